@@ -1,0 +1,95 @@
+"""Finds LibTorch: $LIBTORCH (an unpacked release, or a torch package's folder), else what tools/setup installed."""
+
+_BUILD = """package(default_visibility = ["//visibility:public"])
+
+config_setting(
+    name = "cuda",
+    define_values = {{"tessera_cuda": "true"}},
+)
+
+cc_library(
+    name = "torch",
+    hdrs = glob(["include/**/*.h", "include/**/*.hpp", "include/**/*.cuh", "include/**/*.inc"]) + select({{
+        ":cuda": glob(["cuda_include/**/*"], allow_empty = True),
+        "//conditions:default": [],
+    }}),
+    defines = ["USE_DISTRIBUTED", "USE_C10D_GLOO"] + select({{
+        ":cuda": ["USE_C10D_NCCL", "TESSERA_CUDA"],
+        "//conditions:default": [],
+    }}),
+    includes = ["include", "include/torch/csrc/api/include"] + select({{
+        ":cuda": {cuda_includes},
+        "//conditions:default": [],
+    }}),
+    linkopts = ["-L{lib}", "-Wl,-rpath,{lib}"] + {rpath_links} + ["-Wl,--no-as-needed"] + select({{
+        ":cuda": ["-ltorch_cuda", "-lc10_cuda"],
+        "//conditions:default": [],
+    }}) + ["-ltorch_cpu", "-lc10", "-Wl,--as-needed"],
+)
+"""
+
+_HINT = "run tools/setup, or set LIBTORCH to an unpacked LibTorch 2.11 or to the folder of an installed torch package"
+
+def _cached_environment(repository_ctx):
+    """The torch folder of tools/setup's environment; fails when there is none."""
+    environ = repository_ctx.os.environ
+    requirements = repository_ctx.path(Label("//tools:requirements.txt"))
+    result = repository_ctx.execute(["sha256sum", str(requirements)])
+    if result.return_code != 0:
+        fail("sha256sum {}: {}".format(requirements, result.stderr))
+    cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME", "") + "/.cache")
+    lib = repository_ctx.path("{}/tessera/{}/lib".format(cache, result.stdout[:16]))
+    if lib.exists:
+        for folder in lib.readdir():
+            torch = folder.get_child("site-packages").get_child("torch")
+            if torch.exists:
+                return torch
+    fail("LibTorch is not at {} and LIBTORCH is not set: {}".format(lib, _HINT))
+
+def _libtorch_folder(repository_ctx):
+    chosen = repository_ctx.os.environ.get("LIBTORCH")
+    folder = repository_ctx.path(chosen) if chosen else _cached_environment(repository_ctx)
+    for part in ["include/torch/csrc/api/include/torch/torch.h", "lib/libtorch_cpu.so"]:
+        if not repository_ctx.path(str(folder) + "/" + part).exists:
+            fail("LibTorch's folder {} has no {}: {}".format(folder, part, _HINT))
+    return folder
+
+def _link_headers(repository_ctx, folder):
+    """Links LibTorch's headers, but for its bundled fmt, which would hide the one that spdlog needs; and Gloo's shim."""
+    for entry in folder.get_child("include").readdir():
+        if entry.basename in ["ATen", "c10", "caffe2", "torch"]:
+            repository_ctx.symlink(entry, "include/" + entry.basename)
+    shim = repository_ctx.path(Label("//third_party/gloo:gloo/context.h")).dirname
+    repository_ctx.symlink(shim, "include/gloo")
+
+def _link_cuda_headers(repository_ctx, nvidia):
+    """CUDA's and NCCL's headers that Python packages brought, if any; returns the include folders."""
+    includes = []
+    for package in ["cu13", "nccl"]:
+        include = repository_ctx.path("{}/{}/include".format(nvidia, package))
+        if include.exists:
+            repository_ctx.symlink(include, "cuda_include/" + package)
+            includes.append("cuda_include/" + package)
+    return includes
+
+def _libtorch_impl(repository_ctx):
+    folder = _libtorch_folder(repository_ctx)
+    nvidia = repository_ctx.path(str(folder.dirname) + "/nvidia")
+    _link_headers(repository_ctx, folder)
+    rpath_links = []
+    if nvidia.exists:
+        for package in nvidia.readdir():
+            if package.get_child("lib").exists:
+                rpath_links.append("-Wl,-rpath-link,{}/lib".format(package))
+    repository_ctx.file("BUILD.bazel", _BUILD.format(
+        lib = str(folder) + "/lib",
+        cuda_includes = repr(_link_cuda_headers(repository_ctx, nvidia)),
+        rpath_links = repr(rpath_links),
+    ))
+
+libtorch_repository = repository_rule(
+    implementation = _libtorch_impl,
+    environ = ["LIBTORCH", "XDG_CACHE_HOME", "HOME"],
+    doc = "Makes @libtorch//:torch: headers, c10d with Gloo, and under --config=cuda NCCL.",
+    local = True,
+)
