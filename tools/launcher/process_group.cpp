@@ -1,0 +1,222 @@
+#include "tessera/tools/launcher/process_group.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <stdexcept>
+
+#include <fmt/format.h>
+
+#include "tessera/tools/launcher/rank_environment.h"
+#include "tessera/tools/launcher/spawn.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kPollInterval{10};
+constexpr std::chrono::milliseconds kTermToKill{1000};
+// For what is still in a pipe when every rank has ended.
+constexpr std::chrono::milliseconds kDrain{200};
+
+struct Output {
+  int64_t rank;
+  OutputStream stream;
+  int fd;
+  std::string partial;
+};
+
+class ProcessGroup {
+ public:
+  explicit ProcessGroup(const ProcessGroupOptions& options);
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  ProcessGroupResult run();
+
+ private:
+  void start_rank(int64_t rank);
+  bool any_running() const;
+  void read_outputs(std::chrono::milliseconds wait);
+  bool read_output(Output& output);
+  void give_lines(Output& output);
+  void reap();
+  void note_failure(const RankExit& failure);
+  void pass_on_signal();
+  void keep_time();
+  void end_after(std::chrono::milliseconds wait);
+
+  const ProcessGroupOptions& options_;
+  ProcessGroupResult result_;
+  pid_t group_ = 0;
+  std::vector<pid_t> pids_;  // by rank; 0 once it has ended
+  std::vector<Output> outputs_;
+  std::optional<Clock::time_point> limit_;
+  std::optional<Clock::time_point> term_at_;
+  std::optional<Clock::time_point> kill_at_;
+};
+
+ProcessGroup::ProcessGroup(const ProcessGroupOptions& options) : options_(options) {
+  if (options.time_limit) limit_ = Clock::now() + *options.time_limit;
+  group_ = spawn_watchdog();
+}
+
+ProcessGroup::~ProcessGroup() {
+  ::kill(-group_, SIGKILL);
+  for (const pid_t pid : pids_) {
+    if (pid != 0) ::waitpid(pid, nullptr, 0);
+  }
+  ::waitpid(group_, nullptr, 0);
+  for (const Output& output : outputs_) ::close(output.fd);
+}
+
+ProcessGroupResult ProcessGroup::run() {
+  for (int64_t rank = 0; rank < options_.size; ++rank) start_rank(rank);
+  while (any_running()) {
+    read_outputs(kPollInterval);
+    reap();
+    pass_on_signal();
+    keep_time();
+  }
+  // A process that a rank left behind may hold its pipe open.
+  const Clock::time_point until = Clock::now() + kDrain;
+  while (!outputs_.empty() && Clock::now() < until) read_outputs(kPollInterval);
+  for (Output& output : outputs_) give_lines(output);
+  return result_;
+}
+
+void ProcessGroup::start_rank(int64_t rank) {
+  const Child child = spawn(
+      options_.command, rank_environment(rank, options_.size, options_.store_path, options_.environment), group_);
+  pids_.push_back(child.pid);
+  outputs_.push_back({rank, OutputStream::kStdout, child.out, {}});
+  outputs_.push_back({rank, OutputStream::kStderr, child.err, {}});
+}
+
+bool ProcessGroup::any_running() const {
+  return std::any_of(pids_.begin(), pids_.end(), [](pid_t pid) { return pid != 0; });
+}
+
+void ProcessGroup::read_outputs(std::chrono::milliseconds wait) {
+  std::vector<pollfd> polled;
+  polled.reserve(outputs_.size());
+  for (const Output& output : outputs_) polled.push_back({output.fd, POLLIN, 0});
+  if (::poll(polled.data(), polled.size(), static_cast<int>(wait.count())) <= 0) return;
+  for (std::size_t i = outputs_.size(); i-- > 0;) {
+    if (polled[i].revents == 0 || read_output(outputs_[i])) continue;
+    give_lines(outputs_[i]);
+    ::close(outputs_[i].fd);
+    outputs_.erase(outputs_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+// Hands on the whole lines that are there; false at the end of the stream.
+bool ProcessGroup::read_output(Output& output) {
+  std::array<char, 65536> buffer;
+  const ssize_t count = ::read(output.fd, buffer.data(), buffer.size());
+  if (count < 0) return errno == EAGAIN || errno == EINTR;
+  if (count == 0) return false;
+  output.partial.append(buffer.data(), static_cast<std::size_t>(count));
+  std::size_t begin = 0;
+  for (std::size_t end; (end = output.partial.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    if (options_.on_line) {
+      options_.on_line(output.rank, output.stream, std::string_view(output.partial).substr(begin, end - begin));
+    }
+  }
+  output.partial.erase(0, begin);
+  return true;
+}
+
+// Hands on a last line that has no newline.
+void ProcessGroup::give_lines(Output& output) {
+  if (!output.partial.empty() && options_.on_line) options_.on_line(output.rank, output.stream, output.partial);
+  output.partial.clear();
+}
+
+void ProcessGroup::reap() {
+  std::vector<RankExit> failures;
+  for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
+    int status = 0;
+    if (pids_[rank] == 0 || ::waitpid(pids_[rank], &status, WNOHANG) != pids_[rank]) continue;
+    pids_[rank] = 0;
+    const RankExit exit = {.rank = static_cast<int64_t>(rank),
+                           .exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
+                           .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+    if (exit.failed()) failures.push_back(exit);
+  }
+  if (failures.empty() || result_.failure || result_.timed_out) return;
+  // Of several in one sweep, one that was killed is the likelier cause of the others.
+  const auto killed = std::find_if(failures.begin(), failures.end(), [](const RankExit& e) { return e.signal != 0; });
+  note_failure(killed != failures.end() ? *killed : failures.front());
+}
+
+void ProcessGroup::note_failure(const RankExit& failure) {
+  result_.failure = failure;
+  const std::string path = lost_rank_file(options_.store_path);
+  // Renamed into place, so that a reader never sees half a line.
+  std::ofstream(path + ".part") << failure.to_string();
+  std::rename((path + ".part").c_str(), path.c_str());
+  end_after(options_.grace);
+}
+
+void ProcessGroup::pass_on_signal() {
+  const int signal = options_.take_signal ? options_.take_signal() : 0;
+  if (signal == 0) return;
+  ::kill(-group_, signal);
+  if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) end_after(options_.grace);
+}
+
+void ProcessGroup::keep_time() {
+  const Clock::time_point now = Clock::now();
+  if (limit_ && now >= *limit_ && !result_.failure && !result_.timed_out) {
+    result_.timed_out = true;
+    for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
+      if (pids_[rank] != 0) result_.running.push_back(static_cast<int64_t>(rank));
+    }
+    end_after(std::chrono::milliseconds(0));
+  }
+  if (term_at_ && now >= *term_at_) {
+    ::kill(-group_, SIGTERM);
+    term_at_.reset();
+  }
+  if (kill_at_ && now >= *kill_at_) {
+    for (const pid_t pid : pids_) {
+      if (pid != 0) ::kill(pid, SIGKILL);
+    }
+    kill_at_.reset();
+  }
+}
+
+void ProcessGroup::end_after(std::chrono::milliseconds wait) {
+  if (kill_at_) return;
+  term_at_ = Clock::now() + wait;
+  kill_at_ = *term_at_ + kTermToKill;
+}
+
+}  // namespace
+
+std::string RankExit::to_string() const {
+  return signal != 0 ? fmt::format("rank {} was killed by signal {}", rank, signal)
+                     : fmt::format("rank {} exited with code {}", rank, exit_code);
+}
+
+std::string lost_rank_file(const std::string& store_path) { return store_path + ".lost"; }
+
+ProcessGroupResult run_process_group(const ProcessGroupOptions& options) {
+  if (options.command.empty()) throw std::invalid_argument("run_process_group: the command is empty; name a program");
+  if (options.size < 1) {
+    throw std::invalid_argument(fmt::format("run_process_group: {} ranks were asked for; at least 1 is needed", options.size));
+  }
+  return ProcessGroup(options).run();
+}
+
+}  // namespace tessera

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+enum class OutputStream { kStdout, kStderr };
+
+// How one rank ended.
+struct RankExit {
+  int64_t rank = 0;
+  int exit_code = 0;  // when signal is 0
+  int signal = 0;     // the signal that killed it, or 0
+
+  bool failed() const { return exit_code != 0 || signal != 0; }
+  // What a shell would report: the exit code, or 128 + the signal.
+  int shell_code() const { return signal != 0 ? 128 + signal : exit_code; }
+  // "rank 2 exited with code 3", "rank 2 was killed by signal 9"
+  std::string to_string() const;
+
+  friend bool operator==(const RankExit&, const RankExit&) = default;
+};
+
+struct ProcessGroupOptions {
+  std::vector<std::string> command;                  // program (looked up in PATH) and arguments
+  int64_t size = 1;                                  // ranks, all on this host
+  std::string store_path;                            // the file in which the ranks meet; in a folder of the caller's
+  std::map<std::string, std::string> environment;    // added to every rank's
+  std::optional<std::chrono::milliseconds> time_limit;
+  std::chrono::milliseconds grace{4000};             // for the other ranks to end by themselves after the first failure
+
+  // Called with each line that a rank writes, without its newline.
+  std::function<void(int64_t rank, OutputStream stream, std::string_view line)> on_line;
+  // Asked all the time: a signal to pass on to the ranks, or 0. One that ends processes starts the grace time too.
+  std::function<int()> take_signal;
+};
+
+struct ProcessGroupResult {
+  std::optional<RankExit> failure;   // the first rank that failed
+  bool timed_out = false;
+  std::vector<int64_t> running;      // ranks that had not ended at the time limit
+
+  bool ok() const { return !failure.has_value() && !timed_out; }
+};
+
+// Where a launcher writes that a rank was lost, for the other ranks to read: RankExit::to_string() of the first failure.
+std::string lost_rank_file(const std::string& store_path);
+
+// Runs `size` processes of one program, each told its rank by environment variables (see rank_environment), and returns when
+// all have ended. At the first failure it writes lost_rank_file(), gives the others `grace`, then sends SIGTERM, and SIGKILL
+// a second later; at the time limit it sends them at once.
+//
+// No process of the group outlives the call, nor this process when it is killed (what a rank starts included, unless it
+// leaves the process group). Standard input of the ranks is empty. Call it from a thread that lives until the call returns.
+// Throws std::invalid_argument on an empty command or a size below 1, std::runtime_error when processes cannot be made.
+ProcessGroupResult run_process_group(const ProcessGroupOptions& options);
+
+}  // namespace tessera

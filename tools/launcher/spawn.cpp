@@ -1,0 +1,128 @@
+#include "tessera/tools/launcher/spawn.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace tessera {
+namespace {
+
+// Between fork and exec only calls that are safe in a signal handler: the parent may have had other threads.
+
+[[noreturn]] void throw_errno(const char* what) {
+  throw std::runtime_error(fmt::format("{}: {}", what, std::strerror(errno)));
+}
+
+void die_with_parent(pid_t parent, int signal) {
+  ::prctl(PR_SET_PDEATHSIG, signal);
+  // The parent may have died before the line above.
+  if (::getppid() != parent) ::_exit(127);
+}
+
+void default_signals() {
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  for (int signal = 1; signal < 32; ++signal) ::signal(signal, SIG_DFL);
+}
+
+int parent_died_signal() { return SIGRTMIN + 5; }
+
+extern "C" void kill_own_group(int) { ::kill(0, SIGKILL); }
+
+// Blocks every signal but the one that tells of the parent's death, so that what is sent to the group passes it by.
+[[noreturn]] void watch(pid_t parent) {
+  ::setpgid(0, 0);
+  sigset_t others;
+  sigfillset(&others);
+  sigdelset(&others, parent_died_signal());
+  ::sigprocmask(SIG_SETMASK, &others, nullptr);
+  ::signal(parent_died_signal(), kill_own_group);
+  die_with_parent(parent, parent_died_signal());
+  // The pipes of other groups and the caller's output end when their owners do, not when this process does.
+  ::close_range(0, ~0U, 0);
+  while (true) ::pause();
+}
+
+struct Pipe {
+  int read_end = -1;
+  int write_end = -1;
+
+  Pipe() {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_errno("pipe");
+    read_end = ends[0];
+    write_end = ends[1];
+    ::fcntl(read_end, F_SETFL, O_NONBLOCK);
+  }
+  ~Pipe() {
+    if (read_end >= 0) ::close(read_end);
+    ::close(write_end);
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+
+  int take_read_end() { return std::exchange(read_end, -1); }
+};
+
+std::vector<char*> c_strings(const std::vector<std::string>& lines) {
+  std::vector<char*> pointers;
+  pointers.reserve(lines.size() + 1);
+  for (const std::string& line : lines) pointers.push_back(const_cast<char*>(line.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+[[noreturn]] void become(char* const* command, char** environment, int out, int err) {
+  const int empty = ::open("/dev/null", O_RDONLY);
+  ::dup2(empty, STDIN_FILENO);
+  ::dup2(out, STDOUT_FILENO);
+  ::dup2(err, STDERR_FILENO);
+  environ = environment;
+  ::execvp(command[0], command);
+  const char* reason = ::strerrordesc_np(errno);
+  for (const char* part : {"cannot start ", static_cast<const char*>(command[0]), ": ", reason, "\n"}) {
+    if (::write(STDERR_FILENO, part, std::strlen(part)) < 0) break;
+  }
+  ::_exit(127);
+}
+
+}  // namespace
+
+pid_t spawn_watchdog() {
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) throw_errno("fork");
+  if (pid == 0) watch(parent);
+  ::setpgid(pid, pid);
+  return pid;
+}
+
+Child spawn(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group) {
+  const std::vector<char*> arguments = c_strings(command);
+  std::vector<char*> variables = c_strings(environment);
+  Pipe out;
+  Pipe err;
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) throw_errno("fork");
+  if (pid == 0) {
+    ::setpgid(0, group);
+    default_signals();
+    die_with_parent(parent, SIGKILL);
+    become(arguments.data(), variables.data(), out.write_end, err.write_end);
+  }
+  ::setpgid(pid, group);
+  return {.pid = pid, .out = out.take_read_end(), .err = err.take_read_end()};
+}
+
+}  // namespace tessera
