@@ -1,2 +1,100 @@
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+// The main function of every test: doctest's, and a last line "[tessera] N passed, N failed, N skipped" of test cases, from
+// which tools/test counts. In a rank of TESSERA_RANKS_TEST_CASE it tells the parent when the first check failed instead.
+
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+
+#include <time.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include "tessera/tests/harness/rank_report.h"
+#include "tessera/tests/harness/skip.h"
+
+namespace tessera::testing {
+namespace {
+
+struct Counts {
+  int passed = 0;
+  int failed = 0;
+  int skipped = 0;
+};
+
+Counts counts;
+bool skipped_now = false;
+const char* case_now = "";
+
+int64_t monotonic_nanoseconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
+}
+
+class Listener : public doctest::IReporter {
+ public:
+  explicit Listener(const doctest::ContextOptions&) {}
+
+  void report_query(const doctest::QueryData&) override {}
+  void test_run_start() override {}
+  void test_run_end(const doctest::TestRunStats&) override {}
+  void test_case_start(const doctest::TestCaseData& data) override {
+    skipped_now = false;
+    case_now = data.m_name;
+  }
+  void test_case_reenter(const doctest::TestCaseData&) override {}
+  void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
+    int& count = !stats.testCaseSuccess ? counts.failed : skipped_now ? counts.skipped : counts.passed;
+    ++count;
+  }
+  void test_case_exception(const doctest::TestCaseException&) override { note_failure(); }
+  void subcase_start(const doctest::SubcaseSignature&) override {}
+  void subcase_end() override {}
+  void log_assert(const doctest::AssertData& data) override {
+    if (data.m_failed && (data.m_at & doctest::assertType::is_warn) == 0) note_failure();
+  }
+  void log_message(const doctest::MessageData& data) override {
+    if ((data.m_severity & doctest::assertType::is_warn) == 0) note_failure();
+  }
+  void test_case_skipped(const doctest::TestCaseData& data) override {
+    if (data.m_skip) ++counts.skipped;
+  }
+
+ private:
+  void note_failure() {
+    if (noted_ || !is_rank()) return;
+    noted_ = true;
+    std::ofstream(failure_file(store_path(), rank())) << monotonic_nanoseconds();
+  }
+
+  bool noted_ = false;
+};
+
+DOCTEST_REGISTER_LISTENER("tessera", 1, Listener);
+
+}  // namespace
+
+void skip(const std::string& reason) {
+  skipped_now = true;
+  if (is_rank()) {
+    std::ofstream(skip_file(store_path(), rank())) << reason;
+    return;
+  }
+  std::printf("[tessera] skipped: %s: %s\n", case_now, reason.c_str());
+}
+
+}  // namespace tessera::testing
+
+int main(int argc, char** argv) {
+  using tessera::testing::counts;
+  doctest::Context context(argc, argv);
+  const int code = context.run();
+  if (context.shouldExit()) return code;
+  if (!tessera::testing::is_rank()) {
+    std::printf("[tessera] %d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
+  }
+  return code;
+}

@@ -1,0 +1,79 @@
+// Test cases that fail, hang and die on purpose: harness_test runs this program and reads what it says.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "tessera/tests/harness/ranks.h"
+
+using tessera::testing::rank;
+using tessera::testing::Ranks;
+
+namespace {
+
+// Tells harness_test which processes there were.
+void leave_pid(pid_t pid) {
+  if (const char* folder = std::getenv("TESSERA_TEST_PIDS")) std::ofstream(folder + ("/" + std::to_string(pid))) << pid;
+}
+
+void sleep_ms(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("all is well", {1, 3}) { CHECK(rank() < tessera::testing::world_size()); }
+
+TESSERA_RANKS_TEST_CASE("a check fails on rank 1, and later on rank 0", {2, 4}) {
+  if (rank() == 1) CHECK_MESSAGE(rank() == 10, "the first message");
+  sleep_ms(300);
+  if (rank() == 0) CHECK_MESSAGE(rank() == 20, "the second message");
+  // The rank that failed first is the last to end.
+  if (rank() == 1) sleep_ms(300);
+}
+
+TESSERA_RANKS_TEST_CASE("an exception on rank 2", {3}) {
+  if (rank() == 2) throw std::runtime_error("thrown by rank 2");
+}
+
+TESSERA_RANKS_TEST_CASE("rank 1 is killed, the other sees it and fails", {2}) {
+  if (rank() == 1) ::kill(::getpid(), SIGKILL);
+  sleep_ms(100);
+  FAIL("rank 0 lost its peer");
+}
+
+TESSERA_RANKS_TEST_CASE("rank 1 hangs and has a child", Ranks({2}).time_limit(std::chrono::seconds(2))) {
+  leave_pid(::getpid());
+  if (rank() == 0) return;
+  const pid_t child = ::fork();
+  leave_pid(child == 0 ? ::getpid() : child);
+  std::puts("rank 1 goes to sleep");
+  std::fflush(stdout);
+  while (true) ::pause();
+}
+
+TESSERA_RANKS_TEST_CASE("rank 1 ignores that it shall end", Ranks({2}).time_limit(std::chrono::seconds(1))) {
+  ::signal(SIGTERM, SIG_IGN);
+  while (rank() == 1) ::pause();
+}
+
+TESSERA_RANKS_TEST_CASE("all ranks wait for a long time", Ranks({3}).time_limit(std::chrono::seconds(50))) {
+  leave_pid(::getpid());
+  while (true) ::pause();
+}
+
+TESSERA_RANKS_TEST_CASE("subcases run on each rank", {2}) {
+  SUBCASE("one") { CHECK(rank() >= 0); }
+  SUBCASE("two") { CHECK(rank() < 1); }
+}
+
+TESSERA_RANKS_TEST_CASE("a name, with a comma", {2}) { CHECK(tessera::testing::world_size() == 2); }
+
+TESSERA_RANKS_TEST_CASE("rank 0 cannot run it", {1}) { TESSERA_SKIP("no unicorn here"); }
+
+TEST_CASE("one process cannot run it") { TESSERA_SKIP("no dragon here"); }

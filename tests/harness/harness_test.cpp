@@ -1,0 +1,169 @@
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tessera/tests/harness/ranks.h"
+#include "tessera/tools/launcher/private_folder.h"
+#include "tessera/tools/launcher/process_group.h"
+
+using tessera::PrivateFolder;
+using tessera::ProcessGroupResult;
+
+namespace {
+
+struct Outcome {
+  int exit_code = 0;
+  std::string text;
+  double seconds = 0;
+};
+
+std::vector<std::string> command_for(const std::string& test_case) {
+  return {"tests/harness/failing_ranks", "--test-case=" + test_case};
+}
+
+// Runs one case of failing_ranks, in its own process group of one.
+Outcome run_case(const std::string& test_case, const std::string& pids = "") {
+  const PrivateFolder folder;
+  Outcome outcome;
+  const auto begin = std::chrono::steady_clock::now();
+  const ProcessGroupResult result = tessera::run_process_group({
+      .command = command_for(test_case),
+      .store_path = folder.path() + "/store",
+      .environment = {{"TESSERA_TEST_PIDS", pids}},
+      .time_limit = std::chrono::seconds(50),
+      .on_line = [&](int64_t, tessera::OutputStream, std::string_view line) { outcome.text += std::string(line) + "\n"; },
+  });
+  outcome.exit_code = result.timed_out ? 124 : result.failure ? result.failure->shell_code() : 0;
+  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return outcome;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::vector<pid_t> pids_in(const std::string& folder) {
+  std::vector<pid_t> pids;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    pids.push_back(std::stoi(entry.path().filename().string()));
+  }
+  return pids;
+}
+
+bool alive(pid_t pid) { return ::kill(pid, 0) == 0; }
+
+// A process that was killed stays visible until its new parent has taken note.
+bool all_gone(const std::vector<pid_t>& pids) {
+  for (int tries = 0; tries < 300; ++tries) {
+    bool any = false;
+    for (const pid_t pid : pids) any = any || alive(pid);
+    if (!any) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("cases that pass on every number of ranks pass") {
+  for (const char* name : {"all is well", "a name? with a comma"}) {
+    const Outcome outcome = run_case(name);
+    INFO(outcome.text);
+    CHECK(outcome.exit_code == 0);
+    CHECK(contains(outcome.text, "[tessera] 1 passed, 0 failed, 0 skipped"));
+  }
+}
+
+TEST_CASE("the rank that failed first is named, with its own message and nobody else's") {
+  const Outcome outcome = run_case("a check fails on rank 1*");
+  INFO(outcome.text);
+  CHECK(outcome.exit_code == 1);
+  CHECK(contains(outcome.text, "on 2 ranks: rank 1 failed"));
+  CHECK(contains(outcome.text, "the first message"));
+  CHECK_FALSE(contains(outcome.text, "the second message"));
+  CHECK_FALSE(contains(outcome.text, "on 4 ranks"));
+  CHECK(contains(outcome.text, "[tessera] 0 passed, 1 failed, 0 skipped"));
+}
+
+TEST_CASE("an exception of a rank is shown") {
+  const Outcome outcome = run_case("an exception on rank 2");
+  INFO(outcome.text);
+  CHECK(outcome.exit_code == 1);
+  CHECK(contains(outcome.text, "on 3 ranks: rank 2 failed"));
+  CHECK(contains(outcome.text, "thrown by rank 2"));
+}
+
+TEST_CASE("a rank that was killed is named, not the peer that lost it") {
+  const Outcome outcome = run_case("rank 1 is killed*");
+  INFO(outcome.text);
+  CHECK(contains(outcome.text, "on 2 ranks: rank 1 was killed by signal 9"));
+  CHECK(outcome.seconds < 5);
+}
+
+TEST_CASE("a rank that hangs is ended at the time limit, and its child too") {
+  const PrivateFolder pids;
+  const Outcome outcome = run_case("rank 1 hangs*", pids.path());
+  INFO(outcome.text);
+  CHECK(outcome.exit_code == 1);
+  CHECK(contains(outcome.text, "on 2 ranks: not done after 2 s; still running: rank 1"));
+  CHECK(contains(outcome.text, "rank 1 goes to sleep"));
+  CHECK(outcome.seconds < 10);
+  CHECK(pids_in(pids.path()).size() == 3);
+  CHECK(all_gone(pids_in(pids.path())));
+}
+
+TEST_CASE("a rank that ignores SIGTERM is killed") {
+  const Outcome outcome = run_case("rank 1 ignores*");
+  INFO(outcome.text);
+  CHECK(contains(outcome.text, "not done after 1 s; still running: rank 1"));
+  CHECK(outcome.seconds < 10);
+}
+
+TEST_CASE("no rank survives when the test itself is killed") {
+  const PrivateFolder pids;
+  const pid_t test = ::fork();
+  if (test == 0) {
+    ::setenv("TESSERA_TEST_PIDS", pids.path().c_str(), 1);
+    ::execl("tests/harness/failing_ranks", "failing_ranks", "--test-case=all ranks wait*", nullptr);
+    ::_exit(127);
+  }
+  for (int tries = 0; tries < 1000 && pids_in(pids.path()).size() < 3; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  const std::vector<pid_t> ranks = pids_in(pids.path());
+  CHECK(ranks.size() == 3);
+  CHECK(alive(ranks.at(0)));
+  ::kill(test, SIGKILL);
+  ::waitpid(test, nullptr, 0);
+  CHECK(all_gone(ranks));
+}
+
+TEST_CASE("a failing subcase fails the case") {
+  const Outcome outcome = run_case("subcases run*");
+  INFO(outcome.text);
+  CHECK(contains(outcome.text, "on 2 ranks: rank 1 failed"));
+  CHECK(contains(outcome.text, "two"));
+}
+
+TEST_CASE("a skipped case is counted as skipped and says why") {
+  const Outcome in_rank = run_case("rank 0 cannot run it");
+  INFO(in_rank.text);
+  CHECK(in_rank.exit_code == 0);
+  CHECK(contains(in_rank.text, "rank 0 cannot run it: on 1 ranks, rank 0: no unicorn here"));
+  CHECK(contains(in_rank.text, "[tessera] 0 passed, 0 failed, 1 skipped"));
+  const Outcome alone = run_case("one process cannot run it");
+  CHECK(contains(alone.text, "one process cannot run it: no dragon here"));
+  CHECK(contains(alone.text, "[tessera] 0 passed, 0 failed, 1 skipped"));
+}
+
+TEST_CASE("outside a rank there is no rank") {
+  CHECK_THROWS_WITH_AS(tessera::testing::rank(), doctest::Contains("TESSERA_RANKS_TEST_CASE"), std::logic_error);
+}

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tessera/tests/harness/rank_report.h"
+#include "tessera/tests/harness/skip.h"
+
+// A test case whose body runs in several real processes that meet over Gloo; CHECKs count in each of them.
+//
+//   TESSERA_RANKS_TEST_CASE("every rank gets the sum", {1, 2, 4}) {
+//     const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {world_size()}, {}, world());
+//     ...
+//   }
+//
+// With another time limit than 60 seconds for each number of ranks:
+//   TESSERA_RANKS_TEST_CASE("a long one", tessera::testing::Ranks({2, 4}).time_limit(std::chrono::seconds(200)))
+//
+// The body's processes are new ones, so it sees nothing of other cases; SUBCASEs work, alike on every rank. It fails when
+// one rank fails, and shows what the first of them wrote. The numbers of ranks run one after another and end at a failure.
+#define TESSERA_RANKS_TEST_CASE(name, ...) TESSERA_RANKS_TEST_CASE_(DOCTEST_ANONYMOUS(tessera_ranks_body_), name, __VA_ARGS__)
+
+#define TESSERA_RANKS_TEST_CASE_(body, name, ...)                                          \
+  static void body();                                                                      \
+  DOCTEST_TEST_CASE(name) { ::tessera::testing::run_on_ranks(name, __VA_ARGS__, &body); } \
+  static void body()
+
+namespace tessera {
+class World;
+}
+
+namespace tessera::testing {
+
+// On how many ranks a body runs, and for how long at most.
+class Ranks {
+ public:
+  Ranks(std::initializer_list<int64_t> sizes) : sizes_(sizes) {}
+
+  Ranks time_limit(std::chrono::milliseconds limit) const {
+    Ranks changed = *this;
+    changed.limit_ = limit;
+    return changed;
+  }
+
+  const std::vector<int64_t>& sizes() const { return sizes_; }
+  std::chrono::milliseconds limit() const { return limit_; }
+
+ private:
+  std::vector<int64_t> sizes_;
+  std::chrono::milliseconds limit_ = std::chrono::seconds(60);
+};
+
+// What TESSERA_RANKS_TEST_CASE calls: in the test's own process starts the ranks, in a rank runs `body`.
+void run_on_ranks(const char* name, const Ranks& ranks, void (*body)());
+
+// In a rank: World::from_environment(), the same one for the life of the process. Throws std::logic_error elsewhere.
+const std::shared_ptr<World>& world();
+
+}  // namespace tessera::testing
