@@ -1,0 +1,91 @@
+#include "tessera/dtensor/io/checkpoint.h"
+
+#include <filesystem>
+#include <stdexcept>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "tessera/dtensor/io/atomic_file.h"
+#include "tessera/dtensor/io/checkpoint_index.h"
+#include "tessera/dtensor/io/strict_json.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
+// The file to open for what the user named: a single file goes before an index, as when a save was cut short between the
+// two either is whole.
+std::string resolve(const std::string& path) {
+  std::error_code ignored;
+  const std::string file = fs::is_directory(path, ignored) ? (fs::path(path) / "model.safetensors").string() : path;
+  if (exists(file)) return file;
+  if (exists(index_path(file))) return index_path(file);
+  if (file == path) return path;  // opening it gives the system's own error
+  throw std::invalid_argument(fmt::format("the folder '{}' holds neither model.safetensors nor model.safetensors.index.json; "
+                                          "pass the path of the file", path));
+}
+
+}  // namespace
+
+Checkpoint::Checkpoint(const std::string& path) {
+  const std::string file = resolve(path);
+  if (file.ends_with(index_path(""))) {
+    open_index(file);
+  } else {
+    files_.emplace_back(file);
+  }
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    for (const TensorEntry& entry : files_[i].tensors()) {
+      entries_.emplace(entry.name, &entry);
+      file_index_.emplace(entry.name, i);
+    }
+  }
+}
+
+void Checkpoint::open_index(const std::string& path) {
+  const WeightMap weights = read_checkpoint_index(path);
+  if (weights.empty()) throw std::invalid_argument(fmt::format("'{}': index: it names no tensor", path));
+  std::map<std::string, std::size_t> opened;
+  for (const auto& [tensor, file] : weights) {
+    if (opened.emplace(file, files_.size()).second) files_.emplace_back((fs::path(folder_of(path)) / file).string());
+    const SafetensorsFile& holder = files_[opened.at(file)];
+    if (holder.find(tensor) != nullptr) continue;
+    throw std::invalid_argument(fmt::format("'{}': index: tensor {} is not in '{}'; the files are of different checkpoints",
+                                            path, in_quotes(tensor), holder.path()));
+  }
+  for (const auto& [name, i] : opened) {
+    for (const TensorEntry& entry : files_[i].tensors()) {
+      const auto mapped = weights.find(entry.name);
+      if (mapped != weights.end() && mapped->second == name) continue;
+      throw std::invalid_argument(fmt::format("'{}': index: '{}' holds tensor {}, which the index {}; the files are of "
+                                              "different checkpoints", path, files_[i].path(), in_quotes(entry.name),
+                                              mapped == weights.end() ? "lacks" : "gives to " + in_quotes(mapped->second)));
+    }
+  }
+}
+
+const TensorEntry* Checkpoint::find(std::string_view name) const {
+  const auto found = entries_.find(name);
+  return found == entries_.end() ? nullptr : found->second;
+}
+
+const SafetensorsFile& Checkpoint::file_of(std::string_view name) const { return files_[file_index_.find(name)->second]; }
+
+at::Tensor Checkpoint::read_box(std::string_view name, const TensorBox& box) const {
+  return file_of(name).read_box(*find(name), box);
+}
+
+int64_t Checkpoint::bytes_read() const {
+  int64_t bytes = 0;
+  for (const SafetensorsFile& file : files_) bytes += file.bytes_read();
+  return bytes;
+}
+
+}  // namespace tessera

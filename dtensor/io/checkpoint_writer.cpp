@@ -1,0 +1,168 @@
+#include "tessera/dtensor/io/checkpoint_writer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/io/checkpoint_index.h"
+#include "tessera/dtensor/io/strict_json.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string resolve_target(const std::string& path) {
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) return (fs::path(path) / "model.safetensors").string();
+  if (path.ends_with(index_path(""))) {
+    throw std::invalid_argument(fmt::format("saving to '{}': pass the name without '.index.json'; an index is written beside "
+                                            "it when there are several files", path));
+  }
+  if (!fs::is_directory(folder_of(path), ignored)) {
+    throw std::invalid_argument(fmt::format("saving to '{}': there is no folder '{}'; make it first", path, folder_of(path)));
+  }
+  return path;
+}
+
+std::string name_of(const std::string& path) { return fs::path(path).filename().string(); }
+
+// What a sharded checkpoint at `path` consists of; empty when there is none that can be read.
+WeightMap existing_parts(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::exists(index_path(path), ignored)) return {};
+  try {
+    return read_checkpoint_index(index_path(path));
+  } catch (const std::exception&) {
+    return {};  // it does not load, so there is nothing to protect
+  }
+}
+
+std::set<std::string> file_names(const WeightMap& weights) {
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : weights) names.insert(file);
+  return names;
+}
+
+void remove_file(const std::string& path) {
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw_errno("remove", path);
+}
+
+}  // namespace
+
+std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors, int64_t max_shard_bytes,
+                                               const std::map<std::string, std::string>& metadata) {
+  if (max_shard_bytes < 0) {
+    throw std::invalid_argument(fmt::format("max_shard_bytes is {}; pass a number of bytes, or 0 for one file", max_shard_bytes));
+  }
+  // All at once first: names must be different across files too.
+  tensors = lay_out_tensors(std::move(tensors));
+  std::ranges::sort(tensors, {}, &TensorEntry::name);
+  std::vector<SafetensorsHeader> plan = {{.metadata = metadata, .tensors = {}}};
+  int64_t bytes = 0;
+  for (TensorEntry& entry : tensors) {
+    if (max_shard_bytes > 0 && bytes > 0 && bytes + entry.nbytes() > max_shard_bytes) {
+      plan.push_back({.metadata = metadata, .tensors = {}});
+      bytes = 0;
+    }
+    bytes += entry.nbytes();
+    plan.back().tensors.push_back(std::move(entry));
+  }
+  for (SafetensorsHeader& file : plan) file.tensors = lay_out_tensors(std::move(file.tensors));
+  return plan;
+}
+
+CheckpointWriter::CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan)
+    : path_(resolve_target(path)), plan_(std::move(plan)), replaced_(existing_parts(path_)) {
+  version_ = free_version(name_of(path_), static_cast<int64_t>(plan_.size()), file_names(replaced_));
+  open_file();
+}
+
+void CheckpointWriter::open_file() {
+  const std::size_t i = files_.size();
+  const std::string name = part_name(name_of(path_), static_cast<int64_t>(i), static_cast<int64_t>(plan_.size()), version_);
+  files_.emplace_back(plan_.size() == 1 ? path_ : (fs::path(folder_of(path_)) / name).string());
+  const std::string header = serialize_safetensors_header(plan_[i]);
+  files_.back().write(header.data(), static_cast<int64_t>(header.size()));
+  next_tensor_ = 0;
+}
+
+// To the next tensor's file, when this one is full.
+void CheckpointWriter::advance() {
+  if (next_tensor_ < plan_[files_.size() - 1].tensors.size()) return;
+  files_.back().sync();
+  if (files_.size() < plan_.size()) open_file();
+}
+
+void CheckpointWriter::append(const at::Tensor& tensor) {
+  const std::vector<TensorEntry>& entries = plan_[files_.size() - 1].tensors;
+  if (next_tensor_ == entries.size()) throw std::invalid_argument("saving: append() after the last tensor of the plan");
+  const TensorEntry& entry = entries[next_tensor_];
+  if (tensor.scalar_type() != entry.dtype || tensor.sizes() != at::IntArrayRef(entry.shape)) {
+    throw std::invalid_argument(fmt::format("saving tensor {}: planned as {} of shape [{}], given {} of shape [{}]",
+                                            in_quotes(entry.name), c10::toString(entry.dtype), fmt::join(entry.shape, ", "),
+                                            c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
+  }
+  const at::Tensor data = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
+  files_.back().write(data.const_data_ptr(), entry.nbytes());
+  ++next_tensor_;
+  advance();
+}
+
+void CheckpointWriter::publish() {
+  const bool complete = files_.size() == plan_.size() && next_tensor_ == plan_.back().tensors.size();
+  if (!complete) throw std::invalid_argument(fmt::format("saving to '{}': publish() before the last tensor", path_));
+  if (plan_.size() == 1) {
+    if (plan_.front().tensors.empty()) files_.front().sync();
+    files_.front().publish();
+    sync_folder(folder_of(path_));
+  } else {
+    publish_parts();
+  }
+  remove_replaced();
+}
+
+void CheckpointWriter::publish_parts() {
+  WeightMap weights;
+  int64_t total = 0;
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    for (const TensorEntry& entry : plan_[i].tensors) weights.emplace(entry.name, name_of(files_[i].path()));
+    total += plan_[i].data_bytes();
+  }
+  AtomicFile index(index_path(path_));
+  const std::string text = serialize_checkpoint_index(weights, total);
+  index.write(text.data(), static_cast<int64_t>(text.size()));
+  index.sync();
+  for (AtomicFile& file : files_) file.publish();
+  // The parts' names must be on disk before the index that points to them.
+  sync_folder(folder_of(path_));
+  index.publish();
+  sync_folder(folder_of(path_));
+}
+
+// The new checkpoint is in place; what is left of the old one goes, and first what readers would open.
+void CheckpointWriter::remove_replaced() {
+  if (plan_.size() == 1) {
+    remove_file(index_path(path_));
+  } else {
+    remove_file(path_);
+  }
+  sync_folder(folder_of(path_));
+  std::set<std::string> kept;
+  for (const AtomicFile& file : files_) kept.insert(name_of(file.path()));
+  for (const std::string& name : file_names(replaced_)) {
+    if (!kept.contains(name) && is_part_name(name_of(path_), name)) {
+      remove_file((fs::path(folder_of(path_)) / name).string());
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,67 @@
+#include "tessera/dtensor/io/file_descriptor.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace tessera {
+namespace {
+
+// Linux reads at most 2 GiB - 4 KiB in one call.
+constexpr int64_t kLargestRead = int64_t{1} << 30;
+
+}  // namespace
+
+FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void FileDescriptor::close(const std::string& path) {
+  if (fd_ >= 0 && ::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) throw_errno("close", path);
+}
+
+FileDescriptor open_regular_file(const std::string& path, int64_t& file_bytes) {
+  // Not blocking, for a pipe would wait for its writer; it changes nothing for a regular file.
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!file.is_open()) throw_errno("open", path);
+  struct stat status = {};
+  if (::fstat(file.get(), &status) != 0) throw_errno("examine", path);
+  if (!S_ISREG(status.st_mode)) throw std::invalid_argument(fmt::format("'{}' is not a regular file", path));
+  file_bytes = status.st_size;
+  return file;
+}
+
+void read_at(const FileDescriptor& file, const std::string& path, int64_t position, int64_t count, void* to) {
+  auto* at = static_cast<char*>(to);
+  while (count > 0) {
+    const ssize_t got = ::pread(file.get(), at, static_cast<std::size_t>(std::min(count, kLargestRead)), position);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno("read", path);
+    if (got == 0) throw std::runtime_error(fmt::format("'{}' ended at byte {}; it was cut off while it was read", path, position));
+    at += got;
+    position += got;
+    count -= got;
+  }
+}
+
+void throw_errno(const std::string& action, const std::string& path) {
+  const std::string reason = std::generic_category().message(errno);
+  throw std::runtime_error(fmt::format("cannot {} '{}': {}", action, path, reason));
+}
+
+}  // namespace tessera

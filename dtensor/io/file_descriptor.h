@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace tessera {
+
+// An open file that closes itself. Move-only.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept;
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor();
+
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+  // Closes now. Throws std::runtime_error when the system reports an error that was held back until then.
+  void close(const std::string& path);
+
+ private:
+  int fd_ = -1;
+};
+
+// Opens for reading and gives the size. Throws std::runtime_error when the system cannot, std::invalid_argument when it is
+// a folder, pipe or device.
+FileDescriptor open_regular_file(const std::string& path, int64_t& file_bytes);
+
+// Reads bytes [position, position + count) into `to`. Throws std::runtime_error when the system cannot or the file ends.
+void read_at(const FileDescriptor& file, const std::string& path, int64_t position, int64_t count, void* to);
+
+// Throws std::runtime_error "cannot <action> '<path>': <errno's text>".
+[[noreturn]] void throw_errno(const std::string& action, const std::string& path);
+
+}  // namespace tessera

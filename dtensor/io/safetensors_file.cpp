@@ -1,0 +1,126 @@
+#include "tessera/dtensor/io/safetensors_file.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <stdexcept>
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/io/strict_json.h"
+
+namespace tessera {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian and is read as it is");
+
+constexpr int64_t kLengthBytes = 8;
+
+int64_t header_length(const std::array<unsigned char, kLengthBytes>& bytes, int64_t file_bytes, const std::string& path) {
+  uint64_t length = 0;
+  for (std::size_t i = 0; i < bytes.size(); ++i) length |= static_cast<uint64_t>(bytes[i]) << (8 * i);
+  if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
+    throw std::invalid_argument(fmt::format("'{}': its first 8 bytes say that the header has {} bytes, more than the format's "
+                                            "{}; not a safetensors file", path, length, kMaxHeaderBytes));
+  }
+  const auto signed_length = static_cast<int64_t>(length);
+  if (signed_length > file_bytes - kLengthBytes) {
+    throw std::invalid_argument(fmt::format("'{}': its first 8 bytes say that the header has {} bytes, but {} follow; the file "
+                                            "is cut off or not a safetensors file", path, length, file_bytes - kLengthBytes));
+  }
+  return signed_length;
+}
+
+void check_box(const TensorEntry& entry, const TensorBox& box, const std::string& path) {
+  const std::size_t dims = entry.shape.size();
+  bool inside = box.offsets.size() == dims && box.sizes.size() == dims;
+  for (std::size_t d = 0; inside && d < dims; ++d) {
+    inside = box.offsets[d] >= 0 && box.sizes[d] >= 0 && box.offsets[d] <= entry.shape[d] &&
+             box.sizes[d] <= entry.shape[d] - box.offsets[d];
+  }
+  if (inside) return;
+  throw std::invalid_argument(fmt::format("'{}': tensor {}: the box at [{}] of sizes [{}] is not within shape [{}]", path,
+                                          in_quotes(entry.name), fmt::join(box.offsets, ", "), fmt::join(box.sizes, ", "),
+                                          fmt::join(entry.shape, ", ")));
+}
+
+// A bool that is neither 0 nor 1 is undefined behaviour wherever it is used later.
+void check_bools(const at::Tensor& tensor, const TensorEntry& entry, const std::string& path) {
+  const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
+  const auto* end = bytes + tensor.numel();
+  const auto* bad = std::find_if(bytes, end, [](unsigned char byte) { return byte > 1; });
+  if (bad == end) return;
+  throw std::invalid_argument(fmt::format("'{}': tensor {}: a BOOL is the byte {}, neither 0 nor 1", path, in_quotes(entry.name),
+                                          *bad));
+}
+
+}  // namespace
+
+TensorBox whole_box(const std::vector<int64_t>& shape) { return {std::vector<int64_t>(shape.size(), 0), shape}; }
+
+BoxRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box) {
+  if (std::ranges::count(box.sizes, 0) > 0) return {};
+  // Trailing dimensions that are whole, and the one before them, are one run.
+  std::size_t outer = shape.size();
+  BoxRuns runs = {.starts = {}, .length = 1};
+  int64_t stride = 1;
+  int64_t start = 0;
+  while (outer > 0) {
+    --outer;
+    start += box.offsets[outer] * stride;
+    runs.length *= box.sizes[outer];
+    stride *= shape[outer];
+    if (box.sizes[outer] != shape[outer]) break;
+  }
+  runs.starts = {start};
+  for (std::size_t d = outer; d-- > 0;) {
+    std::vector<int64_t> next;
+    next.reserve(runs.starts.size() * static_cast<std::size_t>(box.sizes[d]));
+    for (int64_t i = 0; i < box.sizes[d]; ++i) {
+      for (const int64_t inner : runs.starts) next.push_back((box.offsets[d] + i) * stride + inner);
+    }
+    runs.starts = std::move(next);
+    stride *= shape[d];
+  }
+  return runs;
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
+  int64_t file_bytes = 0;
+  file_ = open_regular_file(path, file_bytes);
+  if (file_bytes < kLengthBytes) {
+    throw std::invalid_argument(fmt::format("'{}' has {} bytes, less than the 8 that begin a safetensors file", path, file_bytes));
+  }
+  std::array<unsigned char, kLengthBytes> prefix = {};
+  read_at(file_, path, 0, kLengthBytes, prefix.data());
+  const int64_t length = header_length(prefix, file_bytes, path);
+  std::string json(static_cast<std::size_t>(length), '\0');
+  read_at(file_, path, kLengthBytes, length, json.data());
+  data_start_ = kLengthBytes + length;
+  header_ = parse_safetensors_header(json, file_bytes - data_start_, path);
+  for (std::size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
+}
+
+const TensorEntry* SafetensorsFile::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &header_.tensors[found->second];
+}
+
+at::Tensor SafetensorsFile::read_box(const TensorEntry& entry, const TensorBox& box) const {
+  check_box(entry, box, path_);
+  at::Tensor result = at::empty(box.sizes, at::TensorOptions().dtype(entry.dtype).device(at::kCPU));
+  const auto element = static_cast<int64_t>(c10::elementSize(entry.dtype));
+  const BoxRuns runs = box_runs(entry.shape, box);
+  auto* to = static_cast<char*>(result.mutable_data_ptr());
+  for (const int64_t start : runs.starts) {
+    read_at(file_, path_, data_start_ + entry.begin + start * element, runs.length * element, to);
+    to += runs.length * element;
+    bytes_read_ += runs.length * element;
+  }
+  if (entry.dtype == at::kBool) check_bools(result, entry, path_);
+  return result;
+}
+
+}  // namespace tessera
