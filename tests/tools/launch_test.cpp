@@ -1,0 +1,176 @@
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tessera/tools/launcher/private_folder.h"
+#include "tessera/tools/launcher/process_group.h"
+#include "tessera/tools/launcher/rank_environment.h"
+
+using tessera::PrivateFolder;
+
+namespace {
+
+struct Outcome {
+  int exit_code = 0;
+  std::string out;
+  std::string err;
+  double seconds = 0;
+};
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+bool wait_until(const std::function<bool()>& holds) {
+  for (int tries = 0; tries < 1000; ++tries) {
+    if (holds()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+// A started launcher whose output goes to files of `folder`.
+pid_t start_launch(const std::vector<std::string>& arguments, const std::string& folder) {
+  const pid_t pid = ::fork();
+  if (pid != 0) return pid;
+  std::freopen((folder + "/out").c_str(), "w", stdout);
+  std::freopen((folder + "/err").c_str(), "w", stderr);
+  std::vector<char*> argv = {const_cast<char*>("launch")};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  ::execv("tools/launcher/launch", argv.data());
+  ::_exit(127);
+}
+
+int wait_for(pid_t pid) {
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+Outcome launch(const std::vector<std::string>& arguments) {
+  const PrivateFolder folder;
+  const auto begin = std::chrono::steady_clock::now();
+  Outcome outcome;
+  outcome.exit_code = wait_for(start_launch(arguments, folder.path()));
+  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  outcome.out = read_file(folder.path() + "/out");
+  outcome.err = read_file(folder.path() + "/err");
+  return outcome;
+}
+
+Outcome launch_script(const std::string& ranks, const std::string& script) { return launch({"-n", ranks, "bash", "-c", script}); }
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("launch: each line carries its rank, on the stream that it was written to") {
+  const Outcome outcome = launch_script("2", "echo one; echo two; echo bad >&2; printf unfinished");
+  CHECK(outcome.exit_code == 0);
+  for (const char* line : {"[0] one\n", "[1] one\n", "[0] two\n", "[1] unfinished\n"}) CHECK(contains(outcome.out, line));
+  CHECK(contains(outcome.err, "[1] bad\n"));
+  CHECK_FALSE(contains(outcome.out, "bad"));
+}
+
+TEST_CASE("launch: ranks learn who they are, and the folder of their store is theirs alone and removed") {
+  const PrivateFolder folder;
+  const Outcome outcome = launch_script("3",
+                                        "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE threads $OMP_NUM_THREADS "
+                                        "mode $(stat -c %a $(dirname $TESSERA_STORE)); dirname $TESSERA_STORE >" +
+                                            folder.path() + "/where");
+  for (const char* line : {"[0] 0/3 0/3", "[1] 1/3 1/3", "[2] 2/3 2/3", "mode 700"}) CHECK(contains(outcome.out, line));
+  const std::string where = read_file(folder.path() + "/where");
+  CHECK(contains(where, "/tessera-"));
+  CHECK_FALSE(std::filesystem::exists(where.substr(0, where.size() - 1)));
+}
+
+TEST_CASE("launch: variables of another launcher do not reach a rank") {
+  ::setenv("OMPI_COMM_WORLD_RANK", "5", 1);
+  ::setenv("MASTER_ADDR", "elsewhere", 1);
+  ::setenv("OMP_NUM_THREADS", "3", 1);
+  const std::vector<std::string> lines = tessera::rank_environment(1, 2, "/store", {{"EXTRA", "given"}});
+  ::unsetenv("OMPI_COMM_WORLD_RANK");
+  ::unsetenv("MASTER_ADDR");
+  ::unsetenv("OMP_NUM_THREADS");
+  const auto has = [&](const std::string& part) {
+    for (const std::string& line : lines) {
+      if (line.starts_with(part)) return true;
+    }
+    return false;
+  };
+  for (const char* part : {"RANK=1", "WORLD_SIZE=2", "TESSERA_STORE=/store", "EXTRA=given", "OMP_NUM_THREADS=3"}) CHECK(has(part));
+  CHECK_FALSE(has("OMPI_"));
+  CHECK_FALSE(has("MASTER_ADDR"));
+}
+
+TEST_CASE("launch: the first failing rank's exit code is returned and the rest ended within 5 seconds") {
+  const Outcome quiet = launch_script("3", "[ $RANK = 1 ] && exit 7; sleep 100");
+  CHECK(quiet.exit_code == 7);
+  CHECK(quiet.seconds < 5.5);
+  CHECK(contains(quiet.err, "rank 1 exited with code 7"));
+  const Outcome deaf = launch_script("2", "[ $RANK = 1 ] && kill -9 $$; trap '' TERM; while true; do sleep 100; done");
+  CHECK(deaf.exit_code == 128 + 9);
+  CHECK(deaf.seconds < 5.9);
+}
+
+TEST_CASE("launch: the other ranks read which one was lost, and have time to say so") {
+  const Outcome outcome = launch_script(
+      "2", "[ $RANK = 1 ] && kill -9 $$; while [ ! -e $TESSERA_STORE.lost ]; do sleep 0.02; done; "
+           "sleep 1; echo \"read: $(cat $TESSERA_STORE.lost)\"; exit 3");
+  CHECK(outcome.exit_code == 128 + 9);
+  CHECK(contains(outcome.out, "[0] read: rank 1 was killed by signal 9\n"));
+}
+
+TEST_CASE("launch: signals reach every rank") {
+  const PrivateFolder folder;
+  const pid_t pid = start_launch({"-n", "2", "bash", "-c", "trap 'echo got it; exit 4' TERM; echo ready; while true; do sleep 0.02; done"},
+                                 folder.path());
+  const auto ready = [&] {
+    const std::string out = read_file(folder.path() + "/out");
+    return contains(out, "[0] ready") && contains(out, "[1] ready");
+  };
+  CHECK(wait_until(ready));
+  ::kill(pid, SIGTERM);
+  CHECK(wait_for(pid) == 4);
+  const std::string out = read_file(folder.path() + "/out");
+  CHECK(contains(out, "[0] got it"));
+  CHECK(contains(out, "[1] got it"));
+}
+
+TEST_CASE("launch: what a rank started does not outlive a killed launcher") {
+  const PrivateFolder folder;
+  const std::string pids = folder.path() + "/pids";
+  const pid_t pid = start_launch({"-n", "2", "bash", "-c", "sleep 1000 & echo $! >>" + pids + "; wait"}, folder.path());
+  const auto started = [&] { return std::count(std::istreambuf_iterator<char>(std::ifstream(pids).rdbuf()), {}, '\n') == 2; };
+  CHECK(wait_until(started));
+  ::kill(pid, SIGKILL);
+  wait_for(pid);
+  std::ifstream file(pids);
+  for (pid_t child; file >> child;) CHECK(wait_until([&] { return ::kill(child, 0) != 0; }));
+}
+
+TEST_CASE("launch: mistakes are said") {
+  CHECK(contains(launch({"-n", "2", "no-such-program"}).err, "[0] cannot start no-such-program: No such file or directory"));
+  CHECK(launch({"-n", "2", "no-such-program"}).exit_code == 127);
+  CHECK(contains(launch({"-n", "2"}).err, "no program was named"));
+  CHECK(contains(launch({"-n", "0", "true"}).err, "0 not in range"));
+  CHECK(launch({"-n", "1", "--time-limit", "0.2", "sleep", "100"}).exit_code == 124);
+  CHECK_THROWS_AS(tessera::run_process_group({}), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(tessera::run_process_group({.command = {"true"}, .size = -2}),
+                       "run_process_group: -2 ranks were asked for; at least 1 is needed", std::invalid_argument);
+}
