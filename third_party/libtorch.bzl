@@ -1,5 +1,7 @@
 """Finds LibTorch: $LIBTORCH (an unpacked release, or a torch package's folder), else what tools/setup installed."""
 
+load("//third_party:environment.bzl", "ENVIRON", "environment_folder", "python_packages")
+
 _BUILD = """package(default_visibility = ["//visibility:public"])
 
 config_setting(
@@ -24,31 +26,21 @@ cc_library(
     linkopts = ["-L{lib}", "-Wl,-rpath,{lib}"] + {rpath_links} + ["-Wl,--no-as-needed"] + select({{
         ":cuda": ["-ltorch_cuda", "-lc10_cuda"],
         "//conditions:default": [],
-    }}) + ["-ltorch_cpu", "-lc10", "-Wl,--as-needed"],
+    }}) + ["-ltorch_cpu", "-lc10"],
 )
 """
 
 _HINT = "run tools/setup, or set LIBTORCH to an unpacked LibTorch 2.11 or to the folder of an installed torch package"
 
-def _cached_environment(repository_ctx):
-    """The torch folder of tools/setup's environment; fails when there is none."""
-    environ = repository_ctx.os.environ
-    requirements = repository_ctx.path(Label("//tools:requirements.txt"))
-    result = repository_ctx.execute(["sha256sum", str(requirements)])
-    if result.return_code != 0:
-        fail("sha256sum {}: {}".format(requirements, result.stderr))
-    cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME", "") + "/.cache")
-    lib = repository_ctx.path("{}/tessera/{}/lib".format(cache, result.stdout[:16]))
-    if lib.exists:
-        for folder in lib.readdir():
-            torch = folder.get_child("site-packages").get_child("torch")
-            if torch.exists:
-                return torch
-    fail("LibTorch is not at {} and LIBTORCH is not set: {}".format(lib, _HINT))
-
 def _libtorch_folder(repository_ctx):
     chosen = repository_ctx.os.environ.get("LIBTORCH")
-    folder = repository_ctx.path(chosen) if chosen else _cached_environment(repository_ctx)
+    if chosen:
+        folder = repository_ctx.path(chosen)
+    else:
+        packages = python_packages(repository_ctx)
+        if not packages:
+            fail("LibTorch is not in {} and LIBTORCH is not set: {}".format(environment_folder(repository_ctx), _HINT))
+        folder = packages.get_child("torch")
     for part in ["include/torch/csrc/api/include/torch/torch.h", "lib/libtorch_cpu.so"]:
         if not repository_ctx.path(str(folder) + "/" + part).exists:
             fail("LibTorch's folder {} has no {}: {}".format(folder, part, _HINT))
@@ -89,7 +81,7 @@ def _libtorch_impl(repository_ctx):
 
 libtorch_repository = repository_rule(
     implementation = _libtorch_impl,
-    environ = ["LIBTORCH", "XDG_CACHE_HOME", "HOME"],
+    environ = ENVIRON + ["LIBTORCH"],
     doc = "Makes @libtorch//:torch: headers, c10d with Gloo, and under --config=cuda NCCL.",
     local = True,
 )

