@@ -77,7 +77,12 @@ def tessera_distributed_test(name, srcs, deps = [], size = "medium", tags = [], 
     native.cc_test(
         name = name,
         srcs = srcs,
-        deps = deps + [str(Label("//tests/harness:main")), str(Label("//tests/harness:ranks")), "@doctest"],
+        deps = deps + [
+            str(Label("//tests/harness:main")),
+            str(Label("//tests/harness:ranks")),
+            str(Label("//tests/harness:world")),
+            "@doctest",
+        ],
         copts = _TEST_COPTS + kwargs.pop("copts", []),
         size = size,
         # Its ranks share the machine: two such tests at once on two cores would run into their time limits.
