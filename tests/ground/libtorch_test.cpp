@@ -1,7 +1,7 @@
 #include <doctest/doctest.h>
 
-#include <ATen/ops/ones.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
 #include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>

@@ -11,7 +11,8 @@ namespace {
 std::string rank_variable(const char* name) {
   const char* value = std::getenv(name);
   if (!is_rank() || value == nullptr) {
-    throw std::logic_error(fmt::format("{} was asked for outside a rank; call it in the body of TESSERA_RANKS_TEST_CASE", name));
+    throw std::logic_error(
+        fmt::format("{} was asked for outside a rank; call it in the body of TESSERA_RANKS_TEST_CASE", name));
   }
   return value;
 }
@@ -24,7 +25,9 @@ int64_t rank() { return std::stoll(rank_variable("RANK")); }
 int64_t world_size() { return std::stoll(rank_variable("WORLD_SIZE")); }
 std::string store_path() { return rank_variable("TESSERA_STORE"); }
 
-std::string failure_file(const std::string& store_path, int64_t rank) { return fmt::format("{}.failed.{}", store_path, rank); }
+std::string failure_file(const std::string& store_path, int64_t rank) {
+  return fmt::format("{}.failed.{}", store_path, rank);
+}
 std::string skip_file(const std::string& store_path, int64_t rank) { return fmt::format("{}.skipped.{}", store_path, rank); }
 
 }  // namespace tessera::testing

@@ -24,7 +24,8 @@ constexpr std::chrono::milliseconds kGrace{3000};
 // Matches `name` in doctest's filter, where a comma or a backslash would mean something else.
 std::string filter_for(const char* name) {
   std::string filter = name;
-  std::replace_if(filter.begin(), filter.end(), [](char c) { return c == ',' || c == '\\' || c == '"'; }, '?');
+  std::replace_if(
+      filter.begin(), filter.end(), [](char c) { return c == ',' || c == '\\' || c == '"'; }, '?');
   return filter;
 }
 
@@ -95,7 +96,8 @@ std::string describe_failure(const Run& run, std::chrono::milliseconds limit) {
                        output_of(run, rank));
   }
   const int64_t rank = first_failure(run);
-  const std::string how = run.result.failure->signal != 0 ? run.result.failure->to_string() : fmt::format("rank {} failed", rank);
+  const std::string how =
+      run.result.failure->signal != 0 ? run.result.failure->to_string() : fmt::format("rank {} failed", rank);
   return fmt::format("on {} ranks: {}, before any other, and wrote:\n{}", run.size, how, output_of(run, rank));
 }
 

@@ -23,10 +23,11 @@
 //
 // The body's processes are new ones, so it sees nothing of other cases; SUBCASEs work, alike on every rank. It fails when
 // one rank fails, and shows what the first of them wrote. The numbers of ranks run one after another and end at a failure.
-#define TESSERA_RANKS_TEST_CASE(name, ...) TESSERA_RANKS_TEST_CASE_(DOCTEST_ANONYMOUS(tessera_ranks_body_), name, __VA_ARGS__)
+#define TESSERA_RANKS_TEST_CASE(name, ...) \
+  TESSERA_RANKS_TEST_CASE_(DOCTEST_ANONYMOUS(tessera_ranks_body_), name, __VA_ARGS__)
 
-#define TESSERA_RANKS_TEST_CASE_(body, name, ...)                                          \
-  static void body();                                                                      \
+#define TESSERA_RANKS_TEST_CASE_(body, name, ...)                                         \
+  static void body();                                                                     \
   DOCTEST_TEST_CASE(name) { ::tessera::testing::run_on_ranks(name, __VA_ARGS__, &body); } \
   static void body()
 

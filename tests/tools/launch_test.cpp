@@ -73,7 +73,9 @@ Outcome launch(const std::vector<std::string>& arguments) {
   return outcome;
 }
 
-Outcome launch_script(const std::string& ranks, const std::string& script) { return launch({"-n", ranks, "bash", "-c", script}); }
+Outcome launch_script(const std::string& ranks, const std::string& script) {
+  return launch({"-n", ranks, "bash", "-c", script});
+}
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -113,7 +115,8 @@ TEST_CASE("launch: variables of another launcher do not reach a rank") {
     }
     return false;
   };
-  for (const char* part : {"RANK=1", "WORLD_SIZE=2", "TESSERA_STORE=/store", "EXTRA=given", "OMP_NUM_THREADS=3"}) CHECK(has(part));
+  for (const char* part : {"RANK=1", "WORLD_SIZE=2", "TESSERA_STORE=/store", "EXTRA=given", "OMP_NUM_THREADS=3"})
+    CHECK(has(part));
   CHECK_FALSE(has("OMPI_"));
   CHECK_FALSE(has("MASTER_ADDR"));
 }
@@ -129,17 +132,19 @@ TEST_CASE("launch: the first failing rank's exit code is returned and the rest e
 }
 
 TEST_CASE("launch: the other ranks read which one was lost, and have time to say so") {
-  const Outcome outcome = launch_script(
-      "2", "[ $RANK = 1 ] && kill -9 $$; while [ ! -e $TESSERA_STORE.lost ]; do sleep 0.02; done; "
-           "sleep 1; echo \"read: $(cat $TESSERA_STORE.lost)\"; exit 3");
+  const Outcome outcome =
+      launch_script("2",
+                    "[ $RANK = 1 ] && kill -9 $$; while [ ! -e $TESSERA_STORE.lost ]; do sleep 0.02; done; "
+                    "sleep 1; echo \"read: $(cat $TESSERA_STORE.lost)\"; exit 3");
   CHECK(outcome.exit_code == 128 + 9);
   CHECK(contains(outcome.out, "[0] read: rank 1 was killed by signal 9\n"));
 }
 
 TEST_CASE("launch: signals reach every rank") {
   const PrivateFolder folder;
-  const pid_t pid = start_launch({"-n", "2", "bash", "-c", "trap 'echo got it; exit 4' TERM; echo ready; while true; do sleep 0.02; done"},
-                                 folder.path());
+  const pid_t pid =
+      start_launch({"-n", "2", "bash", "-c", "trap 'echo got it; exit 4' TERM; echo ready; while true; do sleep 0.02; done"},
+                   folder.path());
   const auto ready = [&] {
     const std::string out = read_file(folder.path() + "/out");
     return contains(out, "[0] ready") && contains(out, "[1] ready");
@@ -156,7 +161,9 @@ TEST_CASE("launch: what a rank started does not outlive a killed launcher") {
   const PrivateFolder folder;
   const std::string pids = folder.path() + "/pids";
   const pid_t pid = start_launch({"-n", "2", "bash", "-c", "sleep 1000 & echo $! >>" + pids + "; wait"}, folder.path());
-  const auto started = [&] { return std::count(std::istreambuf_iterator<char>(std::ifstream(pids).rdbuf()), {}, '\n') == 2; };
+  const auto started = [&] {
+    return std::count(std::istreambuf_iterator<char>(std::ifstream(pids).rdbuf()), {}, '\n') == 2;
+  };
   CHECK(wait_until(started));
   ::kill(pid, SIGKILL);
   wait_for(pid);

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
@@ -61,9 +61,10 @@ int launch(int64_t size, double time_limit_s, std::vector<std::string> command) 
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Starts local ranks of a program, prefixes their output with [rank], passes signals on, and at the first\n"
-               "failure ends the rest and returns that rank's exit code (128 + the signal for one that was killed).",
-               "tools/launch");
+  CLI::App app(
+      "Starts local ranks of a program, prefixes their output with [rank], passes signals on, and at the first\n"
+      "failure ends the rest and returns that rank's exit code (128 + the signal for one that was killed).",
+      "tools/launch");
   int64_t size = 0;
   double time_limit_s = 0;
   app.add_option("-n,--ranks", size, "Number of ranks")->required()->check(CLI::Range(int64_t{1}, int64_t{4096}));

@@ -25,9 +25,8 @@ std::string parent_folder() {
 
 PrivateFolder::PrivateFolder() : path_(parent_folder() + "/tessera-XXXXXX") {
   if (::mkdtemp(path_.data()) == nullptr) {
-    throw std::runtime_error(
-        fmt::format("no folder can be made in {} ({}); set TMPDIR to one that can be written", parent_folder(),
-                    std::strerror(errno)));
+    throw std::runtime_error(fmt::format("no folder can be made in {} ({}); set TMPDIR to one that can be written",
+                                         parent_folder(), std::strerror(errno)));
   }
 }
 

@@ -95,8 +95,8 @@ ProcessGroupResult ProcessGroup::run() {
 }
 
 void ProcessGroup::start_rank(int64_t rank) {
-  const Child child = spawn(
-      options_.command, rank_environment(rank, options_.size, options_.store_path, options_.environment), group_);
+  const Child child =
+      spawn(options_.command, rank_environment(rank, options_.size, options_.store_path, options_.environment), group_);
   pids_.push_back(child.pid);
   outputs_.push_back({rank, OutputStream::kStdout, child.out, {}});
   outputs_.push_back({rank, OutputStream::kStderr, child.err, {}});
@@ -214,7 +214,8 @@ std::string lost_rank_file(const std::string& store_path) { return store_path + 
 ProcessGroupResult run_process_group(const ProcessGroupOptions& options) {
   if (options.command.empty()) throw std::invalid_argument("run_process_group: the command is empty; name a program");
   if (options.size < 1) {
-    throw std::invalid_argument(fmt::format("run_process_group: {} ranks were asked for; at least 1 is needed", options.size));
+    throw std::invalid_argument(
+        fmt::format("run_process_group: {} ranks were asked for; at least 1 is needed", options.size));
   }
   return ProcessGroup(options).run();
 }

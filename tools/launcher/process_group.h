@@ -29,12 +29,12 @@ struct RankExit {
 };
 
 struct ProcessGroupOptions {
-  std::vector<std::string> command;                  // program (looked up in PATH) and arguments
-  int64_t size = 1;                                  // ranks, all on this host
-  std::string store_path;                            // the file in which the ranks meet; in a folder of the caller's
-  std::map<std::string, std::string> environment;    // added to every rank's
+  std::vector<std::string> command;                // program (looked up in PATH) and arguments
+  int64_t size = 1;                                // ranks, all on this host
+  std::string store_path;                          // the file in which the ranks meet; in a folder of the caller's
+  std::map<std::string, std::string> environment;  // added to every rank's
   std::optional<std::chrono::milliseconds> time_limit;
-  std::chrono::milliseconds grace{4000};             // for the other ranks to end by themselves after the first failure
+  std::chrono::milliseconds grace{4000};  // for the other ranks to end by themselves after the first failure
 
   // Called with each line that a rank writes, without its newline.
   std::function<void(int64_t rank, OutputStream stream, std::string_view line)> on_line;
@@ -43,9 +43,9 @@ struct ProcessGroupOptions {
 };
 
 struct ProcessGroupResult {
-  std::optional<RankExit> failure;   // the first rank that failed
+  std::optional<RankExit> failure;  // the first rank that failed
   bool timed_out = false;
-  std::vector<int64_t> running;      // ranks that had not ended at the time limit
+  std::vector<int64_t> running;  // ranks that had not ended at the time limit
 
   bool ok() const { return !failure.has_value() && !timed_out; }
 };

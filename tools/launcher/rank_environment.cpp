@@ -11,9 +11,9 @@ namespace {
 
 // How torchrun, Open MPI, MPICH, Slurm and Tessera tell a process its rank: two that disagree are an error in the rank.
 constexpr std::array<std::string_view, 16> kOtherLaunchers = {
-    "TESSERA_RANK",   "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_", "TORCHELASTIC_", "MASTER_ADDR", "MASTER_PORT",
-    "GROUP_RANK",     "GROUP_WORLD_SIZE",   "ROLE_",          "OMPI_",         "PMI_",        "PMIX_",
-    "MPI_LOCAL",      "SLURM_PROCID",       "SLURM_LOCALID",  "SLURM_STEP",
+    "TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_", "TORCHELASTIC_", "MASTER_ADDR", "MASTER_PORT",
+    "GROUP_RANK",   "GROUP_WORLD_SIZE",   "ROLE_",          "OMPI_",         "PMI_",        "PMIX_",
+    "MPI_LOCAL",    "SLURM_PROCID",       "SLURM_LOCALID",  "SLURM_STEP",
 };
 
 bool belongs_to_a_launcher(std::string_view name) {
