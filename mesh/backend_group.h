@@ -1,0 +1,40 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include <c10/util/intrusive_ptr.h>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace tessera {
+
+// A c10d backend and the way to end it at once.
+struct BackendGroup {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  // Makes the current and every later collective of all members fail now. Any thread, any number of times; never throws.
+  std::function<void()> close;
+};
+
+struct GroupRequest {
+  c10::intrusive_ptr<c10d::Store> store;  // of this group alone
+  int rank = 0;                           // in the group
+  int size = 1;
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  bool one_host = false;                  // then nothing listens on an outside interface
+  int device_index = 0;                   // NCCL: this rank's CUDA device
+};
+
+// Collective over the group; each throws what the backend throws.
+BackendGroup make_gloo_group(const GroupRequest& request);
+// Throws std::runtime_error in a build without NCCL, or without a GPU.
+BackendGroup make_nccl_group(const GroupRequest& request);
+// c10d's fake group: moves nothing.
+BackendGroup make_fake_group(int rank, int size);
+
+}  // namespace tessera

@@ -1,0 +1,322 @@
+#include "tessera/mesh/collectives.h"
+
+#include <algorithm>
+#include <exception>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "tessera/mesh/wire.h"
+
+namespace tessera {
+namespace {
+
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+// One collective: who calls what where. mesh_dim is in [0, ndim).
+struct Call {
+  const char* kind;
+  const DeviceMesh& mesh;
+  int64_t mesh_dim;
+  int64_t n() const { return mesh.size(mesh_dim); }
+};
+
+Call begin(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim) {
+  if (!mesh.is_member()) {
+    throw std::invalid_argument(fmt::format("{}: rank {} is outside mesh {} and must not call it; ask is_member() first",
+                                            kind, mesh.world().rank(), mesh.to_string()));
+  }
+  return {.kind = kind, .mesh = mesh, .mesh_dim = mesh.mesh().normalize(mesh_dim)};
+}
+
+void check_tensor(const Call& call, const at::Tensor& tensor) {
+  if (!tensor.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined", call.kind));
+  if (tensor.device().type() != call.mesh.device_type() || tensor.layout() != at::kStrided) {
+    throw std::invalid_argument(fmt::format("{}: a {} tensor on {} cannot travel on mesh {}; move it with to(mesh.device())",
+                                            call.kind, tensor.layout() == at::kStrided ? "dense" : "sparse",
+                                            tensor.device().str(), call.mesh.to_string()));
+  }
+}
+
+void check_rows(const Call& call, const at::Tensor& input) {
+  check_tensor(call, input);
+  if (input.dim() >= 1 && input.size(0) == call.n()) return;
+  throw std::invalid_argument(fmt::format("{}: input of shape ({}) needs {} rows, one for each rank of mesh dimension {}",
+                                          call.kind, fmt::join(input.sizes(), ", "), call.n(),
+                                          call.mesh.mesh_dim_name(call.mesh_dim)));
+}
+
+void check_source(const Call& call, int64_t source) {
+  if (source >= 0 && source < call.n()) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: source {} is outside [0, {}) on mesh dimension {}; pass the coordinate there, not the global rank", call.kind,
+      source, call.n(), call.mesh.mesh_dim_name(call.mesh_dim)));
+}
+
+// Only the source sees a wrong input: the others would wait for it, so the job is failed.
+void check_scattered(const Call& call, const at::Tensor& input, const at::Tensor& like) {
+  const bool fits = input.defined() && input.dim() == like.dim() + 1 && input.size(0) == call.n() &&
+                    input.sizes().slice(1) == like.sizes() && input.scalar_type() == like.scalar_type() &&
+                    input.device() == like.device();
+  if (fits) return;
+  const std::string text = fmt::format(
+      "scatter: the source's input of shape ({}) must be {} rows of shape ({}), of dtype and device {}",
+      input.defined() ? fmt::format("{}", fmt::join(input.sizes(), ", ")) : "undefined", call.n(),
+      fmt::join(like.sizes(), ", "), like.toString());
+  call.mesh.world().fail("scatter", text);
+  throw std::invalid_argument(text);
+}
+
+// "aten::mm: all_reduce on mesh dimension tp of {dp: 2, tp: 2} on cpu"
+std::string where(const Call& call) {
+  const char* const op = call.mesh.world().current_op();
+  return fmt::format("{}{}{} on mesh dimension {} of {}", op, *op == '\0' ? "" : ": ", call.kind,
+                     call.mesh.mesh_dim_name(call.mesh_dim), call.mesh.to_string());
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+}
+
+void report(const Call& call, int64_t bytes) {
+  World& world = call.mesh.world();
+  if (spdlog::should_log(spdlog::level::debug)) {
+    spdlog::debug("rank {}: {}, {} bytes", world.rank(), where(call), bytes);
+  }
+  if (!world.observed()) return;
+  world.record({.kind = call.kind,
+                .mesh_dim = call.mesh.mesh_dim_name(call.mesh_dim),
+                .bytes = bytes,
+                .op = world.current_op(),
+                .path = world.current_path()});
+}
+
+// Runs `start` on the group and waits. A failure there becomes the job's.
+template <typename Start>
+void wait_for(const Call& call, const Start& start) {
+  const auto group = call.mesh.group(call.mesh_dim);
+  try {
+    const Work work = start(*group);
+    work->wait();
+  } catch (const std::exception& error) {
+    call.mesh.world().rethrow_collective_failure(where(call), call.mesh.group_ranks(call.mesh_dim), text_of(error));
+  }
+}
+
+// The frame of every collective: one thread at a time, in a world that is alive, recorded, below autograd. What goes wrong
+// here on one rank alone, such as memory, would leave the others waiting: it is failed().
+template <typename Body>
+auto communicate(const Call& call, int64_t bytes, const Body& body) {
+  World& world = call.mesh.world();
+  const World::Exclusive exclusive(world);
+  world.check_alive();
+  report(call, bytes);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    world.fail(where(call), text_of(error));
+    throw;
+  }
+}
+
+at::Tensor contiguous(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
+
+std::vector<int64_t> with_rows(int64_t n, at::IntArrayRef sizes) {
+  std::vector<int64_t> shape = {n};
+  shape.insert(shape.end(), sizes.begin(), sizes.end());
+  return shape;
+}
+
+int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
+c10d::ReduceOp::RedOpType backend_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:  // divided here: not every backend divides every dtype
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::kProduct:
+      return c10d::ReduceOp::PRODUCT;
+  }
+  throw std::logic_error("backend_op: not a ReduceOp");
+}
+
+at::Tensor gather_rows(const Call& call, const at::Tensor& input) {
+  const at::Tensor output = at::empty(with_rows(call.n(), input.sizes()), input.options());
+  at::Tensor to = as_bytes(output);
+  at::Tensor from = as_bytes(contiguous(input));
+  wait_for(call, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
+  return output;
+}
+
+// Exchanges flat tensors; counts in elements.
+void exchange(const Call& call, const at::Tensor& output, const at::Tensor& input, std::vector<int64_t> send,
+              std::vector<int64_t> receive) {
+  const int64_t width = input.element_size();
+  for (int64_t& count : send) count *= width;
+  for (int64_t& count : receive) count *= width;
+  at::Tensor to = output.view(at::kByte);
+  at::Tensor from = input.view(at::kByte);
+  wait_for(call, [&](c10d::Backend& group) { return group.alltoall_base(to, from, receive, send); });
+}
+
+// All-reduce in place of a fresh contiguous tensor of a dtype from reduced_as(), complex as pairs of reals.
+void all_reduce_in_place(const Call& call, const at::Tensor& fresh, ReduceOp op) {
+  std::vector<at::Tensor> tensors = {fresh.is_complex() ? at::view_as_real(fresh) : fresh};
+  c10d::AllreduceOptions options;
+  options.reduceOp = backend_op(op);
+  wait_for(call, [&](c10d::Backend& group) { return group.allreduce(tensors, options); });
+  if (op == ReduceOp::kAvg) tensors[0].div_(call.n());
+}
+
+// Each rank sends row i to coordinate i and adds up what it gets in the order of coordinates, in one pass: Gloo's own
+// reduce-scatter is an all-reduce inside, with n times the bytes.
+at::Tensor reduce_scatter_by_exchange(const Call& call, const at::Tensor& wire, ReduceOp op) {
+  const at::Tensor received = at::empty_like(wire);
+  const std::vector<int64_t> counts(static_cast<std::size_t>(call.n()), wire.numel() / call.n());
+  exchange(call, received.view({-1}), wire.view({-1}), counts, counts);
+  return reduce_rows(received, op);
+}
+
+at::Tensor reduce_scatter_by_backend(const Call& call, const at::Tensor& wire, ReduceOp op) {
+  at::Tensor output = at::empty(wire.sizes().slice(1), wire.options());
+  at::Tensor to = output.is_complex() ? at::view_as_real(output) : output;
+  at::Tensor from = wire.is_complex() ? at::view_as_real(wire) : wire;
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = backend_op(op);
+  wait_for(call, [&](c10d::Backend& group) { return group._reduce_scatter_base(to, from, options); });
+  if (op == ReduceOp::kAvg) output.div_(call.n());
+  return output;
+}
+
+}  // namespace
+
+at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim) {
+  const Call call = begin("all_gather", mesh, mesh_dim);
+  check_tensor(call, input);
+  if (call.n() == 1) return contiguous(input).unsqueeze(0);
+  if (input.numel() == 0) return at::empty(with_rows(call.n(), input.sizes()), input.options());
+  return communicate(call, bytes_of(input), [&] { return gather_rows(call, input); });
+}
+
+at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op) {
+  const Call call = begin("all_reduce", mesh, mesh_dim);
+  check_tensor(call, input);
+  const at::ScalarType dtype = input.scalar_type();
+  const at::ScalarType wire_dtype = reduced_as(dtype, op, call.kind);
+  if (call.n() == 1) return contiguous(input);
+  if (input.numel() == 0) return at::empty(input.sizes(), input.options());
+  return communicate(call, bytes_of(input), [&] {
+    if (input.is_complex() && op == ReduceOp::kProduct) return reduce_rows(gather_rows(call, input), op);
+    const at::Tensor wire = contiguous(input).to(wire_dtype, /*non_blocking=*/false, /*copy=*/true);
+    all_reduce_in_place(call, wire, op);
+    return wire.to(dtype);
+  });
+}
+
+at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op) {
+  const Call call = begin("reduce_scatter", mesh, mesh_dim);
+  check_rows(call, input);
+  const at::ScalarType dtype = input.scalar_type();
+  const at::ScalarType wire_dtype = reduced_as(dtype, op, call.kind);
+  if (call.n() == 1) return contiguous(input).select(0, 0);
+  if (input.numel() == 0) return at::empty(input.sizes().slice(1), input.options());
+  return communicate(call, bytes_of(input), [&] {
+    const at::Tensor wire = contiguous(input).to(wire_dtype);
+    const bool exchange_rows = mesh.device_type() == c10::DeviceType::CPU || (wire.is_complex() && op == ReduceOp::kProduct);
+    const at::Tensor reduced =
+        exchange_rows ? reduce_scatter_by_exchange(call, wire, op) : reduce_scatter_by_backend(call, wire, op);
+    return reduced.to(dtype);
+  });
+}
+
+at::Tensor all_to_all(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
+                      const DeviceMesh& mesh, int64_t mesh_dim) {
+  const Call call = begin("all_to_all", mesh, mesh_dim);
+  check_tensor(call, input);
+  const auto bad = [](int64_t count) { return count < 0; };
+  const int64_t sent = std::accumulate(send.begin(), send.end(), int64_t{0});
+  const int64_t received = std::accumulate(receive.begin(), receive.end(), int64_t{0});
+  if (static_cast<int64_t>(send.size()) != call.n() || static_cast<int64_t>(receive.size()) != call.n() ||
+      std::any_of(send.begin(), send.end(), bad) || std::any_of(receive.begin(), receive.end(), bad) || input.dim() != 1 ||
+      input.numel() != sent || (call.n() == 1 && sent != received)) {
+    throw std::invalid_argument(fmt::format(
+        "all_to_all: input of shape ({}), send counts [{}] and receive counts [{}] do not fit {} ranks on mesh dimension {}; "
+        "give one count a rank, and a 1-D input of the sum of the send counts",
+        fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
+        mesh.mesh_dim_name(call.mesh_dim)));
+  }
+  if (call.n() == 1) return contiguous(input);
+  return communicate(call, bytes_of(input), [&] {
+    at::Tensor output = at::empty({received}, input.options());
+    exchange(call, output, contiguous(input), send, receive);
+    return output;
+  });
+}
+
+at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source) {
+  const Call call = begin("broadcast", mesh, mesh_dim);
+  check_tensor(call, input);
+  check_source(call, source);
+  if (call.n() == 1) return contiguous(input);
+  if (input.numel() == 0) return at::empty(input.sizes(), input.options());
+  const bool sends = mesh.local_rank(call.mesh_dim) == source;
+  return communicate(call, sends ? bytes_of(input) : 0, [&] {
+    at::Tensor output = at::empty(input.sizes(), input.options());
+    if (sends) output.copy_(input);
+    std::vector<at::Tensor> tensors = {as_bytes(output)};
+    c10d::BroadcastOptions options;
+    options.rootRank = source;
+    wait_for(call, [&](c10d::Backend& group) { return group.broadcast(tensors, options); });
+    return output;
+  });
+}
+
+at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source) {
+  const Call call = begin("scatter", mesh, mesh_dim);
+  check_tensor(call, like);
+  check_source(call, source);
+  const bool sends = mesh.local_rank(call.mesh_dim) == source;
+  if (sends) check_scattered(call, input, like);
+  if (call.n() == 1) return contiguous(input).select(0, 0);
+  if (like.numel() == 0) return at::empty(like.sizes(), like.options());
+  return communicate(call, sends ? bytes_of(input) : 0, [&] {
+    at::Tensor output = at::empty(like.sizes(), like.options());
+    std::vector<at::Tensor> outputs = {as_bytes(output)};
+    std::vector<std::vector<at::Tensor>> inputs;
+    if (sends) inputs.push_back(as_bytes(contiguous(input)).view({call.n(), -1}).unbind(0));
+    c10d::ScatterOptions options;
+    options.rootRank = source;
+    wait_for(call, [&](c10d::Backend& group) { return group.scatter(outputs, inputs, options); });
+    return output;
+  });
+}
+
+void barrier(const DeviceMesh& mesh, int64_t mesh_dim) {
+  const Call call = begin("barrier", mesh, mesh_dim);
+  if (call.n() == 1) return;
+  communicate(call, 0, [&] {
+    c10d::BarrierOptions options;
+    if (mesh.device_type() == c10::DeviceType::CUDA) options.device = mesh.device();
+    wait_for(call, [&](c10d::Backend& group) { return group.barrier(options); });
+  });
+}
+
+}  // namespace tessera

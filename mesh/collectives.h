@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/reduce_op.h"
+
+namespace tessera {
+
+// Collectives over one dimension of a mesh, n = mesh.size(mesh_dim). All are out of place, take any strides, return
+// contiguous tensors, and are identities without communication when n is 1. Each is recorded with the world's observers
+// under its own name, with the bytes of `input`. dtypes that a backend cannot move travel as bytes; those that it cannot
+// reduce are widened (int16, int8, float8), reduced and narrowed; bool reduces by max and min as 0 and 1, and is refused for
+// the others. avg of integers is refused. Empty tensors (0 elements) communicate nothing.
+//
+// Throws std::invalid_argument on arguments (before communicating), std::runtime_error when the group fails (see World).
+// A rank outside the mesh must not call them.
+
+// [*] -> [n, *]: row i is the tensor of coordinate i. Equal shapes on every rank.
+at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim);
+// [*] -> [*]: reduced over the mesh dimension.
+at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op);
+// [n, *] -> [*]: row i of every rank, reduced, arrives at coordinate i.
+at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op);
+// 1-D, uneven: input is sum(send) elements laid out by receiving coordinate; the result sum(receive), by sending coordinate.
+at::Tensor all_to_all(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
+                      const DeviceMesh& mesh, int64_t mesh_dim);
+// The tensor of coordinate `source`; `input` gives shape and dtype on every rank.
+at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source);
+// Row i of the source's [n, *] arrives at coordinate i as [*]. Elsewhere `input` is ignored; `like` gives shape and dtype.
+at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source);
+// Returns when every rank of the mesh dimension has come.
+void barrier(const DeviceMesh& mesh, int64_t mesh_dim);
+
+}  // namespace tessera

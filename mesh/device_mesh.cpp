@@ -1,0 +1,201 @@
+#include "tessera/mesh/device_mesh.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+namespace tessera {
+
+struct DeviceMesh::Impl {
+  Impl(std::shared_ptr<World> given_world, c10::DeviceType type, Mesh given_mesh);
+
+  const std::shared_ptr<World> world;
+  const c10::DeviceType device_type;
+  const Mesh mesh;
+  const c10::Device device;
+  const std::optional<std::vector<int64_t>> coordinate;
+  // For each mesh dimension, the ranks along it through this rank (a rank outside: through coordinate 0).
+  std::vector<std::vector<int64_t>> groups;
+  std::vector<std::string> names;
+  uint64_t id = 0;
+};
+
+namespace {
+
+uint64_t next_mesh_id() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+void check_arguments(const std::shared_ptr<World>& world, c10::DeviceType device_type, const Mesh& mesh) {
+  if (!world) throw std::invalid_argument("DeviceMesh: the world is null; pass World::from_environment()");
+  for (const int64_t rank : mesh.ranks()) {
+    if (rank < world->size()) continue;
+    throw std::invalid_argument(fmt::format("DeviceMesh: mesh {} names rank {}, outside the world of {} ranks",
+                                            mesh.to_string(), rank, world->size()));
+  }
+  if (device_type != c10::DeviceType::CPU && device_type != c10::DeviceType::CUDA) {
+    throw std::invalid_argument(fmt::format("DeviceMesh: device type '{}' is not supported; use cpu or cuda",
+                                            c10::DeviceTypeName(device_type, /*lower_case=*/true)));
+  }
+  if (device_type == c10::DeviceType::CUDA && !at::detail::getCUDAHooks().hasCUDA()) {
+    throw std::runtime_error(fmt::format(
+        "DeviceMesh: a mesh on cuda was asked for, and rank {} has no CUDA device ({}); use \"cpu\"", world->rank(),
+#ifdef USE_C10D_NCCL
+        "no GPU was found"
+#else
+        "this build is without CUDA: build with --config=cuda"
+#endif
+        ));
+  }
+}
+
+c10::Device device_of(const World& world, c10::DeviceType type) {
+  return type == c10::DeviceType::CPU ? c10::Device(type)
+                                      : c10::Device(type, static_cast<c10::DeviceIndex>(world.local_rank()));
+}
+
+// Equal meshes share one Impl while any of them lives, so that comparing two is comparing pointers.
+class InternTable {
+ public:
+  using Value = DeviceMesh;
+  template <typename Impl, typename Make>
+  std::shared_ptr<const Impl> get(uint64_t world, c10::DeviceType type, const Mesh& mesh, const Make& make);
+
+ private:
+  struct Entry {
+    uint64_t world;
+    c10::DeviceType type;
+    Mesh mesh;
+    std::weak_ptr<const void> held;
+  };
+  std::mutex mutex_;
+  std::unordered_multimap<std::size_t, Entry> entries_;
+};
+
+template <typename Impl, typename Make>
+std::shared_ptr<const Impl> InternTable::get(uint64_t world, c10::DeviceType type, const Mesh& mesh, const Make& make) {
+  const std::lock_guard lock(mutex_);
+  const auto [first, last] = entries_.equal_range(mesh.hash());
+  for (auto entry = first; entry != last;) {
+    const std::shared_ptr<const void> held = entry->second.held.lock();
+    if (!held) {
+      entry = entries_.erase(entry);
+      continue;
+    }
+    if (entry->second.world == world && entry->second.type == type && entry->second.mesh == mesh) {
+      return std::static_pointer_cast<const Impl>(held);
+    }
+    ++entry;
+  }
+  std::shared_ptr<const Impl> made = make();
+  entries_.emplace(mesh.hash(), Entry{world, type, mesh, made});
+  return made;
+}
+
+// Never destroyed: a DeviceMesh may be made by a static object's destructor.
+InternTable& intern_table() {
+  static auto* const table = new InternTable;
+  return *table;
+}
+
+}  // namespace
+
+DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type, Mesh given_mesh)
+    : world(std::move(given_world)),
+      device_type(type),
+      mesh(std::move(given_mesh)),
+      device(device_of(*world, type)),
+      coordinate(mesh.coordinate_of(world->rank())),
+      id(next_mesh_id()) {
+  const std::vector<int64_t> through = coordinate.value_or(std::vector<int64_t>(mesh.shape().size(), 0));
+  for (int64_t d = 0; d < mesh.ndim(); ++d) {
+    groups.push_back(mesh.ranks_along(d, through));
+    names.push_back(mesh.names().empty() ? std::to_string(d) : mesh.names()[static_cast<std::size_t>(d)]);
+  }
+}
+
+DeviceMesh::DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh) {
+  check_arguments(world, device_type, mesh);
+  const uint64_t world_id = world->id();
+  impl_ = intern_table().get<Impl>(world_id, device_type, mesh, [&] {
+    return std::make_shared<const Impl>(std::move(world), device_type, mesh);
+  });
+}
+
+const Mesh& DeviceMesh::mesh() const { return impl_->mesh; }
+World& DeviceMesh::world() const { return *impl_->world; }
+const std::shared_ptr<World>& DeviceMesh::world_ptr() const { return impl_->world; }
+c10::DeviceType DeviceMesh::device_type() const { return impl_->device_type; }
+c10::Device DeviceMesh::device() const { return impl_->device; }
+uint64_t DeviceMesh::id() const { return impl_->id; }
+const std::optional<std::vector<int64_t>>& DeviceMesh::coordinate() const { return impl_->coordinate; }
+
+std::string DeviceMesh::mesh_dim_name(int64_t mesh_dim) const {
+  return impl_->names[static_cast<std::size_t>(mesh().normalize(mesh_dim))];
+}
+
+int64_t DeviceMesh::local_rank(int64_t mesh_dim) const {
+  const int64_t d = mesh().normalize(mesh_dim);
+  if (!is_member()) {
+    throw std::invalid_argument(fmt::format("rank {} is outside mesh {} and has no coordinate; ask is_member() first",
+                                            world().rank(), to_string()));
+  }
+  return (*coordinate())[static_cast<std::size_t>(d)];
+}
+
+int64_t DeviceMesh::local_rank(std::string_view name) const { return local_rank(mesh().mesh_dim(name)); }
+
+DeviceMesh DeviceMesh::operator[](std::string_view name) const {
+  return (*this)[std::vector<std::string>{std::string(name)}];
+}
+
+DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
+  const std::vector<int64_t> through = coordinate().value_or(std::vector<int64_t>(mesh().shape().size(), 0));
+  return DeviceMesh(world_ptr(), device_type(), mesh().slice(names, through));
+}
+
+c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(int64_t mesh_dim) const {
+  const std::vector<int64_t>& ranks = group_ranks(mesh_dim);
+  if (!is_member()) {
+    throw std::invalid_argument(fmt::format("rank {} is outside mesh {} and in none of its groups; ask is_member() first",
+                                            world().rank(), to_string()));
+  }
+  return world().group(ranks, device_type());
+}
+
+c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(std::string_view name) const { return group(mesh().mesh_dim(name)); }
+
+const std::vector<int64_t>& DeviceMesh::group_ranks(int64_t mesh_dim) const {
+  return impl_->groups[static_cast<std::size_t>(mesh().normalize(mesh_dim))];
+}
+
+std::string DeviceMesh::to_string() const {
+  return fmt::format("{} on {}", mesh().to_string(), c10::DeviceTypeName(device_type(), /*lower_case=*/true));
+}
+
+DeviceMesh init_device_mesh(const std::string& device, std::vector<int64_t> shape, std::vector<std::string> names,
+                            std::shared_ptr<World> world) {
+  if (device != "cpu" && device != "cuda") {
+    throw std::invalid_argument(fmt::format("init_device_mesh: device '{}' is not supported; use \"cpu\" or \"cuda\"", device));
+  }
+  Mesh mesh(std::move(shape), std::move(names));
+  if (!world) world = World::from_environment();
+  if (mesh.size() != world->size()) {
+    throw std::invalid_argument(fmt::format(
+        "init_device_mesh: shape ({}) needs {} ranks, the world has {}; start that many, or give DeviceMesh a Mesh over some",
+        fmt::join(mesh.shape(), ", "), mesh.size(), world->size()));
+  }
+  return DeviceMesh(std::move(world), device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU, std::move(mesh));
+}
+
+}  // namespace tessera

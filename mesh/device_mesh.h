@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "tessera/mesh/mesh.h"
+#include "tessera/mesh/world.h"
+
+namespace tessera {
+
+// The handle a user holds: a Mesh in a World, with the device type whose tensors live on it. Cheap to copy; equal when the
+// mesh, the world and the device type are.
+class DeviceMesh {
+ public:
+  // Throws std::invalid_argument when a rank of `mesh` is outside the world, std::runtime_error when `device_type` is CUDA
+  // and there is none. No communication.
+  DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh);
+
+  const Mesh& mesh() const;
+  World& world() const;
+  const std::shared_ptr<World>& world_ptr() const;
+  c10::DeviceType device_type() const;
+  // The device of this rank: the CPU, or the CUDA device of its local rank.
+  c10::Device device() const;
+
+  int64_t ndim() const { return mesh().ndim(); }
+  int64_t size() const { return mesh().size(); }
+  int64_t size(int64_t mesh_dim) const { return mesh().size(mesh_dim); }
+  int64_t size(std::string_view name) const { return mesh().size(mesh().mesh_dim(name)); }
+  std::string mesh_dim_name(int64_t mesh_dim) const;  // its name, or its index as text
+
+  // This rank's coordinate, or nullopt outside the mesh: such a rank holds empty local tensors and skips communication.
+  const std::optional<std::vector<int64_t>>& coordinate() const;
+  bool is_member() const { return coordinate().has_value(); }
+  // This rank's coordinate on one mesh dimension. Throws std::invalid_argument outside the mesh.
+  int64_t local_rank(int64_t mesh_dim) const;
+  int64_t local_rank(std::string_view name) const;
+
+  // The mesh over the named dimensions, in that order, that this rank is in (a rank outside gets the one at coordinate 0).
+  DeviceMesh operator[](std::string_view name) const;
+  DeviceMesh operator[](const std::vector<std::string>& names) const;
+
+  // The process group along one mesh dimension through this rank, made at first use by its members.
+  c10::intrusive_ptr<c10d::Backend> group(int64_t mesh_dim) const;
+  c10::intrusive_ptr<c10d::Backend> group(std::string_view name) const;
+  // The ranks of that group in the order of their coordinate.
+  const std::vector<int64_t>& group_ranks(int64_t mesh_dim) const;
+
+  // "{dp: 2, tp: 2} on cpu"
+  std::string to_string() const;
+  // A number that equal meshes share and different ones do not, never reused in this process.
+  uint64_t id() const;
+
+  friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_ || a.id() == b.id(); }
+
+ private:
+  struct Impl;
+  std::shared_ptr<const Impl> impl_;
+};
+
+// A mesh over all ranks of the world, row-major: init_device_mesh("cpu", {2, 2}, {"dp", "tp"}).
+// `device` is "cpu" or "cuda"; `world` is the environment's when none is given.
+// Throws std::invalid_argument when the product of `shape` is not the world's size, naming both.
+DeviceMesh init_device_mesh(const std::string& device, std::vector<int64_t> shape, std::vector<std::string> names = {},
+                            std::shared_ptr<World> world = nullptr);
+
+}  // namespace tessera

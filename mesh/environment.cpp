@@ -1,0 +1,260 @@
+#include "tessera/mesh/environment.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+namespace tessera {
+namespace {
+
+// One launcher's variables as they were found.
+struct Found {
+  std::string launcher;
+  std::optional<int64_t> rank;
+  std::optional<int64_t> size;
+  std::optional<int64_t> local_rank;
+  std::optional<int64_t> local_size;
+  std::vector<std::string> seen;  // "RANK=3"
+};
+
+// The names under which a launcher passes the four numbers; the first name that is set counts.
+struct Names {
+  std::string launcher;
+  std::vector<std::string> rank;
+  std::vector<std::string> size;
+  std::vector<std::string> local_rank;
+  std::vector<std::string> local_size;
+};
+
+const std::vector<Names>& launchers() {
+  static const std::vector<Names> names = {
+      {"TESSERA_*", {"TESSERA_RANK"}, {"TESSERA_WORLD_SIZE"}, {"TESSERA_LOCAL_RANK"}, {"TESSERA_LOCAL_WORLD_SIZE"}},
+      {"torchrun", {"RANK"}, {"WORLD_SIZE"}, {"LOCAL_RANK"}, {"LOCAL_WORLD_SIZE"}},
+      {"Open MPI",
+       {"OMPI_COMM_WORLD_RANK"},
+       {"OMPI_COMM_WORLD_SIZE"},
+       {"OMPI_COMM_WORLD_LOCAL_RANK"},
+       {"OMPI_COMM_WORLD_LOCAL_SIZE"}},
+      {"MPICH", {"PMI_RANK"}, {"PMI_SIZE"}, {"MPI_LOCALRANKID"}, {"MPI_LOCALNRANKS"}},
+      {"Slurm",
+       {"SLURM_PROCID"},
+       {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"},
+       {"SLURM_LOCALID"},
+       {}},
+  };
+  return names;
+}
+
+std::string value_or_empty(const EnvironmentVariables& variables, const std::string& name) {
+  const auto found = variables.find(name);
+  return found == variables.end() ? std::string() : found->second;
+}
+
+int64_t parse_number(const std::string& name, const std::string& text) {
+  int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || text.empty()) {
+    throw std::invalid_argument(
+        fmt::format("environment: {}='{}' is not a whole number; unset it or correct it", name, text));
+  }
+  return value;
+}
+
+std::optional<int64_t> read(const EnvironmentVariables& variables, const std::vector<std::string>& names,
+                            std::vector<std::string>& seen) {
+  for (const std::string& name : names) {
+    const auto found = variables.find(name);
+    if (found == variables.end()) continue;
+    seen.push_back(fmt::format("{}={}", name, found->second));
+    return parse_number(name, found->second);
+  }
+  return std::nullopt;
+}
+
+// Tasks of this step on this node, from "4(x2),3" and this node's index.
+std::optional<int64_t> tasks_on_node(const std::string& text, int64_t node) {
+  int64_t first = 0;
+  std::size_t start = 0;
+  while (start < text.size()) {
+    const std::size_t comma = std::min(text.find(',', start), text.size());
+    const std::string item = text.substr(start, comma - start);
+    const std::size_t times = item.find("(x");
+    const int64_t tasks = parse_number("SLURM_STEP_TASKS_PER_NODE", item.substr(0, times));
+    const int64_t nodes =
+        times == std::string::npos
+            ? 1
+            : parse_number("SLURM_STEP_TASKS_PER_NODE", item.substr(times + 2, item.size() - times - 3));
+    if (node < first + nodes) return tasks;
+    first += nodes;
+    start = comma + 1;
+  }
+  return std::nullopt;
+}
+
+std::optional<int64_t> slurm_local_size(const EnvironmentVariables& variables, const Found& slurm) {
+  const std::string tasks = value_or_empty(variables, "SLURM_STEP_TASKS_PER_NODE");
+  const std::string node = value_or_empty(variables, "SLURM_NODEID");
+  if (!tasks.empty() && !node.empty()) {
+    if (const auto found = tasks_on_node(tasks, parse_number("SLURM_NODEID", node))) return found;
+  }
+  if (value_or_empty(variables, "SLURM_STEP_NUM_NODES") == "1") return slurm.size;
+  const std::string per_node = value_or_empty(variables, "SLURM_NTASKS_PER_NODE");
+  if (!per_node.empty()) return parse_number("SLURM_NTASKS_PER_NODE", per_node);
+  return std::nullopt;
+}
+
+bool is_slurm_step(const EnvironmentVariables& variables) {
+  return variables.contains("SLURM_PROCID") && (variables.contains("SLURM_STEP_ID") || variables.contains("SLURM_STEPID"));
+}
+
+void check_complete(const Found& found, const Names& names) {
+  if (found.rank.has_value() == found.size.has_value()) return;
+  throw std::invalid_argument(fmt::format(
+      "environment: {} without {}; set both, or neither", fmt::join(found.seen, ", "),
+      found.rank.has_value() ? names.size.front() : names.rank.front()));
+}
+
+void check_range(const Found& found) {
+  const bool rank_ok = *found.size >= 1 && *found.rank >= 0 && *found.rank < *found.size;
+  const bool local_ok = !found.local_size.has_value() || (*found.local_size >= 1 && *found.local_size <= *found.size);
+  const bool local_rank_ok =
+      !found.local_rank.has_value() ||
+      (*found.local_rank >= 0 && *found.local_rank < found.local_size.value_or(*found.size));
+  if (rank_ok && local_ok && local_rank_ok) return;
+  throw std::invalid_argument(fmt::format(
+      "environment: {} says {}; a rank must be in [0, size), a local rank in [0, local size), a local size at most the size",
+      found.launcher, fmt::join(found.seen, ", ")));
+}
+
+std::optional<Found> find_launcher(const EnvironmentVariables& variables, const Names& names) {
+  if (names.launcher == "Slurm" && !is_slurm_step(variables)) return std::nullopt;
+  Found found{.launcher = names.launcher, .rank = {}, .size = {}, .local_rank = {}, .local_size = {}, .seen = {}};
+  found.rank = read(variables, names.rank, found.seen);
+  found.size = read(variables, names.size, found.seen);
+  check_complete(found, names);
+  if (!found.rank.has_value()) return std::nullopt;
+  found.local_rank = read(variables, names.local_rank, found.seen);
+  found.local_size =
+      names.launcher == "Slurm" ? slurm_local_size(variables, found) : read(variables, names.local_size, found.seen);
+  check_range(found);
+  return found;
+}
+
+// A Slurm step with one task a node, in which another launcher has started more ranks, holds that launcher's daemons.
+bool holds_daemons(const EnvironmentVariables& variables, const Found& slurm, const Found& chosen) {
+  const std::string nodes = value_or_empty(variables, "SLURM_STEP_NUM_NODES");
+  return !nodes.empty() && *slurm.size == parse_number("SLURM_STEP_NUM_NODES", nodes) && *chosen.size > *slurm.size;
+}
+
+// The set that counts, after comparing it with the others.
+std::optional<Found> choose(const EnvironmentVariables& variables) {
+  std::optional<Found> chosen;
+  for (const Names& names : launchers()) {
+    const std::optional<Found> found = find_launcher(variables, names);
+    if (!found.has_value()) continue;
+    if (!chosen.has_value()) {
+      chosen = found;
+      if (names.launcher == "TESSERA_*") break;
+      continue;
+    }
+    if (found->rank == chosen->rank && found->size == chosen->size) continue;
+    if (found->launcher == "Slurm" && holds_daemons(variables, *found, *chosen)) continue;
+    throw std::invalid_argument(fmt::format(
+        "environment: {} and {} disagree about this process: {} against {}; unset one set, or set TESSERA_RANK and "
+        "TESSERA_WORLD_SIZE",
+        chosen->launcher, found->launcher, fmt::join(chosen->seen, ", "), fmt::join(found->seen, ", ")));
+  }
+  return chosen;
+}
+
+std::string job_id_of(const EnvironmentVariables& variables, const std::string& launcher) {
+  std::vector<std::string> names;
+  if (launcher == "torchrun") names = {"TORCHELASTIC_RUN_ID"};
+  if (launcher == "Open MPI") names = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_TMPDIR"};
+  if (launcher == "MPICH") names = {"PMI_JOBID", "HYDRA_JOB_ID", "PMI_PORT"};
+  if (launcher == "Slurm") names = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_RESTART_COUNT"};
+  std::string id;
+  for (const std::string& name : names) {
+    const std::string value = value_or_empty(variables, name);
+    if (!value.empty()) id += fmt::format("{}{}={}", id.empty() ? "" : " ", name, value);
+  }
+  return id;
+}
+
+void read_address(const EnvironmentVariables& variables, Environment& environment) {
+  environment.store_path = value_or_empty(variables, "TESSERA_STORE");
+  environment.master_address = value_or_empty(variables, "MASTER_ADDR");
+  const std::string port = value_or_empty(variables, "MASTER_PORT");
+  if (!port.empty()) {
+    environment.master_port = parse_number("MASTER_PORT", port);
+    if (environment.master_port < 1 || environment.master_port > 65535) {
+      throw std::invalid_argument(fmt::format("environment: MASTER_PORT={} is not in [1, 65535]", port));
+    }
+  }
+  const std::string agent = value_or_empty(variables, "TORCHELASTIC_USE_AGENT_STORE");
+  environment.agent_store = agent == "True" || agent == "true" || agent == "1";
+  const std::string restarts = value_or_empty(variables, "TORCHELASTIC_RESTART_COUNT");
+  if (!restarts.empty()) environment.restart_count = parse_number("TORCHELASTIC_RESTART_COUNT", restarts);
+}
+
+// Without local variables: ranks that meet in a file or at a loopback address are on one host; others count as one a host.
+void fill_local(const Found& found, Environment& environment) {
+  const bool meets_here = !environment.store_path.empty() || is_loopback(environment.master_address);
+  if (!found.local_size.has_value() && found.local_rank.has_value() && !meets_here && environment.size > 1) {
+    throw std::invalid_argument(fmt::format(
+        "environment: {} says {} but not how many ranks this host has; set {}", found.launcher, fmt::join(found.seen, ", "),
+        found.launcher == "torchrun" ? "LOCAL_WORLD_SIZE" : "TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK and "
+                                                            "TESSERA_LOCAL_WORLD_SIZE"));
+  }
+  environment.local_size = found.local_size.value_or(meets_here ? environment.size : 1);
+  environment.local_rank = found.local_rank.value_or(environment.one_host() ? environment.rank : 0);
+}
+
+void read_timeout(const EnvironmentVariables& variables, Environment& environment) {
+  const std::string text = value_or_empty(variables, "TESSERA_TIMEOUT");
+  if (text.empty()) return;
+  const int64_t seconds = parse_number("TESSERA_TIMEOUT", text);
+  if (seconds < 1 || seconds > 1000000) {
+    throw std::invalid_argument(fmt::format("environment: TESSERA_TIMEOUT={} is not in [1, 1000000] seconds", text));
+  }
+  environment.timeout_seconds = seconds;
+}
+
+}  // namespace
+
+Environment resolve_environment(const EnvironmentVariables& variables) {
+  Environment environment;
+  read_address(variables, environment);
+  read_timeout(variables, environment);
+  const std::optional<Found> found = choose(variables);
+  if (!found.has_value()) return environment;
+  environment.launcher = found->launcher;
+  environment.rank = *found->rank;
+  environment.size = *found->size;
+  environment.job_id = job_id_of(variables, found->launcher);
+  fill_local(*found, environment);
+  return environment;
+}
+
+EnvironmentVariables process_environment() {
+  EnvironmentVariables variables;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    const std::size_t equals = text.find('=');
+    if (equals != std::string::npos) variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return variables;
+}
+
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+}  // namespace tessera

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+// Names the ranks of one job as an n-dimensional grid, e.g. {dp: 2, tp: 4} over ranks 0..7.
+//
+// Invariants, checked once in the constructor and true for the object's life:
+//   - every size is at least 1 and the product of shape() is ranks().size();
+//   - names() is empty, or has one different, non-empty name a mesh dimension;
+//   - no rank is negative or appears twice.
+// ranks() lists the global rank at each coordinate, the last mesh dimension varying fastest; any order of ranks and any
+// subset of a world is legal.
+//
+// A value: compared by content, safe to read from any thread. It does no communication and owns no process group, so it
+// can be built and tested in one process.
+class Mesh {
+ public:
+  // Ranks 0 .. product(shape)-1 in row-major order.
+  // Throws std::invalid_argument when an invariant above does not hold.
+  explicit Mesh(std::vector<int64_t> shape, std::vector<std::string> names = {});
+  Mesh(std::vector<int64_t> shape, std::vector<std::string> names, std::vector<int64_t> ranks);
+
+  const std::vector<int64_t>& shape() const { return shape_; }
+  const std::vector<std::string>& names() const { return names_; }
+  const std::vector<int64_t>& ranks() const { return ranks_; }
+  int64_t ndim() const { return static_cast<int64_t>(shape_.size()); }
+  int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
+
+  // Ranks along one mesh dimension; negative counts from the end. Throws std::invalid_argument when out of range.
+  int64_t size(int64_t mesh_dim) const;
+
+  // Index of the mesh dimension called `name`. Throws std::invalid_argument that lists the names there are.
+  int64_t mesh_dim(std::string_view name) const;
+  // `mesh_dim` in [0, ndim); negative counts from the end. Throws std::invalid_argument when out of range.
+  int64_t normalize(int64_t mesh_dim) const;
+
+  // The coordinate of a global rank, or nullopt for a rank outside the mesh.
+  std::optional<std::vector<int64_t>> coordinate_of(int64_t rank) const;
+
+  // The global ranks that share `coordinate` on every other mesh dimension, in the order of their coordinate on `mesh_dim`.
+  std::vector<int64_t> ranks_along(int64_t mesh_dim, const std::vector<int64_t>& coordinate) const;
+
+  // The mesh over `names`, in that order, through `coordinate` (its values on the other mesh dimensions stay fixed).
+  //   {dp: 2, tp: 2}.slice({"tp"}, {1, 0}) -> {tp: 2} over ranks 2, 3
+  // Throws std::invalid_argument on an unknown or repeated name, or a mesh without names.
+  Mesh slice(const std::vector<std::string>& names, const std::vector<int64_t>& coordinate) const;
+
+  // "{dp: 2, tp: 4}", or "(2, 4)" without names; ranks are shown when they are not 0 .. n-1 in order.
+  std::string to_string() const;
+  std::size_t hash() const { return hash_; }
+
+  friend bool operator==(const Mesh& a, const Mesh& b) {
+    return a.hash_ == b.hash_ && a.shape_ == b.shape_ && a.names_ == b.names_ && a.ranks_ == b.ranks_;
+  }
+
+ private:
+  std::vector<int64_t> shape_;
+  std::vector<std::string> names_;
+  std::vector<int64_t> ranks_;
+  std::size_t hash_ = 0;
+};
+
+std::ostream& operator<<(std::ostream& out, const Mesh& mesh);
+
+}  // namespace tessera

@@ -1,0 +1,96 @@
+#include "tessera/mesh/watched_store.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "tessera/mesh/failure.h"
+
+namespace tessera {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+using Clock = std::chrono::steady_clock;
+
+// Between two looks at the keys, and between two looks for a failure.
+constexpr auto kShortestLook = std::chrono::milliseconds(1);
+constexpr auto kLongestLook = std::chrono::milliseconds(10);
+constexpr auto kFailureLook = std::chrono::milliseconds(250);
+
+class WatchedStore : public c10d::Store {
+ public:
+  WatchedStore(c10::intrusive_ptr<c10d::Store> base, std::shared_ptr<FailureBoard> board)
+      : Store(base->getTimeout()), base_(std::move(base)), board_(std::move(board)) {}
+
+  using Store::compareSet;
+  using Store::set;
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<WatchedStore>(base_->clone(), board_);
+  }
+  void set(const std::string& key, const Bytes& value) override { base_->set(key, value); }
+  Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+    return base_->compareSet(key, expected, desired);
+  }
+  Bytes get(const std::string& key) override {
+    wait({key});
+    return base_->get(key);
+  }
+  int64_t add(const std::string& key, int64_t value) override { return base_->add(key, value); }
+  bool deleteKey(const std::string& key) override { return base_->deleteKey(key); }
+  bool check(const std::vector<std::string>& keys) override { return base_->check(keys); }
+  int64_t getNumKeys() override { return base_->getNumKeys(); }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
+
+ private:
+  void throw_if_failed();
+
+  const c10::intrusive_ptr<c10d::Store> base_;
+  const std::shared_ptr<FailureBoard> board_;
+};
+
+void WatchedStore::throw_if_failed() {
+  if (!board_->failed()) {
+    const std::optional<Failure> found = board_->find();
+    if (!found.has_value()) return;
+    board_->adopt(*found);
+  }
+  throw std::runtime_error(to_string(board_->failure()));
+}
+
+void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
+  const Clock::time_point start = Clock::now();
+  Clock::time_point next_failure_look = start + kFailureLook;
+  std::chrono::milliseconds pause = kShortestLook;
+  while (!base_->check(keys)) {
+    const Clock::time_point now = Clock::now();
+    if (now >= next_failure_look) {
+      throw_if_failed();
+      next_failure_look = now + kFailureLook;
+    }
+    if (now - start >= timeout) {
+      throw std::runtime_error(fmt::format("timed out after {} ms waiting for the other ranks to join (keys {})",
+                                           timeout.count(), fmt::join(keys, ", ")));
+    }
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, kLongestLook);
+  }
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Store> watch_store(c10::intrusive_ptr<c10d::Store> base, std::shared_ptr<FailureBoard> board) {
+  return c10::make_intrusive<WatchedStore>(std::move(base), std::move(board));
+}
+
+}  // namespace tessera

@@ -1,0 +1,285 @@
+#include "tessera/mesh/world.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "tessera/mesh/environment.h"
+#include "tessera/mesh/failure.h"
+#include "tessera/mesh/group_table.h"
+#include "tessera/mesh/store.h"
+
+namespace tessera {
+namespace {
+
+// How long a rank whose collective failed looks for the reason, and how long the rank that serves the store waits for the
+// others to read it. Together under the 5 seconds in which a job must end.
+constexpr auto kSearchPatience = std::chrono::milliseconds(3000);
+constexpr auto kShortPatience = std::chrono::milliseconds(100);
+constexpr auto kLingerPatience = std::chrono::milliseconds(1000);
+
+const std::string kNoPath = "-";
+
+uint64_t next_world_id() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+bool says_timeout(const std::string& text) {
+  return text.find("imed out") != std::string::npos || text.find("timeout") != std::string::npos;
+}
+
+// Outlives the World in the tokens that observe() gives out.
+struct Observers {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<World::Sink>> sinks;
+  std::atomic<bool> any{false};
+
+  void remove(const World::Sink* sink) {
+    const std::lock_guard lock(mutex);
+    std::erase_if(sinks, [&](const auto& held) { return held.get() == sink; });
+    any = !sinks.empty();
+  }
+};
+
+void check_options(const WorldOptions& options) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
+    throw std::invalid_argument(fmt::format("World: rank {} is outside [0, {})", options.rank, options.size));
+  }
+  if (options.local_rank < 0 || options.local_size < 1 || options.local_size > options.size) {
+    throw std::invalid_argument(fmt::format("World: local rank {} of {} does not fit a world of {}", options.local_rank,
+                                            options.local_size, options.size));
+  }
+  if (options.size > 1 && !options.fake && !options.store) {
+    throw std::invalid_argument(
+        fmt::format("World: {} ranks need a store to find each other; set WorldOptions::store (a c10d::FileStore or "
+                    "c10d::TCPStore that all ranks open), or start the ranks with tools/launch, torchrun or mpirun",
+                    options.size));
+  }
+  if (options.timeout <= std::chrono::milliseconds::zero()) {
+    throw std::invalid_argument(fmt::format("World: a timeout of {} ms is not positive", options.timeout.count()));
+  }
+}
+
+}  // namespace
+
+struct World::Impl {
+  explicit Impl(WorldOptions given)
+      : options(std::move(given)),
+        board(std::make_shared<FailureBoard>(options.size > 1 && !options.fake ? options.store : nullptr, options.rank,
+                                             options.size, options.lost_file)),
+        groups({.store = options.store,
+                .board = board,
+                .rank = options.rank,
+                .timeout = options.timeout,
+                .one_host = options.local_size == options.size,
+                .device_index = static_cast<int>(options.local_rank),
+                .fake = options.fake}) {}
+
+  bool has_peers() const { return options.size > 1 && !options.fake; }
+
+  const WorldOptions options;
+  const uint64_t id = next_world_id();
+  RandomState random;
+  std::shared_ptr<Observers> observers = std::make_shared<Observers>();
+  const char* op = "";
+  const std::string* path = &kNoPath;
+  std::atomic<std::thread::id> owner{};
+  int depth = 0;  // of Exclusive on the owner's thread
+  std::shared_ptr<FailureBoard> board;
+  GroupTable groups;  // last: its thread uses the board
+};
+
+World::World(WorldOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+World::~World() = default;
+
+std::shared_ptr<World> World::create(WorldOptions options) {
+  check_options(options);
+  return std::shared_ptr<World>(new World(std::move(options)));
+}
+
+std::shared_ptr<World> World::fake(int64_t rank, int64_t size) {
+  WorldOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.fake = true;
+  return create(std::move(options));
+}
+
+std::shared_ptr<World> World::from_environment() {
+  static std::mutex mutex;
+  static std::weak_ptr<World> current;
+  static int64_t generation = 0;
+  const std::lock_guard lock(mutex);
+  if (auto world = current.lock()) return world;
+  const Environment environment = resolve_environment(process_environment());
+  WorldOptions options;
+  options.rank = environment.rank;
+  options.size = environment.size;
+  options.local_rank = environment.local_rank;
+  options.local_size = environment.local_size;
+  options.timeout = std::chrono::seconds(environment.timeout_seconds);
+  if (!environment.store_path.empty()) options.lost_file = environment.store_path + ".lost";
+  // A second world of this process must not meet the keys of the first.
+  if (environment.size > 1) {
+    options.store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", generation), make_store(environment));
+  }
+  auto world = create(std::move(options));
+  ++generation;
+  current = world;
+  return world;
+}
+
+uint64_t World::id() const { return impl_->id; }
+int64_t World::rank() const { return impl_->options.rank; }
+int64_t World::size() const { return impl_->options.size; }
+int64_t World::local_rank() const { return impl_->options.local_rank; }
+int64_t World::local_size() const { return impl_->options.local_size; }
+bool World::is_fake() const { return impl_->options.fake; }
+std::chrono::milliseconds World::timeout() const { return impl_->options.timeout; }
+const c10::intrusive_ptr<c10d::Store>& World::store() const { return impl_->options.store; }
+RandomState& World::random_state() { return impl_->random; }
+
+c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks, c10::DeviceType device) {
+  check_alive();
+  if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) {
+    throw std::invalid_argument(fmt::format("group of ranks [{}]: rank {} is not among them; only members make a group",
+                                            fmt::join(ranks, ", "), rank()));
+  }
+  const auto outside = std::find_if(ranks.begin(), ranks.end(), [&](int64_t r) { return r < 0 || r >= size(); });
+  if (outside != ranks.end()) {
+    throw std::invalid_argument(fmt::format("group of ranks [{}]: rank {} is outside the world of {}",
+                                            fmt::join(ranks, ", "), *outside, size()));
+  }
+  const Exclusive exclusive(*this);
+  try {
+    return impl_->groups.get(ranks, device);
+  } catch (const c10::Error& error) {
+    rethrow_collective_failure("making a process group", ranks, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    // Without peers, or on a device that is not there, it is this caller's own error and every rank has it.
+    if (!impl_->has_peers() || device == c10::DeviceType::CUDA) throw;
+    rethrow_collective_failure("making a process group", ranks, error.what());
+  }
+}
+
+void World::fail(const std::string& where, const std::string& text) noexcept {
+  if (!impl_->has_peers() || impl_->board->failed()) return;
+  try {
+    const Failure failure{.kind = Failure::Kind::kError, .rank = rank(), .where = where, .text = text};
+    impl_->board->publish(failure);
+    impl_->board->adopt(failure);
+  } catch (...) {
+    // Without memory for the text the groups are closed all the same: the others then report a lost peer.
+  }
+  impl_->groups.close_all();
+  impl_->board->linger(kLingerPatience);
+}
+
+void World::check_alive() const {
+  if (!impl_->board->failed()) [[likely]] return;
+  throw std::runtime_error(
+      fmt::format("rank {}: the job has failed: {}", rank(), to_string(impl_->board->failure())));
+}
+
+void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
+                                       const std::string& library_text) {
+  FailureBoard& board = *impl_->board;
+  if (!board.failed()) {
+    const bool timeout = says_timeout(library_text);
+    std::optional<Failure> found = board.search(ranks, timeout ? kShortPatience : kSearchPatience);
+    if (!found.has_value()) {
+      found = timeout ? Failure{Failure::Kind::kTimeout, rank(), where, library_text}
+                      : Failure{Failure::Kind::kLost, -1, where, "which one is not known"};
+    }
+    if (found->where.empty()) found->where = where;
+    board.publish(*found);
+    board.adopt(*found);
+  }
+  impl_->groups.close_all();
+  board.linger(kLingerPatience);
+  throw std::runtime_error(fmt::format("rank {}, {} over ranks [{}]: {} ({})", rank(), where, fmt::join(ranks, ", "),
+                                       to_string(board.failure()), library_text));
+}
+
+void World::guard(const std::string& where, const std::function<void()>& callback) {
+  try {
+    callback();
+  } catch (const c10::Error& error) {
+    fail(where, error.what_without_backtrace());
+    throw;
+  } catch (const std::exception& error) {
+    fail(where, error.what());
+    throw;
+  } catch (...) {
+    fail(where, "an exception that is not a std::exception");
+    throw;
+  }
+}
+
+std::shared_ptr<void> World::observe(Sink sink) {
+  auto held = std::make_shared<Sink>(std::move(sink));
+  const std::shared_ptr<Observers> observers = impl_->observers;
+  {
+    const std::lock_guard lock(observers->mutex);
+    observers->sinks.push_back(held);
+    observers->any = true;
+  }
+  const Sink* const key = held.get();
+  return {nullptr, [observers, key](void*) { observers->remove(key); }};
+}
+
+void World::record(const CollectiveRecord& record) {
+  std::vector<std::shared_ptr<Sink>> sinks;
+  {
+    const std::lock_guard lock(impl_->observers->mutex);
+    sinks = impl_->observers->sinks;
+  }
+  for (const auto& sink : sinks) (*sink)(record);
+}
+
+bool World::observed() const { return impl_->observers->any.load(std::memory_order_relaxed); }
+
+World::Scope::Scope(World& world, const char* op, const std::string* path)
+    : world_(world), op_(world.impl_->op), path_(world.impl_->path) {
+  if (op != nullptr) world.impl_->op = op;
+  if (path != nullptr) world.impl_->path = path;
+}
+
+World::Scope::~Scope() {
+  world_.impl_->op = op_;
+  world_.impl_->path = path_;
+}
+
+const char* World::current_op() const { return impl_->op; }
+const std::string& World::current_path() const { return *impl_->path; }
+
+World::Exclusive::Exclusive(World& world) : world_(world) {
+  const std::thread::id me = std::this_thread::get_id();
+  std::thread::id seen{};
+  if (!world_.impl_->owner.compare_exchange_strong(seen, me) && seen != me) {
+    throw std::runtime_error(fmt::format(
+        "rank {}: two threads communicate at once, one of them in {}; all ranks must issue collectives in the same order, "
+        "so give the work to one thread, or each thread a world of its own",
+        world_.rank(), *world_.current_op() == '\0' ? "a collective" : world_.current_op()));
+  }
+  ++world_.impl_->depth;
+}
+
+World::Exclusive::~Exclusive() {
+  if (--world_.impl_->depth == 0) world_.impl_->owner.store(std::thread::id{});
+}
+
+}  // namespace tessera

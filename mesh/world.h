@@ -1,0 +1,132 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace tessera {
+
+// Seed and counter from which random operators draw; see dtensor/random.
+struct RandomState {
+  uint64_t seed = 0;
+  uint64_t counter = 0;
+};
+
+// One collective as CommCounter and the error texts see it.
+struct CollectiveRecord {
+  const char* kind = "";     // "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter", "barrier"
+  std::string mesh_dim;      // its name, or its index as text
+  int64_t bytes = 0;         // bytes of this rank's contribution (the input buffer)
+  std::string op;            // the operator that caused it, e.g. "aten::mm" or "redistribute"
+  std::string path;          // the parameter or hooked module that took part, else "-"
+};
+
+struct WorldOptions {
+  int64_t rank = 0;
+  int64_t size = 1;
+  int64_t local_rank = 0;
+  int64_t local_size = 1;
+  c10::intrusive_ptr<c10d::Store> store;                 // needed when size > 1
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for everything that waits
+  bool fake = false;                                     // a fake group: plans at any size, moves nothing
+  std::string lost_file;                                 // where the launcher notes a rank that it saw die; may be empty
+};
+
+// This process's place in the job: my rank, the store, the process groups (made on demand), the timeout, the random state,
+// and what is known of failures. Everything that communicates holds one; nothing else knows the rank.
+//
+// Groups are made at first use by their members alone. One thread at a time may communicate; a second gets an error.
+class World : public std::enable_shared_from_this<World> {
+ public:
+  // The world that the environment describes (explicit TESSERA_* variables, torchrun, Open MPI, MPICH, Slurm; a process
+  // started by none is a world of one). One per process: later calls give the same World while anyone holds it.
+  // Throws std::invalid_argument when sets of variables disagree, listing what was seen.
+  static std::shared_ptr<World> from_environment();
+  // An explicit world. Keys in the store begin with "tessera/": two worlds need two stores, or two c10d::PrefixStores.
+  // Throws std::invalid_argument on a rank outside [0, size) or a missing store.
+  static std::shared_ptr<World> create(WorldOptions options);
+  // A world of any size in one process whose collectives move nothing: for plans and for tests of counts.
+  static std::shared_ptr<World> fake(int64_t rank, int64_t size);
+
+  ~World();
+
+  // A number of this World alone, never reused in this process.
+  uint64_t id() const;
+  int64_t rank() const;
+  int64_t size() const;
+  int64_t local_rank() const;
+  int64_t local_size() const;
+  bool is_fake() const;
+  std::chrono::milliseconds timeout() const;
+  const c10::intrusive_ptr<c10d::Store>& store() const;
+
+  // The group of `ranks` (this rank among them) for tensors on `device`: Gloo for CPU, NCCL for CUDA. Collective over
+  // `ranks` at first use. Throws std::invalid_argument when this rank is not among `ranks` or one is outside the world,
+  // std::runtime_error when the device or its backend is not there, or the world has failed.
+  c10::intrusive_ptr<c10d::Backend> group(const std::vector<int64_t>& ranks, c10::DeviceType device);
+
+  RandomState& random_state();
+
+  // ---- failures -------------------------------------------------------------------------------------------------
+  // An error that this rank alone may have seen: writes rank, `where` and `text` to the store (first writer wins) and
+  // closes every group, so that other ranks' current or next collective throws this text within 5 seconds. Never throws.
+  // A fake world and a world of one have nobody to tell: there it does nothing.
+  void fail(const std::string& where, const std::string& text) noexcept;
+  // Throws std::runtime_error with the recorded failure if this world has failed, else does nothing. Local, cheap.
+  void check_alive() const;
+  // Turns an exception of a collective into the job's own error: the failure that another rank wrote to the store, else
+  // a message that names `where`, the group's ranks, that a peer was lost, and the library's own text.
+  [[noreturn]] void rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
+                                               const std::string& library_text);
+  // Runs a user's callback; an exception in it is failed() with `where`, then thrown on.
+  void guard(const std::string& where, const std::function<void()>& callback);
+
+  // ---- what is being counted ------------------------------------------------------------------------------------
+  // Calls `sink` for every collective until the returned token dies.
+  using Sink = std::function<void(const CollectiveRecord&)>;
+  std::shared_ptr<void> observe(Sink sink);
+  void record(const CollectiveRecord& record);
+  bool observed() const;
+
+  // The operator and path that the next collectives are charged to. Set by dispatch and by styles, restored on exit.
+  struct Scope {
+    Scope(World& world, const char* op, const std::string* path = nullptr);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+   private:
+    World& world_;
+    const char* op_;
+    const std::string* path_;
+  };
+  const char* current_op() const;
+  const std::string& current_path() const;
+
+  // Held around one collective: throws std::runtime_error when another thread is inside one.
+  struct Exclusive {
+    explicit Exclusive(World& world);
+    ~Exclusive();
+    Exclusive(const Exclusive&) = delete;
+    Exclusive& operator=(const Exclusive&) = delete;
+   private:
+    World& world_;
+  };
+
+ private:
+  explicit World(WorldOptions options);
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera
