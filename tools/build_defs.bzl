@@ -25,7 +25,7 @@ _TEST_COPTS = ["-std=c++20", "-g0", "-O0"] + _WARNINGS
 
 def _library_copts():
     return _LIBRARY_COPTS + select({
-        str(Label("//tools:optimized")): ["-O2"],
+        "@tessera//tools:optimized": ["-O2"],
         "//conditions:default": ["-O1"],
     })
 
@@ -65,7 +65,7 @@ def tessera_test(name, srcs, deps = [], size = "small", tags = [], **kwargs):
     native.cc_test(
         name = name,
         srcs = srcs,
-        deps = deps + [str(Label("//tests/harness:main")), "@doctest"],
+        deps = deps + ["@tessera//tests/harness:main", "@doctest"],
         copts = _TEST_COPTS + kwargs.pop("copts", []),
         size = size,
         tags = tags + ["single"],
@@ -78,9 +78,9 @@ def tessera_distributed_test(name, srcs, deps = [], size = "medium", tags = [], 
         name = name,
         srcs = srcs,
         deps = deps + [
-            str(Label("//tests/harness:main")),
-            str(Label("//tests/harness:ranks")),
-            str(Label("//tests/harness:world")),
+            "@tessera//tests/harness:main",
+            "@tessera//tests/harness:ranks",
+            "@tessera//tests/harness:world",
             "@doctest",
         ],
         copts = _TEST_COPTS + kwargs.pop("copts", []),
