@@ -1,0 +1,45 @@
+#include "tessera/ops/rules/labels.h"
+
+// Operators that take a tensor's sizes and not its values.
+namespace tessera::rules {
+namespace {
+
+constexpr ReduceOp kAllReductions[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct};
+
+Strategy from_first(const OpCall& call, Placement input, Placement output) {
+  Strategy strategy{.inputs = Placements(call.inputs.size(), Replicate()), .outputs = {output}};
+  strategy.inputs[0] = input;
+  return strategy;
+}
+
+// As the input is sharded when `same` sizes; whole where it is a term, or of other sizes.
+OpRule filled(const OpCall& call, bool same) {
+  OpRule rule;
+  for (int64_t d = 0; d < call.inputs.at(0).ndim(); ++d) {
+    rule.strategies.push_back(from_first(call, Shard(d), same ? Shard(d) : Replicate()));
+  }
+  for (const ReduceOp op : kAllReductions) rule.strategies.push_back(from_first(call, Partial(op), Replicate()));
+  return rule;
+}
+
+OpRule like(const OpCall& call) { return filled(call, true); }
+
+OpRule of_sizes(const OpCall& call) {
+  OpRule rule = filled(call, call.arg("size").toIntVector() == call.inputs.at(0).sizes);
+  rule.size_arg = static_cast<int>(call.arg_index("size"));
+  if (call.has_arg("stride")) rule.stride_arg = static_cast<int>(call.arg_index("stride"));
+  return rule;
+}
+
+constexpr RuleEntry kTable[] = {
+    {"zeros_like", like},       {"ones_like", like},        {"full_like", like},
+    {"empty_like", like},       {"rand_like", like},        {"randn_like", like},
+    {"randint_like", like},     {"new_zeros", of_sizes},    {"new_ones", of_sizes},
+    {"new_full", of_sizes},     {"new_empty", of_sizes},    {"new_empty_strided", of_sizes},
+};
+
+}  // namespace
+
+std::span<const RuleEntry> factory_rules() { return kTable; }
+
+}  // namespace tessera::rules

@@ -1,0 +1,62 @@
+#include "tessera/ops/rules/labels.h"
+
+#include <algorithm>
+
+namespace tessera::rules {
+
+Labels broadcast_labels(const std::vector<int64_t>& sizes, const std::vector<int64_t>& whole, const Labels& labels) {
+  Labels out(sizes.size(), '-');
+  if (sizes.size() > whole.size()) return out;
+  const std::size_t skipped = whole.size() - sizes.size();
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == whole[skipped + d]) out[d] = labels[skipped + d];
+  }
+  return out;
+}
+
+std::vector<int64_t> broadcast_sizes(const std::vector<TensorInfo>& inputs) {
+  std::vector<int64_t> out;
+  for (const TensorInfo& input : inputs) {
+    if (!input.defined) continue;
+    if (input.sizes.size() > out.size()) out.insert(out.begin(), input.sizes.size() - out.size(), 1);
+    const std::size_t skipped = out.size() - input.sizes.size();
+    for (std::size_t d = 0; d < input.sizes.size(); ++d) {
+      if (input.sizes[d] != 1) out[skipped + d] = input.sizes[d];
+    }
+  }
+  return out;
+}
+
+Labels with_whole(Labels labels, std::span<const int64_t> dims) {
+  for (const int64_t d : dims) {
+    if (d >= 0 && d < static_cast<int64_t>(labels.size())) labels[static_cast<std::size_t>(d)] = '-';
+  }
+  return labels;
+}
+
+Labels without(const Labels& labels, std::span<const int64_t> dims) {
+  Labels out;
+  for (std::size_t d = 0; d < labels.size(); ++d) {
+    if (std::find(dims.begin(), dims.end(), static_cast<int64_t>(d)) == dims.end()) out += labels[d];
+  }
+  return out;
+}
+
+bool converts_termwise(at::ScalarType from, at::ScalarType to) {
+  if (from == at::kBool) return false;
+  if (from == to) return true;
+  return (at::isFloatingType(from) || at::isComplexType(from)) && (at::isFloatingType(to) || at::isComplexType(to));
+}
+
+void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<std::vector<std::size_t>>& groups) {
+  const at::ScalarType to = call.outputs.empty() ? call.inputs.at(0).dtype : call.outputs[0].dtype;
+  for (const auto& group : groups) {
+    const bool exact = std::all_of(group.begin(), group.end(),
+                                   [&](std::size_t i) { return converts_termwise(call.inputs.at(i).dtype, to); });
+    if (exact) add_linear(rule, call.inputs.size(), num_outputs(call), {group});
+  }
+}
+
+std::size_t num_outputs(const OpCall& call) { return call.outputs.empty() ? 1 : call.outputs.size(); }
+
+}  // namespace tessera::rules

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tessera/ops/rules/rule.h"
+
+// What the families of rules share.
+namespace tessera::rules {
+
+// The labels of a tensor of `sizes` that broadcasts against one of `whole` labelled `labels`: right-aligned, '-' where the
+// sizes differ.
+//   sizes (4, 1), whole (3, 4, 5) "abc" -> "b-"
+Labels broadcast_labels(const std::vector<int64_t>& sizes, const std::vector<int64_t>& whole, const Labels& labels);
+
+// What the inputs broadcast to; undefined ones are left out.
+std::vector<int64_t> broadcast_sizes(const std::vector<TensorInfo>& inputs);
+
+// The labels with '-' at `dims`; dimensions outside are passed over, so that a tensor of no dimensions may have "dim 0".
+Labels with_whole(Labels labels, std::span<const int64_t> dims);
+// The labels without those at `dims`.
+Labels without(const Labels& labels, std::span<const int64_t> dims);
+
+// Whether terms of `from` may be reduced after they were converted to `to`: integers would overflow elsewhere, bool counts.
+bool converts_termwise(at::ScalarType from, at::ScalarType to);
+
+// add_linear of the groups whose inputs all convert termwise to the first result's type.
+void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<std::vector<std::size_t>>& groups);
+
+// How many results the call has; one where they are not known.
+std::size_t num_outputs(const OpCall& call);
+
+}  // namespace tessera::rules

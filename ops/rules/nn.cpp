@@ -1,0 +1,213 @@
+#include <algorithm>
+
+#include "tessera/ops/rules/labels.h"
+
+// Softmax, norms, embeddings, losses, attention, convolution.
+namespace tessera::rules {
+namespace {
+
+// ---- softmax and whatever else works along one dimension of all its tensors
+
+OpRule along(const OpCall& call) {
+  const int64_t ndim = call.inputs.at(0).ndim();
+  const std::vector<int64_t> dim = {call.dim("dim", ndim)};
+  const Labels labels = with_whole(letters(static_cast<std::size_t>(ndim)), dim);
+  const std::vector<Labels> inputs(call.inputs.size(), labels);
+  return {.strategies = shard_factors(inputs, std::vector<Labels>(num_outputs(call), labels))};
+}
+
+OpRule along_backward(const OpCall& call) {
+  OpRule rule = along(call);
+  add_linear_where_exact(rule, call, {{0}});
+  return rule;
+}
+
+// ---- norms: the last dimensions are normalized and stay whole
+
+struct NormLabels {
+  Labels input;   // of the statistics too: they have 1s for the normalized dimensions
+  Labels weight;  // of the bias too
+};
+
+NormLabels norm_labels(const OpCall& call) {
+  const std::size_t normalized = call.arg("normalized_shape").toIntVector().size();
+  const std::size_t outer = call.inputs.at(0).sizes.size() - normalized;
+  return {.input = letters(outer) + Labels(normalized, '-'), .weight = Labels(normalized, '-')};
+}
+
+// (input, weight, bias) -> (result, mean, rstd)
+OpRule layer_norm(const OpCall& call) {
+  const auto [input, weight] = norm_labels(call);
+  return {.strategies = shard_factors({input, weight, weight}, {input, input, input})};
+}
+
+// (grad, input, mean, rstd, weight, bias) -> the gradients of input, weight and bias. A pending gradient is reduced here:
+// passed on, it would be reduced three times.
+OpRule layer_norm_backward(const OpCall& call) {
+  const auto [input, weight] = norm_labels(call);
+  return {.strategies = shard_factors({input, input, input, input, weight, weight}, {input, weight, weight})};
+}
+
+// (input, weight) -> (result, rstd)
+OpRule rms_norm(const OpCall& call) {
+  const auto [input, weight] = norm_labels(call);
+  return {.strategies = shard_factors({input, weight}, {input, input})};
+}
+
+// (grad, input, rstd, weight) -> the gradients of input and weight
+OpRule rms_norm_backward(const OpCall& call) {
+  const auto [input, weight] = norm_labels(call);
+  return {.strategies = shard_factors({input, input, input, weight}, {input, weight})};
+}
+
+// ---- embedding: V for the vocabulary, H for the width
+
+// (weight, indices): rows of a part of the vocabulary are terms, zero for the indices outside.
+OpRule embedding(const OpCall& call) {
+  const Labels indices = letters(call.inputs.at(1).sizes.size());
+  OpRule rule{.strategies = shard_factors({"VH", indices}, {indices + 'H'})};
+  for (Strategy& strategy : rule.strategies) {
+    if (strategy.inputs[0] == Shard(0)) strategy.kernel = "embedding";
+  }
+  add_movement(rule, 2, 1);
+  return rule;
+}
+
+// (grad, indices): pieces of the indices give terms of every row. Scaling by how often an index occurs needs all of them.
+OpRule embedding_dense_backward(const OpCall& call) {
+  const Labels indices = letters(call.inputs.at(1).sizes.size());
+  const bool needs_all = call.arg("scale_grad_by_freq").toBool();
+  OpRule rule{.strategies = shard_factors({indices + 'H', indices}, {"VH"}, ReduceOp::kSum, needs_all ? indices : Labels())};
+  for (Strategy& strategy : rule.strategies) {
+    if (strategy.outputs[0] == Shard(0)) strategy.kernel = "embedding_dense_backward";
+  }
+  // The rows alone, of inputs that are whole, come last; a pending gradient before them.
+  add_linear(rule, 2, 1, {{0}});
+  std::stable_partition(rule.strategies.begin(), rule.strategies.end(), [](const Strategy& s) { return s.kernel.empty(); });
+  return rule;
+}
+
+// ---- negative log likelihood: self (n, classes, rest...), target (n, rest...)
+
+enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
+
+struct NllLabels {
+  Labels self;
+  Labels target;
+};
+
+NllLabels nll_labels(const TensorInfo& self) {
+  if (self.ndim() < 2) return {.self = Labels(self.sizes.size(), '-'), .target = ""};
+  const Labels rest = letters(self.sizes.size() - 2);
+  return {.self = "N-" + rest, .target = 'N' + rest};
+}
+
+// (self, target, weight) -> (loss, total weight). A mean divides by the total weight of all pieces.
+OpRule nll_forward(const OpCall& call) {
+  const auto [self, target] = nll_labels(call.inputs.at(0));
+  const int64_t reduction = call.arg("reduction").toInt();
+  OpRule rule{.strategies = shard_factors({self, target, "-"}, {reduction == kNone ? target : Labels(), ""})};
+  for (Strategy& strategy : rule.strategies) {
+    if (reduction != kSum) strategy.outputs[1] = Replicate();
+    if (reduction == kMean) strategy.kernel = "nll_loss_mean";
+  }
+  return rule;
+}
+
+// (grad, self, target, weight, total weight)
+OpRule nll_backward(const OpCall& call) {
+  const auto [self, target] = nll_labels(call.inputs.at(1));
+  const Labels grad = call.arg("reduction").toInt() == kNone ? target : Labels();
+  OpRule rule{.strategies = shard_factors({grad, self, target, "-", ""}, {self})};
+  add_linear_where_exact(rule, call, {{0}});
+  return rule;
+}
+
+// ---- attention on CPU: query (b, h, q, e), key and value (b, h, k, e)
+
+struct AttentionLabels {
+  Labels query;
+  Labels key;
+  Labels mask;
+};
+
+AttentionLabels attention_labels(const OpCall& call, const TensorInfo& query, const TensorInfo& key, const TensorInfo& mask) {
+  // Which keys a query sees depends on its place when the mask is causal.
+  Labels labels = call.arg("is_causal").toBool() ? "bh--" : "bhq-";
+  if (query.sizes[1] != key.sizes[1]) labels[1] = '-';
+  const std::vector<int64_t> scores = {query.sizes[0], query.sizes[1], query.sizes[2], key.sizes[2]};
+  const Labels mask_labels = mask.defined ? broadcast_labels(mask.sizes, scores, labels) : Labels();
+  return {.query = labels, .key = labels.substr(0, 2) + "--", .mask = mask_labels};
+}
+
+// The statistics that backward needs are single precision for the half types.
+at::ScalarType statistics_type(at::ScalarType type) {
+  return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
+}
+
+// (query, key, value, mask) -> (result, logsumexp)
+OpRule attention(const OpCall& call) {
+  const TensorInfo& query = call.inputs.at(0);
+  const auto [q, k, mask] = attention_labels(call, query, call.inputs.at(1), call.inputs.at(3));
+  OpRule rule{.strategies = shard_factors({q, k, k, mask}, {q, q.substr(0, 3)})};
+  std::vector<int64_t> sizes = query.sizes;
+  rule.outputs.push_back({.sizes = sizes, .dtype = query.dtype});
+  sizes.pop_back();
+  rule.outputs.push_back({.sizes = sizes, .dtype = statistics_type(query.dtype)});
+  return rule;
+}
+
+// (grad, query, key, value, result, logsumexp, mask): pieces of the queries give terms of the gradients of key and value.
+OpRule attention_backward(const OpCall& call) {
+  const auto& in = call.inputs;
+  const auto [q, k, mask] = attention_labels(call, in.at(1), in.at(2), in.at(6));
+  OpRule rule{.strategies = shard_factors({q, q, k, k, q, q.substr(0, 3), mask}, {q, k, k})};
+  for (const std::size_t i : {1, 2, 3}) rule.outputs.push_back(in[i]);
+  return rule;
+}
+
+// ---- convolution: the batch alone
+
+// (input, weight, bias)
+OpRule convolution(const OpCall& call) {
+  const Labels whole(call.inputs.at(0).sizes.size() - 1, '-');
+  OpRule rule{.strategies = shard_factors({'n' + whole, '-' + whole, "-"}, {'n' + whole})};
+  if (!call.inputs.at(2).defined) add_linear_where_exact(rule, call, {{0}, {1}});
+  return rule;
+}
+
+// (grad, input, weight) -> the gradients of input, weight and bias
+OpRule convolution_backward(const OpCall& call) {
+  const Labels whole(call.inputs.at(0).sizes.size() - 1, '-');
+  return {.strategies = shard_factors({'n' + whole, 'n' + whole, '-' + whole}, {'n' + whole, '-' + whole, "-"})};
+}
+
+constexpr RuleEntry kTable[] = {
+    {"_softmax", along},
+    {"_log_softmax", along},
+    {"_safe_softmax", along},
+    {"glu", along},
+    {"_softmax_backward_data", along_backward},
+    {"_log_softmax_backward_data", along_backward},
+    {"glu_backward", along_backward},
+    {"native_layer_norm", layer_norm},
+    {"native_layer_norm_backward", layer_norm_backward},
+    {"_fused_rms_norm", rms_norm},
+    {"_fused_rms_norm_backward", rms_norm_backward},
+    {"embedding", embedding},
+    {"embedding_dense_backward", embedding_dense_backward},
+    {"nll_loss_forward", nll_forward},
+    {"nll_loss2d_forward", nll_forward},
+    {"nll_loss_backward", nll_backward},
+    {"nll_loss2d_backward", nll_backward},
+    {"_scaled_dot_product_flash_attention_for_cpu", attention},
+    {"_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward},
+    {"convolution", convolution},
+    {"convolution_backward", convolution_backward},
+};
+
+}  // namespace
+
+std::span<const RuleEntry> nn_rules() { return kTable; }
+
+}  // namespace tessera::rules

@@ -1,0 +1,193 @@
+#include <algorithm>
+#include <array>
+
+#include "tessera/ops/rules/labels.h"
+
+// Operators that compute each element of the result from one element of every (broadcast) input.
+namespace tessera::rules {
+namespace {
+
+std::vector<Strategy> elementwise(const OpCall& call) {
+  const auto sizes = call.outputs.empty() ? broadcast_sizes(call.inputs) : call.outputs[0].sizes;
+  // Some backends leave an output of another size, as a buffer that they do not need.
+  for (const TensorInfo& output : call.outputs) {
+    if (output.sizes != sizes) return {};
+  }
+  const Labels all = letters(sizes.size());
+  std::vector<Labels> inputs;
+  for (const TensorInfo& input : call.inputs) inputs.push_back(broadcast_labels(input.sizes, sizes, all));
+  return shard_factors(inputs, std::vector<Labels>(num_outputs(call), all));
+}
+
+OpRule plain(const OpCall& call) { return {.strategies = elementwise(call)}; }
+
+// Linear in the first input alone: scaling, and the operators of backward in the gradient.
+OpRule linear_in_first(const OpCall& call) {
+  OpRule rule = plain(call);
+  add_linear_where_exact(rule, call, {{0}});
+  return rule;
+}
+
+// Elements are kept as they are; a conversion of the type must not change how terms add up.
+OpRule movement(const OpCall& call) {
+  OpRule rule = plain(call);
+  const at::ScalarType from = call.inputs.at(0).dtype;
+  const at::ScalarType to = call.outputs.empty() ? from : call.outputs[0].dtype;
+  if (from == to || converts_termwise(from, to)) add_movement(rule, call.inputs.size(), num_outputs(call));
+  return rule;
+}
+
+// Sums of tensors. A Number as the second operand would be added once a term.
+OpRule sum_of_tensors(const OpCall& call) {
+  OpRule rule = plain(call);
+  if (call.inputs.size() == 2) add_linear_where_exact(rule, call, {{0, 1}});
+  return rule;
+}
+
+// Linear in each of its tensors while the others are whole.
+OpRule product_of_tensors(const OpCall& call) {
+  OpRule rule = plain(call);
+  for (std::size_t i = 0; i < call.inputs.size(); ++i) add_linear_where_exact(rule, call, {{i}});
+  return rule;
+}
+
+OpRule quotient(const OpCall& call) {
+  const bool rounds = call.has_arg("rounding_mode") && !call.arg("rounding_mode").isNone();
+  return rounds ? plain(call) : linear_in_first(call);
+}
+
+template <ReduceOp op>
+OpRule extremum_of_tensors(const OpCall& call) {
+  OpRule rule = plain(call);
+  const bool same_type = call.inputs.size() == 2 && call.inputs[0].dtype == call.inputs[1].dtype;
+  if (same_type) rule.strategies.push_back(pass_partial(2, 1, {0, 1}, op));
+  return rule;
+}
+
+constexpr std::array kAllReductions = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct};
+
+// Inputs `a` and `b` pending together: whatever picks elements of the one or of the other.
+OpRule pick(const OpCall& call, std::size_t a, std::size_t b) {
+  OpRule rule = plain(call);
+  const auto& in = call.inputs;
+  if (in.size() <= b) return rule;
+  const bool same_type = in[a].dtype == in[b].dtype;
+  const bool termwise = converts_termwise(in[a].dtype, in[b].dtype) && converts_termwise(in[b].dtype, in[a].dtype);
+  if (!same_type && !termwise) return rule;
+  for (const ReduceOp op : kAllReductions) rule.strategies.push_back(pass_partial(in.size(), num_outputs(call), {a, b}, op));
+  return rule;
+}
+
+OpRule where(const OpCall& call) { return pick(call, 1, 2); }
+OpRule copy(const OpCall& call) { return pick(call, 0, 1); }
+
+// Zeros reduce to zero by every reduction.
+OpRule zero(const OpCall& call) {
+  OpRule rule = plain(call);
+  add_movement(rule, call.inputs.size(), num_outputs(call));
+  return rule;
+}
+
+// Terms that are all `value` reduce to it where they are not added up.
+OpRule fill(const OpCall& call) {
+  OpRule rule = plain(call);
+  for (const ReduceOp op : {ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin}) {
+    rule.strategies.push_back(pass_partial(call.inputs.size(), num_outputs(call), {0}, op));
+  }
+  return rule;
+}
+
+// Losses and their backward ask for no reduction (0), the mean (1) or the sum (2).
+int64_t reduction(const OpCall& call) { return call.has_arg("reduction") ? call.arg("reduction").toInt() : 0; }
+
+// A mean of pieces needs their counts: the mean is left to replication.
+OpRule loss(const OpCall& call) {
+  if (reduction(call) == 0) return plain(call);
+  if (reduction(call) == 1) return {};
+  const auto sizes = broadcast_sizes(call.inputs);
+  std::vector<Labels> inputs;
+  for (const TensorInfo& input : call.inputs) {
+    inputs.push_back(broadcast_labels(input.sizes, sizes, letters(sizes.size())));
+    // A term of a broadcast input would be counted once a piece.
+    if (input.defined && input.sizes != sizes) return {};
+  }
+  return {.strategies = shard_factors(inputs, {Labels()})};
+}
+
+OpRule loss_backward(const OpCall& call) { return reduction(call) == 1 ? OpRule() : linear_in_first(call); }
+
+constexpr RuleEntry kSpecial[] = {
+    {"add", sum_of_tensors},
+    {"sub", sum_of_tensors},
+    {"rsub", sum_of_tensors},
+    {"mul", product_of_tensors},
+    {"div", quotient},
+    {"maximum", extremum_of_tensors<ReduceOp::kMax>},
+    {"minimum", extremum_of_tensors<ReduceOp::kMin>},
+    {"where", where},
+    {"copy", copy},
+    {"zero", zero},
+    {"fill", fill},
+};
+
+constexpr std::string_view kMovement[] = {"clone", "detach", "alias", "lift", "lift_fresh", "_to_copy", "contiguous",
+                                          "detach_copy", "alias_copy", "lift_fresh_copy", "resolve_conj", "resolve_neg"};
+
+constexpr std::string_view kLinearInFirst[] = {
+    "neg", "_neg_view", "_conj", "_conj_physical", "conj_physical", "deg2rad", "rad2deg", "native_dropout_backward",
+    "gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward", "threshold_backward", "hardtanh_backward",
+    "leaky_relu_backward", "elu_backward", "softplus_backward", "hardsigmoid_backward", "hardswish_backward", "mish_backward",
+    "hardshrink_backward", "softshrink_backward", "logit_backward", "log_sigmoid_backward",
+};
+
+constexpr std::string_view kLosses[] = {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+                                        "soft_margin_loss"};
+constexpr std::string_view kLossesBackward[] = {"mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward",
+                                                "binary_cross_entropy_backward", "soft_margin_loss_backward"};
+
+constexpr std::string_view kPlain[] = {
+    // Of one tensor.
+    "abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil", "cos", "cosh", "digamma", "erf",
+    "erfc", "erfinv", "exp", "exp2", "expm1", "floor", "frac", "frexp", "i0", "isinf", "isnan", "isneginf", "isposinf",
+    "lgamma", "log", "log10", "log1p", "log2", "logical_not", "logit", "mvlgamma", "nan_to_num", "polygamma", "reciprocal",
+    "round", "rsqrt", "sgn", "sigmoid", "sign", "signbit", "sin", "sinc", "sinh", "sqrt", "tan", "tanh", "trunc",
+    "special_airy_ai", "special_bessel_j0", "special_bessel_j1", "special_bessel_y0", "special_bessel_y1", "special_entr",
+    "special_erfcx", "special_i0e", "special_i1", "special_i1e", "special_log_ndtr", "special_ndtri",
+    // Activations.
+    "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_sigmoid_forward", "mish",
+    "relu", "silu", "softplus", "softshrink", "threshold", "_prelu_kernel",
+    // Of two tensors, or a tensor and a number.
+    "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "__lshift__",
+    "__rshift__", "__ilshift__", "__irshift__", "copysign", "eq", "floor_divide", "fmax", "fmin", "fmod", "gcd", "ge", "gt",
+    "heaviside", "hypot", "igamma", "igammac", "lcm", "ldexp", "le", "logaddexp", "logaddexp2", "logical_and", "logical_or",
+    "logical_xor", "lt", "masked_fill", "ne", "nextafter", "pow", "remainder", "special_xlog1py", "special_zeta", "xlogy",
+    "complex", "polar",
+    // Of three.
+    "addcdiv", "addcmul", "clamp", "clamp_max", "clamp_min", "lerp",
+    // Random values: never terms of a sum.
+    "native_dropout", "bernoulli", "normal", "uniform", "random", "exponential", "log_normal", "geometric", "cauchy",
+};
+
+template <std::size_t n>
+void append(std::vector<RuleEntry>& table, const std::string_view (&names)[n], RuleFn rule) {
+  for (const std::string_view name : names) table.push_back({name, rule});
+}
+
+std::vector<RuleEntry> make_table() {
+  std::vector<RuleEntry> table(std::begin(kSpecial), std::end(kSpecial));
+  append(table, kMovement, movement);
+  append(table, kLinearInFirst, linear_in_first);
+  append(table, kLosses, loss);
+  append(table, kLossesBackward, loss_backward);
+  append(table, kPlain, plain);
+  return table;
+}
+
+}  // namespace
+
+std::span<const RuleEntry> pointwise_rules() {
+  static const std::vector<RuleEntry> table = make_table();
+  return table;
+}
+
+}  // namespace tessera::rules

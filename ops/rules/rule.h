@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+
+#include "tessera/placement/placement.h"
+
+namespace tessera::rules {
+
+// A tensor argument or result as rules see it: global, without data.
+struct TensorInfo {
+  std::vector<int64_t> sizes;
+  at::ScalarType dtype = at::kFloat;
+  bool defined = true;
+
+  int64_t ndim() const { return static_cast<int64_t>(sizes.size()); }
+};
+
+// One call of an operator. Tensor lists are flattened into `inputs`; an absent optional tensor is there, undefined.
+struct OpCall {
+  const c10::FunctionSchema& schema;
+  std::span<const c10::IValue> args;
+  std::vector<TensorInfo> inputs;
+  std::vector<TensorInfo> outputs;       // flattened; empty when they could not be found beforehand
+  std::vector<std::size_t> first_input;  // for each schema argument, where its tensors begin in `inputs`
+
+  std::size_t arg_index(std::string_view name) const;  // throws std::logic_error on a name that the schema lacks
+  bool has_arg(std::string_view name) const;
+  const c10::IValue& arg(std::string_view name) const { return args[arg_index(name)]; }
+  // The dimensions in an int or int-list argument, counted from the front of a tensor of `ndim`; empty for none.
+  std::vector<int64_t> dims(std::string_view name, int64_t ndim) const;
+  int64_t dim(std::string_view name, int64_t ndim) const;
+};
+
+// What one mesh dimension may do: a placement for every input and every output. `kernel` names the local kernel that
+// computes it when the operator itself, run on the pieces, would not (see dtensor/dispatch/local_kernel.h):
+//   mean                      the sum of the piece, divided by the count of elements that the whole reduces into one
+//   extremum                  the operator, where a piece without elements gives the reduction's neutral element
+//   reshape                   input 0 viewed with the local sizes of output 0
+//   embedding                 rows that this rank lacks give zeros
+//   embedding_dense_backward  the rows of the whole gradient that this rank holds (an output Shard(0), inputs whole)
+//   nll_loss_mean             the local sum divided by the total weight of all ranks; the total weight, whole
+struct Strategy {
+  std::vector<Placement> inputs;
+  std::vector<Placement> outputs;
+  std::string_view kernel = {};
+};
+
+// What an operator may do on ONE mesh dimension. Replicating everything is always possible and comes first.
+struct OpRule {
+  std::vector<Strategy> strategies;
+  // The argument that holds the sizes of the result, which the local call gets as the local ones; -1 for none.
+  int size_arg = -1;
+  // The argument that holds the strides of the result: the local call gets dense ones in the same memory order; -1 for none.
+  int stride_arg = -1;
+  // Results that cannot be found by running the operator on meta tensors.
+  std::vector<TensorInfo> outputs;
+  // Whether placements chosen for the first mesh dimensions go together; empty for always. For views, where a split of one
+  // dimension must be a split of the other.
+  std::function<bool(const std::vector<Placements>& inputs, const std::vector<Placements>& outputs,
+                     std::span<const int64_t> mesh_shape)>
+      valid;
+};
+
+// Factors name what the dimensions of an operator's tensors are, one letter a dimension: mm is (mk)(kn)->(mn). The same
+// letter is the same factor; '-' is a dimension that must stay whole.
+using Labels = std::string;
+
+// For each factor, in order of appearance: it sharded wherever it stands; a result without it is Partial(op) ("summed").
+// `unsummable` lists factors that may be sharded only where every result has them.
+std::vector<Strategy> shard_factors(const std::vector<Labels>& inputs, const std::vector<Labels>& outputs,
+                                    ReduceOp op = ReduceOp::kSum, std::string_view unsummable = {});
+
+// The inputs of `group` Partial(op) together, the others replicated: every result is Partial(op). For what is linear in them.
+Strategy pass_partial(std::size_t num_inputs, std::size_t num_outputs, const std::vector<std::size_t>& group, ReduceOp op);
+
+// pass_partial for sum and avg of each group.
+void add_linear(OpRule& rule, std::size_t num_inputs, std::size_t num_outputs,
+                const std::vector<std::vector<std::size_t>>& groups);
+// pass_partial of input 0 for every reduction: for what only moves elements.
+void add_movement(OpRule& rule, std::size_t num_inputs, std::size_t num_outputs);
+
+// `count` letters, different from one another: "abc...".
+Labels letters(std::size_t count, char first = 'a');
+
+using RuleFn = OpRule (*)(const OpCall&);
+
+// The rule of an operator by its base name without namespace's "aten::" and without the trailing '_' of an in-place one
+// ("add" stands for add.Tensor, add_.Scalar, add.out); nullptr when there is none.
+RuleFn find_rule(std::string_view op_name);
+// A rule for a user's operator, e.g. "mylib::scale". Call before the operator's first use on a DTensor.
+void register_rule(const std::string& op_name, RuleFn rule);
+
+// The key of `find_rule` for an operator's full name.
+std::string rule_key(const std::string& op_name);
+
+// For the tables of the families.
+struct RuleEntry {
+  std::string_view name;
+  RuleFn rule;
+};
+std::span<const RuleEntry> pointwise_rules();
+std::span<const RuleEntry> view_rules();
+std::span<const RuleEntry> reduction_rules();
+std::span<const RuleEntry> matmul_rules();
+std::span<const RuleEntry> nn_rules();
+std::span<const RuleEntry> factory_rules();
+
+}  // namespace tessera::rules

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/ops/rules/rule.h"
+
+namespace tessera::rules {
+
+// An operator's choice over all mesh dimensions.
+struct Choice {
+  std::vector<Placements> inputs;   // for each input, the placements to bring it into
+  std::vector<Placements> outputs;  // for each output
+  std::string_view kernel = {};     // the local kernel of the strategies chosen, if any has one
+  double microseconds = 0;          // estimated time to bring the inputs there
+};
+
+// An input that the operator writes and the output that it is: both must keep the placements that the input has.
+struct Written {
+  std::size_t input;
+  std::size_t output;
+};
+
+// For each mesh dimension, outermost first, the strategy that costs least to reach from `current` (one Placements an input),
+// given what the mesh dimensions before it chose; ties go to what communicates nothing and changes fewest inputs, then to the
+// order in the rule. The work is the sum over mesh dimensions, never the product. Alike on every rank.
+// nullopt when `written` leaves a mesh dimension without a strategy.
+std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
+                             const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
+                             std::span<const Written> written = {});
+
+}  // namespace tessera::rules
