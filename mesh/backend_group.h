@@ -26,8 +26,8 @@ struct GroupRequest {
   int rank = 0;                           // in the group
   int size = 1;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  bool one_host = false;                  // then nothing listens on an outside interface
-  int device_index = 0;                   // NCCL: this rank's CUDA device
+  bool one_host = false;  // then nothing listens on an outside interface
+  int device_index = 0;   // NCCL: this rank's CUDA device
 };
 
 // Collective over the group; each throws what the backend throws.

@@ -60,9 +60,9 @@ void check_rows(const Call& call, const at::Tensor& input) {
 
 void check_source(const Call& call, int64_t source) {
   if (source >= 0 && source < call.n()) return;
-  throw std::invalid_argument(fmt::format(
-      "{}: source {} is outside [0, {}) on mesh dimension {}; pass the coordinate there, not the global rank", call.kind,
-      source, call.n(), call.mesh.mesh_dim_name(call.mesh_dim)));
+  throw std::invalid_argument(
+      fmt::format("{}: source {} is outside [0, {}) on mesh dimension {}; pass the coordinate there, not the global rank",
+                  call.kind, source, call.n(), call.mesh.mesh_dim_name(call.mesh_dim)));
 }
 
 // Only the source sees a wrong input: the others would wait for it, so the job is failed.
@@ -71,10 +71,10 @@ void check_scattered(const Call& call, const at::Tensor& input, const at::Tensor
                     input.sizes().slice(1) == like.sizes() && input.scalar_type() == like.scalar_type() &&
                     input.device() == like.device();
   if (fits) return;
-  const std::string text = fmt::format(
-      "scatter: the source's input of shape ({}) must be {} rows of shape ({}), of dtype and device {}",
-      input.defined() ? fmt::format("{}", fmt::join(input.sizes(), ", ")) : "undefined", call.n(),
-      fmt::join(like.sizes(), ", "), like.toString());
+  const std::string text =
+      fmt::format("scatter: the source's input of shape ({}) must be {} rows of shape ({}), of dtype and device {}",
+                  input.defined() ? fmt::format("{}", fmt::join(input.sizes(), ", ")) : "undefined", call.n(),
+                  fmt::join(like.sizes(), ", "), like.toString());
   call.mesh.world().fail("scatter", text);
   throw std::invalid_argument(text);
 }
@@ -148,12 +148,9 @@ c10d::ReduceOp::RedOpType backend_op(ReduceOp op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:  // divided here: not every backend divides every dtype
       return c10d::ReduceOp::SUM;
-    case ReduceOp::kMax:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::kMin:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::kProduct:
-      return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::kMax: return c10d::ReduceOp::MAX;
+    case ReduceOp::kMin: return c10d::ReduceOp::MIN;
+    case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
   }
   throw std::logic_error("backend_op: not a ReduceOp");
 }
@@ -257,11 +254,12 @@ at::Tensor all_to_all(const at::Tensor& input, const std::vector<int64_t>& send,
   if (static_cast<int64_t>(send.size()) != call.n() || static_cast<int64_t>(receive.size()) != call.n() ||
       std::any_of(send.begin(), send.end(), bad) || std::any_of(receive.begin(), receive.end(), bad) || input.dim() != 1 ||
       input.numel() != sent || (call.n() == 1 && sent != received)) {
-    throw std::invalid_argument(fmt::format(
-        "all_to_all: input of shape ({}), send counts [{}] and receive counts [{}] do not fit {} ranks on mesh dimension {}; "
-        "give one count a rank, and a 1-D input of the sum of the send counts",
-        fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
-        mesh.mesh_dim_name(call.mesh_dim)));
+    throw std::invalid_argument(
+        fmt::format("all_to_all: input of shape ({}), send counts [{}] and receive counts [{}] do not fit {} ranks on mesh "
+                    "dimension {}; "
+                    "give one count a rank, and a 1-D input of the sum of the send counts",
+                    fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
+                    mesh.mesh_dim_name(call.mesh_dim)));
   }
   if (call.n() == 1) return contiguous(input);
   return communicate(call, bytes_of(input), [&] {
@@ -289,7 +287,8 @@ at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t me
   });
 }
 
-at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source) {
+at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const DeviceMesh& mesh, int64_t mesh_dim,
+                   int64_t source) {
   const Call call = begin("scatter", mesh, mesh_dim);
   check_tensor(call, like);
   check_source(call, source);

@@ -31,7 +31,8 @@ at::Tensor all_to_all(const at::Tensor& input, const std::vector<int64_t>& send,
 // The tensor of coordinate `source`; `input` gives shape and dtype on every rank.
 at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source);
 // Row i of the source's [n, *] arrives at coordinate i as [*]. Elsewhere `input` is ignored; `like` gives shape and dtype.
-at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source);
+at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const DeviceMesh& mesh, int64_t mesh_dim,
+                   int64_t source);
 // Returns when every rank of the mesh dimension has come.
 void barrier(const DeviceMesh& mesh, int64_t mesh_dim);
 

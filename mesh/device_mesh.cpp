@@ -127,9 +127,8 @@ DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type,
 DeviceMesh::DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh) {
   check_arguments(world, device_type, mesh);
   const uint64_t world_id = world->id();
-  impl_ = intern_table().get<Impl>(world_id, device_type, mesh, [&] {
-    return std::make_shared<const Impl>(std::move(world), device_type, mesh);
-  });
+  impl_ = intern_table().get<Impl>(world_id, device_type, mesh,
+                                   [&] { return std::make_shared<const Impl>(std::move(world), device_type, mesh); });
 }
 
 const Mesh& DeviceMesh::mesh() const { return impl_->mesh; }
@@ -147,8 +146,8 @@ std::string DeviceMesh::mesh_dim_name(int64_t mesh_dim) const {
 int64_t DeviceMesh::local_rank(int64_t mesh_dim) const {
   const int64_t d = mesh().normalize(mesh_dim);
   if (!is_member()) {
-    throw std::invalid_argument(fmt::format("rank {} is outside mesh {} and has no coordinate; ask is_member() first",
-                                            world().rank(), to_string()));
+    throw std::invalid_argument(
+        fmt::format("rank {} is outside mesh {} and has no coordinate; ask is_member() first", world().rank(), to_string()));
   }
   return (*coordinate())[static_cast<std::size_t>(d)];
 }
@@ -186,14 +185,16 @@ std::string DeviceMesh::to_string() const {
 DeviceMesh init_device_mesh(const std::string& device, std::vector<int64_t> shape, std::vector<std::string> names,
                             std::shared_ptr<World> world) {
   if (device != "cpu" && device != "cuda") {
-    throw std::invalid_argument(fmt::format("init_device_mesh: device '{}' is not supported; use \"cpu\" or \"cuda\"", device));
+    throw std::invalid_argument(
+        fmt::format("init_device_mesh: device '{}' is not supported; use \"cpu\" or \"cuda\"", device));
   }
   Mesh mesh(std::move(shape), std::move(names));
   if (!world) world = World::from_environment();
   if (mesh.size() != world->size()) {
-    throw std::invalid_argument(fmt::format(
-        "init_device_mesh: shape ({}) needs {} ranks, the world has {}; start that many, or give DeviceMesh a Mesh over some",
-        fmt::join(mesh.shape(), ", "), mesh.size(), world->size()));
+    throw std::invalid_argument(
+        fmt::format("init_device_mesh: shape ({}) needs {} ranks, the world has {}; start that many, or give DeviceMesh a "
+                    "Mesh over some",
+                    fmt::join(mesh.shape(), ", "), mesh.size(), world->size()));
   }
   return DeviceMesh(std::move(world), device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU, std::move(mesh));
 }

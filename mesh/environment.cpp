@@ -42,11 +42,7 @@ const std::vector<Names>& launchers() {
        {"OMPI_COMM_WORLD_LOCAL_RANK"},
        {"OMPI_COMM_WORLD_LOCAL_SIZE"}},
       {"MPICH", {"PMI_RANK"}, {"PMI_SIZE"}, {"MPI_LOCALRANKID"}, {"MPI_LOCALNRANKS"}},
-      {"Slurm",
-       {"SLURM_PROCID"},
-       {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"},
-       {"SLURM_LOCALID"},
-       {}},
+      {"Slurm", {"SLURM_PROCID"}, {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"}, {"SLURM_LOCALID"}, {}},
   };
   return names;
 }
@@ -87,10 +83,9 @@ std::optional<int64_t> tasks_on_node(const std::string& text, int64_t node) {
     const std::string item = text.substr(start, comma - start);
     const std::size_t times = item.find("(x");
     const int64_t tasks = parse_number("SLURM_STEP_TASKS_PER_NODE", item.substr(0, times));
-    const int64_t nodes =
-        times == std::string::npos
-            ? 1
-            : parse_number("SLURM_STEP_TASKS_PER_NODE", item.substr(times + 2, item.size() - times - 3));
+    const int64_t nodes = times == std::string::npos
+                              ? 1
+                              : parse_number("SLURM_STEP_TASKS_PER_NODE", item.substr(times + 2, item.size() - times - 3));
     if (node < first + nodes) return tasks;
     first += nodes;
     start = comma + 1;
@@ -116,17 +111,15 @@ bool is_slurm_step(const EnvironmentVariables& variables) {
 
 void check_complete(const Found& found, const Names& names) {
   if (found.rank.has_value() == found.size.has_value()) return;
-  throw std::invalid_argument(fmt::format(
-      "environment: {} without {}; set both, or neither", fmt::join(found.seen, ", "),
-      found.rank.has_value() ? names.size.front() : names.rank.front()));
+  throw std::invalid_argument(fmt::format("environment: {} without {}; set both, or neither", fmt::join(found.seen, ", "),
+                                          found.rank.has_value() ? names.size.front() : names.rank.front()));
 }
 
 void check_range(const Found& found) {
   const bool rank_ok = *found.size >= 1 && *found.rank >= 0 && *found.rank < *found.size;
   const bool local_ok = !found.local_size.has_value() || (*found.local_size >= 1 && *found.local_size <= *found.size);
-  const bool local_rank_ok =
-      !found.local_rank.has_value() ||
-      (*found.local_rank >= 0 && *found.local_rank < found.local_size.value_or(*found.size));
+  const bool local_rank_ok = !found.local_rank.has_value() ||
+                             (*found.local_rank >= 0 && *found.local_rank < found.local_size.value_or(*found.size));
   if (rank_ok && local_ok && local_rank_ok) return;
   throw std::invalid_argument(fmt::format(
       "environment: {} says {}; a rank must be in [0, size), a local rank in [0, local size), a local size at most the size",
@@ -210,8 +203,9 @@ void fill_local(const Found& found, Environment& environment) {
   if (!found.local_size.has_value() && found.local_rank.has_value() && !meets_here && environment.size > 1) {
     throw std::invalid_argument(fmt::format(
         "environment: {} says {} but not how many ranks this host has; set {}", found.launcher, fmt::join(found.seen, ", "),
-        found.launcher == "torchrun" ? "LOCAL_WORLD_SIZE" : "TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK and "
-                                                            "TESSERA_LOCAL_WORLD_SIZE"));
+        found.launcher == "torchrun" ? "LOCAL_WORLD_SIZE"
+                                     : "TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK and "
+                                       "TESSERA_LOCAL_WORLD_SIZE"));
   }
   environment.local_size = found.local_size.value_or(meets_here ? environment.size : 1);
   environment.local_rank = found.local_rank.value_or(environment.one_host() ? environment.rank : 0);

@@ -17,13 +17,13 @@ struct Environment {
   int64_t local_size = 1;
 
   // Where the ranks find each other. At most one of the three forms is used; see make_store.
-  std::string store_path;       // TESSERA_STORE: a file that all ranks open
-  std::string master_address;   // MASTER_ADDR
-  int64_t master_port = 0;      // MASTER_PORT
-  std::string job_id;           // the launcher's name for this job, when it has one
+  std::string store_path;      // TESSERA_STORE: a file that all ranks open
+  std::string master_address;  // MASTER_ADDR
+  int64_t master_port = 0;     // MASTER_PORT
+  std::string job_id;          // the launcher's name for this job, when it has one
 
-  bool agent_store = false;     // TORCHELASTIC_USE_AGENT_STORE: the server is torchrun's, every rank is a client
-  int64_t restart_count = 0;    // TORCHELASTIC_RESTART_COUNT
+  bool agent_store = false;   // TORCHELASTIC_USE_AGENT_STORE: the server is torchrun's, every rank is a client
+  int64_t restart_count = 0;  // TORCHELASTIC_RESTART_COUNT
 
   int64_t timeout_seconds = 300;  // TESSERA_TIMEOUT: for everything that waits
 

@@ -11,10 +11,10 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <unistd.h>
 
 namespace tessera {
 namespace {
@@ -71,10 +71,8 @@ bool process_has_ended(const std::string& description) {
 
 std::string to_string(const Failure& failure) {
   switch (failure.kind) {
-    case Failure::Kind::kError:
-      return fmt::format("rank {} failed in {}: {}", failure.rank, failure.where, failure.text);
-    case Failure::Kind::kLost:
-      return fmt::format("a peer was lost: {}", failure.text);
+    case Failure::Kind::kError: return fmt::format("rank {} failed in {}: {}", failure.rank, failure.where, failure.text);
+    case Failure::Kind::kLost: return fmt::format("a peer was lost: {}", failure.text);
     case Failure::Kind::kTimeout:
       return fmt::format("rank {} waited in vain in {}: {}", failure.rank, failure.where, failure.text);
   }
@@ -176,8 +174,7 @@ std::optional<Failure> FailureBoard::find_ended_process(const std::vector<int64_
   return std::nullopt;
 }
 
-std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks,
-                                            std::chrono::milliseconds patience) noexcept {
+std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept {
   auto deadline = std::chrono::steady_clock::now() + patience;
   std::optional<Failure> ended;
   while (true) {

@@ -24,8 +24,8 @@ struct Failure {
     kTimeout,  // a rank waited in vain
   };
   Kind kind = Kind::kError;
-  int64_t rank = -1;   // that failed or was lost (kTimeout: that waited)
-  std::string where;   // the operator and collective, or the name of the callback
+  int64_t rank = -1;  // that failed or was lost (kTimeout: that waited)
+  std::string where;  // the operator and collective, or the name of the callback
   std::string text;
   friend bool operator==(const Failure&, const Failure&) = default;
 };

@@ -10,8 +10,8 @@
 
 #include <c10/core/Device.h>
 
-#include "tessera/mesh/failure.h"
 #include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/failure.h"
 
 namespace tessera {
 

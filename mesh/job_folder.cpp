@@ -70,8 +70,8 @@ bool JobFolder::lock() {
   const bool locked = flock(lock_, LOCK_SH) == 0;
   struct stat opened {};
   struct stat there {};
-  if (locked && fstat(lock_, &opened) == 0 && stat(lock_name(path_).c_str(), &there) == 0 &&
-      opened.st_ino == there.st_ino && opened.st_dev == there.st_dev) {
+  if (locked && fstat(lock_, &opened) == 0 && stat(lock_name(path_).c_str(), &there) == 0 && opened.st_ino == there.st_ino &&
+      opened.st_dev == there.st_dev) {
     return true;
   }
   close(lock_);

@@ -18,9 +18,8 @@ int64_t checked_product(const std::vector<int64_t>& shape) {
   int64_t product = 1;
   for (const int64_t size : shape) {
     if (size < 1) {
-      throw std::invalid_argument(
-          fmt::format("Mesh: shape ({}) has a size below 1; leave a mesh dimension out, or give it size 1",
-                      fmt::join(shape, ", ")));
+      throw std::invalid_argument(fmt::format(
+          "Mesh: shape ({}) has a size below 1; leave a mesh dimension out, or give it size 1", fmt::join(shape, ", ")));
     }
     if (__builtin_mul_overflow(product, size, &product)) {
       throw std::invalid_argument(
@@ -33,9 +32,9 @@ int64_t checked_product(const std::vector<int64_t>& shape) {
 void check_names(const std::vector<int64_t>& shape, const std::vector<std::string>& names) {
   if (names.empty()) return;
   if (names.size() != shape.size()) {
-    throw std::invalid_argument(fmt::format(
-        "Mesh: {} names ({}) for {} mesh dimensions; give one name a mesh dimension, or none", names.size(),
-        fmt::join(names, ", "), shape.size()));
+    throw std::invalid_argument(
+        fmt::format("Mesh: {} names ({}) for {} mesh dimensions; give one name a mesh dimension, or none", names.size(),
+                    fmt::join(names, ", "), shape.size()));
   }
   std::set<std::string_view> seen;
   for (const std::string& name : names) {
@@ -43,16 +42,15 @@ void check_names(const std::vector<int64_t>& shape, const std::vector<std::strin
       throw std::invalid_argument("Mesh: a name is empty; name every mesh dimension, or none");
     }
     if (!seen.insert(name).second) {
-      throw std::invalid_argument(
-          fmt::format("Mesh: name '{}' appears twice in ({})", name, fmt::join(names, ", ")));
+      throw std::invalid_argument(fmt::format("Mesh: name '{}' appears twice in ({})", name, fmt::join(names, ", ")));
     }
   }
 }
 
 void check_ranks(const std::vector<int64_t>& shape, int64_t product, const std::vector<int64_t>& ranks) {
   if (static_cast<int64_t>(ranks.size()) != product) {
-    throw std::invalid_argument(fmt::format("Mesh: shape ({}) needs {} ranks, {} were given",
-                                            fmt::join(shape, ", "), product, ranks.size()));
+    throw std::invalid_argument(
+        fmt::format("Mesh: shape ({}) needs {} ranks, {} were given", fmt::join(shape, ", "), product, ranks.size()));
   }
   std::vector<int64_t> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
@@ -61,8 +59,7 @@ void check_ranks(const std::vector<int64_t>& shape, int64_t product, const std::
   }
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
   if (twice != sorted.end()) {
-    throw std::invalid_argument(
-        fmt::format("Mesh: rank {} appears twice; a rank has one coordinate", *twice));
+    throw std::invalid_argument(fmt::format("Mesh: rank {} appears twice; a rank has one coordinate", *twice));
   }
 }
 
@@ -76,9 +73,7 @@ std::vector<int64_t> first_ranks(int64_t count) {
   return ranks;
 }
 
-void mix(std::size_t& seed, std::size_t value) {
-  seed ^= value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2);
-}
+void mix(std::size_t& seed, std::size_t value) { seed ^= value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2); }
 
 std::size_t hash_of(const std::vector<int64_t>& shape, const std::vector<std::string>& names,
                     const std::vector<int64_t>& ranks) {
@@ -102,8 +97,8 @@ void check_coordinate(const Mesh& mesh, const std::vector<int64_t>& coordinate) 
     inside = coordinate[d] >= 0 && coordinate[d] < mesh.shape()[d];
   }
   if (!inside) {
-    throw std::invalid_argument(fmt::format("Mesh: coordinate ({}) is outside mesh {}",
-                                            fmt::join(coordinate, ", "), mesh.to_string()));
+    throw std::invalid_argument(
+        fmt::format("Mesh: coordinate ({}) is outside mesh {}", fmt::join(coordinate, ", "), mesh.to_string()));
   }
 }
 
@@ -114,8 +109,7 @@ int64_t index_of(const std::vector<int64_t>& strides, const std::vector<int64_t>
 
 }  // namespace
 
-Mesh::Mesh(std::vector<int64_t> shape, std::vector<std::string> names)
-    : shape_(std::move(shape)), names_(std::move(names)) {
+Mesh::Mesh(std::vector<int64_t> shape, std::vector<std::string> names) : shape_(std::move(shape)), names_(std::move(names)) {
   const int64_t product = checked_product(shape_);
   check_names(shape_, names_);
   ranks_ = first_ranks(product);
@@ -133,8 +127,8 @@ Mesh::Mesh(std::vector<int64_t> shape, std::vector<std::string> names, std::vect
 int64_t Mesh::normalize(int64_t mesh_dim) const {
   const int64_t wrapped = mesh_dim < 0 ? mesh_dim + ndim() : mesh_dim;
   if (wrapped < 0 || wrapped >= ndim()) {
-    throw std::invalid_argument(fmt::format("mesh dimension {} is out of range for mesh {} of {} mesh dimensions",
-                                            mesh_dim, to_string(), ndim()));
+    throw std::invalid_argument(
+        fmt::format("mesh dimension {} is out of range for mesh {} of {} mesh dimensions", mesh_dim, to_string(), ndim()));
   }
   return wrapped;
 }
@@ -148,8 +142,7 @@ int64_t Mesh::mesh_dim(std::string_view name) const {
         names_.empty()
             ? fmt::format("mesh {} has no names; '{}' was asked for: pass the index, or name the mesh dimensions",
                           to_string(), name)
-            : fmt::format("mesh {} has no mesh dimension '{}'; there are: {}", to_string(), name,
-                          fmt::join(names_, ", ")));
+            : fmt::format("mesh {} has no mesh dimension '{}'; there are: {}", to_string(), name, fmt::join(names_, ", ")));
   }
   return found - names_.begin();
 }

@@ -14,10 +14,10 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <unistd.h>
 
 #include "tessera/mesh/job_folder.h"
 
@@ -45,8 +45,9 @@ class PrivateFileStore : private FolderHolder, public c10d::FileStore {
 c10::intrusive_ptr<c10d::Store> make_file_store(const Environment& environment) {
   const std::filesystem::path folder = std::filesystem::absolute(environment.store_path).parent_path();
   if (!std::filesystem::is_directory(folder)) {
-    throw std::invalid_argument(fmt::format("TESSERA_STORE={}: {} is not a folder; name a file in one that all ranks can write",
-                                            environment.store_path, folder.string()));
+    throw std::invalid_argument(
+        fmt::format("TESSERA_STORE={}: {} is not a folder; name a file in one that all ranks can write",
+                    environment.store_path, folder.string()));
   }
   return c10::make_intrusive<c10d::FileStore>(environment.store_path, static_cast<int>(environment.size));
 }
@@ -60,7 +61,8 @@ int loopback_socket(int64_t port) {
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const bool bound = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-                     bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 && listen(fd, SOMAXCONN) == 0;
+                     bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
+                     listen(fd, SOMAXCONN) == 0;
   if (bound) return fd;
   const std::string reason = std::strerror(errno);
   if (fd >= 0) close(fd);
@@ -70,8 +72,8 @@ int loopback_socket(int64_t port) {
 
 c10::intrusive_ptr<c10d::Store> make_tcp_store(const Environment& environment) {
   if (environment.master_port == 0) {
-    throw std::invalid_argument(
-        fmt::format("MASTER_ADDR={} without MASTER_PORT; set both, to an address of rank 0's host", environment.master_address));
+    throw std::invalid_argument(fmt::format("MASTER_ADDR={} without MASTER_PORT; set both, to an address of rank 0's host",
+                                            environment.master_address));
   }
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);
@@ -96,10 +98,11 @@ c10::intrusive_ptr<c10d::Store> make_base_store(const Environment& environment) 
   if (environment.one_host() && !environment.job_id.empty()) {
     return c10::make_intrusive<PrivateFileStore>(environment.job_id, static_cast<int>(environment.size));
   }
-  throw std::invalid_argument(fmt::format(
-      "rank {} of {} (from {}): nothing says where the ranks meet; set MASTER_ADDR and MASTER_PORT to an address of rank 0's "
-      "host, or TESSERA_STORE to a file that all ranks can write, or start them with tools/launch",
-      environment.rank, environment.size, environment.launcher));
+  throw std::invalid_argument(
+      fmt::format("rank {} of {} (from {}): nothing says where the ranks meet; set MASTER_ADDR and MASTER_PORT to an "
+                  "address of rank 0's "
+                  "host, or TESSERA_STORE to a file that all ranks can write, or start them with tools/launch",
+                  environment.rank, environment.size, environment.launcher));
 }
 
 }  // namespace

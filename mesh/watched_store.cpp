@@ -34,9 +34,7 @@ class WatchedStore : public c10d::Store {
   using Store::compareSet;
   using Store::set;
 
-  c10::intrusive_ptr<c10d::Store> clone() override {
-    return c10::make_intrusive<WatchedStore>(base_->clone(), board_);
-  }
+  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<WatchedStore>(base_->clone(), board_); }
   void set(const std::string& key, const Bytes& value) override { base_->set(key, value); }
   Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
     return base_->compareSet(key, expected, desired);

@@ -44,16 +44,11 @@ at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) 
 
 at::Tensor reduce_rows(const at::Tensor& rows, ReduceOp op) {
   switch (op) {
-    case ReduceOp::kSum:
-      return at::sum(rows, {0}, /*keepdim=*/false, rows.scalar_type());
-    case ReduceOp::kAvg:
-      return at::sum(rows, {0}, /*keepdim=*/false, rows.scalar_type()).div_(rows.size(0));
-    case ReduceOp::kMax:
-      return at::amax(rows, {0});
-    case ReduceOp::kMin:
-      return at::amin(rows, {0});
-    case ReduceOp::kProduct:
-      return at::prod(rows, 0, /*keepdim=*/false, rows.scalar_type());
+    case ReduceOp::kSum: return at::sum(rows, {0}, /*keepdim=*/false, rows.scalar_type());
+    case ReduceOp::kAvg: return at::sum(rows, {0}, /*keepdim=*/false, rows.scalar_type()).div_(rows.size(0));
+    case ReduceOp::kMax: return at::amax(rows, {0});
+    case ReduceOp::kMin: return at::amin(rows, {0});
+    case ReduceOp::kProduct: return at::prod(rows, 0, /*keepdim=*/false, rows.scalar_type());
   }
   throw std::logic_error("reduce_rows: not a ReduceOp");
 }

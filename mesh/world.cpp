@@ -73,7 +73,25 @@ void check_options(const WorldOptions& options) {
   }
 }
 
+WorldOptions options_from(const Environment& environment) {
+  WorldOptions options;
+  options.rank = environment.rank;
+  options.size = environment.size;
+  options.local_rank = environment.local_rank;
+  options.local_size = environment.local_size;
+  options.timeout = std::chrono::seconds(environment.timeout_seconds);
+  if (!environment.store_path.empty()) options.lost_file = environment.store_path + ".lost";
+  return options;
+}
+
 }  // namespace
+
+WorldOptions::WorldOptions() = default;
+WorldOptions::WorldOptions(const WorldOptions&) = default;
+WorldOptions::WorldOptions(WorldOptions&&) noexcept = default;
+WorldOptions& WorldOptions::operator=(const WorldOptions&) = default;
+WorldOptions& WorldOptions::operator=(WorldOptions&&) noexcept = default;
+WorldOptions::~WorldOptions() = default;
 
 struct World::Impl {
   explicit Impl(WorldOptions given)
@@ -121,20 +139,17 @@ std::shared_ptr<World> World::fake(int64_t rank, int64_t size) {
 std::shared_ptr<World> World::from_environment() {
   static std::mutex mutex;
   static std::weak_ptr<World> current;
+  // The store stays for the life of the process: a later World must not meet a peer's server or file on its way out.
+  static std::optional<std::pair<Environment, c10::intrusive_ptr<c10d::Store>>> meeting_place;
   static int64_t generation = 0;
   const std::lock_guard lock(mutex);
   if (auto world = current.lock()) return world;
   const Environment environment = resolve_environment(process_environment());
-  WorldOptions options;
-  options.rank = environment.rank;
-  options.size = environment.size;
-  options.local_rank = environment.local_rank;
-  options.local_size = environment.local_size;
-  options.timeout = std::chrono::seconds(environment.timeout_seconds);
-  if (!environment.store_path.empty()) options.lost_file = environment.store_path + ".lost";
-  // A second world of this process must not meet the keys of the first.
+  WorldOptions options = options_from(environment);
   if (environment.size > 1) {
-    options.store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", generation), make_store(environment));
+    if (!meeting_place || meeting_place->first != environment) meeting_place.emplace(environment, make_store(environment));
+    // A second world of this process must not meet the keys of the first.
+    options.store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", generation), meeting_place->second);
   }
   auto world = create(std::move(options));
   ++generation;
@@ -160,8 +175,8 @@ c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks
   }
   const auto outside = std::find_if(ranks.begin(), ranks.end(), [&](int64_t r) { return r < 0 || r >= size(); });
   if (outside != ranks.end()) {
-    throw std::invalid_argument(fmt::format("group of ranks [{}]: rank {} is outside the world of {}",
-                                            fmt::join(ranks, ", "), *outside, size()));
+    throw std::invalid_argument(
+        fmt::format("group of ranks [{}]: rank {} is outside the world of {}", fmt::join(ranks, ", "), *outside, size()));
   }
   const Exclusive exclusive(*this);
   try {
@@ -189,9 +204,9 @@ void World::fail(const std::string& where, const std::string& text) noexcept {
 }
 
 void World::check_alive() const {
-  if (!impl_->board->failed()) [[likely]] return;
-  throw std::runtime_error(
-      fmt::format("rank {}: the job has failed: {}", rank(), to_string(impl_->board->failure())));
+  if (!impl_->board->failed()) [[likely]]
+    return;
+  throw std::runtime_error(fmt::format("rank {}: the job has failed: {}", rank(), to_string(impl_->board->failure())));
 }
 
 void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
@@ -210,8 +225,10 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
   }
   impl_->groups.close_all();
   board.linger(kLingerPatience);
-  throw std::runtime_error(fmt::format("rank {}, {} over ranks [{}]: {} ({})", rank(), where, fmt::join(ranks, ", "),
-                                       to_string(board.failure()), library_text));
+  const std::string text = to_string(board.failure());
+  const bool told = text.find(library_text) != std::string::npos;
+  throw std::runtime_error(fmt::format("rank {}, {} over ranks [{}]: {}{}", rank(), where, fmt::join(ranks, ", "), text,
+                                       told ? "" : fmt::format(" ({})", library_text)));
 }
 
 void World::guard(const std::string& where, const std::function<void()>& callback) {

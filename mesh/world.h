@@ -25,22 +25,30 @@ struct RandomState {
 
 // One collective as CommCounter and the error texts see it.
 struct CollectiveRecord {
-  const char* kind = "";     // "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter", "barrier"
-  std::string mesh_dim;      // its name, or its index as text
-  int64_t bytes = 0;         // bytes of this rank's contribution (the input buffer)
-  std::string op;            // the operator that caused it, e.g. "aten::mm" or "redistribute"
-  std::string path;          // the parameter or hooked module that took part, else "-"
+  const char* kind = "";  // "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter", "barrier"
+  std::string mesh_dim;   // its name, or its index as text
+  int64_t bytes = 0;      // bytes of this rank's contribution (the input buffer)
+  std::string op;         // the operator that caused it, e.g. "aten::mm" or "redistribute"
+  std::string path;       // the parameter or hooked module that took part, else "-"
 };
 
 struct WorldOptions {
+  // Defined apart, so that who passes no store needs no c10d header.
+  WorldOptions();
+  WorldOptions(const WorldOptions&);
+  WorldOptions(WorldOptions&&) noexcept;
+  WorldOptions& operator=(const WorldOptions&);
+  WorldOptions& operator=(WorldOptions&&) noexcept;
+  ~WorldOptions();
+
   int64_t rank = 0;
   int64_t size = 1;
   int64_t local_rank = 0;
   int64_t local_size = 1;
-  c10::intrusive_ptr<c10d::Store> store;                 // needed when size > 1
+  c10::intrusive_ptr<c10d::Store> store;                        // needed when size > 1
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for everything that waits
-  bool fake = false;                                     // a fake group: plans at any size, moves nothing
-  std::string lost_file;                                 // where the launcher notes a rank that it saw die; may be empty
+  bool fake = false;                                            // a fake group: plans at any size, moves nothing
+  std::string lost_file;  // where the launcher notes a rank that it saw die; may be empty
 };
 
 // This process's place in the job: my rank, the store, the process groups (made on demand), the timeout, the random state,
@@ -105,6 +113,7 @@ class World : public std::enable_shared_from_this<World> {
     ~Scope();
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
+
    private:
     World& world_;
     const char* op_;
@@ -119,6 +128,7 @@ class World : public std::enable_shared_from_this<World> {
     ~Exclusive();
     Exclusive(const Exclusive&) = delete;
     Exclusive& operator=(const Exclusive&) = delete;
+
    private:
     World& world_;
   };
