@@ -89,6 +89,14 @@ TEST_CASE("launch: each line carries its rank, on the stream that it was written
   CHECK_FALSE(contains(outcome.out, "bad"));
 }
 
+TEST_CASE("launch --no-prefix: lines as they were written") {
+  const Outcome outcome =
+      launch({"--no-prefix", "-n", "2", "bash", "-c", "if [ $RANK = 1 ]; then echo one; echo bad >&2; fi"});
+  CHECK(outcome.exit_code == 0);
+  CHECK(outcome.out == "one\n");
+  CHECK(outcome.err == "bad\n");
+}
+
 TEST_CASE("launch: ranks learn who they are, and the folder of their store is theirs alone and removed") {
   const PrivateFolder folder;
   const Outcome outcome = launch_script("3",

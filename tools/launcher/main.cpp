@@ -40,12 +40,18 @@ void print_line(int64_t rank, OutputStream stream, std::string_view line) {
   std::fflush(file);
 }
 
-int launch(int64_t size, double time_limit_s, std::vector<std::string> command) {
+void print_bare_line(int64_t, OutputStream stream, std::string_view line) {
+  std::FILE* const file = stream == OutputStream::kStdout ? stdout : stderr;
+  fmt::print(file, "{}\n", line);
+  std::fflush(file);
+}
+
+int launch(int64_t size, double time_limit_s, bool has_prefix, std::vector<std::string> command) {
   const PrivateFolder folder;
   ProcessGroupOptions options = {.command = std::move(command),
                                  .size = size,
                                  .store_path = folder.path() + "/store",
-                                 .on_line = print_line,
+                                 .on_line = has_prefix ? print_line : print_bare_line,
                                  .take_signal = take_signal};
   if (time_limit_s > 0) options.time_limit = std::chrono::milliseconds(static_cast<int64_t>(time_limit_s * 1000));
   const ProcessGroupResult result = run_process_group(options);
@@ -67,8 +73,10 @@ int run(int argc, char** argv) {
       "tools/launch");
   int64_t size = 0;
   double time_limit_s = 0;
+  bool is_bare = false;
   app.add_option("-n,--ranks", size, "Number of ranks")->required()->check(CLI::Range(int64_t{1}, int64_t{4096}));
   app.add_option("--time-limit", time_limit_s, "Seconds after which all ranks are ended (exit code 124)");
+  app.add_flag("--no-prefix", is_bare, "Print what the ranks write as it is, for programs that print on one rank alone");
   // From the first word that is no option of ours on, all is the program's.
   app.prefix_command();
   app.footer("Then the program and its arguments: tools/launch -n 4 PROGRAM ARGS");
@@ -84,7 +92,7 @@ int run(int argc, char** argv) {
     return 1;
   }
   catch_signals();
-  return launch(size, time_limit_s, std::move(command));
+  return launch(size, time_limit_s, !is_bare, std::move(command));
 }
 
 }  // namespace
