@@ -28,8 +28,10 @@ std::string resolve(const std::string& path) {
   if (exists(file)) return file;
   if (exists(index_path(file))) return index_path(file);
   if (file == path) return path;  // opening it gives the system's own error
-  throw std::invalid_argument(fmt::format("the folder '{}' holds neither model.safetensors nor model.safetensors.index.json; "
-                                          "pass the path of the file", path));
+  throw std::invalid_argument(
+      fmt::format("the folder '{}' holds neither model.safetensors nor model.safetensors.index.json; "
+                  "pass the path of the file",
+                  path));
 }
 
 }  // namespace
@@ -64,9 +66,11 @@ void Checkpoint::open_index(const std::string& path) {
     for (const TensorEntry& entry : files_[i].tensors()) {
       const auto mapped = weights.find(entry.name);
       if (mapped != weights.end() && mapped->second == name) continue;
-      throw std::invalid_argument(fmt::format("'{}': index: '{}' holds tensor {}, which the index {}; the files are of "
-                                              "different checkpoints", path, files_[i].path(), in_quotes(entry.name),
-                                              mapped == weights.end() ? "lacks" : "gives to " + in_quotes(mapped->second)));
+      throw std::invalid_argument(
+          fmt::format("'{}': index: '{}' holds tensor {}, which the index {}; the files are of "
+                      "different checkpoints",
+                      path, files_[i].path(), in_quotes(entry.name),
+                      mapped == weights.end() ? "lacks" : "gives to " + in_quotes(mapped->second)));
     }
   }
 }

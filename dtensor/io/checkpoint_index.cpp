@@ -72,7 +72,8 @@ class IndexParser final : public StrictJson {
     if (at_ == At::kSkipped) return skipped_value();
     if (at_ != At::kFile) refuse("the string " + in_quotes(value));
     if (leads_out_of_folder(value)) {
-      fail(fmt::format("tensor {}: {} is not the name of a file in the index's folder", in_quotes(tensor_), in_quotes(value)));
+      fail(fmt::format("tensor {}: {} is not the name of a file in the index's folder", in_quotes(tensor_),
+                       in_quotes(value)));
     }
     weights_.emplace(tensor_, value);
     at_ = At::kNames;

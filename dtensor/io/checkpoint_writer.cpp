@@ -24,11 +24,14 @@ std::string resolve_target(const std::string& path) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return (fs::path(path) / "model.safetensors").string();
   if (path.ends_with(index_path(""))) {
-    throw std::invalid_argument(fmt::format("saving to '{}': pass the name without '.index.json'; an index is written beside "
-                                            "it when there are several files", path));
+    throw std::invalid_argument(
+        fmt::format("saving to '{}': pass the name without '.index.json'; an index is written beside "
+                    "it when there are several files",
+                    path));
   }
   if (!fs::is_directory(folder_of(path), ignored)) {
-    throw std::invalid_argument(fmt::format("saving to '{}': there is no folder '{}'; make it first", path, folder_of(path)));
+    throw std::invalid_argument(
+        fmt::format("saving to '{}': there is no folder '{}'; make it first", path, folder_of(path)));
   }
   return path;
 }
@@ -61,7 +64,8 @@ void remove_file(const std::string& path) {
 std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors, int64_t max_shard_bytes,
                                                const std::map<std::string, std::string>& metadata) {
   if (max_shard_bytes < 0) {
-    throw std::invalid_argument(fmt::format("max_shard_bytes is {}; pass a number of bytes, or 0 for one file", max_shard_bytes));
+    throw std::invalid_argument(
+        fmt::format("max_shard_bytes is {}; pass a number of bytes, or 0 for one file", max_shard_bytes));
   }
   // All at once first: names must be different across files too.
   tensors = lay_out_tensors(std::move(tensors));

@@ -52,7 +52,8 @@ void read_at(const FileDescriptor& file, const std::string& path, int64_t positi
     const ssize_t got = ::pread(file.get(), at, static_cast<std::size_t>(std::min(count, kLargestRead)), position);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw_errno("read", path);
-    if (got == 0) throw std::runtime_error(fmt::format("'{}' ended at byte {}; it was cut off while it was read", path, position));
+    if (got == 0)
+      throw std::runtime_error(fmt::format("'{}' ended at byte {}; it was cut off while it was read", path, position));
     at += got;
     position += got;
     count -= got;

@@ -22,13 +22,17 @@ int64_t header_length(const std::array<unsigned char, kLengthBytes>& bytes, int6
   uint64_t length = 0;
   for (std::size_t i = 0; i < bytes.size(); ++i) length |= static_cast<uint64_t>(bytes[i]) << (8 * i);
   if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
-    throw std::invalid_argument(fmt::format("'{}': its first 8 bytes say that the header has {} bytes, more than the format's "
-                                            "{}; not a safetensors file", path, length, kMaxHeaderBytes));
+    throw std::invalid_argument(
+        fmt::format("'{}': its first 8 bytes say that the header has {} bytes, more than the format's "
+                    "{}; not a safetensors file",
+                    path, length, kMaxHeaderBytes));
   }
   const auto signed_length = static_cast<int64_t>(length);
   if (signed_length > file_bytes - kLengthBytes) {
-    throw std::invalid_argument(fmt::format("'{}': its first 8 bytes say that the header has {} bytes, but {} follow; the file "
-                                            "is cut off or not a safetensors file", path, length, file_bytes - kLengthBytes));
+    throw std::invalid_argument(
+        fmt::format("'{}': its first 8 bytes say that the header has {} bytes, but {} follow; the file "
+                    "is cut off or not a safetensors file",
+                    path, length, file_bytes - kLengthBytes));
   }
   return signed_length;
 }
@@ -52,8 +56,8 @@ void check_bools(const at::Tensor& tensor, const TensorEntry& entry, const std::
   const auto* end = bytes + tensor.numel();
   const auto* bad = std::find_if(bytes, end, [](unsigned char byte) { return byte > 1; });
   if (bad == end) return;
-  throw std::invalid_argument(fmt::format("'{}': tensor {}: a BOOL is the byte {}, neither 0 nor 1", path, in_quotes(entry.name),
-                                          *bad));
+  throw std::invalid_argument(
+      fmt::format("'{}': tensor {}: a BOOL is the byte {}, neither 0 nor 1", path, in_quotes(entry.name), *bad));
 }
 
 }  // namespace
@@ -91,7 +95,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
   int64_t file_bytes = 0;
   file_ = open_regular_file(path, file_bytes);
   if (file_bytes < kLengthBytes) {
-    throw std::invalid_argument(fmt::format("'{}' has {} bytes, less than the 8 that begin a safetensors file", path, file_bytes));
+    throw std::invalid_argument(
+        fmt::format("'{}' has {} bytes, less than the 8 that begin a safetensors file", path, file_bytes));
   }
   std::array<unsigned char, kLengthBytes> prefix = {};
   read_at(file_, path, 0, kLengthBytes, prefix.data());

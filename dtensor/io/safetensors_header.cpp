@@ -28,12 +28,23 @@ struct DtypeName {
 
 // In the order in which lay_out_tensors places them.
 constexpr std::array<DtypeName, 17> kDtypes = {{
-    {ScalarType::UInt64, "U64"},          {ScalarType::Long, "I64"},           {ScalarType::Double, "F64"},
-    {ScalarType::ComplexFloat, "C64"},    {ScalarType::Float, "F32"},          {ScalarType::UInt32, "U32"},
-    {ScalarType::Int, "I32"},             {ScalarType::BFloat16, "BF16"},      {ScalarType::Half, "F16"},
-    {ScalarType::UInt16, "U16"},          {ScalarType::Short, "I16"},          {ScalarType::Float8_e8m0fnu, "F8_E8M0"},
-    {ScalarType::Float8_e4m3fn, "F8_E4M3"}, {ScalarType::Float8_e5m2, "F8_E5M2"}, {ScalarType::Char, "I8"},
-    {ScalarType::Byte, "U8"},             {ScalarType::Bool, "BOOL"},
+    {ScalarType::UInt64, "U64"},
+    {ScalarType::Long, "I64"},
+    {ScalarType::Double, "F64"},
+    {ScalarType::ComplexFloat, "C64"},
+    {ScalarType::Float, "F32"},
+    {ScalarType::UInt32, "U32"},
+    {ScalarType::Int, "I32"},
+    {ScalarType::BFloat16, "BF16"},
+    {ScalarType::Half, "F16"},
+    {ScalarType::UInt16, "U16"},
+    {ScalarType::Short, "I16"},
+    {ScalarType::Float8_e8m0fnu, "F8_E8M0"},
+    {ScalarType::Float8_e4m3fn, "F8_E4M3"},
+    {ScalarType::Float8_e5m2, "F8_E5M2"},
+    {ScalarType::Char, "I8"},
+    {ScalarType::Byte, "U8"},
+    {ScalarType::Bool, "BOOL"},
 }};
 
 std::string dtype_names() {
@@ -131,17 +142,37 @@ class HeaderParser final : public StrictJson {
   }
 
  private:
-  enum class At { kStart, kTop, kTensor, kFields, kDtype, kShape, kShapeNumbers, kOffsets, kOffsetNumbers, kMetadata,
-                  kMetadataKeys, kMetadataValue, kEnd };
+  enum class At {
+    kStart,
+    kTop,
+    kTensor,
+    kFields,
+    kDtype,
+    kShape,
+    kShapeNumbers,
+    kOffsets,
+    kOffsetNumbers,
+    kMetadata,
+    kMetadataKeys,
+    kMetadataValue,
+    kEnd
+  };
 
   std::string where() const override {
     switch (at_) {
-      case At::kStart: case At::kTop: case At::kEnd: return "header";
-      case At::kMetadata: case At::kMetadataKeys: case At::kMetadataValue: return "__metadata__";
-      case At::kTensor: case At::kFields: return fmt::format("tensor {}", in_quotes(name_));
+      case At::kStart:
+      case At::kTop:
+      case At::kEnd: return "header";
+      case At::kMetadata:
+      case At::kMetadataKeys:
+      case At::kMetadataValue: return "__metadata__";
+      case At::kTensor:
+      case At::kFields: return fmt::format("tensor {}", in_quotes(name_));
       case At::kDtype: return fmt::format("tensor {}: dtype", in_quotes(name_));
-      case At::kShape: case At::kShapeNumbers: return fmt::format("tensor {}: shape", in_quotes(name_));
-      case At::kOffsets: case At::kOffsetNumbers: return fmt::format("tensor {}: data_offsets", in_quotes(name_));
+      case At::kShape:
+      case At::kShapeNumbers: return fmt::format("tensor {}: shape", in_quotes(name_));
+      case At::kOffsets:
+      case At::kOffsetNumbers: return fmt::format("tensor {}: data_offsets", in_quotes(name_));
     }
     return "header";
   }
@@ -153,8 +184,10 @@ class HeaderParser final : public StrictJson {
       case At::kTensor: return "an object with dtype, shape and data_offsets";
       case At::kFields: return "dtype, shape and data_offsets";
       case At::kDtype: return "the name of a dtype";
-      case At::kShape: case At::kShapeNumbers: return "a list of sizes (integers from 0)";
-      case At::kOffsets: case At::kOffsetNumbers: return "a list of two offsets (integers from 0)";
+      case At::kShape:
+      case At::kShapeNumbers: return "a list of sizes (integers from 0)";
+      case At::kOffsets:
+      case At::kOffsetNumbers: return "a list of two offsets (integers from 0)";
       case At::kMetadata: return "an object of strings";
       case At::kMetadataKeys: return "a key";
       case At::kMetadataValue: return "a string";
@@ -222,14 +255,17 @@ class HeaderParser final : public StrictJson {
 
 void check_dtype(const TensorEntry& entry) {
   if (find_dtype(entry.dtype) != kDtypes.end()) return;
-  throw std::invalid_argument(fmt::format("saving tensor {}: safetensors has no dtype for {}; convert the tensor to one of {}",
-                                          in_quotes(entry.name), c10::toString(entry.dtype), dtype_names()));
+  throw std::invalid_argument(
+      fmt::format("saving tensor {}: safetensors has no dtype for {}; convert the tensor to one of {}",
+                  in_quotes(entry.name), c10::toString(entry.dtype), dtype_names()));
 }
 
 void check_size(const TensorEntry& entry, int64_t data_bytes, const std::string& what) {
   if (entry.begin > entry.end || entry.end > data_bytes) {
-    throw std::invalid_argument(fmt::format("{}: data_offsets [{}, {}] are not within the {} bytes of data that the file "
-                                            "holds; it is cut off or damaged", what, entry.begin, entry.end, data_bytes));
+    throw std::invalid_argument(
+        fmt::format("{}: data_offsets [{}, {}] are not within the {} bytes of data that the file "
+                    "holds; it is cut off or damaged",
+                    what, entry.begin, entry.end, data_bytes));
   }
   const int64_t want = checked_nbytes(entry.shape, entry.dtype, what);
   if (entry.nbytes() != want) {
@@ -244,16 +280,17 @@ void check_coverage(const std::vector<TensorEntry>& tensors, int64_t data_bytes,
   int64_t at = 0;
   for (const TensorEntry& entry : tensors) {
     if (entry.begin != at) {
-      throw std::invalid_argument(fmt::format("'{}': tensor {}: data_offsets begin at {}, {} the data before it, which ends "
-                                              "at {}", file, in_quotes(entry.name), entry.begin,
-                                              entry.begin < at ? "overlapping" : "leaving a hole after", at));
+      throw std::invalid_argument(fmt::format(
+          "'{}': tensor {}: data_offsets begin at {}, {} the data before it, which ends "
+          "at {}",
+          file, in_quotes(entry.name), entry.begin, entry.begin < at ? "overlapping" : "leaving a hole after", at));
     }
     at = entry.end;
   }
   if (at == data_bytes) return;
-  throw std::invalid_argument(fmt::format("'{}': the file holds {} bytes of data, but its tensors{} end at {}", file, data_bytes,
-                                          tensors.empty() ? "" : fmt::format(" (the last is {})", in_quotes(tensors.back().name)),
-                                          at));
+  throw std::invalid_argument(
+      fmt::format("'{}': the file holds {} bytes of data, but its tensors{} end at {}", file, data_bytes,
+                  tensors.empty() ? "" : fmt::format(" (the last is {})", in_quotes(tensors.back().name)), at));
 }
 
 }  // namespace
@@ -294,7 +331,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_b
 std::vector<TensorEntry> lay_out_tensors(std::vector<TensorEntry> tensors) {
   for (const TensorEntry& entry : tensors) check_dtype(entry);
   std::ranges::sort(tensors, [](const TensorEntry& a, const TensorEntry& b) {
-    return std::pair(find_dtype(a.dtype), std::string_view(a.name)) < std::pair(find_dtype(b.dtype), std::string_view(b.name));
+    return std::pair(find_dtype(a.dtype), std::string_view(a.name)) <
+           std::pair(find_dtype(b.dtype), std::string_view(b.name));
   });
   std::set<std::string_view> names = {"__metadata__"};
   int64_t at = 0;
@@ -330,8 +368,10 @@ std::string serialize_safetensors_header(const SafetensorsHeader& header) {
   text += '}';
   text.append((kAlignment - text.size() % kAlignment) % kAlignment, ' ');
   if (static_cast<int64_t>(text.size()) > kMaxHeaderBytes) {
-    throw std::invalid_argument(fmt::format("saving: a header of {} bytes is longer than the format's {}; save into several "
-                                            "files (max_shard_bytes)", text.size(), kMaxHeaderBytes));
+    throw std::invalid_argument(
+        fmt::format("saving: a header of {} bytes is longer than the format's {}; save into several "
+                    "files (max_shard_bytes)",
+                    text.size(), kMaxHeaderBytes));
   }
   std::string length(8, '\0');
   for (std::size_t i = 0; i < length.size(); ++i) length[i] = static_cast<char>(text.size() >> (8 * i) & 0xff);

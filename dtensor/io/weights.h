@@ -21,6 +21,9 @@ struct LoadOptions {
   bool allow_unexpected = false;
   // Whether a tensor of another dtype than the module's is converted; otherwise it is an error.
   bool convert_dtype = false;
+  // Whether pieces are written to the module as they are read, so that only one is in memory beside it. An error of the disk
+  // then leaves the module loaded in part; all that headers can tell is checked on every rank before.
+  bool in_place = false;
   // Called on this rank after each tensor with the bytes of this rank's pieces read so far and in all.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
@@ -30,11 +33,13 @@ struct LoadOptions {
 // `path` is a .safetensors file, a .safetensors.index.json, or a folder that holds model.safetensors or
 // model.safetensors.index.json. A file that is not there but whose index is (path + ".index.json") is the index.
 // A tensor that the module has under several names is expected once, under any of them; the first that the file has counts.
+// Several tensors may be renamed to one in the file.
 //
 // Each rank reads the header and, of the data, only the bytes of the pieces that it keeps. The module changes only when
-// every rank has read everything, so a throw leaves it as it was; until then the rank holds its pieces twice.
+// every rank has read everything, so a throw leaves it as it was (but see in_place); until then the rank holds its pieces
+// twice.
 //
-// Communication: for each mesh in the module two small agreements along each of its dimensions (one 16-byte all-reduce
+// Communication: for each mesh in the module two small agreements along each of its dimensions (one 40-byte all-reduce
 // when all is well); none for a module of plain tensors, which every rank loads for itself.
 // Throws, on every rank of those meshes alike and with the text of the first that failed, std::invalid_argument that lists
 // the missing, unexpected, mis-shaped and mis-typed tensors, or says what is wrong with the file; std::runtime_error when
@@ -45,11 +50,13 @@ struct SaveOptions {
   // A file takes tensors until the next would make its data larger than this; 0 is one file whatever its size.
   int64_t max_shard_bytes = 0;
   // Goes into the header's "__metadata__" of every file.
-  std::map<std::string, std::string> metadata;
+  // "format": "pt" is what Python's transformers library asks for.
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
 };
 
 // Saves the global values of all parameters and buffers of `module`: the files are byte-equal for equal values, whatever
-// the number of ranks. A tensor that the module has under several names is saved once, under the first in name order.
+// the number of ranks. A tensor that the module has under several names is saved once, under the first that was
+// registered, parameters before buffers; load_weights finds it.
 //
 // `path` is a .safetensors file or an existing folder (then model.safetensors in it). When one file does not suffice:
 // path without its extension + "-0000i-of-0000n.safetensors" and path + ".index.json". Every file is written beside under
@@ -58,8 +65,9 @@ struct SaveOptions {
 // ones are named "...-v2-0000i-of-..." when they would collide.
 //
 // With DTensors it is collective over their meshes: all ranks call it with equal arguments; each parameter is gathered and
-// let go in turn (full_tensor), and the first rank of the first mesh writes. Plain tensors are that rank's. A module of
-// plain tensors alone is written by whoever calls.
+// let go in turn (full_tensor), and one rank writes: the first of the first mesh, or the first of it that is in all the other
+// meshes too. Plain tensors are that rank's. A module of plain tensors alone is written by whoever calls. On slices of a mesh
+// (mesh["tp"] of {dp, tp}) each slice has its own writer: call it on one of them.
 // Throws std::invalid_argument on a dtype that the format lacks or a path that cannot be, std::runtime_error when writing
 // fails; on every rank alike.
 void save_weights(const torch::nn::Module& module, const std::string& path, const SaveOptions& options = {});

@@ -60,8 +60,9 @@ float value_of(const std::string& path) {
 TEST_CASE("checkpoint: split where the next tensor would make a file too large, and read again") {
   const TempFolder folder;
   save(folder / "model.safetensors", 1, 5, 800);
-  CHECK(files_in(folder.path()) == std::set<std::string>{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
-                                                         "model-00003-of-00003.safetensors", "model.safetensors.index.json"});
+  CHECK(files_in(folder.path()) ==
+        std::set<std::string>{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
+                              "model-00003-of-00003.safetensors", "model.safetensors.index.json"});
   for (const char* path : {"", "model.safetensors", "model.safetensors.index.json"}) {
     CAPTURE(path);
     const Checkpoint checkpoint(*path == '\0' ? folder.path() : folder / path);
@@ -82,17 +83,25 @@ TEST_CASE("checkpoint: one file when it suffices, in a folder, of no tensors, an
   CHECK(Checkpoint(folder.path()).tensors().size() == 2);
   save(folder / "none", 0, 0, 0);
   CHECK(Checkpoint(folder / "none").tensors().empty());
-  CHECK(plan_checkpoint({{"a", at::kFloat, {100}, 0, 0}, {"b", at::kFloat, {1}, 0, 0}, {"c", at::kFloat, {1}, 0, 0}}, 100, {}).size() == 2);
+  CHECK(
+      plan_checkpoint({{"a", at::kFloat, {100}, 0, 0}, {"b", at::kFloat, {1}, 0, 0}, {"c", at::kFloat, {1}, 0, 0}}, 100, {})
+          .size() == 2);
 }
 
 TEST_CASE("checkpoint: written over in either form, only the new one is left") {
   const TempFolder folder;
   const std::string path = folder / "model.safetensors";
-  struct Row { int64_t max_shard_bytes; std::vector<std::string> part; };
-  const std::vector<Row> rows = {
-      {800, {"model-00001-of-00002.safetensors"}}, {800, {"model-v2-00001-of-00002.safetensors"}},
-      {800, {"model-00001-of-00002.safetensors"}}, {400, {"model-00001-of-00004.safetensors"}},
-      {0, {"model.safetensors"}}, {800, {"model-00001-of-00002.safetensors"}}, {0, {"model.safetensors"}}};
+  struct Row {
+    int64_t max_shard_bytes;
+    std::vector<std::string> part;
+  };
+  const std::vector<Row> rows = {{800, {"model-00001-of-00002.safetensors"}},
+                                 {800, {"model-v2-00001-of-00002.safetensors"}},
+                                 {800, {"model-00001-of-00002.safetensors"}},
+                                 {400, {"model-00001-of-00004.safetensors"}},
+                                 {0, {"model.safetensors"}},
+                                 {800, {"model-00001-of-00002.safetensors"}},
+                                 {0, {"model.safetensors"}}};
   float value = 0;
   for (const Row& row : rows) {
     CAPTURE(value);
@@ -109,10 +118,13 @@ TEST_CASE("checkpoint: a save that is not published leaves nothing, and the old 
   const std::string path = folder / "model.safetensors";
   save(path, 1, 4, 0);
   {
-    const std::vector<SafetensorsHeader> plan = plan_checkpoint({{"a", at::kFloat, {2}, 0, 0}, {"b", at::kFloat, {2}, 0, 0}}, 8, {});
+    const std::vector<SafetensorsHeader> plan =
+        plan_checkpoint({{"a", at::kFloat, {2}, 0, 0}, {"b", at::kFloat, {2}, 0, 0}}, 8, {});
     CheckpointWriter writer(path, plan);
     writer.append(at::zeros({2}));
-    CHECK_THROWS_WITH_AS(writer.append(at::zeros({3})), doctest::Contains("tensor 'b': planned as Float of shape [2], given Float of shape [3]"), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(writer.append(at::zeros({3})),
+                         doctest::Contains("tensor 'b': planned as Float of shape [2], given Float of shape [3]"),
+                         std::invalid_argument);
     CHECK_THROWS_WITH_AS(writer.publish(), doctest::Contains("publish() before the last tensor"), std::invalid_argument);
     CHECK(files_in(folder.path()).size() == 3);
   }
@@ -155,10 +167,13 @@ TEST_CASE("checkpoint: temporary files of a process that ended are removed by th
 
 TEST_CASE("checkpoint: a path that cannot be written says why") {
   const TempFolder folder;
-  CHECK_THROWS_WITH_AS(save(folder / "no/such/f", 1, 1, 0), doctest::Contains("there is no folder '"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(save(folder / "f.index.json", 1, 1, 0), doctest::Contains("pass the name without '.index.json'"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(save(folder / "no/such/f", 1, 1, 0), doctest::Contains("there is no folder '"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(save(folder / "f.index.json", 1, 1, 0), doctest::Contains("pass the name without '.index.json'"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(plan_checkpoint({}, -1, {}), doctest::Contains("max_shard_bytes is -1"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(save("/proc/f", 1, 1, 0), doctest::Contains("cannot create a file to save '/proc/f'"), std::runtime_error);
+  CHECK_THROWS_WITH_AS(save("/proc/f", 1, 1, 0), doctest::Contains("cannot create a file to save '/proc/f'"),
+                       std::runtime_error);
 }
 
 TEST_CASE("checkpoint: an index that is damaged, leads astray or mixes checkpoints is refused") {
@@ -166,7 +181,11 @@ TEST_CASE("checkpoint: an index that is damaged, leads astray or mixes checkpoin
   const std::string index = folder / "model.safetensors.index.json";
   save(folder / "a.safetensors", 1, 2, 0);
   save(folder / "b.safetensors", 1, 2, 0);
-  struct Row { const char* why; std::string json; const char* want; };
+  struct Row {
+    const char* why;
+    std::string json;
+    const char* want;
+  };
   const std::vector<Row> rows = {
       {"empty", "", "not valid JSON"},
       {"a list", "[]", "expected an object, found an array"},
@@ -176,14 +195,17 @@ TEST_CASE("checkpoint: an index that is damaged, leads astray or mixes checkpoin
       {"unknown key", R"({"weights":{}})", "found the key 'weights'"},
       {"tensor twice", R"({"weight_map":{"t00":"a.safetensors","t00":"b.safetensors"}})", "the tensor 't00' appears twice"},
       {"a number", R"({"weight_map":{"t00":1}})", "expected the file of tensor 't00', found the number 1"},
-      {"an absolute path", R"({"weight_map":{"t00":"/etc/passwd"}})", "tensor 't00': '/etc/passwd' is not the name of a file in the index's folder"},
+      {"an absolute path", R"({"weight_map":{"t00":"/etc/passwd"}})",
+       "tensor 't00': '/etc/passwd' is not the name of a file in the index's folder"},
       {"the folder above", R"({"weight_map":{"t00":".."}})", "is not the name of a file"},
       {"out and in", R"({"weight_map":{"t00":"../x/a.safetensors"}})", "is not the name of a file"},
       {"a NUL", R"({"weight_map":{"t00":"a\u0000b"}})", "is not the name of a file"},
       {"no such file", R"({"weight_map":{"t00":"c.safetensors"}})", "c.safetensors': No such file or directory"},
-      {"no such tensor", R"({"weight_map":{"t00":"a.safetensors","t01":"a.safetensors","x":"a.safetensors"}})", "tensor 'x' is not in '"},
+      {"no such tensor", R"({"weight_map":{"t00":"a.safetensors","t01":"a.safetensors","x":"a.safetensors"}})",
+       "tensor 'x' is not in '"},
       {"a tensor left out", R"({"weight_map":{"t00":"a.safetensors"}})", "holds tensor 't01', which the index lacks"},
-      {"a tensor in two files", R"({"weight_map":{"t00":"a.safetensors","t01":"b.safetensors"}})", "holds tensor 't01', which the index gives to 'b.safetensors'"},
+      {"a tensor in two files", R"({"weight_map":{"t00":"a.safetensors","t01":"b.safetensors"}})",
+       "holds tensor 't01', which the index gives to 'b.safetensors'"},
       {"cut off", R"({"weight_map":{"t00":"a.safet)", "not valid JSON"},
   };
   for (const Row& row : rows) {
@@ -197,7 +219,8 @@ TEST_CASE("checkpoint: an index that is damaged, leads astray or mixes checkpoin
 
 TEST_CASE("checkpoint: a folder without one says what it looked for") {
   const TempFolder folder;
-  CHECK_THROWS_WITH_AS(Checkpoint(folder.path()), doctest::Contains("holds neither model.safetensors nor"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(Checkpoint(folder.path()), doctest::Contains("holds neither model.safetensors nor"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(Checkpoint(folder / "x"), doctest::Contains("x': No such file or directory"), std::runtime_error);
 }
 

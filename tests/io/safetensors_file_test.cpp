@@ -22,11 +22,23 @@ constexpr const char* kPythonFile = "tests/io/from_python.safetensors";
 std::vector<std::pair<std::string, at::Tensor>> python_tensors() {
   const at::Tensor base = at::arange(6, at::kFloat).reshape({2, 3});
   std::vector<std::pair<std::string, at::Tensor>> tensors;
-  const std::vector<std::pair<std::string, at::ScalarType>> dtypes = {
-      {"u64", at::kUInt64}, {"i64", at::kLong}, {"f64", at::kDouble}, {"c64", at::kComplexFloat}, {"f32", at::kFloat},
-      {"u32", at::kUInt32}, {"i32", at::kInt}, {"bf16", at::kBFloat16}, {"f16", at::kHalf}, {"u16", at::kUInt16},
-      {"i16", at::kShort}, {"f8_e8m0", at::kFloat8_e8m0fnu}, {"f8_e4m3", at::kFloat8_e4m3fn}, {"f8_e5m2", at::kFloat8_e5m2},
-      {"i8", at::kChar}, {"u8", at::kByte}, {"bool", at::kBool}};
+  const std::vector<std::pair<std::string, at::ScalarType>> dtypes = {{"u64", at::kUInt64},
+                                                                      {"i64", at::kLong},
+                                                                      {"f64", at::kDouble},
+                                                                      {"c64", at::kComplexFloat},
+                                                                      {"f32", at::kFloat},
+                                                                      {"u32", at::kUInt32},
+                                                                      {"i32", at::kInt},
+                                                                      {"bf16", at::kBFloat16},
+                                                                      {"f16", at::kHalf},
+                                                                      {"u16", at::kUInt16},
+                                                                      {"i16", at::kShort},
+                                                                      {"f8_e8m0", at::kFloat8_e8m0fnu},
+                                                                      {"f8_e4m3", at::kFloat8_e4m3fn},
+                                                                      {"f8_e5m2", at::kFloat8_e5m2},
+                                                                      {"i8", at::kChar},
+                                                                      {"u8", at::kByte},
+                                                                      {"bool", at::kBool}};
   for (const auto& [name, dtype] : dtypes) tensors.emplace_back(name, base.to(dtype));
   tensors.emplace_back("scalar", at::scalar_tensor(1.5f, at::kFloat));
   tensors.emplace_back("empty", at::empty({0, 4}, at::kFloat));
@@ -78,7 +90,8 @@ TEST_CASE("safetensors file: strides, conjugates and views are saved by their va
   const TempFolder folder;
   const at::Tensor base = at::arange(24, at::kFloat).reshape({4, 6});
   const at::Tensor complex = at::complex(base, base.add(1));
-  save(folder / "f", {{"t", base.t()}, {"narrow", base.narrow(1, 2, 3)}, {"conj", complex.conj()}, {"imag", at::imag(complex.conj())}});
+  save(folder / "f",
+       {{"t", base.t()}, {"narrow", base.narrow(1, 2, 3)}, {"conj", complex.conj()}, {"imag", at::imag(complex.conj())}});
   const SafetensorsFile file(folder / "f");
   CHECK(file.read(*file.find("t")).equal(base.t()));
   CHECK(file.read(*file.find("narrow")).equal(base.narrow(1, 2, 3)));
@@ -87,7 +100,13 @@ TEST_CASE("safetensors file: strides, conjugates and views are saved by their va
 }
 
 TEST_CASE("box_runs: contiguous stretches, merged where they touch") {
-  struct Row { const char* why; std::vector<int64_t> shape; TensorBox box; std::vector<int64_t> starts; int64_t length; };
+  struct Row {
+    const char* why;
+    std::vector<int64_t> shape;
+    TensorBox box;
+    std::vector<int64_t> starts;
+    int64_t length;
+  };
   const std::vector<Row> rows = {
       {"whole", {4, 6}, {{0, 0}, {4, 6}}, {0}, 24},
       {"rows", {4, 6}, {{1, 0}, {2, 6}}, {6}, 12},
@@ -137,17 +156,28 @@ TEST_CASE("safetensors file: a box outside the tensor is refused") {
   const TempFolder folder;
   save(folder / "f", {{"t", at::zeros({3, 4})}});
   const SafetensorsFile file(folder / "f");
-  const std::vector<TensorBox> boxes = {{{0}, {3}}, {{0, 0}, {4, 4}}, {{-1, 0}, {1, 4}}, {{1, 0}, {3, 4}}, {{4, 0}, {0, 4}},
-                                        {{0, 0}, {-1, 4}}, {{0, INT64_MAX}, {1, INT64_MAX}}, {{0, 0, 0}, {3, 4, 1}}};
+  const std::vector<TensorBox> boxes = {{{0}, {3}},
+                                        {{0, 0}, {4, 4}},
+                                        {{-1, 0}, {1, 4}},
+                                        {{1, 0}, {3, 4}},
+                                        {{4, 0}, {0, 4}},
+                                        {{0, 0}, {-1, 4}},
+                                        {{0, INT64_MAX}, {1, INT64_MAX}},
+                                        {{0, 0, 0}, {3, 4, 1}}};
   for (const TensorBox& box : boxes) {
-    CHECK_THROWS_WITH_AS(file.read_box(*file.find("t"), box), doctest::Contains("tensor 't': the box at ["), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(file.read_box(*file.find("t"), box), doctest::Contains("tensor 't': the box at ["),
+                         std::invalid_argument);
   }
 }
 
 TEST_CASE("safetensors file: files that are cut off, foreign or damaged are refused by message") {
   const TempFolder folder;
   const std::string good = read_text(kPythonFile);
-  struct Row { const char* why; std::string bytes; const char* want; };
+  struct Row {
+    const char* why;
+    std::string bytes;
+    const char* want;
+  };
   const std::string over_cap("\x01\xe1\xf5\x05\0\0\0\0{}", 10);
   const std::string huge("\xff\xff\xff\xff\xff\xff\xff\xff{}", 10);
   const std::vector<Row> rows = {
@@ -155,7 +185,8 @@ TEST_CASE("safetensors file: files that are cut off, foreign or damaged are refu
       {"seven bytes", "1234567", "has 7 bytes, less than the 8"},
       {"the length alone", good.substr(0, 8), "but 0 follow; the file is cut off"},
       {"cut in the header", good.substr(0, 100), "but 92 follow; the file is cut off"},
-      {"cut in the data", good.substr(0, good.size() - 1), "tensor 'bool': data_offsets [352, 358] are not within the 357 bytes"},
+      {"cut in the data", good.substr(0, good.size() - 1),
+       "tensor 'bool': data_offsets [352, 358] are not within the 357 bytes"},
       {"cut before the data", good.substr(0, good.size() - 358), "are not within the 0 bytes"},
       {"longer", good + "x", "holds 359 bytes of data, but its tensors (the last is 'bool') end at 358"},
       {"over the cap", over_cap, "the header has 100000001 bytes, more than the format's 100000000"},
@@ -182,7 +213,8 @@ TEST_CASE("safetensors file: every cut of a good file is refused") {
 
 TEST_CASE("safetensors file: what is no file says so and does not wait") {
   const TempFolder folder;
-  CHECK_THROWS_WITH_AS(SafetensorsFile(folder / "absent"), doctest::Contains("absent': No such file or directory"), std::runtime_error);
+  CHECK_THROWS_WITH_AS(SafetensorsFile(folder / "absent"), doctest::Contains("absent': No such file or directory"),
+                       std::runtime_error);
   CHECK_THROWS_WITH_AS(SafetensorsFile(folder.path()), doctest::Contains("is not a regular file"), std::invalid_argument);
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
   CHECK_THROWS_WITH_AS(SafetensorsFile(folder / "pipe"), doctest::Contains("is not a regular file"), std::invalid_argument);
@@ -190,9 +222,11 @@ TEST_CASE("safetensors file: what is no file says so and does not wait") {
 
 TEST_CASE("safetensors file: a bool that is neither 0 nor 1 is refused") {
   const TempFolder folder;
-  write_text(folder / "f", safetensors_bytes(R"({"m":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}})", std::string("\0\1\2", 3)));
+  write_text(folder / "f",
+             safetensors_bytes(R"({"m":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}})", std::string("\0\1\2", 3)));
   const SafetensorsFile file(folder / "f");
-  CHECK_THROWS_WITH_AS(file.read(*file.find("m")), doctest::Contains("tensor 'm': a BOOL is the byte 2"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(file.read(*file.find("m")), doctest::Contains("tensor 'm': a BOOL is the byte 2"),
+                       std::invalid_argument);
   CHECK(file.read_box(*file.find("m"), {{0}, {2}}).numel() == 2);
 }
 

@@ -33,7 +33,12 @@ TEST_CASE("safetensors header: what the format allows is read") {
 }
 
 TEST_CASE("safetensors header: everything else is refused, and the message names the tensor") {
-  struct Row { const char* why; std::string json; int64_t data_bytes; const char* want; };
+  struct Row {
+    const char* why;
+    std::string json;
+    int64_t data_bytes;
+    const char* want;
+  };
   const std::string ok = R"("dtype":"F32","shape":[2],"data_offsets":[0,8])";
   const std::vector<Row> rows = {
       {"empty header", "", 0, "the header does not begin with '{'"},
@@ -46,48 +51,78 @@ TEST_CASE("safetensors header: everything else is refused, and the message names
       {"metadata twice", R"({"__metadata__":{},"__metadata__":{}})", 0, "the key '__metadata__' appears twice"},
       {"a metadata key twice", R"({"__metadata__":{"a":"1","a":"2"}})", 0, "__metadata__: the key 'a' appears twice"},
       {"metadata of numbers", R"({"__metadata__":{"a":1}})", 0, "__metadata__: expected a string, found the number 1"},
-      {"metadata that is a list", R"({"__metadata__":[]})", 0, "__metadata__: expected an object of strings, found an array"},
+      {"metadata that is a list", R"({"__metadata__":[]})", 0,
+       "__metadata__: expected an object of strings, found an array"},
       {"dtype twice", tensor(R"("dtype":"F32","dtype":"F32")"), 0, "tensor 'w': the key 'dtype' appears twice"},
       {"shape twice", tensor(R"("shape":[1],"shape":[2])"), 0, "tensor 'w': the key 'shape' appears twice"},
       {"data_offsets twice", tensor(R"("data_offsets":[0,8],"data_offsets":[0,8])"), 8,
        "tensor 'w': the key 'data_offsets' appears twice"},
-      {"an unknown key", tensor(ok + R"(,"strides":[1])"), 8, "tensor 'w': expected dtype, shape and data_offsets, found the key 'strides'"},
+      {"an unknown key", tensor(ok + R"(,"strides":[1])"), 8,
+       "tensor 'w': expected dtype, shape and data_offsets, found the key 'strides'"},
       {"no dtype", tensor(R"("shape":[2],"data_offsets":[0,8])"), 8, "tensor 'w': the key 'dtype' is missing"},
       {"no shape", tensor(R"("dtype":"F32","data_offsets":[0,8])"), 8, "tensor 'w': the key 'shape' is missing"},
       {"no offsets", tensor(R"("dtype":"F32","shape":[2])"), 8, "tensor 'w': the key 'data_offsets' is missing"},
       {"an unknown dtype", tensor(R"("dtype":"F4","shape":[2],"data_offsets":[0,1])"), 1,
        "tensor 'w': dtype: the dtype 'F4' is not supported; supported are U64, I64"},
-      {"a dtype in small letters", tensor(R"("dtype":"f32","shape":[2],"data_offsets":[0,8])"), 8, "the dtype 'f32' is not supported"},
-      {"a dtype that is a number", tensor(R"("dtype":7)"), 0, "tensor 'w': dtype: expected the name of a dtype, found the number 7"},
-      {"a tensor that is a string", R"({"w":"F32"})", 0, "tensor 'w': expected an object with dtype, shape and data_offsets"},
-      {"a tensor that is null", R"({"w":null})", 0, "tensor 'w': expected an object with dtype, shape and data_offsets, found null"},
+      {"a dtype in small letters", tensor(R"("dtype":"f32","shape":[2],"data_offsets":[0,8])"), 8,
+       "the dtype 'f32' is not supported"},
+      {"a dtype that is a number", tensor(R"("dtype":7)"), 0,
+       "tensor 'w': dtype: expected the name of a dtype, found the number 7"},
+      {"a tensor that is a string", R"({"w":"F32"})", 0,
+       "tensor 'w': expected an object with dtype, shape and data_offsets"},
+      {"a tensor that is null", R"({"w":null})", 0,
+       "tensor 'w': expected an object with dtype, shape and data_offsets, found null"},
       {"a shape that is a number", tensor(R"("dtype":"F32","shape":2)"), 0, "tensor 'w': shape: expected a list of sizes"},
-      {"a nested shape", tensor(R"("shape":[[2]])"), 0, "tensor 'w': shape: expected a list of sizes (integers from 0), found an array"},
-      {"a negative size", tensor(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"), 8, "tensor 'w': shape: expected a list of sizes (integers from 0), found the negative number -2"},
+      {"a nested shape", tensor(R"("shape":[[2]])"), 0,
+       "tensor 'w': shape: expected a list of sizes (integers from 0), found an array"},
+      {"a negative size", tensor(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"), 8,
+       "tensor 'w': shape: expected a list of sizes (integers from 0), found the negative number -2"},
       {"a size of minus zero", tensor(R"("shape":[-0])"), 0, "tensor 'w': shape: expected a list of sizes"},
-      {"a fractional size", tensor(R"("shape":[2.0])"), 0, "tensor 'w': shape: expected a list of sizes (integers from 0), found the number 2.0"},
+      {"a fractional size", tensor(R"("shape":[2.0])"), 0,
+       "tensor 'w': shape: expected a list of sizes (integers from 0), found the number 2.0"},
       {"a boolean size", tensor(R"("shape":[true])"), 0, "found a boolean"},
-      {"a size of 2^63", tensor(R"("shape":[9223372036854775808])"), 0, "tensor 'w': shape: the number 9223372036854775808 is too large"},
+      {"a size of 2^63", tensor(R"("shape":[9223372036854775808])"), 0,
+       "tensor 'w': shape: the number 9223372036854775808 is too large"},
       {"a size of 2^64", tensor(R"("shape":[18446744073709551616])"), 0, "tensor 'w': shape: expected a list of sizes"},
-      {"too many dimensions", tensor(R"("shape":[)" + [] { std::string s = "1"; for (int i = 0; i < 64; ++i) s += ",1"; return s; }() + "]"), 0, "tensor 'w': shape: more than 64 dimensions"},
+      {"too many dimensions",
+       tensor(R"("shape":[)" +
+              [] {
+                std::string s = "1";
+                for (int i = 0; i < 64; ++i) s += ",1";
+                return s;
+              }() +
+              "]"),
+       0, "tensor 'w': shape: more than 64 dimensions"},
       {"one offset", tensor(R"("data_offsets":[0])"), 0, "tensor 'w': data_offsets: data_offsets has 1 numbers, not 2"},
-      {"three offsets", tensor(R"("data_offsets":[0,8,9])"), 0, "tensor 'w': data_offsets: data_offsets has more than two numbers"},
+      {"three offsets", tensor(R"("data_offsets":[0,8,9])"), 0,
+       "tensor 'w': data_offsets: data_offsets has more than two numbers"},
       {"the product overflows to 0", tensor(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0])"), 0,
        "'f': tensor 'w': the size of shape [4294967296, 4294967296] of F32 overflows"},
-      {"the bytes overflow", tensor(R"("dtype":"F64","shape":[1152921504606846976],"data_offsets":[0,0])"), 0, "of F64 overflows"},
-      {"overflow hidden by a zero", tensor(R"("dtype":"F32","shape":[4294967296,4294967296,0],"data_offsets":[0,0])"), 0, "overflows"},
-      {"end before begin", tensor(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), 8, "tensor 'w': data_offsets [8, 0] are not within the 8 bytes"},
-      {"past the end of the file", tensor(R"("dtype":"F32","shape":[2],"data_offsets":[0,8])"), 7, "tensor 'w': data_offsets [0, 8] are not within the 7 bytes of data that the file holds; it is cut off"},
-      {"offsets near 2^63", tensor(R"("dtype":"F32","shape":[2],"data_offsets":[9223372036854775799,9223372036854775807])"), 8, "are not within the 8 bytes"},
-      {"fewer bytes than the shape", tensor(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"), 8, "tensor 'w': data_offsets [0, 8] hold 8 bytes, but shape [3] of F32 takes 12"},
-      {"more bytes than the shape", tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"), 8, "hold 8 bytes, but shape [1] of F32 takes 4"},
-      {"overlap", R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[4,12]}})", 12,
+      {"the bytes overflow", tensor(R"("dtype":"F64","shape":[1152921504606846976],"data_offsets":[0,0])"), 0,
+       "of F64 overflows"},
+      {"overflow hidden by a zero", tensor(R"("dtype":"F32","shape":[4294967296,4294967296,0],"data_offsets":[0,0])"), 0,
+       "overflows"},
+      {"end before begin", tensor(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), 8,
+       "tensor 'w': data_offsets [8, 0] are not within the 8 bytes"},
+      {"past the end of the file", tensor(R"("dtype":"F32","shape":[2],"data_offsets":[0,8])"), 7,
+       "tensor 'w': data_offsets [0, 8] are not within the 7 bytes of data that the file holds; it is cut off"},
+      {"offsets near 2^63", tensor(R"("dtype":"F32","shape":[2],"data_offsets":[9223372036854775799,9223372036854775807])"),
+       8, "are not within the 8 bytes"},
+      {"fewer bytes than the shape", tensor(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"), 8,
+       "tensor 'w': data_offsets [0, 8] hold 8 bytes, but shape [3] of F32 takes 12"},
+      {"more bytes than the shape", tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"), 8,
+       "hold 8 bytes, but shape [1] of F32 takes 4"},
+      {"overlap",
+       R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[4,12]}})", 12,
        "tensor 'b': data_offsets begin at 4, overlapping the data before it, which ends at 8"},
-      {"the same place", R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", 8,
+      {"the same place",
+       R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", 8,
        "tensor 'b': data_offsets begin at 0, overlapping"},
-      {"a hole", R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})", 12,
+      {"a hole",
+       R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})", 12,
        "tensor 'b': data_offsets begin at 8, leaving a hole after the data before it, which ends at 4"},
-      {"a hole at the start", tensor(R"("dtype":"U8","shape":[4],"data_offsets":[4,8])"), 8, "tensor 'w': data_offsets begin at 4, leaving a hole"},
+      {"a hole at the start", tensor(R"("dtype":"U8","shape":[4],"data_offsets":[4,8])"), 8,
+       "tensor 'w': data_offsets begin at 4, leaving a hole"},
       {"data left over", tensor(ok), 9, "the file holds 9 bytes of data, but its tensors (the last is 'w') end at 8"},
       {"data without tensors", "{}", 1, "the file holds 1 bytes of data, but its tensors end at 0"},
       {"an endless name", R"({")" + std::string(5000, 'x') + R"(":1})", 0, "xxx...' (5000 bytes)"},
@@ -122,23 +157,39 @@ TEST_CASE("safetensors header: laid out by size of element, then name; written a
 
 TEST_CASE("safetensors header: what cannot be written is refused by name") {
   const auto lay_out = [](std::vector<TensorEntry> tensors) { return message_of([&] { lay_out_tensors(tensors); }); };
-  CHECK(lay_out({{"a", c10::ScalarType::Float, {1}, 0, 0}, {"a", c10::ScalarType::Half, {1}, 0, 0}}).find(
-            "tensor 'a': the name is reserved or was given twice") != std::string::npos);
+  CHECK(lay_out({{"a", c10::ScalarType::Float, {1}, 0, 0}, {"a", c10::ScalarType::Half, {1}, 0, 0}})
+            .find("tensor 'a': the name is reserved or was given twice") != std::string::npos);
   CHECK(lay_out({{"__metadata__", c10::ScalarType::Float, {1}, 0, 0}}).find("is reserved") != std::string::npos);
-  CHECK(lay_out({{"a", c10::ScalarType::ComplexDouble, {1}, 0, 0}}).find(
-            "no dtype for ComplexDouble; convert the tensor to one of U64") != std::string::npos);
+  CHECK(lay_out({{"a", c10::ScalarType::ComplexDouble, {1}, 0, 0}})
+            .find("no dtype for ComplexDouble; convert the tensor to one of U64") != std::string::npos);
   CHECK(lay_out({{"a", c10::ScalarType::Float, {INT64_MAX}, 0, 0}}).find("overflows") != std::string::npos);
-  CHECK(lay_out({{"a", c10::ScalarType::Byte, {INT64_MAX}, 0, 0}, {"b", c10::ScalarType::Byte, {INT64_MAX}, 0, 0}}).find(
-            "tensor 'b': the size of the file overflows") != std::string::npos);
-  CHECK(message_of([] { serialize_safetensors_header({{}, {{"\xff", c10::ScalarType::Float, {}, 0, 4}}}); }).find("not UTF-8") !=
-        std::string::npos);
+  CHECK(lay_out({{"a", c10::ScalarType::Byte, {INT64_MAX}, 0, 0}, {"b", c10::ScalarType::Byte, {INT64_MAX}, 0, 0}})
+            .find("tensor 'b': the size of the file overflows") != std::string::npos);
+  CHECK(message_of([] {
+          serialize_safetensors_header({{}, {{"\xff", c10::ScalarType::Float, {}, 0, 4}}});
+        }).find("not UTF-8") != std::string::npos);
 }
 
 // One random change of a text: a byte, a cut, a repeated or removed stretch, or a number swapped for an awkward one.
 std::string mutate(std::string text, std::mt19937& random) {
   const auto below = [&](std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(random); };
-  static const std::vector<std::string> kPieces = {"0", "-1", "18446744073709551615", "9223372036854775807", "4611686018427387904",
-                                                   "{", "}", "[", "]", ",", ":", "\"", "null", "1e9", "\"shape\":", "\"w\":", "\\u0000"};
+  static const std::vector<std::string> kPieces = {"0",
+                                                   "-1",
+                                                   "18446744073709551615",
+                                                   "9223372036854775807",
+                                                   "4611686018427387904",
+                                                   "{",
+                                                   "}",
+                                                   "[",
+                                                   "]",
+                                                   ",",
+                                                   ":",
+                                                   "\"",
+                                                   "null",
+                                                   "1e9",
+                                                   "\"shape\":",
+                                                   "\"w\":",
+                                                   "\\u0000"};
   const std::size_t at = below(text.size());
   switch (below(5)) {
     case 0: text[at] = static_cast<char>(below(256)); break;
@@ -150,11 +201,15 @@ std::string mutate(std::string text, std::mt19937& random) {
   return text.empty() ? "{" : text;
 }
 
-TEST_CASE("safetensors header: a damaged header is read as something that tiles the data, or refused by the right exception") {
+TEST_CASE(
+    "safetensors header: a damaged header is read as something that tiles the data, or refused by the right exception") {
   std::mt19937 random(20261120);
-  const std::string seed = serialize_safetensors_header(
-      {{{"format", "pt"}}, lay_out_tensors({{"w", c10::ScalarType::Float, {4, 3}, 0, 0}, {"b", c10::ScalarType::Half, {5}, 0, 0},
-                                            {"m", c10::ScalarType::Bool, {2, 2}, 0, 0}, {"s", c10::ScalarType::Long, {}, 0, 0}})}).substr(8);
+  const std::string seed = serialize_safetensors_header({{{"format", "pt"}},
+                                                         lay_out_tensors({{"w", c10::ScalarType::Float, {4, 3}, 0, 0},
+                                                                          {"b", c10::ScalarType::Half, {5}, 0, 0},
+                                                                          {"m", c10::ScalarType::Bool, {2, 2}, 0, 0},
+                                                                          {"s", c10::ScalarType::Long, {}, 0, 0}})})
+                               .substr(8);
   const int64_t data_bytes = 48 + 10 + 4 + 8;
   int read = 0;
   for (int i = 0; i < 40000; ++i) {
@@ -173,7 +228,7 @@ TEST_CASE("safetensors header: a damaged header is read as something that tiles 
     } catch (const std::invalid_argument&) {
     }
   }
-  CHECK(read > 100);   // changes of names, metadata and padding do no harm
+  CHECK(read > 100);  // changes of names, metadata and padding do no harm
   CHECK(read < 20000);
 }
 

@@ -1,0 +1,99 @@
+#include "tessera/dtensor/io/agreement.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/world.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kLongestText = 1 << 14;
+
+// How a part went, as it travels: "" when well, else 'i' (invalid argument) or 'r' (runtime error) and the text.
+std::string outcome_of(const std::function<void()>& part, std::exception_ptr& thrown) {
+  try {
+    part();
+    return "";
+  } catch (const std::logic_error& error) {
+    thrown = std::current_exception();
+    return std::string("i") + error.what();
+  } catch (const c10::Error& error) {
+    thrown = std::current_exception();
+    return std::string("r") + error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    thrown = std::current_exception();
+    return std::string("r") + error.what();
+  } catch (...) {
+    thrown = std::current_exception();
+    return "ran exception that is no std::exception";
+  }
+}
+
+}  // namespace
+
+std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<DeviceMesh> meshes;
+  for (const at::Tensor& tensor : tensors) {
+    if (is_dtensor(tensor) && std::ranges::find(meshes, mesh_of(tensor)) == meshes.end()) meshes.push_back(mesh_of(tensor));
+  }
+  return meshes;
+}
+
+// Over every mesh this rank is in; several times when there are several, so that what one mesh knows goes through a shared
+// rank to the others.
+at::Tensor Agreement::reduce_max(at::Tensor values) const {
+  for (std::size_t round = 0; round < meshes_.size(); ++round) {
+    for (const DeviceMesh& mesh : meshes_) {
+      if (!mesh.is_member()) continue;
+      const World::Scope scope(mesh.world(), op_);
+      values = values.to(mesh.device());
+      for (int64_t dim = 0; dim < mesh.ndim(); ++dim) values = all_reduce(values, mesh, dim, ReduceOp::kMax);
+    }
+  }
+  return values.cpu();
+}
+
+void Agreement::run(const std::function<void()>& part, int64_t fingerprint) const {
+  std::exception_ptr thrown;
+  const std::string mine = outcome_of(part, thrown).substr(0, kLongestText);
+  if (meshes_.empty()) {
+    if (thrown) std::rethrow_exception(thrown);
+    return;
+  }
+  const World& world = meshes_.front().world();
+  const bool failed = !mine.empty();
+  const int64_t code = failed ? world.size() - world.rank() : 0;  // the largest is that of the lowest rank
+  const std::vector<int64_t> sent = {code, static_cast<int64_t>(mine.size()), failed ? 0 : 1, fingerprint, -fingerprint};
+  const at::Tensor all = reduce_max(at::tensor(sent, at::kLong));
+  const auto* got = all.const_data_ptr<int64_t>();
+  if (got[0] > 0) throw_alike(world.size() - got[0], got[1], got[2] == 0, mine);
+  if (got[3] == -got[4]) return;
+  throw std::invalid_argument(
+      fmt::format("{}: the ranks were called with different arguments; every rank of {} must pass the "
+                  "same names, shapes, dtypes and options",
+                  op_, meshes_.front().to_string()));
+}
+
+void Agreement::throw_alike(int64_t first_rank, int64_t text_bytes, bool all_failed, const std::string& mine) const {
+  at::Tensor text = at::zeros({text_bytes}, at::kByte);
+  if (meshes_.front().world().rank() == first_rank) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
+  text = reduce_max(text);
+  std::string outcome(static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text_bytes));
+  outcome.erase(outcome.find_last_not_of('\0') + 1);
+  const std::string message = all_failed ? outcome.substr(1) : fmt::format("rank {}: {}", first_rank, outcome.substr(1));
+  if (outcome.front() == 'i') throw std::invalid_argument(message);
+  throw std::runtime_error(message);
+}
+
+}  // namespace tessera

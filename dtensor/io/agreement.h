@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera {
+
+// The meshes of the DTensors among `tensors`, each once, in order of appearance.
+std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
+
+// Work that each rank does for itself but that succeeds or fails on all of them: a file that one rank cannot open is the
+// same exception on every rank, before any of them went on.
+class Agreement {
+ public:
+  // `op` is charged with the communication ("load_weights"). Without meshes every rank is on its own.
+  Agreement(std::vector<DeviceMesh> meshes, const char* op) : meshes_(std::move(meshes)), op_(op) {}
+
+  const std::vector<DeviceMesh>& meshes() const { return meshes_; }
+
+  // Runs `part` here and learns how it went elsewhere. Throws on every rank of the meshes what the lowest rank that failed
+  // threw: std::invalid_argument for that and std::logic_error, else std::runtime_error; the rank is named unless all failed.
+  // Ranks that pass different fingerprints get std::invalid_argument: they were called with different arguments.
+  //
+  // One all-reduce of 40 bytes a mesh dimension (of several meshes: as many times as there are meshes), and after a failure
+  // one more of the text. A rank outside the meshes hears nothing.
+  void run(const std::function<void()>& part, int64_t fingerprint = 0) const;
+
+ private:
+  at::Tensor reduce_max(at::Tensor values) const;
+  [[noreturn]] void throw_alike(int64_t first_rank, int64_t text_bytes, bool all_failed, const std::string& mine) const;
+
+  std::vector<DeviceMesh> meshes_;
+  const char* op_;
+};
+
+}  // namespace tessera

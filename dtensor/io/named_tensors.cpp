@@ -1,0 +1,162 @@
+#include "tessera/dtensor/io/named_tensors.h"
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/module.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/agreement.h"
+#include "tessera/dtensor/io/checkpoint_writer.h"
+#include "tessera/dtensor/io/strict_json.h"
+#include "tessera/mesh/world.h"
+
+namespace tessera {
+namespace {
+
+void check_storable(const std::string& name, const at::Tensor& tensor) {
+  if (is_dtensor(tensor)) return;
+  if (tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_meta()) return;
+  throw std::invalid_argument(
+      fmt::format("tensor {}: a {} tensor{} on {} cannot be in a safetensors file; make it dense, with data",
+                  in_quotes(name), c10::toString(tensor.scalar_type()),
+                  tensor.layout() == at::kStrided ? "" : " that is not strided", tensor.device().str()));
+}
+
+// The rank that writes: the first of the first mesh that every mesh has, for only a member has a tensor's values.
+int64_t writing_rank(const std::vector<DeviceMesh>& meshes, const char* op) {
+  for (const int64_t rank : meshes.front().mesh().ranks()) {
+    const bool everywhere = std::ranges::all_of(
+        meshes, [&](const DeviceMesh& mesh) { return std::ranges::count(mesh.mesh().ranks(), rank) > 0; });
+    if (everywhere) return rank;
+  }
+  std::vector<std::string> names;
+  for (const DeviceMesh& mesh : meshes) names.push_back(mesh.to_string());
+  throw std::invalid_argument(
+      fmt::format("{}: no rank is in every mesh of the tensors ({}), so none can write them all; save "
+                  "them apart",
+                  op, fmt::join(names, "; ")));
+}
+
+int64_t fingerprint_of(const std::vector<SafetensorsHeader>& plan, const std::string& path) {
+  std::string all = path;
+  for (const SafetensorsHeader& header : plan) all += serialize_safetensors_header(header);
+  return static_cast<int64_t>(std::hash<std::string>()(all) >> 1);
+}
+
+std::vector<SafetensorsHeader> make_plan(const std::vector<NamedTensor>& tensors, int64_t max_shard_bytes,
+                                         const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorEntry> entries;
+  for (const NamedTensor& item : tensors) {
+    entries.push_back({item.name, item.tensor.scalar_type(), item.tensor.sizes().vec(), 0, 0});
+  }
+  return plan_checkpoint(std::move(entries), max_shard_bytes, metadata);
+}
+
+// Gathers and appends tensor after tensor. The writing rank goes on after an error, for the others are in the gathering;
+// what it was is returned.
+std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, const std::vector<NamedTensor>& tensors,
+                                 std::optional<CheckpointWriter>& writer) {
+  std::unordered_map<std::string, const at::Tensor*> by_name;
+  for (const NamedTensor& item : tensors) by_name.emplace(item.name, &item.tensor);
+  std::exception_ptr failure;
+  for (const SafetensorsHeader& header : plan) {
+    for (const TensorEntry& entry : header.tensors) {
+      const at::Tensor& tensor = *by_name.at(entry.name);
+      const at::Tensor whole = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
+      if (!writer || failure) continue;
+      try {
+        writer->append(whole);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+  }
+  return failure;
+}
+
+}  // namespace
+
+std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
+  std::vector<ModuleTensor> result;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> seen;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    check_storable(name, tensor);
+    const auto [place, is_new] = seen.emplace(tensor.unsafeGetTensorImpl(), result.size());
+    if (is_new) result.push_back({{}, tensor});
+    result[place->second].names.push_back(name);
+  };
+  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+  return result;
+}
+
+void save_tensors(const std::vector<NamedTensor>& tensors, const std::vector<DeviceMesh>& meshes, const std::string& path,
+                  int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata, const char* op) {
+  const at::NoGradGuard no_grad;
+  const Agreement agreement(meshes, op);
+  const std::vector<SafetensorsHeader> plan = make_plan(tensors, max_shard_bytes, metadata);
+  const bool writes = meshes.empty() || writing_rank(meshes, op) == meshes.front().world().rank();
+  std::optional<CheckpointWriter> writer;
+  agreement.run(
+      [&] {
+        if (writes) writer.emplace(path, plan);
+      },
+      fingerprint_of(plan, path));
+  const std::exception_ptr failure = write_in_turn(plan, tensors, writer);
+  agreement.run([&] {
+    if (failure) std::rethrow_exception(failure);
+    if (writes) writer->publish();
+  });
+}
+
+TensorBox held_box(const at::Tensor& tensor, const std::string& name) {
+  if (!is_dtensor(tensor)) return whole_box(tensor.sizes().vec());
+  const Spec& spec = spec_of(tensor);
+  if (spec.partial) {
+    throw std::invalid_argument(
+        fmt::format("tensor {}: it is {}; redistribute it to Shard or Replicate before loading, for a "
+                    "file has no terms of a sum",
+                    in_quotes(name), to_string(spec.placements)));
+  }
+  TensorBox box;
+  for (const Range& range : spec.box) {
+    box.offsets.push_back(range.offset);
+    box.sizes.push_back(range.size);
+  }
+  return box;
+}
+
+bool is_held(const at::Tensor& tensor) { return !is_dtensor(tensor) || mesh_of(tensor).is_member(); }
+
+void write_piece(const at::Tensor& tensor, const at::Tensor& piece) {
+  const at::NoGradGuard no_grad;
+  if (!is_dtensor(tensor)) {
+    tensor.detach().copy_(piece);
+    return;
+  }
+  to_local(tensor).copy_(piece);
+  // detach() shares the version of a plain tensor; a DTensor's is its own, and the graph must see that the value changed.
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+std::string list_names(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 10;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += fmt::format("{}{}", i == 0 ? "" : ", ", in_quotes(names[i]));
+  }
+  if (names.size() > kShown) text += fmt::format(" and {} more", names.size() - kShown);
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/dtensor/io/safetensors_file.h"
+#include "tessera/mesh/device_mesh.h"
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
+namespace tessera {
+
+// A parameter or buffer with every name that its module has for it, in order of registration.
+struct ModuleTensor {
+  std::vector<std::string> names;
+  at::Tensor tensor;
+};
+
+// The parameters of a module, then its buffers, each tensor once, in order of registration; undefined ones left out.
+// Throws std::invalid_argument on one that a file cannot hold (sparse, quantized, without data), by name.
+std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module);
+
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+// Saves the global values of `tensors`, plain ones and DTensors, as save_weights in weights.h says, with the ranks of `meshes`
+// (those of the DTensors among them). `op` is charged with the communication and starts the messages.
+void save_tensors(const std::vector<NamedTensor>& tensors, const std::vector<DeviceMesh>& meshes, const std::string& path,
+                  int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata, const char* op);
+
+// The part of `tensor` that this rank holds: all of a plain tensor. Only where is_held(tensor). `name` is for messages: throws
+// std::invalid_argument on a Partial, whose terms no file has.
+TensorBox held_box(const at::Tensor& tensor, const std::string& name);
+// Whether this rank holds any of it: false outside its mesh.
+bool is_held(const at::Tensor& tensor);
+
+// Writes `piece`, the values of held_box(tensor), into this rank's part of `tensor`, converting dtype and device. No
+// autograd, no communication.
+void write_piece(const at::Tensor& tensor, const at::Tensor& piece);
+
+// "'a', 'b' and 3 more"
+std::string list_names(const std::vector<std::string>& names);
+
+}  // namespace tessera

@@ -1,0 +1,19 @@
+#include <vector>
+
+#include "tessera/dtensor/io/agreement.h"
+#include "tessera/dtensor/io/named_tensors.h"
+#include "tessera/dtensor/io/weights.h"
+
+namespace tessera {
+
+void save_weights(const torch::nn::Module& module, const std::string& path, const SaveOptions& options) {
+  std::vector<NamedTensor> tensors;
+  std::vector<at::Tensor> values;
+  for (const ModuleTensor& item : module_tensors(module)) {
+    tensors.push_back({item.names.front(), item.tensor});
+    values.push_back(item.tensor);
+  }
+  save_tensors(tensors, meshes_of(values), path, options.max_shard_bytes, options.metadata, "save_weights");
+}
+
+}  // namespace tessera
