@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <map>
 
 #include <fmt/format.h>
 
@@ -11,7 +10,7 @@
 namespace embed {
 namespace {
 
-constexpr int64_t kSentenceWidth = 60;
+constexpr int64_t kSentenceWidth = 48;
 constexpr float kTolerance = 1e-5F;
 
 // As many blanks as `text` lacks characters to `width`. fmt counts the same way, but only with a locale set.
@@ -57,7 +56,7 @@ std::vector<int64_t> nearest(const Matrix& similarities) {
 std::string similarity_table(const std::vector<std::string>& sentences, const Matrix& similarities) {
   std::string out;
   for (std::size_t i = 0; i < sentences.size(); ++i)
-    out += fmt::format("  {:>3}  {}\n", i + 1, shortened(sentences[i], 110));
+    out += fmt::format("  {:>3}  {}\n", i + 1, shortened(sentences[i], 100));
   out += "\n     ";
   for (std::size_t i = 0; i < sentences.size(); ++i) out += fmt::format("{:>6}", i + 1);
   out += '\n';
@@ -85,12 +84,6 @@ std::string nearest_table(const std::vector<std::string>& sentences, const Matri
   return columns(rows);
 }
 
-std::string plan_table(const std::vector<std::pair<std::string, std::string>>& plan) {
-  std::vector<std::vector<std::string>> rows;
-  for (const auto& [pattern, style] : plan) rows.push_back({pattern, style});
-  return columns(rows);
-}
-
 std::string weight_table(const std::vector<int64_t>& bytes_of_rank, int64_t one_process) {
   std::vector<std::vector<std::string>> rows = {{"one process", with_commas(one_process) + " bytes", ""}};
   for (std::size_t rank = 0; rank < bytes_of_rank.size(); ++rank) {
@@ -99,19 +92,6 @@ std::string weight_table(const std::vector<int64_t>& bytes_of_rank, int64_t one_
         {fmt::format("rank {}", rank), with_commas(bytes_of_rank[rank]) + " bytes", fmt::format("{:.1f}%", share * 100)});
   }
   return columns(rows);
-}
-
-std::string collective_table(const std::vector<CollectiveLine>& collectives) {
-  std::map<std::string, int64_t> counts;
-  for (const CollectiveLine& line : collectives) ++counts[line.kind];
-  std::string out;
-  for (const auto& [kind, count] : counts) out += fmt::format("{}{} {}", out.empty() ? "  " : ", ", count, kind);
-  if (collectives.empty()) return "  none\n";
-  std::vector<std::vector<std::string>> rows;
-  for (const CollectiveLine& line : collectives) {
-    rows.push_back({line.kind, line.mesh_dim, with_commas(line.bytes) + " bytes", line.op, line.path});
-  }
-  return out + '\n' + columns(rows);
 }
 
 std::string difference_line(float difference) {

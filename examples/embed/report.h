@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace embed {
@@ -22,23 +21,8 @@ std::string similarity_table(const std::vector<std::string>& sentences, const Ma
 // One line a sentence: which is nearest, and how near.
 std::string nearest_table(const std::vector<std::string>& sentences, const Matrix& similarities);
 
-// Name pattern and style, in columns.
-std::string plan_table(const std::vector<std::pair<std::string, std::string>>& plan);
-
 // One line a rank: bytes of weights there, and how much that is of `one_process` bytes.
 std::string weight_table(const std::vector<int64_t>& bytes_of_rank, int64_t one_process);
-
-// What one line of the table of collectives says.
-struct CollectiveLine {
-  std::string kind;
-  std::string mesh_dim;
-  std::string op;
-  std::string path;
-  int64_t bytes = 0;
-};
-
-// How many of each kind there were, then one line each in order.
-std::string collective_table(const std::vector<CollectiveLine>& collectives);
 
 // "largest difference from one process: 1.2e-07", without an end of line: it is the last thing printed.
 std::string difference_line(float difference);

@@ -34,17 +34,10 @@ TEST_CASE("the tables line up, by characters and not by bytes") {
         "  a kitten  ->  a cät     0.75\n"
         "  dough     ->  a kitten  0.50\n");
   CHECK(nearest_table({"alone"}, {{1}}) == "  alone  ->  no other sentence\n");
-  CHECK(plan_table({{"a.*", "Colwise"}, {"a.long", "Rowwise"}}) == "  a.*     Colwise\n  a.long  Rowwise\n");
   CHECK(weight_table({2500, 2500}, 10000) ==
         "  one process  10,000 bytes\n"
         "  rank 0       2,500 bytes   25.0%\n"
         "  rank 1       2,500 bytes   25.0%\n");
-  CHECK(collective_table(
-            {{"all_reduce", "tp", "aten::mm", "layer.0", 1024}, {"all_reduce", "tp", "aten::embedding", "-", 8}}) ==
-        "  2 all_reduce\n"
-        "  all_reduce  tp  1,024 bytes  aten::mm         layer.0\n"
-        "  all_reduce  tp  8 bytes      aten::embedding  -\n");
-  CHECK(collective_table({}) == "  none\n");
 }
 
 TEST_CASE("the last line is the verdict's") {
