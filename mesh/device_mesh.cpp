@@ -163,6 +163,10 @@ DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
   return DeviceMesh(world_ptr(), device_type(), mesh().slice(names, through));
 }
 
+DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string> names) const {
+  return (*this)[std::vector<std::string>(names)];
+}
+
 c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(int64_t mesh_dim) const {
   const std::vector<int64_t>& ranks = group_ranks(mesh_dim);
   if (!is_member()) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,8 +47,10 @@ class DeviceMesh {
   // The mesh over the named dimensions, in that order, that this rank is in (a rank outside gets the one at coordinate 0).
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](const std::vector<std::string>& names) const;
+  DeviceMesh operator[](std::initializer_list<std::string> names) const;  // mesh[{"tp", "dp"}]
 
-  // The process group along one mesh dimension through this rank, made at first use by its members.
+  // The process group along one mesh dimension through this rank, made at first use by its members. To use it, include
+  // <torch/csrc/distributed/c10d/Backend.hpp>; what is done with it is neither counted nor guarded.
   c10::intrusive_ptr<c10d::Backend> group(int64_t mesh_dim) const;
   c10::intrusive_ptr<c10d::Backend> group(std::string_view name) const;
   // The ranks of that group in the order of their coordinate.

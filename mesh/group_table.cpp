@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/mesh/watched_store.h"
@@ -55,8 +56,11 @@ BackendGroup GroupTable::make(const Key& key) const {
   if (options_.fake) return make_fake_group(static_cast<int>(place), size);
   const std::string prefix =
       fmt::format("tessera/group/{}/{}", c10::DeviceTypeName(device, /*lower_case=*/true), fmt::join(ranks, "-"));
+  // A world of one has no store; its group of one wants one all the same.
+  c10::intrusive_ptr<c10d::Store> base = options_.store;
+  if (!base) base = c10::make_intrusive<c10d::HashStore>();
   const GroupRequest request{
-      .store = c10::make_intrusive<c10d::PrefixStore>(prefix, watch_store(options_.store, options_.board)),
+      .store = c10::make_intrusive<c10d::PrefixStore>(prefix, watch_store(std::move(base), options_.board, ranks)),
       .rank = static_cast<int>(place),
       .size = size,
       .timeout = options_.timeout,

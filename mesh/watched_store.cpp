@@ -28,13 +28,15 @@ constexpr auto kFailureLook = std::chrono::milliseconds(250);
 
 class WatchedStore : public c10d::Store {
  public:
-  WatchedStore(c10::intrusive_ptr<c10d::Store> base, std::shared_ptr<FailureBoard> board)
-      : Store(base->getTimeout()), base_(std::move(base)), board_(std::move(board)) {}
+  WatchedStore(c10::intrusive_ptr<c10d::Store> base, std::shared_ptr<FailureBoard> board, std::vector<int64_t> ranks)
+      : Store(base->getTimeout()), base_(std::move(base)), board_(std::move(board)), ranks_(std::move(ranks)) {}
 
   using Store::compareSet;
   using Store::set;
 
-  c10::intrusive_ptr<c10d::Store> clone() override { return c10::make_intrusive<WatchedStore>(base_->clone(), board_); }
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<WatchedStore>(base_->clone(), board_, ranks_);
+  }
   void set(const std::string& key, const Bytes& value) override { base_->set(key, value); }
   Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
     return base_->compareSet(key, expected, desired);
@@ -55,13 +57,15 @@ class WatchedStore : public c10d::Store {
 
   const c10::intrusive_ptr<c10d::Store> base_;
   const std::shared_ptr<FailureBoard> board_;
+  const std::vector<int64_t> ranks_;
 };
 
 void WatchedStore::throw_if_failed() {
   if (!board_->failed()) {
-    const std::optional<Failure> found = board_->find();
+    // What is found here is told to the others by the caller, which knows what it was doing.
+    const std::optional<Failure> found = board_->search(ranks_, std::chrono::milliseconds::zero());
     if (!found.has_value()) return;
-    board_->adopt(*found);
+    throw std::runtime_error(to_string(*found));
   }
   throw std::runtime_error(to_string(board_->failure()));
 }
@@ -87,8 +91,9 @@ void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono:
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> watch_store(c10::intrusive_ptr<c10d::Store> base, std::shared_ptr<FailureBoard> board) {
-  return c10::make_intrusive<WatchedStore>(std::move(base), std::move(board));
+c10::intrusive_ptr<c10d::Store> watch_store(c10::intrusive_ptr<c10d::Store> base, std::shared_ptr<FailureBoard> board,
+                                            std::vector<int64_t> ranks) {
+  return c10::make_intrusive<WatchedStore>(std::move(base), std::move(board), std::move(ranks));
 }
 
 }  // namespace tessera

@@ -1,0 +1,92 @@
+#include "tessera/mesh/device_mesh.h"
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <doctest/doctest.h>  // after torch, which has a CHECK of its own
+
+using namespace tessera;
+using Ints = std::vector<int64_t>;
+
+namespace {
+
+template <typename Error = std::invalid_argument, typename Call>
+void check_refused(const Call& call, const std::string& part) {
+  CAPTURE(part);
+  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), Error);
+}
+
+}  // namespace
+
+TEST_CASE("a device mesh knows this rank's place") {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 3}, {"dp", "tp"}, World::fake(4, 6));
+  CHECK(mesh.coordinate() == Ints{1, 1});
+  CHECK(mesh.local_rank("dp") == 1);
+  CHECK(mesh.local_rank(-1) == 1);
+  CHECK(mesh.size("tp") == 3);
+  CHECK(mesh.size() == 6);
+  CHECK(mesh.group_ranks(0) == Ints{1, 4});
+  CHECK(mesh.group_ranks(1) == Ints{3, 4, 5});
+  CHECK(mesh.mesh_dim_name(1) == "tp");
+  CHECK(mesh.device() == c10::Device(c10::kCPU));
+  CHECK(mesh.to_string() == "{dp: 2, tp: 3} on cpu");
+  CHECK(init_device_mesh("cpu", {6}, {}, World::fake(4, 6)).mesh_dim_name(0) == "0");
+}
+
+TEST_CASE("slices go through this rank, in the order of the names") {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, World::fake(5, 8));
+  CHECK(mesh["tp"].mesh() == Mesh({2}, {"tp"}, {4, 5}));
+  CHECK(mesh["tp"].local_rank(0) == 1);
+  CHECK(mesh[{"tp", "pp"}].mesh() == Mesh({2, 2}, {"tp", "pp"}, {0, 4, 1, 5}));
+  CHECK(mesh[{"tp", "pp"}].coordinate() == Ints{1, 1});
+  CHECK(mesh[{"pp", "dp", "tp"}] == mesh);
+}
+
+TEST_CASE("a rank outside has no coordinate, and gets the slice at coordinate 0") {
+  const DeviceMesh mesh(World::fake(3, 4), c10::kCPU, Mesh({2}, {"tp"}, {0, 1}));
+  CHECK_FALSE(mesh.is_member());
+  CHECK(mesh.coordinate() == std::nullopt);
+  CHECK(mesh["tp"].mesh() == mesh.mesh());
+  CHECK(mesh.group_ranks(0) == Ints{0, 1});
+  check_refused([&] { mesh.local_rank(0); }, "rank 3 is outside mesh {tp: 2} on cpu and has no coordinate");
+  check_refused([&] { mesh.group(0); }, "rank 3 is outside mesh");
+}
+
+TEST_CASE("equal meshes have one id, different ones different ids, and none is used again") {
+  const auto world = World::fake(0, 4);
+  uint64_t gone = 0;
+  {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
+    gone = mesh.id();
+    CHECK(init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world).id() == gone);
+    CHECK(init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world) == mesh);
+    CHECK_FALSE(init_device_mesh("cpu", {4}, {}, world) == mesh);
+    CHECK_FALSE(init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, World::fake(0, 4)) == mesh);
+    CHECK_FALSE(DeviceMesh(world, c10::kCPU, Mesh({2, 2}, {"dp", "tp"}, {0, 2, 1, 3})) == mesh);
+  }
+  for (int i = 0; i < 5; ++i) CHECK(init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world).id() > gone);
+}
+
+TEST_CASE("what is no mesh of this world is refused") {
+  const auto world = World::fake(0, 4);
+  check_refused([&] { init_device_mesh("cpu", {3}, {}, world); }, "shape (3) needs 3 ranks, the world has 4");
+  check_refused([&] { init_device_mesh("cpu", {2, 2}, {"dp"}, world); }, "1 names (dp) for 2 mesh dimensions");
+  check_refused([&] { init_device_mesh("tpu", {4}, {}, world); }, "device 'tpu' is not supported; use \"cpu\" or \"cuda\"");
+  check_refused([&] { DeviceMesh(world, c10::kCPU, Mesh({2}, {}, {0, 4})); }, "names rank 4, outside the world of 4 ranks");
+  check_refused([&] { DeviceMesh(nullptr, c10::kCPU, Mesh({1})); }, "the world is null");
+  check_refused([&] { DeviceMesh(world, c10::kMeta, Mesh({1})); }, "device type 'meta' is not supported");
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
+  check_refused([&] { mesh["pp"]; }, "has no mesh dimension 'pp'; there are: dp, tp");
+  check_refused([&] { mesh.size("pp"); }, "has no mesh dimension 'pp'");
+  check_refused([&] { mesh.group("pp"); }, "has no mesh dimension 'pp'");
+  check_refused([&] { mesh.group_ranks(2); }, "mesh dimension 2 is out of range");
+}
+
+TEST_CASE("a mesh on cuda where there is none says so, and what to do") {
+  check_refused<std::runtime_error>([] { init_device_mesh("cuda", {4}, {}, World::fake(2, 4)); },
+                                    "a mesh on cuda was asked for, and rank 2 has no CUDA device");
+}

@@ -1,0 +1,128 @@
+// A rank of a job in which something goes wrong, for failure_test. The argument says what. A rank that gets an error writes
+// "error: TEXT", the one that goes wrong "fault" just before.
+#include <csignal>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/device_mesh.h"
+
+using namespace tessera;
+
+namespace {
+
+void say(const std::string& text) {
+  fmt::print("{}\n", text);
+  std::fflush(stdout);
+}
+
+void nap(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
+
+void reduce(const DeviceMesh& mesh, int64_t mesh_dim = 0) {
+  const World::Scope scope(mesh.world(), "aten::mm");
+  all_reduce(at::ones({4}), mesh, mesh_dim, ReduceOp::kSum);
+}
+
+// The last rank goes wrong, by `wrong`; the others do `rest`, whose errors are shown, and again: the job stays failed.
+void run(World& world, const std::function<void()>& wrong, const std::function<void()>& rest) {
+  if (world.rank() == world.size() - 1) {
+    nap(300);
+    say("fault");
+    wrong();
+    return;
+  }
+  for (int i = 0; i < 2; ++i) {
+    try {
+      rest();
+    } catch (const std::exception& error) {
+      say(fmt::format("error: {}", error.what()));
+    }
+  }
+}
+
+void throw_in_callback(World& world) {
+  try {
+    world.guard("the user's callback at {tp: 2}", [] { throw std::out_of_range("index 7 is out of range"); });
+  } catch (const std::out_of_range&) {
+    // Whoever catches its own error does not save the job.
+  }
+}
+
+// Ranks 0 and 1 of four share no group with rank 3 in use; rank 2 does.
+void fail_on_grid(const std::shared_ptr<World>& world) {
+  const DeviceMesh grid = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
+  reduce(grid, 0);
+  reduce(grid, 1);
+  run(
+      *world, [&] { throw_in_callback(*world); },
+      [&] {
+        // 0 waits for 1, which is busy; 2 waits for 3.
+        if (world->rank() == 1) nap(1500);
+        reduce(grid, 1);
+        if (world->rank() < 2) reduce(grid, 0);
+      });
+}
+
+void fail_in_scatter(const DeviceMesh& mesh) {
+  World& world = mesh.world();
+  const int64_t source = world.size() - 1;
+  const auto scatter_now = [&] { scatter(at::ones({7}), at::ones({2}), mesh, 0, source); };
+  run(
+      world,
+      [&] {
+        try {
+          scatter_now();
+        } catch (const std::invalid_argument& error) {
+          say(fmt::format("own error: {}", error.what()));
+        }
+      },
+      scatter_now);
+}
+
+void fail(const std::string& how) {
+  const auto world = World::from_environment();
+  if (how == "throws on a grid") return fail_on_grid(world);
+  const DeviceMesh mesh = init_device_mesh("cpu", {world->size()}, {"tp"}, world);
+  const bool early = how.ends_with("before the groups are made");
+  if (!early) reduce(mesh);
+  const std::string what = how.substr(0, how.find(" before"));
+  const auto wait = [&] { reduce(mesh); };
+  if (what == "ends well") return reduce(mesh);
+  if (what == "scatters a wrong shape") return fail_in_scatter(mesh);
+  if (what == "does not come")
+    return run(
+        *world, [] { nap(4000); }, wait);
+  if (what == "throws while others compute") {
+    return run(
+        *world, [&] { throw_in_callback(*world); },
+        [&] {
+          nap(1000);
+          reduce(mesh);
+        });
+  }
+  const std::map<std::string, std::function<void()>> faults = {
+      {"throws", [&] { throw_in_callback(*world); }},
+      {"is killed", [] { std::raise(SIGKILL); }},
+      {"exits with 3", [] { std::_Exit(3); }},
+      {"exits with 0", [] { std::_Exit(0); }},
+      {"throws past main", [&] { world->guard("main", [] { throw std::runtime_error("nobody catches this"); }); }},
+  };
+  run(*world, faults.at(what), wait);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  at::globalContext();
+  if (argc != 2) return 2;
+  fail(argv[1]);
+}

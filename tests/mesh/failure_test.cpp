@@ -1,0 +1,162 @@
+#include <chrono>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <arpa/inet.h>
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "tessera/tools/launcher/private_folder.h"
+#include "tessera/tools/launcher/process_group.h"
+
+using namespace tessera;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+struct Line {
+  Clock::time_point time;
+  std::string text;
+};
+
+struct Job {
+  std::map<int64_t, std::vector<Line>> lines;  // by rank
+  ProcessGroupResult result;
+
+  std::vector<Line> starting_with(int64_t rank, const std::string& start) const {
+    std::vector<Line> found;
+    if (!lines.contains(rank)) return found;
+    for (const Line& line : lines.at(rank)) {
+      if (line.text.starts_with(start)) found.push_back(line);
+    }
+    return found;
+  }
+
+  std::string all() const {
+    std::string text;
+    for (const auto& [rank, written] : lines) {
+      for (const Line& line : written) text += fmt::format("[{}] {}\n", rank, line.text);
+    }
+    return text;
+  }
+};
+
+Job run_job(const std::string& how, int64_t size, std::map<std::string, std::string> environment = {}) {
+  const PrivateFolder folder;
+  Job job;
+  job.result = run_process_group({
+      .command = {"tests/mesh/failing_job", how},
+      .size = size,
+      .store_path = folder.path() + "/store",
+      .environment = std::move(environment),
+      .time_limit = std::chrono::seconds(50),
+      .on_line =
+          [&](int64_t rank, OutputStream, std::string_view line) {
+            job.lines[rank].push_back({Clock::now(), std::string(line)});
+          },
+  });
+  return job;
+}
+
+// Every rank but the last got an error with each of `parts` within 5 seconds of the fault, and the same failure again at
+// its next collective.
+void check_others_ended(const Job& job, int64_t size, const std::vector<std::string>& parts) {
+  const std::string all = job.all();
+  INFO(all);
+  CHECK_FALSE(job.result.timed_out);
+  const std::vector<Line> fault = job.starting_with(size - 1, "fault");
+  REQUIRE(fault.size() == 1);
+  for (int64_t rank = 0; rank < size - 1; ++rank) {
+    CAPTURE(rank);
+    const std::vector<Line> errors = job.starting_with(rank, "error: ");
+    REQUIRE(errors.size() == 2);
+    CHECK(std::chrono::duration<double>(errors[0].time - fault[0].time).count() < 5);
+    CHECK(errors[0].text.find(fmt::format("rank {}", rank)) != std::string::npos);
+    CHECK(errors[1].text.find("the job has failed") != std::string::npos);
+    for (const std::string& part : parts) {
+      CAPTURE(part);
+      CHECK(errors[0].text.find(part) != std::string::npos);
+    }
+    // The part that tells the reason is last.
+    CHECK(errors[1].text.find(parts.back()) != std::string::npos);
+  }
+}
+
+// A port that was free a moment ago.
+std::string free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  REQUIRE(bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0);
+  REQUIRE(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  close(fd);
+  return std::to_string(ntohs(address.sin_port));
+}
+
+std::map<std::string, std::string> tcp_store() {
+  return {{"TESSERA_STORE", ""}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", free_port()}};
+}
+
+const std::string kThrown = "failed in the user's callback at {tp: 2}: index 7 is out of range";
+const std::string kWhere = "aten::mm: all_reduce on mesh dimension tp of {tp: 3} on cpu over ranks [0, 1, 2]";
+
+}  // namespace
+
+TEST_CASE("a job in which nothing fails ends well, however often") {
+  for (int i = 0; i < 5; ++i) CHECK(run_job("ends well", 3).result.ok());
+  CHECK(run_job("ends well", 2, tcp_store()).result.ok());
+}
+
+TEST_CASE("a rank throws in a user's callback: those that wait for it get its text") {
+  check_others_ended(run_job("throws", 3), 3, {kWhere, "rank 2 " + kThrown});
+  check_others_ended(run_job("throws", 3, tcp_store()), 3, {kWhere, "rank 2 " + kThrown});
+}
+
+TEST_CASE("a rank throws while the others compute: their next collective throws its text") {
+  check_others_ended(run_job("throws while others compute", 3), 3, {"rank 2 " + kThrown});
+}
+
+TEST_CASE("a rank throws before a group is made: those that make it do not wait") {
+  check_others_ended(run_job("throws before the groups are made", 3), 3,
+                     {"making a process group over ranks [0, 1, 2]", "rank 2 " + kThrown});
+}
+
+TEST_CASE("a rank throws: ranks that share no group with it end too, also while they wait for a busy one") {
+  check_others_ended(run_job("throws on a grid", 4), 4, {"rank 3 " + kThrown});
+}
+
+TEST_CASE("a rank is killed: the others name it and the operator that they were in") {
+  check_others_ended(run_job("is killed", 3), 3, {kWhere, "a peer was lost: rank 2 was killed by signal 9"});
+  check_others_ended(run_job("is killed before the groups are made", 3), 3,
+                     {"a peer was lost: rank 2 was killed by signal 9"});
+}
+
+TEST_CASE("a rank exits: the others name it") {
+  check_others_ended(run_job("exits with 3", 3), 3, {kWhere, "a peer was lost: rank 2 exited with code 3"});
+  // A launcher sees nothing wrong with this one.
+  check_others_ended(run_job("exits with 0", 3), 3, {kWhere, "a peer was lost: the process of rank 2 has ended"});
+  check_others_ended(run_job("exits with 0 before the groups are made", 3), 3,
+                     {"a peer was lost: the process of rank 2 has ended"});
+}
+
+TEST_CASE("an exception that leaves main still leaves its text") {
+  check_others_ended(run_job("throws past main", 3), 3, {kWhere, "rank 2 failed in main: nobody catches this"});
+}
+
+TEST_CASE("only the source sees a wrong tensor to scatter: the others get its text") {
+  const Job job = run_job("scatters a wrong shape", 3);
+  check_others_ended(job, 3,
+                     {"rank 2 failed in scatter: scatter: the source's input of shape (7) must be 3 rows of shape (2)"});
+  CHECK(job.starting_with(2, "own error: scatter: the source's input").size() == 1);
+}
+
+TEST_CASE("a rank that does not come: the others say so when the time limit is over") {
+  check_others_ended(run_job("does not come", 3, {{"TESSERA_TIMEOUT", "2"}}), 3,
+                     {kWhere, "waited in vain in aten::mm: all_reduce on mesh dimension tp"});
+}

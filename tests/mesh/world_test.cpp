@@ -1,0 +1,181 @@
+#include "tessera/mesh/world.h"
+
+#include <atomic>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/failure.h"
+
+using namespace tessera;
+
+namespace {
+
+WorldOptions options_of(int64_t rank, int64_t size) {
+  WorldOptions options;
+  options.rank = rank;
+  options.size = size;
+  return options;
+}
+
+template <typename Error = std::invalid_argument, typename Call>
+void check_refused(const Call& call, const std::string& part) {
+  CAPTURE(part);
+  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), Error);
+}
+
+}  // namespace
+
+TEST_CASE("a world of one needs no store") {
+  const auto world = World::create({});
+  CHECK(world->rank() == 0);
+  CHECK(world->size() == 1);
+  CHECK(world->timeout() == std::chrono::minutes(5));
+  CHECK_FALSE(world->is_fake());
+  CHECK(world->id() != World::create({})->id());
+}
+
+TEST_CASE("a process that no launcher started is a world of one, the same while anyone holds it") {
+  const auto world = World::from_environment();
+  CHECK(world->size() == 1);
+  CHECK(World::from_environment() == world);
+}
+
+TEST_CASE("options that fit no world are refused") {
+  check_refused([] { World::create(options_of(2, 2)); }, "World: rank 2 is outside [0, 2)");
+  check_refused([] { World::create(options_of(-1, 2)); }, "World: rank -1 is outside [0, 2)");
+  check_refused([] { World::create(options_of(0, 0)); }, "World: rank 0 is outside [0, 0)");
+  check_refused([] { World::create(options_of(0, 2)); }, "2 ranks need a store to find each other; set WorldOptions::store");
+  WorldOptions no_time = options_of(0, 1);
+  no_time.timeout = std::chrono::milliseconds(0);
+  check_refused([&] { World::create(no_time); }, "a timeout of 0 ms is not positive");
+  WorldOptions local = options_of(0, 1);
+  local.local_size = 2;
+  check_refused([&] { World::create(local); }, "local rank 0 of 2 does not fit a world of 1");
+}
+
+TEST_CASE("groups that cannot be made are refused") {
+  const auto world = World::fake(1, 4);
+  check_refused([&] { world->group({0, 2}, c10::kCPU); }, "group of ranks [0, 2]: rank 1 is not among them");
+  check_refused([&] { world->group({1, 4}, c10::kCPU); }, "rank 4 is outside the world of 4");
+}
+
+TEST_CASE("a fake world plans at any size: shapes are right, and collectives are counted") {
+  const auto world = World::fake(4095, 4096);
+  const DeviceMesh mesh = init_device_mesh("cpu", {64, 64}, {"dp", "tp"}, world);
+  CHECK(mesh.coordinate() == std::vector<int64_t>{63, 63});
+  CommCounter counter(mesh);
+  CHECK(all_gather(at::ones({2}), mesh, 0).sizes() == at::IntArrayRef({64, 2}));
+  CHECK(all_reduce(at::ones({2}), mesh, 1, ReduceOp::kAvg).sizes() == at::IntArrayRef({2}));
+  CHECK(reduce_scatter(at::ones({64, 3}), mesh, 1, ReduceOp::kSum).sizes() == at::IntArrayRef({3}));
+  CHECK(all_to_all(at::ones({64}), std::vector<int64_t>(64, 1), std::vector<int64_t>(64, 2), mesh, 0).numel() == 128);
+  CHECK(broadcast(at::ones({5}), mesh, 0, 7).numel() == 5);
+  CHECK(scatter(at::Tensor(), at::ones({5}), mesh, 0, 7).numel() == 5);
+  barrier(mesh, 1);
+  CHECK(counter.total() == 7);
+  CHECK(mesh.group("tp")->getSize() == 64);
+  CHECK(mesh.group("tp")->getRank() == 63);
+  const DeviceMesh all = init_device_mesh("cpu", {4096}, {}, world);
+  CHECK(all_gather(at::ones({1}), all, 0).numel() == 4096);
+}
+
+TEST_CASE("an observer sees collectives until its token dies, also after the world") {
+  auto world = World::fake(0, 2);
+  int seen = 0;
+  CHECK_FALSE(world->observed());
+  auto token = world->observe([&](const CollectiveRecord&) { ++seen; });
+  CHECK(world->observed());
+  world->record({});
+  {
+    const auto second = world->observe([&](const CollectiveRecord&) { seen += 10; });
+    world->record({});
+  }
+  world->record({});
+  CHECK(seen == 13);
+  token.reset();
+  CHECK_FALSE(world->observed());
+  token = world->observe([](const CollectiveRecord&) {});
+  world.reset();
+  token.reset();
+}
+
+TEST_CASE("scopes nest: operator and path are those of the innermost that sets them") {
+  const auto world = World::create({});
+  CHECK(std::string(world->current_op()).empty());
+  CHECK(world->current_path() == "-");
+  const std::string path = "encoder.0";
+  {
+    const World::Scope outer(*world, "aten::mm", &path);
+    {
+      const World::Scope inner(*world, "redistribute");
+      CHECK(std::string(world->current_op()) == "redistribute");
+      CHECK(world->current_path() == "encoder.0");
+    }
+    CHECK(std::string(world->current_op()) == "aten::mm");
+  }
+  CHECK(world->current_path() == "-");
+}
+
+TEST_CASE("a second thread that communicates at the same time gets an error; afterwards it may") {
+  const auto world = World::fake(0, 2);
+  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, world);
+  const auto in_thread = [&](const std::function<void()>& body) { std::thread(body).join(); };
+  {
+    const World::Scope scope(*world, "aten::mm");
+    const World::Exclusive first(*world);
+    const World::Exclusive again(*world);  // the same thread may
+    in_thread([&] {
+      check_refused<std::runtime_error>([&] { barrier(mesh, 0); },
+                                        "rank 0: two threads communicate at once, one of them in aten::mm");
+      check_refused<std::runtime_error>([&] { world->group({0, 1}, c10::kCPU); }, "two threads communicate at once");
+    });
+  }
+  in_thread([&] { CHECK_NOTHROW(barrier(mesh, 0)); });
+  CHECK_NOTHROW(world->check_alive());
+}
+
+TEST_CASE("an error in a callback of a world without peers is thrown on and ends nothing") {
+  const auto world = World::create({});
+  check_refused<std::out_of_range>([&] { world->guard("hook", [] { throw std::out_of_range("index 7"); }); }, "index 7");
+  CHECK_NOTHROW(world->check_alive());
+  int runs = 0;
+  world->guard("hook", [&] { ++runs; });
+  CHECK(runs == 1);
+}
+
+TEST_CASE("a failed world throws the same text for every later collective") {
+  WorldOptions options = options_of(1, 2);
+  options.store = c10::make_intrusive<c10d::HashStore>();
+  const auto world = World::create(options);
+  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+  CHECK_THROWS_AS(world->guard("loss callback", [] { throw 7; }), int);
+  const char* const text =
+      "rank 1: the job has failed: rank 1 failed in loss callback: an exception that is not a std::exception";
+  check_refused<std::runtime_error>([&] { barrier(mesh, 0); }, text);
+  check_refused<std::runtime_error>([&] { all_reduce(at::ones({1}), mesh, 0, ReduceOp::kSum); }, text);
+  check_refused<std::runtime_error>([&] { mesh.group(0); }, text);
+  // The first failure stands.
+  world->fail("elsewhere", "another");
+  check_refused<std::runtime_error>([&] { world->check_alive(); }, text);
+  const auto record = decode_failure(options.store->get_to_str("tessera/failure"));
+  CHECK(record == Failure{Failure::Kind::kError, 1, "loss callback", "an exception that is not a std::exception"});
+}
+
+TEST_CASE("a record of a failure survives the store, whatever is in its text") {
+  for (const std::string text : {"", "plain", "two\nlines 3 4", "  spaces  ", "12 34"}) {
+    const Failure failure{Failure::Kind::kLost, 7, "in " + text, text};
+    CHECK(decode_failure(encode(failure)) == failure);
+  }
+  for (const char* text : {"", "x", "0", "0 1", "9 1 0 ", "0 1 99 short", "0 1 -5 x"})
+    CHECK(decode_failure(text) == std::nullopt);
+}
