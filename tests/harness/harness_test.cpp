@@ -93,6 +93,17 @@ TEST_CASE("the rank that failed first is named, with its own message and nobody 
   CHECK(contains(outcome.text, "[tessera] 0 passed, 1 failed, 0 skipped"));
 }
 
+TEST_CASE("ranks that are started as programs of their own do the same") {
+  ::setenv("TESSERA_TEST_EXEC", "1", 1);
+  const Outcome good = run_case("all is well");
+  const Outcome bad = run_case("a check fails on rank 1*");
+  ::unsetenv("TESSERA_TEST_EXEC");
+  CHECK(good.exit_code == 0);
+  INFO(bad.text);
+  CHECK(contains(bad.text, "on 2 ranks: rank 1 failed"));
+  CHECK(contains(bad.text, "the first message"));
+}
+
 TEST_CASE("an exception of a rank is shown") {
   const Outcome outcome = run_case("an exception on rank 2");
   INFO(outcome.text);

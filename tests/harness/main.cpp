@@ -5,13 +5,17 @@
 #include <doctest/doctest.h>
 
 #include <time.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "tessera/tests/harness/nursery.h"
 #include "tessera/tests/harness/rank_report.h"
 #include "tessera/tests/harness/skip.h"
 
@@ -90,9 +94,21 @@ void skip(const std::string& reason) {
 
 int main(int argc, char** argv) {
   using tessera::testing::counts;
-  doctest::Context context(argc, argv);
+  // Before anything else: a rank that a nursery forked is to find a process in which nothing has run.
+  std::vector<const char*> arguments(argv, argv + argc);
+  const std::optional<std::vector<std::string>> of_rank = tessera::testing::serve_if_nursery();
+  if (of_rank) {
+    arguments.clear();
+    for (const std::string& argument : *of_rank) arguments.push_back(argument.c_str());
+  }
+  doctest::Context context(static_cast<int>(arguments.size()), arguments.data());
   const int code = context.run();
   if (context.shouldExit()) return code;
+  if (of_rank) {
+    // To undo what LibTorch registered at load takes longer than most bodies. Ranks that are programs of their own do it.
+    std::fflush(nullptr);
+    ::_exit(code);
+  }
   if (!tessera::testing::is_rank()) {
     std::printf("[tessera] %d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
   }

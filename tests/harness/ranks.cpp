@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "tessera/tests/harness/nursery.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
 
@@ -45,6 +46,12 @@ struct Run {
   std::string store() const { return folder.path() + "/store"; }
 };
 
+// One for the life of the test program, made by the first case that needs it.
+Child start_from_nursery(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group) {
+  static Nursery nursery;
+  return nursery.start(command, environment, group);
+}
+
 void start(Run& run, const char* name, std::chrono::milliseconds limit) {
   const bool show_all = std::getenv("TESSERA_TEST_VERBOSE") != nullptr;
   run.lines.resize(static_cast<std::size_t>(run.size));
@@ -56,6 +63,7 @@ void start(Run& run, const char* name, std::chrono::milliseconds limit) {
       .environment = {{kCaseVariable, name}},
       .time_limit = limit,
       .grace = kGrace,
+      .spawn = std::getenv("TESSERA_TEST_EXEC") != nullptr ? spawn : start_from_nursery,
       .on_line =
           [&](int64_t rank, OutputStream, std::string_view line) {
             if (show_all) fmt::print("[{}] {}\n", rank, line);

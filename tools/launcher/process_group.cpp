@@ -15,7 +15,6 @@
 #include <fmt/format.h>
 
 #include "tessera/tools/launcher/rank_environment.h"
-#include "tessera/tools/launcher/spawn.h"
 
 namespace tessera {
 namespace {
@@ -95,8 +94,8 @@ ProcessGroupResult ProcessGroup::run() {
 }
 
 void ProcessGroup::start_rank(int64_t rank) {
-  const Child child =
-      spawn(options_.command, rank_environment(rank, options_.size, options_.store_path, options_.environment), group_);
+  const Child child = options_.spawn(
+      options_.command, rank_environment(rank, options_.size, options_.store_path, options_.environment), group_);
   pids_.push_back(child.pid);
   outputs_.push_back({rank, OutputStream::kStdout, child.out, {}});
   outputs_.push_back({rank, OutputStream::kStderr, child.err, {}});

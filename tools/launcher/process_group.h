@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/tools/launcher/spawn.h"
+
 namespace tessera {
 
 enum class OutputStream { kStdout, kStderr };
@@ -36,6 +38,8 @@ struct ProcessGroupOptions {
   std::optional<std::chrono::milliseconds> time_limit;
   std::chrono::milliseconds grace{4000};  // for the other ranks to end by themselves after the first failure
 
+  // How a rank is started: command, environment, process group; the ranks must be children of this process.
+  std::function<Child(const std::vector<std::string>&, const std::vector<std::string>&, pid_t)> spawn = tessera::spawn;
   // Called with each line that a rank writes, without its newline.
   std::function<void(int64_t rank, OutputStream stream, std::string_view line)> on_line;
   // Asked all the time: a signal to pass on to the ranks, or 0. One that ends processes starts the grace time too.

@@ -53,27 +53,6 @@ extern "C" void kill_own_group(int) { ::kill(0, SIGKILL); }
   while (true) ::pause();
 }
 
-struct Pipe {
-  int read_end = -1;
-  int write_end = -1;
-
-  Pipe() {
-    std::array<int, 2> ends{};
-    if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_errno("pipe");
-    read_end = ends[0];
-    write_end = ends[1];
-    ::fcntl(read_end, F_SETFL, O_NONBLOCK);
-  }
-  ~Pipe() {
-    if (read_end >= 0) ::close(read_end);
-    ::close(write_end);
-  }
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
-
-  int take_read_end() { return std::exchange(read_end, -1); }
-};
-
 std::vector<char*> c_strings(const std::vector<std::string>& lines) {
   std::vector<char*> pointers;
   pointers.reserve(lines.size() + 1);
@@ -98,6 +77,21 @@ std::vector<char*> c_strings(const std::vector<std::string>& lines) {
 
 }  // namespace
 
+OutputPipe::OutputPipe() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_errno("pipe");
+  read_end_ = ends[0];
+  write_end_ = ends[1];
+  ::fcntl(read_end_, F_SETFL, O_NONBLOCK);
+}
+
+OutputPipe::~OutputPipe() {
+  if (read_end_ >= 0) ::close(read_end_);
+  ::close(write_end_);
+}
+
+int OutputPipe::take_read_end() { return std::exchange(read_end_, -1); }
+
 pid_t spawn_watchdog() {
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
@@ -110,8 +104,8 @@ pid_t spawn_watchdog() {
 Child spawn(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group) {
   const std::vector<char*> arguments = c_strings(command);
   std::vector<char*> variables = c_strings(environment);
-  Pipe out;
-  Pipe err;
+  OutputPipe out;
+  OutputPipe err;
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) throw_errno("fork");
@@ -119,7 +113,7 @@ Child spawn(const std::vector<std::string>& command, const std::vector<std::stri
     ::setpgid(0, group);
     default_signals();
     die_with_parent(parent, SIGKILL);
-    become(arguments.data(), variables.data(), out.write_end, err.write_end);
+    become(arguments.data(), variables.data(), out.write_end(), err.write_end());
   }
   ::setpgid(pid, group);
   return {.pid = pid, .out = out.take_read_end(), .err = err.take_read_end()};
