@@ -179,14 +179,17 @@ c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks
         fmt::format("group of ranks [{}]: rank {} is outside the world of {}", fmt::join(ranks, ", "), *outside, size()));
   }
   const Exclusive exclusive(*this);
+  const auto where = [&] {
+    return fmt::format("{}{}making a process group", current_op(), *current_op() == '\0' ? "" : ": ");
+  };
   try {
     return impl_->groups.get(ranks, device);
   } catch (const c10::Error& error) {
-    rethrow_collective_failure("making a process group", ranks, error.what_without_backtrace());
+    rethrow_collective_failure(where(), ranks, error.what_without_backtrace());
   } catch (const std::exception& error) {
     // Without peers, or on a device that is not there, it is this caller's own error and every rank has it.
     if (!impl_->has_peers() || device == c10::DeviceType::CUDA) throw;
-    rethrow_collective_failure("making a process group", ranks, error.what());
+    rethrow_collective_failure(where(), ranks, error.what());
   }
 }
 
@@ -226,7 +229,7 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
   impl_->groups.close_all();
   board.linger(kLingerPatience);
   const std::string text = to_string(board.failure());
-  const bool told = text.find(library_text) != std::string::npos;
+  const bool told = text.find(library_text) != std::string::npos || library_text.find(text) != std::string::npos;
   throw std::runtime_error(fmt::format("rank {}, {} over ranks [{}]: {}{}", rank(), where, fmt::join(ranks, ", "), text,
                                        told ? "" : fmt::format(" ({})", library_text)));
 }
