@@ -23,7 +23,7 @@ cc_library(
         ":cuda": {cuda_includes},
         "//conditions:default": [],
     }}),
-    linkopts = ["-L{lib}", "-Wl,-rpath,{lib}", "-Wl,-rpath-link,{lib}"] + {rpath_links} + ["-Wl,--no-as-needed"] + select({{
+    linkopts = ["-L{lib}", "-Wl,-rpath,{lib}", "-Wl,-rpath-link,{lib}"] + {rpath_links} + ["-Wl,--push-state,--no-as-needed"] + select({{
         ":cuda": ["-ltorch_cuda", "-lc10_cuda"],
         "//conditions:default": [],
     }}) + ["-ltorch_cpu", "-lc10"],
