@@ -32,10 +32,9 @@ OpRule of_sizes(const OpCall& call) {
 }
 
 constexpr RuleEntry kTable[] = {
-    {"zeros_like", like},       {"ones_like", like},        {"full_like", like},
-    {"empty_like", like},       {"rand_like", like},        {"randn_like", like},
-    {"randint_like", like},     {"new_zeros", of_sizes},    {"new_ones", of_sizes},
-    {"new_full", of_sizes},     {"new_empty", of_sizes},    {"new_empty_strided", of_sizes},
+    {"zeros_like", like},   {"ones_like", like},    {"full_like", like},     {"empty_like", like},
+    {"rand_like", like},    {"randn_like", like},   {"randint_like", like},  {"new_zeros", of_sizes},
+    {"new_ones", of_sizes}, {"new_full", of_sizes}, {"new_empty", of_sizes}, {"new_empty_strided", of_sizes},
 };
 
 }  // namespace

@@ -57,6 +57,8 @@ void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<
   }
 }
 
-std::size_t num_outputs(const OpCall& call) { return call.outputs.empty() ? 1 : call.outputs.size(); }
+std::size_t num_outputs(const OpCall& call) {
+  return call.outputs.empty() ? call.schema.returns().size() : call.outputs.size();
+}
 
 }  // namespace tessera::rules

@@ -28,7 +28,7 @@ bool converts_termwise(at::ScalarType from, at::ScalarType to);
 // add_linear of the groups whose inputs all convert termwise to the first result's type.
 void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<std::vector<std::size_t>>& groups);
 
-// How many results the call has; one where they are not known.
+// How many results the call has; a list counts as one where they are not known.
 std::size_t num_outputs(const OpCall& call);
 
 }  // namespace tessera::rules

@@ -28,12 +28,16 @@ int64_t size(const OpCall& call, std::size_t input, std::size_t dim) { return ca
 OpRule mm(const OpCall&) { return product({"mk", "kn"}, "mn"); }
 OpRule bmm(const OpCall&) { return product({"bmk", "bkn"}, "bmn"); }
 OpRule mv(const OpCall&) { return product({"mk", "k"}, "m"); }
-OpRule dot(const OpCall&) { return product({"k", "k"}, ""); }
+// LibTorch tells no sizes of it without running it.
+OpRule dot(const OpCall& call) {
+  OpRule rule = product({"k", "k"}, "");
+  rule.outputs = {{.sizes = {}, .dtype = call.inputs.at(0).dtype}};
+  return rule;
+}
+
 OpRule outer(const OpCall&) { return product({"m", "n"}, "mn"); }
 
-OpRule addmm(const OpCall& call) {
-  return plus_product(call, {"mk", "kn"}, {size(call, 1, 0), size(call, 2, 1)}, "mn");
-}
+OpRule addmm(const OpCall& call) { return plus_product(call, {"mk", "kn"}, {size(call, 1, 0), size(call, 2, 1)}, "mn"); }
 OpRule baddbmm(const OpCall& call) {
   return plus_product(call, {"bmk", "bkn"}, {size(call, 1, 0), size(call, 1, 1), size(call, 2, 2)}, "bmn");
 }

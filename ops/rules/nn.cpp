@@ -6,6 +6,11 @@
 namespace tessera::rules {
 namespace {
 
+// Several operators here have no kernel for meta tensors in LibTorch: their rules tell the results.
+TensorInfo info(std::vector<int64_t> sizes, at::ScalarType dtype, bool defined = true) {
+  return {.sizes = std::move(sizes), .dtype = dtype, .defined = defined};
+}
+
 // ---- softmax and whatever else works along one dimension of all its tensors
 
 OpRule along(const OpCall& call) {
@@ -16,10 +21,31 @@ OpRule along(const OpCall& call) {
   return {.strategies = shard_factors(inputs, std::vector<Labels>(num_outputs(call), labels))};
 }
 
+OpRule safe_softmax(const OpCall& call) {
+  OpRule rule = along(call);
+  const auto& dtype = call.arg("dtype");
+  rule.outputs = {info(call.inputs.at(0).sizes, dtype.isNone() ? call.inputs[0].dtype : dtype.toScalarType())};
+  return rule;
+}
+
 OpRule along_backward(const OpCall& call) {
   OpRule rule = along(call);
   add_linear_where_exact(rule, call, {{0}});
   return rule;
+}
+
+// (grad, self)
+OpRule glu_backward(const OpCall& call) {
+  OpRule rule = along_backward(call);
+  rule.outputs = {call.inputs.at(1)};
+  return rule;
+}
+
+// The gradients of a backward, those that `output_mask` does not ask for undefined.
+std::vector<TensorInfo> masked(const OpCall& call, std::vector<TensorInfo> gradients) {
+  const auto wanted = call.arg("output_mask").toBoolList();
+  for (std::size_t k = 0; k < gradients.size(); ++k) gradients[k].defined &= wanted.get(k);
+  return gradients;
 }
 
 // ---- norms: the last dimensions are normalized and stay whole
@@ -35,17 +61,32 @@ NormLabels norm_labels(const OpCall& call) {
   return {.input = letters(outer) + Labels(normalized, '-'), .weight = Labels(normalized, '-')};
 }
 
+// The mean and the inverse deviation: more precise than half types on CUDA, and on CPU where the weight is.
+at::ScalarType statistics_type(const OpCall& call) {
+  const at::ScalarType type = call.inputs.at(0).dtype;
+  const bool half = type == at::kHalf || type == at::kBFloat16;
+  const auto is_float = [&](std::size_t i) { return call.inputs.at(i).defined && call.inputs[i].dtype == at::kFloat; };
+  return half && (call.args[0].toTensor().is_cuda() || is_float(1) || is_float(2)) ? at::kFloat : type;
+}
+
 // (input, weight, bias) -> (result, mean, rstd)
 OpRule layer_norm(const OpCall& call) {
   const auto [input, weight] = norm_labels(call);
-  return {.strategies = shard_factors({input, weight, weight}, {input, input, input})};
+  OpRule rule{.strategies = shard_factors({input, weight, weight}, {input, input, input})};
+  std::vector<int64_t> statistics = call.inputs.at(0).sizes;
+  std::fill(statistics.end() - static_cast<int64_t>(weight.size()), statistics.end(), 1);
+  const TensorInfo of_statistics = info(statistics, statistics_type(call));
+  rule.outputs = {call.inputs[0], of_statistics, of_statistics};
+  return rule;
 }
 
 // (grad, input, mean, rstd, weight, bias) -> the gradients of input, weight and bias. A pending gradient is reduced here:
 // passed on, it would be reduced three times.
 OpRule layer_norm_backward(const OpCall& call) {
   const auto [input, weight] = norm_labels(call);
-  return {.strategies = shard_factors({input, input, input, input, weight, weight}, {input, weight, weight})};
+  OpRule rule{.strategies = shard_factors({input, input, input, input, weight, weight}, {input, weight, weight})};
+  rule.outputs = masked(call, {call.inputs.at(1), call.inputs.at(4), call.inputs.at(5)});
+  return rule;
 }
 
 // (input, weight) -> (result, rstd)
@@ -70,6 +111,9 @@ OpRule embedding(const OpCall& call) {
     if (strategy.inputs[0] == Shard(0)) strategy.kernel = "embedding";
   }
   add_movement(rule, 2, 1);
+  std::vector<int64_t> sizes = call.inputs[1].sizes;
+  sizes.push_back(call.inputs[0].sizes.at(1));
+  rule.outputs = {info(std::move(sizes), call.inputs[0].dtype)};
   return rule;
 }
 
@@ -84,6 +128,8 @@ OpRule embedding_dense_backward(const OpCall& call) {
   // The rows alone, of inputs that are whole, come last; a pending gradient before them.
   add_linear(rule, 2, 1, {{0}});
   std::stable_partition(rule.strategies.begin(), rule.strategies.end(), [](const Strategy& s) { return s.kernel.empty(); });
+  const TensorInfo& grad = call.inputs[0];
+  rule.outputs = {info({call.arg("num_weights").toInt(), grad.sizes.back()}, grad.dtype)};
   return rule;
 }
 
@@ -111,6 +157,8 @@ OpRule nll_forward(const OpCall& call) {
     if (reduction != kSum) strategy.outputs[1] = Replicate();
     if (reduction == kMean) strategy.kernel = "nll_loss_mean";
   }
+  const at::ScalarType dtype = call.inputs[0].dtype;
+  rule.outputs = {info(reduction == kNone ? call.inputs.at(1).sizes : std::vector<int64_t>(), dtype), info({}, dtype)};
   return rule;
 }
 
@@ -120,6 +168,7 @@ OpRule nll_backward(const OpCall& call) {
   const Labels grad = call.arg("reduction").toInt() == kNone ? target : Labels();
   OpRule rule{.strategies = shard_factors({grad, self, target, "-", ""}, {self})};
   add_linear_where_exact(rule, call, {{0}});
+  rule.outputs = {call.inputs[1]};
   return rule;
 }
 
@@ -131,7 +180,8 @@ struct AttentionLabels {
   Labels mask;
 };
 
-AttentionLabels attention_labels(const OpCall& call, const TensorInfo& query, const TensorInfo& key, const TensorInfo& mask) {
+AttentionLabels attention_labels(const OpCall& call, const TensorInfo& query, const TensorInfo& key,
+                                 const TensorInfo& mask) {
   // Which keys a query sees depends on its place when the mask is causal.
   Labels labels = call.arg("is_causal").toBool() ? "bh--" : "bhq-";
   if (query.sizes[1] != key.sizes[1]) labels[1] = '-';
@@ -140,10 +190,8 @@ AttentionLabels attention_labels(const OpCall& call, const TensorInfo& query, co
   return {.query = labels, .key = labels.substr(0, 2) + "--", .mask = mask_labels};
 }
 
-// The statistics that backward needs are single precision for the half types.
-at::ScalarType statistics_type(at::ScalarType type) {
-  return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
-}
+// Single precision for the half types.
+at::ScalarType logsumexp_type(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type; }
 
 // (query, key, value, mask) -> (result, logsumexp)
 OpRule attention(const OpCall& call) {
@@ -151,9 +199,9 @@ OpRule attention(const OpCall& call) {
   const auto [q, k, mask] = attention_labels(call, query, call.inputs.at(1), call.inputs.at(3));
   OpRule rule{.strategies = shard_factors({q, k, k, mask}, {q, q.substr(0, 3)})};
   std::vector<int64_t> sizes = query.sizes;
-  rule.outputs.push_back({.sizes = sizes, .dtype = query.dtype});
+  rule.outputs.push_back(info(sizes, query.dtype));
   sizes.pop_back();
-  rule.outputs.push_back({.sizes = sizes, .dtype = statistics_type(query.dtype)});
+  rule.outputs.push_back(info(sizes, logsumexp_type(query.dtype)));
   return rule;
 }
 
@@ -168,28 +216,52 @@ OpRule attention_backward(const OpCall& call) {
 
 // ---- convolution: the batch alone
 
+// The element of a list of one number a dimension, or of one number for all.
+int64_t at_dim(const c10::IValue& list, std::size_t d) {
+  const auto values = list.toIntVector();
+  return values.size() == 1 ? values[0] : values.at(d);
+}
+
+std::vector<int64_t> convolution_sizes(const OpCall& call) {
+  const auto& input = call.inputs.at(0).sizes;
+  const auto& weight = call.inputs.at(1).sizes;
+  const bool transposed = call.arg("transposed").toBool();
+  std::vector<int64_t> out = {input[0], transposed ? weight[1] * call.arg("groups").toInt() : weight[0]};
+  for (std::size_t d = 2; d < input.size(); ++d) {
+    const int64_t stride = at_dim(call.arg("stride"), d - 2);
+    const int64_t reach = at_dim(call.arg("dilation"), d - 2) * (weight[d] - 1) - 2 * at_dim(call.arg("padding"), d - 2);
+    out.push_back(transposed ? (input[d] - 1) * stride + reach + at_dim(call.arg("output_padding"), d - 2) + 1
+                             : (input[d] - reach - 1) / stride + 1);
+  }
+  return out;
+}
+
 // (input, weight, bias)
 OpRule convolution(const OpCall& call) {
   const Labels whole(call.inputs.at(0).sizes.size() - 1, '-');
   OpRule rule{.strategies = shard_factors({'n' + whole, '-' + whole, "-"}, {'n' + whole})};
   if (!call.inputs.at(2).defined) add_linear_where_exact(rule, call, {{0}, {1}});
+  rule.outputs = {info(convolution_sizes(call), call.inputs[0].dtype)};
   return rule;
 }
 
 // (grad, input, weight) -> the gradients of input, weight and bias
 OpRule convolution_backward(const OpCall& call) {
   const Labels whole(call.inputs.at(0).sizes.size() - 1, '-');
-  return {.strategies = shard_factors({'n' + whole, 'n' + whole, '-' + whole}, {'n' + whole, '-' + whole, "-"})};
+  OpRule rule{.strategies = shard_factors({'n' + whole, 'n' + whole, '-' + whole}, {'n' + whole, '-' + whole, "-"})};
+  const auto& in = call.inputs;
+  rule.outputs = masked(call, {in.at(1), in.at(2), info({in[0].sizes[1]}, in[0].dtype)});
+  return rule;
 }
 
 constexpr RuleEntry kTable[] = {
     {"_softmax", along},
     {"_log_softmax", along},
-    {"_safe_softmax", along},
+    {"_safe_softmax", safe_softmax},
     {"glu", along},
     {"_softmax_backward_data", along_backward},
     {"_log_softmax_backward_data", along_backward},
-    {"glu_backward", along_backward},
+    {"glu_backward", glu_backward},
     {"native_layer_norm", layer_norm},
     {"native_layer_norm_backward", layer_norm_backward},
     {"_fused_rms_norm", rms_norm},

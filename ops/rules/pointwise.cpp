@@ -97,6 +97,14 @@ OpRule fill(const OpCall& call) {
   return rule;
 }
 
+// (input) -> (result, mask)
+OpRule dropout(const OpCall& call) {
+  OpRule rule = plain(call);
+  const TensorInfo& input = call.inputs.at(0);
+  rule.outputs = {input, {.sizes = input.sizes, .dtype = at::kBool}};
+  return rule;
+}
+
 // Losses and their backward ask for no reduction (0), the mean (1) or the sum (2).
 int64_t reduction(const OpCall& call) { return call.has_arg("reduction") ? call.arg("reduction").toInt() : 0; }
 
@@ -128,49 +136,51 @@ constexpr RuleEntry kSpecial[] = {
     {"copy", copy},
     {"zero", zero},
     {"fill", fill},
+    {"native_dropout", dropout},
 };
 
-constexpr std::string_view kMovement[] = {"clone", "detach", "alias", "lift", "lift_fresh", "_to_copy", "contiguous",
-                                          "detach_copy", "alias_copy", "lift_fresh_copy", "resolve_conj", "resolve_neg"};
+constexpr std::string_view kMovement =
+    "clone detach alias lift lift_fresh _to_copy contiguous detach_copy alias_copy lift_fresh_copy resolve_conj "
+    "resolve_neg ";
 
-constexpr std::string_view kLinearInFirst[] = {
-    "neg", "_neg_view", "_conj", "_conj_physical", "conj_physical", "deg2rad", "rad2deg", "native_dropout_backward",
-    "gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward", "threshold_backward", "hardtanh_backward",
-    "leaky_relu_backward", "elu_backward", "softplus_backward", "hardsigmoid_backward", "hardswish_backward", "mish_backward",
-    "hardshrink_backward", "softshrink_backward", "logit_backward", "log_sigmoid_backward",
-};
+constexpr std::string_view kLinearInFirst =
+    "neg _neg_view _conj _conj_physical conj_physical deg2rad rad2deg native_dropout_backward gelu_backward "
+    "silu_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward leaky_relu_backward "
+    "elu_backward softplus_backward hardsigmoid_backward hardswish_backward mish_backward hardshrink_backward "
+    "softshrink_backward logit_backward log_sigmoid_backward ";
 
-constexpr std::string_view kLosses[] = {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
-                                        "soft_margin_loss"};
-constexpr std::string_view kLossesBackward[] = {"mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward",
-                                                "binary_cross_entropy_backward", "soft_margin_loss_backward"};
+constexpr std::string_view kLosses = "mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss ";
+constexpr std::string_view kLossesBackward =
+    "mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
+    "soft_margin_loss_backward ";
 
-constexpr std::string_view kPlain[] = {
+constexpr std::string_view kPlain =
     // Of one tensor.
-    "abs", "acos", "acosh", "angle", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil", "cos", "cosh", "digamma", "erf",
-    "erfc", "erfinv", "exp", "exp2", "expm1", "floor", "frac", "frexp", "i0", "isinf", "isnan", "isneginf", "isposinf",
-    "lgamma", "log", "log10", "log1p", "log2", "logical_not", "logit", "mvlgamma", "nan_to_num", "polygamma", "reciprocal",
-    "round", "rsqrt", "sgn", "sigmoid", "sign", "signbit", "sin", "sinc", "sinh", "sqrt", "tan", "tanh", "trunc",
-    "special_airy_ai", "special_bessel_j0", "special_bessel_j1", "special_bessel_y0", "special_bessel_y1", "special_entr",
-    "special_erfcx", "special_i0e", "special_i1", "special_i1e", "special_log_ndtr", "special_ndtri",
+    "abs acos acosh angle asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc erfinv exp exp2 expm1 "
+    "floor frac frexp i0 isinf isnan isneginf isposinf lgamma log log10 log1p log2 logical_not logit mvlgamma "
+    "nan_to_num polygamma reciprocal round rsqrt sgn sigmoid sign signbit sin sinc sinh sqrt tan tanh trunc "
+    "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr "
+    "special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtri "
     // Activations.
-    "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_sigmoid_forward", "mish",
-    "relu", "silu", "softplus", "softshrink", "threshold", "_prelu_kernel",
+    "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward mish relu silu softplus "
+    "softshrink threshold _prelu_kernel "
     // Of two tensors, or a tensor and a number.
-    "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor", "__lshift__",
-    "__rshift__", "__ilshift__", "__irshift__", "copysign", "eq", "floor_divide", "fmax", "fmin", "fmod", "gcd", "ge", "gt",
-    "heaviside", "hypot", "igamma", "igammac", "lcm", "ldexp", "le", "logaddexp", "logaddexp2", "logical_and", "logical_or",
-    "logical_xor", "lt", "masked_fill", "ne", "nextafter", "pow", "remainder", "special_xlog1py", "special_zeta", "xlogy",
-    "complex", "polar",
+    "atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor __lshift__ __rshift__ "
+    "__ilshift__ __irshift__ copysign eq floor_divide fmax fmin fmod gcd ge gt heaviside hypot igamma igammac lcm "
+    "ldexp le logaddexp logaddexp2 logical_and logical_or logical_xor lt masked_fill ne nextafter pow remainder "
+    "special_xlog1py special_zeta xlogy complex polar "
     // Of three.
-    "addcdiv", "addcmul", "clamp", "clamp_max", "clamp_min", "lerp",
+    "addcdiv addcmul clamp clamp_max clamp_min lerp "
     // Random values: never terms of a sum.
-    "native_dropout", "bernoulli", "normal", "uniform", "random", "exponential", "log_normal", "geometric", "cauchy",
-};
+    "bernoulli normal uniform random exponential log_normal geometric cauchy ";
 
-template <std::size_t n>
-void append(std::vector<RuleEntry>& table, const std::string_view (&names)[n], RuleFn rule) {
-  for (const std::string_view name : names) table.push_back({name, rule});
+// `names` has a space after each.
+void append(std::vector<RuleEntry>& table, std::string_view names, RuleFn rule) {
+  while (!names.empty()) {
+    const auto end = names.find(' ');
+    table.push_back({names.substr(0, end), rule});
+    names.remove_prefix(end + 1);
+  }
 }
 
 std::vector<RuleEntry> make_table() {

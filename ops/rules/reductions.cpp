@@ -33,6 +33,14 @@ Reduced read(const OpCall& call) {
   return {.input = input, .output = keeps ? with_whole(input, dims) : without(input, dims), .everything = everything};
 }
 
+Sizes reduced_sizes(const OpCall& call) {
+  const Reduced reduced = read(call);
+  const Sizes& sizes = call.inputs.at(0).sizes;
+  Sizes out;
+  for (const char label : reduced.output) out.push_back(label == '-' ? 1 : sizes[static_cast<std::size_t>(label - 'a')]);
+  return out;
+}
+
 Labels keep_common(const Labels& input, const Labels& output) {
   Labels out = input;
   for (char& label : out) {
@@ -76,6 +84,16 @@ OpRule whole(const OpCall& call) {
   if (reduced.everything) return {};
   const Labels input = keep_common(reduced.input, reduced.output);
   return {.strategies = shard_factors({input}, std::vector<Labels>(num_outputs(call), reduced.output))};
+}
+
+// LibTorch tells no sizes of these without running them.
+OpRule spread(const OpCall& call) {
+  OpRule rule = whole(call);
+  const TensorInfo& in = call.inputs.at(0);
+  TensorInfo out{.sizes = reduced_sizes(call), .dtype = in.dtype};
+  rule.outputs = {out, out};
+  rule.outputs[0].dtype = c10::toRealValueType(in.dtype);
+  return rule;
 }
 
 // A reduction whose terms reduce by itself: those of a pending one of the same kind pass.
@@ -140,8 +158,8 @@ constexpr RuleEntry kTable[] = {
     {"aminmax", whole},
     {"var", whole},
     {"std", whole},
-    {"var_mean", whole},
-    {"std_mean", whole},
+    {"var_mean", spread},
+    {"std_mean", spread},
     {"logsumexp", whole},
     {"norm", whole},
     {"linalg_vector_norm", whole},

@@ -95,9 +95,7 @@ OpRule swapped(const OpCall& call, int64_t a, int64_t b) {
   return moved(call, {input}, output);
 }
 
-OpRule transpose(const OpCall& call) {
-  return swapped(call, call.dim("dim0", ndim(call)), call.dim("dim1", ndim(call)));
-}
+OpRule transpose(const OpCall& call) { return swapped(call, call.dim("dim0", ndim(call)), call.dim("dim1", ndim(call))); }
 
 OpRule t(const OpCall& call) { return swapped(call, 0, std::max<int64_t>(ndim(call) - 1, 0)); }
 
