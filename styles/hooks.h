@@ -1,0 +1,179 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include "tessera/styles/hookable.h"
+
+// A module whose forward runs hooks: TESSERA_MODULE(Block); in the place of TORCH_MODULE(Block);. LibTorch's own modules have
+// no hooks, and their forward is not virtual, so this is where a style can reach the boundary of a container.
+//
+// Block is then a holder over Hooked<BlockImpl>, whose forward has BlockImpl's signature: m(x), m->forward(x) and
+// torch::nn::Sequential all run the hooks. BlockImpl::forward must be one function: not a template, not overloaded. Default
+// arguments work in m(x), and in Sequential with FORWARD_HAS_DEFAULT_ARGS; m->forward(x, y) must be given all of them.
+namespace tessera {
+namespace detail {
+
+// ---- the tensors among values: at::Tensor, std::optional<at::Tensor>, tuples and vectors of tensors -----------------------
+
+inline void collect(const at::Tensor& t, std::vector<at::Tensor>& out) { out.push_back(t); }
+inline void collect(const std::optional<at::Tensor>& t, std::vector<at::Tensor>& out) { out.push_back(t.value_or(at::Tensor())); }
+inline void collect(const std::vector<at::Tensor>& ts, std::vector<at::Tensor>& out) { out.insert(out.end(), ts.begin(), ts.end()); }
+template <class T>
+void collect(const T&, std::vector<at::Tensor>&) {}
+template <class... T>
+void collect(const std::tuple<T...>& values, std::vector<at::Tensor>& out) {
+  std::apply([&](const T&... value) { (collect(value, out), ...); }, values);
+}
+
+using TensorIterator = std::vector<at::Tensor>::const_iterator;
+inline void put_back(at::Tensor& t, TensorIterator& from) { t = *from++; }
+inline void put_back(std::optional<at::Tensor>& t, TensorIterator& from) {
+  const at::Tensor& value = *from++;
+  t = value.defined() ? std::optional<at::Tensor>(value) : std::nullopt;
+}
+inline void put_back(std::vector<at::Tensor>& ts, TensorIterator& from) {
+  for (at::Tensor& t : ts) t = *from++;
+}
+template <class T>
+void put_back(T&, TensorIterator&) {}
+template <class... T>
+void put_back(std::tuple<T...>& values, TensorIterator& from) {
+  std::apply([&](T&... value) { (put_back(value, from), ...); }, values);
+}
+
+template <class T>
+inline constexpr bool kIsReplaceable = std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::optional<at::Tensor>> ||
+                                       std::is_same_v<T, std::vector<at::Tensor>>;
+
+// How an argument is kept while hooks run: a copy of what they may replace, else what the caller gave.
+template <class Arg>
+using Kept = std::conditional_t<std::is_lvalue_reference_v<Arg> && !kIsReplaceable<std::decay_t<Arg>>, Arg, std::decay_t<Arg>>;
+
+template <class Impl, class Forward = decltype(&Impl::forward)>
+class HookedForward;
+
+template <class Impl>
+class HookedBase : public Impl, public Hookable {
+ public:
+  using Impl::Impl;
+  HookedBase(const Impl& impl, const Hookable& hooks) : Impl(impl), Hookable(hooks) {}
+
+ protected:
+  // Runs pre-hooks, Impl::forward by `call` and hooks, charging collectives in them to this module.
+  template <class R, class Values, class Call>
+  R run(Values& values, const Call& call) const {
+    std::optional<World::Scope> scope;
+    if (hook_world() != nullptr) scope.emplace(*hook_world(), nullptr, &hook_path());
+    if (hooks() == 0) return call(values);
+    std::vector<at::Tensor> inputs;
+    collect(values, inputs);
+    run_pre_hooks(inputs);
+    TensorIterator next = inputs.begin();
+    put_back(values, next);
+    return after<R>(inputs, values, call);
+  }
+
+ private:
+  template <class R, class Values, class Call>
+  R after(const std::vector<at::Tensor>& inputs, Values& values, const Call& call) const {
+    std::vector<at::Tensor> outputs;
+    if constexpr (std::is_void_v<R>) {
+      call(values);
+      run_hooks(inputs, outputs);
+    } else {
+      std::decay_t<R> result = call(values);
+      collect(result, outputs);
+      run_hooks(inputs, outputs);
+      TensorIterator next = outputs.begin();
+      put_back(result, next);
+      return result;
+    }
+  }
+};
+
+template <class Impl, class Class, class R, class... Args>
+class HookedForward<Impl, R (Class::*)(Args...)> : public HookedBase<Impl> {
+ public:
+  using HookedBase<Impl>::HookedBase;
+  static_assert(!std::is_reference_v<R>, "a hooked forward returns its result by value");
+
+  R forward(Args... args) {
+    std::tuple<Kept<Args>...> values(std::forward<Args>(args)...);
+    return this->template run<R>(values, [this](auto& kept) -> R {
+      return std::apply([this](Kept<Args>&... value) -> R { return Impl::forward(static_cast<Args&&>(value)...); }, kept);
+    });
+  }
+
+  // forward with its last arguments left to their defaults, for the holder's operator().
+  template <class... Fewer>
+  auto forward_with_defaults(Fewer&&... fewer) {
+    using Result = decltype(this->Impl::forward(std::declval<Fewer>()...));
+    std::tuple<Kept<Fewer>...> values(std::forward<Fewer>(fewer)...);
+    return this->template run<Result>(values, [this](auto& kept) -> Result {
+      return std::apply([this](auto&... value) -> Result { return Impl::forward(value...); }, kept);
+    });
+  }
+};
+
+template <class Impl, class Class, class R, class... Args>
+class HookedForward<Impl, R (Class::*)(Args...) const> : public HookedForward<Impl, R (Class::*)(Args...)> {
+ public:
+  using HookedForward<Impl, R (Class::*)(Args...)>::HookedForward;
+};
+
+template <class Class, class R, class... Args>
+constexpr std::size_t arity(R (Class::*)(Args...)) {
+  return sizeof...(Args);
+}
+
+}  // namespace detail
+
+template <class Impl>
+class Hooked : public detail::HookedForward<Impl> {
+ public:
+  using detail::HookedForward<Impl>::HookedForward;
+
+  // Keeps the hooks of this module; clone_module (clone.h) keeps those of the modules below too.
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
+    auto copy = std::dynamic_pointer_cast<Impl>(Impl::clone(device));
+    if constexpr (std::is_copy_constructible_v<Impl>) {
+      return std::make_shared<Hooked<Impl>>(*copy, static_cast<const Hookable&>(*this));
+    } else {
+      return copy;
+    }
+  }
+};
+
+template <class Impl>
+class HookedHolder : public torch::nn::ModuleHolder<Hooked<Impl>> {
+ public:
+  using torch::nn::ModuleHolder<Hooked<Impl>>::ModuleHolder;
+
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    if constexpr (sizeof...(Args) < detail::arity(&Hooked<Impl>::forward)) {
+      return this->get()->forward_with_defaults(std::forward<Args>(args)...);
+    } else {
+      return this->get()->forward(std::forward<Args>(args)...);
+    }
+  }
+};
+
+}  // namespace tessera
+
+// TESSERA_MODULE(Block): the class Block, a holder over tessera::Hooked<BlockImpl>.
+#define TESSERA_MODULE(Name)                                \
+  class Name : public tessera::HookedHolder<Name##Impl> {   \
+   public:                                                  \
+    using tessera::HookedHolder<Name##Impl>::HookedHolder;  \
+    using Impl = tessera::Hooked<Name##Impl>;               \
+  }

@@ -1,0 +1,199 @@
+#include "tessera/styles/layout_plan.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <unordered_map>
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor.h"
+#include "tessera/placement/layout.h"
+
+namespace tessera {
+namespace {
+
+// The elements of its storage that a tensor may touch, as [begin, end).
+std::pair<int64_t, int64_t> extent(const at::Tensor& t) {
+  int64_t last = 0;
+  for (int64_t dim = 0; dim < t.dim(); ++dim) last += (t.size(dim) - 1) * t.stride(dim);
+  return {t.storage_offset(), t.storage_offset() + last + 1};
+}
+
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  const auto [a_begin, a_end] = extent(a);
+  const auto [b_begin, b_end] = extent(b);
+  const auto a_size = static_cast<int64_t>(a.element_size());
+  const auto b_size = static_cast<int64_t>(b.element_size());
+  return a_begin * a_size < b_end * b_size && b_begin * b_size < a_end * a_size;
+}
+
+bool same_elements(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides();
+}
+
+bool has_memory(const at::Tensor& t) {
+  return !is_dtensor(t) && t.layout() == at::kStrided && t.has_storage() && t.numel() > 0;
+}
+
+// For each tensor the first one before it that views the same elements, or itself. Throws when two overlap otherwise.
+std::vector<std::size_t> first_alike(const std::vector<TensorPlan>& tensors) {
+  std::vector<std::size_t> alike(tensors.size());
+  std::unordered_map<const void*, std::vector<std::size_t>> by_storage;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    alike[i] = i;
+    const at::Tensor& t = tensors[i].tensor;
+    if (!has_memory(t)) continue;
+    std::vector<std::size_t>& others = by_storage[t.storage().unsafeGetStorageImpl()];
+    for (const std::size_t other : others) {
+      if (!overlap(tensors[other].tensor, t)) continue;
+      if (!same_elements(tensors[other].tensor, t)) {
+        throw std::invalid_argument(fmt::format(
+            "parallelize_module: {} and {} view overlapping parts of one storage, and would come apart when each is laid out "
+            "over the ranks; give each its own memory (clone), or register one tensor under both names",
+            tensors[other].paths.front(), tensors[i].paths.front()));
+      }
+      alike[i] = alike[other];
+      break;
+    }
+    others.push_back(i);
+  }
+  return alike;
+}
+
+void check_convertible(const TensorPlan& plan) {
+  const at::Tensor& t = plan.tensor;
+  const std::string& path = plan.paths.front();
+  if (is_dtensor(t)) return;
+  const auto refuse = [&](const char* what, const char* remedy) {
+    throw std::invalid_argument(fmt::format("parallelize_module: {} {}; {}", path, what, remedy));
+  };
+  if (!t.is_leaf()) refuse("is the result of an operator, not a leaf", "register a leaf tensor, such as t.detach()");
+  if (t.layout() != at::kStrided) refuse("is sparse", "only dense tensors have a layout over ranks; call to_dense() first");
+  if (t.is_quantized()) refuse("is quantized", "dequantize it first");
+  if (t.is_meta()) refuse("is on the meta device, without values", "give it memory (to_empty, or build it on a device) first");
+}
+
+const char* kDone = "is a DTensor already, so another call has parallelized it; let one plan name all styles";
+
+}  // namespace
+
+LayoutPlan::LayoutPlan(DeviceMesh mesh, int64_t tensor_dim, const ModuleTree& tree)
+    : mesh_(std::move(mesh)), tensor_dim_(tensor_dim) {
+  for (const ModuleNode& node : tree) {
+    for (const NamedTensor& item : node.tensors) {
+      const auto [at, is_new] = index_.emplace(item.tensor.unsafeGetTensorImpl(), tensors_.size());
+      if (is_new) tensors_.push_back({.tensor = item.tensor, .paths = {}, .placement = {}, .placed_by = {}, .contracts = {}});
+      std::vector<std::string>& paths = tensors_[at->second].paths;
+      const std::string path = joined_path(node.path, item.name);
+      if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
+    }
+  }
+}
+
+TensorPlan& LayoutPlan::plan_of(const at::Tensor& tensor, const std::string& by) {
+  TensorPlan& plan = tensors_.at(index_.at(tensor.unsafeGetTensorImpl()));
+  if (is_dtensor(tensor)) {
+    throw std::invalid_argument(fmt::format("parallelize_module: {}: the parameter {} {}", by, plan.paths.front(), kDone));
+  }
+  return plan;
+}
+
+void LayoutPlan::place(const at::Tensor& tensor, const Placement& placement, const std::string& by) {
+  TensorPlan& plan = plan_of(tensor, by);
+  const Placement wanted = on_mesh_dim({Replicate()}, 0, placement, tensor.dim()).front();
+  if (wanted.is_partial() || (wanted.is_shard() && (wanted.tensor_dim() < 0 || wanted.tensor_dim() >= tensor.dim()))) {
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {}: {} of shape [{}] cannot lie as {}; a parameter is Replicate or a Shard of one of its dimensions",
+        by, plan.paths.front(), fmt::join(tensor.sizes(), ", "), tessera::to_string(placement)));
+  }
+  if (plan.placement && *plan.placement != wanted) {
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {} is one tensor: {} lays it out as {}, and {} as {}; give both modules styles that agree, or "
+        "each its own tensor",
+        fmt::join(plan.paths, " and "), plan.placed_by, tessera::to_string(*plan.placement), by, tessera::to_string(wanted)));
+  }
+  if (!plan.placement) plan.placed_by = by;
+  plan.placement = wanted;
+}
+
+void LayoutPlan::add_contract(const at::Tensor& tensor, const Contract& contract) {
+  TensorPlan& plan = plan_of(tensor, contract.path);
+  for (const Contract& other : plan.contracts) {
+    Contract as_other = contract;
+    as_other.path = other.path;
+    if (as_other == other) return;
+    for (const std::string& op : contract.operators) {
+      if (!other.names(op)) continue;
+      throw std::invalid_argument(fmt::format(
+          "parallelize_module: {} and {} are one tensor, and their styles say different layouts for the operator '{}'; give "
+          "both modules the same style and options, or each its own tensor",
+          other.path, contract.path, op));
+    }
+  }
+  plan.contracts.push_back(contract);
+}
+
+void LayoutPlan::check() const {
+  for (const TensorPlan& plan : tensors_) check_convertible(plan);
+  const std::vector<std::size_t> alike = first_alike(tensors_);
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const TensorPlan& first = tensors_[alike[i]];
+    if (placements_of(first) == placements_of(tensors_[i])) continue;
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {} and {} share their memory, but would lie as {} and {}; style both alike, or give each its own "
+        "memory (clone)",
+        first.paths.front(), tensors_[i].paths.front(), tessera::to_string(placements_of(first)),
+        tessera::to_string(placements_of(tensors_[i]))));
+  }
+}
+
+Placements LayoutPlan::placements_of(const TensorPlan& plan) const {
+  Placements placements(static_cast<std::size_t>(mesh_.ndim()), Replicate());
+  placements[static_cast<std::size_t>(tensor_dim_)] = plan.placement.value_or(Replicate());
+  return placements;
+}
+
+void LayoutPlan::run(int64_t src_rank) const {
+  const at::NoGradGuard no_grad;
+  const std::vector<std::size_t> alike = first_alike(tensors_);
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const at::Tensor& t = tensors_[i].tensor;
+    if (is_dtensor(t)) continue;
+    if (alike[i] == i) {
+      distribute_in_place(t, mesh_, placements_of(tensors_[i]), src_rank);
+      continue;
+    }
+    // The same memory as before: both go on sharing this rank's piece.
+    const detail::Meta& first = detail::meta(tensors_[alike[i]].tensor);
+    const at::Tensor grad = t.grad();
+    if (grad.defined()) t.mutable_grad() = at::Tensor();
+    detail::convert_in_place(t, first.local, first.spec);
+    if (grad.defined()) t.mutable_grad() = distribute_tensor(grad, mesh_, placements_of(tensors_[i]), src_rank);
+  }
+  for (const TensorPlan& plan : tensors_) {
+    ContractPtr chain;
+    for (auto contract = plan.contracts.rbegin(); contract != plan.contracts.rend(); ++contract) {
+      Contract link = *contract;
+      link.also = chain;
+      chain = std::make_shared<const Contract>(std::move(link));
+    }
+    if (chain) detail::meta(plan.tensor).contract = chain;
+  }
+  for (const auto& action : actions_) action();
+}
+
+std::string LayoutPlan::to_string() const {
+  std::string text;
+  for (const TensorPlan& plan : tensors_) {
+    if (!plan.placement) continue;
+    text += fmt::format("{}  {}  [{}] by {}\n", fmt::join(plan.paths, " = "), tessera::to_string(*plan.placement),
+                        fmt::join(plan.tensor.sizes(), ", "), plan.placed_by);
+  }
+  return text;
+}
+
+}  // namespace tessera

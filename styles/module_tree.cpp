@@ -1,0 +1,81 @@
+#include "tessera/styles/module_tree.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+namespace tessera {
+namespace {
+
+void note_kind(ModuleNode& node) {
+  if (node.module->as<torch::nn::LinearImpl>() != nullptr) node.kind = ModuleKind::kLinear;
+  if (const auto* embedding = node.module->as<torch::nn::EmbeddingImpl>()) {
+    node.kind = ModuleKind::kEmbedding;
+    node.renormalizes = embedding->options.max_norm().has_value();
+  }
+}
+
+std::size_t add_module(ModuleTree& tree, torch::nn::Module& module, const std::string& path) {
+  const std::size_t index = tree.size();
+  ModuleNode& node = tree.emplace_back();
+  node.path = path;
+  node.type = module.name();
+  node.module = &module;
+  note_kind(node);
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    node.tensors.push_back({.name = item.key(), .tensor = item.value(), .is_parameter = true});
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    node.tensors.push_back({.name = item.key(), .tensor = item.value(), .is_parameter = false});
+  }
+  for (const auto& item : module.named_children()) {
+    const std::size_t child = add_module(tree, *item.value(), joined_path(path, item.key()));
+    tree[index].children.emplace_back(item.key(), child);
+  }
+  return index;
+}
+
+std::vector<std::string> parts_of(const std::string& pattern) {
+  std::vector<std::string> parts;
+  std::size_t begin = 0;
+  for (std::size_t dot = pattern.find('.'); dot != std::string::npos; dot = pattern.find('.', begin)) {
+    parts.push_back(pattern.substr(begin, dot - begin));
+    begin = dot + 1;
+  }
+  parts.push_back(pattern.substr(begin));
+  return parts;
+}
+
+}  // namespace
+
+std::string shown_path(const std::string& path) { return path.empty() ? "the root module" : path; }
+
+std::string joined_path(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
+
+ModuleTree tree_of(torch::nn::Module& root) {
+  ModuleTree tree;
+  add_module(tree, root, "");
+  return tree;
+}
+
+std::vector<std::size_t> match(const ModuleTree& tree, const std::string& pattern) {
+  std::vector<std::size_t> found = {0};
+  if (pattern.empty()) return found;
+  for (const std::string& part : parts_of(pattern)) {
+    std::vector<std::size_t> next;
+    for (const std::size_t index : found) {
+      for (const auto& [name, child] : tree[index].children) {
+        if (::fnmatch(part.c_str(), name.c_str(), 0) == 0) next.push_back(child);
+      }
+    }
+    found = std::move(next);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace tessera

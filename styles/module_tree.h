@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+
+namespace tessera {
+
+// What a module is to a style. kLinear and kEmbedding are those of torch::nn and classes derived from them.
+enum class ModuleKind { kLinear, kEmbedding, kOther };
+
+struct NamedTensor {
+  std::string name;  // within its module, such as "weight"
+  at::Tensor tensor;
+  bool is_parameter = true;  // else a buffer
+};
+
+// One module as plans see it: its place in the tree and what it owns itself.
+struct ModuleNode {
+  std::string path;                // "layers.0.attn"; "" is the root
+  std::string type;                // "torch::nn::LinearImpl"
+  ModuleKind kind = ModuleKind::kOther;
+  bool renormalizes = false;       // an embedding with max_norm, which rewrites its rows in forward
+  torch::nn::Module* module = nullptr;
+  std::vector<NamedTensor> tensors;                            // defined ones, parameters first
+  std::vector<std::pair<std::string, std::size_t>> children;  // name, index in the tree
+};
+
+// A module and everything below it, parents before children, in the order of registration. A module that is registered
+// under two names stands there twice.
+using ModuleTree = std::vector<ModuleNode>;
+ModuleTree tree_of(torch::nn::Module& root);
+
+// The indices of the modules whose path matches `pattern`: each dotted part is matched with fnmatch (*, ?, [..]) against the
+// names of direct children, so that a * never crosses a dot; "" is the root. In the order of the tree.
+//   "layers.*.attn.w?" -> layers.0.attn.wq, layers.0.attn.wk, layers.1.attn.wq, ...
+std::vector<std::size_t> match(const ModuleTree& tree, const std::string& pattern);
+
+// "layers.0.attn", or "the root module".
+std::string shown_path(const std::string& path);
+// "layers.0.attn" + "weight" -> "layers.0.attn.weight"
+std::string joined_path(const std::string& path, const std::string& name);
+
+}  // namespace tessera

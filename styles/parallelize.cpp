@@ -1,0 +1,156 @@
+#include "tessera/styles/parallelize.h"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+#include <torch/optim/optimizer.h>
+
+#include "tessera/styles/layout_plan.h"
+#include "tessera/styles/module_tree.h"
+
+namespace tessera {
+namespace {
+
+int64_t tensor_dim_of(const DeviceMesh& mesh, const ParallelizeOptions& options) {
+  if (options.tensor_dim) return mesh.mesh().normalize(*options.tensor_dim);
+  if (mesh.ndim() == 1) return 0;
+  const std::vector<std::string>& names = mesh.mesh().names();
+  const auto tp = std::find(names.begin(), names.end(), "tp");
+  if (tp != names.end()) return tp - names.begin();
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: the mesh {} has {} dimensions and none called tp; give options.tensor_dim", mesh.mesh().to_string(),
+      mesh.ndim()));
+}
+
+std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptions& options, int64_t tensor_dim) {
+  std::vector<int64_t> dims;
+  if (!options.data_dims) {
+    for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
+      if (dim != tensor_dim) dims.push_back(dim);
+    }
+    return dims;
+  }
+  for (const int64_t given : *options.data_dims) {
+    const int64_t dim = mesh.mesh().normalize(given);
+    if (dim == tensor_dim || std::find(dims.begin(), dims.end(), dim) != dims.end()) {
+      throw std::invalid_argument(fmt::format(
+          "parallelize_module: data_dims [{}] name mesh dimension {} {}; give each dimension of {} one task",
+          fmt::join(*options.data_dims, ", "), given, dim == tensor_dim ? "which is the tensor dimension" : "twice",
+          mesh.mesh().to_string()));
+    }
+    dims.push_back(dim);
+  }
+  return dims;
+}
+
+void check_source(const DeviceMesh& mesh, int64_t src_rank) {
+  if (src_rank == kMeshFirstRank || src_rank == kNoSource || mesh.mesh().coordinate_of(src_rank)) return;
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: src_rank {} is not on the mesh {}; give one of its ranks, or kNoSource for each rank's own values",
+      src_rank, mesh.mesh().to_string()));
+}
+
+void check_optimizers(const LayoutPlan& plan, const ParallelizeOptions& options) {
+  for (const torch::optim::Optimizer* optimizer : options.optimizers) {
+    if (optimizer == nullptr) throw std::invalid_argument("parallelize_module: options.optimizers holds a null pointer");
+    for (const TensorPlan& tensor : plan.tensors()) {
+      if (optimizer->state().find(tensor.tensor.unsafeGetTensorImpl()) == optimizer->state().end()) continue;
+      throw std::invalid_argument(fmt::format(
+          "parallelize_module: an optimizer holds state for {}, laid out as the parameter is now; parallelize the module "
+          "first, then make the optimizer and, to go on from a checkpoint, load its state (load_optimizer)",
+          tensor.paths.front()));
+    }
+  }
+}
+
+std::string child_names(const ModuleTree& tree) {
+  std::vector<std::string> names;
+  for (const auto& [name, index] : tree.front().children) names.push_back(name);
+  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+// The styles of each module, in the order of the plan; a module with two names has one entry, under its first.
+struct Assigned {
+  std::size_t node;
+  std::vector<const ParallelPlan::value_type*> entries;
+};
+
+void add_entry(Assigned& assigned, const ModuleNode& node, const ParallelPlan::value_type& entry) {
+  for (const auto* other : assigned.entries) {
+    if (other == &entry) return;
+    if (other->second->joins_others() || entry.second->joins_others()) continue;
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: two styles for {}: '{}' gives {} and '{}' gives {}; let one pattern match it, or make one of them a "
+        "Prepare style",
+        shown_path(node.path), other->first, other->second->to_string(), entry.first, entry.second->to_string()));
+  }
+  assigned.entries.push_back(&entry);
+}
+
+std::vector<Assigned> assign(const ModuleTree& tree, const ParallelPlan& plan, bool allow_unmatched) {
+  std::map<std::size_t, Assigned> by_node;
+  std::map<const torch::nn::Module*, std::size_t> first_name;
+  for (std::size_t i = 0; i < tree.size(); ++i) first_name.emplace(tree[i].module, i);
+  for (const auto& entry : plan) {
+    const std::vector<std::size_t> found = match(tree, entry.first);
+    if (found.empty() && !allow_unmatched) {
+      throw std::invalid_argument(fmt::format(
+          "parallelize_module: the pattern '{}' ({}) matches no module; each dotted part is matched against the names of direct "
+          "children, and the root's are: {}. Set options.allow_unmatched if that may be",
+          entry.first, entry.second->name(), child_names(tree)));
+    }
+    for (const std::size_t index : found) {
+      const std::size_t node = first_name.at(tree[index].module);
+      add_entry(by_node.try_emplace(node, Assigned{node, {}}).first->second, tree[node], entry);
+    }
+  }
+  std::vector<Assigned> assigned;
+  for (auto& [node, value] : by_node) assigned.push_back(std::move(value));
+  return assigned;
+}
+
+// A style's own std::invalid_argument is alike on every rank; anything else may be this rank's alone.
+void apply_style(const ParallelStyle& style, ApplyContext& context) {
+  std::exception_ptr alike;
+  context.mesh().world().guard(fmt::format("{} of {}", style.name(), shown_path(context.path())), [&] {
+    try {
+      style.apply(context);
+    } catch (const std::invalid_argument&) {
+      alike = std::current_exception();
+    }
+  });
+  if (alike) std::rethrow_exception(alike);
+}
+
+}  // namespace
+
+void detail::parallelize(torch::nn::Module& root, const DeviceMesh& mesh, const ParallelPlan& plan,
+                         const ParallelizeOptions& options) {
+  const int64_t tensor_dim = tensor_dim_of(mesh, options);
+  const std::vector<int64_t> data_dims = data_dims_of(mesh, options, tensor_dim);
+  check_source(mesh, options.src_rank);
+  const ModuleTree tree = tree_of(root);
+  LayoutPlan layout(mesh, tensor_dim, tree);
+  for (const Assigned& assigned : assign(tree, plan, options.allow_unmatched)) {
+    for (const auto* entry : assigned.entries) {
+      const std::string name = entry->second->name();
+      ApplyContext context(tree[assigned.node], name, layout, tensor_dim, data_dims);
+      apply_style(*entry->second, context);
+    }
+  }
+  layout.check();
+  check_optimizers(layout, options);
+  spdlog::debug("parallelize_module on {}:\n{}", mesh.to_string(), layout.to_string());
+  layout.run(options.src_rank);
+  // Backwards, so that a module with two names gets its first.
+  for (auto node = tree.rbegin(); node != tree.rend(); ++node) {
+    auto* const hookable = dynamic_cast<Hookable*>(node->module);
+    if (hookable != nullptr) hookable->set_place(shown_path(node->path), mesh.world_ptr());
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/styles/parallel_styles.h"
+#include "tessera/styles/prepare_styles.h"
+#include "tessera/styles/style.h"
+
+namespace torch::nn {
+class AnyModule;
+}  // namespace torch::nn
+namespace torch::optim {
+class Optimizer;
+}  // namespace torch::optim
+
+namespace tessera {
+
+struct ParallelizeOptions {
+  // The mesh dimension that styles shard over; negative counts from the end. None: the only one, or the one called "tp".
+  std::optional<int64_t> tensor_dim;
+  // The mesh dimensions that split the batch. None: all others. Parameters are replicated there, and inputs are DTensors:
+  // from_local(piece, mesh, placements) with Shard(0) on them.
+  std::optional<std::vector<int64_t>> data_dims;
+  // The global rank whose values count; default the mesh's first. With kNoSource each rank keeps its part of its own values,
+  // without communication: they must be equal on every rank, or the replicas differ silently.
+  int64_t src_rank = kMeshFirstRank;
+  // Whether a pattern may match nothing.
+  bool allow_unmatched = false;
+  // The optimizers that hold the module's parameters already. One with state is refused: LibTorch keys its state by the
+  // parameter and lays it out as the parameter was. Parallelize, then make the optimizer, or call it before the first step.
+  std::vector<torch::optim::Optimizer*> optimizers;
+};
+
+// A module with its forward called under ImplicitReplication: a plain mask, arange or constant counts as replicated.
+//   auto tp = parallelize_module(model, mesh, plan);   tp(ids, mask);   tp->eval();
+// Holds the handle it was made of: a holder, a shared_ptr or an AnyModule is kept alive; a reference must outlive it.
+template <class Handle>
+class Parallelized {
+ public:
+  explicit Parallelized(Handle handle) : handle_(std::move(handle)) {}
+
+  template <class... Args>
+  decltype(auto) operator()(Args&&... args) {
+    const ImplicitReplication guard;
+    if constexpr (std::is_pointer_v<Handle> || requires(Handle h) { h.use_count(); }) {
+      return handle_->forward(std::forward<Args>(args)...);
+    } else if constexpr (requires(Handle h) { h.any_forward(std::forward<Args>(args)...); }) {
+      return handle_.forward(std::forward<Args>(args)...);
+    } else {
+      return handle_(std::forward<Args>(args)...);
+    }
+  }
+
+  auto* operator->() {
+    if constexpr (std::is_pointer_v<Handle>) return handle_;
+    else if constexpr (requires(Handle h) { h.type_info(); }) return handle_.ptr().get();
+    else return handle_.operator->();
+  }
+  Handle& handle() { return handle_; }
+
+ private:
+  Handle handle_;
+};
+
+namespace detail {
+void parallelize(torch::nn::Module& root, const DeviceMesh& mesh, const ParallelPlan& plan, const ParallelizeOptions& options);
+}  // namespace detail
+
+// Lays the parameters and buffers of an unmodified module out over the mesh, in place: every handle to one (the module's
+// member, an optimizer's parameter, a tied weight) is a DTensor afterwards, with the same requires_grad, dtype and sharing, and
+// .grad converted too. What no pattern names is replicated. Activations meet the parameters as the styles say, and stay
+// DTensors between styled modules.
+//
+// `plan` gives styles to modules by name; see `match` in module_tree.h. One style alone is the root's.
+//   auto tp = parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+//
+// Communication: for each parameter and buffer one scatter (Shard) or broadcast (Replicate) a mesh dimension; none with kNoSource.
+// Throws std::invalid_argument, on every rank alike and before anything is converted or communicated: a pattern that matches
+// nothing; a module with two styles of which none is a Prepare style; a style that does not know its module; styles that
+// disagree on a tied parameter; parameters that overlap in memory without being the same; an optimizer with state.
+// On a rank outside the mesh the parameters become DTensors without a piece.
+template <std::derived_from<torch::nn::Module> M>
+Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const ParallelPlan& plan,
+                                    const ParallelizeOptions& options = {}) {
+  detail::parallelize(module, mesh, plan, options);
+  return Parallelized<M*>(&module);
+}
+
+// The same for a holder (torch::nn::Linear, your TORCH_MODULE), a shared_ptr to a module, a torch::nn::AnyModule.
+template <class Handle>
+  requires(!std::derived_from<Handle, torch::nn::Module> && requires(Handle h) { h.ptr(); })
+Parallelized<Handle> parallelize_module(Handle handle, const DeviceMesh& mesh, const ParallelPlan& plan,
+                                        const ParallelizeOptions& options = {}) {
+  detail::parallelize(*handle.ptr(), mesh, plan, options);
+  return Parallelized<Handle>(std::move(handle));
+}
+template <std::derived_from<torch::nn::Module> M>
+Parallelized<std::shared_ptr<M>> parallelize_module(std::shared_ptr<M> module, const DeviceMesh& mesh, const ParallelPlan& plan,
+                                                    const ParallelizeOptions& options = {}) {
+  detail::parallelize(*module, mesh, plan, options);
+  return Parallelized<std::shared_ptr<M>>(std::move(module));
+}
+template <class Module>
+auto parallelize_module(Module&& module, const DeviceMesh& mesh, const Style& style, const ParallelizeOptions& options = {}) {
+  return parallelize_module(std::forward<Module>(module), mesh, ParallelPlan{{"", style}}, options);
+}
+
+}  // namespace tessera

@@ -1,0 +1,126 @@
+#include "tessera/styles/prepare_styles.h"
+
+#include <stdexcept>
+
+#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/contract.h"
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera {
+namespace {
+
+// Where a hook stands, for its messages and its redistributions.
+struct Place {
+  std::string who;  // "PrepareModuleInput of layers.0.attn"
+  DeviceMesh mesh;
+  int64_t tensor_dim;
+  std::vector<int64_t> data_dims;
+};
+
+std::string shown(const Layouts& layouts) {
+  std::string text;
+  for (const auto& layout : layouts) text += (text.empty() ? "" : ", ") + (layout ? tessera::to_string(*layout) : "-");
+  return "[" + text + "]";
+}
+
+void check_lists(const char* who, const Layouts& from, const Layouts& to) {
+  if (from.size() != to.size()) {
+    throw std::invalid_argument(fmt::format(
+        "{}: {} layouts {} but {} desired ones {}; give one of each for every tensor, std::nullopt to leave one as it is", who,
+        from.size(), shown(from), to.size(), shown(to)));
+  }
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (from[i].has_value() == to[i].has_value()) continue;
+    throw std::invalid_argument(fmt::format(
+        "{}: tensor {} has {} in {} and {} in {}; give it a layout in both, or std::nullopt in both", who, i,
+        from[i] ? "a layout" : "none", shown(from), to[i] ? "one" : "none", shown(to)));
+  }
+}
+
+at::Tensor as_dtensor(const at::Tensor& t, const Placement& layout, const Place& place, std::size_t i) {
+  if (is_dtensor(t)) {
+    if (mesh_of(t) == place.mesh) return t;
+    throw std::invalid_argument(fmt::format("{}: tensor {} is {}, but the module lies on {}; bring it to that mesh", place.who, i,
+                                            to_string(t), place.mesh.to_string()));
+  }
+  if (!place.data_dims.empty()) {
+    throw std::invalid_argument(fmt::format(
+        "{}: tensor {} is plain, and on a mesh with data dimensions nobody can know which part of the batch it is; give "
+        "from_local(piece, mesh, placements) with Shard(0) on the data dimensions",
+        place.who, i));
+  }
+  const Placements replicated(static_cast<std::size_t>(place.mesh.ndim()), Replicate());
+  return from_local(t, place.mesh, on_mesh_dim(replicated, place.tensor_dim, layout, t.dim()));
+}
+
+void lay_out(std::vector<at::Tensor>& tensors, const Layouts& from, const Layouts& to, bool use_local, const Place& place) {
+  if (tensors.size() != from.size()) {
+    throw std::invalid_argument(fmt::format(
+        "{}: {} layouts {} for {} tensors; give one for every tensor among forward's arguments or results, std::nullopt to "
+        "leave one as it is",
+        place.who, from.size(), shown(from), tensors.size()));
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!from[i] || !tensors[i].defined()) continue;
+    const at::Tensor t = as_dtensor(tensors[i], *from[i], place, i);
+    const at::Tensor moved = redistribute(t, on_mesh_dim(placements_of(t), place.tensor_dim, *to[i], t.dim()));
+    tensors[i] = use_local ? to_local(moved) : moved;
+  }
+}
+
+Place place_of(const ApplyContext& context, const std::string& name) {
+  return {.who = fmt::format("{} of {}", name, shown_path(context.path())), .mesh = context.mesh(),
+          .tensor_dim = context.tensor_dim(), .data_dims = context.data_dims()};
+}
+
+}  // namespace
+
+PrepareModuleInput::PrepareModuleInput(PrepareInputOptions options) : options_(std::move(options)) {
+  check_lists("PrepareModuleInput", options_.input_layouts, options_.desired_input_layouts);
+}
+
+void PrepareModuleInput::apply(ApplyContext& context) const {
+  context.forward_pre_hook(
+      [options = options_, place = place_of(context, name())](std::vector<at::Tensor>& inputs) {
+        lay_out(inputs, options.input_layouts, options.desired_input_layouts, options.use_local_input, place);
+      },
+      /*throws_alike=*/true);
+}
+
+std::string PrepareModuleInput::to_string() const {
+  return fmt::format("PrepareModuleInput({} -> {}{})", shown(options_.input_layouts),
+                     shown(options_.desired_input_layouts), options_.use_local_input ? ", local input" : "");
+}
+
+PrepareModuleOutput::PrepareModuleOutput(PrepareOutputOptions options) : options_(std::move(options)) {
+  check_lists("PrepareModuleOutput", options_.output_layouts, options_.desired_output_layouts);
+}
+
+void PrepareModuleOutput::apply(ApplyContext& context) const {
+  context.forward_hook(
+      [options = options_, place = place_of(context, name())](const std::vector<at::Tensor>&, std::vector<at::Tensor>& outputs) {
+        lay_out(outputs, options.output_layouts, options.desired_output_layouts, options.use_local_output, place);
+      },
+      /*throws_alike=*/true);
+}
+
+std::string PrepareModuleOutput::to_string() const {
+  return fmt::format("PrepareModuleOutput({} -> {}{})", shown(options_.output_layouts),
+                     shown(options_.desired_output_layouts), options_.use_local_output ? ", local output" : "");
+}
+
+PrepareModuleInputOutput::PrepareModuleInputOutput(PrepareInputOutputOptions options)
+    : input_(std::move(options.input)), output_(std::move(options.output)) {}
+
+void PrepareModuleInputOutput::apply(ApplyContext& context) const {
+  input_.apply(context);
+  output_.apply(context);
+}
+
+std::string PrepareModuleInputOutput::to_string() const {
+  return fmt::format("PrepareModuleInputOutput({}, {})", input_.to_string(), output_.to_string());
+}
+
+}  // namespace tessera

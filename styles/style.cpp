@@ -1,0 +1,91 @@
+#include "tessera/styles/style.h"
+
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include "tessera/styles/layout_plan.h"
+
+namespace tessera {
+
+Style::Style(std::shared_ptr<const ParallelStyle> style) : style_(std::move(style)) {
+  if (!style_) throw std::invalid_argument("Style: the style is null; give a ParallelStyle, such as ColwiseParallel()");
+}
+
+const DeviceMesh& ApplyContext::mesh() const { return plan_.mesh(); }
+
+std::string ApplyContext::by() const { return fmt::format("{} ({})", shown_path(path()), style_); }
+
+bool ApplyContext::has(const std::string& name) const {
+  for (const NamedTensor& item : node_.tensors) {
+    if (item.name == name) return true;
+  }
+  return false;
+}
+
+const NamedTensor& ApplyContext::tensor(const std::string& name) const {
+  std::string names;
+  for (const NamedTensor& item : node_.tensors) {
+    if (item.name == name) return item;
+    names += (names.empty() ? "" : ", ") + item.name;
+  }
+  throw std::invalid_argument(fmt::format("parallelize_module: {}: a {} has no parameter or buffer '{}'; it has {}", by(), type(),
+                                          name, names.empty() ? "none" : names));
+}
+
+void ApplyContext::place(const std::string& name, const Placement& placement) {
+  plan_.place(tensor(name).tensor, placement, by());
+}
+
+void ApplyContext::contract(const std::string& name, const ContractLayouts& layouts) {
+  const at::Tensor& t = tensor(name).tensor;
+  for (const Placement* placement : {&layouts.input, &layouts.desired}) {
+    if (placement->is_partial()) {
+      throw std::invalid_argument(fmt::format(
+          "parallelize_module: {}: an input cannot lie as {}; give Replicate() or Shard(d)", by(), to_string(*placement)));
+    }
+  }
+  plan_.add_contract(t, {.path = joined_path(path(), name), .operators = layouts.operators, .mesh_dim = tensor_dim_,
+                         .data_dims = data_dims_, .input = layouts.input, .desired = layouts.desired,
+                         .output = layouts.output, .use_local_output = layouts.use_local_output, .also = nullptr});
+}
+
+Hookable& ApplyContext::hookable() const {
+  auto* const hookable = dynamic_cast<Hookable*>(node_.module);
+  if (hookable != nullptr) return *hookable;
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: {}: the forward of a {} cannot be hooked, because LibTorch's modules have no hooks; declare the "
+      "class with TESSERA_MODULE(Name) of tessera/styles/hooks.h in the place of TORCH_MODULE(Name), or give this style to "
+      "such a container around it",
+      by(), type()));
+}
+
+void ApplyContext::forward_pre_hook(Hookable::PreHook hook, bool throws_alike) {
+  Hookable& target = hookable();
+  plan_.at_end([&target, hook = std::move(hook), throws_alike] { target.register_forward_pre_hook(hook, throws_alike); });
+}
+
+void ApplyContext::forward_hook(Hookable::Hook hook, bool throws_alike) {
+  Hookable& target = hookable();
+  plan_.at_end([&target, hook = std::move(hook), throws_alike] { target.register_forward_hook(hook, throws_alike); });
+}
+
+void ApplyContext::unknown_module(const std::string& knows) const {
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: {} does not know the module {} of type {}; it knows {}. Leave the module out of the plan, so that it "
+      "is replicated, or derive a style of your own from ParallelStyle",
+      style_, path().empty() ? "at the root" : path(), type(), knows));
+}
+
+std::string to_string(const ParallelPlan& plan) {
+  std::size_t width = 0;
+  for (const auto& [pattern, style] : plan) width = std::max(width, pattern.size());
+  std::string text;
+  for (const auto& [pattern, style] : plan) {
+    text += fmt::format("{:<{}}  {}\n", pattern.empty() ? "\"\"" : pattern, width, style->to_string());
+  }
+  return text;
+}
+
+}  // namespace tessera
