@@ -70,6 +70,9 @@ TESSERA_RANKS_TEST_CASE("all_gather brings every rank's tensor, of every dtype",
     CHECK(rows.sizes() == at::IntArrayRef({world()->size(), 2, 3}));
     for (int64_t rank = 0; rank < world()->size(); ++rank) CHECK(same(rows[rank], held(rank, dtype)));
   }
+  // Large ones go another way.
+  const at::Tensor large = all_gather(held(world()->rank(), at::kInt, {100000}), mesh, 0);
+  for (int64_t rank = 0; rank < world()->size(); ++rank) CHECK(same(large[rank], held(rank, at::kInt, {100000})));
   CHECK(all_gather(at::scalar_tensor(world()->rank(), at::kLong), mesh, -1).sum().item<int64_t>() ==
         world()->size() * (world()->size() - 1) / 2);
 }
