@@ -1,0 +1,122 @@
+#include "tessera/dtensor/dispatch/call.h"
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "tessera/dtensor/modes.h"
+#include "tessera/ops/rules/rule.h"
+
+namespace tessera::dispatch {
+namespace {
+
+constexpr std::array kRides = {"aten::t",    "aten::transpose", "aten::detach", "aten::alias",
+                               "aten::view", "aten::_to_copy",  "aten::clone",  "aten::contiguous"};
+constexpr std::array kShapeChangers = {"aten::t_",         "aten::transpose_", "aten::squeeze_",    "aten::unsqueeze_",
+                                       "aten::swapaxes_",  "aten::swapdims_",  "aten::as_strided_", "aten::resize_",
+                                       "aten::resize_as_", "aten::set_"};
+
+template <std::size_t N>
+bool contains(const std::array<const char*, N>& names, const std::string& name) {
+  return std::any_of(names.begin(), names.end(), [&](const char* n) { return name == n; });
+}
+
+bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+[[noreturn]] void refuse_plain(const Call& call, const at::Tensor& plain) {
+  throw std::invalid_argument(fmt::format(
+      "{}: a plain tensor [{}] among DTensors, the first of them {}. Make it one by from_local (each rank has its piece) or "
+      "distribute_tensor (each rank has the whole); or hold an ImplicitReplication guard, under which plain tensors count "
+      "as "
+      "replicated",
+      call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead)));
+}
+
+void add_plain(Call& call, TensorArg& entry) {
+  const at::Tensor& t = *entry.tensor;
+  if (t.dim() == 0) return;
+  if (t.dim() > 0 && !ImplicitReplication::enabled() && !in_backward()) refuse_plain(call, t);
+  const Placements all(call.lead->placements.size(), Replicate());
+  call.replicated.push_back(intern_spec(call.lead->mesh, all, t.sizes(), t.strides(), t.scalar_type()));
+  entry.spec = call.replicated.back().get();
+}
+
+void add_dtensor(Call& call, TensorArg& entry) {
+  entry.spec = detail::meta(*entry.tensor).spec.get();
+  if (call.lead == nullptr) call.lead = entry.spec;
+  if (entry.spec->mesh == call.lead->mesh) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: DTensors on different meshes, {} and {}; bring them to one mesh first, e.g. by full_tensor and distribute_tensor",
+      call.traits.name, to_string(*call.lead), to_string(*entry.spec)));
+}
+
+}  // namespace
+
+OpTraits::OpTraits(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  name = schema.name();
+  key = rules::rule_key(name);
+  num_args = schema.arguments().size();
+  for (std::size_t i = 0; i < num_args; ++i) {
+    const c10::Argument& a = schema.arguments()[i];
+    const auto type = a.type()->kind() == c10::TypeKind::OptionalType
+                          ? a.type()->expectRef<c10::OptionalType>().getElementType()->kind()
+                          : a.type()->kind();
+    number_arg.push_back(type == c10::TypeKind::NumberType);
+    if (type == c10::TypeKind::GeneratorType) generator_arg = static_cast<int>(i);
+    if (a.name() == "dropout_p") dropout_arg = static_cast<int>(i);
+    if (a.alias_info() == nullptr) continue;
+    if (a.alias_info()->isWrite()) {
+      written_args.push_back(i);
+      if (a.kwarg_only()) out_args.push_back(i);
+    } else {
+      view = true;
+    }
+  }
+  random = op.hasTag(at::Tag::nondeterministic_seeded);
+  rides = contains(kRides, name);
+  changes_shape_in_place = contains(kShapeChangers, name);
+}
+
+Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack) {
+  Call call{
+      .op = op, .traits = traits, .stack = stack, .base = stack.size() - traits.num_args, .tensors = {}, .replicated = {}};
+  bool plain = false;
+  const auto add = [&](std::size_t arg, std::size_t index, const at::Tensor& t) {
+    TensorArg& entry = call.tensors.emplace_back(TensorArg{.arg = arg, .index = index, .tensor = &t});
+    if (!t.defined()) return;
+    if (detail::is_dtensor_impl(t.unsafeGetTensorImpl())) {
+      add_dtensor(call, entry);
+    } else {
+      plain = true;
+    }
+  };
+  static const at::Tensor absent;
+  for (std::size_t i = 0; i < traits.num_args; ++i) {
+    at::IValue& value = call.arg(i);
+    if (value.isTensor()) {
+      add(i, 0, value.toTensor());
+    } else if (value.isTensorList()) {
+      std::size_t index = 0;
+      for (const at::IValue& element : value.toListRef()) add(i, index++, element.toTensor());
+    } else if (value.isOptionalTensorList()) {
+      std::size_t index = 0;
+      for (const at::IValue& element : value.toListRef()) add(i, index++, element.isNone() ? absent : element.toTensor());
+    } else if (value.isNone() && op.schema().arguments()[i].type()->isSubtypeOf(*c10::OptionalType::ofTensor())) {
+      add(i, 0, absent);
+    }
+  }
+  if (call.lead == nullptr) throw std::logic_error(traits.name + ": dispatched to DTensors without one");
+  if (!plain) return call;
+  for (TensorArg& entry : call.tensors) {
+    if (entry.spec == nullptr && entry.tensor->defined()) add_plain(call, entry);
+  }
+  return call;
+}
+
+}  // namespace tessera::dispatch

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/tensor.h"
+
+namespace tessera::dispatch {
+
+// One tensor among an operator's arguments, where it stands, and what the dispatcher takes it for.
+struct TensorArg {
+  std::size_t arg = 0;    // schema argument
+  std::size_t index = 0;  // in that argument's list, 0 for a single tensor
+  const at::Tensor* tensor = nullptr;
+  const Spec* spec = nullptr;  // nullptr: absent, or a plain tensor without dimensions
+};
+
+// What the schema says, found once an operator.
+struct OpTraits {
+  std::string name;  // "aten::add_"
+  std::string key;   // "add", as rules are named
+  std::size_t num_args = 0;
+  std::vector<bool> number_arg;           // a Scalar: its type matters to a rule, its value never
+  std::vector<std::size_t> written_args;  // tensors written in place, in schema order
+  std::vector<std::size_t> out_args;      // those of them that are out= arguments
+  int generator_arg = -1;
+  int dropout_arg = -1;  // a probability called dropout_p: at 0 nothing is drawn
+  bool random = false;   // draws numbers
+  bool rides = false;    // returns the same logical tensor: a contract goes along
+  bool view = false;     // the result aliases an input
+  bool changes_shape_in_place = false;
+
+  explicit OpTraits(const c10::OperatorHandle& op);
+};
+
+// A call while it is being dispatched. The tensors point into the stack.
+struct Call {
+  const c10::OperatorHandle& op;
+  const OpTraits& traits;
+  torch::jit::Stack& stack;
+  std::size_t base = 0;  // of the arguments on the stack
+  c10::SmallVector<TensorArg, 6> tensors;
+  const Spec* lead = nullptr;               // of the first DTensor: its mesh is the call's
+  c10::SmallVector<SpecPtr, 2> replicated;  // keeps specs of plain tensors that count as replicated
+
+  std::span<const at::IValue> args() const { return {stack.data() + base, traits.num_args}; }
+  at::IValue& arg(std::size_t i) const { return stack[base + i]; }
+};
+
+// Finds the tensors. Throws std::invalid_argument when DTensors lie on different meshes, or a plain tensor of one dimension
+// or more is among them outside ImplicitReplication and backward, naming operator, shapes, placements and the ways out.
+Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack);
+
+}  // namespace tessera::dispatch

@@ -1,0 +1,337 @@
+#include <algorithm>
+#include <stdexcept>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/dispatch/decision.h"
+#include "tessera/dtensor/run_plan.h"
+#include "tessera/ops/rules/search.h"
+#include "tessera/placement/plan.h"
+
+namespace tessera::dispatch {
+namespace {
+
+using rules::OpCall;
+using rules::OpRule;
+using rules::TensorInfo;
+
+// A result as the meta run tells it.
+struct MetaResult {
+  TensorInfo info;
+  std::vector<int64_t> strides;
+};
+
+at::Tensor meta_of(const TensorArg& entry) {
+  if (!entry.tensor->defined()) return {};
+  const at::Tensor& t = *entry.tensor;
+  at::Tensor meta = at::empty_strided(t.sizes(), t.strides(), t.options().device(c10::kMeta));
+  if (t.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return meta;
+}
+
+// The call's arguments with meta tensors of the global shapes in the tensors' places.
+torch::jit::Stack meta_stack(const Call& call) {
+  torch::jit::Stack stack(call.args().begin(), call.args().end());
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < stack.size(); ++i) {
+    at::IValue& value = stack[i];
+    if (value.isDevice()) value = c10::Device(c10::kMeta);
+    if (value.isGenerator()) value = at::IValue();
+    if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (; next < call.tensors.size() && call.tensors[next].arg == i; ++next) list.push_back(meta_of(call.tensors[next]));
+      value = std::move(list);
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (; next < call.tensors.size() && call.tensors[next].arg == i; ++next) {
+        list.push_back(call.tensors[next].tensor->defined() ? std::make_optional(meta_of(call.tensors[next]))
+                                                            : std::nullopt);
+      }
+      value = std::move(list);
+    } else if (next < call.tensors.size() && call.tensors[next].arg == i) {
+      if (call.tensors[next].tensor->defined()) value = meta_of(call.tensors[next]);
+      ++next;
+    }
+  }
+  return stack;
+}
+
+void append_result(const at::Tensor& t, std::vector<MetaResult>& out) {
+  MetaResult result;
+  result.info.defined = t.defined();
+  if (t.defined()) {
+    result.info = {.sizes = t.sizes().vec(), .dtype = t.scalar_type()};
+    result.strides = t.strides().vec();
+  }
+  out.push_back(std::move(result));
+}
+
+// The results on global shapes. nullopt when the operator has no kernel for that. Throws what the operator throws.
+std::optional<std::vector<MetaResult>> run_on_meta(const Call& call) {
+  torch::jit::Stack stack = meta_stack(call);
+  try {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    call.op.callBoxed(stack);
+  } catch (const c10::NotImplementedError&) {
+    return std::nullopt;
+  }
+  std::vector<MetaResult> out;
+  for (const at::IValue& value : stack) {
+    if (value.isTensor()) append_result(value.toTensor(), out);
+    if (value.isTensorList()) {
+      for (const at::Tensor& t : value.toTensorVector()) append_result(t, out);
+    }
+  }
+  return out;
+}
+
+class Decider {
+ public:
+  explicit Decider(const Call& call) : call_(call), lead_(*call.lead), mesh_shape_(lead_.mesh.mesh().shape()) {}
+
+  DecisionPtr run() {
+    refuse_unsupported();
+    const rules::RuleFn rule = rules::find_rule(call_.traits.key);
+    const bool has_rule = rule != nullptr && decide_by_rule(rule);
+    if (!has_rule) replicate();
+    finish();
+    return std::make_shared<const Decision>(std::move(out_));
+  }
+
+ private:
+  // ---- what cannot be ------------------------------------------------------------------------------------------
+  void refuse_unsupported() const {
+    const OpTraits& traits = call_.traits;
+    if (traits.changes_shape_in_place) {
+      throw std::invalid_argument(
+          fmt::format("{}: a DTensor cannot change its shape or storage in place ({}); use the operator "
+                      "without the trailing underscore",
+                      traits.name, to_string(lead_)));
+    }
+    for (const TensorArg& entry : call_.tensors) {
+      if (!written(entry)) continue;
+      if (!entry.tensor->defined()) continue;
+      if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) {
+        throw std::invalid_argument(fmt::format(
+            "{}: a plain tensor [{}] would be written with the value of a DTensor, {}; call full_tensor or to_local on the "
+            "DTensor first",
+            traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(lead_)));
+      }
+      if (traits.random && entry.spec->partial) {
+        throw std::invalid_argument(fmt::format(
+            "{}: random numbers cannot be drawn into a pending reduction, {}; redistribute to Replicate or Shard first",
+            traits.name, to_string(*entry.spec)));
+      }
+    }
+  }
+
+  bool written(const TensorArg& entry) const {
+    return std::find(call_.traits.written_args.begin(), call_.traits.written_args.end(), entry.arg) !=
+           call_.traits.written_args.end();
+  }
+  bool is_out(const TensorArg& entry) const {
+    return std::find(call_.traits.out_args.begin(), call_.traits.out_args.end(), entry.arg) != call_.traits.out_args.end();
+  }
+
+  // ---- by rule -------------------------------------------------------------------------------------------------
+  OpCall op_call() {
+    OpCall out{.schema = call_.op.schema(), .args = call_.args(), .inputs = {}, .outputs = {}, .first_input = {}};
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < call_.traits.num_args; ++i) {
+      out.first_input.push_back(out.inputs.size());
+      for (; next < call_.tensors.size() && call_.tensors[next].arg == i; ++next) {
+        const TensorArg& entry = call_.tensors[next];
+        if (is_out(entry)) {
+          outs_.push_back(next);
+          continue;
+        }
+        TensorInfo info{.sizes = {}, .dtype = at::kFloat, .defined = entry.tensor->defined()};
+        if (info.defined) info = {.sizes = entry.tensor->sizes().vec(), .dtype = entry.tensor->scalar_type()};
+        out.inputs.push_back(std::move(info));
+        rule_inputs_.push_back(next);
+      }
+    }
+    return out;
+  }
+
+  // False when the rule leaves the call to replication.
+  bool decide_by_rule(rules::RuleFn rule_fn) {
+    OpCall call = op_call();
+    meta_ = run_on_meta(call_);
+    if (meta_) {
+      for (const MetaResult& r : *meta_) call.outputs.push_back(r.info);
+      check_out_sizes();
+    }
+    OpRule rule = rule_fn(call);
+    if (!meta_ && rule.outputs.empty()) return false;
+    std::vector<TensorInfo> outputs = meta_ ? call.outputs : rule.outputs;
+    std::vector<TensorInfo> inputs = call.inputs;
+    std::vector<rules::Written> written = written_inputs(outputs.size());
+    add_outs(rule, inputs, written);
+    const auto choice = rules::choose(rule, inputs, outputs.size(), current(), mesh_shape_, written);
+    if (!choice) {
+      out_.write_back = true;
+      return false;
+    }
+    take(*choice, outputs, rule);
+    return true;
+  }
+
+  // An in-place operator's first results are its written arguments.
+  std::vector<rules::Written> written_inputs(std::size_t num_outputs) const {
+    std::vector<rules::Written> out;
+    for (std::size_t i = 0; i < rule_inputs_.size(); ++i) {
+      if (written(call_.tensors[rule_inputs_[i]]) && out.size() < num_outputs)
+        out.push_back({.input = i, .output = out.size()});
+    }
+    return out;
+  }
+
+  void check_out_sizes() const {
+    for (std::size_t k = 0; k < outs_.size(); ++k) {
+      const TensorArg& entry = call_.tensors[outs_[k]];
+      if (entry.tensor->sizes() == at::IntArrayRef((*meta_)[k].info.sizes)) continue;
+      throw std::invalid_argument(fmt::format("{}: out is [{}], the result [{}]; give an out tensor of the result's shape",
+                                              call_.traits.name, fmt::join(entry.tensor->sizes(), ", "),
+                                              fmt::join((*meta_)[k].info.sizes, ", ")));
+    }
+  }
+
+  // out= tensors as inputs that every strategy has where its result is.
+  void add_outs(OpRule& rule, std::vector<TensorInfo>& inputs, std::vector<rules::Written>& written) {
+    for (std::size_t k = 0; k < outs_.size(); ++k) {
+      for (rules::Strategy& strategy : rule.strategies) strategy.inputs.push_back(strategy.outputs.at(k));
+      written.push_back({.input = inputs.size(), .output = k});
+      inputs.push_back(
+          {.sizes = call_.tensors[outs_[k]].tensor->sizes().vec(), .dtype = call_.tensors[outs_[k]].tensor->scalar_type()});
+      rule_inputs_.push_back(outs_[k]);
+    }
+  }
+
+  std::vector<Placements> current() const {
+    std::vector<Placements> out;
+    for (const std::size_t i : rule_inputs_) {
+      const Spec* spec = call_.tensors[i].spec;
+      out.push_back(spec != nullptr ? spec->placements : Placements(mesh_shape_.size(), Replicate()));
+    }
+    return out;
+  }
+
+  void take(const rules::Choice& choice, const std::vector<TensorInfo>& outputs, const OpRule& rule) {
+    out_.inputs.resize(call_.tensors.size());
+    for (std::size_t j = 0; j < rule_inputs_.size(); ++j) bring(rule_inputs_[j], choice.inputs[j]);
+    for (std::size_t k = 0; k < outputs.size(); ++k) {
+      if (!outputs[k].defined) {
+        out_.outputs.push_back(nullptr);
+        continue;
+      }
+      const std::vector<int64_t> strides = meta_ ? (*meta_)[k].strides : contiguous_strides(outputs[k].sizes);
+      out_.outputs.push_back(intern_spec(lead_.mesh, choice.outputs[k], outputs[k].sizes, strides, outputs[k].dtype));
+    }
+    out_.make_contiguous = !meta_;
+    if (!choice.kernel.empty()) {
+      const LocalKernelEntry entry = find_local_kernel(choice.kernel);
+      out_.kernel = entry.kernel;
+      out_.communicates |= entry.communicates;
+    }
+    localize(rule);
+  }
+
+  void localize(const OpRule& rule) {
+    if (out_.outputs.empty() || out_.outputs[0] == nullptr) return;
+    const Spec& result = *out_.outputs[0];
+    if (rule.size_arg >= 0 && result.sharded) {
+      out_.local_args.emplace_back(static_cast<std::size_t>(rule.size_arg), at::IValue(result.local_sizes));
+    }
+    if (rule.stride_arg >= 0 && result.sharded) {
+      out_.local_args.emplace_back(static_cast<std::size_t>(rule.stride_arg), at::IValue(dense_strides(result)));
+    }
+  }
+
+  // Dense strides of the piece in the memory order of the global strides.
+  static std::vector<int64_t> dense_strides(const Spec& spec) {
+    return strides_like(spec.local_sizes, at::empty_strided(spec.sizes, spec.strides, at::TensorOptions(c10::kMeta)));
+  }
+
+  // ---- without one -----------------------------------------------------------------------------------------------
+  void replicate() {
+    const Placements all(mesh_shape_.size(), Replicate());
+    out_.inputs.assign(call_.tensors.size(), nullptr);
+    out_.moves.clear();
+    for (std::size_t i = 0; i < call_.tensors.size(); ++i) {
+      const TensorArg& entry = call_.tensors[i];
+      if (entry.spec == nullptr) continue;
+      bring(i, all);
+      if (written(entry) && entry.spec->placements != all) out_.write_back = true;
+    }
+    if (lead_.mesh.is_member()) {
+      out_.outputs_from_local = true;
+      return;
+    }
+    if (!meta_) meta_ = run_on_meta(call_);
+    if (!meta_) {
+      throw std::runtime_error(
+          fmt::format("{}: this rank is outside the mesh {} and the operator tells no result's shape "
+                      "without running; run it on the mesh's ranks only",
+                      call_.traits.name, lead_.mesh.to_string()));
+    }
+    for (const MetaResult& r : *meta_) {
+      out_.outputs.push_back(r.info.defined ? intern_spec(lead_.mesh, all, r.info.sizes, r.strides, r.info.dtype) : nullptr);
+    }
+  }
+
+  void bring(std::size_t tensor, const Placements& placements) {
+    const TensorArg& entry = call_.tensors[tensor];
+    if (entry.spec == nullptr) return;
+    SpecPtr to = with_placements(*entry.spec, placements);
+    if (entry.spec->placements != placements) {
+      check_partials(placements, entry.spec->dtype, call_.traits.name.c_str());
+      out_.moves.push_back({.tensor = tensor, .to = to});
+      out_.communicates |= communicates(plan_redistribute(entry.spec->placements, placements, mesh_shape_));
+    }
+    out_.inputs[tensor] = std::move(to);
+  }
+
+  void finish() {
+    if (out_.write_back) {  // the way back communicates as much as the written tensor's layout asks
+      for (const TensorArg& entry : call_.tensors) {
+        if (entry.spec != nullptr && written(entry) && entry.spec->sharded) out_.communicates = true;
+      }
+    }
+    for (const SpecPtr& spec : out_.inputs) out_.ranks_differ |= spec != nullptr && (spec->sharded || spec->partial);
+    bool empty = !out_.outputs.empty() && call_.traits.written_args.empty() && !out_.outputs_from_local;
+    for (const SpecPtr& spec : out_.outputs) {
+      if (spec == nullptr) continue;
+      out_.ranks_differ |= spec->sharded || spec->partial;
+      empty &= spec->local_numel() == 0 && spec->numel() != 0 && !spec->partial;
+    }
+    out_.nothing_here = empty && !call_.traits.view;
+    if (call_.traits.random) set_draw_coordinate();
+  }
+
+  void set_draw_coordinate() {
+    if (!lead_.mesh.is_member()) return;
+    const Spec* result = !out_.outputs.empty() ? out_.outputs[0].get() : nullptr;
+    for (std::size_t i = 0; i < mesh_shape_.size(); ++i) {
+      const bool splits = result != nullptr && result->placements[i].is_shard();
+      out_.draw_coordinate.push_back(splits ? (*lead_.mesh.coordinate())[i] : -1);
+    }
+  }
+
+  const Call& call_;
+  const Spec& lead_;
+  const std::vector<int64_t>& mesh_shape_;
+  Decision out_;
+  std::optional<std::vector<MetaResult>> meta_;
+  std::vector<std::size_t> rule_inputs_;  // rule's input -> index in call_.tensors
+  std::vector<std::size_t> outs_;         // out= tensors, as indexes in call_.tensors
+};
+
+}  // namespace
+
+DecisionPtr decide(const Call& call) { return Decider(call).run(); }
+
+}  // namespace tessera::dispatch

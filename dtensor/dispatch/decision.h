@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/dtensor/dispatch/call.h"
+#include "tessera/dtensor/dispatch/local_kernel.h"
+
+namespace tessera::dispatch {
+
+// What to do for a call, as far as it follows from layouts, shapes and options: found once, then cached. The same on every
+// rank but for sizes of pieces.
+struct Decision {
+  struct Move {
+    std::size_t tensor;  // index in Call::tensors
+    SpecPtr to;
+  };
+  std::vector<Move> moves;          // inputs to bring elsewhere
+  std::vector<SpecPtr> inputs;      // layout of each tensor when the local operator runs; nullptr: plain or absent
+  std::vector<SpecPtr> outputs;     // of each tensor result, flattened; nullptr: undefined
+  bool outputs_from_local = false;  // replicated results whose shapes are those that the local call gives
+  bool make_contiguous = false;     // results' strides were not known beforehand: row-major on every rank
+  std::vector<std::pair<std::size_t, at::IValue>> local_args;  // schema arguments that the local call gets instead
+  LocalKernel kernel = nullptr;
+  bool communicates = false;  // moves that communicate
+  bool ranks_differ = false;  // some tensor is not replicated: an error in the local call may be this rank's alone
+  bool write_back = false;    // written arguments are computed aside in `inputs`' layout and brought back into their own
+  bool nothing_here = false;  // every result's piece is empty on this rank: do not run the operator
+  std::vector<int64_t> draw_coordinate;  // for random operators: the coordinates that distinguish this rank's draws
+};
+using DecisionPtr = std::shared_ptr<const Decision>;
+
+// Decides by the operator's rule, or, without one, to replicate. Throws what the operator throws on global shapes, and
+// std::invalid_argument for what cannot be; before any communication, alike on every rank.
+DecisionPtr decide(const Call& call);
+
+// The words that a decision depends on; false when some argument cannot be put in a key.
+bool append_key(const Call& call, c10::SmallVectorImpl<uint64_t>& key);
+
+}  // namespace tessera::dispatch

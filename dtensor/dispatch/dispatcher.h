@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "tessera/dtensor/dispatch/decision.h"
+
+namespace tessera {
+
+// How often a call's decision was found in the cache, over all operators since the program began.
+struct DispatchStatistics {
+  uint64_t hits = 0;
+  uint64_t misses = 0;
+  uint64_t replicated = 0;  // misses of operators without a rule
+  std::size_t cached = 0;   // decisions held now
+};
+DispatchStatistics dispatch_statistics();
+// Forgets every decision. For tests, and at exit so that worlds end before LibTorch does.
+void clear_dispatch_cache();
+
+namespace dispatch {
+
+// One operator's decisions, by everything that they depend on. At most kMaxDecisions: when full, it starts anew.
+class DecisionCache {
+ public:
+  static constexpr std::size_t kMaxDecisions = 1024;
+
+  DecisionPtr find(uint64_t hash, const c10::SmallVectorImpl<uint64_t>& key);
+  void insert(uint64_t hash, const c10::SmallVectorImpl<uint64_t>& key, DecisionPtr decision);
+  void clear();
+  std::size_t size();
+
+ private:
+  struct Entry {
+    std::vector<uint64_t> key;
+    DecisionPtr decision;
+  };
+  std::mutex mutex_;
+  std::unordered_multimap<uint64_t, Entry> entries_;
+};
+
+// The boxed kernel of one operator at the DTensor key: runs it on DTensors.
+class OpDispatcher final : public c10::OperatorKernel {
+ public:
+  explicit OpDispatcher(const c10::OperatorHandle& op);
+  ~OpDispatcher() override;
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  DecisionCache& cache() { return cache_; }
+
+ private:
+  DecisionPtr decision_for(const Call& call);
+
+  OpTraits traits_;
+  std::once_flag looked_up_;
+  Decomposition decomposition_ = nullptr;
+  bool foreach_ = false;
+  DecisionCache cache_;
+};
+
+// The dispatcher of any operator, also of one registered after this library was loaded.
+void dispatch_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// A `_foreach_` operator: on the lists' pieces at once where every tensor keeps its layout, else element by element of the lists
+// brought to the first list's layouts. False when it is none that can be done so.
+bool run_foreach(const Call& call);
+
+}  // namespace dispatch
+}  // namespace tessera

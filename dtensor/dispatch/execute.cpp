@@ -1,0 +1,252 @@
+#include "tessera/dtensor/dispatch/execute.h"
+
+#include <optional>
+#include <stdexcept>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/AutogradState.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dispatch/random.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/run_plan.h"
+
+namespace tessera::dispatch {
+namespace {
+
+using torch::jit::Stack;
+
+[[noreturn]] void refuse_implicit(const Call& call, const Decision& decision) {
+  std::string moves;
+  for (const Decision::Move& move : decision.moves) {
+    const Spec& from = *call.tensors[move.tensor].spec;
+    const Plan plan = plan_redistribute(from.placements, move.to->placements, from.mesh.mesh().shape());
+    if (!communicates(plan)) continue;
+    moves += fmt::format("; {} would go to {} by {}", to_string(from), to_string(move.to->placements),
+                         to_string(plan, from.mesh.mesh().names()));
+  }
+  throw std::runtime_error(fmt::format(
+      "{}: would communicate on its own, which Strict forbids{}. Redistribute the inputs explicitly, or change the layouts",
+      call.traits.name, moves));
+}
+
+const std::string* contract_path(const Call& call) {
+  for (const TensorArg& entry : call.tensors) {
+    if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) continue;
+    if (const ContractPtr& contract = detail::meta(*entry.tensor).contract) return &contract->path;
+  }
+  return nullptr;
+}
+
+// One call under way.
+class Execution {
+ public:
+  Execution(const Call& call, const Decision& decision)
+      : call_(call), decision_(decision), lead_(*call.lead), mesh_(call.lead->mesh) {}
+
+  void run() {
+    if (call_.traits.view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+    bring_inputs();
+    keep_written();
+    if (call_.traits.rides && detail::is_dtensor(*call_.tensors[0].tensor)) keep_contract();
+    Stack local = local_stack();
+    if (!mesh_.is_member() || decision_.nothing_here) {
+      empty_results(local);
+    } else {
+      run_local(local);
+    }
+    if (decision_.write_back) write_back();
+    wrap(local);
+    call_.stack.resize(call_.base);
+    for (at::IValue& value : local) call_.stack.push_back(std::move(value));
+  }
+
+ private:
+  // ---- before ----------------------------------------------------------------------------------------------------
+  void bring_inputs() {
+    locals_.reserve(call_.tensors.size());
+    for (const TensorArg& entry : call_.tensors) {
+      locals_.push_back(entry.spec != nullptr && detail::is_dtensor(*entry.tensor) ? detail::meta(*entry.tensor).local
+                                                                                   : *entry.tensor);
+    }
+    if (decision_.moves.empty()) return;
+    std::optional<World::Scope> scope;
+    if (decision_.communicates) scope.emplace(mesh_.world(), call_.traits.name.c_str(), contract_path(call_));
+    for (const Decision::Move& move : decision_.moves) {
+      at::Tensor& local = locals_[move.tensor];
+      local = redistribute_local(local, *call_.tensors[move.tensor].spec, move.to->placements);
+    }
+  }
+
+  // The wrappers of written arguments are what an in-place operator returns.
+  void keep_written() {
+    for (const std::size_t arg : call_.traits.written_args) {
+      for (std::size_t i = 0; i < call_.tensors.size(); ++i) {
+        if (call_.tensors[i].arg != arg || !call_.tensors[i].tensor->defined()) continue;
+        written_.push_back({i, *call_.tensors[i].tensor});
+        if (decision_.write_back && locals_[i].is_alias_of(detail::meta(written_.back().wrapper).local)) {
+          locals_[i] = locals_[i].clone();
+        }
+      }
+    }
+  }
+
+  void keep_contract() { contract_ = detail::meta(*call_.tensors[0].tensor).contract; }
+
+  Stack local_stack() {
+    Stack local(call_.args().begin(), call_.args().end());
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < local.size() && next < locals_.size(); ++i) {
+      if (call_.tensors[next].arg != i) continue;
+      at::IValue& value = local[i];
+      if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        while (next < locals_.size() && call_.tensors[next].arg == i) list.push_back(locals_[next++]);
+        value = std::move(list);
+      } else if (value.isOptionalTensorList()) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (; next < locals_.size() && call_.tensors[next].arg == i; ++next) {
+          list.push_back(locals_[next].defined() ? std::make_optional(locals_[next]) : std::nullopt);
+        }
+        value = std::move(list);
+      } else {
+        if (locals_[next].defined()) value = locals_[next];
+        ++next;
+      }
+    }
+    for (const auto& [arg, value] : decision_.local_args) local[arg] = value;
+    return local;
+  }
+
+  // ---- the operator itself -----------------------------------------------------------------------------------------
+  void run_local(Stack& local) {
+    std::optional<detail::DrawGuard> draw;
+    if (call_.traits.random) start_drawing(local, draw);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    if (!decision_.ranks_differ && decision_.kernel == nullptr) {
+      call_.op.callBoxed(local);
+      return;
+    }
+    try {
+      if (decision_.kernel != nullptr) {
+        decision_.kernel({.op = call_.op, .inputs = decision_.inputs, .outputs = decision_.outputs}, local);
+      } else {
+        call_.op.callBoxed(local);
+      }
+    } catch (const std::exception& error) {
+      mesh_.world().fail(call_.traits.name, error.what());
+      throw;
+    }
+  }
+
+  void start_drawing(Stack& local, std::optional<detail::DrawGuard>& draw) {
+    const int dropout = call_.traits.dropout_arg;
+    if (dropout >= 0 && local[static_cast<std::size_t>(dropout)].toDouble() == 0) return;
+    std::optional<at::Generator> user;
+    if (call_.traits.generator_arg >= 0) {
+      at::IValue& generator = local[static_cast<std::size_t>(call_.traits.generator_arg)];
+      if (generator.isGenerator()) user = generator.toGenerator();
+      generator = at::IValue();
+    }
+    draw.emplace(mesh_, decision_.draw_coordinate, user);
+  }
+
+  // Results of a rank that has no part of them.
+  void empty_results(Stack& local) {
+    local.clear();
+    std::size_t next = 0;
+    const auto empty = [&] {
+      if (next >= decision_.outputs.size()) {
+        throw std::runtime_error(fmt::format("{}: this rank is outside the mesh {} and cannot know the result",
+                                             call_.traits.name, mesh_.to_string()));
+      }
+      const SpecPtr& spec = decision_.outputs[next++];
+      if (spec == nullptr) return at::Tensor();
+      return at::empty(spec->local_sizes, at::TensorOptions(spec->dtype).device(mesh_.device()));
+    };
+    for (const c10::Argument& result : call_.op.schema().returns()) {
+      if (result.type()->kind() == c10::TypeKind::TensorType) {
+        local.emplace_back(empty());
+      } else if (result.type()->kind() == c10::TypeKind::ListType) {
+        c10::List<at::Tensor> list;
+        while (next < decision_.outputs.size()) list.push_back(empty());
+        local.emplace_back(std::move(list));
+      } else {
+        throw std::runtime_error(fmt::format("{}: this rank is outside the mesh {} and has no value to give",
+                                             call_.traits.name, mesh_.to_string()));
+      }
+    }
+  }
+
+  // ---- after -----------------------------------------------------------------------------------------------------
+  void write_back() {
+    if (!mesh_.is_member()) return;
+    const World::Scope scope(mesh_.world(), call_.traits.name.c_str());
+    for (const auto& [index, wrapper] : written_) {
+      const detail::Meta& meta = detail::meta(wrapper);
+      const at::AutoDispatchBelowADInplaceOrView below;
+      meta.local.copy_(redistribute_local(locals_[index], *decision_.inputs[index], meta.spec->placements));
+    }
+  }
+
+  void wrap(Stack& local) {
+    const auto& returns = call_.op.schema().returns();
+    std::size_t next_output = 0;
+    std::size_t next_written = 0;
+    for (std::size_t i = 0; i < local.size(); ++i) {
+      at::IValue& value = local[i];
+      const bool is_written = returns[i].alias_info() != nullptr && returns[i].alias_info()->isWrite();
+      if (value.isTensor()) {
+        if (is_written && next_written < written_.size()) {
+          value = written_[next_written++].wrapper;
+          ++next_output;
+        } else {
+          value = wrap_one(value.toTensor(), next_output++);
+        }
+      } else if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (const at::Tensor& t : value.toTensorVector()) list.push_back(wrap_one(t, next_output++));
+        value = std::move(list);
+      }
+    }
+  }
+
+  at::Tensor wrap_one(const at::Tensor& local, std::size_t output) {
+    if (!local.defined()) return local;
+    SpecPtr spec;
+    if (decision_.outputs_from_local) {
+      const Placements all(lead_.placements.size(), Replicate());
+      spec = intern_spec(mesh_, all, local.sizes(), local.strides(), local.scalar_type());
+    } else {
+      spec = decision_.outputs.at(output);
+      if (spec == nullptr) return {};
+      if (mesh_.is_member()) detail::check_local(local, *spec, call_.traits.name.c_str());
+    }
+    at::Tensor out = detail::wrap(decision_.make_contiguous ? local.contiguous() : local, std::move(spec));
+    if (contract_) detail::meta(out).contract = contract_;
+    return out;
+  }
+
+  struct Written {
+    std::size_t index;  // in call.tensors
+    at::Tensor wrapper;
+  };
+
+  const Call& call_;
+  const Decision& decision_;
+  const Spec& lead_;
+  const DeviceMesh mesh_;
+  c10::SmallVector<at::Tensor, 6> locals_;
+  c10::SmallVector<Written, 2> written_;
+  ContractPtr contract_;
+};
+
+}  // namespace
+
+void execute(const Call& call, const Decision& decision) {
+  if (decision.communicates && Strict::enabled()) refuse_implicit(call, decision);
+  Execution(call, decision).run();
+}
+
+}  // namespace tessera::dispatch

@@ -1,0 +1,45 @@
+#include "tessera/dtensor/dispatch/local_kernel.h"
+
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include <fmt/format.h>
+
+namespace tessera {
+namespace {
+
+// Filled while the program loads, read afterwards.
+std::map<std::string, LocalKernelEntry, std::less<>>& kernels() {
+  static std::map<std::string, LocalKernelEntry, std::less<>> table;
+  return table;
+}
+
+std::map<std::string, Decomposition, std::less<>>& decompositions() {
+  static std::map<std::string, Decomposition, std::less<>> table;
+  return table;
+}
+
+}  // namespace
+
+bool register_local_kernel(std::string_view name, LocalKernel kernel, bool communicates) {
+  return kernels().emplace(name, LocalKernelEntry{.kernel = kernel, .communicates = communicates}).second;
+}
+
+LocalKernelEntry find_local_kernel(std::string_view name) {
+  const auto it = kernels().find(name);
+  if (it != kernels().end()) return it->second;
+  throw std::logic_error(
+      fmt::format("a sharding rule names the local kernel \"{}\", which is not linked; depend on //ops/kernels", name));
+}
+
+bool register_decomposition(std::string_view op_name, Decomposition decomposition) {
+  return decompositions().emplace(op_name, decomposition).second;
+}
+
+Decomposition find_decomposition(std::string_view op_name) {
+  const auto it = decompositions().find(op_name);
+  return it == decompositions().end() ? nullptr : it->second;
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera {
+
+// Seeds every random operator and factory on DTensors of this world: the k-th of them after this call draws from a generator
+// keyed by (seed, k, the rank's coordinate on the mesh dimensions that shard its result). So replicas agree, shards draw
+// differently, and every rank must make the same calls in the same order. Without a call the seed is one constant.
+void manual_seed(uint64_t seed, World& world);
+// In the environment's world.
+void manual_seed(uint64_t seed);
+
+namespace detail {
+
+// While it lives, the device's default generator is a fresh one with this key; afterwards it is as it was. Moves the world's
+// counter on by one.
+class DrawGuard {
+ public:
+  // `coordinate`: -1 on mesh dimensions whose ranks draw alike. `user` is the caller's generator, which gives a key of its own.
+  DrawGuard(const DeviceMesh& mesh, const std::vector<int64_t>& coordinate, const std::optional<at::Generator>& user);
+  ~DrawGuard();
+  DrawGuard(const DrawGuard&) = delete;
+  DrawGuard& operator=(const DrawGuard&) = delete;
+
+ private:
+  at::Generator generator_;
+  at::Tensor saved_;
+};
+
+}  // namespace detail
+}  // namespace tessera

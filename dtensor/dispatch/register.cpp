@@ -1,0 +1,45 @@
+// Registers the DTensor kernels with LibTorch's dispatcher when the program is loaded.
+
+#include <cstdlib>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#include "tessera/dtensor/dispatch/dispatcher.h"
+#include "tessera/dtensor/tensor.h"
+
+namespace tessera::dispatch {
+namespace {
+
+// An operator that must decompose: its composite kernel calls others, which are dispatched.
+bool decomposes(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
+}
+
+// A backend fallback would lose to composite kernels, so every operator known now gets a kernel of its own.
+std::vector<c10::RegistrationHandleRAII> register_all() {
+  std::vector<c10::RegistrationHandleRAII> handles;
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (!op || !op->hasSchema() || decomposes(*op) || op->hasKernelForDispatchKey(detail::kDTensorKey)) continue;
+    handles.push_back(dispatcher.registerImpl(name, detail::kDTensorKey,
+                                              c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OpDispatcher>(*op)),
+                                              std::nullopt, nullptr, "tessera"));
+  }
+  std::atexit([] { clear_dispatch_cache(); });
+  return handles;
+}
+
+const auto* const handles = new std::vector<c10::RegistrationHandleRAII>(register_all());  // NOLINT: for the program's life
+
+// Operators registered later, such as a user's own library loaded at run time.
+TORCH_LIBRARY_IMPL(_, PrivateUse3, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch_boxed>()); }
+// Operators without an autograd kernel: usable, and an error only when a gradient is asked through them.
+TORCH_LIBRARY_IMPL(_, AutogradPrivateUse3, m) { m.fallback(torch::autograd::autogradNotImplementedFallback()); }
+
+}  // namespace
+}  // namespace tessera::dispatch

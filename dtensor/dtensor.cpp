@@ -1,0 +1,243 @@
+#include "tessera/dtensor/dtensor.h"
+
+#include <stdexcept>
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/dtensor/run_plan.h"
+#include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/verify_local.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+// A value that autograd's saved_data can hold.
+template <class T>
+struct Held : torch::CustomClassHolder {
+  explicit Held(T v) : value(std::move(v)) {}
+  T value;
+};
+
+Placements without_partial(Placements placements) {
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return placements;
+}
+
+// `gradient` as a DTensor of `like`'s mesh: a plain one, such as autograd's zeros, counts as replicated.
+at::Tensor as_dtensor(const at::Tensor& gradient, const Spec& like) {
+  if (detail::is_dtensor(gradient)) return gradient;
+  const Placements replicated(like.placements.size(), Replicate());
+  return detail::wrap(gradient,
+                      intern_spec(like.mesh, replicated, gradient.sizes(), gradient.strides(), gradient.scalar_type()));
+}
+
+at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
+  return detail::wrap(spec->mesh.is_member() ? local.detach() : at::empty({0}, local.options()), spec);
+}
+
+struct FromLocal : torch::autograd::Function<FromLocal> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const SpecPtr& spec, const Placements& grad) {
+    if (local.requires_grad()) {
+      spec_(ctx) = spec;
+      grad_(ctx) = grad;
+    }
+    return wrap_local(local, spec);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    const at::Tensor g = as_dtensor(grads[0], *spec_(ctx));
+    return {to_local(redistribute(g, grad_(ctx)), grad_(ctx)), at::Tensor(), at::Tensor()};
+  }
+
+ private:
+  static SpecPtr& spec_(AutogradContext* ctx) { return slot<SpecPtr>(ctx, "spec"); }
+  static Placements& grad_(AutogradContext* ctx) { return slot<Placements>(ctx, "grad"); }
+
+ public:
+  // The saved value called `name`, made on first use.
+  template <class T>
+  static T& slot(AutogradContext* ctx, const char* name) {
+    at::IValue& held = ctx->saved_data[name];
+    if (!held.isCapsule()) held = at::IValue::make_capsule(c10::make_intrusive<Held<T>>(T{}));
+    return static_cast<Held<T>*>(held.toCapsule().get())->value;
+  }
+};
+
+struct ToLocal : torch::autograd::Function<ToLocal> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& grad) {
+    const detail::Meta& meta = detail::meta(dtensor);
+    if (dtensor.requires_grad()) {
+      FromLocal::slot<SpecPtr>(ctx, "spec") = meta.spec;
+      FromLocal::slot<Placements>(ctx, "grad") = grad;
+    }
+    return meta.local.detach();
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    const Spec& spec = *FromLocal::slot<SpecPtr>(ctx, "spec");
+    FromLocalOptions options;
+    options.shape = spec.sizes;
+    return {from_local(grads[0], spec.mesh, FromLocal::slot<Placements>(ctx, "grad"), options), at::Tensor()};
+  }
+};
+
+// A copy, unless it does not share storage with `source` already: what redistribute returns never aliases.
+at::Tensor unaliased(at::Tensor result, const at::Tensor& source) {
+  if (result.is_alias_of(source)) return result.clone(at::MemoryFormat::Contiguous);
+  return result.contiguous();
+}
+
+// Where an input's gradient goes when the caller did not say: its own layout; under a Partial, the gradient's.
+Placements default_gradient(const Placements& input, const Placements& gradient) {
+  Placements out = input;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (out[i].is_partial()) out[i] = gradient[i].is_partial() ? Replicate() : gradient[i];
+  }
+  return out;
+}
+
+struct Redistribute : torch::autograd::Function<Redistribute> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& to,
+                            const std::optional<Placements>& grad) {
+    const detail::Meta& meta = detail::meta(dtensor);
+    if (dtensor.requires_grad()) {
+      FromLocal::slot<SpecPtr>(ctx, "spec") = meta.spec;
+      FromLocal::slot<std::optional<Placements>>(ctx, "grad") = grad;
+    }
+    // A contract or a gradient under way has said already whom to charge.
+    World& world = meta.spec->mesh.world();
+    std::optional<World::Scope> scope;
+    if (*world.current_op() == '\0') scope.emplace(world, "redistribute", meta.contract ? &meta.contract->path : nullptr);
+    return detail::wrap(unaliased(redistribute_local(meta.local, *meta.spec, to), meta.local),
+                        with_placements(*meta.spec, to));
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    const Spec& spec = *FromLocal::slot<SpecPtr>(ctx, "spec");
+    const at::Tensor g = as_dtensor(grads[0], spec);
+    const auto& wanted = FromLocal::slot<std::optional<Placements>>(ctx, "grad");
+    return {redistribute(g, wanted ? *wanted : default_gradient(spec.placements, placements_of(g))), at::Tensor(),
+            at::Tensor()};
+  }
+};
+
+std::vector<int64_t> inferred_shape(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
+  std::vector<int64_t> shape = local.sizes().vec();
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    if (placements[i].is_shard()) {
+      shape[static_cast<std::size_t>(placements[i].tensor_dim())] *= mesh.size(static_cast<int64_t>(i));
+    }
+  }
+  return shape;
+}
+
+void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const FromLocalOptions& options) {
+  if (!local.defined()) throw std::invalid_argument("from_local: the local tensor is undefined; give a tensor");
+  if (detail::is_dtensor(local)) {
+    throw std::invalid_argument("from_local: the tensor is a DTensor already; call redistribute to change its placements");
+  }
+  if (local.device().type() != mesh.device_type()) {
+    throw std::invalid_argument(fmt::format("from_local: the tensor is on {}, the mesh {} on {}; move the tensor first",
+                                            local.device().str(), mesh.to_string(),
+                                            c10::DeviceTypeName(mesh.device_type(), true)));
+  }
+  if (options.stride && !options.shape) {
+    throw std::invalid_argument("from_local: stride without shape; give both, or shape alone");
+  }
+  if (options.stride && options.stride->size() != options.shape->size()) {
+    throw std::invalid_argument(
+        fmt::format("from_local: {} strides for a shape of {} dimensions", options.stride->size(), options.shape->size()));
+  }
+}
+
+SpecPtr spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& given,
+                      const FromLocalOptions& options) {
+  const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : local.dim();
+  const Placements placements = normalize(given, mesh.mesh(), ndim, "from_local");
+  check_partials(placements, local.scalar_type(), "from_local");
+  const std::vector<int64_t> shape = options.shape ? *options.shape : inferred_shape(local, mesh, placements);
+  const std::vector<int64_t> strides = options.stride ? *options.stride : strides_like(shape, local);
+  return intern_spec(mesh, placements, shape, strides, local.scalar_type());
+}
+
+// A piece of the wrong size is an error that this rank alone may see.
+void check_piece(const at::Tensor& local, const Spec& spec) {
+  if (!spec.mesh.is_member() || local.sizes() == at::IntArrayRef(spec.local_sizes)) return;
+  const std::string text = fmt::format(
+      "from_local: this rank's piece is [{}], but [{}] as {} on {} has [{}] here; pass the global shape in options.shape, "
+      "or "
+      "options.check to compare all ranks first",
+      fmt::join(local.sizes(), ", "), fmt::join(spec.sizes, ", "), to_string(spec.placements), spec.mesh.to_string(),
+      fmt::join(spec.local_sizes, ", "));
+  spec.mesh.world().fail("from_local", text);
+  throw std::invalid_argument(text);
+}
+
+}  // namespace
+
+bool is_dtensor(const at::Tensor& t) { return detail::is_dtensor(t); }
+
+SpecPtr spec_ptr_of(const at::Tensor& t) {
+  if (detail::is_dtensor(t)) return detail::meta(t).spec;
+  throw std::invalid_argument(
+      fmt::format("a plain tensor{} was given where a DTensor is needed; make one by from_local or distribute_tensor",
+                  t.defined() ? fmt::format(" [{}]", fmt::join(t.sizes(), ", ")) : " (undefined)"));
+}
+const Spec& spec_of(const at::Tensor& t) { return *spec_ptr_of(t); }
+const DeviceMesh& mesh_of(const at::Tensor& t) { return spec_of(t).mesh; }
+const Placements& placements_of(const at::Tensor& t) { return spec_of(t).placements; }
+
+at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options) {
+  check_from_local(local, mesh, options);
+  const SpecPtr spec = spec_of_local(local, mesh, placements, options);
+  const Placements grad = options.grad_placements
+                              ? normalize(*options.grad_placements, mesh.mesh(), spec->ndim(), "from_local: grad_placements")
+                              : without_partial(spec->placements);
+  if (options.check) verify_local(local, *spec);
+  check_piece(local, *spec);
+  return FromLocal::apply(local, spec, grad);
+}
+
+at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
+  const Spec& spec = spec_of(dtensor);
+  return ToLocal::apply(
+      dtensor, grad_placements ? normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "to_local: grad_placements")
+                               : without_partial(spec.placements));
+}
+
+at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements,
+                        const std::optional<Placements>& grad_placements) {
+  const Spec& spec = spec_of(dtensor);
+  const Placements to = normalize(placements, spec.mesh.mesh(), spec.ndim(), "redistribute");
+  std::optional<Placements> grad;
+  if (grad_placements) {
+    grad = normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "redistribute: grad_placements");
+  }
+  if (to == spec.placements && !grad) return dtensor;
+  check_partials(to, spec.dtype, "redistribute");
+  return Redistribute::apply(dtensor, to, grad);
+}
+
+at::Tensor full_tensor(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
+  const Placements replicated(placements_of(dtensor).size(), Replicate());
+  return to_local(redistribute(dtensor, replicated), grad_placements);
+}
+
+std::string to_string(const at::Tensor& dtensor) {
+  const Spec& spec = spec_of(dtensor);
+  return fmt::format("DTensor {}, here [{}]", to_string(spec), fmt::join(spec.local_sizes, ", "));
+}
+std::string to_string(const DTensor& t) { return to_string(t.tensor()); }
+
+DTensor::DTensor(at::Tensor t) : tensor_(std::move(t)) { spec_ptr_of(tensor_); }
+
+}  // namespace tessera

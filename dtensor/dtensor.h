@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/dtensor/spec.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/placement.h"
+
+namespace tessera {
+
+// A DTensor is an at::Tensor with global sizes whose pieces lie on the ranks of a mesh. It goes through LibTorch's operators,
+// autograd, optimizers and modules as any tensor does. These functions ask and change how it lies.
+
+bool is_dtensor(const at::Tensor& t);
+
+// What a DTensor is. Throws std::invalid_argument on a plain tensor, naming `from_local` and `distribute_tensor`.
+const Spec& spec_of(const at::Tensor& t);
+SpecPtr spec_ptr_of(const at::Tensor& t);
+const DeviceMesh& mesh_of(const at::Tensor& t);
+const Placements& placements_of(const at::Tensor& t);
+
+struct FromLocalOptions {
+  // The global shape; without it every piece counts as of this rank's size, so uneven pieces need it.
+  std::optional<std::vector<int64_t>> shape;
+  // The global strides; without them, those of a dense tensor whose dimensions lie in memory as the piece's do.
+  std::optional<std::vector<int64_t>> stride;
+  // Compares the pieces' sizes, dtypes and (where replicated) contents over the mesh; every rank throws alike.
+  bool check = false;
+  // How the gradient of the piece is laid out: default, `placements` with Partial as Replicate.
+  std::optional<Placements> grad_placements;
+};
+
+// The global tensor of which `local` is this rank's piece. Shares storage with `local`. Differentiable: the gradient comes back
+// in `grad_placements` as a plain tensor. Communicates only with `check`: one all_gather a mesh dimension.
+// Throws std::invalid_argument on placements or options that do not fit.
+at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options = {});
+
+// This rank's piece, sharing storage. Differentiable: its gradient is taken to be laid out as `grad_placements`; default, the
+// placements with Partial as Replicate. No communication. An empty tensor outside the mesh.
+at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
+
+// The same value laid out as `placements`; `dtensor` itself when it is so already. Never aliases otherwise. Collectives:
+// placement/plan.h. Differentiable: the input's gradient is brought into `grad_placements`; default, the input's own
+// placements, except that under a Partial it keeps the layout it has (Partial becomes Replicate).
+at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements,
+                        const std::optional<Placements>& grad_placements = std::nullopt);
+
+// The whole value as a plain tensor on every rank: redistribute to Replicate, then to_local.
+at::Tensor full_tensor(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
+
+// The DTensor of a plain tensor that every rank has in whole. Values are those of `src_rank` (a global rank; default the mesh's
+// first), sent piece by piece: one scatter (Shard) or broadcast (otherwise) a mesh dimension. With kNoSource each rank keeps its
+// part of its own tensor, without communication: the tensors must be equal. Differentiable: the gradient is the whole, plain one.
+// A DTensor is returned as it is if it lies so already, else refused.
+inline constexpr int64_t kMeshFirstRank = -1;
+inline constexpr int64_t kNoSource = -2;
+at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements,
+                             int64_t src_rank = kMeshFirstRank);
+
+// Makes `plain` itself a DTensor: every handle to it (a module's member, an optimizer's parameter, a tied weight) is one at once.
+// Values as in distribute_tensor. Keeps requires_grad and dtype; converts .grad alike. The piece moves to the mesh's device.
+void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& placements,
+                         int64_t src_rank = kMeshFirstRank);
+
+// "DTensor float32 [4, 8] on {tp: 2} on cpu as [S(0)], here [2, 8]"
+std::string to_string(const at::Tensor& dtensor);
+
+// A DTensor seen as one: the functions above as members, and at::Tensor where one is wanted.
+class DTensor {
+ public:
+  // Throws std::invalid_argument on a plain tensor.
+  explicit DTensor(at::Tensor t);
+
+  const DeviceMesh& mesh() const { return mesh_of(tensor_); }
+  const Placements& placements() const { return placements_of(tensor_); }
+  at::Tensor to_local(const std::optional<Placements>& grad_placements = std::nullopt) const {
+    return tessera::to_local(tensor_, grad_placements);
+  }
+  DTensor redistribute(const Placements& placements, const std::optional<Placements>& grad_placements = std::nullopt) const {
+    return DTensor(tessera::redistribute(tensor_, placements, grad_placements));
+  }
+  at::Tensor full_tensor(const std::optional<Placements>& grad_placements = std::nullopt) const {
+    return tessera::full_tensor(tensor_, grad_placements);
+  }
+  const at::Tensor& tensor() const { return tensor_; }
+  operator const at::Tensor&() const { return tensor_; }  // NOLINT: a DTensor is a tensor
+
+ private:
+  at::Tensor tensor_;
+};
+std::string to_string(const DTensor& t);
+
+}  // namespace tessera

@@ -1,0 +1,102 @@
+#include "tessera/dtensor/factories.h"
+
+#include <stdexcept>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/DefaultDtype.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dispatch/random.h"
+#include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/tensor.h"
+
+namespace tessera {
+namespace {
+
+at::ScalarType default_dtype() { return c10::typeMetaToScalarType(c10::get_default_dtype()); }
+
+// The DTensor whose piece `fill` makes, given its sizes and options.
+template <class Fill>
+at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& given,
+                at::ScalarType dtype, const Fill& fill) {
+  const Placements placements = normalize(given, mesh.mesh(), static_cast<int64_t>(sizes.size()), who);
+  if (any_partial(placements)) {
+    throw std::invalid_argument(
+        fmt::format("{}: {} has a pending reduction, which has no one way to be filled; make it Replicate and redistribute",
+                    who, to_string(placements)));
+  }
+  const SpecPtr spec = intern_spec(mesh, placements, sizes, dtype);
+  return detail::wrap(fill(*spec, at::TensorOptions(dtype).device(mesh.device())), spec);
+}
+
+// The coordinates on which pieces differ, so that replicas draw alike.
+std::vector<int64_t> draw_coordinate(const Spec& spec) {
+  std::vector<int64_t> out;
+  if (!spec.mesh.is_member()) return out;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    out.push_back(spec.placements[i].is_shard() ? (*spec.mesh.coordinate())[i] : -1);
+  }
+  return out;
+}
+
+}  // namespace
+
+at::Tensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
+                 std::optional<at::ScalarType> dtype) {
+  return make("empty", sizes, mesh, placements, dtype.value_or(default_dtype()),
+              [](const Spec& spec, const at::TensorOptions& options) { return at::empty(spec.local_sizes, options); });
+}
+
+at::Tensor zeros(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
+                 std::optional<at::ScalarType> dtype) {
+  return make("zeros", sizes, mesh, placements, dtype.value_or(default_dtype()),
+              [](const Spec& spec, const at::TensorOptions& options) { return at::zeros(spec.local_sizes, options); });
+}
+
+at::Tensor ones(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
+                std::optional<at::ScalarType> dtype) {
+  return make("ones", sizes, mesh, placements, dtype.value_or(default_dtype()),
+              [](const Spec& spec, const at::TensorOptions& options) { return at::ones(spec.local_sizes, options); });
+}
+
+at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh& mesh, const Placements& placements,
+                std::optional<at::ScalarType> dtype) {
+  const at::ScalarType of_value = value.isFloatingPoint() ? default_dtype() : value.type();
+  return make(
+      "full", sizes, mesh, placements, dtype.value_or(of_value),
+      [&](const Spec& spec, const at::TensorOptions& options) { return at::full(spec.local_sizes, value, options); });
+}
+
+at::Tensor arange(int64_t size, const DeviceMesh& mesh, const Placements& placements, std::optional<at::ScalarType> dtype) {
+  return make("arange", {size}, mesh, placements, dtype.value_or(at::kLong),
+              [](const Spec& spec, const at::TensorOptions& options) {
+                if (spec.box.empty()) return at::empty({0}, options);
+                return at::arange(spec.box[0].offset, spec.box[0].offset + spec.box[0].size, options);
+              });
+}
+
+at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
+                std::optional<at::ScalarType> dtype) {
+  return make("rand", sizes, mesh, placements, dtype.value_or(default_dtype()),
+              [](const Spec& spec, const at::TensorOptions& options) {
+                const detail::DrawGuard draw(spec.mesh, draw_coordinate(spec), std::nullopt);
+                return at::rand(spec.local_sizes, options);
+              });
+}
+
+at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
+                 std::optional<at::ScalarType> dtype) {
+  return make("randn", sizes, mesh, placements, dtype.value_or(default_dtype()),
+              [](const Spec& spec, const at::TensorOptions& options) {
+                const detail::DrawGuard draw(spec.mesh, draw_coordinate(spec), std::nullopt);
+                return at::randn(spec.local_sizes, options);
+              });
+}
+
+}  // namespace tessera

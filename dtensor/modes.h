@@ -1,0 +1,45 @@
+#pragma once
+
+namespace tessera {
+
+// While one lives, on its thread, an operator that would communicate on its own throws std::runtime_error that names the
+// operator, the tensors' layouts and the collective. Explicit communication goes on: redistribute, full_tensor, item, the
+// contracts of styles, the reduction of a gradient into its parameter.
+class Strict {
+ public:
+  explicit Strict(bool enabled = true);
+  ~Strict();
+  Strict(const Strict&) = delete;
+  Strict& operator=(const Strict&) = delete;
+  static bool enabled();
+
+ private:
+  bool previous_;
+};
+
+// While one lives, on its thread, a plain tensor among an operator's DTensors counts as replicated: every rank must hold the
+// same values. Without it such a tensor is refused unless it has no dimensions.
+class ImplicitReplication {
+ public:
+  explicit ImplicitReplication(bool enabled = true);
+  ~ImplicitReplication();
+  ImplicitReplication(const ImplicitReplication&) = delete;
+  ImplicitReplication& operator=(const ImplicitReplication&) = delete;
+  static bool enabled();
+
+ private:
+  bool previous_;
+};
+
+namespace detail {
+// Held by the library around communication that the user asked for.
+class Explicit {
+ public:
+  Explicit() : strict_(false) {}
+
+ private:
+  Strict strict_;
+};
+}  // namespace detail
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+#include "tessera/dtensor/tensor.h"
+
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace tessera::detail {
+namespace {
+
+constexpr const char* kNoStorage =
+    "a DTensor has no storage of its own: call full_tensor(t) for the whole value or to_local(t) for this rank's piece, and "
+    "save_weights / load_weights (tessera/dtensor/io/weights.h) in the place of torch::save / torch::load";
+
+const c10::DispatchKeySet kKeys({kDTensorKey, kAutogradDTensorKey, c10::DispatchKey::ADInplaceOrView});
+
+// Reaches the protected members that an in-place conversion must change.
+struct Access : c10::TensorImpl {
+  static void set_keys(c10::TensorImpl& impl, c10::DispatchKeySet keys) { impl.*(&Access::key_set_) = keys; }
+  static void set_extra(c10::TensorImpl& impl, c10::intrusive_ptr<Meta> meta) {
+    impl.*(&Access::extra_meta_) =
+        std::make_unique<c10::ExtraMeta>(nullptr, nullptr, std::move(meta), kNoStorage, kNoStorage);
+  }
+  static void drop_storage(c10::TensorImpl& impl) { impl.*(&Access::storage_) = c10::Storage(); }
+};
+
+}  // namespace
+
+at::Tensor wrap(at::Tensor local, SpecPtr spec) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(kKeys, c10::scalarTypeToTypeMeta(spec->dtype), local.device());
+  impl->set_sizes_and_strides(spec->sizes, spec->strides);
+  impl->set_storage_access_should_throw();
+  Access::set_extra(*impl, c10::make_intrusive<Meta>(std::move(local), std::move(spec)));
+  return at::Tensor(std::move(impl));
+}
+
+void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
+  c10::TensorImpl& impl = *plain.unsafeGetTensorImpl();
+  Access::set_keys(impl, kKeys);
+  impl.set_sizes_and_strides(spec->sizes, spec->strides);
+  Access::drop_storage(impl);
+  impl.set_storage_access_should_throw();
+  Access::set_extra(impl, c10::make_intrusive<Meta>(std::move(local), std::move(spec)));
+}
+
+void check_local(const at::Tensor& local, const Spec& spec, const char* who) {
+  if (local.sizes() == at::IntArrayRef(spec.local_sizes) && local.scalar_type() == spec.dtype) return;
+  throw std::runtime_error(
+      fmt::format("{}: internal error: the local tensor is {} [{}], but {} needs [{}] here; please report it with this text",
+                  who, c10::toString(local.scalar_type()), fmt::join(local.sizes(), ", "), to_string(spec),
+                  fmt::join(spec.local_sizes, ", ")));
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+
+#include "tessera/dtensor/contract.h"
+#include "tessera/dtensor/spec.h"
+
+// How a DTensor is made of an at::Tensor: a TensorImpl of the PrivateUse3 backend with the global sizes and strides, no
+// storage, and in its BackendMeta the local tensor and the Spec. The library's own; users take dtensor.h.
+namespace tessera::detail {
+
+inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
+inline constexpr c10::DispatchKey kAutogradDTensorKey = c10::DispatchKey::AutogradPrivateUse3;
+
+struct Meta final : c10::BackendMeta {
+  Meta(at::Tensor local_tensor, SpecPtr tensor_spec) : local(std::move(local_tensor)), spec(std::move(tensor_spec)) {}
+  // detach() and friends alias: they share the local tensor.
+  c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
+    return self;
+  }
+
+  at::Tensor local;  // never requires grad
+  SpecPtr spec;
+  ContractPtr contract;
+};
+
+inline bool is_dtensor_impl(const c10::TensorImpl* impl) {
+  return impl->key_set().has_backend(c10::BackendComponent::PrivateUse3Bit);
+}
+inline bool is_dtensor(const at::Tensor& t) { return t.defined() && is_dtensor_impl(t.unsafeGetTensorImpl()); }
+// The Meta of a DTensor; `t` must be one.
+inline Meta& meta(const at::Tensor& t) { return *static_cast<Meta*>(t.unsafeGetTensorImpl()->get_backend_meta()); }
+
+// A DTensor of `spec` over `local`, whose sizes must be spec->local_sizes. Shares storage with `local`.
+at::Tensor wrap(at::Tensor local, SpecPtr spec);
+
+// Makes an existing plain tensor a DTensor, so that every handle to it is one at once. Keeps requires_grad; drops the plain
+// storage. The caller converts .grad.
+void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec);
+
+// Throws std::runtime_error if `local` has not the sizes and dtype that `spec` says: a bug of ours, found early.
+void check_local(const at::Tensor& local, const Spec& spec, const char* who);
+
+}  // namespace tessera::detail

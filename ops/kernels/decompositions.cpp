@@ -1,0 +1,167 @@
+// Operators that are right on pieces only when written in terms of others. Each leaves plain and replicated calls to the rules.
+
+#include <cmath>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_local_scalar_dense.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/ne.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sqrt.h>
+#include <ATen/ops/sum.h>
+
+#include "tessera/dtensor/dispatch/local_kernel.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/run_plan.h"
+#include "tessera/dtensor/tensor.h"
+#include "tessera/mesh/collectives.h"
+
+namespace tessera {
+namespace {
+
+using torch::jit::Stack;
+
+// The arguments of the call on top of the stack.
+Stack take_args(const c10::OperatorHandle& op, const Stack& stack) {
+  const auto n = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  return {stack.end() - n, stack.end()};
+}
+
+void give(const c10::OperatorHandle& op, Stack& stack, at::IValue result) {
+  stack.resize(stack.size() - op.schema().arguments().size());
+  stack.push_back(std::move(result));
+}
+
+bool spread(const at::IValue& value) {
+  if (!value.isTensor() || !detail::is_dtensor(value.toTensor())) return false;
+  const Spec& spec = *detail::meta(value.toTensor()).spec;
+  return spec.sharded || spec.partial;
+}
+
+bool any_spread(const Stack& args) {
+  for (const at::IValue& value : args) {
+    if (spread(value)) return true;
+  }
+  return false;
+}
+
+int argument(const c10::OperatorHandle& op, const char* name) {
+  const auto at = op.schema().argumentIndexWithName(name);
+  return at ? *at : -1;
+}
+
+// item(): explicit communication, one all_reduce or all_gather a mesh dimension that spreads the value.
+bool item(const c10::OperatorHandle& op, Stack& stack) {
+  const at::Tensor self = take_args(op, stack)[0].toTensor();
+  const detail::Meta& meta = detail::meta(self);
+  if (!meta.spec->mesh.is_member()) return false;
+  const World::Scope scope(meta.spec->mesh.world(), "item");
+  const Placements all(meta.spec->placements.size(), Replicate());
+  give(op, stack, at::_local_scalar_dense(redistribute_local(meta.local, *meta.spec, all)));
+  return true;
+}
+
+// equal(a, b): of tensors laid out alike, each rank compares its pieces and one all_reduce of a flag a mesh dimension agrees.
+bool equal(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack args = take_args(op, stack);
+  if (args[0].toTensor().is_same(args[1].toTensor())) {
+    give(op, stack, true);
+    return true;
+  }
+  if (!spread(args[0]) || !spread(args[1])) return false;
+  const detail::Meta& a = detail::meta(args[0].toTensor());
+  const detail::Meta& b = detail::meta(args[1].toTensor());
+  const DeviceMesh& mesh = a.spec->mesh;
+  if (!(mesh == b.spec->mesh) || !mesh.is_member() || Strict::enabled()) return false;
+  if (a.spec->placements != b.spec->placements || a.spec->partial || a.spec->sizes != b.spec->sizes) return false;
+  const World::Scope scope(mesh.world(), "aten::equal");
+  at::Tensor same = at::full({1}, at::equal(a.local, b.local) ? 1 : 0, at::TensorOptions(at::kInt).device(mesh.device()));
+  for (int64_t i = 0; i < mesh.ndim(); ++i) same = all_reduce(same, mesh, i, ReduceOp::kMin);
+  give(op, stack, same.item<int>() != 0);
+  return true;
+}
+
+// ||x||_p over `dims` (all when empty) as sums and extrema, which pieces have.
+at::Tensor norm_of(const at::Tensor& x, double p, const std::vector<int64_t>& dims, bool keepdim) {
+  const at::Tensor magnitude = x.abs();
+  if (std::isinf(p)) return p > 0 ? at::amax(magnitude, dims, keepdim) : at::amin(magnitude, dims, keepdim);
+  const auto sum = [&](const at::Tensor& t) { return at::sum(t, dims, keepdim); };
+  if (p == 0) return sum(at::ne(x, 0).to(magnitude.scalar_type()));
+  if (p == 1) return sum(magnitude);
+  if (p == 2) return at::sqrt(sum(magnitude * magnitude));
+  return at::pow(sum(at::pow(magnitude, p)), 1 / p);
+}
+
+// norm.* and linalg_vector_norm.
+bool norm(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack args = take_args(op, stack);
+  if (!spread(args[0]) || argument(op, "out") >= 0) return false;
+  at::Tensor x = args[0].toTensor();
+  const int p_at = argument(op, "p") >= 0 ? argument(op, "p") : argument(op, "ord");
+  const int dim_at = argument(op, "dim");
+  const int keep_at = argument(op, "keepdim");
+  const int dtype_at = argument(op, "dtype");
+  const at::IValue& p = args[static_cast<std::size_t>(p_at)];
+  std::vector<int64_t> dims;
+  if (dim_at >= 0 && args[static_cast<std::size_t>(dim_at)].isIntList()) {
+    dims = args[static_cast<std::size_t>(dim_at)].toIntVector();
+  }
+  if (dtype_at >= 0 && !args[static_cast<std::size_t>(dtype_at)].isNone()) {
+    x = x.to(args[static_cast<std::size_t>(dtype_at)].toScalarType());
+  }
+  const bool keepdim = keep_at >= 0 && args[static_cast<std::size_t>(keep_at)].toBool();
+  give(op, stack, norm_of(x, p.isNone() ? 2.0 : p.toScalar().toDouble(), dims, keepdim));
+  return true;
+}
+
+// Losses with a reduction: the loss of each element, then mean or sum, which count as the whole tensor does.
+bool reduced_loss(const c10::OperatorHandle& op, Stack& stack) {
+  Stack args = take_args(op, stack);
+  const int at = argument(op, "reduction");
+  if (at < 0 || !any_spread(args) || argument(op, "out") >= 0) return false;
+  at::IValue& reduction = args[static_cast<std::size_t>(at)];
+  const int64_t kind = reduction.toInt();
+  if (kind == 0) return false;
+  reduction = int64_t{0};
+  op.callBoxed(args);
+  const at::Tensor each = args[0].toTensor();
+  give(op, stack, kind == 1 ? at::mean(each) : at::sum(each));
+  return true;
+}
+
+// Their gradients: that of each element, with the mean's share in the incoming gradient.
+bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
+  Stack args = take_args(op, stack);
+  const int at = argument(op, "reduction");
+  if (at < 0 || !any_spread(args) || argument(op, "grad_input") >= 0) return false;
+  at::IValue& reduction = args[static_cast<std::size_t>(at)];
+  const int64_t kind = reduction.toInt();
+  if (kind == 0) return false;
+  reduction = int64_t{0};
+  const at::Tensor self = args[1].toTensor();
+  const at::Tensor grad = args[0].toTensor().expand(self.sizes());
+  args[0] = kind == 1 ? grad / static_cast<double>(self.numel()) : grad;
+  op.callBoxed(args);
+  give(op, stack, args[0]);
+  return true;
+}
+
+[[maybe_unused]] const bool registered = [] {
+  register_decomposition("_local_scalar_dense", item);
+  register_decomposition("equal", equal);
+  for (const char* name : {"norm", "linalg_vector_norm"}) register_decomposition(name, norm);
+  for (const char* name : {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss"}) {
+    register_decomposition(name, reduced_loss);
+    register_decomposition(std::string(name) + "_backward", reduced_loss_backward);
+  }
+  return true;
+}();
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,138 @@
+// The local kernels that rules name: operators whose piece of the result is not the operator on the pieces.
+
+#include <stdexcept>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logical_or.h>
+#include <ATen/ops/nll_loss2d_forward.h>
+#include <ATen/ops/nll_loss_forward.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dispatch/local_kernel.h"
+#include "tessera/mesh/collectives.h"
+
+namespace tessera {
+namespace {
+
+using torch::jit::Stack;
+
+// mean(self, *, dtype) and mean.dim(self, dim, keepdim, *, dtype): the local sum over the global count, so that uneven and empty
+// pieces count as what they hold.
+void mean(const LocalCall& call, Stack& stack) {
+  const bool by_dim = stack.size() == 4;
+  const at::Tensor self = stack[0].toTensor();
+  const auto dtype = stack.back().toOptional<at::ScalarType>();
+  std::vector<int64_t> dims;
+  if (by_dim && stack[1].isIntList()) dims = stack[1].toIntVector();
+  if (dims.empty()) {
+    for (int64_t d = 0; d < self.dim(); ++d) dims.push_back(d);
+  }
+  int64_t count = 1;
+  for (const int64_t d : dims) count *= call.inputs[0]->sizes.at(static_cast<std::size_t>(d < 0 ? d + self.dim() : d));
+  const bool keepdim = by_dim && stack[2].toBool();
+  stack.assign({at::sum(self, dims, keepdim, dtype).div_(static_cast<double>(count))});
+}
+
+// amax, amin, max, min: an empty piece gives the element that loses to every other.
+void extremum(const LocalCall& call, Stack& stack) {
+  const at::Tensor self = stack[0].toTensor();
+  if (self.numel() != 0) {
+    call.op.callBoxed(stack);
+    return;
+  }
+  const std::string& name = call.op.schema().name();
+  const bool largest = name.find("max") != std::string::npos;
+  const Spec& out = *call.outputs[0];
+  at::Tensor result = at::zeros(out.local_sizes, self.options());
+  if (c10::isFloatingType(out.dtype)) {
+    result.fill_(largest ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity());
+  } else if (out.dtype == at::kBool) {
+    result.fill_(!largest);
+  } else {
+    const int bits = static_cast<int>(self.element_size()) * 8;
+    const bool is_unsigned = out.dtype == at::kByte;
+    const int64_t low = is_unsigned ? 0 : std::numeric_limits<int64_t>::min() >> (64 - bits);
+    const int64_t high = is_unsigned ? 255 : std::numeric_limits<int64_t>::max() >> (64 - bits);
+    result.fill_(largest ? low : high);
+  }
+  stack.assign({result});
+}
+
+void check_indices(const at::Tensor& indices, int64_t num_rows) {
+  if (indices.numel() == 0) return;
+  const auto low = indices.min().item<int64_t>();
+  const auto high = indices.max().item<int64_t>();
+  if (low >= 0 && high < num_rows) return;
+  throw std::out_of_range(
+      fmt::format("embedding: index {} is outside the table's rows [0, {})", low < 0 ? low : high, num_rows));
+}
+
+// embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse) on this rank's rows; other ranks' rows give zeros, to be summed.
+void embedding(const LocalCall& call, Stack& stack) {
+  const Spec& weight_spec = *call.inputs[0];
+  const at::Tensor weight = stack[0].toTensor();
+  const at::Tensor indices = stack[1].toTensor();
+  check_indices(indices, weight_spec.sizes[0]);
+  const Range rows = weight_spec.box[0];
+  if (rows.size == 0) {
+    std::vector<int64_t> shape = indices.sizes().vec();
+    shape.push_back(weight.size(1));
+    stack.assign({at::zeros(shape, weight.options())});
+    return;
+  }
+  const at::Tensor elsewhere = at::logical_or(indices < rows.offset, indices >= rows.offset + rows.size);
+  const at::Tensor here = (indices - rows.offset).masked_fill_(elsewhere, 0);
+  stack.assign({at::embedding(weight, here).masked_fill_(elsewhere.unsqueeze(-1), 0)});
+}
+
+// embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq): this rank's rows of the gradient.
+// Ids of other rows go to one row more, which is dropped.
+void embedding_dense_backward(const LocalCall& call, Stack& stack) {
+  const Range rows = call.outputs[0]->box[0];
+  const at::Tensor grad = stack[0].toTensor();
+  const at::Tensor indices = stack[1].toTensor();
+  const int64_t padding = stack[3].toInt();
+  const bool padding_here = padding >= rows.offset && padding < rows.offset + rows.size;
+  const at::Tensor elsewhere = at::logical_or(indices < rows.offset, indices >= rows.offset + rows.size);
+  const at::Tensor here = (indices - rows.offset).masked_fill_(elsewhere, rows.size);
+  stack.assign(
+      {at::embedding_dense_backward(grad, here, rows.size + 1, padding_here ? padding - rows.offset : -1, stack[4].toBool())
+           .narrow(0, 0, rows.size)});
+}
+
+// nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and its 2-D twin on pieces of the batch: the local sum over
+// the global total weight. One all_reduce of one number on each mesh dimension that splits the batch.
+void nll_loss_mean(const LocalCall& call, Stack& stack) {
+  constexpr int64_t kSum = 2;
+  const at::Tensor self = stack[0].toTensor();
+  const auto weight = stack[2].toOptional<at::Tensor>();
+  const bool spatial = call.op.schema().name() == "aten::nll_loss2d_forward";
+  auto [loss, total] = spatial ? at::nll_loss2d_forward(self, stack[1].toTensor(), weight, kSum, stack[4].toInt())
+                               : at::nll_loss_forward(self, stack[1].toTensor(), weight, kSum, stack[4].toInt());
+  const Spec& spec = *call.inputs[0];
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    if (spec.placements[i].is_shard()) total = all_reduce(total, spec.mesh, static_cast<int64_t>(i), ReduceOp::kSum);
+  }
+  stack.assign({loss / total, total});
+}
+
+// A view of input 0 with the sizes of the result, for operators that would read more from the piece's sizes than is true of the
+// whole: squeeze drops dimensions of size 1, and a piece may have more of them.
+void reshape(const LocalCall& call, Stack& stack) {
+  const at::Tensor self = stack[0].toTensor();
+  stack.assign({self.view(call.outputs[0]->local_sizes)});
+}
+
+[[maybe_unused]] const bool registered =
+    register_local_kernel("mean", mean) && register_local_kernel("extremum", extremum) &&
+    register_local_kernel("reshape", reshape) && register_local_kernel("embedding", embedding) &&
+    register_local_kernel("embedding_dense_backward", embedding_dense_backward) &&
+    register_local_kernel("nll_loss_mean", nll_loss_mean, /*communicates=*/true);
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,142 @@
+#include "tessera/ops/kernels/matmul.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+namespace tessera {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+using Binary = at::Tensor(const at::Tensor&, const at::Tensor&);
+
+c10::TypedOperatorHandle<Binary> find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Binary>();
+}
+
+at::Tensor call_dense(const at::Tensor& x, const at::Tensor& w) {
+  static const auto op = find("tessera::dense");
+  return op.call(x, w);
+}
+at::Tensor call_dense_wgrad(const at::Tensor& x, const at::Tensor& g) {
+  static const auto op = find("tessera::dense_wgrad");
+  return op.call(x, g);
+}
+at::Tensor call_batched_matmul(const at::Tensor& a, const at::Tensor& b) {
+  static const auto op = find("tessera::batched_matmul");
+  return op.call(a, b);
+}
+
+// ---- on plain tensors ------------------------------------------------------------------------------------------------
+
+at::Tensor rows_of(const at::Tensor& t) { return t.reshape({t.numel() / std::max<int64_t>(t.size(-1), 1), t.size(-1)}); }
+
+at::Tensor dense_plain(const at::Tensor& x, const at::Tensor& w) { return at::matmul(x, w); }
+
+at::Tensor dense_wgrad_plain(const at::Tensor& x, const at::Tensor& g) {
+  if (x.numel() == 0 || g.numel() == 0) return at::zeros({x.size(-1), g.size(-1)}, g.options());
+  return at::mm(rows_of(x).t(), rows_of(g));
+}
+
+at::Tensor batched_matmul_plain(const at::Tensor& a, const at::Tensor& b) { return at::matmul(a, b); }
+
+// ---- gradients -------------------------------------------------------------------------------------------------------
+
+// Calls the operator below autograd on saved inputs, and `Gradients` of them backward.
+template <at::Tensor (*Op)(const at::Tensor&, const at::Tensor&), class Gradients>
+struct Product : torch::autograd::Function<Product<Op, Gradients>> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b) {
+    ctx->save_for_backward({a, b});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return Op(a, b);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    return {ctx->needs_input_grad(0) ? Gradients::first(saved[0], saved[1], grads[0]) : at::Tensor(),
+            ctx->needs_input_grad(1) ? Gradients::second(saved[0], saved[1], grads[0]) : at::Tensor()};
+  }
+};
+
+struct DenseGradients {
+  static at::Tensor first(const at::Tensor&, const at::Tensor& w, const at::Tensor& g) { return call_dense(g, w.t()); }
+  static at::Tensor second(const at::Tensor& x, const at::Tensor&, const at::Tensor& g) { return call_dense_wgrad(x, g); }
+};
+// W = x^T g: its gradient G gives x: g G^T, g: x G.
+struct WgradGradients {
+  static at::Tensor first(const at::Tensor&, const at::Tensor& g, const at::Tensor& grad) { return call_dense(g, grad.t()); }
+  static at::Tensor second(const at::Tensor& x, const at::Tensor&, const at::Tensor& grad) { return call_dense(x, grad); }
+};
+struct BatchedGradients {
+  static at::Tensor first(const at::Tensor&, const at::Tensor& b, const at::Tensor& g) {
+    return call_batched_matmul(g, b.transpose(-2, -1));
+  }
+  static at::Tensor second(const at::Tensor& a, const at::Tensor&, const at::Tensor& g) {
+    return call_batched_matmul(a.transpose(-2, -1), g);
+  }
+};
+
+at::Tensor dense_autograd(const at::Tensor& x, const at::Tensor& w) {
+  return Product<call_dense, DenseGradients>::apply(x, w);
+}
+at::Tensor dense_wgrad_autograd(const at::Tensor& x, const at::Tensor& g) {
+  return Product<call_dense_wgrad, WgradGradients>::apply(x, g);
+}
+at::Tensor batched_matmul_autograd(const at::Tensor& a, const at::Tensor& b) {
+  return Product<call_batched_matmul, BatchedGradients>::apply(a, b);
+}
+
+TORCH_LIBRARY(tessera, m) {
+  m.def("dense(Tensor x, Tensor w) -> Tensor");
+  m.def("dense_wgrad(Tensor x, Tensor g) -> Tensor");
+  m.def("batched_matmul(Tensor a, Tensor b) -> Tensor");
+}
+// By backend, not as composite kernels: those would be taken before the DTensor fallback.
+void register_plain(torch::Library& m) {
+  m.impl("dense", dense_plain);
+  m.impl("dense_wgrad", dense_wgrad_plain);
+  m.impl("batched_matmul", batched_matmul_plain);
+}
+TORCH_LIBRARY_IMPL(tessera, CPU, m) { register_plain(m); }
+TORCH_LIBRARY_IMPL(tessera, CUDA, m) { register_plain(m); }
+TORCH_LIBRARY_IMPL(tessera, Meta, m) { register_plain(m); }
+TORCH_LIBRARY_IMPL(tessera, Autograd, m) {
+  m.impl("dense", dense_autograd);
+  m.impl("dense_wgrad", dense_wgrad_autograd);
+  m.impl("batched_matmul", batched_matmul_autograd);
+}
+
+at::Tensor composite_matmul(const at::Tensor& a, const at::Tensor& b) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::matmul", "");
+  torch::jit::Stack stack{a, b};
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  return stack[0].toTensor();
+}
+
+}  // namespace
+
+at::Tensor dense(const at::Tensor& x, const at::Tensor& w) { return call_dense(x, w); }
+at::Tensor dense_wgrad(const at::Tensor& x, const at::Tensor& g) { return call_dense_wgrad(x, g); }
+at::Tensor batched_matmul(const at::Tensor& a, const at::Tensor& b) { return call_batched_matmul(a, b); }
+
+at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
+  if (a.dim() >= 3 && b.dim() == 2) return call_dense(a, b);
+  if (a.dim() < 3 || b.dim() < 3) return composite_matmul(a, b);
+  const auto batch = at::infer_size(a.sizes().slice(0, static_cast<std::size_t>(a.dim() - 2)),
+                                    b.sizes().slice(0, static_cast<std::size_t>(b.dim() - 2)));
+  const auto spread = [&](const at::Tensor& t) {
+    std::vector<int64_t> shape(batch.begin(), batch.end());
+    shape.push_back(t.size(-2));
+    shape.push_back(t.size(-1));
+    return t.sizes() == at::IntArrayRef(shape) ? t : t.expand(shape);
+  };
+  return call_batched_matmul(spread(a), spread(b));
+}
+
+}  // namespace tessera
