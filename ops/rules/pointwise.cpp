@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "tessera/ops/rules/labels.h"
 
@@ -19,7 +20,45 @@ std::vector<Strategy> elementwise(const OpCall& call) {
   return shard_factors(inputs, std::vector<Labels>(num_outputs(call), all));
 }
 
-OpRule plain(const OpCall& call) { return {.strategies = elementwise(call)}; }
+bool writes_first(const OpCall& call) {
+  const auto& returns = call.schema.returns();
+  return !returns.empty() && returns[0].alias_info() != nullptr && returns[0].alias_info()->isWrite();
+}
+
+// The floating type that all inputs have; masks, and tensors of no dimensions beside others, have no say.
+std::optional<at::ScalarType> common_type(const OpCall& call) {
+  std::optional<at::ScalarType> type;
+  const bool only_numbers = broadcast_sizes(call.inputs).empty();
+  for (const TensorInfo& input : call.inputs) {
+    if (!input.defined || input.dtype == at::kBool) continue;
+    if (!at::isFloatingType(input.dtype)) return std::nullopt;
+    if (input.sizes.empty() && !only_numbers) continue;
+    if (type && *type != input.dtype) return std::nullopt;
+    type = input.dtype;
+  }
+  return type;
+}
+
+// The result of an operator that LibTorch cannot find without running it, as relu and where; empty where that is doubtful.
+std::vector<TensorInfo> result(const OpCall& call) {
+  if (writes_first(call)) return {call.inputs.at(0)};
+  const auto type = common_type(call);
+  if (!type || num_outputs(call) != 1) return {};
+  return {{.sizes = broadcast_sizes(call.inputs), .dtype = *type}};
+}
+
+OpRule plain(const OpCall& call) {
+  OpRule rule{.strategies = elementwise(call)};
+  if (call.outputs.empty()) rule.outputs = result(call);
+  return rule;
+}
+
+// The result is true or false.
+OpRule predicate(const OpCall& call) {
+  OpRule rule = plain(call);
+  if (!writes_first(call)) rule.outputs = {{.sizes = broadcast_sizes(call.inputs), .dtype = at::kBool}};
+  return rule;
+}
 
 // Linear in the first input alone: scaling, and the operators of backward in the gradient.
 OpRule linear_in_first(const OpCall& call) {
@@ -119,7 +158,9 @@ OpRule loss(const OpCall& call) {
     // A term of a broadcast input would be counted once a piece.
     if (input.defined && input.sizes != sizes) return {};
   }
-  return {.strategies = shard_factors(inputs, {Labels()})};
+  OpRule rule{.strategies = shard_factors(inputs, {Labels()})};
+  if (const auto type = common_type(call)) rule.outputs = {{.sizes = {}, .dtype = *type}};
+  return rule;
 }
 
 OpRule loss_backward(const OpCall& call) { return reduction(call) == 1 ? OpRule() : linear_in_first(call); }
@@ -139,9 +180,7 @@ constexpr RuleEntry kSpecial[] = {
     {"native_dropout", dropout},
 };
 
-constexpr std::string_view kMovement =
-    "clone detach alias lift lift_fresh _to_copy contiguous detach_copy alias_copy lift_fresh_copy resolve_conj "
-    "resolve_neg ";
+constexpr std::string_view kMovement = "clone detach alias lift lift_fresh _to_copy detach_copy alias_copy lift_fresh_copy ";
 
 constexpr std::string_view kLinearInFirst =
     "neg _neg_view _conj _conj_physical conj_physical deg2rad rad2deg native_dropout_backward gelu_backward "
@@ -154,11 +193,14 @@ constexpr std::string_view kLossesBackward =
     "mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
     "soft_margin_loss_backward ";
 
+constexpr std::string_view kPredicates =
+    "isinf isnan isneginf isposinf logical_not logical_and logical_or logical_xor signbit eq ge gt le lt ne ";
+
 constexpr std::string_view kPlain =
     // Of one tensor.
     "abs acos acosh angle asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc erfinv exp exp2 expm1 "
-    "floor frac frexp i0 isinf isnan isneginf isposinf lgamma log log10 log1p log2 logical_not logit mvlgamma "
-    "nan_to_num polygamma reciprocal round rsqrt sgn sigmoid sign signbit sin sinc sinh sqrt tan tanh trunc "
+    "floor frac frexp i0 lgamma log log10 log1p log2 logit mvlgamma "
+    "nan_to_num polygamma reciprocal round rsqrt sgn sigmoid sign sin sinc sinh sqrt tan tanh trunc "
     "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr "
     "special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtri "
     // Activations.
@@ -166,9 +208,9 @@ constexpr std::string_view kPlain =
     "softshrink threshold _prelu_kernel "
     // Of two tensors, or a tensor and a number.
     "atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor __lshift__ __rshift__ "
-    "__ilshift__ __irshift__ copysign eq floor_divide fmax fmin fmod gcd ge gt heaviside hypot igamma igammac lcm "
-    "ldexp le logaddexp logaddexp2 logical_and logical_or logical_xor lt masked_fill ne nextafter pow remainder "
-    "special_xlog1py special_zeta xlogy complex polar "
+    "__ilshift__ __irshift__ copysign floor_divide fmax fmin fmod gcd heaviside hypot igamma igammac lcm "
+    "ldexp logaddexp logaddexp2 masked_fill nextafter pow remainder "
+    "special_xlog1py special_zeta xlogy "
     // Of three.
     "addcdiv addcmul clamp clamp_max clamp_min lerp "
     // Random values: never terms of a sum.
@@ -189,6 +231,7 @@ std::vector<RuleEntry> make_table() {
   append(table, kLinearInFirst, linear_in_first);
   append(table, kLosses, loss);
   append(table, kLossesBackward, loss_backward);
+  append(table, kPredicates, predicate);
   append(table, kPlain, plain);
   return table;
 }

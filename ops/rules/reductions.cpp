@@ -7,6 +7,8 @@
 namespace tessera::rules {
 namespace {
 
+// LibTorch tells the results of some of these only by running them, so the rules do: values, and indices where there are two.
+
 using Sizes = std::vector<int64_t>;
 
 // What a reduction's arguments say: its input's labels and its results'.
@@ -41,6 +43,17 @@ Sizes reduced_sizes(const OpCall& call) {
   return out;
 }
 
+// The type asked for, or the input's, where counts and sums of integers are long.
+at::ScalarType result_type(const OpCall& call) {
+  if (call.has_arg("dtype") && !call.arg("dtype").isNone()) return call.arg("dtype").toScalarType();
+  return call.inputs.at(0).dtype;
+}
+
+at::ScalarType accumulated_type(const OpCall& call) {
+  const at::ScalarType type = result_type(call);
+  return at::isIntegralType(type, true) && call.arg("dtype").isNone() ? at::kLong : type;
+}
+
 Labels keep_common(const Labels& input, const Labels& output) {
   Labels out = input;
   for (char& label : out) {
@@ -50,9 +63,10 @@ Labels keep_common(const Labels& input, const Labels& output) {
 }
 
 // Pieces of the reduced dimensions give terms of the result; `kernel` computes a term where the operator would not.
-OpRule by_terms(const OpCall& call, ReduceOp op, std::string_view kernel = {}) {
+OpRule by_terms(const OpCall& call, ReduceOp op, at::ScalarType type, std::string_view kernel = {}) {
   const Reduced reduced = read(call);
   OpRule rule{.strategies = shard_factors({reduced.input}, {reduced.output}, op)};
+  rule.outputs = {{.sizes = reduced_sizes(call), .dtype = type}};
   for (Strategy& strategy : rule.strategies) {
     if (strategy.outputs[0].is_partial()) strategy.kernel = kernel;
   }
@@ -65,18 +79,19 @@ bool names_no_dim(const OpCall& call) {
 }
 
 OpRule sum(const OpCall& call) {
-  OpRule rule = by_terms(call, ReduceOp::kSum);
+  OpRule rule = by_terms(call, ReduceOp::kSum, accumulated_type(call));
   add_linear_where_exact(rule, call, {{0}});
   return rule;
 }
 
 OpRule mean(const OpCall& call) {
-  OpRule rule = by_terms(call, ReduceOp::kSum, "mean");
+  OpRule rule = by_terms(call, ReduceOp::kSum, result_type(call), "mean");
   add_linear_where_exact(rule, call, {{0}});
   return rule;
 }
 
-OpRule count(const OpCall& call) { return by_terms(call, ReduceOp::kSum); }
+OpRule nansum(const OpCall& call) { return by_terms(call, ReduceOp::kSum, accumulated_type(call)); }
+OpRule count_nonzero(const OpCall& call) { return by_terms(call, ReduceOp::kSum, at::kLong); }
 
 // The reduced dimensions whole: every other one passes.
 OpRule whole(const OpCall& call) {
@@ -86,28 +101,42 @@ OpRule whole(const OpCall& call) {
   return {.strategies = shard_factors({input}, std::vector<Labels>(num_outputs(call), reduced.output))};
 }
 
-// LibTorch tells no sizes of these without running them.
-OpRule spread(const OpCall& call) {
-  OpRule rule = whole(call);
-  const TensorInfo& in = call.inputs.at(0);
-  TensorInfo out{.sizes = reduced_sizes(call), .dtype = in.dtype};
-  rule.outputs = {out, out};
-  rule.outputs[0].dtype = c10::toRealValueType(in.dtype);
+OpRule with_results(OpRule rule, std::vector<int64_t> sizes, const std::vector<at::ScalarType>& types) {
+  for (const at::ScalarType type : types) rule.outputs.push_back({.sizes = sizes, .dtype = type});
   return rule;
+}
+
+OpRule whole_with_indices(const OpCall& call) {
+  if (num_outputs(call) == 1) return whole(call);  // median(x)
+  return with_results(whole(call), reduced_sizes(call), {call.inputs.at(0).dtype, at::kLong});
+}
+
+// Deviations, and means with some, which a complex tensor has too.
+OpRule deviation(const OpCall& call) {
+  const at::ScalarType type = call.inputs.at(0).dtype;
+  std::vector<at::ScalarType> types = {c10::toRealValueType(type), type};
+  types.resize(num_outputs(call));
+  return with_results(whole(call), reduced_sizes(call), types);
+}
+
+OpRule logsumexp(const OpCall& call) {
+  const at::ScalarType type = call.inputs.at(0).dtype;
+  if (at::isIntegralType(type, true)) return whole(call);
+  return with_results(whole(call), reduced_sizes(call), {type});
 }
 
 // A reduction whose terms reduce by itself: those of a pending one of the same kind pass.
 template <ReduceOp op>
 OpRule idempotent(const OpCall& call) {
   if (names_no_dim(call)) return {};
-  OpRule rule = by_terms(call, op);
+  OpRule rule = by_terms(call, op, call.inputs.at(0).dtype == at::kByte ? at::kByte : at::kBool);
   rule.strategies.push_back(pass_partial(1, 1, {0}, op));
   return rule;
 }
 
 template <ReduceOp op>
 OpRule extremum(const OpCall& call) {
-  OpRule rule = by_terms(call, op, "extremum");
+  OpRule rule = by_terms(call, op, call.inputs.at(0).dtype, "extremum");
   rule.strategies.push_back(pass_partial(1, 1, {0}, op));
   return rule;
 }
@@ -121,9 +150,9 @@ OpRule extremum_or_indices(const OpCall& call) {
 
 // terms multiply
 OpRule product(const OpCall& call) {
-  OpRule rule = by_terms(call, ReduceOp::kProduct);
-  const at::ScalarType to = call.outputs.empty() ? call.inputs.at(0).dtype : call.outputs[0].dtype;
-  if (converts_termwise(call.inputs.at(0).dtype, to)) rule.strategies.push_back(pass_partial(1, 1, {0}, ReduceOp::kProduct));
+  OpRule rule = by_terms(call, ReduceOp::kProduct, accumulated_type(call));
+  if (converts_termwise(call.inputs.at(0).dtype, accumulated_type(call)))
+    rule.strategies.push_back(pass_partial(1, 1, {0}, ReduceOp::kProduct));
   return rule;
 }
 
@@ -135,6 +164,14 @@ OpRule along(const OpCall& call) {
   return {.strategies = shard_factors({labels}, std::vector<Labels>(num_outputs(call), labels))};
 }
 
+OpRule along_with_indices(const OpCall& call) {
+  return with_results(along(call), call.inputs.at(0).sizes, {call.inputs[0].dtype, at::kLong});
+}
+
+OpRule logcumsumexp(const OpCall& call) {
+  return with_results(along(call), call.inputs.at(0).sizes, {call.inputs[0].dtype});
+}
+
 OpRule cumsum(const OpCall& call) {
   OpRule rule = along(call);
   add_linear_where_exact(rule, call, {{0}});
@@ -143,8 +180,8 @@ OpRule cumsum(const OpCall& call) {
 
 constexpr RuleEntry kTable[] = {
     {"sum", sum},
-    {"nansum", count},
-    {"count_nonzero", count},
+    {"nansum", nansum},
+    {"count_nonzero", count_nonzero},
     {"mean", mean},
     {"prod", product},
     {"amax", extremum<ReduceOp::kMax>},
@@ -156,22 +193,22 @@ constexpr RuleEntry kTable[] = {
     {"argmax", whole},
     {"argmin", whole},
     {"aminmax", whole},
-    {"var", whole},
-    {"std", whole},
-    {"var_mean", spread},
-    {"std_mean", spread},
-    {"logsumexp", whole},
+    {"var", deviation},
+    {"std", deviation},
+    {"var_mean", deviation},
+    {"std_mean", deviation},
+    {"logsumexp", logsumexp},
     {"norm", whole},
     {"linalg_vector_norm", whole},
-    {"median", whole},
-    {"nanmedian", whole},
-    {"kthvalue", whole},
-    {"mode", whole},
+    {"median", whole_with_indices},
+    {"nanmedian", whole_with_indices},
+    {"kthvalue", whole_with_indices},
+    {"mode", whole_with_indices},
     {"cumsum", cumsum},
     {"cumprod", along},
-    {"logcumsumexp", along},
-    {"cummax", along},
-    {"cummin", along},
+    {"logcumsumexp", logcumsumexp},
+    {"cummax", along_with_indices},
+    {"cummin", along_with_indices},
     {"topk", along},
     {"sort", along},
     {"argsort", along},

@@ -162,7 +162,14 @@ OpRule select(const OpCall& call) {
   return moved(call, {input}, without(input, dim));
 }
 
-OpRule flip(const OpCall& call) { return whole_dims(call, call.dims("dims", ndim(call))); }
+// flip and roll tell no sizes without running.
+OpRule rearranged(const OpCall& call, const Sizes& dims) {
+  OpRule rule = whole_dims(call, dims);
+  rule.outputs = {call.inputs.at(0)};
+  return rule;
+}
+
+OpRule flip(const OpCall& call) { return rearranged(call, call.dims("dims", ndim(call))); }
 
 OpRule roll(const OpCall& call) {
   Sizes dims = call.dims("dims", ndim(call));
@@ -170,7 +177,7 @@ OpRule roll(const OpCall& call) {
     dims.resize(static_cast<std::size_t>(ndim(call)));
     std::iota(dims.begin(), dims.end(), 0);
   }
-  return whole_dims(call, dims);
+  return rearranged(call, dims);
 }
 
 OpRule diagonal(const OpCall& call) {
@@ -222,6 +229,7 @@ OpRule unfold_backward(const OpCall& call) {
   OpRule rule{.strategies = shard_factors({with_whole(all, dim) + '-'}, {with_whole(all, dim)})};
   add_linear(rule, 1, 1, {{0}});
   rule.size_arg = static_cast<int>(call.arg_index("input_sizes"));
+  rule.outputs = {{.sizes = call.arg("input_sizes").toIntVector(), .dtype = call.inputs.at(0).dtype}};
   return rule;
 }
 
