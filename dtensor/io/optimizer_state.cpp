@@ -139,11 +139,15 @@ std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
 void save_optimizer(const Optimizer& optimizer, const torch::nn::Module& module, const std::string& path) {
   const OptimizerKind& kind = optimizer_kind(optimizer, "save_optimizer");
   const GroupPaths paths = group_paths(optimizer, module, "save_optimizer");
+  // A tied parameter may stand in a group twice; its state is one.
+  std::set<const void*> seen;
   std::vector<NamedTensor> tensors;
   for (std::size_t g = 0; g < paths.size(); ++g) {
     for (std::size_t i = 0; i < paths[g].size(); ++i) {
-      const auto state = optimizer.state().find(optimizer.param_groups()[g].params()[i].unsafeGetTensorImpl());
-      if (state != optimizer.state().end()) kind.append_state(*state->second, paths[g][i], tensors);
+      void* const param = optimizer.param_groups()[g].params()[i].unsafeGetTensorImpl();
+      const auto state = optimizer.state().find(param);
+      if (state != optimizer.state().end() && seen.insert(param).second)
+        kind.append_state(*state->second, paths[g][i], tensors);
     }
   }
   save_tensors(tensors, meshes_of(parameters_of(optimizer)), path, 0,

@@ -237,14 +237,19 @@ TEST_CASE("checkpoint: killed at any moment while saving, a whole checkpoint loa
   const TempFolder folder;
   const std::string path = folder / "model.safetensors";
   at::set_num_threads(1);  // the child has no other thread
+  // Long enough for a few saves, however slow the machine or the build is.
+  const auto start = std::chrono::steady_clock::now();
+  save(path, 0, 8, 60000, 5000);
   save(path, 1, 8, 0, 5000);
+  const auto two_saves = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
+  const auto longest = static_cast<int>(20000 + 4 * two_saves.count());
   std::mt19937 random(7);
   float last = 1;
   for (int round = 0; round < 60; ++round) {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) save_for_ever(path, last + 1);
-    std::this_thread::sleep_for(std::chrono::microseconds(std::uniform_int_distribution<int>(0, 40000)(random)));
+    std::this_thread::sleep_for(std::chrono::microseconds(std::uniform_int_distribution<int>(0, longest)(random)));
     REQUIRE(::kill(child, SIGKILL) == 0);
     int status = 0;
     REQUIRE(::waitpid(child, &status, 0) == child);

@@ -2,6 +2,8 @@
 
 #include <sys/stat.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -11,12 +13,14 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/io/checkpoint_writer.h"
+#include "tessera/tests/harness/skip.h"
 #include "tessera/tests/io/test_files.h"
 
 namespace tessera {
 namespace {
 
 constexpr const char* kPythonFile = "tests/io/from_python.safetensors";
+constexpr const char* kPython = "../tessera_environment/python";
 
 // What make_python_file.py puts into its file.
 std::vector<std::pair<std::string, at::Tensor>> python_tensors() {
@@ -84,6 +88,24 @@ TEST_CASE("safetensors file: what is written equals, byte for byte, what the for
   const TempFolder folder;
   save(folder / "ours.safetensors", python_tensors());
   CHECK(read_text(folder / "ours.safetensors") == read_text(kPythonFile));
+}
+
+TEST_CASE("safetensors file: the format's own library opens what is written") {
+  if (!std::filesystem::exists(kPython)) TESSERA_SKIP("no Python of tools/setup here; run it with bazel test");
+  const TempFolder folder;
+  const at::Tensor base = at::arange(6, at::kFloat).reshape({2, 3});
+  save(folder / "f", {{"w", base.t()}, {"half", base.to(at::kBFloat16)}, {"empty", at::empty({0, 4}, at::kLong)}});
+  write_text(folder / "read.py",
+             "import sys, safetensors\n"
+             "for name, t in sorted(safetensors.deserialize(open(sys.argv[1], 'rb').read())):\n"
+             "    print(name, t['dtype'], t['shape'], bytes(t['data']).hex())\n");
+  const std::string command =
+      std::string(kPython) + " " + (folder / "read.py") + " " + (folder / "f") + " > " + (folder / "out") + " 2>&1";
+  CHECK(std::system(command.c_str()) == 0);
+  CHECK(read_text(folder / "out") ==
+        "empty I64 [0, 4] \n"
+        "half BF16 [2, 3] 0000803f004040408040a040\n"
+        "w F32 [3, 2] 00000000000040400000803f00008040000000400000a040\n");
 }
 
 TEST_CASE("safetensors file: strides, conjugates and views are saved by their values") {
