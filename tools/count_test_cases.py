@@ -5,6 +5,7 @@ skipped and why, what failed without saying so in cases, and the sum. Exits non-
 """
 
 import json
+import os
 import re
 import sys
 import urllib.parse
@@ -26,6 +27,8 @@ def test_results(paths):
     """Yields label, status and log of the last attempt at each test of each run."""
     for path in paths:
         results = {}
+        if not os.path.exists(path):
+            continue  # Bazel ended before its first event
         with open(path, encoding="utf-8") as file:
             for line in file:
                 event = json.loads(line)
