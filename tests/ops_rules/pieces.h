@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/placement/placement.h"
+
+// Tensors cut into the pieces that the ranks of a mesh would hold, and put together again, in one process.
+namespace tessera::testing {
+
+// One piece a rank, in row-major order of coordinates. The terms of a Partial differ in size and sign. Draws from the default
+// generator.
+std::vector<at::Tensor> distribute(const at::Tensor& whole, const Placements& placements,
+                                   std::span<const int64_t> mesh_shape);
+
+// The inverse. Sets `consistent` to false when ranks that should hold the same value do not.
+at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements, std::span<const int64_t> mesh_shape,
+                bool& consistent);
+
+// Equal, or close where the type is not integral (NaN equals NaN).
+bool same_values(const at::Tensor& a, const at::Tensor& b);
+
+// Whether a tensor of this type may be pending by this reduction: no sums of bool, no averages of integers.
+bool can_be_partial(at::ScalarType type, ReduceOp op);
+
+std::vector<int64_t> coordinate_of(std::size_t rank, std::span<const int64_t> mesh_shape);
+std::size_t num_ranks(std::span<const int64_t> mesh_shape);
+
+}  // namespace tessera::testing

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "tessera/tests/ops_rules/sample.h"
+
+namespace tessera::testing {
+
+// Calls made by hand, on small shapes that do not divide evenly.
+std::vector<Sample> view_samples();
+std::vector<Sample> reduction_samples();
+std::vector<Sample> matmul_samples();
+std::vector<Sample> nn_samples();
+std::vector<Sample> factory_samples();
+std::vector<Sample> pointwise_samples();
+
+// Calls of every overload of an operator by its base name, with arguments made from the schema. Overloads that refuse those
+// arguments are left out.
+std::vector<Sample> made_samples(const std::string& base_name);
+
+}  // namespace tessera::testing

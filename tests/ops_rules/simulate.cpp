@@ -1,0 +1,221 @@
+#include "tessera/tests/ops_rules/simulate.h"
+
+#include <limits>
+#include <map>
+#include <numeric>
+#include <sstream>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/placement/layout.h"
+#include "tessera/tests/ops_rules/pieces.h"
+
+namespace tessera::testing {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using Sizes = std::vector<int64_t>;
+
+// One rank's part in a call.
+struct RankCall {
+  const Prepared& sample;
+  const Layouts& layouts;
+  std::span<const int64_t> mesh_shape;
+  Sizes coordinate;
+  torch::jit::Stack args;
+
+  std::vector<Range> box(const at::Tensor& whole, const Placements& placements) const {
+    return local_box(whole.sizes(), placements, mesh_shape, coordinate);
+  }
+  Sizes local_sizes(std::size_t output) const {
+    return local_shape(sample.results()[output].sizes(), layouts.outputs[output], mesh_shape, coordinate);
+  }
+  const at::IValue& arg(const char* name) const { return args[sample.call().arg_index(name)]; }
+};
+
+// ---- stand-ins for the local kernels
+
+Tensors mean(const RankCall& rank) {
+  const at::Tensor& whole = rank.sample.tensors()[0];
+  const double count = static_cast<double>(whole.numel()) / static_cast<double>(rank.sample.results()[0].numel());
+  if (!rank.sample.call().has_arg("dim")) return {rank.args[0].toTensor().sum() / count};
+  const Sizes dims = rank.sample.call().dims("dim", whole.dim());
+  return {at::sum(rank.args[0].toTensor(), dims, rank.arg("keepdim").toBool()) / count};
+}
+
+Tensors extremum(const RankCall& rank) {
+  const at::Tensor& piece = rank.args[0].toTensor();
+  const Sizes sizes = rank.local_sizes(0);
+  if (piece.numel() > 0) return rank.sample.run(rank.args);
+  const bool is_max = rank.sample.schema().name().find("max") != std::string::npos;
+  const double infinity = std::numeric_limits<double>::infinity();
+  return {at::full(sizes, is_max ? -infinity : infinity, piece.options())};
+}
+
+Tensors reshape(const RankCall& rank) { return {rank.args[0].toTensor().reshape(rank.local_sizes(0))}; }
+
+Tensors embedding(const RankCall& rank) {
+  const at::Tensor& rows = rank.args[0].toTensor();
+  const Range range = rank.box(rank.sample.tensors()[0], rank.layouts.inputs[0])[0];
+  const at::Tensor indices = rank.args[1].toTensor() - range.offset;
+  const at::Tensor here = (indices >= 0) & (indices < range.size);
+  if (range.size == 0) return {at::zeros(rank.local_sizes(0), rows.options())};
+  return {at::embedding(rows, indices.clamp(0, range.size - 1)) * here.unsqueeze(-1)};
+}
+
+Tensors embedding_dense_backward(const RankCall& rank) {
+  const at::Tensor all = rank.sample.run(rank.args)[0];
+  const Range range = rank.box(rank.sample.results()[0], rank.layouts.outputs[0])[0];
+  return {all.narrow(0, range.offset, range.size)};
+}
+
+Tensors nll_loss_mean(const RankCall& rank) {
+  torch::jit::Stack args = rank.args;
+  args[rank.sample.call().arg_index("reduction")] = 2;
+  const at::Tensor& total = rank.sample.results()[1];
+  return {rank.sample.run(args)[0] / total, total};
+}
+
+using Kernel = Tensors (*)(const RankCall&);
+const std::map<std::string_view, Kernel>& kernels() {
+  static const std::map<std::string_view, Kernel> table = {
+      {"mean", mean},
+      {"extremum", extremum},
+      {"reshape", reshape},
+      {"embedding", embedding},
+      {"embedding_dense_backward", embedding_dense_backward},
+      {"nll_loss_mean", nll_loss_mean},
+  };
+  return table;
+}
+
+// ---- one rank
+
+// Strides without gaps, the dimensions in the order of `like`.
+Sizes dense_strides(const Sizes& sizes, const Sizes& like) {
+  Sizes order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return like[a] < like[b]; });
+  Sizes out(sizes.size());
+  int64_t next = 1;
+  for (const int64_t d : order) {
+    out[d] = next;
+    next *= std::max<int64_t>(sizes[d], 1);
+  }
+  return out;
+}
+
+void localize(RankCall& rank) {
+  const rules::OpRule& rule = rank.sample.rule();
+  if (rule.size_arg >= 0) rank.args[rule.size_arg] = rank.local_sizes(0);
+  if (rule.stride_arg >= 0) {
+    rank.args[rule.stride_arg] = dense_strides(rank.local_sizes(0), rank.args[rule.stride_arg].toIntVector());
+  }
+}
+
+// The dispatcher does not run an operator on a rank whose every result is empty.
+bool nothing_here(const RankCall& rank) {
+  for (std::size_t k = 0; k < rank.sample.results().size(); ++k) {
+    if (!rank.sample.results()[k].defined()) continue;
+    const Sizes sizes = rank.local_sizes(k);
+    const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+    if (!empty || any_partial(rank.layouts.outputs[k]) || rank.sample.results()[k].numel() == 0) return false;
+  }
+  return !rank.sample.in_place();
+}
+
+Tensors empty_results(const RankCall& rank) {
+  Tensors out;
+  for (std::size_t k = 0; k < rank.sample.results().size(); ++k) {
+    const at::Tensor& whole = rank.sample.results()[k];
+    out.push_back(whole.defined() ? at::empty(rank.local_sizes(k), whole.options()) : at::Tensor());
+  }
+  return out;
+}
+
+Tensors run_rank(RankCall& rank) {
+  localize(rank);
+  if (nothing_here(rank)) return empty_results(rank);
+  if (rank.layouts.kernel.empty()) return rank.sample.run(rank.args);
+  return kernels().at(rank.layouts.kernel)(rank);
+}
+
+// ---- all of them
+
+bool has_terms_of_two_kinds(const Placements& placements) {
+  std::vector<ReduceOp> ops;
+  for (const Placement& p : placements) {
+    if (p.is_partial()) ops.push_back(p.op() == ReduceOp::kAvg ? ReduceOp::kSum : p.op());
+  }
+  return std::adjacent_find(ops.begin(), ops.end(), std::not_equal_to<>()) != ops.end();
+}
+
+std::string check_local_sizes(const RankCall& rank, const Tensors& results) {
+  if (results.size() != rank.sample.results().size()) return fmt::format("{} results", results.size());
+  for (std::size_t k = 0; k < results.size(); ++k) {
+    if (!rank.sample.results()[k].defined()) continue;
+    if (results[k].sizes() != at::IntArrayRef(rank.local_sizes(k))) {
+      return fmt::format("rank at [{}]: result {} has sizes [{}], not [{}]", fmt::join(rank.coordinate, ", "), k,
+                         fmt::join(results[k].sizes(), ", "), fmt::join(rank.local_sizes(k), ", "));
+    }
+  }
+  return {};
+}
+
+std::string values(const at::Tensor& t) {
+  std::ostringstream out;
+  out << t;
+  return out.str();
+}
+
+std::string compare(const Prepared& sample, const Layouts& layouts, std::span<const int64_t> mesh_shape,
+                    const std::vector<Tensors>& by_rank) {
+  for (std::size_t k = 0; k < sample.results().size(); ++k) {
+    const at::Tensor& whole = sample.results()[k];
+    if (!whole.defined()) continue;
+    Tensors pieces;
+    for (const Tensors& results : by_rank) pieces.push_back(results[k]);
+    bool consistent = true;
+    const at::Tensor joined = join(pieces, layouts.outputs[k], mesh_shape, consistent);
+    if (sample.random()) {
+      if (joined.sizes() != whole.sizes()) return fmt::format("result {} has other sizes", k);
+      continue;
+    }
+    if (!consistent) return fmt::format("result {} differs between ranks that should hold the same", k);
+    if (!same_values(joined, whole)) {
+      return fmt::format("result {} is\n{}\nnot\n{}", k, values(joined), values(whole));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string simulate(const Prepared& sample, const Layouts& layouts, std::span<const int64_t> mesh_shape) {
+  for (const Placements& p : layouts.outputs) {
+    if (has_terms_of_two_kinds(p)) return "a result with terms of two kinds: " + to_string(p);
+  }
+  const std::size_t n = num_ranks(mesh_shape);
+  std::vector<Tensors> pieces(n);
+  for (std::size_t j = 0; j < sample.tensors().size(); ++j) {
+    const at::Tensor& whole = sample.tensors()[j];
+    const Tensors cut = whole.defined() ? distribute(whole, layouts.inputs[j], mesh_shape) : Tensors(n);
+    for (std::size_t r = 0; r < n; ++r) pieces[r].push_back(cut[r]);
+  }
+  std::vector<Tensors> by_rank;
+  for (std::size_t r = 0; r < n; ++r) {
+    RankCall rank{sample, layouts, mesh_shape, coordinate_of(r, mesh_shape), sample.args_with(pieces[r])};
+    try {
+      by_rank.push_back(run_rank(rank));
+    } catch (const std::exception& error) {
+      return fmt::format("rank {}: {}", r, std::string(error.what()).substr(0, 300));
+    }
+    const std::string wrong = check_local_sizes(rank, by_rank.back());
+    if (!wrong.empty()) return wrong;
+  }
+  return compare(sample, layouts, mesh_shape, by_rank);
+}
+
+}  // namespace tessera::testing
