@@ -17,7 +17,8 @@ namespace tessera {
 // A c10d backend and the way to end it at once.
 struct BackendGroup {
   c10::intrusive_ptr<c10d::Backend> backend;
-  // Makes the current and every later collective of all members fail now. Any thread, any number of times; never throws.
+  // Makes the current collective of the other members, and every later one, fail now. Not during one of this rank's own: it
+  // may then wait for its time limit. Any thread, any number of times; never throws.
   std::function<void()> close;
 };
 

@@ -112,7 +112,7 @@ void FailureBoard::adopt(const Failure& failure) noexcept {
     const std::lock_guard lock(mutex_);
     if (failed()) return;
     failure_ = failure;
-    failed_.store(true, std::memory_order_release);
+    failed_.store(true);
   }
   try {
     if (store_) store_->add(kKnownKey, 1);

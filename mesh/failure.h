@@ -45,7 +45,7 @@ class FailureBoard {
   // can see on the same host that it has ended.
   FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::string lost_file);
 
-  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  bool failed() const noexcept { return failed_.load(); }
   // The failure that this rank acts on. Only after failed().
   Failure failure() const;
 

@@ -19,6 +19,7 @@ namespace tessera {
 namespace {
 
 constexpr auto kWatchPeriod = std::chrono::milliseconds(200);
+constexpr auto kClosePeriod = std::chrono::milliseconds(10);
 
 }  // namespace
 
@@ -71,24 +72,29 @@ BackendGroup GroupTable::make(const Key& key) const {
   return device == c10::DeviceType::CUDA ? make_nccl_group(request) : make_gloo_group(request);
 }
 
-void GroupTable::close_all() noexcept {
+bool GroupTable::close_all() noexcept {
+  // The world has failed before this is asked, and a collective asks whether it has failed after it counts as busy: so
+  // either it is seen here, or it sees the failure.
+  if (options_.busy()) return false;
   const std::lock_guard lock(mutex_);
   for (const auto& [key, group] : groups_) group.close();
+  return true;
 }
 
 void GroupTable::watch(const std::stop_token& stop) {
   std::mutex mutex;
   std::condition_variable_any wake;
   std::unique_lock lock(mutex);
-  while (!wake.wait_for(lock, stop, kWatchPeriod, [&] { return stop.stop_requested(); })) {
+  auto period = kWatchPeriod;
+  while (!wake.wait_for(lock, stop, period, [&] { return stop.stop_requested(); })) {
     if (stop.stop_requested()) return;
     if (!options_.board->failed()) {
       const std::optional<Failure> found = options_.board->find();
       if (!found.has_value()) continue;
       options_.board->adopt(*found);
     }
-    close_all();
-    return;
+    if (close_all()) return;
+    period = kClosePeriod;
   }
 }
 

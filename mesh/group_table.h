@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,8 +17,12 @@
 namespace tessera {
 
 // The process groups of one World, made on demand, and the watch over them: a thread that looks a few times a second whether
-// the job has failed elsewhere and then closes the groups, so that a rank that waits for a healthy one ends too. It touches
-// nothing while the job is well.
+// the job has failed elsewhere and then closes the groups, so that ranks that wait for this one end. It touches nothing while
+// the job is well.
+//
+// Groups are never closed under a collective of this rank: Gloo wakes a waiting thread when the other end of a connection
+// closes, not when its own does. Such a rank waits, maybe through others, for one that is in no collective; that one's watch
+// closes its groups, and the failure runs back along the chain.
 class GroupTable {
  public:
   struct Options {
@@ -28,6 +33,7 @@ class GroupTable {
     bool one_host = false;
     int device_index = 0;
     bool fake = false;
+    std::function<bool()> busy;  // whether another thread of this rank is in a collective now
   };
   explicit GroupTable(Options options);
   ~GroupTable();
@@ -36,8 +42,9 @@ class GroupTable {
 
   // The group of `ranks`, this rank among them; collective over them at first use. Throws what making it throws.
   c10::intrusive_ptr<c10d::Backend> get(const std::vector<int64_t>& ranks, c10::DeviceType device);
-  // Makes the current and every later collective of every group fail at once.
-  void close_all() noexcept;
+  // Closes every group of a failed world; false when another thread is in a collective: the watch then does it as soon as
+  // that one has come out.
+  bool close_all() noexcept;
 
  private:
   using Key = std::pair<c10::DeviceType, std::vector<int64_t>>;

@@ -104,7 +104,11 @@ struct World::Impl {
                 .timeout = options.timeout,
                 .one_host = options.local_size == options.size,
                 .device_index = static_cast<int>(options.local_rank),
-                .fake = options.fake}) {}
+                .fake = options.fake,
+                .busy = [this] {
+                  const std::thread::id inside = owner.load();
+                  return inside != std::thread::id{} && inside != std::this_thread::get_id();
+                }}) {}
 
   bool has_peers() const { return options.size > 1 && !options.fake; }
 
