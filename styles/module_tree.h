@@ -29,7 +29,9 @@ struct ModuleNode {
   ModuleKind kind = ModuleKind::kOther;
   bool renormalizes = false;       // an embedding with max_norm, which rewrites its rows in forward
   torch::nn::Module* module = nullptr;
-  std::vector<NamedTensor> tensors;                            // defined ones, parameters first
+  // Defined ones, parameters first. A Linear's or Embedding's "weight" that was assigned, so that it is not the registered one,
+  // comes before that.
+  std::vector<NamedTensor> tensors;
   std::vector<std::pair<std::string, std::size_t>> children;  // name, index in the tree
 };
 

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/softmax.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/utils.h>
+
+#include "tessera/dtensor/dtensor.h"
+
+// Ordinary torch::nn code, as one writes it for one process, and what its tests share.
+namespace tessera::testing {
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl(int64_t in, int64_t hidden, int64_t out, bool bias = true)
+      : up(register_module("up", torch::nn::Linear(torch::nn::LinearOptions(in, hidden).bias(bias)))),
+        down(register_module("down", torch::nn::Linear(torch::nn::LinearOptions(hidden, out).bias(bias)))) {}
+  at::Tensor forward(const at::Tensor& x) { return down(at::gelu(up->forward(x))); }
+  torch::nn::Linear up, down;
+};
+TORCH_MODULE(Mlp);
+
+// Separate q, k, v; x [b, t, d] -> [b, t, d].
+struct AttentionImpl : torch::nn::Module {
+  AttentionImpl(int64_t d, int64_t heads_count)
+      : heads(heads_count),
+        wq(register_module("wq", torch::nn::Linear(d, d))),
+        wk(register_module("wk", torch::nn::Linear(d, d))),
+        wv(register_module("wv", torch::nn::Linear(d, d))),
+        wo(register_module("wo", torch::nn::Linear(d, d))) {}
+
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor q = split(wq(x)), k = split(wk(x)), v = split(wv(x));
+    const double scale = 1.0 / std::sqrt(static_cast<double>(q.size(3)));
+    const at::Tensor weights = at::softmax(at::matmul(q, k.transpose(-2, -1)) * scale, -1);
+    const at::Tensor mixed = at::matmul(weights, v).transpose(1, 2).reshape({x.size(0), x.size(1), x.size(2)});
+    return wo(mixed);
+  }
+  at::Tensor split(const at::Tensor& x) const {
+    return x.view({x.size(0), x.size(1), heads, x.size(2) / heads}).transpose(1, 2);
+  }
+  int64_t heads;
+  torch::nn::Linear wq, wk, wv, wo;
+};
+TORCH_MODULE(Attention);
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl(int64_t d, int64_t heads, int64_t hidden)
+      : norm1(register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({d})))),
+        attn(register_module("attn", Attention(d, heads))),
+        norm2(register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({d})))),
+        mlp(register_module("mlp", Mlp(d, hidden, d))) {}
+  at::Tensor forward(at::Tensor x) {
+    x = x + attn(norm1(x));
+    return x + mlp(norm2(x));
+  }
+  torch::nn::LayerNorm norm1;
+  Attention attn;
+  torch::nn::LayerNorm norm2;
+  Mlp mlp;
+};
+TORCH_MODULE(Block);
+
+// Random, but equal on every rank and in every process.
+inline at::Tensor numbers(std::vector<int64_t> shape, uint64_t seed = 1, at::ScalarType dtype = at::kDouble) {
+  torch::manual_seed(seed);
+  return at::randn(shape, at::kDouble).to(dtype);
+}
+
+// Gives every parameter values that are equal on every rank; a norm's weight is not left at one, nor its bias at zero.
+inline void fill(torch::nn::Module& module, at::ScalarType dtype = at::kDouble) {
+  const at::NoGradGuard no_grad;
+  module.to(dtype);
+  torch::manual_seed(7);
+  for (at::Tensor& p : module.parameters()) p.copy_(at::randn(p.sizes(), at::kDouble) * 0.3);
+}
+
+inline at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
+
+// The largest difference over the largest magnitude of `want`. Collective on DTensors.
+inline double difference(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor have = whole(got);
+  if (have.sizes() != want.sizes()) return 1e300;
+  const double scale = want.abs().max().item<double>();
+  const double worst = (have - want.detach()).abs().max().item<double>();
+  return worst / (scale > 0 ? scale : 1.0);
+}
+
+// Compares parameters, or their gradients, of two modules of one kind; `except` leaves one out.
+inline void check_parameters(const torch::nn::Module& got, const torch::nn::Module& want, bool gradients, double tolerance,
+                             const std::string& except = "-") {
+  const auto wanted = want.named_parameters();
+  for (const auto& item : got.named_parameters()) {
+    if (item.key().find(except) != std::string::npos) continue;
+    CAPTURE(item.key());
+    const at::Tensor expected = wanted[item.key()];
+    const double worst = gradients ? difference(item.value().grad(), expected.grad()) : difference(item.value(), expected);
+    CAPTURE(worst);
+    CHECK(worst <= tolerance);
+  }
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,287 @@
+// Values and collectives of each style alone, on real ranks: cases 34 to 36 of the anchor, with local outputs and without.
+
+#include <string>
+#include <vector>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/linear.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/embedding.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/placement/layout.h"
+#include "tessera/styles/hooks.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/styles/blocks.h"
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::testing;
+using torch::nn::Linear;
+
+constexpr double kExact = 1e-13;
+
+DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
+
+// This rank's piece of `t` along `dim`.
+at::Tensor piece(const at::Tensor& t, int64_t dim) {
+  const Range mine = chunk_range(t.size(dim), world_size(), rank());
+  return t.narrow(dim, mine.offset, mine.size).contiguous();
+}
+
+at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().set_requires_grad(true); }
+
+// "all_reduce 1 all_gather 2"; "-" for none.
+std::string counts(const CommCounter& counter) {
+  std::string text;
+  for (const char* kind : {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter"}) {
+    if (counter.count(kind) > 0) text += (text.empty() ? "" : " ") + std::string(kind) + " " + std::to_string(counter.count(kind));
+  }
+  return text.empty() ? "-" : text;
+}
+
+// On one rank nothing communicates.
+std::string unless_alone(const std::string& text) { return world_size() == 1 ? "-" : text; }
+
+struct Case {
+  const char* why;
+  Style style;
+  Placement input;   // how x enters
+  Placement output;  // how y leaves
+  const char* forward;
+  const char* backward;
+};
+
+at::Tensor placed(const at::Tensor& x, const Placement& placement) {
+  return placement.is_shard() ? piece(x, placement.tensor_dim() < 0 ? x.dim() - 1 : placement.tensor_dim()) : x.clone();
+}
+
+// One Linear under `c`, x and y plain, each rank its piece.
+void run_linear(const Case& c, const at::Tensor& x, bool bias) {
+  CAPTURE(c.why);
+  CAPTURE(bias);
+  CAPTURE(x.dim());
+  const DeviceMesh mesh = line();
+  const torch::nn::LinearOptions options = torch::nn::LinearOptions(16, 16).bias(bias);
+  Linear reference(options), module(options);
+  fill(*reference);
+  fill(*module);
+  module->weight.set_requires_grad(bias);
+  parallelize_module(module, mesh, c.style);
+  CHECK(module->weight.requires_grad() == bias);
+  at::Tensor want_x = leaf(x), got_x = leaf(placed(x, c.input));
+  const at::Tensor want = reference->forward(want_x);
+  const at::Tensor weights = numbers(want.sizes().vec(), 5);
+  (want * weights).sum().backward();
+
+  CommCounter counter(mesh);
+  const Strict strict;
+  const at::Tensor got = module->forward(got_x);
+  CHECK(counts(counter) == unless_alone(c.forward));
+  REQUIRE_FALSE(is_dtensor(got));
+  CHECK(difference(got, placed(want, c.output)) <= kExact);
+  counter.reset();
+  (got * placed(weights, c.output)).sum().backward();
+  CHECK(counts(counter) == unless_alone(c.backward));
+  CHECK(difference(got_x.grad(), placed(want_x.grad(), c.input)) <= kExact);
+  if (bias) check_parameters(*module, *reference, /*gradients=*/true, kExact);
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("Linear with plain tensors in and out: values, gradients and collectives", {1, 2, 4}) {
+  const std::vector<Case> cases = {
+      {"34: colwise", ColwiseParallel({.use_local_output = true}), Replicate(), Shard(-1), "-", "all_reduce 1"},
+      {"34: colwise from S(0)", ColwiseParallel({.input_layouts = Shard(0), .use_local_output = true}), Shard(0), Shard(-1), "all_gather 1", "reduce_scatter 1"},
+      {"35: rowwise", RowwiseParallel({.use_local_output = true}), Shard(-1), Replicate(), "all_reduce 1", "-"},
+  };
+  for (const Case& c : cases) {
+    for (const bool bias : {true, false}) {
+      run_linear(c, numbers({8, 16}), bias);
+      run_linear(c, numbers({4, 3, 16}), bias);
+    }
+  }
+  // A bias added to pieces of the batch has its gradient summed over them, beside the collectives of the activations.
+  const Case scattered = {"35: rowwise to S(0)", RowwiseParallel({.output_layouts = Shard(0), .use_local_output = true}), Shard(-1), Shard(0), "reduce_scatter 1", "all_gather 1"};
+  run_linear(scattered, numbers({8, 16}), false);
+  run_linear(scattered, numbers({4, 3, 16}), false);
+}
+
+TESSERA_RANKS_TEST_CASE("a rowwise bias under a scattered output: its gradient is reduced once", {2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const bool local : {true, false}) {
+    for (const std::vector<int64_t>& shape : {std::vector<int64_t>{6, 12}, std::vector<int64_t>{6, 2, 12}}) {
+      CAPTURE(local);
+      CAPTURE(shape.size());
+      Linear reference(12, 12), module(12, 12);
+      fill(*reference);
+      fill(*module);
+      const at::Tensor x = numbers(shape), weights = numbers(shape, 5);
+      (reference->forward(x) * weights).sum().backward();
+      parallelize_module(module, mesh, RowwiseParallel({.output_layouts = Shard(0), .use_local_output = local}));
+      const at::Tensor y = module->forward(piece(x, x.dim() - 1));
+      CommCounter counter(mesh);
+      if (local) (y * piece(weights, 0)).sum().backward();
+      else (y * distribute_tensor(weights, mesh, {Shard(0)})).sum().backward();
+      CHECK(counter.count_by_path("bias") == 1);
+      check_parameters(*module, *reference, /*gradients=*/true, kExact);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("35: Embedding by rows and by columns: values, gradients and collectives", {1, 2, 4}) {
+  const std::vector<Case> cases = {
+      {"columns", ColwiseParallel({.use_local_output = true}), Replicate(), Shard(-1), "-", "-"},
+      {"rows", RowwiseParallel({.use_local_output = true}), Replicate(), Replicate(), "all_reduce 1", "-"},
+      {"rows to a sequence", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = true}), Replicate(), Shard(1), "reduce_scatter 1", "all_gather 1"},
+  };
+  const DeviceMesh mesh = line();
+  for (const Case& c : cases) {
+    CAPTURE(c.why);
+    torch::nn::Embedding reference(torch::nn::EmbeddingOptions(13, 8).padding_idx(3)), module(torch::nn::EmbeddingOptions(13, 8).padding_idx(3));
+    fill(*reference);
+    fill(*module);
+    const at::Tensor ids = at::arange(24, at::kLong).view({3, 8}).remainder(13);
+    const at::Tensor want = reference->forward(ids), weights = numbers(want.sizes().vec(), 5);
+    (want * weights).sum().backward();
+    parallelize_module(module, mesh, c.style);
+    CommCounter counter(mesh);
+    const Strict strict;
+    const at::Tensor got = module->forward(ids);
+    CHECK(counts(counter) == unless_alone(c.forward));
+    REQUIRE_FALSE(is_dtensor(got));
+    CHECK(difference(got, placed(want, c.output)) <= kExact);
+    counter.reset();
+    (got * placed(weights, c.output)).sum().backward();
+    CHECK(counts(counter) == unless_alone(c.backward));
+    check_parameters(*module, *reference, /*gradients=*/true, kExact);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("36: SequenceParallel LayerNorm: output S(1), no collective forward", {1, 2, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = numbers({20, 8 * world_size(), 12});
+  for (const bool local : {true, false}) {
+    CAPTURE(local);
+    torch::nn::LayerNorm reference(torch::nn::LayerNormOptions({12})), module(torch::nn::LayerNormOptions({12}));
+    fill(*reference);
+    fill(*module);
+    at::Tensor want_x = leaf(x), got_x = leaf(piece(x, 1));
+    const at::Tensor want = reference->forward(want_x), weights = numbers(want.sizes().vec(), 5);
+    (want * weights).sum().backward();
+    parallelize_module(module, mesh, SequenceParallel(1, {.use_local_output = local}));
+    CommCounter counter(mesh);
+    const Strict strict;
+    const at::Tensor got = module->forward(got_x);
+    CHECK(counts(counter) == "-");
+    REQUIRE(is_dtensor(got) == !local);
+    if (local) {
+      CHECK(difference(got, piece(want, 1)) <= kExact);
+      (got * piece(weights, 1)).sum().backward();
+    } else {
+      CHECK(placements_of(got) == Placements{Shard(1)});
+      (got * distribute_tensor(weights, mesh, {Shard(1)})).sum().backward();
+    }
+    CHECK(difference(got_x.grad(), piece(want_x.grad(), 1)) <= kExact);
+    check_parameters(*module, *reference, /*gradients=*/true, kExact);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("activations stay DTensors: layouts and collectives between a colwise and a rowwise Linear", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  Mlp reference(6, 12, 5), module(6, 12, 5);
+  fill(*reference);
+  fill(*module);
+  auto tp = parallelize_module(module, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{4, 6}, std::vector<int64_t>{2, 3, 6}}) {
+    const at::Tensor x = numbers(shape);
+    CommCounter counter(mesh);
+    const Strict strict;
+    const at::Tensor y = tp(x);
+    CHECK(is_dtensor(y));
+    CHECK(placements_of(y) == Placements{Replicate()});
+    CHECK(counts(counter) == unless_alone("all_reduce 1"));
+    CHECK(counter.count_by_path("down.weight") == (world_size() == 1 ? 0 : 1));
+    CHECK(difference(y, reference->forward(x)) <= kExact);
+  }
+}
+
+namespace {
+
+struct BoundaryImpl : torch::nn::Module {
+  BoundaryImpl() : inner(register_module("inner", Linear(4, 4))) {}
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& y) {
+    seen = {x, y};
+    return inner(x);
+  }
+  Linear inner;
+  std::vector<at::Tensor> seen;
+};
+TESSERA_MODULE(Boundary);
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("36: Prepare styles annotate plain tensors and redistribute", {1, 2, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = numbers({8, 4});
+  const std::string gathered = unless_alone("all_gather 1");
+  Boundary module, reference;
+  fill(*reference);
+  fill(*module);
+  auto tp = parallelize_module(
+      module, mesh,
+      {{"", PrepareModuleInputOutput({.input = {.input_layouts = {Shard(0), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}},
+                                      .output = {.output_layouts = {Replicate()}, .desired_output_layouts = {Shard(0)}, .use_local_output = true}})}});
+  CommCounter counter(mesh);
+  const at::Tensor y = tp(piece(x, 0), x);
+  CHECK(counts(counter) == gathered);  // the output is a local slice
+  CHECK(counter.count_by_path("the root module") == (world_size() == 1 ? 0 : 1));
+  CHECK(is_dtensor(module->seen.at(0)));
+  CHECK_FALSE(is_dtensor(module->seen.at(1)));
+  REQUIRE_FALSE(is_dtensor(y));
+  CHECK(difference(y, piece(reference->forward(x, x), 0)) <= kExact);
+  // A DTensor is not annotated again.
+  counter.reset();
+  tp(distribute_tensor(x, mesh, {Shard(0)}, kNoSource), x);
+  CHECK(counts(counter) == gathered);
+  tp(distribute_tensor(x, mesh, {Replicate()}, kNoSource), x);
+  CHECK(counts(counter) == gathered);
+}
+
+TESSERA_RANKS_TEST_CASE("a user's hook that throws on one rank fails the job with its text", {3}) {
+  const DeviceMesh mesh = line();
+  Boundary module;
+  auto tp = parallelize_module(module, mesh, {{"inner", RowwiseParallel({.input_layouts = Replicate()})}});
+  module->register_forward_pre_hook([](std::vector<at::Tensor>&) {
+    if (rank() == 1) throw std::runtime_error("rank 1 has had enough");
+  });
+  const at::Tensor x = at::ones({2, 4});
+  std::string message;
+  try {
+    tp(x, x);
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  CAPTURE(message);
+  CHECK(message.find("rank 1 has had enough") != std::string::npos);
+}
+
+TESSERA_RANKS_TEST_CASE("with data dimensions a plain activation is refused, naming from_local", {4}) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  Mlp mlp(4, 8, 4);
+  auto tp = parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+  std::string message;
+  try {
+    tp(at::ones({2, 4}));
+  } catch (const std::invalid_argument& error) {
+    message = error.what();
+  }
+  CAPTURE(message);
+  CHECK(message.find("from_local") != std::string::npos);
+  CHECK(message.find("up.weight") != std::string::npos);
+}

@@ -1,0 +1,307 @@
+// What parallelize_module does to parameters, seen in one process on a fake mesh.
+
+#include <string>
+#include <vector>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tensor.h"
+#include "tessera/styles/describe.h"
+#include "tessera/styles/distribute_module.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/styles/fake_mesh.h"
+
+namespace {
+
+using namespace tessera;
+using tessera::testing::fake_mesh;
+using torch::nn::Linear;
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl() : up(register_module("up", Linear(8, 6))), down(register_module("down", Linear(6, 8))) {}
+  at::Tensor forward(const at::Tensor& x) { return down(up(x)); }
+  Linear up, down;
+};
+TORCH_MODULE(Mlp);
+
+// An embedding's rows are the head's columns: one tensor, registered twice.
+struct TiedHeadImpl : torch::nn::LinearImpl {
+  explicit TiedHeadImpl(const at::Tensor& shared)
+      : LinearImpl(torch::nn::LinearOptions(shared.size(1), shared.size(0)).bias(false)) {
+    weight = parameters_["weight"] = shared;
+  }
+};
+TORCH_MODULE(TiedHead);
+
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() : tok(register_module("tok", torch::nn::Embedding(12, 8))), head(register_module("head", TiedHead(tok->weight))) {}
+  torch::nn::Embedding tok;
+  TiedHead head;
+};
+TORCH_MODULE(Tied);
+
+// Two parameters over one memory.
+struct AliasedImpl : torch::nn::Module {
+  explicit AliasedImpl(bool whole) {
+    a = register_module("a", Linear(torch::nn::LinearOptions(8, 8).bias(false)));
+    b = register_module("b", Linear(torch::nn::LinearOptions(8, 8).bias(false)));
+    b->weight.set_data(whole ? a->weight.detach() : a->weight.detach().t());
+  }
+  Linear a{nullptr}, b{nullptr};
+};
+TORCH_MODULE(Aliased);
+
+const Contract& contract_of(const at::Tensor& t) {
+  REQUIRE(tessera::detail::meta(t).contract != nullptr);
+  return *tessera::detail::meta(t).contract;
+}
+
+}  // namespace
+
+TEST_CASE("every style lays parameters out and leaves its contracts") {
+  struct Row {
+    const char* why;
+    Style style;
+    bool embedding;
+    Placement weight, bias;
+    std::vector<std::string> operators;
+    Placement input, desired;
+    std::optional<Placement> output;
+  };
+  const std::vector<std::string> linear = {"matmul", "addmm", "linear", "mm"};
+  const std::vector<Row> rows = {
+      {"colwise", ColwiseParallel(), false, Shard(0), Shard(0), linear, Replicate(), Replicate(), Shard(-1)},
+      {"colwise from a shard", ColwiseParallel({.input_layouts = Shard(0)}), false, Shard(0), Shard(0), linear, Shard(0), Replicate(), Shard(-1)},
+      {"colwise, gathered: the bias is added after", ColwiseParallel({.output_layouts = Replicate()}), false, Shard(0), Replicate(), linear, Replicate(), Replicate(), Replicate()},
+      {"rowwise", RowwiseParallel(), false, Shard(1), Replicate(), linear, Shard(-1), Shard(-1), Replicate()},
+      {"rowwise from whole", RowwiseParallel({.input_layouts = Replicate()}), false, Shard(1), Replicate(), linear, Replicate(), Shard(-1), Replicate()},
+      {"rowwise to a sequence", RowwiseParallel({.output_layouts = Shard(1)}), false, Shard(1), Replicate(), linear, Shard(-1), Shard(-1), Shard(1)},
+      {"rowwise, desired", RowwiseParallel({.desired_input_layouts = Replicate()}), false, Shard(1), Replicate(), linear, Shard(-1), Replicate(), Replicate()},
+      {"embedding by columns", ColwiseParallel(), true, Shard(1), Replicate(), {"embedding"}, Replicate(), Replicate(), Shard(-1)},
+      {"embedding by rows", RowwiseParallel(), true, Shard(0), Replicate(), {"embedding"}, Replicate(), Replicate(), Replicate()},
+      {"embedding by rows to a sequence", RowwiseParallel({.output_layouts = Shard(1)}), true, Shard(0), Replicate(), {"embedding"}, Replicate(), Replicate(), Shard(1)},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    const DeviceMesh mesh = fake_mesh(1, {4});
+    torch::nn::Embedding embedding(8, 6);
+    Linear module(6, 8);
+    if (row.embedding) parallelize_module(embedding, mesh, row.style, {.src_rank = kNoSource});
+    else parallelize_module(module, mesh, row.style, {.src_rank = kNoSource});
+    const at::Tensor weight = row.embedding ? embedding->weight : module->weight;
+    CHECK(placements_of(weight) == Placements{row.weight});
+    const Contract& contract = contract_of(weight);
+    CHECK(contract.path == "weight");
+    CHECK(contract.operators == row.operators);
+    CHECK(contract.input == row.input);
+    CHECK(contract.desired == row.desired);
+    CHECK(contract.output == row.output);
+    CHECK_FALSE(contract.use_local_output);
+    CHECK(contract.data_dims.empty());
+    if (!row.embedding) CHECK(placements_of(module->bias) == Placements{row.bias});
+    if (!row.embedding) CHECK(tessera::detail::meta(module->bias).contract == nullptr);
+  }
+}
+
+TEST_CASE("with a local output the bias knows how the plain result lies") {
+  Linear module(6, 8);
+  parallelize_module(module, fake_mesh(0, {2}), RowwiseParallel({.output_layouts = Shard(0), .use_local_output = true}),
+                     {.src_rank = kNoSource});
+  CHECK(contract_of(module->weight).use_local_output);
+  const Contract& bias = contract_of(module->bias);
+  CHECK(bias.path == "bias");
+  CHECK(bias.operators == std::vector<std::string>{"add"});
+  CHECK(bias.output == Shard(0));
+  CHECK(bias.use_local_output);
+}
+
+TEST_CASE("on a mesh of two dimensions the style stands on the tensor dimension, and the other splits the batch") {
+  for (const bool named : {true, false}) {
+    CAPTURE(named);
+    Mlp mlp;
+    const DeviceMesh mesh = named ? fake_mesh(3, {2, 2}, {"dp", "tp"}) : fake_mesh(3, {2, 2});
+    ParallelizeOptions options{.src_rank = kNoSource};
+    if (!named) options.tensor_dim = -1;
+    parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, options);
+    CHECK(placements_of(mlp->up->weight) == Placements{Replicate(), Shard(0)});
+    CHECK(placements_of(mlp->down->weight) == Placements{Replicate(), Replicate()});
+    CHECK(contract_of(mlp->up->weight).mesh_dim == 1);
+    CHECK(contract_of(mlp->up->weight).data_dims == std::vector<int64_t>{0});
+    CHECK(contract_of(mlp->up->weight).path == "up.weight");
+  }
+  Mlp mlp;
+  parallelize_module(mlp, fake_mesh(3, {2, 2}), {{"up", RowwiseParallel()}},
+                     {.tensor_dim = 0, .data_dims = std::vector<int64_t>{}, .src_rank = kNoSource});
+  CHECK(placements_of(mlp->up->weight) == Placements{Shard(1), Replicate()});
+  CHECK(contract_of(mlp->up->weight).data_dims.empty());
+}
+
+TEST_CASE("each rank keeps its part of its own values where there is no source") {
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    CAPTURE(rank);
+    Linear module(5, 6);
+    {
+      const at::NoGradGuard no_grad;
+      module->weight.copy_(at::arange(30, at::kFloat).view({6, 5}));
+    }
+    const at::Tensor whole = module->weight.detach().clone();
+    parallelize_module(module, fake_mesh(rank, {4}), ColwiseParallel(), {.src_rank = kNoSource});
+    const at::Tensor local = to_local(module->weight).detach();
+    const std::vector<int64_t> begin = {0, 2, 4, 6}, end = {2, 4, 6, 6};
+    const auto i = static_cast<std::size_t>(rank);
+    CHECK(at::equal(local, whole.slice(0, begin[i], end[i])));
+    CHECK(module->weight.sizes().vec() == std::vector<int64_t>{6, 5});
+  }
+}
+
+TEST_CASE("parameters keep their handles, requires_grad, dtype and gradient; buffers of every dtype come along") {
+  const DeviceMesh mesh = fake_mesh(0, {2});
+  torch::nn::Sequential model(Linear(4, 4), torch::nn::BatchNorm1d(4));
+  const auto linear = std::dynamic_pointer_cast<torch::nn::LinearImpl>(model->ptr(0));
+  linear->to(at::kDouble);
+  linear->weight.set_requires_grad(false);
+  linear->bias.mutable_grad() = at::ones({4}, at::kDouble);
+  const std::vector<at::Tensor> handles = model->parameters();
+  parallelize_module(model, mesh, {{"0", ColwiseParallel()}}, {.src_rank = kNoSource});
+  for (const at::Tensor& t : handles) CHECK(is_dtensor(t));
+  CHECK(handles.at(0).is_same(linear->weight));
+  CHECK_FALSE(linear->weight.requires_grad());
+  CHECK(linear->bias.requires_grad());
+  CHECK((linear->weight.scalar_type() == at::kDouble));
+  REQUIRE(is_dtensor(linear->bias.grad()));
+  CHECK(placements_of(linear->bias.grad()) == Placements{Shard(0)});
+  const auto buffers = model->named_buffers();
+  CHECK(placements_of(buffers["1.num_batches_tracked"]) == Placements{Replicate()});
+  CHECK((buffers["1.num_batches_tracked"].scalar_type() == at::kLong));
+  CHECK(placements_of(buffers["1.running_mean"]) == Placements{Replicate()});
+}
+
+TEST_CASE("a tied tensor stays one, with the contracts of both its modules") {
+  Tied model;
+  parallelize_module(model, fake_mesh(0, {2}),
+                     {{"tok", RowwiseParallel()}, {"head", ColwiseParallel({.output_layouts = Replicate()})}},
+                     {.src_rank = kNoSource});
+  CHECK(model->tok->weight.is_same(model->head->weight));
+  CHECK(placements_of(model->tok->weight) == Placements{Shard(0)});
+  const ContractPtr& all = tessera::detail::meta(model->tok->weight).contract;
+  REQUIRE(contract_for(all, "embedding") != nullptr);
+  REQUIRE(contract_for(all, "matmul") != nullptr);
+  CHECK(contract_for(all, "embedding")->path == "tok.weight");
+  CHECK(contract_for(all, "matmul")->path == "head.weight");
+  CHECK(contract_for(all, "add") == nullptr);
+}
+
+TEST_CASE("one style on a tied tensor's two modules is one contract") {
+  Tied model;
+  torch::nn::Sequential two(model->head, TiedHead(model->tok->weight));
+  parallelize_module(two, fake_mesh(0, {2}), {{"*", ColwiseParallel()}}, {.src_rank = kNoSource});
+  CHECK(contract_of(model->tok->weight).also == nullptr);
+}
+
+TEST_CASE("a weight tied by assigning the member is the one that is laid out") {
+  torch::nn::Embedding tok(12, 8);
+  Linear head(torch::nn::LinearOptions(8, 12).bias(false));
+  head->weight = tok->weight;
+  torch::nn::Sequential model(tok, head);
+  parallelize_module(model, fake_mesh(0, {2}), {{"0", RowwiseParallel()}, {"1", ColwiseParallel()}}, {.src_rank = kNoSource});
+  CHECK(placements_of(tok->weight) == Placements{Shard(0)});
+  CHECK(contract_for(tessera::detail::meta(head->weight).contract, "matmul") != nullptr);
+  CHECK(is_dtensor(head->named_parameters()["weight"]));
+}
+
+TEST_CASE("parameters over the same memory go on sharing it") {
+  Aliased model(/*whole=*/true);
+  parallelize_module(model, fake_mesh(1, {2}), {{"*", ColwiseParallel()}}, {.src_rank = kNoSource});
+  CHECK_FALSE(model->a->weight.is_same(model->b->weight));
+  CHECK(tessera::detail::meta(model->a->weight).local.is_alias_of(tessera::detail::meta(model->b->weight).local));
+}
+
+TEST_CASE("a module with two names is styled once") {
+  Linear shared(4, 4);
+  torch::nn::Sequential model(shared, shared);
+  parallelize_module(model, fake_mesh(0, {2}), {{"*", ColwiseParallel()}}, {.src_rank = kNoSource});
+  CHECK(contract_of(shared->weight).path == "0.weight");
+  CHECK(contract_of(shared->weight).also == nullptr);
+}
+
+TEST_CASE("SequenceParallel: whole parameters, activations cut along the sequence; nothing on a module without any") {
+  torch::nn::Sequential model(torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})), torch::nn::Dropout(),
+                              torch::nn::GroupNorm(2, 4));
+  parallelize_module(model, fake_mesh(0, {2}), {{"0", SequenceParallel()}, {"1", SequenceParallel()}, {"2", SequenceParallel(2)}},
+                     {.src_rank = kNoSource});
+  const auto parameters = model->named_parameters();
+  for (const auto& item : parameters) CHECK(placements_of(item.value()) == Placements{Replicate()});
+  CHECK(contract_for(tessera::detail::meta(parameters["0.weight"]).contract, "layer_norm")->input == Shard(1));
+  CHECK(contract_for(tessera::detail::meta(parameters["2.bias"]).contract, "add")->desired == Shard(2));
+}
+
+TEST_CASE("a style of the user's own") {
+  struct Halves : ParallelStyle {
+    void apply(ApplyContext& context) const override {
+      CHECK(context.path() == "down");
+      CHECK(context.type() == "torch::nn::LinearImpl");
+      CHECK(context.tensor_dim() == 0);
+      CHECK(context.has("bias"));
+      context.place("weight", Shard(-1));
+      context.contract("weight", {.operators = {"matmul"}, .input = Shard(-1), .desired = Shard(-1), .output = {}});
+    }
+    std::string name() const override { return "Halves"; }
+  };
+  Mlp mlp;
+  parallelize_module(mlp, fake_mesh(0, {2}), {{"down", Halves()}}, {.src_rank = kNoSource});
+  CHECK(placements_of(mlp->down->weight) == Placements{Shard(1)});
+  CHECK(placements_of(mlp->down->bias) == Placements{Replicate()});
+  CHECK_FALSE(contract_of(mlp->down->weight).output.has_value());
+}
+
+TEST_CASE("a rank outside the mesh has parameters without a piece") {
+  const auto world = World::fake(3, 4);
+  const DeviceMesh mesh(world, at::kCPU, Mesh({2}, {"tp"}, {0, 1}));
+  Mlp mlp;
+  parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}});
+  CHECK(mlp->up->weight.sizes().vec() == std::vector<int64_t>{6, 8});
+  CHECK(to_local(mlp->up->weight).numel() == 0);
+  CHECK(describe(*mlp).bytes_here() == 0);
+}
+
+TEST_CASE("describe shows each parameter, where it lies and its bytes here") {
+  Tied model;
+  const DeviceMesh mesh = fake_mesh(1, {8});
+  CHECK(describe(*model).rows.at(0).placements == std::nullopt);
+  parallelize_module(model, mesh, {{"tok", RowwiseParallel()}}, {.src_rank = kNoSource});
+  const Description description = describe(*model);
+  CHECK(description.bytes_here() == 2 * 8 * 4);
+  CHECK(description.bytes_global() == 12 * 8 * 4);
+  CHECK(description.rows.at(1).same_as == "tok.weight");
+  CHECK(to_string(description) ==
+        "path  type                                 parameter  global shape  placements  local shape    bytes here\n"
+        "tok   torch::nn::EmbeddingImpl             weight     [12, 8]       [S(0)]      [2, 8]                 64\n"
+        "head  (anonymous namespace)::TiedHeadImpl  weight     [12, 8]       [S(0)]      [2, 8]       = tok.weight\n"
+        "64 bytes here of 384\n");
+}
+
+TEST_CASE("distribute_module: what the partition function leaves is replicated") {
+  Mlp mlp;
+  const DeviceMesh mesh = fake_mesh(0, {2});
+  std::vector<std::string> seen;
+  distribute_module(*mlp, mesh, [&](const std::string& path, torch::nn::Module& module, const DeviceMesh& on) {
+    seen.push_back(path);
+    auto* const linear = module.as<torch::nn::LinearImpl>();
+    if (linear != nullptr) distribute_in_place(linear->weight, on, {Shard(0)}, kNoSource);
+  });
+  CHECK(seen == std::vector<std::string>{"", "up", "down"});
+  CHECK(placements_of(mlp->up->weight) == Placements{Shard(0)});
+  CHECK(placements_of(mlp->up->bias) == Placements{Replicate()});
+  CHECK(tessera::detail::meta(mlp->up->weight).contract == nullptr);
+}

@@ -1,0 +1,250 @@
+// What parallelize_module refuses, alike on every rank and before it has converted anything.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/ones.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/optim/sgd.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/styles/distribute_module.h"
+#include "tessera/styles/hooks.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/styles/fake_mesh.h"
+
+namespace {
+
+using namespace tessera;
+using tessera::testing::check_refused_on_every_rank;
+using tessera::testing::fake_mesh;
+using torch::nn::Linear;
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl() : up(register_module("up", Linear(8, 6))), down(register_module("down", Linear(6, 8))) {}
+  at::Tensor forward(const at::Tensor& x) { return down(up(x)); }
+  Linear up, down;
+};
+TORCH_MODULE(Mlp);
+using Mlp2Impl = MlpImpl;
+TESSERA_MODULE(Mlp2);
+
+struct HolderImpl : torch::nn::Module {
+  explicit HolderImpl(at::Tensor t) { register_parameter("weight", std::move(t), /*requires_grad=*/false); }
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+TORCH_MODULE(Holder);
+
+struct PairImpl : torch::nn::Module {
+  PairImpl(const at::Tensor& a, const at::Tensor& b) {
+    register_module("a", Holder(a));
+    register_module("b", Holder(b));
+  }
+};
+TORCH_MODULE(Pair);
+
+// Places its weight and leaves a contract of one operator.
+struct Placed : ParallelStyle {
+  explicit Placed(Placement where, Placement desired = Replicate(), std::string what = "weight")
+      : placement(where), layout(desired), parameter(std::move(what)) {}
+  void apply(ApplyContext& context) const override {
+    context.place(parameter, placement);
+    context.contract(parameter, {.operators = {"mul"}, .input = layout, .desired = layout, .output = {}});
+  }
+  std::string name() const override { return "Placed"; }
+  Placement placement, layout;
+  std::string parameter;
+};
+
+void refused(const ParallelPlan& plan, const std::string& text, const ParallelizeOptions& options = {}) {
+  check_refused_on_every_rank({2}, {}, text, [&](const DeviceMesh& mesh) {
+    Mlp mlp;
+    try {
+      parallelize_module(mlp, mesh, plan, options);
+    } catch (...) {
+      for (const at::Tensor& t : mlp->parameters()) CHECK_FALSE(is_dtensor(t));
+      throw;
+    }
+  });
+}
+
+template <class MakeModule>
+void refused_module(const MakeModule& make, const ParallelPlan& plan, const std::string& text) {
+  check_refused_on_every_rank({2}, {}, text, [&](const DeviceMesh& mesh) {
+    auto module = make();
+    parallelize_module(module, mesh, plan);
+  });
+}
+
+at::Tensor ones(std::vector<int64_t> shape) { return at::ones(shape); }
+
+}  // namespace
+
+TEST_CASE("plans that do not fit the module") {
+  refused({{"upp", ColwiseParallel()}}, "the pattern 'upp' (ColwiseParallel) matches no module");
+  refused({{"upp", ColwiseParallel()}}, "and the root's are: up, down. Set options.allow_unmatched");
+  refused({{"*.*", ColwiseParallel()}}, "the pattern '*.*'");
+  refused({{"up", ColwiseParallel()}, {"u*", RowwiseParallel()}},
+          "two styles for up: 'up' gives ColwiseParallel and 'u*' gives RowwiseParallel");
+  refused({{"", ColwiseParallel()}}, "ColwiseParallel does not know the module at the root of type");
+  refused({{"", RowwiseParallel()}}, "it knows torch::nn::Linear and torch::nn::Embedding");
+  refused({{"", SequenceParallel()}}, "SequenceParallel does not know the module at the root of type");
+  refused({{"up", SequenceParallel()}}, "SequenceParallel does not know the module up of type torch::nn::LinearImpl");
+  refused({{"up", std::shared_ptr<const ParallelStyle>(std::make_shared<ColwiseParallel>(
+                      StyleLayouts{.input_layouts = Partial()}))}},
+          "up (ColwiseParallel): an input cannot lie as P(sum)");
+  Mlp mlp;
+  parallelize_module(mlp, fake_mesh(0, {2}), {{"upp", ColwiseParallel()}}, {.src_rank = kNoSource, .allow_unmatched = true});
+  CHECK(is_dtensor(mlp->up->weight));
+}
+
+TEST_CASE("modules that a style does not know") {
+  refused_module([] { return torch::nn::Sequential(torch::nn::MultiheadAttention(8, 2)); }, {{"0", ColwiseParallel()}},
+                 "ColwiseParallel does not know the module 0 of type torch::nn::MultiheadAttention;");
+  refused_module([] { return torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({4}))); },
+                 {{"0", RowwiseParallel()}}, "RowwiseParallel does not know the module 0 of type torch::nn::LayerNormImpl");
+  refused_module([] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4).max_norm(1)); }, {{"", ColwiseParallel()}},
+                 "the root module (ColwiseParallel): an Embedding with max_norm rewrites whole rows in forward");
+  refused_module([] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4)); }, {{"", SequenceParallel()}},
+                 "SequenceParallel does not know the module at the root of type torch::nn::EmbeddingImpl");
+}
+
+TEST_CASE("what a style of the user's own may not ask for") {
+  refused({{"up", Placed(Shard(0), Replicate(), "wight")}},
+          "up (Placed): a torch::nn::LinearImpl has no parameter or buffer 'wight'; it has weight, bias");
+  refused({{"up", Placed(Shard(2))}}, "up.weight of shape [6, 8] cannot lie as S(2)");
+  refused({{"up", Placed(Shard(-3))}}, "cannot lie as S(-3)");
+  refused({{"up", Placed(Partial())}}, "cannot lie as P(sum)");
+  CHECK_THROWS_WITH_AS(Style(nullptr), "Style: the style is null; give a ParallelStyle, such as ColwiseParallel()",
+                       std::invalid_argument);
+}
+
+TEST_CASE("another exception in a user's style fails the job") {
+  struct Broken : ParallelStyle {
+    void apply(ApplyContext&) const override { throw std::runtime_error("out of ideas"); }
+    std::string name() const override { return "Broken"; }
+  };
+  Mlp mlp;
+  CHECK_THROWS_WITH_AS(parallelize_module(mlp, fake_mesh(0, {2}), {{"up", Broken()}}), "out of ideas", std::runtime_error);
+}
+
+TEST_CASE("Prepare styles need a module that can be hooked, and lists of one length") {
+  const Style prepare = PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}});
+  refused({{"up", prepare}}, "up (PrepareModuleInput): the forward of a torch::nn::LinearImpl cannot be hooked");
+  refused({{"up", prepare}}, "declare the class with TESSERA_MODULE(Name) of tessera/styles/hooks.h");
+  refused({{"", PrepareModuleOutput({.output_layouts = {Shard(0)}, .desired_output_layouts = {Replicate()}})}},
+          "the root module (PrepareModuleOutput)");
+  CHECK_THROWS_WITH_AS(PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {}}),
+                       "PrepareModuleInput: 1 layouts [S(0)] but 0 desired ones []; give one of each for every tensor, "
+                       "std::nullopt to leave one as it is",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(PrepareModuleOutput({.output_layouts = {Shard(0)}, .desired_output_layouts = {std::nullopt}}),
+                       "PrepareModuleOutput: tensor 0 has a layout in [S(0)] and none in [-]; give it a layout in both, or "
+                       "std::nullopt in both",
+                       std::invalid_argument);
+  CHECK_THROWS_AS(PrepareModuleInputOutput({.input = {.input_layouts = {Shard(0)}, .desired_input_layouts = {}}, .output = {}}),
+                  std::invalid_argument);
+}
+
+TEST_CASE("Prepare styles refuse another number of tensors, plain ones with data dimensions, and another mesh, at forward") {
+  const Style prepare = PrepareModuleInput({.input_layouts = {Shard(0), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}});
+  check_refused_on_every_rank({2}, {}, "PrepareModuleInput of the root module: 2 layouts [S(0), -] for 1 tensors", [&](const DeviceMesh& mesh) {
+    Mlp2 m;
+    auto tp = parallelize_module(m, mesh, prepare, {.src_rank = kNoSource});
+    tp(ones({2, 8}));
+  });
+  const Style one = PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}});
+  check_refused_on_every_rank({2, 2}, {"dp", "tp"}, "tensor 0 is plain, and on a mesh with data dimensions nobody can know", [&](const DeviceMesh& mesh) {
+    Mlp2 m;
+    auto tp = parallelize_module(m, mesh, one, {.src_rank = kNoSource});
+    tp(ones({2, 8}));
+  });
+  check_refused_on_every_rank({2}, {}, "but the module lies on", [&](const DeviceMesh& mesh) {
+    Mlp2 m;
+    auto tp = parallelize_module(m, mesh, one, {.src_rank = kNoSource});
+    const DeviceMesh other(mesh.world_ptr(), at::kCPU, Mesh({2}, {"other"}));
+    tp(from_local(ones({2, 8}), other, {Shard(0)}));
+  });
+}
+
+TEST_CASE("meshes and options that do not fit") {
+  const auto on_grid = [](const std::vector<std::string>& names, const ParallelizeOptions& options, const std::string& text) {
+    check_refused_on_every_rank({2, 2}, names, text, [&](const DeviceMesh& mesh) {
+      Mlp mlp;
+      parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, options);
+    });
+  };
+  on_grid({}, {}, "the mesh (2, 2) has 2 dimensions and none called tp; give options.tensor_dim");
+  on_grid({"a", "b"}, {}, "give options.tensor_dim");
+  on_grid({}, {.tensor_dim = 2}, "2");
+  on_grid({}, {.tensor_dim = 1, .data_dims = std::vector<int64_t>{1}}, "name mesh dimension 1 which is the tensor dimension");
+  on_grid({}, {.tensor_dim = 1, .data_dims = std::vector<int64_t>{0, -2}}, "name mesh dimension -2 twice");
+  on_grid({"dp", "tp"}, {.src_rank = 4}, "src_rank 4 is not on the mesh");
+  on_grid({"dp", "tp"}, {.optimizers = {nullptr}}, "options.optimizers holds a null pointer");
+}
+
+TEST_CASE("tied tensors on which styles disagree") {
+  const auto tied = [] {
+    const at::Tensor shared = ones({4, 4});
+    return Pair(shared, shared);
+  };
+  refused_module(tied, {{"a", Placed(Shard(0))}, {"b", Placed(Shard(1))}},
+                 "a.weight and b.weight is one tensor: a (Placed) lays it out as S(0), and b (Placed) as S(1)");
+  refused_module(tied, {{"a", Placed(Shard(0), Shard(1))}, {"b", Placed(Shard(0), Shard(0))}},
+                 "a.weight and b.weight are one tensor, and their styles say different layouts for the operator 'mul'");
+}
+
+TEST_CASE("parameters that cannot be converted") {
+  const at::Tensor memory = ones({4, 4});
+  refused_module([&] { return Pair(memory.slice(0, 0, 3), memory.slice(0, 1, 4)); }, {{"a", Placed(Shard(0))}},
+                 "a.weight and b.weight view overlapping parts of one storage");
+  refused_module([&] { return Pair(memory, memory.t()); }, {}, "give each its own memory (clone)");
+  refused_module([&] { return Pair(memory, memory.detach()); }, {{"a", Placed(Shard(0))}},
+                 "a.weight and b.weight share their memory, but would lie as [S(0)] and [R]");
+  refused_module([&] { return Holder(ones({4}).to_sparse()); }, {}, "weight is sparse; only dense tensors have a layout over ranks");
+  refused_module([&] { return Holder(at::ones({4}, at::kMeta)); }, {}, "weight is on the meta device, without values");
+  refused_module([&] { return Holder(ones({4}).set_requires_grad(true) * 2); }, {}, "weight is the result of an operator, not a leaf");
+  Pair apart(memory.slice(0, 0, 2), memory.slice(0, 2, 4));
+  parallelize_module(apart, fake_mesh(0, {2}), {}, {.src_rank = kNoSource});
+}
+
+TEST_CASE("a parameter that another call has laid out") {
+  check_refused_on_every_rank({2}, {}, "up (RowwiseParallel): the parameter up.weight is a DTensor already", [&](const DeviceMesh& mesh) {
+    Mlp mlp;
+    parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, {.src_rank = kNoSource});
+    parallelize_module(mlp, mesh, {{"up", RowwiseParallel()}}, {.src_rank = kNoSource});
+  });
+  Mlp mlp;
+  const DeviceMesh mesh = fake_mesh(0, {2});
+  parallelize_module(mlp->up, mesh, ColwiseParallel(), {.src_rank = kNoSource});
+  parallelize_module(mlp, mesh, {{"down", RowwiseParallel()}}, {.src_rank = kNoSource});
+  CHECK(placements_of(mlp->up->weight) == Placements{Shard(0)});
+  CHECK(placements_of(mlp->down->weight) == Placements{Shard(1)});
+}
+
+TEST_CASE("an optimizer that holds state already") {
+  check_refused_on_every_rank({2}, {}, "an optimizer holds state for up.weight, laid out as the parameter is now; parallelize", [&](const DeviceMesh& mesh) {
+    Mlp mlp;
+    torch::optim::SGD sgd(mlp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    mlp->forward(ones({2, 8})).sum().backward();
+    sgd.step();
+    parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, {.src_rank = kNoSource, .optimizers = {&sgd}});
+  });
+  Mlp mlp;
+  torch::optim::SGD fresh(mlp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  parallelize_module(mlp, fake_mesh(0, {2}), {}, {.src_rank = kNoSource, .optimizers = {&fresh}});
+  CHECK(is_dtensor(fresh.param_groups().at(0).params().at(0)));
+}
+
+TEST_CASE("distribute_module: hooks need a module that has them") {
+  Mlp mlp;
+  CHECK_THROWS_AS(distribute_module(*mlp, fake_mesh(0, {2}), {}, {.input_fn = [](std::vector<at::Tensor>&) {}}),
+                  std::invalid_argument);
+  CHECK_FALSE(is_dtensor(mlp->up->weight));
+}
