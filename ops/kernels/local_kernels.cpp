@@ -1,5 +1,6 @@
 // The local kernels that rules name: operators whose piece of the result is not the operator on the pieces.
 
+#include <algorithm>
 #include <stdexcept>
 
 #include <ATen/TensorOperators.h>
@@ -121,16 +122,26 @@ void nll_loss_mean(const LocalCall& call, Stack& stack) {
   stack.assign({loss / total, total});
 }
 
-// A view of input 0 with the sizes of the result, for operators that would read more from the piece's sizes than is true of the
-// whole: squeeze drops dimensions of size 1, and a piece may have more of them.
+// Input 0 with the local sizes of the result, for operators that would read more from the piece's sizes or strides than is true of
+// the whole: squeeze drops dimensions of size 1, and a piece may have more of them; _reshape_alias names the whole's strides.
 void reshape(const LocalCall& call, Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
-  stack.assign({self.view(call.outputs[0]->local_sizes)});
+  stack.assign({self.reshape(call.outputs[0]->local_sizes)});
+}
+
+// Losses by element with reduction = mean, and their backward: the sum over the pieces, divided by the elements of the whole.
+void mean_loss(const LocalCall& call, Stack& stack) {
+  constexpr int64_t kSum = 2;
+  int64_t count = 1;
+  for (const SpecPtr& spec : call.inputs) count = spec == nullptr ? count : std::max(count, spec->numel());
+  stack.at(static_cast<std::size_t>(call.op.schema().argumentIndexWithName("reduction").value())) = kSum;
+  call.op.callBoxed(stack);
+  stack[0].toTensor().div_(static_cast<double>(count));
 }
 
 [[maybe_unused]] const bool registered =
     register_local_kernel("mean", mean) && register_local_kernel("extremum", extremum) &&
-    register_local_kernel("reshape", reshape) && register_local_kernel("embedding", embedding) &&
+    register_local_kernel("reshape", reshape) && register_local_kernel("mean_loss", mean_loss) && register_local_kernel("embedding", embedding) &&
     register_local_kernel("embedding_dense_backward", embedding_dense_backward) &&
     register_local_kernel("nll_loss_mean", nll_loss_mean, /*communicates=*/true);
 

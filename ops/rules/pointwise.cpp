@@ -144,26 +144,40 @@ OpRule dropout(const OpCall& call) {
   return rule;
 }
 
-// Losses and their backward ask for no reduction (0), the mean (1) or the sum (2).
-int64_t reduction(const OpCall& call) { return call.has_arg("reduction") ? call.arg("reduction").toInt() : 0; }
+// What losses and their backward ask for.
+enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 
-// A mean of pieces needs their counts: the mean is left to replication.
+int64_t reduction(const OpCall& call) { return call.arg("reduction").toInt(); }
+
+bool same_sizes(const OpCall& call, std::size_t first) {
+  return std::all_of(call.inputs.begin() + static_cast<std::ptrdiff_t>(first), call.inputs.end(),
+                     [&](const TensorInfo& input) { return !input.defined || input.sizes == call.inputs[first].sizes; });
+}
+
+// (self, target, ...): pieces give terms of the sum, and of the mean by a kernel that knows the count of the whole. A term of a
+// broadcast input would be counted once a piece.
 OpRule loss(const OpCall& call) {
-  if (reduction(call) == 0) return plain(call);
-  if (reduction(call) == 1) return {};
-  const auto sizes = broadcast_sizes(call.inputs);
+  if (reduction(call) == kNone) return plain(call);
+  OpRule rule;
+  const Labels all = letters(call.inputs.at(0).sizes.size());
   std::vector<Labels> inputs;
-  for (const TensorInfo& input : call.inputs) {
-    inputs.push_back(broadcast_labels(input.sizes, sizes, letters(sizes.size())));
-    // A term of a broadcast input would be counted once a piece.
-    if (input.defined && input.sizes != sizes) return {};
-  }
-  OpRule rule{.strategies = shard_factors(inputs, {Labels()})};
+  for (const TensorInfo& input : call.inputs) inputs.push_back(input.defined ? all : Labels());
+  if (same_sizes(call, 0)) rule.strategies = shard_factors(inputs, {Labels()});
+  for (Strategy& strategy : rule.strategies) strategy.kernel = reduction(call) == kMean ? "mean_loss" : "";
   if (const auto type = common_type(call)) rule.outputs = {{.sizes = {}, .dtype = *type}};
   return rule;
 }
 
-OpRule loss_backward(const OpCall& call) { return reduction(call) == 1 ? OpRule() : linear_in_first(call); }
+// (grad, self, target, ...)
+OpRule loss_backward(const OpCall& call) {
+  OpRule rule = plain(call);
+  if (reduction(call) == kMean) {
+    if (!same_sizes(call, 1)) rule.strategies.clear();
+    for (Strategy& strategy : rule.strategies) strategy.kernel = "mean_loss";
+  }
+  add_linear_where_exact(rule, call, {{0}});
+  return rule;
+}
 
 constexpr RuleEntry kSpecial[] = {
     {"add", sum_of_tensors},

@@ -43,9 +43,10 @@ struct OpCall {
 // computes it when the operator itself, run on the pieces, would not (see dtensor/dispatch/local_kernel.h):
 //   mean                      the sum of the piece, divided by the count of elements that the whole reduces into one
 //   extremum                  the operator, where a piece without elements gives the reduction's neutral element
-//   reshape                   input 0 viewed with the local sizes of output 0
+//   reshape                   input 0 with the local sizes of output 0
 //   embedding                 rows that this rank lacks give zeros
 //   embedding_dense_backward  the rows of the whole gradient that this rank holds (an output Shard(0), inputs whole)
+//   mean_loss                 the operator with a sum in place of its mean, divided by the elements of the whole
 //   nll_loss_mean             the local sum divided by the total weight of all ranks; the total weight, whole
 struct Strategy {
   std::vector<Placement> inputs;
@@ -56,6 +57,8 @@ struct Strategy {
 // What an operator may do on ONE mesh dimension. Replicating everything is always possible and comes first.
 struct OpRule {
   std::vector<Strategy> strategies;
+  // The local kernel where the strategies chosen name none, replication included.
+  std::string_view kernel = {};
   // The argument that holds the sizes of the result, which the local call gets as the local ones; -1 for none.
   int size_arg = -1;
   // The argument that holds the strides of the result: the local call gets dense ones in the same memory order; -1 for none.

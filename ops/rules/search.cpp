@@ -24,6 +24,7 @@ class Search {
     replicate_ = {.inputs = Placements(inputs.size(), Replicate()), .outputs = Placements(num_outputs, Replicate())};
     choice_.inputs.resize(inputs.size());
     choice_.outputs.resize(num_outputs);
+    choice_.kernel = rule.kernel;
   }
 
   std::optional<Choice> run() {

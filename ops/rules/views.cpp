@@ -63,7 +63,13 @@ OpRule view(const OpCall& call) {
   const Sizes& from = call.inputs.at(0).sizes;
   OpRule rule = regroup(call, from, call.outputs.empty() ? asked_sizes(call, from) : call.outputs[0].sizes);
   rule.size_arg = static_cast<int>(call.arg_index("size"));
-  if (call.has_arg("stride")) rule.stride_arg = static_cast<int>(call.arg_index("stride"));
+  return rule;
+}
+
+// The strides are those of the whole in one process; a piece, or a tensor that was gathered, lies otherwise in memory.
+OpRule reshape_alias(const OpCall& call) {
+  OpRule rule = view(call);
+  rule.kernel = "reshape";
   return rule;
 }
 
@@ -233,6 +239,50 @@ OpRule unfold_backward(const OpCall& call) {
   return rule;
 }
 
+// ---- chosen elements
+
+// Zero outside the triangle.
+OpRule triangle(const OpCall& call) { return whole_dims(call, {ndim(call) - 2, ndim(call) - 1}); }
+
+// Pairs of paddings from the last dimension on. Zeros reduce to zero by every reduction, other values do not.
+OpRule pad(const OpCall& call) {
+  const Sizes amounts = call.arg("pad").toIntVector();
+  Sizes padded;
+  for (std::size_t i = 0; i < amounts.size(); ++i) {
+    if (amounts[i] != 0) padded.push_back(ndim(call) - 1 - static_cast<int64_t>(i / 2));
+  }
+  if (call.arg("value").toScalar().toDouble() == 0) return whole_dims(call, padded);
+  const Labels labels = with_whole(labels_of(call.inputs.at(0)), padded);
+  return {.strategies = shard_factors({labels}, {labels})};
+}
+
+// (self, index of one dimension): I for its elements.
+OpRule index_select(const OpCall& call) {
+  const auto dim = static_cast<std::size_t>(call.dim("dim", ndim(call)));
+  Labels self = labels_of(call.inputs.at(0));
+  Labels output = self;
+  if (self.empty() || call.inputs.at(1).ndim() != 1) return {};
+  self[dim] = '-';
+  output[dim] = 'I';
+  OpRule rule = moved(call, {self, "I"}, output);
+  rule.outputs = {call.inputs[0]};
+  rule.outputs[0].sizes[dim] = call.inputs[1].sizes[0];
+  return rule;
+}
+
+// (self, index): elsewhere than at `dim` the index may be shorter, and its elements then stand for the first ones.
+OpRule gather(const OpCall& call) {
+  const Sizes& self_sizes = call.inputs.at(0).sizes;
+  const Sizes& index_sizes = call.inputs.at(1).sizes;
+  if (self_sizes.size() != index_sizes.size() || self_sizes.empty()) return {};
+  const auto dim = static_cast<std::size_t>(call.dim("dim", ndim(call)));
+  Labels self = broadcast_labels(self_sizes, index_sizes, labels_of(call.inputs[0]));
+  Labels index = self;
+  self[dim] = '-';
+  index[dim] = 'I';
+  return moved(call, {self, index}, index);
+}
+
 // ---- several tensors
 
 constexpr std::array kAllReductions = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct};
@@ -294,7 +344,7 @@ OpRule repeat(const OpCall& call) {
 constexpr RuleEntry kTable[] = {
     {"view", view},
     {"_unsafe_view", view},
-    {"_reshape_alias", view},
+    {"_reshape_alias", reshape_alias},
     {"_reshape_copy", view},
     {"view_copy", view},
     {"expand", expand},
@@ -325,6 +375,11 @@ constexpr RuleEntry kTable[] = {
     {"slice_backward", slice_backward},
     {"diagonal_backward", diagonal_backward},
     {"unfold_backward", unfold_backward},
+    {"tril", triangle},
+    {"triu", triangle},
+    {"constant_pad_nd", pad},
+    {"index_select", index_select},
+    {"gather", gather},
     {"cat", cat},
     {"stack", stack},
     {"slice_scatter", scatter_part},

@@ -54,6 +54,14 @@ Tensors extremum(const RankCall& rank) {
   return {at::full(sizes, is_max ? -infinity : infinity, piece.options())};
 }
 
+Tensors mean_loss(const RankCall& rank) {
+  torch::jit::Stack args = rank.args;
+  args[rank.sample.call().arg_index("reduction")] = 2;
+  int64_t count = 0;
+  for (const at::Tensor& whole : rank.sample.tensors()) count = whole.defined() ? std::max(count, whole.numel()) : count;
+  return {rank.sample.run(args)[0] / count};
+}
+
 Tensors reshape(const RankCall& rank) { return {rank.args[0].toTensor().reshape(rank.local_sizes(0))}; }
 
 Tensors embedding(const RankCall& rank) {
@@ -83,6 +91,7 @@ const std::map<std::string_view, Kernel>& kernels() {
   static const std::map<std::string_view, Kernel> table = {
       {"mean", mean},
       {"extremum", extremum},
+      {"mean_loss", mean_loss},
       {"reshape", reshape},
       {"embedding", embedding},
       {"embedding_dense_backward", embedding_dense_backward},
