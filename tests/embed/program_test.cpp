@@ -1,0 +1,130 @@
+// The program as a user starts it: by tools/launch, by torchrun and by mpirun.
+
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <fstream>
+#include <regex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "tessera/tests/harness/skip.h"
+#include "tessera/tools/launcher/private_folder.h"
+
+namespace {
+
+struct Outcome {
+  int exit_code = 0;
+  std::string output;  // both streams
+};
+
+Outcome shell(const std::string& command) {
+  std::FILE* const pipe = ::popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) throw std::runtime_error("cannot start a shell");
+  Outcome outcome;
+  std::array<char, 4096> buffer{};
+  while (const std::size_t read = std::fread(buffer.data(), 1, buffer.size(), pipe))
+    outcome.output.append(buffer.data(), read);
+  const int status = ::pclose(pipe);
+  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return outcome;
+}
+
+const std::string kLaunch = "timeout 120 tools/launcher/launch --no-prefix -n ";
+
+// The program with its weights and vocabulary.
+std::string program(const std::string& more = "") {
+  const std::string model = std::getenv("MINILM");
+  return fmt::format(" examples/embed/embed --weights {0} --vocab {0}/vocab.txt {1}", model, more);
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string last_line(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text.substr(text.rfind('\n') + 1);
+}
+
+void check_success(const Outcome& outcome) {
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  CHECK(std::regex_match(last_line(outcome.output), std::regex("largest difference from one process: [0-9.e-]+")));
+}
+
+}  // namespace
+
+TEST_CASE("embed on 4 ranks prints everything once and ends with the difference from one process") {
+  const Outcome outcome = shell(kLaunch + "4" + program());
+  check_success(outcome);
+  CAPTURE(outcome.output);
+  for (const std::string part :
+       {"plan on {tp: 4} on cpu\n", "encoder.layer.*.attention.self.query", "ColwiseParallel", "100%", "weights on rank 0\n",
+        "embeddings.word_embeddings", "[30522, 384]", "[7631, 384]", "weight bytes\n", "rank 3",
+        "collectives of one forward: 13\n", "all_reduce", "similarities\n", "the nearest sentence to each\n",
+        "The cat is sleeping on the warm windowsill."}) {
+    CAPTURE(part);
+    CHECK(contains(outcome.output, part));
+  }
+  CHECK(outcome.output.find("plan on") == outcome.output.rfind("plan on"));
+}
+
+TEST_CASE("embed --text: a sentence a line, empty lines left out") {
+  const tessera::PrivateFolder folder;
+  const std::string path = folder.path() + "/text";
+  std::ofstream(path) << "Rain is falling.\n\n  \nIt is a wet day.\nTaxes are due in April.\n";
+  const Outcome outcome = shell(kLaunch + "3" + program("--text " + path));
+  check_success(outcome);
+  CHECK(contains(outcome.output, "Rain is falling.         ->  It is a wet day."));
+}
+
+TEST_CASE("embed alone is a job of one process: no collectives, no difference") {
+  const Outcome outcome = shell("timeout 120" + program());
+  check_success(outcome);
+  CHECK(contains(outcome.output, "collectives of one forward: 0\n"));
+}
+
+TEST_CASE("embed: mistakes are named, and the job ends") {
+  struct Row {
+    std::string why;
+    std::string command;
+    std::string want;
+  };
+  const tessera::PrivateFolder folder;
+  const std::string empty = folder.path() + "/empty";
+  std::ofstream(empty) << "\n";
+  const std::vector<Row> rows = {
+      {"heads", kLaunch + "5" + program(), "12 attention heads do not divide over 5 ranks; start 1, 2, 3, 4, 6 or 12"},
+      {"no text", kLaunch + "2" + program("--text no/such/file"), "--text: cannot read 'no/such/file'"},
+      {"no sentence", kLaunch + "2" + program("--text " + empty), "has no sentence; write one a line"},
+      {"no weights", kLaunch + "2 examples/embed/embed --vocab x", "--weights is required"},
+      {"weights that are not there", kLaunch + "2" + program("--weights no/such.safetensors --text " + empty + "2"),
+       "no/such"},
+  };
+  std::ofstream(empty + "2") << "A sentence.\n";
+  for (const Row& row : rows) {
+    const Outcome outcome = shell(row.command);
+    CAPTURE(row.why);
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code != 0);
+    CHECK(outcome.exit_code != 124);
+    CHECK(contains(outcome.output, row.want));
+  }
+}
+
+TEST_CASE("torchrun --no-python starts embed on 2 ranks") {
+  const std::string torchrun =
+      std::string(std::getenv("PYTHON")) + " -m torch.distributed.run --no-python --nproc_per_node=2";
+  check_success(shell("timeout 120 " + torchrun + program()));
+}
+
+TEST_CASE("mpirun starts embed on 2 ranks") {
+  if (shell("command -v mpirun").exit_code != 0) TESSERA_SKIP("mpirun is not installed; apt-get install openmpi-bin");
+  check_success(shell("timeout 120 mpirun --allow-run-as-root --oversubscribe -np 2" + program()));
+}
