@@ -11,13 +11,17 @@
 namespace tessera {
 
 // Collectives over one dimension of a mesh, n = mesh.size(mesh_dim). All are out of place, take any strides, return
-// contiguous tensors, and are identities without communication when n is 1. Each is recorded with the world's observers
-// under its own name, with the bytes of `input`. dtypes that a backend cannot move travel as bytes; those that it cannot
-// reduce are widened (int16, int8, float8), reduced and narrowed; bool reduces by max and min as 0 and 1, and is refused for
-// the others. avg of integers is refused. Empty tensors (0 elements) communicate nothing.
+// contiguous tensors, and are identities without communication when n is 1: the result may then share the input's storage.
+// Each is recorded with the world's observers under its own name, with the bytes of what this rank puts in (broadcast and
+// scatter: 0 elsewhere than at the source). dtypes that a backend cannot move travel as bytes; those that it cannot reduce
+// are widened (int8, int16, uint16, uint32, float8), reduced and narrowed; bool reduces by max and min as 0 and 1, and is
+// refused for the others. avg of integers is refused. Tensors that are empty on every rank communicate nothing. No gradient
+// passes.
 //
-// Throws std::invalid_argument on arguments (before communicating), std::runtime_error when the group fails (see World).
-// A rank outside the mesh must not call them.
+// On the CPU reductions of reduce_scatter are added in the order of coordinates.
+//
+// Throws std::invalid_argument on arguments (before communicating), std::runtime_error when the group fails (see World) or
+// another thread of this rank is in a collective. A rank outside the mesh must not call them.
 
 // [*] -> [n, *]: row i is the tensor of coordinate i. Equal shapes on every rank.
 at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim);

@@ -1,10 +1,9 @@
 #include "tessera/mesh/device_mesh.h"
 
+#include <algorithm>
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <stdexcept>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -67,7 +66,6 @@ c10::Device device_of(const World& world, c10::DeviceType type) {
 // Equal meshes share one Impl while any of them lives, so that comparing two is comparing pointers.
 class InternTable {
  public:
-  using Value = DeviceMesh;
   template <typename Impl, typename Make>
   std::shared_ptr<const Impl> get(uint64_t world, c10::DeviceType type, const Mesh& mesh, const Make& make);
 
@@ -80,6 +78,7 @@ class InternTable {
   };
   std::mutex mutex_;
   std::unordered_multimap<std::size_t, Entry> entries_;
+  std::size_t next_sweep_ = 64;  // entries at which those of dead meshes are removed
 };
 
 template <typename Impl, typename Make>
@@ -96,6 +95,10 @@ std::shared_ptr<const Impl> InternTable::get(uint64_t world, c10::DeviceType typ
       return std::static_pointer_cast<const Impl>(held);
     }
     ++entry;
+  }
+  if (entries_.size() >= next_sweep_) {
+    std::erase_if(entries_, [](const auto& entry) { return entry.second.held.expired(); });
+    next_sweep_ = std::max<std::size_t>(64, 2 * entries_.size());
   }
   std::shared_ptr<const Impl> made = make();
   entries_.emplace(mesh.hash(), Entry{world, type, mesh, made});
