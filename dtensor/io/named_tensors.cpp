@@ -52,10 +52,10 @@ int64_t fingerprint_of(const std::vector<SafetensorsHeader>& plan, const std::st
   return static_cast<int64_t>(std::hash<std::string>()(all) >> 1);
 }
 
-std::vector<SafetensorsHeader> make_plan(const std::vector<NamedTensor>& tensors, int64_t max_shard_bytes,
+std::vector<SafetensorsHeader> make_plan(const std::vector<SavedTensor>& tensors, int64_t max_shard_bytes,
                                          const std::map<std::string, std::string>& metadata) {
   std::vector<TensorEntry> entries;
-  for (const NamedTensor& item : tensors) {
+  for (const SavedTensor& item : tensors) {
     entries.push_back({item.name, item.tensor.scalar_type(), item.tensor.sizes().vec(), 0, 0});
   }
   return plan_checkpoint(std::move(entries), max_shard_bytes, metadata);
@@ -63,10 +63,10 @@ std::vector<SafetensorsHeader> make_plan(const std::vector<NamedTensor>& tensors
 
 // Gathers and appends tensor after tensor. The writing rank goes on after an error, for the others are in the gathering;
 // what it was is returned.
-std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, const std::vector<NamedTensor>& tensors,
+std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, const std::vector<SavedTensor>& tensors,
                                  std::optional<CheckpointWriter>& writer) {
   std::unordered_map<std::string, const at::Tensor*> by_name;
-  for (const NamedTensor& item : tensors) by_name.emplace(item.name, &item.tensor);
+  for (const SavedTensor& item : tensors) by_name.emplace(item.name, &item.tensor);
   std::exception_ptr failure;
   for (const SafetensorsHeader& header : plan) {
     for (const TensorEntry& entry : header.tensors) {
@@ -100,7 +100,7 @@ std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
   return result;
 }
 
-void save_tensors(const std::vector<NamedTensor>& tensors, const std::vector<DeviceMesh>& meshes, const std::string& path,
+void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes, const std::string& path,
                   int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata, const char* op) {
   const at::NoGradGuard no_grad;
   const Agreement agreement(meshes, op);

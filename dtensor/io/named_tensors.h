@@ -26,14 +26,14 @@ struct ModuleTensor {
 // Throws std::invalid_argument on one that a file cannot hold (sparse, quantized, without data), by name.
 std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module);
 
-struct NamedTensor {
+struct SavedTensor {
   std::string name;
   at::Tensor tensor;
 };
 
 // Saves the global values of `tensors`, plain ones and DTensors, as save_weights in weights.h says, with the ranks of `meshes`
 // (those of the DTensors among them). `op` is charged with the communication and starts the messages.
-void save_tensors(const std::vector<NamedTensor>& tensors, const std::vector<DeviceMesh>& meshes, const std::string& path,
+void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes, const std::string& path,
                   int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata, const char* op);
 
 // The part of `tensor` that this rank holds: all of a plain tensor. Only where is_held(tensor). `name` is for messages: throws

@@ -29,7 +29,7 @@ std::string list_field(const char* field, std::size_t i) { return fmt::format("{
 
 struct StateSaver {
   const std::string& parameter;
-  std::vector<NamedTensor>& tensors;
+  std::vector<SavedTensor>& tensors;
 
   void add(const std::string& field, const at::Tensor& tensor) {
     if (tensor.defined()) tensors.push_back({field_name(parameter, field), tensor});
@@ -217,7 +217,7 @@ class Kind final : public OptimizerKind {
   const char* name() const override { return name_; }
 
   void append_state(const OptimizerParamState& state, const std::string& parameter,
-                    std::vector<NamedTensor>& tensors) const override {
+                    std::vector<SavedTensor>& tensors) const override {
     StateSaver saver{parameter, tensors};
     State copy = static_cast<const State&>(state);  // shares the tensors; the visitors take what may be written
     visit_state(copy, saver);

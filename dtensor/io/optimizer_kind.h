@@ -36,7 +36,7 @@ class OptimizerKind {
 
   // Appends the state as tensors named "<parameter>/<field>".
   virtual void append_state(const torch::optim::OptimizerParamState& state, const std::string& parameter,
-                            std::vector<NamedTensor>& tensors) const = 0;
+                            std::vector<SavedTensor>& tensors) const = 0;
   // Checks the state that `checkpoint` has for the parameter `tensor` and takes the names off `unused`. Its read is empty when
   // there is none. Throws std::invalid_argument by name. `checkpoint` must outlive the result.
   virtual PlannedState plan_state(const Checkpoint& checkpoint, const std::string& parameter, const at::Tensor& tensor,

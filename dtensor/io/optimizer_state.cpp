@@ -141,7 +141,7 @@ void save_optimizer(const Optimizer& optimizer, const torch::nn::Module& module,
   const GroupPaths paths = group_paths(optimizer, module, "save_optimizer");
   // A tied parameter may stand in a group twice; its state is one.
   std::set<const void*> seen;
-  std::vector<NamedTensor> tensors;
+  std::vector<SavedTensor> tensors;
   for (std::size_t g = 0; g < paths.size(); ++g) {
     for (std::size_t i = 0; i < paths[g].size(); ++i) {
       void* const param = optimizer.param_groups()[g].params()[i].unsafeGetTensorImpl();

@@ -7,7 +7,7 @@
 namespace tessera {
 
 void save_weights(const torch::nn::Module& module, const std::string& path, const SaveOptions& options) {
-  std::vector<NamedTensor> tensors;
+  std::vector<SavedTensor> tensors;
   std::vector<at::Tensor> values;
   for (const ModuleTensor& item : module_tensors(module)) {
     tensors.push_back({item.names.front(), item.tensor});
