@@ -167,8 +167,14 @@ class Decider {
     }
     OpRule rule = rule_fn(call);
     if (!meta_ && rule.outputs.empty()) return false;
-    std::vector<TensorInfo> outputs = meta_ ? call.outputs : rule.outputs;
+    prefer_rule_without_elements(rule);
+    std::vector<TensorInfo> outputs = rule.outputs;
+    if (meta_) {
+      outputs.clear();
+      for (const MetaResult& r : *meta_) outputs.push_back(r.info);
+    }
     std::vector<TensorInfo> inputs = call.inputs;
+    keep_numbers_whole(rule);
     std::vector<rules::Written> written = written_inputs(outputs.size());
     add_outs(rule, inputs, written);
     const auto choice = rules::choose(rule, inputs, outputs.size(), current(), mesh_shape_, written);
@@ -176,8 +182,38 @@ class Decider {
       out_.write_back = true;
       return false;
     }
+    if (!commutes(*choice)) return false;
     take(*choice, outputs, rule);
     return true;
+  }
+
+  // Mesh dimensions choose one by one: together they may leave two kinds of reductions pending.
+  static bool commutes(const rules::Choice& choice) {
+    return std::all_of(choice.inputs.begin(), choice.inputs.end(), partials_commute) &&
+           std::all_of(choice.outputs.begin(), choice.outputs.end(), partials_commute);
+  }
+
+  // LibTorch's composite kernels give odd sizes for tensors without elements: what the rule says goes.
+  void prefer_rule_without_elements(const OpRule& rule) {
+    if (!meta_ || rule.outputs.size() != meta_->size()) return;
+    for (std::size_t k = 0; k < meta_->size(); ++k) {
+      MetaResult& result = (*meta_)[k];
+      const bool empty = std::find(result.info.sizes.begin(), result.info.sizes.end(), 0) != result.info.sizes.end();
+      if (!empty || result.info.sizes == rule.outputs[k].sizes) continue;
+      result.info.sizes = rule.outputs[k].sizes;
+      result.strides = contiguous_strides(result.info.sizes);
+    }
+  }
+
+  // A plain tensor without dimensions is the same on every rank: it cannot be a term.
+  void keep_numbers_whole(OpRule& rule) const {
+    std::erase_if(rule.strategies, [&](const rules::Strategy& strategy) {
+      for (std::size_t j = 0; j < rule_inputs_.size(); ++j) {
+        const TensorArg& entry = call_.tensors[rule_inputs_[j]];
+        if (entry.spec == nullptr && entry.tensor->defined() && !strategy.inputs.at(j).is_replicate()) return true;
+      }
+      return false;
+    });
   }
 
   // An in-place operator's first results are its written arguments.
@@ -296,6 +332,7 @@ class Decider {
   }
 
   void finish() {
+    out_.mesh_spec = with_placements(lead_, lead_.placements);
     if (out_.write_back) {  // the way back communicates as much as the written tensor's layout asks
       for (const TensorArg& entry : call_.tensors) {
         if (entry.spec != nullptr && written(entry) && entry.spec->sharded) out_.communicates = true;

@@ -43,23 +43,22 @@ const std::string* contract_path(const Call& call) {
 class Execution {
  public:
   Execution(const Call& call, const Decision& decision)
-      : call_(call), decision_(decision), lead_(*call.lead), mesh_(call.lead->mesh) {}
+      : call_(call), decision_(decision), mesh_(decision.mesh_spec->mesh) {}
 
   void run() {
     if (call_.traits.view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
     bring_inputs();
     keep_written();
     if (call_.traits.rides && detail::is_dtensor(*call_.tensors[0].tensor)) keep_contract();
-    Stack local = local_stack();
+    // From here on the wrappers may be gone from the stack: what is needed of them is in the decision.
+    localize_stack();
     if (!mesh_.is_member() || decision_.nothing_here) {
-      empty_results(local);
+      empty_results();
     } else {
-      run_local(local);
+      run_local();
     }
     if (decision_.write_back) write_back();
-    wrap(local);
-    call_.stack.resize(call_.base);
-    for (at::IValue& value : local) call_.stack.push_back(std::move(value));
+    wrap();
   }
 
  private:
@@ -67,6 +66,7 @@ class Execution {
   void bring_inputs() {
     locals_.reserve(call_.tensors.size());
     for (const TensorArg& entry : call_.tensors) {
+      args_.push_back(entry.arg);
       locals_.push_back(entry.spec != nullptr && detail::is_dtensor(*entry.tensor) ? detail::meta(*entry.tensor).local
                                                                                    : *entry.tensor);
     }
@@ -94,19 +94,18 @@ class Execution {
 
   void keep_contract() { contract_ = detail::meta(*call_.tensors[0].tensor).contract; }
 
-  Stack local_stack() {
-    Stack local(call_.args().begin(), call_.args().end());
-    std::size_t next = 0;
-    for (std::size_t i = 0; i < local.size() && next < locals_.size(); ++i) {
-      if (call_.tensors[next].arg != i) continue;
-      at::IValue& value = local[i];
+  void localize_stack() {
+    const std::size_t count = locals_.size();
+    for (std::size_t next = 0; next < count;) {
+      const std::size_t arg = args_[next];
+      at::IValue& value = call_.arg(arg);
       if (value.isTensorList()) {
         c10::List<at::Tensor> list;
-        while (next < locals_.size() && call_.tensors[next].arg == i) list.push_back(locals_[next++]);
+        while (next < count && args_[next] == arg) list.push_back(locals_[next++]);
         value = std::move(list);
       } else if (value.isOptionalTensorList()) {
         c10::List<std::optional<at::Tensor>> list;
-        for (; next < locals_.size() && call_.tensors[next].arg == i; ++next) {
+        for (; next < count && args_[next] == arg; ++next) {
           list.push_back(locals_[next].defined() ? std::make_optional(locals_[next]) : std::nullopt);
         }
         value = std::move(list);
@@ -115,24 +114,23 @@ class Execution {
         ++next;
       }
     }
-    for (const auto& [arg, value] : decision_.local_args) local[arg] = value;
-    return local;
+    for (const auto& [arg, value] : decision_.local_args) call_.arg(arg) = value;
   }
 
   // ---- the operator itself -----------------------------------------------------------------------------------------
-  void run_local(Stack& local) {
+  void run_local() {
     std::optional<detail::DrawGuard> draw;
-    if (call_.traits.random) start_drawing(local, draw);
+    if (call_.traits.random) start_drawing(draw);
     const at::AutoDispatchBelowADInplaceOrView below;
     if (!decision_.ranks_differ && decision_.kernel == nullptr) {
-      call_.op.callBoxed(local);
+      call_.op.callBoxed(call_.stack);
       return;
     }
     try {
       if (decision_.kernel != nullptr) {
-        decision_.kernel({.op = call_.op, .inputs = decision_.inputs, .outputs = decision_.outputs}, local);
+        run_kernel();
       } else {
-        call_.op.callBoxed(local);
+        call_.op.callBoxed(call_.stack);
       }
     } catch (const std::exception& error) {
       mesh_.world().fail(call_.traits.name, error.what());
@@ -140,12 +138,21 @@ class Execution {
     }
   }
 
-  void start_drawing(Stack& local, std::optional<detail::DrawGuard>& draw) {
+  // A local kernel has a stack of its own.
+  void run_kernel() {
+    Stack local(std::make_move_iterator(call_.stack.begin() + static_cast<std::ptrdiff_t>(call_.base)),
+                std::make_move_iterator(call_.stack.end()));
+    decision_.kernel({.op = call_.op, .inputs = decision_.inputs, .outputs = decision_.outputs}, local);
+    call_.stack.resize(call_.base);
+    for (at::IValue& value : local) call_.stack.push_back(std::move(value));
+  }
+
+  void start_drawing(std::optional<detail::DrawGuard>& draw) {
     const int dropout = call_.traits.dropout_arg;
-    if (dropout >= 0 && local[static_cast<std::size_t>(dropout)].toDouble() == 0) return;
+    if (dropout >= 0 && call_.arg(static_cast<std::size_t>(dropout)).toDouble() == 0) return;
     std::optional<at::Generator> user;
     if (call_.traits.generator_arg >= 0) {
-      at::IValue& generator = local[static_cast<std::size_t>(call_.traits.generator_arg)];
+      at::IValue& generator = call_.arg(static_cast<std::size_t>(call_.traits.generator_arg));
       if (generator.isGenerator()) user = generator.toGenerator();
       generator = at::IValue();
     }
@@ -153,8 +160,9 @@ class Execution {
   }
 
   // Results of a rank that has no part of them.
-  void empty_results(Stack& local) {
-    local.clear();
+  void empty_results() {
+    Stack& local = call_.stack;
+    local.resize(call_.base);
     std::size_t next = 0;
     const auto empty = [&] {
       if (next >= decision_.outputs.size()) {
@@ -190,12 +198,12 @@ class Execution {
     }
   }
 
-  void wrap(Stack& local) {
+  void wrap() {
     const auto& returns = call_.op.schema().returns();
     std::size_t next_output = 0;
     std::size_t next_written = 0;
-    for (std::size_t i = 0; i < local.size(); ++i) {
-      at::IValue& value = local[i];
+    for (std::size_t i = 0; i < returns.size(); ++i) {
+      at::IValue& value = call_.stack[call_.base + i];
       const bool is_written = returns[i].alias_info() != nullptr && returns[i].alias_info()->isWrite();
       if (value.isTensor()) {
         if (is_written && next_written < written_.size()) {
@@ -216,7 +224,7 @@ class Execution {
     if (!local.defined()) return local;
     SpecPtr spec;
     if (decision_.outputs_from_local) {
-      const Placements all(lead_.placements.size(), Replicate());
+      const Placements all(static_cast<std::size_t>(mesh_.ndim()), Replicate());
       spec = intern_spec(mesh_, all, local.sizes(), local.strides(), local.scalar_type());
     } else {
       spec = decision_.outputs.at(output);
@@ -235,9 +243,9 @@ class Execution {
 
   const Call& call_;
   const Decision& decision_;
-  const Spec& lead_;
-  const DeviceMesh mesh_;
+  const DeviceMesh& mesh_;
   c10::SmallVector<at::Tensor, 6> locals_;
+  c10::SmallVector<std::size_t, 6> args_;  // the schema argument of each
   c10::SmallVector<Written, 2> written_;
   ContractPtr contract_;
 };

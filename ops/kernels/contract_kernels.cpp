@@ -5,6 +5,10 @@
 #include <stdexcept>
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/conv2d_compositeimplicitautograd_dispatch.h>
+#include <ATen/ops/group_norm_compositeimplicitautograd_dispatch.h>
+#include <ATen/ops/layer_norm_compositeimplicitautograd_dispatch.h>
+#include <ATen/ops/rms_norm_compositeimplicitautograd_dispatch.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -27,29 +31,19 @@ struct Site {
   std::size_t activation;
   std::size_t parameter;
 };
-constexpr std::array kSites = {Site{"matmul", 0, 1},     Site{"addmm", 1, 2},      Site{"embedding", 1, 0},
-                               Site{"layer_norm", 0, 2}, Site{"group_norm", 0, 2}, Site{"rms_norm", 0, 2},
-                               Site{"conv2d", 0, 1}};
+constexpr Site kAddmm{"addmm", 1, 2};
+constexpr Site kEmbedding{"embedding", 1, 0};
 
-const Site& site_of(std::string_view op) {
-  for (const Site& site : kSites) {
-    if (site.op == op) return site;
-  }
-  throw std::logic_error(fmt::format("no contract site for {}", op));
-}
-
-std::string_view base_name(const c10::OperatorHandle& op) {
-  const std::string_view name = op.schema().name();
-  return name.substr(name.find("::") + 2);
-}
-
-// The contract that the call's parameter carries for this operator, or nullptr.
-ContractPtr contract_at(const Site& site, const Stack& args) {
-  const at::IValue& value = args.at(site.parameter);
-  if (!value.isTensor() || !detail::is_dtensor(value.toTensor())) return nullptr;
-  const ContractPtr& all = detail::meta(value.toTensor()).contract;
-  const Contract* found = contract_for(all, site.op);
+// The contract that `parameter` carries for an operator, or nullptr.
+ContractPtr contract_of(std::string_view op, const at::Tensor& parameter) {
+  if (!detail::is_dtensor(parameter)) return nullptr;
+  const ContractPtr& all = detail::meta(parameter).contract;
+  const Contract* found = contract_for(all, op);
   return found == nullptr ? nullptr : ContractPtr(all, found);
+}
+
+const at::IValue& argument(const Stack& stack, std::size_t num_args, std::size_t i) {
+  return stack[stack.size() - num_args + i];
 }
 
 Placements replicated_on(const DeviceMesh& mesh) { return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate()); }
@@ -96,60 +90,9 @@ at::Tensor bring_activation(const at::Tensor& x, const Contract& contract, const
   return redistribute(activation, on_mesh_dim(spec.placements, contract.mesh_dim, contract.desired, spec.ndim()));
 }
 
-at::Tensor bring_result(const at::Tensor& y, const Contract& contract) {
-  at::Tensor out = y;
-  if (contract.output) {
-    const Spec& spec = spec_of(y);
-    out = redistribute(y, on_mesh_dim(spec.placements, contract.mesh_dim, *contract.output, spec.ndim()));
-  }
-  return contract.use_local_output ? to_local(out) : out;
-}
-
-using Continuation = void (*)(const c10::OperatorHandle& op, Stack& stack);
-
-// Applies the contract, if there is one, around `go_on`, which replaces the arguments on the stack by the results.
-void with_contract(const c10::OperatorHandle& op, Stack& stack, Continuation go_on) {
-  const Site& site = site_of(base_name(op));
-  const std::size_t n = op.schema().arguments().size();
-  Stack args(stack.end() - static_cast<std::ptrdiff_t>(n), stack.end());
-  const ContractPtr contract = contract_at(site, args);
-  if (contract != nullptr) {
-    const at::Tensor parameter = args[site.parameter].toTensor();
-    const World::Scope scope(mesh_of(parameter).world(), op.schema().name().c_str(), &contract->path);
-    args[site.activation] = bring_activation(args[site.activation].toTensor(), *contract, parameter, site.op);
-    go_on(op, args);
-    args[0] = bring_result(args[0].toTensor(), *contract);
-  } else {
-    go_on(op, args);
-  }
-  stack.resize(stack.size() - n);
-  for (at::IValue& value : args) stack.push_back(std::move(value));
-}
-
-// ---- how each operator goes on ---------------------------------------------------------------------------------------
-
+// The operator's own autograd kernel, which LibTorch registers for all backends alike.
 void to_autograd(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, stack);
-}
-void to_composite(const c10::OperatorHandle& op, Stack& stack) {
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
-}
-void to_matmul(const c10::OperatorHandle&, Stack& stack) {
-  at::Tensor result = matmul(stack[0].toTensor(), stack[1].toTensor());
-  stack.assign(1, at::IValue(std::move(result)));
-}
-
-template <Continuation GoOn>
-void kernel(const c10::OperatorHandle& op, Stack* stack) {
-  with_contract(op, *stack, GoOn);
-}
-
-// linear(x, w, b) as torch::nn::functional has it: the product, which has the contract, then the bias once.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  const bool has_bias = bias && bias->defined();
-  if (x.dim() == 2 && has_bias) return at::addmm(*bias, x, weight.t());
-  const at::Tensor product = x.matmul(weight.t());
-  return has_bias ? product.add(*bias) : product;
 }
 
 // ---- a bias added to a local result -----------------------------------------------------------------------------------
@@ -166,8 +109,7 @@ at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, int64_t 
 }
 
 // self + alpha * other where self is a plain local result and other a bias whose contract says so; anything else goes on.
-template <bool InPlace>
-void add_kernel(const c10::OperatorHandle& op, Stack* stack) {
+void add_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   const std::size_t base = stack->size() - 3;
   const at::Tensor& self = (*stack)[base].toTensor();
   const at::Tensor& other = (*stack)[base + 1].toTensor();
@@ -179,54 +121,153 @@ void add_kernel(const c10::OperatorHandle& op, Stack* stack) {
   op.callBoxed(*stack);
 }
 
+// Additions pay for the look at their operands only in programs that have such a contract: the kernels are registered when the first
+// local result is made.
+void expect_local_bias() {
+  static const auto* const handles = [] {
+    auto* const made = new std::vector<c10::RegistrationHandleRAII>();
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    for (const char* name : {"aten::add", "aten::add_"}) {
+      made->push_back(dispatcher.registerImpl({name, "Tensor"}, detail::kAutogradDTensorKey,
+                                              c10::KernelFunction::makeFromBoxedFunction<&add_kernel>(), std::nullopt,
+                                              nullptr, "tessera"));
+    }
+    return made;
+  }();
+  (void)handles;
+}
+
+at::Tensor bring_result(const at::Tensor& y, const Contract& contract) {
+  at::Tensor out = y;
+  if (contract.output) {
+    const Spec& spec = spec_of(y);
+    // Terms of a sum each need the whole gradient: gathered here once, not by every operator that takes it.
+    Placements gradient = spec.placements;
+    for (Placement& p : gradient) {
+      if (p.is_partial()) p = Replicate();
+    }
+    out = redistribute(y, on_mesh_dim(spec.placements, contract.mesh_dim, *contract.output, spec.ndim()), gradient);
+  }
+  if (!contract.use_local_output) return out;
+  expect_local_bias();
+  return to_local(out);
+}
+
+// The operator on its activation, as the contract says if there is one. `call` computes it from an activation.
+template <class Call>
+at::Tensor contracted(std::string_view op, const at::Tensor& activation, const at::Tensor& parameter, const Call& call) {
+  const ContractPtr contract = contract_of(op, parameter);
+  if (contract == nullptr) return call(activation);
+  const World::Scope scope(mesh_of(parameter).world(), op.data(), &contract->path);
+  return bring_result(call(bring_activation(activation, *contract, parameter, op)), *contract);
+}
+
+using Continuation = void (*)(const c10::OperatorHandle& op, Stack& stack);
+
+// The same for a call on a stack, for operators that go on to a kernel of LibTorch's own; `go_on` replaces the arguments by the
+// result.
+void with_contract(const c10::OperatorHandle& op, const Site& site, Stack& stack, Continuation go_on) {
+  const std::size_t n = op.schema().arguments().size();
+  const at::Tensor parameter = argument(stack, n, site.parameter).toTensor();
+  const at::Tensor given = argument(stack, n, site.activation).toTensor();
+  const std::size_t base = stack.size() - n;
+  const at::Tensor result = contracted(site.op, given, parameter, [&](const at::Tensor& activation) {
+    stack[base + site.activation] = activation;
+    go_on(op, stack);
+    return stack[base].toTensor();
+  });
+  stack[base] = result;
+}
+
+// ---- each operator ------------------------------------------------------------------------------------------------------
+
+using Optional = std::optional<at::Tensor>;
+
+at::Tensor matmul_kernel(const at::Tensor& a, const at::Tensor& b) {
+  return contracted("matmul", a, b, [&](const at::Tensor& x) { return matmul(x, b); });
+}
+
+at::Tensor layer_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const Optional& weight, const Optional& bias,
+                      double eps, bool cudnn) {
+  return contracted("layer_norm", input, weight.value_or(at::Tensor()), [&](const at::Tensor& x) {
+    return at::compositeimplicitautograd::layer_norm_symint(x, shape, weight, bias, eps, cudnn);
+  });
+}
+
+at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const Optional& weight, std::optional<double> eps) {
+  return contracted("rms_norm", input, weight.value_or(at::Tensor()), [&](const at::Tensor& x) {
+    return at::compositeimplicitautograd::rms_norm_symint(x, shape, weight, eps);
+  });
+}
+
+at::Tensor group_norm(const at::Tensor& input, int64_t groups, const Optional& weight, const Optional& bias, double eps,
+                      bool cudnn) {
+  return contracted("group_norm", input, weight.value_or(at::Tensor()), [&](const at::Tensor& x) {
+    return at::compositeimplicitautograd::group_norm(x, groups, weight, bias, eps, cudnn);
+  });
+}
+
+at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, const Optional& bias, c10::SymIntArrayRef stride,
+                  c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, c10::SymInt groups) {
+  return contracted("conv2d", input, weight, [&](const at::Tensor& x) {
+    return at::compositeimplicitautograd::conv2d_symint(x, weight, bias, stride, padding, dilation, groups);
+  });
+}
+
+// addmm and embedding go on to LibTorch's autograd kernels.
+template <const Site& At>
+void to_autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  const std::size_t n = op.schema().arguments().size();
+  if (contract_of(At.op, argument(*stack, n, At.parameter).toTensor()) == nullptr) return to_autograd(op, *stack);
+  with_contract(op, At, *stack, to_autograd);
+}
+
+// linear(x, w, b) as torch::nn::functional has it: the product, which has the contract, then the bias once.
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const bool has_bias = bias && bias->defined();
+  if (x.dim() == 2 && has_bias) return at::addmm(*bias, x, weight.t());
+  const at::Tensor product = x.matmul(weight.t());
+  return has_bias ? product.add(*bias) : product;
+}
+
 // ---- InferenceMode ----------------------------------------------------------------------------------------------------
 
 // For operators that have a dispatcher of their own at the DTensor key: it asks here first.
+template <const Site& At>
 bool in_inference(const c10::OperatorHandle& op, Stack& stack) {
-  if (!c10::InferenceMode::is_enabled()) return false;
   thread_local bool inside = false;  // the continuation comes by here again
-  if (inside) return false;
-  const Site& site = site_of(base_name(op));
+  if (!c10::InferenceMode::is_enabled() || inside) return false;
   const std::size_t n = op.schema().arguments().size();
-  const Stack args(stack.end() - static_cast<std::ptrdiff_t>(n), stack.end());
-  if (contract_at(site, args) == nullptr) return false;
-  with_contract(op, stack, [](const c10::OperatorHandle& o, Stack& s) {
-    inside = true;
-    try {
-      o.callBoxed(s);
-    } catch (...) {
-      inside = false;
-      throw;
-    }
-    inside = false;
+  if (contract_of(At.op, argument(stack, n, At.parameter).toTensor()) == nullptr) return false;
+  with_contract(op, At, stack, [](const c10::OperatorHandle& o, Stack& s) {
+    const struct Inside {
+      Inside() { inside = true; }
+      ~Inside() { inside = false; }
+    } guard;
+    o.callBoxed(s);
   });
   return true;
 }
 
-[[maybe_unused]] const bool registered = [] {
-  for (const char* name : {"addmm", "embedding"}) register_decomposition(name, in_inference);
-  return true;
-}();
+[[maybe_unused]] const bool registered =
+    register_decomposition("addmm", in_inference<kAddmm>) && register_decomposition("embedding", in_inference<kEmbedding>);
+
+// Operators that LibTorch composes of others, at both keys.
+void register_composites(torch::Library& m) {
+  m.impl("matmul", matmul_kernel);
+  m.impl("linear", linear);
+  m.impl("layer_norm", layer_norm);
+  m.impl("rms_norm", rms_norm);
+  m.impl("group_norm", group_norm);
+  m.impl("conv2d", conv2d);
+}
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) {
-  m.impl("matmul", torch::CppFunction::makeFromBoxedFunction<&kernel<to_matmul>>());
-  m.impl("linear", linear);
-  m.impl("addmm", torch::CppFunction::makeFromBoxedFunction<&kernel<to_autograd>>());
-  m.impl("embedding", torch::CppFunction::makeFromBoxedFunction<&kernel<to_autograd>>());
-  for (const char* name : {"layer_norm", "group_norm", "rms_norm", "conv2d"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&kernel<to_composite>>());
-  }
-  m.impl("add_.Tensor", torch::CppFunction::makeFromBoxedFunction<&add_kernel<true>>());
-  m.impl("add.Tensor", torch::CppFunction::makeFromBoxedFunction<&add_kernel<false>>());
+  register_composites(m);
+  m.impl("addmm", torch::CppFunction::makeFromBoxedFunction<&to_autograd_kernel<kAddmm>>());
+  m.impl("embedding", torch::CppFunction::makeFromBoxedFunction<&to_autograd_kernel<kEmbedding>>());
 }
-
-TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) {
-  m.impl("matmul", torch::CppFunction::makeFromBoxedFunction<&kernel<to_matmul>>());
-  m.impl("linear", linear);
-  for (const char* name : {"layer_norm", "group_norm", "rms_norm", "conv2d"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&kernel<to_composite>>());
-  }
-}
+TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
 
 }  // namespace
 }  // namespace tessera

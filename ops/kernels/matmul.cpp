@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/matmul_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -112,13 +113,6 @@ TORCH_LIBRARY_IMPL(tessera, Autograd, m) {
   m.impl("batched_matmul", batched_matmul_autograd);
 }
 
-at::Tensor composite_matmul(const at::Tensor& a, const at::Tensor& b) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::matmul", "");
-  torch::jit::Stack stack{a, b};
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
-  return stack[0].toTensor();
-}
-
 }  // namespace
 
 at::Tensor dense(const at::Tensor& x, const at::Tensor& w) { return call_dense(x, w); }
@@ -127,7 +121,10 @@ at::Tensor batched_matmul(const at::Tensor& a, const at::Tensor& b) { return cal
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   if (a.dim() >= 3 && b.dim() == 2) return call_dense(a, b);
-  if (a.dim() < 3 || b.dim() < 3) return composite_matmul(a, b);
+  // LibTorch squeezes the product of a vector in place, which a DTensor cannot do.
+  if (a.dim() == 1 && b.dim() >= 2) return tessera::matmul(a.unsqueeze(0), b).squeeze(-2);
+  if (a.dim() >= 3 && b.dim() == 1) return tessera::matmul(a, b.unsqueeze(1)).squeeze(-1);
+  if (a.dim() < 3 || b.dim() < 3) return at::compositeimplicitautograd::matmul(a, b);
   const auto batch = at::infer_size(a.sizes().slice(0, static_cast<std::size_t>(a.dim() - 2)),
                                     b.sizes().slice(0, static_cast<std::size_t>(b.dim() - 2)));
   const auto spread = [&](const at::Tensor& t) {

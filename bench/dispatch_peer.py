@@ -1,0 +1,75 @@
+"""PyTorch's DTensor, measured on request: reads "NAME CALLS" lines, answers with microseconds a call. See dispatch.cpp."""
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+def make_tensors():
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (8,))
+    shapes = {"a": (8, 8), "b": (8, 8), "right": (8, 8), "bias": (8,), "w1": (16, 8), "w2": (8, 16), "x": (8, 8)}
+    places = {"a": Shard(0), "b": Shard(0), "right": Replicate(), "bias": Replicate(), "w1": Shard(0), "w2": Shard(1),
+              "x": Replicate()}
+    ours = {k: distribute_tensor(torch.randn(s), mesh, [places[k]], src_data_rank=None) for k, s in shapes.items()}
+    plain = {k: v.to_local() for k, v in ours.items()}
+    return mesh, ours, plain
+
+
+def mlp_step(t):
+    hidden = torch.nn.functional.gelu(torch.mm(t["x"], t["w1"].t()))
+    y = torch.mm(hidden, t["w2"].t())
+    if isinstance(y, DTensor):
+        y = y.redistribute(placements=[Replicate()])
+    y.sum().backward()
+    t["w1"].grad = t["w2"].grad = None
+
+
+def with_grad(t):
+    t = dict(t)
+    for k in ("w1", "w2"):
+        t[k] = t[k].detach().requires_grad_()
+    return t
+
+
+def calls_of(mesh, ours, plain):
+    calls = {
+        "add": lambda t: torch.add(t["a"], t["b"]),
+        "mm": lambda t: torch.mm(t["a"], t["right"]),
+        "view": lambda t: t["a"].view(t["a"].size(0), 2, 4),
+        "detach": lambda t: t["a"].detach(),
+        "add_": lambda t: t["a"].add_(t["b"]),
+        "layer_norm": lambda t: torch.nn.functional.layer_norm(t["a"], (8,), t["bias"], t["bias"]),
+    }
+    out = {}
+    for name, call in calls.items():
+        out[name] = (lambda call=call: call(ours), False)
+        out["plain_" + name] = (lambda call=call: call(plain), False)
+    out["from_local"] = (lambda: DTensor.from_local(plain["a"], mesh, [Shard(0)]), False)
+    out["redistribute"] = (lambda: ours["a"].redistribute(placements=[Shard(0)]), False)
+    ours_grad, plain_grad = with_grad(ours), with_grad(plain)
+    out["mlp"] = (lambda: mlp_step(ours_grad), True)
+    out["plain_mlp"] = (lambda: mlp_step(plain_grad), True)
+    return out
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    calls = calls_of(*make_tensors())
+    for line in sys.stdin:
+        name, count = line.split()
+        body, grad = calls[name]
+        with torch.set_grad_enabled(grad):
+            begin = time.perf_counter()
+            for _ in range(int(count)):
+                body()
+            print((time.perf_counter() - begin) / int(count) * 1e6, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+#include "tessera/bench/measure.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace tessera::bench {
+namespace {
+
+std::vector<char*> pointers(const std::vector<std::string>& command) {
+  std::vector<char*> out;
+  for (const std::string& word : command) out.push_back(const_cast<char*>(word.c_str()));
+  out.push_back(nullptr);
+  return out;
+}
+
+nlohmann::json json_of(const Row& row) {
+  nlohmann::json out = {{"name", row.name}};
+  const auto put = [&](const char* key, const Figure& f) {
+    out[std::string(key) + "_us"] = f.median;
+    out[std::string(key) + "_quartiles_us"] = {f.low, f.high};
+  };
+  put("ours", row.ours);
+  put("plain", row.plain);
+  put("peer", row.peer);
+  put("peer_plain", row.peer_plain);
+  return out;
+}
+
+}  // namespace
+
+Figure figure_of(std::vector<double> samples) {
+  if (samples.empty()) return {};
+  std::sort(samples.begin(), samples.end());
+  const auto at = [&](double share) {
+    return samples[static_cast<std::size_t>(share * static_cast<double>(samples.size() - 1))];
+  };
+  return {.median = at(0.5), .low = at(0.25), .high = at(0.75)};
+}
+
+double time_calls(const std::function<void()>& body, int calls) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < calls; ++i) body();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() / calls;
+}
+
+Peer::Peer(const std::vector<std::string>& command) {
+  int down[2];
+  int up[2];
+  if (pipe(down) != 0 || pipe(up) != 0) throw std::runtime_error("peer: no pipe");
+  pid_ = fork();
+  if (pid_ < 0) throw std::runtime_error("peer: cannot start a process");
+  if (pid_ == 0) {
+    dup2(down[0], STDIN_FILENO);
+    dup2(up[1], STDOUT_FILENO);
+    for (const int fd : {down[0], down[1], up[0], up[1]}) close(fd);
+    execvp(command[0].c_str(), pointers(command).data());
+    _exit(127);
+  }
+  close(down[0]);
+  close(up[1]);
+  to_ = down[1];
+  from_ = up[0];
+}
+
+Peer::~Peer() {
+  close(to_);
+  close(from_);
+  waitpid(pid_, nullptr, 0);
+}
+
+double Peer::ask(const std::string& name, int calls) {
+  const std::string line = fmt::format("{} {}\n", name, calls);
+  if (write(to_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    throw std::runtime_error("peer: it has ended; its own words are above");
+  }
+  while (pending_.find('\n') == std::string::npos) {
+    char buffer[256];
+    const ssize_t got = read(from_, buffer, sizeof buffer);
+    if (got <= 0) throw std::runtime_error(fmt::format("peer: no answer to {}; its own words are above", name));
+    pending_.append(buffer, static_cast<std::size_t>(got));
+  }
+  const std::string answer = pending_.substr(0, pending_.find('\n'));
+  pending_.erase(0, pending_.find('\n') + 1);
+  try {
+    return std::stod(answer);
+  } catch (const std::exception&) {
+    throw std::runtime_error(fmt::format("peer: {}: {}", name, answer));
+  }
+}
+
+std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int rounds, int calls) {
+  std::vector<Row> rows;
+  for (const Subject& subject : subjects) {
+    std::vector<double> ours, plain, theirs, their_plain;
+    for (int round = -1; round < rounds; ++round) {  // the first one warms up
+      const double a = time_calls(subject.ours, calls);
+      const double b = subject.plain ? time_calls(subject.plain, calls) : 0;
+      const double c = peer.ask(subject.name, calls);
+      const double d = subject.peer_plain ? peer.ask("plain_" + subject.name, calls) : 0;
+      if (round < 0) continue;
+      ours.push_back(a);
+      plain.push_back(b);
+      theirs.push_back(c);
+      their_plain.push_back(d);
+    }
+    rows.push_back({subject.name, figure_of(ours), figure_of(plain), figure_of(theirs), figure_of(their_plain)});
+  }
+  return rows;
+}
+
+void write_json(const std::string& path, const std::string& benchmark, const std::vector<Row>& rows) {
+  nlohmann::json out = {{"benchmark", benchmark}, {"rows", nlohmann::json::array()}};
+  for (const Row& row : rows) out["rows"].push_back(json_of(row));
+  std::ofstream file(path);
+  file << out.dump(2) << "\n";
+  if (!file) throw std::runtime_error(fmt::format("--json: cannot write {}", path));
+}
+
+}  // namespace tessera::bench
