@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/run_plan.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/verify_local.h"
@@ -209,6 +210,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
 
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
   const Spec& spec = spec_of(dtensor);
+  detail::watch_gradient(dtensor);
   return ToLocal::apply(
       dtensor, grad_placements ? normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "to_local: grad_placements")
                                : without_partial(spec.placements));
@@ -224,6 +226,7 @@ at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements,
   }
   if (to == spec.placements && !grad) return dtensor;
   check_partials(to, spec.dtype, "redistribute");
+  detail::watch_gradient(dtensor);
   return Redistribute::apply(dtensor, to, grad);
 }
 

@@ -90,7 +90,7 @@ class StepRunner {
 
   at::Tensor gather_dim(const at::Tensor& local, int64_t dim) const {
     const at::Tensor gathered = all_gather(pad_to(local, dim, part(dim, 0).size), mesh_, step_.mesh_dim);
-    if (whole(dim) % n_ == 0) return gathered.movedim(0, dim).flatten(dim, dim + 1);
+    if (whole(dim) % n_ == 0) return gathered.movedim(0, dim).flatten(dim, dim + 1).contiguous();
     std::vector<at::Tensor> pieces;
     for (int64_t i = 0; i < n_; ++i) pieces.push_back(gathered.select(0, i).narrow(dim, 0, part(dim, i).size));
     return at::cat(pieces, dim);
@@ -167,6 +167,12 @@ at::Tensor redistribute_local(const at::Tensor& local, const Spec& spec, const P
 }
 
 void check_partials(const Placements& placements, at::ScalarType dtype, const char* who) {
+  if (!partials_commute(placements)) {
+    throw std::invalid_argument(
+        fmt::format("{}: {} has two kinds of reductions pending, whose order would matter; only sum and "
+                    "avg go together. Redistribute one of them to Replicate or Shard first",
+                    who, to_string(placements)));
+  }
   for (const Placement& p : placements) {
     if (!p.is_partial()) continue;
     const bool ordered = p.op() == ReduceOp::kMax || p.op() == ReduceOp::kMin;

@@ -17,7 +17,7 @@ at::Tensor run_plan(const at::Tensor& local, const Spec& spec, const Plan& plan)
 at::Tensor redistribute_local(const at::Tensor& local, const Spec& spec, const Placements& to);
 
 // Throws std::invalid_argument when a Partial in `placements` cannot be formed of `dtype`: avg of integers, sum, product or avg
-// of bool.
+// of bool, max or min of complex numbers, or two kinds that do not commute.
 void check_partials(const Placements& placements, at::ScalarType dtype, const char* who);
 
 }  // namespace tessera

@@ -101,4 +101,11 @@ bool all_replicate(const Placements& placements) {
   return std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); });
 }
 
+bool partials_commute(const Placements& placements) {
+  const auto linear = [](const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); };
+  const auto first = std::find_if(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+  return std::all_of(first, placements.end(),
+                     [&](const Placement& p) { return !p.is_partial() || p == *first || (linear(p) && linear(*first)); });
+}
+
 }  // namespace tessera

@@ -16,7 +16,7 @@ class Planner {
 
   Plan run() {
     const auto n = static_cast<int64_t>(current_.size());
-    for (int64_t i = n - 1; i >= 0; --i) move(i, aligned(i) ? at(target_, i) : Replicate());
+    for (int64_t i = n - 1; i >= 0; --i) move(i, ready(i) ? at(target_, i) : Replicate());
     for (int64_t i = 0; i < n; ++i) move(i, at(target_, i));
     return std::move(plan_);
   }
@@ -36,6 +36,9 @@ class Planner {
     }
     return true;
   }
+
+  // A Partial is formed last: what is pending on other mesh dimensions until then may not commute with it.
+  bool ready(int64_t i) const { return at(target_, i).is_partial() ? at(current_, i) == at(target_, i) : aligned(i); }
 
   void move(int64_t i, const Placement& to) {
     Placement& from = at(current_, i);

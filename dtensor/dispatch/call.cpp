@@ -37,8 +37,20 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
       call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead)));
 }
 
+bool written(const Call& call, const TensorArg& entry) {
+  const auto& args = call.traits.written_args;
+  return std::find(args.begin(), args.end(), entry.arg) != args.end();
+}
+
 void add_plain(Call& call, TensorArg& entry) {
   const at::Tensor& t = *entry.tensor;
+  if (in_backward() && written(call, entry) && call.lead->mesh.is_member()) {
+    // A formula of LibTorch's fills zeros of its own with the gradient: they become a DTensor.
+    const Placements all(call.lead->placements.size(), Replicate());
+    detail::convert_in_place(t, t.detach(), intern_spec(call.lead->mesh, all, t.sizes(), t.strides(), t.scalar_type()));
+    entry.spec = detail::meta(t).spec.get();
+    return;
+  }
   if (t.dim() == 0) return;
   if (t.dim() > 0 && !ImplicitReplication::enabled() && !in_backward()) refuse_plain(call, t);
   const Placements all(call.lead->placements.size(), Replicate());

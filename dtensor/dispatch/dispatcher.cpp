@@ -3,11 +3,10 @@
 #include <atomic>
 #include <set>
 
-#include <c10/core/GradMode.h>
 #include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/dispatch/execute.h"
-#include "tessera/dtensor/dispatch/gradient.h"
+#include "tessera/dtensor/gradient.h"
 #include "tessera/ops/rules/rule.h"
 
 namespace tessera {
@@ -79,10 +78,9 @@ void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet
   std::call_once(looked_up_, [this] { decomposition_ = find_decomposition(traits_.key); });
   if (decomposition_ != nullptr && decomposition_(op, *stack)) return;
   const Call call = read_call(op, traits_, *stack);
-  if (at::GradMode::is_enabled()) {
-    for (const TensorArg& entry : call.tensors) {
-      if (entry.tensor->defined()) detail::watch_gradient(*entry.tensor);
-    }
+  // Without gradient mode too: the forward of a custom autograd function runs so.
+  for (const TensorArg& entry : call.tensors) {
+    if (entry.tensor->defined()) detail::watch_gradient(*entry.tensor);
   }
   if (foreach_ && run_foreach(call)) return;
   execute(call, *decision_for(call));

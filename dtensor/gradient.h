@@ -6,7 +6,7 @@
 
 namespace tessera::detail {
 
-// Called for tensors that take part in an operator on DTensors while gradients are recorded. Sees to it, once a tensor, that
+// Called for tensors that take part in an operator on DTensors, to_local or redistribute. Sees to it, once a tensor, that
 //   - a leaf DTensor's gradient arrives in the leaf's own layout: all its uses are summed first, pending reductions and all,
 //     then there is one redistribution (Partial leaves take a replicated gradient);
 //   - a plain tensor's gradient arrives whole and plain.

@@ -1,4 +1,4 @@
-#include "tessera/dtensor/dispatch/gradient.h"
+#include "tessera/dtensor/gradient.h"
 
 #include <typeinfo>
 

@@ -1,0 +1,313 @@
+// The cases that PyTorch's own tests of DTensor state, with values and numbers of collectives.
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const Placement S0 = Shard(0);
+const Placement S1 = Shard(1);
+const Placement S2 = Shard(2);
+const Placement R = Replicate();
+const Placement P = Partial();
+
+// Shapes whose dimension `sharded` has 12, 13 and 14 elements over 4 ranks.
+struct Uneven {
+  std::vector<int64_t> shape;
+  Placement sharded;
+};
+std::vector<Uneven> uneven() {
+  std::vector<Uneven> out;
+  for (const int64_t n : {12, 13, 14}) {
+    out.push_back({{n, 3}, S0});
+    out.push_back({{3, n}, S1});
+  }
+  return out;
+}
+
+// A leaf of that layout.
+at::Tensor leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
+  at::Tensor t = distribute_tensor(whole, mesh, placements, kNoSource);
+  t.requires_grad_(true);
+  return t;
+}
+
+bool only(const CommCounter& counter, const char* kind, int64_t times) {
+  return counter.count(kind) == times && counter.total() == times;
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("1: Shard to Replicate is one all_gather, its gradient none", {4}) {
+  const DeviceMesh mesh = line();
+  for (const Uneven& row : uneven()) {
+    CAPTURE(row.shape);
+    const at::Tensor whole = sample(row.shape);
+    const at::Tensor source = leaf(whole, mesh, {row.sharded});
+    CommCounter counter(mesh);
+    const at::Tensor all = redistribute(source, {R});
+    CHECK(only(counter, "all_gather", 1));
+    CHECK(same(to_local(all), whole));
+    counter.reset();
+    to_local(all).sum().backward();
+    CHECK(counter.total() == 0);
+    CHECK(placements_of(source.grad()) == Placements{row.sharded});
+    CHECK(same(to_local(source.grad()), at::ones(to_local(source).sizes(), at::kDouble)));
+    const at::Tensor complex = whole_numbers(row.shape, at::kComplexFloat);
+    CHECK(same(full_tensor(spread(complex, mesh, {row.sharded})), complex));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("2: Replicate to Shard is the chunk, for nothing; its gradient is one all_gather", {4}) {
+  const DeviceMesh mesh = line();
+  for (const Uneven& row : uneven()) {
+    CAPTURE(row.shape);
+    const at::Tensor whole = sample(row.shape);
+    const at::Tensor source = leaf(whole, mesh, {R});
+    CommCounter counter(mesh);
+    const at::Tensor piece = redistribute(source, {row.sharded});
+    CHECK(counter.total() == 0);
+    const auto chunks = whole.chunk(4, row.sharded.tensor_dim());
+    const auto me = static_cast<std::size_t>(mesh.local_rank(0));
+    CHECK(same(to_local(piece), me < chunks.size() ? chunks[me] : whole.narrow(row.sharded.tensor_dim(), 0, 0)));
+    to_local(piece).sum().backward();
+    CHECK(only(counter, "all_gather", 1));
+    CHECK(placements_of(source.grad()) == Placements{R});
+    CHECK(same(to_local(source.grad()), at::ones(row.shape, at::kDouble)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("3: Partial to Shard is one reduce_scatter, uneven too", {4}) {
+  const DeviceMesh mesh = line();
+  for (const Uneven& row : uneven()) {
+    CAPTURE(row.shape);
+    const at::Tensor source = from_local(at::ones(row.shape), mesh, {P});
+    CommCounter counter(mesh);
+    const at::Tensor piece = redistribute(source, {row.sharded});
+    CHECK(only(counter, "reduce_scatter", 1));
+    CHECK(same(to_local(piece), piece_of(at::ones(row.shape) * 4, mesh, {row.sharded})));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("4: Partial to Replicate is one all_reduce, its gradient none", {4}) {
+  const DeviceMesh mesh = line();
+  at::Tensor local = at::ones({12, 3});
+  local.requires_grad_(true);
+  const at::Tensor source = from_local(local, mesh, {P});
+  CommCounter counter(mesh);
+  const at::Tensor all = redistribute(source, {R});
+  CHECK(only(counter, "all_reduce", 1));
+  CHECK(same(to_local(all), at::ones({12, 3}) * 4));
+  counter.reset();
+  to_local(all).sum().backward();
+  CHECK(counter.total() == 0);
+  CHECK(same(local.grad(), at::ones({12, 3})));
+}
+
+TESSERA_RANKS_TEST_CASE("5: what lies so already moves nothing, forward and backward", {4}) {
+  const DeviceMesh mesh = line();
+  for (const Placement& placement : {R, P}) {
+    at::Tensor local = at::ones({12, 3});
+    local.requires_grad_(true);
+    const CommCounter counter(mesh);
+    const at::Tensor again = redistribute(from_local(local, mesh, {placement}), {placement});
+    to_local(again).sum().backward();
+    CHECK(counter.total() == 0);
+    CHECK(same(local.grad(), at::ones({12, 3})));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("6: a gradient said to be Partial is reduced once", {4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = leaf(at::ones({8, 3}), mesh, {R});
+  CommCounter counter(mesh);
+  to_local(redistribute(whole, {R}), Placements{P}).sum().backward();
+  CHECK(only(counter, "all_reduce", 1));
+  CHECK(placements_of(whole.grad()) == Placements{R});
+  CHECK(same(to_local(whole.grad()), at::ones({8, 3}) * 4));
+
+  const at::Tensor split = leaf(at::ones({8, 3}), mesh, {S0});
+  counter.reset();
+  const at::Tensor all = to_local(redistribute(split, {R}), Placements{P});
+  CHECK(only(counter, "all_gather", 1));
+  counter.reset();
+  all.sum().backward();
+  CHECK(only(counter, "reduce_scatter", 1));
+  CHECK(same(to_local(split.grad()), at::ones({2, 3}) * 4));
+}
+
+TESSERA_RANKS_TEST_CASE("8: two mesh dimensions over uneven tensors, smaller than the mesh too", {4}) {
+  const DeviceMesh mesh = mesh_over({2, 2});
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{10, 5}, {9, 5}, {3, 5}, {1, 3}}) {
+    for (const Placements& placements : {Placements{S0, S0}, {S0, S1}, {S1, S0}}) {
+      CAPTURE(shape);
+      CAPTURE(to_string(placements));
+      const at::Tensor whole = sample(shape);
+      for (const int64_t source : {kMeshFirstRank, kNoSource}) {
+        const at::Tensor t = distribute_tensor(whole, mesh, placements, source);
+        CHECK(same(to_local(t), piece_of(whole, mesh, placements)));
+        CHECK(same(full_tensor(t), whole));
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("9: Shard to another Shard is one all_to_all", {4}) {
+  const DeviceMesh mesh = line();
+  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{8, 8}, {8, 8, 8}, {8, 5}, {5, 8}, {5, 5}}) {
+    for (const auto& [from, to] : {std::pair(S0, S1), std::pair(S1, S0)}) {
+      CAPTURE(shape);
+      const at::Tensor whole = sample(shape);
+      const at::Tensor source = distribute_tensor(whole, mesh, {from}, kNoSource);
+      const CommCounter counter(mesh);
+      const at::Tensor moved = redistribute(source, {to});
+      CHECK(only(counter, "all_to_all", 1));
+      CHECK(same(to_local(moved), to_local(distribute_tensor(whole, mesh, {to}, kNoSource))));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("10: changes of two mesh dimensions take at most the collectives of PyTorch's planner", {4}) {
+  const DeviceMesh mesh = mesh_over({2, 2});
+  struct Row {
+    std::vector<int64_t> shape;
+    Placements from;
+    Placements to;
+    int64_t most;
+  };
+  const std::vector<Row> rows = {
+      {{8, 8}, {S0, S1}, {S0, S0}, 1},    {{8, 8}, {S0, S1}, {S1, S0}, 2},    {{8, 8}, {S0, S0}, {S1, S1}, 2},
+      {{8, 8, 8}, {S0, S2}, {S1, S0}, 2}, {{8, 8, 8}, {S1, S1}, {S1, S2}, 1},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(to_string(row.from));
+    CAPTURE(to_string(row.to));
+    const at::Tensor whole = sample(row.shape);
+    const at::Tensor source = distribute_tensor(whole, mesh, row.from, kNoSource);
+    const CommCounter counter(mesh);
+    const at::Tensor moved = redistribute(source, row.to);
+    CHECK(counter.total() <= row.most);
+    CHECK(same(to_local(moved), piece_of(whole, mesh, row.to)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("11: changes of three mesh dimensions, likewise", {8}) {
+  const DeviceMesh mesh = mesh_over({2, 2, 2});
+  struct Row {
+    Placements from;
+    Placements to;
+    int64_t most;
+  };
+  const std::vector<Row> rows = {
+      {{S0, S0, S0}, {S1, S1, S1}, 3},
+      {{S0, S1, S2}, {S2, S1, S0}, 2},
+      {{S1, S0, S0}, {R, S0, S0}, 1},
+      {{S0, S0, S1}, {S0, S1, S2}, 2},
+  };
+  const at::Tensor whole = sample({8, 8, 8});
+  for (const Row& row : rows) {
+    CAPTURE(to_string(row.from));
+    CAPTURE(to_string(row.to));
+    const at::Tensor source = distribute_tensor(whole, mesh, row.from, kNoSource);
+    const CommCounter counter(mesh);
+    const at::Tensor moved = redistribute(source, row.to);
+    CHECK(counter.total() <= row.most);
+    CHECK(same(to_local(moved), piece_of(whole, mesh, row.to)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("12: pieces of any layout on a 4 x 2 mesh go to every other", {8}) {
+  const DeviceMesh mesh = mesh_over({4, 2});
+  const at::Tensor whole = sample({16, 24});
+  for (const Placements& from : all_layouts(2, {R, S0, S1, P})) {
+    double factor = 1;  // every rank gives the piece as its term
+    for (std::size_t i = 0; i < 2; ++i) factor *= from[i].is_partial() ? static_cast<double>(mesh.mesh().shape()[i]) : 1.0;
+    const at::Tensor source = from_local(piece_of(whole, mesh, from), mesh, from, {.shape = std::vector<int64_t>{16, 24}});
+    for (const Placements& to : all_layouts(2, {R, S0, S1})) {
+      CAPTURE(to_string(from));
+      CAPTURE(to_string(to));
+      CHECK(close(full_tensor(redistribute(source, to)), whole * factor));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("13: on a mesh dimension of size 1 placements change for nothing", {4}) {
+  const DeviceMesh mesh = mesh_over({4, 1});
+  const at::Tensor whole = sample({8, 6});
+  for (const Placement& from : {S1, R, P}) {
+    for (const Placement& to : {S0, S1, R}) {
+      const at::Tensor source =
+          from_local(piece_of(whole, mesh, {S0, from}), mesh, {S0, from}, {.shape = whole.sizes().vec()});
+      const CommCounter counter(mesh);
+      const at::Tensor moved = redistribute(source, {S0, to});
+      CHECK(counter.total() == 0);
+      CHECK(placements_of(moved) == Placements{S0, to});
+      CHECK(same(to_local(moved), piece_of(whole, mesh, {S0, R})));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("20: distribute_tensor is one scatter; from any source, or from none", {4}) {
+  const DeviceMesh mesh = line();
+  const int64_t me = mesh.local_rank(0);
+  const at::Tensor mine = sample({12, 3}, me);
+  CommCounter counter(mesh);
+  const at::Tensor first = distribute_tensor(mine, mesh, {S0});
+  CHECK(only(counter, "scatter", 1));
+  CHECK(same(to_local(first), piece_of(sample({12, 3}, 0), mesh, {S0})));
+  counter.reset();
+  CHECK(same(to_local(distribute_tensor(mine, mesh, {R})), sample({12, 3}, 0)));
+  CHECK(only(counter, "broadcast", 1));
+  CHECK(same(to_local(distribute_tensor(mine, mesh, {S0}, 1)), piece_of(sample({12, 3}, 1), mesh, {S0})));
+  counter.reset();
+  CHECK(same(to_local(distribute_tensor(mine, mesh, {S0}, kNoSource)), piece_of(mine, mesh, {S0})));
+  CHECK(counter.total() == 0);
+  CHECK(distribute_tensor(first, mesh, {S0}).is_same(first));
+  CHECK(counter.total() == 0);
+  // Of what autograd knows, the gradient is the whole, plain one.
+  at::Tensor x = sample({12, 3});
+  x.requires_grad_(true);
+  (full_tensor(distribute_tensor(x * 2, mesh, {S0})) * sample({12, 3}, 1)).sum().backward();
+  CHECK_FALSE(is_dtensor(x.grad()));
+  CHECK(same(x.grad(), sample({12, 3}, 1) * 2));
+}
+
+TESSERA_RANKS_TEST_CASE("21: from_local infers the global geometry of even pieces", {1, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  const at::Tensor rows = from_local(at::ones({3, 3}), mesh, {S0});
+  CHECK(rows.sizes() == at::IntArrayRef({3 * n, 3}));
+  CHECK(rows.strides() == at::IntArrayRef({3, 1}));
+  const at::Tensor columns = from_local(at::ones({3, 3}), mesh, {S1});
+  CHECK(columns.sizes() == at::IntArrayRef({3, 3 * n}));
+  CHECK(columns.strides() == at::IntArrayRef({3 * n, 1}));
+  // Dimensions lie in memory as the piece's do.
+  const at::Tensor turned = from_local(at::ones({8, 4, 8}).permute({0, 2, 1}), mesh, {S0});
+  CHECK(turned.sizes() == at::IntArrayRef({8 * n, 8, 4}));
+  CHECK(turned.strides() == at::IntArrayRef({32, 1, 8}));
+  CHECK(from_local(at::ones({3, 3}), mesh, {R}).sizes() == at::IntArrayRef({3, 3}));
+  // What is given is taken.
+  FromLocalOptions options;
+  options.shape = std::vector<int64_t>{3 * n, 3};
+  options.stride = std::vector<int64_t>{1, 3 * n};
+  CHECK(from_local(at::ones({3, 3}), mesh, {S0}, options).strides() == at::IntArrayRef({1, 3 * n}));
+  CHECK_THROWS_WITH_AS(from_local(at::ones({3, 3}), mesh, {S0}, {.stride = std::vector<int64_t>{3, 1}}),
+                       doctest::Contains("stride without shape"), std::invalid_argument);
+  CHECK_NOTHROW(from_local(piece_of(at::ones({13, 3}), mesh, {S0}), mesh, {S0},
+                           {.shape = std::vector<int64_t>{13, 3}, .check = true}));
+}

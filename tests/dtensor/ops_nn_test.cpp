@@ -1,0 +1,150 @@
+// What the layers and losses of a transformer are made of, on DTensors of many layouts against plain tensors.
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include "tessera/tests/dtensor/op_check.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+at::Tensor ids(at::IntArrayRef shape, int64_t below) {
+  return (at::arange(c10::multiply_integers(shape)) * 5 + 2).remainder(below).view(shape);
+}
+
+at::Tensor attention(const Tensors& x, const std::optional<at::Tensor>& mask, bool causal) {
+  return at::scaled_dot_product_attention(x[0], x[1], x[2], mask, 0.0, causal);
+}
+
+// Each element, and both reductions.
+template <class Loss>
+Tensors three_reductions(const Loss& loss) {
+  return {loss(at::Reduction::None), loss(at::Reduction::Mean), loss(at::Reduction::Sum)};
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("norms and softmax", {1, 2, 3, 4}) {
+  const at::Tensor x3 = sample({3, 5, 4});
+  check_ops({
+      op_case("layer_norm", {x3, sample({4}, 1), sample({4}, 2)},
+              [](const Tensors& x) { return at::layer_norm(x[0], {4}, x[1], x[2]); }),
+      op_case("layer_norm of two dimensions", {x3, sample({5, 4}, 1), sample({5, 4}, 2)},
+              [](const Tensors& x) {
+                return at::layer_norm(x[0], {5, 4}, x[1], x[2]);
+              }),
+      op_case("layer_norm without weights", {x3}, [](const Tensors& x) { return at::layer_norm(x[0], {4}); }),
+      op_case("layer_norm of no rows", {sample({0, 4}), sample({4}, 1)},
+              [](const Tensors& x) { return at::layer_norm(x[0], {4}, x[1]); }),
+      op_case("rms_norm", {x3, sample({4}, 1)}, [](const Tensors& x) { return at::rms_norm(x[0], {4}, x[1], 1e-6); }),
+      op_case("rms_norm by hand", {x3, sample({4}, 1)},
+              [](const Tensors& x) { return x[0] * at::rsqrt(x[0].pow(2).mean(-1, true) + 1e-6) * x[1]; }),
+      op_case("group_norm", {sample({3, 4, 5}), sample({4}, 1), sample({4}, 2)},
+              [](const Tensors& x) { return at::group_norm(x[0], 2, x[1], x[2]); }),
+      op_case("softmax, last", {x3}, [](const Tensors& x) { return at::softmax(x[0], -1); }),
+      op_case("softmax, first", {x3}, [](const Tensors& x) { return at::softmax(x[0], 0); }),
+      op_case("log_softmax", {x3}, [](const Tensors& x) { return at::log_softmax(x[0], 1); }),
+      op_case("logsumexp", {x3}, [](const Tensors& x) { return at::logsumexp(x[0], {1}); }),
+      op_case("glu", {sample({3, 6})}, [](const Tensors& x) { return at::glu(x[0], -1); }),
+  });
+}
+
+TESSERA_RANKS_TEST_CASE("embedding, by rows and by columns", {1, 2, 3, 4}) {
+  check_ops(
+      {
+          op_case("embedding", {sample({11, 5}), ids({3, 4}, 11)},
+                  [](const Tensors& x) { return at::embedding(x[0], x[1]); }),
+          op_case("embedding with padding", {sample({11, 5}), ids({3, 4}, 11)},
+                  [](const Tensors& x) { return at::embedding(x[0], x[1], 2); }),
+          op_case("embedding scaled by frequency", {sample({7, 4}), ids({9}, 7)},
+                  [](const Tensors& x) { return at::embedding(x[0], x[1], -1, true); }),
+          op_case("embedding of few rows", {sample({2, 5}), ids({3}, 2)},
+                  [](const Tensors& x) { return at::embedding(x[0], x[1]); }),
+          op_case("embedding of no ids", {sample({6, 5}), ids({0}, 6)},
+                  [](const Tensors& x) { return at::embedding(x[0], x[1]); }),
+          op_case("embedding tied with a product", {sample({11, 5}), ids({3, 4}, 11)},
+                  [](const Tensors& x) { return at::matmul(at::embedding(x[0], x[1]), x[0].t()); }),
+      },
+      16);
+}
+
+TESSERA_RANKS_TEST_CASE("attention, with and without masks", {1, 2, 3, 4}) {
+  const Tensors qkv = {sample({3, 4, 5, 2}), sample({3, 4, 6, 2}, 1), sample({3, 4, 6, 2}, 2)};
+  Tensors masked = qkv;
+  masked.push_back(sample({3, 1, 5, 6}, 3));
+  Tensors allowed = qkv;
+  allowed.push_back(whole_numbers({5, 6}, at::kBool, 1).logical_or(at::eye(5, 6).to(at::kBool)));
+  const Tensors square = {sample({3, 4, 5, 2}), sample({3, 4, 5, 2}, 1), sample({3, 4, 5, 2}, 2)};
+  const Placements some = {Replicate(), Shard(0), Shard(1)};
+  check_ops({
+      op_case("attention", qkv, [](const Tensors& x) { return attention(x, std::nullopt, false); }),
+      op_case("attention, laid out as is usual", qkv, [](const Tensors& x) { return attention(x, std::nullopt, false); },
+              {some, some, some}),
+      op_case("causal attention", square, [](const Tensors& x) { return attention(x, std::nullopt, true); }),
+      op_case("attention with a mask to add", masked, [](const Tensors& x) { return attention(x, x[3], false); }),
+      op_case("attention with a mask of bool", allowed, [](const Tensors& x) { return attention(x, x[3], false); }),
+      op_case("attention by hand", square,
+              [](const Tensors& x) {
+                const at::Tensor scores = at::matmul(x[0], x[1].transpose(-2, -1)) / 1.4;
+                return at::matmul(at::softmax(scores, -1), x[2]);
+              }),
+  });
+}
+
+TESSERA_RANKS_TEST_CASE("losses", {1, 2, 3, 4}) {
+  at::Tensor target = ids({5}, 4);
+  target[1] = -100;
+  at::Tensor weight = sample({4}, 3).abs() + 0.1;
+  const Placements whole = {Replicate()};
+  check_ops({
+      op_case("cross entropy", {sample({5, 4}), ids({5}, 4)},
+              [](const Tensors& x) {
+                return three_reductions([&](int64_t r) { return at::cross_entropy_loss(x[0], x[1], {}, r); });
+              }),
+      op_case("cross entropy, some ignored", {sample({5, 4}), target},
+              [](const Tensors& x) {
+                return three_reductions([&](int64_t r) { return at::cross_entropy_loss(x[0], x[1], {}, r); });
+              }),
+      op_case("cross entropy, weighted, some ignored", {sample({5, 4}), target, weight},
+              [](const Tensors& x) {
+                const at::Tensor w = x[2].detach();
+                return three_reductions([&](int64_t r) { return at::cross_entropy_loss(x[0], x[1], w, r); });
+              }),
+      op_case(
+          "cross entropy of probabilities, smoothed", {sample({5, 4}), sample({5, 4}, 1).softmax(-1)},
+          [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1].detach(), {}, at::Reduction::Mean, -100, 0.1); }),
+      op_case("cross entropy of classes, smoothed", {sample({5, 4}), target},
+              [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1], {}, at::Reduction::Mean, -100, 0.1); }),
+      op_case("cross entropy with places", {sample({3, 4, 5}), ids({3, 5}, 4)},
+              [](const Tensors& x) {
+                return three_reductions([&](int64_t r) { return at::cross_entropy_loss(x[0], x[1], {}, r); });
+              }),
+      op_case("mse", {sample({6, 5}), sample({6, 5}, 1)},
+              [](const Tensors& x) { return three_reductions([&](int64_t r) { return at::mse_loss(x[0], x[1], r); }); }),
+      op_case("mse of fewer rows than ranks", {sample({2, 3}), sample({2, 3}, 1)},
+              [](const Tensors& x) { return three_reductions([&](int64_t r) { return at::mse_loss(x[0], x[1], r); }); }),
+      op_case("l1", {sample({5, 3}), sample({5, 3}, 1)},
+              [](const Tensors& x) { return three_reductions([&](int64_t r) { return at::l1_loss(x[0], x[1], r); }); }),
+      op_case("smooth l1 and huber", {sample({5, 3}), sample({5, 3}, 1)},
+              [](const Tensors& x) {
+                return three_reductions(
+                    [&](int64_t r) { return at::smooth_l1_loss(x[0], x[1], r) + at::huber_loss(x[0], x[1], r, 0.3); });
+              }),
+      op_case("binary cross entropy with logits", {sample({5, 3}), sample({5, 3}, 1).sigmoid()},
+              [](const Tensors& x) {
+                return three_reductions(
+                    [&](int64_t r) { return at::binary_cross_entropy_with_logits(x[0], x[1].detach(), {}, {}, r); });
+              }),
+      op_case(
+          "kl_div", {sample({5, 3}).log_softmax(-1), sample({5, 3}, 1).softmax(-1)},
+          [](const Tensors& x) { return three_reductions([&](int64_t r) { return at::kl_div(x[0], x[1].detach(), r); }); }),
+      op_case("nll of spatial pieces", {sample({3, 4, 2, 2}), ids({3, 2, 2}, 4)},
+              [](const Tensors& x) {
+                return three_reductions([&](int64_t r) { return at::nll_loss2d(x[0].log_softmax(1), x[1], {}, r); });
+              }),
+  });
+}
