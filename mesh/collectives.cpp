@@ -161,8 +161,8 @@ void exchange(const Call& call, const at::Tensor& output, const at::Tensor& inpu
   const int64_t width = input.element_size();
   for (int64_t& count : send) count *= width;
   for (int64_t& count : receive) count *= width;
-  at::Tensor to = output.view(at::kByte);
-  at::Tensor from = input.view(at::kByte);
+  at::Tensor to = as_bytes(output);
+  at::Tensor from = as_bytes(input);
   wait_for(call, [&](c10d::Backend& group) { return group.alltoall_base(to, from, receive, send); });
 }
 

@@ -20,7 +20,10 @@ namespace {
 
 }  // namespace
 
-at::Tensor as_bytes(const at::Tensor& contiguous) { return contiguous.view({-1}).view(at::kByte); }
+at::Tensor as_bytes(const at::Tensor& contiguous) {
+  // A tensor of one element is contiguous whatever its strides say.
+  return contiguous.as_strided({contiguous.numel()}, {1}).view(at::kByte);
+}
 
 at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) {
   if (dtype == at::kBool) {

@@ -139,9 +139,20 @@ void mean_loss(const LocalCall& call, Stack& stack) {
   stack[0].toTensor().div_(static_cast<double>(count));
 }
 
+// Backward kernels take what forward saved as it lay there, without a look at its strides; a slice lies otherwise.
+void contiguous_statistics(const LocalCall& call, Stack& stack) {
+  const auto& arguments = call.op.schema().arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& name = arguments[i].name();
+    if (name == "mean" || name == "rstd" || name == "logsumexp") stack[i] = stack[i].toTensor().contiguous();
+  }
+  call.op.callBoxed(stack);
+}
+
 [[maybe_unused]] const bool registered =
     register_local_kernel("mean", mean) && register_local_kernel("extremum", extremum) &&
-    register_local_kernel("reshape", reshape) && register_local_kernel("mean_loss", mean_loss) && register_local_kernel("embedding", embedding) &&
+    register_local_kernel("reshape", reshape) && register_local_kernel("mean_loss", mean_loss) &&
+    register_local_kernel("contiguous_statistics", contiguous_statistics) && register_local_kernel("embedding", embedding) &&
     register_local_kernel("embedding_dense_backward", embedding_dense_backward) &&
     register_local_kernel("nll_loss_mean", nll_loss_mean, /*communicates=*/true);
 

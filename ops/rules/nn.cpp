@@ -86,6 +86,7 @@ OpRule layer_norm_backward(const OpCall& call) {
   const auto [input, weight] = norm_labels(call);
   OpRule rule{.strategies = shard_factors({input, input, input, input, weight, weight}, {input, weight, weight})};
   rule.outputs = masked(call, {call.inputs.at(1), call.inputs.at(4), call.inputs.at(5)});
+  rule.kernel = "contiguous_statistics";
   return rule;
 }
 
@@ -211,6 +212,7 @@ OpRule attention_backward(const OpCall& call) {
   const auto [q, k, mask] = attention_labels(call, in.at(1), in.at(2), in.at(6));
   OpRule rule{.strategies = shard_factors({q, q, k, k, q, q.substr(0, 3), mask}, {q, k, k})};
   for (const std::size_t i : {1, 2, 3}) rule.outputs.push_back(in[i]);
+  rule.kernel = "contiguous_statistics";
   return rule;
 }
 
