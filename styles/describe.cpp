@@ -16,9 +16,16 @@ namespace {
 DescriptionRow row_of(const ModuleNode& node, const NamedTensor& item) {
   const at::Tensor& t = item.tensor;
   const auto element = static_cast<int64_t>(t.element_size());
-  DescriptionRow row{.path = node.path, .type = node.type, .parameter = item.name, .is_parameter = item.is_parameter,
-                     .global_shape = t.sizes().vec(), .placements = {}, .local_shape = t.sizes().vec(),
-                     .bytes_here = t.numel() * element, .bytes_global = t.numel() * element, .same_as = {}};
+  DescriptionRow row{.path = node.path,
+                     .type = node.type,
+                     .parameter = item.name,
+                     .is_parameter = item.is_parameter,
+                     .global_shape = t.sizes().vec(),
+                     .placements = {},
+                     .local_shape = t.sizes().vec(),
+                     .bytes_here = t.numel() * element,
+                     .bytes_global = t.numel() * element,
+                     .same_as = {}};
   if (is_dtensor(t)) {
     const Spec& spec = spec_of(t);
     row.placements = spec.placements;

@@ -15,9 +15,9 @@ namespace tessera {
 
 // One parameter or buffer of one module, and what of it is here.
 struct DescriptionRow {
-  std::string path;       // of the module; "" is the root
-  std::string type;       // "torch::nn::LinearImpl"
-  std::string parameter;  // "weight"
+  std::string path;          // of the module; "" is the root
+  std::string type;          // "torch::nn::LinearImpl"
+  std::string parameter;     // "weight"
   bool is_parameter = true;  // else a buffer
   std::vector<int64_t> global_shape;
   std::optional<Placements> placements;  // none: a plain tensor

@@ -25,8 +25,12 @@ namespace detail {
 // ---- the tensors among values: at::Tensor, std::optional<at::Tensor>, tuples and vectors of tensors -----------------------
 
 inline void collect(const at::Tensor& t, std::vector<at::Tensor>& out) { out.push_back(t); }
-inline void collect(const std::optional<at::Tensor>& t, std::vector<at::Tensor>& out) { out.push_back(t.value_or(at::Tensor())); }
-inline void collect(const std::vector<at::Tensor>& ts, std::vector<at::Tensor>& out) { out.insert(out.end(), ts.begin(), ts.end()); }
+inline void collect(const std::optional<at::Tensor>& t, std::vector<at::Tensor>& out) {
+  out.push_back(t.value_or(at::Tensor()));
+}
+inline void collect(const std::vector<at::Tensor>& ts, std::vector<at::Tensor>& out) {
+  out.insert(out.end(), ts.begin(), ts.end());
+}
 template <class T>
 void collect(const T&, std::vector<at::Tensor>&) {}
 template <class... T>
@@ -56,7 +60,8 @@ inline constexpr bool kIsReplaceable = std::is_same_v<T, at::Tensor> || std::is_
 
 // How an argument is kept while hooks run: a copy of what they may replace, else what the caller gave.
 template <class Arg>
-using Kept = std::conditional_t<std::is_lvalue_reference_v<Arg> && !kIsReplaceable<std::decay_t<Arg>>, Arg, std::decay_t<Arg>>;
+using Kept =
+    std::conditional_t<std::is_lvalue_reference_v<Arg> && !kIsReplaceable<std::decay_t<Arg>>, Arg, std::decay_t<Arg>>;
 
 template <class Impl, class Forward = decltype(&Impl::forward)>
 class HookedForward;
@@ -171,9 +176,9 @@ class HookedHolder : public torch::nn::ModuleHolder<Hooked<Impl>> {
 }  // namespace tessera
 
 // TESSERA_MODULE(Block): the class Block, a holder over tessera::Hooked<BlockImpl>.
-#define TESSERA_MODULE(Name)                                \
-  class Name : public tessera::HookedHolder<Name##Impl> {   \
-   public:                                                  \
-    using tessera::HookedHolder<Name##Impl>::HookedHolder;  \
-    using Impl = tessera::Hooked<Name##Impl>;               \
+#define TESSERA_MODULE(Name)                               \
+  class Name : public tessera::HookedHolder<Name##Impl> {  \
+   public:                                                 \
+    using tessera::HookedHolder<Name##Impl>::HookedHolder; \
+    using Impl = tessera::Hooked<Name##Impl>;              \
   }

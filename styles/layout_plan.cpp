@@ -51,10 +51,11 @@ std::vector<std::size_t> first_alike(const std::vector<TensorPlan>& tensors) {
     for (const std::size_t other : others) {
       if (!overlap(tensors[other].tensor, t)) continue;
       if (!same_elements(tensors[other].tensor, t)) {
-        throw std::invalid_argument(fmt::format(
-            "parallelize_module: {} and {} view overlapping parts of one storage, and would come apart when each is laid out "
-            "over the ranks; give each its own memory (clone), or register one tensor under both names",
-            tensors[other].paths.front(), tensors[i].paths.front()));
+        throw std::invalid_argument(
+            fmt::format("parallelize_module: {} and {} view overlapping parts of one storage, and would come apart when "
+                        "each is laid out "
+                        "over the ranks; give each its own memory (clone), or register one tensor under both names",
+                        tensors[other].paths.front(), tensors[i].paths.front()));
       }
       alike[i] = alike[other];
       break;
@@ -74,7 +75,14 @@ void check_convertible(const TensorPlan& plan) {
   if (!t.is_leaf()) refuse("is the result of an operator, not a leaf", "register a leaf tensor, such as t.detach()");
   if (t.layout() != at::kStrided) refuse("is sparse", "only dense tensors have a layout over ranks; call to_dense() first");
   if (t.is_quantized()) refuse("is quantized", "dequantize it first");
-  if (t.is_meta()) refuse("is on the meta device, without values", "give it memory (to_empty, or build it on a device) first");
+  if (t.is_meta())
+    refuse("is on the meta device, without values", "give it memory (to_empty, or build it on a device) first");
+}
+
+Contract named(const std::string& path) {
+  Contract contract;
+  contract.path = path;
+  return contract;
 }
 
 const char* kDone = "is a DTensor already, so another call has parallelized it; let one plan name all styles";
@@ -86,7 +94,8 @@ LayoutPlan::LayoutPlan(DeviceMesh mesh, int64_t tensor_dim, const ModuleTree& tr
   for (const ModuleNode& node : tree) {
     for (const NamedTensor& item : node.tensors) {
       const auto [at, is_new] = index_.emplace(item.tensor.unsafeGetTensorImpl(), tensors_.size());
-      if (is_new) tensors_.push_back({.tensor = item.tensor, .paths = {}, .placement = {}, .placed_by = {}, .contracts = {}});
+      if (is_new)
+        tensors_.push_back({.tensor = item.tensor, .paths = {}, .placement = {}, .placed_by = {}, .contracts = {}});
       std::vector<std::string>& paths = tensors_[at->second].paths;
       const std::string path = joined_path(node.path, item.name);
       if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
@@ -106,15 +115,17 @@ void LayoutPlan::place(const at::Tensor& tensor, const Placement& placement, con
   TensorPlan& plan = plan_of(tensor, by);
   const Placement wanted = on_mesh_dim({Replicate()}, 0, placement, tensor.dim()).front();
   if (wanted.is_partial() || (wanted.is_shard() && (wanted.tensor_dim() < 0 || wanted.tensor_dim() >= tensor.dim()))) {
-    throw std::invalid_argument(fmt::format(
-        "parallelize_module: {}: {} of shape [{}] cannot lie as {}; a parameter is Replicate or a Shard of one of its dimensions",
-        by, plan.paths.front(), fmt::join(tensor.sizes(), ", "), tessera::to_string(placement)));
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: {}: {} of shape [{}] cannot lie as {}; a parameter is Replicate or a Shard of one "
+                    "of its dimensions",
+                    by, plan.paths.front(), fmt::join(tensor.sizes(), ", "), tessera::to_string(placement)));
   }
   if (plan.placement && *plan.placement != wanted) {
     throw std::invalid_argument(fmt::format(
         "parallelize_module: {} is one tensor: {} lays it out as {}, and {} as {}; give both modules styles that agree, or "
         "each its own tensor",
-        fmt::join(plan.paths, " and "), plan.placed_by, tessera::to_string(*plan.placement), by, tessera::to_string(wanted)));
+        fmt::join(plan.paths, " and "), plan.placed_by, tessera::to_string(*plan.placement), by,
+        tessera::to_string(wanted)));
   }
   if (!plan.placement) plan.placed_by = by;
   plan.placement = wanted;
@@ -143,11 +154,12 @@ void LayoutPlan::check() const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const TensorPlan& first = tensors_[alike[i]];
     if (placements_of(first) == placements_of(tensors_[i])) continue;
-    throw std::invalid_argument(fmt::format(
-        "parallelize_module: {} and {} share their memory, but would lie as {} and {}; style both alike, or give each its own "
-        "memory (clone)",
-        first.paths.front(), tensors_[i].paths.front(), tessera::to_string(placements_of(first)),
-        tessera::to_string(placements_of(tensors_[i]))));
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: {} and {} share their memory, but would lie as {} and {}; style both alike, or "
+                    "give each its own "
+                    "memory (clone)",
+                    first.paths.front(), tensors_[i].paths.front(), tessera::to_string(placements_of(first)),
+                    tessera::to_string(placements_of(tensors_[i]))));
   }
 }
 
@@ -175,13 +187,15 @@ void LayoutPlan::run(int64_t src_rank) const {
     if (grad.defined()) t.mutable_grad() = distribute_tensor(grad, mesh_, placements_of(tensors_[i]), src_rank);
   }
   for (const TensorPlan& plan : tensors_) {
-    ContractPtr chain;
+    if (plan.contracts.empty() && detail::meta(plan.tensor).contract != nullptr) continue;
+    // One that names no operator says whose gradient is reduced.
+    ContractPtr chain = plan.contracts.empty() ? std::make_shared<const Contract>(named(plan.paths.front())) : nullptr;
     for (auto contract = plan.contracts.rbegin(); contract != plan.contracts.rend(); ++contract) {
       Contract link = *contract;
       link.also = chain;
       chain = std::make_shared<const Contract>(std::move(link));
     }
-    if (chain) detail::meta(plan.tensor).contract = chain;
+    detail::meta(plan.tensor).contract = chain;
   }
   for (const auto& action : actions_) action();
 }

@@ -24,10 +24,10 @@ struct NamedTensor {
 
 // One module as plans see it: its place in the tree and what it owns itself.
 struct ModuleNode {
-  std::string path;                // "layers.0.attn"; "" is the root
-  std::string type;                // "torch::nn::LinearImpl"
+  std::string path;  // "layers.0.attn"; "" is the root
+  std::string type;  // "torch::nn::LinearImpl"
   ModuleKind kind = ModuleKind::kOther;
-  bool renormalizes = false;       // an embedding with max_norm, which rewrites its rows in forward
+  bool renormalizes = false;  // an embedding with max_norm, which rewrites its rows in forward
   torch::nn::Module* module = nullptr;
   // Defined ones, parameters first. A Linear's or Embedding's "weight" that was assigned, so that it is not the registered one,
   // comes before that.

@@ -15,8 +15,9 @@ const std::vector<std::string>& linear_operators() {
 }
 
 const std::vector<std::string>& norm_operators() {
-  static const std::vector<std::string> names = {"layer_norm", "native_layer_norm", "rms_norm", "group_norm", "native_group_norm",
-                                                 "batch_norm", "mul",               "div",      "add",        "sub"};
+  static const std::vector<std::string> names = {
+      "layer_norm", "native_layer_norm", "rms_norm", "group_norm", "native_group_norm", "batch_norm", "mul", "div", "add",
+      "sub"};
   return names;
 }
 
@@ -35,14 +36,20 @@ std::string describe(const std::string& name, const StyleLayouts& given) {
 ContractLayouts layouts_of(const StyleLayouts& given, std::vector<std::string> operators, const Placement& input,
                            const Placement& output) {
   const Placement desired = given.desired_input_layouts.value_or(input);
-  return {.operators = std::move(operators), .input = given.input_layouts.value_or(input), .desired = desired,
-          .output = given.output_layouts.value_or(output), .use_local_output = given.use_local_output};
+  return {.operators = std::move(operators),
+          .input = given.input_layouts.value_or(input),
+          .desired = desired,
+          .output = given.output_layouts.value_or(output),
+          .use_local_output = given.use_local_output};
 }
 
 // `output += bias` of a plain output: what this rank holds lies as the matmul's contract left it.
 ContractLayouts bias_layouts(const ContractLayouts& weight) {
   const Placement output = weight.output.value_or(Replicate());
-  return {.operators = {"add"}, .input = output, .desired = output, .output = output,
+  return {.operators = {"add"},
+          .input = output,
+          .desired = output,
+          .output = output,
           .use_local_output = weight.use_local_output};
 }
 
@@ -54,12 +61,14 @@ void apply_linear(ApplyContext& context, const Placement& weight, const Placemen
   if (layouts.use_local_output) context.contract("bias", bias_layouts(layouts));
 }
 
-void apply_embedding(ApplyContext& context, const std::string& style, const Placement& weight, const ContractLayouts& layouts) {
+void apply_embedding(ApplyContext& context, const std::string& style, const Placement& weight,
+                     const ContractLayouts& layouts) {
   if (context.renormalizes()) {
-    throw std::invalid_argument(fmt::format(
-        "parallelize_module: {} ({}): an Embedding with max_norm rewrites whole rows in forward, which no rank has; leave it "
-        "out of the plan, so that it is replicated, or clip its rows after each step",
-        shown_path(context.path()), style));
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: {} ({}): an Embedding with max_norm rewrites whole rows in forward, which no rank "
+                    "has; leave it "
+                    "out of the plan, so that it is replicated, or clip its rows after each step",
+                    shown_path(context.path()), style));
   }
   context.place("weight", weight);
   context.contract("weight", layouts);
@@ -102,13 +111,17 @@ void SequenceParallel::apply(ApplyContext& context) const {
   for (const NamedTensor& item : context.tensors()) {
     context.place(item.name, Replicate());
     if (!item.is_parameter) continue;
-    context.contract(item.name, {.operators = norm_operators(), .input = sequence, .desired = sequence, .output = {},
+    context.contract(item.name, {.operators = norm_operators(),
+                                 .input = sequence,
+                                 .desired = sequence,
+                                 .output = {},
                                  .use_local_output = options_.use_local_output});
   }
 }
 
 std::string SequenceParallel::to_string() const {
-  return fmt::format("SequenceParallel(sequence_dim {}{})", sequence_dim_, options_.use_local_output ? ", local output" : "");
+  return fmt::format("SequenceParallel(sequence_dim {}{})", sequence_dim_,
+                     options_.use_local_output ? ", local output" : "");
 }
 
 }  // namespace tessera

@@ -21,9 +21,9 @@ int64_t tensor_dim_of(const DeviceMesh& mesh, const ParallelizeOptions& options)
   const std::vector<std::string>& names = mesh.mesh().names();
   const auto tp = std::find(names.begin(), names.end(), "tp");
   if (tp != names.end()) return tp - names.begin();
-  throw std::invalid_argument(fmt::format(
-      "parallelize_module: the mesh {} has {} dimensions and none called tp; give options.tensor_dim", mesh.mesh().to_string(),
-      mesh.ndim()));
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: the mesh {} has {} dimensions and none called tp; give options.tensor_dim",
+                  mesh.mesh().to_string(), mesh.ndim()));
 }
 
 std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptions& options, int64_t tensor_dim) {
@@ -37,10 +37,10 @@ std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptio
   for (const int64_t given : *options.data_dims) {
     const int64_t dim = mesh.mesh().normalize(given);
     if (dim == tensor_dim || std::find(dims.begin(), dims.end(), dim) != dims.end()) {
-      throw std::invalid_argument(fmt::format(
-          "parallelize_module: data_dims [{}] name mesh dimension {} {}; give each dimension of {} one task",
-          fmt::join(*options.data_dims, ", "), given, dim == tensor_dim ? "which is the tensor dimension" : "twice",
-          mesh.mesh().to_string()));
+      throw std::invalid_argument(
+          fmt::format("parallelize_module: data_dims [{}] name mesh dimension {} {}; give each dimension of {} one task",
+                      fmt::join(*options.data_dims, ", "), given,
+                      dim == tensor_dim ? "which is the tensor dimension" : "twice", mesh.mesh().to_string()));
     }
     dims.push_back(dim);
   }
@@ -49,9 +49,10 @@ std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptio
 
 void check_source(const DeviceMesh& mesh, int64_t src_rank) {
   if (src_rank == kMeshFirstRank || src_rank == kNoSource || mesh.mesh().coordinate_of(src_rank)) return;
-  throw std::invalid_argument(fmt::format(
-      "parallelize_module: src_rank {} is not on the mesh {}; give one of its ranks, or kNoSource for each rank's own values",
-      src_rank, mesh.mesh().to_string()));
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: src_rank {} is not on the mesh {}; give one of its ranks, or kNoSource for each "
+                  "rank's own values",
+                  src_rank, mesh.mesh().to_string()));
 }
 
 void check_optimizers(const LayoutPlan& plan, const ParallelizeOptions& options) {
@@ -84,7 +85,8 @@ void add_entry(Assigned& assigned, const ModuleNode& node, const ParallelPlan::v
     if (other == &entry) return;
     if (other->second->joins_others() || entry.second->joins_others()) continue;
     throw std::invalid_argument(fmt::format(
-        "parallelize_module: two styles for {}: '{}' gives {} and '{}' gives {}; let one pattern match it, or make one of them a "
+        "parallelize_module: two styles for {}: '{}' gives {} and '{}' gives {}; let one pattern match it, or make one of "
+        "them a "
         "Prepare style",
         shown_path(node.path), other->first, other->second->to_string(), entry.first, entry.second->to_string()));
   }
@@ -98,10 +100,11 @@ std::vector<Assigned> assign(const ModuleTree& tree, const ParallelPlan& plan, b
   for (const auto& entry : plan) {
     const std::vector<std::size_t> found = match(tree, entry.first);
     if (found.empty() && !allow_unmatched) {
-      throw std::invalid_argument(fmt::format(
-          "parallelize_module: the pattern '{}' ({}) matches no module; each dotted part is matched against the names of direct "
-          "children, and the root's are: {}. Set options.allow_unmatched if that may be",
-          entry.first, entry.second->name(), child_names(tree)));
+      throw std::invalid_argument(
+          fmt::format("parallelize_module: the pattern '{}' ({}) matches no module; each dotted part is matched against the "
+                      "names of direct "
+                      "children, and the root's are: {}. Set options.allow_unmatched if that may be",
+                      entry.first, entry.second->name(), child_names(tree)));
     }
     for (const std::size_t index : found) {
       const std::size_t node = first_name.at(tree[index].module);

@@ -54,19 +54,23 @@ class Parallelized {
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
     const ImplicitReplication guard;
-    if constexpr (std::is_pointer_v<Handle> || requires(Handle h) { h.use_count(); }) {
-      return handle_->forward(std::forward<Args>(args)...);
-    } else if constexpr (requires(Handle h) { h.any_forward(std::forward<Args>(args)...); }) {
+    if constexpr (requires(Handle h) { h.any_forward(std::forward<Args>(args)...); }) {
       return handle_.forward(std::forward<Args>(args)...);
+    } else if constexpr (requires(Handle h) { h->forward(std::forward<Args>(args)...); }) {
+      return handle_->forward(std::forward<Args>(args)...);
     } else {
+      // A TESSERA_MODULE with arguments left to their defaults.
       return handle_(std::forward<Args>(args)...);
     }
   }
 
   auto* operator->() {
-    if constexpr (std::is_pointer_v<Handle>) return handle_;
-    else if constexpr (requires(Handle h) { h.type_info(); }) return handle_.ptr().get();
-    else return handle_.operator->();
+    if constexpr (std::is_pointer_v<Handle>)
+      return handle_;
+    else if constexpr (requires(Handle h) { h.type_info(); })
+      return handle_.ptr().get();
+    else
+      return handle_.operator->();
   }
   Handle& handle() { return handle_; }
 
@@ -75,7 +79,8 @@ class Parallelized {
 };
 
 namespace detail {
-void parallelize(torch::nn::Module& root, const DeviceMesh& mesh, const ParallelPlan& plan, const ParallelizeOptions& options);
+void parallelize(torch::nn::Module& root, const DeviceMesh& mesh, const ParallelPlan& plan,
+                 const ParallelizeOptions& options);
 }  // namespace detail
 
 // Lays the parameters and buffers of an unmodified module out over the mesh, in place: every handle to one (the module's
@@ -100,20 +105,22 @@ Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const Par
 
 // The same for a holder (torch::nn::Linear, your TORCH_MODULE), a shared_ptr to a module, a torch::nn::AnyModule.
 template <class Handle>
-  requires(!std::derived_from<Handle, torch::nn::Module> && requires(Handle h) { h.ptr(); })
-Parallelized<Handle> parallelize_module(Handle handle, const DeviceMesh& mesh, const ParallelPlan& plan,
-                                        const ParallelizeOptions& options = {}) {
+requires(!std::derived_from<Handle, torch::nn::Module> &&
+         requires(Handle h) { h.ptr(); }) Parallelized<Handle> parallelize_module(Handle handle, const DeviceMesh& mesh,
+                                                                                  const ParallelPlan& plan,
+                                                                                  const ParallelizeOptions& options = {}) {
   detail::parallelize(*handle.ptr(), mesh, plan, options);
   return Parallelized<Handle>(std::move(handle));
 }
 template <std::derived_from<torch::nn::Module> M>
-Parallelized<std::shared_ptr<M>> parallelize_module(std::shared_ptr<M> module, const DeviceMesh& mesh, const ParallelPlan& plan,
-                                                    const ParallelizeOptions& options = {}) {
+Parallelized<std::shared_ptr<M>> parallelize_module(std::shared_ptr<M> module, const DeviceMesh& mesh,
+                                                    const ParallelPlan& plan, const ParallelizeOptions& options = {}) {
   detail::parallelize(*module, mesh, plan, options);
   return Parallelized<std::shared_ptr<M>>(std::move(module));
 }
 template <class Module>
-auto parallelize_module(Module&& module, const DeviceMesh& mesh, const Style& style, const ParallelizeOptions& options = {}) {
+auto parallelize_module(Module&& module, const DeviceMesh& mesh, const Style& style,
+                        const ParallelizeOptions& options = {}) {
   return parallelize_module(std::forward<Module>(module), mesh, ParallelPlan{{"", style}}, options);
 }
 

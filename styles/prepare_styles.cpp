@@ -28,22 +28,22 @@ std::string shown(const Layouts& layouts) {
 void check_lists(const char* who, const Layouts& from, const Layouts& to) {
   if (from.size() != to.size()) {
     throw std::invalid_argument(fmt::format(
-        "{}: {} layouts {} but {} desired ones {}; give one of each for every tensor, std::nullopt to leave one as it is", who,
-        from.size(), shown(from), to.size(), shown(to)));
+        "{}: {} layouts {} but {} desired ones {}; give one of each for every tensor, std::nullopt to leave one as it is",
+        who, from.size(), shown(from), to.size(), shown(to)));
   }
   for (std::size_t i = 0; i < from.size(); ++i) {
     if (from[i].has_value() == to[i].has_value()) continue;
-    throw std::invalid_argument(fmt::format(
-        "{}: tensor {} has {} in {} and {} in {}; give it a layout in both, or std::nullopt in both", who, i,
-        from[i] ? "a layout" : "none", shown(from), to[i] ? "one" : "none", shown(to)));
+    throw std::invalid_argument(
+        fmt::format("{}: tensor {} has {} in {} and {} in {}; give it a layout in both, or std::nullopt in both", who, i,
+                    from[i] ? "a layout" : "none", shown(from), to[i] ? "one" : "none", shown(to)));
   }
 }
 
 at::Tensor as_dtensor(const at::Tensor& t, const Placement& layout, const Place& place, std::size_t i) {
   if (is_dtensor(t)) {
     if (mesh_of(t) == place.mesh) return t;
-    throw std::invalid_argument(fmt::format("{}: tensor {} is {}, but the module lies on {}; bring it to that mesh", place.who, i,
-                                            to_string(t), place.mesh.to_string()));
+    throw std::invalid_argument(fmt::format("{}: tensor {} is {}, but the module lies on {}; bring it to that mesh",
+                                            place.who, i, to_string(t), place.mesh.to_string()));
   }
   if (!place.data_dims.empty()) {
     throw std::invalid_argument(fmt::format(
@@ -71,8 +71,10 @@ void lay_out(std::vector<at::Tensor>& tensors, const Layouts& from, const Layout
 }
 
 Place place_of(const ApplyContext& context, const std::string& name) {
-  return {.who = fmt::format("{} of {}", name, shown_path(context.path())), .mesh = context.mesh(),
-          .tensor_dim = context.tensor_dim(), .data_dims = context.data_dims()};
+  return {.who = fmt::format("{} of {}", name, shown_path(context.path())),
+          .mesh = context.mesh(),
+          .tensor_dim = context.tensor_dim(),
+          .data_dims = context.data_dims()};
 }
 
 }  // namespace
@@ -90,8 +92,8 @@ void PrepareModuleInput::apply(ApplyContext& context) const {
 }
 
 std::string PrepareModuleInput::to_string() const {
-  return fmt::format("PrepareModuleInput({} -> {}{})", shown(options_.input_layouts),
-                     shown(options_.desired_input_layouts), options_.use_local_input ? ", local input" : "");
+  return fmt::format("PrepareModuleInput({} -> {}{})", shown(options_.input_layouts), shown(options_.desired_input_layouts),
+                     options_.use_local_input ? ", local input" : "");
 }
 
 PrepareModuleOutput::PrepareModuleOutput(PrepareOutputOptions options) : options_(std::move(options)) {
@@ -100,7 +102,8 @@ PrepareModuleOutput::PrepareModuleOutput(PrepareOutputOptions options) : options
 
 void PrepareModuleOutput::apply(ApplyContext& context) const {
   context.forward_hook(
-      [options = options_, place = place_of(context, name())](const std::vector<at::Tensor>&, std::vector<at::Tensor>& outputs) {
+      [options = options_, place = place_of(context, name())](const std::vector<at::Tensor>&,
+                                                              std::vector<at::Tensor>& outputs) {
         lay_out(outputs, options.output_layouts, options.desired_output_layouts, options.use_local_output, place);
       },
       /*throws_alike=*/true);

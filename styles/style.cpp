@@ -30,8 +30,8 @@ const NamedTensor& ApplyContext::tensor(const std::string& name) const {
     if (item.name == name) return item;
     names += (names.empty() ? "" : ", ") + item.name;
   }
-  throw std::invalid_argument(fmt::format("parallelize_module: {}: a {} has no parameter or buffer '{}'; it has {}", by(), type(),
-                                          name, names.empty() ? "none" : names));
+  throw std::invalid_argument(fmt::format("parallelize_module: {}: a {} has no parameter or buffer '{}'; it has {}", by(),
+                                          type(), name, names.empty() ? "none" : names));
 }
 
 void ApplyContext::place(const std::string& name, const Placement& placement) {
@@ -46,9 +46,15 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
           "parallelize_module: {}: an input cannot lie as {}; give Replicate() or Shard(d)", by(), to_string(*placement)));
     }
   }
-  plan_.add_contract(t, {.path = joined_path(path(), name), .operators = layouts.operators, .mesh_dim = tensor_dim_,
-                         .data_dims = data_dims_, .input = layouts.input, .desired = layouts.desired,
-                         .output = layouts.output, .use_local_output = layouts.use_local_output, .also = nullptr});
+  plan_.add_contract(t, {.path = joined_path(path(), name),
+                         .operators = layouts.operators,
+                         .mesh_dim = tensor_dim_,
+                         .data_dims = data_dims_,
+                         .input = layouts.input,
+                         .desired = layouts.desired,
+                         .output = layouts.output,
+                         .use_local_output = layouts.use_local_output,
+                         .also = nullptr});
 }
 
 Hookable& ApplyContext::hookable() const {
@@ -72,10 +78,11 @@ void ApplyContext::forward_hook(Hookable::Hook hook, bool throws_alike) {
 }
 
 void ApplyContext::unknown_module(const std::string& knows) const {
-  throw std::invalid_argument(fmt::format(
-      "parallelize_module: {} does not know the module {} of type {}; it knows {}. Leave the module out of the plan, so that it "
-      "is replicated, or derive a style of your own from ParallelStyle",
-      style_, path().empty() ? "at the root" : path(), type(), knows));
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: {} does not know the module {} of type {}; it knows {}. Leave the module out of the "
+                  "plan, so that it "
+                  "is replicated, or derive a style of your own from ParallelStyle",
+                  style_, path().empty() ? "at the root" : path(), type(), knows));
 }
 
 std::string to_string(const ParallelPlan& plan) {

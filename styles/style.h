@@ -100,8 +100,9 @@ class ParallelStyle {
 class Style {
  public:
   template <std::derived_from<ParallelStyle> S>
-  Style(S style) : style_(std::make_shared<const S>(std::move(style))) {}  // NOLINT: a plan reads as {{"a.b", ColwiseParallel()}}
-  Style(std::shared_ptr<const ParallelStyle> style);                        // NOLINT: throws std::invalid_argument on null
+  Style(S style)
+      : style_(std::make_shared<const S>(std::move(style))) {}  // NOLINT: a plan reads as {{"a.b", ColwiseParallel()}}
+  Style(std::shared_ptr<const ParallelStyle> style);            // NOLINT: throws std::invalid_argument on null
 
   const ParallelStyle& operator*() const { return *style_; }
   const ParallelStyle* operator->() const { return style_.get(); }

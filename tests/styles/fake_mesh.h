@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 
 #include "tessera/mesh/device_mesh.h"
@@ -19,8 +20,8 @@ inline DeviceMesh fake_mesh(int64_t rank, std::vector<int64_t> shape, std::vecto
 
 // Calls `body(mesh)` as every rank of a mesh of `shape`; each must throw std::invalid_argument with `text` in its message.
 template <class Body>
-void check_refused_on_every_rank(const std::vector<int64_t>& shape, const std::vector<std::string>& names, const std::string& text,
-                                 const Body& body) {
+void check_refused_on_every_rank(const std::vector<int64_t>& shape, const std::vector<std::string>& names,
+                                 const std::string& text, const Body& body) {
   int64_t size = 1;
   for (const int64_t n : shape) size *= n;
   for (int64_t rank = 0; rank < size; ++rank) {

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
@@ -147,19 +148,21 @@ TEST_CASE("hooks are removed by their number") {
   CHECK(value(m(number(1))) == 20);
   m->remove_hook(second);
   CHECK(m->hooks() == 0);
-  CHECK_THROWS_WITH_AS(m->remove_hook(second),
-                       "remove_hook: there is no hook 1; give a number that register_forward_pre_hook or register_forward_hook "
-                       "returned",
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      m->remove_hook(second),
+      "remove_hook: there is no hook 1; give a number that register_forward_pre_hook or register_forward_hook "
+      "returned",
+      std::invalid_argument);
 }
 
 TEST_CASE("a hook that changes the number of tensors is refused") {
   Double m;
   m->register_forward_pre_hook([](std::vector<at::Tensor>& inputs) { inputs.clear(); });
-  CHECK_THROWS_WITH_AS(m(number(1)),
-                       "hook of the root module: it was given 1 tensors among forward's arguments and left 0; replace tensors, but "
-                       "keep their number",
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      m(number(1)),
+      "hook of the root module: it was given 1 tensors among forward's arguments and left 0; replace tensors, but "
+      "keep their number",
+      std::invalid_argument);
 }
 
 TEST_CASE("clone: the root's hooks by clone(), those below by clone_module") {

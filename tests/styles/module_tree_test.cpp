@@ -1,6 +1,7 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -67,8 +68,12 @@ TEST_CASE("a pattern matches direct children, part by part, with fnmatch") {
       {"the empty pattern is the root", "", {""}},
       {"a name", "tok", {"tok"}},
       {"a path", "layers.3.attn.wq", {"layers.3.attn.wq"}},
-      {"? is one character, not none", "layers.0.attn.w?", {"layers.0.attn.wq", "layers.0.attn.wk", "layers.0.attn.wv", "layers.0.attn.wo"}},
-      {"* is any number", "layers.0.attn.w*", {"layers.0.attn.wq", "layers.0.attn.wk", "layers.0.attn.wv", "layers.0.attn.wo", "layers.0.attn.w"}},
+      {"? is one character, not none",
+       "layers.0.attn.w?",
+       {"layers.0.attn.wq", "layers.0.attn.wk", "layers.0.attn.wv", "layers.0.attn.wo"}},
+      {"* is any number",
+       "layers.0.attn.w*",
+       {"layers.0.attn.wq", "layers.0.attn.wk", "layers.0.attn.wv", "layers.0.attn.wo", "layers.0.attn.w"}},
       {"a set", "layers.0.attn.w[qk]", {"layers.0.attn.wq", "layers.0.attn.wk"}},
       {"not in a set", "layers.0.norm[!1]", {"layers.0.norm2"}},
       {"two digits", "layers.??.norm1", {"layers.10.norm1"}},
@@ -111,12 +116,14 @@ TEST_CASE("the tree knows each module's type, kind and own tensors") {
 TEST_CASE("a plan prints as it is written") {
   using namespace tessera;
   const ParallelPlan plan = {
-      {"", PrepareModuleInput({.input_layouts = {Shard(0), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}})},
+      {"", PrepareModuleInput(
+               {.input_layouts = {Shard(0), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}})},
       {"layers.*.attn.w?", ColwiseParallel()},
       {"layers.*.attn.wo", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = true})},
       {"layers.*.norm?", SequenceParallel()},
       {"tok", RowwiseParallel({.input_layouts = Replicate(), .desired_input_layouts = Replicate()})},
-      {"head", PrepareModuleOutput({.output_layouts = {Shard(-1)}, .desired_output_layouts = {Replicate()}, .use_local_output = true})},
+      {"head", PrepareModuleOutput(
+                   {.output_layouts = {Shard(-1)}, .desired_output_layouts = {Replicate()}, .use_local_output = true})},
   };
   CHECK(to_string(plan) ==
         "\"\"                PrepareModuleInput([S(0), -] -> [R, -])\n"

@@ -6,6 +6,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
+#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -45,7 +46,8 @@ struct TiedHeadImpl : torch::nn::LinearImpl {
 TORCH_MODULE(TiedHead);
 
 struct TiedImpl : torch::nn::Module {
-  TiedImpl() : tok(register_module("tok", torch::nn::Embedding(12, 8))), head(register_module("head", TiedHead(tok->weight))) {}
+  TiedImpl()
+      : tok(register_module("tok", torch::nn::Embedding(12, 8))), head(register_module("head", TiedHead(tok->weight))) {}
   torch::nn::Embedding tok;
   TiedHead head;
 };
@@ -82,23 +84,54 @@ TEST_CASE("every style lays parameters out and leaves its contracts") {
   const std::vector<std::string> linear = {"matmul", "addmm", "linear", "mm"};
   const std::vector<Row> rows = {
       {"colwise", ColwiseParallel(), false, Shard(0), Shard(0), linear, Replicate(), Replicate(), Shard(-1)},
-      {"colwise from a shard", ColwiseParallel({.input_layouts = Shard(0)}), false, Shard(0), Shard(0), linear, Shard(0), Replicate(), Shard(-1)},
-      {"colwise, gathered: the bias is added after", ColwiseParallel({.output_layouts = Replicate()}), false, Shard(0), Replicate(), linear, Replicate(), Replicate(), Replicate()},
+      {"colwise from a shard", ColwiseParallel({.input_layouts = Shard(0)}), false, Shard(0), Shard(0), linear, Shard(0),
+       Replicate(), Shard(-1)},
+      {"colwise, gathered: the bias is added after", ColwiseParallel({.output_layouts = Replicate()}), false, Shard(0),
+       Replicate(), linear, Replicate(), Replicate(), Replicate()},
       {"rowwise", RowwiseParallel(), false, Shard(1), Replicate(), linear, Shard(-1), Shard(-1), Replicate()},
-      {"rowwise from whole", RowwiseParallel({.input_layouts = Replicate()}), false, Shard(1), Replicate(), linear, Replicate(), Shard(-1), Replicate()},
-      {"rowwise to a sequence", RowwiseParallel({.output_layouts = Shard(1)}), false, Shard(1), Replicate(), linear, Shard(-1), Shard(-1), Shard(1)},
-      {"rowwise, desired", RowwiseParallel({.desired_input_layouts = Replicate()}), false, Shard(1), Replicate(), linear, Shard(-1), Replicate(), Replicate()},
-      {"embedding by columns", ColwiseParallel(), true, Shard(1), Replicate(), {"embedding"}, Replicate(), Replicate(), Shard(-1)},
-      {"embedding by rows", RowwiseParallel(), true, Shard(0), Replicate(), {"embedding"}, Replicate(), Replicate(), Replicate()},
-      {"embedding by rows to a sequence", RowwiseParallel({.output_layouts = Shard(1)}), true, Shard(0), Replicate(), {"embedding"}, Replicate(), Replicate(), Shard(1)},
+      {"rowwise from whole", RowwiseParallel({.input_layouts = Replicate()}), false, Shard(1), Replicate(), linear,
+       Replicate(), Shard(-1), Replicate()},
+      {"rowwise to a sequence", RowwiseParallel({.output_layouts = Shard(1)}), false, Shard(1), Replicate(), linear,
+       Shard(-1), Shard(-1), Shard(1)},
+      {"rowwise, desired", RowwiseParallel({.desired_input_layouts = Replicate()}), false, Shard(1), Replicate(), linear,
+       Shard(-1), Replicate(), Replicate()},
+      {"embedding by columns",
+       ColwiseParallel(),
+       true,
+       Shard(1),
+       Replicate(),
+       {"embedding"},
+       Replicate(),
+       Replicate(),
+       Shard(-1)},
+      {"embedding by rows",
+       RowwiseParallel(),
+       true,
+       Shard(0),
+       Replicate(),
+       {"embedding"},
+       Replicate(),
+       Replicate(),
+       Replicate()},
+      {"embedding by rows to a sequence",
+       RowwiseParallel({.output_layouts = Shard(1)}),
+       true,
+       Shard(0),
+       Replicate(),
+       {"embedding"},
+       Replicate(),
+       Replicate(),
+       Shard(1)},
   };
   for (const Row& row : rows) {
     CAPTURE(row.why);
     const DeviceMesh mesh = fake_mesh(1, {4});
     torch::nn::Embedding embedding(8, 6);
     Linear module(6, 8);
-    if (row.embedding) parallelize_module(embedding, mesh, row.style, {.src_rank = kNoSource});
-    else parallelize_module(module, mesh, row.style, {.src_rank = kNoSource});
+    if (row.embedding)
+      parallelize_module(embedding, mesh, row.style, {.src_rank = kNoSource});
+    else
+      parallelize_module(module, mesh, row.style, {.src_rank = kNoSource});
     const at::Tensor weight = row.embedding ? embedding->weight : module->weight;
     CHECK(placements_of(weight) == Placements{row.weight});
     const Contract& contract = contract_of(weight);
@@ -110,7 +143,8 @@ TEST_CASE("every style lays parameters out and leaves its contracts") {
     CHECK_FALSE(contract.use_local_output);
     CHECK(contract.data_dims.empty());
     if (!row.embedding) CHECK(placements_of(module->bias) == Placements{row.bias});
-    if (!row.embedding) CHECK(tessera::detail::meta(module->bias).contract == nullptr);
+    if (!row.embedding) CHECK(contract_of(module->bias).operators.empty());
+    if (!row.embedding) CHECK(contract_of(module->bias).path == "bias");
   }
 }
 
@@ -214,7 +248,8 @@ TEST_CASE("a weight tied by assigning the member is the one that is laid out") {
   Linear head(torch::nn::LinearOptions(8, 12).bias(false));
   head->weight = tok->weight;
   torch::nn::Sequential model(tok, head);
-  parallelize_module(model, fake_mesh(0, {2}), {{"0", RowwiseParallel()}, {"1", ColwiseParallel()}}, {.src_rank = kNoSource});
+  parallelize_module(model, fake_mesh(0, {2}), {{"0", RowwiseParallel()}, {"1", ColwiseParallel()}},
+                     {.src_rank = kNoSource});
   CHECK(placements_of(tok->weight) == Placements{Shard(0)});
   CHECK(contract_for(tessera::detail::meta(head->weight).contract, "matmul") != nullptr);
   CHECK(is_dtensor(head->named_parameters()["weight"]));
@@ -238,7 +273,8 @@ TEST_CASE("a module with two names is styled once") {
 TEST_CASE("SequenceParallel: whole parameters, activations cut along the sequence; nothing on a module without any") {
   torch::nn::Sequential model(torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})), torch::nn::Dropout(),
                               torch::nn::GroupNorm(2, 4));
-  parallelize_module(model, fake_mesh(0, {2}), {{"0", SequenceParallel()}, {"1", SequenceParallel()}, {"2", SequenceParallel(2)}},
+  parallelize_module(model, fake_mesh(0, {2}),
+                     {{"0", SequenceParallel()}, {"1", SequenceParallel()}, {"2", SequenceParallel(2)}},
                      {.src_rank = kNoSource});
   const auto parameters = model->named_parameters();
   for (const auto& item : parameters) CHECK(placements_of(item.value()) == Placements{Replicate()});
@@ -303,5 +339,5 @@ TEST_CASE("distribute_module: what the partition function leaves is replicated")
   CHECK(seen == std::vector<std::string>{"", "up", "down"});
   CHECK(placements_of(mlp->up->weight) == Placements{Shard(0)});
   CHECK(placements_of(mlp->up->bias) == Placements{Replicate()});
-  CHECK(tessera::detail::meta(mlp->up->weight).contract == nullptr);
+  CHECK(contract_of(mlp->up->weight).operators.empty());
 }

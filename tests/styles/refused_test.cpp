@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/ops/ones.h>
+#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -96,8 +97,8 @@ TEST_CASE("plans that do not fit the module") {
   refused({{"", RowwiseParallel()}}, "it knows torch::nn::Linear and torch::nn::Embedding");
   refused({{"", SequenceParallel()}}, "SequenceParallel does not know the module at the root of type");
   refused({{"up", SequenceParallel()}}, "SequenceParallel does not know the module up of type torch::nn::LinearImpl");
-  refused({{"up", std::shared_ptr<const ParallelStyle>(std::make_shared<ColwiseParallel>(
-                      StyleLayouts{.input_layouts = Partial()}))}},
+  refused({{"up", std::shared_ptr<const ParallelStyle>(
+                      std::make_shared<ColwiseParallel>(StyleLayouts{.input_layouts = Partial()}))}},
           "up (ColwiseParallel): an input cannot lie as P(sum)");
   Mlp mlp;
   parallelize_module(mlp, fake_mesh(0, {2}), {{"upp", ColwiseParallel()}}, {.src_rank = kNoSource, .allow_unmatched = true});
@@ -109,7 +110,8 @@ TEST_CASE("modules that a style does not know") {
                  "ColwiseParallel does not know the module 0 of type torch::nn::MultiheadAttention;");
   refused_module([] { return torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({4}))); },
                  {{"0", RowwiseParallel()}}, "RowwiseParallel does not know the module 0 of type torch::nn::LayerNormImpl");
-  refused_module([] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4).max_norm(1)); }, {{"", ColwiseParallel()}},
+  refused_module([] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4).max_norm(1)); },
+                 {{"", ColwiseParallel()}},
                  "the root module (ColwiseParallel): an Embedding with max_norm rewrites whole rows in forward");
   refused_module([] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4)); }, {{"", SequenceParallel()}},
                  "SequenceParallel does not know the module at the root of type torch::nn::EmbeddingImpl");
@@ -148,23 +150,27 @@ TEST_CASE("Prepare styles need a module that can be hooked, and lists of one len
                        "PrepareModuleOutput: tensor 0 has a layout in [S(0)] and none in [-]; give it a layout in both, or "
                        "std::nullopt in both",
                        std::invalid_argument);
-  CHECK_THROWS_AS(PrepareModuleInputOutput({.input = {.input_layouts = {Shard(0)}, .desired_input_layouts = {}}, .output = {}}),
-                  std::invalid_argument);
+  CHECK_THROWS_AS(
+      PrepareModuleInputOutput({.input = {.input_layouts = {Shard(0)}, .desired_input_layouts = {}}, .output = {}}),
+      std::invalid_argument);
 }
 
 TEST_CASE("Prepare styles refuse another number of tensors, plain ones with data dimensions, and another mesh, at forward") {
-  const Style prepare = PrepareModuleInput({.input_layouts = {Shard(0), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}});
-  check_refused_on_every_rank({2}, {}, "PrepareModuleInput of the root module: 2 layouts [S(0), -] for 1 tensors", [&](const DeviceMesh& mesh) {
-    Mlp2 m;
-    auto tp = parallelize_module(m, mesh, prepare, {.src_rank = kNoSource});
-    tp(ones({2, 8}));
-  });
+  const Style prepare =
+      PrepareModuleInput({.input_layouts = {Shard(0), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}});
+  check_refused_on_every_rank({2}, {}, "PrepareModuleInput of the root module: 2 layouts [S(0), -] for 1 tensors",
+                              [&](const DeviceMesh& mesh) {
+                                Mlp2 m;
+                                auto tp = parallelize_module(m, mesh, prepare, {.src_rank = kNoSource});
+                                tp(ones({2, 8}));
+                              });
   const Style one = PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}});
-  check_refused_on_every_rank({2, 2}, {"dp", "tp"}, "tensor 0 is plain, and on a mesh with data dimensions nobody can know", [&](const DeviceMesh& mesh) {
-    Mlp2 m;
-    auto tp = parallelize_module(m, mesh, one, {.src_rank = kNoSource});
-    tp(ones({2, 8}));
-  });
+  check_refused_on_every_rank({2, 2}, {"dp", "tp"}, "tensor 0 is plain, and on a mesh with data dimensions nobody can know",
+                              [&](const DeviceMesh& mesh) {
+                                Mlp2 m;
+                                auto tp = parallelize_module(m, mesh, one, {.src_rank = kNoSource});
+                                tp(ones({2, 8}));
+                              });
   check_refused_on_every_rank({2}, {}, "but the module lies on", [&](const DeviceMesh& mesh) {
     Mlp2 m;
     auto tp = parallelize_module(m, mesh, one, {.src_rank = kNoSource});
@@ -174,7 +180,8 @@ TEST_CASE("Prepare styles refuse another number of tensors, plain ones with data
 }
 
 TEST_CASE("meshes and options that do not fit") {
-  const auto on_grid = [](const std::vector<std::string>& names, const ParallelizeOptions& options, const std::string& text) {
+  const auto on_grid = [](const std::vector<std::string>& names, const ParallelizeOptions& options,
+                          const std::string& text) {
     check_refused_on_every_rank({2, 2}, names, text, [&](const DeviceMesh& mesh) {
       Mlp mlp;
       parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, options);
@@ -183,7 +190,8 @@ TEST_CASE("meshes and options that do not fit") {
   on_grid({}, {}, "the mesh (2, 2) has 2 dimensions and none called tp; give options.tensor_dim");
   on_grid({"a", "b"}, {}, "give options.tensor_dim");
   on_grid({}, {.tensor_dim = 2}, "2");
-  on_grid({}, {.tensor_dim = 1, .data_dims = std::vector<int64_t>{1}}, "name mesh dimension 1 which is the tensor dimension");
+  on_grid({}, {.tensor_dim = 1, .data_dims = std::vector<int64_t>{1}},
+          "name mesh dimension 1 which is the tensor dimension");
   on_grid({}, {.tensor_dim = 1, .data_dims = std::vector<int64_t>{0, -2}}, "name mesh dimension -2 twice");
   on_grid({"dp", "tp"}, {.src_rank = 4}, "src_rank 4 is not on the mesh");
   on_grid({"dp", "tp"}, {.optimizers = {nullptr}}, "options.optimizers holds a null pointer");
@@ -207,19 +215,22 @@ TEST_CASE("parameters that cannot be converted") {
   refused_module([&] { return Pair(memory, memory.t()); }, {}, "give each its own memory (clone)");
   refused_module([&] { return Pair(memory, memory.detach()); }, {{"a", Placed(Shard(0))}},
                  "a.weight and b.weight share their memory, but would lie as [S(0)] and [R]");
-  refused_module([&] { return Holder(ones({4}).to_sparse()); }, {}, "weight is sparse; only dense tensors have a layout over ranks");
+  refused_module([&] { return Holder(ones({4}).to_sparse()); }, {},
+                 "weight is sparse; only dense tensors have a layout over ranks");
   refused_module([&] { return Holder(at::ones({4}, at::kMeta)); }, {}, "weight is on the meta device, without values");
-  refused_module([&] { return Holder(ones({4}).set_requires_grad(true) * 2); }, {}, "weight is the result of an operator, not a leaf");
+  refused_module([&] { return Holder(ones({4}).set_requires_grad(true) * 2); }, {},
+                 "weight is the result of an operator, not a leaf");
   Pair apart(memory.slice(0, 0, 2), memory.slice(0, 2, 4));
   parallelize_module(apart, fake_mesh(0, {2}), {}, {.src_rank = kNoSource});
 }
 
 TEST_CASE("a parameter that another call has laid out") {
-  check_refused_on_every_rank({2}, {}, "up (RowwiseParallel): the parameter up.weight is a DTensor already", [&](const DeviceMesh& mesh) {
-    Mlp mlp;
-    parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, {.src_rank = kNoSource});
-    parallelize_module(mlp, mesh, {{"up", RowwiseParallel()}}, {.src_rank = kNoSource});
-  });
+  check_refused_on_every_rank({2}, {}, "up (RowwiseParallel): the parameter up.weight is a DTensor already",
+                              [&](const DeviceMesh& mesh) {
+                                Mlp mlp;
+                                parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, {.src_rank = kNoSource});
+                                parallelize_module(mlp, mesh, {{"up", RowwiseParallel()}}, {.src_rank = kNoSource});
+                              });
   Mlp mlp;
   const DeviceMesh mesh = fake_mesh(0, {2});
   parallelize_module(mlp->up, mesh, ColwiseParallel(), {.src_rank = kNoSource});
@@ -229,13 +240,15 @@ TEST_CASE("a parameter that another call has laid out") {
 }
 
 TEST_CASE("an optimizer that holds state already") {
-  check_refused_on_every_rank({2}, {}, "an optimizer holds state for up.weight, laid out as the parameter is now; parallelize", [&](const DeviceMesh& mesh) {
-    Mlp mlp;
-    torch::optim::SGD sgd(mlp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    mlp->forward(ones({2, 8})).sum().backward();
-    sgd.step();
-    parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, {.src_rank = kNoSource, .optimizers = {&sgd}});
-  });
+  check_refused_on_every_rank(
+      {2}, {}, "an optimizer holds state for up.weight, laid out as the parameter is now; parallelize",
+      [&](const DeviceMesh& mesh) {
+        Mlp mlp;
+        torch::optim::SGD sgd(mlp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+        mlp->forward(ones({2, 8})).sum().backward();
+        sgd.step();
+        parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, {.src_rank = kNoSource, .optimizers = {&sgd}});
+      });
   Mlp mlp;
   torch::optim::SGD fresh(mlp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   parallelize_module(mlp, fake_mesh(0, {2}), {}, {.src_rank = kNoSource, .optimizers = {&fresh}});

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/ops/arange.h>
+#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/optim/adamw.h>
@@ -184,7 +185,8 @@ namespace {
 
 // The logits' weight is the embedding's.
 struct LanguageModelImpl : torch::nn::Module {
-  LanguageModelImpl() : tok(register_module("tok", torch::nn::Embedding(13, 8))), mlp(register_module("mlp", Mlp(8, 12, 8))) {
+  LanguageModelImpl()
+      : tok(register_module("tok", torch::nn::Embedding(13, 8))), mlp(register_module("mlp", Mlp(8, 12, 8))) {
     head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(8, 13).bias(false)));
     head->weight = tok->weight;
     head->named_parameters(false)["weight"].set_requires_grad(false);
