@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <stdexcept>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -37,6 +38,22 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
       call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead)));
 }
 
+// A style may say that a plain tensor which meets its parameter here is this rank's piece. Operators whose kernels know
+// contracts never come here with one; any other must not take the piece for the whole.
+void refuse_piece(const Call& call, const at::Tensor& plain) {
+  std::string_view op = std::string_view(call.traits.name).substr(call.traits.name.find("::") + 2);
+  if (op.ends_with('_')) op.remove_suffix(1);
+  for (const TensorArg& entry : call.tensors) {
+    if (!detail::is_dtensor(*entry.tensor)) continue;
+    const Contract* const contract = contract_for(detail::meta(*entry.tensor).contract, op);
+    if (contract == nullptr || contract->input.is_replicate()) continue;
+    throw std::invalid_argument(fmt::format(
+        "{}: a plain tensor [{}] meets {}, whose style says that it is this rank's piece, {}; give a DTensor, by "
+        "from_local(piece, mesh, placements)",
+        call.traits.name, fmt::join(plain.sizes(), ", "), contract->path, to_string(contract->input)));
+  }
+}
+
 bool written(const Call& call, const TensorArg& entry) {
   const auto& args = call.traits.written_args;
   return std::find(args.begin(), args.end(), entry.arg) != args.end();
@@ -52,7 +69,10 @@ void add_plain(Call& call, TensorArg& entry) {
     return;
   }
   if (t.dim() == 0) return;
-  if (t.dim() > 0 && !ImplicitReplication::enabled() && !in_backward()) refuse_plain(call, t);
+  if (!in_backward()) {
+    refuse_piece(call, t);
+    if (!ImplicitReplication::enabled()) refuse_plain(call, t);
+  }
   const Placements all(call.lead->placements.size(), Replicate());
   call.replicated.push_back(intern_spec(call.lead->mesh, all, t.sizes(), t.strides(), t.scalar_type()));
   entry.spec = call.replicated.back().get();
