@@ -117,8 +117,9 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     World& world = meta.spec->mesh.world();
     std::optional<World::Scope> scope;
     if (*world.current_op() == '\0') scope.emplace(world, "redistribute", meta.contract ? &meta.contract->path : nullptr);
+    // The piece is row-major now, and so is the global tensor.
     return detail::wrap(unaliased(redistribute_local(meta.local, *meta.spec, to), meta.local),
-                        with_placements(*meta.spec, to));
+                        intern_spec(meta.spec->mesh, to, meta.spec->sizes, meta.spec->dtype));
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};

@@ -12,7 +12,12 @@ constexpr const char* kNoStorage =
     "a DTensor has no storage of its own: call full_tensor(t) for the whole value or to_local(t) for this rank's piece, and "
     "save_weights / load_weights (tessera/dtensor/io/weights.h) in the place of torch::save / torch::load";
 
-const c10::DispatchKeySet kKeys({kDTensorKey, kAutogradDTensorKey, c10::DispatchKey::ADInplaceOrView});
+constexpr c10::DispatchKeySet kKeys({kDTensorKey, kAutogradDTensorKey, c10::DispatchKey::ADInplaceOrView});
+const c10::DispatchKeySet kCpuKeys = kKeys.add(c10::DispatchKey::AutocastCPU);
+const c10::DispatchKeySet kCudaKeys = kKeys.add(c10::DispatchKey::AutocastCUDA);
+
+// Autocast is the device's: it casts a DTensor as it casts the pieces.
+c10::DispatchKeySet keys_on(const c10::Device& device) { return device.is_cuda() ? kCudaKeys : kCpuKeys; }
 
 // Reaches the protected members that an in-place conversion must change.
 struct Access : c10::TensorImpl {
@@ -26,8 +31,13 @@ struct Access : c10::TensorImpl {
 
 }  // namespace
 
-at::Tensor wrap(at::Tensor local, SpecPtr spec) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(kKeys, c10::scalarTypeToTypeMeta(spec->dtype), local.device());
+at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
+  const c10::DispatchKeySet keys = keys_on(local.device());
+  auto impl = c10::make_intrusive<c10::TensorImpl>(keys, c10::scalarTypeToTypeMeta(spec->dtype), local.device());
+  if (normal_in_inference) {
+    Access::set_keys(*impl, keys);
+    impl->set_version_counter(c10::VariableVersion(0));
+  }
   impl->set_sizes_and_strides(spec->sizes, spec->strides);
   impl->set_storage_access_should_throw();
   Access::set_extra(*impl, c10::make_intrusive<Meta>(std::move(local), std::move(spec)));
@@ -36,7 +46,7 @@ at::Tensor wrap(at::Tensor local, SpecPtr spec) {
 
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
   c10::TensorImpl& impl = *plain.unsafeGetTensorImpl();
-  Access::set_keys(impl, kKeys);
+  Access::set_keys(impl, keys_on(local.device()));
   impl.set_sizes_and_strides(spec->sizes, spec->strides);
   Access::drop_storage(impl);
   impl.set_storage_access_should_throw();

@@ -24,6 +24,8 @@ struct Meta final : c10::BackendMeta {
   at::Tensor local;  // never requires grad
   SpecPtr spec;
   ContractPtr contract;
+  // The view operator that had to move its input to give this tensor: what is written here would not reach the viewed one.
+  const std::string* copied_by = nullptr;
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl* impl) {
@@ -33,8 +35,9 @@ inline bool is_dtensor(const at::Tensor& t) { return t.defined() && is_dtensor_i
 // The Meta of a DTensor; `t` must be one.
 inline Meta& meta(const at::Tensor& t) { return *static_cast<Meta*>(t.unsafeGetTensorImpl()->get_backend_meta()); }
 
-// A DTensor of `spec` over `local`, whose sizes must be spec->local_sizes. Shares storage with `local`.
-at::Tensor wrap(at::Tensor local, SpecPtr spec);
+// A DTensor of `spec` over `local`, whose sizes must be spec->local_sizes. Shares storage with `local`. Under InferenceMode it is an
+// inference tensor unless `normal_in_inference`: what a view of a normal tensor is, there too.
+at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference = false);
 
 // Makes an existing plain tensor a DTensor, so that every handle to it is one at once. Keeps requires_grad; drops the plain
 // storage. The caller converts .grad.

@@ -6,6 +6,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/AutogradState.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/dispatch/random.h"
@@ -46,7 +47,11 @@ class Execution {
       : call_(call), decision_(decision), mesh_(decision.mesh_spec->mesh) {}
 
   void run() {
-    if (call_.traits.view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+    if (call_.traits.view) {
+      find_copy();
+      c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+      normal_view_ = c10::InferenceMode::is_enabled() && !call_.tensors[0].tensor->is_inference();
+    }
     bring_inputs();
     keep_written();
     if (call_.traits.rides && detail::is_dtensor(*call_.tensors[0].tensor)) keep_contract();
@@ -62,6 +67,13 @@ class Execution {
   }
 
  private:
+  // A view of moved pieces is a copy, and so is a view of it.
+  void find_copy() {
+    const at::Tensor& viewed = *call_.tensors[0].tensor;
+    if (decision_.moved) copied_by_ = &call_.traits.name;
+    if (detail::is_dtensor(viewed) && detail::meta(viewed).copied_by != nullptr) copied_by_ = detail::meta(viewed).copied_by;
+  }
+
   // ---- before ----------------------------------------------------------------------------------------------------
   void bring_inputs() {
     locals_.reserve(call_.tensors.size());
@@ -231,8 +243,9 @@ class Execution {
       if (spec == nullptr) return {};
       if (mesh_.is_member()) detail::check_local(local, *spec, call_.traits.name.c_str());
     }
-    at::Tensor out = detail::wrap(decision_.make_contiguous ? local.contiguous() : local, std::move(spec));
+    at::Tensor out = detail::wrap(decision_.make_contiguous ? local.contiguous() : local, std::move(spec), normal_view_);
     if (contract_) detail::meta(out).contract = contract_;
+    detail::meta(out).copied_by = copied_by_;
     return out;
   }
 
@@ -248,6 +261,8 @@ class Execution {
   c10::SmallVector<std::size_t, 6> args_;  // the schema argument of each
   c10::SmallVector<Written, 2> written_;
   ContractPtr contract_;
+  const std::string* copied_by_ = nullptr;
+  bool normal_view_ = false;  // the result views a normal tensor, under InferenceMode
 };
 
 }  // namespace

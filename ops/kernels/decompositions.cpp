@@ -1,10 +1,12 @@
 // Operators that are right on pieces only when written in terms of others. Each leaves plain and replicated calls to the rules.
 
 #include <cmath>
+#include <stdexcept>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/abs.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/equal.h>
@@ -14,6 +16,8 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sqrt.h>
 #include <ATen/ops/sum.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
@@ -87,6 +91,23 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
+// as_strided(self, size, stride, offset) speaks of memory that a DTensor has not: only as what self is already.
+bool as_strided(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack args = take_args(op, stack);
+  const at::Tensor self = args[0].toTensor();
+  const std::vector<int64_t> size = args[1].toIntVector();
+  const std::vector<int64_t> stride = args[2].toIntVector();
+  const int64_t offset = args[3].isNone() ? 0 : args[3].toInt();
+  if (self.sizes() != at::IntArrayRef(size) || self.strides() != at::IntArrayRef(stride) || offset != 0) {
+    throw std::invalid_argument(fmt::format(
+        "aten::as_strided: [{}] by strides [{}] of {}: a DTensor's pieces lie in other memory than one process's; use view, "
+        "transpose, slice or unfold, or call full_tensor first",
+        fmt::join(size, ", "), fmt::join(stride, ", "), to_string(self)));
+  }
+  give(op, stack, at::alias(self));
+  return true;
+}
+
 // ||x||_p over `dims` (all when empty) as sums and extrema, which pieces have.
 at::Tensor norm_of(const at::Tensor& x, double p, const std::vector<int64_t>& dims, bool keepdim) {
   const at::Tensor magnitude = x.abs();
@@ -155,6 +176,7 @@ bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
 [[maybe_unused]] const bool registered = [] {
   register_decomposition("_local_scalar_dense", item);
   register_decomposition("equal", equal);
+  register_decomposition("as_strided", as_strided);
   for (const char* name : {"norm", "linalg_vector_norm"}) register_decomposition(name, norm);
   for (const char* name : {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss"}) {
     register_decomposition(name, reduced_loss);
