@@ -6,6 +6,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
 #include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/modules/embedding.h>
@@ -300,4 +301,37 @@ TESSERA_RANKS_TEST_CASE("with data dimensions a plain activation is refused, nam
   CAPTURE(message);
   CHECK(message.find("from_local") != std::string::npos);
   CHECK(message.find("up.weight") != std::string::npos);
+}
+
+namespace {
+
+// A norm of the user's own: its weight meets the activation by mul.
+struct RmsNormImpl : torch::nn::Module {
+  explicit RmsNormImpl(int64_t d) { weight = register_parameter("weight", at::ones({d})); }
+  at::Tensor forward(const at::Tensor& x) { return x * (x.square().mean(-1, true) + 1e-6).rsqrt() * weight; }
+  at::Tensor weight;
+};
+TORCH_MODULE(RmsNorm);
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("SequenceParallel on a norm of the user's own: DTensors go through, plain pieces are refused",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  RmsNorm want(6), got(6);
+  fill(*want);
+  fill(*got);
+  auto tp = parallelize_module(got, mesh, SequenceParallel());
+  const at::Tensor x = numbers({2, 5, 6});
+  at::Tensor cut = distribute_tensor(x, mesh, {Shard(1)}).detach().set_requires_grad(true);
+  const at::Tensor expected = want->forward(x), y = tp(cut);
+  CHECK(placements_of(y) == Placements{Shard(1)});
+  CHECK(difference(y, expected) <= 1e-12);
+  expected.square().sum().backward();
+  y.square().sum().backward();
+  check_parameters(*got, *want, /*gradients=*/true, 1e-12);
+  CHECK_THROWS_WITH_AS(tp(x),
+                       "aten::mul: a plain tensor [2, 5, 6] meets weight, whose style says that it is this rank's piece, "
+                       "S(1); give a DTensor, by from_local(piece, mesh, placements)",
+                       std::invalid_argument);
 }
