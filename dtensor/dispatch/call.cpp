@@ -38,6 +38,22 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
       call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead)));
 }
 
+bool written(const Call& call, const TensorArg& entry) {
+  const auto& args = call.traits.written_args;
+  return std::find(args.begin(), args.end(), entry.arg) != args.end();
+}
+
+// Writing a view that is a copy would be lost without a word.
+void refuse_copy(const Call& call, const TensorArg& entry) {
+  const std::string* const view = detail::meta(*entry.tensor).copied_by;
+  if (view == nullptr || !written(call, entry)) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: would write {}, a copy that {} made because the viewed tensor had to be moved: the viewed tensor would not "
+      "change. "
+      "Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view needs no move",
+      call.traits.name, to_string(*entry.spec), *view));
+}
+
 // A style may say that a plain tensor which meets its parameter here is this rank's piece. Operators whose kernels know
 // contracts never come here with one; any other must not take the piece for the whole.
 void refuse_piece(const Call& call, const at::Tensor& plain) {
@@ -52,11 +68,6 @@ void refuse_piece(const Call& call, const at::Tensor& plain) {
         "from_local(piece, mesh, placements)",
         call.traits.name, fmt::join(plain.sizes(), ", "), contract->path, to_string(contract->input)));
   }
-}
-
-bool written(const Call& call, const TensorArg& entry) {
-  const auto& args = call.traits.written_args;
-  return std::find(args.begin(), args.end(), entry.arg) != args.end();
 }
 
 void add_plain(Call& call, TensorArg& entry) {
@@ -81,6 +92,7 @@ void add_plain(Call& call, TensorArg& entry) {
 void add_dtensor(Call& call, TensorArg& entry) {
   entry.spec = detail::meta(*entry.tensor).spec.get();
   if (call.lead == nullptr) call.lead = entry.spec;
+  refuse_copy(call, entry);
   if (entry.spec->mesh == call.lead->mesh) return;
   throw std::invalid_argument(fmt::format(
       "{}: DTensors on different meshes, {} and {}; bring them to one mesh first, e.g. by full_tensor and distribute_tensor",

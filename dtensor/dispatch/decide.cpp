@@ -326,7 +326,9 @@ class Decider {
     if (entry.spec->placements != placements) {
       check_partials(placements, entry.spec->dtype, call_.traits.name.c_str());
       out_.moves.push_back({.tensor = tensor, .to = to});
-      out_.communicates |= communicates(plan_redistribute(entry.spec->placements, placements, mesh_shape_));
+      const Plan plan = plan_redistribute(entry.spec->placements, placements, mesh_shape_);
+      out_.moved |= !plan.empty();
+      out_.communicates |= communicates(plan);
     }
     out_.inputs[tensor] = std::move(to);
   }

@@ -26,6 +26,7 @@ struct Decision {
   bool make_contiguous = false;     // results' strides were not known beforehand: row-major on every rank
   std::vector<std::pair<std::size_t, at::IValue>> local_args;  // schema arguments that the local call gets instead
   LocalKernel kernel = nullptr;
+  bool moved = false;         // some input is another tensor than the caller's
   bool communicates = false;  // moves that communicate
   bool ranks_differ = false;  // some tensor is not replicated: an error in the local call may be this rank's alone
   bool write_back = false;    // written arguments are computed aside in `inputs`' layout and brought back into their own

@@ -79,7 +79,7 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, const Placeme
   }
   FromLocalOptions options;
   options.shape = whole.sizes().vec();
-  return from_local(local.contiguous(), mesh, placements, options);
+  return from_local(local.clone(at::MemoryFormat::Contiguous), mesh, placements, options);
 }
 
 at::Tensor piece_of(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {

@@ -1,0 +1,196 @@
+// Operators that write: in place, into out=, and those on lists.
+
+#include <stdexcept>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const Placement S0 = Shard(0);
+const Placement S1 = Shard(1);
+const Placement R = Replicate();
+const Placement P = Partial();
+const Placements kKinds = {S0, S1, R, P};
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("an in-place operator keeps self's layout, storage and identity", {1, 2, 3, 4}) {
+  const at::Tensor a = sample({5, 3});
+  const at::Tensor b = sample({5, 3}, 1);
+  for (const DeviceMesh& mesh : meshes()) {
+    for (const Placements& mine : all_layouts(mesh.ndim(), kKinds)) {
+      for (const Placements& other : all_layouts(mesh.ndim(), kKinds)) {
+        CAPTURE(to_string(mine));
+        CAPTURE(to_string(other));
+        const at::Tensor self = spread(a, mesh, mine);
+        const at::Tensor local = to_local(self);
+        at::Tensor self_handle = self;
+        const at::Tensor result = self_handle.add_(spread(b, mesh, other), 2);
+        CHECK(result.is_same(self));
+        CHECK(placements_of(self) == mine);
+        CHECK(close(full_tensor(self), a + 2 * b));
+        CHECK(to_local(self).is_alias_of(local));
+      }
+      const at::Tensor self = spread(a, mesh, mine);
+      self.mul_(2).add_(0.5).sub_(spread(b, mesh, mine)).relu_();
+      CHECK(placements_of(self) == mine);
+      CHECK(close(full_tensor(self), (a * 2 + 0.5 - b).relu()));
+      self.fill_(8);
+      CHECK(close(full_tensor(self), at::full({5, 3}, 8.0, at::kDouble)));
+      self.zero_();
+      CHECK(close(full_tensor(self), at::zeros({5, 3}, at::kDouble)));
+      self.copy_(spread(b, mesh, Placements(mine.size(), R)));
+      CHECK(close(full_tensor(self), b));
+      self.add_(spread(sample({3}, 4), mesh, Placements(mine.size(), S0)));
+      CHECK(close(full_tensor(self), b + sample({3}, 4)));
+      CHECK(placements_of(self) == mine);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a whole value is added to a pending one for nothing", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor pending = spread(sample({5, 3}), mesh, {P});
+  const CommCounter counter(mesh);
+  pending.add_(spread(sample({5, 3}, 1), mesh, {R}));
+  CHECK(counter.total() == 0);
+  CHECK(placements_of(pending) == Placements{P});
+  CHECK(close(full_tensor(pending), sample({5, 3}) + sample({5, 3}, 1)));
+}
+
+TESSERA_RANKS_TEST_CASE("out= keeps the layout of out", {1, 2, 4}) {
+  const at::Tensor a = sample({5, 3});
+  const at::Tensor b = sample({5, 3}, 1);
+  const DeviceMesh mesh = line();
+  for (const Placement& of_a : kKinds) {
+    for (const Placement& of_out : kKinds) {
+      CAPTURE(to_string(of_a));
+      CAPTURE(to_string(of_out));
+      at::Tensor out = spread(at::zeros({5, 3}, at::kDouble), mesh, {of_out});
+      const at::Tensor local = to_local(out);
+      CHECK(at::add_out(out, spread(a, mesh, {of_a}), spread(b, mesh, {R})).is_same(out));
+      CHECK(placements_of(out) == Placements{of_out});
+      CHECK(close(full_tensor(out), a + b));
+      CHECK(to_local(out).is_alias_of(local));
+      at::Tensor product = spread(at::zeros({5, 5}, at::kDouble), mesh, {of_out});
+      at::mm_out(product, spread(a, mesh, {of_a}), spread(b.t().contiguous(), mesh, {S1}));
+      CHECK(placements_of(product) == Placements{of_out});
+      CHECK(close(full_tensor(product), a.mm(b.t())));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("operators on lists, aligned and not", {1, 2, 4}) {
+  const DeviceMesh mesh = line();
+  const auto list = [&](int64_t seed, const Placements& layouts) {
+    std::vector<at::Tensor> out;
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+      const auto n = static_cast<int64_t>(i);
+      out.push_back(spread(sample({n + 3, 4}, seed + n), mesh, {layouts[i]}));
+    }
+    return out;
+  };
+  const auto check = [&](const std::vector<at::Tensor>& got, const auto& want, const Placements& layouts) {
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const auto n = static_cast<int64_t>(i);
+      CHECK(close(full_tensor(got[i]), want(sample({n + 3, 4}, n), sample({n + 3, 4}, 10 + n))));
+      if (!layouts.empty()) CHECK(placements_of(got[i]) == Placements{layouts[i]});
+    }
+  };
+  const Placements mine = {S0, R, S1};
+  for (const Placements& other : {mine, Placements{S1, S0, R}, {R, R, R}}) {
+    const auto sum = [](const at::Tensor& a, const at::Tensor& b) { return a + 2 * b; };
+    std::vector<at::Tensor> self = list(0, mine);
+    check(at::_foreach_add(self, list(10, other), 2), sum, {});
+    at::_foreach_add_(self, list(10, other), 2);
+    check(self, sum, mine);
+    self = list(0, mine);
+    at::_foreach_mul_(self, list(10, other));
+    check(
+        self, [](const at::Tensor& a, const at::Tensor& b) { return a * b; }, mine);
+    self = list(0, mine);
+    at::_foreach_addcmul_(self, list(10, other), list(10, mine), 0.5);
+    check(
+        self, [](const at::Tensor& a, const at::Tensor& b) { return a + 0.5 * b * b; }, mine);
+    self = list(0, mine);
+    at::_foreach_lerp_(self, list(10, other), 0.25);
+    check(
+        self, [](const at::Tensor& a, const at::Tensor& b) { return at::lerp(a, b, 0.25); }, mine);
+  }
+  std::vector<at::Tensor> self = list(0, {S0, P, S1});
+  at::_foreach_mul_(self, 3);
+  at::_foreach_add_(self, 1);
+  check(self, [](const at::Tensor& a, const at::Tensor&) { return a * 3 + 1; }, {S0, P, S1});
+  self = list(0, mine);
+  check(
+      at::_foreach_sqrt(at::_foreach_abs(self)), [](const at::Tensor& a, const at::Tensor&) { return a.abs().sqrt(); },
+      mine);
+  const auto norms = at::_foreach_norm(list(0, mine));
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    const auto n = static_cast<int64_t>(i);
+    CHECK(close(full_tensor(norms[i]), sample({n + 3, 4}, n).norm()));
+  }
+  at::_foreach_zero_(self);
+  check(
+      self, [](const at::Tensor& a, const at::Tensor&) { return at::zeros_like(a); }, mine);
+}
+
+TESSERA_RANKS_TEST_CASE("a view written in place reaches its base, with its gradient", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const auto run = [](const at::Tensor& x, const at::Tensor& w) {
+    at::Tensor y = x * 2;
+    y.view({4, 3, 2}).select(2, 1).mul_(w);
+    y.t().add_(1);
+    return y.pow(2).sum();
+  };
+  at::Tensor x = sample({4, 6});
+  at::Tensor w = sample({4, 3}, 1);
+  x.requires_grad_(true);
+  w.requires_grad_(true);
+  const at::Tensor want = run(x, w);
+  want.backward();
+  for (const Placement& of_x : {R, S0}) {
+    for (const Placement& of_w : {R, S0, P}) {
+      CAPTURE(to_string(of_x));
+      CAPTURE(to_string(of_w));
+      at::Tensor dx = spread(x.detach(), mesh, {of_x});
+      at::Tensor dw = spread(w.detach(), mesh, {of_w});
+      dx.requires_grad_(true);
+      dw.requires_grad_(true);
+      const at::Tensor got = run(dx, dw);
+      got.backward();
+      CHECK(close(full_tensor(got.detach()), want.detach()));
+      CHECK(close(full_tensor(dx.grad()), x.grad()));
+      CHECK(close(full_tensor(dw.grad()), w.grad()));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a slice written in place changes its base, or is refused: never neither", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const Placement& placement : {R, S0, S1}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor whole = sample({5, 3});
+    const at::Tensor base = spread(whole, mesh, {placement});
+    bool refused = false;
+    try {
+      base.slice(0, 0, 2).zero_();
+    } catch (const std::exception& error) {
+      refused = true;
+      CHECK(std::string(error.what()).find("slice") != std::string::npos);
+    }
+    at::Tensor want = whole.clone();
+    if (!refused) want.slice(0, 0, 2).zero_();
+    CHECK(close(full_tensor(base), want));
+    if (placement != S0 || mesh.size() == 1) CHECK_FALSE(refused);
+  }
+}

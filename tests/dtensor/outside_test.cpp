@@ -1,0 +1,68 @@
+// A mesh over a part of the world: ranks outside it hold nothing and skip the communication.
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/factories.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const Placement S0 = Shard(0);
+const Placement S1 = Shard(1);
+const Placement R = Replicate();
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("a rank outside the mesh goes along with global sizes and empty pieces", {4}) {
+  const DeviceMesh mesh(world(), c10::kCPU, Mesh({3}, {"tp"}, {3, 0, 2}));
+  const bool inside = mesh.is_member();
+  CHECK(inside == (world()->rank() != 1));
+  const at::Tensor x = sample({5, 6});
+  const CommCounter counter(mesh);
+  at::Tensor dx = distribute_tensor(x, mesh, {S0}, kNoSource);
+  at::Tensor w = distribute_tensor(sample({7, 6}, 1), mesh, {S0});
+  at::Tensor b = distribute_tensor(sample({7}, 2), mesh, {R});
+  w.requires_grad_(true);
+  b.requires_grad_(true);
+  CHECK(dx.sizes() == at::IntArrayRef({5, 6}));
+  if (!inside) CHECK(to_local(dx).numel() == 0);
+  const at::Tensor y = at::gelu(at::linear(dx, w, b));
+  const at::Tensor z = at::layer_norm(y.view({5, 7, 1}).flatten(1), {7});
+  CHECK(z.sizes() == at::IntArrayRef({5, 7}));
+  const at::Tensor loss = z.pow(2).mean() + at::cross_entropy_loss(y, tessera::zeros({5}, mesh, {S0}, at::kLong));
+  CHECK(loss.dim() == 0);
+  loss.backward();
+  CHECK(w.grad().sizes() == w.sizes());
+  CHECK(placements_of(w.grad()) == Placements{S0});
+  w.detach().add_(w.grad(), -0.1);
+  at::_foreach_mul_({w.detach(), b.detach()}, 0.5);
+  const at::Tensor moved = redistribute(dx, {S1});
+  CHECK(moved.sizes() == at::IntArrayRef({5, 6}));
+  const at::Tensor whole = full_tensor(moved);
+  CHECK(tessera::rand({6, 2}, mesh, {S0}).sizes() == at::IntArrayRef({6, 2}));
+  if (inside) {
+    CHECK(same(whole, x));
+  } else {
+    CHECK(whole.numel() == 0);
+    CHECK(counter.total() == 0);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("two halves of a world work side by side", {4}) {
+  const std::vector<int64_t> low = {0, 1};
+  const std::vector<int64_t> high = {3, 2};
+  const DeviceMesh a(world(), c10::kCPU, Mesh({2}, {"tp"}, low));
+  const DeviceMesh b(world(), c10::kCPU, Mesh({2}, {"tp"}, high));
+  for (const DeviceMesh& mesh : {a, b}) {
+    const at::Tensor x = distribute_tensor(sample({5, 3}), mesh, {S0});
+    const at::Tensor total = full_tensor((x * 2).sum());
+    if (mesh.is_member()) CHECK(close(total, (sample({5, 3}) * 2).sum()));
+  }
+}

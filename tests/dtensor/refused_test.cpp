@@ -1,0 +1,290 @@
+// What is refused, by message: on every rank alike, before anything is sent. Ranks are those of fake worlds, one after another.
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/modes.h"
+
+using namespace tessera;
+
+namespace {
+
+const Placement S0 = Shard(0);
+const Placement R = Replicate();
+const Placement P = Partial();
+
+DeviceMesh fake_mesh(int64_t rank, std::vector<int64_t> shape, std::vector<std::string> names) {
+  int64_t size = 1;
+  for (const int64_t n : shape) size *= n;
+  return init_device_mesh("cpu", std::move(shape), std::move(names), World::fake(rank, size));
+}
+
+// `body(mesh)` throws a text with every one of `parts` on each rank of a line of three.
+template <class Body>
+void refused(const std::vector<std::string>& parts, const Body& body) {
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    CAPTURE(rank);
+    std::string text = "(nothing was thrown)";
+    try {
+      body(fake_mesh(rank, {3}, {"tp"}));
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    CAPTURE(text);
+    for (const std::string& part : parts) {
+      CAPTURE(part);
+      CHECK(text.find(part) != std::string::npos);
+    }
+  }
+}
+
+at::Tensor ones(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef shape = {6, 3},
+                at::ScalarType dtype = at::kFloat) {
+  return tessera::ones(shape, mesh, placements, dtype);
+}
+at::Tensor pending(const DeviceMesh& mesh) { return from_local(at::ones({6, 3}), mesh, {P}); }
+
+}  // namespace
+
+TEST_CASE("placements that do not fit") {
+  refused({"distribute_tensor: 2 placements [R, R] for the mesh {tp: 3}"}, [](const DeviceMesh& mesh) {
+    distribute_tensor(at::ones({6}), mesh, {R, R});
+  });
+  refused({"distribute_tensor: 0 placements"}, [](const DeviceMesh& mesh) { distribute_tensor(at::ones({6}), mesh, {}); });
+  refused({"distribute_tensor: S(1) is outside a tensor of 1 dimensions"},
+          [](const DeviceMesh& mesh) { distribute_tensor(at::ones({6}), mesh, {Shard(1)}); });
+  refused({"distribute_tensor: S(-2) is outside"},
+          [](const DeviceMesh& mesh) { distribute_tensor(at::ones({6}), mesh, {Shard(-2)}); });
+  refused({"from_local: S(0) is outside a tensor of 0 dimensions"},
+          [](const DeviceMesh& mesh) { from_local(at::ones({}), mesh, {S0}); });
+  refused({"from_local: 2 placements"}, [](const DeviceMesh& mesh) { from_local(at::ones({6}), mesh, {S0, R}); });
+  refused({"redistribute: S(2) is outside a tensor of 2 dimensions"},
+          [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}), {Shard(2)}); });
+  refused({"redistribute: 2 placements"}, [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}), {R, R}); });
+  refused({"to_local: grad_placements: 0 placements"},
+          [](const DeviceMesh& mesh) { to_local(ones(mesh, {R}), Placements{}); });
+  refused({"redistribute: grad_placements: S(7)"},
+          [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}), {S0}, Placements{Shard(7)}); });
+  refused({"from_local: grad_placements: S(7)"},
+          [](const DeviceMesh& mesh) { from_local(at::ones({2}), mesh, {R}, {.grad_placements = Placements{Shard(7)}}); });
+  refused({"ones: S(5) is outside"}, [](const DeviceMesh& mesh) { ones(mesh, {Shard(5)}); });
+}
+
+TEST_CASE("pending reductions that mean nothing") {
+  const Placement avg = Partial(ReduceOp::kAvg);
+  refused({"redistribute: P(avg) of Long cannot be exact", "use P(sum)"},
+          [&](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}, {6}, at::kLong), {avg}); });
+  refused({"from_local: P(avg) of Int"}, [&](const DeviceMesh& mesh) { from_local(at::ones({2}, at::kInt), mesh, {avg}); });
+  refused({"from_local: P(sum) of bool has no meaning"},
+          [](const DeviceMesh& mesh) { from_local(at::ones({2}, at::kBool), mesh, {P}); });
+  refused({"distribute_tensor: P(product) of bool"},
+          [](const DeviceMesh& mesh) { distribute_tensor(at::ones({2}, at::kBool), mesh, {Partial(ReduceOp::kProduct)}); });
+  refused({"redistribute: P(max) of ComplexFloat has no order"},
+          [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}, {6}, at::kComplexFloat), {Partial(ReduceOp::kMax)}); });
+  refused({"zeros: [P(sum)] has a pending reduction, which has no one way to be filled"},
+          [](const DeviceMesh& mesh) { tessera::zeros({4}, mesh, {P}); });
+  refused({"arange: [P(sum)]"}, [](const DeviceMesh& mesh) { tessera::arange(4, mesh, {P}); });
+  refused({"rand: [P(sum)]"}, [](const DeviceMesh& mesh) { tessera::rand({4}, mesh, {P}); });
+  const DeviceMesh grid = fake_mesh(0, {2, 2}, {"dp", "tp"});
+  CHECK_THROWS_WITH_AS(from_local(at::ones({2}), grid, {P, Partial(ReduceOp::kMax)}),
+                       doctest::Contains("from_local: [P(sum), P(max)] has two kinds of reductions pending"),
+                       std::invalid_argument);
+  CHECK_NOTHROW(from_local(at::ones({2}), grid, {P, Partial(ReduceOp::kAvg)}));
+  refused({"aten::normal_: random numbers cannot be drawn into a pending reduction"},
+          [](const DeviceMesh& mesh) { pending(mesh).normal_(); });
+  refused({"aten::uniform_: random numbers cannot be drawn", "[P(sum)]"},
+          [](const DeviceMesh& mesh) { pending(mesh).uniform_(); });
+}
+
+TEST_CASE("from_local and distribute_tensor of the wrong thing") {
+  refused({"from_local: the local tensor is undefined"}, [](const DeviceMesh& mesh) { from_local({}, mesh, {R}); });
+  refused({"from_local: the tensor is a DTensor already; call redistribute"},
+          [](const DeviceMesh& mesh) { from_local(ones(mesh, {R}), mesh, {R}); });
+  refused({"from_local: stride without shape"},
+          [](const DeviceMesh& mesh) { from_local(at::ones({2}), mesh, {R}, {.stride = std::vector<int64_t>{1}}); });
+  refused({"from_local: 1 strides for a shape of 2 dimensions"}, [](const DeviceMesh& mesh) {
+    from_local(at::ones({2, 2}), mesh, {R}, {.shape = std::vector<int64_t>{2, 2}, .stride = std::vector<int64_t>{1}});
+  });
+  refused({"from_local: the tensor is on meta", "move the tensor first"},
+          [](const DeviceMesh& mesh) { from_local(at::ones({2}, at::kMeta), mesh, {R}); });
+  refused({"from_local: this rank's piece is [2, 3], but [12, 3] as [S(0)]", "has [4, 3] here", "options.check"},
+          [](const DeviceMesh& mesh) {
+            from_local(at::ones({2, 3}), mesh, {S0}, {.shape = std::vector<int64_t>{12, 3}});
+          });
+  refused({"from_local: this rank's piece is [2], but [3] as [R]"},
+          [](const DeviceMesh& mesh) { from_local(at::ones({2}), mesh, {R}, {.shape = std::vector<int64_t>{3}}); });
+  refused({"distribute_tensor: the tensor is undefined"}, [](const DeviceMesh& mesh) { distribute_tensor({}, mesh, {R}); });
+  refused({"distribute_tensor: the tensor is a DTensor already", "[S(0)]", "call redistribute"},
+          [](const DeviceMesh& mesh) { distribute_tensor(ones(mesh, {R}), mesh, {S0}); });
+  refused({"distribute_tensor: the tensor is a DTensor already"}, [](const DeviceMesh& mesh) {
+    distribute_tensor(ones(fake_mesh(mesh.world().rank(), {3}, {"other"}), {R}), mesh, {R});
+  });
+  refused({"distribute_tensor: src_rank 3 is not on the mesh {tp: 3}", "kNoSource"},
+          [](const DeviceMesh& mesh) { distribute_tensor(at::ones({6}), mesh, {S0}, 3); });
+  refused({"distribute_in_place: the tensor is undefined"},
+          [](const DeviceMesh& mesh) { distribute_in_place({}, mesh, {R}); });
+  refused({"distribute_in_place: the tensor is a DTensor already"},
+          [](const DeviceMesh& mesh) { distribute_in_place(ones(mesh, {R}), mesh, {R}); });
+  refused({"distribute_in_place: the tensor is the result of an operator"},
+          [](const DeviceMesh& mesh) { distribute_in_place(at::ones({2}).requires_grad_(true) * 2, mesh, {R}); });
+  refused({"distribute_in_place: S(4)"},
+          [](const DeviceMesh& mesh) { distribute_in_place(at::ones({2}), mesh, {Shard(4)}); });
+}
+
+TEST_CASE("a plain tensor where a DTensor is needed") {
+  for (const auto& ask : {+[] {
+                            placements_of(at::ones({2, 3}));
+                          },
+                          +[] {
+                            (void)mesh_of(at::ones({2, 3}));
+                          },
+                          +[] {
+                            to_local(at::ones({2, 3}));
+                          },
+                          +[] {
+                            redistribute(at::ones({2, 3}), {});
+                          },
+                          +[] {
+                            full_tensor(at::ones({2, 3}));
+                          },
+                          +[] {
+                            DTensor(at::ones({2, 3}));
+                          }}) {
+    CHECK_THROWS_WITH_AS(
+        ask(), doctest::Contains("a plain tensor [2, 3] was given where a DTensor is needed; make one by from_local"),
+        std::invalid_argument);
+  }
+  CHECK_THROWS_WITH_AS(spec_of(at::Tensor()), doctest::Contains("a plain tensor (undefined)"), std::invalid_argument);
+}
+
+TEST_CASE("plain tensors among DTensors") {
+  const std::vector<std::string> ways_out = {"from_local", "distribute_tensor", "ImplicitReplication"};
+  refused(
+      {"aten::add: a plain tensor [3] among DTensors", "Float [6, 3] on {tp: 3} on cpu as [S(0)]", "ImplicitReplication"},
+      [](const DeviceMesh& mesh) { at::add(ones(mesh, {S0}), at::ones({3})); });
+  refused({"aten::mm: a plain tensor [3, 4]"}, [](const DeviceMesh& mesh) { at::mm(ones(mesh, {S0}), at::ones({3, 4})); });
+  refused({"aten::cat: a plain tensor [1, 3]"}, [](const DeviceMesh& mesh) {
+    at::cat({ones(mesh, {S0}), at::ones({1, 3})});
+  });
+  refused({"aten::where", "a plain tensor [6, 3]"}, [](const DeviceMesh& mesh) {
+    at::where(at::ones({6, 3}, at::kBool), ones(mesh, {S0}), ones(mesh, {S0}));
+  });
+  refused({"aten::mul", "a plain tensor [3]"},
+          [](const DeviceMesh& mesh) { at::mul(at::ones({3}).requires_grad_(true), ones(mesh, {S0})); });
+  refused({"aten::add_: a plain tensor [6, 3]"}, [](const DeviceMesh& mesh) { at::ones({6, 3}).add_(ones(mesh, {S0})); });
+  refused({"aten::add_: a plain tensor [6, 3] would be written with the value of a DTensor", "call full_tensor or to_local"},
+          [](const DeviceMesh& mesh) {
+            const ImplicitReplication guard;
+            at::ones({6, 3}).add_(ones(mesh, {R}));
+          });
+  refused({"aten::add_: a plain tensor [] would be written"},
+          [](const DeviceMesh& mesh) { at::ones({}).add_(tessera::ones({}, mesh, {R})); });
+  refused({"aten::embedding: a plain tensor [2]"},
+          [](const DeviceMesh& mesh) { at::embedding(ones(mesh, {S0}), at::zeros({2}, at::kLong)); });
+  // A plain tensor without dimensions is the same on every rank.
+  const DeviceMesh mesh = fake_mesh(1, {3}, {"tp"});
+  CHECK(placements_of(ones(mesh, {S0}) * at::scalar_tensor(2)) == Placements{S0});
+  const ImplicitReplication guard;
+  CHECK(placements_of(ones(mesh, {S0}) + at::ones({3})) == Placements{S0});
+}
+
+TEST_CASE("DTensors on different meshes") {
+  refused({"aten::add: DTensors on different meshes", "{tp: 3}", "{x: 3}", "full_tensor"}, [](const DeviceMesh& mesh) {
+    at::add(ones(mesh, {R}), ones(DeviceMesh(mesh.world_ptr(), c10::kCPU, Mesh({3}, {"x"})), {R}));
+  });
+  refused({"aten::stack: DTensors on different meshes"}, [](const DeviceMesh& mesh) {
+    at::stack({ones(mesh, {R}), ones(DeviceMesh(mesh.world_ptr(), c10::kCPU, Mesh({3}, {"tp"}, {2, 1, 0})), {R})});
+  });
+}
+
+TEST_CASE("changes of shape or storage in place, and what does not fit into out=") {
+  refused({"aten::t_: a DTensor cannot change its shape or storage in place"},
+          [](const DeviceMesh& mesh) { ones(mesh, {R}).t_(); });
+  refused({"aten::unsqueeze_", "use the operator without the trailing underscore"},
+          [](const DeviceMesh& mesh) { ones(mesh, {S0}).unsqueeze_(0); });
+  refused({"aten::resize_: a DTensor cannot change"}, [](const DeviceMesh& mesh) { ones(mesh, {R}).resize_({2}); });
+  refused({"aten::transpose_"}, [](const DeviceMesh& mesh) { ones(mesh, {R}).transpose_(0, 1); });
+  refused({"aten::squeeze_"}, [](const DeviceMesh& mesh) { ones(mesh, {R}).squeeze_(); });
+  refused({"out is [2], the result [6, 3]; give an out tensor of the result's shape"}, [](const DeviceMesh& mesh) {
+    at::Tensor out = ones(mesh, {R}, {2});
+    at::add_out(out, ones(mesh, {R}), ones(mesh, {R}));
+  });
+  refused({"output with shape [3] doesn't match the broadcast shape [6, 3]"},
+          [](const DeviceMesh& mesh) { ones(mesh, {R}, {3}).add_(ones(mesh, {R})); });
+}
+
+TEST_CASE("what LibTorch refuses of the global shapes is refused on every rank, whatever its piece") {
+  refused({"6x3 and 4x2"}, [](const DeviceMesh& mesh) { at::mm(ones(mesh, {S0}), ones(mesh, {R}, {4, 2})); });
+  refused({"must match the size of tensor b"}, [](const DeviceMesh& mesh) {
+    at::add(ones(mesh, {S0}), ones(mesh, {S0}, {5, 3}));
+  });
+  refused({"invalid for input of size 18"}, [](const DeviceMesh& mesh) { ones(mesh, {S0}).view({4, 4}); });
+  refused({"out of range"}, [](const DeviceMesh& mesh) { at::sum(ones(mesh, {S0}), 2); });
+  refused({"out of range"}, [](const DeviceMesh& mesh) { ones(mesh, {S0}).select(0, 6); });
+}
+
+TEST_CASE("a DTensor printed, read or pickled says what to do") {
+  const std::string way_out = "call full_tensor(t) for the whole value or to_local(t) for this rank's piece";
+  refused({way_out}, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).data_ptr(); });
+  refused({way_out}, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).const_data_ptr<float>(); });
+  refused({way_out}, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).storage(); });
+  refused({way_out, "save_weights"}, [](const DeviceMesh& mesh) { (void)torch::jit::pickle_save(ones(mesh, {S0})); });
+  refused({way_out}, [](const DeviceMesh& mesh) {
+    std::ostringstream out;
+    out << ones(mesh, {S0});
+  });
+  const DeviceMesh mesh = fake_mesh(1, {3}, {"tp"});
+  CHECK(to_string(ones(mesh, {S0}, {7, 3})) == "DTensor Float [7, 3] on {tp: 3} on cpu as [S(0)], here [3, 3]");
+}
+
+TEST_CASE("Strict refuses what would communicate on its own, and says what") {
+  refused({"aten::mm: would communicate on its own, which Strict forbids", "all_gather on tp: S(1) -> R",
+           "Redistribute the inputs explicitly"},
+          [](const DeviceMesh& mesh) {
+            const Strict strict;
+            at::mm(ones(mesh, {Shard(1)}), ones(mesh, {R}, {3, 2}));
+          });
+  refused({"Strict forbids"}, [](const DeviceMesh& mesh) {
+    const Strict strict;
+    at::relu(pending(mesh));
+  });
+  refused({"aten::_softmax", "Strict forbids"}, [](const DeviceMesh& mesh) {
+    const Strict strict;
+    at::softmax(ones(mesh, {S0}), 0);
+  });
+  refused({"Strict forbids"}, [](const DeviceMesh& mesh) {
+    const Strict strict;
+    at::_foreach_add({ones(mesh, {S0})}, {ones(mesh, {Shard(1)})});
+  });
+  const DeviceMesh mesh = fake_mesh(0, {3}, {"tp"});
+  const Strict strict;
+  CHECK_NOTHROW(redistribute(ones(mesh, {S0}), {R}));
+  CHECK_NOTHROW(full_tensor(ones(mesh, {S0})));
+  CHECK_NOTHROW(ones(mesh, {S0}).sum().item<float>());
+  CHECK_NOTHROW(at::mm(ones(mesh, {S0}), ones(mesh, {R}, {3, 2})));
+  {
+    const Strict lenient(false);
+    CHECK_NOTHROW(at::softmax(ones(mesh, {S0}), 0));
+  }
+  CHECK(Strict::enabled());
+}
+
+TEST_CASE("writing a view that had to be a copy is refused") {
+  refused({"aten::zero_: would write Float [2, 3]", "a copy that aten::slice made", "redistribute the viewed tensor first"},
+          [](const DeviceMesh& mesh) { ones(mesh, {S0}).slice(0, 0, 2).zero_(); });
+  refused({"a copy that aten::select made"}, [](const DeviceMesh& mesh) {
+    ones(mesh, {S0}).select(0, 1).view({3, 1}).fill_(1);
+  });
+  refused({"aten::_foreach_add_", "a copy"},
+          [](const DeviceMesh& mesh) { at::_foreach_add_({ones(mesh, {S0}).narrow(0, 0, 2)}, 1); });
+  const DeviceMesh mesh = fake_mesh(1, {3}, {"tp"});
+  CHECK_NOTHROW(ones(mesh, {S0}).slice(1, 0, 2).zero_());
+  CHECK_NOTHROW(ones(mesh, {S0}).slice(0, 0, 2).clone().zero_());
+}

@@ -1,0 +1,120 @@
+// Operators that a user registers.
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "tessera/dtensor/dispatch/dispatcher.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/ops/rules/rule.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const Placement S0 = Shard(0);
+const Placement R = Replicate();
+const Placement P = Partial();
+
+at::Tensor sort_rows(const at::Tensor& x) { return std::get<0>(x.sort(0)); }
+at::Tensor triple(const at::Tensor& x) { return x * 3; }
+at::Tensor square(const at::Tensor& x) { return x * x; }
+
+at::Tensor call(const char* name, const at::Tensor& x) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<at::Tensor(const at::Tensor&)>().call(x);
+}
+
+struct Square : torch::autograd::Function<Square> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x) {
+    ctx->save_for_backward({x});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return call("user::square", x);
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    return {grads[0] * 2 * ctx->get_saved_variables()[0]};
+  }
+};
+
+rules::OpRule linear_rule(const rules::OpCall& op) {
+  const rules::Labels all = rules::letters(op.inputs[0].sizes.size());
+  rules::OpRule rule{.strategies = rules::shard_factors({all}, {all})};
+  rules::add_linear(rule, 1, 1, {{0}});
+  rule.outputs = {op.inputs[0]};
+  return rule;
+}
+
+TORCH_LIBRARY(user, m) {
+  m.def("sort_rows(Tensor x) -> Tensor");
+  m.def("triple(Tensor x) -> Tensor");
+  m.def("square(Tensor x) -> Tensor");
+  m.def("composed(Tensor x) -> Tensor", [](const at::Tensor& x) { return (x + 1).pow(2).mean(0); });
+}
+TORCH_LIBRARY_IMPL(user, CPU, m) {
+  m.impl("sort_rows", sort_rows);
+  m.impl("triple", triple);
+  m.impl("square", square);
+}
+TORCH_LIBRARY_IMPL(user, Autograd, m) {
+  m.impl("square", [](const at::Tensor& x) { return Square::apply(x); });
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("an operator without a rule is replicated, right, and counted", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({5, 3});
+  for (const Placement& placement : {R, S0, P}) {
+    const auto before = dispatch_statistics();
+    const at::Tensor y = call("user::sort_rows", spread(whole, mesh, {placement}));
+    CHECK(dispatch_statistics().replicated == before.replicated + 1);
+    CHECK(placements_of(y) == Placements{R});
+    CHECK(close(full_tensor(y), sort_rows(whole)));
+  }
+  if (mesh.size() == 1) return;
+  const Strict strict;
+  CHECK_THROWS_WITH_AS(call("user::sort_rows", spread(whole, mesh, {S0})),
+                       doctest::Contains("user::sort_rows: would communicate on its own, which Strict forbids"),
+                       std::runtime_error);
+  CHECK(same(full_tensor(call("user::sort_rows", spread(whole, mesh, {R}))), sort_rows(whole)));
+}
+
+TESSERA_RANKS_TEST_CASE("an operator with autograd of its own, one composed of others, one without", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const Placement& placement : {R, S0, P}) {
+    CAPTURE(to_string(placement));
+    for (const char* name : {"user::square", "user::composed"}) {
+      CAPTURE(name);
+      const at::Tensor want = sample({5, 3}).requires_grad_(true);
+      call(name, want).sum().backward();
+      const at::Tensor x = spread(sample({5, 3}), mesh, {placement}).requires_grad_(true);
+      const at::Tensor y = call(name, x);
+      y.sum().backward();
+      CHECK(close(full_tensor(y.detach()), call(name, sample({5, 3}))));
+      CHECK(close(full_tensor(x.grad()), want.grad()));
+    }
+    // Without autograd it runs, and says so when a gradient is asked through it.
+    const at::Tensor x = spread(sample({5, 3}), mesh, {placement}).requires_grad_(true);
+    CHECK(close(full_tensor(call("user::sort_rows", x).detach()), sort_rows(sample({5, 3}))));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a user's rule lets pieces and terms through", {2, 3}) {
+  rules::register_rule("user::triple", linear_rule);
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({5, 3});
+  for (const Placement& placement : {R, S0, Shard(1), P}) {
+    CAPTURE(to_string(placement));
+    const CommCounter counter(mesh);
+    const at::Tensor y = call("user::triple", spread(whole, mesh, {placement}));
+    CHECK(counter.total() == 0);
+    CHECK(placements_of(y) == Placements{placement});
+    CHECK(close(full_tensor(y), whole * 3));
+  }
+}
