@@ -1,0 +1,33 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+// The pages of documentation, as text to be compared with the tree.
+namespace tessera::testing {
+
+struct Block {
+  std::string language;  // "cpp", "text", "sh", ...
+  std::string text;
+};
+
+struct Page {
+  std::string path;  // from the root of the repository
+  std::string text;
+  std::vector<Block> blocks;       // fenced
+  std::vector<std::string> spans;  // `inline code`, outside blocks
+};
+
+std::string read_file(const std::filesystem::path& path);
+// README.md and every .md file of docs/.
+std::vector<Page> read_pages(const std::filesystem::path& root);
+Page parse_page(std::string path, std::string text);
+
+// Every match of the first group of `pattern`, or of the whole when it has none.
+std::vector<std::string> all_matches(const std::string& text, const std::string& pattern);
+std::vector<std::string> lines_of(const std::string& text);
+// The text without white space, for code that is indented or broken otherwise.
+std::string squeezed(const std::string& text);
+
+}  // namespace tessera::testing
