@@ -86,9 +86,9 @@ at::Tensor piece_of(const at::Tensor& t, const Spec& spec, const std::optional<s
   return piece.is_alias_of(t) ? piece.clone(at::MemoryFormat::Contiguous) : piece.contiguous();
 }
 
-SpecPtr spec_of_whole(const at::Tensor& t, const DeviceMesh& mesh, const Placements& given) {
-  const Placements placements = normalize(given, mesh.mesh(), t.dim(), "distribute_tensor");
-  check_partials(placements, t.scalar_type(), "distribute_tensor");
+SpecPtr spec_of_whole(const at::Tensor& t, const DeviceMesh& mesh, const Placements& given, const char* who) {
+  const Placements placements = normalize(given, mesh.mesh(), t.dim(), who);
+  check_partials(placements, t.scalar_type(), who);
   return intern_spec(mesh, placements, t.sizes(), contiguous_strides(t.sizes()), t.scalar_type());
 }
 
@@ -110,7 +110,7 @@ struct Distribute : torch::autograd::Function<Distribute> {
 at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements, int64_t src_rank) {
   if (!t.defined()) throw std::invalid_argument("distribute_tensor: the tensor is undefined; give a tensor");
   const auto source = source_coordinate(mesh, src_rank);
-  const SpecPtr spec = spec_of_whole(t, mesh, placements);
+  const SpecPtr spec = spec_of_whole(t, mesh, placements, "distribute_tensor");
   if (!is_dtensor(t)) return Distribute::apply(t, spec, source);
   if (mesh_of(t) == mesh && placements_of(t) == spec->placements) return t;
   throw std::invalid_argument(
@@ -126,7 +126,7 @@ void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const 
                     is_dtensor(plain) ? "a DTensor already" : "the result of an operator"));
   }
   const auto source = source_coordinate(mesh, src_rank);
-  const SpecPtr spec = spec_of_whole(plain, mesh, placements);
+  const SpecPtr spec = spec_of_whole(plain, mesh, placements, "distribute_in_place");
   const World::Scope scope(mesh.world(), "distribute_tensor");
   const at::NoGradGuard no_grad;
   const at::Tensor& grad = plain.grad();

@@ -287,6 +287,26 @@ TESSERA_RANKS_TEST_CASE("20: distribute_tensor is one scatter; from any source, 
   CHECK(same(x.grad(), sample({12, 3}, 1) * 2));
 }
 
+TESSERA_RANKS_TEST_CASE("a tensor distributed in place is a DTensor for everyone who holds it", {1, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({5, 3});
+  at::Tensor parameter = (whole + static_cast<double>(mesh.local_rank(0))).requires_grad_(true);
+  const at::Tensor other_handle = parameter;
+  (parameter * 2).sum().backward();
+  distribute_in_place(parameter, mesh, {S0});
+  CHECK(is_dtensor(other_handle));
+  CHECK(other_handle.requires_grad());
+  CHECK(other_handle.is_leaf());
+  CHECK(same(full_tensor(other_handle.detach()), whole));
+  CHECK(placements_of(other_handle.grad()) == Placements{S0});
+  (other_handle * 3).sum().backward();
+  CHECK(same(full_tensor(parameter.grad()), at::ones({5, 3}, at::kDouble) * 5));
+  parameter.mutable_grad().reset();
+  at::Tensor term = whole.clone();
+  distribute_in_place(term, mesh, {P}, kNoSource);
+  CHECK(same(full_tensor(term), whole));
+}
+
 TESSERA_RANKS_TEST_CASE("21: from_local infers the global geometry of even pieces", {1, 3, 4}) {
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size();

@@ -249,7 +249,7 @@ TEST_CASE("Strict refuses what would communicate on its own, and says what") {
            "Redistribute the inputs explicitly"},
           [](const DeviceMesh& mesh) {
             const Strict strict;
-            at::mm(ones(mesh, {Shard(1)}), ones(mesh, {R}, {3, 2}));
+            at::mm(ones(mesh, {S0}), ones(mesh, {Shard(1)}, {3, 2}));
           });
   refused({"Strict forbids"}, [](const DeviceMesh& mesh) {
     const Strict strict;
