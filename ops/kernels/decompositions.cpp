@@ -9,6 +9,8 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/eq.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mean.h>
@@ -18,6 +20,7 @@
 #include <ATen/ops/sum.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/library.h>
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
@@ -172,6 +175,27 @@ bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
   give(op, stack, args[0]);
   return true;
 }
+
+// LibTorch scatters ones into plain zeros. Reads the extremes of the classes as item() does.
+at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
+  if (self.numel() == 0 && num_classes <= 0) {
+    throw std::invalid_argument("one_hot: a tensor without elements does not tell the number of classes; give it");
+  }
+  if (self.numel() > 0) {
+    const auto lowest = self.min().item<int64_t>();
+    const auto highest = self.max().item<int64_t>();
+    if (num_classes == -1) num_classes = highest + 1;
+    if (lowest < 0 || highest >= num_classes) {
+      throw std::invalid_argument(
+          fmt::format("one_hot: class {} is outside [0, {})", lowest < 0 ? lowest : highest, num_classes));
+    }
+  }
+  const ImplicitReplication guard;
+  return at::eq(self.unsqueeze(-1), at::arange(num_classes, self.options())).to(at::kLong);
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("one_hot", one_hot); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { m.impl("one_hot", one_hot); }
 
 [[maybe_unused]] const bool registered = [] {
   register_decomposition("_local_scalar_dense", item);

@@ -1,0 +1,176 @@
+// Operators beside the everyday ones, those that write their arguments among them: mostly without a rule, and right.
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/tests/dtensor/op_check.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const Placement S0 = Shard(0);
+const Placement R = Replicate();
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("operators that write into a clone", {1, 2, 3, 4}) {
+  const at::Tensor a = sample({5, 3});
+  const at::Tensor b = sample({5, 3}, 1);
+  const at::Tensor rows = at::tensor({4, 0, 2}, at::kLong);
+  check_ops({
+      op_case("arithmetic", {a, b},
+              [](const Tensors& x) { return x[0].clone().add_(x[1], 2).mul_(x[1]).sub_(0.5).div_(2); }),
+      op_case("activations", {a}, [](const Tensors& x) { return x[0].clone().mul_(2).sigmoid_(); }),
+      op_case("masked_fill_", {a, whole_numbers({5, 3}, at::kBool)},
+              [](const Tensors& x) { return x[0].clone().masked_fill_(x[1], -2.0); }),
+      op_case("copy_, broadcast", {a, sample({3}, 4)}, [](const Tensors& x) { return x[0].clone().copy_(x[1]) * x[0]; }),
+      op_case("index_put_", {a, rows, sample({3, 3}, 2)},
+              [](const Tensors& x) { return x[0].clone().index_put_({x[1]}, x[2]); }),
+      op_case("index_put_ that adds", {a, rows, sample({3, 3}, 2)},
+              [](const Tensors& x) { return x[0].clone().index_put_({x[1]}, x[2], true); }),
+      op_case("index_add_", {a, rows, sample({3, 3}, 2)},
+              [](const Tensors& x) { return x[0].clone().index_add_(0, x[1], x[2]); }),
+      op_case("scatter_add_", {a, whole_numbers({5, 3}, at::kLong), b},
+              [](const Tensors& x) { return x[0].clone().scatter_add_(0, x[1], x[2]); }),
+      op_case("addmm_, addcmul_, lerp_", {a, b, sample({3, 3}, 2)},
+              [](const Tensors& x) { return x[0].clone().addmm_(x[1], x[2]).addcmul_(x[1], x[1], 0.5).lerp_(x[1], 0.25); }),
+      op_case("clamp_, abs_, neg_", {a}, [](const Tensors& x) { return x[0].clone().clamp_(-0.5, 0.5).neg_(); }),
+      op_case("parts of a clone", {a, sample({2, 3}, 1)},
+              [](const Tensors& x) {
+                return at::slice_scatter(x[0], x[1], 0, 1, 3) + at::select_scatter(x[0], x[1].select(0, 0), 0, 2);
+              }),
+  });
+}
+
+TESSERA_RANKS_TEST_CASE("operators of convolution, of images, of sequences, of indices", {1, 2, 3, 4}) {
+  const Placements batch = {R, S0, Shard(1)};
+  const at::Tensor image = sample({3, 4, 5, 6});
+  check_ops(
+      {
+          op_case("conv1d", {sample({3, 4, 7}), sample({2, 4, 3}, 1), sample({2}, 2)},
+                  [](const Tensors& x) { return at::conv1d(x[0], x[1], x[2], 1, 1); }),
+          op_case("conv2d", {image, sample({2, 4, 3, 3}, 1), sample({2}, 2)},
+                  [](const Tensors& x) { return at::conv2d(x[0], x[1], x[2], 1, 1); }),
+          op_case("pooling", {image},
+                  [](const Tensors& x) {
+                    return Tensors{at::max_pool2d(x[0], 2), at::avg_pool2d(x[0], 2)};
+                  },
+                  {batch}),
+          op_case("batch_norm", {sample({6, 3}), sample({3}, 1), sample({3}, 2)},
+                  [](const Tensors& x) { return at::batch_norm(x[0], x[1], x[2], {}, {}, true, 0.1, 1e-5, false); }),
+          op_case("cumulative", {sample({5, 3})},
+                  [](const Tensors& x) {
+                    return Tensors{x[0].cumsum(0), x[0].cumprod(1), x[0].cumsum(1)};
+                  }),
+          op_case("variances", {sample({5, 3})},
+                  [](const Tensors& x) {
+                    return Tensors{x[0].var(), x[0].std(0), x[0].var(1)};
+                  }),
+          op_case("by conditions", {sample({5, 3})},
+                  [](const Tensors& x) {
+                    return Tensors{x[0].masked_select(x[0] > 0), (x[0] > 0).nonzero(), x[0].index({x[0].select(1, 0) > 0})};
+                  }),
+          op_case("one_hot and bincount", {whole_numbers({5}, at::kLong)},
+                  [](const Tensors& x) {
+                    return Tensors{at::one_hot(x[0], 5), at::bincount(x[0])};
+                  }),
+          op_case("take_along_dim", {sample({5, 3}), at::tensor({1, 0, 2, 1, 0}, at::kLong)},
+                  [](const Tensors& x) { return at::take_along_dim(x[0], x[1].unsqueeze(1), 1); }),
+          op_case("cdist, norm of rows", {sample({5, 3}), sample({4, 3}, 1)},
+                  [](const Tensors& x) {
+                    return Tensors{at::cdist(x[0], x[1]), at::cosine_similarity(x[0].slice(0, 0, 4), x[1])};
+                  }),
+          op_case("linear algebra", {sample({3, 3}) + at::eye(3, at::kDouble) * 3},
+                  [](const Tensors& x) {
+                    return Tensors{at::inverse(x[0]), at::linalg_det(x[0]), at::trace(x[0])};
+                  }),
+          op_case("normalize", {sample({5, 3})},
+                  [](const Tensors& x) { return x[0] / x[0].norm(2, -1, true).clamp_min(1e-12); }),
+          op_case("meshgrid, kron", {sample({5}), sample({3}, 1)},
+                  [](const Tensors& x) {
+                    return Tensors{at::kron(x[0], x[1]), at::meshgrid({x[0], x[1]}, "ij")[0] * 1};
+                  }),
+          op_case("interleave", {sample({5, 3})},
+                  [](const Tensors& x) {
+                    return Tensors{x[0].repeat_interleave(2, 0), x[0].expand({2, 5, 3}).sum(0)};
+                  }),
+          op_case("complex numbers", {sample({5, 3}), sample({5, 3}, 1)},
+                  [](const Tensors& x) {
+                    const at::Tensor z = at::complex(x[0], x[1]);
+                    return Tensors{at::view_as_real(z * z), z.abs(), at::real(z.conj() * z)};
+                  }),
+      },
+      8);
+}
+
+TESSERA_RANKS_TEST_CASE("single precision and half types keep their dtypes", {1, 2, 3}) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x3 = sample({3, 5, 4}, 0, dtype);
+    std::vector<OpCase> cases = {
+        op_case("linear", {x3, sample({7, 4}, 1, dtype), sample({7}, 2, dtype)},
+                [](const Tensors& x) { return at::linear(x[0], x[1], x[2]); }),
+        op_case("layer_norm", {x3, sample({4}, 1, dtype), sample({4}, 2, dtype)},
+                [](const Tensors& x) { return at::layer_norm(x[0], {4}, x[1], x[2]); }),
+        op_case("softmax, to float and back", {x3},
+                [](const Tensors& x) {
+                  return Tensors{at::softmax(x[0], -1), at::softmax(x[0], -1, at::kFloat).to(x[0].scalar_type())};
+                }),
+        op_case("attention",
+                {sample({2, 2, 5, 4}, 0, dtype), sample({2, 2, 5, 4}, 1, dtype), sample({2, 2, 5, 4}, 2, dtype)},
+                [](const Tensors& x) { return at::scaled_dot_product_attention(x[0], x[1], x[2]); }),
+        op_case("reductions", {x3},
+                [](const Tensors& x) {
+                  return Tensors{x[0].sum(0), x[0].mean(), x[0].amax(1), x[0].norm()};
+                }),
+        op_case("arithmetic", {x3, sample({3, 5, 4}, 1)},
+                [](const Tensors& x) { return x[0] * 2 + x[1].to(x[0].scalar_type()); }),
+    };
+    for (OpCase& c : cases) c.tolerance = dtype == at::kFloat ? 1e-5 : 0.1;
+    check_ops(cases, 8);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("values that leave the tensors: item, equal, allclose, and what is written into a whole out",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor a = sample({5, 3});
+  for (const Placement& placement : {R, S0, Shard(1), Partial()}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor x = spread(a, mesh, {placement});
+    CHECK(std::abs(x.sum().item<double>() - a.sum().item<double>()) < 1e-12);
+    CHECK(std::abs(x.select(0, 4).select(0, 1).item<double>() - a[4][1].item<double>()) < 1e-12);
+    CHECK(at::allclose(x, spread(a, mesh, {S0})));
+    CHECK_FALSE(at::allclose(x, spread(a + 1, mesh, {S0})));
+    CHECK(at::equal(x, x));
+    CHECK(at::equal(spread(a, mesh, {S0}), spread(a, mesh, {S0})));
+    at::Tensor changed = a.clone();
+    changed[0][0] = 7;
+    CHECK_FALSE(at::equal(spread(a, mesh, {S0}), spread(changed, mesh, {S0})));
+    CHECK_FALSE(at::equal(spread(a, mesh, {S0}), spread(changed, mesh, {Shard(1)})));
+    CHECK((x.abs().max() < 2).item<bool>());
+    at::Tensor out = spread(at::zeros({5, 3}, at::kDouble), mesh, {placement});
+    at::eye_out(out, 5, 3);
+    CHECK(placements_of(out) == Placements{placement});
+    CHECK(same(full_tensor(out), at::eye(5, 3, at::kDouble)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("what autograd saved and was then written is an error, as for any tensor", {2}) {
+  const DeviceMesh mesh = line();
+  at::Tensor x = spread(sample({4, 3}), mesh, {S0});
+  x.requires_grad_(true);
+  const at::Tensor y = x * 1;
+  const at::Tensor z = (y * y).sum();
+  y.detach().add_(1);
+  CHECK_THROWS_WITH(z.backward(), doctest::Contains("modified by an inplace operation"));
+  CHECK_THROWS_WITH(x.add_(1),
+                    doctest::Contains("a leaf Variable that requires grad is being used in an in-place operation"));
+  // Detached tensors share their values.
+  x.detach().zero_();
+  CHECK(full_tensor(x.detach()).abs().sum().item<double>() == 0);
+}
