@@ -68,7 +68,7 @@ at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const 
 void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& placements,
                          int64_t src_rank = kMeshFirstRank);
 
-// "DTensor float32 [4, 8] on {tp: 2} on cpu as [S(0)], here [2, 8]"
+// "DTensor Float [4, 8] on {tp: 2} on cpu as [S(0)], here [2, 8]"
 std::string to_string(const at::Tensor& dtensor);
 
 // A DTensor seen as one: the functions above as members, and at::Tensor where one is wanted.

@@ -50,7 +50,7 @@ std::vector<int64_t> contiguous_strides(at::IntArrayRef sizes);
 // Strides of a dense tensor of `sizes` whose dimensions are ordered in memory as `local`'s are; expanded dimensions keep 0.
 std::vector<int64_t> strides_like(at::IntArrayRef sizes, const at::Tensor& local);
 
-// "float32 [4, 8] on {tp: 2} as [S(0)]"
+// "Float [4, 8] on {tp: 2} as [S(0)]"
 std::string to_string(const Spec& spec);
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ _WARNINGS = [
 
 # Libraries are optimized a little in every mode, tests in none: their time is compilation.
 _LIBRARY_COPTS = ["-std=c++20", "-g0"] + _WARNINGS
-_TEST_COPTS = ["-std=c++20", "-g0", "-O0"] + _WARNINGS
+_TEST_COPTS = ["-std=c++20", "-g0", "-O0", "-include", "tessera/tests/harness/prelude.h"] + _WARNINGS
 
 def _library_copts():
     return _LIBRARY_COPTS + select({

@@ -18,7 +18,7 @@ struct Decision {
     std::size_t tensor;  // index in Call::tensors
     SpecPtr to;
   };
-  SpecPtr mesh_spec;                   // any tensor's: keeps the call's mesh
+  SpecPtr mesh_spec;                // any tensor's: keeps the call's mesh
   std::vector<Move> moves;          // inputs to bring elsewhere
   std::vector<SpecPtr> inputs;      // layout of each tensor when the local operator runs; nullptr: plain or absent
   std::vector<SpecPtr> outputs;     // of each tensor result, flattened; nullptr: undefined
