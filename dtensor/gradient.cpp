@@ -25,7 +25,9 @@ class GradientHook final : public FunctionPreHook {
   variable_list operator()(const variable_list& grads) override {
     variable_list out = grads;
     at::Tensor& g = out[index_];
-    if (!is_dtensor(g)) return out;
+    if (!g.defined() || (spec_ == nullptr && !is_dtensor(g))) return out;
+    // A plain one, such as the caller's own for a loss, counts as replicated.
+    if (!is_dtensor(g)) g = replicated(g, *spec_);
     const Explicit guard;
     const World::Scope scope(meta(g).spec->mesh.world(), "gradient", path_.empty() ? nullptr : &path_);
     if (spec_ == nullptr) {
@@ -41,19 +43,28 @@ class GradientHook final : public FunctionPreHook {
   }
 
   std::size_t index() const { return index_; }
+  // The tensor has become another since: a plain parameter that was distributed in place.
+  void follow(const SpecPtr& spec) { spec_ = spec; }
 
  private:
+  static at::Tensor replicated(const at::Tensor& plain, const Spec& like) {
+    const Placements all(like.placements.size(), Replicate());
+    return wrap(plain, intern_spec(like.mesh, all, plain.sizes(), plain.strides(), plain.scalar_type()));
+  }
+
   std::size_t index_;
   SpecPtr spec_;  // nullptr: of a plain tensor
   std::string path_;
 };
 
-bool watched(const std::vector<std::unique_ptr<FunctionPreHook>>& hooks, std::size_t index) {
+GradientHook* find_hook(const std::vector<std::unique_ptr<FunctionPreHook>>& hooks, std::size_t index) {
   for (const auto& hook : hooks) {
-    const FunctionPreHook& h = *hook;
-    if (typeid(h) == typeid(GradientHook) && static_cast<const GradientHook&>(h).index() == index) return true;
+    FunctionPreHook& h = *hook;
+    if (typeid(h) == typeid(GradientHook) && static_cast<GradientHook&>(h).index() == index) {
+      return static_cast<GradientHook*>(&h);
+    }
   }
-  return false;
+  return nullptr;
 }
 
 }  // namespace
@@ -63,8 +74,11 @@ void watch_gradient(const at::Tensor& t) {
   if (interface == nullptr || !interface->requires_grad()) return;
   auto* const autograd = static_cast<torch::autograd::AutogradMeta*>(interface);
   const bool dtensor = is_dtensor(t);
-  if (autograd->grad_fn_ == nullptr && !autograd->is_view_) {
-    if (watched(autograd->hooks_, 0)) return;
+  if (autograd->grad_fn_ == nullptr && (!autograd->is_view_ || t.grad_fn() == nullptr)) {
+    if (GradientHook* const hook = find_hook(autograd->hooks_, 0)) {
+      if (dtensor) hook->follow(meta(t).spec);
+      return;
+    }
     const ContractPtr contract = dtensor ? meta(t).contract : nullptr;
     autograd->hooks_.push_back(
         std::make_unique<GradientHook>(0, dtensor ? meta(t).spec : nullptr, contract ? contract->path : std::string()));
@@ -72,7 +86,7 @@ void watch_gradient(const at::Tensor& t) {
   }
   if (dtensor) return;
   const auto& node = t.grad_fn();
-  if (node == nullptr || watched(node->tensor_pre_hooks(), t.output_nr())) return;
+  if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr()) != nullptr) return;
   node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), nullptr, std::string()));
 }
 

@@ -249,6 +249,36 @@ TESSERA_RANKS_TEST_CASE("from_local and to_local give and take gradients in the 
   CHECK(counter.total() == 0);
 }
 
+TESSERA_RANKS_TEST_CASE("a leaf's gradient is a DTensor of its layout, whatever the leaf and the root are", {2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const Placement& placement : {R, S0, P}) {
+    CAPTURE(to_string(placement));
+    const Placements want = {placement.is_partial() ? R : placement};
+    // The caller's own, plain gradient of the loss.
+    const at::Tensor x = leaf(sample({5, 3}), mesh, {placement});
+    x.sum().backward(at::full({}, 2.0, at::kDouble));
+    CHECK(placements_of(x.grad()) == want);
+    CHECK(close(full_tensor(x.grad()), at::full({5, 3}, 2.0, at::kDouble)));
+    // A view of a tensor without gradient is a leaf too.
+    const at::Tensor turned = spread(sample({3, 5}), mesh, {placement.is_shard() ? S1 : placement}).t();
+    turned.requires_grad_(true);
+    (turned * spread(sample({5, 3}, 1), mesh, {S1})).sum().backward();
+    CHECK(placements_of(turned.grad()) == want);
+    CHECK(close(full_tensor(turned.grad()), sample({5, 3}, 1)));
+  }
+  // A parameter used as a plain one before it was distributed in place.
+  const at::Tensor w = plain_leaf(sample({5, 3}));
+  {
+    const ImplicitReplication guard;
+    (w * spread(sample({5, 3}, 1), mesh, {S0})).sum().backward();
+  }
+  CHECK_FALSE(is_dtensor(w.grad()));
+  distribute_in_place(w, mesh, {S0});
+  (w * spread(sample({5, 3}, 1), mesh, {R})).sum().backward();
+  CHECK(placements_of(w.grad()) == Placements{S0});
+  CHECK(close(full_tensor(w.grad()), 2 * sample({5, 3}, 1)));
+}
+
 TESSERA_RANKS_TEST_CASE("losses that mean over uneven batches are the global mean", {4}) {
   // Cases that PyTorch's DTensor gets wrong: mse_loss of (6, 5) over 4 ranks, cross entropy with ignored targets and weights.
   const DeviceMesh mesh = line();

@@ -331,3 +331,27 @@ TESSERA_RANKS_TEST_CASE("21: from_local infers the global geometry of even piece
   CHECK_NOTHROW(from_local(piece_of(at::ones({13, 3}), mesh, {S0}), mesh, {S0},
                            {.shape = std::vector<int64_t>{13, 3}, .check = true}));
 }
+
+TESSERA_RANKS_TEST_CASE("the DTensor view says and does what the functions do", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({5, 3});
+  const DTensor t(spread(whole, mesh, {S0}));
+  CHECK(t.mesh() == mesh);
+  CHECK(t.placements() == Placements{S0});
+  CHECK(same(t.to_local(), piece_of(whole, mesh, {S0})));
+  CHECK(t.redistribute({S1}).placements() == Placements{S1});
+  CHECK(same(t.full_tensor(), whole));
+  const at::Tensor& plain = t;
+  CHECK(same(full_tensor(plain + t.tensor()), whole + whole));
+  CHECK(to_string(t) ==
+        "DTensor Double [5, 3] on {d0: 2} on cpu as [S(0)], here [" + std::to_string(3 - mesh.local_rank(0)) + ", 3]");
+}
+
+TESSERA_RANKS_TEST_CASE("any order of ranks on a mesh gives the same value", {3}) {
+  const DeviceMesh mesh(world(), c10::kCPU, Mesh({3}, {"tp"}, {2, 0, 1}));
+  const at::Tensor whole = sample({7, 4});
+  const at::Tensor t = distribute_tensor(whole, mesh, {S0});
+  CHECK(same(to_local(t), piece_of(whole, mesh, {S0})));
+  for (const Placement& to : {S1, R, P}) CHECK(same(full_tensor(redistribute(t, {to})), whole));
+  CHECK(close(full_tensor(at::matmul(t.t(), t)), at::matmul(whole.t(), whole)));
+}

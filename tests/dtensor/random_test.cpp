@@ -53,6 +53,18 @@ TESSERA_RANKS_TEST_CASE("replicas draw alike and shards differently, from every 
   CHECK(all_alike(to_local(tessera::rand({4, 4}, mesh, {R}))));
 }
 
+TESSERA_RANKS_TEST_CASE("on two mesh dimensions, those that share a piece draw alike", {4}) {
+  const DeviceMesh mesh = mesh_over({2, 2});
+  for (const Placements& placements : {Placements{S0, R}, {R, S0}}) {
+    const at::Tensor t = to_local(at::dropout(spread(at::ones({8, 16}), mesh, placements), 0.5, true));
+    const int64_t replicas = placements[0] == S0 ? 1 : 0;
+    const at::Tensor alike = all_gather(t.contiguous(), mesh, replicas);
+    CHECK(at::equal(alike[0], alike[1]));
+    const at::Tensor apart = all_gather(t.contiguous(), mesh, 1 - replicas);
+    CHECK_FALSE(at::equal(apart[0], apart[1]));
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("a seed repeats what was drawn, and the state of the default generator stays", {1, 2}) {
   const DeviceMesh mesh = line();
   auto generator = at::globalContext().defaultGenerator(at::kCPU);
