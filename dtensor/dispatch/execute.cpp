@@ -58,6 +58,7 @@ class Execution {
     // From here on the wrappers may be gone from the stack: what is needed of them is in the decision.
     localize_stack();
     if (!mesh_.is_member() || decision_.nothing_here) {
+      if (call_.traits.random) pass_draw();
       empty_results();
     } else {
       run_local();
@@ -169,6 +170,12 @@ class Execution {
       generator = at::IValue();
     }
     draw.emplace(mesh_, decision_.draw_coordinate, user);
+  }
+
+  // A rank that draws nothing keeps count with those that do, lest replicas differ from the next draw on.
+  void pass_draw() {
+    std::optional<detail::DrawGuard> draw;
+    start_drawing(draw);
   }
 
   // Results of a rank that has no part of them.

@@ -124,3 +124,11 @@ TESSERA_RANKS_TEST_CASE("factories make each rank's own piece, for nothing", {1,
   CHECK(same(full_tensor(tessera::arange(10, mesh, {S0})), at::arange(10)));
   CHECK((tessera::empty({5, 3}, mesh, {S0}, at::kBFloat16).scalar_type() == at::kBFloat16));
 }
+
+TESSERA_RANKS_TEST_CASE("ranks that draw nothing keep count: replicas agree on what is drawn next", {3}) {
+  const DeviceMesh mesh = line();
+  manual_seed(3, *world());
+  const at::Tensor piece = at::rand_like(spread(at::zeros({2}), mesh, {S0}));  // the last rank's is empty
+  CHECK(to_local(piece).numel() == (mesh.local_rank(0) < 2 ? 1 : 0));
+  CHECK(all_alike(to_local(at::rand_like(spread(at::zeros({5}), mesh, {R})))));
+}
