@@ -106,12 +106,14 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
   name = schema.name();
   key = rules::rule_key(name);
   num_args = schema.arguments().size();
+  // Padding with zeros lets a Partial pass, other values do not; what a user's rule looks at nobody knows.
+  const bool by_value = key == "constant_pad_nd" || name.rfind("aten::", 0) != 0;
   for (std::size_t i = 0; i < num_args; ++i) {
     const c10::Argument& a = schema.arguments()[i];
     const auto type = a.type()->kind() == c10::TypeKind::OptionalType
                           ? a.type()->expectRef<c10::OptionalType>().getElementType()->kind()
                           : a.type()->kind();
-    number_arg.push_back(type == c10::TypeKind::NumberType);
+    number_arg.push_back(type == c10::TypeKind::NumberType && !by_value);
     if (type == c10::TypeKind::GeneratorType) generator_arg = static_cast<int>(i);
     if (a.name() == "dropout_p") dropout_arg = static_cast<int>(i);
     if (a.alias_info() == nullptr) continue;

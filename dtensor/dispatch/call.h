@@ -26,7 +26,7 @@ struct OpTraits {
   std::string name;  // "aten::add_"
   std::string key;   // "add", as rules are named
   std::size_t num_args = 0;
-  std::vector<bool> number_arg;           // a Scalar: its type matters to a rule, its value never
+  std::vector<bool> number_arg;           // a Scalar whose type matters to the rule and whose value does not
   std::vector<std::size_t> written_args;  // tensors written in place, in schema order
   std::vector<std::size_t> out_args;      // those of them that are out= arguments
   int generator_arg = -1;

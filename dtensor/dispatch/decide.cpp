@@ -164,6 +164,7 @@ class Decider {
     if (meta_) {
       for (const MetaResult& r : *meta_) call.outputs.push_back(r.info);
       check_out_sizes();
+      if (meta_->empty() && !call_.op.schema().returns().empty()) return false;  // a list of no results
     }
     OpRule rule = rule_fn(call);
     if (!meta_ && rule.outputs.empty()) return false;
@@ -236,8 +237,9 @@ class Decider {
     }
   }
 
-  // out= tensors as inputs that every strategy has where its result is.
+  // out= tensors as inputs that every strategy has where its result is. A local kernel would not write them.
   void add_outs(OpRule& rule, std::vector<TensorInfo>& inputs, std::vector<rules::Written>& written) {
+    if (!outs_.empty()) std::erase_if(rule.strategies, [](const rules::Strategy& s) { return !s.kernel.empty(); });
     for (std::size_t k = 0; k < outs_.size(); ++k) {
       for (rules::Strategy& strategy : rule.strategies) strategy.inputs.push_back(strategy.outputs.at(k));
       written.push_back({.input = inputs.size(), .output = k});

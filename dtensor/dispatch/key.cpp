@@ -1,5 +1,7 @@
 #include <bit>
 
+#include <c10/core/DefaultDtype.h>
+
 #include "tessera/dtensor/dispatch/decision.h"
 
 namespace tessera::dispatch {
@@ -41,7 +43,7 @@ bool append_value(const at::IValue& v, bool number, Key& key) {
   if (v.isNone()) {
     key.push_back(kNone);
   } else if (number && v.isScalar()) {
-    // Its type takes part in type promotion; its value decides nothing.
+    // Its type takes part in type promotion; its value decides nothing (OpTraits::number_arg).
     key.push_back(kNumber + 16 * (v.isInt() ? 1U : v.isDouble() ? 2U : v.isBool() ? 3U : 4U));
   } else if (v.isInt()) {
     key.push_back(kInt);
@@ -84,6 +86,7 @@ bool append_value(const at::IValue& v, bool number, Key& key) {
 }  // namespace
 
 bool append_key(const Call& call, c10::SmallVectorImpl<uint64_t>& key) {
+  key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers become, as by sqrt
   std::size_t next = 0;  // in call.tensors, which are in schema order
   for (std::size_t i = 0; i < call.traits.num_args; ++i) {
     const bool tensors = next < call.tensors.size() && call.tensors[next].arg == i;

@@ -140,7 +140,12 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
     x = x.to(args[static_cast<std::size_t>(dtype_at)].toScalarType());
   }
   const bool keepdim = keep_at >= 0 && args[static_cast<std::size_t>(keep_at)].toBool();
-  give(op, stack, norm_of(x, p.isNone() ? 2.0 : p.toScalar().toDouble(), dims, keepdim));
+  // The half types' squares and sums overflow where their norms do not.
+  const at::ScalarType type = x.scalar_type();
+  const bool half = type == at::kHalf || type == at::kBFloat16;
+  const at::Tensor result =
+      norm_of(half ? x.to(at::kFloat) : x, p.isNone() ? 2.0 : p.toScalar().toDouble(), dims, keepdim);
+  give(op, stack, half ? result.to(type) : result);
   return true;
 }
 

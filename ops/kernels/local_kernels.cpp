@@ -36,7 +36,10 @@ void mean(const LocalCall& call, Stack& stack) {
   int64_t count = 1;
   for (const int64_t d : dims) count *= call.inputs[0]->sizes.at(static_cast<std::size_t>(d < 0 ? d + self.dim() : d));
   const bool keepdim = by_dim && stack[2].toBool();
-  stack.assign({at::sum(self, dims, keepdim, dtype).div_(static_cast<double>(count))});
+  const at::ScalarType type = dtype.value_or(self.scalar_type());
+  const bool half = type == at::kHalf || type == at::kBFloat16;  // whose sums overflow where their means do not
+  const at::Tensor sum = at::sum(self, dims, keepdim, half ? at::kFloat : type);
+  stack.assign({sum.div_(static_cast<double>(count)).to(type)});
 }
 
 // amax, amin, max, min: an empty piece gives the element that loses to every other.

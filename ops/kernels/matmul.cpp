@@ -65,21 +65,30 @@ struct Product : torch::autograd::Function<Product<Op, Gradients>> {
   }
 };
 
+// Factors enter conjugated, which real ones are as they stand.
 struct DenseGradients {
-  static at::Tensor first(const at::Tensor&, const at::Tensor& w, const at::Tensor& g) { return call_dense(g, w.t()); }
-  static at::Tensor second(const at::Tensor& x, const at::Tensor&, const at::Tensor& g) { return call_dense_wgrad(x, g); }
+  static at::Tensor first(const at::Tensor&, const at::Tensor& w, const at::Tensor& g) {
+    return call_dense(g, w.t().conj());
+  }
+  static at::Tensor second(const at::Tensor& x, const at::Tensor&, const at::Tensor& g) {
+    return call_dense_wgrad(x.conj(), g);
+  }
 };
 // W = x^T g: its gradient G gives x: g G^T, g: x G.
 struct WgradGradients {
-  static at::Tensor first(const at::Tensor&, const at::Tensor& g, const at::Tensor& grad) { return call_dense(g, grad.t()); }
-  static at::Tensor second(const at::Tensor& x, const at::Tensor&, const at::Tensor& grad) { return call_dense(x, grad); }
+  static at::Tensor first(const at::Tensor&, const at::Tensor& g, const at::Tensor& grad) {
+    return call_dense(g.conj(), grad.t());
+  }
+  static at::Tensor second(const at::Tensor& x, const at::Tensor&, const at::Tensor& grad) {
+    return call_dense(x.conj(), grad);
+  }
 };
 struct BatchedGradients {
   static at::Tensor first(const at::Tensor&, const at::Tensor& b, const at::Tensor& g) {
-    return call_batched_matmul(g, b.transpose(-2, -1));
+    return call_batched_matmul(g, b.transpose(-2, -1).conj());
   }
   static at::Tensor second(const at::Tensor& a, const at::Tensor&, const at::Tensor& g) {
-    return call_batched_matmul(a.transpose(-2, -1), g);
+    return call_batched_matmul(a.transpose(-2, -1).conj(), g);
   }
 };
 

@@ -70,6 +70,10 @@ OpRule by_terms(const OpCall& call, ReduceOp op, at::ScalarType type, std::strin
   for (Strategy& strategy : rule.strategies) {
     if (strategy.outputs[0].is_partial()) strategy.kernel = kernel;
   }
+  // Truth values have no sum and no product to be pending.
+  if (type == at::kBool && (op == ReduceOp::kSum || op == ReduceOp::kProduct)) {
+    std::erase_if(rule.strategies, [](const Strategy& strategy) { return strategy.outputs[0].is_partial(); });
+  }
   return rule;
 }
 
@@ -125,12 +129,13 @@ OpRule logsumexp(const OpCall& call) {
   return with_results(whole(call), reduced_sizes(call), {type});
 }
 
-// A reduction whose terms reduce by itself: those of a pending one of the same kind pass.
+// any and all. Of terms that are 0 or more, those of a pending max or min pass: any(max(-1, 0)) is not any(-1) or any(0).
 template <ReduceOp op>
 OpRule idempotent(const OpCall& call) {
   if (names_no_dim(call)) return {};
-  OpRule rule = by_terms(call, op, call.inputs.at(0).dtype == at::kByte ? at::kByte : at::kBool);
-  rule.strategies.push_back(pass_partial(1, 1, {0}, op));
+  const at::ScalarType type = call.inputs.at(0).dtype;
+  OpRule rule = by_terms(call, op, type == at::kByte ? at::kByte : at::kBool);
+  if (type == at::kBool || type == at::kByte) rule.strategies.push_back(pass_partial(1, 1, {0}, op));
   return rule;
 }
 

@@ -174,3 +174,48 @@ TESSERA_RANKS_TEST_CASE("what autograd saved and was then written is an error, a
   x.detach().zero_();
   CHECK(full_tensor(x.detach()).abs().sum().item<double>() == 0);
 }
+
+TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const Placement P = Partial();
+  const at::Tensor x = sample({4, 6});
+  const at::Tensor terms = spread(x, mesh, {P});
+  CHECK(close(full_tensor(at::constant_pad_nd(terms, {1, 1}, 0.0)), at::constant_pad_nd(x, {1, 1}, 0.0)));
+  CHECK(close(full_tensor(at::constant_pad_nd(terms, {1, 1}, 5.0)), at::constant_pad_nd(x, {1, 1}, 5.0)));
+
+  const at::Tensor below = at::full({3}, mesh.local_rank(0) == 0 ? -1.0 : 0.0, at::kDouble);
+  for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
+    const at::Tensor pending = from_local(below, mesh, {Partial(op)});
+    CHECK(same(full_tensor(pending.any()), full_tensor(pending).any()));
+    CHECK(same(full_tensor(pending.all()), full_tensor(pending).all()));
+  }
+
+  const at::Tensor many = at::full({700, 300}, 300.0, at::kHalf);
+  const at::Tensor pieces = spread(many, mesh, {S0});
+  CHECK(close(full_tensor(pieces.mean()), many.mean(), 1e-2));
+  CHECK(close(full_tensor(pieces.slice(1, 0, 1).slice(0, 0, 8).norm()), many.slice(1, 0, 1).slice(0, 0, 8).norm(), 1e-2));
+
+  CHECK(same(full_tensor(at::sum(spread(x, mesh, {S0}), at::kBool)), at::sum(x, at::kBool)));
+  CHECK(spread(at::zeros({0, 3}), mesh, {R}).unbind(0).empty());
+  at::Tensor out = spread(at::zeros({6}, at::kDouble), mesh, {P});
+  at::mean_out(out, spread(x, mesh, {S0}), {0});
+  CHECK(close(full_tensor(out), x.mean(0)));
+}
+
+TESSERA_RANKS_TEST_CASE("products of complex tensors have gradients of conjugated factors", {1, 2}) {
+  const std::vector<Placements> kinds = {{R, S0}, {R, S0}};
+  check_ops({
+      op_case("dense", {sample({2, 3, 4}), sample({4, 4}, 1)},
+              [](const Tensors& x) {
+                const at::Tensor y = at::matmul(at::complex(x[0], x[0] * 2), at::complex(x[1], -x[1]));
+                return at::real(y * y);
+              },
+              kinds),
+      op_case("batched_matmul", {sample({2, 3, 4, 4}), sample({2, 3, 4, 4}, 1)},
+              [](const Tensors& x) {
+                const at::Tensor y = at::matmul(at::complex(x[0], x[0] * 2), at::complex(x[1], -x[1]));
+                return at::real(y * y);
+              },
+              kinds),
+  });
+}
