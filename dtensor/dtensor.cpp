@@ -166,7 +166,8 @@ SpecPtr spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   const Placements placements = normalize(given, mesh.mesh(), ndim, "from_local");
   check_partials(placements, local.scalar_type(), "from_local");
   const std::vector<int64_t> shape = options.shape ? *options.shape : inferred_shape(local, mesh, placements);
-  const std::vector<int64_t> strides = options.stride ? *options.stride : strides_like(shape, local);
+  // Never the piece's own: of an empty or thin piece they say nothing, and ranks must agree.
+  const std::vector<int64_t> strides = options.stride ? *options.stride : contiguous_strides(shape);
   return intern_spec(mesh, placements, shape, strides, local.scalar_type());
 }
 
@@ -206,7 +207,8 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
                               : without_partial(spec->placements);
   if (options.check) verify_local(local, *spec);
   check_piece(local, *spec);
-  return FromLocal::apply(local, spec, grad);
+  // Row-major pieces under row-major global strides, so that what can be viewed globally can be viewed here.
+  return FromLocal::apply(options.stride ? local : local.contiguous(), spec, grad);
 }
 
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {

@@ -27,7 +27,7 @@ const Placements& placements_of(const at::Tensor& t);
 struct FromLocalOptions {
   // The global shape; without it every piece counts as of this rank's size, so uneven pieces need it.
   std::optional<std::vector<int64_t>> shape;
-  // The global strides; without them, those of a dense tensor whose dimensions lie in memory as the piece's do.
+  // The global strides; without them row-major, whatever the piece's are: every rank must have the same.
   std::optional<std::vector<int64_t>> stride;
   // Compares the pieces' sizes, dtypes and (where replicated) contents over the mesh; every rank throws alike.
   bool check = false;
@@ -35,7 +35,8 @@ struct FromLocalOptions {
   std::optional<Placements> grad_placements;
 };
 
-// The global tensor of which `local` is this rank's piece. Shares storage with `local`. Differentiable: the gradient comes back
+// The global tensor of which `local` is this rank's piece. Shares storage with `local`, or copies it where it is not row-major and
+// no stride was given. Differentiable: the gradient comes back
 // in `grad_placements` as a plain tensor. Communicates only with `check`: one all_gather a mesh dimension.
 // Throws std::invalid_argument on placements or options that do not fit.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,

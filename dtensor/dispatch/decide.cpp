@@ -111,6 +111,7 @@ class Decider {
                       "without the trailing underscore",
                       traits.name, to_string(lead_)));
     }
+    refuse_spread_statistics();
     for (const TensorArg& entry : call_.tensors) {
       if (!written(entry)) continue;
       if (!entry.tensor->defined()) continue;
@@ -125,6 +126,17 @@ class Decider {
             "{}: random numbers cannot be drawn into a pending reduction, {}; redistribute to Replicate or Shard first",
             traits.name, to_string(*entry.spec)));
       }
+    }
+  }
+
+  // Norms write their running statistics, which their schemas do not say: gathered into copies, the update would be lost.
+  void refuse_spread_statistics() const {
+    for (const TensorArg& entry : call_.tensors) {
+      const std::string& argument = call_.op.schema().arguments()[entry.arg].name();
+      if (argument != "running_mean" && argument != "running_var") continue;
+      if (entry.spec == nullptr || all_replicate(entry.spec->placements)) continue;
+      throw std::invalid_argument(fmt::format("{}: {} is {}, and could not be updated; redistribute it to Replicate",
+                                              call_.traits.name, argument, to_string(*entry.spec)));
     }
   }
 

@@ -143,8 +143,7 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
   // The half types' squares and sums overflow where their norms do not.
   const at::ScalarType type = x.scalar_type();
   const bool half = type == at::kHalf || type == at::kBFloat16;
-  const at::Tensor result =
-      norm_of(half ? x.to(at::kFloat) : x, p.isNone() ? 2.0 : p.toScalar().toDouble(), dims, keepdim);
+  const at::Tensor result = norm_of(half ? x.to(at::kFloat) : x, p.isNone() ? 2.0 : p.toScalar().toDouble(), dims, keepdim);
   give(op, stack, half ? result.to(type) : result);
   return true;
 }

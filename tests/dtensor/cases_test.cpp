@@ -6,6 +6,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 #include <doctest/doctest.h>
@@ -316,10 +318,12 @@ TESSERA_RANKS_TEST_CASE("21: from_local infers the global geometry of even piece
   const at::Tensor columns = from_local(at::ones({3, 3}), mesh, {S1});
   CHECK(columns.sizes() == at::IntArrayRef({3, 3 * n}));
   CHECK(columns.strides() == at::IntArrayRef({3 * n, 1}));
-  // Dimensions lie in memory as the piece's do.
+  // Row-major however the piece lies, so that ranks agree; and views of it are right.
   const at::Tensor turned = from_local(at::ones({8, 4, 8}).permute({0, 2, 1}), mesh, {S0});
   CHECK(turned.sizes() == at::IntArrayRef({8 * n, 8, 4}));
-  CHECK(turned.strides() == at::IntArrayRef({32, 1, 8}));
+  CHECK(turned.strides() == at::IntArrayRef({32, 4, 1}));
+  const at::Tensor counted = at::arange(6, at::kDouble).view({2, 3}).t();
+  CHECK(at::equal(full_tensor(from_local(counted, mesh, {R}).view({-1})), counted.reshape({-1})));
   CHECK(from_local(at::ones({3, 3}), mesh, {R}).sizes() == at::IntArrayRef({3, 3}));
   // What is given is taken.
   FromLocalOptions options;

@@ -205,17 +205,19 @@ TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2
 TESSERA_RANKS_TEST_CASE("products of complex tensors have gradients of conjugated factors", {1, 2}) {
   const std::vector<Placements> kinds = {{R, S0}, {R, S0}};
   check_ops({
-      op_case("dense", {sample({2, 3, 4}), sample({4, 4}, 1)},
-              [](const Tensors& x) {
-                const at::Tensor y = at::matmul(at::complex(x[0], x[0] * 2), at::complex(x[1], -x[1]));
-                return at::real(y * y);
-              },
-              kinds),
-      op_case("batched_matmul", {sample({2, 3, 4, 4}), sample({2, 3, 4, 4}, 1)},
-              [](const Tensors& x) {
-                const at::Tensor y = at::matmul(at::complex(x[0], x[0] * 2), at::complex(x[1], -x[1]));
-                return at::real(y * y);
-              },
-              kinds),
+      op_case(
+          "dense", {sample({2, 3, 4}), sample({4, 4}, 1)},
+          [](const Tensors& x) {
+            const at::Tensor y = at::matmul(at::complex(x[0], x[0] * 2), at::complex(x[1], -x[1]));
+            return at::real(y * y);
+          },
+          kinds),
+      op_case(
+          "batched_matmul", {sample({2, 3, 4, 4}), sample({2, 3, 4, 4}, 1)},
+          [](const Tensors& x) {
+            const at::Tensor y = at::matmul(at::complex(x[0], x[0] * 2), at::complex(x[1], -x[1]));
+            return at::real(y * y);
+          },
+          kinds),
   });
 }

@@ -216,6 +216,9 @@ TEST_CASE("changes of shape or storage in place, and what does not fit into out=
     at::Tensor out = ones(mesh, {R}, {2});
     at::add_out(out, ones(mesh, {R}), ones(mesh, {R}));
   });
+  refused({"running_mean is Float [3]", "redistribute it to Replicate"}, [](const DeviceMesh& mesh) {
+    at::batch_norm(ones(mesh, {R}), {}, {}, ones(mesh, {S0}, {3}), ones(mesh, {S0}, {3}), true, 0.1, 1e-5, false);
+  });
   refused({"output with shape [3] doesn't match the broadcast shape [6, 3]"},
           [](const DeviceMesh& mesh) { ones(mesh, {R}, {3}).add_(ones(mesh, {R})); });
 }

@@ -28,7 +28,7 @@ TEST_CASE("safetensors header: what the format allows is read") {
   const std::vector<TensorEntry> want = {{"a", c10::ScalarType::BFloat16, {}, 0, 2},
                                          {"e", c10::ScalarType::Long, {0, 7}, 2, 2},
                                          {"b", c10::ScalarType::Float, {2, 3}, 2, 26}};
-  CHECK(header.tensors == want);
+  CHECK((header.tensors == want));
   CHECK(parse_safetensors_header("{}", 0, "f").tensors.empty());
 }
 
