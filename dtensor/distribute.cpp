@@ -132,11 +132,7 @@ void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const 
   const at::Tensor& grad = plain.grad();
   if (grad.defined() && !is_dtensor(grad)) {
     // Partial values have Replicate gradients.
-    Placements layout = spec->placements;
-    for (Placement& p : layout) {
-      if (p.is_partial()) p = Replicate();
-    }
-    const at::Tensor converted = distribute_tensor(grad, mesh, layout, src_rank);
+    const at::Tensor converted = distribute_tensor(grad, mesh, without_partial(spec->placements), src_rank);
     detail::convert_in_place(plain, piece_of(plain, *spec, source), spec);
     plain.mutable_grad() = converted;
     return;

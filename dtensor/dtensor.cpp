@@ -25,19 +25,10 @@ struct Held : torch::CustomClassHolder {
   T value;
 };
 
-Placements without_partial(Placements placements) {
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return placements;
-}
-
 // `gradient` as a DTensor of `like`'s mesh: a plain one, such as autograd's zeros, counts as replicated.
 at::Tensor as_dtensor(const at::Tensor& gradient, const Spec& like) {
   if (detail::is_dtensor(gradient)) return gradient;
-  const Placements replicated(like.placements.size(), Replicate());
-  return detail::wrap(gradient,
-                      intern_spec(like.mesh, replicated, gradient.sizes(), gradient.strides(), gradient.scalar_type()));
+  return detail::wrap(gradient, replicated_spec(like.mesh, gradient));
 }
 
 at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {

@@ -35,16 +35,6 @@ at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, 
   return detail::wrap(fill(*spec, at::TensorOptions(dtype).device(mesh.device())), spec);
 }
 
-// The coordinates on which pieces differ, so that replicas draw alike.
-std::vector<int64_t> draw_coordinate(const Spec& spec) {
-  std::vector<int64_t> out;
-  if (!spec.mesh.is_member()) return out;
-  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
-    out.push_back(spec.placements[i].is_shard() ? (*spec.mesh.coordinate())[i] : -1);
-  }
-  return out;
-}
-
 }  // namespace
 
 at::Tensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
@@ -85,7 +75,7 @@ at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements&
                 std::optional<at::ScalarType> dtype) {
   return make("rand", sizes, mesh, placements, dtype.value_or(default_dtype()),
               [](const Spec& spec, const at::TensorOptions& options) {
-                const detail::DrawGuard draw(spec.mesh, draw_coordinate(spec), std::nullopt);
+                const detail::DrawGuard draw(spec.mesh, detail::draw_coordinate(spec.mesh, spec.placements), std::nullopt);
                 return at::rand(spec.local_sizes, options);
               });
 }
@@ -94,7 +84,7 @@ at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements
                  std::optional<at::ScalarType> dtype) {
   return make("randn", sizes, mesh, placements, dtype.value_or(default_dtype()),
               [](const Spec& spec, const at::TensorOptions& options) {
-                const detail::DrawGuard draw(spec.mesh, draw_coordinate(spec), std::nullopt);
+                const detail::DrawGuard draw(spec.mesh, detail::draw_coordinate(spec.mesh, spec.placements), std::nullopt);
                 return at::randn(spec.local_sizes, options);
               });
 }

@@ -27,18 +27,14 @@ class GradientHook final : public FunctionPreHook {
     at::Tensor& g = out[index_];
     if (!g.defined() || (spec_ == nullptr && !is_dtensor(g))) return out;
     // A plain one, such as the caller's own for a loss, counts as replicated.
-    if (!is_dtensor(g)) g = replicated(g, *spec_);
+    if (!is_dtensor(g)) g = wrap(g, replicated_spec(spec_->mesh, g));
     const Explicit guard;
     const World::Scope scope(meta(g).spec->mesh.world(), "gradient", path_.empty() ? nullptr : &path_);
     if (spec_ == nullptr) {
       g = full_tensor(g);
       return out;
     }
-    Placements to = spec_->placements;
-    for (Placement& p : to) {
-      if (p.is_partial()) p = Replicate();
-    }
-    g = redistribute(g, to);
+    g = redistribute(g, without_partial(spec_->placements));
     return out;
   }
 
@@ -47,11 +43,6 @@ class GradientHook final : public FunctionPreHook {
   void follow(const SpecPtr& spec) { spec_ = spec; }
 
  private:
-  static at::Tensor replicated(const at::Tensor& plain, const Spec& like) {
-    const Placements all(like.placements.size(), Replicate());
-    return wrap(plain, intern_spec(like.mesh, all, plain.sizes(), plain.strides(), plain.scalar_type()));
-  }
-
   std::size_t index_;
   SpecPtr spec_;  // nullptr: of a plain tensor
   std::string path_;

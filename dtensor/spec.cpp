@@ -110,6 +110,11 @@ SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::In
   return intern_spec(mesh, placements, sizes, contiguous_strides(sizes), dtype);
 }
 
+SpecPtr replicated_spec(const DeviceMesh& mesh, const at::Tensor& plain) {
+  const Placements all(static_cast<std::size_t>(mesh.ndim()), Replicate());
+  return intern_spec(mesh, all, plain.sizes(), plain.strides(), plain.scalar_type());
+}
+
 SpecPtr with_placements(const Spec& spec, const Placements& placements) {
   return intern_spec(spec.mesh, placements, spec.sizes, spec.strides, spec.dtype);
 }

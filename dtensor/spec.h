@@ -40,6 +40,8 @@ SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::In
                     at::ScalarType dtype);
 // The same with row-major strides.
 SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes, at::ScalarType dtype);
+// Of a plain tensor taken as replicated over `mesh`.
+SpecPtr replicated_spec(const DeviceMesh& mesh, const at::Tensor& plain);
 // `spec` with other placements.
 SpecPtr with_placements(const Spec& spec, const Placements& placements);
 

@@ -97,6 +97,13 @@ bool any_partial(const Placements& placements) {
   return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
 }
 
+Placements without_partial(Placements placements) {
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return placements;
+}
+
 bool all_replicate(const Placements& placements) {
   return std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_replicate(); });
 }

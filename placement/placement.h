@@ -66,6 +66,8 @@ Placements parse_placements(std::string_view text);
 
 bool any_partial(const Placements& placements);
 bool all_replicate(const Placements& placements);
+// Replicate in the place of every Partial: how the gradient of such a value is laid out.
+Placements without_partial(Placements placements);
 // Whether the order in which pending reductions are carried out does not matter: all are of one kind, or sums and averages.
 bool partials_commute(const Placements& placements);
 

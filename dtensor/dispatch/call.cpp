@@ -38,15 +38,10 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
       call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead)));
 }
 
-bool written(const Call& call, const TensorArg& entry) {
-  const auto& args = call.traits.written_args;
-  return std::find(args.begin(), args.end(), entry.arg) != args.end();
-}
-
 // Writing a view that is a copy would be lost without a word.
 void refuse_copy(const Call& call, const TensorArg& entry) {
   const std::string* const view = detail::meta(*entry.tensor).copied_by;
-  if (view == nullptr || !written(call, entry)) return;
+  if (view == nullptr || !call.writes(entry)) return;
   throw std::invalid_argument(fmt::format(
       "{}: would write {}, a copy that {} made because the viewed tensor had to be moved: the viewed tensor would not "
       "change. "
@@ -72,10 +67,9 @@ void refuse_piece(const Call& call, const at::Tensor& plain) {
 
 void add_plain(Call& call, TensorArg& entry) {
   const at::Tensor& t = *entry.tensor;
-  if (in_backward() && written(call, entry) && call.lead->mesh.is_member()) {
+  if (in_backward() && call.writes(entry) && call.lead->mesh.is_member()) {
     // A formula of LibTorch's fills zeros of its own with the gradient: they become a DTensor.
-    const Placements all(call.lead->placements.size(), Replicate());
-    detail::convert_in_place(t, t.detach(), intern_spec(call.lead->mesh, all, t.sizes(), t.strides(), t.scalar_type()));
+    detail::convert_in_place(t, t.detach(), replicated_spec(call.lead->mesh, t));
     entry.spec = detail::meta(t).spec.get();
     return;
   }
@@ -84,8 +78,7 @@ void add_plain(Call& call, TensorArg& entry) {
     refuse_piece(call, t);
     if (!ImplicitReplication::enabled()) refuse_plain(call, t);
   }
-  const Placements all(call.lead->placements.size(), Replicate());
-  call.replicated.push_back(intern_spec(call.lead->mesh, all, t.sizes(), t.strides(), t.scalar_type()));
+  call.replicated.push_back(replicated_spec(call.lead->mesh, t));
   entry.spec = call.replicated.back().get();
 }
 
@@ -127,6 +120,10 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   rides = contains(kRides, name);
   changes_shape_in_place = contains(kShapeChangers, name);
+}
+
+bool Call::writes(const TensorArg& entry) const {
+  return std::find(traits.written_args.begin(), traits.written_args.end(), entry.arg) != traits.written_args.end();
 }
 
 Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack) {

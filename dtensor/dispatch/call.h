@@ -51,6 +51,8 @@ struct Call {
 
   std::span<const at::IValue> args() const { return {stack.data() + base, traits.num_args}; }
   at::IValue& arg(std::size_t i) const { return stack[base + i]; }
+  // Whether the operator writes that tensor in place.
+  bool writes(const TensorArg& entry) const;
 };
 
 // Finds the tensors. Throws std::invalid_argument when DTensors lie on different meshes, or a plain tensor of one dimension

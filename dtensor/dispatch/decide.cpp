@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/dispatch/decision.h"
+#include "tessera/dtensor/dispatch/random.h"
 #include "tessera/dtensor/run_plan.h"
 #include "tessera/ops/rules/search.h"
 #include "tessera/placement/plan.h"
@@ -113,7 +114,7 @@ class Decider {
     }
     refuse_spread_statistics();
     for (const TensorArg& entry : call_.tensors) {
-      if (!written(entry)) continue;
+      if (!call_.writes(entry)) continue;
       if (!entry.tensor->defined()) continue;
       if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) {
         throw std::invalid_argument(fmt::format(
@@ -140,10 +141,6 @@ class Decider {
     }
   }
 
-  bool written(const TensorArg& entry) const {
-    return std::find(call_.traits.written_args.begin(), call_.traits.written_args.end(), entry.arg) !=
-           call_.traits.written_args.end();
-  }
   bool is_out(const TensorArg& entry) const {
     return std::find(call_.traits.out_args.begin(), call_.traits.out_args.end(), entry.arg) != call_.traits.out_args.end();
   }
@@ -233,7 +230,7 @@ class Decider {
   std::vector<rules::Written> written_inputs(std::size_t num_outputs) const {
     std::vector<rules::Written> out;
     for (std::size_t i = 0; i < rule_inputs_.size(); ++i) {
-      if (written(call_.tensors[rule_inputs_[i]]) && out.size() < num_outputs)
+      if (call_.writes(call_.tensors[rule_inputs_[i]]) && out.size() < num_outputs)
         out.push_back({.input = i, .output = out.size()});
     }
     return out;
@@ -315,7 +312,7 @@ class Decider {
       const TensorArg& entry = call_.tensors[i];
       if (entry.spec == nullptr) continue;
       bring(i, all);
-      if (written(entry) && entry.spec->placements != all) out_.write_back = true;
+      if (call_.writes(entry) && entry.spec->placements != all) out_.write_back = true;
     }
     if (lead_.mesh.is_member()) {
       out_.outputs_from_local = true;
@@ -351,7 +348,7 @@ class Decider {
     out_.mesh_spec = with_placements(lead_, lead_.placements);
     if (out_.write_back) {  // the way back communicates as much as the written tensor's layout asks
       for (const TensorArg& entry : call_.tensors) {
-        if (entry.spec != nullptr && written(entry) && entry.spec->sharded) out_.communicates = true;
+        if (entry.spec != nullptr && call_.writes(entry) && entry.spec->sharded) out_.communicates = true;
       }
     }
     for (const SpecPtr& spec : out_.inputs) out_.ranks_differ |= spec != nullptr && (spec->sharded || spec->partial);
@@ -362,15 +359,11 @@ class Decider {
       empty &= spec->local_numel() == 0 && spec->numel() != 0 && !spec->partial;
     }
     out_.nothing_here = empty && !call_.traits.view;
-    if (call_.traits.random) set_draw_coordinate();
-  }
-
-  void set_draw_coordinate() {
-    if (!lead_.mesh.is_member()) return;
-    const Spec* result = !out_.outputs.empty() ? out_.outputs[0].get() : nullptr;
-    for (std::size_t i = 0; i < mesh_shape_.size(); ++i) {
-      const bool splits = result != nullptr && result->placements[i].is_shard();
-      out_.draw_coordinate.push_back(splits ? (*lead_.mesh.coordinate())[i] : -1);
+    if (call_.traits.random) {
+      // Without a known result every piece is the whole: all ranks draw alike.
+      const Placements all(mesh_shape_.size(), Replicate());
+      const bool known = !out_.outputs.empty() && out_.outputs[0] != nullptr;
+      out_.draw_coordinate = detail::draw_coordinate(lead_.mesh, known ? out_.outputs[0]->placements : all);
     }
   }
 

@@ -243,8 +243,7 @@ class Execution {
     if (!local.defined()) return local;
     SpecPtr spec;
     if (decision_.outputs_from_local) {
-      const Placements all(static_cast<std::size_t>(mesh_.ndim()), Replicate());
-      spec = intern_spec(mesh_, all, local.sizes(), local.strides(), local.scalar_type());
+      spec = replicated_spec(mesh_, local);
     } else {
       spec = decision_.outputs.at(output);
       if (spec == nullptr) return {};

@@ -3,8 +3,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tessera/dtensor/dispatch/dispatcher.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/run_plan.h"
 
 namespace tessera::dispatch {
 namespace {

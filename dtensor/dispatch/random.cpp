@@ -31,6 +31,15 @@ void manual_seed(uint64_t seed) { manual_seed(seed, *World::from_environment());
 
 namespace detail {
 
+std::vector<int64_t> draw_coordinate(const DeviceMesh& mesh, const Placements& placements) {
+  std::vector<int64_t> out;
+  if (!mesh.is_member()) return out;
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    out.push_back(placements[i].is_shard() ? (*mesh.coordinate())[i] : -1);
+  }
+  return out;
+}
+
 DrawGuard::DrawGuard(const DeviceMesh& mesh, const std::vector<int64_t>& coordinate,
                      const std::optional<at::Generator>& user)
     : generator_(default_generator(mesh.device())) {

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/placement.h"
 
 namespace tessera {
 
@@ -19,6 +20,10 @@ void manual_seed(uint64_t seed, World& world);
 void manual_seed(uint64_t seed);
 
 namespace detail {
+
+// This rank's coordinate on the mesh dimensions that split a tensor of `placements`, -1 on the others, whose ranks draw alike.
+// Empty outside the mesh.
+std::vector<int64_t> draw_coordinate(const DeviceMesh& mesh, const Placements& placements);
 
 // While it lives, the device's default generator is a fresh one with this key; afterwards it is as it was. Moves the world's
 // counter on by one.

@@ -142,11 +142,8 @@ at::Tensor bring_result(const at::Tensor& y, const Contract& contract) {
   if (contract.output) {
     const Spec& spec = spec_of(y);
     // Terms of a sum each need the whole gradient: gathered here once, not by every operator that takes it.
-    Placements gradient = spec.placements;
-    for (Placement& p : gradient) {
-      if (p.is_partial()) p = Replicate();
-    }
-    out = redistribute(y, on_mesh_dim(spec.placements, contract.mesh_dim, *contract.output, spec.ndim()), gradient);
+    out = redistribute(y, on_mesh_dim(spec.placements, contract.mesh_dim, *contract.output, spec.ndim()),
+                       without_partial(spec.placements));
   }
   if (!contract.use_local_output) return out;
   expect_local_bias();
