@@ -1,33 +1,23 @@
 // Unmodified torch::nn code under styles against one process: outputs, gradients, and parameters after steps.
 
-#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/ops/arange.h>
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/comm_counter.h"
-#include "tessera/placement/layout.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/training/training.h"
 
 namespace {
 
 using namespace tessera;
 using namespace tessera::testing;
-
-struct Tolerance {
-  at::ScalarType dtype;
-  double limit;
-};
-const std::vector<Tolerance> kTolerances = {{at::kDouble, 1e-12}, {at::kFloat, 1e-5}};
 
 const ParallelPlan kMlp = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
 const ParallelPlan kAttention = {{"w[qkv]", ColwiseParallel()}, {"wo", RowwiseParallel()}};
@@ -42,67 +32,8 @@ const ParallelPlan kSequence = {{"norm?", SequenceParallel()},
                                 {"mlp.up", ColwiseParallel({.input_layouts = Shard(1)})},
                                 {"mlp.down", RowwiseParallel({.output_layouts = Shard(1)})}};
 
-// How the input of a step enters: as it is on one mesh dimension, as this rank's piece of the batch on two.
-struct Feed {
-  DeviceMesh mesh;
-  Placements placements;
-
-  at::Tensor operator()(const at::Tensor& x) const {
-    if (mesh.ndim() == 1 && all_replicate(placements)) return x.detach().clone().set_requires_grad(true);
-    at::Tensor piece = x.detach().clone();
-    const std::vector<Range> box = local_box(x.sizes(), placements, mesh.mesh().shape(), *mesh.coordinate());
-    for (int64_t dim = 0; dim < x.dim(); ++dim) {
-      piece = piece.narrow(dim, box[static_cast<std::size_t>(dim)].offset, box[static_cast<std::size_t>(dim)].size);
-    }
-    FromLocalOptions options;
-    options.shape = x.sizes().vec();
-    return from_local(piece.contiguous().detach(), mesh, placements, options).detach().set_requires_grad(true);
-  }
-};
-
-DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
-DeviceMesh grid() { return init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world()); }
-
-// One step forward and backward of `got` and `want` on the same input; compares outputs and all gradients.
-template <class Module, class Parallel>
-void step(Module& want, Parallel& got, const Feed& feed, const at::Tensor& x, double limit) {
-  at::Tensor plain = x.detach().clone().set_requires_grad(true);
-  const at::Tensor expected = want->forward(plain);
-  expected.square().mean().backward();
-  at::Tensor mine = feed(x);
-  const at::Tensor y = got(mine);
-  CHECK(difference(y, expected) <= limit);
-  y.square().mean().backward();
-  CHECK(difference(mine.grad(), plain.grad()) <= limit);
-}
-
-// Three steps of SGD with momentum, compared after each backward and at the end.
-template <class Make>
-void train(const Make& make, const ParallelPlan& plan, const Feed& feed, const std::vector<int64_t>& shape,
-           const std::string& zero_gradient = "-") {
-  for (const Tolerance& t : kTolerances) {
-    CAPTURE(c10::toString(t.dtype));
-    auto reference = make(), module = make();
-    fill(*reference, t.dtype);
-    fill(*module, t.dtype);
-    auto tp = parallelize_module(module, feed.mesh, plan);
-    torch::optim::SGD ours(module->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-    torch::optim::SGD theirs(reference->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-    for (uint64_t i = 0; i < 3; ++i) {
-      CAPTURE(i);
-      ours.zero_grad();
-      theirs.zero_grad();
-      step(reference, tp, feed, numbers(shape, 10 + i, t.dtype), t.limit);
-      check_parameters(*module, *reference, /*gradients=*/true, t.limit, zero_gradient);
-      ours.step();
-      theirs.step();
-    }
-    check_parameters(*module, *reference, /*gradients=*/false, t.limit);
-  }
-}
-
 // The gradient of a key's bias is zero but for rounding: it shifts all scores of a row alike.
-constexpr const char* kKeyBias = "wk.bias";
+const Rows kKeyBias = {"wk.bias"};
 
 Mlp make_mlp() { return Mlp(10, 16, 12); }
 Attention make_attention() { return Attention(24, 12); }
@@ -112,53 +43,44 @@ Block make_block() { return Block(24, 12, 32); }
 
 TESSERA_RANKS_TEST_CASE("an MLP of uneven shards equals one process, 2-D and 3-D", {1, 2, 3, 4}) {
   const Feed whole{line(), {Replicate()}};
-  train(make_mlp, kMlp, whole, {6, 10});
-  train(make_mlp, kMlp, whole, {2, 3, 10});
-  train([] { return Mlp(10, 16, 12, /*bias=*/false); }, kMlp, whole, {2, 3, 10});
+  train_sgd(make_mlp, kMlp, whole, {6, 10});
+  train_sgd(make_mlp, kMlp, whole, {2, 3, 10});
+  train_sgd([] { return Mlp(10, 16, 12, /*bias=*/false); }, kMlp, whole, {2, 3, 10});
 }
 
 TESSERA_RANKS_TEST_CASE("an attention block with separate q, k, v, heads sharded, equals one process", {1, 2, 3, 4}) {
-  train(make_attention, kAttention, {line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
+  train_sgd(make_attention, kAttention, {line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
 }
 
 TESSERA_RANKS_TEST_CASE("a transformer block equals one process", {1, 2, 3, 4}) {
-  train(make_block, kBlock, {line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
+  train_sgd(make_block, kBlock, {line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
 }
 
 TESSERA_RANKS_TEST_CASE("a transformer block cut along an uneven sequence equals one process", {1, 2, 3, 4}) {
-  train(make_block, kSequence, {line(), {Shard(1)}}, {2, 5, 24}, kKeyBias);
+  train_sgd(make_block, kSequence, {line(), {Shard(1)}}, {2, 5, 24}, kKeyBias);
 }
 
 TESSERA_RANKS_TEST_CASE("data and tensor parallel: each coordinate its piece of the batch, uneven once", {4}) {
   for (const int64_t batch : {4, 3}) {
     CAPTURE(batch);
     const Feed pieces{grid(), {Shard(0), Replicate()}};
-    train(make_mlp, kMlp, pieces, {batch, 10});
-    train(make_attention, kAttention, pieces, {batch, 5, 24}, kKeyBias);
-    train(make_block, kBlock, pieces, {batch, 5, 24}, kKeyBias);
-    train(make_block, kSequence, {grid(), {Shard(0), Shard(1)}}, {batch, 5, 24}, kKeyBias);
+    train_sgd(make_mlp, kMlp, pieces, {batch, 10});
+    train_sgd(make_attention, kAttention, pieces, {batch, 5, 24}, kKeyBias);
+    train_sgd(make_block, kBlock, pieces, {batch, 5, 24}, kKeyBias);
+    train_sgd(make_block, kSequence, {grid(), {Shard(0), Shard(1)}}, {batch, 5, 24}, kKeyBias);
   }
 }
 
-TESSERA_RANKS_TEST_CASE("AdamW: three steps equal one process but where the true gradient is zero", {2, 4}) {
-  const Feed whole{line(), {Replicate()}};
-  for (const Tolerance& t : kTolerances) {
-    CAPTURE(c10::toString(t.dtype));
-    Block reference = make_block(), module = make_block();
-    fill(*reference, t.dtype);
-    fill(*module, t.dtype);
-    auto tp = parallelize_module(module, whole.mesh, kBlock);
-    torch::optim::AdamW ours(module->parameters(), torch::optim::AdamWOptions(1e-2));
-    torch::optim::AdamW theirs(reference->parameters(), torch::optim::AdamWOptions(1e-2));
-    for (uint64_t i = 0; i < 3; ++i) {
-      ours.zero_grad();
-      theirs.zero_grad();
-      step(reference, tp, whole, numbers({2, 5, 24}, 10 + i, t.dtype), t.limit);
-      ours.step();
-      theirs.step();
-    }
-    check_parameters(*module, *reference, /*gradients=*/false, t.limit, kKeyBias);
-  }
+TESSERA_RANKS_TEST_CASE("AdamW: three steps equal one process but where the true gradient is zero", {1, 2, 3, 4}) {
+  train_adamw(make_mlp, kMlp, {line(), {Replicate()}}, {6, 10});
+  train_adamw(make_attention, kAttention, {line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
+  train_adamw(make_block, kBlock, {line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
+  train_adamw(make_block, kSequence, {line(), {Shard(1)}}, {2, 5, 24}, kKeyBias);
+}
+
+TESSERA_RANKS_TEST_CASE("AdamW on data x tensor", {4}) {
+  train_adamw(make_mlp, kMlp, {grid(), {Shard(0), Replicate()}}, {3, 10});
+  train_adamw(make_block, kBlock, {grid(), {Shard(0), Replicate()}}, {3, 5, 24}, kKeyBias);
 }
 
 TESSERA_RANKS_TEST_CASE("collectives of a block under Strict: two all-reduces forward, charged to their weights", {2, 4}) {

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
+#include <doctest/doctest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/placement/layout.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/styles/blocks.h"
+
+// Training under styles beside training in one process, on the same numbers.
+namespace tessera::testing {
+
+inline DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
+inline DeviceMesh grid() { return init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world()); }
+
+// The largest difference from one process, over the tensor's largest magnitude, that a test allows.
+struct Tolerance {
+  at::ScalarType dtype;
+  double limit;
+};
+inline const std::vector<Tolerance> kTolerances = {{at::kDouble, 1e-12}, {at::kFloat, 1e-5}};
+
+// How the input of a step enters: plain where every rank of one mesh dimension has it all, else as this rank's piece.
+struct Feed {
+  DeviceMesh mesh;
+  Placements placements;
+
+  at::Tensor operator()(const at::Tensor& x) const {
+    if (mesh.ndim() == 1 && all_replicate(placements)) return x.detach().clone().set_requires_grad(true);
+    at::Tensor piece = x.detach().clone();
+    const std::vector<Range> box = local_box(x.sizes(), placements, mesh.mesh().shape(), *mesh.coordinate());
+    for (std::size_t d = 0; d < box.size(); ++d) piece = piece.narrow(static_cast<int64_t>(d), box[d].offset, box[d].size);
+    FromLocalOptions options;
+    options.shape = x.sizes().vec();
+    return from_local(piece.contiguous().detach(), mesh, placements, options).detach().set_requires_grad(true);
+  }
+};
+
+// One step forward and backward of `got` and `want` on the same input; compares outputs and the input's gradients.
+template <class Module, class Parallel>
+void step(Module& want, Parallel& got, const Feed& feed, const at::Tensor& x, double limit) {
+  at::Tensor plain = x.detach().clone().set_requires_grad(true);
+  const at::Tensor expected = want->forward(plain);
+  expected.square().mean().backward();
+  at::Tensor mine = feed(x);
+  const at::Tensor y = got(mine);
+  CHECK(difference(y, expected) <= limit);
+  y.square().mean().backward();
+  CHECK(difference(mine.grad(), plain.grad()) <= limit);
+}
+
+// Three steps; outputs and all gradients are compared at each, parameters at the end. `zero` names a parameter whose true
+// gradient is zero but for rounding, which no relative limit fits; where the optimizer divides a gradient by its own size
+// (AdamW), its steps are rounding too, and `divides` leaves the parameter out of the last comparison.
+template <class Optimizer, class Make, class Options>
+void train(const Make& make, const ParallelPlan& plan, const Feed& feed, const std::vector<int64_t>& shape,
+           const Options& options, const Rows& zero, bool divides) {
+  for (const Tolerance& t : kTolerances) {
+    CAPTURE(c10::toString(t.dtype));
+    auto reference = make(), module = make();
+    fill(*reference, t.dtype);
+    fill(*module, t.dtype);
+    auto tp = parallelize_module(module, feed.mesh, plan);
+    Optimizer ours(module->parameters(), options), theirs(reference->parameters(), options);
+    for (uint64_t i = 0; i < 3; ++i) {
+      CAPTURE(i);
+      ours.zero_grad();
+      theirs.zero_grad();
+      step(reference, tp, feed, numbers(shape, 10 + i, t.dtype), t.limit);
+      check_parameters(*module, *reference, /*gradients=*/true, t.limit, zero);
+      ours.step();
+      theirs.step();
+    }
+    check_parameters(*module, *reference, /*gradients=*/false, t.limit, divides ? zero : Rows{});
+  }
+}
+
+template <class Make>
+void train_sgd(const Make& make, const ParallelPlan& plan, const Feed& feed, const std::vector<int64_t>& shape,
+               const Rows& zero = {}) {
+  train<torch::optim::SGD>(make, plan, feed, shape, torch::optim::SGDOptions(0.05).momentum(0.9), zero, false);
+}
+
+template <class Make>
+void train_adamw(const Make& make, const ParallelPlan& plan, const Feed& feed, const std::vector<int64_t>& shape,
+                 const Rows& zero = {}) {
+  train<torch::optim::AdamW>(make, plan, feed, shape, torch::optim::AdamWOptions(), zero, true);
+}
+
+}  // namespace tessera::testing
