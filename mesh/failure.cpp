@@ -4,6 +4,7 @@
 #include <array>
 #include <exception>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -26,6 +27,7 @@ constexpr auto kLook = std::chrono::milliseconds(20);
 constexpr auto kLauncherNeeds = std::chrono::milliseconds(400);
 
 std::string process_key(int64_t rank) { return fmt::format("tessera/process/{}", rank); }
+std::string came_key(int64_t rank) { return fmt::format("tessera/came/{}", rank); }
 
 // State letter and start time of a process, from /proc/PID/stat; nullopt when there is no such process.
 std::optional<std::pair<char, std::string>> process_state(int64_t pid) {
@@ -189,6 +191,30 @@ std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks, s
     if (std::chrono::steady_clock::now() >= deadline) return ended;
     std::this_thread::sleep_for(kLook);
   }
+}
+
+void FailureBoard::come() noexcept {
+  try {
+    if (store_) store_->set(came_key(rank_), std::string("1"));
+  } catch (const std::exception& error) {
+    spdlog::debug("rank {}: the store did not take notice that this rank came: {}", rank_, error.what());
+  }
+}
+
+std::vector<int64_t> FailureBoard::absent(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept {
+  std::vector<int64_t> left;
+  try {
+    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(left), [&](int64_t r) { return r != rank_; });
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    while (store_) {
+      std::erase_if(left, [&](int64_t r) { return store_->check({came_key(r)}); });
+      if (left.empty() || std::chrono::steady_clock::now() >= deadline) return left;
+      std::this_thread::sleep_for(kLook);
+    }
+  } catch (const std::exception& error) {
+    spdlog::debug("rank {}: the store did not say who came: {}", rank_, error.what());
+  }
+  return {};
 }
 
 void FailureBoard::linger(std::chrono::milliseconds patience) noexcept {

@@ -57,6 +57,10 @@ class FailureBoard {
   std::optional<Failure> find() noexcept;
   // Looks for at most `patience` for a record, the launcher's file, or one of `ranks` whose process has ended.
   std::optional<Failure> search(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
+  // Tells the others that this rank's collective ended by the failure.
+  void come() noexcept;
+  // Those of `ranks` that did not come within `patience`: they run something else, or not at all. Only after failed().
+  std::vector<int64_t> absent(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
   // The rank that serves the store stays until the others have read of the failure, at most `patience`.
   void linger(std::chrono::milliseconds patience) noexcept;
 

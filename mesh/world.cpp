@@ -41,6 +41,11 @@ bool says_timeout(const std::string& text) {
   return text.find("imed out") != std::string::npos || text.find("timeout") != std::string::npos;
 }
 
+// "; ranks [2] did not come to it"
+std::string who_did_not_come(const std::vector<int64_t>& ranks) {
+  return ranks.empty() ? "" : fmt::format("; ranks [{}] did not come to it", fmt::join(ranks, ", "));
+}
+
 // Outlives the World in the tokens that observe() gives out.
 struct Observers {
   std::mutex mutex;
@@ -230,9 +235,12 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
     board.publish(*found);
     board.adopt(*found);
   }
+  board.come();
   impl_->groups.close_all();
+  const Failure failure = board.failure();
+  std::string text = to_string(failure);
+  if (failure.kind == Failure::Kind::kTimeout) text += who_did_not_come(board.absent(ranks, kLingerPatience));
   board.linger(kLingerPatience);
-  const std::string text = to_string(board.failure());
   const bool told = text.find(library_text) != std::string::npos || library_text.find(text) != std::string::npos;
   throw std::runtime_error(fmt::format("rank {}, {} over ranks [{}]: {}{}", rank(), where, fmt::join(ranks, ", "), text,
                                        told ? "" : fmt::format(" ({})", library_text)));

@@ -156,7 +156,12 @@ TEST_CASE("only the source sees a wrong tensor to scatter: the others get its te
   CHECK(job.starting_with(2, "own error: scatter: the source's input").size() == 1);
 }
 
-TEST_CASE("a rank that does not come: the others say so when the time limit is over") {
-  check_others_ended(run_job("does not come", 3, {{"TESSERA_TIMEOUT", "2"}}), 3,
-                     {kWhere, "waited in vain in aten::mm: all_reduce on mesh dimension tp"});
+TEST_CASE("a rank that does not come: the others name it when the time limit is over") {
+  const Job job = run_job("does not come", 3, {{"TESSERA_TIMEOUT", "2"}});
+  check_others_ended(job, 3, {kWhere, "waited in vain in aten::mm: all_reduce on mesh dimension tp"});
+  for (const int64_t rank : {0, 1}) {
+    const std::string said = job.starting_with(rank, "error: ").at(0).text;
+    CAPTURE(said);
+    CHECK(said.find("; ranks [2] did not come to it") != std::string::npos);
+  }
 }
