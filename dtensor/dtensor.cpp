@@ -35,25 +35,44 @@ at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
   return detail::wrap(spec->mesh.is_member() ? local.detach() : at::empty({0}, local.options()), spec);
 }
 
+// The number of pieces whose mean the value is, 1 without a mean: the derivative of the value after a piece is one over it.
+int64_t averaged_pieces(const Spec& spec) {
+  int64_t count = 1;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    const Placement& placement = spec.placements[i];
+    if (!placement.is_partial() || placement.op() == ReduceOp::kSum) continue;
+    if (placement.op() != ReduceOp::kAvg) {
+      throw std::runtime_error(fmt::format(
+          "from_local: the derivative after a piece of {} depends on the other ranks' pieces; reduce the pieces by an "
+          "operator, or say in options.grad_placements what the gradient of a piece is to be",
+          to_string(placement)));
+    }
+    count *= spec.mesh.size(static_cast<int64_t>(i));
+  }
+  return count;
+}
+
 struct FromLocal : torch::autograd::Function<FromLocal> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const SpecPtr& spec, const Placements& grad) {
+  using Wanted = std::optional<Placements>;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const SpecPtr& spec, const Wanted& wanted) {
     if (local.requires_grad()) {
-      spec_(ctx) = spec;
-      grad_(ctx) = grad;
+      slot<SpecPtr>(ctx, "spec") = spec;
+      slot<Wanted>(ctx, "grad") = wanted;
     }
     return wrap_local(local, spec);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
-    const at::Tensor g = as_dtensor(grads[0], *spec_(ctx));
-    return {to_local(redistribute(g, grad_(ctx)), grad_(ctx)), at::Tensor(), at::Tensor()};
+    const Spec& spec = *slot<SpecPtr>(ctx, "spec");
+    const Wanted& wanted = slot<Wanted>(ctx, "grad");
+    const at::Tensor g = as_dtensor(grads[0], spec);
+    if (wanted) return {to_local(redistribute(g, *wanted), *wanted), at::Tensor(), at::Tensor()};
+    const int64_t pieces = averaged_pieces(spec);
+    const Placements layout = without_partial(spec.placements);
+    const at::Tensor piece = to_local(redistribute(g, layout), layout);
+    return {pieces == 1 ? piece : piece.div(pieces), at::Tensor(), at::Tensor()};
   }
 
- private:
-  static SpecPtr& spec_(AutogradContext* ctx) { return slot<SpecPtr>(ctx, "spec"); }
-  static Placements& grad_(AutogradContext* ctx) { return slot<Placements>(ctx, "grad"); }
-
- public:
   // The saved value called `name`, made on first use.
   template <class T>
   static T& slot(AutogradContext* ctx, const char* name) {
@@ -193,9 +212,10 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
                       const FromLocalOptions& options) {
   check_from_local(local, mesh, options);
   const SpecPtr spec = spec_of_local(local, mesh, placements, options);
-  const Placements grad = options.grad_placements
-                              ? normalize(*options.grad_placements, mesh.mesh(), spec->ndim(), "from_local: grad_placements")
-                              : without_partial(spec->placements);
+  std::optional<Placements> grad;
+  if (options.grad_placements) {
+    grad = normalize(*options.grad_placements, mesh.mesh(), spec->ndim(), "from_local: grad_placements");
+  }
   if (options.check) verify_local(local, *spec);
   check_piece(local, *spec);
   // Row-major pieces under row-major global strides, so that what can be viewed globally can be viewed here.
@@ -204,6 +224,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
 
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
   const Spec& spec = spec_of(dtensor);
+  detail::check_current(dtensor, "to_local");
   detail::watch_gradient(dtensor);
   return ToLocal::apply(
       dtensor, grad_placements ? normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "to_local: grad_placements")
@@ -218,6 +239,7 @@ at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements,
   if (grad_placements) {
     grad = normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "redistribute: grad_placements");
   }
+  detail::check_current(dtensor, "redistribute");
   if (to == spec.placements && !grad) return dtensor;
   check_partials(to, spec.dtype, "redistribute");
   detail::watch_gradient(dtensor);

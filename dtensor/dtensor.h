@@ -31,13 +31,14 @@ struct FromLocalOptions {
   std::optional<std::vector<int64_t>> stride;
   // Compares the pieces' sizes, dtypes and (where replicated) contents over the mesh; every rank throws alike.
   bool check = false;
-  // How the gradient of the piece is laid out: default, `placements` with Partial as Replicate.
+  // How the gradient of the piece is laid out, as it is. Default: the derivative after the piece, laid out as `placements`
+  // with Partial as Replicate; under P(avg) that is the value's gradient divided by the number of pieces, and under P(max),
+  // P(min) and P(product) backward throws std::runtime_error: it would need the other ranks' pieces.
   std::optional<Placements> grad_placements;
 };
 
 // The global tensor of which `local` is this rank's piece. Shares storage with `local`, or copies it where it is not row-major and
-// no stride was given. Differentiable: the gradient comes back
-// in `grad_placements` as a plain tensor. Communicates only with `check`: one all_gather a mesh dimension.
+// no stride was given. Differentiable: the gradient comes back in `grad_placements` as a plain tensor. Communicates only with `check`: one all_gather a mesh dimension.
 // Throws std::invalid_argument on placements or options that do not fit.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options = {});

@@ -53,6 +53,15 @@ void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
   Access::set_extra(impl, c10::make_intrusive<Meta>(std::move(local), std::move(spec)));
 }
 
+void check_current(const at::Tensor& t, const char* who) {
+  const Meta& m = meta(t);
+  if (m.copied_by == nullptr || !m.viewed.enabled() || m.viewed.current_version() == m.viewed_version) return;
+  throw std::runtime_error(fmt::format(
+      "{}: would read {}, a copy that {} made because the viewed tensor had to be moved; the viewed tensor has been written "
+      "since, so the copy's values are old. Take the view again after the write, or clone it before",
+      who, to_string(*m.spec), *m.copied_by));
+}
+
 void check_local(const at::Tensor& local, const Spec& spec, const char* who) {
   if (local.sizes() == at::IntArrayRef(spec.local_sizes) && local.scalar_type() == spec.dtype) return;
   throw std::runtime_error(

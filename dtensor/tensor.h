@@ -26,6 +26,9 @@ struct Meta final : c10::BackendMeta {
   ContractPtr contract;
   // The view operator that had to move its input to give this tensor: what is written here would not reach the viewed one.
   const std::string* copied_by = nullptr;
+  // Of the viewed tensor, as it was copied.
+  c10::VariableVersion viewed;
+  uint32_t viewed_version = 0;
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl* impl) {
@@ -34,6 +37,9 @@ inline bool is_dtensor_impl(const c10::TensorImpl* impl) {
 inline bool is_dtensor(const at::Tensor& t) { return t.defined() && is_dtensor_impl(t.unsafeGetTensorImpl()); }
 // The Meta of a DTensor; `t` must be one.
 inline Meta& meta(const at::Tensor& t) { return *static_cast<Meta*>(t.unsafeGetTensorImpl()->get_backend_meta()); }
+
+// Throws std::runtime_error if `t` is a view's copy and what it viewed has been written since: its values are old.
+void check_current(const at::Tensor& t, const char* who);
 
 // A DTensor of `spec` over `local`, whose sizes must be spec->local_sizes. Shares storage with `local`. Under InferenceMode it is an
 // inference tensor unless `normal_in_inference`: what a view of a normal tensor is, there too.

@@ -228,14 +228,15 @@ at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t m
   const Call call = begin("all_reduce", mesh, mesh_dim);
   check_tensor(call, input);
   const at::ScalarType dtype = input.scalar_type();
-  const at::ScalarType wire_dtype = reduced_as(dtype, op, call.kind);
+  reduced_as(dtype, op, call.kind);  // or throws, on every rank
   if (call.n() == 1) return contiguous(input);
   if (input.numel() == 0) return at::empty(input.sizes(), input.options());
   return communicate(call, bytes_of(input), [&] {
     if (input.is_complex() && op == ReduceOp::kProduct) return reduce_rows(gather_rows(call, input), op);
-    const at::Tensor wire = contiguous(input).to(wire_dtype, /*non_blocking=*/false, /*copy=*/true);
+    at::Tensor wire = to_wire(contiguous(input), op, call.kind);
+    if (wire.is_alias_of(input)) wire = wire.clone();
     all_reduce_in_place(call, wire, op);
-    return wire.to(dtype);
+    return from_wire(wire, dtype, op);
   });
 }
 
@@ -243,15 +244,15 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
   const Call call = begin("reduce_scatter", mesh, mesh_dim);
   check_rows(call, input);
   const at::ScalarType dtype = input.scalar_type();
-  const at::ScalarType wire_dtype = reduced_as(dtype, op, call.kind);
+  reduced_as(dtype, op, call.kind);  // or throws, on every rank
   if (call.n() == 1) return contiguous(input).select(0, 0);
   if (input.numel() == 0) return at::empty(input.sizes().slice(1), input.options());
   return communicate(call, bytes_of(input), [&] {
-    const at::Tensor wire = contiguous(input).to(wire_dtype);
+    const at::Tensor wire = to_wire(contiguous(input), op, call.kind);
     const bool exchange_rows = mesh.device_type() == c10::DeviceType::CPU || (wire.is_complex() && op == ReduceOp::kProduct);
     const at::Tensor reduced =
         exchange_rows ? reduce_scatter_by_exchange(call, wire, op) : reduce_scatter_by_backend(call, wire, op);
-    return reduced.to(dtype);
+    return from_wire(reduced, dtype, op);
   });
 }
 

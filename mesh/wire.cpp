@@ -1,10 +1,18 @@
 #include "tessera/mesh/wire.h"
 
+#include <bit>
+#include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bitwise_right_shift.h>
+#include <ATen/ops/bitwise_xor.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/masked_fill.h>
 #include <ATen/ops/prod.h>
 #include <ATen/ops/sum.h>
 #include <c10/core/ScalarType.h>
@@ -18,7 +26,38 @@ namespace {
       fmt::format("{}: {} of {} is not defined; {}", where, to_string(op), c10::toString(dtype), remedy));
 }
 
+bool goes_ordered(at::ScalarType dtype, ReduceOp op) {
+  return c10::isFloatingType(dtype) && (op == ReduceOp::kMax || op == ReduceOp::kMin);
+}
+
+// The bits of floating numbers as integers of the numbers' order, and back: with the sign bit set, the other bits count
+// downwards.
+at::Tensor reordered(const at::Tensor& bits) {
+  const bool wide = bits.scalar_type() == at::kLong;
+  const int64_t magnitude = wide ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int32_t>::max();
+  return at::bitwise_xor(bits, at::bitwise_and(at::bitwise_right_shift(bits, wide ? 63 : 31), magnitude));
+}
+
+// NaN as the number that max (positive) or min (negative) keeps.
+int64_t nan_bits(bool wide, ReduceOp op) {
+  const double nan = std::copysign(std::numeric_limits<double>::quiet_NaN(), op == ReduceOp::kMax ? 1.0 : -1.0);
+  return wide ? std::bit_cast<int64_t>(nan) : std::bit_cast<int32_t>(static_cast<float>(nan));
+}
+
 }  // namespace
+
+at::Tensor to_wire(const at::Tensor& t, ReduceOp op, const char* where) {
+  const at::ScalarType wire = reduced_as(t.scalar_type(), op, where);
+  if (!goes_ordered(t.scalar_type(), op)) return t.to(wire);
+  const bool wide = wire == at::kLong;
+  const at::Tensor numbers = t.to(wide ? at::kDouble : at::kFloat).contiguous();
+  return reordered(at::masked_fill(numbers.view(wire), numbers.isnan(), nan_bits(wide, op)));
+}
+
+at::Tensor from_wire(const at::Tensor& wire, at::ScalarType dtype, ReduceOp op) {
+  if (!goes_ordered(dtype, op)) return wire.to(dtype);
+  return reordered(wire).view(wire.scalar_type() == at::kLong ? at::kDouble : at::kFloat).to(dtype);
+}
 
 at::Tensor as_bytes(const at::Tensor& contiguous) {
   // A tensor of one element is contiguous whatever its strides say.
@@ -36,6 +75,7 @@ at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) 
   if (c10::isComplexType(dtype) && (op == ReduceOp::kMax || op == ReduceOp::kMin)) {
     refuse(where, dtype, op, "complex numbers have no order; reduce abs() or the real part");
   }
+  if (goes_ordered(dtype, op)) return dtype == at::kDouble ? at::kLong : at::kInt;
   if (c10::isFloat8Type(dtype)) return at::kFloat;
   if (dtype == at::kChar || dtype == at::kShort || dtype == at::kUInt16) return at::kInt;
   if (dtype == at::kUInt32) return at::kLong;

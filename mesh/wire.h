@@ -14,10 +14,16 @@ namespace tessera {
 at::Tensor as_bytes(const at::Tensor& contiguous);
 
 // The dtype in which `dtype` is reduced by `op`: itself, a wider one (int8, int16 and uint16 as int32, uint32 as int64,
-// float8 as float32), or uint8 for bool.
+// float8 as float32), or uint8 for bool. Max and min of floating numbers go as integers of the same order (float64 as int64,
+// the others as int32), the largest or smallest of which stands for NaN: backends compare, so a NaN may be lost to a number.
 // Throws std::invalid_argument, naming `where`, when `op` has no meaning for `dtype`: avg of integers, sum of bool, max of
 // complex, and dtypes that cannot be reduced at all.
 at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where);
+
+// `t` in the form in which it is reduced, of dtype reduced_as(); may share t's storage.
+at::Tensor to_wire(const at::Tensor& t, ReduceOp op, const char* where);
+// What to_wire() made, back as `dtype`.
+at::Tensor from_wire(const at::Tensor& wire, at::ScalarType dtype, ReduceOp op);
 
 // rows[0] op rows[1] op ... in the rows' dtype, as reduced_as() gives it.
 at::Tensor reduce_rows(const at::Tensor& rows, ReduceOp op);

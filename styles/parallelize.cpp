@@ -131,12 +131,13 @@ void apply_style(const ParallelStyle& style, ApplyContext& context) {
 
 }  // namespace
 
-void detail::parallelize(torch::nn::Module& root, const DeviceMesh& mesh, const ParallelPlan& plan,
+void detail::parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
                          const ParallelizeOptions& options) {
+  if (root == nullptr) throw std::invalid_argument("parallelize_module: the module is a null pointer; make it first");
   const int64_t tensor_dim = tensor_dim_of(mesh, options);
   const std::vector<int64_t> data_dims = data_dims_of(mesh, options, tensor_dim);
   check_source(mesh, options.src_rank);
-  const ModuleTree tree = tree_of(root);
+  const ModuleTree tree = tree_of(*root);
   LayoutPlan layout(mesh, tensor_dim, tree);
   for (const Assigned& assigned : assign(tree, plan, options.allow_unmatched)) {
     for (const auto* entry : assigned.entries) {

@@ -79,7 +79,7 @@ class Parallelized {
 };
 
 namespace detail {
-void parallelize(torch::nn::Module& root, const DeviceMesh& mesh, const ParallelPlan& plan,
+void parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
                  const ParallelizeOptions& options);
 }  // namespace detail
 
@@ -94,12 +94,12 @@ void parallelize(torch::nn::Module& root, const DeviceMesh& mesh, const Parallel
 // Communication: for each parameter and buffer one scatter (Shard) or broadcast (Replicate) a mesh dimension; none with kNoSource.
 // Throws std::invalid_argument, on every rank alike and before anything is converted or communicated: a pattern that matches
 // nothing; a module with two styles of which none is a Prepare style; a style that does not know its module; styles that
-// disagree on a tied parameter; parameters that overlap in memory without being the same; an optimizer with state.
+// disagree on a tied parameter; parameters that overlap in memory without being the same; an optimizer with state; no module.
 // On a rank outside the mesh the parameters become DTensors without a piece.
 template <std::derived_from<torch::nn::Module> M>
 Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                     const ParallelizeOptions& options = {}) {
-  detail::parallelize(module, mesh, plan, options);
+  detail::parallelize(&module, mesh, plan, options);
   return Parallelized<M*>(&module);
 }
 
@@ -109,13 +109,13 @@ requires(!std::derived_from<Handle, torch::nn::Module> &&
          requires(Handle h) { h.ptr(); }) Parallelized<Handle> parallelize_module(Handle handle, const DeviceMesh& mesh,
                                                                                   const ParallelPlan& plan,
                                                                                   const ParallelizeOptions& options = {}) {
-  detail::parallelize(*handle.ptr(), mesh, plan, options);
+  detail::parallelize(handle.ptr().get(), mesh, plan, options);
   return Parallelized<Handle>(std::move(handle));
 }
 template <std::derived_from<torch::nn::Module> M>
 Parallelized<std::shared_ptr<M>> parallelize_module(std::shared_ptr<M> module, const DeviceMesh& mesh,
                                                     const ParallelPlan& plan, const ParallelizeOptions& options = {}) {
-  detail::parallelize(*module, mesh, plan, options);
+  detail::parallelize(module.get(), mesh, plan, options);
   return Parallelized<std::shared_ptr<M>>(std::move(module));
 }
 template <class Module>

@@ -86,6 +86,7 @@ void add_dtensor(Call& call, TensorArg& entry) {
   entry.spec = detail::meta(*entry.tensor).spec.get();
   if (call.lead == nullptr) call.lead = entry.spec;
   refuse_copy(call, entry);
+  detail::check_current(*entry.tensor, call.traits.name.c_str());
   if (entry.spec->mesh == call.lead->mesh) return;
   throw std::invalid_argument(fmt::format(
       "{}: DTensors on different meshes, {} and {}; bring them to one mesh first, e.g. by full_tensor and distribute_tensor",

@@ -71,8 +71,16 @@ class Execution {
   // A view of moved pieces is a copy, and so is a view of it.
   void find_copy() {
     const at::Tensor& viewed = *call_.tensors[0].tensor;
-    if (decision_.moved) copied_by_ = &call_.traits.name;
-    if (detail::is_dtensor(viewed) && detail::meta(viewed).copied_by != nullptr) copied_by_ = detail::meta(viewed).copied_by;
+    const detail::Meta* const meta = detail::is_dtensor(viewed) ? &detail::meta(viewed) : nullptr;
+    if (meta != nullptr && meta->copied_by != nullptr) {
+      copied_by_ = meta->copied_by;
+      viewed_ = meta->viewed;
+      viewed_version_ = meta->viewed_version;
+    } else if (decision_.moved) {
+      copied_by_ = &call_.traits.name;
+      viewed_ = viewed.unsafeGetTensorImpl()->version_counter();
+      viewed_version_ = viewed_.enabled() ? viewed_.current_version() : 0;
+    }
   }
 
   // ---- before ----------------------------------------------------------------------------------------------------
@@ -139,16 +147,13 @@ class Execution {
       call_.op.callBoxed(call_.stack);
       return;
     }
-    try {
+    mesh_.world().guard(call_.traits.name, [this] {
       if (decision_.kernel != nullptr) {
         run_kernel();
       } else {
         call_.op.callBoxed(call_.stack);
       }
-    } catch (const std::exception& error) {
-      mesh_.world().fail(call_.traits.name, error.what());
-      throw;
-    }
+    });
   }
 
   // A local kernel has a stack of its own.
@@ -251,7 +256,11 @@ class Execution {
     }
     at::Tensor out = detail::wrap(decision_.make_contiguous ? local.contiguous() : local, std::move(spec), normal_view_);
     if (contract_) detail::meta(out).contract = contract_;
-    detail::meta(out).copied_by = copied_by_;
+    if (copied_by_ != nullptr) {
+      detail::meta(out).copied_by = copied_by_;
+      detail::meta(out).viewed = viewed_;
+      detail::meta(out).viewed_version = viewed_version_;
+    }
     return out;
   }
 
@@ -268,6 +277,8 @@ class Execution {
   c10::SmallVector<Written, 2> written_;
   ContractPtr contract_;
   const std::string* copied_by_ = nullptr;
+  c10::VariableVersion viewed_;
+  uint32_t viewed_version_ = 0;
   bool normal_view_ = false;  // the result views a normal tensor, under InferenceMode
 };
 

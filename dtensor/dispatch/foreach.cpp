@@ -29,10 +29,19 @@ std::vector<List> lists_of(const Call& call) {
   return out;
 }
 
+// A tensor beside the lists, such as a factor, is one number that every rank has.
+bool one_number(const TensorArg& entry) {
+  return entry.tensor->dim() == 0 && (entry.spec == nullptr || all_replicate(entry.spec->placements));
+}
+
 // Every list has, at each place, the same shape and layout as the first, and nothing is pending.
 bool aligned(const Call& call, const std::vector<List>& lists) {
   for (const List& list : lists) {
-    if (list.size != lists[0].size || !call.arg(list.arg).isTensorList()) return false;
+    if (!call.arg(list.arg).isTensorList()) {
+      if (!one_number(call.tensors[list.begin])) return false;
+      continue;
+    }
+    if (list.size != lists[0].size) return false;
     for (std::size_t k = 0; k < list.size; ++k) {
       const Spec* first = call.tensors[lists[0].begin + k].spec;
       const Spec* here = call.tensors[list.begin + k].spec;
@@ -40,7 +49,7 @@ bool aligned(const Call& call, const std::vector<List>& lists) {
       if (first->sizes != here->sizes || first->placements != here->placements) return false;
     }
   }
-  return true;
+  return call.arg(lists[0].arg).isTensorList();
 }
 
 at::Tensor local_of(const at::Tensor& t) { return detail::is_dtensor(t) ? detail::meta(t).local : t; }
@@ -52,15 +61,19 @@ bool run_foreach(const Call& call) {
   if (!elementwise(call.traits.key) || !aligned(call, lists)) return false;
   torch::jit::Stack local(call.args().begin(), call.args().end());
   for (const List& list : lists) {
+    if (!call.arg(list.arg).isTensorList()) {
+      local[list.arg] = local_of(*call.tensors[list.begin].tensor);
+      continue;
+    }
     c10::List<at::Tensor> pieces;
     pieces.reserve(list.size);
     for (std::size_t k = 0; k < list.size; ++k) pieces.push_back(local_of(*call.tensors[list.begin + k].tensor));
     local[list.arg] = std::move(pieces);
   }
-  {
+  call.tensors[0].spec->mesh.world().guard(call.traits.name, [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     call.op.callBoxed(local);
-  }
+  });
   for (at::IValue& value : local) {
     c10::List<at::Tensor> wrapped;
     std::size_t k = 0;

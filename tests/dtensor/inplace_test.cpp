@@ -131,6 +131,12 @@ TESSERA_RANKS_TEST_CASE("operators on lists, aligned and not", {1, 2, 4}) {
   at::_foreach_add_(self, 1);
   check(self, [](const at::Tensor& a, const at::Tensor&) { return a * 3 + 1; }, {S0, P, S1});
   self = list(0, mine);
+  CommCounter counter(mesh);
+  at::_foreach_mul_(self, at::scalar_tensor(3.0, at::kDouble));
+  CHECK(counter.total() == 0);
+  check(
+      self, [](const at::Tensor& a, const at::Tensor&) { return a * 3; }, mine);
+  self = list(0, mine);
   check(
       at::_foreach_sqrt(at::_foreach_abs(self)), [](const at::Tensor& a, const at::Tensor&) { return a.abs().sqrt(); },
       mine);

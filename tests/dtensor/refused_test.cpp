@@ -279,6 +279,26 @@ TEST_CASE("Strict refuses what would communicate on its own, and says what") {
   CHECK(Strict::enabled());
 }
 
+TEST_CASE("reading a view that had to be a copy, after what it viewed was written, is refused") {
+  const DeviceMesh mesh = fake_mesh(1, {3}, {"tp"});
+  const auto write_then = [&](const auto& write, const auto& read) {
+    at::Tensor x = ones(mesh, {S0});
+    const at::Tensor view = x.select(0, 1).view({3, 1});
+    read(view);
+    write(x);
+    CHECK_THROWS_WITH_AS(read(view), doctest::Contains("a copy that aten::select made"), std::runtime_error);
+    CHECK_THROWS_WITH_AS(read(view), doctest::Contains("has been written since"), std::runtime_error);
+    read(x.select(0, 1).view({3, 1}));
+    read(x);
+  };
+  const auto add = [](at::Tensor& x) { x.add_(1); };
+  write_then(add, [](const at::Tensor& t) { t + 1; });
+  write_then(add, [](const at::Tensor& t) { to_local(t); });
+  write_then(add, [](const at::Tensor& t) { full_tensor(t); });
+  write_then([](at::Tensor& x) { x.detach().view({-1}).zero_(); }, [](const at::Tensor& t) { t.neg(); });
+  write_then([](at::Tensor& x) { x.select(1, 0).zero_(); }, [](const at::Tensor& t) { t.neg(); });
+}
+
 TEST_CASE("writing a view that had to be a copy is refused") {
   refused({"aten::zero_: would write Float [2, 3]", "a copy that aten::slice made", "redistribute the viewed tensor first"},
           [](const DeviceMesh& mesh) { ones(mesh, {S0}).slice(0, 0, 2).zero_(); });

@@ -109,6 +109,27 @@ TESSERA_RANKS_TEST_CASE("bool and complex are reduced where that means something
   CHECK(same(reduce_scatter(rows, mesh, 0, ReduceOp::kProduct), n == 2 ? z * z : z * z * z));
 }
 
+TESSERA_RANKS_TEST_CASE("max and min keep a NaN of any sign on any rank, infinities and the sign of zero", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
+    CAPTURE(c10::toString(dtype));
+    const at::Tensor first = at::tensor({nan, 1.0, -1.0, -infinity, -0.0, 3.0, -nan, 1e-3, -2.0}, at::kDouble).to(dtype);
+    const at::Tensor others =
+        at::tensor({1.0, nan, -nan, infinity, -0.0, -4.0, -infinity, -1e-3, -5.0}, at::kDouble).to(dtype);
+    const at::Tensor mine = world()->rank() == 0 ? first : others;
+    const at::Tensor rows = at::stack({first, others});
+    for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
+      const at::Tensor want = op == ReduceOp::kMax ? at::amax(rows, {0}) : at::amin(rows, {0});
+      const at::Tensor got = all_reduce(mine, mesh, 0, op);
+      CHECK(at::allclose(got, want, 0, 0, /*equal_nan=*/true));
+      CHECK(got[4].signbit().item<bool>());
+      const at::Tensor scattered = reduce_scatter(mine.unsqueeze(0).repeat({mesh.size(0), 1}), mesh, 0, op);
+      CHECK(at::allclose(scattered, want, 0, 0, /*equal_nan=*/true));
+    }
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("small integers wrap as in one process", {2}) {
   const at::Tensor big = at::full({2}, 100, at::kChar);
   CHECK(same(all_reduce(big, line(), 0, ReduceOp::kSum), big + big));
