@@ -1,6 +1,7 @@
 // Test cases that fail, hang and die on purpose: harness_test runs this program and reads what it says.
 
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -66,6 +67,64 @@ TESSERA_RANKS_TEST_CASE("all ranks wait for a long time", Ranks({3}).time_limit(
   leave_pid(::getpid());
   while (true) ::pause();
 }
+
+TESSERA_RANKS_TEST_CASE("every rank leaves by exit(0)", {1, 2}) {
+  std::exit(0);
+  CHECK(false);
+}
+
+TESSERA_RANKS_TEST_CASE("rank 1 leaves by exit(0), and then the other fails", {2}) {
+  if (rank() == 1) std::exit(0);
+  sleep_ms(200);
+  FAIL("rank 0 waited in vain");
+}
+
+TESSERA_RANKS_TEST_CASE("rank 0 leaves by _exit(0)", {2}) {
+  if (rank() == 0) ::_exit(0);
+}
+
+TESSERA_RANKS_TEST_CASE("rank 0 leaves by quick_exit(0) in its second subcase", {2}) {
+  SUBCASE("one") { CHECK(true); }
+  SUBCASE("two") {
+    if (rank() == 0) std::quick_exit(0);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("rank 1 leaves by _exit(3)", {2}) {
+  if (rank() == 1) ::_exit(3);
+}
+
+TESSERA_RANKS_TEST_CASE("a child of rank 1 comes to the end in its place", {2}) {
+  if (rank() == 1 && ::fork() != 0) {
+    sleep_ms(300);
+    ::_exit(0);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("rank 1 leaves a daemon", {2}) {
+  if (rank() == 0) return;
+  // Twice, as a daemon does: its parent has ended, and it leads a session of its own.
+  const pid_t between = ::fork();
+  if (between != 0) {
+    ::waitpid(between, nullptr, 0);
+    return;
+  }
+  ::setsid();
+  const pid_t daemon = ::fork();
+  if (daemon != 0) {
+    leave_pid(daemon);
+    ::_exit(0);
+  }
+  while (true) ::pause();
+}
+
+TESSERA_RANKS_TEST_CASE("no number of ranks", {}) { CHECK(false); }
+
+TESSERA_RANKS_TEST_CASE("fewer than no ranks", {1, -2}) { CHECK(rank() == 0); }
+
+TESSERA_RANKS_TEST_CASE("a name that two cases have", {1}) { CHECK_MESSAGE(rank() == 0, "the first one's body"); }
+
+TESSERA_RANKS_TEST_CASE("a name that two cases have", {2}) { CHECK_MESSAGE(rank() == 0, "the second one's body"); }
 
 TESSERA_RANKS_TEST_CASE("subcases run on each rank", {2}) {
   SUBCASE("one") { CHECK(rank() >= 0); }

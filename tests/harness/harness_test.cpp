@@ -131,6 +131,62 @@ TEST_CASE("a rank that hangs is ended at the time limit, and its child too") {
   CHECK(all_gone(pids_in(pids.path())));
 }
 
+TEST_CASE("a rank that ends before its body does has failed, whatever its exit code") {
+  struct Row {
+    const char* test_case;
+    const char* want;
+  };
+  const std::vector<Row> rows = {
+      {"every rank leaves by exit(0)", "on 1 ranks: rank 0 exited with code 0 before it was done"},
+      {"rank 1 leaves by exit(0)*", "on 2 ranks: rank 1 exited with code 0 before it was done"},
+      {"rank 0 leaves by _exit(0)", "on 2 ranks: rank 0 exited with code 0 before it was done"},
+      {"rank 0 leaves by quick_exit(0)*", "on 2 ranks: rank 0 exited with code 0 before it was done"},
+      {"rank 1 leaves by _exit(3)", "on 2 ranks: rank 1 exited with code 3 before it was done"},
+      {"a child of rank 1*", "on 2 ranks: rank 1 exited with code 0 before it was done"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.test_case);
+    const Outcome outcome = run_case(row.test_case);
+    INFO(outcome.text);
+    CHECK(outcome.exit_code == 1);
+    CHECK(contains(outcome.text, row.want));
+    CHECK(contains(outcome.text, "[tessera] 0 passed, 1 failed, 0 skipped"));
+  }
+}
+
+TEST_CASE("a daemon that a rank leaves behind is ended with the case") {
+  for (const char* exec : {"", "1"}) {
+    CAPTURE(exec);
+    if (*exec != '\0') ::setenv("TESSERA_TEST_EXEC", exec, 1);
+    const PrivateFolder pids;
+    const Outcome outcome = run_case("rank 1 leaves a daemon", pids.path());
+    ::unsetenv("TESSERA_TEST_EXEC");
+    INFO(outcome.text);
+    CHECK(outcome.exit_code == 0);
+    REQUIRE(pids_in(pids.path()).size() == 1);
+    CHECK_FALSE(alive(pids_in(pids.path()).front()));
+  }
+}
+
+TEST_CASE("no numbers of ranks, or one below 1, are refused before anything runs") {
+  const Outcome none = run_case("no number of ranks");
+  INFO(none.text);
+  CHECK(none.exit_code == 1);
+  CHECK(contains(none.text, "no number of ranks is given"));
+  const Outcome negative = run_case("fewer than no ranks");
+  INFO(negative.text);
+  CHECK(negative.exit_code == 1);
+  CHECK(contains(negative.text, "-2 is no number of ranks; give numbers of at least 1"));
+}
+
+TEST_CASE("of two cases of one name each runs its own body") {
+  const Outcome outcome = run_case("a name that two cases have");
+  INFO(outcome.text);
+  CHECK(contains(outcome.text, "[tessera] 1 passed, 1 failed, 0 skipped"));
+  CHECK(contains(outcome.text, "the second one's body"));
+  CHECK_FALSE(contains(outcome.text, "the first one's body"));
+}
+
 TEST_CASE("a rank that ignores SIGTERM is killed") {
   const Outcome outcome = run_case("rank 1 ignores*");
   INFO(outcome.text);

@@ -104,6 +104,7 @@ int main(int argc, char** argv) {
   doctest::Context context(static_cast<int>(arguments.size()), arguments.data());
   const int code = context.run();
   if (context.shouldExit()) return code;
+  tessera::testing::report_end();
   if (of_rank) {
     // To undo what LibTorch registered at load takes longer than most bodies. Ranks that are programs of their own do it.
     std::fflush(nullptr);

@@ -1,6 +1,9 @@
 #include "tessera/tests/harness/rank_report.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
+#include <fstream>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -17,6 +20,8 @@ std::string rank_variable(const char* name) {
   return value;
 }
 
+pid_t ran_body = 0;  // the process
+
 }  // namespace
 
 bool is_rank() { return std::getenv(kCaseVariable) != nullptr; }
@@ -29,5 +34,12 @@ std::string failure_file(const std::string& store_path, int64_t rank) {
   return fmt::format("{}.failed.{}", store_path, rank);
 }
 std::string skip_file(const std::string& store_path, int64_t rank) { return fmt::format("{}.skipped.{}", store_path, rank); }
+std::string end_file(const std::string& store_path, int64_t rank) { return fmt::format("{}.end.{}", store_path, rank); }
+
+void body_begins() { ran_body = ::getpid(); }
+
+void report_end() {
+  if (is_rank() && ran_body == ::getpid()) std::ofstream(end_file(store_path(), rank())) << ran_body;
+}
 
 }  // namespace tessera::testing

@@ -47,12 +47,20 @@ struct Run {
 };
 
 // One for the life of the test program, made by the first case that needs it.
-Child start_from_nursery(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group) {
-  static Nursery nursery;
-  return nursery.start(command, environment, group);
+Nursery& nursery() {
+  static Nursery only;
+  return only;
 }
 
-void start(Run& run, const char* name, std::chrono::milliseconds limit) {
+// How ranks are started. The nursery is made here, before a group of processes is: what comes later, the group ends.
+decltype(ProcessGroupOptions::spawn) starter() {
+  if (std::getenv("TESSERA_TEST_EXEC") != nullptr) return spawn;
+  return [&from = nursery()](const auto& command, const auto& environment, pid_t group) {
+    return from.start(command, environment, group);
+  };
+}
+
+void start(Run& run, const char* name, const char* place, std::chrono::milliseconds limit) {
   const bool show_all = std::getenv("TESSERA_TEST_VERBOSE") != nullptr;
   run.lines.resize(static_cast<std::size_t>(run.size));
   run.result = run_process_group({
@@ -60,10 +68,11 @@ void start(Run& run, const char* name, std::chrono::milliseconds limit) {
                   "--no-intro", "--no-colors"},
       .size = run.size,
       .store_path = run.store(),
-      .environment = {{kCaseVariable, name}},
+      .environment = {{kCaseVariable, place}},
       .time_limit = limit,
       .grace = kGrace,
-      .spawn = std::getenv("TESSERA_TEST_EXEC") != nullptr ? spawn : start_from_nursery,
+      .spawn = starter(),
+      .is_done = [&](int64_t rank) { return std::filesystem::exists(end_file(run.store(), rank)); },
       .on_line =
           [&](int64_t rank, OutputStream, std::string_view line) {
             if (show_all) fmt::print("[{}] {}\n", rank, line);
@@ -72,10 +81,10 @@ void start(Run& run, const char* name, std::chrono::milliseconds limit) {
   });
 }
 
-// The rank that failed before the others: one that was killed, else the one whose check failed first, else the one that ended
-// first. Peers of a lost rank fail too, some of them sooner than it ends.
+// The rank that failed before the others: one that was killed or left early, else the one whose check failed first, else the
+// one that ended first. Peers of a lost rank fail too, some of them sooner than it ends.
 int64_t first_failure(const Run& run) {
-  if (run.result.failure->signal != 0) return run.result.failure->rank;
+  if (run.result.failure->signal != 0 || run.result.failure->early) return run.result.failure->rank;
   int64_t first = run.result.failure->rank;
   int64_t earliest = INT64_MAX;
   for (int64_t rank = 0; rank < run.size; ++rank) {
@@ -104,9 +113,9 @@ std::string describe_failure(const Run& run, std::chrono::milliseconds limit) {
                        output_of(run, rank));
   }
   const int64_t rank = first_failure(run);
-  const std::string how =
-      run.result.failure->signal != 0 ? run.result.failure->to_string() : fmt::format("rank {} failed", rank);
-  return fmt::format("on {} ranks: {}, before any other, and wrote:\n{}", run.size, how, output_of(run, rank));
+  const RankExit& exit = *run.result.failure;
+  const std::string how = exit.signal != 0 || exit.early ? exit.to_string() : fmt::format("rank {} failed", rank);
+  return fmt::format("on {} ranks: {}, the first to fail, and wrote:\n{}", run.size, how, output_of(run, rank));
 }
 
 void report(const Run& run, std::chrono::milliseconds limit) {
@@ -122,17 +131,31 @@ void report(const Run& run, std::chrono::milliseconds limit) {
   }
 }
 
-}  // namespace
-
-void run_on_ranks(const char* name, const Ranks& ranks, void (*body)()) {
-  if (is_rank()) {
-    // A filter may match more cases than the one that was meant.
-    if (std::strcmp(std::getenv(kCaseVariable), name) == 0) body();
-    return;
+void check_sizes(const Ranks& ranks) {
+  if (ranks.sizes().empty()) {
+    FAIL("no number of ranks is given, so that nothing would run; give at least one, as in {1, 2}");
   }
   for (const int64_t size : ranks.sizes()) {
+    if (size >= 1) continue;
+    const std::string message = fmt::format("{} is no number of ranks; give numbers of at least 1", size);
+    FAIL(message);
+  }
+}
+
+}  // namespace
+
+void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void (*body)()) {
+  if (is_rank()) {
+    // A filter may match more cases than the one that was meant.
+    if (std::strcmp(std::getenv(kCaseVariable), place) != 0) return;
+    body_begins();
+    body();
+    return;
+  }
+  check_sizes(ranks);
+  for (const int64_t size : ranks.sizes()) {
     Run run = {.size = size, .folder = {}, .lines = {}, .result = {}};
-    start(run, name, ranks.limit());
+    start(run, name, place, ranks.limit());
     report(run, ranks.limit());
   }
   // A body without checks counts too: that every rank ended well is one.

@@ -179,7 +179,32 @@ TEST_CASE("launch: what a rank started does not outlive a killed launcher") {
   for (pid_t child; file >> child;) CHECK(wait_until([&] { return ::kill(child, 0) != 0; }));
 }
 
+TEST_CASE("launch: nothing that a rank started outlives the launcher, in whatever session it is") {
+  const PrivateFolder folder;
+  const std::string pids = folder.path() + "/pids";
+  const Outcome outcome = launch_script("2", "(setsid sleep 1000 & echo $! >>" + pids + ") >/dev/null 2>&1");
+  CHECK(outcome.exit_code == 0);
+  int count = 0;
+  std::ifstream file(pids);
+  for (pid_t child; file >> child; ++count) CHECK(::kill(child, 0) != 0);
+  CHECK(count == 2);
+}
+
+TEST_CASE("launch: ranks can read that another ended well while they still ran") {
+  const Outcome outcome = launch_script(
+      "2", "[ $RANK = 1 ] && exit 0; while [ ! -e $TESSERA_STORE.lost.1 ]; do sleep 0.02; done; cat $TESSERA_STORE.lost.1");
+  CHECK(outcome.exit_code == 0);
+  CHECK(contains(outcome.out, "[0] rank 1 exited with code 0\n"));
+}
+
 TEST_CASE("launch: mistakes are said") {
+  const Outcome unknown = launch({"--bogus", "-n", "2", "true"});
+  CHECK(unknown.exit_code != 0);
+  CHECK(contains(unknown.err, "launch: --bogus is no option; see --help, and put the program's own options behind it\n"));
+  CHECK(contains(launch({"-n", "2", "-x", "true"}).err, "-x is no option"));
+  CHECK(contains(launch({"-n", "1", "--", "no-such-program"}).err, "cannot start no-such-program"));
+  CHECK(contains(launch({"-n", "1", "--time-limit", "-1", "true"}).err, "--time-limit"));
+  CHECK(launch({"-n", "1", "--time-limit", "-1", "true"}).exit_code != 0);
   CHECK(contains(launch({"-n", "2", "no-such-program"}).err, "[0] cannot start no-such-program: No such file or directory"));
   CHECK(launch({"-n", "2", "no-such-program"}).exit_code == 127);
   CHECK(contains(launch({"-n", "2"}).err, "no program was named"));

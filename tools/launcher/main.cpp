@@ -75,7 +75,8 @@ int run(int argc, char** argv) {
   double time_limit_s = 0;
   bool is_bare = false;
   app.add_option("-n,--ranks", size, "Number of ranks")->required()->check(CLI::Range(int64_t{1}, int64_t{4096}));
-  app.add_option("--time-limit", time_limit_s, "Seconds after which all ranks are ended (exit code 124)");
+  app.add_option("--time-limit", time_limit_s, "Seconds after which all ranks are ended (exit code 124)")
+      ->check(CLI::Range(0.001, 1e9));
   app.add_flag("--no-prefix", is_bare, "Print what the ranks write as it is, for programs that print on one rank alone");
   // From the first word that is no option of ours on, all is the program's.
   app.prefix_command();
@@ -86,7 +87,13 @@ int run(int argc, char** argv) {
     return app.exit(error);
   }
   std::vector<std::string> command = app.remaining();
-  if (!command.empty() && command.front() == "--") command.erase(command.begin());
+  if (!command.empty() && command.front() == "--") {
+    command.erase(command.begin());
+  } else if (!command.empty() && command.front().starts_with("-")) {
+    fmt::print(stderr, "launch: {} is no option; see --help, and put the program's own options behind it\n",
+               command.front());
+    return 1;
+  }
   if (command.empty()) {
     fmt::print(stderr, "launch: no program was named; for example: tools/launch -n 4 PROGRAM ARGS\n");
     return 1;

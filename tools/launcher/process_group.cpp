@@ -14,6 +14,7 @@
 
 #include <fmt/format.h>
 
+#include "tessera/tools/launcher/adoption.h"
 #include "tessera/tools/launcher/rank_environment.h"
 
 namespace tessera {
@@ -49,12 +50,15 @@ class ProcessGroup {
   bool read_output(Output& output);
   void give_lines(Output& output);
   void reap();
+  void reap_left_behind();
+  RankExit exit_of(std::size_t rank, int status) const;
   void note_failure(const RankExit& failure);
   void pass_on_signal();
   void keep_time();
   void end_after(std::chrono::milliseconds wait);
 
   const ProcessGroupOptions& options_;
+  const Adoption adoption_;  // before the group has a process
   ProcessGroupResult result_;
   pid_t group_ = 0;
   std::vector<pid_t> pids_;  // by rank; 0 once it has ended
@@ -75,6 +79,7 @@ ProcessGroup::~ProcessGroup() {
     if (pid != 0) ::waitpid(pid, nullptr, 0);
   }
   ::waitpid(group_, nullptr, 0);
+  adoption_.end_all();
   for (const Output& output : outputs_) ::close(output.fd);
 }
 
@@ -141,29 +146,55 @@ void ProcessGroup::give_lines(Output& output) {
   output.partial.clear();
 }
 
+// Renamed into place, so that a reader never sees half a line.
+void write_exit(const std::string& path, const RankExit& exit) {
+  std::ofstream(path + ".part") << exit.to_string();
+  std::rename((path + ".part").c_str(), path.c_str());
+}
+
+RankExit ProcessGroup::exit_of(std::size_t rank, int status) const {
+  RankExit exit = {.rank = static_cast<int64_t>(rank),
+                   .exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
+                   .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
+  exit.early = exit.signal == 0 && options_.is_done && !options_.is_done(exit.rank);
+  return exit;
+}
+
 void ProcessGroup::reap() {
   std::vector<RankExit> failures;
   for (std::size_t rank = 0; rank < pids_.size(); ++rank) {
     int status = 0;
     if (pids_[rank] == 0 || ::waitpid(pids_[rank], &status, WNOHANG) != pids_[rank]) continue;
     pids_[rank] = 0;
-    const RankExit exit = {.rank = static_cast<int64_t>(rank),
-                           .exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 0,
-                           .signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0};
-    if (exit.failed()) failures.push_back(exit);
+    const RankExit exit = exit_of(rank, status);
+    if (exit.failed()) {
+      failures.push_back(exit);
+    } else if (any_running()) {
+      write_exit(ended_rank_file(options_.store_path, exit.rank), exit);
+    }
   }
+  reap_left_behind();
   if (failures.empty() || result_.failure || result_.timed_out) return;
-  // Of several in one sweep, one that was killed is the likelier cause of the others.
-  const auto killed = std::find_if(failures.begin(), failures.end(), [](const RankExit& e) { return e.signal != 0; });
+  // Of several in one sweep, one that was killed or left early is the likelier cause of the others.
+  const auto killed =
+      std::find_if(failures.begin(), failures.end(), [](const RankExit& e) { return e.signal != 0 || e.early; });
   note_failure(killed != failures.end() ? *killed : failures.front());
+}
+
+// What a rank leaves in the group becomes this process's child, and is a zombie until it is waited for.
+void ProcessGroup::reap_left_behind() {
+  while (true) {
+    siginfo_t ended = {};
+    if (::waitid(P_PGID, static_cast<id_t>(group_), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0) return;
+    const bool is_rank = std::find(pids_.begin(), pids_.end(), ended.si_pid) != pids_.end();
+    if (is_rank || ended.si_pid == group_) return;
+    ::waitpid(ended.si_pid, nullptr, WNOHANG);
+  }
 }
 
 void ProcessGroup::note_failure(const RankExit& failure) {
   result_.failure = failure;
-  const std::string path = lost_rank_file(options_.store_path);
-  // Renamed into place, so that a reader never sees half a line.
-  std::ofstream(path + ".part") << failure.to_string();
-  std::rename((path + ".part").c_str(), path.c_str());
+  write_exit(lost_rank_file(options_.store_path), failure);
   end_after(options_.grace);
 }
 
@@ -205,10 +236,13 @@ void ProcessGroup::end_after(std::chrono::milliseconds wait) {
 
 std::string RankExit::to_string() const {
   return signal != 0 ? fmt::format("rank {} was killed by signal {}", rank, signal)
-                     : fmt::format("rank {} exited with code {}", rank, exit_code);
+                     : fmt::format("rank {} exited with code {}{}", rank, exit_code, early ? " before it was done" : "");
 }
 
 std::string lost_rank_file(const std::string& store_path) { return store_path + ".lost"; }
+std::string ended_rank_file(const std::string& store_path, int64_t rank) {
+  return fmt::format("{}.{}", lost_rank_file(store_path), rank);
+}
 
 ProcessGroupResult run_process_group(const ProcessGroupOptions& options) {
   if (options.command.empty()) throw std::invalid_argument("run_process_group: the command is empty; name a program");
