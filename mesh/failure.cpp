@@ -166,14 +166,24 @@ std::optional<Failure> FailureBoard::find_in_file() const {
 std::optional<Failure> FailureBoard::find_ended_process(const std::vector<int64_t>& ranks) {
   if (!store_) return std::nullopt;
   for (const int64_t rank : ranks) {
-    if (rank == rank_ || !store_->check({process_key(rank)})) continue;
-    if (!process_has_ended(store_->get_to_str(process_key(rank)))) continue;
-    return Failure{.kind = Failure::Kind::kLost,
-                   .rank = rank,
-                   .where = {},
-                   .text = fmt::format("the process of rank {} has ended", rank)};
+    if (rank == rank_) continue;
+    const std::string text = how_it_ended(rank);
+    if (!text.empty()) return Failure{.kind = Failure::Kind::kLost, .rank = rank, .where = {}, .text = text};
   }
   return std::nullopt;
+}
+
+// Empty while it runs, as far as can be seen.
+std::string FailureBoard::how_it_ended(int64_t rank) {
+  if (store_->check({process_key(rank)})) {
+    if (!process_has_ended(store_->get_to_str(process_key(rank)))) return {};
+    return fmt::format("the process of rank {} has ended", rank);
+  }
+  if (lost_file_.empty()) return {};
+  std::ifstream file(fmt::format("{}.{}", lost_file_, rank));
+  std::string line;
+  if (!std::getline(file, line) || line.empty()) return {};
+  return line + " before it joined the others";
 }
 
 std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept {

@@ -42,7 +42,7 @@ std::optional<Failure> decode_failure(const std::string& text);
 class FailureBoard {
  public:
   // `store` may be null for a world of one. `lost_file` may be empty. Announces this process to the store, so that others
-  // can see on the same host that it has ended.
+  // can see on the same host that it has ended; of one that ended before it came here, the launcher's `lost_file`.RANK tells.
   FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::string lost_file);
 
   bool failed() const noexcept { return failed_.load(); }
@@ -68,6 +68,7 @@ class FailureBoard {
   std::optional<Failure> find_in_store();
   std::optional<Failure> find_in_file() const;
   std::optional<Failure> find_ended_process(const std::vector<int64_t>& ranks);
+  std::string how_it_ended(int64_t rank);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int64_t rank_;

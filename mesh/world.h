@@ -48,7 +48,8 @@ struct WorldOptions {
   c10::intrusive_ptr<c10d::Store> store;                        // needed when size > 1
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for everything that waits
   bool fake = false;                                            // a fake group: plans at any size, moves nothing
-  std::string lost_file;  // where the launcher notes a rank that it saw die; may be empty
+  // Where the launcher notes a rank that it saw die, and with ".RANK" one that ended well; may be empty.
+  std::string lost_file;
 };
 
 // This process's place in the job: my rank, the store, the process groups (made on demand), the timeout, the random state,

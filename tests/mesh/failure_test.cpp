@@ -143,6 +143,9 @@ TEST_CASE("a rank exits: the others name it") {
   check_others_ended(run_job("exits with 0", 3), 3, {kWhere, "a peer was lost: the process of rank 2 has ended"});
   check_others_ended(run_job("exits with 0 before the groups are made", 3), 3,
                      {"a peer was lost: the process of rank 2 has ended"});
+  check_others_ended(run_job("exits with 0 before it joins", 3), 3,
+                     {"making a process group over ranks [0, 1, 2]",
+                      "a peer was lost: rank 2 exited with code 0 before it joined the others"});
 }
 
 TEST_CASE("an exception that leaves main still leaves its text") {
