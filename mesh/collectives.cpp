@@ -41,8 +41,19 @@ Call begin(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim) {
   return {.kind = kind, .mesh = mesh, .mesh_dim = mesh.mesh().normalize(mesh_dim)};
 }
 
+// True of a DTensor, which the layers above make: what it stands for lies in other tensors.
+bool lacks_data(const at::Tensor& tensor) { return tensor.layout() == at::kStrided && !tensor.has_storage(); }
+
+std::string no_data(const char* kind) {
+  return fmt::format(
+      "{}: the tensor has no data of its own; a DTensor communicates by redistribute() or full_tensor(), and "
+      "its to_local() is a tensor to pass here",
+      kind);
+}
+
 void check_tensor(const Call& call, const at::Tensor& tensor) {
   if (!tensor.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined", call.kind));
+  if (lacks_data(tensor)) throw std::invalid_argument(no_data(call.kind));
   if (tensor.device().type() != call.mesh.device_type() || tensor.layout() != at::kStrided) {
     throw std::invalid_argument(fmt::format("{}: a {} tensor on {} cannot travel on mesh {}; move it with to(mesh.device())",
                                             call.kind, tensor.layout() == at::kStrided ? "dense" : "sparse",
@@ -67,14 +78,17 @@ void check_source(const Call& call, int64_t source) {
 
 // Only the source sees a wrong input: the others would wait for it, so the job is failed.
 void check_scattered(const Call& call, const at::Tensor& input, const at::Tensor& like) {
-  const bool fits = input.defined() && input.dim() == like.dim() + 1 && input.size(0) == call.n() &&
+  const bool empty_handed = input.defined() && lacks_data(input);
+  const bool fits = input.defined() && !empty_handed && input.dim() == like.dim() + 1 && input.size(0) == call.n() &&
                     input.sizes().slice(1) == like.sizes() && input.scalar_type() == like.scalar_type() &&
                     input.device() == like.device();
   if (fits) return;
   const std::string text =
-      fmt::format("scatter: the source's input of shape ({}) must be {} rows of shape ({}), of dtype and device {}",
-                  input.defined() ? fmt::format("{}", fmt::join(input.sizes(), ", ")) : "undefined", call.n(),
-                  fmt::join(like.sizes(), ", "), like.toString());
+      empty_handed
+          ? no_data("scatter")
+          : fmt::format("scatter: the source's input of shape ({}) must be {} rows of shape ({}), of dtype and device {}",
+                        input.defined() ? fmt::format("{}", fmt::join(input.sizes(), ", ")) : "undefined", call.n(),
+                        fmt::join(like.sizes(), ", "), like.toString());
   call.mesh.world().fail("scatter", text);
   throw std::invalid_argument(text);
 }

@@ -296,6 +296,17 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
   check_refused([&] { all_gather(at::Tensor(), mesh, 0); }, "all_gather: the tensor is undefined");
   check_refused([&] { all_gather(x.to_sparse(), mesh, 0); }, "all_gather: a sparse tensor on cpu cannot travel");
   check_refused([&] { all_gather(x.to(at::kMeta), mesh, 0); }, "dense tensor on meta cannot travel on mesh {tp: ");
+  // As a DTensor is made.
+  at::Tensor bare(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3),
+                                                       c10::scalarTypeToTypeMeta(at::kFloat), c10::Device(c10::kCPU)));
+  bare.unsafeGetTensorImpl()->set_sizes_contiguous({n});
+  const char* const no_data =
+      ": the tensor has no data of its own; a DTensor communicates by redistribute() or full_tensor()";
+  check_refused([&] { all_gather(bare, mesh, 0); }, no_data);
+  check_refused([&] { all_reduce(bare, mesh, 0, ReduceOp::kSum); }, no_data);
+  check_refused([&] { reduce_scatter(bare, mesh, 0, ReduceOp::kSum); }, no_data);
+  check_refused([&] { broadcast(bare, mesh, 0, 0); }, no_data);
+  check_refused([&] { scatter(x, bare, mesh, 0, 0); }, no_data);
   check_refused([&] { all_gather(x, mesh, 1); }, "mesh dimension 1 is out of range");
   check_refused([&] { all_reduce(x.to(at::kLong), mesh, 0, ReduceOp::kAvg); },
                 "avg of Long is not defined; use sum and divide");
