@@ -37,8 +37,18 @@ mode_t current_umask() {
 
 mode_t final_mode(const std::string& path) {
   struct stat old = {};
-  if (::stat(path.c_str(), &old) == 0 && S_ISREG(old.st_mode)) return old.st_mode & kModeBits;
+  if (::lstat(path.c_str(), &old) == 0 && S_ISREG(old.st_mode)) return old.st_mode & kModeBits;
   return 0666 & ~current_umask();
+}
+
+const char* kind_of(mode_t mode) {
+  switch (mode & S_IFMT) {
+    case S_IFLNK: return "a symbolic link";
+    case S_IFDIR: return "a folder";
+    case S_IFIFO: return "a pipe";
+    case S_IFSOCK: return "a socket";
+    default: return "a device";
+  }
 }
 
 // Removes the temporary files of processes that ended before they could: those that nobody has locked.
@@ -88,7 +98,16 @@ void sync_folder(const std::string& folder) {
   if (::fsync(file.get()) != 0 && errno != EINVAL) throw_errno("sync the folder", folder);
 }
 
+void check_replaceable(const std::string& path) {
+  struct stat there = {};
+  if (::lstat(path.c_str(), &there) != 0 || S_ISREG(there.st_mode)) return;
+  throw std::invalid_argument(
+      fmt::format("saving to '{}': it is {}, which a save would replace; {}", path, kind_of(there.st_mode),
+                  S_ISLNK(there.st_mode) ? "name the file that it points to, or remove it" : "name a file"));
+}
+
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+  check_replaceable(path_);
   remove_abandoned(path_);
   file_ = create_locked(path_, temporary_);
 }

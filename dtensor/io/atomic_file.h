@@ -12,7 +12,8 @@ namespace tessera {
 // process is killed; without publish() the temporary file is removed. What an earlier process that was killed left behind
 // for the same name is removed at the start (a live one holds a lock on its file).
 //
-// Every member throws std::runtime_error with the path and the system's text when the system refuses.
+// Every member throws std::runtime_error with the path and the system's text when the system refuses. The constructor throws as
+// check_replaceable does.
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
@@ -24,8 +25,7 @@ class AtomicFile {
   void write(const void* data, int64_t count);
   // Puts the data on disk and gives the file its final mode: that of the file it replaces, else what the umask leaves.
   void sync();
-  // Gives the file its name; a symbolic link of that name is replaced, not followed. After sync(). The folder is not
-  // synced: see sync_folder.
+  // Gives the file its name. After sync(). The folder is not synced: see sync_folder.
   void publish();
 
  private:
@@ -33,6 +33,10 @@ class AtomicFile {
   std::string temporary_;  // empty once there is none
   FileDescriptor file_;
 };
+
+// Throws std::invalid_argument when `path` is there and is no regular file: a rename would replace a device, pipe or socket,
+// and a symbolic link instead of what it points to.
+void check_replaceable(const std::string& path);
 
 // Puts the names in `folder` on disk. Throws std::runtime_error.
 void sync_folder(const std::string& folder);

@@ -20,7 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string resolve_target(const std::string& path) {
+std::string find_target(const std::string& path) {
+  if (path.empty()) throw std::invalid_argument("saving to '': the path is empty; name a file, or a folder that is there");
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return (fs::path(path) / "model.safetensors").string();
   if (path.ends_with(index_path(""))) {
@@ -34,6 +35,14 @@ std::string resolve_target(const std::string& path) {
         fmt::format("saving to '{}': there is no folder '{}'; make it first", path, folder_of(path)));
   }
   return path;
+}
+
+// The file to write. Neither it nor its index, one of which goes when the other comes, may be anything but a file.
+std::string resolve_target(const std::string& path) {
+  std::string target = find_target(path);
+  check_replaceable(target);
+  check_replaceable(index_path(target));
+  return target;
 }
 
 std::string name_of(const std::string& path) { return fs::path(path).filename().string(); }

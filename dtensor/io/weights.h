@@ -58,7 +58,9 @@ struct SaveOptions {
 // the number of ranks. A tensor that the module has under several names is saved once, under the first that was
 // registered, parameters before buffers; load_weights finds it.
 //
-// `path` is a .safetensors file or an existing folder (then model.safetensors in it). When one file does not suffice:
+// `path` is a .safetensors file or an existing folder (then model.safetensors in it). What is there under the file's name must
+// be a regular file: a symbolic link is refused, not followed, as are a pipe, a socket and a device. When one file does not
+// suffice:
 // path without its extension + "-0000i-of-0000n.safetensors" and path + ".index.json". Every file is written beside under
 // a temporary name, synced and renamed, the file that readers open last: a crash at any moment leaves what was there
 // before loadable. A sharded checkpoint that is written over keeps its parts until the new index is in place, and the new

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -80,11 +81,15 @@ struct Sentences {
 
 std::vector<std::string> read_sentences(const std::string& path) {
   if (path.empty()) return {embed::kSentences.begin(), embed::kSentences.end()};
+  if (std::filesystem::is_directory(path)) {
+    throw std::invalid_argument(fmt::format("--text: '{}' is a folder; name a file of sentences", path));
+  }
   std::ifstream file(path);
   if (!file) throw std::invalid_argument(fmt::format("--text: cannot read '{}'", path));
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) {
-    if (line.find_first_not_of(" \t\r") != std::string::npos) lines.push_back(line);
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.find_first_not_of(" \t") != std::string::npos) lines.push_back(line);
   }
   if (lines.empty()) throw std::invalid_argument(fmt::format("--text: '{}' has no sentence; write one a line", path));
   return lines;

@@ -1,10 +1,6 @@
 // The pages of documentation say what the tree has: their code is compiled and run, their commands and files are there.
 
-#include <stdio.h>
-#include <sys/wait.h>
-
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <regex>
@@ -16,6 +12,7 @@
 
 #include "tessera/tests/docs/pages.h"
 #include "tessera/tests/ground/source_tree.h"
+#include "tessera/tests/harness/shell.h"
 #include "tessera/tools/launcher/private_folder.h"
 
 namespace {
@@ -26,6 +23,8 @@ using tessera::testing::Block;
 using tessera::testing::lines_of;
 using tessera::testing::Page;
 using tessera::testing::read_file;
+using tessera::testing::shell;
+using tessera::testing::ShellOutcome;
 using tessera::testing::squeezed;
 
 const fs::path& root() {
@@ -60,23 +59,6 @@ std::vector<std::string> squeezed_all(std::vector<std::string> texts) {
   return texts;
 }
 
-struct Outcome {
-  int code = 0;
-  std::string output;  // both streams
-};
-
-Outcome shell(const std::string& command) {
-  std::FILE* const pipe = ::popen((command + " 2>&1").c_str(), "r");
-  if (pipe == nullptr) throw std::runtime_error("cannot start a shell");
-  Outcome outcome;
-  std::array<char, 4096> buffer{};
-  while (const std::size_t read = std::fread(buffer.data(), 1, buffer.size(), pipe))
-    outcome.output.append(buffer.data(), read);
-  const int status = ::pclose(pipe);
-  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return outcome;
-}
-
 // Blanks at line ends, and figures that a machine rounds otherwise, do not count.
 std::string comparable(const std::string& text) {
   std::string out;
@@ -88,9 +70,9 @@ std::string comparable(const std::string& text) {
 }
 
 std::string output_of_four_ranks(const std::string& program) {
-  const Outcome outcome = shell("timeout 120 tools/launcher/launch --no-prefix -n 4 " + program);
+  const ShellOutcome outcome = shell("timeout 120 tools/launcher/launch --no-prefix -n 4 " + program);
   CAPTURE(outcome.output);
-  CHECK(outcome.code == 0);
+  CHECK(outcome.exit_code == 0);
   return comparable("\n" + outcome.output);
 }
 

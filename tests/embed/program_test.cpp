@@ -1,10 +1,7 @@
 // The program as a user starts it: by tools/launch, by torchrun and by mpirun.
 
-#include <stdio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <regex>
@@ -15,27 +12,14 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
 #include "tessera/tools/launcher/private_folder.h"
 
+using tessera::testing::shell;
+using tessera::testing::ShellOutcome;
+
 namespace {
-
-struct Outcome {
-  int exit_code = 0;
-  std::string output;  // both streams
-};
-
-Outcome shell(const std::string& command) {
-  std::FILE* const pipe = ::popen((command + " 2>&1").c_str(), "r");
-  if (pipe == nullptr) throw std::runtime_error("cannot start a shell");
-  Outcome outcome;
-  std::array<char, 4096> buffer{};
-  while (const std::size_t read = std::fread(buffer.data(), 1, buffer.size(), pipe))
-    outcome.output.append(buffer.data(), read);
-  const int status = ::pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return outcome;
-}
 
 const std::string kLaunch = "timeout 120 tools/launcher/launch --no-prefix -n ";
 
@@ -52,7 +36,7 @@ std::string last_line(std::string text) {
   return text.substr(text.rfind('\n') + 1);
 }
 
-void check_success(const Outcome& outcome) {
+void check_success(const ShellOutcome& outcome) {
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code == 0);
   CHECK(std::regex_match(last_line(outcome.output), std::regex("largest difference from one process: [0-9.e-]+")));
@@ -61,7 +45,7 @@ void check_success(const Outcome& outcome) {
 }  // namespace
 
 TEST_CASE("embed on 4 ranks prints everything once and ends with the difference from one process") {
-  const Outcome outcome = shell(kLaunch + "4" + program());
+  const ShellOutcome outcome = shell(kLaunch + "4" + program());
   check_success(outcome);
   CAPTURE(outcome.output);
   for (const std::string part :
@@ -75,17 +59,18 @@ TEST_CASE("embed on 4 ranks prints everything once and ends with the difference 
   CHECK(outcome.output.find("plan on") == outcome.output.rfind("plan on"));
 }
 
-TEST_CASE("embed --text: a sentence a line, empty lines left out") {
+TEST_CASE("embed --text: a sentence a line, empty lines left out, line ends of either kind") {
   const tessera::PrivateFolder folder;
   const std::string path = folder.path() + "/text";
-  std::ofstream(path) << "Rain is falling.\n\n  \nIt is a wet day.\nTaxes are due in April.\n";
-  const Outcome outcome = shell(kLaunch + "3" + program("--text " + path));
+  std::ofstream(path) << "Rain is falling.\r\n\r\n  \nIt is a wet day.\r\nTaxes are due in April.\n";
+  const ShellOutcome outcome = shell(kLaunch + "3" + program("--text " + path));
   check_success(outcome);
   CHECK(contains(outcome.output, "Rain is falling.         ->  It is a wet day."));
+  CHECK(outcome.output.find('\r') == std::string::npos);
 }
 
 TEST_CASE("embed alone is a job of one process: no collectives, no difference") {
-  const Outcome outcome = shell("timeout 120" + program());
+  const ShellOutcome outcome = shell("timeout 120" + program());
   check_success(outcome);
   CHECK(contains(outcome.output, "collectives of one forward: 0\n"));
 }
@@ -102,6 +87,7 @@ TEST_CASE("embed: mistakes are named, and the job ends") {
   const std::vector<Row> rows = {
       {"heads", kLaunch + "5" + program(), "12 attention heads do not divide over 5 ranks; start 1, 2, 3, 4, 6 or 12"},
       {"no text", kLaunch + "2" + program("--text no/such/file"), "--text: cannot read 'no/such/file'"},
+      {"a folder", kLaunch + "2" + program("--text " + folder.path()), "' is a folder; name a file of sentences"},
       {"no sentence", kLaunch + "2" + program("--text " + empty), "has no sentence; write one a line"},
       {"no weights", kLaunch + "2 examples/embed/embed --vocab x", "--weights is required"},
       {"weights that are not there", kLaunch + "2" + program("--weights no/such.safetensors --text " + empty + "2"),
@@ -109,7 +95,7 @@ TEST_CASE("embed: mistakes are named, and the job ends") {
   };
   std::ofstream(empty + "2") << "A sentence.\n";
   for (const Row& row : rows) {
-    const Outcome outcome = shell(row.command);
+    const ShellOutcome outcome = shell(row.command);
     CAPTURE(row.why);
     CAPTURE(outcome.output);
     CHECK(outcome.exit_code != 0);

@@ -176,6 +176,46 @@ TEST_CASE("checkpoint: a path that cannot be written says why") {
                        std::runtime_error);
 }
 
+TEST_CASE("checkpoint: what is there and is no regular file is refused, and stays as it was") {
+  const TempFolder folder;
+  save(folder / "whole", 1, 1, 0);
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  REQUIRE(::mkfifo((folder / "indexed.index.json").c_str(), 0600) == 0);
+  std::filesystem::create_symlink("whole", folder / "link");
+  std::filesystem::create_symlink("nothing", folder / "dangling");
+  std::filesystem::create_directories(folder / "in/model.safetensors");
+  std::filesystem::create_directory_symlink("sub", folder / "to_folder");
+  std::filesystem::create_directory(folder / "sub");
+  struct Row {
+    const char* name;
+    const char* want;
+  };
+  const std::vector<Row> rows = {
+      {"pipe", "pipe': it is a pipe, which a save would replace; name a file"},
+      {"indexed", "indexed.index.json': it is a pipe"},
+      {"link", "link': it is a symbolic link, which a save would replace; name the file that it points to, or remove it"},
+      {"dangling", "it is a symbolic link"},
+      {"in", "in/model.safetensors': it is a folder"},
+  };
+  const std::set<std::string> before = files_in(folder.path());
+  for (const Row& row : rows) {
+    CAPTURE(row.name);
+    for (const int64_t max_shard_bytes : {0, 400}) {
+      CHECK_THROWS_WITH_AS(save(folder / row.name, 2, 2, max_shard_bytes), doctest::Contains(row.want),
+                           std::invalid_argument);
+    }
+  }
+  CHECK(files_in(folder.path()) == before);
+  CHECK(std::filesystem::is_fifo(folder / "pipe"));
+  CHECK(std::filesystem::is_symlink(folder / "link"));
+  CHECK(value_of(folder / "whole") == 1);
+  CHECK_THROWS_WITH_AS(AtomicFile(folder / "pipe"), doctest::Contains("it is a pipe"), std::invalid_argument);
+  save(folder / "to_folder", 3, 1, 0);
+  CHECK(value_of(folder / "sub/model.safetensors") == 3);
+  CHECK_THROWS_WITH_AS(save("", 1, 1, 0), "saving to '': the path is empty; name a file, or a folder that is there",
+                       std::invalid_argument);
+}
+
 TEST_CASE("checkpoint: an index that is damaged, leads astray or mixes checkpoints is refused") {
   const TempFolder folder;
   const std::string index = folder / "model.safetensors.index.json";

@@ -219,6 +219,10 @@ TESSERA_RANKS_TEST_CASE("weights: what fails on one rank or all is the same erro
 
   const std::string nowhere = folder / "no/such/f";
   contains(same_message(mesh, [&] { save_weights(module, nowhere); }), "there is no folder '");
+  contains(same_message(mesh, [&] { save_weights(module, ""); }), "the path is empty");
+  if (world()->rank() == 0) std::filesystem::create_symlink("m", folder / "link");
+  folder.wait();
+  contains(same_message(mesh, [&] { save_weights(module, folder / "link"); }), "link': it is a symbolic link");
   if (world()->size() > 1) {
     contains(same_message(mesh, [&] { save_weights(module, folder / (last ? "x" : "y")); }),
              "save_weights: the ranks were called with different arguments");
