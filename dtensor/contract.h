@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,6 +11,18 @@
 #include "tessera/placement/placement.h"
 
 namespace tessera {
+
+// The operators that read contracts (ops/kernels/contract_kernels.cpp), by base name; "add" is add_ too. linear is matmul or addmm.
+// Every other operator refuses a plain tensor that meets the parameter, unless the contract's input is Replicate.
+inline constexpr std::array<std::string_view, 8> kContractOperators = {"matmul",   "addmm",      "embedding", "layer_norm",
+                                                                       "rms_norm", "group_norm", "conv2d",    "add"};
+
+constexpr bool reads_contracts(std::string_view op) {
+  for (const std::string_view known : kContractOperators) {
+    if (known == op) return true;
+  }
+  return false;
+}
 
 // What a style leaves on a parameter: how the activation that meets it is laid out, and how the result is. Redistribution
 // never changes a global value, so a contract can change only layouts.
@@ -22,11 +35,11 @@ namespace tessera {
 //   - the operator's first result is brought into `output` on `mesh_dim` and keeps its placement on every other one.
 // Shard dimensions may be negative: they are counted in the tensor at hand. on_mesh_dim (below) does that arithmetic.
 struct Contract {
-  std::string path;  // of the parameter, for errors and counts
-  std::vector<std::string>
-      operators;                   // base names of ATen operators, such as "matmul", "addmm", "embedding"; "add" is add_ too
-  int64_t mesh_dim = 0;            // of the parameter's mesh
-  std::vector<int64_t> data_dims;  // mesh dimensions that split the batch, never `mesh_dim`
+  std::string path;                    // of the parameter, for errors and counts
+  std::string style;                   // that left it, for errors
+  std::vector<std::string> operators;  // among kContractOperators
+  int64_t mesh_dim = 0;                // of the parameter's mesh
+  std::vector<int64_t> data_dims;      // mesh dimensions that split the batch, never `mesh_dim`
   Placement input;
   Placement desired;
   std::optional<Placement> output;  // none: as the operator left it
@@ -48,6 +61,17 @@ using ContractPtr = std::shared_ptr<const Contract>;
 inline const Contract* contract_for(const ContractPtr& contract, std::string_view op) {
   for (const Contract* c = contract.get(); c != nullptr; c = c->also.get()) {
     if (c->names(op)) return c;
+  }
+  return nullptr;
+}
+
+// The first contract of the chain by which a plain tensor that meets the parameter in `op` may be a piece, or nullptr. The
+// one that names `op` decides; where none does, all are asked.
+inline const Contract* piece_contract(const ContractPtr& contract, std::string_view op) {
+  const Contract* const named = contract_for(contract, op);
+  if (named != nullptr) return named->input.is_replicate() ? nullptr : named;
+  for (const Contract* c = contract.get(); c != nullptr; c = c->also.get()) {
+    if (!c->input.is_replicate()) return c;
   }
   return nullptr;
 }

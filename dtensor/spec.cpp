@@ -5,6 +5,7 @@
 #include <numeric>
 #include <unordered_map>
 
+#include <ATen/ops/empty_strided.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -146,6 +147,10 @@ std::vector<int64_t> strides_like(at::IntArrayRef sizes, const at::Tensor& local
     step *= std::max<int64_t>(sizes[dim], 1);
   }
   return strides;
+}
+
+std::vector<int64_t> dense_strides(const Spec& spec) {
+  return strides_like(spec.local_sizes, at::empty_strided(spec.sizes, spec.strides, at::TensorOptions(c10::kMeta)));
 }
 
 std::string to_string(const Spec& spec) {

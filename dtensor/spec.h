@@ -52,6 +52,9 @@ std::vector<int64_t> contiguous_strides(at::IntArrayRef sizes);
 // Strides of a dense tensor of `sizes` whose dimensions are ordered in memory as `local`'s are; expanded dimensions keep 0.
 std::vector<int64_t> strides_like(at::IntArrayRef sizes, const at::Tensor& local);
 
+// The same of this rank's piece, ordered as the global tensor is.
+std::vector<int64_t> dense_strides(const Spec& spec);
+
 // "Float [4, 8] on {tp: 2} as [S(0)]"
 std::string to_string(const Spec& spec);
 

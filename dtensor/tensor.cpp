@@ -64,10 +64,12 @@ void check_current(const at::Tensor& t, const char* who) {
 
 void check_local(const at::Tensor& local, const Spec& spec, const char* who) {
   if (local.sizes() == at::IntArrayRef(spec.local_sizes) && local.scalar_type() == spec.dtype) return;
-  throw std::runtime_error(
+  const std::string text =
       fmt::format("{}: internal error: the local tensor is {} [{}], but {} needs [{}] here; please report it with this text",
                   who, c10::toString(local.scalar_type()), fmt::join(local.sizes(), ", "), to_string(spec),
-                  fmt::join(spec.local_sizes, ", ")));
+                  fmt::join(spec.local_sizes, ", "));
+  spec.mesh.world().fail(who, text);
+  throw std::runtime_error(text);
 }
 
 }  // namespace tessera::detail

@@ -49,7 +49,8 @@ at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference = false
 // storage. The caller converts .grad.
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec);
 
-// Throws std::runtime_error if `local` has not the sizes and dtype that `spec` says: a bug of ours, found early.
+// Throws std::runtime_error if `local` has not the sizes and dtype that `spec` says: a bug of ours, found early. Other ranks may not
+// have it, so the world is failed too.
 void check_local(const at::Tensor& local, const Spec& spec, const char* who);
 
 }  // namespace tessera::detail

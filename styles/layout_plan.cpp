@@ -85,6 +85,24 @@ Contract named(const std::string& path) {
   return contract;
 }
 
+// An operator that does not read contracts would ignore this one without a word.
+void check_operators(const Contract& contract) {
+  for (const std::string& op : contract.operators) {
+    if (op == "add" && !contract.use_local_output) {
+      throw std::invalid_argument(
+          fmt::format("parallelize_module: {} ({}): a contract for add is that of a bias beside a plain result; set "
+                      "use_local_output, or "
+                      "leave add out: a DTensor needs no contract there",
+                      contract.path, contract.style));
+    }
+    if (reads_contracts(op)) continue;
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {} ({}): the operator '{}' reads no contracts; those that do are {}. Elsewhere DTensors "
+        "go by the operator's own rule: leave it out, and give the module a DTensor",
+        contract.path, contract.style, op, fmt::join(kContractOperators, ", ")));
+  }
+}
+
 const char* kDone = "is a DTensor already, so another call has parallelized it; let one plan name all styles";
 
 }  // namespace
@@ -132,10 +150,12 @@ void LayoutPlan::place(const at::Tensor& tensor, const Placement& placement, con
 }
 
 void LayoutPlan::add_contract(const at::Tensor& tensor, const Contract& contract) {
+  check_operators(contract);
   TensorPlan& plan = plan_of(tensor, contract.path);
   for (const Contract& other : plan.contracts) {
     Contract as_other = contract;
     as_other.path = other.path;
+    as_other.style = other.style;
     if (as_other == other) return;
     for (const std::string& op : contract.operators) {
       if (!other.names(op)) continue;

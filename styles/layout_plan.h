@@ -36,7 +36,8 @@ class LayoutPlan {
   // `by` is "a.b (ColwiseParallel)". Throws std::invalid_argument when another style has placed the tensor elsewhere, it is
   // a DTensor already, or `placement` cuts a dimension that it lacks.
   void place(const at::Tensor& tensor, const Placement& placement, const std::string& by);
-  // Throws std::invalid_argument when another contract on the tensor says otherwise for one of its operators, naming both paths.
+  // Throws std::invalid_argument when one of its operators reads no contracts, or another contract on the tensor says otherwise
+  // for one of them, naming both paths.
   void add_contract(const at::Tensor& tensor, const Contract& contract);
   // Done after everything else.
   void at_end(std::function<void()> action) { actions_.push_back(std::move(action)); }

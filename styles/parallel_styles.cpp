@@ -10,14 +10,12 @@ namespace {
 constexpr const char* kKnown = "torch::nn::Linear and torch::nn::Embedding";
 
 const std::vector<std::string>& linear_operators() {
-  static const std::vector<std::string> names = {"matmul", "addmm", "linear", "mm"};
+  static const std::vector<std::string> names = {"matmul", "addmm"};
   return names;
 }
 
 const std::vector<std::string>& norm_operators() {
-  static const std::vector<std::string> names = {
-      "layer_norm", "native_layer_norm", "rms_norm", "group_norm", "native_group_norm", "batch_norm", "mul", "div", "add",
-      "sub"};
+  static const std::vector<std::string> names = {"layer_norm", "rms_norm", "group_norm"};
   return names;
 }
 

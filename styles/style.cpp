@@ -47,6 +47,7 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
     }
   }
   plan_.add_contract(t, {.path = joined_path(path(), name),
+                         .style = style_,
                          .operators = layouts.operators,
                          .mesh_dim = tensor_dim_,
                          .data_dims = data_dims_,

@@ -19,10 +19,13 @@ class LayoutPlan;
 
 // The layouts that a style's contract names, on the tensor dimension; see Contract in dtensor/contract.h.
 struct ContractLayouts {
-  std::vector<std::string> operators;  // base names of ATen operators that the activation meets the parameter in
-  Placement input;                     // how a plain activation lies
-  Placement desired;                   // into which it is brought
-  std::optional<Placement> output;     // into which the result is brought; none: as the operator left it
+  // Base names of the ATen operators that the activation meets the parameter in, of those that read contracts: matmul and addmm
+  // (what linear comes down to), embedding, layer_norm, rms_norm, group_norm, conv2d; and add, of a bias to the plain result of a
+  // contract with use_local_output.
+  std::vector<std::string> operators;
+  Placement input;                  // how a plain activation lies
+  Placement desired;                // into which it is brought
+  std::optional<Placement> output;  // into which the result is brought; none: as the operator left it
   bool use_local_output = false;
 };
 
@@ -55,7 +58,9 @@ class ApplyContext {
   // What no style places is replicated. Throws std::invalid_argument when there is none of that name, or another style has
   // placed the same (tied) tensor otherwise.
   void place(const std::string& name, const Placement& placement);
-  // Leaves a contract on it. Throws std::invalid_argument when a tied tensor's other style says otherwise of an operator.
+  // Leaves a contract on it: in those operators a plain activation is this rank's piece, laid out as `input`. In every other
+  // operator a plain tensor that meets the parameter, or a view of it, is refused at forward, unless `input` is Replicate.
+  // Throws std::invalid_argument when an operator does not read contracts, or a tied tensor's other style says otherwise of one.
   void contract(const std::string& name, const ContractLayouts& layouts);
 
   // Runs at every forward of the module. An exception in it fails the job (World::guard), unless `throws_alike` says that it
@@ -83,7 +88,8 @@ class ApplyContext {
 //     void apply(ApplyContext& context) const override { context.place("weight", Shard(0)); ... }
 //     std::string name() const override { return "BilinearByOutput"; }
 //   };
-// `apply` must do the same on every rank, and says what it cannot do by std::invalid_argument.
+// `apply` must do the same on every rank, and says what it cannot do by std::invalid_argument; parallelize_module throws that, and
+// any other exception, on every rank.
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <complex>
 #include <stdexcept>
 #include <string_view>
 
@@ -16,8 +18,8 @@
 namespace tessera::dispatch {
 namespace {
 
-constexpr std::array kRides = {"aten::t",    "aten::transpose", "aten::detach", "aten::alias",
-                               "aten::view", "aten::_to_copy",  "aten::clone",  "aten::contiguous"};
+// Views apart: a contract goes along with all of them.
+constexpr std::array kRides = {"aten::_to_copy", "aten::clone", "aten::contiguous", "aten::_unsafe_view"};
 constexpr std::array kShapeChangers = {"aten::t_",         "aten::transpose_", "aten::squeeze_",    "aten::unsqueeze_",
                                        "aten::swapaxes_",  "aten::swapdims_",  "aten::as_strided_", "aten::resize_",
                                        "aten::resize_as_", "aten::set_"};
@@ -31,11 +33,11 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 
 [[noreturn]] void refuse_plain(const Call& call, const at::Tensor& plain) {
   throw std::invalid_argument(fmt::format(
-      "{}: a plain tensor [{}] among DTensors, the first of them {}. Make it one by from_local (each rank has its piece) or "
+      "{}: a plain tensor [{}] among DTensors, the first of them {}{}. Make it one by from_local (each rank has its piece) "
+      "or "
       "distribute_tensor (each rank has the whole); or hold an ImplicitReplication guard, under which plain tensors count "
-      "as "
-      "replicated",
-      call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead)));
+      "as replicated",
+      call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead), old_state_hint(call, plain)));
 }
 
 // Writing a view that is a copy would be lost without a word.
@@ -49,19 +51,21 @@ void refuse_copy(const Call& call, const TensorArg& entry) {
       call.traits.name, to_string(*entry.spec), *view));
 }
 
-// A style may say that a plain tensor which meets its parameter here is this rank's piece. Operators whose kernels know
-// contracts never come here with one; any other must not take the piece for the whole.
-void refuse_piece(const Call& call, const at::Tensor& plain) {
+// A style may say that a plain tensor which meets its parameter is this rank's piece. Operators that know contracts never come
+// here with one; any other must not take the piece for the whole. What writes the parameter is no activation.
+void refuse_piece(const Call& call, const TensorArg& plain) {
+  if (call.writes(plain)) return;
   std::string_view op = std::string_view(call.traits.name).substr(call.traits.name.find("::") + 2);
   if (op.ends_with('_')) op.remove_suffix(1);
   for (const TensorArg& entry : call.tensors) {
-    if (!detail::is_dtensor(*entry.tensor)) continue;
-    const Contract* const contract = contract_for(detail::meta(*entry.tensor).contract, op);
-    if (contract == nullptr || contract->input.is_replicate()) continue;
+    if (!detail::is_dtensor(*entry.tensor) || call.writes(entry)) continue;
+    const Contract* const contract = piece_contract(detail::meta(*entry.tensor).contract, op);
+    if (contract == nullptr) continue;
     throw std::invalid_argument(fmt::format(
-        "{}: a plain tensor [{}] meets {}, whose style says that it is this rank's piece, {}; give a DTensor, by "
-        "from_local(piece, mesh, placements)",
-        call.traits.name, fmt::join(plain.sizes(), ", "), contract->path, to_string(contract->input)));
+        "{}: a plain tensor [{}] meets {}, whose style {} says that it is this rank's piece, {}; give a DTensor, by "
+        "from_local(piece, mesh, placements), or by distribute_tensor where each rank has the whole",
+        call.traits.name, fmt::join(plain.tensor->sizes(), ", "), contract->path, contract->style,
+        to_string(contract->input)));
   }
 }
 
@@ -75,7 +79,7 @@ void add_plain(Call& call, TensorArg& entry) {
   }
   if (t.dim() == 0) return;
   if (!in_backward()) {
-    refuse_piece(call, t);
+    refuse_piece(call, entry);
     if (!ImplicitReplication::enabled()) refuse_plain(call, t);
   }
   call.replicated.push_back(replicated_spec(call.lead->mesh, t));
@@ -101,7 +105,8 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
   key = rules::rule_key(name);
   num_args = schema.arguments().size();
   // Padding with zeros lets a Partial pass, other values do not; what a user's rule looks at nobody knows.
-  const bool by_value = key == "constant_pad_nd" || name.rfind("aten::", 0) != 0;
+  // Whether an integer may be raised to a power depends on the power.
+  const bool by_value = key == "constant_pad_nd" || key == "pow" || name.rfind("aten::", 0) != 0;
   for (std::size_t i = 0; i < num_args; ++i) {
     const c10::Argument& a = schema.arguments()[i];
     const auto type = a.type()->kind() == c10::TypeKind::OptionalType
@@ -119,12 +124,38 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
     }
   }
   random = op.hasTag(at::Tag::nondeterministic_seeded);
-  rides = contains(kRides, name);
+  rides = view || contains(kRides, name);
   changes_shape_in_place = contains(kShapeChangers, name);
+}
+
+std::string old_state_hint(const Call& call, const at::Tensor& plain) {
+  const bool alike = std::any_of(call.tensors.begin(), call.tensors.end(), [&](const TensorArg& entry) {
+    return detail::is_dtensor(*entry.tensor) && entry.tensor->sizes() == plain.sizes();
+  });
+  if (!alike || call.traits.written_args.empty()) return "";
+  return ". If this is an optimizer's step: one that was made or stepped before parallelize_module keeps plain state; make "
+         "it "
+         "afterwards";
 }
 
 bool Call::writes(const TensorArg& entry) const {
   return std::find(traits.written_args.begin(), traits.written_args.end(), entry.arg) != traits.written_args.end();
+}
+
+bool meets_odd_number(const Call& call) {
+  const auto pending = [](const TensorArg& entry) { return entry.spec != nullptr && entry.spec->partial; };
+  if (std::none_of(call.tensors.begin(), call.tensors.end(), pending)) return false;
+  const auto odd = [](const at::Scalar& number) {
+    const double size = number.isComplex() ? std::abs(number.toComplexDouble()) : std::abs(number.toDouble());
+    return size == 0 || !std::isfinite(size);
+  };
+  for (std::size_t i = 0; i < call.traits.num_args; ++i) {
+    if (call.traits.number_arg[i] && call.arg(i).isScalar() && odd(call.arg(i).toScalar())) return true;
+  }
+  return std::any_of(call.tensors.begin(), call.tensors.end(), [&](const TensorArg& entry) {
+    const at::Tensor& t = *entry.tensor;
+    return entry.spec == nullptr && t.defined() && t.is_cpu() && t.numel() == 1 && odd(t.item());
+  });
 }
 
 Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -32,7 +33,7 @@ struct OpTraits {
   int generator_arg = -1;
   int dropout_arg = -1;  // a probability called dropout_p: at 0 nothing is drawn
   bool random = false;   // draws numbers
-  bool rides = false;    // returns the same logical tensor: a contract goes along
+  bool rides = false;    // returns the same logical tensor or a part of it: a contract goes along
   bool view = false;     // the result aliases an input
   bool changes_shape_in_place = false;
 
@@ -54,6 +55,14 @@ struct Call {
   // Whether the operator writes that tensor in place.
   bool writes(const TensorArg& entry) const;
 };
+
+// Whether terms of a sum would meet a zero or a number that is not finite, among the arguments: each alone, 0 * inf or 1 / 0 - 1 / 0,
+// they would not add up to what their sum gives.
+bool meets_odd_number(const Call& call);
+
+// What to say of `plain` in the place of a DTensor where an operator writes in place: an optimizer's state may be older than the
+// parameters' layouts. "" elsewhere.
+std::string old_state_hint(const Call& call, const at::Tensor& plain);
 
 // Finds the tensors. Throws std::invalid_argument when DTensors lie on different meshes, or a plain tensor of one dimension
 // or more is among them outside ImplicitReplication and backward, naming operator, shapes, placements and the ways out.

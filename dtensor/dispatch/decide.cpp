@@ -119,8 +119,8 @@ class Decider {
       if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) {
         throw std::invalid_argument(fmt::format(
             "{}: a plain tensor [{}] would be written with the value of a DTensor, {}; call full_tensor or to_local on the "
-            "DTensor first",
-            traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(lead_)));
+            "DTensor first{}",
+            traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(lead_), old_state_hint(call_, *entry.tensor)));
       }
       if (traits.random && entry.spec->partial) {
         throw std::invalid_argument(fmt::format(
@@ -185,6 +185,7 @@ class Decider {
     }
     std::vector<TensorInfo> inputs = call.inputs;
     keep_numbers_whole(rule);
+    keep_terms_finite(rule);
     std::vector<rules::Written> written = written_inputs(outputs.size());
     add_outs(rule, inputs, written);
     const auto choice = rules::choose(rule, inputs, outputs.size(), current(), mesh_shape_, written);
@@ -223,6 +224,14 @@ class Decider {
         if (entry.spec == nullptr && entry.tensor->defined() && !strategy.inputs.at(j).is_replicate()) return true;
       }
       return false;
+    });
+  }
+
+  // Terms that would not add up are reduced first.
+  void keep_terms_finite(OpRule& rule) const {
+    if (!meets_odd_number(call_)) return;
+    std::erase_if(rule.strategies, [&](const rules::Strategy& strategy) {
+      return std::any_of(strategy.inputs.begin(), strategy.inputs.end(), [](const Placement& p) { return p.is_partial(); });
     });
   }
 
@@ -275,16 +284,25 @@ class Decider {
         out_.outputs.push_back(nullptr);
         continue;
       }
-      const std::vector<int64_t> strides = meta_ ? (*meta_)[k].strides : contiguous_strides(outputs[k].sizes);
+      const std::vector<int64_t> strides = meta_ ? (*meta_)[k].strides : strides_of(outputs[k].sizes);
       out_.outputs.push_back(intern_spec(lead_.mesh, choice.outputs[k], outputs[k].sizes, strides, outputs[k].dtype));
     }
-    out_.make_contiguous = !meta_;
+    out_.make_dense = !meta_;
     if (!choice.kernel.empty()) {
       const LocalKernelEntry entry = find_local_kernel(choice.kernel);
       out_.kernel = entry.kernel;
       out_.communicates |= entry.communicates;
     }
     localize(rule);
+  }
+
+  // Where LibTorch does not tell: as the first tensor's of the result's shape, in memory.
+  std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes) const {
+    for (const TensorArg& entry : call_.tensors) {
+      if (!entry.tensor->defined() || entry.tensor->sizes() != at::IntArrayRef(sizes)) continue;
+      return strides_like(sizes, *entry.tensor);
+    }
+    return contiguous_strides(sizes);
   }
 
   void localize(const OpRule& rule) {
@@ -296,11 +314,6 @@ class Decider {
     if (rule.stride_arg >= 0 && result.sharded) {
       out_.local_args.emplace_back(static_cast<std::size_t>(rule.stride_arg), at::IValue(dense_strides(result)));
     }
-  }
-
-  // Dense strides of the piece in the memory order of the global strides.
-  static std::vector<int64_t> dense_strides(const Spec& spec) {
-    return strides_like(spec.local_sizes, at::empty_strided(spec.sizes, spec.strides, at::TensorOptions(c10::kMeta)));
   }
 
   // ---- without one -----------------------------------------------------------------------------------------------

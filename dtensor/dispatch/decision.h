@@ -23,7 +23,7 @@ struct Decision {
   std::vector<SpecPtr> inputs;      // layout of each tensor when the local operator runs; nullptr: plain or absent
   std::vector<SpecPtr> outputs;     // of each tensor result, flattened; nullptr: undefined
   bool outputs_from_local = false;  // replicated results whose shapes are those that the local call gives
-  bool make_contiguous = false;     // results' strides were not known beforehand: row-major on every rank
+  bool make_dense = false;          // results' strides were not known beforehand: dense, in the order of their specs
   std::vector<std::pair<std::size_t, at::IValue>> local_args;  // schema arguments that the local call gets instead
   LocalKernel kernel = nullptr;
   bool moved = false;         // some input is another tensor than the caller's

@@ -68,6 +68,24 @@ OpDispatcher::OpDispatcher(const c10::OperatorHandle& op) : traits_(op), foreach
   registry().caches.insert(&cache_);
 }
 
+void OpDispatcher::check_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
+  for (const at::IValue& value : torch::jit::last(stack, op.schema().arguments().size())) {
+    if (value.isTensor() && detail::is_dtensor(value.toTensor())) {
+      detail::check_current(value.toTensor(), traits_.name.c_str());
+    }
+  }
+}
+
+// LibTorch's autograd leaves it to the operators that a list operator calls to count what is written.
+void OpDispatcher::call_foreach(const Call& call) {
+  std::vector<at::Tensor> written;
+  for (const TensorArg& entry : call.tensors) {
+    if (call.writes(entry) && !entry.tensor->is_inference()) written.push_back(*entry.tensor);
+  }
+  if (!run_foreach(call)) execute(call, *decision_for(call));
+  for (const at::Tensor& t : written) t.unsafeGetTensorImpl()->bump_version();
+}
+
 OpDispatcher::~OpDispatcher() {
   const std::lock_guard lock(registry().mutex);
   registry().caches.erase(&cache_);
@@ -76,13 +94,19 @@ OpDispatcher::~OpDispatcher() {
 void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
   // Looked up at the first call, when every decomposition has been registered.
   std::call_once(looked_up_, [this] { decomposition_ = find_decomposition(traits_.key); });
-  if (decomposition_ != nullptr && decomposition_(op, *stack)) return;
+  if (decomposition_ != nullptr) {
+    check_arguments(op, *stack);
+    if (decomposition_(op, *stack)) return;
+  }
   const Call call = read_call(op, traits_, *stack);
   // Without gradient mode too: the forward of a custom autograd function runs so.
   for (const TensorArg& entry : call.tensors) {
     if (entry.tensor->defined()) detail::watch_gradient(*entry.tensor);
   }
-  if (foreach_ && run_foreach(call)) return;
+  if (foreach_) {
+    call_foreach(call);
+    return;
+  }
   execute(call, *decision_for(call));
 }
 

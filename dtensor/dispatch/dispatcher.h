@@ -56,6 +56,9 @@ class OpDispatcher final : public c10::OperatorKernel {
 
  private:
   DecisionPtr decision_for(const Call& call);
+  // What read_call checks, for operators that are decomposed before it.
+  void check_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
+  void call_foreach(const Call& call);
 
   OpTraits traits_;
   std::once_flag looked_up_;

@@ -1,10 +1,12 @@
 #include "tessera/dtensor/dispatch/execute.h"
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
@@ -40,6 +42,21 @@ const std::string* contract_path(const Call& call) {
   return nullptr;
 }
 
+// `local` dense, its dimensions in memory in the order of the global tensor's; row-major where that is an expanded one.
+at::Tensor as_dense(const at::Tensor& local, const Spec& spec) {
+  const bool expanded = std::find(spec.strides.begin(), spec.strides.end(), 0) != spec.strides.end();
+  if (expanded || spec.strides == contiguous_strides(spec.sizes)) return local.contiguous();
+  const std::vector<int64_t> strides = dense_strides(spec);
+  if (local.strides() == at::IntArrayRef(strides)) return local;
+  return at::empty_strided(local.sizes(), strides, local.options()).copy_(local);
+}
+
+// A piece that was moved is row-major. Where the tensor is not, strides of results, and LibTorch's formulas that ask whether
+// a matrix is transposed, would differ from what the piece is.
+at::Tensor in_memory_order(const at::Tensor& local, const Spec& spec) {
+  return local.dim() < 2 || !local.is_contiguous() ? local : as_dense(local, spec);
+}
+
 // One call under way.
 class Execution {
  public:
@@ -68,6 +85,12 @@ class Execution {
   }
 
  private:
+  // A lazily conjugated piece has no real view.
+  bool copies_conjugate() const {
+    const at::Tensor& viewed = *call_.tensors[0].tensor;
+    return call_.traits.key == "view_as_real" && detail::is_dtensor(viewed) && detail::meta(viewed).local.is_conj();
+  }
+
   // A view of moved pieces is a copy, and so is a view of it.
   void find_copy() {
     const at::Tensor& viewed = *call_.tensors[0].tensor;
@@ -76,7 +99,7 @@ class Execution {
       copied_by_ = meta->copied_by;
       viewed_ = meta->viewed;
       viewed_version_ = meta->viewed_version;
-    } else if (decision_.moved) {
+    } else if (decision_.moved || copies_conjugate()) {
       copied_by_ = &call_.traits.name;
       viewed_ = viewed.unsafeGetTensorImpl()->version_counter();
       viewed_version_ = viewed_.enabled() ? viewed_.current_version() : 0;
@@ -91,12 +114,13 @@ class Execution {
       locals_.push_back(entry.spec != nullptr && detail::is_dtensor(*entry.tensor) ? detail::meta(*entry.tensor).local
                                                                                    : *entry.tensor);
     }
+    if (call_.traits.view && copies_conjugate()) locals_[0] = locals_[0].resolve_conj();
     if (decision_.moves.empty()) return;
     std::optional<World::Scope> scope;
     if (decision_.communicates) scope.emplace(mesh_.world(), call_.traits.name.c_str(), contract_path(call_));
     for (const Decision::Move& move : decision_.moves) {
       at::Tensor& local = locals_[move.tensor];
-      local = redistribute_local(local, *call_.tensors[move.tensor].spec, move.to->placements);
+      local = in_memory_order(redistribute_local(local, *call_.tensors[move.tensor].spec, move.to->placements), *move.to);
     }
   }
 
@@ -254,7 +278,8 @@ class Execution {
       if (spec == nullptr) return {};
       if (mesh_.is_member()) detail::check_local(local, *spec, call_.traits.name.c_str());
     }
-    at::Tensor out = detail::wrap(decision_.make_contiguous ? local.contiguous() : local, std::move(spec), normal_view_);
+    const at::Tensor piece = decision_.make_dense ? as_dense(local, *spec) : local;
+    at::Tensor out = detail::wrap(piece, std::move(spec), normal_view_);
     if (contract_) detail::meta(out).contract = contract_;
     if (copied_by_ != nullptr) {
       detail::meta(out).copied_by = copied_by_;

@@ -87,6 +87,7 @@ bool append_value(const at::IValue& v, bool number, Key& key) {
 
 bool append_key(const Call& call, c10::SmallVectorImpl<uint64_t>& key) {
   key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers become, as by sqrt
+  key.push_back(meets_odd_number(call) ? 1 : 0);
   std::size_t next = 0;  // in call.tensors, which are in schema order
   for (std::size_t i = 0; i < call.traits.num_args; ++i) {
     const bool tensors = next < call.tensors.size() && call.tensors[next].arg == i;

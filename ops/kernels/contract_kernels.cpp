@@ -25,25 +25,49 @@ namespace {
 
 using torch::jit::Stack;
 
+// An operator's base name, one of those that styles may name: checked by the compiler.
+struct ContractOp {
+  consteval ContractOp(const char* given) : name(given) {  // NOLINT: written where the operator is called
+    if (!reads_contracts(name)) throw "not in kContractOperators";
+  }
+  std::string_view name;
+};
+
 // Where an operator has its activation and its parameter.
 struct Site {
-  std::string_view op;  // base name, as contracts name it
+  ContractOp op;
   std::size_t activation;
   std::size_t parameter;
 };
 constexpr Site kAddmm{"addmm", 1, 2};
 constexpr Site kEmbedding{"embedding", 1, 0};
+constexpr ContractOp kAdd = "add";  // of a bias to a plain result
 
 // The contract that `parameter` carries for an operator, or nullptr.
-ContractPtr contract_of(std::string_view op, const at::Tensor& parameter) {
+ContractPtr contract_of(ContractOp op, const at::Tensor& parameter) {
   if (!detail::is_dtensor(parameter)) return nullptr;
   const ContractPtr& all = detail::meta(parameter).contract;
-  const Contract* found = contract_for(all, op);
+  const Contract* found = contract_for(all, op.name);
   return found == nullptr ? nullptr : ContractPtr(all, found);
 }
 
 const at::IValue& argument(const Stack& stack, std::size_t num_args, std::size_t i) {
   return stack[stack.size() - num_args + i];
+}
+
+std::string by(const Contract& contract) { return fmt::format("{} ({})", contract.path, contract.style); }
+
+// `placements` of a tensor of `shape` with the contract's `there` on its mesh dimension; `what` the tensor is, for the message.
+Placements as_contract_says(const Placements& placements, const Contract& contract, const Placement& there,
+                            at::IntArrayRef shape, std::string_view op, const char* what) {
+  const auto ndim = static_cast<int64_t>(shape.size());
+  Placements out = on_mesh_dim(placements, contract.mesh_dim, there, ndim);
+  const Placement& placed = out.at(static_cast<std::size_t>(contract.mesh_dim));
+  if (!placed.is_shard() || (placed.tensor_dim() >= 0 && placed.tensor_dim() < ndim)) return out;
+  throw std::invalid_argument(fmt::format(
+      "{} with {}: the style lays the {} out as {}, and it is [{}], of {} dimensions; give the style a layout that "
+      "fits",
+      op, by(contract), what, to_string(there), fmt::join(shape, ", "), ndim));
 }
 
 Placements replicated_on(const DeviceMesh& mesh) { return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate()); }
@@ -72,8 +96,9 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
                     "Pass from_local(piece, mesh, {{Shard(0) on the data dimensions}})",
                     op, contract.path, fmt::join(piece.sizes(), ", "), mesh.to_string()));
   }
-  const Placements placements = normalize(on_mesh_dim(replicated_on(mesh), contract.mesh_dim, contract.input, piece.dim()),
-                                          mesh.mesh(), piece.dim(), fmt::format("{} with {}", op, contract.path));
+  const Placements placements =
+      normalize(as_contract_says(replicated_on(mesh), contract, contract.input, piece.sizes(), op, "plain input"),
+                mesh.mesh(), piece.dim(), fmt::format("{} with {}", op, contract.path));
   FromLocalOptions options;
   options.shape = global_shape(piece, placements, mesh, parameter, op);
   return from_local(piece, mesh, placements, options);
@@ -87,7 +112,8 @@ at::Tensor bring_activation(const at::Tensor& x, const Contract& contract, const
     throw std::invalid_argument(fmt::format("{} with {}: the activation is {}, the parameter {}; put both on one mesh", op,
                                             contract.path, to_string(spec), to_string(spec_of(parameter))));
   }
-  return redistribute(activation, on_mesh_dim(spec.placements, contract.mesh_dim, contract.desired, spec.ndim()));
+  return redistribute(activation,
+                      as_contract_says(spec.placements, contract, contract.desired, activation.sizes(), op, "input"));
 }
 
 // The operator's own autograd kernel, which LibTorch registers for all backends alike.
@@ -115,7 +141,7 @@ void add_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Sta
   const at::Tensor& other = (*stack)[base + 1].toTensor();
   if (detail::is_dtensor(self) || !detail::is_dtensor(other)) return to_autograd(op, *stack);
   const ContractPtr all = detail::meta(other).contract;
-  const Contract* const contract = contract_for(all, "add");
+  const Contract* const contract = contract_for(all, kAdd.name);
   if (contract == nullptr || !contract->use_local_output) return to_autograd(op, *stack);
   (*stack)[base + 1] = local_bias(other, *contract, self.dim());
   op.callBoxed(*stack);
@@ -137,12 +163,12 @@ void expect_local_bias() {
   (void)handles;
 }
 
-at::Tensor bring_result(const at::Tensor& y, const Contract& contract) {
+at::Tensor bring_result(const at::Tensor& y, const Contract& contract, std::string_view op) {
   at::Tensor out = y;
   if (contract.output) {
     const Spec& spec = spec_of(y);
     // Terms of a sum each need the whole gradient: gathered here once, not by every operator that takes it.
-    out = redistribute(y, on_mesh_dim(spec.placements, contract.mesh_dim, *contract.output, spec.ndim()),
+    out = redistribute(y, as_contract_says(spec.placements, contract, *contract.output, y.sizes(), op, "output"),
                        without_partial(spec.placements));
   }
   if (!contract.use_local_output) return out;
@@ -152,11 +178,11 @@ at::Tensor bring_result(const at::Tensor& y, const Contract& contract) {
 
 // The operator on its activation, as the contract says if there is one. `call` computes it from an activation.
 template <class Call>
-at::Tensor contracted(std::string_view op, const at::Tensor& activation, const at::Tensor& parameter, const Call& call) {
+at::Tensor contracted(ContractOp op, const at::Tensor& activation, const at::Tensor& parameter, const Call& call) {
   const ContractPtr contract = contract_of(op, parameter);
   if (contract == nullptr) return call(activation);
-  const World::Scope scope(mesh_of(parameter).world(), op.data(), &contract->path);
-  return bring_result(call(bring_activation(activation, *contract, parameter, op)), *contract);
+  const World::Scope scope(mesh_of(parameter).world(), op.name.data(), &contract->path);
+  return bring_result(call(bring_activation(activation, *contract, parameter, op.name)), *contract, op.name);
 }
 
 using Continuation = void (*)(const c10::OperatorHandle& op, Stack& stack);

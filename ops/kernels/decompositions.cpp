@@ -5,6 +5,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_local_scalar_dense.h>
+#include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/amax.h>
@@ -18,6 +19,7 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sqrt.h>
 #include <ATen/ops/sum.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/library.h>
@@ -77,10 +79,6 @@ bool item(const c10::OperatorHandle& op, Stack& stack) {
 // equal(a, b): of tensors laid out alike, each rank compares its pieces and one all_reduce of a flag a mesh dimension agrees.
 bool equal(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
-  if (args[0].toTensor().is_same(args[1].toTensor())) {
-    give(op, stack, true);
-    return true;
-  }
   if (!spread(args[0]) || !spread(args[1])) return false;
   const detail::Meta& a = detail::meta(args[0].toTensor());
   const detail::Meta& b = detail::meta(args[1].toTensor());
@@ -109,6 +107,16 @@ bool as_strided(const c10::OperatorHandle& op, Stack& stack) {
   }
   give(op, stack, at::alias(self));
   return true;
+}
+
+// LibTorch makes a causal mask of its own, a plain tensor that every rank has.
+std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                                  const std::optional<at::Tensor>& mask, double dropout, bool causal,
+                                                  const std::optional<at::Tensor>& dropout_mask, std::optional<double> scale,
+                                                  bool grouped) {
+  const ImplicitReplication own_mask(causal || ImplicitReplication::enabled());
+  return at::native::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, dropout_mask, scale,
+                                                        grouped);
 }
 
 // ||x||_p over `dims` (all when empty) as sums and extrema, which pieces have.
@@ -146,6 +154,18 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor result = norm_of(half ? x.to(at::kFloat) : x, p.isNone() ? 2.0 : p.toScalar().toDouble(), dims, keepdim);
   give(op, stack, half ? result.to(type) : result);
   return true;
+}
+
+// median(x) and nanmedian(x) of a pending sum. The derivative is where x equals the result: backward would reduce x once more,
+// maybe in another order, and find no such place.
+bool whole_median(const c10::OperatorHandle& op, Stack& stack) {
+  const at::Tensor self = take_args(op, stack)[0].toTensor();
+  if (op.schema().returns().size() != 1 || !self.requires_grad() || !c10::GradMode::is_enabled()) return false;
+  if (!detail::meta(self).spec->partial) return false;
+  throw std::invalid_argument(fmt::format(
+      "{}: of {} it has no exact derivative: the sum would be reduced again in backward; redistribute it to Replicate or "
+      "Shard first",
+      op.schema().name(), to_string(self)));
 }
 
 // Losses with a reduction: the loss of each element, then mean or sum, which count as the whole tensor does.
@@ -198,13 +218,18 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
   return at::eq(self.unsqueeze(-1), at::arange(num_classes, self.options())).to(at::kLong);
 }
 
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("one_hot", one_hot); }
-TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { m.impl("one_hot", one_hot); }
+void register_composites(torch::Library& m) {
+  m.impl("one_hot", one_hot);
+  m.impl("_scaled_dot_product_attention_math", attention_math);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { register_composites(m); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
 
 [[maybe_unused]] const bool registered = [] {
   register_decomposition("_local_scalar_dense", item);
   register_decomposition("equal", equal);
   register_decomposition("as_strided", as_strided);
+  for (const char* name : {"median", "nanmedian"}) register_decomposition(name, whole_median);
   for (const char* name : {"norm", "linalg_vector_norm"}) register_decomposition(name, norm);
   for (const char* name : {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss"}) {
     register_decomposition(name, reduced_loss);

@@ -152,10 +152,24 @@ void contiguous_statistics(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
+// _scaled_dot_product_flash_attention_for_cpu_backward: the kernel divides by the number of heads, which may be none here while
+// the gradients of key and value are terms of a sum.
+void attention_backward(const LocalCall& call, Stack& stack) {
+  const at::Tensor grad = stack[0].toTensor();
+  if (grad.numel() != 0) {
+    contiguous_statistics(call, stack);
+    return;
+  }
+  Stack zeros;
+  for (const SpecPtr& spec : call.outputs) zeros.emplace_back(at::zeros(spec->local_sizes, grad.options()));
+  stack = std::move(zeros);
+}
+
 [[maybe_unused]] const bool registered =
-    register_local_kernel("mean", mean) && register_local_kernel("extremum", extremum) &&
-    register_local_kernel("reshape", reshape) && register_local_kernel("mean_loss", mean_loss) &&
-    register_local_kernel("contiguous_statistics", contiguous_statistics) && register_local_kernel("embedding", embedding) &&
+    register_local_kernel("attention_backward", attention_backward) && register_local_kernel("mean", mean) &&
+    register_local_kernel("extremum", extremum) && register_local_kernel("reshape", reshape) &&
+    register_local_kernel("mean_loss", mean_loss) && register_local_kernel("contiguous_statistics", contiguous_statistics) &&
+    register_local_kernel("embedding", embedding) &&
     register_local_kernel("embedding_dense_backward", embedding_dense_backward) &&
     register_local_kernel("nll_loss_mean", nll_loss_mean, /*communicates=*/true);
 

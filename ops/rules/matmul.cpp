@@ -41,7 +41,13 @@ OpRule addmm(const OpCall& call) { return plus_product(call, {"mk", "kn"}, {size
 OpRule baddbmm(const OpCall& call) {
   return plus_product(call, {"bmk", "bkn"}, {size(call, 1, 0), size(call, 1, 1), size(call, 2, 2)}, "bmn");
 }
-OpRule addmv(const OpCall& call) { return plus_product(call, {"mk", "k"}, {size(call, 1, 0)}, "m"); }
+// Of a matrix without elements LibTorch gives the bias as it is, not broadcast: a broadcast one needs k whole.
+OpRule addmv(const OpCall& call) {
+  OpRule rule = plus_product(call, {"mk", "k"}, {size(call, 1, 0)}, "m");
+  if (call.inputs.at(0).sizes == std::vector<int64_t>{size(call, 1, 0)}) return rule;
+  std::erase_if(rule.strategies, [](const Strategy& s) { return s.inputs[1].is_shard(1); });
+  return rule;
+}
 OpRule addr(const OpCall& call) { return plus_product(call, {"m", "n"}, {size(call, 1, 0), size(call, 2, 0)}, "mn"); }
 
 // The leading dimensions' labels, of a tensor whose last `last` ones have names of their own.

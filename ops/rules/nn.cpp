@@ -212,7 +212,7 @@ OpRule attention_backward(const OpCall& call) {
   const auto [q, k, mask] = attention_labels(call, in.at(1), in.at(2), in.at(6));
   OpRule rule{.strategies = shard_factors({q, q, k, k, q, q.substr(0, 3), mask}, {q, k, k})};
   for (const std::size_t i : {1, 2, 3}) rule.outputs.push_back(in[i]);
-  rule.kernel = "contiguous_statistics";
+  rule.kernel = "attention_backward";
   return rule;
 }
 

@@ -72,7 +72,12 @@ OpRule movement(const OpCall& call) {
   OpRule rule = plain(call);
   const at::ScalarType from = call.inputs.at(0).dtype;
   const at::ScalarType to = call.outputs.empty() ? from : call.outputs[0].dtype;
-  if (from == to || converts_termwise(from, to)) add_movement(rule, call.inputs.size(), num_outputs(call));
+  if (at::isComplexType(from) != at::isComplexType(to)) {
+    // A real part adds up as the numbers do; it neither multiplies nor compares so.
+    add_linear_where_exact(rule, call, {{0}});
+  } else if (from == to || converts_termwise(from, to)) {
+    add_movement(rule, call.inputs.size(), num_outputs(call));
+  }
   return rule;
 }
 
@@ -111,7 +116,8 @@ OpRule pick(const OpCall& call, std::size_t a, std::size_t b) {
   const auto& in = call.inputs;
   if (in.size() <= b) return rule;
   const bool same_type = in[a].dtype == in[b].dtype;
-  const bool termwise = converts_termwise(in[a].dtype, in[b].dtype) && converts_termwise(in[b].dtype, in[a].dtype);
+  const bool termwise = converts_termwise(in[a].dtype, in[b].dtype) && converts_termwise(in[b].dtype, in[a].dtype) &&
+                        at::isComplexType(in[a].dtype) == at::isComplexType(in[b].dtype);
   if (!same_type && !termwise) return rule;
   for (const ReduceOp op : kAllReductions) rule.strategies.push_back(pass_partial(in.size(), num_outputs(call), {a, b}, op));
   return rule;

@@ -141,6 +141,8 @@ OpRule idempotent(const OpCall& call) {
 
 template <ReduceOp op>
 OpRule extremum(const OpCall& call) {
+  const Sizes& sizes = call.inputs.at(0).sizes;
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return {};  // nothing to choose from: LibTorch's own error
   OpRule rule = by_terms(call, op, call.inputs.at(0).dtype, "extremum");
   rule.strategies.push_back(pass_partial(1, 1, {0}, op));
   return rule;

@@ -45,6 +45,7 @@ struct OpCall {
 //   extremum                  the operator, where a piece without elements gives the reduction's neutral element
 //   reshape                   input 0 with the local sizes of output 0
 //   contiguous_statistics     the operator, with what forward saved (mean, rstd, logsumexp) contiguous
+//   attention_backward        the same, and zeros of a piece without elements
 //   embedding                 rows that this rank lacks give zeros
 //   embedding_dense_backward  the rows of the whole gradient that this rank holds (an output Shard(0), inputs whole)
 //   mean_loss                 the operator with a sum in place of its mean, divided by the elements of the whole

@@ -66,8 +66,8 @@ OpRule view(const OpCall& call) {
   return rule;
 }
 
-// The strides are those of the whole in one process; a piece, or a tensor that was gathered, lies otherwise in memory.
-OpRule reshape_alias(const OpCall& call) {
+// No view to autograd, or one that names the strides of the whole in one process; a piece may lie otherwise in memory.
+OpRule reshape(const OpCall& call) {
   OpRule rule = view(call);
   rule.kernel = "reshape";
   return rule;
@@ -343,8 +343,8 @@ OpRule repeat(const OpCall& call) {
 
 constexpr RuleEntry kTable[] = {
     {"view", view},
-    {"_unsafe_view", view},
-    {"_reshape_alias", reshape_alias},
+    {"_unsafe_view", reshape},
+    {"_reshape_alias", reshape},
     {"_reshape_copy", view},
     {"view_copy", view},
     {"expand", expand},

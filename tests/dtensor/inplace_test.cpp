@@ -150,6 +150,26 @@ TESSERA_RANKS_TEST_CASE("operators on lists, aligned and not", {1, 2, 4}) {
       self, [](const at::Tensor& a, const at::Tensor&) { return at::zeros_like(a); }, mine);
 }
 
+TESSERA_RANKS_TEST_CASE("a list operator that writes is seen by autograd and by copies of views", {1, 2}) {
+  for (const Placement& placement : {S0, P}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor x = spread(sample({4}), line(), {placement}).requires_grad_(true);
+    const at::Tensor y = x.exp();
+    std::vector<at::Tensor> list = {y.detach()};
+    at::_foreach_add_(list, 10.0);
+    CHECK_THROWS_WITH(y.sum().backward(), doctest::Contains("modified by an inplace operation"));
+  }
+  std::vector<at::Tensor> list = {spread(sample({4}), line(), {S0})};
+  const at::Tensor first = list[0].select(0, 0);
+  at::_foreach_add_(list, 10.0);
+  if (world_size() == 1) {
+    CHECK(std::abs(first.item<double>() - sample({4})[0].item<double>() - 10) < 1e-12);
+  } else {
+    CHECK_THROWS_WITH(first.item<double>(), doctest::Contains("has been written since"));
+    CHECK_THROWS_WITH(first + 1, doctest::Contains("has been written since"));
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("a view written in place reaches its base, with its gradient", {1, 2, 3}) {
   const DeviceMesh mesh = line();
   const auto run = [](const at::Tensor& x, const at::Tensor& w) {

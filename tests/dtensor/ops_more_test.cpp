@@ -1,6 +1,7 @@
 // Operators beside the everyday ones, those that write their arguments among them: mostly without a rule, and right.
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -200,6 +201,109 @@ TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2
   at::Tensor out = spread(at::zeros({6}, at::kDouble), mesh, {P});
   at::mean_out(out, spread(x, mesh, {S0}), {0});
   CHECK(close(full_tensor(out), x.mean(0)));
+}
+
+TESSERA_RANKS_TEST_CASE("transposed tensors, whose order in memory LibTorch's kernels and formulas ask for", {1, 2, 3, 4}) {
+  // Well conditioned, so that the rounding of a sum's terms stays small.
+  const at::Tensor a = sample({4, 4}) + 4 * at::eye(4, at::kDouble), b = sample({4, 4}, 1);
+  const std::vector<Placements> kinds = {{R, S0, Shard(1), Partial()}, {R, S0, Shard(1)}};
+  check_ops({
+      op_case("det", {a},
+              [](const Tensors& x) {
+                return Tensors{x[0].t().det(), x[0].det()};
+              }),
+      op_case("slogdet", {a}, [](const Tensors& x) { return std::get<1>(at::linalg_slogdet(x[0].t())); }),
+      op_case("inverse", {a}, [](const Tensors& x) { return at::linalg_inv(x[0].t()); }),
+      op_case("solve", {a, b}, [](const Tensors& x) { return at::linalg_solve(x[0].t(), x[1].t()); }),
+      op_case(
+          "kron", {a, b}, [](const Tensors& x) { return at::kron(x[0].t(), x[1].t()); }, kinds),
+      op_case(
+          "sum, view", {a, b},
+          [](const Tensors& x) {
+            return (x[0].t() + x[1].t()).t().view({2, 8});
+          },
+          kinds),
+      op_case("addmv, broadcast", {sample({1}), sample({3, 2}), sample({2}, 1)},
+              [](const Tensors& x) { return at::addmv(x[0], x[1], x[2], 0.5, 2.0); }),
+      op_case("addmv, of no matrix", {sample({1}), sample({3, 0}), sample({0}, 1)},
+              [](const Tensors& x) { return at::addmv(x[0].expand({3}), x[1], x[2]); }),
+      op_case("imag of a conjugate", {a, b}, [](const Tensors& x) { return at::imag(at::complex(x[0], x[1]).conj()) * 2; }),
+  });
+}
+
+TESSERA_RANKS_TEST_CASE("a pending product or maximum is not converted between real and complex", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const auto n = static_cast<double>(mesh.size()), me = static_cast<double>(mesh.local_rank(0));
+  const at::Tensor factor = at::full({4}, c10::complex<double>(0.5, 1.0 + me), at::kComplexDouble);
+  const at::Tensor product = from_local(factor, mesh, {Partial(ReduceOp::kProduct)});
+  CHECK(close(full_tensor(product.to(at::kDouble)), at::real(full_tensor(product))));
+  CHECK(close(full_tensor(at::real(product)), at::real(full_tensor(product))));
+  const at::Tensor largest = from_local(at::full({4}, me, at::kDouble), mesh, {Partial(ReduceOp::kMax)});
+  CHECK(close(full_tensor(largest.to(at::kComplexDouble)), at::full({4}, n - 1, at::kComplexDouble)));
+}
+
+TESSERA_RANKS_TEST_CASE("the derivative of a pending sum's median is refused: it would be looked for in other roundings",
+                        {2, 3}) {
+  const at::Tensor terms = spread(sample({5, 3}), line(), {Partial()}).requires_grad_(true);
+  CHECK_THROWS_WITH_AS(terms.median(), doctest::Contains("aten::median: of DTensor"), std::invalid_argument);
+  CHECK_NOTHROW(std::get<0>(terms.median(0)).sum().backward());
+  const at::NoGradGuard no_grad;
+  CHECK(close(full_tensor(terms.median()), sample({5, 3}).median()));
+}
+
+TESSERA_RANKS_TEST_CASE("terms do not meet numbers one by one that would make them not a number", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const double infinity = std::numeric_limits<double>::infinity();
+  const at::Tensor x = at::tensor({3.0, 0.0, 0.0, -1.0}, at::kDouble);
+  const at::Tensor terms = spread(x, mesh, {Partial()}), total = spread(x, mesh, {S0}).sum();
+  CHECK(at::equal(full_tensor(total / 0), x.sum() / 0));
+  CHECK(at::equal(full_tensor(total * infinity), x.sum() * infinity));
+  const at::Tensor halves = full_tensor(terms * infinity);
+  CHECK(halves[0].item<double>() == infinity);
+  CHECK(halves[3].item<double>() == -infinity);
+  CHECK(placements_of(terms * 2) == Placements{Partial()});
+  CHECK(placements_of(terms / 2) == Placements{Partial()});
+  CHECK(at::allclose(full_tensor(terms * 0), x * 0));
+}
+
+TESSERA_RANKS_TEST_CASE("a cached decision does not pass what the operator checks", {2, 3}) {
+  const at::Tensor x = spread(at::arange(1, 3), line(), {S0});
+  CHECK(same(full_tensor(x.pow(2)), at::arange(1, 3).pow(2)));
+  CHECK_THROWS_WITH(x.pow(-1), doctest::Contains("Integers to negative integer powers are not allowed"));
+  CHECK_THROWS(spread(at::empty({0, 3}, at::kDouble), line(), {S0}).max());
+  CHECK(same(full_tensor(x.sum()), at::arange(1, 3).sum()));
+  const at::Tensor nan = spread(at::full({3}, std::nan(""), at::kDouble), line(), {S0});
+  CHECK_FALSE(at::equal(nan, nan));
+}
+
+TESSERA_RANKS_TEST_CASE("attention: causal with its own mask, and heads that some ranks have none of", {1, 2, 3, 4}) {
+  const at::Tensor q = sample({2, 2, 5, 4}), k = sample({2, 2, 5, 4}, 1), v = sample({2, 2, 5, 4}, 2);
+  const auto transposed = [](const at::Tensor& t) { return t.transpose(2, 3).contiguous().transpose(2, 3); };
+  check_ops(
+      {
+          op_case("causal, of a query that is not dense", {q, k, v},
+                  [&](const Tensors& x) {
+                    return at::scaled_dot_product_attention(transposed(x[0]), x[1], x[2], {}, 0.0, true);
+                  }),
+          op_case("one head", {sample({2, 1, 4, 3}), sample({2, 1, 3, 3}, 1), sample({2, 1, 3, 3}, 2)},
+                  [](const Tensors& x) { return at::scaled_dot_product_attention(x[0], x[1], x[2]); },
+                  {{S0, Shard(1), Shard(2)}, {R, Shard(1)}, {R, Shard(1)}}),
+      },
+      16);
+}
+
+TESSERA_RANKS_TEST_CASE("channels-last stays so", {1, 2, 3}) {
+  const at::Tensor x = sample({4, 3, 5, 6}).contiguous(at::MemoryFormat::ChannelsLast);
+  for (const Placement& placement : {R, S0, Shard(1), Shard(2)}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor d = spread(sample({4, 3, 5, 6}), line(), {placement}).contiguous(at::MemoryFormat::ChannelsLast);
+    for (const auto& f :
+         {+[](const at::Tensor& t) { return t.relu(); }, +[](const at::Tensor& t) { return at::hardtanh(t); },
+          +[](const at::Tensor& t) { return t.sin(); }, +[](const at::Tensor& t) { return at::where(t > 0, t, t * 2); }}) {
+      CHECK(f(d).strides() == f(x).strides());
+      CHECK(close(full_tensor(f(d)), f(x)));
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("products of complex tensors have gradients of conjugated factors", {1, 2}) {

@@ -88,6 +88,12 @@ Tensors nll_loss_mean(const RankCall& rank) {
 
 Tensors contiguous_statistics(const RankCall& rank) { return rank.sample.run(rank.args); }  // pieces are contiguous here
 
+Tensors attention_backward(const RankCall& rank) {
+  if (rank.args[0].toTensor().numel() != 0) return rank.sample.run(rank.args);
+  const auto zeros = [&](std::size_t i) { return at::zeros(rank.local_sizes(i), rank.args[0].toTensor().options()); };
+  return {zeros(0), zeros(1), zeros(2)};
+}
+
 using Kernel = Tensors (*)(const RankCall&);
 const std::map<std::string_view, Kernel>& kernels() {
   static const std::map<std::string_view, Kernel> table = {
@@ -96,6 +102,7 @@ const std::map<std::string_view, Kernel>& kernels() {
       {"mean_loss", mean_loss},
       {"reshape", reshape},
       {"contiguous_statistics", contiguous_statistics},
+      {"attention_backward", attention_backward},
       {"embedding", embedding},
       {"embedding_dense_backward", embedding_dense_backward},
       {"nll_loss_mean", nll_loss_mean},
