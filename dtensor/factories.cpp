@@ -1,5 +1,6 @@
 #include "tessera/dtensor/factories.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include <ATen/ops/arange.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/DefaultDtype.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tessera/dtensor/dispatch/random.h"
 #include "tessera/dtensor/spec.h"
@@ -25,6 +27,10 @@ at::ScalarType default_dtype() { return c10::typeMetaToScalarType(c10::get_defau
 template <class Fill>
 at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& given,
                 at::ScalarType dtype, const Fill& fill) {
+  if (std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; })) {
+    throw std::invalid_argument(
+        fmt::format("{}: the global shape [{}] has a negative size; give sizes of 0 or more", who, fmt::join(sizes, ", ")));
+  }
   const Placements placements = normalize(given, mesh.mesh(), static_cast<int64_t>(sizes.size()), who);
   if (any_partial(placements)) {
     throw std::invalid_argument(

@@ -10,7 +10,7 @@
 namespace tessera {
 
 // DTensors made in place: each rank fills its own piece, without communication. `sizes` are global. dtype defaults to LibTorch's
-// default. Throw std::invalid_argument on placements that do not fit, and on a Partial, which has no one way to be filled.
+// default. Throw std::invalid_argument on a negative size, on placements that do not fit, and on a Partial, which has no one way to be filled.
 at::Tensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                  std::optional<at::ScalarType> dtype = std::nullopt);
 at::Tensor zeros(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
@@ -22,7 +22,7 @@ at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh
 // 0, 1, ... size-1 (int64 unless dtype says otherwise).
 at::Tensor arange(int64_t size, const DeviceMesh& mesh, const Placements& placements,
                   std::optional<at::ScalarType> dtype = std::nullopt);
-// Drawn as manual_seed (tessera/dtensor/dispatch/random.h) says: replicas agree, shards differ.
+// Drawn as manual_seed (tessera/dtensor/random.h) says: replicas agree, shards differ.
 at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                 std::optional<at::ScalarType> dtype = std::nullopt);
 at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,

@@ -17,7 +17,7 @@ class Store;
 
 namespace tessera {
 
-// Seed and counter from which random operators draw; see dtensor/random.
+// Seed and counter from which random operators draw; see dtensor/random.h.
 struct RandomState {
   uint64_t seed = 0;
   uint64_t counter = 0;

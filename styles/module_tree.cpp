@@ -8,22 +8,18 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include "tessera/dtensor/assigned_weight.h"
+
 namespace tessera {
 namespace {
 
-// The kind of a module, and the weight that its forward reads: `head->weight = tok->weight` ties the member alone and leaves
-// the old tensor registered.
-at::Tensor note_kind(ModuleNode& node) {
-  if (const auto* linear = node.module->as<torch::nn::LinearImpl>()) {
+void note_kind(ModuleNode& node) {
+  if (node.module->as<torch::nn::LinearImpl>() != nullptr) {
     node.kind = ModuleKind::kLinear;
-    return linear->weight;
-  }
-  if (const auto* embedding = node.module->as<torch::nn::EmbeddingImpl>()) {
+  } else if (const auto* embedding = node.module->as<torch::nn::EmbeddingImpl>()) {
     node.kind = ModuleKind::kEmbedding;
     node.renormalizes = embedding->options.max_norm().has_value();
-    return embedding->weight;
   }
-  return {};
 }
 
 std::size_t add_module(ModuleTree& tree, torch::nn::Module& module, const std::string& path) {
@@ -32,13 +28,10 @@ std::size_t add_module(ModuleTree& tree, torch::nn::Module& module, const std::s
   node.path = path;
   node.type = module.name();
   node.module = &module;
-  const auto parameters = module.named_parameters(/*recurse=*/false);
-  const at::Tensor weight = note_kind(node);
-  const at::Tensor* const registered = parameters.find("weight");
-  if (weight.defined() && registered != nullptr && !registered->is_same(weight)) {
-    node.tensors.push_back({.name = "weight", .tensor = weight, .is_parameter = true});
-  }
-  for (const auto& item : parameters) {
+  note_kind(node);
+  const at::Tensor weight = assigned_weight(module);
+  if (weight.defined()) node.tensors.push_back({.name = "weight", .tensor = weight, .is_parameter = true});
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     node.tensors.push_back({.name = item.key(), .tensor = item.value(), .is_parameter = true});
   }
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {

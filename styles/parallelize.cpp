@@ -1,7 +1,10 @@
 #include "tessera/styles/parallelize.h"
 
 #include <algorithm>
+#include <exception>
+#include <functional>
 #include <map>
+#include <optional>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -9,6 +12,7 @@
 #include <spdlog/spdlog.h>
 #include <torch/optim/optimizer.h>
 
+#include "tessera/dtensor/agreement.h"
 #include "tessera/styles/layout_plan.h"
 #include "tessera/styles/module_tree.h"
 
@@ -116,12 +120,55 @@ std::vector<Assigned> assign(const ModuleTree& tree, const ParallelPlan& plan, b
   return assigned;
 }
 
-// A style's own std::invalid_argument is alike on every rank; anything else may be this rank's alone.
-void apply_style(const ParallelStyle& style, ApplyContext& context) {
+// What parallelize_module is about to do to a module.
+struct Planned {
+  ModuleTree tree;
+  std::optional<LayoutPlan> layout;
+};
+
+// All that the ranks must have alike: who would communicate for what, and the plan that says how.
+int64_t fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
+  std::string all = fmt::format("{}\n{} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
+                                fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","));
+  std::map<const void*, std::size_t> first;
+  for (const ModuleNode& node : tree) {
+    all += fmt::format("{} {}\n", node.path, node.type);
+    for (const NamedTensor& item : node.tensors) {
+      const at::Tensor& t = item.tensor;
+      const auto tied = first.emplace(t.unsafeGetTensorImpl(), first.size()).first->second;
+      all += fmt::format("{} [{}] {} {} {} {}\n", item.name, fmt::join(t.sizes(), ","), c10::toString(t.scalar_type()),
+                         t.requires_grad(), t.is_leaf() && t.grad().defined(), tied);
+    }
+  }
+  return static_cast<int64_t>(std::hash<std::string>()(all) >> 1);
+}
+
+// Applies the styles and checks what they asked for; changes nothing.
+void make_plan(Planned& planned, const DeviceMesh& mesh, const ParallelPlan& plan, const ParallelizeOptions& options) {
+  if (planned.tree.empty()) {
+    throw std::invalid_argument("parallelize_module: the module is a null pointer; make it first");
+  }
+  const int64_t tensor_dim = tensor_dim_of(mesh, options);
+  const std::vector<int64_t> data_dims = data_dims_of(mesh, options, tensor_dim);
+  check_source(mesh, options.src_rank);
+  LayoutPlan& layout = planned.layout.emplace(mesh, tensor_dim, planned.tree);
+  for (const Assigned& assigned : assign(planned.tree, plan, options.allow_unmatched)) {
+    for (const auto* entry : assigned.entries) {
+      const std::string name = entry->second->name();
+      ApplyContext context(planned.tree[assigned.node], name, layout, tensor_dim, data_dims);
+      entry->second->apply(context);
+    }
+  }
+  layout.check();
+  check_optimizers(layout, options);
+}
+
+// Without communication only a std::invalid_argument is taken to come on every rank; anything else fails the job.
+void make_plan_alone(Planned& planned, const DeviceMesh& mesh, const ParallelPlan& plan, const ParallelizeOptions& options) {
   std::exception_ptr alike;
-  context.mesh().world().guard(fmt::format("{} of {}", style.name(), shown_path(context.path())), [&] {
+  mesh.world().guard("parallelize_module", [&] {
     try {
-      style.apply(context);
+      make_plan(planned, mesh, plan, options);
     } catch (const std::invalid_argument&) {
       alike = std::current_exception();
     }
@@ -133,25 +180,20 @@ void apply_style(const ParallelStyle& style, ApplyContext& context) {
 
 void detail::parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
                          const ParallelizeOptions& options) {
-  if (root == nullptr) throw std::invalid_argument("parallelize_module: the module is a null pointer; make it first");
-  const int64_t tensor_dim = tensor_dim_of(mesh, options);
-  const std::vector<int64_t> data_dims = data_dims_of(mesh, options, tensor_dim);
-  check_source(mesh, options.src_rank);
-  const ModuleTree tree = tree_of(*root);
-  LayoutPlan layout(mesh, tensor_dim, tree);
-  for (const Assigned& assigned : assign(tree, plan, options.allow_unmatched)) {
-    for (const auto* entry : assigned.entries) {
-      const std::string name = entry->second->name();
-      ApplyContext context(tree[assigned.node], name, layout, tensor_dim, data_dims);
-      apply_style(*entry->second, context);
-    }
+  Planned planned;
+  if (root != nullptr) planned.tree = tree_of(*root);
+  if (options.src_rank == kNoSource) {
+    make_plan_alone(planned, mesh, plan, options);
+  } else {
+    Agreement({mesh}, "parallelize_module")
+        .run([&] { make_plan(planned, mesh, plan, options); }, fingerprint_of(planned.tree, plan, options),
+             "the ranks' modules or plans differ; every rank must give a module of the same parameters and buffers (names, "
+             "shapes, dtypes, requires_grad, which have gradients, which are tied), and the same plan and options");
   }
-  layout.check();
-  check_optimizers(layout, options);
-  spdlog::debug("parallelize_module on {}:\n{}", mesh.to_string(), layout.to_string());
-  layout.run(options.src_rank);
+  spdlog::debug("parallelize_module on {}:\n{}", mesh.to_string(), planned.layout->to_string());
+  planned.layout->run(options.src_rank);
   // Backwards, so that a module with two names gets its first.
-  for (auto node = tree.rbegin(); node != tree.rend(); ++node) {
+  for (auto node = planned.tree.rbegin(); node != planned.tree.rend(); ++node) {
     auto* const hookable = dynamic_cast<Hookable*>(node->module);
     if (hookable != nullptr) hookable->set_place(shown_path(node->path), mesh.world_ptr());
   }

@@ -91,11 +91,15 @@ void parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const Parallel
 // `plan` gives styles to modules by name; see `match` in module_tree.h. One style alone is the root's.
 //   auto tp = parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
 //
-// Communication: for each parameter and buffer one scatter (Shard) or broadcast (Replicate) a mesh dimension; none with kNoSource.
-// Throws std::invalid_argument, on every rank alike and before anything is converted or communicated: a pattern that matches
-// nothing; a module with two styles of which none is a Prepare style; a style that does not know its module; styles that
-// disagree on a tied parameter; parameters that overlap in memory without being the same; an optimizer with state; no module.
-// On a rank outside the mesh the parameters become DTensors without a piece.
+// Communication: one all-reduce of 40 bytes a mesh dimension, by which the ranks agree that all can go on and that their modules
+// and plans are alike; then for each parameter and buffer one scatter (Shard) or broadcast (Replicate) a mesh dimension. None with
+// kNoSource.
+// Throws, on every rank of the mesh alike and before anything is converted, what the lowest rank's planning threw, and
+// std::invalid_argument for: modules or plans that differ between ranks (not with kNoSource); a pattern that matches nothing; a
+// module with two styles of which none is a Prepare style; a style that does not know its module; styles that disagree on a tied
+// parameter; parameters that overlap in memory without being the same; an optimizer with state; no module.
+// With kNoSource a rank throws for itself, and what is not std::invalid_argument fails the job.
+// On a rank outside the mesh the parameters become DTensors without a piece; it hears nothing of the other ranks' errors.
 template <std::derived_from<torch::nn::Module> M>
 Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                     const ParallelizeOptions& options = {}) {

@@ -1,5 +1,6 @@
 #include "tessera/styles/prepare_styles.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include <ATen/core/Tensor.h>
@@ -55,8 +56,11 @@ at::Tensor as_dtensor(const at::Tensor& t, const Placement& layout, const Place&
   return from_local(t, place.mesh, on_mesh_dim(replicated, place.tensor_dim, layout, t.dim()));
 }
 
+// Layouts that name nothing may stand beyond the last tensor: forward's arguments with a default may be left out.
 void lay_out(std::vector<at::Tensor>& tensors, const Layouts& from, const Layouts& to, bool use_local, const Place& place) {
-  if (tensors.size() != from.size()) {
+  const std::size_t named = static_cast<std::size_t>(
+      std::find_if(from.rbegin(), from.rend(), [](const auto& layout) { return layout.has_value(); }).base() - from.begin());
+  if (tensors.size() > from.size() || tensors.size() < named) {
     throw std::invalid_argument(fmt::format(
         "{}: {} layouts {} for {} tensors; give one for every tensor among forward's arguments or results, std::nullopt to "
         "leave one as it is",

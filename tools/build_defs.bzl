@@ -6,7 +6,6 @@ They serve users of the library too: load("@tessera//tools:build_defs.bzl", "tes
 _WARNINGS = [
     "-Wall",
     "-Wextra",
-    "-Werror",
     "-Wnon-virtual-dtor",
     "-Woverloaded-virtual",
     "-Wvla",
@@ -23,8 +22,13 @@ _WARNINGS = [
 _LIBRARY_COPTS = ["-std=c++20", "-g0"] + _WARNINGS
 _TEST_COPTS = ["-std=c++20", "-g0", "-O0", "-include", "tessera/tests/harness/prelude.h"] + _WARNINGS
 
+# In this repository a warning is an error; in a user's it is the user's to decide.
+def _werror():
+    ours = Label("//tools:build_defs.bzl").workspace_name
+    return ["-Werror"] if native.repository_name() == "@" + ours else []
+
 def _library_copts():
-    return _LIBRARY_COPTS + select({
+    return _LIBRARY_COPTS + _werror() + select({
         "@tessera//tools:optimized": ["-O2"],
         "//conditions:default": ["-O1"],
     })
@@ -66,7 +70,7 @@ def tessera_test(name, srcs, deps = [], size = "small", tags = [], **kwargs):
         name = name,
         srcs = srcs,
         deps = deps + ["@tessera//tests/harness:main", "@doctest"],
-        copts = _TEST_COPTS + kwargs.pop("copts", []),
+        copts = _TEST_COPTS + _werror() + kwargs.pop("copts", []),
         size = size,
         tags = tags + ["single"],
         **kwargs
@@ -83,7 +87,7 @@ def tessera_distributed_test(name, srcs, deps = [], size = "medium", tags = [], 
             "@tessera//tests/harness:world",
             "@doctest",
         ],
-        copts = _TEST_COPTS + kwargs.pop("copts", []),
+        copts = _TEST_COPTS + _werror() + kwargs.pop("copts", []),
         size = size,
         # Its ranks share the machine: two such tests at once on two cores would run into their time limits.
         tags = tags + ["cpu:2"],

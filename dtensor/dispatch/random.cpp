@@ -26,9 +26,6 @@ at::Generator default_generator(const c10::Device& device) { return at::globalCo
 
 }  // namespace
 
-void manual_seed(uint64_t seed, World& world) { world.random_state() = {.seed = seed, .counter = 0}; }
-void manual_seed(uint64_t seed) { manual_seed(seed, *World::from_environment()); }
-
 namespace detail {
 
 std::vector<int64_t> draw_coordinate(const DeviceMesh& mesh, const Placements& placements) {

@@ -10,16 +10,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 
-namespace tessera {
-
-// Seeds every random operator and factory on DTensors of this world: the k-th of them after this call draws from a generator
-// keyed by (seed, k, the rank's coordinate on the mesh dimensions that shard its result). So replicas agree, shards draw
-// differently, and every rank must make the same calls in the same order. Without a call the seed is one constant.
-void manual_seed(uint64_t seed, World& world);
-// In the environment's world.
-void manual_seed(uint64_t seed);
-
-namespace detail {
+namespace tessera::detail {
 
 // This rank's coordinate on the mesh dimensions that split a tensor of `placements`, -1 on the others, whose ranks draw alike.
 // Empty outside the mesh.
@@ -40,5 +31,4 @@ class DrawGuard {
   at::Tensor saved_;
 };
 
-}  // namespace detail
-}  // namespace tessera
+}  // namespace tessera::detail

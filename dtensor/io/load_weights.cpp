@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/dtensor/io/agreement.h"
+#include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/strict_json.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <unordered_map>
@@ -13,8 +14,9 @@
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
+#include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/assigned_weight.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/io/agreement.h"
 #include "tessera/dtensor/io/checkpoint_writer.h"
 #include "tessera/dtensor/io/strict_json.h"
 #include "tessera/mesh/world.h"
@@ -83,6 +85,13 @@ std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, con
   return failure;
 }
 
+// The weights below `module` that its members were assigned, by name.
+void find_assigned(const torch::nn::Module& module, const std::string& prefix, std::map<std::string, at::Tensor>& found) {
+  const at::Tensor weight = assigned_weight(module);
+  if (weight.defined()) found.emplace(prefix + "weight", weight);
+  for (const auto& child : module.named_children()) find_assigned(*child.value(), prefix + child.key() + ".", found);
+}
+
 }  // namespace
 
 std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
@@ -95,7 +104,12 @@ std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
     if (is_new) result.push_back({{}, tensor});
     result[place->second].names.push_back(name);
   };
-  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+  std::map<std::string, at::Tensor> assigned;
+  find_assigned(module, "", assigned);
+  for (const auto& item : module.named_parameters()) {
+    const auto found = assigned.find(item.key());
+    add(item.key(), found == assigned.end() ? item.value() : found->second);
+  }
   for (const auto& item : module.named_buffers()) add(item.key(), item.value());
   return result;
 }

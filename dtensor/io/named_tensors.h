@@ -22,7 +22,8 @@ struct ModuleTensor {
   at::Tensor tensor;
 };
 
-// The parameters of a module, then its buffers, each tensor once, in order of registration; undefined ones left out.
+// The parameters of a module, then its buffers, each tensor once, in order of registration; undefined ones left out. Where a
+// Linear's or Embedding's weight was assigned, that tensor and not the registered one, which its forward does not read.
 // Throws std::invalid_argument on one that a file cannot hold (sparse, quantized, without data), by name.
 std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module);
 

@@ -12,7 +12,7 @@
 #include <fmt/ranges.h>
 #include <torch/optim/optimizer.h>
 
-#include "tessera/dtensor/io/agreement.h"
+#include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/optimizer_kind.h"

@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "tessera/dtensor/io/agreement.h"
+#include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/weights.h"
 

@@ -2,9 +2,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <doctest/doctest.h>
 
-#include "tessera/dtensor/dispatch/random.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/mesh/collectives.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"

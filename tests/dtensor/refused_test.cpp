@@ -90,6 +90,11 @@ TEST_CASE("pending reductions that mean nothing") {
           [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}, {6}, at::kComplexFloat), {Partial(ReduceOp::kMax)}); });
   refused({"zeros: [P(sum)] has a pending reduction, which has no one way to be filled"},
           [](const DeviceMesh& mesh) { tessera::zeros({4}, mesh, {P}); });
+  refused({"empty: the global shape [4, -1] has a negative size"}, [](const DeviceMesh& mesh) {
+    tessera::empty({4, -1}, mesh, {R});
+  });
+  refused({"arange: the global shape [-3] has a negative size"},
+          [](const DeviceMesh& mesh) { tessera::arange(-3, mesh, {R}); });
   refused({"arange: [P(sum)]"}, [](const DeviceMesh& mesh) { tessera::arange(4, mesh, {P}); });
   refused({"rand: [P(sum)]"}, [](const DeviceMesh& mesh) { tessera::rand({4}, mesh, {P}); });
   const DeviceMesh grid = fake_mesh(0, {2, 2}, {"dp", "tp"});

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
@@ -212,6 +213,25 @@ TEST_CASE("weights: a tied tensor may stand in the file under any of its names, 
           std::string(120, '\0') + std::string(48, '\1')));
   load_weights(*net, path);
   CHECK(net->first->weight.view(torch::kByte).equal(torch::ones({4, 12}, torch::kByte)));  // "tied" was registered first
+}
+
+TEST_CASE("weights: a weight tied by assigning the member is what is saved and loaded, not the tensor left behind") {
+  const TempFolder folder;
+  struct Model : torch::nn::Module {
+    Model() {
+      register_module("tok", tok);
+      register_module("head", head);
+      head->weight = tok->weight;
+    }
+    torch::nn::Embedding tok{4, 3};
+    torch::nn::Linear head{torch::nn::LinearOptions(3, 4).bias(false)};
+  };
+  Model saved, loaded;
+  save_weights(saved, folder / "m");
+  CHECK(names_in(folder / "m") == std::vector<std::string>{"tok.weight"});
+  load_weights(loaded, folder / "m");
+  CHECK(loaded.head->weight.equal(saved.tok->weight));
+  CHECK(loaded.head->weight.is_same(loaded.tok->weight));
 }
 
 TEST_CASE("weights: what a file cannot hold is refused by name") {

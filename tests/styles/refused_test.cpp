@@ -52,15 +52,15 @@ TORCH_MODULE(Pair);
 
 // Places its weight and leaves a contract of one operator.
 struct Placed : ParallelStyle {
-  explicit Placed(Placement where, Placement desired = Replicate(), std::string what = "weight")
-      : placement(where), layout(desired), parameter(std::move(what)) {}
+  explicit Placed(Placement where, Placement desired = Replicate(), std::string what = "weight", std::string in = "matmul")
+      : placement(where), layout(desired), parameter(std::move(what)), op(std::move(in)) {}
   void apply(ApplyContext& context) const override {
     context.place(parameter, placement);
-    context.contract(parameter, {.operators = {"mul"}, .input = layout, .desired = layout, .output = {}});
+    context.contract(parameter, {.operators = {op}, .input = layout, .desired = layout, .output = {}});
   }
   std::string name() const override { return "Placed"; }
   Placement placement, layout;
-  std::string parameter;
+  std::string parameter, op;
 };
 
 void refused(const ParallelPlan& plan, const std::string& text, const ParallelizeOptions& options = {}) {
@@ -120,6 +120,14 @@ TEST_CASE("modules that a style does not know") {
 TEST_CASE("what a style of the user's own may not ask for") {
   refused({{"up", Placed(Shard(0), Replicate(), "wight")}},
           "up (Placed): a torch::nn::LinearImpl has no parameter or buffer 'wight'; it has weight, bias");
+  refused({{"up", Placed(Shard(0), Replicate(), "weight", "matmull")}},
+          "up.weight (Placed): the operator 'matmull' reads no contracts; those that do are matmul, addmm, embedding, "
+          "layer_norm, "
+          "rms_norm, group_norm, conv2d, add. Elsewhere");
+  refused({{"up", Placed(Shard(0), Replicate(), "weight", "bilinear")}}, "the operator 'bilinear' reads no contracts");
+  refused({{"up", Placed(Shard(0), Replicate(), "weight", "linear")}}, "the operator 'linear' reads no contracts");
+  refused({{"up", Placed(Shard(0), Replicate(), "bias", "add")}},
+          "up.bias (Placed): a contract for add is that of a bias beside a plain result; set use_local_output");
   refused({{"up", Placed(Shard(2))}}, "up.weight of shape [6, 8] cannot lie as S(2)");
   refused({{"up", Placed(Shard(-3))}}, "cannot lie as S(-3)");
   refused({{"up", Placed(Partial())}}, "cannot lie as P(sum)");
@@ -156,14 +164,19 @@ TEST_CASE("Prepare styles need a module that can be hooked, and lists of one len
 }
 
 TEST_CASE("Prepare styles refuse another number of tensors, plain ones with data dimensions, and another mesh, at forward") {
-  const Style prepare =
-      PrepareModuleInput({.input_layouts = {Shard(0), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}});
-  check_refused_on_every_rank({2}, {}, "PrepareModuleInput of the root module: 2 layouts [S(0), -] for 1 tensors",
+  const auto forward = [](const DeviceMesh& mesh, const Layouts& from, const Layouts& to) {
+    Mlp2 m;
+    auto tp = parallelize_module(m, mesh, PrepareModuleInput({.input_layouts = from, .desired_input_layouts = to}),
+                                 {.src_rank = kNoSource});
+    tp(ones({2, 8}));
+  };
+  check_refused_on_every_rank({2}, {}, "PrepareModuleInput of the root module: 2 layouts [-, S(0)] for 1 tensors",
                               [&](const DeviceMesh& mesh) {
-                                Mlp2 m;
-                                auto tp = parallelize_module(m, mesh, prepare, {.src_rank = kNoSource});
-                                tp(ones({2, 8}));
+                                forward(mesh, {std::nullopt, Shard(0)}, {std::nullopt, Replicate()});
                               });
+  check_refused_on_every_rank({2}, {}, "PrepareModuleInput of the root module: 0 layouts [] for 1 tensors",
+                              [&](const DeviceMesh& mesh) { forward(mesh, {}, {}); });
+  CHECK_NOTHROW(forward(fake_mesh(0, {2}), {Shard(0), std::nullopt}, {Replicate(), std::nullopt}));
   const Style one = PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}});
   check_refused_on_every_rank({2, 2}, {"dp", "tp"}, "tensor 0 is plain, and on a mesh with data dimensions nobody can know",
                               [&](const DeviceMesh& mesh) {
@@ -205,7 +218,7 @@ TEST_CASE("tied tensors on which styles disagree") {
   refused_module(tied, {{"a", Placed(Shard(0))}, {"b", Placed(Shard(1))}},
                  "a.weight and b.weight is one tensor: a (Placed) lays it out as S(0), and b (Placed) as S(1)");
   refused_module(tied, {{"a", Placed(Shard(0), Shard(1))}, {"b", Placed(Shard(0), Shard(0))}},
-                 "a.weight and b.weight are one tensor, and their styles say different layouts for the operator 'mul'");
+                 "a.weight and b.weight are one tensor, and their styles say different layouts for the operator 'matmul'");
 }
 
 TEST_CASE("parameters that cannot be converted") {

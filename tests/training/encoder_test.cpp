@@ -10,8 +10,8 @@
 #include <torch/nn/modules/transformercoder.h>
 #include <torch/nn/modules/transformerlayer.h>
 
-#include "tessera/dtensor/dispatch/random.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"

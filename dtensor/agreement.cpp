@@ -1,4 +1,4 @@
-#include "tessera/dtensor/io/agreement.h"
+#include "tessera/dtensor/agreement.h"
 
 #include <algorithm>
 #include <cstring>
@@ -64,7 +64,7 @@ at::Tensor Agreement::reduce_max(at::Tensor values) const {
   return values.cpu();
 }
 
-void Agreement::run(const std::function<void()>& part, int64_t fingerprint) const {
+void Agreement::run(const std::function<void()>& part, int64_t fingerprint, const char* differ) const {
   std::exception_ptr thrown;
   const std::string mine = outcome_of(part, thrown).substr(0, kLongestText);
   if (meshes_.empty()) {
@@ -79,10 +79,7 @@ void Agreement::run(const std::function<void()>& part, int64_t fingerprint) cons
   const auto* got = all.const_data_ptr<int64_t>();
   if (got[0] > 0) throw_alike(world.size() - got[0], got[1], got[2] == 0, mine);
   if (got[3] == -got[4]) return;
-  throw std::invalid_argument(
-      fmt::format("{}: the ranks were called with different arguments; every rank of {} must pass the "
-                  "same names, shapes, dtypes and options",
-                  op_, meshes_.front().to_string()));
+  throw std::invalid_argument(fmt::format("{}: {} (on {})", op_, differ, meshes_.front().to_string()));
 }
 
 void Agreement::throw_alike(int64_t first_rank, int64_t text_bytes, bool all_failed, const std::string& mine) const {

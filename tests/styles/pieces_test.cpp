@@ -1,0 +1,239 @@
+// A plain piece that meets a styled parameter: this rank's part where a contract says so, refused everywhere else, whatever the
+// operator and through whatever view of the parameter.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/bilinear.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/einsum.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mv.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensordot.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
+#include <doctest/doctest.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/styles/blocks.h"
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::testing;
+using torch::nn::Linear;
+
+DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
+
+using Forward = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight)>;
+
+// A Linear whose weight the module uses in an operator of its own; x is [8, 6].
+struct FreeImpl : torch::nn::Module {
+  explicit FreeImpl(Forward use) : lin(register_module("lin", Linear(torch::nn::LinearOptions(6, 8).bias(false)))) {
+    forward_ = std::move(use);
+  }
+  at::Tensor forward(const at::Tensor& x) { return forward_(x, lin->weight); }
+  Linear lin;
+  Forward forward_;
+};
+TORCH_MODULE(Free);
+
+struct Use {
+  std::string why;
+  Forward forward;
+};
+
+const std::vector<Use>& other_operators() {
+  static const std::vector<Use> uses = {
+      {"einsum",
+       [](const at::Tensor& x, const at::Tensor& w) {
+         return at::einsum("bi,oi->bo", {x, w});
+       }},
+      {"tensordot", [](const at::Tensor& x, const at::Tensor& w) { return at::tensordot(x, w, {1}, {1}); }},
+      {"bmm", [](const at::Tensor& x, const at::Tensor& w) { return x.unsqueeze(0).bmm(w.t().unsqueeze(0)).squeeze(0); }},
+      {"mm", [](const at::Tensor& x, const at::Tensor& w) { return at::mm(x, w.t()); }},
+      {"mm of a permuted view",
+       [](const at::Tensor& x, const at::Tensor& w) {
+         return at::mm(x, w.permute({1, 0}));
+       }},
+      {"mm of a reshaped transpose",
+       [](const at::Tensor& x, const at::Tensor& w) {
+         return at::mm(x, w.t().reshape({-1}).reshape({6, 8}));
+       }},
+      {"mm of the rows", [](const at::Tensor& x, const at::Tensor& w) { return at::mm(x, w.split(4, 0)[1].t()); }},
+      {"mv of one row", [](const at::Tensor& x, const at::Tensor& w) { return at::mv(x, w.select(0, 1)); }},
+      {"cat",
+       [](const at::Tensor& x, const at::Tensor& w) {
+         return at::cat({x, w}, 0);
+       }},
+      {"mul", [](const at::Tensor& x, const at::Tensor& w) { return x * w.select(0, 0); }},
+      {"bilinear",
+       [](const at::Tensor& x, const at::Tensor& w) {
+         return at::bilinear(x, x, w.unsqueeze(1).expand({8, 6, 6}));
+       }},
+  };
+  return uses;
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("a plain piece is refused in every operator that reads no contract; a DTensor goes by its rule",
+                        {2}) {
+  const DeviceMesh mesh = line();
+  for (const Use& use : other_operators()) {
+    for (const int64_t dim : {0, 1}) {
+      CAPTURE(use.why);
+      CAPTURE(dim);
+      Free module(use.forward);
+      fill(*module);
+      const at::Tensor x = numbers({8, 6});
+      const at::Tensor want = module->forward(x);
+      auto tp = parallelize_module(module, mesh, {{"lin", ColwiseParallel({.input_layouts = Shard(dim)})}});
+      const std::string layout = dim == 0 ? "S(0)" : "S(1)";
+      const std::string text =
+          "meets lin.weight, whose style ColwiseParallel says that it is this rank's piece, " + layout + "; give a DTensor";
+      std::string message = "(nothing was thrown)";
+      bool of_libtorch = false;
+      try {
+        tp(x.chunk(2, dim)[static_cast<std::size_t>(rank())]);
+      } catch (const std::invalid_argument& error) {
+        message = error.what();
+      } catch (const c10::Error& error) {
+        of_libtorch = true;
+        message = error.what_without_backtrace();
+      }
+      CAPTURE(message);
+      // A piece of the summed dimension fits no whole weight: einsum and its kin say so themselves.
+      CHECK((message.find(text) != std::string::npos || (of_libtorch && dim == 1)));
+      CHECK(difference(tp(distribute_tensor(x, mesh, {Shard(dim)})), want) <= 1e-13);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a plain piece is a piece in the operators of the contract, through views of the weight too",
+                        {1, 2, 4}) {
+  const DeviceMesh mesh = line();
+  const std::vector<Use> uses = {
+      {"matmul", [](const at::Tensor& x, const at::Tensor& w) { return x.matmul(w.t()); }},
+      {"matmul of a permuted view",
+       [](const at::Tensor& x, const at::Tensor& w) {
+         return x.matmul(w.permute({1, 0}));
+       }},
+      {"linear", [](const at::Tensor& x, const at::Tensor& w) { return at::linear(x, w); }},
+      {"linear of a reshaped view",
+       [](const at::Tensor& x, const at::Tensor& w) {
+         return at::linear(x, w.unsqueeze(0).reshape({8, 6}));
+       }},
+  };
+  for (const Use& use : uses) {
+    CAPTURE(use.why);
+    Free module(use.forward);
+    fill(*module);
+    const at::Tensor x = numbers({8, 6});
+    const at::Tensor want = module->forward(x);
+    auto tp = parallelize_module(module, mesh, {{"lin", ColwiseParallel({.input_layouts = Shard(0)})}});
+    CHECK(difference(tp(x.chunk(world_size(), 0)[static_cast<std::size_t>(rank())]), want) <= 1e-13);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("writing a styled parameter is no activation: copies, masks and optimizers go on", {2}) {
+  const DeviceMesh mesh = line();
+  Mlp module(4, 8, 4), reference(4, 8, 4);
+  fill(*module);
+  fill(*reference);
+  auto tp =
+      parallelize_module(module, mesh, {{"up", ColwiseParallel({.input_layouts = Shard(0)})}, {"down", RowwiseParallel()}});
+  const at::Tensor values = numbers({4, 8}, 3), mask = (numbers({4, 8}, 4) > 0).to(at::kDouble);
+  const ImplicitReplication guard;
+  for (Mlp& m : std::vector<Mlp>{module, reference}) {
+    const at::NoGradGuard no_grad;
+    m->down->weight.copy_(values);
+    m->down->weight.mul_(mask);
+  }
+  torch::optim::AdamW got(module->parameters()), want(reference->parameters());
+  const at::Tensor x = numbers({6, 4});
+  for (int step = 0; step < 2; ++step) {
+    got.zero_grad();
+    want.zero_grad();
+    tp(x.chunk(2, 0)[static_cast<std::size_t>(rank())]).square().sum().backward();
+    reference->forward(x).square().sum().backward();
+    got.step();
+    want.step();
+  }
+  check_parameters(*module, *reference, /*gradients=*/false, 1e-12);
+}
+
+namespace {
+
+template <class Optimizer>
+std::string step_error(bool guarded, Optimizer& optimizer, Parallelized<Linear>& tp) {
+  tp(at::ones({2, 8}, at::kDouble)).sum().backward();
+  const ImplicitReplication guard(guarded);
+  try {
+    optimizer.step();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "(nothing was thrown)";
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("an optimizer whose state is older than the layouts: its step says so", {2}) {
+  const std::string hint = "one that was made or stepped before parallelize_module keeps plain state; make it afterwards";
+  for (const bool guarded : {false, true}) {
+    CAPTURE(guarded);
+    Linear one(8, 4), two(8, 4), three(8, 4);
+    for (Linear& m : std::vector<Linear>{one, two, three}) fill(*m);
+    torch::optim::SGD stepped(one->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    one->forward(at::ones({2, 8}, at::kDouble)).sum().backward();
+    stepped.step();
+    torch::optim::Adagrad made(two->parameters());  // its state comes with its constructor
+    auto tp_one = parallelize_module(one, line(), ColwiseParallel());
+    auto tp_two = parallelize_module(two, line(), ColwiseParallel());
+    auto tp_three = parallelize_module(three, line(), ColwiseParallel());
+    torch::optim::Adagrad after(three->parameters());
+    const std::string of_sgd = step_error(guarded, stepped, tp_one), of_adagrad = step_error(guarded, made, tp_two);
+    CAPTURE(of_sgd);
+    CAPTURE(of_adagrad);
+    CHECK(of_sgd.find(hint) != std::string::npos);
+    CHECK(of_adagrad.find(hint) != std::string::npos);
+    CHECK(step_error(guarded, after, tp_three) == "(nothing was thrown)");
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a layout that the tensor cannot have: the error names module and style", {2}) {
+  const DeviceMesh mesh = line();
+  const auto message_of = [&](const Style& style, const at::Tensor& x) -> std::string {
+    Mlp module(4, 8, 4);
+    auto tp = parallelize_module(module, mesh, {{"up", style}});
+    try {
+      tp(x);
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "(nothing was thrown)";
+  };
+  CHECK(message_of(ColwiseParallel({.output_layouts = Shard(5)}), at::ones({2, 4})) ==
+        "addmm with up.weight (ColwiseParallel): the style lays the output out as S(5), and it is [2, 8], of 2 dimensions; "
+        "give "
+        "the style a layout that fits");
+  CHECK(message_of(RowwiseParallel({.desired_input_layouts = Shard(-4)}), at::ones({2, 3, 2}))
+            .find("matmul with up.weight (RowwiseParallel): the style lays the input out as S(-4), and it is [2, 3, 4]") ==
+        0);
+  CHECK(message_of(ColwiseParallel({.input_layouts = Shard(2)}), at::ones({2, 4}))
+            .find("addmm with up.weight (ColwiseParallel): the style lays the plain input out as S(2), and it is [2, 4]") ==
+        0);
+}
