@@ -64,9 +64,15 @@ at::Tensor Agreement::reduce_max(at::Tensor values) const {
   return values.cpu();
 }
 
-void Agreement::run(const std::function<void()>& part, int64_t fingerprint, const char* differ) const {
+void Agreement::run(const std::function<void()>& part, const std::function<int64_t()>& fingerprint,
+                    const char* differ) const {
   std::exception_ptr thrown;
-  const std::string mine = outcome_of(part, thrown).substr(0, kLongestText);
+  int64_t print = 0;
+  const auto both = [&] {
+    part();
+    if (fingerprint) print = fingerprint();
+  };
+  const std::string mine = outcome_of(both, thrown).substr(0, kLongestText);
   if (meshes_.empty()) {
     if (thrown) std::rethrow_exception(thrown);
     return;
@@ -74,7 +80,7 @@ void Agreement::run(const std::function<void()>& part, int64_t fingerprint, cons
   const World& world = meshes_.front().world();
   const bool failed = !mine.empty();
   const int64_t code = failed ? world.size() - world.rank() : 0;  // the largest is that of the lowest rank
-  const std::vector<int64_t> sent = {code, static_cast<int64_t>(mine.size()), failed ? 0 : 1, fingerprint, -fingerprint};
+  const std::vector<int64_t> sent = {code, static_cast<int64_t>(mine.size()), failed ? 0 : 1, print, -print};
   const at::Tensor all = reduce_max(at::tensor(sent, at::kLong));
   const auto* got = all.const_data_ptr<int64_t>();
   if (got[0] > 0) throw_alike(world.size() - got[0], got[1], got[2] == 0, mine);

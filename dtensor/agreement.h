@@ -26,11 +26,11 @@ class Agreement {
 
   // Runs `part` here and learns how it went elsewhere. Throws on every rank of the meshes what the lowest rank that failed
   // threw: std::invalid_argument for that and std::logic_error, else std::runtime_error; the rank is named unless all failed.
-  // Ranks that pass different fingerprints get std::invalid_argument that starts with op and says `differ`.
+  // Ranks whose `fingerprint`, asked after `part`, is not the same get std::invalid_argument that starts with op and says `differ`.
   //
   // One all-reduce of 40 bytes a mesh dimension (of several meshes: as many times as there are meshes), and after a failure
   // one more of the text. A rank outside the meshes hears nothing.
-  void run(const std::function<void()>& part, int64_t fingerprint = 0,
+  void run(const std::function<void()>& part, const std::function<int64_t()>& fingerprint = nullptr,
            const char* differ =
                "the ranks were called with different arguments; every rank must pass the same names, shapes, "
                "dtypes and options") const;

@@ -18,7 +18,8 @@ class Strict {
 };
 
 // While one lives, on its thread, a plain tensor among an operator's DTensors counts as replicated: every rank must hold the
-// same values. Without it such a tensor is refused unless it has no dimensions.
+// same values. Without it such a tensor is refused unless it has no dimensions. Beside a parameter whose style takes plain tensors
+// for this rank's piece it is a piece, or refused: see dtensor/contract.h.
 class ImplicitReplication {
  public:
   explicit ImplicitReplication(bool enabled = true);

@@ -184,7 +184,7 @@ void exchange(const Call& call, const at::Tensor& output, const at::Tensor& inpu
 constexpr int64_t kGatherAtOnce = 256 << 10;  // bytes of the result
 
 at::Tensor gather_rows(const Call& call, const at::Tensor& input) {
-  const at::Tensor output = at::empty(with_rows(call.n(), input.sizes()), input.options());
+  at::Tensor output = at::empty(with_rows(call.n(), input.sizes()), input.options());
   at::Tensor to = as_bytes(output);
   at::Tensor from = as_bytes(contiguous(input));
   if (call.mesh.device_type() == c10::DeviceType::CPU && to.numel() <= kGatherAtOnce) {
@@ -215,7 +215,7 @@ at::Tensor reduce_scatter_by_exchange(const Call& call, const at::Tensor& wire, 
 }
 
 at::Tensor reduce_scatter_by_backend(const Call& call, const at::Tensor& wire, ReduceOp op) {
-  const at::Tensor output = at::empty(wire.sizes().slice(1), wire.options());
+  at::Tensor output = at::empty(wire.sizes().slice(1), wire.options());
   const auto flat = [](const at::Tensor& tensor) {
     return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor.view({-1});
   };

@@ -103,7 +103,8 @@ std::string RowwiseParallel::to_string() const { return describe(name(), layouts
 void SequenceParallel::apply(ApplyContext& context) const {
   const bool is_matrix = context.kind() != ModuleKind::kOther;
   if (is_matrix || (context.tensors().empty() && context.has_children())) {
-    context.unknown_module("norms, modules whose own parameters meet the activation by mul or add, and modules without any");
+    context.unknown_module(
+        "norms, modules whose own parameters go to layer_norm, group_norm or rms_norm, and modules without any");
   }
   const Placement sequence = Shard(sequence_dim_);
   for (const NamedTensor& item : context.tensors()) {

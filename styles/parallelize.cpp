@@ -130,24 +130,27 @@ struct Planned {
 int64_t fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
   std::string all = fmt::format("{}\n{} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
                                 fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","));
-  std::map<const void*, std::size_t> first;
+  std::map<const void*, std::size_t> first, first_memory;
   for (const ModuleNode& node : tree) {
     all += fmt::format("{} {}\n", node.path, node.type);
     for (const NamedTensor& item : node.tensors) {
       const at::Tensor& t = item.tensor;
       const auto tied = first.emplace(t.unsafeGetTensorImpl(), first.size()).first->second;
-      all += fmt::format("{} [{}] {} {} {} {}\n", item.name, fmt::join(t.sizes(), ","), c10::toString(t.scalar_type()),
-                         t.requires_grad(), t.is_leaf() && t.grad().defined(), tied);
+      const void* const memory = t.has_storage() ? t.storage().unsafeGetStorageImpl() : nullptr;
+      const auto shared = first_memory.emplace(memory, first_memory.size()).first->second;
+      all += fmt::format("{} [{}] {} {} {} {} {} {} {}\n", item.name, fmt::join(t.sizes(), ","),
+                         c10::toString(t.scalar_type()), t.requires_grad(), t.is_leaf() && t.grad().defined(), tied, shared,
+                         memory == nullptr ? 0 : t.storage_offset(), is_dtensor(t));
     }
   }
   return static_cast<int64_t>(std::hash<std::string>()(all) >> 1);
 }
 
 // Applies the styles and checks what they asked for; changes nothing.
-void make_plan(Planned& planned, const DeviceMesh& mesh, const ParallelPlan& plan, const ParallelizeOptions& options) {
-  if (planned.tree.empty()) {
-    throw std::invalid_argument("parallelize_module: the module is a null pointer; make it first");
-  }
+void make_plan(Planned& planned, torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
+               const ParallelizeOptions& options) {
+  if (root == nullptr) throw std::invalid_argument("parallelize_module: the module is a null pointer; make it first");
+  planned.tree = tree_of(*root);
   const int64_t tensor_dim = tensor_dim_of(mesh, options);
   const std::vector<int64_t> data_dims = data_dims_of(mesh, options, tensor_dim);
   check_source(mesh, options.src_rank);
@@ -164,11 +167,12 @@ void make_plan(Planned& planned, const DeviceMesh& mesh, const ParallelPlan& pla
 }
 
 // Without communication only a std::invalid_argument is taken to come on every rank; anything else fails the job.
-void make_plan_alone(Planned& planned, const DeviceMesh& mesh, const ParallelPlan& plan, const ParallelizeOptions& options) {
+void make_plan_alone(Planned& planned, torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
+                     const ParallelizeOptions& options) {
   std::exception_ptr alike;
   mesh.world().guard("parallelize_module", [&] {
     try {
-      make_plan(planned, mesh, plan, options);
+      make_plan(planned, root, mesh, plan, options);
     } catch (const std::invalid_argument&) {
       alike = std::current_exception();
     }
@@ -181,14 +185,14 @@ void make_plan_alone(Planned& planned, const DeviceMesh& mesh, const ParallelPla
 void detail::parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
                          const ParallelizeOptions& options) {
   Planned planned;
-  if (root != nullptr) planned.tree = tree_of(*root);
   if (options.src_rank == kNoSource) {
-    make_plan_alone(planned, mesh, plan, options);
+    make_plan_alone(planned, root, mesh, plan, options);
   } else {
     Agreement({mesh}, "parallelize_module")
-        .run([&] { make_plan(planned, mesh, plan, options); }, fingerprint_of(planned.tree, plan, options),
+        .run([&] { make_plan(planned, root, mesh, plan, options); },
+             [&] { return fingerprint_of(planned.tree, plan, options); },
              "the ranks' modules or plans differ; every rank must give a module of the same parameters and buffers (names, "
-             "shapes, dtypes, requires_grad, which have gradients, which are tied), and the same plan and options");
+             "shapes, dtypes, requires_grad, which have gradients, which share memory), and the same plan and options");
   }
   spdlog::debug("parallelize_module on {}:\n{}", mesh.to_string(), planned.layout->to_string());
   planned.layout->run(options.src_rank);

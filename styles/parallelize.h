@@ -43,7 +43,8 @@ struct ParallelizeOptions {
   std::vector<torch::optim::Optimizer*> optimizers;
 };
 
-// A module with its forward called under ImplicitReplication: a plain mask, arange or constant counts as replicated.
+// A module with its forward called under ImplicitReplication: a plain mask, arange or constant counts as replicated, but for one
+// that meets a parameter whose style takes plain tensors for pieces.
 //   auto tp = parallelize_module(model, mesh, plan);   tp(ids, mask);   tp->eval();
 // Holds the handle it was made of: a holder, a shared_ptr or an AnyModule is kept alive; a reference must outlive it.
 template <class Handle>
@@ -98,7 +99,7 @@ void parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const Parallel
 // std::invalid_argument for: modules or plans that differ between ranks (not with kNoSource); a pattern that matches nothing; a
 // module with two styles of which none is a Prepare style; a style that does not know its module; styles that disagree on a tied
 // parameter; parameters that overlap in memory without being the same; an optimizer with state; no module.
-// With kNoSource a rank throws for itself, and what is not std::invalid_argument fails the job.
+// With kNoSource, which every rank must then give, a rank throws for itself, and what is not std::invalid_argument fails the job.
 // On a rank outside the mesh the parameters become DTensors without a piece; it hears nothing of the other ranks' errors.
 template <std::derived_from<torch::nn::Module> M>
 Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const ParallelPlan& plan,

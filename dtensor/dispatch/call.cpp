@@ -20,6 +20,9 @@ namespace {
 
 // Views apart: a contract goes along with all of them.
 constexpr std::array kRides = {"aten::_to_copy", "aten::clone", "aten::contiguous", "aten::_unsafe_view"};
+// By rule name: those of them that let a Partial through.
+constexpr std::array kScales = {"mul",   "div",   "add",     "sub",    "rsub", "addcmul", "addcdiv",
+                                "addmm", "addmv", "baddbmm", "addbmm", "addr", "lerp",    "dot"};
 constexpr std::array kShapeChangers = {"aten::t_",         "aten::transpose_", "aten::squeeze_",    "aten::unsqueeze_",
                                        "aten::swapaxes_",  "aten::swapdims_",  "aten::as_strided_", "aten::resize_",
                                        "aten::resize_as_", "aten::set_"};
@@ -124,6 +127,7 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
     }
   }
   random = op.hasTag(at::Tag::nondeterministic_seeded);
+  scales = contains(kScales, key);
   rides = view || contains(kRides, name);
   changes_shape_in_place = contains(kShapeChangers, name);
 }
@@ -142,20 +146,31 @@ bool Call::writes(const TensorArg& entry) const {
   return std::find(traits.written_args.begin(), traits.written_args.end(), entry.arg) != traits.written_args.end();
 }
 
+namespace {
+
+bool is_odd(const at::Scalar& number) {
+  const double size = number.isComplex() ? std::abs(number.toComplexDouble()) : std::abs(number.toDouble());
+  return size == 0 || !std::isfinite(size);
+}
+
+bool is_odd(const TensorArg& entry) {
+  if (!entry.tensor->defined()) return false;
+  const bool spread = entry.spec != nullptr && detail::is_dtensor(*entry.tensor);
+  if (spread && (!all_replicate(entry.spec->placements) || entry.spec->mesh.world().is_fake())) return false;
+  const at::Tensor& local = spread ? detail::meta(*entry.tensor).local : *entry.tensor;
+  return local.is_cpu() && local.numel() == 1 && is_odd(local.item());
+}
+
+}  // namespace
+
 bool meets_odd_number(const Call& call) {
+  if (!call.traits.scales) return false;
   const auto pending = [](const TensorArg& entry) { return entry.spec != nullptr && entry.spec->partial; };
   if (std::none_of(call.tensors.begin(), call.tensors.end(), pending)) return false;
-  const auto odd = [](const at::Scalar& number) {
-    const double size = number.isComplex() ? std::abs(number.toComplexDouble()) : std::abs(number.toDouble());
-    return size == 0 || !std::isfinite(size);
-  };
   for (std::size_t i = 0; i < call.traits.num_args; ++i) {
-    if (call.traits.number_arg[i] && call.arg(i).isScalar() && odd(call.arg(i).toScalar())) return true;
+    if (call.traits.number_arg[i] && call.arg(i).isScalar() && is_odd(call.arg(i).toScalar())) return true;
   }
-  return std::any_of(call.tensors.begin(), call.tensors.end(), [&](const TensorArg& entry) {
-    const at::Tensor& t = *entry.tensor;
-    return entry.spec == nullptr && t.defined() && t.is_cpu() && t.numel() == 1 && odd(t.item());
-  });
+  return std::any_of(call.tensors.begin(), call.tensors.end(), [](const TensorArg& entry) { return is_odd(entry); });
 }
 
 Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack) {

@@ -33,6 +33,7 @@ struct OpTraits {
   int generator_arg = -1;
   int dropout_arg = -1;  // a probability called dropout_p: at 0 nothing is drawn
   bool random = false;   // draws numbers
+  bool scales = false;   // multiplies or divides its tensors by numbers
   bool rides = false;    // returns the same logical tensor or a part of it: a contract goes along
   bool view = false;     // the result aliases an input
   bool changes_shape_in_place = false;
@@ -56,8 +57,9 @@ struct Call {
   bool writes(const TensorArg& entry) const;
 };
 
-// Whether terms of a sum would meet a zero or a number that is not finite, among the arguments: each alone, 0 * inf or 1 / 0 - 1 / 0,
-// they would not add up to what their sum gives.
+// Whether terms of a sum would be multiplied or divided by a zero or a number that is not finite: each alone, 0 * inf or
+// 1 / 0 - 1 / 0, they would not add up to what their sum gives. A number is a Scalar, or a tensor of one element in host memory that
+// every rank has; one on a GPU is not read.
 bool meets_odd_number(const Call& call);
 
 // What to say of `plain` in the place of a DTensor where an operator writes in place: an optimizer's state may be older than the

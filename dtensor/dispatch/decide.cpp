@@ -296,11 +296,12 @@ class Decider {
     localize(rule);
   }
 
-  // Where LibTorch does not tell: as the first tensor's of the result's shape, in memory.
+  // Where LibTorch does not tell: as the first tensor's of the result's shape, in memory, that is not an expanded one.
   std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes) const {
     for (const TensorArg& entry : call_.tensors) {
       if (!entry.tensor->defined() || entry.tensor->sizes() != at::IntArrayRef(sizes)) continue;
-      return strides_like(sizes, *entry.tensor);
+      std::vector<int64_t> strides = strides_like(sizes, *entry.tensor);
+      if (std::find(strides.begin(), strides.end(), 0) == strides.end()) return strides;
     }
     return contiguous_strides(sizes);
   }

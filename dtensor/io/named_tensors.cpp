@@ -125,7 +125,7 @@ void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<Dev
       [&] {
         if (writes) writer.emplace(path, plan);
       },
-      fingerprint_of(plan, path));
+      [&] { return fingerprint_of(plan, path); });
   const std::exception_ptr failure = write_in_turn(plan, tensors, writer);
   agreement.run([&] {
     if (failure) std::rethrow_exception(failure);

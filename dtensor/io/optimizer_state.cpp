@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include "tessera/dtensor/agreement.h"
@@ -31,6 +32,8 @@ GroupPaths group_paths(const Optimizer& optimizer, const torch::nn::Module& modu
   std::unordered_map<const c10::TensorImpl*, std::string> paths;
   for (const ModuleTensor& item : module_tensors(module))
     paths.emplace(item.tensor.unsafeGetTensorImpl(), item.names.front());
+  // A tensor left behind by an assigned weight: an optimizer was given it all the same.
+  for (const auto& item : module.named_parameters()) paths.emplace(item.value().unsafeGetTensorImpl(), item.key());
   GroupPaths groups;
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const std::vector<at::Tensor>& params = optimizer.param_groups()[g].params();

@@ -128,9 +128,10 @@ void to_autograd(const c10::OperatorHandle& op, Stack& stack) {
 at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, int64_t result_ndim) {
   const Placement result = contract.output.value_or(Replicate());
   const bool last = result.is_shard() && (result.tensor_dim() == -1 || result.tensor_dim() == result_ndim - 1);
-  const Placements layout = on_mesh_dim(placements_of(bias), contract.mesh_dim, last ? Shard(0) : Replicate(), bias.dim());
+  const Placement cut = Shard(bias.dim() - 1);
+  const Placements layout = on_mesh_dim(placements_of(bias), contract.mesh_dim, last ? cut : Replicate(), bias.dim());
   const Placements gradient =
-      on_mesh_dim(layout, contract.mesh_dim, last ? Shard(0) : (result.is_shard() ? Partial() : Replicate()), bias.dim());
+      on_mesh_dim(layout, contract.mesh_dim, last ? cut : (result.is_shard() ? Partial() : Replicate()), bias.dim());
   return to_local(redistribute(bias, layout), gradient);
 }
 

@@ -109,12 +109,15 @@ bool as_strided(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// LibTorch makes a causal mask of its own, a plain tensor that every rank has.
+bool is_plain(const at::Tensor& t) { return t.defined() && !detail::is_dtensor(t); }
+
+// LibTorch makes a causal mask of its own, a plain tensor that every rank has. The caller's tensors are not taken for such.
 std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                                   const std::optional<at::Tensor>& mask, double dropout, bool causal,
                                                   const std::optional<at::Tensor>& dropout_mask, std::optional<double> scale,
                                                   bool grouped) {
-  const ImplicitReplication own_mask(causal || ImplicitReplication::enabled());
+  const bool any_plain = is_plain(query) || is_plain(key) || is_plain(value) || (dropout_mask && is_plain(*dropout_mask));
+  const ImplicitReplication own_mask((causal && !any_plain) || ImplicitReplication::enabled());
   return at::native::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, dropout_mask, scale,
                                                         grouped);
 }

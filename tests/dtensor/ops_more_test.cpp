@@ -264,6 +264,30 @@ TESSERA_RANKS_TEST_CASE("terms do not meet numbers one by one that would make th
   CHECK(placements_of(terms * 2) == Placements{Partial()});
   CHECK(placements_of(terms / 2) == Placements{Partial()});
   CHECK(at::allclose(full_tensor(terms * 0), x * 0));
+  const at::Tensor none = distribute_tensor(at::zeros({}, at::kDouble), mesh, {R});
+  CHECK(at::equal(full_tensor(total / none), x.sum() / 0));
+  // A threshold or a fill multiplies nothing.
+  CHECK(placements_of(at::threshold_backward(terms, spread(x, mesh, {R}), 0)) == Placements{Partial()});
+}
+
+TESSERA_RANKS_TEST_CASE("results of an expanded tensor are dense, as LibTorch's are", {1, 2, 3}) {
+  const at::Tensor x = sample({8});
+  for (const Placement& placement : {R, S0}) {
+    CAPTURE(to_string(placement));
+    for (const auto& f : {+[](const at::Tensor& t) {
+                            return t.expand({4, 8}).relu();
+                          },
+                          +[](const at::Tensor& t) {
+                            return at::hardtanh(t.expand({4, 8}));
+                          },
+                          +[](const at::Tensor& t) {
+                            return at::where(t.expand({4, 8}) > 0, t, t * 2);
+                          }}) {
+      at::Tensor y = f(spread(x, line(), {placement}));
+      CHECK_NOTHROW(y.add_(1));
+      CHECK(close(full_tensor(y.view({32})), (f(x) + 1).view({32})));
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("a cached decision does not pass what the operator checks", {2, 3}) {
@@ -290,6 +314,12 @@ TESSERA_RANKS_TEST_CASE("attention: causal with its own mask, and heads that som
                   {{S0, Shard(1), Shard(2)}, {R, Shard(1)}, {R, Shard(1)}}),
       },
       16);
+}
+
+TESSERA_RANKS_TEST_CASE("causal attention takes no plain key for a replicated one", {2}) {
+  const at::Tensor q = distribute_tensor(sample({2, 5, 4}), line(), {R}), plain = sample({2, 5, 4}, 1);
+  CHECK_THROWS_WITH_AS(at::scaled_dot_product_attention(q, plain, plain, {}, 0.0, true),
+                       doctest::Contains("a plain tensor [2, "), std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("channels-last stays so", {1, 2, 3}) {

@@ -215,5 +215,25 @@ TEST_CASE("optimizer state: what does not fit is refused by message, and the opt
   }
 }
 
+TEST_CASE(
+    "optimizer state: a weight that was tied by assigning the member has left a tensor, which the optimizer holds too") {
+  struct Model : torch::nn::Module {
+    Model() {
+      register_module("a", a);
+      register_module("b", b);
+      b->weight = a->weight;
+    }
+    torch::nn::Linear a{3, 3}, b{3, 3};
+  };
+  const TempFolder folder;
+  Model saved, loaded;
+  torch::optim::AdamW first(saved.parameters()), second(loaded.parameters());
+  saved.b->forward(saved.a->forward(torch::ones({2, 3}))).sum().backward();
+  first.step();
+  save_optimizer(first, saved, folder / "o");
+  load_optimizer(second, loaded, folder / "o");
+  CHECK(second.state().size() == first.state().size());
+}
+
 }  // namespace
 }  // namespace tessera

@@ -62,6 +62,9 @@ TESSERA_RANKS_TEST_CASE("ranks whose modules, plans or options differ: every ran
   CHECK(refusal(mesh, trained, plan).find(kDiffer) == 0);
   if (other) frozen->up->weight.set_requires_grad(false);
   CHECK(refusal(mesh, frozen, plan).find(kDiffer) == 0);
+  Mlp shared(4, 4, 4);
+  if (other) shared->down->weight.set_data(shared->up->weight);  // one scatter fewer
+  CHECK(refusal(mesh, shared, {}).find(kDiffer) == 0);
 }
 
 TESSERA_RANKS_TEST_CASE("an error on one rank is thrown on all, with that rank's name", {2, 3}) {
@@ -69,6 +72,14 @@ TESSERA_RANKS_TEST_CASE("an error on one rank is thrown on all, with that rank's
   const ParallelPlan wrong = {{rank() == 1 ? "upp" : "up", ColwiseParallel()}};
   CHECK(refusal(mesh, Mlp(4, 8, 4), wrong).find("rank 1: parallelize_module: the pattern 'upp' (ColwiseParallel)") == 0);
   CHECK(refusal<std::runtime_error>(mesh, Mlp(4, 8, 4), {{"up", Failing()}}) == "rank 1: out of ideas");
+  struct Nameless : Failing {
+    std::string to_string() const override {
+      if (rank() == 1) throw std::runtime_error("no name");
+      return "Nameless";
+    }
+    void apply(ApplyContext&) const override {}
+  };
+  CHECK(refusal<std::runtime_error>(mesh, Mlp(4, 8, 4), {{"up", Nameless()}}) == "rank 1: no name");
   // The same on all: no rank is named.
   CHECK(refusal(mesh, Mlp(4, 8, 4), {{"upp", ColwiseParallel()}}).find("parallelize_module: the pattern 'upp'") == 0);
 }

@@ -148,6 +148,32 @@ TESSERA_RANKS_TEST_CASE("a plain piece is a piece in the operators of the contra
   }
 }
 
+namespace {
+
+// A product and a bias that is a view when it is added.
+struct RowBiasImpl : torch::nn::Module {
+  RowBiasImpl() : lin(register_module("lin", Linear(6, 8))) {}
+  at::Tensor forward(const at::Tensor& x) { return x.matmul(lin->weight.t()) + lin->bias.unsqueeze(0); }
+  Linear lin;
+};
+TORCH_MODULE(RowBias);
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("a view of a bias beside a local result is cut as the bias is", {1, 2, 4}) {
+  RowBias module, reference;
+  fill(*module);
+  fill(*reference);
+  const at::Tensor x = numbers({3, 6});
+  auto tp = parallelize_module(module, line(), {{"lin", ColwiseParallel({.use_local_output = true})}});
+  const at::Tensor y = tp(x);
+  const at::Tensor want = reference->forward(x);
+  CHECK(difference(y, want.chunk(world_size(), -1)[static_cast<std::size_t>(rank())]) <= 1e-13);
+  y.square().sum().backward();
+  want.square().sum().backward();
+  check_parameters(*module, *reference, /*gradients=*/true, 1e-12);
+}
+
 TESSERA_RANKS_TEST_CASE("writing a styled parameter is no activation: copies, masks and optimizers go on", {2}) {
   const DeviceMesh mesh = line();
   Mlp module(4, 8, 4), reference(4, 8, 4);

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
+#include <mutex>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -250,6 +251,9 @@ ProcessGroupResult run_process_group(const ProcessGroupOptions& options) {
     throw std::invalid_argument(
         fmt::format("run_process_group: {} ranks were asked for; at least 1 is needed", options.size));
   }
+  // A group adopts what its ranks leave behind; two at once would take each other's.
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
   return ProcessGroup(options).run();
 }
 
