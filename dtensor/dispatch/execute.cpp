@@ -171,13 +171,15 @@ class Execution {
       call_.op.callBoxed(call_.stack);
       return;
     }
-    mesh_.world().guard(call_.traits.name, [this] {
+    try {
       if (decision_.kernel != nullptr) {
         run_kernel();
       } else {
         call_.op.callBoxed(call_.stack);
       }
-    });
+    } catch (...) {
+      mesh_.world().guard(call_.traits.name, [] { throw; });
+    }
   }
 
   // A local kernel has a stack of its own.
