@@ -1,8 +1,6 @@
 #include "tessera/dtensor/tensor.h"
 
-#include <memory>
 #include <stdexcept>
-#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -24,70 +22,25 @@ c10::DispatchKeySet keys_on(const c10::Device& device) { return device.is_cuda()
 // Reaches the protected members that an in-place conversion must change.
 struct Access : c10::TensorImpl {
   static void set_keys(c10::TensorImpl& impl, c10::DispatchKeySet keys) { impl.*(&Access::key_set_) = keys; }
-  static void set_extra(c10::TensorImpl& impl, std::unique_ptr<c10::ExtraMeta> extra) {
-    impl.*(&Access::extra_meta_) = std::move(extra);
+  static void set_extra(c10::TensorImpl& impl, c10::intrusive_ptr<Meta> meta) {
+    impl.*(&Access::extra_meta_) =
+        std::make_unique<c10::ExtraMeta>(nullptr, nullptr, std::move(meta), kNoStorage, kNoStorage);
   }
   static void drop_storage(c10::TensorImpl& impl) { impl.*(&Access::storage_) = c10::Storage(); }
-};
-
-// ExtraMeta with the texts of what reads storage, used again: to make the texts anew is a fifth of what a DTensor costs.
-class ExtraPool {
- public:
-  static std::unique_ptr<c10::ExtraMeta> take(c10::intrusive_ptr<Meta> meta) {
-    if (state_ != State::kAlive || pool().free_.empty()) {
-      return std::make_unique<c10::ExtraMeta>(nullptr, nullptr, std::move(meta), kNoStorage, kNoStorage);
-    }
-    std::unique_ptr<c10::ExtraMeta> extra = std::move(pool().free_.back());
-    pool().free_.pop_back();
-    extra->backend_meta_ = std::move(meta);
-    return extra;
-  }
-
-  static void give(std::unique_ptr<c10::ExtraMeta> extra) {
-    extra->backend_meta_.reset();  // before the pool is looked at: the piece may be a DTensor's last holder
-    if (state_ == State::kGone || extra->symbolic_shape_meta_ || extra->named_tensor_meta_) return;
-    if (pool().free_.size() < kMost) pool().free_.push_back(std::move(extra));
-  }
-
- private:
-  static constexpr std::size_t kMost = 64;
-  // A tensor may outlive its thread's pool.
-  enum class State : uint8_t { kNone, kAlive, kGone };
-
-  ExtraPool() { state_ = State::kAlive; }
-  ~ExtraPool() { state_ = State::kGone; }
-  static ExtraPool& pool() {
-    thread_local ExtraPool instance;
-    return instance;
-  }
-
-  static thread_local State state_;
-  std::vector<std::unique_ptr<c10::ExtraMeta>> free_;
-};
-thread_local ExtraPool::State ExtraPool::state_ = ExtraPool::State::kNone;
-
-// A TensorImpl that gives its ExtraMeta back. Nothing asks for this type: a parameter that was converted in place is none.
-struct DTensorImpl final : c10::TensorImpl {
-  using c10::TensorImpl::TensorImpl;
-  DTensorImpl(const DTensorImpl&) = delete;
-  DTensorImpl& operator=(const DTensorImpl&) = delete;
-  ~DTensorImpl() override {
-    if (extra_meta_) ExtraPool::give(std::move(extra_meta_));
-  }
 };
 
 }  // namespace
 
 at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
   const c10::DispatchKeySet keys = keys_on(local.device());
-  auto impl = c10::make_intrusive<DTensorImpl>(keys, c10::scalarTypeToTypeMeta(spec->dtype), local.device());
+  auto impl = c10::make_intrusive<c10::TensorImpl>(keys, c10::scalarTypeToTypeMeta(spec->dtype), local.device());
   if (normal_in_inference) {
     Access::set_keys(*impl, keys);
     impl->set_version_counter(c10::VariableVersion(0));
   }
   impl->set_sizes_and_strides(spec->sizes, spec->strides);
   impl->set_storage_access_should_throw();
-  Access::set_extra(*impl, ExtraPool::take(c10::make_intrusive<Meta>(std::move(local), std::move(spec))));
+  Access::set_extra(*impl, c10::make_intrusive<Meta>(std::move(local), std::move(spec)));
   return at::Tensor(std::move(impl));
 }
 
@@ -97,7 +50,7 @@ void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
   impl.set_sizes_and_strides(spec->sizes, spec->strides);
   Access::drop_storage(impl);
   impl.set_storage_access_should_throw();
-  Access::set_extra(impl, ExtraPool::take(c10::make_intrusive<Meta>(std::move(local), std::move(spec))));
+  Access::set_extra(impl, c10::make_intrusive<Meta>(std::move(local), std::move(spec)));
 }
 
 void check_current(const at::Tensor& t, const char* who) {

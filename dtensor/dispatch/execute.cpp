@@ -171,15 +171,13 @@ class Execution {
       call_.op.callBoxed(call_.stack);
       return;
     }
-    try {
+    mesh_.world().guard(call_.traits.name, [this] {
       if (decision_.kernel != nullptr) {
         run_kernel();
       } else {
         call_.op.callBoxed(call_.stack);
       }
-    } catch (...) {
-      mesh_.world().guard(call_.traits.name, [] { throw; });
-    }
+    });
   }
 
   // A local kernel has a stack of its own.
