@@ -64,13 +64,13 @@ at::Tensor Agreement::reduce_max(at::Tensor values) const {
   return values.cpu();
 }
 
-void Agreement::run(const std::function<void()>& part, const std::function<int64_t()>& fingerprint,
+void Agreement::run(const std::function<void()>& part, const std::function<std::string()>& fingerprint,
                     const char* differ) const {
   std::exception_ptr thrown;
   int64_t print = 0;
   const auto both = [&] {
     part();
-    if (fingerprint) print = fingerprint();
+    if (fingerprint) print = static_cast<int64_t>(std::hash<std::string>()(fingerprint()) >> 1);  // -print is an int64 too
   };
   const std::string mine = outcome_of(both, thrown).substr(0, kLongestText);
   if (meshes_.empty()) {

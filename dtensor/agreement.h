@@ -30,7 +30,7 @@ class Agreement {
   //
   // One all-reduce of 40 bytes a mesh dimension (of several meshes: as many times as there are meshes), and after a failure
   // one more of the text. A rank outside the meshes hears nothing.
-  void run(const std::function<void()>& part, const std::function<int64_t()>& fingerprint = nullptr,
+  void run(const std::function<void()>& part, const std::function<std::string()>& fingerprint = nullptr,
            const char* differ =
                "the ranks were called with different arguments; every rank must pass the same names, shapes, "
                "dtypes and options") const;

@@ -127,7 +127,7 @@ struct Planned {
 };
 
 // All that the ranks must have alike: who would communicate for what, and the plan that says how.
-int64_t fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
+std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
   std::string all = fmt::format("{}\n{} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
                                 fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","));
   std::map<const void*, std::size_t> first, first_memory;
@@ -143,7 +143,7 @@ int64_t fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const P
                          memory == nullptr ? 0 : t.storage_offset(), is_dtensor(t));
     }
   }
-  return static_cast<int64_t>(std::hash<std::string>()(all) >> 1);
+  return all;
 }
 
 // Applies the styles and checks what they asked for; changes nothing.

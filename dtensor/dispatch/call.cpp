@@ -128,6 +128,7 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
   }
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   scales = contains(kScales, key);
+  as_real = key == "view_as_real";
   rides = view || contains(kRides, name);
   changes_shape_in_place = contains(kShapeChangers, name);
 }

@@ -36,6 +36,7 @@ struct OpTraits {
   bool scales = false;   // multiplies or divides its tensors by numbers
   bool rides = false;    // returns the same logical tensor or a part of it: a contract goes along
   bool view = false;     // the result aliases an input
+  bool as_real = false;  // view_as_real: a lazily conjugated piece has no such view
   bool changes_shape_in_place = false;
 
   explicit OpTraits(const c10::OperatorHandle& op);

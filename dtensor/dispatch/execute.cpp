@@ -85,10 +85,10 @@ class Execution {
   }
 
  private:
-  // A lazily conjugated piece has no real view.
   bool copies_conjugate() const {
+    if (!call_.traits.as_real) return false;
     const at::Tensor& viewed = *call_.tensors[0].tensor;
-    return call_.traits.key == "view_as_real" && detail::is_dtensor(viewed) && detail::meta(viewed).local.is_conj();
+    return detail::is_dtensor(viewed) && detail::meta(viewed).local.is_conj();
   }
 
   // A view of moved pieces is a copy, and so is a view of it.
@@ -114,7 +114,7 @@ class Execution {
       locals_.push_back(entry.spec != nullptr && detail::is_dtensor(*entry.tensor) ? detail::meta(*entry.tensor).local
                                                                                    : *entry.tensor);
     }
-    if (call_.traits.view && copies_conjugate()) locals_[0] = locals_[0].resolve_conj();
+    if (copies_conjugate()) locals_[0] = locals_[0].resolve_conj();
     if (decision_.moves.empty()) return;
     std::optional<World::Scope> scope;
     if (decision_.communicates) scope.emplace(mesh_.world(), call_.traits.name.c_str(), contract_path(call_));

@@ -48,10 +48,10 @@ int64_t writing_rank(const std::vector<DeviceMesh>& meshes, const char* op) {
                   op, fmt::join(names, "; ")));
 }
 
-int64_t fingerprint_of(const std::vector<SafetensorsHeader>& plan, const std::string& path) {
+std::string fingerprint_of(const std::vector<SafetensorsHeader>& plan, const std::string& path) {
   std::string all = path;
   for (const SafetensorsHeader& header : plan) all += serialize_safetensors_header(header);
-  return static_cast<int64_t>(std::hash<std::string>()(all) >> 1);
+  return all;
 }
 
 std::vector<SafetensorsHeader> make_plan(const std::vector<SavedTensor>& tensors, int64_t max_shard_bytes,
