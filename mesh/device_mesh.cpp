@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
@@ -14,8 +15,43 @@
 
 namespace tessera {
 
+namespace {
+
+// What merged() has given, found without a lock: entries come in front and stay as long as this does.
+class MergedMeshes {
+ public:
+  const DeviceMesh* find(const std::vector<int64_t>& mesh_dims) const {
+    for (const Entry* entry = newest_.load(std::memory_order_acquire); entry != nullptr; entry = entry->next) {
+      if (entry->mesh_dims == mesh_dims) return &entry->mesh;
+    }
+    return nullptr;
+  }
+
+  void add(const std::vector<int64_t>& mesh_dims, DeviceMesh mesh) {
+    const std::lock_guard lock(mutex_);
+    if (find(mesh_dims) != nullptr) return;  // another thread was first
+    entries_.push_back({mesh_dims, std::move(mesh), newest_.load()});
+    newest_.store(&entries_.back(), std::memory_order_release);
+  }
+
+ private:
+  struct Entry {
+    std::vector<int64_t> mesh_dims;
+    DeviceMesh mesh;
+    const Entry* next;
+  };
+  std::mutex mutex_;
+  std::deque<Entry> entries_;  // a deque: entries do not move
+  std::atomic<const Entry*> newest_{nullptr};
+};
+
+}  // namespace
+
 struct DeviceMesh::Impl {
   Impl(std::shared_ptr<World> given_world, c10::DeviceType type, Mesh given_mesh);
+
+  // This rank's coordinate; outside the mesh, the first.
+  std::vector<int64_t> through() const { return coordinate.value_or(std::vector<int64_t>(mesh.shape().size(), 0)); }
 
   const std::shared_ptr<World> world;
   const c10::DeviceType device_type;
@@ -26,6 +62,7 @@ struct DeviceMesh::Impl {
   std::vector<std::vector<int64_t>> groups;
   std::vector<std::string> names;
   uint64_t id = 0;
+  mutable MergedMeshes merged;  // of one mesh dimension each, where this one has more: no mesh keeps itself alive
 };
 
 namespace {
@@ -120,10 +157,9 @@ DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type,
       device(device_of(*world, type)),
       coordinate(mesh.coordinate_of(world->rank())),
       id(next_mesh_id()) {
-  const std::vector<int64_t> through = coordinate.value_or(std::vector<int64_t>(mesh.shape().size(), 0));
   for (int64_t d = 0; d < mesh.ndim(); ++d) {
-    groups.push_back(mesh.ranks_along(d, through));
-    names.push_back(mesh.names().empty() ? std::to_string(d) : mesh.names()[static_cast<std::size_t>(d)]);
+    groups.push_back(mesh.ranks_along(d, through()));
+    names.push_back(mesh.mesh_dim_name(d));
   }
 }
 
@@ -162,12 +198,18 @@ DeviceMesh DeviceMesh::operator[](std::string_view name) const {
 }
 
 DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
-  const std::vector<int64_t> through = coordinate().value_or(std::vector<int64_t>(mesh().shape().size(), 0));
-  return DeviceMesh(world_ptr(), device_type(), mesh().slice(names, through));
+  return DeviceMesh(world_ptr(), device_type(), mesh().slice(names, impl_->through()));
 }
 
 DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string> names) const {
   return (*this)[std::vector<std::string>(names)];
+}
+
+DeviceMesh DeviceMesh::merged(const std::vector<int64_t>& mesh_dims) const {
+  if (const DeviceMesh* const found = impl_->merged.find(mesh_dims)) return *found;
+  DeviceMesh made(world_ptr(), device_type(), mesh().merged(mesh_dims, impl_->through()));
+  if (ndim() > 1) impl_->merged.add(mesh_dims, made);
+  return made;
 }
 
 c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(int64_t mesh_dim) const {

@@ -107,6 +107,20 @@ int64_t index_of(const std::vector<int64_t>& strides, const std::vector<int64_t>
   return std::inner_product(coordinate.begin(), coordinate.end(), strides.begin(), int64_t{0});
 }
 
+// `mesh_dims` in [0, ndim), each given once.
+std::vector<int64_t> distinct(const Mesh& mesh, const std::vector<int64_t>& mesh_dims) {
+  std::vector<int64_t> dims;
+  for (const int64_t mesh_dim : mesh_dims) {
+    const int64_t d = mesh.normalize(mesh_dim);
+    if (std::find(dims.begin(), dims.end(), d) != dims.end()) {
+      throw std::invalid_argument(fmt::format("mesh dimension {} of mesh {} appears twice in ({}); give each once",
+                                              mesh.mesh_dim_name(d), mesh.to_string(), fmt::join(mesh_dims, ", ")));
+    }
+    dims.push_back(d);
+  }
+  return dims;
+}
+
 }  // namespace
 
 Mesh::Mesh(std::vector<int64_t> shape, std::vector<std::string> names) : shape_(std::move(shape)), names_(std::move(names)) {
@@ -160,13 +174,46 @@ std::optional<std::vector<int64_t>> Mesh::coordinate_of(int64_t rank) const {
 }
 
 std::vector<int64_t> Mesh::ranks_along(int64_t mesh_dim, const std::vector<int64_t>& coordinate) const {
-  const auto d = static_cast<std::size_t>(normalize(mesh_dim));
+  return ranks_over({mesh_dim}, coordinate);
+}
+
+std::vector<int64_t> Mesh::ranks_over(const std::vector<int64_t>& mesh_dims, const std::vector<int64_t>& coordinate) const {
+  const std::vector<int64_t> dims = distinct(*this, mesh_dims);
   check_coordinate(*this, coordinate);
   const std::vector<int64_t> strides = strides_of(shape_);
-  const int64_t first = index_of(strides, coordinate) - coordinate[d] * strides[d];
-  std::vector<int64_t> ranks;
-  for (int64_t i = 0; i < shape_[d]; ++i) ranks.push_back(ranks_[static_cast<std::size_t>(first + i * strides[d])]);
-  return ranks;
+  std::vector<int64_t> origin = coordinate;
+  for (const int64_t d : dims) origin[static_cast<std::size_t>(d)] = 0;
+  std::vector<int64_t> indexes = {index_of(strides, origin)};
+  // Each mesh dimension varies faster than those before it.
+  for (const int64_t dim : dims) {
+    const auto d = static_cast<std::size_t>(dim);
+    std::vector<int64_t> next;
+    next.reserve(indexes.size() * static_cast<std::size_t>(shape_[d]));
+    for (const int64_t index : indexes) {
+      for (int64_t i = 0; i < shape_[d]; ++i) next.push_back(index + i * strides[d]);
+    }
+    indexes = std::move(next);
+  }
+  for (int64_t& index : indexes) index = ranks_[static_cast<std::size_t>(index)];
+  return indexes;
+}
+
+std::string Mesh::mesh_dim_name(int64_t mesh_dim) const {
+  const int64_t d = normalize(mesh_dim);
+  return names_.empty() ? std::to_string(d) : names_[static_cast<std::size_t>(d)];
+}
+
+Mesh Mesh::merged(const std::vector<int64_t>& mesh_dims, const std::vector<int64_t>& coordinate) const {
+  if (mesh_dims.empty()) {
+    throw std::invalid_argument(
+        fmt::format("merged: no mesh dimensions of mesh {} were given; give one or more", to_string()));
+  }
+  std::vector<int64_t> ranks = ranks_over(mesh_dims, coordinate);
+  if (ndim() == 1) return *this;
+  std::vector<std::string> names;
+  for (const int64_t d : mesh_dims) names.push_back(mesh_dim_name(d));
+  const auto size = static_cast<int64_t>(ranks.size());
+  return Mesh({size}, {fmt::format("{}", fmt::join(names, "+"))}, std::move(ranks));
 }
 
 Mesh Mesh::slice(const std::vector<std::string>& names, const std::vector<int64_t>& coordinate) const {
@@ -175,27 +222,13 @@ Mesh Mesh::slice(const std::vector<std::string>& names, const std::vector<int64_
   }
   check_coordinate(*this, coordinate);
   check_names(std::vector<int64_t>(names.size()), names);
-  const std::vector<int64_t> strides = strides_of(shape_);
-  std::vector<int64_t> origin = coordinate;
+  std::vector<int64_t> mesh_dims;
   std::vector<int64_t> shape;
-  std::vector<int64_t> kept_strides;
   for (const std::string& name : names) {
-    const auto d = static_cast<std::size_t>(mesh_dim(name));
-    origin[d] = 0;
-    shape.push_back(shape_[d]);
-    kept_strides.push_back(strides[d]);
+    mesh_dims.push_back(mesh_dim(name));
+    shape.push_back(size(mesh_dims.back()));
   }
-  // Walk the kept dimensions with the last one fastest, as ranks() of the result wants.
-  std::vector<int64_t> indexes = {index_of(strides, origin)};
-  for (std::size_t k = 0; k < shape.size(); ++k) {
-    std::vector<int64_t> next;
-    for (const int64_t index : indexes) {
-      for (int64_t i = 0; i < shape[k]; ++i) next.push_back(index + i * kept_strides[k]);
-    }
-    indexes = std::move(next);
-  }
-  for (int64_t& index : indexes) index = ranks_[static_cast<std::size_t>(index)];
-  return Mesh(std::move(shape), names, std::move(indexes));
+  return Mesh(std::move(shape), names, ranks_over(mesh_dims, coordinate));
 }
 
 std::string Mesh::to_string() const {

@@ -48,6 +48,22 @@ class Mesh {
   // The global ranks that share `coordinate` on every other mesh dimension, in the order of their coordinate on `mesh_dim`.
   std::vector<int64_t> ranks_along(int64_t mesh_dim, const std::vector<int64_t>& coordinate) const;
 
+  // The global ranks that share `coordinate` on every mesh dimension but `mesh_dims`, the last of `mesh_dims` varying
+  // fastest. Throws std::invalid_argument on a mesh dimension that is out of range or given twice.
+  std::vector<int64_t> ranks_over(const std::vector<int64_t>& mesh_dims, const std::vector<int64_t>& coordinate) const;
+
+  // The name of a mesh dimension, or its index as text in a mesh without names.
+  std::string mesh_dim_name(int64_t mesh_dim) const;
+
+  // The mesh of one dimension over `mesh_dims` through `coordinate`: its ranks are ranks_over(), so the place on it is
+  // row-major over the places on `mesh_dims` in the order given; its name is theirs joined by '+'.
+  //   {pp: 2, dp: 2, tp: 2}.merged({1, 2}, {1, 0, 0}) -> {dp+tp: 4} over ranks 4, 5, 6, 7
+  //   {pp: 2, dp: 2, tp: 2}.merged({2, 1}, {1, 0, 0}) -> {tp+dp: 4} over ranks 4, 6, 5, 7
+  //   {pp: 2, dp: 2, tp: 2}.merged({2}, {1, 0, 0})    -> {tp: 2} over ranks 4, 5
+  //   (2, 2).merged({0, 1}, {0, 0})                   -> {0+1: 4}
+  // A mesh of one dimension is its own. Throws as ranks_over(), and when `mesh_dims` is empty.
+  Mesh merged(const std::vector<int64_t>& mesh_dims, const std::vector<int64_t>& coordinate) const;
+
   // The mesh over `names`, in that order, through `coordinate` (its values on the other mesh dimensions stay fixed).
   //   {dp: 2, tp: 2}.slice({"tp"}, {1, 0}) -> {tp: 2} over ranks 2, 3
   // Throws std::invalid_argument on an unknown or repeated name, or a mesh without names.

@@ -333,3 +333,14 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
                 "receive counts [-1");
   CHECK(counter.total() == 0);
 }
+
+TESSERA_RANKS_TEST_CASE("collectives go over merged mesh dimensions in their order, under their name", {4}) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const CommCounter counter(mesh);
+  const at::Tensor mine = at::scalar_tensor(world()->rank(), at::kLong);
+  CHECK(at::equal(all_gather(mine, mesh.merged({0, 1}), 0), at::tensor({0, 1, 2, 3}, at::kLong)));
+  CHECK(at::equal(all_gather(mine, mesh.merged({1, 0}), 0), at::tensor({0, 2, 1, 3}, at::kLong)));
+  CHECK(all_reduce(mine, mesh.merged({0, 1}), 0, ReduceOp::kSum).item<int64_t>() == 6);
+  CHECK(counter.count_on("dp+tp") == 2);
+  CHECK(counter.count_on("tp+dp") == 1);
+}

@@ -1,8 +1,10 @@
 #include "tessera/mesh/device_mesh.h"
 
 #include <memory>
+#include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -46,11 +48,58 @@ TEST_CASE("slices go through this rank, in the order of the names") {
   CHECK(mesh[{"pp", "dp", "tp"}] == mesh);
 }
 
+TEST_CASE("merged mesh dimensions go through this rank, and are kept") {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, World::fake(5, 8));
+  const DeviceMesh merged = mesh.merged({1, 2});
+  CHECK(merged.mesh() == Mesh({4}, {"dp+tp"}, {4, 5, 6, 7}));
+  CHECK(merged.coordinate() == Ints{1});
+  CHECK(merged.mesh_dim_name(0) == "dp+tp");
+  CHECK(merged.group_ranks(0) == Ints{4, 5, 6, 7});
+  CHECK(mesh.merged({1, 2}) == merged);
+  CHECK(mesh.merged({-2, -1}) == merged);
+  CHECK(mesh.merged({2, 1}).mesh() == Mesh({4}, {"tp+dp"}, {4, 6, 5, 7}));
+  CHECK(mesh.merged({2, 1}).coordinate() == Ints{2});
+  CHECK(mesh.merged({2}) == mesh["tp"]);
+  CHECK(mesh["tp"].merged({0}) == mesh["tp"]);
+  CHECK(mesh.merged({0, 1, 2}).mesh() == Mesh({8}, {"pp+dp+tp"}));
+  check_refused([&] { mesh.merged({}); }, "no mesh dimensions of mesh {pp: 2, dp: 2, tp: 2} were given");
+  check_refused([&] { mesh.merged({1, 1}); }, "mesh dimension dp of mesh {pp: 2, dp: 2, tp: 2} appears twice in (1, 1)");
+  check_refused([&] { mesh.merged({3}); }, "mesh dimension 3 is out of range");
+}
+
+TEST_CASE("a merged mesh lives as long as the mesh it was asked of") {
+  const auto world = World::fake(0, 4);
+  uint64_t id = 0;
+  {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
+    id = mesh.merged({0, 1}).id();
+    CHECK(mesh.merged({0, 1}).id() == id);
+  }
+  CHECK(init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world).merged({0, 1}).id() > id);
+}
+
+TEST_CASE("threads that merge the same mesh dimensions at once get one mesh") {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 2}, {}, World::fake(3, 8));
+  const std::vector<Ints> orders = {{0, 1}, {1, 0}, {1, 2}, {2, 1}, {0, 2}, {2, 0}, {0, 1, 2}, {2, 1, 0}};
+  std::vector<std::vector<uint64_t>> ids(4);
+  {
+    std::vector<std::jthread> threads;
+    for (std::vector<uint64_t>& seen : ids) {
+      threads.emplace_back([&] {
+        for (const Ints& order : orders) seen.push_back(mesh.merged(order).id());
+      });
+    }
+  }
+  for (const std::vector<uint64_t>& seen : ids) CHECK(seen == ids[0]);
+  CHECK(std::set<uint64_t>(ids[0].begin(), ids[0].end()).size() == orders.size());
+}
+
 TEST_CASE("a rank outside has no coordinate, and gets the slice at coordinate 0") {
   const DeviceMesh mesh(World::fake(3, 4), c10::kCPU, Mesh({2}, {"tp"}, {0, 1}));
   CHECK_FALSE(mesh.is_member());
   CHECK(mesh.coordinate() == std::nullopt);
   CHECK(mesh["tp"].mesh() == mesh.mesh());
+  CHECK(mesh.merged({0}) == mesh);
   CHECK(mesh.group_ranks(0) == Ints{0, 1});
   check_refused([&] { mesh.local_rank(0); }, "rank 3 is outside mesh {tp: 2} on cpu and has no coordinate");
   check_refused([&] { mesh.group(0); }, "rank 3 is outside mesh");

@@ -80,6 +80,44 @@ TEST_CASE("a slice keeps the named mesh dimensions, in the order of the names") 
   }
 }
 
+TEST_CASE("merged mesh dimensions are one, row-major in the order given, named by theirs") {
+  const Mesh mesh({2, 2, 2}, {"pp", "dp", "tp"});
+  struct Row {
+    const char* why;
+    Ints mesh_dims;
+    Ints coordinate;
+    const char* name;
+    Ints ranks;
+  };
+  const std::vector<Row> rows = {
+      {"one is its own", {2}, {1, 0, 1}, "tp", {4, 5}},
+      {"neighbours", {1, 2}, {1, 0, 0}, "dp+tp", {4, 5, 6, 7}},
+      {"neighbours, turned", {2, 1}, {1, 1, 1}, "tp+dp", {4, 6, 5, 7}},
+      {"no neighbours", {0, 2}, {0, 1, 0}, "pp+tp", {2, 3, 6, 7}},
+      {"counted from the end", {-3, -2}, {0, 0, 1}, "pp+dp", {1, 3, 5, 7}},
+      {"all, turned", {2, 1, 0}, {0, 0, 0}, "tp+dp+pp", {0, 4, 2, 6, 1, 5, 3, 7}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    const Mesh merged = mesh.merged(row.mesh_dims, row.coordinate);
+    CHECK(merged == Mesh({static_cast<int64_t>(row.ranks.size())}, {row.name}, row.ranks));
+    CHECK(mesh.ranks_over(row.mesh_dims, row.coordinate) == row.ranks);
+  }
+  const Mesh plain({2, 3});
+  CHECK(plain.merged({0, 1}, {0, 0}) == Mesh({6}, {"0+1"}));
+  CHECK(plain.merged({1}, {1, 0}) == Mesh({3}, {"1"}, {3, 4, 5}));
+  CHECK(Mesh({3}).merged({0}, {2}) == Mesh({3}));
+}
+
+TEST_CASE("the place on merged mesh dimensions is row-major over the places on them") {
+  const Mesh mesh({2, 3, 4}, {}, {11, 3, 5, 7, 0, 2, 4, 6, 8, 10, 1, 9, 12, 13, 14, 15, 23, 22, 21, 20, 19, 18, 17, 16});
+  for (const int64_t rank : mesh.ranks()) {
+    const Ints at = mesh.coordinate_of(rank).value();
+    CHECK(mesh.merged({2, 0}, at).coordinate_of(rank) == Ints{at[2] * 2 + at[0]});
+    CHECK(mesh.merged({1, 0, 2}, at).coordinate_of(rank) == Ints{(at[1] * 2 + at[0]) * 4 + at[2]});
+  }
+}
+
 TEST_CASE("every rank is in the slice through its own coordinate, at its own coordinate") {
   const Mesh mesh({2, 3, 2}, {"a", "b", "c"}, {11, 3, 5, 7, 0, 2, 4, 6, 8, 10, 1, 9});
   for (const int64_t rank : mesh.ranks()) {
@@ -148,6 +186,16 @@ TEST_CASE("questions that a mesh has no answer to are refused, with what there i
   refused([&] { return mesh.normalize(-3); }, "mesh dimension -3 is out of range");
   refused([&] { return mesh.ranks_along(0, {0, 2}); }, "coordinate (0, 2) is outside mesh {dp: 2, tp: 2}");
   refused([&] { return mesh.ranks_along(0, {0}); }, "coordinate (0) is outside");
+  refused(
+      [&] {
+        return mesh.ranks_over({0, -2}, {0, 0});
+      },
+      "mesh dimension dp of mesh {dp: 2, tp: 2} appears twice in (0, -2); give each once");
+  refused([&] { return mesh.merged({0, 2}, {0, 0}); }, "mesh dimension 2 is out of range for mesh {dp: 2, tp: 2}");
+  refused([&] { return mesh.merged({}, {0, 0}); }, "no mesh dimensions of mesh {dp: 2, tp: 2} were given");
+  refused([&] { return mesh.merged({0}, {2, 0}); }, "coordinate (2, 0) is outside mesh");
+  refused([&] { return Mesh({2}).merged({1}, {0}); }, "mesh dimension 1 is out of range for mesh (2)");
+  refused([&] { return mesh.mesh_dim_name(2); }, "mesh dimension 2 is out of range");
   refused([&] { return mesh.slice({"tp", "tp"}, {0, 0}); }, "name 'tp' appears twice");
   refused([&] { return mesh.slice({"pp"}, {0, 0}); }, "has no mesh dimension 'pp'");
   refused([&] { return mesh.slice({}, {0, 0}); }, "no names given");
