@@ -81,7 +81,7 @@ inline const Contract* piece_contract(const ContractPtr& contract, std::string_v
 // A Shard dimension outside the tensor is left as it is, for `normalize` to refuse.
 inline Placements on_mesh_dim(Placements placements, int64_t mesh_dim, const Placement& there, int64_t ndim) {
   const bool from_end = there.is_shard() && there.tensor_dim() < 0;
-  placements.at(static_cast<std::size_t>(mesh_dim)) = from_end ? Shard(there.tensor_dim() + ndim) : there;
+  placements.at(static_cast<std::size_t>(mesh_dim)) = from_end ? there.on(there.tensor_dim() + ndim) : there;
   return placements;
 }
 

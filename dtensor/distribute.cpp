@@ -1,17 +1,18 @@
+#include <algorithm>
 #include <stdexcept>
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/run_plan.h"
+#include "tessera/dtensor/region.h"
+#include "tessera/dtensor/route.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/placement/exchange.h"
 
 namespace tessera {
 namespace {
@@ -30,59 +31,67 @@ std::optional<std::vector<int64_t>> source_coordinate(const DeviceMesh& mesh, in
   return coordinate;
 }
 
-// `t` cut along `dim` into n parts, padded to one size and stacked: [n, *].
-at::Tensor padded_rows(const at::Tensor& t, int64_t dim, int64_t n) {
-  const int64_t full = chunk_range(t.size(dim), n, 0).size;
-  std::vector<at::Tensor> rows;
-  for (int64_t i = 0; i < n; ++i) {
-    const Range range = chunk_range(t.size(dim), n, i);
-    std::vector<int64_t> pad(static_cast<std::size_t>(2 * (t.dim() - dim)), 0);
-    pad.back() = full - range.size;
-    rows.push_back(at::constant_pad_nd(t.narrow(dim, range.offset, range.size), pad, 0));
+// The mesh dimensions that cut the tensor, and the others.
+std::vector<int64_t> mesh_dims_where(const Spec& spec, bool cut) {
+  std::vector<int64_t> out;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    if (spec.placements[i].is_shard() == cut) out.push_back(static_cast<int64_t>(i));
   }
-  return at::stack(rows);
+  return out;
 }
 
-// One mesh dimension's step: the source's piece, cut or whole, reaches each coordinate.
-at::Tensor send_along(const at::Tensor& piece, const DeviceMesh& mesh, int64_t mesh_dim, const Placement& to,
-                      int64_t source) {
-  if (!to.is_shard()) return broadcast(piece.to(mesh.device()), mesh, mesh_dim, source);
-  const int64_t n = mesh.size(mesh_dim);
-  const int64_t dim = to.tensor_dim();
-  const bool sends = mesh.local_rank(mesh_dim) == source;
-  const Range mine = chunk_range(piece.size(dim), n, mesh.local_rank(mesh_dim));
-  std::vector<int64_t> shape = piece.sizes().vec();
-  shape[static_cast<std::size_t>(dim)] = chunk_range(piece.size(dim), n, 0).size;
-  const at::Tensor like = at::empty(shape, piece.options().device(mesh.device()));
-  const at::Tensor rows = sends ? padded_rows(piece, dim, n).to(mesh.device()) : at::Tensor();
-  return scatter(rows, like, mesh, mesh_dim, source).narrow(dim, 0, mine.size);
+// The source's tensor `t`, every rank's tile of it flat and padded to one length: [n, *]. `cut` are the ranks that get one each.
+at::Tensor padded_tiles(const at::Tensor& t, const Spec& spec, const MergedDims& cut, const std::vector<int64_t>& coordinate,
+                        int64_t length) {
+  const at::Tensor whole = t.contiguous();
+  const at::Tensor rows = at::zeros({cut.size(), length}, t.options());
+  for (int64_t i = 0; i < cut.size(); ++i) {
+    const Tile tile = local_tile(spec.sizes, spec.placements, spec.mesh.mesh().shape(), cut.coordinate_of(coordinate, i));
+    Region(tile, spec.sizes).pack(whole, rows, i * length);
+  }
+  return rows;
+}
+
+// The tile of the rank at this coordinate, from the source at the same one of the mesh dimensions that do not cut. One scatter
+// over the others together.
+at::Tensor scatter_tiles(const at::Tensor& t, const Spec& spec, const std::vector<int64_t>& source,
+                         const std::vector<int64_t>& mesh_dims) {
+  const std::vector<int64_t>& coordinate = *spec.mesh.coordinate();
+  const MergedDims cut(spec.mesh.mesh().shape(), mesh_dims);
+  int64_t length = 0;
+  for (int64_t i = 0; i < cut.size(); ++i) {
+    length = std::max(
+        length, numel(local_tile(spec.sizes, spec.placements, spec.mesh.mesh().shape(), cut.coordinate_of(coordinate, i))));
+  }
+  const at::Tensor like = at::empty({length}, t.options().device(spec.mesh.device()));
+  at::Tensor rows;
+  if (coordinate == source) rows = padded_tiles(t, spec, cut, coordinate, length).to(spec.mesh.device());
+  const at::Tensor mine = scatter(rows, like, spec.mesh.merged(mesh_dims), 0, cut.index_of(source));
+  return mine.narrow(0, 0, spec.local_numel()).view(spec.local_sizes);
+}
+
+// The tile of `t` as the source has it.
+at::Tensor from_source(const at::Tensor& t, const Spec& spec, const std::vector<int64_t>& source) {
+  const std::vector<int64_t> cut = mesh_dims_where(spec, /*cut=*/true);
+  const std::vector<int64_t> rest = mesh_dims_where(spec, /*cut=*/false);
+  const MergedDims copies(spec.mesh.mesh().shape(), rest);
+  const std::vector<int64_t>& coordinate = *spec.mesh.coordinate();
+  const bool near = copies.index_of(coordinate) == copies.index_of(source);
+  at::Tensor piece = at::empty(spec.local_sizes, t.options().device(spec.mesh.device()));
+  if (near) piece = cut.empty() ? t.to(spec.mesh.device()) : scatter_tiles(t, spec, source, cut);
+  return rest.empty() ? piece : broadcast(piece, spec.mesh.merged(rest), 0, copies.index_of(source));
 }
 
 at::Tensor piece_of(const at::Tensor& t, const Spec& spec, const std::optional<std::vector<int64_t>>& source) {
   if (!spec.mesh.is_member()) return at::empty({0}, t.options().device(spec.mesh.device()));
-  const Placements replicated(spec.placements.size(), Replicate());
-  at::Tensor piece = t.detach();
+  at::Tensor piece = t.detach().resolve_conj().resolve_neg();
+  Placements sent(spec.placements.size(), Replicate());
   if (source) {
-    for (int64_t dim = 0; dim < spec.mesh.ndim(); ++dim) {
-      const auto i = static_cast<std::size_t>(dim);
-      piece = send_along(piece, spec.mesh, dim, spec.placements[i], (*source)[i]);
-    }
+    piece = from_source(piece, spec, *source);
+    sent = without_partial(spec.placements);
   }
   // What no rank sent is cut or turned into a Partial here, which communicates nothing.
-  Placements rest = spec.placements;
-  Placements done = replicated;
-  for (std::size_t i = 0; i < rest.size(); ++i) {
-    if (source && rest[i].is_shard()) done[i] = rest[i];
-  }
-  const Spec whole{.id = 0,
-                   .mesh = spec.mesh,
-                   .placements = done,
-                   .sizes = spec.sizes,
-                   .strides = {},
-                   .dtype = spec.dtype,
-                   .box = {},
-                   .local_sizes = {}};
-  piece = redistribute_local(piece, whole, rest).to(spec.mesh.device());
+  piece = redistribute_local(piece, *with_placements(spec, sent), spec.placements).to(spec.mesh.device());
   return piece.is_alias_of(t) ? piece.clone(at::MemoryFormat::Contiguous) : piece.contiguous();
 }
 

@@ -1,16 +1,22 @@
 #include "tessera/dtensor/dtensor.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/dtensor/gradient.h"
-#include "tessera/dtensor/run_plan.h"
+#include "tessera/dtensor/route.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/verify_local.h"
+#include "tessera/mesh/collectives.h"
+#include "tessera/placement/reduction.h"
 
 namespace tessera {
 namespace {
@@ -35,42 +41,79 @@ at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
   return detail::wrap(spec->mesh.is_member() ? local.detach() : at::empty({0}, local.options()), spec);
 }
 
-// The number of pieces whose mean the value is, 1 without a mean: the derivative of the value after a piece is one over it.
-int64_t averaged_pieces(const Spec& spec) {
-  int64_t count = 1;
-  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
-    const Placement& placement = spec.placements[i];
-    if (!placement.is_partial() || placement.op() == ReduceOp::kSum) continue;
-    if (placement.op() != ReduceOp::kAvg) {
-      throw std::runtime_error(fmt::format(
-          "from_local: the derivative after a piece of {} depends on the other ranks' pieces; reduce the pieces by an "
-          "operator, or say in options.grad_placements what the gradient of a piece is to be",
-          to_string(placement)));
+// What a piece of a pending value is multiplied with in its gradient: d value / d piece.
+class PieceDerivative {
+ public:
+  PieceDerivative(const Spec& spec, const at::Tensor& piece) : mesh_(spec.mesh), piece_(piece) {
+    for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+      if (!spec.placements[i].is_partial()) continue;
+      reduction_ = spec.placements[i].reduction_ptr();
+      const std::optional<double> slope = reduction_->slope(mesh_.size(static_cast<int64_t>(i)));
+      linear_ &= slope.has_value();
+      slope_ *= slope.value_or(1);
+      mesh_dims_.push_back(static_cast<int64_t>(i));
     }
-    count *= spec.mesh.size(static_cast<int64_t>(i));
   }
-  return count;
+
+  // All pending reductions of a tensor are of one kind, or all have a slope.
+  at::Tensor times(const at::Tensor& gradient) const {
+    if (linear_) return slope_ == 1 ? gradient : gradient.mul(slope_);
+    const DeviceMesh over = mesh_.merged(mesh_dims_);
+    const auto reduce = [&](const at::Tensor& t, ReduceOp op) { return all_reduce(t, over, 0, op); };
+    return gradient.mul(reduction_->derivative(piece_, {.ranks = over.size(), .all_reduce = reduce}));
+  }
+
+  static bool needs_piece(const Spec& spec) {
+    return std::ranges::any_of(spec.placements,
+                               [](const Placement& p) { return p.is_partial() && !p.reduction().slope(1); });
+  }
+
+ private:
+  const DeviceMesh mesh_;
+  const at::Tensor piece_;
+  ReductionPtr reduction_;
+  std::vector<int64_t> mesh_dims_;
+  bool linear_ = true;
+  double slope_ = 1;
+};
+
+// The piece with what a mask leaves out made neutral.
+at::Tensor masked_piece(const at::Tensor& local, const at::Tensor& mask, const Spec& spec) {
+  if (!mask.defined()) return local;
+  const auto masked = std::ranges::find_if(
+      spec.placements, [](const Placement& p) { return p.is_partial() && p.reduction().awaited() != nullptr; });
+  return at::where(mask, local, at::full_like(local, masked->reduction().neutral(local.scalar_type())));
 }
 
 struct FromLocal : torch::autograd::Function<FromLocal> {
   using Wanted = std::optional<Placements>;
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const SpecPtr& spec, const Wanted& wanted) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const std::optional<at::Tensor>& given_mask,
+                            const SpecPtr& spec, const Wanted& wanted) {
+    const at::Tensor mask = given_mask.value_or(at::Tensor());
     if (local.requires_grad()) {
       slot<SpecPtr>(ctx, "spec") = spec;
       slot<Wanted>(ctx, "grad") = wanted;
+      ctx->save_for_backward({PieceDerivative::needs_piece(*spec) ? local : at::Tensor(), mask});
     }
-    return wrap_local(local, spec);
+    return wrap_local(masked_piece(local, mask, *spec), spec);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    tensor_list out(4);
+    if (!grads[0].defined()) return out;
     const Spec& spec = *slot<SpecPtr>(ctx, "spec");
     const Wanted& wanted = slot<Wanted>(ctx, "grad");
     const at::Tensor g = as_dtensor(grads[0], spec);
-    if (wanted) return {to_local(redistribute(g, *wanted), *wanted), at::Tensor(), at::Tensor()};
-    const int64_t pieces = averaged_pieces(spec);
-    const Placements layout = without_partial(spec.placements);
-    const at::Tensor piece = to_local(redistribute(g, layout), layout);
-    return {pieces == 1 ? piece : piece.div(pieces), at::Tensor(), at::Tensor()};
+    const tensor_list saved = ctx->get_saved_variables();
+    const at::Tensor& mask = saved[1];
+    if (wanted) {
+      out[0] = to_local(redistribute(g, *wanted), *wanted);
+    } else {
+      const Placements layout = without_partial(spec.placements);
+      const at::Tensor piece = saved[0].defined() ? masked_piece(saved[0], mask, spec) : at::Tensor();
+      out[0] = PieceDerivative(spec, piece).times(to_local(redistribute(g, layout), layout));
+    }
+    if (mask.defined()) out[0] = at::where(mask, out[0], at::zeros_like(out[0]));
+    return out;
   }
 
   // The saved value called `name`, made on first use.
@@ -145,13 +188,27 @@ std::vector<int64_t> inferred_shape(const at::Tensor& local, const DeviceMesh& m
   std::vector<int64_t> shape = local.sizes().vec();
   for (std::size_t i = 0; i < placements.size(); ++i) {
     if (placements[i].is_shard()) {
-      shape[static_cast<std::size_t>(placements[i].tensor_dim())] *= mesh.size(static_cast<int64_t>(i));
+      int64_t& size = shape[static_cast<std::size_t>(placements[i].tensor_dim())];
+      size = placements[i].partition().size().value_or(size * mesh.size(static_cast<int64_t>(i)));
     }
   }
   return shape;
 }
 
-void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const FromLocalOptions& options) {
+void check_mask(const at::Tensor& local, const Placements& placements, const at::Tensor& mask) {
+  if (!mask.defined()) return;
+  const bool masked = std::ranges::any_of(
+      placements, [](const Placement& p) { return p.is_partial() && p.reduction().awaited() != nullptr; });
+  if (masked && mask.scalar_type() == at::kBool && mask.sizes() == local.sizes() && mask.device() == local.device()) return;
+  throw std::invalid_argument(fmt::format(
+      "from_local: a mask of {} [{}] for a piece [{}] as {}; a mask is of bool, of the piece's sizes and device, and "
+      "goes with MaskedPartial",
+      c10::toString(mask.scalar_type()), fmt::join(mask.sizes(), ", "), fmt::join(local.sizes(), ", "),
+      to_string(placements)));
+}
+
+void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options) {
   if (!local.defined()) throw std::invalid_argument("from_local: the local tensor is undefined; give a tensor");
   if (detail::is_dtensor(local)) {
     throw std::invalid_argument("from_local: the tensor is a DTensor already; call redistribute to change its placements");
@@ -161,6 +218,7 @@ void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Fro
                                             local.device().str(), mesh.to_string(),
                                             c10::DeviceTypeName(mesh.device_type(), true)));
   }
+  check_mask(local, placements, options.mask);
   if (options.stride && !options.shape) {
     throw std::invalid_argument("from_local: stride without shape; give both, or shape alone");
   }
@@ -176,6 +234,7 @@ SpecPtr spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   const Placements placements = normalize(given, mesh.mesh(), ndim, "from_local");
   check_partials(placements, local.scalar_type(), "from_local");
   const std::vector<int64_t> shape = options.shape ? *options.shape : inferred_shape(local, mesh, placements);
+  check_layout(placements, mesh.mesh(), shape, "from_local");
   // Never the piece's own: of an empty or thin piece they say nothing, and ranks must agree.
   const std::vector<int64_t> strides = options.stride ? *options.stride : contiguous_strides(shape);
   return intern_spec(mesh, placements, shape, strides, local.scalar_type());
@@ -186,8 +245,7 @@ void check_piece(const at::Tensor& local, const Spec& spec) {
   if (!spec.mesh.is_member() || local.sizes() == at::IntArrayRef(spec.local_sizes)) return;
   const std::string text = fmt::format(
       "from_local: this rank's piece is [{}], but [{}] as {} on {} has [{}] here; pass the global shape in options.shape, "
-      "or "
-      "options.check to compare all ranks first",
+      "or options.check to compare all ranks first",
       fmt::join(local.sizes(), ", "), fmt::join(spec.sizes, ", "), to_string(spec.placements), spec.mesh.to_string(),
       fmt::join(spec.local_sizes, ", "));
   spec.mesh.world().fail("from_local", text);
@@ -210,7 +268,7 @@ const Placements& placements_of(const at::Tensor& t) { return spec_of(t).placeme
 
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
-  check_from_local(local, mesh, options);
+  check_from_local(local, mesh, placements, options);
   const SpecPtr spec = spec_of_local(local, mesh, placements, options);
   std::optional<Placements> grad;
   if (options.grad_placements) {
@@ -219,7 +277,8 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   if (options.check) verify_local(local, *spec);
   check_piece(local, *spec);
   // Row-major pieces under row-major global strides, so that what can be viewed globally can be viewed here.
-  return FromLocal::apply(options.stride ? local : local.contiguous(), spec, grad);
+  return FromLocal::apply(options.stride ? local : local.contiguous(),
+                          options.mask.defined() ? std::optional(options.mask) : std::nullopt, spec, grad);
 }
 
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
@@ -242,6 +301,7 @@ at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements,
   detail::check_current(dtensor, "redistribute");
   if (to == spec.placements && !grad) return dtensor;
   check_partials(to, spec.dtype, "redistribute");
+  check_layout(to, spec.mesh.mesh(), spec.sizes, "redistribute");
   detail::watch_gradient(dtensor);
   return Redistribute::apply(dtensor, to, grad);
 }

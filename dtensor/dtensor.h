@@ -31,9 +31,12 @@ struct FromLocalOptions {
   std::optional<std::vector<int64_t>> stride;
   // Compares the pieces' sizes, dtypes and (where replicated) contents over the mesh; every rank throws alike.
   bool check = false;
+  // Of a MaskedPartial: which elements of the piece count, a bool tensor of its sizes. The others become neutral.
+  at::Tensor mask;
   // How the gradient of the piece is laid out, as it is. Default: the derivative after the piece, laid out as `placements`
-  // with Partial as Replicate; under P(avg) that is the value's gradient divided by the number of pieces, and under P(max),
-  // P(min) and P(product) backward throws std::runtime_error: it would need the other ranks' pieces.
+  // with Partial as Replicate. Of a sum it is the value's gradient, of an average that divided by the number of pieces; of P(max),
+  // P(min), P(product) and a norm it takes an all_reduce or two of the piece's size in backward, and pieces that are the extremum
+  // together share its gradient. A user's Reduction says its own, or backward throws std::runtime_error.
   std::optional<Placements> grad_placements;
 };
 

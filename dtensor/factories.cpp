@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
@@ -37,6 +38,7 @@ at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, 
         fmt::format("{}: {} has a pending reduction, which has no one way to be filled; make it Replicate and redistribute",
                     who, to_string(placements)));
   }
+  check_layout(placements, mesh.mesh(), sizes, who);
   const SpecPtr spec = intern_spec(mesh, placements, sizes, dtype);
   return detail::wrap(fill(*spec, at::TensorOptions(dtype).device(mesh.device())), spec);
 }
@@ -72,8 +74,11 @@ at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh
 at::Tensor arange(int64_t size, const DeviceMesh& mesh, const Placements& placements, std::optional<at::ScalarType> dtype) {
   return make("arange", {size}, mesh, placements, dtype.value_or(at::kLong),
               [](const Spec& spec, const at::TensorOptions& options) {
-                if (spec.box.empty()) return at::empty({0}, options);
-                return at::arange(spec.box[0].offset, spec.box[0].offset + spec.box[0].size, options);
+                std::vector<at::Tensor> ranges = {at::empty({0}, options)};
+                if (spec.mesh.is_member()) {
+                  for (const Interval& part : spec.tile[0]) ranges.push_back(at::arange(part.begin, part.end, options));
+                }
+                return at::cat(ranges);
               });
 }
 

@@ -17,10 +17,7 @@ void mix(std::size_t& seed, uint64_t value) { seed ^= value + 0x9e3779b97f4a7c15
 std::size_t hash_of(uint64_t mesh_id, const Placements& placements, at::IntArrayRef sizes, at::IntArrayRef strides,
                     at::ScalarType dtype) {
   std::size_t seed = mesh_id;
-  for (const Placement& p : placements) {
-    mix(seed, (static_cast<uint64_t>(p.kind()) << 56) ^ (static_cast<uint64_t>(p.op()) << 48) ^
-                  static_cast<uint64_t>(p.tensor_dim()));
-  }
+  for (const Placement& p : placements) mix(seed, p.hash());
   for (const int64_t size : sizes) mix(seed, static_cast<uint64_t>(size));
   for (const int64_t stride : strides) mix(seed, static_cast<uint64_t>(stride));
   mix(seed, static_cast<uint64_t>(dtype));
@@ -57,22 +54,22 @@ class InternTable {
  private:
   SpecPtr make(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes, at::IntArrayRef strides,
                at::ScalarType dtype) {
+    check_layout(placements, mesh.mesh(), sizes, "layout");
     auto spec = std::make_shared<Spec>(Spec{.id = ++last_id_,
                                             .mesh = mesh,
                                             .placements = placements,
                                             .sizes = sizes.vec(),
                                             .strides = strides.vec(),
                                             .dtype = dtype,
-                                            .box = {},
+                                            .tile = {},
                                             .local_sizes = {0}});
     for (const Placement& p : placements) {
       spec->sharded |= p.is_shard();
       spec->partial |= p.is_partial();
     }
     if (mesh.is_member()) {
-      spec->box = local_box(spec->sizes, placements, mesh.mesh().shape(), *mesh.coordinate());
-      spec->local_sizes.clear();
-      for (const Range& range : spec->box) spec->local_sizes.push_back(range.size);
+      spec->tile = local_tile(spec->sizes, placements, mesh.mesh().shape(), *mesh.coordinate());
+      spec->local_sizes = shape_of(spec->tile);
     }
     return spec;
   }

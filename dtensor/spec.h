@@ -22,7 +22,7 @@ struct Spec {
   std::vector<int64_t> sizes;    // global
   std::vector<int64_t> strides;  // global, in elements, as one process would have them
   at::ScalarType dtype;
-  std::vector<Range> box;            // the part of the global tensor that this rank holds; empty outside the mesh
+  Tile tile;                         // the part of the global tensor that this rank holds; empty outside the mesh
   std::vector<int64_t> local_sizes;  // its sizes; {0} outside the mesh
   bool sharded = false;              // any Shard
   bool partial = false;              // any Partial
@@ -35,7 +35,8 @@ struct Spec {
 };
 using SpecPtr = std::shared_ptr<const Spec>;
 
-// The Spec of these properties, made or found. `placements` must be normalized.
+// The Spec of these properties, made or found. `placements` must be normalized. Throws std::invalid_argument when they do not
+// fit `sizes` (see check_layout), on every rank alike.
 SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes, at::IntArrayRef strides,
                     at::ScalarType dtype);
 // The same with row-major strides.

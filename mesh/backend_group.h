@@ -35,6 +35,8 @@ struct GroupRequest {
 BackendGroup make_gloo_group(const GroupRequest& request);
 // Throws std::runtime_error in a build without NCCL, or without a GPU.
 BackendGroup make_nccl_group(const GroupRequest& request);
+// One that a caller made. Its close ends a Gloo group's connections, and calls abort() of any other.
+BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend);
 // c10d's fake group: moves nothing.
 BackendGroup make_fake_group(int rank, int size);
 

@@ -76,6 +76,16 @@ void check_source(const Call& call, int64_t source) {
                   call.kind, source, call.n(), call.mesh.mesh_dim_name(call.mesh_dim)));
 }
 
+// The sum of one count a rank, each of at least 0.
+int64_t check_counts(const Call& call, const std::vector<int64_t>& counts) {
+  if (static_cast<int64_t>(counts.size()) == call.n() && std::ranges::none_of(counts, [](int64_t n) { return n < 0; })) {
+    return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  }
+  throw std::invalid_argument(fmt::format("{}: counts [{}] for {} ranks on mesh dimension {}; give each one of at least 0",
+                                          call.kind, fmt::join(counts, ", "), call.n(),
+                                          call.mesh.mesh_dim_name(call.mesh_dim)));
+}
+
 // Only the source sees a wrong input: the others would wait for it, so the job is failed.
 void check_scattered(const Call& call, const at::Tensor& input, const at::Tensor& like) {
   const bool empty_handed = input.defined() && lacks_data(input);
@@ -130,6 +140,19 @@ void wait_for(const Call& call, const Start& start) {
   }
 }
 
+// The same of several at once.
+template <typename Start>
+void wait_for_all(const Call& call, const Start& start) {
+  const auto group = call.mesh.group(call.mesh_dim);
+  std::vector<Work> works;
+  try {
+    start(*group, works);
+    for (const Work& work : works) work->wait();
+  } catch (const std::exception& error) {
+    call.mesh.world().rethrow_collective_failure(where(call), call.mesh.group_ranks(call.mesh_dim), text_of(error));
+  }
+}
+
 // The frame of every collective: one thread at a time, in a world that is alive, recorded, below autograd. What goes wrong
 // here on one rank alone, such as memory, would leave the others waiting: it is failed().
 template <typename Body>
@@ -165,8 +188,17 @@ c10d::ReduceOp::RedOpType backend_op(ReduceOp op) {
     case ReduceOp::kMax: return c10d::ReduceOp::MAX;
     case ReduceOp::kMin: return c10d::ReduceOp::MIN;
     case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::kBitAnd: return c10d::ReduceOp::BAND;
+    case ReduceOp::kBitOr: return c10d::ReduceOp::BOR;
+    case ReduceOp::kBitXor: return c10d::ReduceOp::BXOR;
   }
   throw std::logic_error("backend_op: not a ReduceOp");
+}
+
+// Reductions that no backend carries out, so that the terms are brought together and reduced here: products of complex numbers,
+// and bits on CUDA.
+bool reduces_here_alone(const DeviceMesh& mesh, const at::Tensor& wire, ReduceOp op) {
+  return (wire.is_complex() && op == ReduceOp::kProduct) || (is_bitwise(op) && mesh.device_type() != c10::DeviceType::CPU);
 }
 
 // Exchanges flat tensors; counts in elements.
@@ -180,19 +212,50 @@ void exchange(const Call& call, const at::Tensor& output, const at::Tensor& inpu
   wait_for(call, [&](c10d::Backend& group) { return group.alltoall_base(to, from, receive, send); });
 }
 
-// Gloo gathers in a ring of n - 1 steps; all at once is 1.2 to 2.4 times faster (2 and 4 ranks) until bandwidth counts.
+// Gloo gathers in a ring of n - 1 steps, and copies: all at once is 1.2 to 2.4 times faster (2 and 4 ranks) until bandwidth
+// counts, and messages between each two 1.2 to 4 times where it does.
 constexpr int64_t kGatherAtOnce = 256 << 10;  // bytes of the result
+
+// Every rank's piece to every other by messages of their own, from and to where they stand.
+void gather_by_messages(const Call& call, const std::vector<at::Tensor>& slots, const at::Tensor& mine) {
+  constexpr int kTag = 0;
+  const int64_t me = call.mesh.local_rank(call.mesh_dim);
+  const auto peer = [&](int64_t distance) { return (me + distance) % call.n(); };
+  wait_for_all(call, [&](c10d::Backend& group, std::vector<Work>& works) {
+    for (int64_t i = 1; i < call.n(); ++i) {
+      std::vector<at::Tensor> slot = {slots[static_cast<std::size_t>(peer(call.n() - i))]};
+      if (slot[0].numel() > 0) works.push_back(group.recv(slot, static_cast<int>(peer(call.n() - i)), kTag));
+    }
+    std::vector<at::Tensor> piece = {mine};
+    for (int64_t i = 1; i < call.n() && mine.numel() > 0; ++i) {
+      works.push_back(group.send(piece, static_cast<int>(peer(i)), kTag));
+    }
+    slots[static_cast<std::size_t>(me)].copy_(mine);
+  });
+}
+
+// Flat bytes: counts[c] of coordinate c.
+void gather_bytes(const Call& call, at::Tensor to, at::Tensor from, const std::vector<int64_t>& counts) {
+  const bool even = std::ranges::all_of(counts, [&](int64_t count) { return count == counts[0]; });
+  const bool cpu = call.mesh.device_type() == c10::DeviceType::CPU;
+  const bool gloo = cpu && call.mesh.group(call.mesh_dim)->getBackendName() == "gloo";
+  if (gloo && to.numel() > kGatherAtOnce) {
+    gather_by_messages(call, to.split_with_sizes(counts), from);
+  } else if (gloo || (cpu && !even)) {
+    exchange(call, to, from.repeat({call.n()}), std::vector<int64_t>(counts.size(), from.numel()), counts);
+  } else if (even) {
+    wait_for(call, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
+  } else {
+    std::vector<std::vector<at::Tensor>> slots = {to.split_with_sizes(counts)};
+    std::vector<at::Tensor> pieces = {from};
+    wait_for(call, [&](c10d::Backend& group) { return group.allgather(slots, pieces); });
+  }
+}
 
 at::Tensor gather_rows(const Call& call, const at::Tensor& input) {
   at::Tensor output = at::empty(with_rows(call.n(), input.sizes()), input.options());
-  at::Tensor to = as_bytes(output);
-  at::Tensor from = as_bytes(contiguous(input));
-  if (call.mesh.device_type() == c10::DeviceType::CPU && to.numel() <= kGatherAtOnce) {
-    const std::vector<int64_t> counts(static_cast<std::size_t>(call.n()), from.numel());
-    exchange(call, to, from.repeat({call.n()}), counts, counts);
-  } else {
-    wait_for(call, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
-  }
+  const at::Tensor from = as_bytes(contiguous(input));
+  gather_bytes(call, as_bytes(output), from, std::vector<int64_t>(static_cast<std::size_t>(call.n()), from.numel()));
   return output;
 }
 
@@ -211,6 +274,14 @@ at::Tensor reduce_scatter_by_exchange(const Call& call, const at::Tensor& wire, 
   const at::Tensor received = at::empty_like(wire);
   const std::vector<int64_t> counts(static_cast<std::size_t>(call.n()), wire.numel() / call.n());
   exchange(call, received.view({-1}), wire.view({-1}), counts, counts);
+  return reduce_rows(received, op);
+}
+
+at::Tensor reduce_uneven_by_exchange(const Call& call, const at::Tensor& wire, const std::vector<int64_t>& counts,
+                                     ReduceOp op) {
+  const int64_t mine = counts[static_cast<std::size_t>(call.mesh.local_rank(call.mesh_dim))];
+  const at::Tensor received = at::empty({call.n(), mine}, wire.options());
+  exchange(call, received.view({-1}), wire, counts, std::vector<int64_t>(counts.size(), mine));
   return reduce_rows(received, op);
 }
 
@@ -238,6 +309,27 @@ at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t m
   return communicate(call, bytes_of(input), [&] { return gather_rows(call, input); });
 }
 
+at::Tensor all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
+                      int64_t mesh_dim) {
+  const Call call = begin("all_gather", mesh, mesh_dim);
+  check_tensor(call, input);
+  const int64_t sum = check_counts(call, counts);
+  const int64_t mine = counts[static_cast<std::size_t>(mesh.local_rank(call.mesh_dim))];
+  if (input.dim() != 1 || input.numel() != mine) {
+    throw std::invalid_argument(
+        fmt::format("all_gather: input of shape ({}) where counts [{}] give this rank {}; pass it flat",
+                    fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), mine));
+  }
+  if (call.n() == 1 || sum == 0) return contiguous(input);
+  return communicate(call, bytes_of(input), [&] {
+    at::Tensor output = at::empty({sum}, input.options());
+    std::vector<int64_t> bytes = counts;
+    for (int64_t& count : bytes) count *= input.element_size();
+    gather_bytes(call, as_bytes(output), as_bytes(contiguous(input)), bytes);
+    return output;
+  });
+}
+
 at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op) {
   const Call call = begin("all_reduce", mesh, mesh_dim);
   check_tensor(call, input);
@@ -246,8 +338,8 @@ at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t m
   if (call.n() == 1) return contiguous(input);
   if (input.numel() == 0) return at::empty(input.sizes(), input.options());
   return communicate(call, bytes_of(input), [&] {
-    if (input.is_complex() && op == ReduceOp::kProduct) return reduce_rows(gather_rows(call, input), op);
     at::Tensor wire = to_wire(contiguous(input), op, call.kind);
+    if (reduces_here_alone(mesh, wire, op)) return from_wire(reduce_rows(gather_rows(call, wire), op), dtype, op);
     if (wire.is_alias_of(input)) wire = wire.clone();
     all_reduce_in_place(call, wire, op);
     return from_wire(wire, dtype, op);
@@ -263,16 +355,38 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
   if (input.numel() == 0) return at::empty(input.sizes().slice(1), input.options());
   return communicate(call, bytes_of(input), [&] {
     const at::Tensor wire = to_wire(contiguous(input), op, call.kind);
-    const bool exchange_rows = mesh.device_type() == c10::DeviceType::CPU || (wire.is_complex() && op == ReduceOp::kProduct);
+    const bool exchange_rows = mesh.device_type() == c10::DeviceType::CPU || reduces_here_alone(mesh, wire, op);
     const at::Tensor reduced =
         exchange_rows ? reduce_scatter_by_exchange(call, wire, op) : reduce_scatter_by_backend(call, wire, op);
     return from_wire(reduced, dtype, op);
   });
 }
 
-at::Tensor all_to_all(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
-                      const DeviceMesh& mesh, int64_t mesh_dim) {
-  const Call call = begin("all_to_all", mesh, mesh_dim);
+at::Tensor reduce_scatter(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
+                          int64_t mesh_dim, ReduceOp op) {
+  const Call call = begin("reduce_scatter", mesh, mesh_dim);
+  check_tensor(call, input);
+  const at::ScalarType dtype = input.scalar_type();
+  reduced_as(dtype, op, call.kind);  // or throws, on every rank
+  const int64_t sum = check_counts(call, counts);
+  if (input.dim() != 1 || input.numel() != sum) {
+    throw std::invalid_argument(
+        fmt::format("reduce_scatter: input of shape ({}) where counts [{}] add up to {}; pass it flat",
+                    fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), sum));
+  }
+  if (call.n() == 1 || sum == 0) return contiguous(input);
+  const bool even = std::ranges::all_of(counts, [&](int64_t count) { return count == counts[0]; });
+  if (even) return reduce_scatter(input.view({call.n(), counts[0]}), mesh, mesh_dim, op);
+  return communicate(call, bytes_of(input), [&] {
+    return from_wire(reduce_uneven_by_exchange(call, to_wire(contiguous(input), op, call.kind), counts, op), dtype, op);
+  });
+}
+
+namespace {
+
+at::Tensor exchange_uneven(const char* kind, const at::Tensor& input, const std::vector<int64_t>& send,
+                           const std::vector<int64_t>& receive, const DeviceMesh& mesh, int64_t mesh_dim) {
+  const Call call = begin(kind, mesh, mesh_dim);
   check_tensor(call, input);
   const auto bad = [](int64_t count) { return count < 0; };
   const int64_t sent = std::accumulate(send.begin(), send.end(), int64_t{0});
@@ -281,10 +395,10 @@ at::Tensor all_to_all(const at::Tensor& input, const std::vector<int64_t>& send,
       std::any_of(send.begin(), send.end(), bad) || std::any_of(receive.begin(), receive.end(), bad) || input.dim() != 1 ||
       input.numel() != sent || (call.n() == 1 && sent != received)) {
     throw std::invalid_argument(
-        fmt::format("all_to_all: input of shape ({}), send counts [{}] and receive counts [{}] do not fit {} ranks on mesh "
+        fmt::format("{}: input of shape ({}), send counts [{}] and receive counts [{}] do not fit {} ranks on mesh "
                     "dimension {}; "
                     "give one count a rank, and a 1-D input of the sum of the send counts",
-                    fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
+                    kind, fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
                     mesh.mesh_dim_name(call.mesh_dim)));
   }
   if (call.n() == 1) return contiguous(input);
@@ -293,6 +407,18 @@ at::Tensor all_to_all(const at::Tensor& input, const std::vector<int64_t>& send,
     exchange(call, output, contiguous(input), send, receive);
     return output;
   });
+}
+
+}  // namespace
+
+at::Tensor all_to_all(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
+                      const DeviceMesh& mesh, int64_t mesh_dim) {
+  return exchange_uneven("all_to_all", input, send, receive, mesh, mesh_dim);
+}
+
+at::Tensor permute(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
+                   const DeviceMesh& mesh, int64_t mesh_dim) {
+  return exchange_uneven("permute", input, send, receive, mesh, mesh_dim);
 }
 
 at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source) {

@@ -13,6 +13,8 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "tessera/mesh/device_mesh_operations.h"
+
 namespace tessera {
 
 namespace {
@@ -48,7 +50,7 @@ class MergedMeshes {
 }  // namespace
 
 struct DeviceMesh::Impl {
-  Impl(std::shared_ptr<World> given_world, c10::DeviceType type, Mesh given_mesh);
+  Impl(std::shared_ptr<World> given_world, c10::DeviceType type, Mesh given_mesh, std::vector<GroupOptions> given_options);
 
   // This rank's coordinate; outside the mesh, the first.
   std::vector<int64_t> through() const { return coordinate.value_or(std::vector<int64_t>(mesh.shape().size(), 0)); }
@@ -56,6 +58,7 @@ struct DeviceMesh::Impl {
   const std::shared_ptr<World> world;
   const c10::DeviceType device_type;
   const Mesh mesh;
+  const std::vector<GroupOptions> options;  // one a mesh dimension
   const c10::Device device;
   const std::optional<std::vector<int64_t>> coordinate;
   // For each mesh dimension, the ranks along it through this rank (a rank outside: through coordinate 0).
@@ -95,6 +98,25 @@ void check_arguments(const std::shared_ptr<World>& world, c10::DeviceType device
   }
 }
 
+// For each mesh dimension, where its groups differ from others.
+std::vector<GroupOptions> options_by_dim(const World& world, c10::DeviceType type, const Mesh& mesh,
+                                         const MeshDimOptions& given) {
+  std::vector<GroupOptions> options(mesh.shape().size());
+  std::vector<std::string> names;
+  for (int64_t d = 0; d < mesh.ndim(); ++d) names.push_back(mesh.mesh_dim_name(d));
+  for (const auto& [name, option] : given) {
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end()) {
+      throw std::invalid_argument(
+          fmt::format("DeviceMesh: options for mesh dimension '{}', which mesh {} does not have; "
+                      "there are: {}",
+                      name, mesh.to_string(), fmt::join(names, ", ")));
+    }
+    options[static_cast<std::size_t>(found - names.begin())] = world.normalized(option, type);
+  }
+  return options;
+}
+
 c10::Device device_of(const World& world, c10::DeviceType type) {
   return type == c10::DeviceType::CPU ? c10::Device(type)
                                       : c10::Device(type, static_cast<c10::DeviceIndex>(world.local_rank()));
@@ -103,14 +125,19 @@ c10::Device device_of(const World& world, c10::DeviceType type) {
 // Equal meshes share one Impl while any of them lives, so that comparing two is comparing pointers.
 class InternTable {
  public:
-  template <typename Impl, typename Make>
-  std::shared_ptr<const Impl> get(uint64_t world, c10::DeviceType type, const Mesh& mesh, const Make& make);
-
- private:
-  struct Entry {
+  struct Key {
     uint64_t world;
     c10::DeviceType type;
     Mesh mesh;
+    std::vector<GroupOptions> options;
+    friend bool operator==(const Key&, const Key&) = default;
+  };
+  template <typename Impl, typename Make>
+  std::shared_ptr<const Impl> get(const Key& key, const Make& make);
+
+ private:
+  struct Entry {
+    Key key;
     std::weak_ptr<const void> held;
   };
   std::mutex mutex_;
@@ -119,18 +146,16 @@ class InternTable {
 };
 
 template <typename Impl, typename Make>
-std::shared_ptr<const Impl> InternTable::get(uint64_t world, c10::DeviceType type, const Mesh& mesh, const Make& make) {
+std::shared_ptr<const Impl> InternTable::get(const Key& key, const Make& make) {
   const std::lock_guard lock(mutex_);
-  const auto [first, last] = entries_.equal_range(mesh.hash());
+  const auto [first, last] = entries_.equal_range(key.mesh.hash());
   for (auto entry = first; entry != last;) {
     const std::shared_ptr<const void> held = entry->second.held.lock();
     if (!held) {
       entry = entries_.erase(entry);
       continue;
     }
-    if (entry->second.world == world && entry->second.type == type && entry->second.mesh == mesh) {
-      return std::static_pointer_cast<const Impl>(held);
-    }
+    if (entry->second.key == key) return std::static_pointer_cast<const Impl>(held);
     ++entry;
   }
   if (entries_.size() >= next_sweep_) {
@@ -138,7 +163,7 @@ std::shared_ptr<const Impl> InternTable::get(uint64_t world, c10::DeviceType typ
     next_sweep_ = std::max<std::size_t>(64, 2 * entries_.size());
   }
   std::shared_ptr<const Impl> made = make();
-  entries_.emplace(mesh.hash(), Entry{world, type, mesh, made});
+  entries_.emplace(key.mesh.hash(), Entry{key, made});
   return made;
 }
 
@@ -150,10 +175,12 @@ InternTable& intern_table() {
 
 }  // namespace
 
-DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type, Mesh given_mesh)
+DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type, Mesh given_mesh,
+                       std::vector<GroupOptions> given_options)
     : world(std::move(given_world)),
       device_type(type),
       mesh(std::move(given_mesh)),
+      options(std::move(given_options)),
       device(device_of(*world, type)),
       coordinate(mesh.coordinate_of(world->rank())),
       id(next_mesh_id()) {
@@ -163,11 +190,12 @@ DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type,
   }
 }
 
-DeviceMesh::DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh) {
+DeviceMesh::DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh, const MeshDimOptions& options) {
   check_arguments(world, device_type, mesh);
-  const uint64_t world_id = world->id();
-  impl_ = intern_table().get<Impl>(world_id, device_type, mesh,
-                                   [&] { return std::make_shared<const Impl>(std::move(world), device_type, mesh); });
+  std::vector<GroupOptions> by_dim = options_by_dim(*world, device_type, mesh, options);
+  const InternTable::Key key{world->id(), device_type, std::move(mesh), std::move(by_dim)};
+  impl_ = intern_table().get<Impl>(
+      key, [&] { return std::make_shared<const Impl>(std::move(world), device_type, key.mesh, key.options); });
 }
 
 const Mesh& DeviceMesh::mesh() const { return impl_->mesh; }
@@ -198,7 +226,9 @@ DeviceMesh DeviceMesh::operator[](std::string_view name) const {
 }
 
 DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
-  return DeviceMesh(world_ptr(), device_type(), mesh().slice(names, impl_->through()));
+  MeshDimOptions options;
+  for (const std::string& name : names) options[name] = group_options(mesh().mesh_dim(name));
+  return DeviceMesh(world_ptr(), device_type(), mesh().slice(names, impl_->through()), options);
 }
 
 DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string> names) const {
@@ -207,7 +237,9 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string> names) cons
 
 DeviceMesh DeviceMesh::merged(const std::vector<int64_t>& mesh_dims) const {
   if (const DeviceMesh* const found = impl_->merged.find(mesh_dims)) return *found;
-  DeviceMesh made(world_ptr(), device_type(), mesh().merged(mesh_dims, impl_->through()));
+  Mesh merged = mesh().merged(mesh_dims, impl_->through());
+  const MeshDimOptions options = {{merged.mesh_dim_name(0), shared_group_options(*this, mesh_dims)}};
+  DeviceMesh made(world_ptr(), device_type(), std::move(merged), options);
   if (ndim() > 1) impl_->merged.add(mesh_dims, made);
   return made;
 }
@@ -218,7 +250,7 @@ c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(int64_t mesh_dim) const {
     throw std::invalid_argument(fmt::format("rank {} is outside mesh {} and in none of its groups; ask is_member() first",
                                             world().rank(), to_string()));
   }
-  return world().group(ranks, device_type());
+  return world().group(ranks, device_type(), group_options(mesh_dim));
 }
 
 c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(std::string_view name) const { return group(mesh().mesh_dim(name)); }
@@ -227,16 +259,17 @@ const std::vector<int64_t>& DeviceMesh::group_ranks(int64_t mesh_dim) const {
   return impl_->groups[static_cast<std::size_t>(mesh().normalize(mesh_dim))];
 }
 
+const GroupOptions& DeviceMesh::group_options(int64_t mesh_dim) const {
+  return impl_->options[static_cast<std::size_t>(mesh().normalize(mesh_dim))];
+}
+
 std::string DeviceMesh::to_string() const {
   return fmt::format("{} on {}", mesh().to_string(), c10::DeviceTypeName(device_type(), /*lower_case=*/true));
 }
 
 DeviceMesh init_device_mesh(const std::string& device, std::vector<int64_t> shape, std::vector<std::string> names,
-                            std::shared_ptr<World> world) {
-  if (device != "cpu" && device != "cuda") {
-    throw std::invalid_argument(
-        fmt::format("init_device_mesh: device '{}' is not supported; use \"cpu\" or \"cuda\"", device));
-  }
+                            std::shared_ptr<World> world, const MeshDimOptions& options) {
+  const c10::DeviceType type = parse_device("init_device_mesh", device);
   Mesh mesh(std::move(shape), std::move(names));
   if (!world) world = World::from_environment();
   if (mesh.size() != world->size()) {
@@ -245,7 +278,7 @@ DeviceMesh init_device_mesh(const std::string& device, std::vector<int64_t> shap
                     "Mesh over some",
                     fmt::join(mesh.shape(), ", "), mesh.size(), world->size()));
   }
-  return DeviceMesh(std::move(world), device == "cuda" ? c10::DeviceType::CUDA : c10::DeviceType::CPU, std::move(mesh));
+  return DeviceMesh(std::move(world), type, std::move(mesh), options);
 }
 
 }  // namespace tessera

@@ -11,20 +11,27 @@ namespace tessera {
 namespace {
 
 // Gives access to the connections: c10d has no way to abort a Gloo group, and destroying one waits for what is in flight.
-class ClosableGloo : public c10d::ProcessGroupGloo {
- public:
-  using ProcessGroupGloo::ProcessGroupGloo;
+struct Connections : c10d::ProcessGroupGloo {
+  static const auto& of(const c10d::ProcessGroupGloo& group) { return group.*(&Connections::contexts_); }
+};
 
-  void close() noexcept {
-    for (const auto& context : contexts_) {
-      try {
-        context->closeConnections();
-      } catch (const std::exception& error) {
-        spdlog::debug("closing a Gloo group: {}", error.what());
-      }
+void close_connections(const c10d::ProcessGroupGloo& group) noexcept {
+  for (const auto& context : Connections::of(group)) {
+    try {
+      context->closeConnections();
+    } catch (const std::exception& error) {
+      spdlog::debug("closing a Gloo group: {}", error.what());
     }
   }
-};
+}
+
+void abort(c10d::Backend& group) noexcept {
+  try {
+    group.abort();
+  } catch (const std::exception& error) {
+    spdlog::debug("closing a process group: {}", error.what());
+  }
+}
 
 c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupRequest& request) {
   if (!request.one_host) return c10d::ProcessGroupGloo::Options::create_default(request.timeout);
@@ -36,8 +43,14 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupReque
 }  // namespace
 
 BackendGroup make_gloo_group(const GroupRequest& request) {
-  auto gloo = c10::make_intrusive<ClosableGloo>(request.store, request.rank, request.size, options_for(request));
-  return {.backend = gloo, .close = [gloo] { gloo->close(); }};
+  return wrap_group(
+      c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size, options_for(request)));
+}
+
+BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend) {
+  const auto* const gloo = dynamic_cast<const c10d::ProcessGroupGloo*>(backend.get());
+  const auto close = [backend, gloo] { gloo != nullptr ? close_connections(*gloo) : abort(*backend); };
+  return {.backend = std::move(backend), .close = close};
 }
 
 }  // namespace tessera

@@ -21,6 +21,17 @@ namespace {
 constexpr auto kWatchPeriod = std::chrono::milliseconds(200);
 constexpr auto kClosePeriod = std::chrono::milliseconds(10);
 
+// The backends that make() has for tensors on `device`, the one that is used when none is named first.
+std::vector<std::string> backends_of(c10::DeviceType device) {
+  return device == c10::DeviceType::CUDA ? std::vector<std::string>{"nccl"} : std::vector<std::string>{"gloo"};
+}
+
+// What tells the groups of the same ranks apart where they meet: "/timeout=30000".
+std::string suffix_of(const GroupOptions& options) {
+  return (options.backend.empty() ? "" : "/" + options.backend) +
+         (options.timeout.has_value() ? fmt::format("/timeout={}", options.timeout->count()) : "");
+}
+
 }  // namespace
 
 GroupTable::GroupTable(Options options) : options_(std::move(options)) {}
@@ -30,17 +41,35 @@ GroupTable::~GroupTable() {
   if (watcher_.joinable()) watcher_.join();
 }
 
-c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ranks, c10::DeviceType device) {
-  const Key key(device, ranks);
+GroupOptions GroupTable::normalized(GroupOptions options, c10::DeviceType device) const {
+  if (options == GroupOptions{}) [[likely]]
+    return options;
+  if (options.timeout.has_value() && *options.timeout <= std::chrono::milliseconds::zero()) {
+    throw std::invalid_argument(
+        fmt::format("group options: a timeout of {} ms is not positive; leave it out for the world's {} ms",
+                    options.timeout->count(), options_.timeout.count()));
+  }
+  const std::vector<std::string> backends = backends_of(device);
+  if (!options.backend.empty() && std::find(backends.begin(), backends.end(), options.backend) == backends.end()) {
+    throw std::invalid_argument(fmt::format("group options: there is no backend '{}' for tensors on {}; use one of: {}",
+                                            options.backend, c10::DeviceTypeName(device, /*lower_case=*/true),
+                                            fmt::join(backends, ", ")));
+  }
+  if (options.timeout == options_.timeout) options.timeout.reset();
+  if (options.backend == backends.front()) options.backend.clear();
+  return options;
+}
+
+c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ranks, c10::DeviceType device,
+                                                  const GroupOptions& options) {
+  const Key key{.device = device, .ranks = ranks, .options = options};
   {
     const std::lock_guard lock(mutex_);
     const auto found = groups_.find(key);
     if (found != groups_.end()) return found->second.backend;
   }
   // Before the group, so that its failing is seen while the others still join.
-  if (!options_.fake && ranks.size() > 1 && !watcher_.joinable()) {
-    watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
-  }
+  start_watch(ranks);
   BackendGroup made = make(key);
   spdlog::debug("rank {}: made the group of ranks [{}]", options_.rank, fmt::join(ranks, ", "));
   const std::lock_guard lock(mutex_);
@@ -50,13 +79,32 @@ c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ra
   return inserted->second.backend;
 }
 
+void GroupTable::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device,
+                       c10::intrusive_ptr<c10d::Backend> backend) {
+  start_watch(ranks);
+  const std::lock_guard lock(mutex_);
+  const Key key{.device = device, .ranks = ranks, .options = {}};
+  const auto adopted = groups_.insert_or_assign(key, wrap_group(std::move(backend))).first;
+  if (options_.board->failed()) adopted->second.close();
+}
+
+std::size_t GroupTable::size() const {
+  const std::lock_guard lock(mutex_);
+  return groups_.size();
+}
+
+void GroupTable::start_watch(const std::vector<int64_t>& ranks) {
+  if (options_.fake || ranks.size() == 1 || watcher_.joinable()) return;
+  watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+}
+
 BackendGroup GroupTable::make(const Key& key) const {
-  const auto& [device, ranks] = key;
+  const auto& [device, ranks, options] = key;
   const auto place = std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin();
   const int size = static_cast<int>(ranks.size());
   if (options_.fake) return make_fake_group(static_cast<int>(place), size);
-  const std::string prefix =
-      fmt::format("tessera/group/{}/{}", c10::DeviceTypeName(device, /*lower_case=*/true), fmt::join(ranks, "-"));
+  const std::string prefix = fmt::format("tessera/group/{}/{}{}", c10::DeviceTypeName(device, /*lower_case=*/true),
+                                         fmt::join(ranks, "-"), suffix_of(options));
   // A world of one has no store; its group of one wants one all the same.
   c10::intrusive_ptr<c10d::Store> base = options_.store;
   if (!base) base = c10::make_intrusive<c10d::HashStore>();
@@ -64,11 +112,11 @@ BackendGroup GroupTable::make(const Key& key) const {
       .store = c10::make_intrusive<c10d::PrefixStore>(prefix, watch_store(std::move(base), options_.board, ranks)),
       .rank = static_cast<int>(place),
       .size = size,
-      .timeout = options_.timeout,
+      .timeout = options.timeout.value_or(options_.timeout),
       .one_host = options_.one_host,
       .device_index = options_.device_index,
   };
-  request.store->setTimeout(options_.timeout);
+  request.store->setTimeout(request.timeout);
   return device == c10::DeviceType::CUDA ? make_nccl_group(request) : make_gloo_group(request);
 }
 

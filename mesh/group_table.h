@@ -1,18 +1,20 @@
 #pragma once
 
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
 
 #include "tessera/mesh/backend_group.h"
 #include "tessera/mesh/failure.h"
+#include "tessera/mesh/group_options.h"
 
 namespace tessera {
 
@@ -40,19 +42,34 @@ class GroupTable {
   GroupTable(const GroupTable&) = delete;
   GroupTable& operator=(const GroupTable&) = delete;
 
-  // The group of `ranks`, this rank among them; collective over them at first use. Throws what making it throws.
-  c10::intrusive_ptr<c10d::Backend> get(const std::vector<int64_t>& ranks, c10::DeviceType device);
+  // `options` without what groups of this table have anyhow, so that groups that are alike are one. Throws
+  // std::invalid_argument on a backend that `device` does not have, naming those it has, and a timeout that is not positive.
+  GroupOptions normalized(GroupOptions options, c10::DeviceType device) const;
+  // The group of `ranks`, this rank among them, with options from normalized(); collective over them at first use. Throws
+  // what making it throws.
+  c10::intrusive_ptr<c10d::Backend> get(const std::vector<int64_t>& ranks, c10::DeviceType device,
+                                        const GroupOptions& options);
+  // From now on `backend` is the group of `ranks` with default options.
+  void adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
+  // How many groups there are.
+  std::size_t size() const;
   // Closes every group of a failed world; false when another thread is in a collective: the watch then does it as soon as
   // that one has come out.
   bool close_all() noexcept;
 
  private:
-  using Key = std::pair<c10::DeviceType, std::vector<int64_t>>;
+  struct Key {
+    c10::DeviceType device;
+    std::vector<int64_t> ranks;
+    GroupOptions options;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
   BackendGroup make(const Key& key) const;
+  void start_watch(const std::vector<int64_t>& ranks);
   void watch(const std::stop_token& stop);
 
   const Options options_;
-  std::mutex mutex_;  // guards groups_; never held while a group is made
+  mutable std::mutex mutex_;  // guards groups_; never held while a group is made
   std::map<Key, BackendGroup> groups_;
   std::jthread watcher_;
 };

@@ -42,19 +42,33 @@ void check_names(const std::vector<int64_t>& shape, const std::vector<std::strin
       throw std::invalid_argument("Mesh: a name is empty; name every mesh dimension, or none");
     }
     if (!seen.insert(name).second) {
-      throw std::invalid_argument(fmt::format("Mesh: name '{}' appears twice in ({})", name, fmt::join(names, ", ")));
+      throw std::invalid_argument(fmt::format("Mesh: name '{}' appears twice in ({}); give each mesh dimension its own",
+                                              name, fmt::join(names, ", ")));
     }
   }
 }
 
-void check_ranks(const std::vector<int64_t>& shape, int64_t product, const std::vector<int64_t>& ranks) {
+// The step at which ranks go up from one that is not negative, so that none appears twice; 0 where they do not.
+int64_t step_of(const std::vector<int64_t>& ranks) {
+  if (ranks.front() < 0) return 0;
+  if (ranks.size() == 1) return 1;
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    if (ranks[i] <= ranks[i - 1] || ranks[i] - ranks[i - 1] != ranks[1] - ranks[0]) return 0;
+  }
+  return ranks[1] - ranks[0];
+}
+
+void check_count(const std::vector<int64_t>& shape, int64_t product, const std::vector<int64_t>& ranks) {
   if (static_cast<int64_t>(ranks.size()) != product) {
     throw std::invalid_argument(
         fmt::format("Mesh: shape ({}) needs {} ranks, {} were given", fmt::join(shape, ", "), product, ranks.size()));
   }
+}
+
+void check_distinct(const std::vector<int64_t>& ranks) {
   std::vector<int64_t> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
-  if (!sorted.empty() && sorted.front() < 0) {
+  if (sorted.front() < 0) {
     throw std::invalid_argument(fmt::format("Mesh: rank {} is negative", sorted.front()));
   }
   const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
@@ -76,11 +90,14 @@ std::vector<int64_t> first_ranks(int64_t count) {
 void mix(std::size_t& seed, std::size_t value) { seed ^= value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2); }
 
 std::size_t hash_of(const std::vector<int64_t>& shape, const std::vector<std::string>& names,
-                    const std::vector<int64_t>& ranks) {
+                    const std::vector<int64_t>& ranks, int64_t step) {
   std::size_t seed = shape.size();
   for (const int64_t size : shape) mix(seed, std::hash<int64_t>{}(size));
   for (const std::string& name : names) mix(seed, std::hash<std::string>{}(name));
-  for (const int64_t rank : ranks) mix(seed, std::hash<int64_t>{}(rank));
+  mix(seed, std::hash<int64_t>{}(step));
+  // Where there is a step, it and the first rank say all.
+  const auto told = step == 0 ? ranks.end() : ranks.begin() + 1;
+  for (auto rank = ranks.begin(); rank != told; ++rank) mix(seed, std::hash<int64_t>{}(*rank));
   return seed;
 }
 
@@ -102,23 +119,9 @@ void check_coordinate(const Mesh& mesh, const std::vector<int64_t>& coordinate) 
   }
 }
 
-// The index in ranks() of `coordinate`.
-int64_t index_of(const std::vector<int64_t>& strides, const std::vector<int64_t>& coordinate) {
+// The place in ranks() of `coordinate`.
+int64_t place_of(const std::vector<int64_t>& strides, const std::vector<int64_t>& coordinate) {
   return std::inner_product(coordinate.begin(), coordinate.end(), strides.begin(), int64_t{0});
-}
-
-// `mesh_dims` in [0, ndim), each given once.
-std::vector<int64_t> distinct(const Mesh& mesh, const std::vector<int64_t>& mesh_dims) {
-  std::vector<int64_t> dims;
-  for (const int64_t mesh_dim : mesh_dims) {
-    const int64_t d = mesh.normalize(mesh_dim);
-    if (std::find(dims.begin(), dims.end(), d) != dims.end()) {
-      throw std::invalid_argument(fmt::format("mesh dimension {} of mesh {} appears twice in ({}); give each once",
-                                              mesh.mesh_dim_name(d), mesh.to_string(), fmt::join(mesh_dims, ", ")));
-    }
-    dims.push_back(d);
-  }
-  return dims;
 }
 
 }  // namespace
@@ -127,15 +130,18 @@ Mesh::Mesh(std::vector<int64_t> shape, std::vector<std::string> names) : shape_(
   const int64_t product = checked_product(shape_);
   check_names(shape_, names_);
   ranks_ = first_ranks(product);
-  hash_ = hash_of(shape_, names_, ranks_);
+  step_ = 1;
+  hash_ = hash_of(shape_, names_, ranks_, step_);
 }
 
 Mesh::Mesh(std::vector<int64_t> shape, std::vector<std::string> names, std::vector<int64_t> ranks)
     : shape_(std::move(shape)), names_(std::move(names)), ranks_(std::move(ranks)) {
   const int64_t product = checked_product(shape_);
   check_names(shape_, names_);
-  check_ranks(shape_, product, ranks_);
-  hash_ = hash_of(shape_, names_, ranks_);
+  check_count(shape_, product, ranks_);
+  step_ = step_of(ranks_);
+  if (step_ == 0) check_distinct(ranks_);
+  hash_ = hash_of(shape_, names_, ranks_, step_);
 }
 
 int64_t Mesh::normalize(int64_t mesh_dim) const {
@@ -161,10 +167,37 @@ int64_t Mesh::mesh_dim(std::string_view name) const {
   return found - names_.begin();
 }
 
+std::vector<int64_t> Mesh::normalize(const MeshDims& mesh_dims) const {
+  std::vector<int64_t> dims;
+  const auto add = [&](int64_t d, const auto& given) {
+    if (std::find(dims.begin(), dims.end(), d) != dims.end()) {
+      throw std::invalid_argument(fmt::format("mesh dimension {} of mesh {} appears twice in ({}); give each once",
+                                              mesh_dim_name(d), to_string(), fmt::join(given, ", ")));
+    }
+    dims.push_back(d);
+  };
+  if (const auto* const names = std::get_if<std::vector<std::string>>(&mesh_dims.given)) {
+    for (const std::string& name : *names) add(mesh_dim(name), *names);
+  } else {
+    const auto& indexes = std::get<std::vector<int64_t>>(mesh_dims.given);
+    for (const int64_t index : indexes) add(normalize(index), indexes);
+  }
+  return dims;
+}
+
+std::optional<int64_t> Mesh::index_of(int64_t rank) const {
+  if (step_ == 0) {
+    const auto found = std::find(ranks_.begin(), ranks_.end(), rank);
+    return found == ranks_.end() ? std::nullopt : std::optional<int64_t>(found - ranks_.begin());
+  }
+  if (rank < ranks_.front() || rank > ranks_.back() || (rank - ranks_.front()) % step_ != 0) return std::nullopt;
+  return (rank - ranks_.front()) / step_;
+}
+
 std::optional<std::vector<int64_t>> Mesh::coordinate_of(int64_t rank) const {
-  const auto found = std::find(ranks_.begin(), ranks_.end(), rank);
-  if (found == ranks_.end()) return std::nullopt;
-  int64_t rest = found - ranks_.begin();
+  const std::optional<int64_t> index = index_of(rank);
+  if (!index.has_value()) return std::nullopt;
+  int64_t rest = *index;
   std::vector<int64_t> coordinate(shape_.size());
   for (std::size_t d = shape_.size(); d-- > 0;) {
     coordinate[d] = rest % shape_[d];
@@ -178,12 +211,12 @@ std::vector<int64_t> Mesh::ranks_along(int64_t mesh_dim, const std::vector<int64
 }
 
 std::vector<int64_t> Mesh::ranks_over(const std::vector<int64_t>& mesh_dims, const std::vector<int64_t>& coordinate) const {
-  const std::vector<int64_t> dims = distinct(*this, mesh_dims);
+  const std::vector<int64_t> dims = normalize(MeshDims(mesh_dims));
   check_coordinate(*this, coordinate);
   const std::vector<int64_t> strides = strides_of(shape_);
   std::vector<int64_t> origin = coordinate;
   for (const int64_t d : dims) origin[static_cast<std::size_t>(d)] = 0;
-  std::vector<int64_t> indexes = {index_of(strides, origin)};
+  std::vector<int64_t> indexes = {place_of(strides, origin)};
   // Each mesh dimension varies faster than those before it.
   for (const int64_t dim : dims) {
     const auto d = static_cast<std::size_t>(dim);
@@ -201,19 +234,6 @@ std::vector<int64_t> Mesh::ranks_over(const std::vector<int64_t>& mesh_dims, con
 std::string Mesh::mesh_dim_name(int64_t mesh_dim) const {
   const int64_t d = normalize(mesh_dim);
   return names_.empty() ? std::to_string(d) : names_[static_cast<std::size_t>(d)];
-}
-
-Mesh Mesh::merged(const std::vector<int64_t>& mesh_dims, const std::vector<int64_t>& coordinate) const {
-  if (mesh_dims.empty()) {
-    throw std::invalid_argument(
-        fmt::format("merged: no mesh dimensions of mesh {} were given; give one or more", to_string()));
-  }
-  std::vector<int64_t> ranks = ranks_over(mesh_dims, coordinate);
-  if (ndim() == 1) return *this;
-  std::vector<std::string> names;
-  for (const int64_t d : mesh_dims) names.push_back(mesh_dim_name(d));
-  const auto size = static_cast<int64_t>(ranks.size());
-  return Mesh({size}, {fmt::format("{}", fmt::join(names, "+"))}, std::move(ranks));
 }
 
 Mesh Mesh::slice(const std::vector<std::string>& names, const std::vector<int64_t>& coordinate) const {
@@ -237,9 +257,7 @@ std::string Mesh::to_string() const {
     text += fmt::format("{}{}: {}", d == 0 ? "" : ", ", names_[d], shape_[d]);
   }
   text += names_.empty() ? ")" : "}";
-  bool in_order = true;
-  for (std::size_t i = 0; i < ranks_.size(); ++i) in_order = in_order && ranks_[i] == static_cast<int64_t>(i);
-  if (!in_order) text += fmt::format(" over ranks [{}]", fmt::join(ranks_, ", "));
+  if (ranks_.front() != 0 || step_ != 1) text += fmt::format(" over ranks [{}]", fmt::join(ranks_, ", "));
   return text;
 }
 

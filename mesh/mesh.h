@@ -2,13 +2,26 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <iosfwd>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <variant>
 #include <vector>
 
 namespace tessera {
+
+// Mesh dimensions as a caller gives them, by index or by name: {0, 1} or {"dp", "tp"}.
+struct MeshDims {
+  MeshDims(std::initializer_list<int64_t> indexes) : given(std::vector<int64_t>(indexes)) {}
+  MeshDims(std::initializer_list<std::string> names) : given(std::vector<std::string>(names)) {}
+  MeshDims(std::vector<int64_t> indexes) : given(std::move(indexes)) {}
+  MeshDims(std::vector<std::string> names) : given(std::move(names)) {}
+
+  std::variant<std::vector<int64_t>, std::vector<std::string>> given;
+};
 
 // Names the ranks of one job as an n-dimensional grid, e.g. {dp: 2, tp: 4} over ranks 0..7.
 //
@@ -42,7 +55,11 @@ class Mesh {
   // `mesh_dim` in [0, ndim); negative counts from the end. Throws std::invalid_argument when out of range.
   int64_t normalize(int64_t mesh_dim) const;
 
-  // The coordinate of a global rank, or nullopt for a rank outside the mesh.
+  // In [0, ndim), in the order given. Throws std::invalid_argument on one that is not there or is given twice.
+  std::vector<int64_t> normalize(const MeshDims& mesh_dims) const;
+
+  // The coordinate of a global rank, or nullopt for a rank outside the mesh. Looks through the ranks only where they do not
+  // go up by one step, as 0, 1, 2 and 1, 9, 17 do.
   std::optional<std::vector<int64_t>> coordinate_of(int64_t rank) const;
 
   // The global ranks that share `coordinate` on every other mesh dimension, in the order of their coordinate on `mesh_dim`.
@@ -69,18 +86,48 @@ class Mesh {
   // Throws std::invalid_argument on an unknown or repeated name, or a mesh without names.
   Mesh slice(const std::vector<std::string>& names, const std::vector<int64_t>& coordinate) const;
 
+  // This mesh with `mesh_dims` merged into one, row-major in the order given. It stands where the leftmost of them stood;
+  // the others keep their order. Its name is theirs joined by '+' when `name` is empty.
+  //   {pp: 2, dp: 2, tp: 2}.flatten({"dp", "tp"})   -> {pp: 2, dp+tp: 4}
+  //   {pp: 2, dp: 2, tp: 2}.flatten({2, 0}, "edge") -> {edge: 4, dp: 2} over ranks 0, 2, 4, 6, 1, 3, 5, 7
+  // Throws std::invalid_argument as normalize(), on no mesh dimensions, on a name that another mesh dimension has, and on
+  // one for a mesh without names of which others are left.
+  Mesh flatten(const MeshDims& mesh_dims, const std::string& name = "") const;
+
+  // This mesh with one mesh dimension split into several, the last varying fastest: the ranks stay in their order.
+  //   {world: 8}.unflatten("world", {2, 4}, {"dp", "tp"}) -> {dp: 2, tp: 4}
+  // Throws std::invalid_argument when the product of `sizes` is not the mesh dimension's size, on names that are not one a
+  // size or that other mesh dimensions have, and on names for a mesh without names of which others are left.
+  Mesh unflatten(int64_t mesh_dim, const std::vector<int64_t>& sizes, const std::vector<std::string>& names = {}) const;
+  Mesh unflatten(std::string_view name, const std::vector<int64_t>& sizes, const std::vector<std::string>& names) const;
+
+  // The mesh whose mesh dimensions are those of all `parts`, one part after the other. A part is a mesh over some of this
+  // one's ranks; all go through one rank, and each along mesh dimensions of this mesh on which no other extends. The rank
+  // at (a, b) is the one that is as far from that rank as part 0's at a and part 1's at b together.
+  //   with mesh = {pp: 2, dp: 2, tp: 2} and c = {1, 0, 0}:
+  //   mesh.concatenate({mesh.slice({"tp"}, c), mesh.slice({"pp"}, c)}) -> {tp: 2, pp: 2} over ranks 0, 4, 1, 5
+  //   mesh.concatenate({mesh.merged({0, 1}, c), mesh.slice({"tp"}, c)}) -> {pp+dp: 4, tp: 2}
+  // Throws std::invalid_argument on parts that are not so, on names that appear twice, and where only some have names.
+  // Source: PyTorch's DeviceMesh._concatenate, where each part knows the mesh that it was cut from.
+  Mesh concatenate(const std::vector<Mesh>& parts) const;
+
   // "{dp: 2, tp: 4}", or "(2, 4)" without names; ranks are shown when they are not 0 .. n-1 in order.
   std::string to_string() const;
   std::size_t hash() const { return hash_; }
 
   friend bool operator==(const Mesh& a, const Mesh& b) {
-    return a.hash_ == b.hash_ && a.shape_ == b.shape_ && a.names_ == b.names_ && a.ranks_ == b.ranks_;
+    return a.hash_ == b.hash_ && a.step_ == b.step_ && a.ranks_.front() == b.ranks_.front() && a.shape_ == b.shape_ &&
+           a.names_ == b.names_ && (a.step_ != 0 || a.ranks_ == b.ranks_);
   }
 
  private:
+  // The place of a global rank in ranks().
+  std::optional<int64_t> index_of(int64_t rank) const;
+
   std::vector<int64_t> shape_;
   std::vector<std::string> names_;
   std::vector<int64_t> ranks_;
+  int64_t step_ = 0;  // ranks_[i] is ranks_[0] + i * step_; 0 where that does not hold
   std::size_t hash_ = 0;
 };
 

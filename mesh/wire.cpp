@@ -38,6 +38,17 @@ at::Tensor reordered(const at::Tensor& bits) {
   return at::bitwise_xor(bits, at::bitwise_and(at::bitwise_right_shift(bits, wide ? 63 : 31), magnitude));
 }
 
+at::Tensor reduce_bits(const at::Tensor& rows, ReduceOp op) {
+  at::Tensor out = rows.select(0, 0).clone();
+  for (int64_t i = 1; i < rows.size(0); ++i) {
+    const at::Tensor row = rows.select(0, i);
+    if (op == ReduceOp::kBitAnd) out.bitwise_and_(row);
+    if (op == ReduceOp::kBitOr) out.bitwise_or_(row);
+    if (op == ReduceOp::kBitXor) out.bitwise_xor_(row);
+  }
+  return out;
+}
+
 // NaN as the number that max (positive) or min (negative) keeps.
 int64_t nan_bits(bool wide, ReduceOp op) {
   const double nan = std::copysign(std::numeric_limits<double>::quiet_NaN(), op == ReduceOp::kMax ? 1.0 : -1.0);
@@ -65,6 +76,10 @@ at::Tensor as_bytes(const at::Tensor& contiguous) {
 }
 
 at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) {
+  if (is_bitwise(op)) {
+    if (!c10::isIntegralType(dtype, /*includeBool=*/true)) refuse(where, dtype, op, "bits are those of integers and bool");
+    if (dtype == at::kBool) return at::kByte;
+  }
   if (dtype == at::kBool) {
     if (op == ReduceOp::kMax || op == ReduceOp::kMin) return at::kByte;
     refuse(where, dtype, op, "use max (any) or min (all), or convert to an integer dtype");
@@ -92,6 +107,9 @@ at::Tensor reduce_rows(const at::Tensor& rows, ReduceOp op) {
     case ReduceOp::kMax: return at::amax(rows, {0});
     case ReduceOp::kMin: return at::amin(rows, {0});
     case ReduceOp::kProduct: return at::prod(rows, 0, /*keepdim=*/false, rows.scalar_type());
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor: return reduce_bits(rows, op);
   }
   throw std::logic_error("reduce_rows: not a ReduceOp");
 }

@@ -17,7 +17,7 @@ at::Tensor as_bytes(const at::Tensor& contiguous);
 // float8 as float32), or uint8 for bool. Max and min of floating numbers go as integers of the same order (float64 as int64,
 // the others as int32), the largest or smallest of which stands for NaN: backends compare, so a NaN may be lost to a number.
 // Throws std::invalid_argument, naming `where`, when `op` has no meaning for `dtype`: avg of integers, sum of bool, max of
-// complex, and dtypes that cannot be reduced at all.
+// complex, bits of anything but integers and bool, and dtypes that cannot be reduced at all.
 at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where);
 
 // `t` in the form in which it is reduced, of dtype reduced_as(); may share t's storage.

@@ -78,6 +78,18 @@ void check_options(const WorldOptions& options) {
   }
 }
 
+void check_members(const World& world, const std::vector<int64_t>& ranks) {
+  if (std::find(ranks.begin(), ranks.end(), world.rank()) == ranks.end()) {
+    throw std::invalid_argument(fmt::format("group of ranks [{}]: rank {} is not among them; only members make a group",
+                                            fmt::join(ranks, ", "), world.rank()));
+  }
+  const auto outside = std::find_if(ranks.begin(), ranks.end(), [&](int64_t r) { return r < 0 || r >= world.size(); });
+  if (outside != ranks.end()) {
+    throw std::invalid_argument(fmt::format("group of ranks [{}]: rank {} is outside the world of {}",
+                                            fmt::join(ranks, ", "), *outside, world.size()));
+  }
+}
+
 WorldOptions options_from(const Environment& environment) {
   WorldOptions options;
   options.rank = environment.rank;
@@ -176,23 +188,17 @@ std::chrono::milliseconds World::timeout() const { return impl_->options.timeout
 const c10::intrusive_ptr<c10d::Store>& World::store() const { return impl_->options.store; }
 RandomState& World::random_state() { return impl_->random; }
 
-c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks, c10::DeviceType device) {
+c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks, c10::DeviceType device,
+                                               const GroupOptions& given) {
   check_alive();
-  if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) {
-    throw std::invalid_argument(fmt::format("group of ranks [{}]: rank {} is not among them; only members make a group",
-                                            fmt::join(ranks, ", "), rank()));
-  }
-  const auto outside = std::find_if(ranks.begin(), ranks.end(), [&](int64_t r) { return r < 0 || r >= size(); });
-  if (outside != ranks.end()) {
-    throw std::invalid_argument(
-        fmt::format("group of ranks [{}]: rank {} is outside the world of {}", fmt::join(ranks, ", "), *outside, size()));
-  }
+  check_members(*this, ranks);
+  const GroupOptions options = normalized(given, device);
   const Exclusive exclusive(*this);
   const auto where = [&] {
     return fmt::format("{}{}making a process group", current_op(), *current_op() == '\0' ? "" : ": ");
   };
   try {
-    return impl_->groups.get(ranks, device);
+    return impl_->groups.get(ranks, device, options);
   } catch (const c10::Error& error) {
     rethrow_collective_failure(where(), ranks, error.what_without_backtrace());
   } catch (const std::exception& error) {
@@ -201,6 +207,25 @@ c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks
     rethrow_collective_failure(where(), ranks, error.what());
   }
 }
+
+GroupOptions World::normalized(const GroupOptions& options, c10::DeviceType device) const {
+  return impl_->groups.normalized(options, device);
+}
+
+void World::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend) {
+  check_members(*this, ranks);
+  if (!backend) throw std::invalid_argument(fmt::format("group of ranks [{}]: it is null", fmt::join(ranks, ", ")));
+  const auto place = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
+  if (static_cast<std::size_t>(backend->getSize()) != ranks.size() || backend->getRank() != place) {
+    throw std::invalid_argument(
+        fmt::format("group of ranks [{}]: rank {} has place {} of {} in it; list the ranks in the group's own order",
+                    fmt::join(ranks, ", "), rank(), backend->getRank(), backend->getSize()));
+  }
+  const Exclusive exclusive(*this);
+  impl_->groups.adopt(ranks, device, std::move(backend));
+}
+
+std::size_t World::group_count() const { return impl_->groups.size(); }
 
 void World::fail(const std::string& where, const std::string& text) noexcept {
   if (!impl_->has_peers() || impl_->board->failed()) return;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -9,6 +10,8 @@
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
+
+#include "tessera/mesh/group_options.h"
 
 namespace c10d {
 class Backend;
@@ -81,9 +84,20 @@ class World : public std::enable_shared_from_this<World> {
   const c10::intrusive_ptr<c10d::Store>& store() const;
 
   // The group of `ranks` (this rank among them) for tensors on `device`: Gloo for CPU, NCCL for CUDA. Collective over
-  // `ranks` at first use. Throws std::invalid_argument when this rank is not among `ranks` or one is outside the world,
-  // std::runtime_error when the device or its backend is not there, or the world has failed.
-  c10::intrusive_ptr<c10d::Backend> group(const std::vector<int64_t>& ranks, c10::DeviceType device);
+  // `ranks` at first use; groups of other options are other groups. Throws std::invalid_argument when this rank is not among
+  // `ranks` or one is outside the world, and as normalized(); std::runtime_error when the device or its backend is not
+  // there, or the world has failed.
+  c10::intrusive_ptr<c10d::Backend> group(const std::vector<int64_t>& ranks, c10::DeviceType device,
+                                          const GroupOptions& options = {});
+  // `options` without what groups for `device` have anyhow in this world, so that equal groups have equal options.
+  // Throws std::invalid_argument on a backend that is not there, listing those that are, and a timeout that is not positive.
+  GroupOptions normalized(const GroupOptions& options, c10::DeviceType device) const;
+  // From now on `backend`, which the caller made, is the group of `ranks` for tensors on `device`, in the place of one that
+  // the world made. Every member of `ranks` calls it, between the same collectives. No communication.
+  // Throws std::invalid_argument when this rank is not among `ranks` or its place and their number are not the group's.
+  void adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
+  // How many groups this rank holds: made by group(), or adopted.
+  std::size_t group_count() const;
 
   RandomState& random_state();
 

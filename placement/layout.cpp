@@ -1,52 +1,89 @@
 #include "tessera/placement/layout.h"
 
 #include <algorithm>
+#include <set>
 #include <stdexcept>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace tessera {
 namespace {
 
-// torch.chunk's rule within `whole`.
-Range chunk_of(const Range& whole, int64_t num_parts, int64_t index) {
-  const int64_t full = whole.size / num_parts + (whole.size % num_parts != 0);
-  const int64_t begin = std::min(index * full, whole.size);
-  return {.offset = whole.offset + begin, .size = std::min(full, whole.size - begin)};
+// The mesh dimensions of more than one rank that cut `tensor_dim`, in the order in which they do.
+std::vector<int64_t> cutting_dims(int64_t tensor_dim, const Placements& placements, std::span<const int64_t> mesh_shape) {
+  std::vector<int64_t> out;
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    if (mesh_shape[i] > 1 && placements[i].is_shard(tensor_dim)) out.push_back(static_cast<int64_t>(i));
+  }
+  std::stable_sort(out.begin(), out.end(), [&](int64_t a, int64_t b) {
+    return placements[static_cast<std::size_t>(a)].order() < placements[static_cast<std::size_t>(b)].order();
+  });
+  return out;
+}
+
+// A mesh dimension of one rank cuts nothing, but may not contradict: a partition of several parts needs peers that carry it.
+void check_lone(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape, const std::string& who) {
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    const Placement& lone = placements[i];
+    if (mesh.shape()[i] > 1 || !lone.is_shard() || !lone.partition().parts()) continue;
+    const auto cuts = cuts_of(lone.tensor_dim(), placements, mesh.shape());
+    const auto has_peer = [&](const Cut& cut) { return *cut.partition == lone.partition(); };
+    if (std::any_of(cuts.begin(), cuts.end(), has_peer)) continue;
+    check_partition(lone.partition(), shape[static_cast<std::size_t>(lone.tensor_dim())], 1, who);
+  }
 }
 
 }  // namespace
 
-Range chunk_range(int64_t dim_size, int64_t num_parts, int64_t index) {
-  if (dim_size < 0 || num_parts < 1 || index < 0 || index >= num_parts) {
-    throw std::invalid_argument(
-        fmt::format("chunk_range: part {} of {} parts of {} elements does not exist; need a size of at least 0 and a part "
-                    "in [0, {}), the "
-                    "coordinate on the sharded mesh dimension, not the global rank",
-                    index, num_parts, dim_size, num_parts));
+std::vector<Cut> cuts_of(int64_t tensor_dim, const Placements& placements, std::span<const int64_t> mesh_shape) {
+  std::vector<Cut> out;
+  for (const int64_t mesh_dim : cutting_dims(tensor_dim, placements, mesh_shape)) {
+    const auto i = static_cast<std::size_t>(mesh_dim);
+    const Partition& partition = placements[i].partition();
+    const bool joins =
+        !out.empty() && *out.back().partition == partition && out.back().parts < partition.parts().value_or(0);
+    if (!joins) out.push_back({.partition = &partition, .mesh_dims = {}, .parts = 1});
+    out.back().mesh_dims.push_back(mesh_dim);
+    out.back().parts *= mesh_shape[i];
   }
-  return chunk_of({.offset = 0, .size = dim_size}, num_parts, index);
+  return out;
 }
 
-std::vector<Range> local_box(std::span<const int64_t> shape, const Placements& placements,
-                             std::span<const int64_t> mesh_shape, std::span<const int64_t> coordinate) {
-  std::vector<Range> box;
-  box.reserve(shape.size());
-  for (const int64_t size : shape) box.push_back({.offset = 0, .size = size});
-  for (std::size_t i = 0; i < placements.size(); ++i) {
-    if (!placements[i].is_shard()) continue;
-    Range& range = box.at(static_cast<std::size_t>(placements[i].tensor_dim()));
-    range = chunk_of(range, mesh_shape[i], coordinate[i]);
+Intervals part_of(int64_t size, const std::vector<Cut>& cuts, std::span<const int64_t> mesh_shape,
+                  std::span<const int64_t> coordinate) {
+  Intervals part = one_interval(0, size);
+  for (const Cut& cut : cuts) {
+    int64_t index = 0;
+    for (const int64_t mesh_dim : cut.mesh_dims) {
+      const auto i = static_cast<std::size_t>(mesh_dim);
+      index = index * mesh_shape[i] + coordinate[i];
+    }
+    part = select(part, cut.partition->part(count(part), cut.parts, index));
   }
-  return box;
+  return part;
+}
+
+Tile local_tile(std::span<const int64_t> shape, const Placements& placements, std::span<const int64_t> mesh_shape,
+                std::span<const int64_t> coordinate) {
+  Tile tile;
+  tile.reserve(shape.size());
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    tile.push_back(part_of(shape[d], cuts_of(static_cast<int64_t>(d), placements, mesh_shape), mesh_shape, coordinate));
+  }
+  return tile;
+}
+
+std::vector<int64_t> shape_of(const Tile& tile) {
+  std::vector<int64_t> out;
+  out.reserve(tile.size());
+  for (const Intervals& intervals : tile) out.push_back(count(intervals));
+  return out;
 }
 
 std::vector<int64_t> local_shape(std::span<const int64_t> shape, const Placements& placements,
                                  std::span<const int64_t> mesh_shape, std::span<const int64_t> coordinate) {
-  std::vector<int64_t> out;
-  out.reserve(shape.size());
-  for (const Range& range : local_box(shape, placements, mesh_shape, coordinate)) out.push_back(range.size);
-  return out;
+  return shape_of(local_tile(shape, placements, mesh_shape, coordinate));
 }
 
 Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndim, std::string_view who) {
@@ -56,6 +93,7 @@ Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndi
                     who, placements.size(), to_string(placements), mesh.to_string(), mesh.ndim()));
   }
   Placements out = placements;
+  std::set<int64_t> cut;
   for (Placement& placement : out) {
     if (!placement.is_shard()) continue;
     const int64_t dim = placement.tensor_dim();
@@ -63,9 +101,39 @@ Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndi
       throw std::invalid_argument(fmt::format("{}: {} is outside a tensor of {} dimensions; its dimensions are [{}, {})",
                                               who, to_string(placement), ndim, -ndim, ndim));
     }
-    if (dim < 0) placement = Shard(dim + ndim);
+    if (dim < 0) placement = placement.on(dim + ndim);
+    if (placement.order() != 0) cut.insert(placement.tensor_dim());
+  }
+  for (const int64_t tensor_dim : cut) {
+    const std::vector<int64_t> dims = cutting_dims(tensor_dim, out, mesh.shape());
+    for (Placement& placement : out) {
+      if (placement.is_shard(tensor_dim)) placement = placement.ordered(0);
+    }
+    if (std::is_sorted(dims.begin(), dims.end())) continue;
+    for (std::size_t k = 0; k < dims.size(); ++k) {
+      Placement& placement = out[static_cast<std::size_t>(dims[k])];
+      placement = placement.ordered(static_cast<int64_t>(k));
+    }
   }
   return out;
+}
+
+void check_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape, std::string_view who) {
+  const auto plain = [](const Placement& p) { return !p.is_shard() || p.is_chunks(); };
+  if (std::all_of(placements.begin(), placements.end(), plain)) return;
+  const std::string where = fmt::format("{}: {} of shape [{}]", who, to_string(placements), fmt::join(shape, ", "));
+  check_lone(placements, mesh, shape, where);
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    std::set<int64_t> sizes = {shape[d]};  // that the cuts so far leave to some rank
+    for (const Cut& cut : cuts_of(static_cast<int64_t>(d), placements, mesh.shape())) {
+      std::set<int64_t> left;
+      for (const int64_t size : sizes) {
+        check_partition(*cut.partition, size, cut.parts, where);
+        for (int64_t i = 0; i < cut.parts; ++i) left.insert(count(cut.partition->part(size, cut.parts, i)));
+      }
+      sizes = std::move(left);
+    }
+  }
 }
 
 }  // namespace tessera

@@ -1,41 +1,49 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "tessera/mesh/mesh.h"
+#include "tessera/placement/intervals.h"
 #include "tessera/placement/placement.h"
 
 namespace tessera {
 
-// A part of one tensor dimension, in elements.
-struct Range {
-  int64_t offset = 0;
-  int64_t size = 0;
-  friend bool operator==(const Range&, const Range&) = default;
+// The part of a tensor that a rank holds: the elements whose index lies, in every tensor dimension, in that one's intervals.
+using Tile = std::vector<Intervals>;
+
+// One cut of a tensor dimension: by the combined coordinate over some mesh dimensions, the first of them varying slowest.
+struct Cut {
+  const Partition* partition;
+  std::vector<int64_t> mesh_dims;
+  int64_t parts;  // the product of their sizes
 };
 
-// Returns the part of a dimension of `dim_size` elements that part `index` of `num_parts` holds.
-//   dim_size 10 over 4 -> sizes 3, 3, 3, 1
-//   dim_size  3 over 4 -> sizes 1, 1, 1, 0
-// Empty parts begin at dim_size. Source: torch.chunk, which PyTorch's Shard placement follows.
-// Throws std::invalid_argument if dim_size < 0, num_parts < 1 or index is outside [0, num_parts).
-Range chunk_range(int64_t dim_size, int64_t num_parts, int64_t index);
+// The cuts of `tensor_dim`, in the order in which they are made; mesh dimensions of one rank cut nothing.
+std::vector<Cut> cuts_of(int64_t tensor_dim, const Placements& placements, std::span<const int64_t> mesh_shape);
 
-// The box of a tensor of `shape` that the rank at `coordinate` holds: one Range a tensor dimension, nested chunks for mesh
-// dimensions that shard the same one. `mesh_shape`, `coordinate` and `placements` are as long as the mesh has dimensions.
+// The part of a dimension of `size` elements that `cuts` leave to the rank at `coordinate`.
+Intervals part_of(int64_t size, const std::vector<Cut>& cuts, std::span<const int64_t> mesh_shape,
+                  std::span<const int64_t> coordinate);
+
+// The tile of the rank at `coordinate`. `mesh_shape`, `coordinate` and `placements` are as long as the mesh has dimensions;
 // Shard dimensions are normalized. Replicate and Partial leave a dimension whole.
-std::vector<Range> local_box(std::span<const int64_t> shape, const Placements& placements,
-                             std::span<const int64_t> mesh_shape, std::span<const int64_t> coordinate);
+Tile local_tile(std::span<const int64_t> shape, const Placements& placements, std::span<const int64_t> mesh_shape,
+                std::span<const int64_t> coordinate);
 std::vector<int64_t> local_shape(std::span<const int64_t> shape, const Placements& placements,
                                  std::span<const int64_t> mesh_shape, std::span<const int64_t> coordinate);
+std::vector<int64_t> shape_of(const Tile& tile);
 
-// The placements with negative Shard dimensions counted from the end of a tensor of `ndim` dimensions.
+// The placements with negative Shard dimensions counted from the end of a tensor of `ndim` dimensions, and with the least
+// orders that say the same.
 // Throws std::invalid_argument, prefixed with `who`, when there is not one placement a mesh dimension or a Shard dimension is
 // outside the tensor's.
 Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndim, std::string_view who);
+
+// Throws std::invalid_argument, prefixed with `who`, when normalized `placements` cannot cut a tensor of `shape`: see
+// check_partition.
+void check_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape, std::string_view who);
 
 }  // namespace tessera

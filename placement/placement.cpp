@@ -1,60 +1,81 @@
 #include "tessera/placement/placement.h"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <optional>
 #include <ostream>
 #include <stdexcept>
+#include <utility>
 
 #include <fmt/format.h>
 
+#include "tessera/placement/reduction.h"
+
 namespace tessera {
-namespace {
 
-constexpr std::array kReduceOps = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct};
-
-std::string_view trim(std::string_view text) {
-  const auto first = text.find_first_not_of(' ');
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(' ') - first + 1);
+Placement Placement::shard(int64_t tensor_dim, PartitionPtr partition) {
+  if (!partition) throw std::invalid_argument("Shard: the partition is null; give one, or none for torch.chunk's parts");
+  Placement out;
+  out.kind_ = Kind::kShard;
+  out.dim_ = tensor_dim;
+  out.what_ = std::move(partition);
+  return out;
 }
 
-// The text between "X(" and ")", or nullopt.
-std::optional<std::string_view> argument(std::string_view text, char letter) {
-  if (text.size() < 4 || text[0] != letter || text[1] != '(' || text.back() != ')') return std::nullopt;
-  return text.substr(2, text.size() - 3);
+Placement Placement::partial(ReductionPtr reduction) {
+  if (!reduction) throw std::invalid_argument("Partial: the reduction is null; give one, or a ReduceOp");
+  Placement out;
+  out.kind_ = Kind::kPartial;
+  out.what_ = std::move(reduction);
+  return out;
 }
 
-std::optional<int64_t> parse_int(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
+bool Placement::is_partial(ReduceOp op) const { return is_partial() && what_.get() == plain_reduction(op).get(); }
+
+const Partition& Placement::partition() const {
+  if (is_shard()) return static_cast<const Partition&>(*what_);
+  throw std::logic_error(fmt::format("Placement: {} is no Shard and has no partition", to_string(*this)));
 }
 
-std::optional<Placement> try_parse(std::string_view text) {
-  if (text == "R") return Replicate();
-  if (const auto dim = argument(text, 'S')) {
-    if (const auto value = parse_int(*dim)) return Shard(*value);
+const Reduction& Placement::reduction() const { return *reduction_ptr(); }
+
+ReductionPtr Placement::reduction_ptr() const {
+  if (is_partial()) return std::static_pointer_cast<const Reduction>(what_);
+  throw std::logic_error(fmt::format("Placement: {} is no Partial and has no reduction", to_string(*this)));
+}
+
+Placement Placement::ordered(int64_t order) const {
+  constexpr int64_t kMost = 1 << 16;
+  if (!is_shard() || order < 0 || order > kMost) {
+    throw std::invalid_argument(fmt::format(
+        "Placement: {} cannot have order {}; a Shard has one, from 0 for what cuts first", to_string(*this), order));
   }
-  if (const auto name = argument(text, 'P')) {
-    for (const ReduceOp op : kReduceOps) {
-      if (to_string(op) == *name) return Partial(op);
-    }
-  }
-  return std::nullopt;
+  Placement out = *this;
+  out.order_ = static_cast<int32_t>(order);
+  return out;
 }
 
-}  // namespace
+Placement Placement::on(int64_t tensor_dim) const {
+  if (!is_shard()) throw std::logic_error(fmt::format("Placement: {} is on no tensor dimension", to_string(*this)));
+  Placement out = *this;
+  out.dim_ = tensor_dim;
+  return out;
+}
+
+std::size_t Placement::hash() const {
+  const std::size_t small =
+      (static_cast<std::size_t>(kind_) << 60) ^ (static_cast<std::size_t>(order_) << 40) ^ static_cast<std::size_t>(dim_);
+  return what_ ? what_->hash() * 0x9e3779b97f4a7c15ULL ^ small : small;
+}
+
+Placement Partial(ReduceOp op) { return Placement::partial(plain_reduction(op)); }
+Placement NormPartial(double p) { return Placement::partial(norm_reduction(p)); }
+Placement MaskedPartial(ReduceOp op) { return Placement::partial(masked_reduction(op)); }
 
 std::string to_string(const Placement& placement) {
-  switch (placement.kind()) {
-    case Placement::Kind::kReplicate: return "R";
-    case Placement::Kind::kShard: return fmt::format("S({})", placement.tensor_dim());
-    case Placement::Kind::kPartial: return fmt::format("P({})", to_string(placement.op()));
-  }
-  throw std::logic_error("to_string: not a placement kind");
+  if (placement.is_replicate()) return "R";
+  if (placement.is_partial()) return fmt::format("P({})", placement.reduction().text());
+  const Partition& partition = placement.partition();
+  return fmt::format("{}({}{}{}){}", partition.name(), placement.tensor_dim(), partition.parameters().empty() ? "" : ",",
+                     partition.parameters(), placement.order() == 0 ? "" : fmt::format("@{}", placement.order()));
 }
 
 std::string to_string(const Placements& placements) {
@@ -67,31 +88,6 @@ std::string to_string(const Placements& placements) {
 }
 
 std::ostream& operator<<(std::ostream& out, const Placement& placement) { return out << to_string(placement); }
-
-Placement parse_placement(std::string_view text) {
-  if (const auto placement = try_parse(trim(text))) return *placement;
-  throw std::invalid_argument(fmt::format(
-      "parse_placement: \"{}\" is no placement; write R, S(dim) such as S(0), or P(op) with op one of sum, avg, max, min, "
-      "product",
-      text));
-}
-
-Placements parse_placements(std::string_view text) {
-  const std::string_view whole = trim(text);
-  if (whole.size() < 2 || whole.front() != '[' || whole.back() != ']') {
-    throw std::invalid_argument(
-        fmt::format("parse_placements: \"{}\" is no list of placements; write e.g. [S(0), R]", text));
-  }
-  Placements out;
-  std::string_view rest = trim(whole.substr(1, whole.size() - 2));
-  while (!rest.empty()) {
-    const auto comma = rest.find(',');
-    out.push_back(parse_placement(rest.substr(0, comma)));
-    if (comma == std::string_view::npos) break;
-    rest = rest.substr(comma + 1);
-  }
-  return out;
-}
 
 bool any_partial(const Placements& placements) {
   return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
@@ -109,10 +105,16 @@ bool all_replicate(const Placements& placements) {
 }
 
 bool partials_commute(const Placements& placements) {
-  const auto linear = [](const Placement& p) { return p.is_partial(ReduceOp::kSum) || p.is_partial(ReduceOp::kAvg); };
+  const auto linear = [](const Placement& p) { return p.reduction().slope(1).has_value(); };
   const auto first = std::find_if(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
   return std::all_of(first, placements.end(),
                      [&](const Placement& p) { return !p.is_partial() || p == *first || (linear(p) && linear(*first)); });
+}
+
+std::size_t hash_of(const Placements& placements) {
+  std::size_t seed = placements.size();
+  for (const Placement& p : placements) seed ^= p.hash() + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2);
+  return seed;
 }
 
 }  // namespace tessera

@@ -1,102 +1,191 @@
 #include "tessera/placement/plan.h"
 
 #include <algorithm>
+#include <functional>
+#include <stdexcept>
+#include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/placement/exchange.h"
+#include "tessera/placement/reduction.h"
 
 namespace tessera {
 namespace {
 
-bool needs_replicate_between(const Placement& from, const Placement& to) { return to.is_partial() && !from.is_replicate(); }
+void mix(std::size_t& seed, uint64_t value) { seed ^= value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2); }
 
-class Planner {
- public:
-  Planner(Placements from, const Placements& to, std::span<const int64_t> mesh_shape)
-      : current_(std::move(from)), target_(to), mesh_shape_(mesh_shape) {}
-
-  Plan run() {
-    const auto n = static_cast<int64_t>(current_.size());
-    for (int64_t i = n - 1; i >= 0; --i) move(i, ready(i) ? at(target_, i) : Replicate());
-    for (int64_t i = 0; i < n; ++i) move(i, at(target_, i));
-    return std::move(plan_);
+std::string dims_text(const PlanStep& step, const Mesh& mesh) {
+  std::vector<std::string> names;
+  for (const int64_t mesh_dim : step.mesh_dims) {
+    names.push_back(mesh.names().empty() ? std::to_string(mesh_dim) : mesh.names()[static_cast<std::size_t>(mesh_dim)]);
   }
+  return fmt::format("{}", fmt::join(names, "+"));
+}
 
- private:
-  static Placement& at(Placements& p, int64_t i) { return p[static_cast<std::size_t>(i)]; }
-  static const Placement& at(const Placements& p, int64_t i) { return p[static_cast<std::size_t>(i)]; }
-  int64_t ranks(int64_t i) const { return mesh_shape_[static_cast<std::size_t>(i)]; }
+bool moves(const PlanStep& step) {
+  return step.kind == PlanStep::Kind::kAllGather || step.kind == PlanStep::Kind::kAllToAll ||
+         step.kind == PlanStep::Kind::kPermute;
+}
 
-  // Whether the mesh dimensions outside `i` shard the target's tensor dimension as the target does.
-  bool aligned(int64_t i) const {
-    const Placement& want = at(target_, i);
-    if (!want.is_shard()) return true;
-    for (int64_t outer = 0; outer < i; ++outer) {
-      if (ranks(outer) == 1) continue;
-      if (at(current_, outer).is_shard(want.tensor_dim()) != at(target_, outer).is_shard(want.tensor_dim())) return false;
+// Elements that the rank at `coordinate` receives in one step.
+double received(const PlanStep& step, const std::vector<int64_t>& shape, const Mesh& mesh,
+                const std::vector<int64_t>& coordinate) {
+  const MergedDims dims(mesh.shape(), step.mesh_dims);
+  const auto n = static_cast<double>(dims.size());
+  const Tile target = local_tile(shape, step.to, mesh.shape(), coordinate);
+  const auto size = static_cast<double>(numel(target));
+  switch (step.kind) {
+    case PlanStep::Kind::kLocal: return 0;
+    case PlanStep::Kind::kAllReduce: return 2 * size * (n - 1) / n;
+    case PlanStep::Kind::kReduceScatter: return size * (n - 1);
+    default: return size - static_cast<double>(overlap(local_tile(shape, step.from, mesh.shape(), coordinate), target));
+  }
+}
+
+template <typename Visit>
+void for_each_coordinate(const Mesh& mesh, const Visit& visit) {
+  std::vector<int64_t> coordinate(mesh.shape().size(), 0);
+  for (int64_t i = 0; i < mesh.size(); ++i) {
+    visit(coordinate);
+    for (std::size_t d = coordinate.size(); d-- > 0;) {
+      if (++coordinate[d] < mesh.shape()[d]) break;
+      coordinate[d] = 0;
     }
-    return true;
   }
-
-  // A Partial is formed last: what is pending on other mesh dimensions until then may not commute with it.
-  bool ready(int64_t i) const { return at(target_, i).is_partial() ? at(current_, i) == at(target_, i) : aligned(i); }
-
-  void move(int64_t i, const Placement& to) {
-    Placement& from = at(current_, i);
-    if (from == to) return;
-    if (ranks(i) > 1 && needs_replicate_between(from, to)) move(i, Replicate());
-    if (ranks(i) > 1) plan_.push_back({.mesh_dim = i, .from = from, .to = to});
-    from = to;
-  }
-
-  Placements current_;
-  const Placements& target_;
-  std::span<const int64_t> mesh_shape_;
-  Plan plan_;
-};
+}
 
 }  // namespace
 
-const char* step_name(const PlanStep& step) {
-  switch (step.from.kind()) {
-    case Placement::Kind::kReplicate: return step.to.is_shard() ? "slice" : "to_partial";
-    case Placement::Kind::kShard: return step.to.is_shard() ? "all_to_all" : "all_gather";
-    case Placement::Kind::kPartial: return step.to.is_shard() ? "reduce_scatter" : "all_reduce";
+const char* to_string(PlanStep::Kind kind) {
+  switch (kind) {
+    case PlanStep::Kind::kLocal: return "local";
+    case PlanStep::Kind::kAllGather: return "all_gather";
+    case PlanStep::Kind::kAllToAll: return "all_to_all";
+    case PlanStep::Kind::kPermute: return "permute";
+    case PlanStep::Kind::kAllReduce: return "all_reduce";
+    case PlanStep::Kind::kReduceScatter: return "reduce_scatter";
   }
-  return "";
+  throw std::logic_error("to_string: not a kind of step");
 }
 
-bool communicates(const PlanStep& step) { return !step.from.is_replicate(); }
+Plan::Plan(const Mesh& mesh, std::vector<int64_t> shape, at::ScalarType dtype, std::vector<PlanStep> steps)
+    : mesh_(mesh), shape_(std::move(shape)), dtype_(dtype), steps_(std::move(steps)) {
+  hash_ = mesh_.hash();
+  for (const int64_t size : shape_) mix(hash_, static_cast<uint64_t>(size));
+  mix(hash_, static_cast<uint64_t>(dtype_));
+  for (const PlanStep& step : steps_) {
+    mix(hash_, static_cast<uint64_t>(step.kind));
+    for (const int64_t mesh_dim : step.mesh_dims) mix(hash_, static_cast<uint64_t>(mesh_dim));
+    mix(hash_, hash_of(step.from));
+    mix(hash_, hash_of(step.to));
+  }
+}
 
-std::string to_string(const Plan& plan, const std::vector<std::string>& mesh_dim_names) {
-  if (plan.empty()) return "nothing to do";
-  std::string out;
-  for (const PlanStep& step : plan) {
-    const auto dim = static_cast<std::size_t>(step.mesh_dim);
-    if (!out.empty()) out += "; ";
-    out += fmt::format("{} on {}: {} -> {}", step_name(step),
-                       dim < mesh_dim_names.size() ? mesh_dim_names[dim] : std::to_string(step.mesh_dim),
-                       to_string(step.from), to_string(step.to));
+bool Plan::communicates() const {
+  return std::ranges::any_of(steps_, [](const PlanStep& step) { return step.kind != PlanStep::Kind::kLocal; });
+}
+
+int64_t Plan::max_bytes() const {
+  int64_t sum = 0;
+  for (const PlanStep& step : steps_) sum += step.max_bytes;
+  return sum;
+}
+
+int64_t Plan::total_bytes() const {
+  double elements = 0;
+  for (const PlanStep& step : steps_) {
+    for_each_coordinate(mesh_, [&](const std::vector<int64_t>& at) { elements += received(step, shape_, mesh_, at); });
+  }
+  return static_cast<int64_t>(elements * static_cast<double>(c10::elementSize(dtype_)) + 0.5);
+}
+
+int64_t Plan::peak_bytes() const {
+  int64_t peak = 0;
+  for (const PlanStep& step : steps_) peak = std::max(peak, step.peak_bytes);
+  return peak;
+}
+
+double Plan::microseconds() const {
+  double sum = 0;
+  for (const PlanStep& step : steps_) sum += step.microseconds;
+  return sum;
+}
+
+std::vector<Splits> Plan::splits(int64_t rank) const {
+  const auto coordinate = mesh_.coordinate_of(rank);
+  if (!coordinate) {
+    throw std::invalid_argument(
+        fmt::format("Plan::splits: rank {} is not on the mesh {}; give one of its ranks", rank, mesh_.to_string()));
+  }
+  std::vector<Splits> out;
+  for (const PlanStep& step : steps_) {
+    Splits& splits = out.emplace_back();
+    if (!moves(step)) continue;
+    const MergedDims dims(mesh_.shape(), step.mesh_dims);
+    const Exchange exchange = exchange_of(shape_, step.from, step.to, mesh_.shape(), dims, *coordinate);
+    const int64_t me = dims.index_of(*coordinate);
+    for (int64_t i = 0; i < dims.size(); ++i) {
+      const auto peer = static_cast<std::size_t>(i);
+      splits.send.push_back(numel(exchange.sends[peer]));
+      splits.receive.push_back(i == me ? 0 : numel(exchange.receives[peer]));
+    }
   }
   return out;
 }
 
-bool communicates(const Plan& plan) {
-  return std::any_of(plan.begin(), plan.end(), [](const PlanStep& step) { return communicates(step); });
+std::string Plan::to_string() const {
+  if (steps_.empty()) return "nothing to do";
+  std::string out;
+  for (const PlanStep& step : steps_) {
+    if (!out.empty()) out += '\n';
+    out += fmt::format("{}: {} -> {}",
+                       step.kind == PlanStep::Kind::kLocal
+                           ? std::string("local")
+                           : fmt::format("{} on {}", tessera::to_string(step.kind), dims_text(step, mesh_)),
+                       tessera::to_string(step.from), tessera::to_string(step.to));
+    if (step.kind != PlanStep::Kind::kLocal) out += fmt::format(", {} bytes, {:.4g} us", step.max_bytes, step.microseconds);
+  }
+  return out;
 }
 
-Plan plan_redistribute(const Placements& from, const Placements& to, std::span<const int64_t> mesh_shape) {
-  return Planner(from, to, mesh_shape).run();
+LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
+                       const Placements& to) {
+  double terms = 1;  // ranks whose terms an element has
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (to[i].is_partial()) return {};
+    if (from[i].is_partial()) terms *= static_cast<double>(mesh.shape()[i]);
+  }
+  double most = 0;
+  double total = 0;
+  for_each_coordinate(mesh, [&](const std::vector<int64_t>& at) {
+    const Tile target = local_tile(shape, to, mesh.shape(), at);
+    const int64_t held = terms > 1 ? 0 : overlap(local_tile(shape, from, mesh.shape(), at), target);
+    const auto missing = static_cast<double>(numel(target) - held);
+    most = std::max(most, missing);
+    total += missing;
+  });
+  if (terms > 1) {
+    double all = 1;
+    for (const int64_t size : shape) all *= static_cast<double>(size);
+    total += all * (terms - 2);
+    most = std::max(most, total / static_cast<double>(mesh.size()));
+  }
+  const auto width = static_cast<double>(c10::elementSize(dtype));
+  return {.max_bytes = static_cast<int64_t>(most * width + 0.5), .total_bytes = static_cast<int64_t>(total * width + 0.5)};
 }
 
-double estimated_microseconds(const PlanStep& step, double bytes, int64_t ranks) {
-  if (!communicates(step)) return 0;
-  constexpr double kLatency = 120;  // Gloo on one host, a small collective
-  constexpr double kBytesPerMicrosecond = 2000;
-  const auto n = static_cast<double>(ranks);
-  double moved = bytes * (n - 1) / n;
-  if (step.from.is_partial() && step.to.is_replicate()) moved *= 2;
-  if (step.from.is_shard() && step.to.is_shard()) moved /= n;
-  return kLatency + moved / kBytesPerMicrosecond;
+void check_partials(const Placements& placements, at::ScalarType dtype, const std::string& who) {
+  if (!partials_commute(placements)) {
+    throw std::invalid_argument(
+        fmt::format("{}: {} has two kinds of reductions pending, whose order would matter; only sum and "
+                    "avg go together. Redistribute one of them to Replicate or Shard first",
+                    who, tessera::to_string(placements)));
+  }
+  for (const Placement& p : placements) {
+    if (p.is_partial()) p.reduction().check(dtype, who);
+  }
 }
 
 }  // namespace tessera

@@ -1,44 +1,119 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
+
+#include "tessera/mesh/mesh.h"
+#include "tessera/placement/cost_model.h"
+#include "tessera/placement/layout.h"
 #include "tessera/placement/placement.h"
 
 namespace tessera {
 
-// One change of one mesh dimension's placement. What runs follows from the pair:
-//   R -> S  slice, no communication            S -> R  all_gather        S -> S'  all_to_all
-//   P -> R  all_reduce                         P -> S  reduce_scatter
-//   R -> P  no communication: the value stays at coordinate 0, the others hold the reduction's neutral element (avg: the
-//           value everywhere)
+// One step of a redistribution: some mesh dimensions' placements change together, over the groups that these dimensions span.
 struct PlanStep {
-  int64_t mesh_dim = 0;
-  Placement from;
-  Placement to;
+  enum class Kind : uint8_t {
+    kLocal,      // nothing moves: slicing, forming a Partial
+    kAllGather,  // every rank of a group gets what all of it have
+    kAllToAll,   // every rank sends each what it lacks: any change of sharding, uneven pieces as they are
+    kPermute,    // every rank's tile goes to one other
+    kAllReduce,
+    kReduceScatter,
+  };
+  Kind kind = Kind::kLocal;
+  std::vector<int64_t> mesh_dims;  // ascending
+  Placements from;                 // of all mesh dimensions, before and after
+  Placements to;
+  int64_t max_bytes = 0;   // received by the rank that receives most
+  int64_t peak_bytes = 0;  // live in the rank that has most: source tile, target tile, what is packed and unpacked
+  double microseconds = 0;
+
   friend bool operator==(const PlanStep&, const PlanStep&) = default;
 };
 
-// "all_gather" ... as CommCounter names them; "slice" and "to_partial" for the steps that do not communicate.
-const char* step_name(const PlanStep& step);
-bool communicates(const PlanStep& step);
+// "local", "all_gather", "all_to_all", "permute", "all_reduce", "reduce_scatter": as CommCounter names them.
+const char* to_string(PlanStep::Kind kind);
 
-// The steps from one layout to another, in order. Symbolic: the same on every rank.
-using Plan = std::vector<PlanStep>;
-std::string to_string(const Plan& plan, const std::vector<std::string>& mesh_dim_names = {});
-bool communicates(const Plan& plan);
+// What a rank sends and receives in one step of all_gather, all_to_all or permute, in elements: one count for each member of
+// its group, in the order of their combined coordinate; what stays is not counted. {} for other kinds.
+struct Splits {
+  std::vector<int64_t> send;
+  std::vector<int64_t> receive;
+  friend bool operator==(const Splits&, const Splits&) = default;
+};
 
-// Plans `from` -> `to` (normalized) on a mesh of `mesh_shape`, for a tensor of any shape: mesh dimensions of size 1 change
-// without a step. A mesh dimension is changed directly unless the mesh dimensions outside it shard its target's tensor
-// dimension otherwise than in the target; then it is gathered first, because chunks nest in the order of mesh dimensions.
-// One Partial becomes another, and a Shard a Partial, through Replicate.
-// Source of the two passes: PyTorch's greedy DTensor planner.
-Plan plan_redistribute(const Placements& from, const Placements& to, std::span<const int64_t> mesh_shape);
+// How a tensor goes from one layout to another: symbolic, the same on every rank, compared by content.
+class Plan {
+ public:
+  Plan(const Mesh& mesh, std::vector<int64_t> shape, at::ScalarType dtype, std::vector<PlanStep> steps);
 
-// A rough time in microseconds for one step on a piece of `bytes` (the tensor as this step finds it, whole along its mesh
-// dimension) over `ranks`: 0 for what does not communicate. For comparing an operator's choices.
-double estimated_microseconds(const PlanStep& step, double bytes, int64_t ranks);
+  const Mesh& mesh() const { return mesh_; }
+  const std::vector<int64_t>& shape() const { return shape_; }
+  at::ScalarType dtype() const { return dtype_; }
+  const std::vector<PlanStep>& steps() const { return steps_; }
+  bool communicates() const;
+
+  // Received by the rank that receives most in each step, summed over the steps; by all ranks in all steps; live at most; and
+  // the estimated time.
+  int64_t max_bytes() const;
+  int64_t total_bytes() const;  // looks at every rank
+  int64_t peak_bytes() const;
+  double microseconds() const;
+
+  // One for each step.
+  std::vector<Splits> splits(int64_t rank) const;
+
+  // "all_to_all on tp: [S(0)] -> [S(1)], 96 bytes, 120.05 us", a line a step; "nothing to do".
+  std::string to_string() const;
+  std::size_t hash() const { return hash_; }
+  friend bool operator==(const Plan& a, const Plan& b) {
+    return a.hash_ == b.hash_ && a.mesh_ == b.mesh_ && a.shape_ == b.shape_ && a.dtype_ == b.dtype_ && a.steps_ == b.steps_;
+  }
+
+ private:
+  Mesh mesh_;
+  std::vector<int64_t> shape_;
+  at::ScalarType dtype_;
+  std::vector<PlanStep> steps_;
+  std::size_t hash_ = 0;
+};
+
+// The cheapest plan under `model` (CostModel::gloo when it has no links) from `from` to `to` for a tensor of `shape`:
+// one that no other sequence of steps undercuts, a step being
+//   local                                     slicing, forming a Partial of a whole value or of a Shard's piece
+//   all_gather, all_to_all, permute           any change between Replicate and Shards, over the fewest mesh dimensions along
+//                                             which every rank finds what it lacks
+//   all_reduce, reduce_scatter                of pending reductions of one kind over one or several mesh dimensions, into any
+//                                             layout of which every rank has its own terms
+// and a layout on the way, whose pending reductions commute, giving each mesh dimension its placement in `from` or `to`, Replicate, or torch.chunk's Shard of a
+// tensor dimension (of the four that divide best). Live bytes are at most the source's and the target's tile and twice the larger
+// of the two, unless there is no such plan. Without a pending reduction and with equal links it is one step in which no rank
+// receives an element that it has: the lower bound.
+//
+// On meshes of more than 64 ranks the search compares ranks at the first, second and last coordinates.
+// Throws std::invalid_argument on placements that do not fit the mesh, the shape or the dtype.
+Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
+                       const Placements& to, const CostModel& model = {});
+
+// Bytes that no redistribution from `from` to `to` can save, received by the rank that needs most and by all together:
+//   without pending reductions, of the elements of its target tile those that a rank does not hold;
+//   where they are carried out, from the terms of an element that must meet and the ranks that then need it (see
+//   docs/redistribution.md);
+//   where one stays or is formed, 0: none is known.
+struct LowerBound {
+  int64_t max_bytes = 0;
+  int64_t total_bytes = 0;
+};
+LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
+                       const Placements& to);
+
+// Throws std::invalid_argument, prefixed with `who`, when a Partial in `placements` cannot be formed of `dtype`, or two kinds
+// are pending that do not commute.
+void check_partials(const Placements& placements, at::ScalarType dtype, const std::string& who);
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 
 #include "tessera/dtensor/dispatch/decision.h"
 #include "tessera/dtensor/dispatch/random.h"
-#include "tessera/dtensor/run_plan.h"
+#include "tessera/dtensor/route.h"
 #include "tessera/ops/rules/search.h"
 #include "tessera/placement/plan.h"
 
@@ -350,10 +350,10 @@ class Decider {
     SpecPtr to = with_placements(*entry.spec, placements);
     if (entry.spec->placements != placements) {
       check_partials(placements, entry.spec->dtype, call_.traits.name.c_str());
-      out_.moves.push_back({.tensor = tensor, .to = to});
-      const Plan plan = plan_redistribute(entry.spec->placements, placements, mesh_shape_);
-      out_.moved |= !plan.empty();
-      out_.communicates |= communicates(plan);
+      RoutePtr route = route_between(*entry.spec, *to);
+      out_.moved |= !route->plan().steps().empty();
+      out_.communicates |= route->communicates();
+      out_.moves.push_back({.tensor = tensor, .to = to, .route = std::move(route)});
     }
     out_.inputs[tensor] = std::move(to);
   }

@@ -8,6 +8,7 @@
 
 #include "tessera/dtensor/dispatch/call.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
+#include "tessera/dtensor/route.h"
 
 namespace tessera::dispatch {
 
@@ -17,6 +18,7 @@ struct Decision {
   struct Move {
     std::size_t tensor;  // index in Call::tensors
     SpecPtr to;
+    RoutePtr route;
   };
   SpecPtr mesh_spec;                // any tensor's: keeps the call's mesh
   std::vector<Move> moves;          // inputs to bring elsewhere

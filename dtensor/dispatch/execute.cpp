@@ -13,7 +13,7 @@
 
 #include "tessera/dtensor/dispatch/random.h"
 #include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/run_plan.h"
+#include "tessera/dtensor/route.h"
 
 namespace tessera::dispatch {
 namespace {
@@ -24,10 +24,9 @@ using torch::jit::Stack;
   std::string moves;
   for (const Decision::Move& move : decision.moves) {
     const Spec& from = *call.tensors[move.tensor].spec;
-    const Plan plan = plan_redistribute(from.placements, move.to->placements, from.mesh.mesh().shape());
-    if (!communicates(plan)) continue;
+    if (!move.route->communicates()) continue;
     moves += fmt::format("; {} would go to {} by {}", to_string(from), to_string(move.to->placements),
-                         to_string(plan, from.mesh.mesh().names()));
+                         move.route->plan().to_string());
   }
   throw std::runtime_error(fmt::format(
       "{}: would communicate on its own, which Strict forbids{}. Redistribute the inputs explicitly, or change the layouts",
@@ -120,7 +119,7 @@ class Execution {
     if (decision_.communicates) scope.emplace(mesh_.world(), call_.traits.name.c_str(), contract_path(call_));
     for (const Decision::Move& move : decision_.moves) {
       at::Tensor& local = locals_[move.tensor];
-      local = in_memory_order(redistribute_local(local, *call_.tensors[move.tensor].spec, move.to->placements), *move.to);
+      local = in_memory_order(move.route->run(move.to->mesh, local), *move.to);
     }
   }
 

@@ -22,6 +22,12 @@ uint64_t key_from(at::Generator user) {
   return static_cast<uint64_t>(word.item<int64_t>());
 }
 
+// Held by who draws: LibTorch's default generators are the process's, and several ranks may be its threads.
+std::recursive_mutex& drawing() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
 at::Generator default_generator(const c10::Device& device) { return at::globalContext().defaultGenerator(device); }
 
 }  // namespace
@@ -39,7 +45,7 @@ std::vector<int64_t> draw_coordinate(const DeviceMesh& mesh, const Placements& p
 
 DrawGuard::DrawGuard(const DeviceMesh& mesh, const std::vector<int64_t>& coordinate,
                      const std::optional<at::Generator>& user)
-    : generator_(default_generator(mesh.device())) {
+    : drawing_(drawing()), generator_(default_generator(mesh.device())) {
   RandomState& state = mesh.world().random_state();
   uint64_t key = user && user->defined() ? mix(key_from(*user)) : mix(mix(state.seed) ^ state.counter++);
   for (const int64_t c : coordinate) key = mix(key ^ static_cast<uint64_t>(c + 1));

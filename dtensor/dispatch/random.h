@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -27,6 +28,7 @@ class DrawGuard {
   DrawGuard& operator=(const DrawGuard&) = delete;
 
  private:
+  std::unique_lock<std::recursive_mutex> drawing_;  // one rank of this process draws at a time
   at::Generator generator_;
   at::Tensor saved_;
 };

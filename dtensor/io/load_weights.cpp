@@ -136,7 +136,7 @@ void read_pieces(std::vector<Slot>& slots, const Checkpoint& checkpoint, const L
   for (const Slot& slot : slots) total += slot.bytes;
   int64_t done = 0;
   for (Slot& slot : slots) {
-    slot.piece = checkpoint.read_box(slot.file_name, slot.box);
+    slot.piece = held_part(slot.target, checkpoint.read_box(slot.file_name, slot.box));
     if (options.in_place) {
       write_piece(slot.target, slot.piece);
       slot.piece.reset();

@@ -19,6 +19,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/checkpoint_writer.h"
 #include "tessera/dtensor/io/strict_json.h"
+#include "tessera/dtensor/region.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -143,11 +144,21 @@ TensorBox held_box(const at::Tensor& tensor, const std::string& name) {
                     in_quotes(name), to_string(spec.placements)));
   }
   TensorBox box;
-  for (const Range& range : spec.box) {
-    box.offsets.push_back(range.offset);
-    box.sizes.push_back(range.size);
+  for (std::size_t d = 0; d < spec.tile.size(); ++d) {
+    const Intervals& part = spec.tile[d];
+    box.offsets.push_back(part.empty() ? spec.sizes[d] : part.front().begin);
+    box.sizes.push_back(part.empty() ? 0 : part.back().end - part.front().begin);
   }
   return box;
+}
+
+at::Tensor held_part(const at::Tensor& tensor, const at::Tensor& box_values) {
+  if (!is_dtensor(tensor)) return box_values;
+  Tile places;
+  for (const Intervals& part : spec_of(tensor).tile) {
+    places.push_back(positions(part.empty() ? part : one_interval(part.front().begin, part.back().end), part));
+  }
+  return Region(places, box_values.sizes().vec()).read(box_values);
 }
 
 bool is_held(const at::Tensor& tensor) { return !is_dtensor(tensor) || mesh_of(tensor).is_member(); }

@@ -37,13 +37,15 @@ struct SavedTensor {
 void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes, const std::string& path,
                   int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata, const char* op);
 
-// The part of `tensor` that this rank holds: all of a plain tensor. Only where is_held(tensor). `name` is for messages: throws
+// The smallest box around the part of `tensor` that this rank holds: all of a plain tensor. Only where is_held(tensor). `name` is for messages: throws
 // std::invalid_argument on a Partial, whose terms no file has.
 TensorBox held_box(const at::Tensor& tensor, const std::string& name);
+// Of the values of that box, those that this rank holds.
+at::Tensor held_part(const at::Tensor& tensor, const at::Tensor& box_values);
 // Whether this rank holds any of it: false outside its mesh.
 bool is_held(const at::Tensor& tensor);
 
-// Writes `piece`, the values of held_box(tensor), into this rank's part of `tensor`, converting dtype and device. No
+// Writes `piece`, from held_part(), into this rank's part of `tensor`, converting dtype and device. No
 // autograd, no communication.
 void write_piece(const at::Tensor& tensor, const at::Tensor& piece);
 

@@ -79,7 +79,8 @@ at::Tensor read_like(const Checkpoint& checkpoint, const std::string& name, cons
   if (!mesh.is_member()) {
     local = at::empty({0}, at::TensorOptions().dtype(checkpoint.find(name)->dtype));
   } else {
-    local = checkpoint.read_box(name, alike ? held_box(parameter, name) : whole_box(shape));
+    local = alike ? held_part(parameter, checkpoint.read_box(name, held_box(parameter, name)))
+                  : checkpoint.read_box(name, whole_box(shape));
   }
   return from_local(local.to(mesh.device()), mesh, placements, {.shape = shape});
 }

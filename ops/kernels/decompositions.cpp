@@ -27,7 +27,7 @@
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/run_plan.h"
+#include "tessera/dtensor/route.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/mesh/collectives.h"
 

@@ -7,10 +7,12 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/logical_or.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/logical_and.h>
 #include <ATen/ops/nll_loss2d_forward.h>
 #include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -76,37 +78,46 @@ void check_indices(const at::Tensor& indices, int64_t num_rows) {
       fmt::format("embedding: index {} is outside the table's rows [0, {})", low < 0 ? low : high, num_rows));
 }
 
+// Where the global index of a row stands among those that this rank holds; `elsewhere` for the others.
+at::Tensor local_rows(const at::Tensor& indices, const Intervals& held, int64_t elsewhere) {
+  at::Tensor out = at::full_like(indices, elsewhere);
+  int64_t first = 0;
+  for (const Interval& rows : held) {
+    out = at::where(at::logical_and(indices >= rows.begin, indices < rows.end), indices - (rows.begin - first), out);
+    first += rows.size();
+  }
+  return out;
+}
+
 // embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse) on this rank's rows; other ranks' rows give zeros, to be summed.
 void embedding(const LocalCall& call, Stack& stack) {
   const Spec& weight_spec = *call.inputs[0];
   const at::Tensor weight = stack[0].toTensor();
   const at::Tensor indices = stack[1].toTensor();
   check_indices(indices, weight_spec.sizes[0]);
-  const Range rows = weight_spec.box[0];
-  if (rows.size == 0) {
+  if (weight.size(0) == 0) {
     std::vector<int64_t> shape = indices.sizes().vec();
     shape.push_back(weight.size(1));
     stack.assign({at::zeros(shape, weight.options())});
     return;
   }
-  const at::Tensor elsewhere = at::logical_or(indices < rows.offset, indices >= rows.offset + rows.size);
-  const at::Tensor here = (indices - rows.offset).masked_fill_(elsewhere, 0);
-  stack.assign({at::embedding(weight, here).masked_fill_(elsewhere.unsqueeze(-1), 0)});
+  const at::Tensor rows = local_rows(indices, weight_spec.tile[0], -1);
+  const at::Tensor elsewhere = rows < 0;
+  stack.assign({at::embedding(weight, rows.clamp_min(0)).masked_fill_(elsewhere.unsqueeze(-1), 0)});
 }
 
 // embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq): this rank's rows of the gradient.
-// Ids of other rows go to one row more, which is dropped.
+// Ids of other rows go to one row more, which is dropped; so do those of padding.
 void embedding_dense_backward(const LocalCall& call, Stack& stack) {
-  const Range rows = call.outputs[0]->box[0];
+  const Intervals& held = call.outputs[0]->tile[0];
+  const int64_t rows = count(held);
   const at::Tensor grad = stack[0].toTensor();
   const at::Tensor indices = stack[1].toTensor();
   const int64_t padding = stack[3].toInt();
-  const bool padding_here = padding >= rows.offset && padding < rows.offset + rows.size;
-  const at::Tensor elsewhere = at::logical_or(indices < rows.offset, indices >= rows.offset + rows.size);
-  const at::Tensor here = (indices - rows.offset).masked_fill_(elsewhere, rows.size);
+  at::Tensor here = local_rows(indices, held, rows);
+  if (padding >= 0) here = here.masked_fill(indices == padding, rows);
   stack.assign(
-      {at::embedding_dense_backward(grad, here, rows.size + 1, padding_here ? padding - rows.offset : -1, stack[4].toBool())
-           .narrow(0, 0, rows.size)});
+      {at::embedding_dense_backward(grad, here, rows + 1, /*padding_idx=*/-1, stack[4].toBool()).narrow(0, 0, rows)});
 }
 
 // nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and its 2-D twin on pieces of the batch: the local sum over

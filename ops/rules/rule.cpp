@@ -10,8 +10,6 @@
 namespace tessera::rules {
 namespace {
 
-constexpr std::array kAllReductions = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct};
-
 // Where factor `f` stands among one tensor's labels: Shard there, else `otherwise`.
 Placement placement_of(const Labels& labels, char f, Placement otherwise) {
   const auto at = labels.find(f);
@@ -120,7 +118,7 @@ void add_linear(OpRule& rule, std::size_t num_inputs, std::size_t num_outputs,
 }
 
 void add_movement(OpRule& rule, std::size_t num_inputs, std::size_t num_outputs) {
-  for (const ReduceOp op : kAllReductions) rule.strategies.push_back(pass_partial(num_inputs, num_outputs, {0}, op));
+  for (const ReduceOp op : kPlainReductions) rule.strategies.push_back(pass_partial(num_inputs, num_outputs, {0}, op));
 }
 
 Labels letters(std::size_t count, char first) {

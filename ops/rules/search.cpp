@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "tessera/placement/plan.h"
+#include "tessera/placement/layout.h"
+#include "tessera/placement/reduction.h"
 
 namespace tessera::rules {
 namespace {
@@ -16,11 +17,49 @@ double bytes_of(const TensorInfo& info) {
   return bytes;
 }
 
+// A rough time for one mesh dimension's change of a piece of `bytes` (whole along that dimension): 0 for what moves nothing.
+double change_cost(const Placement& from, const Placement& to, double bytes, int64_t ranks) {
+  constexpr double kLatency = 120;  // Gloo on one host, a small collective
+  constexpr double kBytesPerMicrosecond = 2000;
+  const bool applies_mask = from.is_partial() && from.reduction().awaited() && to == Partial(from.reduction().awaited());
+  if (ranks == 1 || from.is_replicate() || applies_mask) return 0;
+  const auto n = static_cast<double>(ranks);
+  double moved = bytes * (n - 1) / n;
+  if (from.is_partial() && to.is_replicate()) moved *= 2;
+  if (from.is_shard() && to.is_shard()) moved /= n;
+  return kLatency + moved / kBytesPerMicrosecond;
+}
+
+// The strategy with every chunk-wise Shard cut as `cut` is.
+Strategy cut_as(Strategy strategy, const Placement& cut) {
+  for (Placements* list : {&strategy.inputs, &strategy.outputs}) {
+    for (Placement& p : *list) {
+      if (p.is_shard()) p = cut.on(p.tensor_dim());
+    }
+  }
+  return strategy;
+}
+
+bool shards(const Strategy& strategy) {
+  const auto is_shard = [](const Placement& p) { return p.is_shard(); };
+  return std::ranges::any_of(strategy.inputs, is_shard) || std::ranges::any_of(strategy.outputs, is_shard);
+}
+
+// Whether every partition of a fixed number of parts lies on mesh dimensions of so many ranks.
+bool is_complete(const Placements& placements, std::span<const int64_t> mesh_shape) {
+  return std::ranges::all_of(placements, [&](const Placement& p) {
+    if (!p.is_shard() || !p.partition().parts()) return true;
+    return std::ranges::all_of(cuts_of(p.tensor_dim(), placements, mesh_shape),
+                               [](const Cut& cut) { return cut.partition->parts().value_or(cut.parts) == cut.parts; });
+  });
+}
+
 class Search {
  public:
   Search(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
-         const std::vector<Placements>& current, std::span<const int64_t> mesh_shape, std::span<const Written> written)
-      : rule_(rule), inputs_(inputs), current_(current), mesh_shape_(mesh_shape), written_(written) {
+         const std::vector<Placements>& current, std::span<const int64_t> mesh_shape, std::span<const Written> written,
+         bool any_cut)
+      : rule_(rule), inputs_(inputs), current_(current), mesh_shape_(mesh_shape), written_(written), any_cut_(any_cut) {
     replicate_ = {.inputs = Placements(inputs.size(), Replicate()), .outputs = Placements(num_outputs, Replicate())};
     choice_.inputs.resize(inputs.size());
     choice_.outputs.resize(num_outputs);
@@ -29,11 +68,16 @@ class Search {
 
   std::optional<Choice> run() {
     for (std::size_t i = 0; i < mesh_shape_.size(); ++i) {
-      const Strategy* best = nullptr;
+      const Placements cuts = other_cuts(i);
+      std::optional<Strategy> best;
       double best_cost = 0;
       consider(replicate_, i, best, best_cost);
-      for (const Strategy& strategy : rule_.strategies) consider(strategy, i, best, best_cost);
-      if (best == nullptr) return std::nullopt;
+      for (const Strategy& strategy : rule_.strategies) {
+        consider(strategy, i, best, best_cost);
+        if (cuts.empty() || !shards(strategy)) continue;
+        for (const Placement& cut : cuts) consider(cut_as(strategy, cut), i, best, best_cost);
+      }
+      if (!best) return std::nullopt;
       push(*best);
       choice_.microseconds += best_cost;
       if (!best->kernel.empty()) choice_.kernel = best->kernel;
@@ -42,15 +86,27 @@ class Search {
   }
 
  private:
-  void consider(const Strategy& strategy, std::size_t mesh_dim, const Strategy*& best, double& best_cost) {
+  // The ways other than torch.chunk's in which inputs are cut on this mesh dimension: what a rule says of a factor holds however
+  // it is cut.
+  Placements other_cuts(std::size_t mesh_dim) const {
+    Placements out;
+    for (std::size_t j = 0; any_cut_ && j < inputs_.size(); ++j) {
+      const Placement& p = current_[j][mesh_dim];
+      if (!inputs_[j].defined || !p.is_shard() || (p.is_chunks() && p.order() == 0)) continue;
+      if (std::ranges::find(out, p.on(0)) == out.end()) out.push_back(p.on(0));
+    }
+    return out;
+  }
+
+  void consider(const Strategy& strategy, std::size_t mesh_dim, std::optional<Strategy>& best, double& best_cost) {
     if (strategy.inputs.size() != inputs_.size() || strategy.outputs.size() != choice_.outputs.size()) {
       throw std::logic_error("a sharding rule gave a strategy for another number of tensors");
     }
     if (!keeps_written(strategy, mesh_dim)) return;
     const double cost = cost_of(strategy, mesh_dim);
-    if (best != nullptr && cost >= best_cost) return;
+    if (best && cost >= best_cost) return;
     if (!goes_with_chosen(strategy)) return;
-    best = &strategy;
+    best = strategy;
     best_cost = cost;
   }
 
@@ -65,13 +121,11 @@ class Search {
     double cost = 0;
     for (std::size_t j = 0; j < inputs_.size(); ++j) {
       if (!inputs_[j].defined) continue;
-      const PlanStep step{
-          .mesh_dim = static_cast<int64_t>(mesh_dim), .from = current_[j][mesh_dim], .to = strategy.inputs[j]};
-      if (step.from == step.to) continue;
-      cost += kLocalChange;
-      if (mesh_shape_[mesh_dim] == 1) continue;
-      cost += estimated_microseconds(step, piece_bytes(j, mesh_dim), mesh_shape_[mesh_dim]);
-      if (step.to.is_partial() && !step.from.is_replicate()) cost += kLocalChange;
+      const Placement& from = current_[j][mesh_dim];
+      const Placement& to = strategy.inputs[j];
+      if (from == to) continue;
+      cost += kLocalChange + change_cost(from, to, piece_bytes(j, mesh_dim), mesh_shape_[mesh_dim]);
+      if (mesh_shape_[mesh_dim] > 1 && to.is_partial() && !from.is_replicate()) cost += kLocalChange;
     }
     return cost;
   }
@@ -105,6 +159,7 @@ class Search {
   const std::vector<Placements>& current_;
   std::span<const int64_t> mesh_shape_;
   std::span<const Written> written_;
+  const bool any_cut_;  // not by torch.chunk's rule alone
   Strategy replicate_;
   Choice choice_;
 };
@@ -114,7 +169,16 @@ class Search {
 std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
                              const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
                              std::span<const Written> written) {
-  return Search(rule, inputs, num_outputs, current, mesh_shape, written).run();
+  const auto search = [&](bool any_cut) {
+    return Search(rule, inputs, num_outputs, current, mesh_shape, written, any_cut).run();
+  };
+  std::optional<Choice> choice = search(/*any_cut=*/true);
+  const auto complete = [&](const Placements& p) { return is_complete(p, mesh_shape); };
+  if (!choice || (std::ranges::all_of(choice->inputs, complete) && std::ranges::all_of(choice->outputs, complete))) {
+    return choice;
+  }
+  // A partition that several mesh dimensions carry together was taken on some of them only.
+  return search(/*any_cut=*/false);
 }
 
 }  // namespace tessera::rules

@@ -38,20 +38,13 @@ ViewGroup take_group(const Sizes& from, const Sizes& to, std::size_t& i, std::si
   return group;
 }
 
-// The pieces of a dimension that chunks nested in this order leave.
-std::vector<Range> nested_chunks(int64_t size, const std::vector<int64_t>& parts) {
-  std::vector<Range> pieces = {{.offset = 0, .size = size}};
-  for (const int64_t n : parts) {
-    std::vector<Range> finer;
-    for (const Range& piece : pieces) {
-      for (int64_t k = 0; k < n; ++k) {
-        const Range chunk = chunk_range(piece.size, n, k);
-        finer.push_back({.offset = piece.offset + chunk.offset, .size = chunk.size});
-      }
-    }
-    pieces = std::move(finer);
+// The elements, of `inner` a step, that `part` holds.
+Intervals elements_of(Intervals part, int64_t inner) {
+  for (Interval& interval : part) {
+    interval.begin *= inner;
+    interval.end *= inner;
   }
-  return pieces;
+  return part;
 }
 
 }  // namespace
@@ -75,17 +68,22 @@ std::vector<ViewGroup> view_groups(const Sizes& from, const Sizes& to) {
 
 bool same_elements(const ViewGroup& group, const Placements& placements, std::span<const int64_t> mesh_shape) {
   if (group.input_inner == group.output_inner) return true;
-  std::vector<int64_t> parts;
-  for (std::size_t i = 0; i < placements.size(); ++i) {
-    if (placements[i].is_shard(static_cast<int64_t>(group.input_dim))) parts.push_back(mesh_shape[i]);
-  }
-  const auto before = nested_chunks(group.input_size, parts);
-  const auto after = nested_chunks(group.output_size, parts);
-  for (std::size_t k = 0; k < before.size(); ++k) {
-    if (before[k].size * group.input_inner != after[k].size * group.output_inner) return false;
-    if (before[k].size > 0 && before[k].offset * group.input_inner != after[k].offset * group.output_inner) return false;
-  }
-  return true;
+  const std::span<const int64_t> decided = mesh_shape.first(placements.size());
+  const auto cuts = cuts_of(static_cast<int64_t>(group.input_dim), placements, decided);
+  std::vector<int64_t> coordinate(placements.size(), 0);
+  const auto visit = [&](const auto& self, std::size_t mesh_dim) -> bool {
+    if (mesh_dim == placements.size()) {
+      return elements_of(part_of(group.input_size, cuts, decided, coordinate), group.input_inner) ==
+             elements_of(part_of(group.output_size, cuts, decided, coordinate), group.output_inner);
+    }
+    const bool cut = placements[mesh_dim].is_shard(static_cast<int64_t>(group.input_dim));
+    for (coordinate[mesh_dim] = 0; coordinate[mesh_dim] < (cut ? decided[mesh_dim] : 1); ++coordinate[mesh_dim]) {
+      if (!self(self, mesh_dim + 1)) return false;
+    }
+    coordinate[mesh_dim] = 0;
+    return true;
+  };
+  return visit(visit, 0);
 }
 
 }  // namespace tessera::rules

@@ -1,12 +1,18 @@
-// The C++ of README.md, docs/getting-started.md and docs/styles.md that stands in no program: docs_test compares them.
+// The C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md and docs/styles.md that stands in no program: docs_test compares them.
 
+#include <chrono>
 #include <string>
 
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #undef CHECK  // c10's
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/collectives.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/plan.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/docs/mlp.h"
 #include "tessera/tests/harness/ranks.h"
@@ -114,4 +120,64 @@ TESSERA_RANKS_TEST_CASE("docs/styles.md: two mesh dimensions", {4}) {
   };
   step();
   CHECK(tessera::is_dtensor(model->up->weight.grad()));
+}
+
+TESSERA_RANKS_TEST_CASE("docs/meshes.md: slices, and mesh dimensions merged or split", {4}) {
+  const at::Tensor x = torch::full({3}, static_cast<double>(tessera::testing::rank()));
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
+
+  const tessera::DeviceMesh tp = mesh["tp"];             // {tp: 2}: the ranks that differ from this one on tp alone
+  const tessera::DeviceMesh both = mesh.merged({0, 1});  // {dp+tp: 4}: one group over both mesh dimensions
+  const at::Tensor total = tessera::all_reduce(x, both, 0, tessera::ReduceOp::kSum);
+
+  const tessera::DeviceMesh flat = mesh.flatten({"dp", "tp"}, "all");             // {all: 4}
+  const tessera::DeviceMesh split = flat.unflatten("all", {2, 2}, {"dp", "tp"});  // mesh again
+  const tessera::DeviceMesh turned = mesh.concatenate({mesh["tp"], mesh["dp"]});  // {tp: 2, dp: 2}
+  CHECK(tp.mesh().names() == std::vector<std::string>{"tp"});
+  CHECK(tp.size() == 2);
+  CHECK(both.mesh() == tessera::Mesh({4}, {"dp+tp"}));
+  CHECK(torch::equal(total, torch::full({3}, 6.0)));
+  CHECK(flat.mesh() == tessera::Mesh({4}, {"all"}));
+  CHECK(split == mesh);
+  CHECK(turned.mesh() == tessera::Mesh({2, 2}, {"tp", "dp"}, {0, 2, 1, 3}));
+  CHECK(mesh.merged({1, 0}).mesh().ranks() == std::vector<int64_t>{0, 2, 1, 3});
+}
+
+TESSERA_RANKS_TEST_CASE("docs/meshes.md: options of a mesh dimension", {4}) {
+  using namespace std::chrono_literals;
+  const tessera::DeviceMesh patient = tessera::init_device_mesh(
+      "cpu", {2, 2}, {"dp", "tp"}, nullptr, {{"dp", {.timeout = 10min}}, {"tp", {.timeout = 30s, .backend = "gloo"}}});
+  CHECK(patient.group("dp")->getBackendOptions()->timeout == 10min);
+  CHECK(patient.group("tp")->getBackendOptions()->timeout == 30s);
+}
+
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> group_of_two(int64_t first, int64_t second) {
+  const std::string name = std::to_string(first) + "-" + std::to_string(second);
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(name, tessera::testing::world()->store());
+  const int place = tessera::testing::rank() == first ? 0 : 1;
+  const auto group = tessera::make_gloo_group({.store = store, .rank = place, .size = 2, .one_host = true}).backend;
+  group->barrier(c10d::BarrierOptions())->wait();  // none ends before the other has connected
+  return group;
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("docs/meshes.md: groups that you have made", {4}) {
+  const int64_t rank = tessera::testing::rank();
+  const auto dp_group = group_of_two(rank % 2, rank % 2 + 2), tp_group = group_of_two(rank / 2 * 2, rank / 2 * 2 + 1);
+  // dp_group and tp_group: c10::intrusive_ptr<c10d::Backend>, of which this rank is a member
+  const tessera::DeviceMesh wrapped =
+      tessera::DeviceMesh::from_group({dp_group, tp_group}, "cpu", tessera::Mesh({2, 2}, {"dp", "tp"}));
+  CHECK(wrapped.group("dp") == dp_group);
+  CHECK(wrapped.group("tp") == tp_group);
+}
+
+TESSERA_RANKS_TEST_CASE("docs/redistribution.md: a plan", {1}) {
+  const tessera::Mesh mesh({2, 4}, {"dp", "tp"});
+  const tessera::Plan plan = tessera::plan_redistribute(
+      {1024, 1024}, at::kFloat, mesh, {tessera::Shard(0), tessera::Replicate()}, {tessera::Replicate(), tessera::Shard(0)});
+  const std::string text = plan.to_string();
+  CHECK(text.find("all_to_all on dp+tp: [S(0), R] -> [R, S(0)]") == 0);
 }

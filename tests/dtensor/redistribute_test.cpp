@@ -9,7 +9,7 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/run_plan.h"
+#include "tessera/dtensor/route.h"
 #include "tessera/mesh/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"

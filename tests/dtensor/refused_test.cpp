@@ -79,14 +79,15 @@ TEST_CASE("placements that do not fit") {
 
 TEST_CASE("pending reductions that mean nothing") {
   const Placement avg = Partial(ReduceOp::kAvg);
-  refused({"redistribute: P(avg) of Long cannot be exact", "use P(sum)"},
+  refused({"redistribute: avg of Long is not defined", "use sum and divide"},
           [&](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}, {6}, at::kLong), {avg}); });
-  refused({"from_local: P(avg) of Int"}, [&](const DeviceMesh& mesh) { from_local(at::ones({2}, at::kInt), mesh, {avg}); });
-  refused({"from_local: P(sum) of bool has no meaning"},
+  refused({"from_local: avg of Int is not defined"},
+          [&](const DeviceMesh& mesh) { from_local(at::ones({2}, at::kInt), mesh, {avg}); });
+  refused({"from_local: sum of Bool is not defined", "use max (any) or min (all)"},
           [](const DeviceMesh& mesh) { from_local(at::ones({2}, at::kBool), mesh, {P}); });
-  refused({"distribute_tensor: P(product) of bool"},
+  refused({"distribute_tensor: product of Bool is not defined"},
           [](const DeviceMesh& mesh) { distribute_tensor(at::ones({2}, at::kBool), mesh, {Partial(ReduceOp::kProduct)}); });
-  refused({"redistribute: P(max) of ComplexFloat has no order"},
+  refused({"redistribute: max of ComplexFloat is not defined", "complex numbers have no order"},
           [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}, {6}, at::kComplexFloat), {Partial(ReduceOp::kMax)}); });
   refused({"zeros: [P(sum)] has a pending reduction, which has no one way to be filled"},
           [](const DeviceMesh& mesh) { tessera::zeros({4}, mesh, {P}); });

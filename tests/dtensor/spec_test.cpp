@@ -38,7 +38,7 @@ TEST_CASE("equal layouts share one Spec; ids are never used again") {
 TEST_CASE("a Spec says what this rank holds") {
   const SpecPtr spec = intern_spec(fake_mesh({2, 2}, 3), {Shard(0), Partial()}, {5, 3}, at::kFloat);
   CHECK(spec->local_sizes == std::vector<int64_t>{2, 3});
-  CHECK(spec->box[0] == Range{.offset = 3, .size = 2});
+  CHECK(spec->tile[0] == Intervals{{.begin = 3, .end = 5}});
   CHECK(spec->sharded);
   CHECK(spec->partial);
   CHECK(spec->numel() == 15);

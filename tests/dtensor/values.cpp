@@ -4,39 +4,31 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/placement/layout.h"
+#include "tessera/placement/reduction.h"
 #include "tessera/tests/harness/ranks.h"
 
 namespace tessera::testing {
 namespace {
 
-// What the rank at coordinate `me` of `n` holds of `x` under Partial(op).
-at::Tensor term(const at::Tensor& x, ReduceOp op, int64_t n, int64_t me) {
+// What the rank at coordinate `me` of `n` holds of `x` under a pending reduction.
+at::Tensor term(const at::Tensor& x, const Reduction& pending, int64_t n, int64_t me) {
   if (x.numel() == 0) return x;
+  const std::string& kind = pending.text();
   const bool odd = n % 2 == 0;  // factors of -1 elsewhere
-  switch (op) {
-    case ReduceOp::kSum: return me == 0 ? x - n * (n - 1) / 2 : at::full_like(x, me);
-    case ReduceOp::kAvg: return x + (2 * me - (n - 1));
-    case ReduceOp::kProduct: return me == 0 ? (odd ? -x : x) : at::full_like(x, 1).neg();
-    case ReduceOp::kMax:
-    case ReduceOp::kMin: break;
-  }
+  if (kind == "sum" || kind == "masked sum") return me == 0 ? x - n * (n - 1) / 2 : at::full_like(x, me);
+  if (kind == "avg") return x + (2 * me - (n - 1));
+  if (kind == "product") return me == 0 ? (odd ? -x : x) : at::full_like(x, 1).neg();
   const at::Tensor mine = (at::arange(x.numel()) % n == me).view(x.sizes());
-  const at::Tensor loses = op == ReduceOp::kMax ? x.min() : x.max();
-  return at::where(mine, x, loses);
+  if (kind == "bit_and") return at::where(mine, x, x.scalar_type() == at::kBool ? x | true : x | (8 * me));
+  if (kind == "bit_or") return at::where(mine, x, x & (me % 2));
+  if (kind == "bit_xor") return at::where(mine, x, at::zeros_like(x));
+  if (kind == "norm 2") return at::where(mine, me % 2 == 0 ? x : -x, at::zeros_like(x));
+  if (kind == "max") return at::where(mine, x, x.min());
+  if (kind == "min") return at::where(mine, x, x.max());
+  throw std::logic_error("no terms of " + kind);
 }
 
 std::vector<int64_t> coordinate(const DeviceMesh& mesh) { return *mesh.coordinate(); }
-
-bool commute(const Placements& placements) {
-  const Placement* first = nullptr;
-  for (const Placement& p : placements) {
-    if (!p.is_partial()) continue;
-    const auto linear = [](const Placement& q) { return q.is_partial(ReduceOp::kSum) || q.is_partial(ReduceOp::kAvg); };
-    if (first != nullptr && p != *first && !(linear(p) && linear(*first))) return false;
-    first = &p;
-  }
-  return true;
-}
 
 }  // namespace
 
@@ -66,16 +58,11 @@ at::Tensor sample(at::IntArrayRef shape, int64_t seed, at::ScalarType dtype) {
 }
 
 at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
-  at::Tensor local = whole.detach();
-  if (!mesh.is_member()) local = at::empty({0}, whole.options());
+  at::Tensor local = at::empty({0}, whole.options());
+  if (mesh.is_member()) local = piece_of(whole, mesh, placements);
   for (std::size_t i = 0; mesh.is_member() && i < placements.size(); ++i) {
     const int64_t n = mesh.size(static_cast<int64_t>(i));
-    const int64_t me = coordinate(mesh)[i];
-    if (placements[i].is_shard()) {
-      const Range range = chunk_range(local.size(placements[i].tensor_dim()), n, me);
-      local = local.narrow(placements[i].tensor_dim(), range.offset, range.size);
-    }
-    if (placements[i].is_partial()) local = term(local, placements[i].op(), n, me);
+    if (placements[i].is_partial()) local = term(local, placements[i].reduction(), n, coordinate(mesh)[i]);
   }
   FromLocalOptions options;
   options.shape = whole.sizes().vec();
@@ -83,9 +70,13 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, const Placeme
 }
 
 at::Tensor piece_of(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
-  at::Tensor out = whole;
-  const auto box = local_box(whole.sizes(), placements, mesh.mesh().shape(), coordinate(mesh));
-  for (std::size_t d = 0; d < box.size(); ++d) out = out.narrow(static_cast<int64_t>(d), box[d].offset, box[d].size);
+  at::Tensor out = whole.detach();
+  const Tile tile = local_tile(whole.sizes(), placements, mesh.mesh().shape(), coordinate(mesh));
+  for (std::size_t d = 0; d < tile.size(); ++d) {
+    std::vector<at::Tensor> parts = {out.narrow(static_cast<int64_t>(d), 0, 0)};
+    for (const Interval& part : tile[d]) parts.push_back(out.narrow(static_cast<int64_t>(d), part.begin, part.size()));
+    out = at::cat(parts, static_cast<int64_t>(d));
+  }
   return out;
 }
 
@@ -101,7 +92,7 @@ std::vector<Placements> all_layouts(int64_t mesh_ndim, const Placements& kinds) 
     }
     out = std::move(longer);
   }
-  std::erase_if(out, [](const Placements& p) { return !commute(p); });
+  std::erase_if(out, [](const Placements& p) { return !partials_commute(p); });
   return out;
 }
 

@@ -1,5 +1,6 @@
 #include "tessera/mesh/device_mesh.h"
 
+#include <chrono>
 #include <memory>
 #include <set>
 #include <stdexcept>
@@ -118,6 +119,97 @@ TEST_CASE("equal meshes have one id, different ones different ids, and none is u
     CHECK_FALSE(DeviceMesh(world, c10::kCPU, Mesh({2, 2}, {"dp", "tp"}, {0, 2, 1, 3})) == mesh);
   }
   for (int i = 0; i < 5; ++i) CHECK(init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world).id() > gone);
+}
+
+TEST_CASE("a device mesh is flattened, split and joined as its mesh is") {
+  const auto world = World::fake(5, 8);
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, world);
+  const DeviceMesh flat = mesh.flatten({"dp", "tp"}, "inner");
+  CHECK(flat.mesh() == Mesh({2, 4}, {"pp", "inner"}));
+  CHECK(flat.coordinate() == Ints{1, 1});
+  CHECK(flat.group_ranks(1) == Ints{4, 5, 6, 7});
+  CHECK(flat["inner"].mesh() == Mesh({4}, {"inner"}, {4, 5, 6, 7}));
+  CHECK(mesh[{"dp", "tp"}].flatten({"dp", "tp"}) == mesh.merged({1, 2}));
+  CHECK(flat.unflatten("inner", {2, 2}, {"dp", "tp"}) == mesh);
+  CHECK(flat.unflatten(-1, {2, 2}, {"dp", "tp"}) == mesh);
+  CHECK(mesh.concatenate({mesh["tp"], mesh["pp"]}) == mesh[{"tp", "pp"}]);
+  CHECK(mesh.concatenate({mesh.merged({0, 1}), mesh["tp"]}) == mesh.flatten({0, 1}));
+  CHECK(world->group_count() == 0);
+  check_refused([&] { mesh.flatten({"dp", "cp"}); }, "has no mesh dimension 'cp'");
+  check_refused([&] { mesh.unflatten("tp", {3}, {"x"}); }, "sizes (3) do not make mesh dimension tp");
+  check_refused([&] { mesh.concatenate({mesh["tp"], mesh["tp"]}); }, "both extend along mesh dimension tp");
+  const DeviceMesh foreign = init_device_mesh("cpu", {8}, {"tp"}, World::fake(5, 8));
+  check_refused(
+      [&] {
+        mesh.concatenate({mesh["dp"], foreign});
+      },
+      "concatenate: {tp: 8} on cpu and {pp: 2, dp: 2, tp: 2} on cpu are of two worlds or two device types");
+}
+
+TEST_CASE("a mesh of 4096 ranks makes no group, nor do its slices; a group is made when it is asked for") {
+  const auto world = World::fake(4095, 4096);
+  const DeviceMesh mesh = init_device_mesh("cpu", {64, 8, 8}, {"dp", "pp", "tp"}, world);
+  CHECK(mesh.coordinate() == Ints{63, 7, 7});
+  CHECK(mesh["dp"].size() == 64);
+  CHECK(mesh[{"pp", "tp"}].size() == 64);
+  CHECK(mesh.merged({0, 2}).size() == 512);
+  CHECK(mesh.flatten({0, 1, 2}).size() == 4096);
+  CHECK(mesh.flatten({1, 2}).unflatten(1, {8, 8}, {"pp", "tp"}) == mesh);
+  CHECK(world->group_count() == 0);
+  CHECK(mesh.group("tp")->getSize() == 8);
+  CHECK(world->group_count() == 1);
+  CHECK(mesh["tp"].group(0) == mesh.group("tp"));
+  CHECK(world->group_count() == 1);
+}
+
+TEST_CASE("options of a mesh dimension go with it, and make groups of their own") {
+  using namespace std::chrono_literals;
+  const auto world = World::fake(5, 8);
+  const DeviceMesh plain = init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, world);
+  const DeviceMesh mesh =
+      init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, world, {{"dp", {.timeout = 30s}}, {"tp", {.timeout = 30s}}});
+  const GroupOptions slow = {.timeout = 30s}, none;
+  CHECK(mesh.group_options(0) == none);
+  CHECK(mesh.group_options(-1) == slow);
+  CHECK_FALSE(mesh == plain);
+  CHECK(mesh["pp"] == plain["pp"]);
+  CHECK(mesh["tp"].group_options(0) == slow);
+  CHECK(mesh[{"tp", "pp"}].group_options(1) == none);
+  CHECK(mesh.merged({1, 2}).group_options(0) == slow);
+  CHECK(mesh.merged({0, 2}).group_options(0) == none);
+  CHECK(mesh.flatten({0, 1}, "x").group_options(0) == none);
+  CHECK(mesh.flatten({0, 1}, "x").group_options(1) == slow);
+  CHECK(mesh.flatten({1, 2}, "x").unflatten("x", {2, 2}, {"dp", "tp"}) == mesh);
+  CHECK(mesh.concatenate({mesh["dp"], mesh["pp"]}).group_options(0) == slow);
+  CHECK(mesh.concatenate({mesh["dp"], mesh["pp"]}).group_options(1) == none);
+  CHECK(mesh.group("tp") != plain.group("tp"));
+  CHECK(mesh.group("pp") == plain.group("pp"));
+  // What the world does anyhow makes no difference.
+  CHECK(init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, world, {{"tp", {.timeout = 5min, .backend = "gloo"}}}) ==
+        plain);
+  CHECK(init_device_mesh("cpu", {2, 4}, {}, world, {{"1", {.timeout = 30s}}}).group_options(1) == slow);
+}
+
+TEST_CASE("options that no mesh dimension can have are refused") {
+  using namespace std::chrono_literals;
+  const auto world = World::fake(0, 4);
+  const auto with = [&](const MeshDimOptions& options) {
+    return [=] { init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world, options); };
+  };
+  check_refused(with({{"pp", {}}}),
+                "options for mesh dimension 'pp', which mesh {dp: 2, tp: 2} does not have; there are: dp, tp");
+  check_refused(with({{"0", {}}}), "options for mesh dimension '0'");
+  check_refused(
+      [&] {
+        init_device_mesh("cpu", {4}, {}, world, {{"1", {}}});
+      },
+      "options for mesh dimension '1', which mesh (4) does not have; there are: 0");
+  check_refused(with({{"tp", {.timeout = 0ms}}}),
+                "a timeout of 0 ms is not positive; leave it out for the world's 300000 ms");
+  check_refused(with({{"tp", {.timeout = -5ms}}}), "a timeout of -5 ms is not positive");
+  check_refused(with({{"tp", {.backend = "ucc"}}}), "there is no backend 'ucc' for tensors on cpu; use one of: gloo");
+  check_refused(with({{"tp", {.backend = "nccl"}}}), "there is no backend 'nccl' for tensors on cpu");
+  check_refused([&] { world->group({0, 1}, c10::kCPU, {.backend = "Gloo"}); }, "there is no backend 'Gloo'");
 }
 
 TEST_CASE("what is no mesh of this world is refused") {

@@ -55,6 +55,12 @@ Pieces extremum_terms(const at::Tensor& whole, int64_t n, int64_t sign) {
   return out;
 }
 
+Pieces xor_terms(const at::Tensor& whole, int64_t n) {
+  Pieces out(static_cast<std::size_t>(n), at::zeros_like(whole));
+  out.back() = whole;
+  return out;
+}
+
 Pieces terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
   switch (op) {
     case ReduceOp::kSum: return sum_terms(whole, n);
@@ -66,6 +72,9 @@ Pieces terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
     case ReduceOp::kMax: return extremum_terms(whole, n, 1);
     case ReduceOp::kMin: return extremum_terms(whole, n, -1);
     case ReduceOp::kProduct: return product_terms(whole, n);
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr: return Pieces(static_cast<std::size_t>(n), whole);
+    case ReduceOp::kBitXor: return xor_terms(whole, n);
   }
   throw std::logic_error("no such reduction");
 }
@@ -79,23 +88,33 @@ at::Tensor reduce(const Pieces& pieces, ReduceOp op) {
       case ReduceOp::kMax: out = at::maximum(out, pieces[k]); break;
       case ReduceOp::kMin: out = at::minimum(out, pieces[k]); break;
       case ReduceOp::kProduct: out = out * pieces[k]; break;
+      case ReduceOp::kBitAnd: out = at::bitwise_and(out, pieces[k]); break;
+      case ReduceOp::kBitOr: out = at::bitwise_or(out, pieces[k]); break;
+      case ReduceOp::kBitXor: out = at::bitwise_xor(out, pieces[k]); break;
     }
   }
   return op == ReduceOp::kAvg ? out / static_cast<double>(pieces.size()) : out;
 }
 
 Pieces split(const at::Tensor& whole, const Placement& placement, int64_t n) {
-  if (placement.is_partial()) return terms(whole, placement.op(), n);
+  if (placement.is_partial()) return terms(whole, plain_op(placement), n);
   Pieces out;
   const int64_t d = placement.tensor_dim();
   for (int64_t k = 0; k < n; ++k) {
-    const Range range = chunk_range(whole.size(d), n, k);
-    out.push_back(whole.narrow(d, range.offset, range.size).clone());
+    const Interval range = chunk_range(whole.size(d), n, k);
+    out.push_back(whole.narrow(d, range.begin, range.size()).clone());
   }
   return out;
 }
 
 }  // namespace
+
+ReduceOp plain_op(const Placement& partial) {
+  for (const ReduceOp op : kPlainReductions) {
+    if (partial.is_partial(op)) return op;
+  }
+  throw std::logic_error("not a plain reduction: " + to_string(partial));
+}
 
 std::vector<at::Tensor> distribute(const at::Tensor& whole, const Placements& placements,
                                    std::span<const int64_t> mesh_shape) {
@@ -125,7 +144,7 @@ at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements
     parts.push_back(join(pieces.subspan(k * block, block), inner, mesh_shape.subspan(1), consistent));
   }
   if (placements[0].is_shard()) return at::cat(parts, placements[0].tensor_dim());
-  if (placements[0].is_partial()) return reduce(parts, placements[0].op());
+  if (placements[0].is_partial()) return reduce(parts, plain_op(placements[0]));
   for (const at::Tensor& part : parts) consistent &= same_values(part, parts[0]);
   return parts[0];
 }
@@ -139,6 +158,7 @@ bool same_values(const at::Tensor& a, const at::Tensor& b) {
 
 bool can_be_partial(at::ScalarType type, ReduceOp op) {
   const bool picks = op == ReduceOp::kMax || op == ReduceOp::kMin;
+  if (is_bitwise(op)) return at::isIntegralType(type, /*includeBool=*/true);
   if (type == at::kBool) return picks;
   if (at::isComplexType(type)) return !picks;
   return at::isFloatingType(type) || op != ReduceOp::kAvg;

@@ -29,4 +29,7 @@ bool can_be_partial(at::ScalarType type, ReduceOp op);
 std::vector<int64_t> coordinate_of(std::size_t rank, std::span<const int64_t> mesh_shape);
 std::size_t num_ranks(std::span<const int64_t> mesh_shape);
 
+// Of a plain reduction.
+ReduceOp plain_op(const Placement& partial);
+
 }  // namespace tessera::testing

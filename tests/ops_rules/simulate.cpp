@@ -26,8 +26,10 @@ struct RankCall {
   Sizes coordinate;
   torch::jit::Stack args;
 
-  std::vector<Range> box(const at::Tensor& whole, const Placements& placements) const {
-    return local_box(whole.sizes(), placements, mesh_shape, coordinate);
+  // The rows of dimension 0 that the rank holds: one range, for only chunks are simulated.
+  Interval rows(const at::Tensor& whole, const Placements& placements) const {
+    const Intervals held = local_tile(whole.sizes(), placements, mesh_shape, coordinate)[0];
+    return held.empty() ? Interval{} : held.front();
   }
   Sizes local_sizes(std::size_t output) const {
     return local_shape(sample.results()[output].sizes(), layouts.outputs[output], mesh_shape, coordinate);
@@ -66,17 +68,17 @@ Tensors reshape(const RankCall& rank) { return {rank.args[0].toTensor().reshape(
 
 Tensors embedding(const RankCall& rank) {
   const at::Tensor& rows = rank.args[0].toTensor();
-  const Range range = rank.box(rank.sample.tensors()[0], rank.layouts.inputs[0])[0];
-  const at::Tensor indices = rank.args[1].toTensor() - range.offset;
-  const at::Tensor here = (indices >= 0) & (indices < range.size);
-  if (range.size == 0) return {at::zeros(rank.local_sizes(0), rows.options())};
-  return {at::embedding(rows, indices.clamp(0, range.size - 1)) * here.unsqueeze(-1)};
+  const Interval range = rank.rows(rank.sample.tensors()[0], rank.layouts.inputs[0]);
+  const at::Tensor indices = rank.args[1].toTensor() - range.begin;
+  const at::Tensor here = (indices >= 0) & (indices < range.size());
+  if (range.size() == 0) return {at::zeros(rank.local_sizes(0), rows.options())};
+  return {at::embedding(rows, indices.clamp(0, range.size() - 1)) * here.unsqueeze(-1)};
 }
 
 Tensors embedding_dense_backward(const RankCall& rank) {
   const at::Tensor all = rank.sample.run(rank.args)[0];
-  const Range range = rank.box(rank.sample.results()[0], rank.layouts.outputs[0])[0];
-  return {all.narrow(0, range.offset, range.size)};
+  const Interval range = rank.rows(rank.sample.results()[0], rank.layouts.outputs[0]);
+  return {all.narrow(0, range.begin, range.size())};
 }
 
 Tensors nll_loss_mean(const RankCall& rank) {
@@ -166,7 +168,7 @@ Tensors run_rank(RankCall& rank) {
 bool has_terms_of_two_kinds(const Placements& placements) {
   std::vector<ReduceOp> ops;
   for (const Placement& p : placements) {
-    if (p.is_partial()) ops.push_back(p.op() == ReduceOp::kAvg ? ReduceOp::kSum : p.op());
+    if (p.is_partial()) ops.push_back(p.is_partial(ReduceOp::kAvg) ? ReduceOp::kSum : plain_op(p));
   }
   return std::adjacent_find(ops.begin(), ops.end(), std::not_equal_to<>()) != ops.end();
 }

@@ -34,7 +34,7 @@ bool applies(const Prepared& sample, const Strategy& strategy) {
   for (std::size_t j = 0; j < strategy.inputs.size(); ++j) {
     const at::Tensor& t = sample.tensors()[j];
     const Placement& p = strategy.inputs[j];
-    if (t.defined() && p.is_partial() && !can_be_partial(t.scalar_type(), p.op())) return false;
+    if (t.defined() && p.is_partial() && !can_be_partial(t.scalar_type(), plain_op(p))) return false;
   }
   return !sample.in_place() || strategy.inputs[0] == strategy.outputs[0];
 }

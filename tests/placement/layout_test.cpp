@@ -1,5 +1,6 @@
 #include "tessera/placement/layout.h"
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -14,19 +15,42 @@ using Sizes = std::vector<int64_t>;
 
 Sizes chunk_sizes(int64_t dim_size, int64_t num_parts) {
   Sizes out;
-  for (int64_t i = 0; i < num_parts; ++i) out.push_back(chunk_range(dim_size, num_parts, i).size);
+  for (int64_t i = 0; i < num_parts; ++i) out.push_back(chunk_range(dim_size, num_parts, i).size());
   return out;
 }
 
-// What coordinates 0 .. product-1 of the mesh hold of dimension 0, as (offset, size).
-std::vector<Range> held(int64_t dim_size, const Placements& placements, const Sizes& mesh_shape) {
-  std::vector<Range> out;
+// What coordinates 0 .. product-1 of the mesh hold of dimension 0.
+std::vector<Intervals> held(int64_t dim_size, const Placements& placements, const Sizes& mesh_shape) {
+  std::vector<Intervals> out;
   const Mesh mesh(mesh_shape);
   for (int64_t rank = 0; rank < mesh.size(); ++rank) {
-    out.push_back(local_box(Sizes{dim_size, 2}, placements, mesh_shape, *mesh.coordinate_of(rank))[0]);
+    out.push_back(local_tile(Sizes{dim_size, 2}, placements, mesh_shape, *mesh.coordinate_of(rank))[0]);
   }
   return out;
 }
+
+// One by one.
+Sizes indices(const Intervals& intervals) {
+  Sizes out;
+  for (const Interval& interval : intervals) {
+    for (int64_t i = interval.begin; i < interval.end; ++i) out.push_back(i);
+  }
+  return out;
+}
+
+// A user's: even elements first, odd ones second.
+class EvenOdd final : public Partition {
+ public:
+  explicit EvenOdd(bool whole = true) : Partition("EvenOdd", ""), whole_(whole) {}
+  Intervals part(int64_t size, int64_t parts, int64_t index) const override {
+    Intervals out;
+    for (int64_t i = index; i < size - (whole_ ? 0 : 1); i += parts) append(out, {.begin = i, .end = i + 1});
+    return out;
+  }
+
+ private:
+  const bool whole_;
+};
 
 }  // namespace
 
@@ -51,7 +75,7 @@ TEST_CASE("chunk_range: full parts, then one short part, then empty parts") {
     CAPTURE(row.why);
     CHECK(chunk_sizes(row.dim_size, row.num_parts) == row.want);
   }
-  CHECK(chunk_range(5, 4, 3) == Range{.offset = 5, .size = 0});
+  CHECK(chunk_range(5, 4, 3) == Interval{.begin = 5, .end = 5});
 }
 
 TEST_CASE("chunks tile the dimension in order") {
@@ -61,10 +85,10 @@ TEST_CASE("chunks tile the dimension in order") {
       CAPTURE(parts);
       int64_t next = 0;
       for (int64_t i = 0; i < parts; ++i) {
-        const Range range = chunk_range(size, parts, i);
-        CHECK(range.offset == next);
-        CHECK(range.size >= 0);
-        next += range.size;
+        const Interval range = chunk_range(size, parts, i);
+        CHECK(range.begin == next);
+        CHECK(range.size() >= 0);
+        next += range.size();
       }
       CHECK(next == size);
     }
@@ -83,13 +107,13 @@ TEST_CASE("chunk_range refuses what is no part") {
 
 TEST_CASE("mesh dimensions that shard one tensor dimension nest, the first outermost") {
   // 5 over 2, then over 2: not the flat chunks 2, 2, 1, 0.
-  CHECK(held(5, {Shard(0), Shard(0)}, {2, 2}) == std::vector<Range>{{0, 2}, {2, 1}, {3, 1}, {4, 1}});
+  CHECK(held(5, {Shard(0), Shard(0)}, {2, 2}) == std::vector<Intervals>{{{0, 2}}, {{2, 3}}, {{3, 4}}, {{4, 5}}});
   CHECK(held(18, {Shard(0), Shard(0)}, {4, 2}) ==
-        std::vector<Range>{{0, 3}, {3, 2}, {5, 3}, {8, 2}, {10, 3}, {13, 2}, {15, 2}, {17, 1}});
+        std::vector<Intervals>{{{0, 3}}, {{3, 5}}, {{5, 8}}, {{8, 10}}, {{10, 13}}, {{13, 15}}, {{15, 17}}, {{17, 18}}});
   // 13 over 4: 4, 4, 4, 1; the last piece of one element is 1 and 0.
-  CHECK(held(13, {Shard(0), Shard(0)}, {4, 2}).back() == Range{.offset = 13, .size = 0});
-  CHECK(held(3, {Replicate(), Shard(0)}, {2, 2}) == std::vector<Range>{{0, 2}, {2, 1}, {0, 2}, {2, 1}});
-  CHECK(held(3, {Shard(0), Partial()}, {2, 2}) == std::vector<Range>{{0, 2}, {0, 2}, {2, 1}, {2, 1}});
+  CHECK(held(13, {Shard(0), Shard(0)}, {4, 2}).back() == Intervals{});
+  CHECK(held(3, {Replicate(), Shard(0)}, {2, 2}) == std::vector<Intervals>{{{0, 2}}, {{2, 3}}, {{0, 2}}, {{2, 3}}});
+  CHECK(held(3, {Shard(0), Partial()}, {2, 2}) == std::vector<Intervals>{{{0, 2}}, {{0, 2}}, {{2, 3}}, {{2, 3}}});
 }
 
 TEST_CASE("local_shape has the sizes of the box") {
@@ -101,17 +125,23 @@ TEST_CASE("local_shape has the sizes of the box") {
 TEST_CASE("pieces of sharded dimensions tile the tensor") {
   const Sizes mesh_shape = {2, 3};
   const Mesh mesh(mesh_shape);
-  const std::vector<Placements> layouts = {
-      {Shard(0), Shard(0)}, {Shard(0), Shard(1)}, {Shard(1), Shard(0)}, {Shard(1), Shard(1)}};
+  const std::vector<Placements> layouts = {{Shard(0), Shard(0)},
+                                           {Shard(0), Shard(1)},
+                                           {Shard(1), Shard(0)},
+                                           {Shard(1), Shard(1)},
+                                           {Shard(0).ordered(1), Shard(0)},
+                                           {BlockCyclic(0, 2), Shard(0)},
+                                           {Shard(0), BlockCyclic(0, 1)},
+                                           {BlockCyclic(1, 2), BlockCyclic(1, 1).ordered(0)}};
   for (int64_t rows = 0; rows <= 7; ++rows) {
     for (const Placements& placements : layouts) {
       CAPTURE(rows);
       CAPTURE(to_string(placements));
       std::vector<int> times(static_cast<std::size_t>(rows * 5), 0);
       for (int64_t rank = 0; rank < mesh.size(); ++rank) {
-        const auto box = local_box(Sizes{rows, 5}, placements, mesh_shape, *mesh.coordinate_of(rank));
-        for (int64_t i = box[0].offset; i < box[0].offset + box[0].size; ++i) {
-          for (int64_t j = box[1].offset; j < box[1].offset + box[1].size; ++j) ++times[static_cast<std::size_t>(i * 5 + j)];
+        const Tile tile = local_tile(Sizes{rows, 5}, placements, mesh_shape, *mesh.coordinate_of(rank));
+        for (const int64_t i : indices(tile[0])) {
+          for (const int64_t j : indices(tile[1])) ++times[static_cast<std::size_t>(i * 5 + j)];
         }
       }
       CHECK(times == std::vector<int>(times.size(), 1));
@@ -133,4 +163,69 @@ TEST_CASE("normalize counts negative dimensions from the end and refuses what do
   refused({Shard(2), Replicate()}, 2, "S(2) is outside a tensor of 2 dimensions; its dimensions are [-2, 2)");
   refused({Replicate(), Shard(-3)}, 2, "S(-3) is outside a tensor of 2 dimensions");
   refused({Replicate(), Shard(0)}, 0, "S(0) is outside a tensor of 0 dimensions");
+}
+
+TEST_CASE("of equal layouts one is normal") {
+  const Mesh mesh({2, 1, 2}, {"a", "b", "c"});
+  const auto normal = [&](const Placements& placements) { return normalize(placements, mesh, 2, "test"); };
+  CHECK(normal({Shard(0).ordered(3), Shard(0).ordered(1), Shard(0).ordered(7)}) == Placements{Shard(0), Shard(0), Shard(0)});
+  CHECK(normal({Shard(0).ordered(5), Replicate(), Shard(0).ordered(2)}) ==
+        Placements{Shard(0).ordered(1), Replicate(), Shard(0)});
+  CHECK(normal({Shard(0).ordered(5), Shard(1).ordered(9), Shard(1).ordered(2)}) == Placements{Shard(0), Shard(1), Shard(1)});
+}
+
+TEST_CASE("an order is PyTorch's _StridedShard") {
+  // _StridedShard(0, split_factor 2) over the first mesh dimension of (4, 2): the second cuts first. 8 rows.
+  CHECK(held(8, {Shard(0).ordered(1), Shard(0)}, {4, 2}) ==
+        std::vector<Intervals>{{{0, 1}}, {{4, 5}}, {{1, 2}}, {{5, 6}}, {{2, 3}}, {{6, 7}}, {{3, 4}}, {{7, 8}}});
+  // 9 elements over 4 in 2 chunks, which PyTorch asserts on: 5 and 4 elements, then 3 2 and 2 2.
+  CHECK(held(9, {Shard(0).ordered(1), Shard(0)}, {2, 2}) == std::vector<Intervals>{{{0, 3}}, {{5, 7}}, {{3, 5}}, {{7, 9}}});
+}
+
+TEST_CASE("partitions other than chunks") {
+  CHECK(held(10, {BlockCyclic(0, 2)}, {2}) == std::vector<Intervals>{{{0, 2}, {4, 6}, {8, 10}}, {{2, 4}, {6, 8}}});
+  CHECK(held(5, {BlockCyclic(0, 3)}, {3}) == std::vector<Intervals>{{{0, 3}}, {{3, 5}}, {}});
+  CHECK(held(4, {BlockCyclic(0, int64_t{1} << 62)}, {2}) == std::vector<Intervals>{{{0, 4}}, {}});
+  CHECK(held(8, {RaggedShard(0, {5, 0, 3})}, {3}) == std::vector<Intervals>{{{0, 5}}, {}, {{5, 8}}});
+  const Placement both = RaggedShard(0, {1, 2, 3, 4});
+  CHECK(held(10, {both, both}, {2, 2}) == std::vector<Intervals>{{{0, 1}}, {{1, 3}}, {{3, 6}}, {{6, 10}}});
+  CHECK(held(10, {both.ordered(1), both}, {2, 2}) == std::vector<Intervals>{{{0, 1}}, {{3, 6}}, {{1, 3}}, {{6, 10}}});
+  const Placement lists = IntervalShard(0, {{{0, 1}, {4, 6}}, {{1, 4}}});
+  CHECK(held(6, {lists}, {2}) == std::vector<Intervals>{{{0, 1}, {4, 6}}, {{1, 4}}});
+  // A user's, under a chunk: it sees the chunk's size alone.
+  CHECK(held(6, {Shard(0), Shard(0, std::make_shared<const EvenOdd>())}, {2, 2}) ==
+        std::vector<Intervals>{{{0, 1}, {2, 3}}, {{1, 2}}, {{3, 4}, {5, 6}}, {{4, 5}}});
+}
+
+TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
+  const Mesh mesh({2, 2}, {"dp", "tp"});
+  const auto refused = [&](const Placements& placements, int64_t size, const std::string& part) {
+    CAPTURE(part);
+    CHECK_THROWS_WITH_AS(check_layout(placements, mesh, Sizes{size}, "test"), doctest::Contains(part.c_str()),
+                         std::invalid_argument);
+  };
+  const Placement R = Replicate();
+  check_layout({RaggedShard(0, {3, 1}), R}, mesh, Sizes{4}, "test");
+  refused({RaggedShard(0, {3, 1, 0}), R}, 4,
+          "RS,3,1,0 has 3 parts, and the mesh dimensions that carry it have 2 coordinates");
+  refused({RaggedShard(0, {1, 1, 1, 1}), R}, 4, "has 4 parts, and the mesh dimensions that carry it have 2 coordinates");
+  refused({RaggedShard(0, {3, 1}), R}, 5,
+          "RS,3,1 cuts 4 elements, and the dimension, as the mesh dimensions before leave it, has 5");
+  refused({Shard(0), RaggedShard(0, {3, 1})}, 4, "has 2; the sizes of its parts must add up to that");
+  refused({IntervalShard(0, {{{0, 2}}, {{1, 3}}}), R}, 4, "element 1 is missing, held twice or outside");
+  refused({IntervalShard(0, {{{0, 2}}, {{3, 5}}}), R}, 4, "element 2 is missing, held twice or outside");
+  refused({Shard(0, std::make_shared<const EvenOdd>(false)), R}, 4,
+          "the 2 parts of EvenOdd do not hold each of 4 elements once");
+  const Mesh lone({1}, {"tp"});
+  CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2, 2})}, lone, Sizes{4}, "test"), doctest::Contains("has 2 parts"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2})}, lone, Sizes{4}, "test"), doctest::Contains("cuts 2 elements"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(RaggedShard(0, {2, -1}), doctest::Contains("sizes [2, -1] are no parts"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(RaggedShard(0, {}), doctest::Contains("give one size of at least 0 a rank"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(BlockCyclic(0, 0), doctest::Contains("a block of 0 elements"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(IntervalShard(0, {}), doctest::Contains("no parts"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(IntervalShard(0, {{{2, 1}}}), doctest::Contains("part 2-1 is not a list"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(Shard(0, nullptr), doctest::Contains("the partition is null"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(Replicate().ordered(1), doctest::Contains("R cannot have order 1"), std::invalid_argument);
 }

@@ -32,8 +32,8 @@ DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world
 
 // This rank's piece of `t` along `dim`.
 at::Tensor piece(const at::Tensor& t, int64_t dim) {
-  const Range mine = chunk_range(t.size(dim), world_size(), rank());
-  return t.narrow(dim, mine.offset, mine.size).contiguous();
+  const Interval mine = chunk_range(t.size(dim), world_size(), rank());
+  return t.narrow(dim, mine.begin, mine.size()).contiguous();
 }
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().set_requires_grad(true); }

@@ -10,6 +10,7 @@
 #include <torch/optim/sgd.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/region.h"
 #include "tessera/placement/layout.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"
@@ -35,9 +36,8 @@ struct Feed {
 
   at::Tensor operator()(const at::Tensor& x) const {
     if (mesh.ndim() == 1 && all_replicate(placements)) return x.detach().clone().set_requires_grad(true);
-    at::Tensor piece = x.detach().clone();
-    const std::vector<Range> box = local_box(x.sizes(), placements, mesh.mesh().shape(), *mesh.coordinate());
-    for (std::size_t d = 0; d < box.size(); ++d) piece = piece.narrow(static_cast<int64_t>(d), box[d].offset, box[d].size);
+    const Tile tile = local_tile(x.sizes(), placements, mesh.mesh().shape(), *mesh.coordinate());
+    const at::Tensor piece = Region(tile, x.sizes().vec()).read(x.detach().clone());
     FromLocalOptions options;
     options.shape = x.sizes().vec();
     return from_local(piece.contiguous().detach(), mesh, placements, options).detach().set_requires_grad(true);

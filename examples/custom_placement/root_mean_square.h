@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/ops/eq.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/lt.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "tessera/placement/placement.h"
+#include "tessera/placement/reduction.h"
+
+namespace custom_placement {
+
+// The root of the mean square of equally many numbers on every rank: a piece is the root mean square of a rank's own. What an
+// RMSNorm over a sharded hidden dimension waits for.
+class RootMeanSquare final : public tessera::Reduction {
+ public:
+  RootMeanSquare() : Reduction("rms", tessera::ReduceOp::kSum) {}
+
+  at::Tensor to_term(const at::Tensor& piece) const override { return piece.square(); }
+  at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const override { return terms.div(ranks).sqrt(); }
+
+  // The same on every rank: the root mean square of equal numbers is their magnitude.
+  at::Tensor spread(const at::Tensor& value, int64_t, int64_t) const override { return checked(value); }
+  // Alone among zeros, it is divided by the root of the number of ranks.
+  at::Tensor only_piece(const at::Tensor& value, int64_t ranks) const override {
+    return checked(value).mul(std::sqrt(static_cast<double>(ranks)));
+  }
+
+  at::Tensor derivative(const at::Tensor& piece, const Peers& peers) const override {
+    const at::Tensor value = from_terms(peers.all_reduce(to_term(piece), tessera::ReduceOp::kSum), peers.ranks);
+    return at::where(at::eq(value, 0), at::zeros_like(value), piece.div(value.mul(peers.ranks)));
+  }
+
+  void check(at::ScalarType dtype, const std::string& who) const override {
+    if (c10::isFloatingType(dtype)) return;
+    throw std::invalid_argument(who + ": P(rms) of " + c10::toString(dtype) +
+                                " is not defined; convert to a floating dtype");
+  }
+
+ private:
+  static at::Tensor checked(const at::Tensor& value) {
+    if (!at::lt(value, 0).any().item<bool>()) return value;
+    throw std::runtime_error("a value with negative elements cannot be P(rms), which is never negative");
+  }
+};
+
+// Written as P(rms).
+inline tessera::Placement RmsPartial() { return tessera::Partial(std::make_shared<const RootMeanSquare>()); }
+
+}  // namespace custom_placement

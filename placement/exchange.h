@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tessera/placement/layout.h"
+
+namespace tessera {
+
+// The groups that some mesh dimensions span: the ranks that agree in all other coordinates. A member is numbered by its combined
+// coordinate, the first of `mesh_dims` varying slowest.
+class MergedDims {
+ public:
+  MergedDims(std::span<const int64_t> mesh_shape, std::vector<int64_t> mesh_dims);
+
+  int64_t size() const { return size_; }
+  const std::vector<int64_t>& mesh_dims() const { return mesh_dims_; }
+  int64_t index_of(std::span<const int64_t> coordinate) const;
+  // `coordinate` as member `index` of its group has it.
+  std::vector<int64_t> coordinate_of(std::vector<int64_t> coordinate, int64_t index) const;
+
+ private:
+  std::vector<int64_t> mesh_shape_;
+  std::vector<int64_t> mesh_dims_;
+  int64_t size_ = 1;
+};
+
+// What moves to and from one rank when the ranks of its group go from one sharding to another. Each receives every element of
+// its target tile that it does not hold, once. Where several hold an element, they take turns in sending it.
+struct Exchange {
+  Tile source;  // this rank's, before and after
+  Tile target;
+  std::vector<Tile> sends;     // to each member; its own: nothing
+  std::vector<Tile> receives;  // from each member; its own: what stays
+};
+Exchange exchange_of(std::span<const int64_t> shape, const Placements& from, const Placements& to,
+                     std::span<const int64_t> mesh_shape, const MergedDims& dims, const std::vector<int64_t>& coordinate);
+
+// Elements.
+int64_t numel(const Tile& tile);
+Tile intersect(const Tile& a, const Tile& b);
+int64_t overlap(const Tile& a, const Tile& b);
+
+}  // namespace tessera

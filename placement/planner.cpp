@@ -1,0 +1,225 @@
+// The search of plan_redistribute.
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <queue>
+#include <stdexcept>
+#include <tuple>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/placement/exchange.h"
+#include "tessera/placement/plan.h"
+#include "tessera/placement/plan_space.h"
+#include "tessera/placement/reduction.h"
+
+namespace tessera {
+namespace {
+
+using Node = PlanSpace::Node;
+
+// Costs are compared by time, where what differs by rounding alone is equal; then by the steps that communicate, by the mesh
+// dimensions over which they do, and by all steps.
+struct Cost {
+  double microseconds = 0;
+  int messages = 0;
+  int mesh_dims = 0;
+  int steps = 0;
+
+  friend bool operator<(const Cost& a, const Cost& b) {
+    const double slack = 1e-12 * std::max(a.microseconds, b.microseconds);
+    if (a.microseconds < b.microseconds - slack) return true;
+    if (a.microseconds > b.microseconds + slack) return false;
+    return std::tie(a.messages, a.mesh_dims, a.steps) < std::tie(b.messages, b.mesh_dims, b.steps);
+  }
+};
+
+// `cost` and a step more.
+Cost after(const Cost& cost, const Edge& edge) {
+  return {.microseconds = cost.microseconds + edge.microseconds,
+          .messages = cost.messages + (edge.kind == PlanStep::Kind::kLocal ? 0 : 1),
+          .mesh_dims = cost.mesh_dims + std::popcount(edge.mesh_dims),
+          .steps = cost.steps + 1};
+}
+
+// `cost` and what every way to the target takes at least.
+Cost with_bound(Cost cost, double bound) {
+  cost.microseconds += bound;
+  return cost;
+}
+
+// A* over PlanSpace, where `limit` bytes may be live.
+class Search {
+ public:
+  Search(PlanSpace& space, double limit) : space_(space), limit_(limit), seen_(static_cast<std::size_t>(space.size())) {}
+
+  // The nodes of the cheapest way; empty when there is none.
+  std::vector<Node> run() {
+    reach(space_.from(), {}, -1);
+    // A step from end to end is a plan already; what cannot undercut it need not be looked at.
+    while (!open_.empty()) {
+      const Open next = open_.top();
+      open_.pop();
+      Seen& at = seen(next.node);
+      if (at.done) continue;
+      at.done = true;
+      if (next.node == space_.to()) return way_to(next.node);
+      expand(next.node, at.cost);
+    }
+    return {};
+  }
+
+ private:
+  struct Seen {
+    Cost cost;
+    Node before = -1;
+    bool reached = false;
+    bool done = false;
+  };
+  struct Open {
+    Cost least;  // of a way through the node
+    Node node;
+    friend bool operator<(const Open& a, const Open& b) {  // for a heap with the cheapest on top
+      if (b.least < a.least) return true;
+      if (a.least < b.least) return false;
+      return a.node > b.node;
+    }
+  };
+
+  Seen& seen(Node node) { return seen_[static_cast<std::size_t>(node)]; }
+
+  void reach(Node node, const Cost& cost, Node before) {
+    Seen& at = seen(node);
+    if (at.reached && !(cost < at.cost)) return;
+    at = {.cost = cost, .before = before, .reached = true, .done = false};
+    open_.push({.least = with_bound(cost, space_.bound(node)), .node = node});
+  }
+
+  void expand(Node node, const Cost& cost) {
+    // The target first: it bounds the others.
+    step(node, space_.to(), cost);
+    for (Node next = 0; next < space_.size(); ++next) {
+      if (next != node && next != space_.to()) step(node, next, cost);
+    }
+  }
+
+  void step(Node node, Node next, const Cost& cost) {
+    const double bound = space_.bound(next);
+    if (bound == std::numeric_limits<double>::infinity()) return;
+    const Seen& there = seen(next);
+    if (there.reached && !(cost < there.cost)) return;
+    const Seen& target = seen(space_.to());
+    if (next != space_.to() && target.reached && !(with_bound(cost, bound) < target.cost)) return;
+    const std::optional<Edge> edge = space_.edge(node, next);
+    if (!edge || edge->peak > limit_) return;
+    reach(next, after(cost, *edge), node);
+  }
+
+  std::vector<Node> way_to(Node node) {
+    std::vector<Node> way;
+    for (Node at = node; at >= 0; at = seen(at).before) way.push_back(at);
+    std::reverse(way.begin(), way.end());
+    return way;
+  }
+
+  PlanSpace& space_;
+  const double limit_;
+  std::vector<Seen> seen_;
+  std::priority_queue<Open> open_;
+};
+
+std::vector<int64_t> dims_of(uint32_t bits) {
+  std::vector<int64_t> out;
+  for (int64_t i = 0; bits >> i != 0; ++i) {
+    if (((bits >> i) & 1) != 0) out.push_back(i);
+  }
+  return out;
+}
+
+// In the place of a masked reduction the one that it awaits.
+Placements without_masks(Placements placements) {
+  for (Placement& p : placements) {
+    if (p.is_partial() && p.reduction().awaited()) p = Partial(p.reduction().awaited());
+  }
+  return placements;
+}
+
+// On a mesh dimension of one rank the piece is the value, whatever the placement, but for a reduction with a term of its own.
+Placements whole_where_alone(Placements placements, const std::vector<int64_t>& mesh_shape) {
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    const Placement& p = placements[i];
+    const bool plain =
+        !p.is_partial() || &p.reduction() == plain_reduction(p.reduction().op()).get() || p.is_partial(ReduceOp::kAvg);
+    if (mesh_shape[i] == 1 && plain) placements[i] = Replicate();
+  }
+  return placements;
+}
+
+// Whether every rank's tile goes to one other, whole. On a mesh of up to 64 ranks.
+bool permutes(const std::vector<int64_t>& shape, const Mesh& mesh, const PlanStep& step) {
+  if (mesh.size() > 64) return false;
+  const MergedDims dims(mesh.shape(), step.mesh_dims);
+  for (const int64_t rank : mesh.ranks()) {
+    const Exchange exchange = exchange_of(shape, step.from, step.to, mesh.shape(), dims, *mesh.coordinate_of(rank));
+    const auto something = [](const Tile& tile) { return numel(tile) > 0; };
+    if (std::ranges::count_if(exchange.sends, something) > 1 || std::ranges::count_if(exchange.receives, something) > 1) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<PlanStep> steps_of(PlanSpace& space, const std::vector<Node>& way, const std::vector<int64_t>& shape,
+                               const Mesh& mesh) {
+  std::vector<PlanStep> steps;
+  for (std::size_t i = 0; i + 1 < way.size(); ++i) {
+    const Edge edge = *space.edge(way[i], way[i + 1]);
+    PlanStep step{.kind = edge.kind,
+                  .mesh_dims = dims_of(edge.mesh_dims),
+                  .from = space.placements_of(way[i]),
+                  .to = space.placements_of(way[i + 1]),
+                  .max_bytes = static_cast<int64_t>(edge.bytes + 0.5),
+                  .peak_bytes = static_cast<int64_t>(edge.peak + 0.5),
+                  .microseconds = edge.microseconds};
+    if (step.kind == PlanStep::Kind::kAllToAll) {
+      step.mesh_dims = dims_of(space.shared(way[i], way[i + 1], edge.mesh_dims));
+      if (permutes(shape, mesh, step)) step.kind = PlanStep::Kind::kPermute;
+    }
+    steps.push_back(std::move(step));
+  }
+  return steps;
+}
+
+void check_ends(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& placements) {
+  if (mesh.ndim() > 12) {
+    throw std::invalid_argument(
+        fmt::format("plan_redistribute: a mesh of {} dimensions; merge some, there may be 12", mesh.ndim()));
+  }
+  check_layout(placements, mesh, shape, "plan_redistribute");
+  check_partials(placements, dtype, "plan_redistribute");
+}
+
+}  // namespace
+
+Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
+                       const Placements& to, const CostModel& model) {
+  const auto ndim = static_cast<int64_t>(shape.size());
+  const Placements source = normalize(from, mesh, ndim, "plan_redistribute");
+  const Placements target = normalize(to, mesh, ndim, "plan_redistribute");
+  check_ends(shape, dtype, mesh, source);
+  check_ends(shape, dtype, mesh, target);
+  const CostModel costs = model.links.empty() ? CostModel::gloo(mesh.ndim()) : model;
+  check_cost_model(costs, mesh.ndim(), "plan_redistribute");
+  const Placements begin = whole_where_alone(without_masks(source), mesh.shape());
+  const Placements end = whole_where_alone(without_masks(target), mesh.shape());
+  PlanSpace space(shape, static_cast<int64_t>(c10::elementSize(dtype)), mesh.shape(), begin, end, costs);
+  std::vector<Node> way = Search(space, space.memory_limit()).run();
+  if (way.empty()) way = Search(space, std::numeric_limits<double>::infinity()).run();
+  if (way.empty()) {
+    throw std::logic_error(fmt::format("plan_redistribute: no way from {} to {}", to_string(from), to_string(to)));
+  }
+  return Plan(mesh, shape, dtype, steps_of(space, way, shape, mesh));
+}
+
+}  // namespace tessera

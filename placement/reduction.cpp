@@ -1,0 +1,216 @@
+#include "tessera/placement/reduction.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include <ATen/ops/abs.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/lt.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/sign.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/ScalarType.h>
+#include <fmt/format.h>
+
+namespace tessera {
+namespace {
+
+// The largest number of a floating type; infinity where there is one.
+double largest(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat8_e4m3fn: return std::numeric_limits<c10::Float8_e4m3fn>::max();
+    case at::kFloat8_e4m3fnuz: return std::numeric_limits<c10::Float8_e4m3fnuz>::max();
+    case at::kFloat8_e5m2fnuz: return std::numeric_limits<c10::Float8_e5m2fnuz>::max();
+    default: return std::numeric_limits<double>::infinity();
+  }
+}
+
+c10::Scalar extreme(at::ScalarType dtype, bool highest) {
+  if (c10::isFloatingType(dtype)) return highest ? largest(dtype) : -largest(dtype);
+  if (dtype == at::kBool) return highest;
+  const int shift = 64 - static_cast<int>(c10::elementSize(dtype)) * 8;
+  if (c10::isSignedType(dtype)) {
+    return (highest ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::min()) >> shift;
+  }
+  return highest ? c10::Scalar(std::numeric_limits<uint64_t>::max() >> shift) : c10::Scalar(0);
+}
+
+class Plain : public Reduction {
+ public:
+  explicit Plain(ReduceOp op)
+      : Reduction(std::string(to_string(op)), op == ReduceOp::kAvg ? ReduceOp::kSum : op), named_(op) {}
+
+  at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const override {
+    return named_ == ReduceOp::kAvg && ranks > 1 ? terms.div(ranks) : terms;
+  }
+  at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t ranks) const override {
+    return named_ == ReduceOp::kAvg ? value : Reduction::spread(value, coordinate, ranks);
+  }
+  at::Tensor only_piece(const at::Tensor& value, int64_t ranks) const override {
+    return named_ == ReduceOp::kAvg ? value.mul(ranks) : value;
+  }
+  std::optional<double> slope(int64_t ranks) const override {
+    if (named_ == ReduceOp::kSum) return 1;
+    if (named_ == ReduceOp::kAvg) return 1.0 / static_cast<double>(ranks);
+    return std::nullopt;
+  }
+  at::Tensor derivative(const at::Tensor& piece, const Peers& peers) const override {
+    switch (named_) {
+      case ReduceOp::kMax:
+      case ReduceOp::kMin: {
+        // As amax: those that are the extremum share it.
+        const at::Tensor hits = at::eq(piece, peers.all_reduce(piece, named_)).to(piece.scalar_type());
+        return hits.div(peers.all_reduce(hits, ReduceOp::kSum));
+      }
+      case ReduceOp::kProduct: {
+        // The product of the others: of all but this one, unless some are zero.
+        const at::Tensor zero = at::eq(piece, 0);
+        const at::Tensor mine = zero.to(piece.scalar_type());
+        const at::Tensor others_zero = peers.all_reduce(mine, ReduceOp::kSum).sub(mine);
+        const at::Tensor factor = at::where(zero, at::ones_like(piece), piece);
+        const at::Tensor rest = peers.all_reduce(factor, ReduceOp::kProduct).div(factor);
+        return at::where(at::eq(others_zero, 0), rest, at::zeros_like(rest));
+      }
+      default: return Reduction::derivative(piece, peers);
+    }
+  }
+  void check(at::ScalarType dtype, const std::string& who) const override { check_reduces(named_, dtype, who); }
+
+ private:
+  const ReduceOp named_;
+};
+
+class Norm final : public Reduction {
+ public:
+  explicit Norm(double p) : Reduction(fmt::format("norm {}", p), ReduceOp::kSum), p_(p) {
+    if (!std::isfinite(p) || p == 0) {
+      throw std::invalid_argument(
+          fmt::format("NormPartial: a norm of order {}; give a finite order other than 0 (of infinity, Partial(max) of the "
+                      "absolute values is the same; of 0, Partial(sum) of what is not zero)",
+                      p));
+    }
+  }
+  at::Tensor to_term(const at::Tensor& piece) const override { return at::pow(at::abs(piece), p_); }
+  at::Tensor from_terms(const at::Tensor& terms, int64_t) const override { return at::pow(terms, 1 / p_); }
+  at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t ranks) const override {
+    return Reduction::spread(only_piece(value, ranks), coordinate, ranks);
+  }
+  at::Tensor only_piece(const at::Tensor& value, int64_t) const override {
+    if (!at::lt(value, 0).any().item<bool>()) return value;
+    throw std::runtime_error(
+        fmt::format("redistribute: a value with negative elements cannot be P({}), which is never negative", text()));
+  }
+  c10::Scalar neutral(at::ScalarType) const override { return p_ > 0 ? 0 : std::numeric_limits<double>::infinity(); }
+  at::Tensor derivative(const at::Tensor& piece, const Peers& peers) const override {
+    const at::Tensor value = from_terms(peers.all_reduce(to_term(piece), ReduceOp::kSum), 0);
+    const at::Tensor ratio = at::pow(at::abs(piece).div(value), p_ - 1).mul(at::sign(piece));
+    return at::where(at::eq(value, 0), at::zeros_like(ratio), ratio);
+  }
+  void check(at::ScalarType dtype, const std::string& who) const override {
+    if (c10::isFloatingType(dtype)) return;
+    throw std::invalid_argument(
+        fmt::format("{}: P({}) of {} is not defined; convert to a floating dtype", who, text(), c10::toString(dtype)));
+  }
+
+ private:
+  const double p_;
+};
+
+class Masked final : public Reduction {
+ public:
+  explicit Masked(ReduceOp op)
+      : Reduction(fmt::format("masked {}", to_string(op)), plain_reduction(op)->op()), of_(plain_reduction(op)) {}
+
+  at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const override { return of_->from_terms(terms, ranks); }
+  at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t ranks) const override {
+    return of_->spread(value, coordinate, ranks);
+  }
+  at::Tensor only_piece(const at::Tensor& value, int64_t ranks) const override { return of_->only_piece(value, ranks); }
+  std::optional<double> slope(int64_t ranks) const override { return of_->slope(ranks); }
+  at::Tensor derivative(const at::Tensor& piece, const Peers& peers) const override { return of_->derivative(piece, peers); }
+  void check(at::ScalarType dtype, const std::string& who) const override { of_->check(dtype, who); }
+  ReductionPtr awaited() const override { return of_; }
+
+ private:
+  const ReductionPtr of_;
+};
+
+[[noreturn]] void refuse(const std::string& who, ReduceOp op, at::ScalarType dtype, const char* remedy) {
+  throw std::invalid_argument(
+      fmt::format("{}: {} of {} is not defined; {}", who, to_string(op), c10::toString(dtype), remedy));
+}
+
+}  // namespace
+
+at::Tensor Reduction::to_term(const at::Tensor& piece) const { return piece; }
+at::Tensor Reduction::from_terms(const at::Tensor& terms, int64_t) const { return terms; }
+at::Tensor Reduction::only_piece(const at::Tensor& value, int64_t) const { return value; }
+c10::Scalar Reduction::neutral(at::ScalarType dtype) const { return neutral_of(op_, dtype); }
+std::optional<double> Reduction::slope(int64_t) const { return std::nullopt; }
+void Reduction::check(at::ScalarType dtype, const std::string& who) const { check_reduces(op_, dtype, who); }
+
+at::Tensor Reduction::spread(const at::Tensor& value, int64_t coordinate, int64_t) const {
+  return coordinate == 0 ? value : at::full_like(value, neutral(value.scalar_type()));
+}
+
+at::Tensor Reduction::derivative(const at::Tensor&, const Peers&) const {
+  throw std::runtime_error(fmt::format(
+      "from_local: the gradient of a piece of P({}) is not known: implement Reduction::derivative (or slope), or "
+      "say in options.grad_placements what the gradient of a piece is to be",
+      text()));
+}
+
+void check_reduces(ReduceOp op, at::ScalarType dtype, const std::string& who) {
+  const bool ordered = op == ReduceOp::kMax || op == ReduceOp::kMin;
+  const bool bits = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
+  if (bits) {
+    if (c10::isIntegralType(dtype, /*includeBool=*/true)) return;
+    refuse(who, op, dtype, "bits are those of integers and bool");
+  }
+  if (dtype == at::kBool && !ordered) {
+    refuse(who, op, dtype, "use max (any) or min (all), or convert to an integer dtype");
+  }
+  if (op == ReduceOp::kAvg && c10::isIntegralType(dtype, /*includeBool=*/true)) {
+    refuse(who, op, dtype, "use sum and divide, or convert to a floating dtype");
+  }
+  if (ordered && c10::isComplexType(dtype)) {
+    refuse(who, op, dtype, "complex numbers have no order; reduce abs() or the real part");
+  }
+}
+
+c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor: return 0;
+    case ReduceOp::kProduct: return 1;
+    case ReduceOp::kMax: return extreme(dtype, /*highest=*/false);
+    case ReduceOp::kMin: return extreme(dtype, /*highest=*/true);
+    case ReduceOp::kBitAnd:  // all bits set
+      return c10::isSignedType(dtype) && dtype != at::kBool ? c10::Scalar(-1) : extreme(dtype, /*highest=*/true);
+    case ReduceOp::kAvg: break;
+  }
+  throw std::logic_error("neutral_of: avg has no neutral element");
+}
+
+const ReductionPtr& plain_reduction(ReduceOp op) {
+  // Never destroyed, and their copies count no references.
+  static const auto* const table = [] {
+    auto* made = new std::array<ReductionPtr, kPlainReductions.size()>;
+    for (const ReduceOp each : kPlainReductions) {
+      (*made)[static_cast<std::size_t>(each)] = ReductionPtr(ReductionPtr(), new Plain(each));
+    }
+    return made;
+  }();
+  return table->at(static_cast<std::size_t>(op));
+}
+
+ReductionPtr norm_reduction(double p) { return std::make_shared<const Norm>(p); }
+ReductionPtr masked_reduction(ReduceOp op) { return std::make_shared<const Masked>(op); }
+
+}  // namespace tessera

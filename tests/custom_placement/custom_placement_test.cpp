@@ -1,0 +1,125 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#undef CHECK  // c10's
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/examples/custom_placement/root_mean_square.h"
+#include "tessera/examples/custom_placement/zigzag_parallel.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/placement/layout.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+using namespace custom_placement;
+
+namespace {
+
+// Placements that a tensor of 9 rows over `n` ranks may have.
+Placements built_in(int64_t n) {
+  std::vector<int64_t> sizes(static_cast<std::size_t>(n), 0);
+  sizes.back() = 9;
+  return {Replicate(),
+          Shard(0),
+          Shard(1),
+          BlockCyclic(0, 2),
+          RaggedShard(0, sizes),
+          Partial(),
+          Partial(ReduceOp::kAvg),
+          Partial(ReduceOp::kMax),
+          Partial(ReduceOp::kMin),
+          Partial(ReduceOp::kProduct),
+          NormPartial(2),
+          MaskedPartial()};
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("zigzag: the parts", {1}) {
+  const auto part = [](int64_t size, int64_t parts, int64_t index) { return Zigzag().part(size, parts, index); };
+  CHECK(part(8, 2, 0) == Intervals{{0, 2}, {6, 8}});
+  CHECK(part(8, 2, 1) == Intervals{{2, 6}});
+  CHECK(part(3, 2, 0) == Intervals{{0, 1}});
+  CHECK(part(3, 2, 1) == Intervals{{1, 3}});
+  CHECK(part(0, 2, 1).empty());
+  for (int64_t size = 0; size < 20; ++size) {
+    for (int64_t parts = 1; parts < 6; ++parts) check_partition(Zigzag(), size, parts, "test");
+  }
+  CHECK(to_string(ZigzagShard(1)) == "Zigzag(1)");
+  CHECK(to_string(RmsPartial()) == "P(rms)");
+}
+
+TESSERA_RANKS_TEST_CASE("to and from every built-in placement the value stays", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = whole_numbers({9, 5});
+  for (const Placement& other : built_in(mesh.size())) {
+    CAPTURE(to_string(other));
+    const at::Tensor start = spread(whole, mesh, {other});
+    const at::Tensor zigzag = redistribute(start, {ZigzagShard(0)});
+    CHECK(placements_of(zigzag) == Placements{ZigzagShard(0)});
+    CHECK(same(to_local(zigzag), piece_of(whole, mesh, {ZigzagShard(0)})));
+    CHECK(same(full_tensor(redistribute(zigzag, {other})), whole));
+    const at::Tensor rms = redistribute(start, {RmsPartial()});
+    CHECK(close(full_tensor(rms), whole));
+    CHECK(close(full_tensor(redistribute(rms, {other})), whole));
+    CHECK(close(full_tensor(redistribute(zigzag, {RmsPartial()})), whole));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("gradients go through both", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor weight = sample({9, 5}, 2);
+  at::Tensor x = spread(sample({9, 5}), mesh, {Shard(0)});
+  x.requires_grad_(true);
+  (redistribute(redistribute(x, {ZigzagShard(0)}), {Replicate()}) * spread(weight, mesh, {Replicate()})).sum().backward();
+  CHECK(close(full_tensor(x.grad()), weight));
+  // Of a piece's root mean square, against one process.
+  const at::Tensor all = sample({mesh.size(), 7}, 4);
+  const at::Tensor rows = all.clone().requires_grad_(true);
+  rows.square().mean(0).sqrt().sum().backward();
+  const at::Tensor piece = all[mesh.local_rank(0)].clone().requires_grad_(true);
+  full_tensor(from_local(piece, mesh, {RmsPartial()})).sum().backward();
+  CHECK(close(piece.grad(), rows.grad()[mesh.local_rank(0)]));
+}
+
+TESSERA_RANKS_TEST_CASE("operators run on a zigzag as on any shard, without communication", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor a = sample({9, 4}), b = sample({9, 4}, 1), w = sample({4, 3}, 2);
+  const at::Tensor za = spread(a, mesh, {ZigzagShard(0)}), zb = spread(b, mesh, {ZigzagShard(0)});
+  const at::Tensor replicated = spread(w, mesh, {Replicate()});
+  const CommCounter counter(mesh);
+  const at::Tensor sum = at::gelu(za + zb * 2);
+  const at::Tensor product = at::mm(za, replicated);
+  const at::Tensor mean = za.mean(0);
+  CHECK(counter.total() == 0);
+  CHECK(placements_of(sum) == Placements{ZigzagShard(0)});
+  CHECK(placements_of(product) == Placements{ZigzagShard(0)});
+  CHECK(close(full_tensor(sum), at::gelu(a + b * 2)));
+  CHECK(close(full_tensor(product), at::mm(a, w)));
+  CHECK(close(full_tensor(mean), a.mean(0)));
+}
+
+TESSERA_RANKS_TEST_CASE("a style that lays the sequence out in a zigzag", {1, 2, 3, 4}) {
+  torch::manual_seed(1);
+  torch::nn::LayerNorm plain(torch::nn::LayerNormOptions({6}));
+  torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({6}));
+  plain->to(at::kDouble);
+  norm->to(at::kDouble);
+  const DeviceMesh mesh = line();
+  auto parallel = parallelize_module(norm, mesh, {{"", ZigzagSequenceParallel()}});
+  const at::Tensor x = sample({2, 9, 6});
+  const at::Tensor weight = sample({2, 9, 6}, 7);
+  (plain(x) * weight).sum().backward();
+  const at::Tensor y = parallel(spread(x, mesh, {ZigzagShard(1)}));
+  CHECK(placements_of(y) == Placements{ZigzagShard(1)});
+  CHECK(close(full_tensor(y).detach(), plain(x).detach()));
+  (y * spread(weight, mesh, {ZigzagShard(1)})).sum().backward();
+  CHECK(close(full_tensor(norm->weight.grad()), plain->weight.grad()));
+}

@@ -1,0 +1,154 @@
+#include <functional>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/placement/reduction.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+// A pending reduction, and what one process does with the pieces of all ranks as rows.
+struct Pending {
+  Placement placement;
+  std::function<at::Tensor(const at::Tensor&)> reduce;
+};
+
+at::Tensor norm(const at::Tensor& rows, double p) { return rows.abs().pow(p).sum(0).pow(1 / p); }
+
+std::vector<Pending> all_kinds() {
+  return {{Partial(), [](const at::Tensor& rows) { return rows.sum(0); }},
+          {Partial(ReduceOp::kAvg), [](const at::Tensor& rows) { return rows.mean(0); }},
+          {Partial(ReduceOp::kMax), [](const at::Tensor& rows) { return rows.amax(0); }},
+          {Partial(ReduceOp::kMin), [](const at::Tensor& rows) { return rows.amin(0); }},
+          {Partial(ReduceOp::kProduct), [](const at::Tensor& rows) { return rows.prod(0); }},
+          {NormPartial(2), [](const at::Tensor& rows) { return norm(rows, 2); }},
+          {NormPartial(3), [](const at::Tensor& rows) { return norm(rows, 3); }},
+          {NormPartial(-1), [](const at::Tensor& rows) { return norm(rows, -1); }}};
+}
+
+// Rows of which some are equal, and some zero: no, one and several factors of a product.
+at::Tensor rows_with_ties(int64_t n) {
+  at::Tensor rows = (at::arange(n * 8, at::kDouble) * 5 % 7 - 2).view({n, 8}).clone();
+  rows.select(1, 3).fill_(2);
+  rows.select(1, 4)[0] = 0;
+  return rows;
+}
+
+// A user's reduction that says nothing but its operator.
+class Bare final : public Reduction {
+ public:
+  Bare() : Reduction("bare", ReduceOp::kProduct) {}
+};
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("the gradient of a piece is the derivative of the value, ties and zeros too", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const auto me = mesh.local_rank(0);
+  const at::Tensor weight = sample({8}, 3);
+  for (const Pending& kind : all_kinds()) {
+    CAPTURE(to_string(kind.placement));
+    const at::Tensor whole = rows_with_ties(mesh.size()) + (kind.placement.reduction().text().starts_with("norm") ? 10 : 0);
+    const at::Tensor rows = whole.clone().requires_grad_(true);
+    const at::Tensor want = kind.reduce(rows);
+    (want * weight).sum().backward();
+    const at::Tensor piece = whole[me].clone().requires_grad_(true);
+    const at::Tensor got = from_local(piece, mesh, {kind.placement});
+    CHECK(close(full_tensor(got).detach(), want.detach()));
+    (full_tensor(got) * weight).sum().backward();
+    CHECK(close(piece.grad(), rows.grad()[me]));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("over two mesh dimensions the terms of all ranks count together", {4}) {
+  const DeviceMesh mesh = mesh_over({2, 2});
+  for (const Pending& kind : all_kinds()) {
+    CAPTURE(to_string(kind.placement));
+    const at::Tensor whole = rows_with_ties(4) + 10;
+    const at::Tensor rows = whole.clone().requires_grad_(true);
+    const at::Tensor want = kind.reduce(rows);
+    want.sum().backward();
+    const at::Tensor piece = whole[rank()].clone().requires_grad_(true);
+    const at::Tensor got = from_local(piece, mesh, {kind.placement, kind.placement});
+    CHECK(close(full_tensor(got).detach(), want.detach()));
+    full_tensor(got).sum().backward();
+    CHECK(close(piece.grad(), rows.grad()[rank()]));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("what a mask leaves out counts for nothing and gets no gradient", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kProduct}) {
+    CAPTURE(to_string(op));
+    const at::Tensor whole = rows_with_ties(n) + 3;
+    // Every element counts on some rank.
+    const at::Tensor counts = (at::arange(n).unsqueeze(1) + at::arange(8)).remainder(2) == 0;
+    const at::Tensor masks = n == 1 ? at::ones({1, 8}, at::kBool) : counts;
+    const at::Tensor rows = whole.clone().requires_grad_(true);
+    const double neutral = op == ReduceOp::kSum ? 0 : (op == ReduceOp::kMax ? -1e300 : 1);
+    const at::Tensor kept = at::where(masks, rows, at::full_like(rows, neutral));
+    const at::Tensor want = op == ReduceOp::kSum ? kept.sum(0) : (op == ReduceOp::kMax ? kept.amax(0) : kept.prod(0));
+    want.sum().backward();
+    const auto me = mesh.local_rank(0);
+    const at::Tensor piece = whole[me].clone().requires_grad_(true);
+    FromLocalOptions options;
+    options.mask = masks[me];
+    const at::Tensor got = from_local(piece, mesh, {MaskedPartial(op)}, options);
+    CHECK(placements_of(got) == Placements{MaskedPartial(op)});
+    CHECK(close(full_tensor(got).detach(), want.detach()));
+    full_tensor(got).sum().backward();
+    CHECK(close(piece.grad(), at::where(masks[me], rows.grad()[me], at::zeros({8}, at::kDouble))));
+    // To the plain one and back nothing is sent.
+    const CommCounter counter(mesh);
+    CHECK(same(to_local(redistribute(redistribute(got, {Partial(op)}), {MaskedPartial(op)})).detach(),
+               to_local(got).detach()));
+    CHECK(counter.total() == 0);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("pending reductions and masks that make no sense are refused", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor piece = at::ones({3});
+  const auto refused = [&](const at::Tensor& local, const Placement& placement, const at::Tensor& mask, const char* part) {
+    CAPTURE(part);
+    FromLocalOptions options;
+    options.mask = mask;
+    CHECK_THROWS_WITH_AS(from_local(local, mesh, {placement}, options), doctest::Contains(part), std::invalid_argument);
+  };
+  refused(piece, Partial(), at::ones({3}, at::kBool), "goes with MaskedPartial");
+  refused(piece, MaskedPartial(), at::ones({4}, at::kBool), "a mask of Bool [4] for a piece [3]");
+  refused(piece, MaskedPartial(), at::ones({3}), "a mask of Float [3]");
+  refused(piece, Partial(ReduceOp::kBitXor), {}, "bit_xor of Float is not defined");
+  refused(at::ones({3}, at::kLong), NormPartial(2), {}, "P(norm 2) of Long is not defined");
+  CHECK_THROWS_WITH_AS(NormPartial(0), doctest::Contains("a norm of order 0"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(NormPartial(std::numeric_limits<double>::infinity()), doctest::Contains("Partial(max)"),
+                       std::invalid_argument);
+  // What a norm cannot be.
+  const at::Tensor negative = from_local(at::full({3}, -1.0), mesh, {Replicate()});
+  CHECK_THROWS_WITH_AS(redistribute(negative, {NormPartial(2)}), doctest::Contains("negative elements cannot be P(norm 2)"),
+                       std::runtime_error);
+}
+
+TESSERA_RANKS_TEST_CASE("a user's reduction redistributes by its operator, and its gradient names what is missing", {2}) {
+  const DeviceMesh mesh = line();
+  const Placement bare = Partial(std::make_shared<const Bare>());
+  const at::Tensor piece = at::full({4}, 3.0, at::kDouble).requires_grad_(true);
+  const at::Tensor value = from_local(piece, mesh, {bare});
+  CHECK(same(full_tensor(value).detach(), at::full({4}, 9.0, at::kDouble)));
+  CHECK(same(full_tensor(redistribute(redistribute(value, {Shard(0)}), {bare})).detach(), at::full({4}, 9.0, at::kDouble)));
+  CHECK(to_string(bare) == "P(bare)");
+  CHECK_THROWS_WITH_AS(full_tensor(value).sum().backward(), doctest::Contains("implement Reduction::derivative (or slope)"),
+                       std::runtime_error);
+}

@@ -1,0 +1,184 @@
+// Groups that a caller made, and groups with options of their own.
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/collectives.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace std::chrono_literals;
+using tessera::testing::world;
+using Group = c10::intrusive_ptr<c10d::Backend>;
+using Ints = std::vector<int64_t>;
+
+namespace {
+
+// A Gloo group of `ranks`, as a program would make its own.
+Group own_group(const Ints& ranks) {
+  const auto place = std::find(ranks.begin(), ranks.end(), world()->rank()) - ranks.begin();
+  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("own/{}", fmt::join(ranks, "-")), world()->store());
+  const Group group = make_gloo_group({.store = store,
+                                       .rank = static_cast<int>(place),
+                                       .size = static_cast<int>(ranks.size()),
+                                       .timeout = 60s,
+                                       .one_host = true})
+                          .backend;
+  // A rank that ended before the others have connected would look lost to them.
+  group->barrier(c10d::BarrierOptions())->wait();
+  return group;
+}
+
+Group telling(Group group, const std::vector<uint64_t>& ranks) {
+  group->getBackendOptions()->global_ranks_in_group = ranks;
+  return group;
+}
+
+int64_t sum_of_ranks(const DeviceMesh& mesh, int64_t mesh_dim) {
+  return all_reduce(at::scalar_tensor(world()->rank(), at::kLong), mesh, mesh_dim, ReduceOp::kSum).item<int64_t>();
+}
+
+template <typename Error = std::invalid_argument, typename Call>
+void check_refused(const Call& call, const std::string& part) {
+  CAPTURE(part);
+  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), Error);
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("from_group: a group of the whole world is a mesh of one dimension over it", {2, 3}) {
+  const int64_t n = world()->size();
+  Ints all;
+  for (int64_t rank = 0; rank < n; ++rank) all.push_back(rank);
+  const Group group = own_group(all);
+  const DeviceMesh mesh = DeviceMesh::from_group(group, "cpu", "tp", world());
+  CHECK(mesh == init_device_mesh("cpu", {n}, {"tp"}, world()));
+  CHECK(mesh.group("tp") == group);
+  CHECK(sum_of_ranks(mesh, 0) == n * (n - 1) / 2);
+  CHECK(world()->group_count() == 1);
+  CHECK(DeviceMesh::from_group(group, "cpu", "", world()).mesh() == Mesh({n}));
+}
+
+TESSERA_RANKS_TEST_CASE("from_group: a group that tells its ranks is a mesh over them", {4}) {
+  const bool odd = world()->rank() % 2 == 1;
+  const Group group = odd ? telling(own_group({3, 1}), {3, 1}) : telling(own_group({0, 2}), {0, 2});
+  const DeviceMesh mesh = DeviceMesh::from_group(group, "cpu", "tp", world());
+  CHECK(mesh.mesh() == Mesh({2}, {"tp"}, odd ? Ints{3, 1} : Ints{0, 2}));
+  CHECK(sum_of_ranks(mesh, 0) == (odd ? 4 : 2));
+  CHECK(world()->group_count() == 1);
+}
+
+TESSERA_RANKS_TEST_CASE("from_group: groups for each mesh dimension carry its collectives, on slices too", {4}) {
+  const Mesh shape({2, 2}, {"dp", "tp"});
+  const int64_t rank = world()->rank();
+  const Group dp = own_group(rank % 2 == 0 ? Ints{0, 2} : Ints{1, 3});
+  const Group tp = own_group(rank < 2 ? Ints{0, 1} : Ints{2, 3});
+  const DeviceMesh mesh = DeviceMesh::from_group({dp, tp}, "cpu", shape, world());
+  CHECK(mesh.group("dp") == dp);
+  CHECK(mesh["tp"].group(0) == tp);
+  CHECK(sum_of_ranks(mesh, 0) == (rank % 2 == 0 ? 2 : 4));
+  CHECK(sum_of_ranks(mesh["tp"], 0) == (rank < 2 ? 1 : 5));
+  CHECK(world()->group_count() == 2);
+  // No one gave this one.
+  CHECK(sum_of_ranks(mesh.merged({0, 1}), 0) == 6);
+  CHECK(world()->group_count() == 3);
+}
+
+TESSERA_RANKS_TEST_CASE("from_group: a caller's group takes the place of one that the world made", {2}) {
+  const DeviceMesh before = init_device_mesh("cpu", {2}, {"tp"}, world());
+  CHECK(sum_of_ranks(before, 0) == 1);
+  const Group group = own_group({0, 1});
+  CHECK(before.group(0) != group);
+  DeviceMesh::from_group(group, "cpu", "tp", world());
+  CHECK(before.group(0) == group);
+  CHECK(sum_of_ranks(before, 0) == 1);
+  CHECK(world()->group_count() == 1);
+}
+
+TESSERA_RANKS_TEST_CASE("from_group: what does not fit is refused, with the values seen", {4}) {
+  const int64_t rank = world()->rank();
+  const bool left = rank < 2;
+  const Group tp = own_group(left ? Ints{0, 1} : Ints{2, 3});
+  const auto one = [](const Group& group, const std::string& device = "cpu") {
+    return [=] { DeviceMesh::from_group(group, device, "tp", world()); };
+  };
+  const auto several = [](const std::vector<Group>& groups, const Mesh& mesh) {
+    return [=] { DeviceMesh::from_group(groups, "cpu", mesh, world()); };
+  };
+  check_refused(one(nullptr), "from_group: the group is null");
+  check_refused(one(tp), "the group of 2 ranks does not tell which of the world's 4 they are; set global_ranks_in_group");
+  check_refused(one(telling(tp, {0, 9})), "names rank 9, outside the world of 4 ranks");
+  check_refused(one(telling(tp, {0, 1, 2, 3})),
+                "the group for mesh dimension tp has 2 ranks, mesh {tp: 4} on cpu has 4 there");
+  check_refused(one(telling(tp, {0, 1}), "tpu"), "from_group: device 'tpu' is not supported");
+  const Ints mine = left ? Ints{0, 1} : Ints{2, 3}, other = left ? Ints{2, 3} : Ints{0, 1};
+  check_refused(several({tp, tp}, Mesh({2}, {"tp"}, mine)),
+                "from_group: 2 groups for the 1 mesh dimensions of mesh {tp: 2}");
+  check_refused(several({nullptr}, Mesh({2}, {"tp"}, mine)), "the group for mesh dimension tp is null");
+  check_refused(several({tp}, Mesh({2}, {"tp"}, other)), fmt::format("from_group: rank {} is outside mesh {{tp: 2}}", rank));
+  check_refused(several({telling(tp, {})}, Mesh({2}, {"tp"}, {mine[1], mine[0]})),
+                fmt::format("rank {} has place {} in the group for mesh dimension tp and coordinate {} there", rank,
+                            rank % 2, 1 - rank % 2));
+  check_refused(several({telling(tp, {0, 3})}, Mesh({2}, {"tp"}, mine)),
+                fmt::format("the group for mesh dimension tp is over ranks [0, 3], mesh {} on cpu has [{}] there",
+                            Mesh({2}, {"tp"}, mine).to_string(), fmt::join(mine, ", ")));
+  check_refused([&] { world()->adopt(mine, c10::kCPU, nullptr); }, "it is null");
+  check_refused([&] { world()->adopt(other, c10::kCPU, tp); }, fmt::format("rank {} is not among them", rank));
+  check_refused(
+      [&] {
+        world()->adopt({mine[1], mine[0]}, c10::kCPU, tp);
+      },
+      fmt::format("rank {} has place {} of 2 in it; list the ranks in the group's own order", rank, rank % 2));
+  CHECK(world()->group_count() == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("a failure elsewhere ends a collective of a group that the caller made", {2}) {
+  const DeviceMesh mesh = DeviceMesh::from_group(own_group({0, 1}), "cpu", "tp", world());
+  CHECK(sum_of_ranks(mesh, 0) == 1);
+  const auto start = std::chrono::steady_clock::now();
+  if (world()->rank() == 0) {
+    world()->fail("loss", "not a number");
+  } else {
+    check_refused<std::runtime_error>([&] { sum_of_ranks(mesh, 0); }, "rank 0 failed in loss: not a number");
+  }
+  CHECK(std::chrono::steady_clock::now() - start < 10s);
+}
+
+TESSERA_RANKS_TEST_CASE("each mesh dimension's groups have its options", {4}) {
+  const DeviceMesh mesh =
+      init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world(), {{"tp", {.timeout = 7s, .backend = "gloo"}}});
+  const DeviceMesh plain = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  CHECK(mesh.group("tp")->getBackendOptions()->timeout == 7s);
+  CHECK(mesh.group("dp")->getBackendOptions()->timeout == world()->timeout());
+  CHECK(plain.group("tp")->getBackendOptions()->timeout == world()->timeout());
+  CHECK(mesh.group("dp") == plain.group("dp"));
+  CHECK(world()->group_count() == 3);
+  CHECK(sum_of_ranks(mesh, 1) == (world()->rank() < 2 ? 1 : 5));
+  CHECK(sum_of_ranks(plain, 1) == (world()->rank() < 2 ? 1 : 5));
+}
+
+TESSERA_RANKS_TEST_CASE("a mesh dimension's own timeout ends its collective, long before the world's", {2}) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world(), {{"tp", {.timeout = 700ms}}});
+  REQUIRE(world()->timeout() >= 30s);
+  CHECK(sum_of_ranks(mesh, 0) == 1);
+  const auto start = std::chrono::steady_clock::now();
+  if (world()->rank() == 0) {
+    CHECK_THROWS_AS(sum_of_ranks(mesh, 0), std::runtime_error);
+    CHECK(std::chrono::steady_clock::now() - start >= 600ms);
+  } else {
+    std::this_thread::sleep_for(3s);  // does not come
+  }
+  CHECK(std::chrono::steady_clock::now() - start < 15s);
+}
