@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -28,6 +29,7 @@ GroupTable::GroupTable(Options options) : options_(std::move(options)) {}
 GroupTable::~GroupTable() {
   watcher_.request_stop();
   if (watcher_.joinable()) watcher_.join();
+  if (options_.board->failed()) skip_mpi_end();
 }
 
 c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ranks, c10::DeviceType device) {
@@ -50,26 +52,48 @@ c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ra
   return inserted->second.backend;
 }
 
+void GroupTable::start() {
+  if (options_.fake || options_.size == 1 || options_.cpu_backend != CpuBackend::kMpi) return;
+  std::vector<int64_t> everyone(static_cast<std::size_t>(options_.size));
+  std::iota(everyone.begin(), everyone.end(), int64_t{0});
+  start_mpi(request("tessera/mpi", everyone));
+}
+
 BackendGroup GroupTable::make(const Key& key) const {
   const auto& [device, ranks] = key;
+  const GroupRequest asked = request(
+      fmt::format("tessera/group/{}/{}", c10::DeviceTypeName(device, /*lower_case=*/true), fmt::join(ranks, "-")), ranks);
+  if (options_.fake) return make_fake_group(asked.rank, asked.size);
+  return device == c10::DeviceType::CUDA ? make_nccl_group(asked) : make_cpu_group(asked);
+}
+
+BackendGroup GroupTable::make_cpu_group(const GroupRequest& request) const {
+  // A world of one has nobody to talk to, and need not have been started by MPI.
+  if (options_.size == 1) return make_gloo_group(request);
+  switch (options_.cpu_backend) {
+    case CpuBackend::kGloo: return make_gloo_group(request);
+    case CpuBackend::kMpi: return make_mpi_group(request);
+  }
+  throw std::logic_error("make_cpu_group: not a CpuBackend");
+}
+
+GroupRequest GroupTable::request(const std::string& prefix, const std::vector<int64_t>& ranks) const {
   const auto place = std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin();
-  const int size = static_cast<int>(ranks.size());
-  if (options_.fake) return make_fake_group(static_cast<int>(place), size);
-  const std::string prefix =
-      fmt::format("tessera/group/{}/{}", c10::DeviceTypeName(device, /*lower_case=*/true), fmt::join(ranks, "-"));
   // A world of one has no store; its group of one wants one all the same.
   c10::intrusive_ptr<c10d::Store> base = options_.store;
   if (!base) base = c10::make_intrusive<c10d::HashStore>();
-  const GroupRequest request{
+  GroupRequest request{
       .store = c10::make_intrusive<c10d::PrefixStore>(prefix, watch_store(std::move(base), options_.board, ranks)),
       .rank = static_cast<int>(place),
-      .size = size,
+      .size = static_cast<int>(ranks.size()),
       .timeout = options_.timeout,
       .one_host = options_.one_host,
       .device_index = options_.device_index,
+      .lost = [board = options_.board,
+               ranks] { return board->failed() || board->search(ranks, std::chrono::milliseconds::zero()).has_value(); },
   };
   request.store->setTimeout(options_.timeout);
-  return device == c10::DeviceType::CUDA ? make_nccl_group(request) : make_gloo_group(request);
+  return request;
 }
 
 bool GroupTable::close_all() noexcept {

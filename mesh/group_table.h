@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include <c10/core/Device.h>
 
 #include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/cpu_backend.h"
 #include "tessera/mesh/failure.h"
 
 namespace tessera {
@@ -21,7 +23,7 @@ namespace tessera {
 // the job is well.
 //
 // Groups are never closed under a collective of this rank: Gloo wakes a waiting thread when the other end of a connection
-// closes, not when its own does. Such a rank waits, maybe through others, for one that is in no collective; that one's watch
+// closes, not when its own does (MPI asks GroupRequest::lost while it waits). Such a rank waits, maybe through others, for one that is in no collective; that one's watch
 // closes its groups, and the failure runs back along the chain.
 class GroupTable {
  public:
@@ -29,10 +31,12 @@ class GroupTable {
     c10::intrusive_ptr<c10d::Store> store;
     std::shared_ptr<FailureBoard> board;
     int64_t rank = 0;
+    int64_t size = 1;
     std::chrono::milliseconds timeout = std::chrono::minutes(5);
     bool one_host = false;
     int device_index = 0;
     bool fake = false;
+    CpuBackend cpu_backend = CpuBackend::kGloo;
     std::function<bool()> busy;  // whether another thread of this rank is in a collective now
   };
   explicit GroupTable(Options options);
@@ -40,6 +44,9 @@ class GroupTable {
   GroupTable(const GroupTable&) = delete;
   GroupTable& operator=(const GroupTable&) = delete;
 
+  // What the backend of CPU tensors needs before any group: MPI is started by all ranks of the world together. Nothing for
+  // Gloo, a fake world, or a world of one. Throws what the backend throws.
+  void start();
   // The group of `ranks`, this rank among them; collective over them at first use. Throws what making it throws.
   c10::intrusive_ptr<c10d::Backend> get(const std::vector<int64_t>& ranks, c10::DeviceType device);
   // Closes every group of a failed world; false when another thread is in a collective: the watch then does it as soon as
@@ -49,6 +56,8 @@ class GroupTable {
  private:
   using Key = std::pair<c10::DeviceType, std::vector<int64_t>>;
   BackendGroup make(const Key& key) const;
+  BackendGroup make_cpu_group(const GroupRequest& request) const;
+  GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks) const;
   void watch(const std::stop_token& stop);
 
   const Options options_;

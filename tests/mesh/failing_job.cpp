@@ -130,5 +130,10 @@ void fail(const std::string& how) {
 int main(int argc, char** argv) {
   at::globalContext();
   if (argc != 2) return 2;
-  fail(argv[1]);
+  try {
+    fail(argv[1]);
+  } catch (const std::exception& error) {
+    say(fmt::format("error: {}", error.what()));
+    throw;
+  }
 }

@@ -1,6 +1,9 @@
 #include <chrono>
+#include <cstdlib>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <arpa/inet.h>
@@ -10,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
 
@@ -45,14 +49,23 @@ struct Job {
   }
 };
 
+// As the test's target says.
+bool is_over_mpi() {
+  const char* const backend = std::getenv("TESSERA_BACKEND");
+  return backend != nullptr && std::string_view(backend) == "mpi";
+}
+
 Job run_job(const std::string& how, int64_t size, std::map<std::string, std::string> environment = {}) {
   const PrivateFolder folder;
+  std::optional<MpiJob> mpi;
+  if (is_over_mpi()) mpi.emplace(size);
   Job job;
   job.result = run_process_group({
       .command = {"tests/mesh/failing_job", how},
       .size = size,
       .store_path = folder.path() + "/store",
       .environment = std::move(environment),
+      .rank_variables = [&](int64_t rank) { return mpi ? mpi->variables(rank) : std::map<std::string, std::string>(); },
       .time_limit = std::chrono::seconds(50),
       .on_line =
           [&](int64_t rank, OutputStream, std::string_view line) {
@@ -143,9 +156,22 @@ TEST_CASE("a rank exits: the others name it") {
   check_others_ended(run_job("exits with 0", 3), 3, {kWhere, "a peer was lost: the process of rank 2 has ended"});
   check_others_ended(run_job("exits with 0 before the groups are made", 3), 3,
                      {"a peer was lost: the process of rank 2 has ended"});
-  check_others_ended(run_job("exits with 0 before it joins", 3), 3,
-                     {"making a process group over ranks [0, 1, 2]",
-                      "a peer was lost: rank 2 exited with code 0 before it joined the others"});
+}
+
+TEST_CASE("a rank exits before it joins: the others do not wait for it") {
+  const std::string lost = "a peer was lost: rank 2 exited with code 0 before it joined the others";
+  const Job job = run_job("exits with 0 before it joins", 3);
+  if (!is_over_mpi()) return check_others_ended(job, 3, {"making a process group over ranks [0, 1, 2]", lost});
+  // MPI starts with the world, which then cannot be made.
+  const std::string all = job.all();
+  INFO(all);
+  CHECK_FALSE(job.result.timed_out);
+  for (const int64_t rank : {0, 1}) {
+    const std::vector<Line> errors = job.starting_with(rank, "error: ");
+    REQUIRE(errors.size() == 1);
+    CHECK(errors[0].text.find("starting MPI over ranks [0, 1, 2]: " + lost) != std::string::npos);
+    CHECK(std::chrono::duration<double>(errors[0].time - job.starting_with(2, "fault").at(0).time).count() < 5);
+  }
 }
 
 TEST_CASE("an exception that leaves main still leaves its text") {
