@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -40,16 +40,11 @@ const T& only(const std::vector<T>& list, const char* op) {
   return list.front();
 }
 
-// One part of a flat tensor for each rank: the first ones may have one element more.
-Tensors shares(const at::Tensor& flat, int size) {
-  Tensors parts;
-  int64_t first = 0;
-  for (int rank = 0; rank < size; ++rank) {
-    const int64_t count = flat.numel() / size + (rank < flat.numel() % size ? 1 : 0);
-    parts.push_back(flat.narrow(0, first, count));
-    first += count;
-  }
-  return parts;
+// How many of `elements` each rank reduces: the first ones may have one more.
+std::vector<int64_t> shares(int64_t elements, int size) {
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < size; ++rank) counts.push_back(elements / size + (rank < elements % size ? 1 : 0));
+  return counts;
 }
 
 std::vector<int64_t> times(std::vector<int64_t> counts, int64_t factor) {
@@ -86,13 +81,15 @@ class MpiBackend : public c10d::Backend {
     const MpiReduction reduction(options.reduceOp, tensor.scalar_type(), "allreduce");
     const at::Tensor flat = tensor.view({-1});
     if (span.bytes > kReduceAtOnce) {
-      const Tensors pieces = shares(flat, getSize());
+      const std::vector<int64_t> counts = shares(flat.numel(), getSize());
+      const MpiSpans pieces = cut_span(span, times(counts, flat.element_size()));
       Tensors memory = {flat};
       const auto spread = [&](const MpiSpan& mine, const MpiSpans& columns) {
         return exchange_spans(*transport_, next_tag(), repeat_span(mine, getSize()), columns);
       };
       // In place: nobody is sent this rank's own piece before it is reduced.
-      const at::Tensor& own = pieces[static_cast<std::size_t>(getRank())];
+      const int64_t first = std::accumulate(counts.begin(), counts.begin() + getRank(), int64_t{0});
+      const at::Tensor own = flat.narrow(0, first, counts[index()]);
       std::vector<MpiStage> stages = reduce_pieces(reduction, pieces, own, spread, memory);
       return start(options, std::move(stages), std::move(memory));
     }
@@ -105,12 +102,13 @@ class MpiBackend : public c10d::Backend {
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     const at::Tensor& tensor = only(tensors, "reduce");
-    mpi_span(tensor, "reduce");
+    const MpiSpan span = mpi_span(tensor, "reduce");
     const int root = checked_rank(options.rootRank, "reduce");
     const MpiReduction reduction(options.reduceOp, tensor.scalar_type(), "reduce");
-    const Tensors pieces = shares(tensor.view({-1}), getSize());
+    const std::vector<int64_t> counts = shares(tensor.numel(), getSize());
+    const MpiSpans pieces = cut_span(span, times(counts, tensor.element_size()));
     // Elsewhere than in `tensor`, which stays as it is on the other ranks.
-    const at::Tensor own = at::empty_like(pieces[static_cast<std::size_t>(getRank())]);
+    const at::Tensor own = at::empty({counts[index()]}, tensor.options());
     Tensors memory = {tensor, own};
     const auto spread = [&](const MpiSpan& mine, const MpiSpans& columns) {
       return exchange_spans(*transport_, next_tag(), span_only_at(root, mine, getSize()),
@@ -159,14 +157,16 @@ class MpiBackend : public c10d::Backend {
   }
 
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
-    mpi_span(input, "_reduce_scatter_base");
+    const MpiSpan from = mpi_span(input, "_reduce_scatter_base");
     check_parts("_reduce_scatter_base", input, output);
-    return reduce_rows(options, input.view({getSize(), -1}).unbind(0), output, "_reduce_scatter_base");
+    return reduce_rows(options, cut_span_evenly(from, getSize()), output, {input}, "_reduce_scatter_base");
   }
 
   WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override {
-    return reduce_rows(options, only(inputs, "reduce_scatter"), only(outputs, "reduce_scatter"), "reduce_scatter");
+    const Tensors& list = only(inputs, "reduce_scatter");
+    return reduce_rows(options, mpi_spans(list, getSize(), "reduce_scatter"), only(outputs, "reduce_scatter"), list,
+                       "reduce_scatter");
   }
 
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive, std::vector<int64_t>& send,
@@ -218,27 +218,27 @@ class MpiBackend : public c10d::Backend {
     return work;
   }
 
-  // Rank i reduces piece i of every rank's tensors, which are flat, into its `result`: some columns of all pieces after the
-  // others, so that little is collected at once. Memory fresh from the system costs more than the messages do. `spread` makes
-  // the stage for columns of `result` that are ready, given where these columns are in each piece.
-  std::vector<MpiStage> reduce_pieces(const MpiReduction& reduction, const Tensors& pieces, const at::Tensor& result,
+  // Rank i reduces piece i of every rank into its `result`: some columns of all pieces after the others, so that little is
+  // collected at once. Memory fresh from the system costs more than the messages do. `spread` makes the stage for columns of
+  // `result` that are ready, given where these columns are in each piece.
+  std::vector<MpiStage> reduce_pieces(const MpiReduction& reduction, const MpiSpans& pieces, const at::Tensor& result,
                                       const Spread& spread, Tensors& memory) {
+    const int64_t item = result.element_size();
     int64_t longest = 0;
-    for (const at::Tensor& piece : pieces) longest = std::max(longest, piece.numel());
-    const int64_t fits = kReduceBlock / (getSize() * result.element_size());
-    const int64_t width = std::min(longest, std::max<int64_t>(fits, 1));
+    for (const MpiSpan& piece : pieces) longest = std::max(longest, piece.bytes / item);
+    const int64_t width = std::min(longest, std::max<int64_t>(kReduceBlock / (getSize() * item), 1));
     const at::Tensor rows = at::empty({getSize() * width}, result.options());
     memory.push_back(rows);
     std::vector<MpiStage> stages;
     for (int64_t begin = 0; begin < longest; begin += width) {
-      const auto columns = [&](const at::Tensor& flat) {
-        const int64_t first = std::min(begin, flat.numel());
-        return flat.narrow(0, first, std::min(width, flat.numel() - first));
-      };
       MpiSpans from;
-      for (const at::Tensor& piece : pieces) from.push_back(mpi_span(columns(piece), "reduce"));
-      const at::Tensor ready = columns(result);
-      const at::Tensor block = rows.narrow(0, 0, getSize() * ready.numel()).view({getSize(), ready.numel()});
+      for (const MpiSpan& piece : pieces) {
+        const int64_t first = std::min(begin * item, piece.bytes);
+        from.push_back({piece.data + first, std::min(width * item, piece.bytes - first)});
+      }
+      const int64_t count = from[index()].bytes / item;
+      const at::Tensor ready = result.narrow(0, std::min(begin, result.numel()), count);
+      const at::Tensor block = rows.narrow(0, 0, getSize() * count).view({getSize(), count});
       stages.push_back(exchange_spans(*transport_, next_tag(), from, rows_of(block)));
       stages.push_back([=, then = spread(mpi_span(ready, "reduce"), from)](MpiRequests& requests) {
         reduction.apply(block, ready);
@@ -248,28 +248,29 @@ class MpiBackend : public c10d::Backend {
     return stages;
   }
 
-  WorkPtr reduce_rows(const c10d::ReduceScatterOptions& options, Tensors pieces, const at::Tensor& output, const char* op) {
+  WorkPtr reduce_rows(const c10d::ReduceScatterOptions& options, const MpiSpans& pieces, const at::Tensor& output,
+                      const Tensors& inputs, const char* op) {
     const MpiSpan to = mpi_span(output, op);
-    const MpiSpan mine = mpi_spans(pieces, getSize(), op)[static_cast<std::size_t>(getRank())];
-    if (mine.bytes != to.bytes) {
-      refuse_over_mpi(op, fmt::format("this rank's part of the input has {} bytes, its output {}", mine.bytes, to.bytes));
+    if (pieces[index()].bytes != to.bytes) {
+      refuse_over_mpi(
+          op, fmt::format("this rank's part of the input has {} bytes, its output {}", pieces[index()].bytes, to.bytes));
     }
     const MpiReduction reduction(options.reduceOp, output.scalar_type(), op);
-    for (at::Tensor& piece : pieces) piece = piece.view({-1});
-    Tensors memory = with(pieces, output);
+    Tensors memory = with(inputs, output);
     const auto nothing = [](const MpiSpan&, const MpiSpans&) { return MpiStage(); };
     std::vector<MpiStage> stages = reduce_pieces(reduction, pieces, output.view({-1}), nothing, memory);
     return start(options, std::move(stages), std::move(memory));
   }
 
   MpiStage checked_exchange(const MpiSpans& from, const MpiSpans& to, const char* op) {
-    const auto me = static_cast<std::size_t>(getRank());
-    if (from[me].bytes != to[me].bytes) {
-      refuse_over_mpi(op, fmt::format("rank {} sends itself {} bytes and expects {}", me, from[me].bytes, to[me].bytes));
+    if (from[index()].bytes != to[index()].bytes) {
+      refuse_over_mpi(op, fmt::format("rank {} sends itself {} bytes and expects {}", getRank(), from[index()].bytes,
+                                      to[index()].bytes));
     }
     return exchange_spans(*transport_, next_tag(), from, to);
   }
 
+  std::size_t index() const { return static_cast<std::size_t>(getRank()); }
   MpiSpans rows_of(const at::Tensor& rows) const { return cut_span_evenly(mpi_span(rows, "rows"), getSize()); }
 
   // The parts of a tensor by counts along its first dimension; equal ones where none are given.

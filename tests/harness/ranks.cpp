@@ -9,11 +9,11 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 
 #include <fmt/format.h>
 
 #include "tessera/tests/harness/nursery.h"
+#include "tessera/tests/harness/over_mpi.h"
 #include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
@@ -61,22 +61,6 @@ decltype(ProcessGroupOptions::spawn) starter() {
   return [&from = nursery()](const auto& command, const auto& environment, pid_t group) {
     return from.start(command, environment, group);
   };
-}
-
-// As the test's target says; see tools/build_defs.bzl.
-bool is_over_mpi() {
-  const char* const backend = std::getenv("TESSERA_BACKEND");
-  return backend != nullptr && std::string_view(backend) == "mpi";
-}
-
-// Why ranks cannot be started over MPI; empty where they can.
-std::string why_no_mpi() {
-#ifdef TESSERA_MPI
-  if (has_mpirun()) return "";
-  return "mpirun is not installed; tools/setup installs it (Debian's openmpi-bin)";
-#else
-  return "this build has no MPI; tools/setup installs it (Debian's libopenmpi-dev)";
-#endif
 }
 
 void start(Run& run, const char* name, const char* place, std::chrono::milliseconds limit) {
