@@ -1,6 +1,6 @@
 // A program under the mpirun of a user: what carries its tensors, and how the job ends.
 
-#include <cstdlib>
+#include <filesystem>
 #include <string>
 
 #include <doctest/doctest.h>
@@ -77,6 +77,17 @@ TEST_CASE("launch --backend mpi makes the ranks processes of one MPI job, and en
   CHECK(
       contains(thrown.output, "[0] error: rank 0, aten::mm: all_reduce on mesh dimension tp of {tp: 2} on cpu over ranks"));
   CHECK(contains(thrown.output, "rank 1 failed in the user's callback at {tp: 2}: index 7 is out of range"));
+}
+
+TEST_CASE("launch --backend mpi leaves no shared memory behind, also of a rank that is killed") {
+  if (!why_no_mpi().empty()) TESSERA_SKIP(why_no_mpi());
+  const std::string show = "sh -c 'echo $OMPI_MCA_btl_vader_backing_directory; exec " + kProgram + "\"is killed\"'";
+  const ShellOutcome outcome = shell("timeout 60 tools/launcher/launch --no-prefix -n 2 --backend mpi " + show);
+  const std::string folder = outcome.output.substr(0, outcome.output.find('\n'));
+  CAPTURE(outcome.output);
+  CHECK(folder.starts_with("/dev/shm/tessera-"));
+  CHECK_FALSE(std::filesystem::exists(folder));
+  CHECK(outcome.exit_code == 128 + 9);
 }
 
 TEST_CASE("launch --backend mpi says what is wrong with mpirun") {

@@ -17,6 +17,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -53,7 +54,7 @@ std::vector<std::string> mpirun_command(int64_t size, const std::string& folder)
 }
 
 // What the user has set for Open MPI counts, unless it is what the mpirun that this process runs under has set.
-std::vector<std::string> mpirun_environment() {
+std::vector<std::string> mpirun_environment(const std::string& shared_memory) {
   std::map<std::string, std::string> variables = environment_without_launchers();
   const bool in_a_job = std::getenv("OMPI_COMM_WORLD_RANK") != nullptr;
   for (char** entry = environ; !in_a_job && entry != nullptr && *entry != nullptr; ++entry) {
@@ -63,12 +64,19 @@ std::vector<std::string> mpirun_environment() {
   }
   // All are on one host: nothing listens on a network's interface but mpirun.
   variables.emplace("OMPI_MCA_btl", "self,vader");
+  if (!shared_memory.empty()) variables.emplace("OMPI_MCA_btl_vader_backing_directory", shared_memory);
   // A container's only user is often root; mpirun itself runs nothing but a shell that waits.
   variables.emplace("OMPI_ALLOW_RUN_AS_ROOT", "1");
   variables.emplace("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   std::vector<std::string> lines;
   for (const auto& [name, value] : variables) lines.push_back(name + "=" + value);
   return lines;
+}
+
+// A rank, or mpirun, that is killed leaves its shared memory behind; in a folder it is found and removed.
+std::string make_shared_memory() {
+  std::string path = "/dev/shm/tessera-XXXXXX";
+  return ::mkdtemp(path.data()) != nullptr ? path : "";
 }
 
 int open_hold(const std::string& path) {
@@ -90,8 +98,9 @@ bool has_mpirun() {
 }
 
 MpiJob::MpiJob(int64_t size)
-    : hold_(open_hold(folder_.path() + "/hold")),
-      mpirun_(spawn(mpirun_command(size, folder_.path()), mpirun_environment(), /*group=*/0)) {
+    : shared_memory_(make_shared_memory()),
+      hold_(open_hold(folder_.path() + "/hold")),
+      mpirun_(spawn(mpirun_command(size, folder_.path()), mpirun_environment(shared_memory_), /*group=*/0)) {
   try {
     wait_for_places(size);
   } catch (...) {
@@ -137,6 +146,8 @@ void MpiJob::end() {
   }
   ::close(mpirun_.out);
   ::close(mpirun_.err);
+  std::error_code ignored;
+  if (!shared_memory_.empty()) std::filesystem::remove_all(shared_memory_, ignored);
 }
 
 std::string MpiJob::output() const {

@@ -34,7 +34,8 @@ class MpiJob {
   std::string output() const;
 
   const PrivateFolder folder_;
-  int hold_ = -1;  // the shells wait until nobody has this open
+  const std::string shared_memory_;  // a folder for the ranks' own, in /dev/shm; empty where there can be none
+  int hold_ = -1;                    // the shells wait until nobody has this open
   Child mpirun_;
 };
 
