@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -17,8 +18,9 @@ namespace tessera {
 // A c10d backend and the way to end it at once.
 struct BackendGroup {
   c10::intrusive_ptr<c10d::Backend> backend;
-  // Makes the current collective of the other members, and every later one, fail now. Not during one of this rank's own: it
-  // may then wait for its time limit. Any thread, any number of times; never throws.
+  // Makes the current collective of the other members, and every later one, fail now; over MPI only those of this rank: the
+  // others learn of it by GroupRequest::lost. Not during one of this rank's own: it may then wait for its time limit. Any
+  // thread, any number of times; never throws.
   std::function<void()> close;
 };
 
@@ -29,6 +31,9 @@ struct GroupRequest {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool one_host = false;  // then nothing listens on an outside interface
   int device_index = 0;   // NCCL: this rank's CUDA device
+  // Whether the job has failed, or the process of a member has ended. For a backend whose waits do not see that themselves:
+  // to be asked a few times a second while it waits.
+  std::function<bool()> lost = [] { return false; };
 };
 
 // Collective over the group; each throws what the backend throws.
@@ -37,7 +42,17 @@ BackendGroup make_gloo_group(const GroupRequest& request);
 BackendGroup make_nccl_group(const GroupRequest& request);
 // One that a caller made. Its close ends a Gloo group's connections, and calls abort() of any other.
 BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend);
+// Over a communicator of the members; after start_mpi().
+BackendGroup make_mpi_group(const GroupRequest& request);
 // c10d's fake group: moves nothing.
 BackendGroup make_fake_group(int rank, int size);
+
+// The MPI that this build has: "Open MPI", "MPICH", "another MPI", or "" for none.
+std::string_view mpi_flavor();
+// Starts MPI in this process, unless it has been; `world` is a request of all ranks of the job, who come here together.
+// Throws std::runtime_error in a build without MPI, or when MPI does not start.
+void start_mpi(const GroupRequest& world);
+// MPI that was started here is ended at exit(), where all processes meet. After a failure they do not: then this is called.
+void skip_mpi_end() noexcept;
 
 }  // namespace tessera

@@ -212,6 +212,11 @@ void exchange(const Call& call, const at::Tensor& output, const at::Tensor& inpu
   wait_for(call, [&](c10d::Backend& group) { return group.alltoall_base(to, from, receive, send); });
 }
 
+// Of CPU tensors: MPI and the in-memory group have collectives of their own that are as fast as messages.
+bool over_gloo(const Call& call) {
+  return call.mesh.device_type() == c10::DeviceType::CPU && call.mesh.group(call.mesh_dim)->getBackendName() == "gloo";
+}
+
 // Gloo gathers in a ring of n - 1 steps, and copies: all at once is 1.2 to 2.4 times faster (2 and 4 ranks) until bandwidth
 // counts, and messages between each two 1.2 to 4 times where it does.
 constexpr int64_t kGatherAtOnce = 256 << 10;  // bytes of the result
@@ -238,7 +243,7 @@ void gather_by_messages(const Call& call, const std::vector<at::Tensor>& slots, 
 void gather_bytes(const Call& call, at::Tensor to, at::Tensor from, const std::vector<int64_t>& counts) {
   const bool even = std::ranges::all_of(counts, [&](int64_t count) { return count == counts[0]; });
   const bool cpu = call.mesh.device_type() == c10::DeviceType::CPU;
-  const bool gloo = cpu && call.mesh.group(call.mesh_dim)->getBackendName() == "gloo";
+  const bool gloo = over_gloo(call);
   if (gloo && to.numel() > kGatherAtOnce) {
     gather_by_messages(call, to.split_with_sizes(counts), from);
   } else if (gloo || (cpu && !even)) {
@@ -355,7 +360,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
   if (input.numel() == 0) return at::empty(input.sizes().slice(1), input.options());
   return communicate(call, bytes_of(input), [&] {
     const at::Tensor wire = to_wire(contiguous(input), op, call.kind);
-    const bool exchange_rows = mesh.device_type() == c10::DeviceType::CPU || reduces_here_alone(mesh, wire, op);
+    const bool exchange_rows = over_gloo(call) || reduces_here_alone(mesh, wire, op);
     const at::Tensor reduced =
         exchange_rows ? reduce_scatter_by_exchange(call, wire, op) : reduce_scatter_by_backend(call, wire, op);
     return from_wire(reduced, dtype, op);

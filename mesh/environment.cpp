@@ -221,6 +221,42 @@ void read_timeout(const EnvironmentVariables& variables, Environment& environmen
   environment.timeout_seconds = seconds;
 }
 
+// Which launcher of MPI gave this process the rank, and the number of ranks, that count.
+std::string mpi_launcher(const EnvironmentVariables& variables, const Found& chosen) {
+  for (const Names& names : launchers()) {
+    if (names.launcher != "Open MPI" && names.launcher != "MPICH") continue;
+    const std::optional<Found> found = find_launcher(variables, names);
+    if (found.has_value() && found->rank == chosen.rank && found->size == chosen.size) return names.launcher;
+  }
+  // srun --mpi=pmix says no more than this.
+  return value_or_empty(variables, "PMIX_RANK") == std::to_string(*chosen.rank) ? "PMIx" : "";
+}
+
+// "OMPI_COMM_WORLD_RANK=1, PMIX_RANK=1", or "none"
+std::string mpi_variables_seen(const EnvironmentVariables& variables) {
+  std::vector<std::string> seen;
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {
+    if (variables.contains(name)) seen.push_back(fmt::format("{}={}", name, variables.at(name)));
+  }
+  return seen.empty() ? "none" : fmt::format("{}", fmt::join(seen, ", "));
+}
+
+void read_backend(const EnvironmentVariables& variables, const std::optional<Found>& chosen, Environment& environment) {
+  environment.backend = value_or_empty(variables, "TESSERA_BACKEND");
+  if (chosen.has_value()) environment.mpi = mpi_launcher(variables, *chosen);
+  if (!environment.backend.empty() && environment.backend != "mpi" && environment.backend != "gloo") {
+    throw std::invalid_argument(
+        fmt::format("environment: TESSERA_BACKEND={} is no backend; set mpi or gloo, or unset it", environment.backend));
+  }
+  if (environment.backend != "mpi" || environment.size == 1 || !environment.mpi.empty()) return;
+  throw std::invalid_argument(
+      fmt::format("environment: TESSERA_BACKEND=mpi, but no MPI started this process as rank {} of {} ({} did: {}; "
+                  "variables of MPI: {}); "
+                  "start it with mpirun or tools/launch --backend mpi, or unset TESSERA_BACKEND",
+                  environment.rank, environment.size, environment.launcher, fmt::join(chosen->seen, ", "),
+                  mpi_variables_seen(variables)));
+}
+
 }  // namespace
 
 Environment resolve_environment(const EnvironmentVariables& variables) {
@@ -228,12 +264,16 @@ Environment resolve_environment(const EnvironmentVariables& variables) {
   read_address(variables, environment);
   read_timeout(variables, environment);
   const std::optional<Found> found = choose(variables);
-  if (!found.has_value()) return environment;
+  if (!found.has_value()) {
+    read_backend(variables, found, environment);
+    return environment;
+  }
   environment.launcher = found->launcher;
   environment.rank = *found->rank;
   environment.size = *found->size;
   environment.job_id = job_id_of(variables, found->launcher);
   fill_local(*found, environment);
+  read_backend(variables, found, environment);
   return environment;
 }
 

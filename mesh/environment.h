@@ -25,6 +25,10 @@ struct Environment {
   bool agent_store = false;   // TORCHELASTIC_USE_AGENT_STORE: the server is torchrun's, every rank is a client
   int64_t restart_count = 0;  // TORCHELASTIC_RESTART_COUNT
 
+  std::string
+      mpi;  // the launcher of MPI processes that gave this process the same place: "Open MPI", "MPICH", "PMIx"; or ""
+  std::string backend;  // TESSERA_BACKEND: "mpi", "gloo"; empty: not said
+
   int64_t timeout_seconds = 300;  // TESSERA_TIMEOUT: for everything that waits
 
   bool one_host() const { return local_size == size; }
@@ -45,7 +49,7 @@ struct Environment {
 // Without local variables all ranks count as on one host when they meet in a file or at a loopback address.
 //
 // Throws std::invalid_argument, listing what was seen, on sets that disagree, half a set, numbers that are not numbers,
-// and ranks outside [0, size).
+// ranks outside [0, size), and TESSERA_BACKEND=mpi for several processes that no launcher of MPI has placed so.
 Environment resolve_environment(const EnvironmentVariables& variables);
 
 // The variables of this process.

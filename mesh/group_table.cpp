@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -22,8 +23,10 @@ constexpr auto kWatchPeriod = std::chrono::milliseconds(200);
 constexpr auto kClosePeriod = std::chrono::milliseconds(10);
 
 // The backends that make() has for tensors on `device`, the one that is used when none is named first.
-std::vector<std::string> backends_of(c10::DeviceType device) {
-  return device == c10::DeviceType::CUDA ? std::vector<std::string>{"nccl"} : std::vector<std::string>{"gloo"};
+std::vector<std::string> backends_of(c10::DeviceType device, CpuBackend cpu_backend) {
+  if (device == c10::DeviceType::CUDA) return {"nccl"};
+  if (cpu_backend == CpuBackend::kMpi) return {"mpi", "gloo"};
+  return {"gloo"};
 }
 
 // What tells the groups of the same ranks apart where they meet: "/timeout=30000".
@@ -39,6 +42,7 @@ GroupTable::GroupTable(Options options) : options_(std::move(options)) {}
 GroupTable::~GroupTable() {
   watcher_.request_stop();
   if (watcher_.joinable()) watcher_.join();
+  if (options_.board->failed()) skip_mpi_end();
 }
 
 GroupOptions GroupTable::normalized(GroupOptions options, c10::DeviceType device) const {
@@ -49,7 +53,7 @@ GroupOptions GroupTable::normalized(GroupOptions options, c10::DeviceType device
         fmt::format("group options: a timeout of {} ms is not positive; leave it out for the world's {} ms",
                     options.timeout->count(), options_.timeout.count()));
   }
-  const std::vector<std::string> backends = backends_of(device);
+  const std::vector<std::string> backends = backends_of(device, options_.cpu_backend);
   if (!options.backend.empty() && std::find(backends.begin(), backends.end(), options.backend) == backends.end()) {
     throw std::invalid_argument(fmt::format("group options: there is no backend '{}' for tensors on {}; use one of: {}",
                                             options.backend, c10::DeviceTypeName(device, /*lower_case=*/true),
@@ -98,26 +102,50 @@ void GroupTable::start_watch(const std::vector<int64_t>& ranks) {
   watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
 }
 
+void GroupTable::start() {
+  if (options_.fake || options_.size == 1 || options_.cpu_backend != CpuBackend::kMpi) return;
+  std::vector<int64_t> everyone(static_cast<std::size_t>(options_.size));
+  std::iota(everyone.begin(), everyone.end(), int64_t{0});
+  start_mpi(request("tessera/mpi", everyone, {}));
+}
+
 BackendGroup GroupTable::make(const Key& key) const {
   const auto& [device, ranks, options] = key;
+  const GroupRequest asked = request(fmt::format("tessera/group/{}/{}{}", c10::DeviceTypeName(device, /*lower_case=*/true),
+                                                 fmt::join(ranks, "-"), suffix_of(options)),
+                                     ranks, options);
+  if (options_.fake) return make_fake_group(asked.rank, asked.size);
+  return device == c10::DeviceType::CUDA ? make_nccl_group(asked) : make_cpu_group(asked, options.backend);
+}
+
+BackendGroup GroupTable::make_cpu_group(const GroupRequest& request, const std::string& backend) const {
+  // A world of one has nobody to talk to, and need not have been started by MPI.
+  if (options_.size == 1 || backend == to_string(CpuBackend::kGloo)) return make_gloo_group(request);
+  switch (options_.cpu_backend) {
+    case CpuBackend::kGloo: return make_gloo_group(request);
+    case CpuBackend::kMpi: return make_mpi_group(request);
+  }
+  throw std::logic_error("make_cpu_group: not a CpuBackend");
+}
+
+GroupRequest GroupTable::request(const std::string& prefix, const std::vector<int64_t>& ranks,
+                                 const GroupOptions& options) const {
   const auto place = std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin();
-  const int size = static_cast<int>(ranks.size());
-  if (options_.fake) return make_fake_group(static_cast<int>(place), size);
-  const std::string prefix = fmt::format("tessera/group/{}/{}{}", c10::DeviceTypeName(device, /*lower_case=*/true),
-                                         fmt::join(ranks, "-"), suffix_of(options));
   // A world of one has no store; its group of one wants one all the same.
   c10::intrusive_ptr<c10d::Store> base = options_.store;
   if (!base) base = c10::make_intrusive<c10d::HashStore>();
-  const GroupRequest request{
+  GroupRequest request{
       .store = c10::make_intrusive<c10d::PrefixStore>(prefix, watch_store(std::move(base), options_.board, ranks)),
       .rank = static_cast<int>(place),
-      .size = size,
+      .size = static_cast<int>(ranks.size()),
       .timeout = options.timeout.value_or(options_.timeout),
       .one_host = options_.one_host,
       .device_index = options_.device_index,
+      .lost = [board = options_.board,
+               ranks] { return board->failed() || board->search(ranks, std::chrono::milliseconds::zero()).has_value(); },
   };
   request.store->setTimeout(request.timeout);
-  return device == c10::DeviceType::CUDA ? make_nccl_group(request) : make_gloo_group(request);
+  return request;
 }
 
 bool GroupTable::close_all() noexcept {

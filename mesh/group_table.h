@@ -7,12 +7,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include <c10/core/Device.h>
 
 #include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/cpu_backend.h"
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/group_options.h"
 
@@ -23,7 +25,7 @@ namespace tessera {
 // the job is well.
 //
 // Groups are never closed under a collective of this rank: Gloo wakes a waiting thread when the other end of a connection
-// closes, not when its own does. Such a rank waits, maybe through others, for one that is in no collective; that one's watch
+// closes, not when its own does (MPI asks GroupRequest::lost while it waits). Such a rank waits, maybe through others, for one that is in no collective; that one's watch
 // closes its groups, and the failure runs back along the chain.
 class GroupTable {
  public:
@@ -31,10 +33,12 @@ class GroupTable {
     c10::intrusive_ptr<c10d::Store> store;
     std::shared_ptr<FailureBoard> board;
     int64_t rank = 0;
+    int64_t size = 1;
     std::chrono::milliseconds timeout = std::chrono::minutes(5);
     bool one_host = false;
     int device_index = 0;
     bool fake = false;
+    CpuBackend cpu_backend = CpuBackend::kGloo;
     std::function<bool()> busy;  // whether another thread of this rank is in a collective now
   };
   explicit GroupTable(Options options);
@@ -42,6 +46,9 @@ class GroupTable {
   GroupTable(const GroupTable&) = delete;
   GroupTable& operator=(const GroupTable&) = delete;
 
+  // What the backend of CPU tensors needs before any group: MPI is started by all ranks of the world together. Nothing for
+  // Gloo, a fake world, or a world of one. Throws what the backend throws.
+  void start();
   // `options` without what groups of this table have anyhow, so that groups that are alike are one. Throws
   // std::invalid_argument on a backend that `device` does not have, naming those it has, and a timeout that is not positive.
   GroupOptions normalized(GroupOptions options, c10::DeviceType device) const;
@@ -65,6 +72,8 @@ class GroupTable {
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   BackendGroup make(const Key& key) const;
+  BackendGroup make_cpu_group(const GroupRequest& request, const std::string& backend) const;
+  GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options) const;
   void start_watch(const std::vector<int64_t>& ranks);
   void watch(const std::stop_token& stop);
 

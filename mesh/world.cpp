@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -16,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/mesh/backend_group.h"
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/group_table.h"
@@ -35,6 +37,11 @@ const std::string kNoPath = "-";
 uint64_t next_world_id() {
   static std::atomic<uint64_t> last{0};
   return ++last;
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
 }
 
 bool says_timeout(const std::string& text) {
@@ -78,6 +85,17 @@ void check_options(const WorldOptions& options) {
   }
 }
 
+// By MPI without being asked only where the same MPI started this process: another's processes know nothing of each other.
+CpuBackend cpu_backend_for(const Environment& environment) {
+  if (environment.backend == to_string(CpuBackend::kGloo) || environment.size == 1) return CpuBackend::kGloo;
+  const std::string_view built = mpi_flavor();
+  if (environment.backend.empty()) return !built.empty() && environment.mpi == built ? CpuBackend::kMpi : CpuBackend::kGloo;
+  if (!built.empty()) return CpuBackend::kMpi;
+  throw std::invalid_argument(
+      "environment: TESSERA_BACKEND=mpi, and this build has no MPI; install libopenmpi-dev (tools/setup does), or set "
+      "MPI_HOME to another MPI, and build again without --define=tessera_mpi=false; or unset TESSERA_BACKEND");
+}
+
 void check_members(const World& world, const std::vector<int64_t>& ranks) {
   if (std::find(ranks.begin(), ranks.end(), world.rank()) == ranks.end()) {
     throw std::invalid_argument(fmt::format("group of ranks [{}]: rank {} is not among them; only members make a group",
@@ -97,6 +115,7 @@ WorldOptions options_from(const Environment& environment) {
   options.local_rank = environment.local_rank;
   options.local_size = environment.local_size;
   options.timeout = std::chrono::seconds(environment.timeout_seconds);
+  options.cpu_backend = cpu_backend_for(environment);
   if (!environment.store_path.empty()) options.lost_file = environment.store_path + ".lost";
   return options;
 }
@@ -118,10 +137,12 @@ struct World::Impl {
         groups({.store = options.store,
                 .board = board,
                 .rank = options.rank,
+                .size = options.size,
                 .timeout = options.timeout,
                 .one_host = options.local_size == options.size,
                 .device_index = static_cast<int>(options.local_rank),
                 .fake = options.fake,
+                .cpu_backend = options.cpu_backend,
                 .busy = [this] {
                   const std::thread::id inside = owner.load();
                   return inside != std::thread::id{} && inside != std::this_thread::get_id();
@@ -146,7 +167,19 @@ World::~World() = default;
 
 std::shared_ptr<World> World::create(WorldOptions options) {
   check_options(options);
-  return std::shared_ptr<World>(new World(std::move(options)));
+  const std::shared_ptr<World> world(new World(std::move(options)));
+  world->start();
+  return world;
+}
+
+void World::start() {
+  try {
+    impl_->groups.start();
+  } catch (const std::exception& error) {
+    std::vector<int64_t> everyone(static_cast<std::size_t>(size()));
+    std::iota(everyone.begin(), everyone.end(), int64_t{0});
+    rethrow_collective_failure("starting MPI", everyone, text_of(error));
+  }
 }
 
 std::shared_ptr<World> World::fake(int64_t rank, int64_t size) {
@@ -184,6 +217,7 @@ int64_t World::size() const { return impl_->options.size; }
 int64_t World::local_rank() const { return impl_->options.local_rank; }
 int64_t World::local_size() const { return impl_->options.local_size; }
 bool World::is_fake() const { return impl_->options.fake; }
+CpuBackend World::cpu_backend() const { return impl_->options.cpu_backend; }
 std::chrono::milliseconds World::timeout() const { return impl_->options.timeout; }
 const c10::intrusive_ptr<c10d::Store>& World::store() const { return impl_->options.store; }
 RandomState& World::random_state() { return impl_->random; }
@@ -274,11 +308,8 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
 void World::guard(const std::string& where, const std::function<void()>& callback) {
   try {
     callback();
-  } catch (const c10::Error& error) {
-    fail(where, error.what_without_backtrace());
-    throw;
   } catch (const std::exception& error) {
-    fail(where, error.what());
+    fail(where, text_of(error));
     throw;
   } catch (...) {
     fail(where, "an exception that is not a std::exception");

@@ -11,6 +11,7 @@
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include "tessera/mesh/cpu_backend.h"
 #include "tessera/mesh/group_options.h"
 
 namespace c10d {
@@ -50,6 +51,7 @@ struct WorldOptions {
   int64_t local_size = 1;
   c10::intrusive_ptr<c10d::Store> store;                        // needed when size > 1
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for everything that waits
+  CpuBackend cpu_backend = CpuBackend::kGloo;                   // kMpi: every rank a process of one MPI job
   bool fake = false;                                            // a fake group: plans at any size, moves nothing
   // Where the launcher notes a rank that it saw die, and with ".RANK" one that ended well; may be empty.
   std::string lost_file;
@@ -63,10 +65,13 @@ class World : public std::enable_shared_from_this<World> {
  public:
   // The world that the environment describes (explicit TESSERA_* variables, torchrun, Open MPI, MPICH, Slurm; a process
   // started by none is a world of one). One per process: later calls give the same World while anyone holds it.
-  // Throws std::invalid_argument when sets of variables disagree, listing what was seen.
+  // CPU tensors travel by what TESSERA_BACKEND says, else by MPI where the mpirun of the MPI that this build has started the
+  // process, else by Gloo.
+  // Throws std::invalid_argument when sets of variables disagree, listing what was seen, or ask for what this build has not.
   static std::shared_ptr<World> from_environment();
   // An explicit world. Keys in the store begin with "tessera/": two worlds need two stores, or two c10d::PrefixStores.
-  // Throws std::invalid_argument on a rank outside [0, size) or a missing store.
+  // Over MPI it is collective: all ranks of the world start MPI together.
+  // Throws std::invalid_argument on a rank outside [0, size) or a missing store, std::runtime_error when MPI does not start.
   static std::shared_ptr<World> create(WorldOptions options);
   // A world of any size in one process whose collectives move nothing: for plans and for tests of counts.
   static std::shared_ptr<World> fake(int64_t rank, int64_t size);
@@ -80,10 +85,11 @@ class World : public std::enable_shared_from_this<World> {
   int64_t local_rank() const;
   int64_t local_size() const;
   bool is_fake() const;
+  CpuBackend cpu_backend() const;
   std::chrono::milliseconds timeout() const;
   const c10::intrusive_ptr<c10d::Store>& store() const;
 
-  // The group of `ranks` (this rank among them) for tensors on `device`: Gloo for CPU, NCCL for CUDA. Collective over
+  // The group of `ranks` (this rank among them) for tensors on `device`: cpu_backend() for CPU, NCCL for CUDA. Collective over
   // `ranks` at first use; groups of other options are other groups. Throws std::invalid_argument when this rank is not among
   // `ranks` or one is outside the world, and as normalized(); std::runtime_error when the device or its backend is not
   // there, or the world has failed.
@@ -150,6 +156,7 @@ class World : public std::enable_shared_from_this<World> {
 
  private:
   explicit World(WorldOptions options);
+  void start();
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -2,17 +2,19 @@
 
 load("//third_party:environment.bzl", "tessera_environment")
 load("//third_party:libtorch.bzl", "libtorch_repository")
+load("//third_party:mpi.bzl", "tessera_mpi")
 load("//third_party:system.bzl", "system_library")
 load("//third_party/bazel:environment.bzl", "bazel_environment")
 
 def tessera_repositories():
-    """Declares @libtorch, @tessera_environment, @fmt, @spdlog, @doctest, @cli11, @nlohmann_json and what Debian's Bazel lacks.
+    """Declares @libtorch, @tessera_environment, @tessera_mpi, @fmt, @spdlog, @doctest, @cli11, @nlohmann_json and what Debian's Bazel lacks.
 
     A workspace that uses Tessera calls this, then bazel_environment_repositories() of @tessera_bazel_environment.
     """
     bazel_environment(name = "tessera_bazel_environment")
     libtorch_repository(name = "libtorch")
     tessera_environment(name = "tessera_environment")
+    tessera_mpi(name = "tessera_mpi")
 
     system_library(name = "fmt", header = "fmt/core.h", linkopts = ["-lfmt"])
     system_library(

@@ -64,21 +64,53 @@ def tessera_binary(name, srcs, deps = [], visibility = ["//visibility:public"], 
         **kwargs
     )
 
-def tessera_test(name, srcs, deps = [], size = "small", tags = [], **kwargs):
-    """A doctest of one process; its main function is given. tools/test --full runs it under sanitizers too."""
-    native.cc_test(
+def _tests(name, srcs, deps, copts, backends, env, **kwargs):
+    """One test a backend: NAME for the first, NAME_mpi for mpi behind it. The cases are compiled once."""
+    copts = _TEST_COPTS + _werror() + copts
+    if len(backends) > 1:
+        native.cc_library(
+            name = name + "_cases",
+            testonly = True,
+            srcs = srcs,
+            deps = deps,
+            copts = copts,
+            alwayslink = True,
+        )
+        srcs, deps = [], [":" + name + "_cases"]
+    for backend in backends:
+        native.cc_test(
+            name = name if backend == backends[0] else name + "_" + backend,
+            srcs = srcs,
+            deps = deps,
+            copts = copts,
+            env = env if backend == "gloo" else dict(env, TESSERA_BACKEND = backend),
+            **kwargs
+        )
+
+def tessera_test(name, srcs, deps = [], size = "small", tags = [], backends = ["gloo"], env = {}, **kwargs):
+    """A doctest of one process; its main function is given. tools/test --full runs it under sanitizers too.
+
+    What else than Gloo `backends` names, such as "mpi", is for a test that starts ranks itself: it finds it in TESSERA_BACKEND.
+    """
+    _tests(
         name = name,
         srcs = srcs,
         deps = deps + ["@tessera//tests/harness:main", "@doctest"],
-        copts = _TEST_COPTS + _werror() + kwargs.pop("copts", []),
+        copts = kwargs.pop("copts", []),
+        backends = backends,
+        env = env,
         size = size,
         tags = tags + ["single"],
         **kwargs
     )
 
-def tessera_distributed_test(name, srcs, deps = [], size = "medium", tags = [], **kwargs):
-    """A doctest with cases that run in several processes: TESSERA_RANKS_TEST_CASE of tests/harness/ranks.h."""
-    native.cc_test(
+def tessera_distributed_test(name, srcs, deps = [], size = "medium", tags = [], backends = ["gloo"], env = {}, **kwargs):
+    """A doctest with cases that run in several processes: TESSERA_RANKS_TEST_CASE of tests/harness/ranks.h.
+
+    backends: what carries CPU tensors between them. ["gloo", "mpi"] makes two tests of it, NAME and NAME_mpi. Without MPI on the
+    machine each case of the second counts as skipped.
+    """
+    _tests(
         name = name,
         srcs = srcs,
         deps = deps + [
@@ -87,7 +119,9 @@ def tessera_distributed_test(name, srcs, deps = [], size = "medium", tags = [], 
             "@tessera//tests/harness:world",
             "@doctest",
         ],
-        copts = _TEST_COPTS + _werror() + kwargs.pop("copts", []),
+        copts = kwargs.pop("copts", []),
+        backends = backends,
+        env = env,
         size = size,
         # Its ranks share the machine: two such tests at once on two cores would run into their time limits.
         tags = tags + ["cpu:2"],

@@ -12,12 +12,14 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "tessera/tests/harness/over_mpi.h"
 #include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
 #include "tessera/tools/launcher/private_folder.h"
 
 using tessera::testing::shell;
 using tessera::testing::ShellOutcome;
+using tessera::testing::why_no_mpi;
 
 namespace {
 
@@ -110,7 +112,15 @@ TEST_CASE("torchrun --no-python starts embed on 2 ranks") {
   check_success(shell("timeout 120 " + torchrun + program()));
 }
 
-TEST_CASE("mpirun starts embed on 2 ranks") {
+TEST_CASE("mpirun starts embed on 2 ranks, over Gloo and over MPI") {
   if (shell("command -v mpirun").exit_code != 0) TESSERA_SKIP("mpirun is not installed; apt-get install openmpi-bin");
-  check_success(shell("timeout 120 mpirun --allow-run-as-root --oversubscribe -np 2" + program()));
+  const std::string mpirun = " timeout 120 mpirun --allow-run-as-root --oversubscribe -np 2";
+  check_success(shell("TESSERA_BACKEND=gloo" + mpirun + program()));
+  if (!why_no_mpi().empty()) TESSERA_SKIP(why_no_mpi());
+  check_success(shell("TESSERA_BACKEND=mpi" + mpirun + program()));
+}
+
+TEST_CASE("launch --backend mpi: embed on 4 ranks prints the same line of difference") {
+  if (!why_no_mpi().empty()) TESSERA_SKIP(why_no_mpi());
+  check_success(shell(kLaunch + "4 --backend mpi" + program()));
 }

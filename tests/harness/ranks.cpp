@@ -6,12 +6,15 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <string>
 
 #include <fmt/format.h>
 
 #include "tessera/tests/harness/nursery.h"
+#include "tessera/tests/harness/over_mpi.h"
+#include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
 
@@ -63,15 +66,19 @@ decltype(ProcessGroupOptions::spawn) starter() {
 void start(Run& run, const char* name, const char* place, std::chrono::milliseconds limit) {
   const bool show_all = std::getenv("TESSERA_TEST_VERBOSE") != nullptr;
   run.lines.resize(static_cast<std::size_t>(run.size));
+  const auto spawn_rank = starter();
+  std::optional<MpiJob> mpi;
+  if (is_over_mpi()) mpi.emplace(run.size);
   run.result = run_process_group({
       .command = {std::filesystem::read_symlink("/proc/self/exe"), "--test-case=" + filter_for(name), "--no-version",
                   "--no-intro", "--no-colors"},
       .size = run.size,
       .store_path = run.store(),
       .environment = {{kCaseVariable, place}},
+      .rank_variables = [&](int64_t rank) { return mpi ? mpi->variables(rank) : std::map<std::string, std::string>(); },
       .time_limit = limit,
       .grace = kGrace,
-      .spawn = starter(),
+      .spawn = spawn_rank,
       .is_done = [&](int64_t rank) { return std::filesystem::exists(end_file(run.store(), rank)); },
       .on_line =
           [&](int64_t rank, OutputStream, std::string_view line) {
@@ -153,6 +160,7 @@ void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void 
     return;
   }
   check_sizes(ranks);
+  if (is_over_mpi() && !why_no_mpi().empty()) return skip(why_no_mpi());
   for (const int64_t size : ranks.sizes()) {
     Run run = {.size = size, .folder = {}, .lines = {}, .result = {}};
     start(run, name, place, ranks.limit());

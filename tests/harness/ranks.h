@@ -11,7 +11,8 @@
 #include "tessera/tests/harness/rank_report.h"
 #include "tessera/tests/harness/skip.h"
 
-// A test case whose body runs in several real processes that meet over Gloo; CHECKs count in each of them.
+// A test case whose body runs in several real processes that meet over Gloo, or over MPI (`backends` of
+// tessera_distributed_test); CHECKs count in each of them.
 //
 //   TESSERA_RANKS_TEST_CASE("every rank gets the sum", {1, 2, 4}) {
 //     const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {world_size()}, {}, world());

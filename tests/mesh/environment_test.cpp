@@ -183,3 +183,33 @@ TEST_CASE("loopback addresses") {
   for (const char* address : {"localhost", "127.0.0.1", "127.9.8.7", "::1"}) CHECK(tessera::is_loopback(address));
   for (const char* address : {"", "node0", "10.0.0.1", "0.0.0.0", "1127.0.0.1"}) CHECK_FALSE(tessera::is_loopback(address));
 }
+
+TEST_CASE("the launcher of MPI counts where it gave this process the place that counts") {
+  CHECK(resolve_environment(kOpenMpi).mpi == "Open MPI");
+  CHECK(resolve_environment(kMpich).mpi == "MPICH");
+  CHECK(resolve_environment(with(kSrun, {{"PMIX_RANK", "3"}})).mpi == "PMIx");
+  CHECK(resolve_environment(kTorchrun).mpi.empty());
+  CHECK(resolve_environment({}).mpi.empty());
+  // As tools/launch --backend mpi does it.
+  CHECK(resolve_environment(with(kOpenMpi, {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"TESSERA_STORE", "/tmp/s"}})).mpi ==
+        "Open MPI");
+  // An explicit world inside an MPI job is not that job.
+  CHECK(resolve_environment(with(kOpenMpi, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}, {"TESSERA_STORE", "/s"}}))
+            .mpi.empty());
+}
+
+TEST_CASE("TESSERA_BACKEND is read, and must fit how the process was started") {
+  CHECK(resolve_environment(kOpenMpi).backend.empty());
+  CHECK(resolve_environment(with(kOpenMpi, {{"TESSERA_BACKEND", "gloo"}})).backend == "gloo");
+  CHECK(resolve_environment(with(kOpenMpi, {{"TESSERA_BACKEND", "mpi"}})).backend == "mpi");
+  CHECK(resolve_environment(with(kSrun, {{"PMIX_RANK", "3"}, {"TESSERA_BACKEND", "mpi"}})).backend == "mpi");
+  // A process alone has nobody to reach.
+  CHECK(resolve_environment({{"TESSERA_BACKEND", "mpi"}}).backend == "mpi");
+  check_refused(with(kOpenMpi, {{"TESSERA_BACKEND", "MPI"}}), "TESSERA_BACKEND=MPI is no backend; set mpi or gloo");
+  check_refused(
+      with(kTorchrun, {{"TESSERA_BACKEND", "mpi"}}),
+      "TESSERA_BACKEND=mpi, but no MPI started this process as rank 5 of 8 (torchrun did: RANK=5, WORLD_SIZE=8, "
+      "LOCAL_RANK=1, LOCAL_WORLD_SIZE=4; variables of MPI: none); start it with mpirun or tools/launch --backend mpi");
+  check_refused(with(kOpenMpi, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}, {"TESSERA_BACKEND", "mpi"}}),
+                "variables of MPI: OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4)");
+}

@@ -96,6 +96,7 @@ void fail(const std::string& how) {
     std::_Exit(0);
   }
   const auto world = World::from_environment();
+  if (how == "names its backend") return say(std::string(to_string(world->cpu_backend())));
   if (how == "throws on a grid") return fail_on_grid(world);
   const DeviceMesh mesh = init_device_mesh("cpu", {world->size()}, {"tp"}, world);
   const bool early = how.find(" before ") != std::string::npos;
@@ -130,5 +131,10 @@ void fail(const std::string& how) {
 int main(int argc, char** argv) {
   at::globalContext();
   if (argc != 2) return 2;
-  fail(argv[1]);
+  try {
+    fail(argv[1]);
+  } catch (const std::exception& error) {
+    say(fmt::format("error: {}", error.what()));
+    throw;
+  }
 }

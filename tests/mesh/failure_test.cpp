@@ -1,5 +1,6 @@
 #include <chrono>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,10 +11,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tessera/tests/harness/over_mpi.h"
+#include "tessera/tests/harness/skip.h"
+#include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
 
 using namespace tessera;
+using tessera::testing::is_over_mpi;
 using Clock = std::chrono::steady_clock;
 
 namespace {
@@ -45,14 +50,21 @@ struct Job {
   }
 };
 
+// Over MPI, where there is none.
+#define TESSERA_SKIP_WITHOUT_MPI() \
+  if (is_over_mpi() && !testing::why_no_mpi().empty()) TESSERA_SKIP(testing::why_no_mpi())
+
 Job run_job(const std::string& how, int64_t size, std::map<std::string, std::string> environment = {}) {
   const PrivateFolder folder;
+  std::optional<MpiJob> mpi;
+  if (is_over_mpi()) mpi.emplace(size);
   Job job;
   job.result = run_process_group({
       .command = {"tests/mesh/failing_job", how},
       .size = size,
       .store_path = folder.path() + "/store",
       .environment = std::move(environment),
+      .rank_variables = [&](int64_t rank) { return mpi ? mpi->variables(rank) : std::map<std::string, std::string>(); },
       .time_limit = std::chrono::seconds(50),
       .on_line =
           [&](int64_t rank, OutputStream, std::string_view line) {
@@ -109,50 +121,73 @@ const std::string kWhere = "aten::mm: all_reduce on mesh dimension tp of {tp: 3}
 }  // namespace
 
 TEST_CASE("a job in which nothing fails ends well, however often") {
+  TESSERA_SKIP_WITHOUT_MPI();
   for (int i = 0; i < 5; ++i) CHECK(run_job("ends well", 3).result.ok());
   CHECK(run_job("ends well", 2, tcp_store()).result.ok());
 }
 
 TEST_CASE("a rank throws in a user's callback: those that wait for it get its text") {
+  TESSERA_SKIP_WITHOUT_MPI();
   check_others_ended(run_job("throws", 3), 3, {kWhere, "rank 2 " + kThrown});
   check_others_ended(run_job("throws", 3, tcp_store()), 3, {kWhere, "rank 2 " + kThrown});
 }
 
 TEST_CASE("a rank throws while the others compute: their next collective throws its text") {
+  TESSERA_SKIP_WITHOUT_MPI();
   check_others_ended(run_job("throws while others compute", 3), 3, {"rank 2 " + kThrown});
 }
 
 TEST_CASE("a rank throws before a group is made: those that make it do not wait") {
+  TESSERA_SKIP_WITHOUT_MPI();
   check_others_ended(run_job("throws before the groups are made", 3), 3,
                      {"making a process group over ranks [0, 1, 2]", "rank 2 " + kThrown});
 }
 
 TEST_CASE("a rank throws: ranks that share no group with it end too, also while they wait for a busy one") {
+  TESSERA_SKIP_WITHOUT_MPI();
   check_others_ended(run_job("throws on a grid", 4), 4, {"rank 3 " + kThrown});
 }
 
 TEST_CASE("a rank is killed: the others name it and the operator that they were in") {
+  TESSERA_SKIP_WITHOUT_MPI();
   check_others_ended(run_job("is killed", 3), 3, {kWhere, "a peer was lost: rank 2 was killed by signal 9"});
   check_others_ended(run_job("is killed before the groups are made", 3), 3,
                      {"a peer was lost: rank 2 was killed by signal 9"});
 }
 
 TEST_CASE("a rank exits: the others name it") {
+  TESSERA_SKIP_WITHOUT_MPI();
   check_others_ended(run_job("exits with 3", 3), 3, {kWhere, "a peer was lost: rank 2 exited with code 3"});
   // A launcher sees nothing wrong with this one.
   check_others_ended(run_job("exits with 0", 3), 3, {kWhere, "a peer was lost: the process of rank 2 has ended"});
   check_others_ended(run_job("exits with 0 before the groups are made", 3), 3,
                      {"a peer was lost: the process of rank 2 has ended"});
-  check_others_ended(run_job("exits with 0 before it joins", 3), 3,
-                     {"making a process group over ranks [0, 1, 2]",
-                      "a peer was lost: rank 2 exited with code 0 before it joined the others"});
+}
+
+TEST_CASE("a rank exits before it joins: the others do not wait for it") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const std::string lost = "a peer was lost: rank 2 exited with code 0 before it joined the others";
+  const Job job = run_job("exits with 0 before it joins", 3);
+  if (!is_over_mpi()) return check_others_ended(job, 3, {"making a process group over ranks [0, 1, 2]", lost});
+  // MPI starts with the world, which then cannot be made.
+  const std::string all = job.all();
+  INFO(all);
+  CHECK_FALSE(job.result.timed_out);
+  for (const int64_t rank : {0, 1}) {
+    const std::vector<Line> errors = job.starting_with(rank, "error: ");
+    REQUIRE(errors.size() == 1);
+    CHECK(errors[0].text.find("starting MPI over ranks [0, 1, 2]: " + lost) != std::string::npos);
+    CHECK(std::chrono::duration<double>(errors[0].time - job.starting_with(2, "fault").at(0).time).count() < 5);
+  }
 }
 
 TEST_CASE("an exception that leaves main still leaves its text") {
+  TESSERA_SKIP_WITHOUT_MPI();
   check_others_ended(run_job("throws past main", 3), 3, {kWhere, "rank 2 failed in main: nobody catches this"});
 }
 
 TEST_CASE("only the source sees a wrong tensor to scatter: the others get its text") {
+  TESSERA_SKIP_WITHOUT_MPI();
   const Job job = run_job("scatters a wrong shape", 3);
   check_others_ended(job, 3,
                      {"rank 2 failed in scatter: scatter: the source's input of shape (7) must be 3 rows of shape (2)"});
@@ -160,6 +195,7 @@ TEST_CASE("only the source sees a wrong tensor to scatter: the others get its te
 }
 
 TEST_CASE("a rank that does not come: the others name it when the time limit is over") {
+  TESSERA_SKIP_WITHOUT_MPI();
   const Job job = run_job("does not come", 3, {{"TESSERA_TIMEOUT", "2"}});
   check_others_ended(job, 3, {kWhere, "waited in vain in aten::mm: all_reduce on mesh dimension tp"});
   for (const int64_t rank : {0, 1}) {

@@ -5,12 +5,15 @@
 
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
 
@@ -46,14 +49,29 @@ void print_bare_line(int64_t, OutputStream stream, std::string_view line) {
   std::fflush(file);
 }
 
-int launch(int64_t size, double time_limit_s, bool has_prefix, std::vector<std::string> command) {
+struct Arguments {
+  int64_t size = 0;
+  double time_limit_s = 0;
+  bool is_bare = false;
+  std::string backend;  // empty: not said
+  std::vector<std::string> command;
+};
+
+int launch(const Arguments& arguments) {
   const PrivateFolder folder;
-  ProcessGroupOptions options = {.command = std::move(command),
-                                 .size = size,
+  const double time_limit_s = arguments.time_limit_s;
+  ProcessGroupOptions options = {.command = arguments.command,
+                                 .size = arguments.size,
                                  .store_path = folder.path() + "/store",
-                                 .on_line = has_prefix ? print_line : print_bare_line,
+                                 .on_line = arguments.is_bare ? print_bare_line : print_line,
                                  .take_signal = take_signal};
   if (time_limit_s > 0) options.time_limit = std::chrono::milliseconds(static_cast<int64_t>(time_limit_s * 1000));
+  if (!arguments.backend.empty()) options.environment["TESSERA_BACKEND"] = arguments.backend;
+  std::optional<MpiJob> mpi;
+  if (arguments.backend == "mpi") {
+    mpi.emplace(arguments.size);
+    options.rank_variables = [&](int64_t rank) { return mpi->variables(rank); };
+  }
   const ProcessGroupResult result = run_process_group(options);
   if (result.failure) {
     fmt::print(stderr, "launch: {}; the other ranks were ended\n", result.failure->to_string());
@@ -66,18 +84,39 @@ int launch(int64_t size, double time_limit_s, bool has_prefix, std::vector<std::
   return 0;
 }
 
+// The program and its arguments, behind our own options. Empty, with a message, when there is none.
+std::vector<std::string> command_of(const CLI::App& app) {
+  std::vector<std::string> command = app.remaining();
+  if (!command.empty() && command.front() == "--") {
+    command.erase(command.begin());
+  } else if (!command.empty() && command.front().starts_with("-")) {
+    fmt::print(stderr, "launch: {} is no option; see --help, and put the program's own options behind it\n",
+               command.front());
+    return {};
+  }
+  if (command.empty()) {
+    fmt::print(stderr, "launch: no program was named; for example: tools/launch -n 4 PROGRAM ARGS\n");
+  }
+  return command;
+}
+
 int run(int argc, char** argv) {
   CLI::App app(
       "Starts local ranks of a program, prefixes their output with [rank], passes signals on, and at the first\n"
       "failure ends the rest and returns that rank's exit code (128 + the signal for one that was killed).",
       "tools/launch");
-  int64_t size = 0;
-  double time_limit_s = 0;
-  bool is_bare = false;
-  app.add_option("-n,--ranks", size, "Number of ranks")->required()->check(CLI::Range(int64_t{1}, int64_t{4096}));
-  app.add_option("--time-limit", time_limit_s, "Seconds after which all ranks are ended (exit code 124)")
+  Arguments arguments;
+  app.add_option("-n,--ranks", arguments.size, "Number of ranks")->required()->check(CLI::Range(int64_t{1}, int64_t{4096}));
+  app.add_option("--time-limit", arguments.time_limit_s, "Seconds after which all ranks are ended (exit code 124)")
       ->check(CLI::Range(0.001, 1e9));
-  app.add_flag("--no-prefix", is_bare, "Print what the ranks write as it is, for programs that print on one rank alone");
+  app.add_option(
+         "--backend", arguments.backend,
+         "What carries CPU tensors: gloo (the default), or mpi, for which the ranks are made processes of one job of "
+         "Open MPI")
+      ->envname("TESSERA_BACKEND")
+      ->check(CLI::IsMember({"gloo", "mpi"}));
+  app.add_flag("--no-prefix", arguments.is_bare,
+               "Print what the ranks write as it is, for programs that print on one rank alone");
   // From the first word that is no option of ours on, all is the program's.
   app.prefix_command();
   app.footer("Then the program and its arguments: tools/launch -n 4 PROGRAM ARGS");
@@ -86,20 +125,10 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }
-  std::vector<std::string> command = app.remaining();
-  if (!command.empty() && command.front() == "--") {
-    command.erase(command.begin());
-  } else if (!command.empty() && command.front().starts_with("-")) {
-    fmt::print(stderr, "launch: {} is no option; see --help, and put the program's own options behind it\n",
-               command.front());
-    return 1;
-  }
-  if (command.empty()) {
-    fmt::print(stderr, "launch: no program was named; for example: tools/launch -n 4 PROGRAM ARGS\n");
-    return 1;
-  }
+  arguments.command = command_of(app);
+  if (arguments.command.empty()) return 1;
   catch_signals();
-  return launch(size, time_limit_s, !is_bare, std::move(command));
+  return launch(arguments);
 }
 
 }  // namespace

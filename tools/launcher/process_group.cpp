@@ -100,8 +100,10 @@ ProcessGroupResult ProcessGroup::run() {
 }
 
 void ProcessGroup::start_rank(int64_t rank) {
-  const Child child = options_.spawn(
-      options_.command, rank_environment(rank, options_.size, options_.store_path, options_.environment), group_);
+  std::map<std::string, std::string> extra = options_.environment;
+  if (options_.rank_variables) extra.merge(options_.rank_variables(rank));
+  const Child child =
+      options_.spawn(options_.command, rank_environment(rank, options_.size, options_.store_path, extra), group_);
   pids_.push_back(child.pid);
   outputs_.push_back({rank, OutputStream::kStdout, child.out, {}});
   outputs_.push_back({rank, OutputStream::kStderr, child.err, {}});

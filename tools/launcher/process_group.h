@@ -36,6 +36,8 @@ struct ProcessGroupOptions {
   int64_t size = 1;                                // ranks, all on this host
   std::string store_path;                          // the file in which the ranks meet; in a folder of the caller's
   std::map<std::string, std::string> environment;  // added to every rank's
+  // What one rank alone gets besides, as a place in an MpiJob.
+  std::function<std::map<std::string, std::string>(int64_t rank)> rank_variables;
   std::optional<std::chrono::milliseconds> time_limit;
   std::chrono::milliseconds grace{4000};  // for the other ranks to end by themselves after the first failure
 

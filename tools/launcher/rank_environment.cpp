@@ -21,7 +21,9 @@ bool belongs_to_a_launcher(std::string_view name) {
                      [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-std::map<std::string, std::string> inherited() {
+}  // namespace
+
+std::map<std::string, std::string> environment_without_launchers() {
   std::map<std::string, std::string> variables;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
@@ -32,11 +34,9 @@ std::map<std::string, std::string> inherited() {
   return variables;
 }
 
-}  // namespace
-
 std::vector<std::string> rank_environment(int64_t rank, int64_t size, const std::string& store_path,
                                           const std::map<std::string, std::string>& extra) {
-  std::map<std::string, std::string> variables = inherited();
+  std::map<std::string, std::string> variables = environment_without_launchers();
   variables.emplace("OMP_NUM_THREADS", "1");
   for (const char* name : {"RANK", "LOCAL_RANK"}) variables[name] = std::to_string(rank);
   for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) variables[name] = std::to_string(size);

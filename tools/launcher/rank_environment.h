@@ -7,6 +7,9 @@
 
 namespace tessera {
 
+// This process's variables without those by which a launcher tells a process its place.
+std::map<std::string, std::string> environment_without_launchers();
+
 // The environment of one local rank, as "NAME=value": that of this process without what another launcher may have set,
 // then RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, TESSERA_STORE = `store_path`, OMP_NUM_THREADS=1 unless it is set
 // (the ranks share the machine's cores), then `extra`.

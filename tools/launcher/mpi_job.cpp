@@ -1,0 +1,174 @@
+#include "tessera/tools/launcher/mpi_job.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tessera/tools/launcher/rank_environment.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kPatience{30};
+constexpr std::chrono::seconds kEndPatience{3};
+constexpr std::chrono::milliseconds kLook{5};
+
+// Opens what it will wait for before it tells that it is there.
+constexpr const char* kShell =
+    R"(exec 3<"$1/hold"; env -0 >"$1/rank.part.$OMPI_COMM_WORLD_RANK" && )"
+    R"(mv "$1/rank.part.$OMPI_COMM_WORLD_RANK" "$1/rank.$OMPI_COMM_WORLD_RANK"; exec cat <&3 >/dev/null)";
+
+bool is_of_mpi(std::string_view variable) {
+  return variable.starts_with("OMPI_") || variable.starts_with("PMIX_") || variable.starts_with("PRTE_");
+}
+
+std::vector<std::string> mpirun_command(int64_t size, const std::string& folder) {
+  return {"mpirun", "--quiet", "--oversubscribe", "--bind-to", "none",
+          // On this host, whatever a batch system would give.
+          "--mca", "plm", "isolated", "--mca", "ras", "^slurm,tm,lsf,gridengine",
+          // Ranks that end without MPI_Finalize, as those of tests do, are nothing to wait for.
+          "--mca", "odls_base_sigkill_timeout", "0",
+          // Its files go where they are removed.
+          "--mca", "orte_tmpdir_base", folder, "-np", std::to_string(size), "sh", "-c", kShell, "sh", folder};
+}
+
+// What the user has set for Open MPI counts, unless it is what the mpirun that this process runs under has set.
+std::vector<std::string> mpirun_environment(const std::string& shared_memory) {
+  std::map<std::string, std::string> variables = environment_without_launchers();
+  const bool in_a_job = std::getenv("OMPI_COMM_WORLD_RANK") != nullptr;
+  for (char** entry = environ; !in_a_job && entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::size_t equals = text.find('=');
+    if (text.starts_with("OMPI_MCA_")) variables.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  // All are on one host: nothing listens on a network's interface but mpirun.
+  variables.emplace("OMPI_MCA_btl", "self,vader");
+  if (!shared_memory.empty()) variables.emplace("OMPI_MCA_btl_vader_backing_directory", shared_memory);
+  // A container's only user is often root; mpirun itself runs nothing but a shell that waits.
+  variables.emplace("OMPI_ALLOW_RUN_AS_ROOT", "1");
+  variables.emplace("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : variables) lines.push_back(name + "=" + value);
+  return lines;
+}
+
+// A rank, or mpirun, that is killed leaves its shared memory behind; in a folder it is found and removed.
+std::string make_shared_memory() {
+  std::string path = "/dev/shm/tessera-XXXXXX";
+  return ::mkdtemp(path.data()) != nullptr ? path : "";
+}
+
+int open_hold(const std::string& path) {
+  // For reading and writing, so that neither side waits for the other to open it.
+  const int fd = ::mkfifo(path.c_str(), 0600) == 0 ? ::open(path.c_str(), O_RDWR | O_CLOEXEC) : -1;
+  if (fd < 0) throw std::runtime_error(fmt::format("{}: {}", path, std::strerror(errno)));
+  return fd;
+}
+
+}  // namespace
+
+bool has_mpirun() {
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (::access((folder + "/mpirun").c_str(), X_OK) == 0) return true;
+  }
+  return false;
+}
+
+MpiJob::MpiJob(int64_t size)
+    : shared_memory_(make_shared_memory()),
+      hold_(open_hold(folder_.path() + "/hold")),
+      mpirun_(spawn(mpirun_command(size, folder_.path()), mpirun_environment(shared_memory_), /*group=*/0)) {
+  try {
+    wait_for_places(size);
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+MpiJob::~MpiJob() { end(); }
+
+std::string MpiJob::file_of(int64_t rank) const { return fmt::format("{}/rank.{}", folder_.path(), rank); }
+
+void MpiJob::wait_for_places(int64_t size) {
+  const Clock::time_point deadline = Clock::now() + kPatience;
+  for (int64_t rank = 0; rank < size;) {
+    if (std::filesystem::exists(file_of(rank))) {
+      ++rank;
+      continue;
+    }
+    const bool ended = has_ended();
+    if (ended || Clock::now() > deadline) {
+      throw std::runtime_error(
+          fmt::format("mpirun {} before it had started {} places for ranks; ranks over MPI need Open MPI's mpirun (Debian's "
+                      "openmpi-bin), else use --backend gloo; it wrote: {}",
+                      ended ? "ended" : "did nothing for 30 s", size, output()));
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+bool MpiJob::has_ended() {
+  if (mpirun_.pid != 0 && ::waitpid(mpirun_.pid, nullptr, WNOHANG) == mpirun_.pid) mpirun_.pid = 0;
+  return mpirun_.pid == 0;
+}
+
+void MpiJob::end() {
+  ::close(hold_);
+  const Clock::time_point deadline = Clock::now() + kEndPatience;
+  while (!has_ended() && Clock::now() < deadline) std::this_thread::sleep_for(kLook);
+  if (mpirun_.pid != 0) {
+    ::kill(-mpirun_.pid, SIGKILL);
+    ::waitpid(mpirun_.pid, nullptr, 0);
+  }
+  ::close(mpirun_.out);
+  ::close(mpirun_.err);
+  std::error_code ignored;
+  if (!shared_memory_.empty()) std::filesystem::remove_all(shared_memory_, ignored);
+}
+
+std::string MpiJob::output() const {
+  std::string text;
+  for (const int fd : {mpirun_.out, mpirun_.err}) {
+    std::array<char, 4096> buffer;
+    for (ssize_t count; (count = ::read(fd, buffer.data(), buffer.size())) > 0;) {
+      text.append(buffer.data(), static_cast<std::size_t>(count));
+    }
+  }
+  return text.empty() ? "nothing" : text;
+}
+
+std::map<std::string, std::string> MpiJob::variables(int64_t rank) const {
+  std::map<std::string, std::string> found = {{"TESSERA_BACKEND", "mpi"}};
+  std::ifstream file(file_of(rank));
+  for (std::string line; std::getline(file, line, '\0');) {
+    const std::size_t equals = line.find('=');
+    if (is_of_mpi(line) && equals != std::string::npos) found.emplace(line.substr(0, equals), line.substr(equals + 1));
+  }
+  return found;
+}
+
+}  // namespace tessera
