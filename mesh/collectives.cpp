@@ -18,6 +18,7 @@
 #include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "tessera/mesh/mismatch.h"
 #include "tessera/mesh/wire.h"
 
 namespace tessera {
@@ -125,6 +126,8 @@ void wait_for(const Call& call, const Start& start) {
   try {
     const Work work = start(*group);
     work->wait();
+  } catch (const MismatchError&) {
+    throw;  // every rank has it: nobody was lost
   } catch (const std::exception& error) {
     call.mesh.world().rethrow_collective_failure(where(call), call.mesh.group_ranks(call.mesh_dim), text_of(error));
   }

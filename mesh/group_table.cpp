@@ -64,11 +64,14 @@ BackendGroup GroupTable::make(const Key& key) const {
       .store = c10::make_intrusive<c10d::PrefixStore>(prefix, watch_store(std::move(base), options_.board, ranks)),
       .rank = static_cast<int>(place),
       .size = size,
+      .ranks = ranks,
+      .device = device,
       .timeout = options_.timeout,
       .one_host = options_.one_host,
       .device_index = options_.device_index,
   };
   request.store->setTimeout(options_.timeout);
+  if (options_.make_group) return options_.make_group(request);
   return device == c10::DeviceType::CUDA ? make_nccl_group(request) : make_gloo_group(request);
 }
 

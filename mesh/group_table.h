@@ -33,6 +33,7 @@ class GroupTable {
     bool one_host = false;
     int device_index = 0;
     bool fake = false;
+    MakeGroup make_group;        // empty: NCCL for CUDA tensors, else Gloo
     std::function<bool()> busy;  // whether another thread of this rank is in a collective now
   };
   explicit GroupTable(Options options);

@@ -17,6 +17,9 @@ class Store;
 
 namespace tessera {
 
+struct BackendGroup;
+struct GroupRequest;
+
 // Seed and counter from which random operators draw; see dtensor/random.h.
 struct RandomState {
   uint64_t seed = 0;
@@ -48,6 +51,8 @@ struct WorldOptions {
   c10::intrusive_ptr<c10d::Store> store;                        // needed when size > 1
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for everything that waits
   bool fake = false;                                            // a fake group: plans at any size, moves nothing
+  // Makes the process groups in the place of Gloo and NCCL; see mesh/backend_group.h.
+  std::function<BackendGroup(const GroupRequest&)> make_group;
   // Where the launcher notes a rank that it saw die, and with ".RANK" one that ended well; may be empty.
   std::string lost_file;
 };
