@@ -11,6 +11,7 @@
 #include "tessera/dtensor/run_plan.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/verify_local.h"
+#include "tessera/mesh/replicated_check.h"
 
 namespace tessera {
 namespace {
@@ -218,6 +219,11 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   }
   if (options.check) verify_local(local, *spec);
   check_piece(local, *spec);
+  std::vector<int64_t> alike;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
+    if (spec->placements[static_cast<std::size_t>(dim)].is_replicate()) alike.push_back(dim);
+  }
+  check_replicated(local, mesh, alike, "from_local");
   // Row-major pieces under row-major global strides, so that what can be viewed globally can be viewed here.
   return FromLocal::apply(options.stride ? local : local.contiguous(), spec, grad);
 }

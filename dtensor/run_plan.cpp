@@ -10,6 +10,7 @@
 #include <ATen/ops/stack.h>
 #include <fmt/format.h>
 
+#include "tessera/mesh/check_state.h"
 #include "tessera/mesh/collectives.h"
 
 namespace tessera {
@@ -153,7 +154,9 @@ at::Tensor run_plan(const at::Tensor& local, const Spec& spec, const Plan& plan)
   if (!spec.mesh.is_member()) return local;
   Placements current = spec.placements;
   at::Tensor out = local;
+  CheckState& checks = spec.mesh.world().check_state();
   for (const PlanStep& step : plan) {
+    const CheckedStep named(checks, checks.enabled ? fmt::format("{} -> {}", to_string(step.from), to_string(step.to)) : "");
     out = StepRunner(spec, step, current).run(out);
     current[static_cast<std::size_t>(step.mesh_dim)] = step.to;
   }

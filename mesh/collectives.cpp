@@ -18,6 +18,8 @@
 #include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "tessera/mesh/check_state.h"
+#include "tessera/mesh/checked.h"
 #include "tessera/mesh/mismatch.h"
 #include "tessera/mesh/wire.h"
 
@@ -111,7 +113,7 @@ void report(const Call& call, int64_t bytes) {
   if (spdlog::should_log(spdlog::level::debug)) {
     spdlog::debug("rank {}: {}, {} bytes", world.rank(), where(call), bytes);
   }
-  if (!world.observed()) return;
+  if (!world.observed() || world.check_state().inside) return;
   world.record({.kind = call.kind,
                 .mesh_dim = call.mesh.mesh_dim_name(call.mesh_dim),
                 .bytes = bytes,
@@ -133,15 +135,19 @@ void wait_for(const Call& call, const Start& start) {
   }
 }
 
-// The frame of every collective: one thread at a time, in a world that is alive, recorded, below autograd. What goes wrong
+// Under Checked: the ranks of the group compare what they are about to do.
+void check(const Call& call, const Intent& intent);
+
+// The frame of every collective: one thread at a time, in a world that is alive, recorded, checked, below autograd. What goes wrong
 // here on one rank alone, such as memory, would leave the others waiting: it is failed().
 template <typename Body>
-auto communicate(const Call& call, int64_t bytes, const Body& body) {
+auto communicate(const Call& call, int64_t bytes, const Intent& intent, const Body& body) {
   World& world = call.mesh.world();
   const World::Exclusive exclusive(world);
   world.check_alive();
   report(call, bytes);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  check(call, intent);
   try {
     return body();
   } catch (const std::exception& error) {
@@ -199,6 +205,12 @@ at::Tensor gather_rows(const Call& call, const at::Tensor& input) {
   return output;
 }
 
+void check(const Call& call, const Intent& intent) {
+  if (!Checked::enabled(call.mesh.world())) return;
+  check_collective(call.kind, call.mesh, call.mesh_dim, intent,
+                   [&](const at::Tensor& row) { return gather_rows(call, row.to(call.mesh.device())).cpu(); });
+}
+
 // All-reduce in place of a fresh contiguous tensor of a dtype from reduced_as(), complex as pairs of reals.
 void all_reduce_in_place(const Call& call, const at::Tensor& fresh, ReduceOp op) {
   std::vector<at::Tensor> tensors = {fresh.is_complex() ? at::view_as_real(fresh) : fresh};
@@ -238,7 +250,7 @@ at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t m
   check_tensor(call, input);
   if (call.n() == 1) return contiguous(input).unsqueeze(0);
   if (input.numel() == 0) return at::empty(with_rows(call.n(), input.sizes()), input.options());
-  return communicate(call, bytes_of(input), [&] { return gather_rows(call, input); });
+  return communicate(call, bytes_of(input), {.tensor = &input}, [&] { return gather_rows(call, input); });
 }
 
 at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op) {
@@ -248,7 +260,7 @@ at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t m
   reduced_as(dtype, op, call.kind);  // or throws, on every rank
   if (call.n() == 1) return contiguous(input);
   if (input.numel() == 0) return at::empty(input.sizes(), input.options());
-  return communicate(call, bytes_of(input), [&] {
+  return communicate(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
     if (input.is_complex() && op == ReduceOp::kProduct) return reduce_rows(gather_rows(call, input), op);
     at::Tensor wire = to_wire(contiguous(input), op, call.kind);
     if (wire.is_alias_of(input)) wire = wire.clone();
@@ -264,7 +276,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
   reduced_as(dtype, op, call.kind);  // or throws, on every rank
   if (call.n() == 1) return contiguous(input).select(0, 0);
   if (input.numel() == 0) return at::empty(input.sizes().slice(1), input.options());
-  return communicate(call, bytes_of(input), [&] {
+  return communicate(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
     const at::Tensor wire = to_wire(contiguous(input), op, call.kind);
     const bool exchange_rows = mesh.device_type() == c10::DeviceType::CPU || (wire.is_complex() && op == ReduceOp::kProduct);
     const at::Tensor reduced =
@@ -291,7 +303,7 @@ at::Tensor all_to_all(const at::Tensor& input, const std::vector<int64_t>& send,
                     mesh.mesh_dim_name(call.mesh_dim)));
   }
   if (call.n() == 1) return contiguous(input);
-  return communicate(call, bytes_of(input), [&] {
+  return communicate(call, bytes_of(input), {.tensor = &input, .send = &send, .receive = &receive}, [&] {
     at::Tensor output = at::empty({received}, input.options());
     exchange(call, output, contiguous(input), send, receive);
     return output;
@@ -305,7 +317,7 @@ at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t me
   if (call.n() == 1) return contiguous(input);
   if (input.numel() == 0) return at::empty(input.sizes(), input.options());
   const bool sends = mesh.local_rank(call.mesh_dim) == source;
-  return communicate(call, sends ? bytes_of(input) : 0, [&] {
+  return communicate(call, sends ? bytes_of(input) : 0, {.tensor = &input, .source = source}, [&] {
     at::Tensor output = at::empty(input.sizes(), input.options());
     if (sends) output.copy_(input);
     std::vector<at::Tensor> tensors = {as_bytes(output)};
@@ -325,7 +337,7 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
   if (sends) check_scattered(call, input, like);
   if (call.n() == 1) return contiguous(input).select(0, 0);
   if (like.numel() == 0) return at::empty(like.sizes(), like.options());
-  return communicate(call, sends ? bytes_of(input) : 0, [&] {
+  return communicate(call, sends ? bytes_of(input) : 0, {.tensor = &like, .source = source}, [&] {
     at::Tensor output = at::empty(like.sizes(), like.options());
     std::vector<at::Tensor> outputs = {as_bytes(output)};
     std::vector<std::vector<at::Tensor>> inputs;
@@ -340,7 +352,7 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
 void barrier(const DeviceMesh& mesh, int64_t mesh_dim) {
   const Call call = begin("barrier", mesh, mesh_dim);
   if (call.n() == 1) return;
-  communicate(call, 0, [&] {
+  communicate(call, 0, {}, [&] {
     c10d::BarrierOptions options;
     if (mesh.device_type() == c10::DeviceType::CUDA) options.device = mesh.device();
     wait_for(call, [&](c10d::Backend& group) { return group.barrier(options); });

@@ -223,10 +223,18 @@ void read_timeout(const EnvironmentVariables& variables, Environment& environmen
 
 }  // namespace
 
+bool checked_by(const EnvironmentVariables& variables) {
+  const std::string text = value_or_empty(variables, "TESSERA_CHECKED");
+  if (text == "1") return true;
+  if (text.empty() || text == "0") return false;
+  throw std::invalid_argument(fmt::format("environment: TESSERA_CHECKED={} is neither 0 nor 1", text));
+}
+
 Environment resolve_environment(const EnvironmentVariables& variables) {
   Environment environment;
   read_address(variables, environment);
   read_timeout(variables, environment);
+  environment.checked = checked_by(variables);
   const std::optional<Found> found = choose(variables);
   if (!found.has_value()) return environment;
   environment.launcher = found->launcher;

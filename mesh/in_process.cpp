@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/thread_group.h"
 
@@ -42,6 +43,7 @@ Worlds make_worlds(int64_t size, const InProcessOptions& options, const std::sha
     throw std::invalid_argument(fmt::format("an in-process world of {} ranks cannot be; give at least 1", size));
   }
   const auto store = c10::make_intrusive<c10d::HashStore>();
+  const bool checked = checked_by(process_environment());
   Worlds worlds;
   for (int64_t rank = 0; rank < size; ++rank) {
     WorldOptions one;
@@ -49,6 +51,7 @@ Worlds make_worlds(int64_t size, const InProcessOptions& options, const std::sha
     one.size = one.local_size = size;
     one.store = store;
     one.timeout = options.timeout;
+    one.checked = checked;
     one.make_group = [seat = std::make_shared<Seat>(hub, rank)](const GroupRequest& request) { return seat->make(request); };
     worlds.push_back(World::create(std::move(one)));
   }

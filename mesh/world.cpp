@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/check_state.h"
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/group_table.h"
@@ -89,6 +90,7 @@ WorldOptions options_from(const Environment& environment) {
   options.local_rank = environment.local_rank;
   options.local_size = environment.local_size;
   options.timeout = std::chrono::seconds(environment.timeout_seconds);
+  options.checked = environment.checked;
   if (!environment.store_path.empty()) options.lost_file = environment.store_path + ".lost";
   return options;
 }
@@ -118,13 +120,16 @@ struct World::Impl {
                 .busy = [this] {
                   const std::thread::id inside = owner.load();
                   return inside != std::thread::id{} && inside != std::this_thread::get_id();
-                }}) {}
+                }}) {
+    checks.enabled = options.checked;
+  }
 
   bool has_peers() const { return options.size > 1 && !options.fake; }
 
   const WorldOptions options;
   const uint64_t id = next_world_id();
   RandomState random;
+  CheckState checks;
   std::shared_ptr<Observers> observers = std::make_shared<Observers>();
   std::atomic<const char*> op{""};  // a second thread reads it for its error
   const std::string* path = &kNoPath;
@@ -179,6 +184,7 @@ int64_t World::local_size() const { return impl_->options.local_size; }
 bool World::is_fake() const { return impl_->options.fake; }
 std::chrono::milliseconds World::timeout() const { return impl_->options.timeout; }
 const c10::intrusive_ptr<c10d::Store>& World::store() const { return impl_->options.store; }
+CheckState& World::check_state() { return impl_->checks; }
 RandomState& World::random_state() { return impl_->random; }
 
 c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks, c10::DeviceType device) {

@@ -18,6 +18,7 @@ class Store;
 namespace tessera {
 
 struct BackendGroup;
+struct CheckState;
 struct GroupRequest;
 
 // Seed and counter from which random operators draw; see dtensor/random.h.
@@ -51,6 +52,7 @@ struct WorldOptions {
   c10::intrusive_ptr<c10d::Store> store;                        // needed when size > 1
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for everything that waits
   bool fake = false;                                            // a fake group: plans at any size, moves nothing
+  bool checked = false;                                         // as if a Checked lived from the start; see mesh/checked.h
   // Makes the process groups in the place of Gloo and NCCL; see mesh/backend_group.h.
   std::function<BackendGroup(const GroupRequest&)> make_group;
   // Where the launcher notes a rank that it saw die, and with ".RANK" one that ended well; may be empty.
@@ -112,6 +114,9 @@ class World : public std::enable_shared_from_this<World> {
   std::shared_ptr<void> observe(Sink sink);
   void record(const CollectiveRecord& record);
   bool observed() const;
+
+  // For mesh/checked.h.
+  CheckState& check_state();
 
   // The operator and path that the next collectives are charged to. Set by dispatch and by styles, restored on exit.
   struct Scope {
