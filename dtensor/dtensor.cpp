@@ -16,6 +16,7 @@
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/verify_local.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/replicated_check.h"
 #include "tessera/placement/reduction.h"
 
 namespace tessera {
@@ -276,6 +277,11 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   }
   if (options.check) verify_local(local, *spec);
   check_piece(local, *spec);
+  std::vector<int64_t> alike;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
+    if (spec->placements[static_cast<std::size_t>(dim)].is_replicate()) alike.push_back(dim);
+  }
+  check_replicated(local, mesh, alike, "from_local");
   // Row-major pieces under row-major global strides, so that what can be viewed globally can be viewed here.
   return FromLocal::apply(options.stride ? local : local.contiguous(),
                           options.mask.defined() ? std::optional(options.mask) : std::nullopt, spec, grad);

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include "tessera/dtensor/route_steps.h"
+#include "tessera/mesh/check_state.h"
 
 namespace tessera {
 namespace {
@@ -65,7 +67,12 @@ Route::~Route() = default;
 at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
   if (!member_) return at::empty({0}, local.options());
   at::Tensor piece = local;
-  for (const auto& step : steps_) piece = step->run(mesh, piece);
+  CheckState& checks = mesh.world().check_state();
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const PlanStep& step = plan_.steps()[i];
+    const CheckedStep named(checks, checks.enabled ? fmt::format("{} -> {}", to_string(step.from), to_string(step.to)) : "");
+    piece = steps_[i]->run(mesh, piece);
+  }
   return piece;
 }
 

@@ -5,7 +5,9 @@
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <vector>
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 namespace c10d {
@@ -28,6 +30,8 @@ struct GroupRequest {
   c10::intrusive_ptr<c10d::Store> store;  // of this group alone
   int rank = 0;                           // in the group
   int size = 1;
+  std::vector<int64_t> ranks;  // of the job, in the order of the group
+  c10::DeviceType device = c10::DeviceType::CPU;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool one_host = false;  // then nothing listens on an outside interface
   int device_index = 0;   // NCCL: this rank's CUDA device
@@ -35,6 +39,9 @@ struct GroupRequest {
   // to be asked a few times a second while it waits.
   std::function<bool()> lost = [] { return false; };
 };
+
+// A World's own way to make groups. Collective over the group; throws what making it throws.
+using MakeGroup = std::function<BackendGroup(const GroupRequest&)>;
 
 // Collective over the group; each throws what the backend throws.
 BackendGroup make_gloo_group(const GroupRequest& request);

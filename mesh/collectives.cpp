@@ -18,6 +18,9 @@
 #include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "tessera/mesh/check_state.h"
+#include "tessera/mesh/checked.h"
+#include "tessera/mesh/mismatch.h"
 #include "tessera/mesh/wire.h"
 
 namespace tessera {
@@ -120,7 +123,7 @@ void report(const Call& call, int64_t bytes) {
   if (spdlog::should_log(spdlog::level::debug)) {
     spdlog::debug("rank {}: {}, {} bytes", world.rank(), where(call), bytes);
   }
-  if (!world.observed()) return;
+  if (!world.observed() || world.check_state().inside) return;
   world.record({.kind = call.kind,
                 .mesh_dim = call.mesh.mesh_dim_name(call.mesh_dim),
                 .bytes = bytes,
@@ -135,6 +138,8 @@ void wait_for(const Call& call, const Start& start) {
   try {
     const Work work = start(*group);
     work->wait();
+  } catch (const MismatchError&) {
+    throw;  // every rank has it: nobody was lost
   } catch (const std::exception& error) {
     call.mesh.world().rethrow_collective_failure(where(call), call.mesh.group_ranks(call.mesh_dim), text_of(error));
   }
@@ -148,20 +153,26 @@ void wait_for_all(const Call& call, const Start& start) {
   try {
     start(*group, works);
     for (const Work& work : works) work->wait();
+  } catch (const MismatchError&) {
+    throw;
   } catch (const std::exception& error) {
     call.mesh.world().rethrow_collective_failure(where(call), call.mesh.group_ranks(call.mesh_dim), text_of(error));
   }
 }
 
-// The frame of every collective: one thread at a time, in a world that is alive, recorded, below autograd. What goes wrong
+// Under Checked: the ranks of the group compare what they are about to do.
+void check(const Call& call, const Intent& intent);
+
+// The frame of every collective: one thread at a time, in a world that is alive, recorded, checked, below autograd. What goes wrong
 // here on one rank alone, such as memory, would leave the others waiting: it is failed().
 template <typename Body>
-auto communicate(const Call& call, int64_t bytes, const Body& body) {
+auto communicate(const Call& call, int64_t bytes, const Intent& intent, const Body& body) {
   World& world = call.mesh.world();
   const World::Exclusive exclusive(world);
   world.check_alive();
   report(call, bytes);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  check(call, intent);
   try {
     return body();
   } catch (const std::exception& error) {
@@ -264,6 +275,12 @@ at::Tensor gather_rows(const Call& call, const at::Tensor& input) {
   return output;
 }
 
+void check(const Call& call, const Intent& intent) {
+  if (!Checked::enabled(call.mesh.world())) return;
+  check_collective(call.kind, call.mesh, call.mesh_dim, intent,
+                   [&](const at::Tensor& row) { return gather_rows(call, row.to(call.mesh.device())).cpu(); });
+}
+
 // All-reduce in place of a fresh contiguous tensor of a dtype from reduced_as(), complex as pairs of reals.
 void all_reduce_in_place(const Call& call, const at::Tensor& fresh, ReduceOp op) {
   std::vector<at::Tensor> tensors = {fresh.is_complex() ? at::view_as_real(fresh) : fresh};
@@ -311,7 +328,7 @@ at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t m
   check_tensor(call, input);
   if (call.n() == 1) return contiguous(input).unsqueeze(0);
   if (input.numel() == 0) return at::empty(with_rows(call.n(), input.sizes()), input.options());
-  return communicate(call, bytes_of(input), [&] { return gather_rows(call, input); });
+  return communicate(call, bytes_of(input), {.tensor = &input}, [&] { return gather_rows(call, input); });
 }
 
 at::Tensor all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
@@ -326,7 +343,7 @@ at::Tensor all_gather(const at::Tensor& input, const std::vector<int64_t>& count
                     fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), mine));
   }
   if (call.n() == 1 || sum == 0) return contiguous(input);
-  return communicate(call, bytes_of(input), [&] {
+  return communicate(call, bytes_of(input), {.tensor = &input, .counts = &counts}, [&] {
     at::Tensor output = at::empty({sum}, input.options());
     std::vector<int64_t> bytes = counts;
     for (int64_t& count : bytes) count *= input.element_size();
@@ -342,7 +359,7 @@ at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t m
   reduced_as(dtype, op, call.kind);  // or throws, on every rank
   if (call.n() == 1) return contiguous(input);
   if (input.numel() == 0) return at::empty(input.sizes(), input.options());
-  return communicate(call, bytes_of(input), [&] {
+  return communicate(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
     at::Tensor wire = to_wire(contiguous(input), op, call.kind);
     if (reduces_here_alone(mesh, wire, op)) return from_wire(reduce_rows(gather_rows(call, wire), op), dtype, op);
     if (wire.is_alias_of(input)) wire = wire.clone();
@@ -358,7 +375,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
   reduced_as(dtype, op, call.kind);  // or throws, on every rank
   if (call.n() == 1) return contiguous(input).select(0, 0);
   if (input.numel() == 0) return at::empty(input.sizes().slice(1), input.options());
-  return communicate(call, bytes_of(input), [&] {
+  return communicate(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
     const at::Tensor wire = to_wire(contiguous(input), op, call.kind);
     const bool exchange_rows = over_gloo(call) || reduces_here_alone(mesh, wire, op);
     const at::Tensor reduced =
@@ -382,7 +399,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, const std::vector<int64_t>& c
   if (call.n() == 1 || sum == 0) return contiguous(input);
   const bool even = std::ranges::all_of(counts, [&](int64_t count) { return count == counts[0]; });
   if (even) return reduce_scatter(input.view({call.n(), counts[0]}), mesh, mesh_dim, op);
-  return communicate(call, bytes_of(input), [&] {
+  return communicate(call, bytes_of(input), {.tensor = &input, .op = op, .counts = &counts}, [&] {
     return from_wire(reduce_uneven_by_exchange(call, to_wire(contiguous(input), op, call.kind), counts, op), dtype, op);
   });
 }
@@ -407,7 +424,7 @@ at::Tensor exchange_uneven(const char* kind, const at::Tensor& input, const std:
                     mesh.mesh_dim_name(call.mesh_dim)));
   }
   if (call.n() == 1) return contiguous(input);
-  return communicate(call, bytes_of(input), [&] {
+  return communicate(call, bytes_of(input), {.tensor = &input, .send = &send, .receive = &receive}, [&] {
     at::Tensor output = at::empty({received}, input.options());
     exchange(call, output, contiguous(input), send, receive);
     return output;
@@ -433,7 +450,7 @@ at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t me
   if (call.n() == 1) return contiguous(input);
   if (input.numel() == 0) return at::empty(input.sizes(), input.options());
   const bool sends = mesh.local_rank(call.mesh_dim) == source;
-  return communicate(call, sends ? bytes_of(input) : 0, [&] {
+  return communicate(call, sends ? bytes_of(input) : 0, {.tensor = &input, .source = source}, [&] {
     at::Tensor output = at::empty(input.sizes(), input.options());
     if (sends) output.copy_(input);
     std::vector<at::Tensor> tensors = {as_bytes(output)};
@@ -453,7 +470,7 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
   if (sends) check_scattered(call, input, like);
   if (call.n() == 1) return contiguous(input).select(0, 0);
   if (like.numel() == 0) return at::empty(like.sizes(), like.options());
-  return communicate(call, sends ? bytes_of(input) : 0, [&] {
+  return communicate(call, sends ? bytes_of(input) : 0, {.tensor = &like, .source = source}, [&] {
     at::Tensor output = at::empty(like.sizes(), like.options());
     std::vector<at::Tensor> outputs = {as_bytes(output)};
     std::vector<std::vector<at::Tensor>> inputs;
@@ -468,7 +485,7 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
 void barrier(const DeviceMesh& mesh, int64_t mesh_dim) {
   const Call call = begin("barrier", mesh, mesh_dim);
   if (call.n() == 1) return;
-  communicate(call, 0, [&] {
+  communicate(call, 0, {}, [&] {
     c10d::BarrierOptions options;
     if (mesh.device_type() == c10::DeviceType::CUDA) options.device = mesh.device();
     wait_for(call, [&](c10d::Backend& group) { return group.barrier(options); });

@@ -259,10 +259,18 @@ void read_backend(const EnvironmentVariables& variables, const std::optional<Fou
 
 }  // namespace
 
+bool checked_by(const EnvironmentVariables& variables) {
+  const std::string text = value_or_empty(variables, "TESSERA_CHECKED");
+  if (text == "1") return true;
+  if (text.empty() || text == "0") return false;
+  throw std::invalid_argument(fmt::format("environment: TESSERA_CHECKED={} is neither 0 nor 1", text));
+}
+
 Environment resolve_environment(const EnvironmentVariables& variables) {
   Environment environment;
   read_address(variables, environment);
   read_timeout(variables, environment);
+  environment.checked = checked_by(variables);
   const std::optional<Found> found = choose(variables);
   if (!found.has_value()) {
     read_backend(variables, found, environment);

@@ -31,6 +31,8 @@ struct Environment {
 
   int64_t timeout_seconds = 300;  // TESSERA_TIMEOUT: for everything that waits
 
+  bool checked = false;  // TESSERA_CHECKED: 1 checks every collective; see mesh/checked.h
+
   bool one_host() const { return local_size == size; }
   friend bool operator==(const Environment&, const Environment&) = default;
 };
@@ -51,6 +53,9 @@ struct Environment {
 // Throws std::invalid_argument, listing what was seen, on sets that disagree, half a set, numbers that are not numbers,
 // ranks outside [0, size), and TESSERA_BACKEND=mpi for several processes that no launcher of MPI has placed so.
 Environment resolve_environment(const EnvironmentVariables& variables);
+
+// TESSERA_CHECKED: 1 is true; 0, empty and not there are false. Throws std::invalid_argument on other values.
+bool checked_by(const EnvironmentVariables& variables);
 
 // The variables of this process.
 EnvironmentVariables process_environment();

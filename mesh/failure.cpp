@@ -20,7 +20,6 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kFailureKey = "tessera/failure";
 constexpr const char* kKnownKey = "tessera/failure_known";
 constexpr auto kLook = std::chrono::milliseconds(20);
 // A launcher needs a moment to write down how the rank that it saw die has ended.

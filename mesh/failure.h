@@ -37,6 +37,9 @@ std::string to_string(const Failure& failure);
 std::string encode(const Failure& failure);
 std::optional<Failure> decode_failure(const std::string& text);
 
+// Where the record of a failed job is in its store.
+inline constexpr const char* kFailureKey = "tessera/failure";
+
 // What one rank knows and tells of the job's failure: a local flag, a record in the store, and the file in which a launcher
 // notes a rank that it saw die. Safe from several threads.
 class FailureBoard {

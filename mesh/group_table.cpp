@@ -106,15 +106,16 @@ void GroupTable::start() {
   if (options_.fake || options_.size == 1 || options_.cpu_backend != CpuBackend::kMpi) return;
   std::vector<int64_t> everyone(static_cast<std::size_t>(options_.size));
   std::iota(everyone.begin(), everyone.end(), int64_t{0});
-  start_mpi(request("tessera/mpi", everyone, {}));
+  start_mpi(request("tessera/mpi", everyone, {}, c10::DeviceType::CPU));
 }
 
 BackendGroup GroupTable::make(const Key& key) const {
   const auto& [device, ranks, options] = key;
   const GroupRequest asked = request(fmt::format("tessera/group/{}/{}{}", c10::DeviceTypeName(device, /*lower_case=*/true),
                                                  fmt::join(ranks, "-"), suffix_of(options)),
-                                     ranks, options);
+                                     ranks, options, device);
   if (options_.fake) return make_fake_group(asked.rank, asked.size);
+  if (options_.make_group) return options_.make_group(asked);
   return device == c10::DeviceType::CUDA ? make_nccl_group(asked) : make_cpu_group(asked, options.backend);
 }
 
@@ -128,8 +129,8 @@ BackendGroup GroupTable::make_cpu_group(const GroupRequest& request, const std::
   throw std::logic_error("make_cpu_group: not a CpuBackend");
 }
 
-GroupRequest GroupTable::request(const std::string& prefix, const std::vector<int64_t>& ranks,
-                                 const GroupOptions& options) const {
+GroupRequest GroupTable::request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options,
+                                 c10::DeviceType device) const {
   const auto place = std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin();
   // A world of one has no store; its group of one wants one all the same.
   c10::intrusive_ptr<c10d::Store> base = options_.store;
@@ -138,6 +139,8 @@ GroupRequest GroupTable::request(const std::string& prefix, const std::vector<in
       .store = c10::make_intrusive<c10d::PrefixStore>(prefix, watch_store(std::move(base), options_.board, ranks)),
       .rank = static_cast<int>(place),
       .size = static_cast<int>(ranks.size()),
+      .ranks = ranks,
+      .device = device,
       .timeout = options.timeout.value_or(options_.timeout),
       .one_host = options_.one_host,
       .device_index = options_.device_index,

@@ -39,6 +39,7 @@ class GroupTable {
     int device_index = 0;
     bool fake = false;
     CpuBackend cpu_backend = CpuBackend::kGloo;
+    MakeGroup make_group;        // in the place of cpu_backend and NCCL
     std::function<bool()> busy;  // whether another thread of this rank is in a collective now
   };
   explicit GroupTable(Options options);
@@ -73,7 +74,8 @@ class GroupTable {
   };
   BackendGroup make(const Key& key) const;
   BackendGroup make_cpu_group(const GroupRequest& request, const std::string& backend) const;
-  GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options) const;
+  GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options,
+                       c10::DeviceType device) const;
   void start_watch(const std::vector<int64_t>& ranks);
   void watch(const std::stop_token& stop);
 

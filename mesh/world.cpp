@@ -18,6 +18,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/check_state.h"
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/group_table.h"
@@ -47,6 +48,9 @@ std::string text_of(const std::exception& error) {
 bool says_timeout(const std::string& text) {
   return text.find("imed out") != std::string::npos || text.find("timeout") != std::string::npos;
 }
+
+// As in-process groups do, which know their members.
+bool says_who_left(const std::string& text) { return text.find("have left the group") != std::string::npos; }
 
 // "; ranks [2] did not come to it"
 std::string who_did_not_come(const std::vector<int64_t>& ranks) {
@@ -116,6 +120,7 @@ WorldOptions options_from(const Environment& environment) {
   options.local_size = environment.local_size;
   options.timeout = std::chrono::seconds(environment.timeout_seconds);
   options.cpu_backend = cpu_backend_for(environment);
+  options.checked = environment.checked;
   if (!environment.store_path.empty()) options.lost_file = environment.store_path + ".lost";
   return options;
 }
@@ -143,18 +148,22 @@ struct World::Impl {
                 .device_index = static_cast<int>(options.local_rank),
                 .fake = options.fake,
                 .cpu_backend = options.cpu_backend,
+                .make_group = options.make_group,
                 .busy = [this] {
                   const std::thread::id inside = owner.load();
                   return inside != std::thread::id{} && inside != std::this_thread::get_id();
-                }}) {}
+                }}) {
+    checks.enabled = options.checked;
+  }
 
   bool has_peers() const { return options.size > 1 && !options.fake; }
 
   const WorldOptions options;
   const uint64_t id = next_world_id();
   RandomState random;
+  CheckState checks;
   std::shared_ptr<Observers> observers = std::make_shared<Observers>();
-  const char* op = "";
+  std::atomic<const char*> op{""};  // a second thread reads it for its error
   const std::string* path = &kNoPath;
   std::atomic<std::thread::id> owner{};
   int depth = 0;  // of Exclusive on the owner's thread
@@ -220,6 +229,7 @@ bool World::is_fake() const { return impl_->options.fake; }
 CpuBackend World::cpu_backend() const { return impl_->options.cpu_backend; }
 std::chrono::milliseconds World::timeout() const { return impl_->options.timeout; }
 const c10::intrusive_ptr<c10d::Store>& World::store() const { return impl_->options.store; }
+CheckState& World::check_state() { return impl_->checks; }
 RandomState& World::random_state() { return impl_->random; }
 
 c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks, c10::DeviceType device,
@@ -285,10 +295,11 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
   FailureBoard& board = *impl_->board;
   if (!board.failed()) {
     const bool timeout = says_timeout(library_text);
-    std::optional<Failure> found = board.search(ranks, timeout ? kShortPatience : kSearchPatience);
+    const bool known = says_who_left(library_text);
+    std::optional<Failure> found = board.search(ranks, timeout || known ? kShortPatience : kSearchPatience);
     if (!found.has_value()) {
       found = timeout ? Failure{Failure::Kind::kTimeout, rank(), where, library_text}
-                      : Failure{Failure::Kind::kLost, -1, where, "which one is not known"};
+                      : Failure{Failure::Kind::kLost, -1, where, known ? library_text : "which one is not known"};
     }
     if (found->where.empty()) found->where = where;
     board.publish(*found);
@@ -341,7 +352,7 @@ void World::record(const CollectiveRecord& record) {
 bool World::observed() const { return impl_->observers->any.load(std::memory_order_relaxed); }
 
 World::Scope::Scope(World& world, const char* op, const std::string* path)
-    : world_(world), op_(world.impl_->op), path_(world.impl_->path) {
+    : world_(world), op_(world.impl_->op.load()), path_(world.impl_->path) {
   if (op != nullptr) world.impl_->op = op;
   if (path != nullptr) world.impl_->path = path;
 }
@@ -351,7 +362,7 @@ World::Scope::~Scope() {
   world_.impl_->path = path_;
 }
 
-const char* World::current_op() const { return impl_->op; }
+const char* World::current_op() const { return impl_->op.load(); }
 const std::string& World::current_path() const { return *impl_->path; }
 
 World::Exclusive::Exclusive(World& world) : world_(world) {

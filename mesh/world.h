@@ -21,6 +21,10 @@ class Store;
 
 namespace tessera {
 
+struct BackendGroup;
+struct CheckState;
+struct GroupRequest;
+
 // Seed and counter from which random operators draw; see dtensor/random.h.
 struct RandomState {
   uint64_t seed = 0;
@@ -53,6 +57,9 @@ struct WorldOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for everything that waits
   CpuBackend cpu_backend = CpuBackend::kGloo;                   // kMpi: every rank a process of one MPI job
   bool fake = false;                                            // a fake group: plans at any size, moves nothing
+  bool checked = false;                                         // as if a Checked lived from the start; see mesh/checked.h
+  // Makes the process groups in the place of Gloo and NCCL; see mesh/backend_group.h.
+  std::function<BackendGroup(const GroupRequest&)> make_group;
   // Where the launcher notes a rank that it saw die, and with ".RANK" one that ended well; may be empty.
   std::string lost_file;
 };
@@ -127,6 +134,9 @@ class World : public std::enable_shared_from_this<World> {
   std::shared_ptr<void> observe(Sink sink);
   void record(const CollectiveRecord& record);
   bool observed() const;
+
+  // For mesh/checked.h.
+  CheckState& check_state();
 
   // The operator and path that the next collectives are charged to. Set by dispatch and by styles, restored on exit.
   struct Scope {

@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/dtensor/modes.h"
+#include "tessera/mesh/replicated_check.h"
 #include "tessera/ops/rules/rule.h"
 
 namespace tessera::dispatch {
@@ -80,11 +81,14 @@ void add_plain(Call& call, TensorArg& entry) {
     entry.spec = detail::meta(t).spec.get();
     return;
   }
-  if (t.dim() == 0) return;
   if (!in_backward()) {
-    refuse_piece(call, entry);
-    if (!ImplicitReplication::enabled()) refuse_plain(call, t);
+    if (t.dim() > 0) {
+      refuse_piece(call, entry);
+      if (!ImplicitReplication::enabled()) refuse_plain(call, t);
+    }
+    check_replicated(t, call.lead->mesh, call.traits.name);
   }
+  if (t.dim() == 0) return;
   call.replicated.push_back(replicated_spec(call.lead->mesh, t));
   entry.spec = call.replicated.back().get();
 }

@@ -154,9 +154,11 @@ TESSERA_RANKS_TEST_CASE("to Partial: the value at coordinate 0, the neutral elem
   expect(local(ReduceOp::kMax, at::kDouble), -std::numeric_limits<double>::infinity());
   expect(local(ReduceOp::kMin, at::kDouble), std::numeric_limits<double>::infinity());
   CHECK(same(local(ReduceOp::kAvg, at::kDouble), whole.to(at::kDouble)));
+  const at::Tensor lowest = local(ReduceOp::kMax, at::kLong);
+  const at::Tensor highest = local(ReduceOp::kMin, at::kShort), byte = local(ReduceOp::kMin, at::kByte);
   if (!first) {
-    CHECK(local(ReduceOp::kMax, at::kLong)[0][0].item<int64_t>() == std::numeric_limits<int64_t>::min());
-    CHECK(local(ReduceOp::kMin, at::kShort)[0][0].item<int64_t>() == 32767);
-    CHECK(local(ReduceOp::kMin, at::kByte)[0][0].item<int64_t>() == 255);
+    CHECK(lowest[0][0].item<int64_t>() == std::numeric_limits<int64_t>::min());
+    CHECK(highest[0][0].item<int64_t>() == 32767);
+    CHECK(byte[0][0].item<int64_t>() == 255);
   }
 }

@@ -1,0 +1,144 @@
+#include "tessera/mesh/in_process.h"
+
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/environment.h"
+#include "tessera/mesh/failure.h"
+#include "tessera/mesh/thread_group.h"
+
+namespace tessera {
+namespace {
+
+// A rank's membership in the hub; the World holds it through the maker of its groups.
+class Seat {
+ public:
+  Seat(std::shared_ptr<ThreadHub> hub, int64_t rank) : hub_(std::move(hub)), rank_(rank) {}
+  ~Seat() { hub_->leave(rank_); }
+  Seat(const Seat&) = delete;
+  Seat& operator=(const Seat&) = delete;
+
+  BackendGroup make(const GroupRequest& request) const { return make_thread_group(hub_, request); }
+
+ private:
+  const std::shared_ptr<ThreadHub> hub_;
+  const int64_t rank_;
+};
+
+using Worlds = std::vector<std::shared_ptr<World>>;
+
+Worlds make_worlds(int64_t size, const InProcessOptions& options, const std::shared_ptr<ThreadHub>& hub) {
+  if (size < 1) {
+    throw std::invalid_argument(fmt::format("an in-process world of {} ranks cannot be; give at least 1", size));
+  }
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const bool checked = checked_by(process_environment());
+  Worlds worlds;
+  for (int64_t rank = 0; rank < size; ++rank) {
+    WorldOptions one;
+    one.rank = one.local_rank = rank;
+    one.size = one.local_size = size;
+    one.store = store;
+    one.timeout = options.timeout;
+    one.checked = checked;
+    one.make_group = [seat = std::make_shared<Seat>(hub, rank)](const GroupRequest& request) { return seat->make(request); };
+    worlds.push_back(World::create(std::move(one)));
+  }
+  return worlds;
+}
+
+// What the ranks of one run threw.
+class Errors {
+ public:
+  // Called in the catch block of rank `rank`.
+  void add(int64_t rank, std::string text) {
+    const std::lock_guard lock(mutex_);
+    all_.push_back({rank, std::move(text), std::current_exception()});
+  }
+  bool empty() const { return all_.empty(); }
+  // The rank whose failure the job recorded, else the one that came first: a rank may be woken by a failure before the rank
+  // that failed has reached its catch block.
+  [[noreturn]] void rethrow_first(int64_t size, const std::optional<Failure>& recorded) const {
+    const Entry* first = &all_.front();
+    for (const Entry& entry : all_) {
+      if (recorded && recorded->kind == Failure::Kind::kError && entry.rank == recorded->rank) first = &entry;
+    }
+    try {
+      std::rethrow_exception(first->error);
+    } catch (...) {
+      std::throw_with_nested(std::runtime_error(fmt::format("rank {} of {}: {}", first->rank, size, first->text)));
+    }
+  }
+
+ private:
+  struct Entry {
+    int64_t rank;
+    std::string text;
+    std::exception_ptr error;
+  };
+  std::mutex mutex_;
+  std::vector<Entry> all_;
+};
+
+void run_rank(std::shared_ptr<World> world, ThreadHub& hub, const std::function<void(const std::shared_ptr<World>&)>& body,
+              Errors& errors) {
+  const auto failed = [&](const char* text) {
+    errors.add(world->rank(), text);
+    world->fail("the body of run_in_process", text);
+  };
+  try {
+    body(world);
+  } catch (const c10::Error& error) {
+    failed(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    failed(error.what());
+  } catch (...) {
+    failed("an exception that is not a std::exception");
+  }
+  // Also where something outside holds the World on.
+  hub.leave(world->rank());
+}
+
+}  // namespace
+
+void run_in_process(int64_t size, const std::function<void(const std::shared_ptr<World>&)>& body,
+                    const InProcessOptions& options) {
+  const auto hub = std::make_shared<ThreadHub>();
+  Worlds worlds = make_worlds(size, options, hub);
+  const c10::intrusive_ptr<c10d::Store> store = worlds.front()->store();
+  Errors errors;
+  {
+    std::vector<std::jthread> threads;
+    for (std::shared_ptr<World>& world : worlds) {
+      const int64_t rank = world->rank();
+      try {
+        threads.emplace_back([&, mine = world] { run_rank(mine, *hub, body, errors); });
+      } catch (const std::exception& error) {
+        errors.add(rank, fmt::format("its thread could not be started: {}", error.what()));
+        world->fail("run_in_process", error.what());
+        break;
+      }
+    }
+  }
+  if (errors.empty()) return;
+  std::optional<Failure> recorded;
+  if (store->check({kFailureKey})) recorded = decode_failure(store->get_to_str(kFailureKey));
+  errors.rethrow_first(size, recorded);
+}
+
+std::vector<std::shared_ptr<World>> make_in_process_worlds(int64_t size, const InProcessOptions& options) {
+  return make_worlds(size, options, std::make_shared<ThreadHub>());
+}
+
+}  // namespace tessera
