@@ -150,13 +150,14 @@ at::Tensor unaliased(at::Tensor result, const at::Tensor& source) {
   return result.contiguous();
 }
 
-// Where an input's gradient goes when the caller did not say: its own layout; under a Partial, the gradient's.
-Placements default_gradient(const Placements& input, const Placements& gradient) {
-  Placements out = input;
+// Where an input's gradient goes when the caller did not say: its own layout; under a Partial, the gradient's where the two make
+// one, else whole.
+Placements default_gradient(const Spec& input, const Placements& gradient) {
+  Placements out = input.placements;
   for (std::size_t i = 0; i < out.size(); ++i) {
     if (out[i].is_partial()) out[i] = gradient[i].is_partial() ? Replicate() : gradient[i];
   }
-  return out;
+  return is_layout(out, input.mesh.mesh(), input.sizes) ? out : without_partial(input.placements);
 }
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
@@ -180,8 +181,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     const Spec& spec = *FromLocal::slot<SpecPtr>(ctx, "spec");
     const at::Tensor g = as_dtensor(grads[0], spec);
     const auto& wanted = FromLocal::slot<std::optional<Placements>>(ctx, "grad");
-    return {redistribute(g, wanted ? *wanted : default_gradient(spec.placements, placements_of(g))), at::Tensor(),
-            at::Tensor()};
+    return {redistribute(g, wanted ? *wanted : default_gradient(spec, placements_of(g))), at::Tensor(), at::Tensor()};
   }
 };
 

@@ -102,16 +102,19 @@ class LocalStep final : public Route::Step {
     for (std::size_t i = 0; i < at.mesh_shape.size(); ++i) {
       const Placement& from = at.step.from[i];
       const Placement& to = at.step.to[i];
+      if (from == to && from.is_partial() && !from.reduction().slope(1)) pending_ = from.reduction_ptr();
       if (from == to || !to.is_partial()) continue;
       (from.is_shard() ? embedded_ : formed_)
           .push_back({.reduction = to.reduction_ptr(), .coordinate = at.coordinate[i], .ranks = at.mesh_shape[i]});
     }
+    if (embedded_.empty() && formed_.empty()) pending_ = nullptr;
     if (!embedded_.empty()) inside_ = Region::within(at.target(), intersect(at.source(), at.target()));
   }
 
   at::Tensor run(const DeviceMesh&, const at::Tensor& piece) const override {
     // A slice keeps the piece's order in memory.
     at::Tensor out = slice_.is_box() ? slice_.read(piece) : slice_.read(row_major(piece));
+    if (pending_) out = pending_->from_terms(pending_->to_term(out), 1);
     if (!embedded_.empty()) out = embed(row_major(out));
     for (const Forming& each : formed_) out = each.reduction->spread(out, each.coordinate, each.ranks);
     return out;
@@ -136,7 +139,9 @@ class LocalStep final : public Route::Step {
   const Region slice_;
   std::optional<Region> inside_;
   const std::vector<int64_t> sizes_;
-  std::vector<Forming> formed_;    // of the whole value
+  std::vector<Forming> formed_;  // of the whole value
+  // That stays pending on other mesh dimensions: a piece of it alone may be what no value is, such as a norm's negative one.
+  ReductionPtr pending_;
   std::vector<Forming> embedded_;  // of a Shard's piece
 };
 

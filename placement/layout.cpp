@@ -118,6 +118,15 @@ Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndi
   return out;
 }
 
+bool is_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape) {
+  try {
+    check_layout(placements, mesh, shape, "");
+  } catch (const std::invalid_argument&) {
+    return false;
+  }
+  return true;
+}
+
 void check_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape, std::string_view who) {
   const auto plain = [](const Placement& p) { return !p.is_shard() || p.is_chunks(); };
   if (std::all_of(placements.begin(), placements.end(), plain)) return;

@@ -45,5 +45,7 @@ Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndi
 // Throws std::invalid_argument, prefixed with `who`, when normalized `placements` cannot cut a tensor of `shape`: see
 // check_partition.
 void check_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape, std::string_view who);
+// Whether they can.
+bool is_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape);
 
 }  // namespace tessera

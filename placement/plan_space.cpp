@@ -140,7 +140,11 @@ PlanSpace::Parts PlanSpace::cut(std::size_t tensor_dim, const Placements& placem
     // What a fixed partition cuts must be what it was made for.
     const Partition& partition = *cuts[k].partition;
     out.legal &= partition.parts().value_or(cuts[k].parts) == cuts[k].parts;
-    out.legal &= !partition.size() || (k == 0 && *partition.size() == size);
+    const std::vector<Cut> before(cuts.begin(), cuts.begin() + static_cast<std::ptrdiff_t>(k));
+    const auto fits = [&](const auto& coordinate) {
+      return count(part_of(size, before, mesh_shape_, coordinate)) == *partition.size();
+    };
+    if (out.legal && partition.size()) out.legal = std::ranges::all_of(ranks_, fits);
     for (const int64_t mesh_dim : cuts[k].mesh_dims) {
       out.sequence.push_back(mesh_dim);
       out.cutters |= bit(static_cast<std::size_t>(mesh_dim));
@@ -377,34 +381,41 @@ Edge PlanSpace::move(Node from, Node to, const Changes& change, uint32_t needed,
 }
 
 double PlanSpace::most_sent(Node from, Node to, uint32_t mesh_dims) {
-  double copies = 1;
-  for (std::size_t i = 0; i < ndim(); ++i) {
-    if (has(mesh_dims, i) && placement(from, i).is_replicate()) copies *= static_cast<double>(mesh_shape_[i]);
-  }
   const Info& a = info(from);
   const Info& b = info(to);
   double most = 0;
   for (std::size_t sender = 0; sender < ranks_.size(); ++sender) {
+    int64_t copies = 1;
+    int64_t mine = 0;  // which of them the sender is
+    for (std::size_t i = 0; i < ndim(); ++i) {
+      if (!has(mesh_dims, i) || !placement(from, i).is_replicate()) continue;
+      copies *= mesh_shape_[i];
+      mine = mine * mesh_shape_[i] + ranks_[sender][i];
+    }
     double sent = 0;
+    int64_t turn = 0;
     for (std::size_t receiver = 0; receiver < ranks_.size(); ++receiver) {
-      bool in_group = true;
-      bool holds_same = true;
-      for (std::size_t i = 0; i < ndim(); ++i) {
-        const bool differs = ranks_[sender][i] != ranks_[receiver][i];
-        in_group &= !differs || has(mesh_dims, i);
-        holds_same &= !differs || !placement(from, i).is_shard();
-      }
-      if (!in_group || holds_same) continue;
+      if (!asks(from, sender, receiver, mesh_dims)) continue;
       double needed = 1;
       for (std::size_t d = 0; d < shape_.size(); ++d) {
         needed *= static_cast<double>(overlap(parts_[d][static_cast<std::size_t>(a.parts[d])].at[sender],
                                               parts_[d][static_cast<std::size_t>(b.parts[d])].at[receiver]));
       }
-      sent += needed;
+      if (needed > 0 && turn++ % copies == mine) sent += needed;
     }
-    most = std::max(most, sent / copies);
+    most = std::max(most, sent);
   }
   return most;
+}
+
+bool PlanSpace::asks(Node from, std::size_t sender, std::size_t receiver, uint32_t mesh_dims) const {
+  bool holds_same = true;
+  for (std::size_t i = 0; i < ndim(); ++i) {
+    if (ranks_[sender][i] == ranks_[receiver][i]) continue;
+    if (!has(mesh_dims, i)) return false;
+    holds_same &= !placement(from, i).is_shard();
+  }
+  return !holds_same;
 }
 
 uint32_t PlanSpace::shared(Node from, Node to, uint32_t mesh_dims) {

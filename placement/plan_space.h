@@ -108,6 +108,8 @@ class PlanSpace {
   Edge move(Node from, Node to, const Changes& changes, uint32_t needs, bool whole);
   // Elements that the rank that sends most sends, when the copies along `mesh_dims` share it.
   double most_sent(Node from, Node to, uint32_t mesh_dims);
+  // Whether two ranks are in one group over `mesh_dims` and hold different tiles.
+  bool asks(Node from, std::size_t sender, std::size_t receiver, uint32_t mesh_dims) const;
   Edge priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements) const;
   Link slowest(uint32_t mesh_dims) const;
   int64_t ranks_of(uint32_t mesh_dims) const;

@@ -72,7 +72,8 @@ TEST_CASE("the step of a redistribution is named") {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
     const at::Tensor rows = distribute_tensor(at::ones({4, 2}), mesh, {Shard(0)});
     const Checked checked(mesh);
-    check_mismatch([&] { redistribute(rows, {world->rank() == 0 ? Placement(Replicate()) : Placement(Shard(1))}); },
-                   "redistribute: all_gather of Float (2, 2) on mesh dimension tp, step S(0) -> R, collective ");
+    check_mismatch(
+        [&] { redistribute(rows, {world->rank() == 0 ? Placement(Replicate()) : Placement(Shard(1))}); },
+        "redistribute: all_gather of Float in pieces of [4, 4] on mesh dimension tp, step [S(0)] -> [R], collective ");
   });
 }

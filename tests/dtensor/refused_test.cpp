@@ -254,7 +254,7 @@ TEST_CASE("a DTensor printed, read or pickled says what to do") {
 }
 
 TEST_CASE("Strict refuses what would communicate on its own, and says what") {
-  refused({"aten::mm: would communicate on its own, which Strict forbids", "all_gather on tp: S(1) -> R",
+  refused({"aten::mm: would communicate on its own, which Strict forbids", "all_gather on tp: [S(1)] -> [R]",
            "Redistribute the inputs explicitly"},
           [](const DeviceMesh& mesh) {
             const Strict strict;

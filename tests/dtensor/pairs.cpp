@@ -1,0 +1,114 @@
+#include "tessera/tests/dtensor/pairs.h"
+
+#include <random>
+#include <stdexcept>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/placement/layout.h"
+#include "tessera/tests/dtensor/values.h"
+
+namespace tessera::testing {
+namespace {
+
+// All but the last part short, the last with the rest; for two ranks or more the first has nothing.
+std::vector<int64_t> ragged_sizes(int64_t size, int64_t parts) {
+  std::vector<int64_t> sizes(static_cast<std::size_t>(parts), size / (2 * parts));
+  if (parts > 1) sizes.front() = 0;
+  int64_t rest = size;
+  for (const int64_t each : sizes) rest -= each;
+  sizes.back() += rest;
+  return sizes;
+}
+
+// Part i has the elements i, i + parts, ..., in runs of one.
+std::vector<Intervals> dealt(int64_t size, int64_t parts) {
+  std::vector<Intervals> out(static_cast<std::size_t>(parts));
+  for (int64_t i = 0; i < size; ++i) append(out[static_cast<std::size_t>((i * 2 + 1) % parts)], {.begin = i, .end = i + 1});
+  return out;
+}
+
+[[noreturn]] void fail(const char* what, const Pair& pair, const std::vector<int64_t>& shape, const DeviceMesh& mesh) {
+  throw std::runtime_error(fmt::format("{}: {} -> {} of [{}] on {}, rank {}", what, to_string(pair.from), to_string(pair.to),
+                                       fmt::join(shape, ", "), mesh.to_string(), mesh.world().rank()));
+}
+
+}  // namespace
+
+std::vector<Placements> built_in_layouts(const std::vector<int64_t>& shape, const std::vector<int64_t>& mesh_shape) {
+  const Mesh mesh(mesh_shape);
+  const auto ndim = static_cast<int64_t>(mesh_shape.size());
+  Placements kinds = {Replicate(),
+                      Shard(0),
+                      Shard(1),
+                      Shard(0).ordered(1),
+                      BlockCyclic(0, 2),
+                      BlockCyclic(1, 1),
+                      Partial(),
+                      Partial(ReduceOp::kAvg),
+                      Partial(ReduceOp::kMax),
+                      Partial(ReduceOp::kMin),
+                      Partial(ReduceOp::kProduct),
+                      NormPartial(2),
+                      MaskedPartial()};
+  for (const int64_t n : mesh_shape) kinds.push_back(RaggedShard(0, ragged_sizes(shape[0], n)));
+  std::vector<Placements> out;
+  for (const Placements& layout : all_layouts(ndim, kinds)) {
+    const Placements normal = normalize(layout, mesh, 2, "test");
+    if (std::ranges::find(out, normal) == out.end() && partials_commute(normal) && is_layout(normal, mesh, shape))
+      out.push_back(normal);
+  }
+  const Placements together(mesh_shape.size(), RaggedShard(1, ragged_sizes(shape[1], mesh.size())));
+  const Placements lists(mesh_shape.size(), IntervalShard(0, dealt(shape[0], mesh.size())));
+  for (const Placements& layout : {together, lists}) {
+    if (std::ranges::find(out, layout) == out.end()) out.push_back(layout);
+  }
+  return out;
+}
+
+std::vector<Pair> all_pairs(const std::vector<Placements>& layouts) {
+  std::vector<Pair> out;
+  for (const Placements& from : layouts) {
+    for (const Placements& to : layouts) out.push_back({.from = from, .to = to});
+  }
+  return out;
+}
+
+std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<Pair> out;
+  for (int64_t i = 0; i < count; ++i) {
+    const Placements& from = layouts[random() % layouts.size()];
+    out.push_back({.from = from, .to = layouts[random() % layouts.size()]});
+  }
+  return out;
+}
+
+void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh) {
+  const at::Tensor whole = whole_numbers(shape);
+  for (const Pair& pair : pairs) {
+    const at::Tensor source = spread(whole, mesh, pair.from);
+    const at::Tensor before = to_local(source).clone();
+    const at::Tensor moved = redistribute(source, pair.to);
+    if (placements_of(moved) != pair.to || moved.sizes() != whole.sizes()) fail("laid out otherwise", pair, shape, mesh);
+    if (!any_partial(pair.to) && !same(to_local(moved), piece_of(whole, mesh, pair.to))) fail("pieces", pair, shape, mesh);
+    if (!same(full_tensor(moved), whole)) fail("the value", pair, shape, mesh);
+    if (!same(to_local(source), before)) fail("the source was written", pair, shape, mesh);
+  }
+}
+
+void check_gradients(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh) {
+  const at::Tensor weight = whole_numbers(shape, at::kDouble, 1);
+  for (const Pair& pair : pairs) {
+    at::Tensor source = spread(whole_numbers(shape), mesh, pair.from);
+    source.requires_grad_(true);
+    (full_tensor(redistribute(source, pair.to)) * weight).sum().backward();
+    if (placements_of(source.grad()) != without_partial(pair.from)) fail("the gradient's layout", pair, shape, mesh);
+    if (!same(full_tensor(source.grad()), weight)) fail("the gradient", pair, shape, mesh);
+  }
+}
+
+}  // namespace tessera::testing

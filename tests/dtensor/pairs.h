@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/placement.h"
+
+// Redistribution between every two layouts, checked against the value itself.
+namespace tessera::testing {
+
+struct Pair {
+  Placements from;
+  Placements to;
+};
+
+// What a mesh of `mesh_shape` may hold of a tensor of `shape`, two dimensions of it: every list of the built-in placements that is
+// legal, chunks in two orders, and a RaggedShard and an IntervalShard over all mesh dimensions together.
+std::vector<Placements> built_in_layouts(const std::vector<int64_t>& shape, const std::vector<int64_t>& mesh_shape);
+std::vector<Pair> all_pairs(const std::vector<Placements>& layouts);
+// `count` of them, drawn by a generator of `seed`.
+std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t count, uint32_t seed);
+
+// On every rank of `mesh`: redistributes a tensor of `shape` from one to the other, and checks that it is laid out as asked, that
+// its value has stayed, bit by bit, and that the source was not written; and that a gradient comes back as it went. Throws
+// std::runtime_error that names pair, shape and mesh.
+void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
+void check_gradients(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
+
+}  // namespace tessera::testing
