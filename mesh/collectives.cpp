@@ -131,21 +131,7 @@ void report(const Call& call, int64_t bytes) {
                 .path = world.current_path()});
 }
 
-// Runs `start` on the group and waits. A failure there becomes the job's.
-template <typename Start>
-void wait_for(const Call& call, const Start& start) {
-  const auto group = call.mesh.group(call.mesh_dim);
-  try {
-    const Work work = start(*group);
-    work->wait();
-  } catch (const MismatchError&) {
-    throw;  // every rank has it: nobody was lost
-  } catch (const std::exception& error) {
-    call.mesh.world().rethrow_collective_failure(where(call), call.mesh.group_ranks(call.mesh_dim), text_of(error));
-  }
-}
-
-// The same of several at once.
+// Runs `start`, which adds to the works, on the group and waits for all. A failure there becomes the job's.
 template <typename Start>
 void wait_for_all(const Call& call, const Start& start) {
   const auto group = call.mesh.group(call.mesh_dim);
@@ -154,10 +140,16 @@ void wait_for_all(const Call& call, const Start& start) {
     start(*group, works);
     for (const Work& work : works) work->wait();
   } catch (const MismatchError&) {
-    throw;
+    throw;  // every rank has it: nobody was lost
   } catch (const std::exception& error) {
     call.mesh.world().rethrow_collective_failure(where(call), call.mesh.group_ranks(call.mesh_dim), text_of(error));
   }
+}
+
+// The same of the one that `start` returns.
+template <typename Start>
+void wait_for(const Call& call, const Start& start) {
+  wait_for_all(call, [&](c10d::Backend& group, std::vector<Work>& works) { works.push_back(start(group)); });
 }
 
 // Under Checked: the ranks of the group compare what they are about to do.
@@ -290,21 +282,19 @@ void all_reduce_in_place(const Call& call, const at::Tensor& fresh, ReduceOp op)
   if (op == ReduceOp::kAvg) tensors[0].div_(call.n());
 }
 
-// Each rank sends row i to coordinate i and adds up what it gets in the order of coordinates, in one pass: Gloo's own
-// reduce-scatter is an all-reduce inside, 1.9 to 4.2 times slower (2 and 4 ranks, 64 B to 16 MiB).
-at::Tensor reduce_scatter_by_exchange(const Call& call, const at::Tensor& wire, ReduceOp op) {
-  const at::Tensor received = at::empty_like(wire);
-  const std::vector<int64_t> counts(static_cast<std::size_t>(call.n()), wire.numel() / call.n());
-  exchange(call, received.view({-1}), wire.view({-1}), counts, counts);
-  return reduce_rows(received, op);
-}
-
-at::Tensor reduce_uneven_by_exchange(const Call& call, const at::Tensor& wire, const std::vector<int64_t>& counts,
-                                     ReduceOp op) {
+// Each rank sends counts[i] elements of flat `wire` to coordinate i and adds up what it gets in the order of coordinates, in one
+// pass: Gloo's own reduce-scatter is an all-reduce inside, 1.9 to 4.2 times slower (2 and 4 ranks, 64 B to 16 MiB).
+at::Tensor reduce_by_exchange(const Call& call, const at::Tensor& wire, const std::vector<int64_t>& counts, ReduceOp op) {
   const int64_t mine = counts[static_cast<std::size_t>(call.mesh.local_rank(call.mesh_dim))];
   const at::Tensor received = at::empty({call.n(), mine}, wire.options());
   exchange(call, received.view({-1}), wire, counts, std::vector<int64_t>(counts.size(), mine));
   return reduce_rows(received, op);
+}
+
+// [n, *] -> [*].
+at::Tensor reduce_rows_by_exchange(const Call& call, const at::Tensor& wire, ReduceOp op) {
+  const std::vector<int64_t> counts(static_cast<std::size_t>(call.n()), wire.numel() / call.n());
+  return reduce_by_exchange(call, wire.view({-1}), counts, op).view(wire.sizes().slice(1));
 }
 
 at::Tensor reduce_scatter_by_backend(const Call& call, const at::Tensor& wire, ReduceOp op) {
@@ -379,7 +369,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
     const at::Tensor wire = to_wire(contiguous(input), op, call.kind);
     const bool exchange_rows = over_gloo(call) || reduces_here_alone(mesh, wire, op);
     const at::Tensor reduced =
-        exchange_rows ? reduce_scatter_by_exchange(call, wire, op) : reduce_scatter_by_backend(call, wire, op);
+        exchange_rows ? reduce_rows_by_exchange(call, wire, op) : reduce_scatter_by_backend(call, wire, op);
     return from_wire(reduced, dtype, op);
   });
 }
@@ -400,7 +390,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, const std::vector<int64_t>& c
   const bool even = std::ranges::all_of(counts, [&](int64_t count) { return count == counts[0]; });
   if (even) return reduce_scatter(input.view({call.n(), counts[0]}), mesh, mesh_dim, op);
   return communicate(call, bytes_of(input), {.tensor = &input, .op = op, .counts = &counts}, [&] {
-    return from_wire(reduce_uneven_by_exchange(call, to_wire(contiguous(input), op, call.kind), counts, op), dtype, op);
+    return from_wire(reduce_by_exchange(call, to_wire(contiguous(input), op, call.kind), counts, op), dtype, op);
   });
 }
 

@@ -380,32 +380,54 @@ Edge PlanSpace::move(Node from, Node to, const Changes& change, uint32_t needed,
   return out;
 }
 
-double PlanSpace::most_sent(Node from, Node to, uint32_t mesh_dims) {
+int64_t PlanSpace::common(const Info& from, std::size_t sender, const Info& to, std::size_t receiver) const {
+  int64_t elements = 1;
+  for (std::size_t d = 0; d < shape_.size(); ++d) {
+    elements *= overlap(parts_[d][static_cast<std::size_t>(from.parts[d])].at[sender],
+                        parts_[d][static_cast<std::size_t>(to.parts[d])].at[receiver]);
+  }
+  return elements;
+}
+
+template <typename Visit>
+void PlanSpace::for_each_message(Node from, Node to, uint32_t mesh_dims, const Visit& visit) {
   const Info& a = info(from);
   const Info& b = info(to);
-  double most = 0;
   for (std::size_t sender = 0; sender < ranks_.size(); ++sender) {
     int64_t copies = 1;
     int64_t mine = 0;  // which of them the sender is
     for (std::size_t i = 0; i < ndim(); ++i) {
-      if (!has(mesh_dims, i) || !placement(from, i).is_replicate()) continue;
+      if (!has(mesh_dims, i) || placement(from, i).is_shard()) continue;
       copies *= mesh_shape_[i];
       mine = mine * mesh_shape_[i] + ranks_[sender][i];
     }
-    double sent = 0;
     int64_t turn = 0;
     for (std::size_t receiver = 0; receiver < ranks_.size(); ++receiver) {
       if (!asks(from, sender, receiver, mesh_dims)) continue;
-      double needed = 1;
-      for (std::size_t d = 0; d < shape_.size(); ++d) {
-        needed *= static_cast<double>(overlap(parts_[d][static_cast<std::size_t>(a.parts[d])].at[sender],
-                                              parts_[d][static_cast<std::size_t>(b.parts[d])].at[receiver]));
-      }
-      if (needed > 0 && turn++ % copies == mine) sent += needed;
+      const int64_t needed = common(a, sender, b, receiver);
+      if (needed > 0 && turn++ % copies == mine) visit(sender, receiver, needed);
     }
-    most = std::max(most, sent);
   }
-  return most;
+}
+
+int64_t PlanSpace::most_sent(Node from, Node to, uint32_t mesh_dims) {
+  std::vector<int64_t> sent(ranks_.size(), 0);
+  for_each_message(from, to, mesh_dims,
+                   [&](std::size_t sender, std::size_t, int64_t elements) { sent[sender] += elements; });
+  return *std::ranges::max_element(sent);
+}
+
+bool PlanSpace::permutes(Node from, Node to, uint32_t mesh_dims) {
+  if (all_ranks_ > kCompareAll) return false;
+  std::vector<int> sends(ranks_.size(), 0);
+  std::vector<int> receives;  // what stays counts as from itself
+  for (std::size_t r = 0; r < ranks_.size(); ++r) receives.push_back(common(info(from), r, info(to), r) > 0 ? 1 : 0);
+  for_each_message(from, to, mesh_dims, [&](std::size_t sender, std::size_t receiver, int64_t) {
+    ++sends[sender];
+    ++receives[receiver];
+  });
+  const auto several = [](int messages) { return messages > 1; };
+  return std::ranges::none_of(sends, several) && std::ranges::none_of(receives, several);
 }
 
 bool PlanSpace::asks(Node from, std::size_t sender, std::size_t receiver, uint32_t mesh_dims) const {

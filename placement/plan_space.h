@@ -47,6 +47,8 @@ class PlanSpace {
   // The mesh dimensions over which a step that moves elements is run: its own, and those along which copies of them lie where
   // these, by sharing in the sending, leave less of it to the rank that sends most, at no cost.
   uint32_t shared(Node from, Node to, uint32_t mesh_dims);
+  // Whether in such a step every tile comes whole from one rank, and no rank sends to more than one. Known of meshes of up to 64 ranks.
+  bool permutes(Node from, Node to, uint32_t mesh_dims);
 
  private:
   // A tensor dimension as some layouts cut it.
@@ -106,8 +108,13 @@ class PlanSpace {
   double live(Node from, Node to, double received);
   std::optional<Edge> reduction(Node from, Node to, const Changes& changes);
   Edge move(Node from, Node to, const Changes& changes, uint32_t needs, bool whole);
+  // Elements that one rank has and another needs.
+  int64_t common(const Info& from, std::size_t sender, const Info& to, std::size_t receiver) const;
+  // Calls visit(sender, receiver, elements) for what exchange_of would have them send, by the places of ranks_.
+  template <typename Visit>
+  void for_each_message(Node from, Node to, uint32_t mesh_dims, const Visit& visit);
   // Elements that the rank that sends most sends, when the copies along `mesh_dims` share it.
-  double most_sent(Node from, Node to, uint32_t mesh_dims);
+  int64_t most_sent(Node from, Node to, uint32_t mesh_dims);
   // Whether two ranks are in one group over `mesh_dims` and hold different tiles.
   bool asks(Node from, std::size_t sender, std::size_t receiver, uint32_t mesh_dims) const;
   Edge priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements) const;

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/placement/exchange.h"
 #include "tessera/placement/plan.h"
 #include "tessera/placement/plan_space.h"
 #include "tessera/placement/reduction.h"
@@ -57,7 +56,6 @@ class Search {
   // The nodes of the cheapest way; empty when there is none.
   std::vector<Node> run() {
     reach(space_.from(), {}, -1);
-    // A step from end to end is a plan already; what cannot undercut it need not be looked at.
     while (!open_.empty()) {
       const Open next = open_.top();
       open_.pop();
@@ -156,22 +154,7 @@ Placements whole_where_alone(Placements placements, const std::vector<int64_t>& 
   return placements;
 }
 
-// Whether every rank's tile goes to one other, whole. On a mesh of up to 64 ranks.
-bool permutes(const std::vector<int64_t>& shape, const Mesh& mesh, const PlanStep& step) {
-  if (mesh.size() > 64) return false;
-  const MergedDims dims(mesh.shape(), step.mesh_dims);
-  for (const int64_t rank : mesh.ranks()) {
-    const Exchange exchange = exchange_of(shape, step.from, step.to, mesh.shape(), dims, *mesh.coordinate_of(rank));
-    const auto something = [](const Tile& tile) { return numel(tile) > 0; };
-    if (std::ranges::count_if(exchange.sends, something) > 1 || std::ranges::count_if(exchange.receives, something) > 1) {
-      return false;
-    }
-  }
-  return true;
-}
-
-std::vector<PlanStep> steps_of(PlanSpace& space, const std::vector<Node>& way, const std::vector<int64_t>& shape,
-                               const Mesh& mesh) {
+std::vector<PlanStep> steps_of(PlanSpace& space, const std::vector<Node>& way) {
   std::vector<PlanStep> steps;
   for (std::size_t i = 0; i + 1 < way.size(); ++i) {
     const Edge edge = *space.edge(way[i], way[i + 1]);
@@ -183,8 +166,9 @@ std::vector<PlanStep> steps_of(PlanSpace& space, const std::vector<Node>& way, c
                   .peak_bytes = static_cast<int64_t>(edge.peak + 0.5),
                   .microseconds = edge.microseconds};
     if (step.kind == PlanStep::Kind::kAllToAll) {
-      step.mesh_dims = dims_of(space.shared(way[i], way[i + 1], edge.mesh_dims));
-      if (permutes(shape, mesh, step)) step.kind = PlanStep::Kind::kPermute;
+      const uint32_t shared = space.shared(way[i], way[i + 1], edge.mesh_dims);
+      step.mesh_dims = dims_of(shared);
+      if (space.permutes(way[i], way[i + 1], shared)) step.kind = PlanStep::Kind::kPermute;
     }
     steps.push_back(std::move(step));
   }
@@ -219,7 +203,7 @@ Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, 
   if (way.empty()) {
     throw std::logic_error(fmt::format("plan_redistribute: no way from {} to {}", to_string(from), to_string(to)));
   }
-  return Plan(mesh, shape, dtype, steps_of(space, way, shape, mesh));
+  return Plan(mesh, shape, dtype, steps_of(space, way));
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/in_process.h"
 #include "tessera/placement/layout.h"
 #include "tessera/tests/dtensor/values.h"
 
@@ -109,6 +110,15 @@ void check_gradients(const std::vector<Pair>& pairs, const std::vector<int64_t>&
     if (placements_of(source.grad()) != without_partial(pair.from)) fail("the gradient's layout", pair, shape, mesh);
     if (!same(full_tensor(source.grad()), weight)) fail("the gradient", pair, shape, mesh);
   }
+}
+
+void check_in_process(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape,
+                      const std::vector<int64_t>& mesh_shape) {
+  run_in_process(Mesh(mesh_shape).size(), [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", mesh_shape, {}, world);
+    check_pairs(pairs, shape, mesh);
+    check_gradients(pairs, shape, mesh);
+  });
 }
 
 }  // namespace tessera::testing

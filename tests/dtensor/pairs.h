@@ -27,4 +27,10 @@ std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t cou
 void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
 void check_gradients(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
 
+// Even, uneven, smaller than the mesh, one, none.
+inline const std::vector<std::vector<int64_t>> kShapes = {{8, 4}, {7, 5}, {3, 2}, {1, 1}, {0, 3}};
+// Both on ranks that are threads.
+void check_in_process(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape,
+                      const std::vector<int64_t>& mesh_shape);
+
 }  // namespace tessera::testing
