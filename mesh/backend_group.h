@@ -43,7 +43,8 @@ struct GroupRequest {
 // A World's own way to make groups. Collective over the group; throws what making it throws.
 using MakeGroup = std::function<BackendGroup(const GroupRequest&)>;
 
-// Collective over the group; each throws what the backend throws.
+// Collective over the group; each throws what the backend throws. Gloo's makes the process ignore SIGPIPE, unless it handles it: a
+// lost peer is an error then, not its end.
 BackendGroup make_gloo_group(const GroupRequest& request);
 // Throws std::runtime_error in a build without NCCL, or without a GPU.
 BackendGroup make_nccl_group(const GroupRequest& request);

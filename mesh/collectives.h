@@ -7,6 +7,7 @@
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/reduce_op.h"
+#include "tessera/mesh/started.h"
 
 namespace tessera {
 
@@ -47,5 +48,17 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
                    int64_t source);
 // Returns when every rank of the mesh dimension has come.
 void barrier(const DeviceMesh& mesh, int64_t mesh_dim);
+
+// The same, begun alone: wait() returns what these return. What is given must stay as it is until then; an input of start_all_reduce
+// that is moved in, and that nobody else holds, is reduced in place.
+Started start_all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
+                         int64_t mesh_dim);
+Started start_all_reduce(at::Tensor input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op);
+Started start_reduce_scatter(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
+                             int64_t mesh_dim, ReduceOp op);
+Started start_all_to_all(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
+                         const DeviceMesh& mesh, int64_t mesh_dim);
+Started start_permute(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
+                      const DeviceMesh& mesh, int64_t mesh_dim);
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 // The only file that includes Gloo's names: libtorch_cpu has its code but not its headers.
 #include "tessera/mesh/backend_group.h"
 
+#include <csignal>
 #include <exception>
 #include <utility>
 
@@ -33,6 +34,13 @@ void abort(c10d::Backend& group) noexcept {
   }
 }
 
+// Gloo writes to connections whose other end may have gone; the signal for that would end the process before the error is told.
+// A handler that the program has set stays.
+void survive_lost_peers() {
+  struct sigaction now {};
+  if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
 c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupRequest& request) {
   if (!request.one_host) return c10d::ProcessGroupGloo::Options::create_default(request.timeout);
   auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
@@ -43,6 +51,7 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupReque
 }  // namespace
 
 BackendGroup make_gloo_group(const GroupRequest& request) {
+  survive_lost_peers();
   return wrap_group(
       c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size, options_for(request)));
 }

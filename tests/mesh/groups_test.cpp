@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -154,6 +155,22 @@ TESSERA_RANKS_TEST_CASE("a failure elsewhere ends a collective of a group that t
     check_refused<std::runtime_error>([&] { sum_of_ranks(mesh, 0); }, "rank 0 failed in loss: not a number");
   }
   CHECK(std::chrono::steady_clock::now() - start < 10s);
+}
+
+TESSERA_RANKS_TEST_CASE("a peer that is gone does not end the process by SIGPIPE; a program's own handler stays", {2}) {
+  const auto handler = [] {
+    struct sigaction now {};
+    REQUIRE(sigaction(SIGPIPE, nullptr, &now) == 0);
+    return now.sa_handler;
+  };
+  std::signal(SIGPIPE, SIG_DFL);
+  own_group({0, 1});
+  CHECK((handler() == SIG_IGN));
+  const auto own = [](int) {};
+  std::signal(SIGPIPE, own);
+  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world());
+  CHECK(sum_of_ranks(mesh, 0) == 1);
+  CHECK((handler() == static_cast<void (*)(int)>(own)));
 }
 
 TESSERA_RANKS_TEST_CASE("each mesh dimension's groups have its options", {4}) {

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "tessera/mesh/checked.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/started.h"
+
+namespace c10d {
+class Backend;
+}  // namespace c10d
+
+namespace tessera {
+
+// What every collective has in common: its arguments are checked, one thread at a time is in one, in a world that is alive; it is
+// recorded, compared under Checked, run below autograd, and its failure becomes the job's.
+
+// One collective: who calls what where. mesh_dim is in [0, ndim).
+struct CollectiveCall {
+  const char* kind;
+  DeviceMesh mesh;
+  int64_t mesh_dim;
+  int64_t n() const { return mesh.size(mesh_dim); }
+  std::size_t here() const { return static_cast<std::size_t>(mesh.local_rank(mesh_dim)); }
+};
+
+// Throws std::invalid_argument when this rank is outside the mesh, or the mesh dimension is not there.
+CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim);
+
+// ---- arguments: these throw std::invalid_argument -----------------------------------------------------------------
+void check_tensor(const CollectiveCall& call, const at::Tensor& tensor);
+void check_rows(const CollectiveCall& call, const at::Tensor& input);
+void check_source(const CollectiveCall& call, int64_t source);
+// Returns the sum of one count a rank, each of at least 0.
+int64_t check_counts(const CollectiveCall& call, const std::vector<int64_t>& counts);
+// Only the source sees a wrong input: the others would wait for it, so the job is failed.
+void check_scattered(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like);
+
+// ---- running ------------------------------------------------------------------------------------------------------
+using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+// What has been started on a group, and what its result is once all works are done.
+struct Underway {
+  Works works;
+  std::function<at::Tensor()> result;
+};
+
+// Runs `start` on the call's group. A failure there becomes the job's.
+void start_on_group(const CollectiveCall& call, c10::function_ref<void(c10d::Backend&)> start);
+
+// The frame. `bytes` are those that this rank puts in. What goes wrong in `begin` on one rank alone, such as memory, would leave the
+// others waiting: it is failed().
+Started start_call(const CollectiveCall& call, int64_t bytes, const Intent& intent, c10::function_ref<Underway()> begin);
+
+// What `start` starts, waited for; no other thread of this rank communicates meanwhile.
+at::Tensor run_call(const DeviceMesh& mesh, int64_t mesh_dim, c10::function_ref<Started()> start);
+
+}  // namespace tessera
