@@ -9,10 +9,9 @@
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/dtensor/gradient.h"
-#include "tessera/dtensor/route.h"
+#include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/verify_local.h"
 #include "tessera/mesh/collectives.h"
@@ -24,19 +23,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
-
-// A value that autograd's saved_data can hold.
-template <class T>
-struct Held : torch::CustomClassHolder {
-  explicit Held(T v) : value(std::move(v)) {}
-  T value;
-};
-
-// `gradient` as a DTensor of `like`'s mesh: a plain one, such as autograd's zeros, counts as replicated.
-at::Tensor as_dtensor(const at::Tensor& gradient, const Spec& like) {
-  if (detail::is_dtensor(gradient)) return gradient;
-  return detail::wrap(gradient, replicated_spec(like.mesh, gradient));
-}
 
 at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
   return detail::wrap(spec->mesh.is_member() ? local.detach() : at::empty({0}, local.options()), spec);
@@ -92,8 +78,8 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
                             const SpecPtr& spec, const Wanted& wanted) {
     const at::Tensor mask = given_mask.value_or(at::Tensor());
     if (local.requires_grad()) {
-      slot<SpecPtr>(ctx, "spec") = spec;
-      slot<Wanted>(ctx, "grad") = wanted;
+      detail::saved<SpecPtr>(ctx, "spec") = spec;
+      detail::saved<Wanted>(ctx, "grad") = wanted;
       ctx->save_for_backward({PieceDerivative::needs_piece(*spec) ? local : at::Tensor(), mask});
     }
     return wrap_local(masked_piece(local, mask, *spec), spec);
@@ -101,9 +87,9 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     tensor_list out(4);
     if (!grads[0].defined()) return out;
-    const Spec& spec = *slot<SpecPtr>(ctx, "spec");
-    const Wanted& wanted = slot<Wanted>(ctx, "grad");
-    const at::Tensor g = as_dtensor(grads[0], spec);
+    const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
+    const Wanted& wanted = detail::saved<Wanted>(ctx, "grad");
+    const at::Tensor g = detail::as_dtensor(grads[0], spec);
     const tensor_list saved = ctx->get_saved_variables();
     const at::Tensor& mask = saved[1];
     if (wanted) {
@@ -116,72 +102,23 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
     if (mask.defined()) out[0] = at::where(mask, out[0], at::zeros_like(out[0]));
     return out;
   }
-
-  // The saved value called `name`, made on first use.
-  template <class T>
-  static T& slot(AutogradContext* ctx, const char* name) {
-    at::IValue& held = ctx->saved_data[name];
-    if (!held.isCapsule()) held = at::IValue::make_capsule(c10::make_intrusive<Held<T>>(T{}));
-    return static_cast<Held<T>*>(held.toCapsule().get())->value;
-  }
 };
 
 struct ToLocal : torch::autograd::Function<ToLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& grad) {
     const detail::Meta& meta = detail::meta(dtensor);
     if (dtensor.requires_grad()) {
-      FromLocal::slot<SpecPtr>(ctx, "spec") = meta.spec;
-      FromLocal::slot<Placements>(ctx, "grad") = grad;
+      detail::saved<SpecPtr>(ctx, "spec") = meta.spec;
+      detail::saved<Placements>(ctx, "grad") = grad;
     }
-    return meta.local.detach();
+    return meta.local().detach();
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    const Spec& spec = *FromLocal::slot<SpecPtr>(ctx, "spec");
+    const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
     FromLocalOptions options;
     options.shape = spec.sizes;
-    return {from_local(grads[0], spec.mesh, FromLocal::slot<Placements>(ctx, "grad"), options), at::Tensor()};
-  }
-};
-
-// A copy, unless it does not share storage with `source` already: what redistribute returns never aliases.
-at::Tensor unaliased(at::Tensor result, const at::Tensor& source) {
-  if (result.is_alias_of(source)) return result.clone(at::MemoryFormat::Contiguous);
-  return result.contiguous();
-}
-
-// Where an input's gradient goes when the caller did not say: its own layout; under a Partial, the gradient's where the two make
-// one, else whole.
-Placements default_gradient(const Spec& input, const Placements& gradient) {
-  Placements out = input.placements;
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    if (out[i].is_partial()) out[i] = gradient[i].is_partial() ? Replicate() : gradient[i];
-  }
-  return is_layout(out, input.mesh.mesh(), input.sizes) ? out : without_partial(input.placements);
-}
-
-struct Redistribute : torch::autograd::Function<Redistribute> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& to,
-                            const std::optional<Placements>& grad) {
-    const detail::Meta& meta = detail::meta(dtensor);
-    if (dtensor.requires_grad()) {
-      FromLocal::slot<SpecPtr>(ctx, "spec") = meta.spec;
-      FromLocal::slot<std::optional<Placements>>(ctx, "grad") = grad;
-    }
-    // A contract or a gradient under way has said already whom to charge.
-    World& world = meta.spec->mesh.world();
-    std::optional<World::Scope> scope;
-    if (*world.current_op() == '\0') scope.emplace(world, "redistribute", meta.contract ? &meta.contract->path : nullptr);
-    // The piece is row-major now, and so is the global tensor.
-    return detail::wrap(unaliased(redistribute_local(meta.local, *meta.spec, to), meta.local),
-                        intern_spec(meta.spec->mesh, to, meta.spec->sizes, meta.spec->dtype));
-  }
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
-    const Spec& spec = *FromLocal::slot<SpecPtr>(ctx, "spec");
-    const at::Tensor g = as_dtensor(grads[0], spec);
-    const auto& wanted = FromLocal::slot<std::optional<Placements>>(ctx, "grad");
-    return {redistribute(g, wanted ? *wanted : default_gradient(spec, placements_of(g))), at::Tensor(), at::Tensor()};
+    return {from_local(grads[0], spec.mesh, detail::saved<Placements>(ctx, "grad"), options), at::Tensor()};
   }
 };
 
@@ -255,6 +192,11 @@ void check_piece(const at::Tensor& local, const Spec& spec) {
 
 }  // namespace
 
+at::Tensor detail::as_dtensor(const at::Tensor& gradient, const Spec& like) {
+  if (detail::is_dtensor(gradient)) return gradient;
+  return detail::wrap(gradient, replicated_spec(like.mesh, gradient));
+}
+
 bool is_dtensor(const at::Tensor& t) { return detail::is_dtensor(t); }
 
 SpecPtr spec_ptr_of(const at::Tensor& t) {
@@ -294,22 +236,6 @@ at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& 
   return ToLocal::apply(
       dtensor, grad_placements ? normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "to_local: grad_placements")
                                : without_partial(spec.placements));
-}
-
-at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements,
-                        const std::optional<Placements>& grad_placements) {
-  const Spec& spec = spec_of(dtensor);
-  const Placements to = normalize(placements, spec.mesh.mesh(), spec.ndim(), "redistribute");
-  std::optional<Placements> grad;
-  if (grad_placements) {
-    grad = normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "redistribute: grad_placements");
-  }
-  detail::check_current(dtensor, "redistribute");
-  if (to == spec.placements && !grad) return dtensor;
-  check_partials(to, spec.dtype, "redistribute");
-  check_layout(to, spec.mesh.mesh(), spec.sizes, "redistribute");
-  detail::watch_gradient(dtensor);
-  return Redistribute::apply(dtensor, to, grad);
 }
 
 at::Tensor full_tensor(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {

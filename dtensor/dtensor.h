@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/spec.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/cost_model.h"
 #include "tessera/placement/placement.h"
 
 namespace tessera {
@@ -52,11 +53,42 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
 // placements with Partial as Replicate. No communication. An empty tensor outside the mesh.
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
 
-// The same value laid out as `placements`; `dtensor` itself when it is so already. Never aliases otherwise. Collectives:
-// placement/plan.h. Differentiable: the input's gradient is brought into `grad_placements`; default, the input's own
-// placements, except that under a Partial it keeps the layout it has (Partial becomes Replicate).
-at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements,
-                        const std::optional<Placements>& grad_placements = std::nullopt);
+struct RedistributeOptions {
+  // How the input's gradient is laid out. Default: the input's own placements, except that under a Partial it keeps the layout that
+  // it has (Partial becomes Replicate).
+  std::optional<Placements> grad_placements;
+  // The dtype in which the value travels and that the result has; and in which the gradient travels back, before it gets the
+  // input's. Default of both: the input's. A reduce_scatter adds bfloat16 and half in float32 on the CPU and rounds once; an
+  // all_reduce rounds as its backend does.
+  std::optional<at::ScalarType> forward_dtype;
+  std::optional<at::ScalarType> backward_dtype;
+  // Returns when the first collectives are under way; the first that reads the result waits, and every rank must read the results
+  // of several in the same order. The input may not be written until then: the reader would throw std::runtime_error. Holds for the
+  // gradient too.
+  bool async = false;
+  // What plans are compared by, alike on every rank. Without links: default_cost_model (dtensor/route.h).
+  CostModel cost_model;
+};
+
+// The same value laid out as `placements`; `dtensor` itself when it is so already and no option says otherwise. Never aliases
+// otherwise. Collectives: placement/plan.h. Differentiable.
+// Throws std::invalid_argument on placements that do not fit the mesh, the shape or the dtype, alike on every rank.
+at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options = {});
+
+// The same of several tensors of one mesh, dtensors[i] to placements[i], in rounds: in each, what all of them send over the same mesh
+// dimensions goes as one message from each rank to each (reductions: one for each dtype and kind). The options hold for all.
+// Throws, too, when there are not as many placements as tensors, or a tensor lies on another mesh.
+std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensors, const std::vector<Placements>& placements,
+                                          const RedistributeOptions& options = {});
+
+// The same value on another mesh of the same World and device type, whose ranks may be others. Every rank of both meshes calls it;
+// those of the tensor's mesh hold its pieces, and an empty tensor afterwards where they are not of the new one. Each rank receives the
+// elements of its new piece that it does not hold, by one all_to_all over the ranks of both; a pending reduction is carried out before,
+// into the layout that is reached soonest. Differentiable: the gradient goes back to the input's mesh, laid out as
+// `grad_placements`; default, as the input, with Partial as Replicate.
+// Throws std::invalid_argument on a mesh of another World or device type, and as redistribute.
+at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
+                           const std::optional<Placements>& grad_placements = std::nullopt);
 
 // The whole value as a plain tensor on every rank: redistribute to Replicate, then to_local.
 at::Tensor full_tensor(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
@@ -89,8 +121,8 @@ class DTensor {
   at::Tensor to_local(const std::optional<Placements>& grad_placements = std::nullopt) const {
     return tessera::to_local(tensor_, grad_placements);
   }
-  DTensor redistribute(const Placements& placements, const std::optional<Placements>& grad_placements = std::nullopt) const {
-    return DTensor(tessera::redistribute(tensor_, placements, grad_placements));
+  DTensor redistribute(const Placements& placements, const RedistributeOptions& options = {}) const {
+    return DTensor(tessera::redistribute(tensor_, placements, options));
   }
   at::Tensor full_tensor(const std::optional<Placements>& grad_placements = std::nullopt) const {
     return tessera::full_tensor(tensor_, grad_placements);

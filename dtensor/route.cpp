@@ -1,5 +1,6 @@
 #include "tessera/dtensor/route.h"
 
+#include <bit>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -7,35 +8,51 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
-#include "tessera/dtensor/route_steps.h"
 #include "tessera/mesh/check_state.h"
 
 namespace tessera {
 namespace {
 
-// By the ids of the two Specs, which are never reused. When full, it starts anew.
+// By the ids of the two Specs, which are never reused, and the cost model. When full, it starts anew.
 class RouteCache {
  public:
   static constexpr std::size_t kMost = 1024;
 
-  RoutePtr find(uint64_t from, uint64_t to) {
+  RoutePtr find(uint64_t from, uint64_t to, const CostModel& model) {
     const std::lock_guard lock(mutex_);
-    const auto found = routes_.find({from, to});
-    return found == routes_.end() ? nullptr : found->second;
+    const auto found = routes_.find(key(from, to, model));
+    return found == routes_.end() || found->second.model != model ? nullptr : found->second.route;
   }
-  void insert(uint64_t from, uint64_t to, RoutePtr route) {
+  void insert(uint64_t from, uint64_t to, const CostModel& model, RoutePtr route) {
     const std::lock_guard lock(mutex_);
     if (routes_.size() >= kMost) routes_.clear();
-    routes_.emplace(Key{from, to}, std::move(route));
+    routes_.insert_or_assign(key(from, to, model), Entry{model, std::move(route)});
   }
 
  private:
-  using Key = std::pair<uint64_t, uint64_t>;
-  struct Hash {
-    std::size_t operator()(const Key& key) const { return (key.first * 0x9e3779b97f4a7c15ULL) ^ key.second; }
+  struct Key {
+    uint64_t from, to, model;
+    friend bool operator==(const Key&, const Key&) = default;
   };
+  struct Hash {
+    std::size_t operator()(const Key& key) const { return ((key.from * kMix) ^ key.to) * kMix ^ key.model; }
+  };
+  struct Entry {
+    CostModel model;
+    RoutePtr route;
+  };
+  static constexpr uint64_t kMix = 0x9e3779b97f4a7c15ULL;
+  static Key key(uint64_t from, uint64_t to, const CostModel& model) {
+    uint64_t hash = 0;
+    for (const Link& link : model.links) {
+      hash = (hash * kMix ^ std::bit_cast<uint64_t>(link.microseconds)) * kMix ^
+             std::bit_cast<uint64_t>(link.bytes_per_microsecond);
+    }
+    return {from, to, hash};
+  }
+
   std::mutex mutex_;
-  std::unordered_map<Key, RoutePtr, Hash> routes_;
+  std::unordered_map<Key, Entry, Hash> routes_;
 };
 
 RouteCache& cache() {
@@ -43,43 +60,66 @@ RouteCache& cache() {
   return *instance;
 }
 
-// What a mesh's links cost when nobody said. A rank of a CUDA mesh is one of a host's GPUs.
-CostModel default_model(const DeviceMesh& mesh) {
+std::variant<LocalStep, Transfer> make_step(const Place& at) {
+  if (at.step.kind == PlanStep::Kind::kLocal) return LocalStep(at);
+  return Transfer(at);
+}
+
+RoutePtr make_route(const Spec& from, const Spec& to, const CostModel& model) {
+  return std::make_shared<const Route>(
+      from, plan_redistribute(from.sizes, from.dtype, from.mesh.mesh(), from.placements, to.placements, model));
+}
+
+}  // namespace
+
+Route::Route(const Spec& from, Plan plan)
+    : plan_(std::move(plan)), communicates_(plan_.communicates()), member_(from.mesh.is_member()) {
+  if (!member_) return;
+  for (const PlanStep& step : plan_.steps()) steps_.push_back(make_step(Place(step, plan_, from.mesh)));
+}
+
+at::Tensor Route::walk(std::size_t& step, at::Tensor piece) const {
+  if (!member_) return at::empty({0}, piece.options());
+  for (; step < steps_.size(); ++step) {
+    const auto* const local = std::get_if<LocalStep>(&steps_[step]);
+    if (local == nullptr) break;
+    piece = local->run(piece);
+  }
+  return piece;
+}
+
+const Transfer* Route::transfer(std::size_t step) const {
+  return step < steps_.size() ? std::get_if<Transfer>(&steps_[step]) : nullptr;
+}
+
+at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
+  std::size_t step = 0;
+  at::Tensor piece = walk(step, local);
+  CheckState& checks = mesh.world().check_state();
+  while (const Transfer* const next = transfer(step)) {
+    const PlanStep& planned = plan_.steps()[step];
+    const CheckedStep named(checks,
+                            checks.enabled ? fmt::format("{} -> {}", to_string(planned.from), to_string(planned.to)) : "");
+    at::Tensor load = next->loaded(piece);
+    piece.reset();
+    const at::Tensor kept = next->keeps_load() ? load : at::Tensor();
+    piece = next->result(next->start(mesh, std::move(load)).wait(), kept);
+    piece = walk(++step, std::move(piece));
+  }
+  return piece;
+}
+
+CostModel default_cost_model(const DeviceMesh& mesh) {
   if (mesh.device_type() == c10::DeviceType::CUDA) {
     return CostModel::nvlink_infiniband(mesh.mesh(), mesh.world().local_size());
   }
   return CostModel::gloo(mesh.ndim());
 }
 
-}  // namespace
-
-Route::Route(const Spec& from, const Spec& to)
-    : plan_(plan_redistribute(from.sizes, from.dtype, from.mesh.mesh(), from.placements, to.placements,
-                              default_model(from.mesh))),
-      communicates_(plan_.communicates()),
-      member_(from.mesh.is_member()) {
-  if (!member_) return;
-  for (const PlanStep& step : plan_.steps()) steps_.push_back(make_step(step, plan_, from.mesh));
-}
-
-Route::~Route() = default;
-
-at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
-  if (!member_) return at::empty({0}, local.options());
-  at::Tensor piece = local;
-  CheckState& checks = mesh.world().check_state();
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    const PlanStep& step = plan_.steps()[i];
-    const CheckedStep named(checks, checks.enabled ? fmt::format("{} -> {}", to_string(step.from), to_string(step.to)) : "");
-    piece = steps_[i]->run(mesh, piece);
-  }
-  return piece;
-}
-
-RoutePtr route_between(const Spec& from, const Spec& to) {
-  if (RoutePtr found = cache().find(from.id, to.id)) return found;
-  auto made = std::make_shared<const Route>(from, to);
-  cache().insert(from.id, to.id, made);
+RoutePtr route_between(const Spec& from, const Spec& to, const CostModel& model) {
+  if (RoutePtr found = cache().find(from.id, to.id, model)) return found;
+  RoutePtr made = make_route(from, to, model.links.empty() ? default_cost_model(from.mesh) : model);
+  cache().insert(from.id, to.id, model, made);
   return made;
 }
 

@@ -1,11 +1,15 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
+#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/dtensor/local_step.h"
 #include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/transfer.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera {
@@ -14,11 +18,8 @@ namespace tessera {
 // and kept. It does not keep the mesh.
 class Route {
  public:
-  // From one layout of a tensor to another on the same mesh.
-  Route(const Spec& from, const Spec& to);
-  ~Route();
-  Route(const Route&) = delete;
-  Route& operator=(const Route&) = delete;
+  // From one layout of a tensor to another on the same mesh, by `plan` between the two.
+  Route(const Spec& from, Plan plan);
 
   const Plan& plan() const { return plan_; }
   bool communicates() const { return communicates_; }
@@ -27,23 +28,24 @@ class Route {
   // and may share storage with `local`, which is never written. No autograd. Outside the mesh: an empty tensor, no communication.
   at::Tensor run(const DeviceMesh& mesh, const at::Tensor& local) const;
 
-  // One step of it. Pieces of any strides go in.
-  class Step {
-   public:
-    virtual ~Step() = default;
-    virtual at::Tensor run(const DeviceMesh& mesh, const at::Tensor& piece) const = 0;
-  };
+  // The same in parts. Carries out what needs no communication from `step` on, which it advances; the piece may be of any strides.
+  at::Tensor walk(std::size_t& step, at::Tensor piece) const;
+  // What is to be moved in `step`, where walk() has come to; null at the end.
+  const Transfer* transfer(std::size_t step) const;
 
  private:
   Plan plan_;
   bool communicates_ = false;
   bool member_ = false;
-  std::vector<std::unique_ptr<const Step>> steps_;
+  std::vector<std::variant<LocalStep, Transfer>> steps_;
 };
 using RoutePtr = std::shared_ptr<const Route>;
 
-// The route between two layouts of one tensor, made or found. At most a thousand are kept.
-RoutePtr route_between(const Spec& from, const Spec& to);
+// The route between two layouts of one tensor, made or found; at most a thousand are kept. `model` is what plans are compared by;
+// without links, default_cost_model.
+RoutePtr route_between(const Spec& from, const Spec& to, const CostModel& model = {});
+// CostModel::nvlink_infiniband on CUDA, a rank being one of a host's GPUs; else CostModel::gloo.
+CostModel default_cost_model(const DeviceMesh& mesh);
 
 // Runs the route from `from` to `to`.
 at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to);

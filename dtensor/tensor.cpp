@@ -29,19 +29,31 @@ struct Access : c10::TensorImpl {
   static void drop_storage(c10::TensorImpl& impl) { impl.*(&Access::storage_) = c10::Storage(); }
 };
 
+c10::intrusive_ptr<c10::TensorImpl> make_impl(const Spec& spec, const c10::Device& device) {
+  return c10::make_intrusive<c10::TensorImpl>(keys_on(device), c10::scalarTypeToTypeMeta(spec.dtype), device);
+}
+
+at::Tensor finished(c10::intrusive_ptr<c10::TensorImpl> impl, c10::intrusive_ptr<Meta> meta) {
+  impl->set_sizes_and_strides(meta->spec->sizes, meta->spec->strides);
+  impl->set_storage_access_should_throw();
+  Access::set_extra(*impl, std::move(meta));
+  return at::Tensor(std::move(impl));
+}
+
 }  // namespace
 
 at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
-  const c10::DispatchKeySet keys = keys_on(local.device());
-  auto impl = c10::make_intrusive<c10::TensorImpl>(keys, c10::scalarTypeToTypeMeta(spec->dtype), local.device());
+  auto impl = make_impl(*spec, local.device());
   if (normal_in_inference) {
-    Access::set_keys(*impl, keys);
+    Access::set_keys(*impl, keys_on(local.device()));
     impl->set_version_counter(c10::VariableVersion(0));
   }
-  impl->set_sizes_and_strides(spec->sizes, spec->strides);
-  impl->set_storage_access_should_throw();
-  Access::set_extra(*impl, c10::make_intrusive<Meta>(std::move(local), std::move(spec)));
-  return at::Tensor(std::move(impl));
+  return finished(std::move(impl), c10::make_intrusive<Meta>(std::move(local), std::move(spec)));
+}
+
+at::Tensor wrap(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr spec) {
+  auto impl = make_impl(*spec, spec->mesh.device());
+  return finished(std::move(impl), c10::make_intrusive<Meta>(std::move(transit), item, std::move(spec)));
 }
 
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {

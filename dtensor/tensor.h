@@ -1,11 +1,16 @@
 #pragma once
 
+#include <atomic>
+#include <cstddef>
+#include <memory>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
 
 #include "tessera/dtensor/contract.h"
 #include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/transit.h"
 
 // How a DTensor is made of an at::Tensor: a TensorImpl of the PrivateUse3 backend with the global sizes and strides, no
 // storage, and in its BackendMeta the local tensor and the Spec. The library's own; users take dtensor.h.
@@ -15,13 +20,21 @@ inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
 inline constexpr c10::DispatchKey kAutogradDTensorKey = c10::DispatchKey::AutogradPrivateUse3;
 
 struct Meta final : c10::BackendMeta {
-  Meta(at::Tensor local_tensor, SpecPtr tensor_spec) : local(std::move(local_tensor)), spec(std::move(tensor_spec)) {}
+  Meta(at::Tensor local_tensor, SpecPtr tensor_spec) : spec(std::move(tensor_spec)), local_(std::move(local_tensor)) {}
+  // The piece that is item `item` of `transit`.
+  Meta(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr tensor_spec)
+      : spec(std::move(tensor_spec)), transit_(std::move(transit)), item_(item), awaited_(true) {}
   // detach() and friends alias: they share the local tensor.
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
     return self;
   }
 
-  at::Tensor local;  // never requires grad
+  // Never requires grad. Of an asynchronous redistribution the first reader waits, from any thread.
+  const at::Tensor& local() const {
+    if (awaited_.load(std::memory_order_acquire)) transit_->deliver(item_, local_, awaited_);
+    return local_;
+  }
+
   SpecPtr spec;
   ContractPtr contract;
   // The view operator that had to move its input to give this tensor: what is written here would not reach the viewed one.
@@ -29,6 +42,12 @@ struct Meta final : c10::BackendMeta {
   // Of the viewed tensor, as it was copied.
   c10::VariableVersion viewed;
   uint32_t viewed_version = 0;
+
+ private:
+  mutable at::Tensor local_;
+  const std::shared_ptr<Transit> transit_;
+  const std::size_t item_ = 0;
+  mutable std::atomic<bool> awaited_{false};
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl* impl) {
@@ -44,6 +63,9 @@ void check_current(const at::Tensor& t, const char* who);
 // A DTensor of `spec` over `local`, whose sizes must be spec->local_sizes. Shares storage with `local`. Under InferenceMode it is an
 // inference tensor unless `normal_in_inference`: what a view of a normal tensor is, there too.
 at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference = false);
+
+// A DTensor of `spec` over the piece that is item `item` of `transit`.
+at::Tensor wrap(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr spec);
 
 // Makes an existing plain tensor a DTensor, so that every handle to it is one at once. Keeps requires_grad; drops the plain
 // storage. The caller converts .grad.

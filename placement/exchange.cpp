@@ -1,5 +1,7 @@
 #include "tessera/placement/exchange.h"
 
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 namespace tessera {
@@ -8,28 +10,31 @@ namespace {
 // The members of a group before and after, and who of them hold the same.
 class Group {
  public:
-  Group(std::span<const int64_t> shape, const Placements& from, const Placements& to, std::span<const int64_t> mesh_shape,
-        const MergedDims& dims, const std::vector<int64_t>& coordinate) {
-    for (int64_t i = 0; i < dims.size(); ++i) {
-      const std::vector<int64_t> at = dims.coordinate_of(coordinate, i);
-      sources_.push_back(local_tile(shape, from, mesh_shape, at));
-      targets_.push_back(local_tile(shape, to, mesh_shape, at));
-      int64_t cut = 0;
-      int64_t copy = 0;
-      for (const int64_t mesh_dim : dims.mesh_dims()) {
-        const auto d = static_cast<std::size_t>(mesh_dim);
-        int64_t& number = from[d].is_shard() ? cut : copy;
-        number = number * mesh_shape[d] + at[d];
-      }
-      holdings_.push_back(cut);
-      copies_.push_back(copy);
-      num_copies_ = std::max(num_copies_, copy + 1);
-    }
+  // `holding` is the same of those that have the same source tile, `copy` which of them it is.
+  void add(Tile source, Tile target, int64_t holding, int64_t copy) {
+    sources_.push_back(std::move(source));
+    targets_.push_back(std::move(target));
+    holdings_.push_back(holding);
+    copies_.push_back(copy);
+    num_copies_ = std::max(num_copies_, copy + 1);
   }
 
-  int64_t size() const { return static_cast<int64_t>(sources_.size()); }
+  Exchange of(int64_t me) const {
+    Exchange out{.source = source(me), .target = target(me), .sends = {}, .receives = {}};
+    const Tile nothing(out.source.size());
+    for (int64_t peer = 0; peer < std::ssize(sources_); ++peer) {
+      const bool gives = peer != me && sends(me, peer);
+      const bool takes = sends(peer, me);
+      out.sends.push_back(gives ? intersect(out.source, target(peer)) : nothing);
+      out.receives.push_back(takes ? intersect(source(peer), out.target) : nothing);
+    }
+    return out;
+  }
+
+ private:
   const Tile& source(int64_t i) const { return sources_[static_cast<std::size_t>(i)]; }
   const Tile& target(int64_t i) const { return targets_[static_cast<std::size_t>(i)]; }
+  int64_t holding(int64_t i) const { return holdings_[static_cast<std::size_t>(i)]; }
 
   // Whether `sender` is the one of its like that sends to `receiver`: those that need this holding ask its copies in turn.
   bool sends(int64_t sender, int64_t receiver) const {
@@ -42,14 +47,27 @@ class Group {
     return turn % num_copies_ == copies_[static_cast<std::size_t>(sender)];
   }
 
- private:
-  int64_t holding(int64_t i) const { return holdings_[static_cast<std::size_t>(i)]; }
-
   std::vector<Tile> sources_, targets_;
-  std::vector<int64_t> holdings_;  // the same number: the same source tile
-  std::vector<int64_t> copies_;    // which of those that hold the same
+  std::vector<int64_t> holdings_;
+  std::vector<int64_t> copies_;
   int64_t num_copies_ = 1;
 };
+
+// What a coordinate says of the mesh dimensions that cut, and of those along which copies lie, each as one number.
+struct Numbers {
+  int64_t cut = 0;
+  int64_t copy = 0;
+};
+Numbers numbers_of(const Placements& placements, std::span<const int64_t> mesh_dims, std::span<const int64_t> mesh_shape,
+                   std::span<const int64_t> coordinate) {
+  Numbers out;
+  for (const int64_t mesh_dim : mesh_dims) {
+    const auto d = static_cast<std::size_t>(mesh_dim);
+    int64_t& number = placements[d].is_shard() ? out.cut : out.copy;
+    number = number * mesh_shape[d] + coordinate[d];
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -78,17 +96,41 @@ std::vector<int64_t> MergedDims::coordinate_of(std::vector<int64_t> coordinate, 
 
 Exchange exchange_of(std::span<const int64_t> shape, const Placements& from, const Placements& to,
                      std::span<const int64_t> mesh_shape, const MergedDims& dims, const std::vector<int64_t>& coordinate) {
-  const Group group(shape, from, to, mesh_shape, dims, coordinate);
-  const int64_t me = dims.index_of(coordinate);
-  const Tile nothing(shape.size());
-  Exchange out{.source = group.source(me), .target = group.target(me), .sends = {}, .receives = {}};
-  for (int64_t peer = 0; peer < group.size(); ++peer) {
-    const bool sends = peer != me && group.sends(me, peer);
-    const bool receives = group.sends(peer, me);
-    out.sends.push_back(sends ? intersect(out.source, group.target(peer)) : nothing);
-    out.receives.push_back(receives ? intersect(group.source(peer), out.target) : nothing);
+  Group group;
+  for (int64_t i = 0; i < dims.size(); ++i) {
+    const std::vector<int64_t> at = dims.coordinate_of(coordinate, i);
+    const Numbers numbers = numbers_of(from, dims.mesh_dims(), mesh_shape, at);
+    group.add(local_tile(shape, from, mesh_shape, at), local_tile(shape, to, mesh_shape, at), numbers.cut, numbers.copy);
   }
-  return out;
+  return group.of(dims.index_of(coordinate));
+}
+
+Exchange exchange_between(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
+                          const Placements& to, const std::vector<int64_t>& ranks, int64_t rank) {
+  std::vector<int64_t> from_dims(static_cast<std::size_t>(from_mesh.ndim()));
+  std::iota(from_dims.begin(), from_dims.end(), 0);
+  const Tile nothing(shape.size());
+  Group group;
+  for (const int64_t member : ranks) {
+    const auto before = from_mesh.coordinate_of(member);
+    const auto after = to_mesh.coordinate_of(member);
+    // Who holds nothing holds what nobody else does.
+    const Numbers numbers =
+        before ? numbers_of(from, from_dims, from_mesh.shape(), *before) : Numbers{.cut = -1 - member, .copy = 0};
+    group.add(before ? local_tile(shape, from, from_mesh.shape(), *before) : nothing,
+              after ? local_tile(shape, to, to_mesh.shape(), *after) : nothing, numbers.cut, numbers.copy);
+  }
+  return group.of(std::ranges::find(ranks, rank) - ranks.begin());
+}
+
+bool is_in_place(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
+                 const Placements& to) {
+  return std::ranges::all_of(to_mesh.ranks(), [&](int64_t rank) {
+    const Tile target = local_tile(shape, to, to_mesh.shape(), *to_mesh.coordinate_of(rank));
+    const auto before = from_mesh.coordinate_of(rank);
+    const int64_t held = before ? overlap(local_tile(shape, from, from_mesh.shape(), *before), target) : 0;
+    return held == numel(target);
+  });
 }
 
 int64_t numel(const Tile& tile) {

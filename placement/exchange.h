@@ -37,6 +37,15 @@ struct Exchange {
 Exchange exchange_of(std::span<const int64_t> shape, const Placements& from, const Placements& to,
                      std::span<const int64_t> mesh_shape, const MergedDims& dims, const std::vector<int64_t>& coordinate);
 
+// The same when a tensor goes from one mesh to another; placements without Partial. The group are `ranks`, all of both meshes, one
+// peer each in their order; `rank` is one of them.
+Exchange exchange_between(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
+                          const Placements& to, const std::vector<int64_t>& ranks, int64_t rank);
+
+// Whether every rank of `to_mesh` has its piece already.
+bool is_in_place(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
+                 const Placements& to);
+
 // Elements.
 int64_t numel(const Tile& tile);
 Tile intersect(const Tile& a, const Tile& b);

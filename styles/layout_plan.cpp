@@ -203,7 +203,7 @@ void LayoutPlan::run(int64_t src_rank) const {
     const detail::Meta& first = detail::meta(tensors_[alike[i]].tensor);
     const at::Tensor grad = t.grad();
     if (grad.defined()) t.mutable_grad() = at::Tensor();
-    detail::convert_in_place(t, first.local, first.spec);
+    detail::convert_in_place(t, first.local(), first.spec);
     if (grad.defined()) t.mutable_grad() = distribute_tensor(grad, mesh_, placements_of(tensors_[i]), src_rank);
   }
   for (const TensorPlan& plan : tensors_) {

@@ -162,7 +162,7 @@ bool is_odd(const TensorArg& entry) {
   if (!entry.tensor->defined()) return false;
   const bool spread = entry.spec != nullptr && detail::is_dtensor(*entry.tensor);
   if (spread && (!all_replicate(entry.spec->placements) || entry.spec->mesh.world().is_fake())) return false;
-  const at::Tensor& local = spread ? detail::meta(*entry.tensor).local : *entry.tensor;
+  const at::Tensor& local = spread ? detail::meta(*entry.tensor).local() : *entry.tensor;
   return local.is_cpu() && local.numel() == 1 && is_odd(local.item());
 }
 

@@ -87,7 +87,7 @@ class Execution {
   bool copies_conjugate() const {
     if (!call_.traits.as_real) return false;
     const at::Tensor& viewed = *call_.tensors[0].tensor;
-    return detail::is_dtensor(viewed) && detail::meta(viewed).local.is_conj();
+    return detail::is_dtensor(viewed) && detail::meta(viewed).local().is_conj();
   }
 
   // A view of moved pieces is a copy, and so is a view of it.
@@ -110,7 +110,7 @@ class Execution {
     locals_.reserve(call_.tensors.size());
     for (const TensorArg& entry : call_.tensors) {
       args_.push_back(entry.arg);
-      locals_.push_back(entry.spec != nullptr && detail::is_dtensor(*entry.tensor) ? detail::meta(*entry.tensor).local
+      locals_.push_back(entry.spec != nullptr && detail::is_dtensor(*entry.tensor) ? detail::meta(*entry.tensor).local()
                                                                                    : *entry.tensor);
     }
     if (copies_conjugate()) locals_[0] = locals_[0].resolve_conj();
@@ -129,7 +129,7 @@ class Execution {
       for (std::size_t i = 0; i < call_.tensors.size(); ++i) {
         if (call_.tensors[i].arg != arg || !call_.tensors[i].tensor->defined()) continue;
         written_.push_back({i, *call_.tensors[i].tensor});
-        if (decision_.write_back && locals_[i].is_alias_of(detail::meta(written_.back().wrapper).local)) {
+        if (decision_.write_back && locals_[i].is_alias_of(detail::meta(written_.back().wrapper).local())) {
           locals_[i] = locals_[i].clone();
         }
       }
@@ -241,7 +241,7 @@ class Execution {
     for (const auto& [index, wrapper] : written_) {
       const detail::Meta& meta = detail::meta(wrapper);
       const at::AutoDispatchBelowADInplaceOrView below;
-      meta.local.copy_(redistribute_local(locals_[index], *decision_.inputs[index], meta.spec->placements));
+      meta.local().copy_(redistribute_local(locals_[index], *decision_.inputs[index], meta.spec->placements));
     }
   }
 

@@ -52,7 +52,7 @@ bool aligned(const Call& call, const std::vector<List>& lists) {
   return call.arg(lists[0].arg).isTensorList();
 }
 
-at::Tensor local_of(const at::Tensor& t) { return detail::is_dtensor(t) ? detail::meta(t).local : t; }
+at::Tensor local_of(const at::Tensor& t) { return detail::is_dtensor(t) ? detail::meta(t).local() : t; }
 
 }  // namespace
 

@@ -170,7 +170,7 @@ at::Tensor bring_result(const at::Tensor& y, const Contract& contract, std::stri
     const Spec& spec = spec_of(y);
     // Terms of a sum each need the whole gradient: gathered here once, not by every operator that takes it.
     out = redistribute(y, as_contract_says(spec.placements, contract, *contract.output, y.sizes(), op, "output"),
-                       without_partial(spec.placements));
+                       {.grad_placements = without_partial(spec.placements)});
   }
   if (!contract.use_local_output) return out;
   expect_local_bias();

@@ -72,7 +72,7 @@ bool item(const c10::OperatorHandle& op, Stack& stack) {
   if (!meta.spec->mesh.is_member()) return false;
   const World::Scope scope(meta.spec->mesh.world(), "item");
   const Placements all(meta.spec->placements.size(), Replicate());
-  give(op, stack, at::_local_scalar_dense(redistribute_local(meta.local, *meta.spec, all)));
+  give(op, stack, at::_local_scalar_dense(redistribute_local(meta.local(), *meta.spec, all)));
   return true;
 }
 
@@ -86,7 +86,8 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
   if (!(mesh == b.spec->mesh) || !mesh.is_member() || Strict::enabled()) return false;
   if (a.spec->placements != b.spec->placements || a.spec->partial || a.spec->sizes != b.spec->sizes) return false;
   const World::Scope scope(mesh.world(), "aten::equal");
-  at::Tensor same = at::full({1}, at::equal(a.local, b.local) ? 1 : 0, at::TensorOptions(at::kInt).device(mesh.device()));
+  at::Tensor same =
+      at::full({1}, at::equal(a.local(), b.local()) ? 1 : 0, at::TensorOptions(at::kInt).device(mesh.device()));
   for (int64_t i = 0; i < mesh.ndim(); ++i) same = all_reduce(same, mesh, i, ReduceOp::kMin);
   give(op, stack, same.item<int>() != 0);
   return true;

@@ -1,7 +1,10 @@
 // The C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md and docs/styles.md that stands in no program: docs_test compares them.
 
 #include <chrono>
+#include <iostream>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -9,6 +12,7 @@
 
 #undef CHECK  // c10's
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/explain.h"
 #include "tessera/mesh/backend_group.h"
 #include "tessera/mesh/collectives.h"
 #include "tessera/mesh/device_mesh.h"
@@ -181,4 +185,35 @@ TESSERA_RANKS_TEST_CASE("docs/redistribution.md: a plan", {1}) {
   const std::string text = plan.to_string();
   CAPTURE(text);
   CHECK(text.find("permute on dp: [S(0), R] -> [R, S(0)], ") == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("docs/redistribution.md: explained, begun, together, in another dtype, to another mesh", {4}) {
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, tessera::testing::world());
+  const tessera::DeviceMesh line = tessera::init_device_mesh("cpu", {4}, {"tp"}, tessera::testing::world());
+  const at::Tensor t = tessera::distribute_tensor(torch::ones({64, 64}), mesh, {tessera::Shard(0), tessera::Shard(1)});
+  std::ostringstream said;
+  {
+    std::streambuf* const before = std::cout.rdbuf(said.rdbuf());
+    std::cout << tessera::explain(t, {tessera::Shard(1), tessera::Shard(0)});
+    std::cout.rdbuf(before);
+  }
+  CHECK(said.str().find("gather everything           12288          49152          45056        126.1") !=
+        std::string::npos);
+
+  const at::Tensor w = tessera::distribute_tensor(torch::eye(8), line, {tessera::Shard(0)});
+  const at::Tensor x = tessera::distribute_tensor(torch::ones({4, 8}), line, {tessera::Replicate()});
+  {
+    const at::Tensor weight = tessera::redistribute(w, {tessera::Replicate()}, {.async = true});  // returns at once
+    const at::Tensor h = torch::relu(x);                                                          // meanwhile
+    const at::Tensor y = torch::matmul(h, weight);                                                // waits
+    CHECK(torch::equal(tessera::full_tensor(y), torch::ones({4, 8})));
+  }
+  const std::vector<at::Tensor> whole = tessera::redistribute_many({w, x}, {{tessera::Replicate()}, {tessera::Shard(1)}});
+  CHECK(torch::equal(tessera::full_tensor(whole[0]), torch::eye(8)));
+  const at::Tensor compute = tessera::redistribute(w, {tessera::Replicate()}, {.forward_dtype = at::kBFloat16});
+  CHECK((compute.scalar_type() == at::kBFloat16));
+
+  const tessera::DeviceMesh pair(mesh.world_ptr(), c10::DeviceType::CPU, tessera::Mesh({2}, {"stage"}, {2, 3}));
+  const at::Tensor there = tessera::redistribute_to(t, pair, {tessera::Shard(0)});  // ranks 0 and 1 hold nothing of it
+  CHECK(tessera::to_local(there).numel() == (pair.is_member() ? 32 * 64 : 0));
 }

@@ -71,7 +71,7 @@ TEST_CASE("placements that do not fit") {
   refused({"to_local: grad_placements: 0 placements"},
           [](const DeviceMesh& mesh) { to_local(ones(mesh, {R}), Placements{}); });
   refused({"redistribute: grad_placements: S(7)"},
-          [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}), {S0}, Placements{Shard(7)}); });
+          [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}), {S0}, {.grad_placements = Placements{Shard(7)}}); });
   refused({"from_local: grad_placements: S(7)"},
           [](const DeviceMesh& mesh) { from_local(at::ones({2}), mesh, {R}, {.grad_placements = Placements{Shard(7)}}); });
   refused({"ones: S(5) is outside"}, [](const DeviceMesh& mesh) { ones(mesh, {Shard(5)}); });

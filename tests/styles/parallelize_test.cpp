@@ -259,7 +259,7 @@ TEST_CASE("parameters over the same memory go on sharing it") {
   Aliased model(/*whole=*/true);
   parallelize_module(model, fake_mesh(1, {2}), {{"*", ColwiseParallel()}}, {.src_rank = kNoSource});
   CHECK_FALSE(model->a->weight.is_same(model->b->weight));
-  CHECK(tessera::detail::meta(model->a->weight).local.is_alias_of(tessera::detail::meta(model->b->weight).local));
+  CHECK(tessera::detail::meta(model->a->weight).local().is_alias_of(tessera::detail::meta(model->b->weight).local()));
 }
 
 TEST_CASE("a module with two names is styled once") {

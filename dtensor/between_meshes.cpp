@@ -1,0 +1,134 @@
+// redistribute_to: from one mesh to another.
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/route.h"
+#include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/transfer.h"
+#include "tessera/placement/plan.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+bool pending(const Placements& placements) {
+  return std::ranges::any_of(placements, [](const Placement& p) { return p.is_partial(); });
+}
+
+// The layout without pending reductions that is reached soonest: each becomes the same Shard, or Replicate.
+Placements soonest_value(const Spec& spec) {
+  if (!pending(spec.placements)) return spec.placements;
+  Placements best = without_partial(spec.placements);
+  double least = route_between(spec, *with_placements(spec, best))->plan().microseconds();
+  for (int64_t d = 0; d < spec.ndim(); ++d) {
+    Placements next = spec.placements;
+    for (Placement& p : next) {
+      if (p.is_partial()) p = Shard(d);
+    }
+    next = normalize(next, spec.mesh.mesh(), spec.ndim(), "redistribute_to");
+    if (!is_layout(next, spec.mesh.mesh(), spec.sizes)) continue;
+    const double time = route_between(spec, *with_placements(spec, next))->plan().microseconds();
+    if (time < least) std::tie(least, best) = std::pair(time, next);
+  }
+  return best;
+}
+
+// The ranks of both meshes as one mesh of one dimension.
+DeviceMesh joined(const DeviceMesh& a, const DeviceMesh& b) {
+  std::vector<int64_t> ranks = a.mesh().ranks();
+  ranks.insert(ranks.end(), b.mesh().ranks().begin(), b.mesh().ranks().end());
+  std::ranges::sort(ranks);
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  const auto size = static_cast<int64_t>(ranks.size());
+  return {a.world_ptr(), a.device_type(), Mesh({size}, {"both_meshes"}, std::move(ranks))};
+}
+
+// From a layout of one mesh to one of another, nothing being pending.
+at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) {
+  const Mesh& before = from.mesh.mesh();
+  const Mesh& after = to.mesh.mesh();
+  if (is_in_place(from.sizes, before, from.placements, after, to.placements)) {
+    if (to.local_numel() == 0) return at::empty(to.local_sizes, piece.options());
+    return Region::within(from.tile, to.tile).read(row_major(piece));
+  }
+  const DeviceMesh both = joined(from.mesh, to.mesh);
+  if (!both.is_member()) return piece;
+  const Transfer transfer(
+      exchange_between(from.sizes, before, from.placements, after, to.placements, both.mesh().ranks(), both.world().rank()),
+      static_cast<std::size_t>(both.local_rank(0)));
+  const at::Tensor load = transfer.loaded(piece);
+  return transfer.result(transfer.start(both, load).wait(), load);
+}
+
+// On the way between the meshes nothing is pending: a reduction is carried out before, or formed after it.
+at::Tensor carry_across(const at::Tensor& local, const Spec& from, const Spec& to) {
+  const SpecPtr left = with_placements(from, soonest_value(from));
+  const SpecPtr reached = with_placements(to, without_partial(to.placements));
+  at::Tensor piece = exchanged(redistribute_local(local, from, left->placements), *left, *reached);
+  if (!to.mesh.is_member()) return at::empty({0}, local.options());
+  piece = redistribute_local(piece, *reached, to.placements);
+  return piece.is_alias_of(local) ? piece.clone(at::MemoryFormat::Contiguous) : piece.contiguous();
+}
+
+struct RedistributeTo : torch::autograd::Function<RedistributeTo> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const SpecPtr& to,
+                            const std::optional<Placements>& gradient) {
+    const detail::Meta& meta = detail::meta(dtensor);
+    if (dtensor.requires_grad()) {
+      detail::saved<SpecPtr>(ctx, "from") = meta.spec;
+      detail::saved<std::optional<Placements>>(ctx, "gradient") = gradient;
+    }
+    World& world = to->mesh.world();
+    std::optional<World::Scope> scope;
+    if (*world.current_op() == '\0') scope.emplace(world, "redistribute_to");
+    return detail::wrap(carry_across(meta.local(), *meta.spec, *to), to);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
+    const Spec& from = *detail::saved<SpecPtr>(ctx, "from");
+    const auto& wanted = detail::saved<std::optional<Placements>>(ctx, "gradient");
+    return {redistribute_to(grads[0], from.mesh, wanted ? *wanted : without_partial(from.placements)), at::Tensor(),
+            at::Tensor()};
+  }
+};
+
+void check_meshes(const DeviceMesh& from, const DeviceMesh& to) {
+  if (&from.world() != &to.world() || from.device_type() != to.device_type()) {
+    throw std::invalid_argument(fmt::format("redistribute_to: mesh {} is of another {} than {}; both must have the tensor's",
+                                            to.to_string(), &from.world() != &to.world() ? "World" : "device type",
+                                            from.to_string()));
+  }
+}
+
+}  // namespace
+
+at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
+                           const std::optional<Placements>& grad_placements) {
+  const Spec& from = spec_of(dtensor);
+  if (mesh == from.mesh) return redistribute(dtensor, placements, {.grad_placements = grad_placements});
+  check_meshes(from.mesh, mesh);
+  const Placements to = normalize(placements, mesh.mesh(), from.ndim(), "redistribute_to");
+  std::optional<Placements> gradient;
+  if (grad_placements) {
+    gradient = normalize(*grad_placements, from.mesh.mesh(), from.ndim(), "redistribute_to: grad_placements");
+  }
+  detail::check_current(dtensor, "redistribute_to");
+  check_partials(to, from.dtype, "redistribute_to");
+  check_layout(to, mesh.mesh(), from.sizes, "redistribute_to");
+  detail::watch_gradient(dtensor);
+  return RedistributeTo::apply(dtensor, intern_spec(mesh, to, from.sizes, from.dtype), gradient);
+}
+
+}  // namespace tessera

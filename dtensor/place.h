@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/exchange.h"
+#include "tessera/placement/plan.h"
+
+namespace tessera {
+
+// One step of a plan as this rank, a member of the mesh, sees it. Refers to the plan and the mesh.
+struct Place {
+  Place(const PlanStep& plan_step, const Plan& plan, const DeviceMesh& device_mesh)
+      : step(plan_step),
+        shape(plan.shape()),
+        mesh_shape(device_mesh.mesh().shape()),
+        coordinate(*device_mesh.coordinate()),
+        group(mesh_shape, step.mesh_dims) {}
+
+  const PlanStep& step;
+  const std::vector<int64_t>& shape;
+  const std::vector<int64_t>& mesh_shape;
+  const std::vector<int64_t>& coordinate;
+  const MergedDims group;
+
+  Tile source() const { return local_tile(shape, step.from, mesh_shape, coordinate); }
+  Tile target() const { return local_tile(shape, step.to, mesh_shape, coordinate); }
+  // Of a member of the group.
+  Tile source_of(int64_t member) const {
+    return local_tile(shape, step.from, mesh_shape, group.coordinate_of(coordinate, member));
+  }
+  Tile target_of(int64_t member) const {
+    return local_tile(shape, step.to, mesh_shape, group.coordinate_of(coordinate, member));
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,198 @@
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/route.h"
+#include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/transit.h"
+#include "tessera/placement/plan.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+// One call: where each tensor comes from and goes to, and how.
+struct Journey {
+  std::vector<SpecPtr> from;
+  std::vector<SpecPtr> to;                           // the piece is row-major there, and so is the global tensor
+  std::vector<std::optional<Placements>> gradients;  // where the caller said
+  RedistributeOptions options;
+
+  RoutePtr route(std::size_t i) const {
+    // What travels has the result's dtype.
+    const Spec& source = *from[i];
+    const SpecPtr begin = source.dtype == to[i]->dtype
+                              ? from[i]
+                              : intern_spec(source.mesh, source.placements, source.sizes, source.strides, to[i]->dtype);
+    return route_between(*begin, *to[i], options.cost_model);
+  }
+};
+
+// A copy, unless it does not share storage with `source` already: what redistribute returns never aliases.
+at::Tensor unaliased(at::Tensor result, const at::Tensor& source) {
+  if (result.is_alias_of(source)) return result.clone(at::MemoryFormat::Contiguous);
+  return result.contiguous();
+}
+
+at::Tensor carry(const at::Tensor& dtensor, const Journey& journey) {
+  const at::Tensor& local = detail::meta(dtensor).local();
+  return detail::wrap(unaliased(journey.route(0)->run(journey.from[0]->mesh, local.to(journey.to[0]->dtype)), local),
+                      journey.to[0]);
+}
+
+tensor_list carry_together(at::TensorList dtensors, const Journey& journey) {
+  std::vector<Transit::Item> items;
+  bool communicates = false;
+  for (std::size_t i = 0; i < dtensors.size(); ++i) {
+    items.push_back({journey.route(i), detail::meta(dtensors[i]).local().to(journey.to[i]->dtype)});
+    communicates |= items.back().route->communicates();
+  }
+  const auto transit = std::make_shared<Transit>(journey.from[0]->mesh, items);
+  tensor_list out;
+  for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(transit, i, journey.to[i]));
+  if (journey.options.async && communicates) {
+    for (std::size_t i = 0; i < dtensors.size(); ++i) {
+      transit->watch(dtensors[i]);
+      transit->watch(items[i].piece);
+    }
+  } else {
+    for (const at::Tensor& each : out) detail::meta(each).local();
+  }
+  return out;
+}
+
+// Where an input's gradient goes when the caller did not say: its own layout; under a Partial, the gradient's where the two make
+// one, else whole.
+Placements default_gradient(const Spec& input, const Placements& gradient) {
+  Placements out = input.placements;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (out[i].is_partial()) out[i] = gradient[i].is_partial() ? Replicate() : gradient[i];
+  }
+  return is_layout(out, input.mesh.mesh(), input.sizes) ? out : without_partial(input.placements);
+}
+
+struct Redistribute : torch::autograd::Function<Redistribute> {
+  static tensor_list forward(AutogradContext* ctx, at::TensorList dtensors, const Journey& journey) {
+    if (std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); })) {
+      detail::saved<Journey>(ctx, "journey") = journey;
+      ctx->set_materialize_grads(false);  // a result that nobody used has none
+    }
+    // A contract or a gradient under way has said already whom to charge.
+    World& world = journey.from[0]->mesh.world();
+    const ContractPtr& contract = detail::meta(dtensors[0]).contract;
+    std::optional<World::Scope> scope;
+    if (*world.current_op() == '\0') scope.emplace(world, "redistribute", contract ? &contract->path : nullptr);
+    if (dtensors.size() == 1 && !journey.options.async) return {carry(dtensors[0], journey)};
+    return carry_together(dtensors, journey);
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const auto& journey = detail::saved<Journey>(ctx, "journey");
+    tensor_list moving;
+    std::vector<Placements> wanted;
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      const Spec& input = *journey.from[i];
+      moving.push_back(detail::as_dtensor(grads[i], input).to(journey.options.backward_dtype.value_or(input.dtype)));
+      wanted.push_back(journey.gradients[i].value_or(default_gradient(input, placements_of(moving.back()))));
+    }
+    tensor_list out(grads.size() + 1);
+    if (moving.empty()) return out;
+    const tensor_list moved =
+        redistribute_many(moving, wanted, {.async = journey.options.async, .cost_model = journey.options.cost_model});
+    for (std::size_t i = 0, next = 0; i < grads.size(); ++i) {
+      if (grads[i].defined()) out[i] = moved[next++].to(journey.from[i]->dtype);
+    }
+    return out;
+  }
+};
+
+void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions& options, bool requires_grad) {
+  const at::ScalarType back = options.backward_dtype.value_or(from.dtype);
+  if (requires_grad && !(isFloatingType(to) || isComplexType(to))) {
+    throw std::invalid_argument(
+        fmt::format("redistribute: a tensor that requires grad as {}, which has no gradients; detach it", toString(to)));
+  }
+  if (requires_grad && !(isFloatingType(back) || isComplexType(back))) {
+    throw std::invalid_argument(
+        fmt::format("redistribute: a gradient as {}; backward_dtype must be floating", toString(back)));
+  }
+}
+
+// The way of one tensor, whose placements have been normalized, or none where nothing changes.
+std::optional<std::pair<SpecPtr, SpecPtr>> ends_of(const at::Tensor& dtensor, const Placements& to,
+                                                   const RedistributeOptions& options) {
+  const SpecPtr from = spec_ptr_of(dtensor);
+  const at::ScalarType dtype = options.forward_dtype.value_or(from->dtype);
+  detail::check_current(dtensor, "redistribute");
+  const bool plain = !options.grad_placements && options.backward_dtype.value_or(dtype) == dtype;
+  if (to == from->placements && dtype == from->dtype && plain) return std::nullopt;
+  check_dtypes(*from, dtype, options, dtensor.requires_grad());
+  check_partials(from->placements, dtype, "redistribute");
+  check_partials(to, dtype, "redistribute");
+  check_layout(to, from->mesh.mesh(), from->sizes, "redistribute");
+  return std::pair(from, intern_spec(from->mesh, to, from->sizes, dtype));
+}
+
+void check_many(const std::vector<at::Tensor>& dtensors, const std::vector<Placements>& placements) {
+  if (dtensors.size() != placements.size()) {
+    throw std::invalid_argument(fmt::format("redistribute_many: {} tensors and {} placements; give one for each",
+                                            dtensors.size(), placements.size()));
+  }
+  for (std::size_t i = 1; i < dtensors.size(); ++i) {
+    const DeviceMesh& first = mesh_of(dtensors[0]);
+    const DeviceMesh& mesh = mesh_of(dtensors[i]);
+    if (mesh == first) continue;
+    throw std::invalid_argument(
+        fmt::format("redistribute_many: tensor {} lies on mesh {}, tensor 0 on {}; call it once for each mesh", i,
+                    mesh.to_string(), first.to_string()));
+  }
+}
+
+}  // namespace
+
+std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensors, const std::vector<Placements>& placements,
+                                          const RedistributeOptions& options) {
+  check_many(dtensors, placements);
+  std::vector<at::Tensor> out = dtensors;
+  Journey journey{.from = {}, .to = {}, .gradients = {}, .options = options};
+  tensor_list moving;
+  std::vector<std::size_t> places;
+  for (std::size_t i = 0; i < dtensors.size(); ++i) {
+    const Spec& spec = spec_of(dtensors[i]);
+    const Mesh& mesh = spec.mesh.mesh();
+    std::optional<Placements> gradient;
+    if (options.grad_placements) {
+      gradient = normalize(*options.grad_placements, mesh, spec.ndim(), "redistribute: grad_placements");
+    }
+    const auto ends = ends_of(dtensors[i], normalize(placements[i], mesh, spec.ndim(), "redistribute"), options);
+    if (!ends) continue;
+    journey.from.push_back(ends->first);
+    journey.to.push_back(ends->second);
+    journey.gradients.push_back(gradient);
+    moving.push_back(dtensors[i]);
+    places.push_back(i);
+  }
+  if (moving.empty()) return out;
+  if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, journey.from[0]->mesh.ndim(), "redistribute");
+  for (const at::Tensor& each : moving) detail::watch_gradient(each);
+  const tensor_list moved = Redistribute::apply(at::TensorList(moving), journey);
+  for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = moved[k];
+  return out;
+}
+
+at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
+  return redistribute_many({dtensor}, {placements}, options)[0];
+}
+
+}  // namespace tessera

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <utility>
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/dtensor/spec.h"
+
+namespace tessera::detail {
+
+// A value that autograd's saved_data can hold.
+template <class T>
+struct Held : torch::CustomClassHolder {
+  explicit Held(T v) : value(std::move(v)) {}
+  T value;
+};
+
+// The value called `name` that an autograd node keeps, made on first use.
+template <class T>
+T& saved(torch::autograd::AutogradContext* ctx, const char* name) {
+  at::IValue& held = ctx->saved_data[name];
+  if (!held.isCapsule()) held = at::IValue::make_capsule(c10::make_intrusive<Held<T>>(T{}));
+  return static_cast<Held<T>*>(held.toCapsule().get())->value;
+}
+
+// `gradient` as a DTensor of `like`'s mesh: a plain one, such as autograd's zeros, counts as replicated.
+at::Tensor as_dtensor(const at::Tensor& gradient, const Spec& like);
+
+}  // namespace tessera::detail

@@ -1,0 +1,264 @@
+// Redistributions that are begun before they are read, several in one round, and in other dtypes.
+
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/InferenceMode.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const Placement S0 = Shard(0);
+const Placement S1 = Shard(1);
+const Placement R = Replicate();
+const Placement P = Partial();
+const Placements kKinds = {S0, S1, R, P, Partial(ReduceOp::kMax), BlockCyclic(0, 2)};
+const RedistributeOptions kAsync{.async = true};
+
+struct Load {
+  at::Tensor whole;
+  Placements from, to;
+};
+
+// Layouts of all kinds and several dtypes, some of which do not move at all.
+std::vector<Load> loads(const DeviceMesh& mesh, at::IntArrayRef shape) {
+  const std::vector<at::ScalarType> dtypes = {at::kDouble, at::kFloat, at::kLong, at::kShort};
+  const auto layouts = all_layouts(mesh.ndim(), kKinds);
+  std::vector<Load> out;
+  for (std::size_t i = 0; i < layouts.size() * 3; ++i) {
+    out.push_back({whole_numbers(shape, dtypes[i % dtypes.size()], static_cast<int64_t>(i)), layouts[i % layouts.size()],
+                   layouts[i * 7 % layouts.size()]});
+  }
+  return out;
+}
+
+std::vector<at::Tensor> sources(const std::vector<Load>& all, const DeviceMesh& mesh) {
+  std::vector<at::Tensor> out;
+  for (const Load& each : all) out.push_back(spread(each.whole, mesh, each.from));
+  return out;
+}
+
+std::vector<Placements> targets(const std::vector<Load>& all) {
+  std::vector<Placements> out;
+  for (const Load& each : all) out.push_back(each.to);
+  return out;
+}
+
+void check_arrived(const std::vector<Load>& all, const std::vector<at::Tensor>& moved) {
+  REQUIRE(moved.size() == all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CAPTURE(i);
+    CAPTURE(to_string(all[i].from));
+    CAPTURE(to_string(all[i].to));
+    CHECK(placements_of(moved[i]) == all[i].to);
+    CHECK(same(full_tensor(moved[i]), all[i].whole));
+  }
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("async: the first reader waits, in any order that ranks share", {1, 2, 3, 4}) {
+  for (const DeviceMesh& mesh : meshes()) {
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{8, 4}, {5, 7}, {0, 3}}) {
+      const std::vector<Load> all = loads(mesh, shape);
+      const std::vector<at::Tensor> given = sources(all, mesh);
+      std::vector<at::Tensor> moved;
+      for (std::size_t i = 0; i < all.size(); ++i) moved.push_back(redistribute(given[i], all[i].to, kAsync));
+      for (std::size_t i = 0; i < all.size(); ++i) CHECK(placements_of(moved[i]) == all[i].to);
+      // Another collective meanwhile, and the last one first.
+      CHECK(same(full_tensor(given[0]), all[0].whole));
+      for (std::size_t i = all.size(); i-- > 0;) CHECK(same(full_tensor(moved[i]), all[i].whole));
+      check_arrived(all, moved);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("async: what is begun is what is counted at once, and one that nobody reads disturbs nobody",
+                        {2, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = whole_numbers({8, 4});
+  const at::Tensor source = spread(whole, mesh, {S0});
+  {
+    const CommCounter counter(mesh);
+    const at::Tensor moved = redistribute(source, {S1}, kAsync);
+    CHECK(counter.count("all_to_all") == 1);
+    CHECK(same(to_local(moved), piece_of(whole, mesh, {S1})));
+    CHECK(counter.total() == 1);
+    CHECK(counter.count_by_op("redistribute") == 1);
+  }
+  for (int i = 0; i < 20; ++i) redistribute(source, {R}, kAsync);
+  CHECK(same(full_tensor(source), whole));
+}
+
+TESSERA_RANKS_TEST_CASE("async: an operator, a view, autograd and another thread read it as any other", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({6, 4});
+  at::Tensor source = spread(whole, mesh, {S0});
+  source.requires_grad_(true);
+  const at::Tensor moved = redistribute(source, {R}, kAsync);
+  const at::Tensor viewed = redistribute(source, {S1}, kAsync).t();
+  const at::Tensor weight = sample({6, 4}, 3);
+  at::Tensor sum = (moved * spread(weight, mesh, {R})).sum() + (viewed.t() * spread(weight, mesh, {S1})).sum();
+  CHECK(close(full_tensor(sum).detach(), (whole * weight).sum() * 2));
+  sum.backward();
+  CHECK(placements_of(source.grad()) == Placements{S0});
+  CHECK(close(full_tensor(source.grad()), weight * 2));
+
+  const at::Tensor later = redistribute(source.detach(), {R}, kAsync);
+  at::Tensor read;
+  std::thread([&] { read = to_local(later).clone(); }).join();
+  CHECK(same(read, whole));
+}
+
+TESSERA_RANKS_TEST_CASE("async: one begun outside InferenceMode and read inside is a normal tensor", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({6, 4});
+  const at::Tensor moved = redistribute(spread(whole, mesh, {S0}), {R}, kAsync);
+  {
+    const c10::InferenceMode inference;
+    CHECK(same(to_local(moved), whole));
+  }
+  CHECK_FALSE(to_local(moved).is_inference());
+}
+
+TESSERA_RANKS_TEST_CASE("async: a source that is written while it is sent is refused, on every rank", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const char* const text = "was written while it was being sent";
+  const at::Tensor source = spread(sample({6, 4}), mesh, {S0});
+  const at::Tensor moved = redistribute(source, {R}, kAsync);
+  source.add_(1);
+  CHECK_THROWS_WITH_AS(to_local(moved), doctest::Contains(text), std::runtime_error);
+  CHECK_THROWS_WITH_AS(full_tensor(moved), doctest::Contains(text), std::runtime_error);
+  const at::Tensor again = redistribute(source, {R}, kAsync);
+  to_local(source).mul_(2);
+  CHECK_THROWS_WITH_AS(to_local(again), doctest::Contains(text), std::runtime_error);
+  const at::Tensor whole = full_tensor(source);
+  CHECK(same(to_local(redistribute(source, {R})), whole));
+}
+
+TESSERA_RANKS_TEST_CASE("redistribute_many: every tensor arrives, whatever the others are", {1, 2, 3, 4}) {
+  for (const DeviceMesh& mesh : meshes()) {
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{8, 4}, {5, 7}, {1, 1}}) {
+      const std::vector<Load> all = loads(mesh, shape);
+      check_arrived(all, redistribute_many(sources(all, mesh), targets(all)));
+      check_arrived(all, redistribute_many(sources(all, mesh), targets(all), kAsync));
+    }
+  }
+  CHECK(redistribute_many({}, {}).empty());
+}
+
+TESSERA_RANKS_TEST_CASE("redistribute_many: one message from each rank to each, for all tensors together", {2, 4}) {
+  const DeviceMesh mesh = line();
+  const std::vector<at::ScalarType> dtypes = {at::kFloat, at::kLong, at::kBool, at::kDouble, at::kBFloat16};
+  std::vector<at::Tensor> sharded, pending;
+  for (const at::ScalarType dtype : dtypes)
+    sharded.push_back(spread(whole_numbers({5, 3}, at::kDouble).to(dtype), mesh, {S0}));
+  for (int i = 0; i < 5; ++i) pending.push_back(spread(whole_numbers({5, 3}, at::kDouble, i), mesh, {P}));
+  const std::vector<Placements> five_s1(5, {S1}), five_r(5, {R}), five_s0(5, {S0});
+  const auto counted = [&](const std::vector<at::Tensor>& tensors, const std::vector<Placements>& to, const char* kind) {
+    const CommCounter counter(mesh);
+    redistribute_many(tensors, to);
+    CHECK(counter.count(kind) == 1);
+    CHECK(counter.total() == 1);
+  };
+  counted(sharded, five_s1, "all_to_all");
+  counted(sharded, five_r, "all_gather");
+  counted(pending, five_r, "all_reduce");
+  counted(pending, five_s0, "reduce_scatter");
+}
+
+TESSERA_RANKS_TEST_CASE("redistribute_many: gradients come back together, where there are any", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor weight = sample({6, 4}, 9);
+  std::vector<at::Tensor> given;
+  for (const Placement& p : {S0, S1, P, R}) given.push_back(spread(sample({6, 4}), mesh, {p}).requires_grad_(p != R));
+  const std::vector<at::Tensor> moved = redistribute_many(given, {{R}, {R}, {R}, {S0}});
+  (full_tensor(moved[0]) * weight + full_tensor(moved[2]) * weight).sum().backward();
+  CHECK(close(full_tensor(given[0].grad()), weight));
+  CHECK_FALSE(given[1].grad().defined());
+  CHECK(close(full_tensor(given[2].grad()), weight));
+  CHECK_FALSE(given[3].grad().defined());
+}
+
+TESSERA_RANKS_TEST_CASE("redistribute_many: bad input is refused before anything moves", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor t = spread(sample({6, 4}), mesh, {S0});
+  const CommCounter counter(mesh);
+  CHECK_THROWS_WITH_AS(redistribute_many({t, t}, {{R}}), doctest::Contains("redistribute_many: 2 tensors and 1 placements"),
+                       std::invalid_argument);
+  const DeviceMesh other = init_device_mesh("cpu", {2}, {"other"}, mesh.world_ptr());
+  CHECK_THROWS_WITH_AS(redistribute_many({t, spread(sample({6, 4}), other, {S0})}, {{R}, {R}}),
+                       doctest::Contains("tensor 1 lies on mesh {other: 2} on cpu, tensor 0 on {d0: 2} on cpu"),
+                       std::invalid_argument);
+  CHECK_THROWS_AS(redistribute_many({t, t}, {{R}, {Shard(5)}}), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(redistribute(t, {R}, {.cost_model = CostModel::gloo(2)}), doctest::Contains("redistribute: "),
+                       std::invalid_argument);
+  CHECK(counter.total() == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("forward_dtype: travels in it and has it; the gradient returns in the input's", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = whole_numbers({6, 4}, at::kFloat);
+  for (const Placement& from : {S0, S1, P}) {
+    for (const Placement& to : {R, S0, S1}) {
+      CAPTURE(to_string(Placements{from, to}));
+      at::Tensor source = spread(whole, mesh, {from}).requires_grad_(true);
+      const CommCounter counter(mesh);
+      const at::Tensor moved = redistribute(source, {to}, {.forward_dtype = at::kBFloat16});
+      CHECK((moved.scalar_type() == at::kBFloat16));
+      CHECK((to_local(moved).scalar_type() == at::kBFloat16));
+      const int64_t bytes = counter.total_bytes();
+      CHECK(same(full_tensor(moved).detach(), whole.to(at::kBFloat16)));
+      full_tensor(moved).sum().backward();
+      CHECK((source.grad().scalar_type() == at::kFloat));
+      CHECK(same(full_tensor(source.grad()), at::ones({6, 4}, at::kFloat)));
+      const CommCounter wide(mesh);
+      redistribute(source, {to});
+      CHECK(wide.total_bytes() == 2 * bytes);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("forward_dtype: a reduce_scatter of bfloat16 adds in float32", {2, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  // 256 + 1 is 256 in bfloat16: terms of 1 after it would be lost one by one.
+  const at::Tensor term = at::full({n}, mesh.local_rank(0) == 0 ? 256.0 : 1.0, at::kFloat);
+  const at::Tensor moved = redistribute(from_local(term, mesh, {P}), {S0}, {.forward_dtype = at::kBFloat16});
+  const at::Tensor sum = at::full({1}, 256.0 + static_cast<double>(n - 1), at::kFloat).to(at::kBFloat16);
+  CHECK(same(to_local(moved), sum));
+}
+
+TESSERA_RANKS_TEST_CASE("backward_dtype: the gradient travels in it", {2, 3}) {
+  const DeviceMesh mesh = line();
+  at::Tensor source = spread(whole_numbers({6, 4}, at::kDouble), mesh, {S0}).requires_grad_(true);
+  const at::Tensor moved = redistribute(source, {R}, {.grad_placements = Placements{R}, .backward_dtype = at::kFloat});
+  const at::Tensor terms = moved * spread(sample({6, 4}), mesh, {R});
+  const double third = 1.0 / 3.0;
+  (terms.sum() * third).backward();
+  CHECK((source.grad().scalar_type() == at::kDouble));
+  const at::Tensor expected = (sample({6, 4}) * third).to(at::kFloat).to(at::kDouble);
+  CHECK(same(full_tensor(source.grad()), expected));
+}
+
+TESSERA_RANKS_TEST_CASE("forward_dtype and backward_dtype that have no gradients are refused", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor source = spread(whole_numbers({6, 4}), mesh, {S0}).requires_grad_(true);
+  CHECK_THROWS_WITH_AS(redistribute(source, {R}, {.forward_dtype = at::kLong}),
+                       doctest::Contains("a tensor that requires grad as Long"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(redistribute(source, {R}, {.backward_dtype = at::kLong}),
+                       doctest::Contains("a gradient as Long; backward_dtype must be floating"), std::invalid_argument);
+  const at::Tensor average = spread(whole_numbers({6, 4}), mesh, {Partial(ReduceOp::kAvg)});
+  CHECK_THROWS_AS(redistribute(average, {R}, {.forward_dtype = at::kLong}), std::invalid_argument);
+}
