@@ -139,6 +139,7 @@ TEST_CASE("docs: what programs print is what the pages show") {
   const std::string model = std::getenv("MINILM");
   const std::vector<std::string> outputs = {
       output_of_four_ranks("tests/docs/first"),
+      comparable("\n" + shell("tests/docs/explained").output),
       output_of_four_ranks("tests/docs/train " + folder.path()),
       output_of_four_ranks("examples/embed/embed --weights " + model + " --vocab " + model + "/vocab.txt"),
   };
@@ -146,8 +147,8 @@ TEST_CASE("docs: what programs print is what the pages show") {
     if (!is_compiled(page)) continue;
     for (const Block& block : page.blocks) {
       if (block.language != "text") continue;
-      const std::string message =
-          page.path + " shows what no program printed:\n" + block.text + "\nprinted was:\n" + outputs[0] + outputs[1];
+      const std::string message = page.path + " shows what no program printed:\n" + block.text + "\nprinted was:\n" +
+                                  outputs[0] + outputs[1] + outputs[2];
       CHECK_MESSAGE(any_contains(outputs, "\n" + comparable(block.text)), message);
     }
   }

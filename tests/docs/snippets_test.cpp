@@ -1,8 +1,6 @@
 // The C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md and docs/styles.md that stands in no program: docs_test compares them.
 
 #include <chrono>
-#include <iostream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -12,7 +10,6 @@
 
 #undef CHECK  // c10's
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/explain.h"
 #include "tessera/mesh/backend_group.h"
 #include "tessera/mesh/collectives.h"
 #include "tessera/mesh/device_mesh.h"
@@ -187,19 +184,10 @@ TESSERA_RANKS_TEST_CASE("docs/redistribution.md: a plan", {1}) {
   CHECK(text.find("permute on dp: [S(0), R] -> [R, S(0)], ") == 0);
 }
 
-TESSERA_RANKS_TEST_CASE("docs/redistribution.md: explained, begun, together, in another dtype, to another mesh", {4}) {
+TESSERA_RANKS_TEST_CASE("docs/redistribution.md: begun, together, in another dtype, to another mesh", {4}) {
   const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, tessera::testing::world());
   const tessera::DeviceMesh line = tessera::init_device_mesh("cpu", {4}, {"tp"}, tessera::testing::world());
   const at::Tensor t = tessera::distribute_tensor(torch::ones({64, 64}), mesh, {tessera::Shard(0), tessera::Shard(1)});
-  std::ostringstream said;
-  {
-    std::streambuf* const before = std::cout.rdbuf(said.rdbuf());
-    std::cout << tessera::explain(t, {tessera::Shard(1), tessera::Shard(0)});
-    std::cout.rdbuf(before);
-  }
-  CHECK(said.str().find("gather everything           12288          49152          45056        126.1") !=
-        std::string::npos);
-
   const at::Tensor w = tessera::distribute_tensor(torch::eye(8), line, {tessera::Shard(0)});
   const at::Tensor x = tessera::distribute_tensor(torch::ones({4, 8}), line, {tessera::Replicate()});
   {
