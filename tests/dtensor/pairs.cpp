@@ -32,7 +32,7 @@ std::vector<Intervals> dealt(int64_t size, int64_t parts) {
   return out;
 }
 
-[[noreturn]] void fail(const char* what, const Pair& pair, const std::vector<int64_t>& shape, const DeviceMesh& mesh) {
+[[noreturn]] void fail(const char* what, const Pair& pair, at::IntArrayRef shape, const DeviceMesh& mesh) {
   throw std::runtime_error(fmt::format("{}: {} -> {} of [{}] on {}, rank {}", what, to_string(pair.from), to_string(pair.to),
                                        fmt::join(shape, ", "), mesh.to_string(), mesh.world().rank()));
 }
@@ -88,15 +88,18 @@ std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t cou
   return out;
 }
 
-void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh) {
-  const at::Tensor whole = whole_numbers(shape);
+void check_pairs(const std::vector<Pair>& pairs, const at::Tensor& whole, const DeviceMesh& mesh) {
+  const at::IntArrayRef shape = whole.sizes();
   for (const Pair& pair : pairs) {
     const at::Tensor source = spread(whole, mesh, pair.from);
     const at::Tensor before = to_local(source).clone();
     const at::Tensor moved = redistribute(source, pair.to);
-    if (placements_of(moved) != pair.to || moved.sizes() != whole.sizes()) fail("laid out otherwise", pair, shape, mesh);
+    if (placements_of(moved) != pair.to || moved.sizes() != shape) fail("laid out otherwise", pair, shape, mesh);
     if (!any_partial(pair.to) && !same(to_local(moved), piece_of(whole, mesh, pair.to))) fail("pieces", pair, shape, mesh);
     if (!same(full_tensor(moved), whole)) fail("the value", pair, shape, mesh);
+    const at::Tensor back = redistribute(moved, pair.from);
+    if (placements_of(back) != pair.from) fail("laid out otherwise when it came back", pair, shape, mesh);
+    if (!same(full_tensor(back), whole)) fail("the value when it came back", pair, shape, mesh);
     if (!same(to_local(source), before)) fail("the source was written", pair, shape, mesh);
   }
 }
@@ -116,7 +119,7 @@ void check_in_process(const std::vector<Pair>& pairs, const std::vector<int64_t>
                       const std::vector<int64_t>& mesh_shape) {
   run_in_process(Mesh(mesh_shape).size(), [&](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", mesh_shape, {}, world);
-    check_pairs(pairs, shape, mesh);
+    check_pairs(pairs, whole_numbers(shape), mesh);
     check_gradients(pairs, shape, mesh);
   });
 }

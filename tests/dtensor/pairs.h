@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 
@@ -21,10 +23,10 @@ std::vector<Pair> all_pairs(const std::vector<Placements>& layouts);
 // `count` of them, drawn by a generator of `seed`.
 std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t count, uint32_t seed);
 
-// On every rank of `mesh`: redistributes a tensor of `shape` from one to the other, and checks that it is laid out as asked, that
-// its value has stayed, bit by bit, and that the source was not written; and that a gradient comes back as it went. Throws
-// std::runtime_error that names pair, shape and mesh.
-void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
+// On every rank of `mesh`: redistributes a tensor of value `whole` from one to the other and back, and checks that it is laid out
+// as asked, that its value has stayed, bit by bit, and that the source was not written; and that a gradient comes back as it
+// went. Throws std::runtime_error that names pair, shape and mesh.
+void check_pairs(const std::vector<Pair>& pairs, const at::Tensor& whole, const DeviceMesh& mesh);
 void check_gradients(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
 
 // Even, uneven, smaller than the mesh, one, none.

@@ -20,7 +20,7 @@ at::Tensor term(const at::Tensor& x, const Reduction& pending, int64_t n, int64_
   if (kind == "product") return me == 0 ? (odd ? -x : x) : at::full_like(x, 1).neg();
   const at::Tensor mine = (at::arange(x.numel()) % n == me).view(x.sizes());
   if (kind == "bit_and") return at::where(mine, x, x.scalar_type() == at::kBool ? x | true : x | (8 * me));
-  if (kind == "bit_or") return at::where(mine, x, x & (me % 2));
+  if (kind == "bit_or") return at::where(mine, x, me % 2 == 0 ? at::zeros_like(x) : x);
   if (kind == "bit_xor") return at::where(mine, x, at::zeros_like(x));
   if (kind == "norm 2") return at::where(mine, me % 2 == 0 ? x : -x, at::zeros_like(x));
   if (kind == "max") return at::where(mine, x, x.min());
