@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <c10/core/ScalarType.h>
+#include <doctest/doctest.h>
 #include <rapidcheck.h>
 
 #include "tessera/placement/placement.h"
@@ -30,11 +31,11 @@ rc::Gen<Placement> any_placement();
 // Sets the seed and the number of examples where RC_PARAMS is not set, so that a test is the same at every run.
 void fix_seed();
 
-// Whether `property`, which draws by *any_change() and the like, holds for every example; says on stderr which one it fails for.
+// CHECKs that `property`, which draws by *any_change() and the like, holds for every example; stderr says for which it does not.
 template <typename Property>
-bool holds(Property property) {
+void check_property(Property property) {
   fix_seed();
-  return rc::check(std::move(property));
+  DOCTEST_CHECK(rc::check(std::move(property)));
 }
 
 }  // namespace tessera::testing

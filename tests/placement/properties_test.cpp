@@ -64,7 +64,7 @@ bool pending(const Change& change) { return any_partial(change.from) || any_part
 }  // namespace
 
 TEST_CASE("the tiles of the ranks hold every element once, and again on each mesh dimension that does not cut") {
-  CHECK(holds([] {
+  check_property([] {
     const Change change = *any_change();
     std::vector<Tile> tiles;
     for (const Shape& coordinate : indices(change.mesh_shape)) {
@@ -78,11 +78,11 @@ TEST_CASE("the tiles of the ranks hold every element once, and again on each mes
     for (const Shape& index : indices(change.shape)) {
       RC_ASSERT(std::ranges::count_if(tiles, [&](const Tile& tile) { return holds_element(tile, index); }) == 1);
     }
-  }));
+  });
 }
 
 TEST_CASE("without a pending reduction a plan is one step that moves as many bytes as any must") {
-  CHECK(holds([] {
+  check_property([] {
     const Change change = *any_change();
     RC_PRE(!pending(change));
     const Mesh mesh(change.mesh_shape);
@@ -91,11 +91,11 @@ TEST_CASE("without a pending reduction a plan is one step that moves as many byt
     RC_ASSERT(plan.max_bytes() == bound.max_bytes);
     RC_ASSERT(plan.total_bytes() == bound.total_bytes);
     RC_ASSERT(plan.steps().size() <= 1U);
-  }));
+  });
 }
 
 TEST_CASE("no plan moves fewer bytes than it must, and each step starts where the one before it ended") {
-  CHECK(holds([] {
+  check_property([] {
     const Change change = *any_change();
     const Mesh mesh(change.mesh_shape);
     const Plan plan = plan_redistribute(change.shape, change.dtype, mesh, change.from, change.to);
@@ -103,11 +103,11 @@ TEST_CASE("no plan moves fewer bytes than it must, and each step starts where th
     RC_ASSERT(plan.max_bytes() >= bound.max_bytes);
     RC_ASSERT(plan.total_bytes() >= bound.total_bytes);
     for (std::size_t i = 1; i < plan.steps().size(); ++i) RC_ASSERT(plan.steps()[i].from == plan.steps()[i - 1].to);
-  }));
+  });
 }
 
 TEST_CASE("what a rank sends another is what that one expects of it") {
-  CHECK(holds([] {
+  check_property([] {
     const Change change = *any_change();
     const Mesh mesh(change.mesh_shape);
     const Plan plan = plan_redistribute(change.shape, change.dtype, mesh, change.from, change.to);
@@ -125,14 +125,14 @@ TEST_CASE("what a rank sends another is what that one expects of it") {
         }
       }
     }
-  }));
+  });
 }
 
 TEST_CASE("a placement's text says it") {
-  CHECK(holds([] {
+  check_property([] {
     const Placement placement = *any_placement();
     RC_ASSERT(parse_placement(to_string(placement)) == placement);
     const Change change = *any_change();
     RC_ASSERT(parse_placements(to_string(change.from)) == change.from);
-  }));
+  });
 }
