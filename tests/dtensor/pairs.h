@@ -24,14 +24,17 @@ std::vector<Pair> all_pairs(const std::vector<Placements>& layouts);
 std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t count, uint32_t seed);
 
 // On every rank of `mesh`: redistributes a tensor of value `whole` from one to the other and back, and checks that it is laid out
-// as asked, that its value has stayed, bit by bit, and that the source was not written; and that a gradient comes back as it
-// went. Throws std::runtime_error that names pair, shape and mesh.
-void check_pairs(const std::vector<Pair>& pairs, const at::Tensor& whole, const DeviceMesh& mesh);
-void check_gradients(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
+// as asked, that its value has stayed, bit by bit, and that the source was not written. Throws std::runtime_error that names
+// pair, shape and mesh.
+void check_pair(const Pair& pair, const at::Tensor& whole, const DeviceMesh& mesh);
+// Likewise that the gradient comes back as it went.
+void check_gradient(const Pair& pair, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
+// Both, of tensors of `shape`.
+void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
 
 // Even, uneven, smaller than the mesh, one, none.
 inline const std::vector<std::vector<int64_t>> kShapes = {{8, 4}, {7, 5}, {3, 2}, {1, 1}, {0, 3}};
-// Both on ranks that are threads.
+// The same on ranks that are threads.
 void check_in_process(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape,
                       const std::vector<int64_t>& mesh_shape);
 

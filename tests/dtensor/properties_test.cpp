@@ -98,7 +98,7 @@ TEST_CASE("from any layout to any other and back the value stays, and every rank
   check_property([] {
     const Change change = *any_change();
     on_threads(change, [&](const DeviceMesh& mesh) {
-      check_pairs({{.from = change.from, .to = change.to}}, whole_numbers(change.shape, change.dtype), mesh);
+      check_pair({.from = change.from, .to = change.to}, whole_numbers(change.shape, change.dtype), mesh);
     });
   });
 }
@@ -107,9 +107,8 @@ TEST_CASE("the gradient of a redistribution comes back from any layout to any ot
   check_property([] {
     Change change = *any_change();
     RC_PRE(change.dtype == at::kDouble);
-    on_threads(change, [&](const DeviceMesh& mesh) {
-      check_gradients({{.from = change.from, .to = change.to}}, change.shape, mesh);
-    });
+    on_threads(change,
+               [&](const DeviceMesh& mesh) { check_gradient({.from = change.from, .to = change.to}, change.shape, mesh); });
   });
 }
 
