@@ -1,0 +1,56 @@
+// A job that never makes the same layout twice keeps its memory.
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/world.h"
+
+using namespace tessera;
+
+namespace {
+
+// Resident memory of this process, in KiB.
+int64_t resident() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    int64_t size = 0;
+    if (word == "VmRSS:" && status >> size) return size;
+  }
+  FAIL("/proc/self/status has no VmRSS");
+  return 0;
+}
+
+constexpr int64_t kSize = 400;
+
+// The n-th of a million.
+std::vector<int64_t> sizes(int64_t n) {
+  const int64_t a = n % 100, b = n / 100 % 100, c = n / 10'000;
+  return {a, b, c, kSize - a - b - c};
+}
+
+}  // namespace
+
+TEST_CASE("a million different ragged shardings, one in twenty redistributed, leave memory flat") {
+  const DeviceMesh mesh = init_device_mesh("cpu", {4}, {}, World::fake(0, 4));
+  const at::Tensor rows = at::zeros({kSize});
+  const auto use = [&](int64_t n) {
+    const Placements ragged = {RaggedShard(0, sizes(n))};
+    const at::Tensor t = from_local(rows.narrow(0, 0, sizes(n)[0]), mesh, ragged, {.shape = std::vector<int64_t>{kSize}});
+    if (n % 20 == 0) redistribute(redistribute(t, {Shard(0)}), ragged);
+    if (n % 500 == 0) t.add(t);  // an operator's decision
+  };
+  for (int64_t n = 0; n < 100'000; ++n) use(n);
+  const int64_t before = resident();
+  for (int64_t n = 100'000; n < 1'000'000; ++n) use(n);
+  const int64_t after = resident();
+  MESSAGE("resident: ", before, " KiB after 100,000, ", after, " KiB after 1,000,000");
+  CHECK(after - before < 4096);
+}
