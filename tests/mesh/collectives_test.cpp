@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/mesh/comm_counter.h"
@@ -331,6 +332,34 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
   check_refused([&] { all_to_all(at::ones({1}), {1, 0, 0}, ones, mesh, 0); }, "send counts [1, 0, 0]");
   check_refused([&] { all_to_all(at::ones({n}), ones, std::vector<int64_t>(ones.size(), -1), mesh, 0); },
                 "receive counts [-1");
+  check_refused([&] { permute(at::ones({n + 1}), ones, ones, mesh, 0); }, "permute: input of shape");
+  CHECK(counter.total() == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("counts that do not fit the ranks or the input are refused on every rank, before anything is sent",
+                        {1, 2}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  const CommCounter counter(mesh);
+  const std::vector<int64_t> ones(static_cast<std::size_t>(n), 1), none(static_cast<std::size_t>(n), -1);
+  const at::Tensor x = at::ones({2});
+  const std::string for_ranks = fmt::format(" for {} ranks on mesh dimension tp; give each one of at least 0", n);
+  check_refused([&] { all_gather(x, {1, 1, 1}, mesh, 0); }, "all_gather: counts [1, 1, 1]" + for_ranks);
+  check_refused([&] { all_gather(x, none, mesh, 0); }, for_ranks);
+  check_refused([&] { all_gather(x, ones, mesh, 0); }, "all_gather: input of shape (2) where counts [1");
+  check_refused([&] { all_gather(x.view({2, 1}), ones, mesh, 0); }, "give this rank 1; pass it flat");
+  check_refused(
+      [&] {
+        reduce_scatter(x, {1, 1, 1}, mesh, 0, ReduceOp::kSum);
+      },
+      "reduce_scatter: counts [1, 1, 1]" + for_ranks);
+  check_refused([&] { reduce_scatter(at::ones({n + 1}), ones, mesh, 0, ReduceOp::kSum); },
+                fmt::format("add up to {}; pass it flat", n));
+  check_refused(
+      [&] {
+        reduce_scatter(at::ones({1, n}), ones, mesh, 0, ReduceOp::kSum);
+      },
+      fmt::format("reduce_scatter: input of shape (1, {}) where counts", n));
   CHECK(counter.total() == 0);
 }
 

@@ -103,7 +103,7 @@ TEST_CASE("a rank outside has no coordinate, and gets the slice at coordinate 0"
   CHECK(mesh.merged({0}) == mesh);
   CHECK(mesh.group_ranks(0) == Ints{0, 1});
   check_refused([&] { mesh.local_rank(0); }, "rank 3 is outside mesh {tp: 2} on cpu and has no coordinate");
-  check_refused([&] { mesh.group(0); }, "rank 3 is outside mesh");
+  check_refused([&] { mesh.group(0); }, "rank 3 is outside mesh {tp: 2} on cpu and in none of its groups");
 }
 
 TEST_CASE("equal meshes have one id, different ones different ids, and none is used again") {

@@ -180,6 +180,15 @@ TEST_CASE("a folder that others may enter is refused") {
                                     "set TESSERA_STORE to a file that only you can write");
 }
 
+TEST_CASE("a folder that cannot be made is refused, with what to set") {
+  const TemporaryFolder folder;
+  fs::remove(folder.path());
+  check_refused<std::runtime_error>(
+      [] { const JobFolder job("job"); },
+      fmt::format("cannot make folder {}/tessera-{} for the ranks to meet in: No such file or directory; set TESSERA_STORE",
+                  folder.path(), geteuid()));
+}
+
 TEST_CASE("without a way to meet, the error names the variables to set") {
   Environment environment = environment_of(1, 4);
   environment.local_size = 2;
