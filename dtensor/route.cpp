@@ -1,6 +1,8 @@
 #include "tessera/dtensor/route.h"
 
+#include <algorithm>
 #include <bit>
+#include <deque>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -65,9 +67,37 @@ std::variant<LocalStep, Transfer> make_step(const Place& at) {
   return Transfer(at);
 }
 
-RoutePtr make_route(const Spec& from, const Spec& to, const CostModel& model) {
-  return std::make_shared<const Route>(
-      from, plan_redistribute(from.sizes, from.dtype, from.mesh.mesh(), from.placements, to.placements, model));
+// The last plans of this process. Ranks that are threads want the same one at about the same time: the first of them makes it.
+class RecentPlans {
+ public:
+  Plan find_or_make(const Spec& from, const Spec& to, const CostModel& model) {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(made_, [&](const Made& made) {
+      return made.from == from.placements && made.to == to.placements && made.plan.shape() == from.sizes &&
+             made.plan.dtype() == from.dtype && made.plan.mesh() == from.mesh.mesh() && made.model == model;
+    });
+    if (found != made_.end()) return found->plan;
+    if (made_.size() == kMost) made_.pop_front();
+    const Plan plan = plan_redistribute(from.sizes, from.dtype, from.mesh.mesh(), from.placements, to.placements, model);
+    made_.push_back({.from = from.placements, .to = to.placements, .model = model, .plan = plan});
+    return plan;
+  }
+
+ private:
+  static constexpr std::size_t kMost = 16;
+  struct Made {
+    Placements from;
+    Placements to;
+    CostModel model;
+    Plan plan;
+  };
+  std::mutex mutex_;
+  std::deque<Made> made_;
+};
+
+RecentPlans& recent_plans() {
+  static auto* const instance = new RecentPlans();  // as cache()
+  return *instance;
 }
 
 }  // namespace
@@ -118,7 +148,8 @@ CostModel default_cost_model(const DeviceMesh& mesh) {
 
 RoutePtr route_between(const Spec& from, const Spec& to, const CostModel& model) {
   if (RoutePtr found = cache().find(from.id, to.id, model)) return found;
-  RoutePtr made = make_route(from, to, model.links.empty() ? default_cost_model(from.mesh) : model);
+  const CostModel costs = model.links.empty() ? default_cost_model(from.mesh) : model;
+  RoutePtr made = std::make_shared<const Route>(from, recent_plans().find_or_make(from, to, costs));
   cache().insert(from.id, to.id, model, made);
   return made;
 }
