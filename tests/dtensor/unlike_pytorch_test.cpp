@@ -1,4 +1,4 @@
-// Cases that PyTorch 2.11's DTensor gets wrong, or says in its own words, on four ranks against one process.
+// Cases that PyTorch 2.11's DTensor gets wrong or names in its tests, on four ranks against one process.
 
 #include <optional>
 #include <vector>
@@ -112,26 +112,29 @@ TESSERA_RANKS_TEST_CASE(
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a redistribution in bfloat16 or float sends that, both ways, and the gradient has the leaf's dtype",
-                        {4}) {
+TESSERA_RANKS_TEST_CASE(
+    "forward_dtype and backward_dtype, each of none, float and bfloat16: what travels, both ways, and what comes", {4}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = whole_numbers({13, 3}, at::kFloat), weight = whole_numbers({13, 3}, at::kFloat, 1);
-  for (const std::optional<at::ScalarType> dtype : {std::optional<at::ScalarType>(), {at::kFloat}, {at::kBFloat16}}) {
-    const at::ScalarType sent = dtype.value_or(at::kFloat);
-    CAPTURE(sent);
-    const auto width = static_cast<int64_t>(c10::elementSize(sent));
-    at::Tensor leaf = distribute_tensor(whole, mesh, {S0}, kNoSource);
-    leaf.requires_grad_(true);
-    CommCounter counter(mesh);
-    const at::Tensor all = redistribute(dtype ? leaf.to(*dtype) : leaf, {R});
-    CHECK(counter.bytes("all_gather") == to_local(leaf).numel() * width);
-    CHECK(same(to_local(all).detach(), whole.to(sent)));
-    counter.reset();
-    // Every rank gives the gradient as its term.
-    (to_local(all, Placements{P}) * weight.to(sent)).sum().backward();
-    CHECK(counter.bytes("reduce_scatter") == whole.numel() * width);
-    CHECK(counter.total() == 1);
-    CHECK(placements_of(leaf.grad()) == Placements{S0});
-    CHECK(same(to_local(leaf.grad()), piece_of(weight * 4, mesh, {S0})));
+  const std::vector<std::optional<at::ScalarType>> dtypes = {std::nullopt, at::kFloat, at::kBFloat16};
+  for (const auto& forward : dtypes) {
+    for (const auto& backward : dtypes) {
+      const at::ScalarType there = forward.value_or(at::kFloat), back = backward.value_or(at::kFloat);
+      CAPTURE(there);
+      CAPTURE(back);
+      at::Tensor leaf = distribute_tensor(whole, mesh, {S0}, kNoSource);
+      leaf.requires_grad_(true);
+      CommCounter counter(mesh);
+      const at::Tensor all = redistribute(leaf, {R}, {.forward_dtype = forward, .backward_dtype = backward});
+      CHECK(counter.bytes("all_gather") == to_local(leaf).numel() * static_cast<int64_t>(c10::elementSize(there)));
+      CHECK(same(to_local(all).detach(), whole.to(there)));
+      counter.reset();
+      // Every rank gives the gradient as its term.
+      (to_local(all, Placements{P}) * weight.to(there)).sum().backward();
+      CHECK(counter.bytes("reduce_scatter") == whole.numel() * static_cast<int64_t>(c10::elementSize(back)));
+      CHECK(counter.total() == 1);
+      CHECK(placements_of(leaf.grad()) == Placements{S0});
+      CHECK(same(to_local(leaf.grad()), piece_of(weight * 4, mesh, {S0})));
+    }
   }
 }
