@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
