@@ -27,7 +27,7 @@ class Subject {
  public:
   Subject(const RedistributeCase& wanted, const DeviceMesh& mesh) : to_(wanted.to), tensor_(make(wanted, mesh)) {
     const SpecPtr source = intern_spec(mesh, wanted.from, wanted.shape, at::kFloat);
-    const RoutePtr route = route_between(*source, *with_placements(*source, wanted.to));
+    const RoutePtr route = route_between(*source, wanted.to);
     communicates_ = route->communicates();
     raw_.emplace(route->plan(), mesh);
   }

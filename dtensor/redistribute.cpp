@@ -34,7 +34,7 @@ struct Journey {
     const SpecPtr begin = source.dtype == to[i]->dtype
                               ? from[i]
                               : intern_spec(source.mesh, source.placements, source.sizes, source.strides, to[i]->dtype);
-    return route_between(*begin, *to[i], options.cost_model);
+    return route_between(*begin, to[i]->placements, options.cost_model);
   }
 };
 
