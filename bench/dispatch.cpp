@@ -70,6 +70,23 @@ Subject pair(const std::string& name, const std::function<void(const Tensors&)>&
   return {.name = name, .ours = without_grad([=] { call(ours); }), .plain = without_grad([=] { call(plain); })};
 }
 
+// What a redistribution costs beside its communication: this world moves nothing.
+std::vector<Subject> redistributions(const Tensors& ours, const tessera::DeviceMesh& mesh) {
+  using namespace tessera;
+  const at::Tensor partial = from_local(to_local(ours.right), mesh, {Partial()});
+  std::vector<Subject> out;
+  const auto add = [&](const char* name, const at::Tensor& from, const Placement& to) {
+    out.push_back({.name = name, .ours = without_grad([=] { redistribute(from, {to}); }), .peer_plain = false});
+  };
+  add("S(0)_to_itself", ours.a, Shard(0));
+  add("R_to_S(0)", ours.right, Shard(0));
+  add("S(0)_to_R", ours.a, Replicate());
+  add("S(0)_to_S(1)", ours.a, Shard(1));
+  add("P_to_S(0)", partial, Shard(0));
+  add("P_to_R", partial, Replicate());
+  return out;
+}
+
 std::vector<Subject> subjects(const Tensors& plain, const tessera::DeviceMesh& mesh) {
   const Tensors ours = on_mesh(plain, mesh);
   // What the local operator works on: the peer's plain figures are of the same pieces.
@@ -101,9 +118,7 @@ std::vector<Subject> subjects(const Tensors& plain, const tessera::DeviceMesh& m
   out.push_back({.name = "from_local",
                  .ours = without_grad([=] { tessera::from_local(local, mesh, {tessera::Shard(0)}); }),
                  .peer_plain = false});
-  out.push_back({.name = "redistribute",
-                 .ours = without_grad([=] { tessera::redistribute(ours.a, {tessera::Shard(0)}); }),
-                 .peer_plain = false});
+  for (Subject& each : redistributions(ours, mesh)) out.push_back(std::move(each));
   const auto with_grad = [](Tensors t) {
     t.w1 = t.w1.detach().requires_grad_();
     t.w2 = t.w2.detach().requires_grad_();

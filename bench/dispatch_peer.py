@@ -5,7 +5,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
@@ -50,7 +50,16 @@ def calls_of(mesh, ours, plain):
         out[name] = (lambda call=call: call(ours), False)
         out["plain_" + name] = (lambda call=call: call(plain), False)
     out["from_local"] = (lambda: DTensor.from_local(plain["a"], mesh, [Shard(0)]), False)
-    out["redistribute"] = (lambda: ours["a"].redistribute(placements=[Shard(0)]), False)
+    partial = DTensor.from_local(plain["right"], mesh, [Partial()])
+    for name, source, target in (
+        ("S(0) to itself", ours["a"], Shard(0)),
+        ("R to S(0)", ours["right"], Shard(0)),
+        ("S(0) to R", ours["a"], Replicate()),
+        ("S(0) to S(1)", ours["a"], Shard(1)),
+        ("P to S(0)", partial, Shard(0)),
+        ("P to R", partial, Replicate()),
+    ):
+        out[name.replace(" ", "_")] = (lambda s=source, t=target: s.redistribute(placements=[t]), False)
     ours_grad, plain_grad = with_grad(ours), with_grad(plain)
     out["mlp"] = (lambda: mlp_step(ours_grad), True)
     out["plain_mlp"] = (lambda: mlp_step(plain_grad), True)

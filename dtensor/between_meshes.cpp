@@ -31,7 +31,7 @@ bool pending(const Placements& placements) {
 Placements soonest_value(const Spec& spec) {
   if (!pending(spec.placements)) return spec.placements;
   Placements best = without_partial(spec.placements);
-  double least = route_between(spec, *with_placements(spec, best))->plan().microseconds();
+  double least = route_between(spec, best)->plan().microseconds();
   for (int64_t d = 0; d < spec.ndim(); ++d) {
     Placements next = spec.placements;
     for (Placement& p : next) {
@@ -39,7 +39,7 @@ Placements soonest_value(const Spec& spec) {
     }
     next = normalize(next, spec.mesh.mesh(), spec.ndim(), "redistribute_to");
     if (!is_layout(next, spec.mesh.mesh(), spec.sizes)) continue;
-    const double time = route_between(spec, *with_placements(spec, next))->plan().microseconds();
+    const double time = route_between(spec, next)->plan().microseconds();
     if (time < least) std::tie(least, best) = std::pair(time, next);
   }
   return best;

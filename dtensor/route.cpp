@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -15,46 +16,72 @@
 namespace tessera {
 namespace {
 
-// By the ids of the two Specs, which are never reused, and the cost model. When full, it starts anew.
+// What a route depends on.
+struct RouteKey {
+  RouteKey(const Spec& spec, const Placements& placements, const CostModel& cost_model)
+      : mesh(spec.mesh.id()),
+        dtype(spec.dtype),
+        sizes(spec.sizes),
+        from(spec.placements),
+        to(placements),
+        model(cost_model) {}
+
+  std::size_t hash() const {
+    std::size_t seed = mesh;
+    const auto mix = [&](std::size_t value) { seed = (seed ^ value) * 0x9e3779b97f4a7c15ULL; };
+    mix(static_cast<std::size_t>(dtype));
+    for (const int64_t size : sizes) mix(static_cast<std::size_t>(size));
+    for (const Placement& each : from) mix(each.hash());
+    for (const Placement& each : to) mix(each.hash());
+    for (const Link& link : model.links) {
+      mix(std::bit_cast<uint64_t>(link.microseconds));
+      mix(std::bit_cast<uint64_t>(link.bytes_per_microsecond));
+    }
+    return seed ^ (seed >> 32);
+  }
+
+  const uint64_t mesh;
+  const at::ScalarType dtype;
+  const std::vector<int64_t>& sizes;
+  const Placements& from;
+  const Placements& to;
+  const CostModel& model;
+};
+
+// When full, it starts anew.
 class RouteCache {
  public:
   static constexpr std::size_t kMost = 1024;
 
-  RoutePtr find(uint64_t from, uint64_t to, const CostModel& model) {
+  RoutePtr find(const RouteKey& key) {
+    const std::size_t hash = key.hash();
     const std::lock_guard lock(mutex_);
-    const auto found = routes_.find(key(from, to, model));
-    return found == routes_.end() || found->second.model != model ? nullptr : found->second.route;
+    for (auto [it, end] = routes_.equal_range(hash); it != end; ++it) {
+      if (it->second.is(key)) return it->second.route;
+    }
+    return nullptr;
   }
-  void insert(uint64_t from, uint64_t to, const CostModel& model, RoutePtr route) {
+  void insert(const RouteKey& key, RoutePtr route) {
     const std::lock_guard lock(mutex_);
     if (routes_.size() >= kMost) routes_.clear();
-    routes_.insert_or_assign(key(from, to, model), Entry{model, std::move(route)});
+    routes_.emplace(key.hash(), Entry{key.mesh, key.from, key.to, key.model, std::move(route)});
   }
 
  private:
-  struct Key {
-    uint64_t from, to, model;
-    friend bool operator==(const Key&, const Key&) = default;
-  };
-  struct Hash {
-    std::size_t operator()(const Key& key) const { return ((key.from * kMix) ^ key.to) * kMix ^ key.model; }
-  };
   struct Entry {
+    uint64_t mesh;
+    Placements from;
+    Placements to;
     CostModel model;
-    RoutePtr route;
-  };
-  static constexpr uint64_t kMix = 0x9e3779b97f4a7c15ULL;
-  static Key key(uint64_t from, uint64_t to, const CostModel& model) {
-    uint64_t hash = 0;
-    for (const Link& link : model.links) {
-      hash = (hash * kMix ^ std::bit_cast<uint64_t>(link.microseconds)) * kMix ^
-             std::bit_cast<uint64_t>(link.bytes_per_microsecond);
-    }
-    return {from, to, hash};
-  }
+    RoutePtr route;  // knows the rest
 
+    bool is(const RouteKey& key) const {
+      return mesh == key.mesh && route->plan().dtype() == key.dtype && route->plan().shape() == key.sizes &&
+             from == key.from && to == key.to && model == key.model;
+    }
+  };
   std::mutex mutex_;
-  std::unordered_map<Key, Entry, Hash> routes_;
+  std::unordered_multimap<std::size_t, Entry> routes_;
 };
 
 RouteCache& cache() {
@@ -67,37 +94,9 @@ std::variant<LocalStep, Transfer> make_step(const Place& at) {
   return Transfer(at);
 }
 
-// The last plans of this process. Ranks that are threads want the same one at about the same time: the first of them makes it.
-class RecentPlans {
- public:
-  Plan find_or_make(const Spec& from, const Spec& to, const CostModel& model) {
-    const std::lock_guard lock(mutex_);
-    const auto found = std::ranges::find_if(made_, [&](const Made& made) {
-      return made.from == from.placements && made.to == to.placements && made.plan.shape() == from.sizes &&
-             made.plan.dtype() == from.dtype && made.plan.mesh() == from.mesh.mesh() && made.model == model;
-    });
-    if (found != made_.end()) return found->plan;
-    if (made_.size() == kMost) made_.pop_front();
-    const Plan plan = plan_redistribute(from.sizes, from.dtype, from.mesh.mesh(), from.placements, to.placements, model);
-    made_.push_back({.from = from.placements, .to = to.placements, .model = model, .plan = plan});
-    return plan;
-  }
-
- private:
-  static constexpr std::size_t kMost = 16;
-  struct Made {
-    Placements from;
-    Placements to;
-    CostModel model;
-    Plan plan;
-  };
-  std::mutex mutex_;
-  std::deque<Made> made_;
-};
-
-RecentPlans& recent_plans() {
-  static auto* const instance = new RecentPlans();  // as cache()
-  return *instance;
+RoutePtr make_route(const Spec& from, const Placements& to, const CostModel& model) {
+  return std::make_shared<const Route>(
+      from, plan_redistribute(from.sizes, from.dtype, from.mesh.mesh(), from.placements, to, model));
 }
 
 }  // namespace
@@ -123,6 +122,7 @@ const Transfer* Route::transfer(std::size_t step) const {
 }
 
 at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::size_t step = 0;
   at::Tensor piece = walk(step, local);
   CheckState& checks = mesh.world().check_state();
@@ -146,17 +146,16 @@ CostModel default_cost_model(const DeviceMesh& mesh) {
   return CostModel::gloo(mesh.ndim());
 }
 
-RoutePtr route_between(const Spec& from, const Spec& to, const CostModel& model) {
-  if (RoutePtr found = cache().find(from.id, to.id, model)) return found;
-  const CostModel costs = model.links.empty() ? default_cost_model(from.mesh) : model;
-  RoutePtr made = std::make_shared<const Route>(from, recent_plans().find_or_make(from, to, costs));
-  cache().insert(from.id, to.id, model, made);
+RoutePtr route_between(const Spec& from, const Placements& to, const CostModel& model) {
+  const RouteKey key(from, to, model);
+  if (RoutePtr found = cache().find(key)) return found;
+  RoutePtr made = make_route(from, to, model.links.empty() ? default_cost_model(from.mesh) : model);
+  cache().insert(key, made);
   return made;
 }
 
 at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to) {
-  const SpecPtr target = with_placements(from, to);
-  return route_between(from, *target)->run(from.mesh, local);
+  return route_between(from, to)->run(from.mesh, local);
 }
 
 }  // namespace tessera

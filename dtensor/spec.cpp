@@ -31,13 +31,17 @@ class InternTable {
                        at::ScalarType dtype) {
     const std::size_t hash = hash_of(mesh.id(), placements, sizes, strides, dtype);
     const std::lock_guard lock(mutex_);
-    auto [it, end] = entries_.equal_range(hash);
-    for (; it != end; ++it) {
-      SpecPtr found = it->second.lock();
-      if (found && found->mesh.id() == mesh.id() && found->placements == placements && sizes == found->sizes &&
+    for (auto [it, end] = entries_.equal_range(hash); it != end;) {
+      const SpecPtr found = it->second.lock();
+      if (!found) {
+        it = entries_.erase(it);  // one that comes and goes leaves no row to search
+        continue;
+      }
+      if (found->mesh.id() == mesh.id() && found->placements == placements && sizes == found->sizes &&
           strides == found->strides && found->dtype == dtype) {
         return found;
       }
+      ++it;
     }
     SpecPtr made = make(mesh, placements, sizes, strides, dtype);
     entries_.emplace(hash, made);

@@ -350,7 +350,7 @@ class Decider {
     SpecPtr to = with_placements(*entry.spec, placements);
     if (entry.spec->placements != placements) {
       check_partials(placements, entry.spec->dtype, call_.traits.name.c_str());
-      RoutePtr route = route_between(*entry.spec, *to);
+      RoutePtr route = route_between(*entry.spec, placements);
       out_.moved |= !route->plan().steps().empty();
       out_.communicates |= route->communicates();
       out_.moves.push_back({.tensor = tensor, .to = to, .route = std::move(route)});

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/plan.h"
+
+namespace tessera::bench {
+
+// What somebody would write by hand for one plan of float32 tensors, Shards and sums on the CPU: c10d's own calls, and one copy
+// where the layout forces it to be packed or unpacked. Packed buffers are kept from call to call; what is returned is new.
+class RawRoute {
+ public:
+  RawRoute(const Plan& plan, const DeviceMesh& mesh);
+  at::Tensor run(const at::Tensor& local) const;
+
+  class Step {
+   public:
+    virtual ~Step() = default;
+    virtual at::Tensor run(const at::Tensor& piece) const = 0;
+  };
+
+ private:
+  std::vector<std::unique_ptr<const Step>> steps_;
+};
+
+}  // namespace tessera::bench

@@ -1,0 +1,81 @@
+"""PyTorch's DTensor on the same redistributions, one process a rank: told what to do by redistribute.cpp at a socket.
+
+    case MESH;SHAPE;FROM;TO   ->   ELEMENTS SUM of the result here, or "- why" when it is not supported
+    ours CALLS                ->   microseconds a call
+"""
+
+import logging
+import os
+import socket
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+MESHES = {}
+
+
+def mesh_of(text):
+    if text not in MESHES:
+        sizes = [int(n) for n in text.split(",")]
+        MESHES[text] = DeviceMesh("cpu", torch.arange(torch.Size(sizes).numel()).view(sizes))
+    return MESHES[text]
+
+
+def placement_of(text):
+    if text.startswith("S("):
+        return Shard(int(text[2:-1]))
+    return {"R": Replicate(), "P(sum)": Partial("sum")}[text]
+
+
+class Case:
+    def __init__(self, text):
+        mesh_text, shape_text, *ends = text.split(";")
+        self.mesh = mesh_of(mesh_text)
+        shape = [int(n) for n in shape_text.split(",")]
+        source, self.target = ([placement_of(p) for p in end.split()] for end in ends)
+        whole = (torch.arange(torch.Size(shape).numel()) % 251).float().view(shape)
+        # The pieces of a Partial are the whole on every rank.
+        cut = [Replicate() if p.is_partial() else p for p in source]
+        local = distribute_tensor(whole, self.mesh, cut, src_data_rank=None).to_local().contiguous()
+        self.tensor = DTensor.from_local(local, self.mesh, source, run_check=False, shape=whole.shape, stride=whole.stride())
+
+    def run(self):
+        return self.tensor.redistribute(self.mesh, self.target)
+
+
+def main():
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    logging.getLogger("torch").setLevel(logging.ERROR)  # that it gathers for an all-to-all
+    dist.init_process_group("gloo", store=dist.FileStore(os.environ["TESSERA_STORE"], size), rank=rank, world_size=size)
+    line_of = socket.socket(socket.AF_UNIX)
+    line_of.connect("\0" + sys.argv[1].ljust(107, "\0"))
+    files = line_of.makefile("rw", buffering=1)
+    print(rank, file=files, flush=True)
+    case = None
+    for line in files:
+        what, _, rest = line.strip().partition(" ")
+        if what == "case":
+            case = None
+            try:
+                made = Case(rest)
+                local = made.run().to_local()
+                case = made
+                print(local.numel(), int(local.sum(dtype=torch.float64).item()), file=files, flush=True)
+            except (NotImplementedError, RuntimeError) as error:
+                print("-", str(error).splitlines()[0], file=files, flush=True)
+        else:
+            dist.barrier()
+            begin = time.perf_counter()
+            for _ in range(int(rest)):
+                case.run()
+            print((time.perf_counter() - begin) / int(rest) * 1e6, file=files, flush=True)
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main()

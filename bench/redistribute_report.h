@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/bench/measure.h"
+#include "tessera/bench/redistribute_cases.h"
+
+namespace tessera::bench {
+
+struct RedistributeRow {
+  RedistributeCase of;
+  bool communicates = false;
+  bool has_peer = false;
+  Figure ours, raw, peer;  // the slowest rank's
+  // Medians of each round's own ratios: drift meets both sides alike.
+  double peer_to_ours = 0;
+  double ours_to_raw = 0;
+};
+
+void print_row(const RedistributeRow& row);
+// Over the rows that communicate: geometric means, the least row, changes of Shards apart, and what is added to raw calls.
+void print_summary(const std::vector<RedistributeRow>& rows);
+void write_redistribute_json(const std::string& path, const std::string& backend, const std::vector<RedistributeRow>& rows);
+
+}  // namespace tessera::bench
