@@ -150,32 +150,6 @@ std::string Plan::to_string() const {
   return out;
 }
 
-LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
-                       const Placements& to) {
-  double terms = 1;  // ranks whose terms an element has
-  for (std::size_t i = 0; i < from.size(); ++i) {
-    if (to[i].is_partial()) return {};
-    if (from[i].is_partial()) terms *= static_cast<double>(mesh.shape()[i]);
-  }
-  double most = 0;
-  double total = 0;
-  for_each_coordinate(mesh, [&](const std::vector<int64_t>& at) {
-    const Tile target = local_tile(shape, to, mesh.shape(), at);
-    const int64_t held = terms > 1 ? 0 : overlap(local_tile(shape, from, mesh.shape(), at), target);
-    const auto missing = static_cast<double>(numel(target) - held);
-    most = std::max(most, missing);
-    total += missing;
-  });
-  if (terms > 1) {
-    double all = 1;
-    for (const int64_t size : shape) all *= static_cast<double>(size);
-    total += all * (terms - 2);
-    most = std::max(most, total / static_cast<double>(mesh.size()));
-  }
-  const auto width = static_cast<double>(c10::elementSize(dtype));
-  return {.max_bytes = static_cast<int64_t>(most * width + 0.5), .total_bytes = static_cast<int64_t>(total * width + 0.5)};
-}
-
 void check_partials(const Placements& placements, at::ScalarType dtype, const std::string& who) {
   if (!partials_commute(placements)) {
     throw std::invalid_argument(

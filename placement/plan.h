@@ -90,10 +90,10 @@ class Plan {
 //                                             which every rank finds what it lacks
 //   all_reduce, reduce_scatter                of pending reductions of one kind over one or several mesh dimensions, into any
 //                                             layout of which every rank has its own terms
-// and a layout on the way, whose pending reductions commute, giving each mesh dimension its placement in `from` or `to`, Replicate, or torch.chunk's Shard of a
-// tensor dimension (of the four that divide best). Live bytes are at most the source's and the target's tile and twice the larger
-// of the two, unless there is no such plan. Without a pending reduction and with equal links it is one step in which no rank
-// receives an element that it has: the lower bound.
+// and a layout on the way one of LayoutSpace: each mesh dimension with its placement in `from` or `to`, Replicate or torch.chunk's
+// Shard, cutting in any order. Live bytes are at most the source's and the target's tile and twice the larger of the two, unless
+// there is no such plan. Without a pending reduction and with equal links it is one step in which no rank receives an element that
+// it has: the lower bound.
 //
 // On meshes of more than 64 ranks the search compares ranks at the first, second and last coordinates.
 // Throws std::invalid_argument on placements that do not fit the mesh, the shape or the dtype.
@@ -102,9 +102,8 @@ Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, 
 
 // Bytes that no redistribution from `from` to `to` can save, received by the rank that needs most and by all together:
 //   without pending reductions, of the elements of its target tile those that a rank does not hold;
-//   where they are carried out, from the terms of an element that must meet and the ranks that then need it (see
-//   docs/redistribution.md);
-//   where one stays or is formed, 0: none is known.
+//   with them, from the terms of an element that must meet or be sent (see docs/redistribution.md).
+// Throws std::invalid_argument on placements that do not fit the mesh or the shape.
 struct LowerBound {
   int64_t max_bytes = 0;
   int64_t total_bytes = 0;

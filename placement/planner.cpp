@@ -9,14 +9,19 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/placement/layout_space.h"
 #include "tessera/placement/plan.h"
-#include "tessera/placement/plan_space.h"
 #include "tessera/placement/reduction.h"
+#include "tessera/placement/step_costs.h"
+#include "tessera/placement/step_groups.h"
 
 namespace tessera {
 namespace {
 
-using Node = PlanSpace::Node;
+using Node = LayoutSpace::Node;
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kSlack = 1e-12;  // of a time: rounding
 
 // Costs are compared by time, where what differs by rounding alone is equal; then by the steps that communicate, by the mesh
 // dimensions over which they do, and by all steps.
@@ -27,7 +32,7 @@ struct Cost {
   int steps = 0;
 
   friend bool operator<(const Cost& a, const Cost& b) {
-    const double slack = 1e-12 * std::max(a.microseconds, b.microseconds);
+    const double slack = kSlack * std::max(a.microseconds, b.microseconds);
     if (a.microseconds < b.microseconds - slack) return true;
     if (a.microseconds > b.microseconds + slack) return false;
     return std::tie(a.messages, a.mesh_dims, a.steps) < std::tie(b.messages, b.mesh_dims, b.steps);
@@ -35,10 +40,10 @@ struct Cost {
 };
 
 // `cost` and a step more.
-Cost after(const Cost& cost, const Edge& edge) {
-  return {.microseconds = cost.microseconds + edge.microseconds,
-          .messages = cost.messages + (edge.kind == PlanStep::Kind::kLocal ? 0 : 1),
-          .mesh_dims = cost.mesh_dims + std::popcount(edge.mesh_dims),
+Cost after(const Cost& cost, const Step& step) {
+  return {.microseconds = cost.microseconds + step.microseconds,
+          .messages = cost.messages + (step.kind == PlanStep::Kind::kLocal ? 0 : 1),
+          .mesh_dims = cost.mesh_dims + std::popcount(step.mesh_dims),
           .steps = cost.steps + 1};
 }
 
@@ -48,10 +53,11 @@ Cost with_bound(Cost cost, double bound) {
   return cost;
 }
 
-// A* over PlanSpace, where `limit` bytes may be live.
+// A* over the layouts of a space, where `limit` bytes may be live.
 class Search {
  public:
-  Search(PlanSpace& space, double limit) : space_(space), limit_(limit), seen_(static_cast<std::size_t>(space.size())) {}
+  Search(LayoutSpace& space, StepCosts& costs, double limit)
+      : space_(space), costs_(costs), limit_(limit), seen_(static_cast<std::size_t>(space.size())) {}
 
   // The nodes of the cheapest way; empty when there is none.
   std::vector<Node> run() {
@@ -88,10 +94,8 @@ class Search {
   Seen& seen(Node node) { return seen_[static_cast<std::size_t>(node)]; }
 
   void reach(Node node, const Cost& cost, Node before) {
-    Seen& at = seen(node);
-    if (at.reached && !(cost < at.cost)) return;
-    at = {.cost = cost, .before = before, .reached = true, .done = false};
-    open_.push({.least = with_bound(cost, space_.bound(node)), .node = node});
+    seen(node) = {.cost = cost, .before = before, .reached = true, .done = false};
+    open_.push({.least = with_bound(cost, costs_.bound(node)), .node = node});
   }
 
   void expand(Node node, const Cost& cost) {
@@ -103,15 +107,20 @@ class Search {
   }
 
   void step(Node node, Node next, const Cost& cost) {
-    const double bound = space_.bound(next);
-    if (bound == std::numeric_limits<double>::infinity()) return;
     const Seen& there = seen(next);
     if (there.reached && !(cost < there.cost)) return;
+    // What the step may take for the way through it to be the best yet.
+    double most = there.reached ? there.cost.microseconds - cost.microseconds : kNever;
     const Seen& target = seen(space_.to());
-    if (next != space_.to() && target.reached && !(with_bound(cost, bound) < target.cost)) return;
-    const std::optional<Edge> edge = space_.edge(node, next);
-    if (!edge || edge->peak > limit_) return;
-    reach(next, after(cost, *edge), node);
+    if (target.reached) most = std::min(most, target.cost.microseconds - cost.microseconds - costs_.bound(next));
+    most += kSlack * cost.microseconds;
+    if (most < 0) return;
+    const std::optional<Step> step = costs_.step(node, next, most);
+    if (!step || step->peak > limit_) return;
+    const Cost arrival = after(cost, *step);
+    if (there.reached && !(arrival < there.cost)) return;
+    if (next != space_.to() && target.reached && !(with_bound(arrival, costs_.bound(next)) < target.cost)) return;
+    reach(next, arrival, node);
   }
 
   std::vector<Node> way_to(Node node) {
@@ -121,11 +130,24 @@ class Search {
     return way;
   }
 
-  PlanSpace& space_;
+  LayoutSpace& space_;
+  StepCosts& costs_;
   const double limit_;
   std::vector<Seen> seen_;
   std::priority_queue<Open> open_;
 };
+
+// The nodes of the cheapest way: one step where nothing can undercut it, and else what the search finds, within the limit of
+// live bytes if it can be.
+std::vector<Node> find_way(LayoutSpace& space, StepCosts& costs) {
+  const double limit = costs.memory_limit();
+  const std::vector<Node> direct = {space.from(), space.to()};
+  const std::optional<Step> step = costs.step(space.from(), space.to(), kNever);
+  if (step && step->peak <= limit && step->microseconds <= costs.bound(space.from())) return direct;
+  space.grow();
+  std::vector<Node> way = Search(space, costs, limit).run();
+  return way.empty() ? Search(space, costs, kNever).run() : way;
+}
 
 std::vector<int64_t> dims_of(uint32_t bits) {
   std::vector<int64_t> out;
@@ -154,21 +176,21 @@ Placements whole_where_alone(Placements placements, const std::vector<int64_t>& 
   return placements;
 }
 
-std::vector<PlanStep> steps_of(PlanSpace& space, const std::vector<Node>& way) {
+std::vector<PlanStep> steps_of(LayoutSpace& space, StepCosts& costs, const std::vector<Node>& way) {
   std::vector<PlanStep> steps;
   for (std::size_t i = 0; i + 1 < way.size(); ++i) {
-    const Edge edge = *space.edge(way[i], way[i + 1]);
-    PlanStep step{.kind = edge.kind,
-                  .mesh_dims = dims_of(edge.mesh_dims),
+    const Step found = *costs.step(way[i], way[i + 1], kNever);
+    PlanStep step{.kind = found.kind,
+                  .mesh_dims = dims_of(found.mesh_dims),
                   .from = space.placements_of(way[i]),
                   .to = space.placements_of(way[i + 1]),
-                  .max_bytes = static_cast<int64_t>(edge.bytes + 0.5),
-                  .peak_bytes = static_cast<int64_t>(edge.peak + 0.5),
-                  .microseconds = edge.microseconds};
+                  .max_bytes = static_cast<int64_t>(found.bytes + 0.5),
+                  .peak_bytes = static_cast<int64_t>(found.peak + 0.5),
+                  .microseconds = found.microseconds};
     if (step.kind == PlanStep::Kind::kAllToAll) {
-      const uint32_t shared = space.shared(way[i], way[i + 1], edge.mesh_dims);
+      const uint32_t shared = shared_mesh_dims(space, costs, way[i], way[i + 1], found.mesh_dims);
       step.mesh_dims = dims_of(shared);
-      if (space.permutes(way[i], way[i + 1], shared)) step.kind = PlanStep::Kind::kPermute;
+      if (permutes(space, way[i], way[i + 1], shared)) step.kind = PlanStep::Kind::kPermute;
     }
     steps.push_back(std::move(step));
   }
@@ -176,9 +198,9 @@ std::vector<PlanStep> steps_of(PlanSpace& space, const std::vector<Node>& way) {
 }
 
 void check_ends(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& placements) {
-  if (mesh.ndim() > 12) {
+  if (mesh.ndim() > static_cast<int64_t>(kMostMeshDims)) {
     throw std::invalid_argument(
-        fmt::format("plan_redistribute: a mesh of {} dimensions; merge some, there may be 12", mesh.ndim()));
+        fmt::format("plan_redistribute: a mesh of {} dimensions; merge some, there may be {}", mesh.ndim(), kMostMeshDims));
   }
   check_layout(placements, mesh, shape, "plan_redistribute");
   check_partials(placements, dtype, "plan_redistribute");
@@ -197,13 +219,14 @@ Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, 
   check_cost_model(costs, mesh.ndim(), "plan_redistribute");
   const Placements begin = whole_where_alone(without_masks(source), mesh.shape());
   const Placements end = whole_where_alone(without_masks(target), mesh.shape());
-  PlanSpace space(shape, static_cast<int64_t>(c10::elementSize(dtype)), mesh.shape(), begin, end, costs);
-  std::vector<Node> way = Search(space, space.memory_limit()).run();
-  if (way.empty()) way = Search(space, std::numeric_limits<double>::infinity()).run();
+  if (begin == end) return Plan(mesh, shape, dtype, {});
+  LayoutSpace space(shape, mesh.shape(), begin, end);
+  StepCosts step_costs(space, static_cast<int64_t>(c10::elementSize(dtype)), costs);
+  const std::vector<Node> way = find_way(space, step_costs);
   if (way.empty()) {
     throw std::logic_error(fmt::format("plan_redistribute: no way from {} to {}", to_string(from), to_string(to)));
   }
-  return Plan(mesh, shape, dtype, steps_of(space, way));
+  return Plan(mesh, shape, dtype, steps_of(space, step_costs, way));
 }
 
 }  // namespace tessera

@@ -37,6 +37,23 @@ bool could_be(PlanStep::Kind way, PlanStep::Kind step) {
   return way == PlanStep::Kind::kLocal || step != PlanStep::Kind::kLocal;
 }
 
+// With every permutation of 0, 1, ... as the orders of its mesh dimensions; a Shard has an order, and others say the same in all.
+std::vector<Placements> in_every_order(const Placements& placements) {
+  std::vector<int64_t> orders;
+  for (const Placement& p : placements) {
+    if (p.is_shard()) orders.push_back(static_cast<int64_t>(orders.size()));
+  }
+  std::vector<Placements> out;
+  do {
+    out.push_back(placements);
+    std::size_t next = 0;
+    for (Placement& p : out.back()) {
+      if (p.is_shard()) p = p.ordered(orders[next++]);
+    }
+  } while (std::next_permutation(orders.begin(), orders.end()));
+  return out;
+}
+
 }  // namespace
 
 std::vector<int64_t> listed(MeshDims dims) {
@@ -273,10 +290,12 @@ std::string BruteForce::objection(const Plan& plan, const Placements& from, cons
 std::vector<Placements> BruteForce::on_the_way(const Placements& from, const Placements& to) const {
   std::vector<Placements> out = {{}};
   for (std::size_t i = 0; i < from.size(); ++i) {
-    std::vector<Placement> choices = {from[i]};
+    std::vector<Placement> choices;
     const auto add = [&](const Placement& p) {
-      if (std::find(choices.begin(), choices.end(), p) == choices.end()) choices.push_back(p);
+      const Placement plain = p.is_shard() ? p.ordered(0) : p;
+      if (std::find(choices.begin(), choices.end(), plain) == choices.end()) choices.push_back(plain);
     };
+    add(from[i]);
     add(to[i]);
     add(Replicate());
     for (std::size_t d = 0; d < shape_.size(); ++d) add(Shard(static_cast<int64_t>(d)));
@@ -289,10 +308,13 @@ std::vector<Placements> BruteForce::on_the_way(const Placements& from, const Pla
     }
     out = std::move(longer);
   }
-  for (Placements& placements : out) {
-    placements = normalize(placements, mesh_, static_cast<int64_t>(shape_.size()), "BruteForce");
+  std::vector<Placements> ordered;
+  for (const Placements& placements : out) {
+    for (Placements& each : in_every_order(placements)) {
+      ordered.push_back(normalize(each, mesh_, static_cast<int64_t>(shape_.size()), "BruteForce"));
+    }
   }
-  return out;
+  return ordered;
 }
 
 const BruteForce::Graph& BruteForce::graph(const Placements& from, const Placements& to) {

@@ -1,0 +1,210 @@
+#include "tessera/placement/step_costs.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "tessera/placement/byte_bounds.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
+
+}  // namespace
+
+StepCosts::StepCosts(LayoutSpace& space, int64_t element_size, const CostModel& model)
+    : space_(space), element_size_(static_cast<double>(element_size)), model_(model) {
+  make_links();
+  const std::vector<int64_t>& sizes = space_.ranks().mesh_shape;
+  for (const Link& fastest : model_.links) {
+    Level level{.bytes_per_microsecond = fastest.bytes_per_microsecond, .microseconds = kNever, .mesh_dims = 0};
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      const Link& link = model_.links[i];
+      if (sizes[i] == 1 || link.bytes_per_microsecond > level.bytes_per_microsecond) continue;
+      level.mesh_dims |= bit(i);
+      level.microseconds = std::min(level.microseconds, link.microseconds);
+    }
+    const auto same = [&](const Level& other) { return other.mesh_dims == level.mesh_dims; };
+    if (level.mesh_dims != 0 && std::ranges::none_of(levels_, same)) levels_.push_back(level);
+  }
+  std::ranges::sort(levels_, std::greater(), &Level::bytes_per_microsecond);
+}
+
+double StepCosts::memory_limit() const {
+  const auto source = static_cast<double>(space_.largest(space_.from()));
+  const auto target = static_cast<double>(space_.largest(space_.to()));
+  return element_size_ * (source + target + 2 * std::max(source, target));
+}
+
+// ---- steps ----------------------------------------------------------------------------------------------------------
+
+StepCosts::Changes StepCosts::changes(Node from, Node to) const {
+  const uint32_t formed = space_.pending(to) & ~space_.pending(from);
+  return {.reduced = space_.pending(from) & ~space_.pending(to),
+          .embedded = formed & space_.sharded(from),
+          .formed = formed & space_.replicated(from)};
+}
+
+std::optional<Step> StepCosts::step(Node from, Node to, double limit) {
+  const Changes change = changes(from, to);
+  if (space_.repended(from, to) != 0) return std::nullopt;  // no Partial becomes another in one step
+  if (change.reduced != 0) return reduction(from, to, change, limit);
+  bool whole = false;
+  const uint32_t needed = space_.needs(from, to, whole);
+  // A Shard's piece among neutral elements is a term: what its mesh dimension holds apart need not come together.
+  if ((needed & ~change.embedded) == 0) {
+    return Step{.peak = live(from, to, 0)};
+  }
+  if ((change.embedded | change.formed) != 0 || is_dearer(from, to, needed, limit)) return std::nullopt;
+  const Step out = move(from, to, needed, whole);
+  return out.microseconds > limit ? std::nullopt : std::optional(out);
+}
+
+std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& change, double limit) {
+  if ((change.embedded | change.formed) != 0) return std::nullopt;
+  const bool scatters = (change.reduced & space_.sharded(to)) != 0;
+  const auto n = static_cast<double>(space_.ranks_of(change.reduced));
+  const auto largest = static_cast<double>(space_.largest(to));
+  Step out = scatters ? priced(PlanStep::Kind::kReduceScatter, change.reduced, largest * (n - 1))
+                      : priced(PlanStep::Kind::kAllReduce, change.reduced, 2 * largest * (n - 1) / n);
+  if (out.microseconds > limit || !space_.reduce_together(from, change.reduced)) return std::nullopt;
+  // Every rank must have a term of all that it is to have the value of.
+  bool whole = false;
+  if (space_.needs(from, to, whole) != 0) return std::nullopt;
+  out.peak = live(from, to, scatters ? n - 1 : 2 * (n - 1) / n);
+  return out;
+}
+
+void StepCosts::look_at(Node from, Node to) {
+  if (from != have_of_) space_.sizes(from, have_);
+  have_of_ = from;
+  space_.sizes(to, get_);
+}
+
+// Looks at two ranks alone, whose coordinates differ in most mesh dimensions: quick, and seldom wrong.
+bool StepCosts::is_dearer(Node from, Node to, uint32_t needed, double limit) const {
+  const std::size_t ranks = space_.ranks().count();
+  for (const std::size_t r : {ranks / 3, ranks * 3 / 5}) {
+    const int64_t lacks = space_.common(to, r, to, r) - space_.common(from, r, to, r);
+    if (priced(PlanStep::Kind::kAllToAll, needed, static_cast<double>(lacks)).microseconds > limit) return true;
+  }
+  return false;
+}
+
+Step StepCosts::move(Node from, Node to, uint32_t needed, bool whole) {
+  look_at(from, to);
+  space_.common(from, to, common_);
+  int64_t most = 0;
+  int64_t live = 0;  // elements of both tiles and twice what a rank lacks
+  for (std::size_t r = 0; r < have_.size(); ++r) {
+    const int64_t lacks = get_[r] - common_[r];
+    most = std::max(most, lacks);
+    live = std::max(live, have_[r] + get_[r] + 2 * lacks);
+  }
+  const bool gathers =
+      whole && space_.changed(from, to) == needed && (space_.sharded(from) & space_.replicated(to)) == needed;
+  Step out = priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, static_cast<double>(most));
+  out.peak = element_size_ * static_cast<double>(live);
+  return out;
+}
+
+double StepCosts::live(Node from, Node to, double received) {
+  look_at(from, to);
+  double most = 0;
+  for (std::size_t r = 0; r < have_.size(); ++r) {
+    most = std::max(most, static_cast<double>(have_[r]) + (1 + received) * static_cast<double>(get_[r]));
+  }
+  return element_size_ * most;
+}
+
+void StepCosts::make_links() {
+  links_.push_back({.microseconds = 0, .bytes_per_microsecond = kNever});
+  for (std::size_t i = 0; i < model_.links.size(); ++i) {
+    const Link& own = model_.links[i];
+    for (std::size_t others = 0; others < std::size_t{1} << i; ++others) {
+      Link link = links_[others];
+      if (space_.ranks().mesh_shape[i] > 1) {
+        link.microseconds = std::max(link.microseconds, own.microseconds);
+        link.bytes_per_microsecond = std::min(link.bytes_per_microsecond, own.bytes_per_microsecond);
+      }
+      links_.push_back(link);
+    }
+  }
+}
+
+Step StepCosts::priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements) const {
+  Step out{.kind = kind, .mesh_dims = mesh_dims, .bytes = elements * element_size_};
+  if (elements == 0 || space_.ranks_of(mesh_dims) == 1) return out;
+  const Link link = slowest(mesh_dims);
+  out.microseconds = link.microseconds + out.bytes / link.bytes_per_microsecond;
+  return out;
+}
+
+// ---- bounds ---------------------------------------------------------------------------------------------------------
+
+double StepCosts::bound(Node node) {
+  if (bounds_.size() < static_cast<std::size_t>(space_.size())) bounds_.resize(static_cast<std::size_t>(space_.size()), -1);
+  double& known = bounds_[static_cast<std::size_t>(node)];
+  if (known < 0) known = find_bound(node);
+  return known;
+}
+
+// A step over some mesh dimensions is no faster than the fastest of them; and what must cross the slower ones cannot go by
+// steps over the faster ones alone.
+double StepCosts::find_bound(Node node) {
+  const Node target = space_.to();
+  if (node == target) return 0;
+  double slower = 0;  // bytes that must go over slower links than those of the level
+  double latency = 0;
+  double out = 0;
+  for (std::size_t i = levels_.size(); i-- > 0;) {
+    const Level& level = levels_[i];
+    double elements = least_over(node, level.mesh_dims);
+    if (i == 0) elements = std::max(elements, most_received(node));
+    const double bytes = elements * element_size_;
+    if (bytes <= 0) continue;
+    latency = std::max(latency, level.microseconds);
+    out += std::max(bytes - slower, 0.0) / level.bytes_per_microsecond;
+    slower = std::max(slower, bytes);
+  }
+  return latency + out;
+}
+
+double StepCosts::least_over(Node node, uint32_t mesh_dims) {
+  const Node target = space_.to();
+  const uint32_t other = space_.repended(node, target);
+  const uint32_t formed = (space_.pending(target) & ~space_.pending(node)) | other;
+  const auto ranks_of = [&](uint32_t some) { return static_cast<double>(space_.ranks_of(some & mesh_dims)); };
+  const double held = space_.common_of_groups(node, target, mesh_dims);
+  const Ends ends{
+      .elements = space_.elements(),
+      .terms = ranks_of(space_.pending(node)),
+      .reduced = ranks_of((space_.pending(node) & ~space_.pending(target)) | other),
+      .slices = ranks_of(space_.pending(target)),
+      .copies = ranks_of(space_.replicated(target)),
+      .held = held,
+      .reachable = formed == 0 ? held : space_.common_of_groups(node, target, mesh_dims & ~formed),
+      .spreads = ranks_of(space_.replicated(target) & ~space_.replicated(node)) > 1,
+  };
+  return least_received_by_steps(ends) / static_cast<double>(space_.ranks().ranks);
+}
+
+// Elements that the rank that receives most does at least.
+double StepCosts::most_received(Node node) {
+  const Node target = space_.to();
+  if ((space_.pending(node) | space_.pending(target)) == 0) {
+    space_.sizes(target, get_);
+    space_.common(node, target, common_);
+    int64_t most = 0;
+    for (std::size_t r = 0; r < get_.size(); ++r) most = std::max(most, get_[r] - common_[r]);
+    return static_cast<double>(most);
+  }
+  // No rank has the value of an element that is pending.
+  const bool whole = space_.pending(target) == 0 && space_.ranks_of(space_.pending(node)) > 1;
+  return whole ? static_cast<double>(space_.largest(target)) : 0;
+}
+
+}  // namespace tessera

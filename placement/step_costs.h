@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "tessera/placement/cost_model.h"
+#include "tessera/placement/layout_space.h"
+#include "tessera/placement/plan.h"
+
+namespace tessera {
+
+// One step between two layouts and what it costs.
+struct Step {
+  PlanStep::Kind kind = PlanStep::Kind::kLocal;
+  uint32_t mesh_dims = 0;  // a bit for each
+  double bytes = 0;        // received by the rank that receives most
+  double peak = 0;         // live at the rank that has most
+  double microseconds = 0;
+};
+
+// The steps between the layouts of a space and their costs: see plan_redistribute. Made for one search; not thread-safe.
+class StepCosts {
+ public:
+  using Node = LayoutSpace::Node;
+
+  // `space` must outlive this.
+  StepCosts(LayoutSpace& space, int64_t element_size, const CostModel& model);
+
+  // The step from one layout to another, if one does it in less than `limit` microseconds.
+  std::optional<Step> step(Node from, Node to, double limit);
+  // What every way from `node` to the target costs at least.
+  double bound(Node node);
+  // Bytes that a plan may have live: source and target tile, and twice the larger.
+  double memory_limit() const;
+  // The slowest link of those.
+  const Link& slowest(uint32_t mesh_dims) const { return links_[mesh_dims]; }
+
+ private:
+  // Of the mesh dimensions whose placement a step changes, what becomes of them.
+  struct Changes {
+    uint32_t reduced = 0;   // a Partial becomes none
+    uint32_t embedded = 0;  // a Shard becomes a Partial
+    uint32_t formed = 0;    // Replicate becomes a Partial
+  };
+  void make_links();
+  Changes changes(Node from, Node to) const;
+  std::optional<Step> reduction(Node from, Node to, const Changes& change, double limit);
+  // Whether a move is known to take more than `limit` microseconds.
+  bool is_dearer(Node from, Node to, uint32_t needs, double limit) const;
+  Step move(Node from, Node to, uint32_t needs, bool whole);
+  // Fills have_ and get_.
+  void look_at(Node from, Node to);
+  // Bytes live at most where a rank receives `received` times its target tile.
+  double live(Node from, Node to, double received);
+  // Elements that the rank that receives most does at least, on every way to the target.
+  double most_received(Node node);
+  // Elements that a rank receives at least, on the average, in steps over some of `mesh_dims`, on every way to the target.
+  double least_over(Node node, uint32_t mesh_dims);
+  Step priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements) const;
+  double find_bound(Node node);
+
+  LayoutSpace& space_;
+  const double element_size_;
+  const CostModel model_;
+  std::vector<Link> links_;  // by mesh dimensions: the slowest
+  // The mesh dimensions of at most a bandwidth, and the least latency of these; the fastest first.
+  struct Level {
+    double bytes_per_microsecond = 0;
+    double microseconds = 0;
+    uint32_t mesh_dims = 0;
+  };
+  std::vector<Level> levels_;
+  std::vector<double> bounds_;  // by node; negative: not known
+  // Scratch, for each compared rank: elements that it has, is to have, and both.
+  std::vector<int64_t> have_, get_, common_;
+  Node have_of_ = -1;
+};
+
+}  // namespace tessera
