@@ -1,8 +1,6 @@
 #include "tessera/dtensor/route.h"
 
-#include <algorithm>
 #include <bit>
-#include <deque>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
