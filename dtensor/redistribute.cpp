@@ -72,7 +72,7 @@ tensor_list carry_together(at::TensorList dtensors, const Journey& journey) {
   return out;
 }
 
-tensor_list carry_all(const tensor_list& dtensors, const Journey& journey) {
+tensor_list carry_all(at::TensorList dtensors, const Journey& journey) {
   // A contract or a gradient under way has said already whom to charge.
   World& world = journey.from[0]->mesh.world();
   const ContractPtr& contract = detail::meta(dtensors[0]).contract;
@@ -123,10 +123,10 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
 };
 
 // Autograd costs as much as the rest where there is nothing for it to do.
-tensor_list move_all(const tensor_list& dtensors, const Journey& journey) {
+tensor_list move_all(at::TensorList dtensors, const Journey& journey) {
   const bool recorded =
       c10::GradMode::is_enabled() && std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); });
-  if (recorded) return Redistribute::apply(at::TensorList(dtensors), journey);
+  if (recorded) return Redistribute::apply(dtensors, journey);
   const c10::AutoGradMode no_gradient(false);
   return carry_all(dtensors, journey);
 }

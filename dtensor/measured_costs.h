@@ -1,0 +1,18 @@
+#pragma once
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/cost_model.h"
+
+namespace tessera {
+
+// The cost model of a mesh as it is: on each mesh dimension of more than one rank, in turn, all-to-alls of 1 KiB to 4 MiB a rank are
+// timed (9 of each after 3; the median), the slowest rank's times count, and a latency and a bandwidth are fitted. Takes some
+// tenths of a second. Collective over the mesh, and the same on every rank:
+//
+//   const tessera::CostModel costs = tessera::measured_costs(mesh);
+//   redistribute(t, {Shard(1)}, {.cost_model = costs});
+//
+// Throws std::invalid_argument outside the mesh and on a fake world, where nothing travels; std::runtime_error when the group fails.
+CostModel measured_costs(const DeviceMesh& mesh);
+
+}  // namespace tessera
