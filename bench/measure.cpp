@@ -117,10 +117,14 @@ std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int r
 }
 
 void write_json(const std::string& path, const std::string& benchmark, const std::vector<Row>& rows) {
-  nlohmann::json out = {{"benchmark", benchmark}, {"rows", nlohmann::json::array()}};
-  for (const Row& row : rows) out["rows"].push_back(json_of(row));
+  nlohmann::json out = nlohmann::json::array();
+  for (const Row& row : rows) out.push_back(json_of(row));
+  write_json(path, benchmark, out);
+}
+
+void write_json(const std::string& path, const std::string& benchmark, const nlohmann::json& rows) {
   std::ofstream file(path);
-  file << out.dump(2) << "\n";
+  file << nlohmann::json({{"benchmark", benchmark}, {"rows", rows}}).dump(2) << "\n";
   if (!file) throw std::runtime_error(fmt::format("--json: cannot write {}", path));
 }
 

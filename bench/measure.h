@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 namespace tessera::bench {
 
 // One figure, in microseconds a call: the median over rounds, and the middle half of them.
@@ -54,5 +56,7 @@ std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int r
 
 // {"benchmark": name, "rows": [{"name", "ours_us", "plain_us", "peer_us", "peer_plain_us", and quartiles}]}
 void write_json(const std::string& path, const std::string& benchmark, const std::vector<Row>& rows);
+// The same of rows that have a name and other figures.
+void write_json(const std::string& path, const std::string& benchmark, const nlohmann::json& rows);
 
 }  // namespace tessera::bench

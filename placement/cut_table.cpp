@@ -156,8 +156,11 @@ const CutTable::Pair& CutTable::pair(int from, int to) {
   std::vector<Pair>& row = pairs_[index(from)];
   if (row.size() <= index(to)) row.resize(ways_.size());
   if (!row[index(to)].known) {
-    row[index(to)] = find_pair(from, to);
-    row[index(to)].known = true;
+    Pair found = find_pair(from, to);
+    found.known = true;
+    found.common = {common(from, ranks_.count() / 3, to, ranks_.count() / 3),
+                    common(from, ranks_.count() * 3 / 5, to, ranks_.count() * 3 / 5)};
+    row[index(to)] = found;
   }
   return row[index(to)];
 }

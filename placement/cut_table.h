@@ -48,11 +48,15 @@ class CutTable {
   // cuts: the first of them, the most significant being 0. -1 where it is not so.
   int first_bit(int way, std::size_t mesh_dim) const;
 
+  // Of two ranks whose coordinates differ in most mesh dimensions.
+  using Probes = std::array<int64_t, 2>;
+
   // Of two legal ways.
   struct Pair {
     uint32_t needs = 0;  // the fewest mesh dimensions along which ranks find what they need, a bit for each
     bool whole = false;  // all that is found there is needed
     bool known = false;
+    Probes common = {};  // elements that a rank has and needs
   };
   const Pair& pair(int from, int to);
   // Elements that a rank has and another needs.

@@ -239,6 +239,11 @@ bool LayoutSpace::put(const Draft& draft) {
     for (std::size_t t = 0; t < tables_.size(); ++t) mine *= tables_[t].sizes(ways_[start + t])[r];
     layout.largest = std::max(layout.largest, mine);
   }
+  layout.probes.fill(uncut_);
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const CutTable::Pair& same = tables_[t].pair(ways_[start + t], ways_[start + t]);
+    for (std::size_t k = 0; k < layout.probes.size(); ++k) layout.probes[k] *= same.common[k];
+  }
   layouts_.push_back(layout);
   return true;
 }
@@ -275,15 +280,22 @@ uint32_t LayoutSpace::changed(Node from, Node to) const {
   return out;
 }
 
-uint32_t LayoutSpace::needs(Node from, Node to, bool& whole) {
-  uint32_t out = 0;
-  whole = true;
+LayoutSpace::Needs LayoutSpace::needs(Node from, Node to) {
+  Needs out;
+  out.common.fill(uncut_);
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const CutTable::Pair& pair = tables_[t].pair(ways(from)[t], ways(to)[t]);
-    out |= pair.needs;
-    whole = whole && pair.whole;
+    out.mesh_dims |= pair.needs;
+    out.whole = out.whole && pair.whole;
+    for (std::size_t k = 0; k < out.common.size(); ++k) out.common[k] *= pair.common[k];
   }
   return out;
+}
+
+int64_t LayoutSpace::probed_lack(Node to, const Needs& needs) const {
+  int64_t most = 0;
+  for (std::size_t k = 0; k < needs.common.size(); ++k) most = std::max(most, at(to).probes[k] - needs.common[k]);
+  return most;
 }
 
 void LayoutSpace::sizes(Node node, std::vector<int64_t>& out) const {

@@ -51,8 +51,14 @@ class LayoutSpace {
   // ---- of two layouts -------------------------------------------------------------------------------------------------
   // Mesh dimensions whose placements differ, orders aside.
   uint32_t changed(Node from, Node to) const;
-  // The fewest mesh dimensions along which ranks find what they need; `whole`: all that is there is needed.
-  uint32_t needs(Node from, Node to, bool& whole);
+  struct Needs {
+    uint32_t mesh_dims = 0;  // the fewest along which ranks find what they need
+    bool whole = true;       // all that is there is needed
+    CutTable::Probes common = {};
+  };
+  Needs needs(Node from, Node to);
+  // Elements that a probed rank lacks, of that which lacks more.
+  int64_t probed_lack(Node to, const Needs& needs) const;
   // Elements that each compared rank has and needs.
   void common(Node from, Node to, std::vector<int64_t>& out) const;
   // The same, summed over the groups of ranks that agree on `mesh_dims`, each taken as one, what is pending as if it were whole;
@@ -78,6 +84,7 @@ class LayoutSpace {
     std::array<uint8_t, kMostMeshDims> choices = {};
     std::array<uint8_t, kMostMeshDims> shards = {};  // the table of what it shards
     int64_t largest = 0;
+    CutTable::Probes probes = {};
   };
   // A layout in the making: the mesh dimensions before some have their placements.
   struct Draft {

@@ -47,12 +47,6 @@ Cost after(const Cost& cost, const Step& step) {
           .steps = cost.steps + 1};
 }
 
-// `cost` and what every way to the target takes at least.
-Cost with_bound(Cost cost, double bound) {
-  cost.microseconds += bound;
-  return cost;
-}
-
 // A* over the layouts of a space, where `limit` bytes may be live.
 class Search {
  public:
@@ -78,6 +72,7 @@ class Search {
   struct Seen {
     Cost cost;
     Node before = -1;
+    bool kept = false;  // the step from there changes nothing that is pending
     bool reached = false;
     bool done = false;
   };
@@ -93,9 +88,21 @@ class Search {
 
   Seen& seen(Node node) { return seen_[static_cast<std::size_t>(node)]; }
 
+  // What a way to the target costs at least that comes to `node` at `cost`.
+  Cost least_through(Node node, Cost cost) {
+    if (node == space_.to()) return cost;
+    const double bound = costs_.bound(node);
+    cost.microseconds += bound;
+    cost.messages += bound > 0 ? 1 : 0;
+    cost.mesh_dims += bound > 0 ? 1 : 0;
+    ++cost.steps;
+    return cost;
+  }
+
   void reach(Node node, const Cost& cost, Node before) {
-    seen(node) = {.cost = cost, .before = before, .reached = true, .done = false};
-    open_.push({.least = with_bound(cost, costs_.bound(node)), .node = node});
+    const bool kept = before >= 0 && space_.pending(before) == space_.pending(node) && space_.repended(before, node) == 0;
+    seen(node) = {.cost = cost, .before = before, .kept = kept, .reached = true, .done = false};
+    open_.push({.least = least_through(node, cost), .node = node});
   }
 
   void expand(Node node, const Cost& cost) {
@@ -106,20 +113,31 @@ class Search {
     }
   }
 
+  // Where links are equal, two steps in turn that change nothing pending do no more than one over all their mesh dimensions,
+  // in which no rank receives more than in both.
+  bool is_detour(Node node, Node next) {
+    if (!costs_.equal_links() || !seen(node).kept || space_.pending(next) != space_.pending(node)) return false;
+    return costs_.most_live(seen(node).before, next) <= limit_;
+  }
+
   void step(Node node, Node next, const Cost& cost) {
+    if (is_detour(node, next)) return;
     const Seen& there = seen(next);
     if (there.reached && !(cost < there.cost)) return;
+    const bool ends = next == space_.to();
+    const Seen& target = seen(space_.to());
+    Cost arrival = cost;
+    ++arrival.steps;
+    if (!ends && target.reached && !(least_through(next, arrival) < target.cost)) return;
     // What the step may take for the way through it to be the best yet.
     double most = there.reached ? there.cost.microseconds - cost.microseconds : kNever;
-    const Seen& target = seen(space_.to());
     if (target.reached) most = std::min(most, target.cost.microseconds - cost.microseconds - costs_.bound(next));
     most += kSlack * cost.microseconds;
-    if (most < 0) return;
     const std::optional<Step> step = costs_.step(node, next, most);
     if (!step || step->peak > limit_) return;
-    const Cost arrival = after(cost, *step);
+    arrival = after(cost, *step);
     if (there.reached && !(arrival < there.cost)) return;
-    if (next != space_.to() && target.reached && !(with_bound(arrival, costs_.bound(next)) < target.cost)) return;
+    if (!ends && target.reached && !(least_through(next, arrival) < target.cost)) return;
     reach(next, arrival, node);
   }
 

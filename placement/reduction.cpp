@@ -147,6 +147,12 @@ class Masked final : public Reduction {
 
 }  // namespace
 
+Reduction::Reduction(const std::string& text, ReduceOp op) : Described(text), op_(op) {
+  if (op != ReduceOp::kAvg) return;
+  throw std::invalid_argument(
+      fmt::format("Reduction: {} reduces its terms by avg; reduce by sum and divide in from_terms", text));
+}
+
 at::Tensor Reduction::to_term(const at::Tensor& piece) const { return piece; }
 at::Tensor Reduction::from_terms(const at::Tensor& terms, int64_t) const { return terms; }
 at::Tensor Reduction::only_piece(const at::Tensor& value, int64_t) const { return value; }

@@ -20,8 +20,8 @@ namespace tessera {
 // from any thread, below autograd.
 class Reduction : public Described {
  public:
-  // `text` is what the placement shows in P(...); `op` is how the terms are reduced, never avg.
-  Reduction(const std::string& text, ReduceOp op) : Described(text), op_(op) {}
+  // `text` is what the placement shows in P(...); `op` is how the terms are reduced. Throws std::invalid_argument when it is avg.
+  Reduction(const std::string& text, ReduceOp op);
 
   ReduceOp op() const { return op_; }
 

@@ -18,11 +18,13 @@ uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 StepCosts::StepCosts(LayoutSpace& space, int64_t element_size, const CostModel& model)
     : space_(space), element_size_(static_cast<double>(element_size)), model_(model) {
   make_links();
+  const Link& all = links_.back();
   const std::vector<int64_t>& sizes = space_.ranks().mesh_shape;
   for (const Link& fastest : model_.links) {
     Level level{.bytes_per_microsecond = fastest.bytes_per_microsecond, .microseconds = kNever, .mesh_dims = 0};
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       const Link& link = model_.links[i];
+      equal_links_ = equal_links_ && (sizes[i] == 1 || link == all);
       if (sizes[i] == 1 || link.bytes_per_microsecond > level.bytes_per_microsecond) continue;
       level.mesh_dims |= bit(i);
       level.microseconds = std::min(level.microseconds, link.microseconds);
@@ -52,14 +54,13 @@ std::optional<Step> StepCosts::step(Node from, Node to, double limit) {
   const Changes change = changes(from, to);
   if (space_.repended(from, to) != 0) return std::nullopt;  // no Partial becomes another in one step
   if (change.reduced != 0) return reduction(from, to, change, limit);
-  bool whole = false;
-  const uint32_t needed = space_.needs(from, to, whole);
+  const LayoutSpace::Needs needs = space_.needs(from, to);
   // A Shard's piece among neutral elements is a term: what its mesh dimension holds apart need not come together.
-  if ((needed & ~change.embedded) == 0) {
+  if ((needs.mesh_dims & ~change.embedded) == 0) {
     return Step{.peak = live(from, to, 0)};
   }
-  if ((change.embedded | change.formed) != 0 || is_dearer(from, to, needed, limit)) return std::nullopt;
-  const Step out = move(from, to, needed, whole);
+  if ((change.embedded | change.formed) != 0 || is_dearer(to, needs, limit)) return std::nullopt;
+  const Step out = move(from, to, needs);
   return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
 
@@ -72,8 +73,7 @@ std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& chan
                       : priced(PlanStep::Kind::kAllReduce, change.reduced, 2 * largest * (n - 1) / n);
   if (out.microseconds > limit || !space_.reduce_together(from, change.reduced)) return std::nullopt;
   // Every rank must have a term of all that it is to have the value of.
-  bool whole = false;
-  if (space_.needs(from, to, whole) != 0) return std::nullopt;
+  if (space_.needs(from, to).mesh_dims != 0) return std::nullopt;
   out.peak = live(from, to, scatters ? n - 1 : 2 * (n - 1) / n);
   return out;
 }
@@ -84,17 +84,18 @@ void StepCosts::look_at(Node from, Node to) {
   space_.sizes(to, get_);
 }
 
-// Looks at two ranks alone, whose coordinates differ in most mesh dimensions: quick, and seldom wrong.
-bool StepCosts::is_dearer(Node from, Node to, uint32_t needed, double limit) const {
-  const std::size_t ranks = space_.ranks().count();
-  for (const std::size_t r : {ranks / 3, ranks * 3 / 5}) {
-    const int64_t lacks = space_.common(to, r, to, r) - space_.common(from, r, to, r);
-    if (priced(PlanStep::Kind::kAllToAll, needed, static_cast<double>(lacks)).microseconds > limit) return true;
-  }
-  return false;
+// Looks at the ranks that LayoutSpace probes alone: quick, and seldom wrong.
+bool StepCosts::is_dearer(Node to, const LayoutSpace::Needs& needs, double limit) const {
+  const int64_t lacks = space_.probed_lack(to, needs);
+  return priced(PlanStep::Kind::kAllToAll, needs.mesh_dims, static_cast<double>(lacks)).microseconds > limit;
 }
 
-Step StepCosts::move(Node from, Node to, uint32_t needed, bool whole) {
+double StepCosts::most_live(Node from, Node to) const {
+  return element_size_ * static_cast<double>(space_.largest(from) + 3 * space_.largest(to));
+}
+
+Step StepCosts::move(Node from, Node to, const LayoutSpace::Needs& needs) {
+  const uint32_t needed = needs.mesh_dims;
   look_at(from, to);
   space_.common(from, to, common_);
   int64_t most = 0;
@@ -105,7 +106,7 @@ Step StepCosts::move(Node from, Node to, uint32_t needed, bool whole) {
     live = std::max(live, have_[r] + get_[r] + 2 * lacks);
   }
   const bool gathers =
-      whole && space_.changed(from, to) == needed && (space_.sharded(from) & space_.replicated(to)) == needed;
+      needs.whole && space_.changed(from, to) == needed && (space_.sharded(from) & space_.replicated(to)) == needed;
   Step out = priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, static_cast<double>(most));
   out.peak = element_size_ * static_cast<double>(live);
   return out;

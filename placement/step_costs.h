@@ -33,6 +33,10 @@ class StepCosts {
   double bound(Node node);
   // Bytes that a plan may have live: source and target tile, and twice the larger.
   double memory_limit() const;
+  // What a step that moves elements has live at most, in bytes.
+  double most_live(Node from, Node to) const;
+  // Whether all mesh dimensions of several ranks have the same link.
+  bool equal_links() const { return equal_links_; }
   // The slowest link of those.
   const Link& slowest(uint32_t mesh_dims) const { return links_[mesh_dims]; }
 
@@ -47,8 +51,8 @@ class StepCosts {
   Changes changes(Node from, Node to) const;
   std::optional<Step> reduction(Node from, Node to, const Changes& change, double limit);
   // Whether a move is known to take more than `limit` microseconds.
-  bool is_dearer(Node from, Node to, uint32_t needs, double limit) const;
-  Step move(Node from, Node to, uint32_t needs, bool whole);
+  bool is_dearer(Node to, const LayoutSpace::Needs& needs, double limit) const;
+  Step move(Node from, Node to, const LayoutSpace::Needs& needs);
   // Fills have_ and get_.
   void look_at(Node from, Node to);
   // Bytes live at most where a rank receives `received` times its target tile.
@@ -63,6 +67,7 @@ class StepCosts {
   LayoutSpace& space_;
   const double element_size_;
   const CostModel model_;
+  bool equal_links_ = true;
   std::vector<Link> links_;  // by mesh dimensions: the slowest
   // The mesh dimensions of at most a bandwidth, and the least latency of these; the fastest first.
   struct Level {

@@ -52,6 +52,15 @@ class EvenOdd final : public Partition {
   const bool whole_;
 };
 
+// A user's whose parts are no ascending lists of intervals.
+class Backwards final : public Partition {
+ public:
+  Backwards() : Partition("Backwards", "") {}
+  Intervals part(int64_t size, int64_t, int64_t index) const override {
+    return index == 0 ? Intervals{{1, size}, {0, 1}} : Intervals{};
+  }
+};
+
 }  // namespace
 
 TEST_CASE("chunk_range: full parts, then one short part, then empty parts") {
@@ -216,6 +225,9 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
   refused({IntervalShard(0, {{{0, 2}}, {{3, 5}}}), R}, 4, "element 2 is missing, held twice or outside");
   refused({Shard(0, std::make_shared<const EvenOdd>(false)), R}, 4,
           "the 2 parts of EvenOdd do not hold each of 4 elements once");
+  refused({Shard(0, std::make_shared<const Backwards>()), R}, 4,
+          "Backwards gives part 0 of 2 as 1-4+0-1; part() must return ascending intervals of at least one element");
+  CHECK_FALSE(is_layout({Shard(0, std::make_shared<const Backwards>()), R}, mesh, Sizes{4}));
   const Mesh lone({1}, {"tp"});
   CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2, 2})}, lone, Sizes{4}, "test"), doctest::Contains("has 2 parts"),
                        std::invalid_argument);

@@ -111,3 +111,12 @@ TEST_CASE("text that is no placement is refused with the forms there are") {
     CHECK_THROWS_WITH_AS(parse_placements(text), doctest::Contains("is no placement"), std::invalid_argument);
   }
 }
+
+TEST_CASE("what a placement has not cannot be asked of it") {
+  CHECK_THROWS_WITH_AS(Replicate().partition(), doctest::Contains("R is no Shard and has no partition"), std::logic_error);
+  CHECK_THROWS_WITH_AS(Shard(0).reduction(), doctest::Contains("S(0) is no Partial and has no reduction"), std::logic_error);
+  CHECK_THROWS_WITH_AS(Partial().on(1), doctest::Contains("P(sum) is on no tensor dimension"), std::logic_error);
+  CHECK_THROWS_WITH_AS(Shard(0).ordered(-1), doctest::Contains("S(0) cannot have order -1; a Shard has one, from 0"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(Shard(0).ordered(1 << 17), doctest::Contains("cannot have order 131072"), std::invalid_argument);
+}

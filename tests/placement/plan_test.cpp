@@ -157,6 +157,50 @@ TEST_CASE("pending reductions over several mesh dimensions: together, or the sma
   CHECK(outline(bytes_plan({NormPartial(2), NormPartial(2)}, {R, R}, kGrid)) == "all_reduce dp tp");
 }
 
+TEST_CASE("the lower bound where reductions are pending") {
+  struct Row {
+    Placements from;
+    Placements to;
+    int64_t max_bytes;
+    int64_t total_bytes;
+  };
+  // 64 elements of 4 bytes on 2 x 2 ranks.
+  const std::vector<Row> rows = {
+      // Four terms meet in one of four ranks in 3 messages, and 3 more take the value to the others.
+      {{P, P}, {R, R}, 384, 1536},
+      // In each of two slices one of two terms is sent.
+      {{P, P}, {S0, P}, 128, 512},
+      // No rank along the replicated mesh dimension has the others' terms: all four are sent.
+      {{P, P}, {R, P}, 256, 1024},
+      // Both terms of the half of the elements whose ranks change.
+      {{P, S0}, {P, S1}, 64, 256},
+      // A value comes to those who are to have the piece that depends on it.
+      {{S0, R}, {R, P}, 64, 256},
+      {{R, R}, {P, R}, 0, 0},
+      {{S0, R}, {P, R}, 0, 0},
+      {{P, R}, {P, R}, 0, 0},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(to_string(row.from));
+    CAPTURE(to_string(row.to));
+    const LowerBound bound = lower_bound({8, 8}, at::kFloat, kGrid, row.from, row.to);
+    CHECK(bound.max_bytes == row.max_bytes);
+    CHECK(bound.total_bytes == row.total_bytes);
+    CHECK(bytes_plan(row.from, row.to, kGrid).max_bytes() == bound.max_bytes);
+  }
+  CHECK_THROWS_WITH_AS(lower_bound({8}, at::kFloat, kLine, {S1}, {R}),
+                       doctest::Contains("lower_bound: S(1) is outside a tensor of 1 dimensions"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(lower_bound({8}, at::kFloat, kLine, {R}, {RaggedShard(0, {1, 2})}), doctest::Contains("lower_bound"),
+                       std::invalid_argument);
+}
+
+TEST_CASE("a layout on the way may cut in an order that neither end has") {
+  // A row of terms: each rank's own are cut by the reduced mesh dimension last, then the pieces change places.
+  const Plan plan = bytes_plan({P, S0}, {S0, R}, kGrid, {64});
+  REQUIRE(plan.steps().size() == 2);
+  CHECK(plan.steps()[0].to == Placements{S0.ordered(1), S0});
+}
+
 TEST_CASE("where links differ, the slow one carries the least") {
   const Mesh mesh({2, 4}, {"host", "gpu"});
   const CostModel model = CostModel::nvlink_infiniband(mesh, 4);
@@ -236,6 +280,10 @@ TEST_CASE("what cannot be planned is refused") {
           "a latency of at least 0");
   CHECK_THROWS_WITH_AS(plan_redistribute({8}, at::kFloat, kGrid, {P, Partial(ReduceOp::kMax)}, {R, R}),
                        doctest::Contains("two kinds of reductions pending"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(plan_redistribute({8}, at::kFloat, Mesh(Shape(13, 1)), Placements(13), Placements(13)),
+                       doctest::Contains("a mesh of 13 dimensions; merge some, there may be 12"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(to_string(static_cast<PlanStep::Kind>(99)), doctest::Contains("not a kind of step"),
+                       std::logic_error);
   CHECK_THROWS_WITH_AS(bytes_plan({S0}, {R}, kLine).splits(9), doctest::Contains("rank 9 is not on the mesh"),
                        std::invalid_argument);
 }

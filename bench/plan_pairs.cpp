@@ -1,0 +1,106 @@
+#include "tessera/bench/plan_pairs.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <stdexcept>
+
+#include "tessera/placement/layout.h"
+
+namespace tessera::bench {
+namespace {
+
+// Links of which the first is the fastest or the slowest by so much.
+CostModel graded(int64_t mesh_ndim, double microseconds, double bytes_per_microsecond, bool first_is_fastest) {
+  CostModel out;
+  for (int64_t i = 0; i < mesh_ndim; ++i) {
+    const auto grade = static_cast<double>(first_is_fastest ? i + 1 : mesh_ndim - i);
+    out.links.push_back({microseconds * grade, bytes_per_microsecond / grade});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<NamedModel> models(const Mesh& mesh) {
+  const int64_t n = mesh.ndim();
+  return {{"bytes_only", CostModel::bytes_only(n)},
+          {"gloo", CostModel::gloo(n)},
+          {"nvlink_infiniband 2", CostModel::nvlink_infiniband(mesh, 2)},
+          {"nvlink_infiniband 4", CostModel::nvlink_infiniband(mesh, 4)},
+          {"balanced", graded(n, 10, 10, true)},
+          {"bandwidth", graded(n, 0.001, 10, false)}};
+}
+
+std::vector<Placement> plain_choices() { return {Replicate(), Shard(0), Shard(1), Partial()}; }
+
+std::vector<Placement> all_choices(int64_t ranks, const Sizes& shape) {
+  std::vector<Placement> out = plain_choices();
+  out.push_back(Partial(ReduceOp::kMax));
+  out.push_back(BlockCyclic(0, 2));
+  Sizes ragged(static_cast<std::size_t>(ranks), 0);
+  ragged.front() = shape[0] / 2;
+  ragged.back() += shape[0] - shape[0] / 2;
+  out.push_back(RaggedShard(0, ragged));
+  std::vector<Intervals> lists(static_cast<std::size_t>(ranks));
+  for (int64_t i = 0; i < shape[1]; ++i) append(lists[static_cast<std::size_t>((i * i + i / 2) % ranks)], {i, i + 1});
+  out.push_back(IntervalShard(1, lists));
+  out.push_back(Shard(0).ordered(1));
+  out.push_back(Shard(1).ordered(1));
+  return out;
+}
+
+std::vector<Placements> layouts(const Mesh& mesh, const Sizes& shape,
+                                const std::function<std::vector<Placement>(int64_t)>& choices_of) {
+  std::vector<Placements> all = {{}};
+  for (const int64_t ranks : mesh.shape()) {
+    std::vector<Placements> longer;
+    for (const Placements& before : all) {
+      for (const Placement& choice : choices_of(ranks)) {
+        longer.push_back(before);
+        longer.back().push_back(choice);
+      }
+    }
+    all = std::move(longer);
+  }
+  std::map<std::string, Placements> out;
+  for (const Placements& written : all) {
+    try {
+      const Placements placements = normalize(written, mesh, static_cast<int64_t>(shape.size()), "plan_quality");
+      check_layout(placements, mesh, shape, "plan_quality");
+      if (partials_commute(placements)) out.emplace(to_string(placements), placements);
+    } catch (const std::invalid_argument&) {  // it does not fit
+    }
+  }
+  std::vector<Placements> list;
+  for (const auto& [text, placements] : out) list.push_back(placements);
+  return list;
+}
+
+std::vector<Pair> pairs(const std::vector<Placements>& layouts, std::size_t most, uint64_t seed) {
+  std::vector<Pair> out;
+  if (most == 0 || layouts.size() * layouts.size() <= most) {
+    for (const Placements& from : layouts) {
+      for (const Placements& to : layouts) out.emplace_back(from, to);
+    }
+    return out;
+  }
+  std::mt19937_64 random(seed);
+  for (std::size_t i = 0; i < most; ++i) {
+    const std::size_t from = random() % layouts.size();
+    out.emplace_back(layouts[from], layouts[random() % layouts.size()]);
+  }
+  return out;
+}
+
+void Ratios::add(double cost, double least) {
+  if (least <= 0) {
+    for_nothing_ += cost > 0;
+    return;
+  }
+  ++count_;
+  sum_of_logs_ += std::log(std::max(cost / least, 1e-9));
+  worst_ = std::max(worst_, cost / least);
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,87 @@
+#include "tessera/placement/reduction.h"
+
+#include <limits>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include "tessera/placement/placement.h"
+
+using namespace tessera;
+
+namespace {
+
+// A user's that says nothing of its own.
+class Mine final : public Reduction {
+ public:
+  explicit Mine(ReduceOp op = ReduceOp::kSum) : Reduction("mine", op) {}
+};
+
+}  // namespace
+
+TEST_CASE("a reduction that has no meaning for a dtype is refused with what to do") {
+  struct Row {
+    ReduceOp op;
+    at::ScalarType dtype;
+    std::string want;
+  };
+  const std::vector<Row> rows = {
+      {ReduceOp::kBitAnd, at::kFloat, "test: bit_and of Float is not defined; bits are those of integers and bool"},
+      {ReduceOp::kSum, at::kBool, "test: sum of Bool is not defined; use max (any) or min (all), or convert to an integer"},
+      {ReduceOp::kProduct, at::kBool, "test: product of Bool is not defined"},
+      {ReduceOp::kAvg, at::kLong, "test: avg of Long is not defined; use sum and divide, or convert to a floating dtype"},
+      {ReduceOp::kMax, at::kComplexFloat, "test: max of ComplexFloat is not defined; complex numbers have no order"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.want);
+    CHECK_THROWS_WITH_AS(check_reduces(row.op, row.dtype, "test"), doctest::Contains(row.want.c_str()),
+                         std::invalid_argument);
+    CHECK_THROWS_WITH_AS(masked_reduction(row.op)->check(row.dtype, "test"), doctest::Contains(row.want.c_str()),
+                         std::invalid_argument);
+  }
+  CHECK_THROWS_WITH_AS(norm_reduction(2)->check(at::kLong, "test"),
+                       doctest::Contains("test: P(norm 2) of Long is not defined; convert to a floating dtype"),
+                       std::invalid_argument);
+  check_reduces(ReduceOp::kMax, at::kBool, "test");
+  check_reduces(ReduceOp::kBitXor, at::kLong, "test");
+}
+
+TEST_CASE("what is no reduction is refused") {
+  CHECK_THROWS_WITH_AS(norm_reduction(0), doctest::Contains("a norm of order 0; give a finite order other than 0"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(norm_reduction(std::numeric_limits<double>::infinity()), doctest::Contains("a norm of order inf"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(Partial(ReductionPtr()), doctest::Contains("Partial: the reduction is null; give one, or a ReduceOp"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(Mine(ReduceOp::kAvg),
+                       doctest::Contains("Reduction: mine reduces its terms by avg; reduce by sum and divide in from_terms"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(neutral_of(ReduceOp::kAvg, at::kFloat), doctest::Contains("avg has no neutral element"),
+                       std::logic_error);
+}
+
+TEST_CASE("a norm is never negative") {
+  const at::Tensor value = at::tensor({1.0, -2.0});
+  const char* const want = "a value with negative elements cannot be P(norm 2), which is never negative";
+  CHECK_THROWS_WITH_AS(norm_reduction(2)->spread(value, 0, 2), doctest::Contains(want), std::runtime_error);
+  CHECK_THROWS_WITH_AS(norm_reduction(2)->only_piece(value, 2), doctest::Contains(want), std::runtime_error);
+}
+
+TEST_CASE("a user's reduction that has not said its derivative says which method is missing") {
+  const Mine mine;
+  const Reduction::Peers nobody{.ranks = 1, .all_reduce = [](const at::Tensor& t, ReduceOp) { return t; }};
+  CHECK_THROWS_WITH_AS(
+      mine.derivative(at::ones({2}), nobody),
+      doctest::Contains("the gradient of a piece of P(mine) is not known: implement Reduction::derivative (or slope)"),
+      std::runtime_error);
+  // Everything else follows from its operation.
+  CHECK(at::equal(mine.spread(at::ones({2}), 1, 2), at::zeros({2})));
+  CHECK(at::equal(mine.only_piece(at::ones({2}), 2), at::ones({2})));
+  CHECK_FALSE(mine.slope(2).has_value());
+  mine.check(at::kFloat, "test");
+  CHECK_THROWS_WITH_AS(mine.check(at::kBool, "test"), doctest::Contains("sum of Bool is not defined"),
+                       std::invalid_argument);
+}
