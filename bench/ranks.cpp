@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -14,11 +15,11 @@
 namespace tessera::bench {
 namespace {
 
-sockaddr_un address_of(const std::string& path) {
+// In Linux's abstract namespace: a zero, then the name and zeros.
+sockaddr_un address_of(const std::string& name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) throw std::runtime_error(fmt::format("ranks: {} is too long a path", path));
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  std::memcpy(address.sun_path + 1, name.data(), std::min(name.size(), sizeof address.sun_path - 1));
   return address;
 }
 
@@ -52,14 +53,14 @@ int start(const std::vector<std::string>& command) {
 }  // namespace
 
 Ranks::Ranks(const std::string& name, std::vector<std::string> command, int64_t size) : name_(name) {
-  const std::string path = folder_.path() + "/ranks";
-  const sockaddr_un address = address_of(path);
+  const std::string socket = fmt::format("tessera-bench-{}-{}", ::getpid(), name);
+  const sockaddr_un address = address_of(socket);
   listening_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (listening_ < 0 || ::bind(listening_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
       ::listen(listening_, static_cast<int>(size)) != 0) {
-    throw std::runtime_error(fmt::format("ranks: no socket at {}: {}", path, std::strerror(errno)));
+    throw std::runtime_error(fmt::format("ranks: no socket {}: {}", socket, std::strerror(errno)));
   }
-  command.push_back(path);
+  command.push_back(socket);
   pid_ = start(command);
   if (pid_ < 0) throw std::runtime_error("ranks: cannot start a process");
   accept_all(size);
@@ -113,7 +114,7 @@ RankLine::RankLine(const std::string& socket, int64_t rank) {
   const sockaddr_un address = address_of(socket);
   file_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (file_ < 0 || ::connect(file_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    throw std::runtime_error(fmt::format("ranks: nobody is at {}: {}", socket, std::strerror(errno)));
+    throw std::runtime_error(fmt::format("ranks: nobody is at socket {}: {}", socket, std::strerror(errno)));
   }
   answer(std::to_string(rank));
 }

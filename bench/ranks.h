@@ -4,12 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "tessera/tools/launcher/private_folder.h"
-
 namespace tessera::bench {
 
 // Processes, one a rank, that do what this one tells them: a line goes to all, and all answer with a line. They listen at a
-// socket, so that neither who starts them nor MPI matters, and use no processor while they wait.
+// socket, which is no file but a name, so that neither who starts them nor MPI matters, and use no processor while they wait.
 class Ranks {
  public:
   // Starts `command` SOCKET, which starts `size` ranks, and waits for them. Throws std::runtime_error when it ends before.
@@ -29,7 +27,6 @@ class Ranks {
   void accept_all(int64_t size);
 
   const std::string name_;
-  const PrivateFolder folder_;
   int listening_ = -1;
   int pid_ = -1;
   std::vector<Line> ranks_;

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "tessera/mesh/gloo_choice.h"
 #include "tessera/placement/exchange.h"
 
 namespace tessera::bench {
@@ -175,8 +176,7 @@ class Gather final : public RawRoute::Step {
   }
 
  private:
-  // From here on messages between each two are faster than Gloo's collectives, as mesh/collectives.cpp has it.
-  bool by_messages() const { return sum(counts_) * 4 > (256 << 10); }
+  bool by_messages() const { return sum(counts_) * 4 > kGlooGatherAtOnce; }
 
   void gather_by_messages(const at::Tensor& flat, const at::Tensor& mine) const {
     const std::vector<at::Tensor> slots = flat.split_with_sizes(counts_);
@@ -249,16 +249,35 @@ class Exchanging final : public RawRoute::Step {
 
 class AllReduce final : public RawRoute::Step {
  public:
-  explicit AllReduce(const Place& at) : backend_(at.backend()), slice_(box_of(at.source, at.target)) {}
+  explicit AllReduce(const Place& at) : backend_(at.backend()), slice_(box_of(at.source, at.target)) {
+    const int64_t n = at.group.size();
+    const int64_t count = slice_.numel();
+    if (backend_->getBackendName() != "gloo" || !gloo_reduces_at_once(n, count * 4)) return;
+    repeated_ = buffer(n * count).view({n, count});
+    received_ = buffer(n * count).view({n, count});
+  }
   at::Tensor run(const at::Tensor& piece) const override {
+    if (repeated_.defined()) {
+      repeated_.view(with_rows()).copy_(slice_.in(piece));
+      const Counts counts(static_cast<std::size_t>(repeated_.size(0)), repeated_.size(1));
+      exchange(backend_, received_.view({-1}), repeated_.view({-1}), counts, counts);
+      return received_.sum(0).view(slice_.sizes);
+    }
     std::vector<at::Tensor> tensors = {slice_.in(piece).clone(at::MemoryFormat::Contiguous)};
     backend_->allreduce(tensors)->wait();
     return tensors[0];
   }
 
  private:
+  Counts with_rows() const {
+    Counts out = {repeated_.size(0)};
+    out.insert(out.end(), slice_.sizes.begin(), slice_.sizes.end());
+    return out;
+  }
+
   const Backend backend_;
   const Box slice_;
+  at::Tensor repeated_, received_;
 };
 
 class ReduceScatter final : public RawRoute::Step {

@@ -53,7 +53,7 @@ def main():
     logging.getLogger("torch").setLevel(logging.ERROR)  # that it gathers for an all-to-all
     dist.init_process_group("gloo", store=dist.FileStore(os.environ["TESSERA_STORE"], size), rank=rank, world_size=size)
     line_of = socket.socket(socket.AF_UNIX)
-    line_of.connect(sys.argv[1])
+    line_of.connect("\0" + sys.argv[1].ljust(107, "\0"))
     files = line_of.makefile("rw", buffering=1)
     print(rank, file=files, flush=True)
     case = None

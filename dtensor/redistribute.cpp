@@ -13,6 +13,7 @@
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/transit.h"
+#include "tessera/mesh/reused_memory.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera {
@@ -40,7 +41,7 @@ struct Journey {
 
 // A copy, unless it does not share storage with `source` already: what redistribute returns never aliases.
 at::Tensor unaliased(at::Tensor result, const at::Tensor& source) {
-  if (result.is_alias_of(source)) return result.clone(at::MemoryFormat::Contiguous);
+  if (result.is_alias_of(source)) return reused_copy(result);
   return result.contiguous();
 }
 
@@ -71,6 +72,16 @@ tensor_list carry_together(at::TensorList dtensors, const Journey& journey) {
   return out;
 }
 
+tensor_list carry_all(at::TensorList dtensors, const Journey& journey) {
+  // A contract or a gradient under way has said already whom to charge.
+  World& world = journey.from[0]->mesh.world();
+  const ContractPtr& contract = detail::meta(dtensors[0]).contract;
+  std::optional<World::Scope> scope;
+  if (*world.current_op() == '\0') scope.emplace(world, "redistribute", contract ? &contract->path : nullptr);
+  if (dtensors.size() == 1 && !journey.options.async) return {carry(dtensors[0], journey)};
+  return carry_together(dtensors, journey);
+}
+
 // Where an input's gradient goes when the caller did not say: its own layout; under a Partial, the gradient's where the two make
 // one, else whole.
 Placements default_gradient(const Spec& input, const Placements& gradient) {
@@ -87,13 +98,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
       detail::saved<Journey>(ctx, "journey") = journey;
       ctx->set_materialize_grads(false);  // a result that nobody used has none
     }
-    // A contract or a gradient under way has said already whom to charge.
-    World& world = journey.from[0]->mesh.world();
-    const ContractPtr& contract = detail::meta(dtensors[0]).contract;
-    std::optional<World::Scope> scope;
-    if (*world.current_op() == '\0') scope.emplace(world, "redistribute", contract ? &contract->path : nullptr);
-    if (dtensors.size() == 1 && !journey.options.async) return {carry(dtensors[0], journey)};
-    return carry_together(dtensors, journey);
+    return carry_all(dtensors, journey);
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
@@ -116,6 +121,15 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     return out;
   }
 };
+
+// Autograd costs as much as the rest where there is nothing for it to do.
+tensor_list move_all(at::TensorList dtensors, const Journey& journey) {
+  const bool recorded =
+      c10::GradMode::is_enabled() && std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); });
+  if (recorded) return Redistribute::apply(dtensors, journey);
+  const c10::AutoGradMode no_gradient(false);
+  return carry_all(dtensors, journey);
+}
 
 void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions& options, bool requires_grad) {
   const at::ScalarType back = options.backward_dtype.value_or(from.dtype);
@@ -186,7 +200,7 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
   if (moving.empty()) return out;
   if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, journey.from[0]->mesh.ndim(), "redistribute");
   for (const at::Tensor& each : moving) detail::watch_gradient(each);
-  const tensor_list moved = Redistribute::apply(at::TensorList(moving), journey);
+  const tensor_list moved = move_all(moving, journey);
   for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = moved[k];
   return out;
 }

@@ -179,6 +179,7 @@ void Region::copy(const at::Tensor& from, const Region& there, const at::Tensor&
 }
 
 at::Tensor Region::read(const at::Tensor& tensor) const {
+  if (tensor.sizes() == at::IntArrayRef(sizes_)) return tensor;
   if (box_) {
     at::Tensor out = tensor;
     for (std::size_t d = 0; d < sizes_.size(); ++d) out = out.narrow(static_cast<int64_t>(d), begins_[d], sizes_[d]);

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -119,6 +120,7 @@ const Transfer* Route::transfer(std::size_t step) const {
 }
 
 at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::size_t step = 0;
   at::Tensor piece = walk(step, local);
   CheckState& checks = mesh.world().check_state();

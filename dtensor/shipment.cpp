@@ -3,7 +3,7 @@
 #include <numeric>
 #include <utility>
 
-#include <ATen/ops/empty.h>
+#include "tessera/mesh/reused_memory.h"
 
 namespace tessera {
 namespace {
@@ -80,7 +80,7 @@ Started Shipment::start_together(const DeviceMesh& mesh) {
   const std::vector<Slot> gives = slots_of(&Transfer::gives, give);
   takes_ = slots_of(&Transfer::takes, take);
   const at::TensorOptions options = first.reduces() ? options_[0] : options_[0].dtype(at::kByte);
-  at::Tensor wire = at::empty({std::accumulate(give.begin(), give.end(), int64_t{0})}, options);
+  at::Tensor wire = reused_empty({std::accumulate(give.begin(), give.end(), int64_t{0})}, options);
   for (const Slot& slot : gives) {
     if (slot.region->numel() > 0) slot.region->pack(loads_[slot.load].tensor, part(wire, slot), 0);
   }

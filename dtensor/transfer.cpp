@@ -4,7 +4,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include <ATen/ops/empty.h>
+#include "tessera/mesh/reused_memory.h"
 
 namespace tessera {
 namespace {
@@ -116,7 +116,7 @@ Started Transfer::start(const DeviceMesh& mesh, at::Tensor load) const {
   if (gives_in_sequence_) {
     flat = load.view({-1}).narrow(0, 0, std::accumulate(give_counts_.begin(), give_counts_.end(), int64_t{0}));
   } else {
-    flat = at::empty({std::accumulate(give_counts_.begin(), give_counts_.end(), int64_t{0})}, load.options());
+    flat = reused_empty({std::accumulate(give_counts_.begin(), give_counts_.end(), int64_t{0})}, load.options());
     int64_t offset = 0;
     for (const Region& region : gives_) {
       region.pack(load, flat, offset);
@@ -143,6 +143,8 @@ at::Tensor Transfer::result(const at::Tensor& received, const at::Tensor& load) 
   }
   return completed(out, load);
 }
+
+at::Tensor Transfer::empty_result(const at::TensorOptions& options) const { return reused_empty(sizes_, options); }
 
 at::Tensor Transfer::completed(const at::Tensor& out, const at::Tensor& load) const {
   if (stays_) stays_->first.copy(load, stays_->second, out);

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include "tessera/dtensor/place.h"
 #include "tessera/dtensor/region.h"
@@ -43,7 +42,7 @@ class Transfer {
   at::Tensor result(const at::Tensor& received, const at::Tensor& load) const;
   // The same in parts, where several transfers travel together: an empty result, and what is left to do when all that comes has been
   // put into it.
-  at::Tensor empty_result(const at::TensorOptions& options) const { return at::empty(sizes_, options); }
+  at::Tensor empty_result(const at::TensorOptions& options) const;
   at::Tensor completed(const at::Tensor& out, const at::Tensor& load) const;
 
  private:

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "tessera/mesh/check_state.h"
+#include "tessera/mesh/reused_memory.h"
 
 namespace tessera {
 
@@ -83,7 +84,7 @@ void Transit::finish() {
   }
   for (std::size_t i = 0; i < travellers_.size(); ++i) {
     at::Tensor& piece = travellers_[i].piece;
-    piece = piece.is_alias_of(given_[i]) ? piece.clone(at::MemoryFormat::Contiguous) : piece.contiguous();
+    piece = piece.is_alias_of(given_[i]) ? reused_copy(piece) : piece.contiguous();
   }
   given_.clear();
   check_unwritten();

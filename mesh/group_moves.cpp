@@ -9,6 +9,8 @@
 #include <ATen/ops/view_as_real.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "tessera/mesh/gloo_choice.h"
+#include "tessera/mesh/reused_memory.h"
 #include "tessera/mesh/wire.h"
 
 namespace tessera {
@@ -66,10 +68,6 @@ void exchange_into(const CollectiveCall& call, Works& works, const at::Tensor& o
   start_one(call, works, [&](c10d::Backend& group) { return group.alltoall_base(to, from, take, give); });
 }
 
-// Gloo gathers in a ring of n - 1 steps, and copies: all at once is 1.2 to 2.4 times faster (2 and 4 ranks) until bandwidth
-// counts, and messages between each two 1.2 to 4 times where it does.
-constexpr int64_t kGatherAtOnce = 256 << 10;  // bytes of the result
-
 // Every rank's piece to every other by messages of their own, from and to where they stand.
 void gather_by_messages(const CollectiveCall& call, Works& works, const std::vector<at::Tensor>& slots,
                         const at::Tensor& mine) {
@@ -93,7 +91,7 @@ void gather_by_messages(const CollectiveCall& call, Works& works, const std::vec
 void gather_bytes(const CollectiveCall& call, Works& works, at::Tensor to, at::Tensor from, const Counts& counts) {
   const bool even = equal(counts);
   const bool gloo = over_gloo(call);
-  if (gloo && to.numel() > kGatherAtOnce) {
+  if (gloo && to.numel() > kGlooGatherAtOnce) {
     gather_by_messages(call, works, to.split_with_sizes(counts), from);
   } else if (gloo || (on_cpu(call) && !even)) {
     exchange_into(call, works, to, from.repeat({call.n()}), Counts(counts.size(), from.numel()), counts);
@@ -119,7 +117,7 @@ Underway underway(const at::Tensor& output, const at::Tensor& input, const Start
 // pass: Gloo's own reduce-scatter is an all-reduce inside, 1.9 to 4.2 times slower (2 and 4 ranks, 64 B to 16 MiB).
 Underway reduce_by_exchange(const CollectiveCall& call, const at::Tensor& wire, const Counts& counts, ReduceOp op) {
   const int64_t mine = counts[call.here()];
-  const at::Tensor received = at::empty({call.n(), mine}, wire.options());
+  const at::Tensor received = reused_empty({call.n(), mine}, wire.options());
   Underway out;
   exchange_into(call, out.works, received.view({-1}), wire, counts, Counts(counts.size(), mine));
   out.result = [received, wire, op] { return reduce_rows(received, op); };
@@ -129,7 +127,7 @@ Underway reduce_by_exchange(const CollectiveCall& call, const at::Tensor& wire, 
 at::Tensor as_reals(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
 
 Underway reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor& wire, int64_t mine, ReduceOp op) {
-  at::Tensor output = at::empty({mine}, wire.options());
+  at::Tensor output = reused_empty({mine}, wire.options());
   at::Tensor to = as_reals(output).view({-1}), from = as_reals(wire).view({-1});
   c10d::ReduceScatterOptions options;
   options.reduceOp = backend_op(op);
@@ -142,12 +140,12 @@ Underway reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor& w
 }  // namespace
 
 Underway exchange(const CollectiveCall& call, const at::Tensor& input, const Counts& send, const Counts& receive) {
-  const at::Tensor output = at::empty({std::accumulate(receive.begin(), receive.end(), int64_t{0})}, input.options());
+  const at::Tensor output = reused_empty({std::accumulate(receive.begin(), receive.end(), int64_t{0})}, input.options());
   return underway(output, input, [&](Works& works) { exchange_into(call, works, output, input, send, receive); });
 }
 
 Underway gather(const CollectiveCall& call, const at::Tensor& input, const Counts& counts) {
-  const at::Tensor output = at::empty({std::accumulate(counts.begin(), counts.end(), int64_t{0})}, input.options());
+  const at::Tensor output = reused_empty({std::accumulate(counts.begin(), counts.end(), int64_t{0})}, input.options());
   return underway(output, input, [&](Works& works) {
     gather_bytes(call, works, as_bytes(output), as_bytes(input), times(counts, input.element_size()));
   });
@@ -162,12 +160,13 @@ Underway gather_rows(const CollectiveCall& call, const at::Tensor& input) {
 }
 
 Underway reduce_all(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op, bool owned) {
-  if (reduces_here_alone(call, wire, op)) {
+  const bool at_once = over_gloo(call) && gloo_reduces_at_once(call.n(), static_cast<int64_t>(wire.nbytes()));
+  if (at_once || reduces_here_alone(call, wire, op)) {
     Underway out = gather_rows(call, wire);
     out.result = [rows = std::move(out.result), op] { return reduce_rows(rows(), op); };
     return out;
   }
-  at::Tensor output = owned ? wire : wire.clone();
+  at::Tensor output = owned ? wire : reused_copy(wire);
   std::vector<at::Tensor> tensors = {as_reals(output)};
   c10d::AllreduceOptions options;
   options.reduceOp = backend_op(op);

@@ -16,6 +16,7 @@
 #include "tessera/mesh/mpi_reduction.h"
 #include "tessera/mesh/mpi_transport.h"
 #include "tessera/mesh/mpi_work.h"
+#include "tessera/mesh/reused_memory.h"
 
 namespace tessera {
 namespace {
@@ -227,7 +228,7 @@ class MpiBackend : public c10d::Backend {
     int64_t longest = 0;
     for (const MpiSpan& piece : pieces) longest = std::max(longest, piece.bytes / item);
     const int64_t width = std::min(longest, std::max<int64_t>(kReduceBlock / (getSize() * item), 1));
-    const at::Tensor rows = at::empty({getSize() * width}, result.options());
+    const at::Tensor rows = reused_empty({getSize() * width}, result.options());
     memory.push_back(rows);
     std::vector<MpiStage> stages;
     for (int64_t begin = 0; begin < longest; begin += width) {

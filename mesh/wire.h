@@ -25,6 +25,9 @@ at::Tensor to_wire(const at::Tensor& t, ReduceOp op, const char* where);
 // What to_wire() made, back as `dtype`.
 at::Tensor from_wire(const at::Tensor& wire, at::ScalarType dtype, ReduceOp op);
 
+// rows[0] + rows[1] + ... in `out`, in the order of rows, rounded once.
+void sum_rows(const at::Tensor& rows, at::Tensor& out);
+
 // rows[0] op rows[1] op ... in the rows' dtype, as reduced_as() gives it.
 at::Tensor reduce_rows(const at::Tensor& rows, ReduceOp op);
 
