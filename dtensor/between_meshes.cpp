@@ -5,16 +5,17 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/region.h"
 #include "tessera/dtensor/route.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/transfer.h"
+#include "tessera/mesh/wire.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera {
@@ -55,8 +56,19 @@ DeviceMesh joined(const DeviceMesh& a, const DeviceMesh& b) {
   return {a.world_ptr(), a.device_type(), Mesh({size}, {"both_meshes"}, std::move(ranks))};
 }
 
+at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to);
+
+// A tensor without dimensions, of which a rank holds one element or none, as a row of one.
+at::Tensor exchanged_scalar(const at::Tensor& piece, const Spec& from, const Spec& to) {
+  const std::vector<int64_t> row = {1};
+  const at::Tensor out = exchanged(piece.view({-1}), *intern_spec(from.mesh, from.placements, row, from.dtype),
+                                   *intern_spec(to.mesh, to.placements, row, to.dtype));
+  return to.mesh.is_member() ? out.view(at::IntArrayRef()) : out;
+}
+
 // From a layout of one mesh to one of another, nothing being pending.
 at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) {
+  if (from.sizes.empty()) return exchanged_scalar(piece, from, to);
   const Mesh& before = from.mesh.mesh();
   const Mesh& after = to.mesh.mesh();
   if (is_in_place(from.sizes, before, from.placements, after, to.placements)) {
@@ -69,7 +81,7 @@ at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) 
       exchange_between(from.sizes, before, from.placements, after, to.placements, both.mesh().ranks(), both.world().rank()),
       static_cast<std::size_t>(both.local_rank(0)));
   const at::Tensor load = transfer.loaded(piece);
-  return transfer.result(transfer.start(both, load).wait(), load);
+  return transfer.result(transfer.start(both, load, /*owned=*/false).wait(), load);
 }
 
 // On the way between the meshes nothing is pending: a reduction is carried out before, or formed after it.
@@ -79,7 +91,7 @@ at::Tensor carry_across(const at::Tensor& local, const Spec& from, const Spec& t
   at::Tensor piece = exchanged(redistribute_local(local, from, left->placements), *left, *reached);
   if (!to.mesh.is_member()) return at::empty({0}, local.options());
   piece = redistribute_local(piece, *reached, to.placements);
-  return piece.is_alias_of(local) ? piece.clone(at::MemoryFormat::Contiguous) : piece.contiguous();
+  return unaliased(piece, local);
 }
 
 struct RedistributeTo : torch::autograd::Function<RedistributeTo> {
@@ -88,8 +100,10 @@ struct RedistributeTo : torch::autograd::Function<RedistributeTo> {
     const detail::Meta& meta = detail::meta(dtensor);
     if (dtensor.requires_grad()) {
       detail::saved<SpecPtr>(ctx, "from") = meta.spec;
+      detail::saved<SpecPtr>(ctx, "to") = to;
       detail::saved<std::optional<Placements>>(ctx, "gradient") = gradient;
     }
+    ctx->set_materialize_grads(false);
     World& world = to->mesh.world();
     std::optional<World::Scope> scope;
     if (*world.current_op() == '\0') scope.emplace(world, "redistribute_to");
@@ -99,8 +113,9 @@ struct RedistributeTo : torch::autograd::Function<RedistributeTo> {
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
     const Spec& from = *detail::saved<SpecPtr>(ctx, "from");
     const auto& wanted = detail::saved<std::optional<Placements>>(ctx, "gradient");
-    return {redistribute_to(grads[0], from.mesh, wanted ? *wanted : without_partial(from.placements)), at::Tensor(),
-            at::Tensor()};
+    return {redistribute_to(detail::as_dtensor(grads[0], *detail::saved<SpecPtr>(ctx, "to")), from.mesh,
+                            wanted ? *wanted : without_partial(from.placements)),
+            at::Tensor(), at::Tensor()};
   }
 };
 

@@ -64,7 +64,7 @@ struct RedistributeOptions {
   std::optional<at::ScalarType> backward_dtype;
   // Returns when the first collectives are under way; the first that reads the result waits, and every rank must read the results
   // of several in the same order. The input may not be written until then: the reader would throw std::runtime_error. Holds for the
-  // gradient too.
+  // gradient too, unless backward_dtype is another than the input's. On CUDA begin and read in one stream.
   bool async = false;
   // What plans are compared by, alike on every rank. Without links: default_cost_model (dtensor/route.h).
   CostModel cost_model;

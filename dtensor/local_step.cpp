@@ -2,6 +2,8 @@
 
 #include <ATen/ops/full.h>
 
+#include "tessera/mesh/wire.h"
+
 namespace tessera {
 
 LocalStep::LocalStep(const Place& at)

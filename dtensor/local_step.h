@@ -17,6 +17,8 @@ class LocalStep {
  public:
   explicit LocalStep(const Place& at);
 
+  // Whether a reduction sees what this rank alone holds, so that it may throw here alone.
+  bool looks_at_own_values() const { return !embedded_.empty(); }
   // A piece of any strides; the result may be a view of it.
   at::Tensor run(const at::Tensor& piece) const;
 

@@ -7,7 +7,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

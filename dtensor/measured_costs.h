@@ -12,7 +12,8 @@ namespace tessera {
 //   const tessera::CostModel costs = tessera::measured_costs(mesh);
 //   redistribute(t, {Shard(1)}, {.cost_model = costs});
 //
-// Throws std::invalid_argument outside the mesh and on a fake world, where nothing travels; std::runtime_error when the group fails.
+// Throws std::invalid_argument outside the mesh, on a fake world, where nothing travels, and when times do not grow with the bytes
+// (CostModel::fitted); std::runtime_error when the group fails.
 CostModel measured_costs(const DeviceMesh& mesh);
 
 }  // namespace tessera

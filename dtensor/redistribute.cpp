@@ -4,7 +4,6 @@
 #include <stdexcept>
 #include <utility>
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -39,12 +38,6 @@ struct Journey {
   }
 };
 
-// A copy, unless it does not share storage with `source` already: what redistribute returns never aliases.
-at::Tensor unaliased(at::Tensor result, const at::Tensor& source) {
-  if (result.is_alias_of(source)) return reused_copy(result);
-  return result.contiguous();
-}
-
 at::Tensor carry(const at::Tensor& dtensor, const Journey& journey) {
   const at::Tensor& local = detail::meta(dtensor).local();
   return detail::wrap(unaliased(journey.route(0)->run(journey.from[0]->mesh, local.to(journey.to[0]->dtype)), local),
@@ -56,6 +49,9 @@ tensor_list carry_together(at::TensorList dtensors, const Journey& journey) {
   bool communicates = false;
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
     items.push_back({journey.route(i), detail::meta(dtensors[i]).local().to(journey.to[i]->dtype)});
+    // Nobody counts what is written to an inference tensor, so what is sent later must not be it.
+    at::Tensor& piece = items.back().piece;
+    if (journey.options.async && piece.is_inference()) piece = reused_copy(piece);
     communicates |= items.back().route->communicates();
   }
   const auto transit = std::make_shared<Transit>(journey.from[0]->mesh, items);

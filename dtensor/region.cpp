@@ -5,6 +5,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include "tessera/mesh/reused_memory.h"
+
 namespace tessera {
 namespace {
 
@@ -188,6 +190,10 @@ at::Tensor Region::read(const at::Tensor& tensor) const {
   const at::Tensor out = at::empty(sizes_, tensor.options());
   pack(tensor, out, 0);
   return out;
+}
+
+at::Tensor unaliased(const at::Tensor& result, const at::Tensor& source) {
+  return result.is_alias_of(source) ? reused_copy(result) : result.contiguous();
 }
 
 }  // namespace tessera

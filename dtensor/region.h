@@ -63,7 +63,7 @@ class Region {
   std::vector<Block> blocks_;
 };
 
-// The same values, contiguous, neither conjugated nor negated by a flag.
-inline at::Tensor row_major(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
+// `result`, row-major; a copy where it shares storage with `source`.
+at::Tensor unaliased(const at::Tensor& result, const at::Tensor& source);
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -105,12 +106,16 @@ Route::Route(const Spec& from, Plan plan)
   for (const PlanStep& step : plan_.steps()) steps_.push_back(make_step(Place(step, plan_, from.mesh)));
 }
 
-at::Tensor Route::walk(std::size_t& step, at::Tensor piece) const {
+at::Tensor Route::walk(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const {
   if (!member_) return at::empty({0}, piece.options());
   for (; step < steps_.size(); ++step) {
     const auto* const local = std::get_if<LocalStep>(&steps_[step]);
     if (local == nullptr) break;
-    piece = local->run(piece);
+    if (local->looks_at_own_values()) {
+      mesh.world().guard("redistribute", [&] { piece = local->run(piece); });
+    } else {
+      piece = local->run(piece);
+    }
   }
   return piece;
 }
@@ -122,17 +127,17 @@ const Transfer* Route::transfer(std::size_t step) const {
 at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::size_t step = 0;
-  at::Tensor piece = walk(step, local);
+  at::Tensor piece = walk(mesh, step, local);
+  std::optional<World::Exclusive> exclusive;
+  if (communicates_) exclusive.emplace(mesh.world());
   CheckState& checks = mesh.world().check_state();
   while (const Transfer* const next = transfer(step)) {
     const PlanStep& planned = plan_.steps()[step];
     const CheckedStep named(checks,
                             checks.enabled ? fmt::format("{} -> {}", to_string(planned.from), to_string(planned.to)) : "");
-    at::Tensor load = next->loaded(piece);
-    piece.reset();
-    const at::Tensor kept = next->keeps_load() ? load : at::Tensor();
-    piece = next->result(next->start(mesh, std::move(load)).wait(), kept);
-    piece = walk(++step, std::move(piece));
+    const at::Tensor load = next->loaded(piece);
+    piece = next->result(next->start(mesh, load, /*owned=*/!load.is_alias_of(local)).wait(), load);
+    piece = walk(mesh, ++step, std::move(piece));
   }
   return piece;
 }

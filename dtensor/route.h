@@ -24,12 +24,12 @@ class Route {
   const Plan& plan() const { return plan_; }
   bool communicates() const { return communicates_; }
 
-  // Carries out the plan on this rank's piece on the mesh that it was made for; every rank of it must. The result is row-major
-  // and may share storage with `local`, which is never written. No autograd. Outside the mesh: an empty tensor, no communication.
+  // Carries out the plan on this rank's piece on the mesh that it was made for; every rank of it must. The result may
+  // share storage with `local`, which is never written. No autograd. Outside the mesh: an empty tensor, no communication.
   at::Tensor run(const DeviceMesh& mesh, const at::Tensor& local) const;
 
   // The same in parts. Carries out what needs no communication from `step` on, which it advances; the piece may be of any strides.
-  at::Tensor walk(std::size_t& step, at::Tensor piece) const;
+  at::Tensor walk(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const;
   // What is to be moved in `step`, where walk() has come to; null at the end.
   const Transfer* transfer(std::size_t step) const;
 

@@ -33,9 +33,8 @@ Shipment::Shipment(const DeviceMesh& mesh, std::vector<Load> loads) : loads_(std
   if (loads_.size() > 1) {
     started_ = std::make_unique<Started>(start_together(mesh));
   } else {
-    at::Tensor only = loads_[0].tensor;
-    if (!loads_[0].transfer->keeps_load()) loads_[0].tensor.reset();
-    started_ = std::make_unique<Started>(loads_[0].transfer->start(mesh, std::move(only)));
+    const Load& only = loads_[0];
+    started_ = std::make_unique<Started>(only.transfer->start(mesh, only.tensor, only.owned));
   }
   for (Load& load : loads_) {
     if (!load.transfer->keeps_load()) load.tensor.reset();
@@ -80,14 +79,14 @@ Started Shipment::start_together(const DeviceMesh& mesh) {
   const std::vector<Slot> gives = slots_of(&Transfer::gives, give);
   takes_ = slots_of(&Transfer::takes, take);
   const at::TensorOptions options = first.reduces() ? options_[0] : options_[0].dtype(at::kByte);
-  at::Tensor wire = reused_empty({std::accumulate(give.begin(), give.end(), int64_t{0})}, options);
+  const at::Tensor wire = reused_empty({std::accumulate(give.begin(), give.end(), int64_t{0})}, options);
   for (const Slot& slot : gives) {
     if (slot.region->numel() > 0) slot.region->pack(loads_[slot.load].tensor, part(wire, slot), 0);
   }
   const DeviceMesh over = mesh.merged(first.mesh_dims());
   switch (collective_of(first)) {
     case Kind::kAllGather: return start_all_gather(wire, take, over, 0);
-    case Kind::kAllReduce: return start_all_reduce(std::move(wire), over, 0, first.op());
+    case Kind::kAllReduce: return start_all_reduce(wire, over, 0, first.op(), /*owned=*/true);
     case Kind::kReduceScatter: return start_reduce_scatter(wire, give, over, 0, first.op());
     default: return start_all_to_all(wire, give, take, over, 0);
   }

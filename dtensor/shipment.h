@@ -16,6 +16,7 @@ class Shipment {
   struct Load {
     const Transfer* transfer;
     at::Tensor tensor;  // what Transfer::loaded gave
+    bool owned;         // nobody else reads it
   };
   // Whether `b` may go with `a`.
   static bool together(const Load& a, const Load& b);

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "tessera/mesh/reused_memory.h"
+#include "tessera/mesh/wire.h"
 
 namespace tessera {
 namespace {
@@ -110,7 +111,7 @@ at::Tensor Transfer::loaded(const at::Tensor& piece) const {
   return row_major(out);
 }
 
-Started Transfer::start(const DeviceMesh& mesh, at::Tensor load) const {
+Started Transfer::start(const DeviceMesh& mesh, const at::Tensor& load, bool owned) const {
   const DeviceMesh over = mesh.merged(mesh_dims_);
   at::Tensor flat;
   if (gives_in_sequence_) {
@@ -123,12 +124,11 @@ Started Transfer::start(const DeviceMesh& mesh, at::Tensor load) const {
       offset += region.numel();
     }
   }
-  load.reset();  // so that what nobody else has is reduced in place
   switch (kind_) {
     case PlanStep::Kind::kAllGather: return start_all_gather(flat, take_counts_, over, 0);
     case PlanStep::Kind::kAllToAll: return start_all_to_all(flat, give_counts_, take_counts_, over, 0);
     case PlanStep::Kind::kPermute: return start_permute(flat, give_counts_, take_counts_, over, 0);
-    case PlanStep::Kind::kAllReduce: return start_all_reduce(std::move(flat), over, 0, op());
+    case PlanStep::Kind::kAllReduce: return start_all_reduce(flat, over, 0, op(), owned || !gives_in_sequence_);
     default: return start_reduce_scatter(flat, give_counts_, over, 0, op());
   }
 }

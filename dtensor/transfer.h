@@ -37,8 +37,9 @@ class Transfer {
   // Whether result() and completed() need what was loaded.
   bool keeps_load() const { return stays_.has_value(); }
 
-  // The collective of this transfer alone, with what loaded() gave, and the result of what has come.
-  Started start(const DeviceMesh& mesh, at::Tensor load) const;
+  // The collective of this transfer alone, with what loaded() gave, and the result of what has come. A load that is `owned`, shared with
+  // nobody who may read it later, is reduced in place.
+  Started start(const DeviceMesh& mesh, const at::Tensor& load, bool owned) const;
   at::Tensor result(const at::Tensor& received, const at::Tensor& load) const;
   // The same in parts, where several transfers travel together: an empty result, and what is left to do when all that comes has been
   // put into it.

@@ -36,10 +36,11 @@ void Transit::begin_round() {
   std::vector<std::vector<Shipment::Load>> loads;
   for (std::size_t i = 0; i < travellers_.size(); ++i) {
     Traveller& at = travellers_[i];
-    at.piece = at.route->walk(at.step, at.piece);
+    at.piece = at.route->walk(mesh_, at.step, at.piece);
     const Transfer* const transfer = at.route->transfer(at.step);
     if (transfer == nullptr) continue;
-    Shipment::Load load{.transfer = transfer, .tensor = transfer->loaded(at.piece)};
+    const at::Tensor loaded = transfer->loaded(at.piece);
+    Shipment::Load load{.transfer = transfer, .tensor = loaded, .owned = !loaded.is_alias_of(given_[i])};
     at.piece.reset();
     const auto fits = [&](const auto& others) { return Shipment::together(others.front(), load); };
     const auto found = std::ranges::find_if(loads, fits) - loads.begin();
@@ -84,7 +85,7 @@ void Transit::finish() {
   }
   for (std::size_t i = 0; i < travellers_.size(); ++i) {
     at::Tensor& piece = travellers_[i].piece;
-    piece = piece.is_alias_of(given_[i]) ? reused_copy(piece) : piece.contiguous();
+    piece = unaliased(piece, given_[i]);
   }
   given_.clear();
   check_unwritten();
@@ -104,6 +105,7 @@ void Transit::deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& await
   const std::lock_guard lock(mutex_);
   if (!awaited) return;
   if (error_) std::rethrow_exception(error_);
+  const World::Exclusive exclusive(mesh_.world());  // or nothing has happened yet
   try {
     if (!finished_) finish();
   } catch (...) {

@@ -29,8 +29,8 @@ class Transit {
   Transit& operator=(const Transit&) = delete;
 
   // Puts item i's piece at the end of its route into `piece`, if it is still `awaited`: row-major, sharing no storage with the piece
-  // that was given. The first call carries out what is left, on every rank alike; from any thread. Throws as redistribute does, and
-  // the same again later.
+  // that was given. The first call carries out what is left, on every rank alike; from any thread that may communicate, on CUDA in the
+  // stream in which the transit began. Throws as redistribute does, and the same again later.
   void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited);
 
   // From now on `tensor` is not to be written until the pieces have come: deliver() throws std::runtime_error where it was.

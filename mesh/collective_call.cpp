@@ -166,7 +166,6 @@ void check(const CollectiveCall& call, const Intent& intent) {
 Started::Started(at::Tensor result) : result_(std::move(result)) {}
 Started::Started(std::unique_ptr<Work> work) : work_(std::move(work)) {}
 Started::Started(Started&&) noexcept = default;
-Started& Started::operator=(Started&&) noexcept = default;
 
 Started::~Started() {
   if (!work_) return;
@@ -185,8 +184,10 @@ at::Tensor Started::wait() {
   const World::Exclusive exclusive(work_->call.mesh.world());
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const std::unique_ptr<Work> work = std::move(work_);
-  work->wait();
-  return failing(work->call, work->op.c_str(), work->underway.result);
+  return failing(work->call, work->op.c_str(), [&] {
+    work->wait();
+    return work->underway.result();
+  });
 }
 
 void start_on_group(const CollectiveCall& call, c10::function_ref<void(c10d::Backend&)> start) {

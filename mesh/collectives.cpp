@@ -19,8 +19,6 @@ namespace {
 using Call = CollectiveCall;
 using Counts = std::vector<int64_t>;
 
-at::Tensor contiguous(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
-
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
 // The same from every rank, or for every rank.
@@ -36,10 +34,10 @@ at::Tensor gather_now(const Call& call, const at::Tensor& input) {
   check_tensor(call, input);
   Counts shape = {call.n()};
   shape.insert(shape.end(), input.sizes().begin(), input.sizes().end());
-  if (call.n() == 1) return contiguous(input).unsqueeze(0);
+  if (call.n() == 1) return row_major(input).unsqueeze(0);
   if (input.numel() == 0) return at::empty(shape, input.options());
   return run_call(call.mesh, call.mesh_dim, [&] {
-    return start_call(call, bytes_of(input), {.tensor = &input}, [&] { return gather_rows(call, contiguous(input)); });
+    return start_call(call, bytes_of(input), {.tensor = &input}, [&] { return gather_rows(call, row_major(input)); });
   });
 }
 
@@ -47,7 +45,7 @@ Started start_reduce_parts(const Call& call, const at::Tensor& input, const Coun
                            ReduceOp op) {
   return start_call(call, bytes_of(input), intent, [&] {
     const at::ScalarType dtype = input.scalar_type();
-    Underway out = reduce_parts(call, to_wire(contiguous(input), op, call.kind).view({-1}), counts, op);
+    Underway out = reduce_parts(call, to_wire(row_major(input), op, call.kind).view({-1}), counts, op);
     out.result = [wire = std::move(out.result), dtype, op] { return from_wire(wire(), dtype, op); };
     return out;
   });
@@ -70,9 +68,9 @@ Started start_exchange(const char* kind, const at::Tensor& input, const Counts& 
                     kind, fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
                     mesh.mesh_dim_name(call.mesh_dim)));
   }
-  if (call.n() == 1) return Started(contiguous(input));
+  if (call.n() == 1) return Started(row_major(input));
   return start_call(call, bytes_of(input), {.tensor = &input, .send = &send, .receive = &receive},
-                    [&] { return exchange(call, contiguous(input), send, receive); });
+                    [&] { return exchange(call, row_major(input), send, receive); });
 }
 
 }  // namespace
@@ -89,22 +87,21 @@ Started start_all_gather(const at::Tensor& input, const Counts& counts, const De
         fmt::format("all_gather: input of shape ({}) where counts [{}] give this rank {}; pass it flat",
                     fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), mine));
   }
-  if (call.n() == 1 || sum == 0) return Started(contiguous(input));
+  if (call.n() == 1 || sum == 0) return Started(row_major(input));
   return start_call(call, bytes_of(input), {.tensor = &input, .counts = &counts},
-                    [&] { return gather(call, contiguous(input), counts); });
+                    [&] { return gather(call, row_major(input), counts); });
 }
 
-Started start_all_reduce(at::Tensor input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op) {
+Started start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op, bool owned) {
   const Call call = begin_call("all_reduce", mesh, mesh_dim);
   check_tensor(call, input);
   const at::ScalarType dtype = input.scalar_type();
   reduced_as(dtype, op, call.kind);  // or throws, on every rank
-  if (call.n() == 1) return Started(contiguous(input));
+  if (call.n() == 1) return Started(row_major(input));
   if (input.numel() == 0) return Started(at::empty(input.sizes(), input.options()));
   return start_call(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
-    const bool unshared = input.use_count() == 1 && input.storage().use_count() == 1;
-    const at::Tensor wire = to_wire(contiguous(input), op, call.kind);
-    Underway out = reduce_all(call, wire, op, /*owned=*/unshared || !wire.is_alias_of(input));
+    const at::Tensor wire = to_wire(row_major(input), op, call.kind);
+    Underway out = reduce_all(call, wire, op, /*owned=*/owned || !wire.is_alias_of(input));
     out.result = [reduced = std::move(out.result), dtype, op] { return from_wire(reduced(), dtype, op); };
     return out;
   });
@@ -121,7 +118,7 @@ Started start_reduce_scatter(const at::Tensor& input, const Counts& counts, cons
         fmt::format("reduce_scatter: input of shape ({}) where counts [{}] add up to {}; pass it flat",
                     fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), sum));
   }
-  if (call.n() == 1 || sum == 0) return Started(contiguous(input));
+  if (call.n() == 1 || sum == 0) return Started(row_major(input));
   const Intent intent{.tensor = &input, .op = op, .counts = same(counts, counts[0]) ? nullptr : &counts};
   return start_reduce_parts(call, input, counts, intent, op);
 }
@@ -154,7 +151,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
   const Call call = begin_call("reduce_scatter", mesh, mesh_dim);
   check_rows(call, input);
   reduced_as(input.scalar_type(), op, call.kind);  // or throws, on every rank
-  if (call.n() == 1) return contiguous(input).select(0, 0);
+  if (call.n() == 1) return row_major(input).select(0, 0);
   const at::IntArrayRef row = input.sizes().slice(1);
   if (input.numel() == 0) return at::empty(row, input.options());
   return run_call(mesh, mesh_dim,
@@ -184,7 +181,7 @@ at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t me
   const Call call = begin_call("broadcast", mesh, mesh_dim);
   check_tensor(call, input);
   check_source(call, source);
-  if (call.n() == 1) return contiguous(input);
+  if (call.n() == 1) return row_major(input);
   if (input.numel() == 0) return at::empty(input.sizes(), input.options());
   const bool sends = mesh.local_rank(call.mesh_dim) == source;
   return run_call(mesh, mesh_dim, [&] {
@@ -203,11 +200,11 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
   check_source(call, source);
   const bool sends = mesh.local_rank(call.mesh_dim) == source;
   if (sends) check_scattered(call, input, like);
-  if (call.n() == 1) return contiguous(input).select(0, 0);
+  if (call.n() == 1) return row_major(input).select(0, 0);
   if (like.numel() == 0) return at::empty(like.sizes(), like.options());
   return run_call(mesh, mesh_dim, [&] {
     return start_call(call, sends ? bytes_of(input) : 0, {.tensor = &like, .source = source},
-                      [&] { return scatter_from(call, sends ? contiguous(input) : at::Tensor(), like, source); });
+                      [&] { return scatter_from(call, sends ? row_major(input) : at::Tensor(), like, source); });
   });
 }
 

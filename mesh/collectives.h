@@ -50,10 +50,10 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
 void barrier(const DeviceMesh& mesh, int64_t mesh_dim);
 
 // The same, begun alone: wait() returns what these return. What is given must stay as it is until then; an input of start_all_reduce
-// that is moved in, and that nobody else holds, is reduced in place.
+// that is `owned` is reduced in place where its dtype can be.
 Started start_all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
                          int64_t mesh_dim);
-Started start_all_reduce(at::Tensor input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op);
+Started start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op, bool owned = false);
 Started start_reduce_scatter(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
                              int64_t mesh_dim, ReduceOp op);
 Started start_all_to_all(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,

@@ -51,13 +51,13 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupReque
 }  // namespace
 
 BackendGroup make_gloo_group(const GroupRequest& request) {
-  survive_lost_peers();
   return wrap_group(
       c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size, options_for(request)));
 }
 
 BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend) {
   const auto* const gloo = dynamic_cast<const c10d::ProcessGroupGloo*>(backend.get());
+  if (gloo != nullptr) survive_lost_peers();
   const auto close = [backend, gloo] { gloo != nullptr ? close_connections(*gloo) : abort(*backend); };
   return {.backend = std::move(backend), .close = close};
 }

@@ -24,9 +24,9 @@ class Kept {
   c10::Storage take(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     for (auto it = list_.rbegin(); it != list_.rend(); ++it) {
-      if (it->nbytes() != bytes || !is_free(*it)) continue;
+      if (it->bytes != bytes || !is_free(*it)) continue;
       std::rotate(it.base() - 1, it.base(), list_.end());
-      return list_.back();
+      return list_.back().storage;
     }
     return {};
   }
@@ -34,30 +34,36 @@ class Kept {
   void add(const c10::Storage& storage) {
     const std::lock_guard lock(mutex_);
     std::size_t bytes = storage.nbytes();
-    for (const c10::Storage& each : list_) bytes += each.nbytes();
+    for (const One& each : list_) bytes += each.bytes;
     auto first = list_.begin();
-    for (; bytes > kMost && first != list_.end(); ++first) bytes -= first->nbytes();
+    for (; bytes > kMost && first != list_.end(); ++first) bytes -= first->bytes;
     list_.erase(list_.begin(), first);
-    list_.push_back(storage);
+    list_.push_back({storage, storage.nbytes()});
   }
 
   std::size_t free_bytes() {
     const std::lock_guard lock(mutex_);
     std::size_t out = 0;
-    for (const c10::Storage& each : list_) out += is_free(each) ? each.nbytes() : 0;
+    for (const One& each : list_) out += is_free(each) ? each.bytes : 0;
     return out;
   }
 
  private:
+  struct One {
+    c10::Storage storage;
+    std::size_t bytes;  // as it was made: a holder may resize it meanwhile
+  };
+
   // Its last holder may have been another thread; and what a holder put in the place of the memory is not ours to give.
-  static bool is_free(const c10::Storage& storage) {
-    if (storage.use_count() != 1) return false;
+  static bool is_free(const One& one) {
+    if (one.storage.use_count() != 1) return false;
     std::atomic_thread_fence(std::memory_order_acquire);
-    return storage.data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter();
+    return one.storage.nbytes() == one.bytes &&
+           one.storage.data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter();
   }
 
   std::mutex mutex_;
-  std::vector<c10::Storage> list_;
+  std::vector<One> list_;
 };
 
 Kept& kept() {

@@ -19,7 +19,7 @@ class Started {
   explicit Started(at::Tensor result);
   explicit Started(std::unique_ptr<Work> work);
   Started(Started&&) noexcept;
-  Started& operator=(Started&&) noexcept;
+  Started& operator=(Started&&) = delete;
   ~Started();
 
   // Once. Throws std::runtime_error when the group fails, as a collective does that waits at once, or when another thread of this

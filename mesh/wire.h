@@ -8,9 +8,12 @@
 
 namespace tessera {
 
+// The same values, contiguous, neither conjugated nor negated by a flag.
+inline at::Tensor row_major(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
+
 // The forms in which tensors travel. Backends move every dtype as bytes; they reduce only some.
 
-// `contiguous`, flat, as bytes over the same storage; at least one element.
+// `contiguous`, flat, as bytes over the same storage.
 at::Tensor as_bytes(const at::Tensor& contiguous);
 
 // The dtype in which `dtype` is reduced by `op`: itself, a wider one (int8, int16 and uint16 as int32, uint32 as int64,

@@ -33,11 +33,12 @@ struct RandomState {
 
 // One collective as CommCounter and the error texts see it.
 struct CollectiveRecord {
-  const char* kind = "";  // "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter", "barrier"
-  std::string mesh_dim;   // its name, or its index as text
-  int64_t bytes = 0;      // bytes of this rank's contribution (the input buffer)
-  std::string op;         // the operator that caused it, e.g. "aten::mm" or "redistribute"
-  std::string path;       // the parameter or hooked module that took part, else "-"
+  const char* kind =
+      "";  // "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast", "scatter", "barrier"
+  std::string mesh_dim;  // its name, or its index as text
+  int64_t bytes = 0;     // bytes of this rank's contribution (the input buffer)
+  std::string op;        // the operator that caused it, e.g. "aten::mm" or "redistribute"
+  std::string path;      // the parameter or hooked module that took part, else "-"
 };
 
 struct WorldOptions {

@@ -17,7 +17,7 @@ namespace tessera {
 // rank holds a piece of the value's own shape; the value is
 //   from_terms(op over the ranks of to_term(piece), number of ranks)
 // element by element. Open: derive from it and `Partial(std::make_shared<const Mine>(...))` is a placement. Immutable; called
-// from any thread, below autograd.
+// from any thread, with tensors that do not require grad.
 class Reduction : public Described {
  public:
   // `text` is what the placement shows in P(...); `op` is how the terms are reduced. Throws std::invalid_argument when it is avg.
@@ -27,7 +27,7 @@ class Reduction : public Described {
 
   // A piece as a term of `op`. The result may be the piece itself, which is not to be written.
   virtual at::Tensor to_term(const at::Tensor& piece) const;
-  // The reduced terms of `ranks` ranks as the value; `terms` may be written.
+  // The reduced terms of `ranks` ranks as the value. The result may be `terms`, which is not to be written.
   virtual at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const;
 
   // What makes the placement a target: the piece of the rank at `coordinate` of `ranks` when the value is `value`, which all of

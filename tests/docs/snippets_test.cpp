@@ -10,6 +10,7 @@
 
 #undef CHECK  // c10's
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/measured_costs.h"
 #include "tessera/mesh/backend_group.h"
 #include "tessera/mesh/collectives.h"
 #include "tessera/mesh/device_mesh.h"
@@ -200,6 +201,10 @@ TESSERA_RANKS_TEST_CASE("docs/redistribution.md: begun, together, in another dty
   CHECK(torch::equal(tessera::full_tensor(whole[0]), torch::eye(8)));
   const at::Tensor compute = tessera::redistribute(w, {tessera::Replicate()}, {.forward_dtype = at::kBFloat16});
   CHECK((compute.scalar_type() == at::kBFloat16));
+
+  const tessera::CostModel costs = tessera::measured_costs(line);
+  const at::Tensor by_columns = tessera::redistribute(w, {tessera::Shard(1)}, {.cost_model = costs});
+  CHECK(torch::equal(tessera::full_tensor(by_columns), torch::eye(8)));
 
   const tessera::DeviceMesh pair(mesh.world_ptr(), c10::DeviceType::CPU, tessera::Mesh({2}, {"stage"}, {2, 3}));
   const at::Tensor there = tessera::redistribute_to(t, pair, {tessera::Shard(0)});  // ranks 0 and 1 hold nothing of it

@@ -71,7 +71,7 @@ TESSERA_RANKS_TEST_CASE("to fewer ranks, to more, and to others", {3}) {
                                           mesh_of_ranks({2}, {0, 1})};
   for (const DeviceMesh& from : meshes) {
     for (const DeviceMesh& to : meshes) {
-      for (const auto& shape : std::vector<std::vector<int64_t>>{{6, 5}, {1, 2}, {0, 3}}) {
+      for (const auto& shape : std::vector<std::vector<int64_t>>{{6, 5}, {1, 2}, {0, 3}, {}}) {
         check_moves(from, to, shape);
       }
     }
@@ -111,6 +111,18 @@ TESSERA_RANKS_TEST_CASE("gradients go back to the mesh that they came from", {3,
   }
   at::Tensor source = spread(sample({6, 5}), line, {S0}).requires_grad_(true);
   full_tensor(redistribute_to(redistribute_to(source, pair, {R}, Placements{S1}), line, {R})).sum().backward();
+  CHECK(same(full_tensor(source.grad()), at::ones({6, 5}, at::kDouble)));
+}
+
+TESSERA_RANKS_TEST_CASE("a result without a gradient, and one with a plain gradient, go back", {2}) {
+  const DeviceMesh line = mesh_of_ranks({2}, {0, 1});
+  const DeviceMesh turned = mesh_of_ranks({2}, {1, 0});
+  at::Tensor source = spread(sample({6, 5}), line, {S0}).requires_grad_(true);
+  at::Tensor other = spread(sample({6, 5}, 1), turned, {S0}).requires_grad_(true);
+  const std::vector<at::Tensor> moved = redistribute_many({redistribute_to(source, turned, {S1}), other}, {{R}, {R}});
+  full_tensor(moved[1]).sum().backward();
+  CHECK_FALSE(source.grad().defined());
+  redistribute_to(source, turned, {S1}).backward(at::ones({6, 5}, at::kDouble));
   CHECK(same(full_tensor(source.grad()), at::ones({6, 5}, at::kDouble)));
 }
 

@@ -6,10 +6,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
 #include <c10/core/InferenceMode.h>
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/measured_costs.h"
 #include "tessera/mesh/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
@@ -130,6 +132,49 @@ TESSERA_RANKS_TEST_CASE("async: one begun outside InferenceMode and read inside 
     CHECK(same(to_local(moved), whole));
   }
   CHECK_FALSE(to_local(moved).is_inference());
+}
+
+TESSERA_RANKS_TEST_CASE("async: under InferenceMode, where writes are not counted, what was begun arrives", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = whole_numbers({6, 4});
+  const c10::InferenceMode inference;
+  const at::Tensor source = spread(whole, mesh, {S0});
+  for (const Placement& to : {S1, R}) {
+    const at::Tensor moved = redistribute(source, {to}, kAsync);
+    source.fill_(9);
+    CHECK(same(full_tensor(moved), whole));
+    source.copy_(spread(whole, mesh, {S0}));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("measured costs are alike on every rank, and plans by them arrive", {1, 2, 4}) {
+  for (const DeviceMesh& mesh : meshes()) {
+    const CostModel costs = measured_costs(mesh);
+    std::vector<double> figures;
+    for (const Link& link : costs.links) {
+      CHECK(link.microseconds >= 0);
+      CHECK(link.bytes_per_microsecond > 0);
+      figures.push_back(link.microseconds);
+      figures.push_back(link.bytes_per_microsecond);
+    }
+    const at::Tensor mine = at::tensor(figures, at::kDouble);
+    const at::Tensor others = full_tensor(from_local(mine, mesh, Placements(figures.size() / 2, Partial(ReduceOp::kMax))));
+    CHECK(same(mine, others));
+    const Placements from(figures.size() / 2, S0);
+    const Placements to(figures.size() / 2, S1);
+    const at::Tensor moved = redistribute(spread(whole_numbers({8, 4}), mesh, from), to, {.cost_model = costs});
+    CHECK(same(full_tensor(moved), whole_numbers({8, 4})));
+  }
+  const DeviceMesh fake = init_device_mesh("cpu", {2}, {}, World::fake(0, 2));
+  CHECK_THROWS_WITH_AS(measured_costs(fake), doctest::Contains("nothing travels in a fake world"), std::invalid_argument);
+}
+
+TESSERA_RANKS_TEST_CASE("a reduction that refuses one rank's values ends the others", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor source = from_local(at::full({2}, mesh.local_rank(0) == 0 ? -1.0 : 1.0), mesh, {S0});
+  const at::Tensor other = from_local(at::ones({2}), mesh, {S0});
+  CHECK_THROWS_WITH_AS(redistribute_many({source, other}, {{NormPartial(2)}, {R}}), doctest::Contains("negative elements"),
+                       std::runtime_error);
 }
 
 TESSERA_RANKS_TEST_CASE("async: a source that is written while it is sent is refused, on every rank", {2, 3}) {
