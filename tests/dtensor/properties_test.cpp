@@ -121,7 +121,7 @@ TEST_CASE("the bytes that collectives move are those of the plan") {
       const at::Tensor source = spread(whole_numbers(change.shape, change.dtype), mesh, change.from);
       const CommCounter counter(mesh);
       const at::Tensor moved = redistribute(source, change.to);
-      const RoutePtr route = route_between(spec_of(source), spec_of(moved));
+      const RoutePtr route = route_between(spec_of(source), placements_of(moved));
       const int64_t rank = mesh.world().rank();
       received[static_cast<std::size_t>(rank)] = Account(route->plan(), mesh, counter.records()).received();
       if (rank == 0) planned = route->plan().total_bytes();
