@@ -71,8 +71,23 @@ TESSERA_RANKS_TEST_CASE("to fewer ranks, to more, and to others", {3}) {
                                           mesh_of_ranks({2}, {0, 1})};
   for (const DeviceMesh& from : meshes) {
     for (const DeviceMesh& to : meshes) {
-      for (const auto& shape : std::vector<std::vector<int64_t>>{{6, 5}, {1, 2}, {0, 3}, {}}) {
+      for (const auto& shape : std::vector<std::vector<int64_t>>{{6, 5}, {1, 2}, {0, 3}}) {
         check_moves(from, to, shape);
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a tensor without dimensions, such as a loss, goes to ranks that had none of it", {3}) {
+  const at::Tensor whole = at::full({}, 5.0, at::kDouble);
+  const std::vector<DeviceMesh> meshes = {mesh_of_ranks({3}, {0, 1, 2}), mesh_of_ranks({2}, {1, 2}),
+                                          mesh_of_ranks({1}, {0})};
+  for (const DeviceMesh& from : meshes) {
+    for (const DeviceMesh& to : meshes) {
+      for (const Placement& after : {R, P}) {
+        const at::Tensor moved = redistribute_to(made(whole, from, {R}), to, {after});
+        CHECK(moved.dim() == 0);
+        if (to.is_member()) CHECK(same(full_tensor(moved), whole));
       }
     }
   }
