@@ -37,6 +37,7 @@ std::vector<Placement> plain_choices() { return {Replicate(), Shard(0), Shard(1)
 std::vector<Placement> all_choices(int64_t ranks, const Sizes& shape) {
   std::vector<Placement> out = plain_choices();
   out.push_back(Partial(ReduceOp::kMax));
+  out.push_back(Partial(ReduceOp::kAvg));
   out.push_back(BlockCyclic(0, 2));
   Sizes ragged(static_cast<std::size_t>(ranks), 0);
   ragged.front() = shape[0] / 2;

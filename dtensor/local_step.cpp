@@ -13,6 +13,10 @@ LocalStep::LocalStep(const Place& at)
     const Placement& to = at.step.to[i];
     if (from == to && from.is_partial() && !from.reduction().slope(1)) pending_ = from.reduction_ptr();
     if (from == to || !to.is_partial()) continue;
+    if (from.is_partial()) {  // value = slope * sum of pieces, in both
+      scale_ *= from.reduction().slope(at.mesh_shape[i]).value() / to.reduction().slope(at.mesh_shape[i]).value();
+      continue;
+    }
     (from.is_shard() ? embedded_ : formed_)
         .push_back({.reduction = to.reduction_ptr(), .coordinate = at.coordinate[i], .ranks = at.mesh_shape[i]});
   }
@@ -23,7 +27,8 @@ LocalStep::LocalStep(const Place& at)
 at::Tensor LocalStep::run(const at::Tensor& piece) const {
   // A slice keeps the piece's order in memory.
   at::Tensor out = slice_.is_box() ? slice_.read(piece) : slice_.read(row_major(piece));
-  if (pending_) out = pending_->from_terms(pending_->to_term(out), 1);
+  if (pending_) out = pending_->from_terms(pending_->to_term(out), 1).to(out.scalar_type());
+  if (scale_ != 1) out = out.mul(scale_);
   if (!embedded_.empty()) out = embed(row_major(out));
   for (const Forming& each : formed_) out = each.reduction->spread(out, each.coordinate, each.ranks);
   return out;

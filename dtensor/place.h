@@ -14,12 +14,14 @@ struct Place {
   Place(const PlanStep& plan_step, const Plan& plan, const DeviceMesh& device_mesh)
       : step(plan_step),
         shape(plan.shape()),
+        dtype(plan.dtype()),
         mesh_shape(device_mesh.mesh().shape()),
         coordinate(*device_mesh.coordinate()),
         group(mesh_shape, step.mesh_dims) {}
 
   const PlanStep& step;
   const std::vector<int64_t>& shape;
+  const at::ScalarType dtype;
   const std::vector<int64_t>& mesh_shape;
   const std::vector<int64_t>& coordinate;
   const MergedDims group;

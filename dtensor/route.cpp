@@ -88,14 +88,25 @@ RouteCache& cache() {
   return *instance;
 }
 
+// A user's reduction that becomes pending says rightly how.
+void check_formed(const PlanStep& step, at::ScalarType dtype) {
+  for (std::size_t i = 0; i < step.to.size(); ++i) {
+    const Placement& to = step.to[i];
+    if (to == step.from[i] || !to.is_partial() || step.from[i].is_partial()) continue;
+    const bool plain = to.reduction_ptr() == plain_reduction(to.reduction().op()) || to.is_partial(ReduceOp::kAvg);
+    if (!plain) check_forms(to.reduction(), dtype, "redistribute");
+  }
+}
+
 std::variant<LocalStep, Transfer> make_step(const Place& at) {
   if (at.step.kind == PlanStep::Kind::kLocal) return LocalStep(at);
   return Transfer(at);
 }
 
 RoutePtr make_route(const Spec& from, const Placements& to, const CostModel& model) {
-  return std::make_shared<const Route>(
-      from, plan_redistribute(from.sizes, from.dtype, from.mesh.mesh(), from.placements, to, model));
+  Plan plan = plan_redistribute(from.sizes, from.dtype, from.mesh.mesh(), from.placements, to, model);
+  for (const PlanStep& step : plan.steps()) check_formed(step, from.dtype);
+  return std::make_shared<const Route>(from, std::move(plan));
 }
 
 }  // namespace
@@ -144,7 +155,7 @@ at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
 
 CostModel default_cost_model(const DeviceMesh& mesh) {
   if (mesh.device_type() == c10::DeviceType::CUDA) {
-    return CostModel::nvlink_infiniband(mesh.mesh(), mesh.world().local_size());
+    return CostModel::nvlink_infiniband(mesh.mesh(), mesh.world().ranks_per_host());
   }
   return CostModel::gloo(mesh.ndim());
 }

@@ -44,7 +44,7 @@ using RoutePtr = std::shared_ptr<const Route>;
 // The route between two layouts of one tensor, made, or found by what they are: Specs come and go with their tensors. At most a
 // thousand are kept. `model` is what plans are compared by; without links, default_cost_model.
 RoutePtr route_between(const Spec& from, const Placements& to, const CostModel& model = {});
-// CostModel::nvlink_infiniband on CUDA, a rank being one of a host's GPUs; else CostModel::gloo.
+// CostModel::nvlink_infiniband on CUDA, hosts having as many ranks as rank 0's; else CostModel::gloo.
 CostModel default_cost_model(const DeviceMesh& mesh);
 
 // Runs the route from `from` to `to`.

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include <c10/util/accumulate.h>
+
 #include "tessera/mesh/reused_memory.h"
 #include "tessera/mesh/wire.h"
 
@@ -30,6 +32,19 @@ bool in_sequence(const std::vector<Region>& regions) {
 }
 
 Region whole(const Tile& tile) { return Region::within(tile, tile); }
+
+int64_t sum_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+// One after the other.
+at::Tensor packed(const std::vector<Region>& regions, const at::Tensor& tensor) {
+  const at::Tensor out = reused_empty({sum_of(counts_of(regions))}, tensor.options());
+  int64_t offset = 0;
+  for (const Region& region : regions) {
+    region.pack(tensor, out, offset);
+    offset += region.numel();
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -80,9 +95,21 @@ void Transfer::exchange(const Exchange& exchange, std::size_t me) {
 
 void Transfer::reduce_all(const Place& at) {
   add_reductions(at);
-  if (shape_of(at.source()) != sizes_) slice_ = Region::within(at.source(), at.target());
-  gives_.push_back(whole(at.target()));
-  takes_.push_back(whole(at.target()));
+  const Tile source = at.source();
+  const Together together = together_of(at.shape, at.step.to, at.mesh_shape, at.group, at.coordinate);
+  if (together.tiles.size() == 1) {
+    if (shape_of(source) != sizes_) needed_.push_back(Region::within(source, together.tiles[0]));
+  } else {
+    for (const Tile& tile : together.tiles) needed_.push_back(Region::within(source, tile));
+    const Counts counts = counts_of(needed_);
+    const auto own = counts.begin() + static_cast<std::ptrdiff_t>(together.own);
+    own_ = {std::accumulate(counts.begin(), own, int64_t{0}), std::move(sizes_)};
+    sizes_ = {sum_of(counts)};
+  }
+  Tile comes;
+  for (const int64_t size : sizes_) comes.push_back(one_interval(0, size));
+  gives_.push_back(whole(comes));
+  takes_.push_back(whole(comes));
 }
 
 void Transfer::reduce_parts(const Place& at) {
@@ -103,27 +130,23 @@ void Transfer::add_reductions(const Place& at) {
       found->second *= at.mesh_shape[i];
     }
   }
+  dtype_ = at.dtype;
 }
 
 at::Tensor Transfer::loaded(const at::Tensor& piece) const {
-  at::Tensor out = slice_ ? slice_->read(row_major(piece)) : piece;
+  at::Tensor out = piece;
+  if (own_) {
+    out = packed(needed_, row_major(piece));
+  } else if (!needed_.empty()) {
+    out = needed_[0].read(row_major(piece));
+  }
   for (const auto& [reduction, ranks] : reductions_) out = reduction->to_term(out);
   return row_major(out);
 }
 
 Started Transfer::start(const DeviceMesh& mesh, const at::Tensor& load, bool owned) const {
   const DeviceMesh over = mesh.merged(mesh_dims_);
-  at::Tensor flat;
-  if (gives_in_sequence_) {
-    flat = load.view({-1}).narrow(0, 0, std::accumulate(give_counts_.begin(), give_counts_.end(), int64_t{0}));
-  } else {
-    flat = reused_empty({std::accumulate(give_counts_.begin(), give_counts_.end(), int64_t{0})}, load.options());
-    int64_t offset = 0;
-    for (const Region& region : gives_) {
-      region.pack(load, flat, offset);
-      offset += region.numel();
-    }
-  }
+  const at::Tensor flat = gives_in_sequence_ ? load.view({-1}).narrow(0, 0, sum_of(give_counts_)) : packed(gives_, load);
   switch (kind_) {
     case PlanStep::Kind::kAllGather: return start_all_gather(flat, take_counts_, over, 0);
     case PlanStep::Kind::kAllToAll: return start_all_to_all(flat, give_counts_, take_counts_, over, 0);
@@ -149,8 +172,11 @@ at::Tensor Transfer::empty_result(const at::TensorOptions& options) const { retu
 at::Tensor Transfer::completed(const at::Tensor& out, const at::Tensor& load) const {
   if (stays_) stays_->first.copy(load, stays_->second, out);
   at::Tensor value = out;
+  if (own_) {  // a copy: what the others need is not kept
+    value = reused_copy(out.narrow(0, own_->first, c10::multiply_integers(own_->second)).view(own_->second));
+  }
   for (const auto& [reduction, ranks] : reductions_) value = reduction->from_terms(value, ranks);
-  return value;
+  return reduces() && value.scalar_type() != dtype_ ? value.to(dtype_) : value;
 }
 
 }  // namespace tessera

@@ -56,7 +56,7 @@ class Transfer {
 
   PlanStep::Kind kind_;
   std::vector<int64_t> mesh_dims_;
-  std::optional<Region> slice_;  // what is needed of the piece, when not all
+  std::vector<Region> needed_;  // parts of the piece that are reduced by all, one after the other, when not all of it is
   std::vector<Region> gives_;
   std::vector<Region> takes_;
   std::optional<std::pair<Region, Region>> stays_;  // where the part that stays was and is, when it is not among those
@@ -64,7 +64,10 @@ class Transfer {
   std::vector<int64_t> take_counts_;
   bool gives_in_sequence_ = false;  // one after the other in memory: nothing to pack
   bool takes_in_sequence_ = false;
-  std::vector<int64_t> sizes_;                                // of the result
+  std::vector<int64_t> sizes_;  // of what comes
+  std::optional<std::pair<int64_t, std::vector<int64_t>>>
+      own_;                                                   // what is kept of it, when not all: from where on, which sizes
+  at::ScalarType dtype_ = at::kFloat;                         // of the value, where something is reduced; terms may be wider
   std::vector<std::pair<ReductionPtr, int64_t>> reductions_;  // that are carried out together, each over so many ranks
 };
 

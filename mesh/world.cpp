@@ -57,6 +57,8 @@ std::string who_did_not_come(const std::vector<int64_t>& ranks) {
   return ranks.empty() ? "" : fmt::format("; ranks [{}] did not come to it", fmt::join(ranks, ", "));
 }
 
+constexpr const char* kLocalSizeKey = "tessera/local_size";
+
 // Outlives the World in the tokens that observe() gives out.
 struct Observers {
   std::mutex mutex;
@@ -166,12 +168,16 @@ struct World::Impl {
   std::atomic<const char*> op{""};  // a second thread reads it for its error
   const std::string* path = &kNoPath;
   std::atomic<std::thread::id> owner{};
-  int depth = 0;  // of Exclusive on the owner's thread
+  std::once_flag host_size_read;
+  int64_t host_size = 1;  // of rank 0
+  int depth = 0;          // of Exclusive on the owner's thread
   std::shared_ptr<FailureBoard> board;
   GroupTable groups;  // last: its thread uses the board
 };
 
-World::World(WorldOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+World::World(WorldOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+  if (impl_->has_peers() && rank() == 0) store()->set(kLocalSizeKey, std::to_string(local_size()));
+}
 World::~World() = default;
 
 std::shared_ptr<World> World::create(WorldOptions options) {
@@ -225,6 +231,14 @@ int64_t World::rank() const { return impl_->options.rank; }
 int64_t World::size() const { return impl_->options.size; }
 int64_t World::local_rank() const { return impl_->options.local_rank; }
 int64_t World::local_size() const { return impl_->options.local_size; }
+int64_t World::ranks_per_host() const {
+  if (!impl_->has_peers()) return local_size();
+  std::call_once(impl_->host_size_read, [&] {
+    const std::vector<uint8_t> text = store()->get(kLocalSizeKey);
+    impl_->host_size = std::stoll(std::string(text.begin(), text.end()));
+  });
+  return impl_->host_size;
+}
 bool World::is_fake() const { return impl_->options.fake; }
 CpuBackend World::cpu_backend() const { return impl_->options.cpu_backend; }
 std::chrono::milliseconds World::timeout() const { return impl_->options.timeout; }

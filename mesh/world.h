@@ -92,6 +92,9 @@ class World : public std::enable_shared_from_this<World> {
   int64_t size() const;
   int64_t local_rank() const;
   int64_t local_size() const;
+  // Rank 0's local_size, so the same on every rank, also where hosts differ. Read once from the store, where rank 0 wrote it as its
+  // world began: waits for that, at most timeout(). Throws std::runtime_error when it does not come.
+  int64_t ranks_per_host() const;
   bool is_fake() const;
   CpuBackend cpu_backend() const;
   std::chrono::milliseconds timeout() const;

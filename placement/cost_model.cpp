@@ -136,9 +136,10 @@ CostModel CostModel::fitted(const Mesh& mesh, std::span<const LinkSample> sample
 }
 
 Link CostModel::over(std::span<const int64_t> mesh_dims) const {
-  Link slowest = links[static_cast<std::size_t>(mesh_dims[0])];
+  if (mesh_dims.empty()) throw std::invalid_argument("CostModel::over: no mesh dimensions; give those that a step is over");
+  Link slowest = links.at(static_cast<std::size_t>(mesh_dims[0]));
   for (const int64_t mesh_dim : mesh_dims) {
-    const Link& link = links[static_cast<std::size_t>(mesh_dim)];
+    const Link& link = links.at(static_cast<std::size_t>(mesh_dim));
     slowest.microseconds = std::max(slowest.microseconds, link.microseconds);
     slowest.bytes_per_microsecond = std::min(slowest.bytes_per_microsecond, link.bytes_per_microsecond);
   }

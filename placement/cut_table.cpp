@@ -2,24 +2,18 @@
 
 #include <algorithm>
 #include <bit>
-#include <set>
-#include <stdexcept>
+#include <exception>
+#include <numeric>
 
 namespace tessera {
 namespace {
-
-constexpr int64_t kCompareAll = 64;  // ranks
 
 uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 
 // Whether `partition` cuts `size` elements into `parts`, as check_partition says it.
 bool fits(const Partition& partition, int64_t size, int64_t parts) {
-  if (partition.exact()) return partition.size().value_or(size) == size;
-  try {
-    check_partition(partition, size, parts, "");
-  } catch (const std::invalid_argument&) {
-    return false;
-  }
+  if (partition.exact()) return partition.parts().value_or(parts) == parts && partition.size().value_or(size) == size;
+  check_partition(partition, size, parts, "");
   return true;
 }
 
@@ -33,14 +27,17 @@ Intervals joined(std::vector<Interval> all) {
 
 }  // namespace
 
-ComparedRanks::ComparedRanks(std::span<const int64_t> shape) : mesh_shape(shape.begin(), shape.end()), coordinates{{}} {
+ComparedRanks::ComparedRanks(std::span<const int64_t> shape, const std::vector<std::set<int64_t>>& some)
+    : mesh_shape(shape.begin(), shape.end()), coordinates{{}} {
   for (const int64_t n : mesh_shape) ranks *= n;
-  all = ranks <= kCompareAll;
-  for (const int64_t n : mesh_shape) {
+  all = some.empty();
+  for (std::size_t i = 0; i < mesh_shape.size(); ++i) {
+    std::vector<int64_t> here(static_cast<std::size_t>(mesh_shape[i]));
+    std::iota(here.begin(), here.end(), 0);
+    if (!all) here.assign(some[i].begin(), some[i].end());
     std::vector<std::vector<int64_t>> longer;
     for (const auto& start : coordinates) {
-      for (int64_t c = 0; c < n; ++c) {
-        if (!all && c >= 2 && c != n - 1) continue;
+      for (const int64_t c : here) {
         longer.push_back(start);
         longer.back().push_back(c);
       }
@@ -120,8 +117,15 @@ void CutTable::cut_anyhow(Way& way) {
     placements[way.dims[k]] = choices_[way.dims[k]][way.choices[k]].ordered(k);
   }
   const std::vector<Cut> cuts = cuts_of(tensor_dim_, placements, ranks_.mesh_shape);
-  way.legal = can_cut(cuts);
-  if (!way.legal) return;
+  try {
+    way.legal = every_cut(size_, cuts, fits);
+    if (way.legal) take_parts(way, cuts);
+  } catch (const std::exception&) {  // a user's partition that cannot cut what it has not been asked to
+    way.legal = false;
+  }
+}
+
+void CutTable::take_parts(Way& way, const std::vector<Cut>& cuts) {
   const std::size_t start = begins_.size() - ranks_.count();
   way.single = true;
   for (std::size_t r = 0; r < ranks_.count(); ++r) {
@@ -134,20 +138,6 @@ void CutTable::cut_anyhow(Way& way) {
     way.single = way.single && mine.size() <= 1;
   }
   if (way.single) way.intervals.clear();
-}
-
-// As check_layout has it.
-bool CutTable::can_cut(const std::vector<Cut>& cuts) const {
-  for (std::size_t k = 0; k < cuts.size(); ++k) {
-    const Partition& partition = *cuts[k].partition;
-    if (partition.parts().value_or(cuts[k].parts) != cuts[k].parts) return false;
-    if (partition.exact() && !partition.size()) continue;
-    const std::vector<Cut> before(cuts.begin(), cuts.begin() + static_cast<std::ptrdiff_t>(k));
-    std::set<int64_t> sizes;
-    for (const auto& at : ranks_.coordinates) sizes.insert(count(part_of(size_, before, ranks_.mesh_shape, at)));
-    if (!std::ranges::all_of(sizes, [&](int64_t size) { return fits(partition, size, cuts[k].parts); })) return false;
-  }
-  return true;
 }
 
 // ---- two ways -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -14,10 +15,9 @@ namespace tessera {
 
 constexpr std::size_t kMostMeshDims = 12;  // of a mesh for which plans are made
 
-// The ranks of a mesh that are compared when layouts are: all of up to 64; on a larger one those at the first, second and last
-// coordinate of every mesh dimension.
+// The ranks of a mesh that are compared when layouts are: all, or those at some coordinates of every mesh dimension.
 struct ComparedRanks {
-  explicit ComparedRanks(std::span<const int64_t> mesh_shape);
+  explicit ComparedRanks(std::span<const int64_t> mesh_shape, const std::vector<std::set<int64_t>>& some = {});
 
   std::size_t count() const { return coordinates.size(); }
   // The rank at coordinate 0 of `mesh_dims`, a bit for each, and else where `rank` is. When all ranks are compared.
@@ -39,6 +39,8 @@ class CutTable {
   // The way that cuts as `way` does and then by `mesh_dim` as its choice says.
   int extended(int way, std::size_t mesh_dim, std::size_t choice);
   bool is_legal(int way) const { return ways_[index(way)].legal; }
+  // Whether it cuts into equal chunks, none of them empty.
+  bool is_even(int way) const { return ways_[index(way)].even; }
   // The mesh dimensions that cut, in order.
   std::span<const uint8_t> sequence(int way) const { return {ways_[index(way)].dims.data(), ways_[index(way)].length}; }
   // Of a legal way: how many elements each compared rank has.
@@ -88,7 +90,7 @@ class CutTable {
   int add(int from, std::size_t mesh_dim, std::size_t choice);
   void cut_chunks(const Way& way, int from, int64_t parts);
   void cut_anyhow(Way& way);
-  bool can_cut(const std::vector<Cut>& cuts) const;
+  void take_parts(Way& way, const std::vector<Cut>& cuts);
   Pair find_pair(int from, int to);
   Pair even_pair(const Way& from, const Way& to) const;
   // The product of the sizes of the mesh dimensions that cut before `mesh_dim` does; 0 if it does not.

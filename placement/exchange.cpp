@@ -23,8 +23,8 @@ class Group {
     Exchange out{.source = source(me), .target = target(me), .sends = {}, .receives = {}};
     const Tile nothing(out.source.size());
     for (int64_t peer = 0; peer < std::ssize(sources_); ++peer) {
-      const bool gives = peer != me && sends(me, peer);
-      const bool takes = sends(peer, me);
+      const bool gives = peer != me && overlap(out.source, target(peer)) > 0 && sends(me, peer);
+      const bool takes = overlap(source(peer), out.target) > 0 && sends(peer, me);
       out.sends.push_back(gives ? intersect(out.source, target(peer)) : nothing);
       out.receives.push_back(takes ? intersect(source(peer), out.target) : nothing);
     }
@@ -131,6 +131,20 @@ bool is_in_place(std::span<const int64_t> shape, const Mesh& from_mesh, const Pl
     const int64_t held = before ? overlap(local_tile(shape, from, from_mesh.shape(), *before), target) : 0;
     return held == numel(target);
   });
+}
+
+Together together_of(std::span<const int64_t> shape, const Placements& to, std::span<const int64_t> mesh_shape,
+                     const MergedDims& dims, const std::vector<int64_t>& coordinate) {
+  const auto cuts = [&](int64_t mesh_dim) { return to[static_cast<std::size_t>(mesh_dim)].is_shard(); };
+  Together out{.tiles = {local_tile(shape, to, mesh_shape, coordinate)}};
+  if (std::ranges::none_of(dims.mesh_dims(), cuts)) return out;
+  const Tile own = std::exchange(out.tiles, {}).front();
+  for (int64_t i = 0; i < dims.size(); ++i) {
+    Tile tile = local_tile(shape, to, mesh_shape, dims.coordinate_of(coordinate, i));
+    if (std::ranges::find(out.tiles, tile) == out.tiles.end()) out.tiles.push_back(std::move(tile));
+  }
+  out.own = static_cast<std::size_t>(std::ranges::find(out.tiles, own) - out.tiles.begin());
+  return out;
 }
 
 int64_t numel(const Tile& tile) {

@@ -46,6 +46,14 @@ Exchange exchange_between(std::span<const int64_t> shape, const Mesh& from_mesh,
 bool is_in_place(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
                  const Placements& to);
 
+// What an all_reduce over a group leaves in each of its ranks: the tiles of all, those that differ once each; `own` is this rank's.
+struct Together {
+  std::vector<Tile> tiles;
+  std::size_t own = 0;
+};
+Together together_of(std::span<const int64_t> shape, const Placements& to, std::span<const int64_t> mesh_shape,
+                     const MergedDims& dims, const std::vector<int64_t>& coordinate);
+
 // Elements.
 int64_t numel(const Tile& tile);
 Tile intersect(const Tile& a, const Tile& b);

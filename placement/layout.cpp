@@ -121,8 +121,25 @@ Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndi
 bool is_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape) {
   try {
     check_layout(placements, mesh, shape, "");
-  } catch (const std::invalid_argument&) {
+  } catch (const std::exception&) {  // a user's partition throws what it likes
     return false;
+  }
+  return true;
+}
+
+bool every_cut(int64_t size, std::span<const Cut> cuts,
+               c10::function_ref<bool(const Partition&, int64_t size, int64_t parts)> fits) {
+  const auto asks = [](const Cut& cut) { return !cut.partition->exact() || cut.partition->size(); };
+  std::set<int64_t> sizes = {size};
+  for (std::size_t k = 0; k < cuts.size(); ++k) {
+    const Cut& cut = cuts[k];
+    if (!std::ranges::all_of(sizes, [&](int64_t each) { return fits(*cut.partition, each, cut.parts); })) return false;
+    if (std::ranges::none_of(cuts.subspan(k + 1), asks)) continue;  // those after it cut anything
+    std::set<int64_t> left;
+    for (const int64_t each : sizes) {
+      for (int64_t i = 0; i < cut.parts; ++i) left.insert(count(cut.partition->part(each, cut.parts, i)));
+    }
+    sizes = std::move(left);
   }
   return true;
 }
@@ -133,15 +150,11 @@ void check_layout(const Placements& placements, const Mesh& mesh, std::span<cons
   const std::string where = fmt::format("{}: {} of shape [{}]", who, to_string(placements), fmt::join(shape, ", "));
   check_lone(placements, mesh, shape, where);
   for (std::size_t d = 0; d < shape.size(); ++d) {
-    std::set<int64_t> sizes = {shape[d]};  // that the cuts so far leave to some rank
-    for (const Cut& cut : cuts_of(static_cast<int64_t>(d), placements, mesh.shape())) {
-      std::set<int64_t> left;
-      for (const int64_t size : sizes) {
-        check_partition(*cut.partition, size, cut.parts, where);
-        for (int64_t i = 0; i < cut.parts; ++i) left.insert(count(cut.partition->part(size, cut.parts, i)));
-      }
-      sizes = std::move(left);
-    }
+    every_cut(shape[d], cuts_of(static_cast<int64_t>(d), placements, mesh.shape()),
+              [&](const Partition& partition, int64_t size, int64_t parts) {
+                check_partition(partition, size, parts, where);
+                return true;
+              });
   }
 }
 

@@ -5,8 +5,10 @@
 #include <string_view>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
 #include "tessera/mesh/mesh.h"
 #include "tessera/placement/intervals.h"
+
 #include "tessera/placement/placement.h"
 
 namespace tessera {
@@ -41,6 +43,11 @@ std::vector<int64_t> shape_of(const Tile& tile);
 // Throws std::invalid_argument, prefixed with `who`, when there is not one placement a mesh dimension or a Shard dimension is
 // outside the tensor's.
 Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndim, std::string_view who);
+
+// Whether `fits` says yes to every partition, and every number of elements that it gets to cut on some rank: `size` for the first,
+// what the cuts before leave for the others. Where no later cut asks for sizes, one of those stands for all.
+bool every_cut(int64_t size, std::span<const Cut> cuts,
+               c10::function_ref<bool(const Partition&, int64_t size, int64_t parts)> fits);
 
 // Throws std::invalid_argument, prefixed with `who`, when normalized `placements` cannot cut a tensor of `shape`: see
 // check_partition.

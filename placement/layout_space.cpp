@@ -1,8 +1,10 @@
 #include "tessera/placement/layout_space.h"
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <numeric>
+#include <set>
 
 #include "tessera/placement/reduction.h"
 
@@ -30,6 +32,45 @@ std::vector<int64_t> shardable(std::span<const int64_t> shape, std::span<const i
   std::ranges::stable_sort(dims, {}, rank_of);
   if (dims.size() > kMostShards) dims.resize(kMostShards);
   return dims;
+}
+
+// Adds the coordinates at which the parts of `size` elements change in size, of chunks, or are the largest and smallest.
+void add_extremes(const Partition& partition, int64_t size, int64_t parts, std::set<int64_t>& out) {
+  if (partition.parts().value_or(parts) != parts || partition.size().value_or(size) != size) return;
+  if (&partition == chunks().get()) {
+    const int64_t full = size / std::max<int64_t>(chunk_range(size, parts, 0).size(), 1);  // so many are
+    for (const int64_t c : {full - 1, full, full + 1}) {
+      if (c >= 0 && c < parts) out.insert(c);
+    }
+    return;
+  }
+  std::vector<int64_t> sizes;
+  try {
+    for (int64_t i = 0; i < parts; ++i) sizes.push_back(count(partition.part(size, parts, i)));
+  } catch (const std::exception&) {  // a user's, which may never be asked for this
+    return;
+  }
+  const auto [least, most] = std::ranges::minmax_element(sizes);
+  out.insert({least - sizes.begin(), most - sizes.begin()});
+}
+
+// All ranks, or of a large mesh those at the first, second and last coordinates and where one mesh dimension alone has the
+// largest and smallest parts.
+ComparedRanks compared(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const Placements& from,
+                       const Placements& to, bool sample) {
+  const int64_t ranks = std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());
+  if (!sample || ranks <= static_cast<int64_t>(LayoutSpace::kCompareAll)) return ComparedRanks(mesh_shape);
+  std::vector<std::set<int64_t>> some;
+  for (std::size_t i = 0; i < mesh_shape.size(); ++i) {
+    std::set<int64_t>& here = some.emplace_back(std::set<int64_t>{0, mesh_shape[i] - 1});
+    if (mesh_shape[i] > 1) here.insert(1);
+    Placements cuts = {from[i], to[i]};
+    for (const int64_t d : shardable(shape, mesh_shape)) cuts.push_back(Shard(d));
+    for (const Placement& p : cuts) {
+      if (p.is_shard()) add_extremes(p.partition(), shape[static_cast<std::size_t>(p.tensor_dim())], mesh_shape[i], here);
+    }
+  }
+  return ComparedRanks(mesh_shape, some);
 }
 
 // Which bits of places in tensor dimensions are equal.
@@ -67,8 +108,8 @@ class EqualBits {
 }  // namespace
 
 LayoutSpace::LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const Placements& from,
-                         const Placements& to)
-    : ranks_(mesh_shape), every_(bit(mesh_shape.size()) - 1), table_of_(shape.size()) {
+                         const Placements& to, bool sample)
+    : ranks_(compared(shape, mesh_shape, from, to, sample)), every_(bit(mesh_shape.size()) - 1), table_of_(shape.size()) {
   make_choices(from, to);
   for (std::size_t i = 0; i < mesh_ndim(); ++i) {
     if (mesh_shape[i] == 1) continue;
@@ -78,6 +119,14 @@ LayoutSpace::LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t
   make_kinds();
   add_end(from);
   add_end(to);
+}
+
+bool LayoutSpace::is_exact(Node from, Node to) const {
+  if (ranks_.all) return true;
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    if (!tables_[t].is_even(ways(from)[t]) || !tables_[t].is_even(ways(to)[t])) return false;
+  }
+  return true;
 }
 
 void LayoutSpace::make_choices(const Placements& from, const Placements& to) {
@@ -172,6 +221,7 @@ void LayoutSpace::grow() {
   Extent extent = Extent::kAllOrders;
   if (count_layouts(extent) > most) extent = Extent::kMeshOrder;
   if (count_layouts(extent) > most) extent = Extent::kEnds;
+  if (count_layouts(extent) > most) extent = Extent::kWhole;
   Draft draft;
   draft.sequences.resize(tables_.size());
   draw(draft, mesh_ndim(), extent);
@@ -333,7 +383,20 @@ double LayoutSpace::common_of_groups(Node from, Node to, uint32_t mesh_dims) con
 }
 
 uint32_t LayoutSpace::repended(Node from, Node to) const {
-  return kind_count_ < 2 ? 0 : pending(from) & pending(to) & changed(from, to);
+  return kind_count_ < 2 ? 0 : pending(from) & pending(to) & changed(from, to) & ~rescaled(from, to);
+}
+
+uint32_t LayoutSpace::rescaled(Node from, Node to) const {
+  if (kind_count_ < 2) return 0;
+  const uint32_t candidates = pending(from) & pending(to) & changed(from, to);
+  uint32_t out = 0;
+  for (std::size_t i = 0; candidates >> i != 0; ++i) {
+    if ((candidates & bit(i)) == 0) continue;
+    const auto before = static_cast<std::size_t>(kind(i, at(from).choices[i]));
+    const auto after = static_cast<std::size_t>(kind(i, at(to).choices[i]));
+    if ((together_[before] & bit(after)) != 0) out |= bit(i);
+  }
+  return out;
 }
 
 bool LayoutSpace::reduce_together(Node from, uint32_t mesh_dims) const {

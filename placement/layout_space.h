@@ -14,15 +14,17 @@ namespace tessera {
 // dimension has its placement in the source or the target, Replicate, or torch.chunk's Shard of a tensor dimension (of the four
 // that divide best), pending reductions commute, and mesh dimensions that cut one tensor dimension do so in any order. Where
 // that makes more than kMostLayouts, the order is that of the mesh; where these are still more, placements are those of the
-// source and the target and Replicate. Made for one search; not thread-safe.
+// source and the target and Replicate; and then only Replicate everywhere. Made for one search; not thread-safe.
 class LayoutSpace {
  public:
   using Node = int32_t;
   static constexpr std::size_t kMostLayouts = 1 << 16;
+  static constexpr std::size_t kCompareAll = 64;
 
   // `from` and `to` are normalized layouts; in the place of masked reductions stand those that they await.
+  // Compares all ranks of a mesh of up to kCompareAll, on a larger one some if `sample`: see is_exact.
   LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const Placements& from,
-              const Placements& to);
+              const Placements& to, bool sample);
   LayoutSpace(const LayoutSpace&) = delete;
   LayoutSpace& operator=(const LayoutSpace&) = delete;
 
@@ -34,6 +36,8 @@ class LayoutSpace {
   Placements placements_of(Node node) const;                        // normalized
 
   const ComparedRanks& ranks() const { return ranks_; }
+  // Whether the compared ranks have the extremes of all: they are all, or both layouts cut into equal chunks.
+  bool is_exact(Node from, Node to) const;
   std::size_t mesh_ndim() const { return ranks_.mesh_shape.size(); }
   double elements() const { return elements_; }  // of the tensor
   int64_t ranks_of(uint32_t mesh_dims) const;    // the product of their sizes
@@ -74,6 +78,8 @@ class LayoutSpace {
   }
   // Mesh dimensions along which one reduction is pending in `from` and another in `to`.
   uint32_t repended(Node from, Node to) const;
+  // Mesh dimensions along which one linear reduction becomes another: every rank scales its piece.
+  uint32_t rescaled(Node from, Node to) const;
   // Whether what is pending in `from` along these mesh dimensions goes in one step.
   bool reduce_together(Node from, uint32_t mesh_dims) const;
 
@@ -92,7 +98,7 @@ class LayoutSpace {
     std::vector<std::vector<uint8_t>> sequences;  // for each table
     uint32_t kinds = 0;                           // of pending reductions
   };
-  enum class Extent { kAllOrders, kMeshOrder, kEnds };
+  enum class Extent { kAllOrders, kMeshOrder, kEnds, kWhole };
 
   const Layout& at(Node node) const { return layouts_[static_cast<std::size_t>(node)]; }
   const int* ways(Node node) const { return &ways_[static_cast<std::size_t>(node) * tables_.size()]; }
@@ -104,6 +110,7 @@ class LayoutSpace {
   void add_end(const Placements& placements);
   double count_layouts(Extent extent) const;
   std::size_t choices_to_draw(std::size_t mesh_dim, Extent extent) const {
+    if (extent == Extent::kWhole) return 1;
     return extent == Extent::kEnds ? end_choices_[mesh_dim] : choices_[mesh_dim].size();
   }
   std::size_t table(const Placement& shard) const { return table_of_[static_cast<std::size_t>(shard.tensor_dim())]; }

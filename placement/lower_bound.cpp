@@ -46,6 +46,7 @@ double ranks_where(const Mesh& mesh, const Condition& condition) {
 
 LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
                        const Placements& to) {
+  check_shape(shape, "lower_bound");
   const auto legal = [&](const Placements& written) {
     Placements out = normalize(written, mesh, static_cast<int64_t>(shape.size()), "lower_bound");
     check_layout(out, mesh, shape, "lower_bound");

@@ -62,6 +62,7 @@ std::optional<std::vector<int64_t>> parse_ints(const std::vector<std::string_vie
 std::optional<Intervals> parse_intervals(std::string_view text) {
   Intervals out;
   if (trim(text) == "-") return out;
+  if (trim(text).empty()) return std::nullopt;
   for (const std::string_view piece : split(text, '+')) {
     const auto ends = parse_ints(split(piece, '-'));
     if (!ends || ends->size() != 2) return std::nullopt;

@@ -105,10 +105,15 @@ bool all_replicate(const Placements& placements) {
 }
 
 bool partials_commute(const Placements& placements) {
+  const auto awaited = [](const Placement& p) {  // a masked reduction is the one that it awaits
+    const auto& masked = p.reduction().awaited();
+    return masked ? Partial(masked) : p;
+  };
   const auto linear = [](const Placement& p) { return p.reduction().slope(1).has_value(); };
   const auto first = std::find_if(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
-  return std::all_of(first, placements.end(),
-                     [&](const Placement& p) { return !p.is_partial() || p == *first || (linear(p) && linear(*first)); });
+  return std::all_of(first, placements.end(), [&](const Placement& p) {
+    return !p.is_partial() || p == *first || (linear(p) && linear(*first)) || awaited(p) == awaited(*first);
+  });
 }
 
 std::size_t hash_of(const Placements& placements) {

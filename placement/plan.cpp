@@ -38,7 +38,11 @@ double received(const PlanStep& step, const std::vector<int64_t>& shape, const M
   const auto size = static_cast<double>(numel(target));
   switch (step.kind) {
     case PlanStep::Kind::kLocal: return 0;
-    case PlanStep::Kind::kAllReduce: return 2 * size * (n - 1) / n;
+    case PlanStep::Kind::kAllReduce: {
+      int64_t together = 0;
+      for (const Tile& each : together_of(shape, step.to, mesh.shape(), dims, coordinate).tiles) together += numel(each);
+      return 2 * static_cast<double>(together) * (n - 1) / n;
+    }
     case PlanStep::Kind::kReduceScatter: return size * (n - 1);
     default: return size - static_cast<double>(overlap(local_tile(shape, step.from, mesh.shape(), coordinate), target));
   }
@@ -148,6 +152,16 @@ std::string Plan::to_string() const {
     if (step.kind != PlanStep::Kind::kLocal) out += fmt::format(", {} bytes, {:.4g} us", step.max_bytes, step.microseconds);
   }
   return out;
+}
+
+void check_shape(const std::vector<int64_t>& shape, const std::string& who) {
+  constexpr double kMostElements = 1e18;
+  double elements = 1;
+  for (const int64_t size : shape) elements *= static_cast<double>(size);
+  if (elements <= kMostElements && std::ranges::none_of(shape, [](int64_t size) { return size < 0; })) return;
+  throw std::invalid_argument(
+      fmt::format("{}: a tensor of shape [{}]; sizes are at least 0, and make at most {:.0e} elements", who,
+                  fmt::join(shape, ", "), kMostElements));
 }
 
 void check_partials(const Placements& placements, at::ScalarType dtype, const std::string& who) {

@@ -18,11 +18,11 @@ namespace tessera {
 // One step of a redistribution: some mesh dimensions' placements change together, over the groups that these dimensions span.
 struct PlanStep {
   enum class Kind : uint8_t {
-    kLocal,      // nothing moves: slicing, forming a Partial
+    kLocal,      // nothing moves: slicing, forming a Partial, scaling the pieces of one linear reduction into another's
     kAllGather,  // every rank of a group gets what all of it have
     kAllToAll,   // every rank sends each what it lacks: any change of sharding, uneven pieces as they are
     kPermute,    // every rank's tile goes to one other
-    kAllReduce,
+    kAllReduce,  // of what the ranks of a group need together, of which each keeps its own
     kReduceScatter,
   };
   Kind kind = Kind::kLocal;
@@ -85,18 +85,24 @@ class Plan {
 
 // The cheapest plan under `model` (CostModel::gloo when it has no links) from `from` to `to` for a tensor of `shape`:
 // one that no other sequence of steps undercuts, a step being
-//   local                                     slicing, forming a Partial of a whole value or of a Shard's piece
+//   local                                     slicing, forming a Partial of a whole value or of a Shard's piece, one linear
+//                                             reduction as another (sum as avg)
 //   all_gather, all_to_all, permute           any change between Replicate and Shards, over the fewest mesh dimensions along
 //                                             which every rank finds what it lacks
 //   all_reduce, reduce_scatter                of pending reductions of one kind over one or several mesh dimensions, into any
-//                                             layout of which every rank has its own terms
+//                                             layout of which every rank has its own terms; an all_reduce of all that
+//                                             its group needs, where tiles are too uneven to be scattered
 // and a layout on the way one of LayoutSpace: each mesh dimension with its placement in `from` or `to`, Replicate or torch.chunk's
 // Shard, cutting in any order. Live bytes are at most the source's and the target's tile and twice the larger of the two, unless
 // there is no such plan. Without a pending reduction and with equal links it is one step in which no rank receives an element that
 // it has: the lower bound.
 //
-// On meshes of more than 64 ranks the search compares ranks at the first, second and last coordinates.
-// Throws std::invalid_argument on placements that do not fit the mesh, the shape or the dtype.
+// A masked reduction counts as the one that it awaits. Where layouts are too many (of five mesh dimensions and more), those on the
+// way keep the mesh's order of cuts, or only the ends' placements; and at most four tensor dimensions are cut that neither end cuts.
+// On meshes of more than 64 ranks the search compares some ranks; the figures are those of all, and where these say more than the
+// search saw, it is repeated with all (milliseconds to seconds, on thousands of ranks cut unevenly by interval lists or sizes); no step is
+// a permute there. Throws std::invalid_argument on a shape that is none, and on placements that do not fit the mesh, the shape or the
+// dtype.
 Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
                        const Placements& to, const CostModel& model = {});
 
@@ -110,6 +116,9 @@ struct LowerBound {
 };
 LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
                        const Placements& to);
+
+// Throws std::invalid_argument, prefixed with `who`, on sizes below 0 or more elements than can be numbered.
+void check_shape(const std::vector<int64_t>& shape, const std::string& who);
 
 // Throws std::invalid_argument, prefixed with `who`, when a Partial in `placements` cannot be formed of `dtype`, or two kinds
 // are pending that do not commute.

@@ -100,7 +100,7 @@ class Search {
   }
 
   void reach(Node node, const Cost& cost, Node before) {
-    const bool kept = before >= 0 && space_.pending(before) == space_.pending(node) && space_.repended(before, node) == 0;
+    const bool kept = before >= 0 && keeps_pending(before, node);
     seen(node) = {.cost = cost, .before = before, .kept = kept, .reached = true, .done = false};
     open_.push({.least = least_through(node, cost), .node = node});
   }
@@ -113,10 +113,14 @@ class Search {
     }
   }
 
+  bool keeps_pending(Node node, Node next) const {
+    return space_.pending(node) == space_.pending(next) && (space_.repended(node, next) | space_.rescaled(node, next)) == 0;
+  }
+
   // Where links are equal, two steps in turn that change nothing pending do no more than one over all their mesh dimensions,
   // in which no rank receives more than in both.
   bool is_detour(Node node, Node next) {
-    if (!costs_.equal_links() || !seen(node).kept || space_.pending(next) != space_.pending(node)) return false;
+    if (!costs_.equal_links() || !seen(node).kept || !keeps_pending(node, next)) return false;
     return costs_.most_live(seen(node).before, next) <= limit_;
   }
 
@@ -194,23 +198,58 @@ Placements whole_where_alone(Placements placements, const std::vector<int64_t>& 
   return placements;
 }
 
-std::vector<PlanStep> steps_of(LayoutSpace& space, StepCosts& costs, const std::vector<Node>& way) {
+PlanStep step_of(LayoutSpace& space, StepCosts& costs, Node from, Node to, const Step& found) {
+  PlanStep step{.kind = found.kind,
+                .mesh_dims = dims_of(found.mesh_dims),
+                .from = space.placements_of(from),
+                .to = space.placements_of(to),
+                .max_bytes = static_cast<int64_t>(found.bytes + 0.5),
+                .peak_bytes = static_cast<int64_t>(found.peak + 0.5),
+                .microseconds = found.microseconds};
+  if (step.kind == PlanStep::Kind::kAllToAll) {
+    const uint32_t shared = shared_mesh_dims(space, costs, from, to, found.mesh_dims);
+    step.mesh_dims = dims_of(shared);
+    if (permutes(space, from, to, shared)) step.kind = PlanStep::Kind::kPermute;
+  }
+  return step;
+}
+
+// A tensor and what its plans are compared by.
+struct Problem {
+  const std::vector<int64_t>& shape;
+  at::ScalarType dtype;
+  const std::vector<int64_t>& mesh_shape;
+  const Placements& from;
+  const Placements& to;
+  const CostModel& model;
+};
+
+// The step that a search saw on some ranks, with the figures of all; nothing where it is none there, or costs more than was seen.
+std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, double memory_limit) {
+  LayoutSpace space(problem.shape, problem.mesh_shape, seen.from, seen.to, /*sample=*/false);
+  StepCosts costs(space, problem.dtype, problem.model);
+  const std::optional<Step> found = costs.step(space.from(), space.to(), kNever);
+  if (!found || found->microseconds > seen.microseconds * (1 + kSlack)) return std::nullopt;
+  if (found->peak > memory_limit && static_cast<double>(seen.peak_bytes) <= memory_limit) return std::nullopt;
+  return step_of(space, costs, space.from(), space.to(), *found);
+}
+
+// The steps of the cheapest plan. With `sample`, nothing where the ranks that were compared stand for the others badly: what is
+// found is the cheapest of all, for no plan costs less on all ranks than on some.
+std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sample) {
+  LayoutSpace space(problem.shape, problem.mesh_shape, problem.from, problem.to, sample);
+  StepCosts costs(space, problem.dtype, problem.model);
+  const std::vector<Node> way = find_way(space, costs);
+  if (way.empty()) {
+    throw std::logic_error(
+        fmt::format("plan_redistribute: no way from {} to {}", to_string(problem.from), to_string(problem.to)));
+  }
   std::vector<PlanStep> steps;
   for (std::size_t i = 0; i + 1 < way.size(); ++i) {
-    const Step found = *costs.step(way[i], way[i + 1], kNever);
-    PlanStep step{.kind = found.kind,
-                  .mesh_dims = dims_of(found.mesh_dims),
-                  .from = space.placements_of(way[i]),
-                  .to = space.placements_of(way[i + 1]),
-                  .max_bytes = static_cast<int64_t>(found.bytes + 0.5),
-                  .peak_bytes = static_cast<int64_t>(found.peak + 0.5),
-                  .microseconds = found.microseconds};
-    if (step.kind == PlanStep::Kind::kAllToAll) {
-      const uint32_t shared = shared_mesh_dims(space, costs, way[i], way[i + 1], found.mesh_dims);
-      step.mesh_dims = dims_of(shared);
-      if (permutes(space, way[i], way[i + 1], shared)) step.kind = PlanStep::Kind::kPermute;
-    }
-    steps.push_back(std::move(step));
+    std::optional<PlanStep> step = step_of(space, costs, way[i], way[i + 1], *costs.step(way[i], way[i + 1], kNever));
+    if (!space.is_exact(way[i], way[i + 1])) step = counted(problem, *step, costs.memory_limit());
+    if (!step) return std::nullopt;
+    steps.push_back(*std::move(step));
   }
   return steps;
 }
@@ -228,6 +267,7 @@ void check_ends(const std::vector<int64_t>& shape, at::ScalarType dtype, const M
 
 Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
                        const Placements& to, const CostModel& model) {
+  check_shape(shape, "plan_redistribute");
   const auto ndim = static_cast<int64_t>(shape.size());
   const Placements source = normalize(from, mesh, ndim, "plan_redistribute");
   const Placements target = normalize(to, mesh, ndim, "plan_redistribute");
@@ -238,13 +278,11 @@ Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, 
   const Placements begin = whole_where_alone(without_masks(source), mesh.shape());
   const Placements end = whole_where_alone(without_masks(target), mesh.shape());
   if (begin == end) return Plan(mesh, shape, dtype, {});
-  LayoutSpace space(shape, mesh.shape(), begin, end);
-  StepCosts step_costs(space, static_cast<int64_t>(c10::elementSize(dtype)), costs);
-  const std::vector<Node> way = find_way(space, step_costs);
-  if (way.empty()) {
-    throw std::logic_error(fmt::format("plan_redistribute: no way from {} to {}", to_string(from), to_string(to)));
-  }
-  return Plan(mesh, shape, dtype, steps_of(space, step_costs, way));
+  const Problem problem{
+      .shape = shape, .dtype = dtype, .mesh_shape = mesh.shape(), .from = begin, .to = end, .model = costs};
+  auto steps = find_steps(problem, /*sample=*/true);
+  if (!steps) steps = find_steps(problem, /*sample=*/false);
+  return Plan(mesh, shape, dtype, *std::move(steps));
 }
 
 }  // namespace tessera

@@ -6,16 +6,21 @@
 #include <stdexcept>
 
 #include <ATen/ops/abs.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sign.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
+
+#include "tessera/mesh/wire.h"
 
 namespace tessera {
 namespace {
@@ -40,11 +45,17 @@ c10::Scalar extreme(at::ScalarType dtype, bool highest) {
   return highest ? c10::Scalar(std::numeric_limits<uint64_t>::max() >> shift) : c10::Scalar(0);
 }
 
+// Whether a sum of some numbers of the dtype may overflow though their mean does not.
+bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || c10::isFloat8Type(dtype); }
+
 class Plain : public Reduction {
  public:
   explicit Plain(ReduceOp op)
       : Reduction(std::string(to_string(op)), op == ReduceOp::kAvg ? ReduceOp::kSum : op), named_(op) {}
 
+  at::Tensor to_term(const at::Tensor& piece) const override {
+    return named_ == ReduceOp::kAvg && is_narrow(piece.scalar_type()) ? piece.to(at::kFloat) : piece;
+  }
   at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const override {
     return named_ == ReduceOp::kAvg && ranks > 1 ? terms.div(ranks) : terms;
   }
@@ -95,7 +106,9 @@ class Norm final : public Reduction {
                       p));
     }
   }
-  at::Tensor to_term(const at::Tensor& piece) const override { return at::pow(at::abs(piece), p_); }
+  at::Tensor to_term(const at::Tensor& piece) const override {
+    return at::pow(at::abs(at::elementSize(piece.scalar_type()) < 4 ? piece.to(at::kFloat) : piece), p_);
+  }
   at::Tensor from_terms(const at::Tensor& terms, int64_t) const override { return at::pow(terms, 1 / p_); }
   at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t ranks) const override {
     return Reduction::spread(only_piece(value, ranks), coordinate, ranks);
@@ -109,7 +122,7 @@ class Norm final : public Reduction {
   at::Tensor derivative(const at::Tensor& piece, const Peers& peers) const override {
     const at::Tensor value = from_terms(peers.all_reduce(to_term(piece), ReduceOp::kSum), 0);
     const at::Tensor ratio = at::pow(at::abs(piece).div(value), p_ - 1).mul(at::sign(piece));
-    return at::where(at::eq(value, 0), at::zeros_like(ratio), ratio);
+    return at::where(at::eq(piece, 0), at::zeros_like(ratio), ratio).to(piece.scalar_type());  // 0 at 0, as norm has it
   }
   void check(at::ScalarType dtype, const std::string& who) const override {
     if (c10::isFloatingType(dtype)) return;
@@ -126,6 +139,7 @@ class Masked final : public Reduction {
   explicit Masked(ReduceOp op)
       : Reduction(fmt::format("masked {}", to_string(op)), plain_reduction(op)->op()), of_(plain_reduction(op)) {}
 
+  at::Tensor to_term(const at::Tensor& piece) const override { return of_->to_term(piece); }
   at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const override { return of_->from_terms(terms, ranks); }
   at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t ranks) const override {
     return of_->spread(value, coordinate, ranks);
@@ -140,12 +154,41 @@ class Masked final : public Reduction {
   const ReductionPtr of_;
 };
 
-[[noreturn]] void refuse(const std::string& who, ReduceOp op, at::ScalarType dtype, const char* remedy) {
-  throw std::invalid_argument(
-      fmt::format("{}: {} of {} is not defined; {}", who, to_string(op), c10::toString(dtype), remedy));
+// Numbers that most reductions can have as a value.
+at::Tensor probe_of(at::ScalarType dtype) {
+  if (c10::isIntegralType(dtype, /*includeBool=*/true)) return at::arange(1, 4).to(dtype);
+  const at::ScalarType wide = c10::elementSize(dtype) < 4 ? at::kFloat : dtype;
+  return at::arange(1, 4, at::kDouble).div(4).to(wide);
+}
+
+bool give_back(const Reduction& reduction, const std::vector<at::Tensor>& pieces, const at::Tensor& value) {
+  std::vector<at::Tensor> terms;
+  for (const at::Tensor& piece : pieces) terms.push_back(reduction.to_term(piece));
+  const ReduceOp op = reduction.op();
+  const at::ScalarType dtype = terms[0].scalar_type();
+  const at::Tensor reduced = from_wire(reduce_rows(to_wire(at::stack(terms), op, "redistribute"), op), dtype, op);
+  const at::Tensor got = reduction.from_terms(reduced, std::ssize(pieces)).to(value.scalar_type());
+  return got.sizes() == value.sizes() && at::allclose(got, value, /*rtol=*/1e-3);
 }
 
 }  // namespace
+
+void check_forms(const Reduction& reduction, at::ScalarType dtype, const std::string& who) {
+  const at::Tensor value = probe_of(dtype);
+  for (const int64_t ranks : {2, 3}) {
+    std::vector<at::Tensor> spread;
+    for (int64_t i = 0; i < ranks; ++i) spread.push_back(reduction.spread(value, i, ranks));
+    std::vector<at::Tensor> alone(static_cast<std::size_t>(ranks),
+                                  at::full_like(value, reduction.neutral(value.scalar_type())));
+    alone[0] = reduction.only_piece(value, ranks);
+    const bool spreads = give_back(reduction, spread, value);
+    if (spreads && give_back(reduction, alone, value)) continue;
+    throw std::invalid_argument(fmt::format(
+        "{}: what P({}) makes of a value does not reduce to it again (tried over {} ranks): its terms are not the "
+        "pieces, so implement Reduction::{}",
+        who, reduction.text(), ranks, spreads ? "only_piece and Reduction::neutral" : "spread"));
+  }
+}
 
 Reduction::Reduction(const std::string& text, ReduceOp op) : Described(text), op_(op) {
   if (op != ReduceOp::kAvg) return;
@@ -171,23 +214,7 @@ at::Tensor Reduction::derivative(const at::Tensor&, const Peers&) const {
       text()));
 }
 
-void check_reduces(ReduceOp op, at::ScalarType dtype, const std::string& who) {
-  const bool ordered = op == ReduceOp::kMax || op == ReduceOp::kMin;
-  const bool bits = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
-  if (bits) {
-    if (c10::isIntegralType(dtype, /*includeBool=*/true)) return;
-    refuse(who, op, dtype, "bits are those of integers and bool");
-  }
-  if (dtype == at::kBool && !ordered) {
-    refuse(who, op, dtype, "use max (any) or min (all), or convert to an integer dtype");
-  }
-  if (op == ReduceOp::kAvg && c10::isIntegralType(dtype, /*includeBool=*/true)) {
-    refuse(who, op, dtype, "use sum and divide, or convert to a floating dtype");
-  }
-  if (ordered && c10::isComplexType(dtype)) {
-    refuse(who, op, dtype, "complex numbers have no order; reduce abs() or the real part");
-  }
-}
+void check_reduces(ReduceOp op, at::ScalarType dtype, const std::string& who) { reduced_as(dtype, op, who.c_str()); }
 
 c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype) {
   switch (op) {

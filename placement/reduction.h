@@ -25,9 +25,10 @@ class Reduction : public Described {
 
   ReduceOp op() const { return op_; }
 
-  // A piece as a term of `op`. The result may be the piece itself, which is not to be written.
+  // A piece as a term of `op`: of a wider dtype where one of the piece's own would overflow, and then so much more is sent than a
+  // plan says. The result may be the piece itself, which is not to be written.
   virtual at::Tensor to_term(const at::Tensor& piece) const;
-  // The reduced terms of `ranks` ranks as the value. The result may be `terms`, which is not to be written.
+  // The reduced terms of `ranks` ranks as the value, in their dtype. The result may be `terms`, which is not to be written.
   virtual at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const;
 
   // What makes the placement a target: the piece of the rank at `coordinate` of `ranks` when the value is `value`, which all of
@@ -38,8 +39,8 @@ class Reduction : public Described {
   // The piece of the only rank whose piece is not neutral, when the value is `value`. By default the value.
   virtual at::Tensor only_piece(const at::Tensor& value, int64_t ranks) const;
 
-  // d value / d piece when it is one number everywhere (1 for sum, 1 / ranks for avg); then the reduction commutes with others
-  // that have one. nullopt otherwise.
+  // When the value is one number times the sum of the pieces, that number, not 0: d value / d piece (1 for sum, 1 / ranks for avg).
+  // Such a reduction commutes with others of its kind, and becomes one by scaling the pieces. nullopt otherwise.
   virtual std::optional<double> slope(int64_t ranks) const;
   // Otherwise: d value / d piece, element by element. By default throws std::runtime_error that names what is missing.
   struct Peers {
@@ -63,6 +64,9 @@ using ReductionPtr = std::shared_ptr<const Reduction>;
 // Throws std::invalid_argument, prefixed with `who`, when `op` has no meaning for `dtype`: avg of integers, sum, product or avg
 // of bool, max or min of complex numbers, bit operations on anything but integers and bool.
 void check_reduces(ReduceOp op, at::ScalarType dtype, const std::string& who);
+// Throws std::invalid_argument, prefixed with `who` and naming the method to implement, when the pieces that `reduction` makes of a
+// value, by spread() or by only_piece() and neutral(), do not reduce to that value. Tries it on three small positive numbers.
+void check_forms(const Reduction& reduction, at::ScalarType dtype, const std::string& who);
 // The x for which op(x, y) == y; not of avg.
 c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype);
 

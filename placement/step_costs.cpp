@@ -15,8 +15,11 @@ uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 
 }  // namespace
 
-StepCosts::StepCosts(LayoutSpace& space, int64_t element_size, const CostModel& model)
-    : space_(space), element_size_(static_cast<double>(element_size)), model_(model) {
+StepCosts::StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& model)
+    : space_(space),
+      element_size_(static_cast<double>(c10::elementSize(dtype))),
+      scales_(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || c10::isComplexType(dtype)),
+      model_(model) {
   make_links();
   const Link& all = links_.back();
   const std::vector<int64_t>& sizes = space_.ranks().mesh_shape;
@@ -52,14 +55,15 @@ StepCosts::Changes StepCosts::changes(Node from, Node to) const {
 
 std::optional<Step> StepCosts::step(Node from, Node to, double limit) {
   const Changes change = changes(from, to);
-  if (space_.repended(from, to) != 0) return std::nullopt;  // no Partial becomes another in one step
-  if (change.reduced != 0) return reduction(from, to, change, limit);
+  if (space_.repended(from, to) != 0) return std::nullopt;  // but for linear ones no Partial becomes another in one step
+  const bool rescales = space_.rescaled(from, to) != 0;
+  if (change.reduced != 0) return rescales ? std::nullopt : reduction(from, to, change, limit);
   const LayoutSpace::Needs needs = space_.needs(from, to);
   // A Shard's piece among neutral elements is a term: what its mesh dimension holds apart need not come together.
   if ((needs.mesh_dims & ~change.embedded) == 0) {
-    return Step{.peak = live(from, to, 0)};
+    return rescales && !scales_ ? std::nullopt : std::optional(Step{.peak = live(from, to, 0)});
   }
-  if ((change.embedded | change.formed) != 0 || is_dearer(to, needs, limit)) return std::nullopt;
+  if (rescales || (change.embedded | change.formed) != 0 || is_dearer(to, needs, limit)) return std::nullopt;
   const Step out = move(from, to, needs);
   return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
@@ -71,10 +75,41 @@ std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& chan
   const auto largest = static_cast<double>(space_.largest(to));
   Step out = scatters ? priced(PlanStep::Kind::kReduceScatter, change.reduced, largest * (n - 1))
                       : priced(PlanStep::Kind::kAllReduce, change.reduced, 2 * largest * (n - 1) / n);
+  const Step whole = scatters ? whole_reduction(from, to, change, std::min(limit, out.microseconds)) : out;
+  const bool takes_whole = whole.microseconds < out.microseconds;
+  if (takes_whole) out = whole;
   if (out.microseconds > limit || !space_.reduce_together(from, change.reduced)) return std::nullopt;
   // Every rank must have a term of all that it is to have the value of.
   if (space_.needs(from, to).mesh_dims != 0) return std::nullopt;
-  out.peak = live(from, to, scatters ? n - 1 : 2 * (n - 1) / n);
+  if (!takes_whole) out.peak = live(from, to, scatters ? n - 1 : 2 * (n - 1) / n);
+  return out;
+}
+
+// The all_reduce of what the group is to have together, of which every rank keeps its own: where tiles are so uneven, or so many
+// alike, that a reduce_scatter would send more. Never cheaper than `limit` where it is not looked for.
+Step StepCosts::whole_reduction(Node from, Node to, const Changes& change, double limit) {
+  const auto n = static_cast<double>(space_.ranks_of(change.reduced));
+  const double share = 2 * (n - 1) / n;
+  const Step never{.microseconds = kNever};
+  const auto reduce = [&](double elements) { return priced(PlanStep::Kind::kAllReduce, change.reduced, share * elements); };
+  if (!space_.ranks().all || !(reduce(static_cast<double>(space_.largest(to))).microseconds < limit)) return never;
+  look_at(from, to);
+  // Of ranks that are to have the same, the first.
+  const uint32_t apart = change.reduced & space_.sharded(to);
+  common_.assign(have_.size(), 0);
+  for (std::size_t r = 0; r < have_.size(); ++r) {
+    if (space_.ranks().first_of_group(r, change.reduced & ~apart) != r) continue;
+    common_[space_.ranks().first_of_group(r, change.reduced)] += get_[r];
+  }
+  int64_t most = 0;
+  int64_t live = 0;  // elements of the source and of what is reduced
+  for (std::size_t r = 0; r < have_.size(); ++r) {
+    const int64_t together = common_[space_.ranks().first_of_group(r, change.reduced)];
+    most = std::max(most, together);
+    live = std::max(live, have_[r] + together);
+  }
+  Step out = reduce(static_cast<double>(most));
+  out.peak = element_size_ * (static_cast<double>(live) + share * static_cast<double>(most));
   return out;
 }
 

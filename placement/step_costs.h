@@ -25,7 +25,7 @@ class StepCosts {
   using Node = LayoutSpace::Node;
 
   // `space` must outlive this.
-  StepCosts(LayoutSpace& space, int64_t element_size, const CostModel& model);
+  StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& model);
 
   // The step from one layout to another, if one does it in less than `limit` microseconds.
   std::optional<Step> step(Node from, Node to, double limit);
@@ -50,6 +50,7 @@ class StepCosts {
   void make_links();
   Changes changes(Node from, Node to) const;
   std::optional<Step> reduction(Node from, Node to, const Changes& change, double limit);
+  Step whole_reduction(Node from, Node to, const Changes& change, double limit);
   // Whether a move is known to take more than `limit` microseconds.
   bool is_dearer(Node to, const LayoutSpace::Needs& needs, double limit) const;
   Step move(Node from, Node to, const LayoutSpace::Needs& needs);
@@ -66,6 +67,7 @@ class StepCosts {
 
   LayoutSpace& space_;
   const double element_size_;
+  const bool scales_;  // pieces may be multiplied by a number of ranks: in half they might overflow
   const CostModel model_;
   bool equal_links_ = true;
   std::vector<Link> links_;  // by mesh dimensions: the slowest

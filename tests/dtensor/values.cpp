@@ -16,7 +16,7 @@ at::Tensor term(const at::Tensor& x, const Reduction& pending, int64_t n, int64_
   const std::string& kind = pending.text();
   const bool odd = n % 2 == 0;  // factors of -1 elsewhere
   if (kind == "sum" || kind == "masked sum") return me == 0 ? x - n * (n - 1) / 2 : at::full_like(x, me);
-  if (kind == "avg") return x + (2 * me - (n - 1));
+  if (kind == "avg") return ((me == 0 ? x : at::zeros_like(x)) + (2 * me - (n - 1))) * n;
   if (kind == "product") return me == 0 ? (odd ? -x : x) : at::full_like(x, 1).neg();
   const at::Tensor mine = (at::arange(x.numel()) % n == me).view(x.sizes());
   if (kind == "bit_and") return at::where(mine, x, x.scalar_type() == at::kBool ? x | true : x | (8 * me));

@@ -20,7 +20,7 @@ const Placement S1 = Shard(1);
 const Placement P = Partial();
 
 std::set<std::string> texts(const Sizes& shape, const Sizes& mesh_shape, const Placements& from, const Placements& to) {
-  LayoutSpace space(shape, mesh_shape, from, to);
+  LayoutSpace space(shape, mesh_shape, from, to, /*sample=*/true);
   space.grow();
   std::set<std::string> out;
   for (LayoutSpace::Node node = 0; node < space.size(); ++node) {

@@ -19,6 +19,14 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
+// Along the first mesh dimension; the second and the last of the parts have most.
+Placement ragged(const Mesh& mesh, const Shape& shape) {
+  std::vector<int64_t> sizes(static_cast<std::size_t>(mesh.size(0)), 0);
+  sizes[1] = std::min<int64_t>(shape[1], 2);
+  sizes.back() += shape[1] - sizes[1];
+  return RaggedShard(1, sizes);
+}
+
 // A layout drawn from most kinds of placements; nothing where what was drawn is none.
 std::optional<Placements> draw(const Mesh& mesh, const Shape& shape, std::mt19937& random) {
   const Placements kinds = {Replicate(),
@@ -28,8 +36,9 @@ std::optional<Placements> draw(const Mesh& mesh, const Shape& shape, std::mt1993
                             Shard(1).ordered(2),
                             Partial(),
                             BlockCyclic(0, 2),
-                            RaggedShard(1, {2, shape[1] - 2}),
-                            Partial(ReduceOp::kMax)};
+                            ragged(mesh, shape),
+                            Partial(ReduceOp::kMax),
+                            Partial(ReduceOp::kAvg)};
   Placements out;
   for (int64_t i = 0; i < mesh.ndim(); ++i) out.push_back(kinds[random() % kinds.size()]);
   out = normalize(out, mesh, 2, "test");
@@ -87,4 +96,10 @@ TEST_CASE("no sequence of steps is cheaper than the plan") {
   check_pairs(Mesh({3, 2}), {6, 5}, 40);
   check_pairs(Mesh({2, 2, 2}), {8, 8}, 25);
   check_pairs(Mesh({2, 2, 2}), {5, 7}, 25);
+}
+
+TEST_CASE("nor on a mesh of more ranks than the search compares") {
+  check_pairs(Mesh({9, 8}), {16, 32}, 12);
+  check_pairs(Mesh({9, 8}), {20, 9}, 12);
+  check_pairs(Mesh({65}), {130, 3}, 12);
 }

@@ -1,5 +1,6 @@
 #include "tessera/placement/plan.h"
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -77,6 +78,8 @@ TEST_CASE("one mesh dimension: what runs follows from the pair") {
       // Straight to the pieces, every rank would receive as much as the one with the largest.
       {P, RaggedShard(1, {5, 1, 0, 2}), "reduce_scatter tp; all_to_all tp"},
       {P, Partial(ReduceOp::kMax), "reduce_scatter tp; local"},
+      {P, Partial(ReduceOp::kAvg), "local"},  // every rank scales its piece
+      {Partial(ReduceOp::kAvg), P, "local"},
       {NormPartial(2), R, "all_reduce tp"},
       {MaskedPartial(), R, "all_reduce tp"},
       {MaskedPartial(), P, ""},
@@ -153,6 +156,8 @@ TEST_CASE("pending reductions over several mesh dimensions: together, or the sma
   const Plan plan = bytes_plan({P, P}, {R, S0}, wide, {64, 64});
   CHECK(static_cast<double>(plan.max_bytes()) / (64 * 64 * 4) < 1.1);  // A1: 1.09 of the tensor, against 2.63
   const Placement avg = Partial(ReduceOp::kAvg);
+  CHECK(outline(bytes_plan({P, avg}, {avg, P}, kGrid)) == "local");
+  CHECK(outline(bytes_plan({P, P}, {avg, S0}, kGrid)) == "local; reduce_scatter tp");
   CHECK(outline(bytes_plan({P, avg}, {R, R}, kGrid)) == "all_reduce dp tp");
   CHECK(outline(bytes_plan({NormPartial(2), NormPartial(2)}, {R, R}, kGrid)) == "all_reduce dp tp");
 }
@@ -214,6 +219,43 @@ TEST_CASE("where links differ, the slow one carries the least") {
   CHECK(plan({1 << 12, 1 << 12}, {S0, S0}, {R, R}).find("host gpu") == std::string::npos);
 }
 
+TEST_CASE("an all_reduce of what its group needs together, where no layout holds just that") {
+  // Over a and b a rank of c needs rows 0, 2, 3 or 1, 4: three of five.
+  const Mesh mesh({2, 2, 2}, {"a", "b", "c"});
+  const Placements to = {RaggedShard(0, {2, 3}), R, S0};
+  const Plan plan = plan_redistribute({5, 7}, at::kFloat, mesh, {P, P, P}, to, CostModel::nvlink_infiniband(mesh, 2));
+  CHECK(outline(plan) == "all_reduce c; all_reduce a b");
+  CHECK(plan.steps()[1].max_bytes == 3 * 7 * 4 * 2 * 3 / 4);
+  CHECK(plan.steps()[1].to == to);
+  CHECK(plan.total_bytes() == 8 * 5 * 7 * 4 + 4 * (3 + 2) * 7 * 4 * 2 * 3 / 4);
+}
+
+TEST_CASE("a masked reduction counts as the one that it awaits") {
+  const Placement masked = MaskedPartial(ReduceOp::kMax);
+  CHECK(outline(bytes_plan({masked, Partial(ReduceOp::kMax)}, {R, R}, kGrid)) == "all_reduce dp tp");
+}
+
+TEST_CASE("a mesh of many dimensions is planned for, by way of fewer layouts") {
+  const Mesh cube(Shape(12, 2));
+  const Shape shape = {4096, 4096};
+  const Plan plan = bytes_plan(Placements(12, P), Placements(12, S0), cube, shape);
+  CHECK(plan.communicates());
+  for (const PlanStep& step : plan.steps()) CHECK(is_layout(step.to, cube, shape));
+}
+
+TEST_CASE("a user's partition that cannot cut every size is asked for no layout that it cannot") {
+  class Pairs final : public Partition {
+   public:
+    Pairs() : Partition("Pairs", "") {}
+    Intervals part(int64_t size, int64_t parts, int64_t index) const override {
+      if (size % (2 * parts) != 0) throw std::runtime_error("an odd size");
+      return one_interval(size / parts * index, size / parts * (index + 1));
+    }
+  };
+  const Placement pairs = Shard(0, std::make_shared<const Pairs>());
+  CHECK(bytes_plan({pairs, P}, {R, pairs}, kGrid, {4, 3}).communicates());
+}
+
 TEST_CASE("mesh dimensions of size 1 change for nothing") {
   const Mesh mesh({4, 1}, {"dp", "tp"});
   for (const Placements& from : all_layouts(2, {S0, S1, R, P})) {
@@ -262,6 +304,25 @@ TEST_CASE("a plan is a value: printed, compared, hashed") {
   CHECK(plan.splits(1)[0] == Splits{.send = {4, 0, 4, 4}, .receive = {4, 0, 4, 4}});
 }
 
+TEST_CASE("on large meshes figures are those of all ranks, and no layout on the way loses elements") {
+  const Mesh line({128});
+  Shape twos(128, 2);
+  twos[60] = 3, twos[61] = 1;
+  const Plan moved = bytes_plan({S0}, {RaggedShard(0, twos)}, line, {256, 4});
+  CHECK(moved.max_bytes() == 16);
+  CHECK(moved.max_bytes() == lower_bound({256, 4}, at::kFloat, line, {S0}, {RaggedShard(0, twos)}).max_bytes);
+  CHECK(bytes_plan({S0}, {S1}, line, {129, 1000}).max_bytes() ==
+        lower_bound({129, 1000}, at::kFloat, line, {S0}, {S1}).max_bytes);
+
+  // BlockCyclic leaves 4 rows to each of 128, as the sizes do but for two: no RS(0,2,2) can cut those.
+  const Mesh wide({128, 2}, {"host", "gpu"});
+  Shape fours(128, 4);
+  fours[2] = 5, fours[3] = 3;
+  const Plan plan = plan_redistribute({512, 1 << 17}, at::kFloat, wide, {BlockCyclic(0, 1), RaggedShard(0, {2, 2})},
+                                      {RaggedShard(0, fours), R}, CostModel::nvlink_infiniband(wide, 2));
+  for (const PlanStep& step : plan.steps()) CHECK(is_layout(step.to, wide, Shape{512, 1 << 17}));
+}
+
 TEST_CASE("what cannot be planned is refused") {
   const auto refused = [](const Shape& shape, at::ScalarType dtype, const Placements& from, const Placements& to,
                           const CostModel& model, const std::string& part) {
@@ -270,6 +331,10 @@ TEST_CASE("what cannot be planned is refused") {
                          std::invalid_argument);
   };
   refused({8}, at::kFloat, {S0, R}, {R}, {}, "plan_redistribute: 2 placements");
+  refused({-8}, at::kFloat, {R}, {P}, {}, "plan_redistribute: a tensor of shape [-8]; sizes are at least 0");
+  refused({1L << 40, 1L << 40}, at::kFloat, {R}, {S0}, {}, "make at most 1e+18 elements");
+  CHECK_THROWS_WITH_AS(lower_bound({-8}, at::kFloat, kLine, {R}, {P}),
+                       doctest::Contains("lower_bound: a tensor of shape [-8]"), std::invalid_argument);
   refused({8}, at::kFloat, {S1}, {R}, {}, "S(1) is outside a tensor of 1 dimensions");
   refused({8}, at::kFloat, {RaggedShard(0, {1, 2})}, {R}, {}, "has 2 parts");
   refused({8}, at::kBool, {P}, {R}, {}, "sum of Bool is not defined");

@@ -1,4 +1,6 @@
 #include "tessera/placement/reduction.h"
+#include <cmath>
+#include <limits>
 
 #include <limits>
 #include <memory>
@@ -84,4 +86,56 @@ TEST_CASE("a user's reduction that has not said its derivative says which method
   mine.check(at::kFloat, "test");
   CHECK_THROWS_WITH_AS(mine.check(at::kBool, "test"), doctest::Contains("sum of Bool is not defined"),
                        std::invalid_argument);
+}
+
+namespace {
+
+// Terms that are not the pieces, and nothing said of how pieces are made.
+class LogSumExp : public Reduction {
+ public:
+  LogSumExp() : Reduction("lse", ReduceOp::kSum) {}
+  at::Tensor to_term(const at::Tensor& piece) const override { return piece.exp(); }
+  at::Tensor from_terms(const at::Tensor& terms, int64_t) const override { return terms.log(); }
+};
+
+class Neutral final : public LogSumExp {
+ public:
+  c10::Scalar neutral(at::ScalarType) const override { return -std::numeric_limits<double>::infinity(); }
+};
+
+class HalfSpread final : public LogSumExp {
+ public:
+  at::Tensor spread(const at::Tensor& value, int64_t, int64_t ranks) const override {
+    return value - std::log(static_cast<double>(ranks));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("what a reduction makes of a value must reduce to it") {
+  CHECK_THROWS_WITH_AS(
+      check_forms(LogSumExp(), at::kFloat, "test"),
+      doctest::Contains("test: what P(lse) makes of a value does not reduce to it again (tried over 2 ranks): "
+                        "its terms are not the pieces, so implement Reduction::spread"),
+      std::invalid_argument);
+  CHECK_THROWS_WITH_AS(check_forms(HalfSpread(), at::kFloat, "test"),
+                       doctest::Contains("implement Reduction::only_piece and Reduction::neutral"), std::invalid_argument);
+  check_forms(Neutral(), at::kFloat, "test");
+  check_forms(Mine(), at::kLong, "test");
+  for (const double p : {2.0, 0.5, -1.0}) check_forms(*norm_reduction(p), at::kHalf, "test");
+  check_forms(*masked_reduction(ReduceOp::kMax), at::kLong, "test");
+  check_forms(*plain_reduction(ReduceOp::kAvg), at::kDouble, "test");
+}
+
+TEST_CASE("terms of half do not overflow where the value does not") {
+  const at::Tensor piece = at::full({2}, 300, at::kHalf);
+  CHECK((norm_reduction(2)->to_term(piece).scalar_type() == at::kFloat));
+  CHECK((plain_reduction(ReduceOp::kAvg)->to_term(piece).scalar_type() == at::kFloat));
+  CHECK((plain_reduction(ReduceOp::kSum)->to_term(piece).scalar_type() == at::kHalf));
+}
+
+TEST_CASE("the gradient of a norm is 0 at 0, whatever the order") {
+  const Reduction::Peers nobody{.ranks = 1, .all_reduce = [](const at::Tensor& t, ReduceOp) { return t; }};
+  const at::Tensor got = norm_reduction(0.5)->derivative(at::tensor({0.0, 4.0}), nobody);
+  CHECK(at::equal(got, at::tensor({0.0, 1.0})));
 }
