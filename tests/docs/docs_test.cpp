@@ -261,7 +261,7 @@ TEST_CASE("docs: architecture.md names every package and source file") {
 
 TEST_CASE("docs: every name stands in the tree") {
   const std::vector<std::string> sources =
-      texts_of({"mesh", "placement", "dtensor", "ops", "styles", "tests", "examples", "tools", "third_party"},
+      texts_of({"mesh", "placement", "dtensor", "ops", "styles", "tests", "examples", "bench", "tools", "third_party"},
                {".h", ".cpp", ".bzl", ".bazel", "setup", "lib.sh"});
   const std::regex name("(?:tessera::|torch::|at::|std::)*[A-Za-z_][A-Za-z_0-9]{3,}(?:\\(\\))?");
   for (const Page& page : tessera::testing::read_pages(root())) {
