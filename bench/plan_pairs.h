@@ -24,7 +24,7 @@ struct NamedModel {
 // much as steps do, and alone.
 std::vector<NamedModel> models(const Mesh& mesh);
 
-// Replicate, Shards of two tensor dimensions, Partial; every built-in placement that may fit `ranks` of a mesh dimension.
+// Replicate, Shards of two tensor dimensions, Partial; these and other kinds that may fit `ranks` of a mesh dimension.
 std::vector<Placement> plain_choices();
 std::vector<Placement> all_choices(int64_t ranks, const Sizes& shape);
 

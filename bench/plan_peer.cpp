@@ -49,8 +49,7 @@ std::vector<std::string> ask_peer(const std::string& command, const std::string&
 }
 
 // Follows "mesh dimension:placement" steps, each over one mesh dimension, priced as ours are. False when one cannot be.
-bool follow(const std::string& answer, Placements now, brute::BruteForce& steps_of, double& bytes, int64_t& steps) {
-  std::istringstream words(answer);
+bool follow(std::istringstream& words, Placements now, brute::BruteForce& steps_of, double& bytes, int64_t& steps) {
   for (std::string word; words >> word;) {
     const std::size_t colon = word.find(':');
     const auto mesh_dim = static_cast<std::size_t>(std::stoll(word.substr(0, colon)));
@@ -84,19 +83,25 @@ Comparison compare_with_peer(const Mesh& mesh, const Sizes& shape, std::size_t m
       ++out.unsupported;
       continue;
     }
-    double bytes = 0;
+    std::istringstream words(answers[i]);  // bytes | steps
+    double counted = 0, least = 0;
     int64_t steps = 0;
-    if (!follow(answers[i], asked[i].first, steps_of, bytes, steps)) {
+    std::string bar;
+    if (!(words >> counted >> bar) || bar != "|") throw std::runtime_error(fmt::format("--peer: answers {}", answers[i]));
+    if (!follow(words, asked[i].first, steps_of, least, steps)) {
       ++out.wrong;
       continue;
     }
     const Plan plan =
         plan_redistribute(shape, at::kFloat, mesh, asked[i].first, asked[i].second, CostModel::bytes_only(mesh.ndim()));
-    out.peer_bytes += bytes;
-    out.our_bytes += static_cast<double>(plan.max_bytes());
+    const auto ours = static_cast<double>(plan.max_bytes());
+    out.peer_bytes += counted;
+    out.peer_least_bytes += least;
+    out.our_bytes += ours;
     out.peer_steps += steps;
     for (const PlanStep& step : plan.steps()) out.our_steps += step.kind != PlanStep::Kind::kLocal;
-    out.peer_to_ours.add(bytes, static_cast<double>(plan.max_bytes()));
+    out.peer_to_ours.add(counted, ours);
+    out.peer_least_to_ours.add(least, ours);
   }
   return out;
 }

@@ -76,9 +76,49 @@ std::string output_of_four_ranks(const std::string& program) {
   return comparable("\n" + outcome.output);
 }
 
-// What a tool of tools/ says of its options.
-std::string help_of(const std::string& tool) {
+using Words = std::vector<std::string>;
+
+// What a page tells a reader to run: its spans and its lines of shell without comments.
+std::vector<Words> commands_of(const Page& page) {
+  std::vector<std::string> texts = page.spans;
+  for (const Block& block : page.blocks) {
+    if (block.language != "sh") continue;
+    for (const std::string& line : lines_of(block.text)) texts.push_back(line.substr(0, line.find('#')));
+  }
+  std::vector<Words> commands;
+  for (const std::string& text : texts) commands.push_back(all_matches(text, "[^ \n]+"));
+  return commands;
+}
+
+// The options of a command that starts with a tool, without their values and without what tools/launch is to start.
+Words options_of(const Words& command) {
+  Words options;
+  for (const std::string& word : Words(command.begin() + 1, command.end())) {
+    if (command[0] == "tools/launch" && (word == "PROGRAM" || word.find('/') != std::string::npos)) break;
+    if (word.starts_with("-")) options.push_back(word.substr(0, word.find('=')));
+  }
+  return options;
+}
+
+bool has_option(const std::string& help, const std::string& option) {
+  return std::regex_search(help, std::regex("(^|[^a-z0-9-])" + option + "(?![a-z0-9-])"));
+}
+
+bool is_benchmark(const std::string& name) {
+  return std::regex_search(read_file(root() / "bench/BUILD.bazel"),
+                           std::regex("tessera_binary\\(\\s*name = \"" + name + "\""));
+}
+
+// What a tool of tools/ says of the options of this command.
+std::string help_of(const Words& command) {
+  const std::string tool = command[0].substr(std::string("tools/").size());
   if (tool == "launch") return shell("tools/launcher/launch --help").output;
+  if (tool == "bench" && command.size() > 1) {
+    std::string help;
+    const std::string source = read_file(root() / "bench" / (command[1] + ".cpp"));
+    for (const std::string& names : all_matches(source, "add_(?:option|flag)\\(\"([^\"]+)\"")) help += names + "\n";
+    return help;
+  }
   const std::string script = read_file(root() / "tools" / tool);
   return tool == "demo" ? script + shell("examples/embed/embed --help").output : script;
 }
@@ -156,17 +196,22 @@ TEST_CASE("docs: what programs print is what the pages show") {
 
 TEST_CASE("docs: every tool, option, label and configuration is there") {
   const std::string bazelrc = read_file(root() / ".bazelrc");
+  int options = 0;
   for (const Page& page : tessera::testing::read_pages(root())) {
     for (const std::string& tool : all_matches(page.text, "\\btools/([a-z]+)\\b(?![/_.])")) {
       const std::string message = page.path + " names tools/" + tool + ", which is not there";
       CHECK_MESSAGE(fs::exists(root() / "tools" / tool), message);
     }
-    const std::regex command("tools/([a-z]+)((?: +-[^`\n ]+(?: [A-Z0-9]+)?)+)");
-    for (std::sregex_iterator it(page.text.begin(), page.text.end(), command), end; it != end; ++it) {
-      const std::string help = help_of((*it)[1]);
-      for (const std::string& option : all_matches((*it)[2], "(--?[a-z][a-z-]*)")) {
-        const std::string message = page.path + " names " + it->str() + ", whose help has no " + option;
-        CHECK_MESSAGE(help.find(option) != std::string::npos, message);
+    for (const Words& command : commands_of(page)) {
+      if (command.empty() || !std::regex_match(command[0], std::regex("tools/[a-z]+"))) continue;
+      if (command[0] == "tools/bench" && command.size() > 1 && command[1] != "NAME") {
+        const std::string message = page.path + " names tools/bench " + command[1] + ", which is not there";
+        CHECK_MESSAGE(is_benchmark(command[1]), message);
+      }
+      for (const std::string& option : options_of(command)) {
+        ++options;
+        const std::string message = page.path + " gives " + option + " to " + command[0] + ", which does not take it";
+        CHECK_MESSAGE(has_option(help_of(command), option), message);
       }
     }
     const std::regex label("([^@a-z/])//([a-z_/]+):([a-z_]+)(?![a-z_.])");
@@ -178,6 +223,7 @@ TEST_CASE("docs: every tool, option, label and configuration is there") {
       CHECK_MESSAGE(bazelrc.find("build:" + config + " ") != std::string::npos, message);
     }
   }
+  CHECK(options >= 15);
 }
 
 TEST_CASE("docs: every link, file and folder is there") {
@@ -195,9 +241,27 @@ TEST_CASE("docs: every link, file and folder is there") {
   }
 }
 
+TEST_CASE("docs: architecture.md names every package and source file") {
+  const std::string page = read_file(root() / "docs/architecture.md");
+  const auto check = [&](const std::string& name) {
+    const std::string message = "docs/architecture.md has no `" + name;
+    CHECK_MESSAGE(page.find("`" + name) != std::string::npos, message);
+  };
+  for (const fs::path& build : tessera::testing::files_below(root(), {"BUILD.bazel"})) {
+    const std::string folder = build.parent_path().string();
+    if (!folder.empty()) check(folder + "/`");
+  }
+  for (const char* const folder : {"mesh", "placement", "ops", "dtensor", "styles", "examples", "bench", "tools"}) {
+    for (const fs::path& file : tessera::testing::files_below(root() / folder, {".h", ".cpp"})) {
+      const fs::path path = fs::path(folder) / file;
+      check(fs::path(path).replace_extension(".").string());  // of the header or of the .cpp
+    }
+  }
+}
+
 TEST_CASE("docs: every name stands in the tree") {
   const std::vector<std::string> sources =
-      texts_of({"mesh", "placement", "dtensor", "ops", "styles", "tests", "examples", "tools", "third_party"},
+      texts_of({"mesh", "placement", "dtensor", "ops", "styles", "tests", "examples", "bench", "tools", "third_party"},
                {".h", ".cpp", ".bzl", ".bazel", "setup", "lib.sh"});
   const std::regex name("(?:tessera::|torch::|at::|std::)*[A-Za-z_][A-Za-z_0-9]{3,}(?:\\(\\))?");
   for (const Page& page : tessera::testing::read_pages(root())) {

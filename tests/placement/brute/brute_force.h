@@ -50,8 +50,9 @@ struct Optimum {
 std::string to_string(const Optimum& optimum);
 
 // The cheapest redistribution of one small tensor, found by trying all: every layout that plan_redistribute's comment allows
-// on the way, every step between two of them, every set of mesh dimensions. It shares nothing with the planner but the tile
-// of a rank (local_tile). It remembers layouts and steps, so that many pairs of one tensor are quick; not thread-safe.
+// on the way, every step between two of them, every set of mesh dimensions. With the planner it shares what a layout means
+// (local_tile, normalize, check_layout, partials_commute, Reduction::slope) and what a link costs (CostModel::over). It remembers
+// layouts and steps, so that many pairs of one tensor are quick; not thread-safe.
 class BruteForce {
  public:
   // Throws std::invalid_argument for a tensor of more than kMostElements.
