@@ -1,7 +1,6 @@
 #include "tessera/placement/reduction.h"
-#include <cmath>
-#include <limits>
 
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <stdexcept>
