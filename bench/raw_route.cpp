@@ -153,13 +153,13 @@ class Gather final : public RawRoute::Step {
     counts_ = counts_of(boxes_);
     in_order_ = rows_in_order(boxes_, sizes_);
     if (!in_order_) packed_ = buffer(sum(counts_));
-    const bool even = std::ranges::all_of(counts_, [&](int64_t count) { return count == counts_[0]; });
-    if (!even || (is_gloo_ && !by_messages())) repeated_ = buffer(counts_[me_] * at.group.size());
+    even_ = std::ranges::all_of(counts_, [&](int64_t count) { return count == counts_[0]; });
+    if (is_gloo_ && !by_messages()) repeated_ = buffer(counts_[me_] * at.group.size());
+    out_ = at::empty(sizes_, at::kFloat);
   }
 
   at::Tensor run(const at::Tensor& piece) const override {
-    at::Tensor out = at::empty(sizes_, piece.options());
-    at::Tensor flat = in_order_ ? out.view({-1}) : packed_;
+    at::Tensor flat = in_order_ ? out_.view({-1}) : packed_;
     at::Tensor mine = piece.contiguous().view({-1});
     if (is_gloo_ && by_messages()) {
       gather_by_messages(flat, mine);
@@ -168,11 +168,15 @@ class Gather final : public RawRoute::Step {
         repeated_.narrow(0, i * mine.numel(), mine.numel()).copy_(mine);
       }
       exchange(backend_, flat, repeated_, Counts(counts_.size(), mine.numel()), counts_);
-    } else {
+    } else if (even_) {
       backend_->_allgather_base(flat, mine)->wait();
+    } else {
+      std::vector<std::vector<at::Tensor>> slots = {flat.split_with_sizes(counts_)};
+      std::vector<at::Tensor> pieces = {mine};
+      backend_->allgather(slots, pieces)->wait();
     }
-    if (!in_order_) copy_into(flat, boxes_, out, /*pack=*/false);
-    return out;
+    if (!in_order_) copy_into(flat, boxes_, out_, /*pack=*/false);
+    return out_;
   }
 
  private:
@@ -202,7 +206,8 @@ class Gather final : public RawRoute::Step {
   std::vector<Box> boxes_;
   Counts counts_;
   bool in_order_ = false;
-  at::Tensor packed_, repeated_;
+  bool even_ = false;
+  at::Tensor packed_, repeated_, out_;
 };
 
 class Exchanging final : public RawRoute::Step {
@@ -224,11 +229,12 @@ class Exchanging final : public RawRoute::Step {
     receive_counts_ = counts_of(receives_);
     if (!sends_in_order_) packed_ = buffer(sum(send_counts_));
     if (!receives_in_order_) received_ = buffer(sum(receive_counts_));
+    out_ = at::empty(sizes_, at::kFloat);
   }
 
   at::Tensor run(const at::Tensor& given) const override {
     const at::Tensor piece = given.contiguous();
-    at::Tensor out = at::empty(sizes_, piece.options());
+    const at::Tensor& out = out_;
     if (!sends_in_order_) copy_into(packed_, sends_, piece, /*pack=*/true);
     const at::Tensor from = sends_in_order_ ? piece.view({-1}).narrow(0, 0, sum(send_counts_)) : packed_;
     exchange(backend_, receives_in_order_ ? out.view({-1}) : received_, from, send_counts_, receive_counts_);
@@ -244,12 +250,16 @@ class Exchanging final : public RawRoute::Step {
   Counts send_counts_, receive_counts_;
   bool sends_in_order_ = false;
   bool receives_in_order_ = false;
-  at::Tensor packed_, received_;
+  at::Tensor packed_, received_, out_;
 };
 
 class AllReduce final : public RawRoute::Step {
  public:
   explicit AllReduce(const Place& at) : backend_(at.backend()), slice_(box_of(at.source, at.target)) {
+    for (int64_t i = 0; i < at.group.size(); ++i) {
+      if (at.tile_of(at.step.to, i) != at.target) throw std::logic_error("raw route: an all_reduce of several tiles");
+    }
+    out_ = at::empty(slice_.sizes, at::kFloat);
     const int64_t n = at.group.size();
     const int64_t count = slice_.numel();
     if (backend_->getBackendName() != "gloo" || !gloo_reduces_at_once(n, count * 4)) return;
@@ -261,11 +271,14 @@ class AllReduce final : public RawRoute::Step {
       repeated_.view(with_rows()).copy_(slice_.in(piece));
       const Counts counts(static_cast<std::size_t>(repeated_.size(0)), repeated_.size(1));
       exchange(backend_, received_.view({-1}), repeated_.view({-1}), counts, counts);
-      return received_.sum(0).view(slice_.sizes);
+      at::Tensor flat = out_.view({-1});
+      at::sum_out(flat, received_, 0);
+      return out_;
     }
-    std::vector<at::Tensor> tensors = {slice_.in(piece).clone(at::MemoryFormat::Contiguous)};
+    out_.copy_(slice_.in(piece));
+    std::vector<at::Tensor> tensors = {out_};
     backend_->allreduce(tensors)->wait();
-    return tensors[0];
+    return out_;
   }
 
  private:
@@ -277,7 +290,7 @@ class AllReduce final : public RawRoute::Step {
 
   const Backend backend_;
   const Box slice_;
-  at::Tensor repeated_, received_;
+  at::Tensor repeated_, received_, out_;
 };
 
 class ReduceScatter final : public RawRoute::Step {
@@ -289,6 +302,7 @@ class ReduceScatter final : public RawRoute::Step {
     if (!in_order_) packed_ = buffer(sum(counts_));
     const bool even = std::ranges::all_of(counts_, [&](int64_t count) { return count == counts_[0]; });
     if (!even || backend_->getBackendName() == "gloo") received_ = buffer(counts_[me_] * at.group.size());
+    out_ = at::empty(sizes_, at::kFloat);
   }
 
   at::Tensor run(const at::Tensor& piece) const override {
@@ -297,12 +311,13 @@ class ReduceScatter final : public RawRoute::Step {
     if (received_.defined()) {
       const auto n = static_cast<int64_t>(counts_.size());
       exchange(backend_, received_, from, counts_, Counts(counts_.size(), counts_[me_]));
-      return received_.view({n, counts_[me_]}).sum(0).view(sizes_);
+      at::Tensor flat = out_.view({-1});
+      at::sum_out(flat, received_.view({n, counts_[me_]}), 0);
+      return out_;
     }
-    at::Tensor out = at::empty(sizes_, piece.options());
-    at::Tensor flat = out.view({-1});
+    at::Tensor flat = out_.view({-1});
     backend_->_reduce_scatter_base(flat, from)->wait();
-    return out;
+    return out_;
   }
 
  private:
@@ -312,7 +327,7 @@ class ReduceScatter final : public RawRoute::Step {
   std::vector<Box> boxes_;
   Counts counts_;
   bool in_order_ = false;
-  at::Tensor packed_, received_;
+  at::Tensor packed_, received_, out_;
 };
 
 std::unique_ptr<const RawRoute::Step> make_step(const Place& at) {

@@ -39,6 +39,7 @@ struct Arguments {
   int rounds = 9;
   double round_ms = 30;
   bool quick = false;
+  bool check = false;
 };
 
 // Of the ranks' answers to a case: elements and their sum over all ranks, and whether it communicates.
@@ -127,7 +128,8 @@ std::vector<RedistributeRow> measure_on(int64_t size, const Arguments& arguments
   return rows;
 }
 
-void run(const Arguments& arguments) {
+// Whether it may be called a success.
+bool run(const Arguments& arguments) {
   std::vector<RedistributeRow> rows;
   for (const int64_t size : arguments.ranks) {
     const std::vector<RedistributeRow> more = measure_on(size, arguments);
@@ -138,7 +140,9 @@ void run(const Arguments& arguments) {
     fmt::print("\nall numbers of ranks");
     tessera::bench::print_summary(rows);
   }
+  const bool met = tessera::bench::print_goals(arguments.backend, rows);
   if (!arguments.json.empty()) tessera::bench::write_redistribute_json(arguments.json, arguments.backend, rows);
+  return met || !arguments.check;
 }
 
 }  // namespace
@@ -156,6 +160,7 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--only", arguments.only, "measure only rows that have this in their names");
   app.add_option("--json", arguments.json, "write the figures there too");
+  app.add_flag("--check", arguments.check, "fail where a goal is missed");
   app.add_flag("--quick", arguments.quick, "2 ranks, small sizes, few rounds: whether it runs at all");
   app.add_option("--launch", arguments.launch, "the launcher's program")->envname("TESSERA_LAUNCH");
   app.add_option("--peer", arguments.peer_script, "the peer's program")->envname("TESSERA_REDISTRIBUTE_PEER");
@@ -175,7 +180,7 @@ int main(int argc, char** argv) {
       arguments.rounds = 2;
       arguments.round_ms = 1;
     }
-    run(arguments);
+    return run(arguments) ? 0 : 1;
   } catch (const std::exception& error) {
     std::cerr << "redistribute: " << error.what() << "\n";
     return 1;

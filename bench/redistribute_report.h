@@ -21,6 +21,8 @@ struct RedistributeRow {
 void print_row(const RedistributeRow& row);
 // Over the rows that communicate: geometric means, the least row, changes of Shards apart, and what is added to raw calls.
 void print_summary(const std::vector<RedistributeRow>& rows);
+// What is wanted of them over `backend`, and whether it held; whether all of it did.
+bool print_goals(const std::string& backend, const std::vector<RedistributeRow>& rows);
 void write_redistribute_json(const std::string& path, const std::string& backend, const std::vector<RedistributeRow>& rows);
 
 }  // namespace tessera::bench

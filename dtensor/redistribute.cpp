@@ -21,42 +21,49 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// One call: where each tensor comes from and goes to, and how.
-struct Journey {
-  std::vector<SpecPtr> from;
-  std::vector<SpecPtr> to;                           // the piece is row-major there, and so is the global tensor
-  std::vector<std::optional<Placements>> gradients;  // where the caller said
-  RedistributeOptions options;
+// Where a tensor comes from and goes to.
+struct Way {
+  SpecPtr from;
+  SpecPtr to;                          // the piece is row-major there, and so is the global tensor
+  std::optional<Placements> gradient;  // where the caller said
 
-  RoutePtr route(std::size_t i) const {
+  RoutePtr route(const CostModel& model) const {
     // What travels has the result's dtype.
-    const Spec& source = *from[i];
-    const SpecPtr begin = source.dtype == to[i]->dtype
-                              ? from[i]
-                              : intern_spec(source.mesh, source.placements, source.sizes, source.strides, to[i]->dtype);
-    return route_between(*begin, to[i]->placements, options.cost_model);
+    if (from->dtype == to->dtype) return route_between(*from, to->placements, model);
+    return route_between(*intern_spec(from->mesh, from->placements, from->sizes, from->strides, to->dtype), to->placements,
+                         model);
   }
 };
 
-at::Tensor carry(const at::Tensor& dtensor, const Journey& journey) {
+// One call.
+struct Journey {
+  std::vector<Way> ways;
+  RedistributeOptions options;
+
+  const DeviceMesh& mesh() const { return ways[0].from->mesh; }
+};
+
+at::Tensor carry(const at::Tensor& dtensor, const Way& way, const CostModel& model) {
   const at::Tensor& local = detail::meta(dtensor).local();
-  return detail::wrap(unaliased(journey.route(0)->run(journey.from[0]->mesh, local.to(journey.to[0]->dtype)), local),
-                      journey.to[0]);
+  const bool same = way.from->dtype == way.to->dtype;
+  const at::Tensor moved = way.route(model)->run(way.from->mesh, same ? local : local.to(way.to->dtype));
+  return detail::wrap(unaliased(moved, local), way.to);
 }
 
 tensor_list carry_together(at::TensorList dtensors, const Journey& journey) {
   std::vector<Transit::Item> items;
   bool communicates = false;
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
-    items.push_back({journey.route(i), detail::meta(dtensors[i]).local().to(journey.to[i]->dtype)});
+    const Way& way = journey.ways[i];
+    items.push_back({way.route(journey.options.cost_model), detail::meta(dtensors[i]).local().to(way.to->dtype)});
     // Nobody counts what is written to an inference tensor, so what is sent later must not be it.
     at::Tensor& piece = items.back().piece;
     if (journey.options.async && piece.is_inference()) piece = reused_copy(piece);
     communicates |= items.back().route->communicates();
   }
-  const auto transit = std::make_shared<Transit>(journey.from[0]->mesh, items);
+  const auto transit = std::make_shared<Transit>(journey.mesh(), items);
   tensor_list out;
-  for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(transit, i, journey.to[i]));
+  for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(transit, i, journey.ways[i].to));
   if (journey.options.async && communicates) {
     for (std::size_t i = 0; i < dtensors.size(); ++i) {
       transit->watch(dtensors[i]);
@@ -68,14 +75,30 @@ tensor_list carry_together(at::TensorList dtensors, const Journey& journey) {
   return out;
 }
 
+// Says whom to charge, where a contract or a gradient under way has not said it already.
+class Charge {
+ public:
+  explicit Charge(const at::Tensor& dtensor) {
+    World& world = mesh_of(dtensor).world();
+    if (*world.current_op() != '\0') return;
+    const ContractPtr& contract = detail::meta(dtensor).contract;
+    scope_.emplace(world, "redistribute", contract ? &contract->path : nullptr);
+  }
+
+ private:
+  std::optional<World::Scope> scope_;
+};
+
 tensor_list carry_all(at::TensorList dtensors, const Journey& journey) {
-  // A contract or a gradient under way has said already whom to charge.
-  World& world = journey.from[0]->mesh.world();
-  const ContractPtr& contract = detail::meta(dtensors[0]).contract;
-  std::optional<World::Scope> scope;
-  if (*world.current_op() == '\0') scope.emplace(world, "redistribute", contract ? &contract->path : nullptr);
-  if (dtensors.size() == 1 && !journey.options.async) return {carry(dtensors[0], journey)};
+  const Charge charge(dtensors[0]);
+  if (dtensors.size() == 1 && !journey.options.async) {
+    return {carry(dtensors[0], journey.ways[0], journey.options.cost_model)};
+  }
   return carry_together(dtensors, journey);
+}
+
+bool is_recorded(at::TensorList dtensors) {
+  return c10::GradMode::is_enabled() && std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); });
 }
 
 // Where an input's gradient goes when the caller did not say: its own layout; under a Partial, the gradient's where the two make
@@ -103,16 +126,16 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     std::vector<Placements> wanted;
     for (std::size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
-      const Spec& input = *journey.from[i];
+      const Spec& input = *journey.ways[i].from;
       moving.push_back(detail::as_dtensor(grads[i], input).to(journey.options.backward_dtype.value_or(input.dtype)));
-      wanted.push_back(journey.gradients[i].value_or(default_gradient(input, placements_of(moving.back()))));
+      wanted.push_back(journey.ways[i].gradient.value_or(default_gradient(input, placements_of(moving.back()))));
     }
     tensor_list out(grads.size() + 1);
     if (moving.empty()) return out;
     const tensor_list moved =
         redistribute_many(moving, wanted, {.async = journey.options.async, .cost_model = journey.options.cost_model});
     for (std::size_t i = 0, next = 0; i < grads.size(); ++i) {
-      if (grads[i].defined()) out[i] = moved[next++].to(journey.from[i]->dtype);
+      if (grads[i].defined()) out[i] = moved[next++].to(journey.ways[i].from->dtype);
     }
     return out;
   }
@@ -120,9 +143,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
 
 // Autograd costs as much as the rest where there is nothing for it to do.
 tensor_list move_all(at::TensorList dtensors, const Journey& journey) {
-  const bool recorded =
-      c10::GradMode::is_enabled() && std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); });
-  if (recorded) return Redistribute::apply(dtensors, journey);
+  if (is_recorded(dtensors)) return Redistribute::apply(dtensors, journey);
   const c10::AutoGradMode no_gradient(false);
   return carry_all(dtensors, journey);
 }
@@ -139,10 +160,15 @@ void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions
   }
 }
 
-// The way of one tensor, whose placements have been normalized, or none where nothing changes.
-std::optional<std::pair<SpecPtr, SpecPtr>> ends_of(const at::Tensor& dtensor, const Placements& to,
-                                                   const RedistributeOptions& options) {
+// The way of one tensor, or none where nothing changes.
+std::optional<Way> way_of(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
   const SpecPtr from = spec_ptr_of(dtensor);
+  const Mesh& mesh = from->mesh.mesh();
+  Way way{.from = from, .to = nullptr, .gradient = {}};
+  if (options.grad_placements) {
+    way.gradient = normalize(*options.grad_placements, mesh, from->ndim(), "redistribute: grad_placements");
+  }
+  const Placements to = normalize(placements, mesh, from->ndim(), "redistribute");
   const at::ScalarType dtype = options.forward_dtype.value_or(from->dtype);
   detail::check_current(dtensor, "redistribute");
   const bool plain = !options.grad_placements && options.backward_dtype.value_or(dtype) == dtype;
@@ -150,8 +176,10 @@ std::optional<std::pair<SpecPtr, SpecPtr>> ends_of(const at::Tensor& dtensor, co
   check_dtypes(*from, dtype, options, dtensor.requires_grad());
   check_partials(from->placements, dtype, "redistribute");
   check_partials(to, dtype, "redistribute");
-  check_layout(to, from->mesh.mesh(), from->sizes, "redistribute");
-  return std::pair(from, intern_spec(from->mesh, to, from->sizes, dtype));
+  check_layout(to, mesh, from->sizes, "redistribute");
+  if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, mesh.ndim(), "redistribute");
+  way.to = intern_spec(from->mesh, to, from->sizes, dtype);
+  return way;
 }
 
 void check_many(const std::vector<at::Tensor>& dtensors, const std::vector<Placements>& placements) {
@@ -175,26 +203,17 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
                                           const RedistributeOptions& options) {
   check_many(dtensors, placements);
   std::vector<at::Tensor> out = dtensors;
-  Journey journey{.from = {}, .to = {}, .gradients = {}, .options = options};
+  Journey journey{.ways = {}, .options = options};
   tensor_list moving;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
-    const Spec& spec = spec_of(dtensors[i]);
-    const Mesh& mesh = spec.mesh.mesh();
-    std::optional<Placements> gradient;
-    if (options.grad_placements) {
-      gradient = normalize(*options.grad_placements, mesh, spec.ndim(), "redistribute: grad_placements");
-    }
-    const auto ends = ends_of(dtensors[i], normalize(placements[i], mesh, spec.ndim(), "redistribute"), options);
-    if (!ends) continue;
-    journey.from.push_back(ends->first);
-    journey.to.push_back(ends->second);
-    journey.gradients.push_back(gradient);
+    std::optional<Way> way = way_of(dtensors[i], placements[i], options);
+    if (!way) continue;
+    journey.ways.push_back(*std::move(way));
     moving.push_back(dtensors[i]);
     places.push_back(i);
   }
   if (moving.empty()) return out;
-  if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, journey.from[0]->mesh.ndim(), "redistribute");
   for (const at::Tensor& each : moving) detail::watch_gradient(each);
   const tensor_list moved = move_all(moving, journey);
   for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = moved[k];
@@ -202,7 +221,13 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
 }
 
 at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
-  return redistribute_many({dtensor}, {placements}, options)[0];
+  if (options.async || is_recorded(dtensor)) return redistribute_many({dtensor}, {placements}, options)[0];
+  const std::optional<Way> way = way_of(dtensor, placements, options);
+  if (!way) return dtensor;
+  detail::watch_gradient(dtensor);
+  const c10::AutoGradMode no_gradient(false);
+  const Charge charge(dtensor);
+  return carry(dtensor, *way, options.cost_model);
 }
 
 }  // namespace tessera

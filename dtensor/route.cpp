@@ -47,7 +47,8 @@ struct RouteKey {
   const CostModel& model;
 };
 
-// When full, it starts anew.
+// Two halves: what is found in the older one moves to the newer; when that is full, it becomes the older, and the older goes. So the
+// routes in use stay, and no more than kMost are kept.
 class RouteCache {
  public:
   static constexpr std::size_t kMost = 1024;
@@ -55,15 +56,23 @@ class RouteCache {
   RoutePtr find(const RouteKey& key) {
     const std::size_t hash = key.hash();
     const std::lock_guard lock(mutex_);
-    for (auto [it, end] = routes_.equal_range(hash); it != end; ++it) {
-      if (it->second.is(key)) return it->second.route;
-    }
-    return nullptr;
+    if (const auto found = find_in(newer_, key, hash); found != newer_.end()) return found->second.route;
+    const auto found = find_in(older_, key, hash);
+    if (found == older_.end()) return nullptr;
+    RoutePtr route = found->second.route;
+    auto node = older_.extract(found);
+    make_room();
+    newer_.insert(std::move(node));
+    return route;
   }
   void insert(const RouteKey& key, RoutePtr route) {
     const std::lock_guard lock(mutex_);
-    if (routes_.size() >= kMost) routes_.clear();
-    routes_.emplace(key.hash(), Entry{key.mesh, key.from, key.to, key.model, std::move(route)});
+    make_room();
+    newer_.emplace(key.hash(), Entry{key.mesh, key.from, key.to, key.model, std::move(route)});
+  }
+  std::size_t size() {
+    const std::lock_guard lock(mutex_);
+    return newer_.size() + older_.size();
   }
 
  private:
@@ -79,8 +88,21 @@ class RouteCache {
              from == key.from && to == key.to && model == key.model;
     }
   };
+  using Half = std::unordered_multimap<std::size_t, Entry>;
+
+  static Half::iterator find_in(Half& half, const RouteKey& key, std::size_t hash) {
+    for (auto [it, end] = half.equal_range(hash); it != end; ++it) {
+      if (it->second.is(key)) return it;
+    }
+    return half.end();
+  }
+  void make_room() {
+    if (newer_.size() < kMost / 2) return;
+    older_ = std::exchange(newer_, {});
+  }
+
   std::mutex mutex_;
-  std::unordered_multimap<std::size_t, Entry> routes_;
+  Half newer_, older_;
 };
 
 RouteCache& cache() {
@@ -167,6 +189,8 @@ RoutePtr route_between(const Spec& from, const Placements& to, const CostModel& 
   cache().insert(key, made);
   return made;
 }
+
+std::size_t cached_routes() { return cache().size(); }
 
 at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to) {
   return route_between(from, to)->run(from.mesh, local);

@@ -36,9 +36,10 @@ c10d::ReduceOp::RedOpType backend_op(ReduceOp op) {
 bool on_cpu(const CollectiveCall& call) { return call.mesh.device_type() == c10::DeviceType::CPU; }
 
 // Of CPU tensors: MPI and the in-memory group have collectives of their own that are as fast as messages.
-bool over_gloo(const CollectiveCall& call) {
-  return on_cpu(call) && call.mesh.group(call.mesh_dim)->getBackendName() == "gloo";
+bool over(const char* backend, const CollectiveCall& call) {
+  return on_cpu(call) && call.mesh.group(call.mesh_dim)->getBackendName() == backend;
 }
+bool over_gloo(const CollectiveCall& call) { return over("gloo", call); }
 
 // Reductions that no backend carries out, so that the terms are brought together and reduced here: products of complex numbers,
 // and bits on CUDA.
@@ -93,7 +94,7 @@ void gather_bytes(const CollectiveCall& call, Works& works, at::Tensor to, at::T
   const bool gloo = over_gloo(call);
   if (gloo && to.numel() > kGlooGatherAtOnce) {
     gather_by_messages(call, works, to.split_with_sizes(counts), from);
-  } else if (gloo || (on_cpu(call) && !even)) {
+  } else if (gloo || (on_cpu(call) && !even && !over("mpi", call))) {
     exchange_into(call, works, to, from.repeat({call.n()}), Counts(counts.size(), from.numel()), counts);
   } else if (even) {
     start_one(call, works, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
