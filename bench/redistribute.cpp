@@ -8,8 +8,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
-#include <optional>
+#include <sstream>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -42,28 +44,43 @@ struct Arguments {
   bool check = false;
 };
 
-// Of the ranks' answers to a case: elements and their sum over all ranks, and whether it communicates.
+// Of the ranks' answers to a case: elements and checksum of each rank's piece, and whether it communicates.
 struct Result {
-  int64_t elements = 0;
-  double sum = 0;
+  std::vector<std::pair<int64_t, int64_t>> pieces;
   bool communicates = false;
   std::string refused;  // the peer's reason
 };
 
 Result result_of(const std::vector<std::string>& answers) {
+  const std::string refused = "refused ";
   Result out;
   for (const std::string& answer : answers) {
-    if (answer.starts_with("- ")) return {.refused = answer.substr(2)};
+    if (answer.starts_with(refused)) {
+      out.refused = answer.substr(refused.size());
+      continue;
+    }
     std::istringstream in(answer);
-    int64_t elements = 0;
-    double sum = 0;
+    int64_t elements = 0, checksum = 0;
     int communicates = 0;
-    in >> elements >> sum >> communicates;
-    out.elements += elements;
-    out.sum += sum;
+    if (!(in >> elements >> checksum)) throw std::runtime_error(fmt::format("\"{}\" is no answer to a case", answer));
+    in >> communicates;  // ours say so
+    out.pieces.emplace_back(elements, checksum);
     out.communicates |= communicates != 0;
   }
+  if (!out.refused.empty() && !out.pieces.empty()) {
+    throw std::runtime_error(
+        fmt::format("{} of {} ranks refused: {}", answers.size() - out.pieces.size(), answers.size(), out.refused));
+  }
   return out;
+}
+
+void check_alike(const RedistributeCase& wanted, const Result& ours, const Result& peer) {
+  for (std::size_t rank = 0; rank < ours.pieces.size(); ++rank) {
+    if (ours.pieces[rank] == peer.pieces[rank]) continue;
+    throw std::runtime_error(fmt::format("{}: on rank {} ours has {} elements of checksum {}, the peer's {} of {}",
+                                         wanted.text(), rank, ours.pieces[rank].first, ours.pieces[rank].second,
+                                         peer.pieces[rank].first, peer.pieces[rank].second));
+  }
 }
 
 double slowest(Ranks& ranks, const char* what, int calls) {
@@ -80,12 +97,9 @@ int calls_for(double microseconds, double round_ms) {
 RedistributeRow measure(const RedistributeCase& wanted, Ranks& ours, Ranks& peer, const Arguments& arguments) {
   const Result mine = result_of(ours.ask("case " + wanted.text()));
   const Result theirs = result_of(peer.ask("case " + wanted.text()));
-  RedistributeRow row{.of = wanted, .communicates = mine.communicates, .has_peer = theirs.refused.empty()};
-  if (row.has_peer && (mine.elements != theirs.elements || mine.sum != theirs.sum)) {
-    throw std::runtime_error(fmt::format("{}: ours has {} elements of sum {}, the peer's {} of {}", wanted.text(),
-                                         mine.elements, mine.sum, theirs.elements, theirs.sum));
-  }
-  const auto ask_peer = [&](int calls) { return row.has_peer ? slowest(peer, "ours", calls) : 0.0; };
+  RedistributeRow row{.of = wanted, .communicates = mine.communicates, .refused = theirs.refused};
+  if (row.has_peer()) check_alike(wanted, mine, theirs);
+  const auto ask_peer = [&](int calls) { return row.has_peer() ? slowest(peer, "ours", calls) : 0.0; };
   const double first = std::max({slowest(ours, "ours", 1), slowest(ours, "raw", 1), ask_peer(1)});
   const int calls = calls_for(first, arguments.round_ms);
   std::vector<double> a, b, c, peer_to_ours, ours_to_raw;

@@ -88,9 +88,11 @@ nlohmann::json json_of(const RedistributeRow& row) {
   };
   put("ours", row.ours);
   put("raw", row.raw);
-  if (row.has_peer) {
+  if (row.has_peer()) {
     put("peer", row.peer);
     out["peer_to_ours"] = row.peer_to_ours;
+  } else {
+    out["refused"] = row.refused;
   }
   return out;
 }
@@ -99,8 +101,8 @@ nlohmann::json json_of(const RedistributeRow& row) {
 
 void print_row(const RedistributeRow& row) {
   fmt::print("{:<52}{:>11.1f}{:>11.1f}{:>11}{:>9}{:>9.2f}{}\n", row.of.text(), row.ours.median, row.raw.median,
-             row.has_peer ? fmt::format("{:.1f}", row.peer.median) : "-",
-             row.has_peer ? fmt::format("{:.2f}", row.peer_to_ours) : "-", row.ours_to_raw,
+             row.has_peer() ? fmt::format("{:.1f}", row.peer.median) : "-",
+             row.has_peer() ? fmt::format("{:.2f}", row.peer_to_ours) : "-", row.ours_to_raw,
              row.communicates ? "" : "  local");
   std::fflush(stdout);
 }
@@ -112,6 +114,11 @@ void print_summary(const std::vector<RedistributeRow>& rows) {
     fmt::print("{:<28}{:>4} rows {:>7.2f}   {:.2f} ({})   {:.2f} ({})\n", name, r.rows, r.geomean, r.least, r.least_row,
                r.most, r.most_row);
   }
+  std::map<std::string, int> refusals;
+  for (const RedistributeRow& row : rows) {
+    if (!row.has_peer()) ++refusals[row.refused];
+  }
+  for (const auto& [why, count] : refusals) fmt::print("-: the peer refused {} rows: {}\n", count, why);
 }
 
 bool print_goals(const std::string& backend, const std::vector<RedistributeRow>& rows) {

@@ -11,15 +11,18 @@ namespace tessera::bench {
 struct RedistributeRow {
   RedistributeCase of;
   bool communicates = false;
-  bool has_peer = false;
+  std::string refused;     // why the peer does not do it
   Figure ours, raw, peer;  // the slowest rank's
   // Medians of each round's own ratios: drift meets both sides alike.
   double peer_to_ours = 0;
   double ours_to_raw = 0;
+
+  bool has_peer() const { return refused.empty(); }
 };
 
 void print_row(const RedistributeRow& row);
-// Over the rows that communicate: geometric means, the least row, changes of Shards apart, and what is added to raw calls.
+// Over the rows that communicate: geometric means, the least row, changes of Shards apart, and what is added to raw calls. Then
+// what the peer refused, and why.
 void print_summary(const std::vector<RedistributeRow>& rows);
 // What is wanted of them over `backend`, and whether it held; whether all of it did.
 bool print_goals(const std::string& backend, const std::vector<RedistributeRow>& rows);

@@ -1,5 +1,9 @@
+#include <chrono>
+#include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/torch.h>
@@ -22,6 +26,13 @@ using namespace custom_placement;
 
 namespace {
 
+// Row i is of rank (2 i + 1) mod `n`.
+std::vector<Intervals> dealt(int64_t rows, int64_t n) {
+  std::vector<Intervals> out(static_cast<std::size_t>(n));
+  for (int64_t i = 0; i < rows; ++i) append(out[static_cast<std::size_t>((2 * i + 1) % n)], {.begin = i, .end = i + 1});
+  return out;
+}
+
 // Placements that a tensor of 9 rows over `n` ranks may have.
 Placements built_in(int64_t n) {
   std::vector<int64_t> sizes(static_cast<std::size_t>(n), 0);
@@ -31,6 +42,7 @@ Placements built_in(int64_t n) {
           Shard(1),
           BlockCyclic(0, 2),
           RaggedShard(0, sizes),
+          IntervalShard(0, dealt(9, n)),
           Partial(),
           Partial(ReduceOp::kAvg),
           Partial(ReduceOp::kMax),
@@ -38,6 +50,37 @@ Placements built_in(int64_t n) {
           Partial(ReduceOp::kProduct),
           NormPartial(2),
           MaskedPartial()};
+}
+
+const Placement Z = ZigzagShard(0);
+const Placement RMS = RmsPartial();
+
+DeviceMesh square() { return mesh_over({2, 2}); }
+
+// Lists of the built-in ones on (2, 2), of those that integers have where `bits`.
+std::vector<Placements> built_in_on_square(bool bits) {
+  Placements kinds = built_in(2);
+  if (bits) {
+    std::erase_if(kinds, [](const Placement& p) { return p.is_partial(); });
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
+      kinds.push_back(Partial(op));
+    }
+  }
+  const std::vector<int64_t> shape = {9, 5};
+  std::vector<Placements> out;
+  for (const Placements& layout : all_layouts(2, kinds)) {
+    if (is_layout(layout, Mesh({2, 2}), shape)) out.push_back(layout);
+  }
+  out.push_back({Shard(0).ordered(1), Shard(0)});
+  out.push_back({Shard(1).ordered(1), Shard(1)});
+  out.push_back(Placements(2, RaggedShard(0, {0, 2, 3, 4})));
+  out.push_back(Placements(2, IntervalShard(0, dealt(9, 4))));
+  return out;
+}
+
+bool arrived(const at::Tensor& t, const Placements& to, const at::Tensor& whole) {
+  if (placements_of(t) != to) return false;
+  return any_partial(to) ? close(full_tensor(t), whole) : same(to_local(t), piece_of(whole, mesh_of(t), to));
 }
 
 }  // namespace
@@ -73,6 +116,44 @@ TESSERA_RANKS_TEST_CASE("to and from every built-in placement the value stays", 
   }
 }
 
+TESSERA_RANKS_TEST_CASE("on (2, 2): to and from every list of built-in placements the value stays",
+                        Ranks({4}).time_limit(std::chrono::seconds(200))) {
+  const DeviceMesh mesh = square();
+  const at::Tensor whole = whole_numbers({9, 5});
+  const std::vector<Placements> ours = {{Z, Replicate()}, {Shard(1), Z}, {Z, Z},          {Z.ordered(1), Shard(0)},
+                                        {Z, Partial()},   {RMS, RMS},    {RMS, Shard(0)}, {Z, RMS}};
+  for (const Placements& other : built_in_on_square(/*bits=*/false)) {
+    const at::Tensor start = spread(whole, mesh, other);
+    for (const Placements& custom : ours) {
+      CAPTURE(to_string(other));
+      CAPTURE(to_string(custom));
+      const at::Tensor there = redistribute(start, custom);
+      CHECK(arrived(there, custom, whole));
+      const at::Tensor back = redistribute(there, other);
+      CHECK(placements_of(back) == other);
+      CHECK(close(full_tensor(back), whole));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("on (2, 2): bits of integers come from and go to a zigzag", {4}) {
+  const DeviceMesh mesh = square();
+  const at::Tensor whole = whole_numbers({9, 5}, at::kLong);
+  for (const Placements& other : built_in_on_square(/*bits=*/true)) {
+    const at::Tensor start = spread(whole, mesh, other);
+    for (const Placements& custom :
+         std::vector<Placements>{{Z, Z}, {Z, Shard(1)}, {Z.ordered(1), Shard(0)}, {Z, Partial(ReduceOp::kBitXor)}}) {
+      CAPTURE(to_string(other));
+      CAPTURE(to_string(custom));
+      const at::Tensor there = redistribute(start, custom);
+      CHECK(arrived(there, custom, whole));
+      CHECK(same(full_tensor(redistribute(there, other)), whole));
+    }
+  }
+  CHECK_THROWS_WITH_AS(redistribute(spread(whole, mesh, {Z, Z}), {RMS, RMS}),
+                       doctest::Contains("P(rms) of Long is not defined"), std::invalid_argument);
+}
+
 TESSERA_RANKS_TEST_CASE("gradients go through both", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor weight = sample({9, 5}, 2);
@@ -104,6 +185,34 @@ TESSERA_RANKS_TEST_CASE("operators run on a zigzag as on any shard, without comm
   CHECK(close(full_tensor(sum), at::gelu(a + b * 2)));
   CHECK(close(full_tensor(product), at::mm(a, w)));
   CHECK(close(full_tensor(mean), a.mean(0)));
+}
+
+TESSERA_RANKS_TEST_CASE("operators reduce a root mean square that they cannot take as it is, as one process has it",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor all = sample({mesh.size(), 9, 4}, 4), b = sample({9, 4}, 1), w = sample({4, 3}, 2);
+  const at::Tensor rows = all.clone().requires_grad_(true);
+  const at::Tensor rms = rows.square().mean(0).sqrt();
+  const at::Tensor other = spread(b, mesh, {Shard(0)}), right = spread(w, mesh, {Replicate()});
+  const std::vector<std::pair<const char*, std::function<at::Tensor(const at::Tensor&, bool)>>> operators = {
+      {"gelu", [](const at::Tensor& x, bool) { return at::gelu(x); }},
+      {"add", [&](const at::Tensor& x, bool plain) { return x + (plain ? b : other); }},
+      {"mul by a number", [](const at::Tensor& x, bool) { return x * -2; }},
+      {"add to itself", [](const at::Tensor& x, bool) { return x + x; }},
+      {"mm", [&](const at::Tensor& x, bool plain) { return at::mm(x, plain ? w : right); }},
+      {"sum", [](const at::Tensor& x, bool) { return x.sum(0); }},
+      {"transpose", [](const at::Tensor& x, bool) { return x.t().contiguous(); }}};
+  for (const auto& [name, call] : operators) {
+    CAPTURE(name);
+    rows.mutable_grad().reset();
+    const at::Tensor want = call(rms, true);
+    want.square().sum().backward({}, /*retain_graph=*/true);
+    const at::Tensor piece = all[mesh.local_rank(0)].clone().requires_grad_(true);
+    const at::Tensor got = call(from_local(piece, mesh, {RMS}), false);
+    CHECK(close(full_tensor(got).detach(), want.detach()));
+    full_tensor(got).square().sum().backward();
+    CHECK(close(piece.grad(), rows.grad()[mesh.local_rank(0)]));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("a style that lays the sequence out in a zigzag", {1, 2, 3, 4}) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,7 +12,9 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/in_process.h"
 #include "tessera/mesh/world.h"
+#include "tessera/tests/dtensor/values.h"
 
 using namespace tessera;
 
@@ -53,4 +56,18 @@ TEST_CASE("a million different ragged shardings, one in twenty redistributed, le
   const int64_t after = resident();
   MESSAGE("resident: ", before, " KiB after 100,000, ", after, " KiB after 1,000,000");
   CHECK(after - before < 4096);
+}
+
+TEST_CASE("three thousand different redistributions, of which not all are remembered, arrive; so do the first ones again") {
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, world);
+    const auto check = [&](int64_t rows) {
+      CAPTURE(rows);
+      const at::Tensor whole = testing::whole_numbers({rows, 3}, at::kFloat, rows);
+      const at::Tensor moved = redistribute(testing::spread(whole, mesh, {Shard(0)}), {Shard(1)});
+      CHECK(testing::same(to_local(moved), testing::piece_of(whole, mesh, {Shard(1)})));
+    };
+    for (int64_t rows = 0; rows < 3000; ++rows) check(rows);
+    for (int64_t rows = 0; rows < 100; ++rows) check(rows);
+  });
 }

@@ -33,6 +33,20 @@ std::vector<Intervals> dealt(int64_t size, int64_t parts) {
   return out;
 }
 
+// Every list of `kinds`, and of a RaggedShard of each mesh dimension's size, that is legal.
+std::vector<Placements> layouts_of(Placements kinds, const std::vector<int64_t>& shape,
+                                   const std::vector<int64_t>& mesh_shape) {
+  const Mesh mesh(mesh_shape);
+  for (const int64_t n : mesh_shape) kinds.push_back(RaggedShard(0, ragged_sizes(shape[0], n)));
+  std::vector<Placements> out;
+  for (const Placements& layout : all_layouts(static_cast<int64_t>(mesh_shape.size()), kinds)) {
+    const Placements normal = normalize(layout, mesh, 2, "test");
+    if (std::ranges::find(out, normal) == out.end() && partials_commute(normal) && is_layout(normal, mesh, shape))
+      out.push_back(normal);
+  }
+  return out;
+}
+
 [[noreturn]] void fail(const char* what, const Pair& pair, at::IntArrayRef shape, const DeviceMesh& mesh) {
   throw std::runtime_error(fmt::format("{}: {} -> {} of [{}] on {}, rank {}", what, to_string(pair.from), to_string(pair.to),
                                        fmt::join(shape, ", "), mesh.to_string(), mesh.world().rank()));
@@ -49,33 +63,24 @@ bool is_value(const at::Tensor& t, const at::Tensor& whole) {
 
 std::vector<Placements> built_in_layouts(const std::vector<int64_t>& shape, const std::vector<int64_t>& mesh_shape) {
   const Mesh mesh(mesh_shape);
-  const auto ndim = static_cast<int64_t>(mesh_shape.size());
-  Placements kinds = {Replicate(),
-                      Shard(0),
-                      Shard(1),
-                      Shard(0).ordered(1),
-                      BlockCyclic(0, 2),
-                      BlockCyclic(1, 1),
-                      Partial(),
-                      Partial(ReduceOp::kAvg),
-                      Partial(ReduceOp::kMax),
-                      Partial(ReduceOp::kMin),
-                      Partial(ReduceOp::kProduct),
-                      NormPartial(2),
-                      MaskedPartial()};
-  for (const int64_t n : mesh_shape) kinds.push_back(RaggedShard(0, ragged_sizes(shape[0], n)));
-  std::vector<Placements> out;
-  for (const Placements& layout : all_layouts(ndim, kinds)) {
-    const Placements normal = normalize(layout, mesh, 2, "test");
-    if (std::ranges::find(out, normal) == out.end() && partials_commute(normal) && is_layout(normal, mesh, shape))
-      out.push_back(normal);
-  }
+  std::vector<Placements> out =
+      layouts_of({Replicate(), Shard(0), Shard(1), Shard(0).ordered(1), BlockCyclic(0, 2), BlockCyclic(1, 1), Partial(),
+                  Partial(ReduceOp::kAvg), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin), Partial(ReduceOp::kProduct),
+                  NormPartial(2), MaskedPartial()},
+                 shape, mesh_shape);
   const Placements together(mesh_shape.size(), RaggedShard(1, ragged_sizes(shape[1], mesh.size())));
   const Placements lists(mesh_shape.size(), IntervalShard(0, dealt(shape[0], mesh.size())));
   for (const Placements& layout : {together, lists}) {
     if (std::ranges::find(out, layout) == out.end()) out.push_back(layout);
   }
   return out;
+}
+
+std::vector<Placements> integer_layouts(const std::vector<int64_t>& shape, const std::vector<int64_t>& mesh_shape) {
+  return layouts_of(
+      {Replicate(), Shard(0), Shard(1), Shard(0).ordered(1), BlockCyclic(0, 2), Partial(), Partial(ReduceOp::kMax),
+       Partial(ReduceOp::kBitAnd), Partial(ReduceOp::kBitOr), Partial(ReduceOp::kBitXor)},
+      shape, mesh_shape);
 }
 
 // Eight layouts by eight at a time, and each pair after its reverse, so that few routes are looked for twice: a thousand are kept.
@@ -128,18 +133,19 @@ void check_gradient(const Pair& pair, const std::vector<int64_t>& shape, const D
   if (!is_value(source.grad(), weight)) fail("the gradient", pair, shape, mesh);
 }
 
-void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh) {
-  const at::Tensor whole = whole_numbers(shape);
+void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh,
+                 at::ScalarType dtype) {
+  const at::Tensor whole = whole_numbers(shape, dtype);
   for (const Pair& pair : pairs) {
     check_pair(pair, whole, mesh);
-    check_gradient(pair, shape, mesh);
+    if (whole.is_floating_point()) check_gradient(pair, shape, mesh);
   }
 }
 
 void check_in_process(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape,
-                      const std::vector<int64_t>& mesh_shape) {
+                      const std::vector<int64_t>& mesh_shape, at::ScalarType dtype) {
   run_in_process(Mesh(mesh_shape).size(), [&](const std::shared_ptr<World>& world) {
-    check_pairs(pairs, shape, init_device_mesh("cpu", mesh_shape, {}, world));
+    check_pairs(pairs, shape, init_device_mesh("cpu", mesh_shape, {}, world), dtype);
   });
 }
 

@@ -17,11 +17,21 @@ void check_every_pair(const Sizes& mesh_shape) {
   }
 }
 
+void check_every_integer_pair(const Sizes& mesh_shape) {
+  for (const Sizes& shape : kShapes) {
+    check_in_process(all_pairs(integer_layouts(shape, mesh_shape)), shape, mesh_shape, at::kLong);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("2x2: every pair") { check_every_pair({2, 2}); }
 
 TEST_CASE("2x3: every pair") { check_every_pair({2, 3}); }
+
+TEST_CASE("2x2: every pair of integers") { check_every_integer_pair({2, 2}); }
+
+TEST_CASE("2x3: every pair of integers") { check_every_integer_pair({2, 3}); }
 
 TEST_CASE("2x2x2: twenty thousand pairs") {
   for (std::size_t i = 0; i < kShapes.size(); ++i) {

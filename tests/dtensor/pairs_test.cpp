@@ -90,3 +90,12 @@ TEST_CASE("a mean of halves, and a norm, whose terms would overflow") {
     CHECK(same(to_local(both[1]), at::zeros({8}, at::kHalf)));
   });
 }
+
+TEST_CASE("integers and their bits: every pair on one mesh dimension, some on two") {
+  for (const Sizes& shape : kShapes) {
+    check_in_process(all_pairs(integer_layouts(shape, {4})), shape, {4}, at::kLong);
+    for (const Sizes& mesh_shape : {Sizes{2, 2}, Sizes{2, 3}}) {
+      check_in_process(some_pairs(integer_layouts(shape, mesh_shape), 200, 20260107), shape, mesh_shape, at::kLong);
+    }
+  }
+}

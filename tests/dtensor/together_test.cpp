@@ -1,7 +1,11 @@
 // Redistributions that are begun before they are read, several in one round, and in other dtypes.
 
+#include <chrono>
+#include <memory>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
@@ -9,10 +13,13 @@
 #include <ATen/ops/tensor.h>
 #include <c10/core/InferenceMode.h>
 #include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/measured_costs.h"
 #include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -68,6 +75,32 @@ void check_arrived(const std::vector<Load>& all, const std::vector<at::Tensor>& 
   }
 }
 
+// Rank 0 begins; the others come only once its call has returned, by a key that it sets then.
+void begin_alone(const std::shared_ptr<World>& world) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {world->size()}, {}, world);
+  const c10::intrusive_ptr<c10d::Store> store = world->store();
+  full_tensor(spread(whole_numbers({4}), mesh, {S0}));  // makes the group
+  int64_t turn = 0;
+  const auto check = [&](const auto& begin) {
+    const std::string key = fmt::format("begin_alone/{}", turn++);
+    if (world->rank() != 0) store->wait({key}, std::chrono::seconds(20));
+    const std::vector<at::Tensor> moved = begin();
+    if (world->rank() == 0) store->set(key, "returned");
+    return moved;
+  };
+  for (const int64_t size : {12, 600}) {  // 600 x 600 is 2.9 MB, more than goes unannounced
+    const at::Tensor whole = whole_numbers({size, size});
+    for (const auto& [from, to] : std::vector<std::pair<Placement, Placement>>{{S0, R}, {S0, S1}, {P, R}, {P, S0}}) {
+      const at::Tensor source = spread(whole, mesh, {from});
+      const auto one = check([&] { return std::vector{redistribute(source, {to}, kAsync)}; });
+      CHECK(same(full_tensor(one[0]), whole));
+      const auto two = check([&] { return redistribute_many({source, source}, {{to}, {S1}}, kAsync); });
+      CHECK(same(full_tensor(two[1]), whole));
+      CHECK(same(full_tensor(two[0]), whole));
+    }
+  }
+}
+
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("async: the first reader waits, in any order that ranks share", {1, 2, 3, 4}) {
@@ -101,6 +134,12 @@ TESSERA_RANKS_TEST_CASE("async: what is begun is what is counted at once, and on
   }
   for (int i = 0; i < 20; ++i) redistribute(source, {R}, kAsync);
   CHECK(same(full_tensor(source), whole));
+}
+
+TESSERA_RANKS_TEST_CASE("async: returns before the other ranks have come", {2, 3, 4}) { begin_alone(world()); }
+
+TEST_CASE("async: returns before the other ranks have come, where they are threads") {
+  for (const int64_t size : {2, 3, 4}) run_in_process(size, begin_alone);
 }
 
 TESSERA_RANKS_TEST_CASE("async: an operator, a view, autograd and another thread read it as any other", {2, 3}) {

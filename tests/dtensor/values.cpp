@@ -1,5 +1,7 @@
 #include "tessera/tests/dtensor/values.h"
 
+#include <cmath>
+
 #include <ATen/ATen.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -22,6 +24,11 @@ at::Tensor term(const at::Tensor& x, const Reduction& pending, int64_t n, int64_
   if (kind == "bit_and") return at::where(mine, x, x.scalar_type() == at::kBool ? x | true : x | (8 * me));
   if (kind == "bit_or") return at::where(mine, x, me % 2 == 0 ? at::zeros_like(x) : x);
   if (kind == "bit_xor") return at::where(mine, x, at::zeros_like(x));
+  // Shares of x^p, with a sign that does not count.
+  if (kind == "norm 1" || kind == "norm 3") {
+    const double share = 2.0 * static_cast<double>(me + 1) / static_cast<double>(n * (n + 1));
+    return x * (std::pow(share, kind == "norm 1" ? 1.0 : 1.0 / 3) * (me % 2 == 0 ? 1 : -1));
+  }
   if (kind == "norm 2") return at::where(mine, me % 2 == 0 ? x : -x, at::zeros_like(x));
   if (kind == "max") return at::where(mine, x, x.min());
   if (kind == "min") return at::where(mine, x, x.max());

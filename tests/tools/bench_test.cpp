@@ -1,4 +1,4 @@
-// That a benchmark of several processes runs: its ranks and the peer's come, give the same elements, and are measured.
+// That the benchmarks run: what of several processes measures, its ranks and the peer's, gives the same elements.
 
 #include <fstream>
 #include <string>
@@ -12,17 +12,28 @@
 using tessera::testing::shell;
 using tessera::testing::ShellOutcome;
 
+namespace {
+
+const std::string kPeer = "bench/redistribute_peer.py";
+
+ShellOutcome redistribute(const std::string& peer, const std::string& arguments) {
+  return shell("TESSERA_PYTHON=$PYTHON timeout 200 bench/redistribute --quick --launch tools/launcher/launch --peer " +
+               peer + " " + arguments);
+}
+
+nlohmann::json read_json(const std::string& file) { return nlohmann::json::parse(std::ifstream(file)); }
+
+}  // namespace
+
 TEST_CASE("bench redistribute: every row is measured, ours and raw; the peer's where it has the redistribution") {
   const tessera::PrivateFolder folder;
   const std::string file = folder.path() + "/figures.json";
-  const ShellOutcome outcome = shell(
-      "TESSERA_PYTHON=$PYTHON timeout 200 bench/redistribute --quick --launch tools/launcher/launch "
-      "--peer bench/redistribute_peer.py --json " +
-      file);
+  const ShellOutcome outcome = redistribute(kPeer, "--json " + file);
   CAPTURE(outcome.output);
   REQUIRE(outcome.exit_code == 0);
-  const nlohmann::json figures = nlohmann::json::parse(std::ifstream(file));
+  const nlohmann::json figures = read_json(file);
   REQUIRE(figures["rows"].size() == 24);
+  const std::string refusal = "redistributing to Partial is for internal use only";
   for (const nlohmann::json& row : figures["rows"]) {
     const std::string name = row["name"];
     CAPTURE(name);
@@ -30,8 +41,31 @@ TEST_CASE("bench redistribute: every row is measured, ours and raw; the peer's w
     CHECK(row["raw_us"] > 0);
     const bool to_partial = name.ends_with(";P(sum)");  // the peer has none
     CHECK(row.contains("peer_us") == !to_partial);
+    CHECK(row.contains("refused") == to_partial);
+    if (to_partial) CHECK(row["refused"].get<std::string>().find(refusal) != std::string::npos);
     const bool is_local = name.find(";R;") != std::string::npos || to_partial;
     CHECK(row["communicates"] == !is_local);
+  }
+  CHECK(outcome.output.find("-: the peer refused 2 rows: Can not redistribute from ") != std::string::npos);
+}
+
+TEST_CASE("bench redistribute: a result in another order and an error that is no refusal end it") {
+  struct Row {
+    const char* why;
+    const char* edit;  // of the peer, by sed
+    const char* part;
+  };
+  const tessera::PrivateFolder folder;
+  const std::string peer = folder.path() + "/peer.py";
+  for (const Row& row : {Row{"another order", "s/made.run().to_local()/made.run().to_local().flip(0)/",
+                             "2;8,8;S(0);R: on rank 0 ours has 64 elements of checksum "},
+                         Row{"an error", "s/local = made.run().*/raise RuntimeError(\"no memory\")/", "no memory"}}) {
+    CAPTURE(row.why);
+    REQUIRE(shell(std::string("sed '") + row.edit + "' " + kPeer + " > " + peer).exit_code == 0);
+    const ShellOutcome outcome = redistribute(peer, "--only '2;8,8;S(0);R'");
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(outcome.output.find(row.part) != std::string::npos);
   }
 }
 
@@ -39,4 +73,49 @@ TEST_CASE("bench redistribute: ranks that cannot start are told") {
   const ShellOutcome outcome = shell("bench/redistribute --quick --launch /bin/false --peer bench/redistribute_peer.py");
   CHECK(outcome.exit_code == 1);
   CHECK(outcome.output.find("ours: it ended before its ranks came") != std::string::npos);
+}
+
+TEST_CASE("bench dispatch: ours and the peer's are measured") {
+  const tessera::PrivateFolder folder;
+  const std::string file = folder.path() + "/figures.json";
+  const ShellOutcome outcome = shell(
+      "TESSERA_PYTHON=$PYTHON timeout 200 bench/dispatch --rounds 1 --calls 2 --only add --peer bench/dispatch_peer.py "
+      "--json " +
+      file);
+  CAPTURE(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  const nlohmann::json figures = read_json(file);
+  CHECK(figures["benchmark"] == "dispatch");
+  REQUIRE(figures["rows"].size() == 1);
+  CHECK(figures["rows"][0]["name"] == "add");
+  for (const char* figure : {"ours_us", "plain_us", "peer_us", "peer_plain_us"}) CHECK(figures["rows"][0][figure] > 0);
+}
+
+TEST_CASE("bench plan_quality: no plan is off, and the time of planning is told") {
+  const tessera::PrivateFolder folder;
+  const std::string file = folder.path() + "/figures.json";
+  const ShellOutcome outcome = shell("timeout 200 bench/plan_quality --pairs-3d 2 --pairs-64 2 --timed 1 --json " + file);
+  CAPTURE(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  const nlohmann::json figures = read_json(file);
+  CHECK(figures["benchmark"] == "plan_quality");
+  int optimum = 0, planning = 0;
+  for (const nlohmann::json& row : figures["rows"]) {
+    const std::string name = row["name"];
+    CAPTURE(name);
+    const bool is_planning = name.starts_with("planning ");
+    ++(is_planning ? planning : optimum);
+    if (is_planning) CHECK(row["ours_us"] > 0);
+    if (!is_planning) CHECK(row["off"] == 0);
+  }
+  CHECK(optimum == 19 * 6);  // settings, cost models
+  CHECK(planning == 3 * 6);
+}
+
+TEST_CASE("bench mesh: a mesh of 4,096 ranks is built, and makes no process group") {
+  const ShellOutcome outcome = shell("timeout 100 bench/mesh");
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  CHECK(outcome.output.find("coordinate_of") != std::string::npos);
+  CHECK(outcome.output.find("process groups made: 0") != std::string::npos);
 }
