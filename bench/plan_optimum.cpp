@@ -64,7 +64,8 @@ std::string judge(brute::BruteForce& optimum_of, const Sizes& shape, const Mesh&
 }  // namespace
 
 std::vector<Quality> measure_quality(const Mesh& mesh, const Sizes& shape, std::size_t most, int examples) {
-  const auto all = layouts(mesh, shape, [&](int64_t ranks) { return all_choices(ranks, shape); });
+  const auto all = layouts(
+      mesh, shape, [&](int64_t ranks) { return all_choices(ranks, shape); }, joint_layouts(mesh, shape));
   brute::BruteForce optimum_of(shape, at::kFloat, mesh);
   std::vector<Quality> out;
   for (const NamedModel& by : models(mesh)) {

@@ -34,25 +34,47 @@ std::vector<NamedModel> models(const Mesh& mesh) {
 
 std::vector<Placement> plain_choices() { return {Replicate(), Shard(0), Shard(1), Partial()}; }
 
+namespace {
+
+// The first and the last part have all, half each.
+Placement ragged(int64_t parts, int64_t dim, int64_t size) {
+  Sizes sizes(static_cast<std::size_t>(parts), 0);
+  sizes.front() = size / 2;
+  sizes.back() += size - size / 2;
+  return RaggedShard(dim, sizes);
+}
+
+// Element by element to parts that follow no order.
+Placement lists(int64_t parts, int64_t dim, int64_t size) {
+  std::vector<Intervals> out(static_cast<std::size_t>(parts));
+  for (int64_t i = 0; i < size; ++i) append(out[static_cast<std::size_t>((i * i + i / 2) % parts)], {i, i + 1});
+  return IntervalShard(dim, out);
+}
+
+}  // namespace
+
 std::vector<Placement> all_choices(int64_t ranks, const Sizes& shape) {
   std::vector<Placement> out = plain_choices();
   out.push_back(Partial(ReduceOp::kMax));
   out.push_back(Partial(ReduceOp::kAvg));
+  out.push_back(NormPartial(2));
   out.push_back(BlockCyclic(0, 2));
-  Sizes ragged(static_cast<std::size_t>(ranks), 0);
-  ragged.front() = shape[0] / 2;
-  ragged.back() += shape[0] - shape[0] / 2;
-  out.push_back(RaggedShard(0, ragged));
-  std::vector<Intervals> lists(static_cast<std::size_t>(ranks));
-  for (int64_t i = 0; i < shape[1]; ++i) append(lists[static_cast<std::size_t>((i * i + i / 2) % ranks)], {i, i + 1});
-  out.push_back(IntervalShard(1, lists));
+  out.push_back(BlockCyclic(1, 1));
+  out.push_back(ragged(ranks, 0, shape[0]));
+  out.push_back(lists(ranks, 1, shape[1]));
   out.push_back(Shard(0).ordered(1));
   out.push_back(Shard(1).ordered(1));
   return out;
 }
 
+std::vector<Placements> joint_layouts(const Mesh& mesh, const Sizes& shape) {
+  const std::size_t ndim = mesh.shape().size();
+  return {Placements(ndim, ragged(mesh.size(), 1, shape[1])), Placements(ndim, lists(mesh.size(), 0, shape[0]))};
+}
+
 std::vector<Placements> layouts(const Mesh& mesh, const Sizes& shape,
-                                const std::function<std::vector<Placement>(int64_t)>& choices_of) {
+                                const std::function<std::vector<Placement>(int64_t)>& choices_of,
+                                const std::vector<Placements>& more) {
   std::vector<Placements> all = {{}};
   for (const int64_t ranks : mesh.shape()) {
     std::vector<Placements> longer;
@@ -64,6 +86,7 @@ std::vector<Placements> layouts(const Mesh& mesh, const Sizes& shape,
     }
     all = std::move(longer);
   }
+  all.insert(all.end(), more.begin(), more.end());
   std::map<std::string, Placements> out;
   for (const Placements& written : all) {
     try {

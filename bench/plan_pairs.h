@@ -28,9 +28,13 @@ std::vector<NamedModel> models(const Mesh& mesh);
 std::vector<Placement> plain_choices();
 std::vector<Placement> all_choices(int64_t ranks, const Sizes& shape);
 
-// All combinations, one a mesh dimension, that are a layout.
+// A ragged cut, and one by interval lists, over all mesh dimensions together.
+std::vector<Placements> joint_layouts(const Mesh& mesh, const Sizes& shape);
+
+// All combinations, one a mesh dimension, and `more`, those that are a layout.
 std::vector<Placements> layouts(const Mesh& mesh, const Sizes& shape,
-                                const std::function<std::vector<Placement>(int64_t)>& choices_of);
+                                const std::function<std::vector<Placement>(int64_t)>& choices_of,
+                                const std::vector<Placements>& more = {});
 // All pairs, or `most` drawn by `seed`.
 std::vector<Pair> pairs(const std::vector<Placements>& layouts, std::size_t most, uint64_t seed);
 

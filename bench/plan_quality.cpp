@@ -168,17 +168,20 @@ int main(int argc, char** argv) {
   std::string json, peer_script;
   std::size_t pairs_3d = 20000, pairs_64 = 2000, timed = 301;
   int examples = 0;
+  bool time_only = false;
   app.add_option("--json", json, "write the figures there too");
   app.add_option("--peer", peer_script, "PyTorch's side; without it only ours")->envname("TESSERA_PLAN_QUALITY_PEER");
   app.add_option("--pairs-3d", pairs_3d, "pairs on a mesh of (2, 2, 2)")->check(CLI::PositiveNumber);
   app.add_option("--pairs-64", pairs_64, "pairs on a mesh of (8, 8)")->check(CLI::PositiveNumber);
   app.add_option("--timed", timed, "pairs whose planning is timed, a mesh and model; 0: none");
+  app.add_flag("--time-only", time_only, "only the time that planning takes");
   app.add_option("--examples", examples, "show so many plans that are off, a mesh, tensor and model");
   CLI11_PARSE(app, argc, argv);
   const char* python = std::getenv("TESSERA_PYTHON");
   try {
     const std::string peer = peer_script.empty() ? "" : fmt::format("{} {}", python ? python : "python3", peer_script);
-    const Results results = measure(settings(pairs_3d, pairs_64), examples, peer, timed);
+    const Results results =
+        measure(time_only ? std::vector<Setting>() : settings(pairs_3d, pairs_64), examples, peer, timed);
     print(results);
     if (!json.empty()) write_results(json, results);
     int64_t off = 0;

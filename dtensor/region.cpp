@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 
 #include "tessera/mesh/reused_memory.h"
+#include "tessera/mesh/wire.h"
 
 namespace tessera {
 namespace {
@@ -183,9 +184,9 @@ void Region::copy(const at::Tensor& from, const Region& there, const at::Tensor&
 at::Tensor Region::read(const at::Tensor& tensor) const {
   if (tensor.sizes() == at::IntArrayRef(sizes_)) return tensor;
   if (box_) {
-    at::Tensor out = tensor;
-    for (std::size_t d = 0; d < sizes_.size(); ++d) out = out.narrow(static_cast<int64_t>(d), begins_[d], sizes_[d]);
-    return out;
+    int64_t offset = tensor.storage_offset();
+    for (std::size_t d = 0; d < sizes_.size(); ++d) offset += begins_[d] * tensor.stride(static_cast<int64_t>(d));
+    return as_view(tensor, sizes_, tensor.strides(), offset);
   }
   const at::Tensor out = at::empty(sizes_, tensor.options());
   pack(tensor, out, 0);

@@ -72,6 +72,7 @@ Transfer::Transfer(const Exchange& exchange, std::size_t me)
 void Transfer::count() {
   give_counts_ = counts_of(gives_);
   take_counts_ = counts_of(takes_);
+  give_sum_ = sum_of(give_counts_);
   gives_in_sequence_ = in_sequence(gives_);
   takes_in_sequence_ = !stays_ && in_sequence(takes_);
 }
@@ -146,7 +147,7 @@ at::Tensor Transfer::loaded(const at::Tensor& piece) const {
 
 Started Transfer::start(const DeviceMesh& mesh, const at::Tensor& load, bool owned) const {
   const DeviceMesh over = mesh.merged(mesh_dims_);
-  const at::Tensor flat = gives_in_sequence_ ? load.view({-1}).narrow(0, 0, sum_of(give_counts_)) : packed(gives_, load);
+  const at::Tensor flat = gives_in_sequence_ ? as_sizes(load, give_sum_) : packed(gives_, load);
   switch (kind_) {
     case PlanStep::Kind::kAllGather: return start_all_gather(flat, take_counts_, over, 0);
     case PlanStep::Kind::kAllToAll: return start_all_to_all(flat, give_counts_, take_counts_, over, 0);
@@ -157,7 +158,8 @@ Started Transfer::start(const DeviceMesh& mesh, const at::Tensor& load, bool own
 }
 
 at::Tensor Transfer::result(const at::Tensor& received, const at::Tensor& load) const {
-  if (takes_in_sequence_) return completed(received.view(sizes_), load);
+  if (takes_in_sequence_)
+    return completed(received.sizes() == at::IntArrayRef(sizes_) ? received : as_sizes(received, sizes_), load);
   at::Tensor out = empty_result(received.options());
   int64_t offset = 0;
   for (const Region& region : takes_) {

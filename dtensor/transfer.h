@@ -62,6 +62,7 @@ class Transfer {
   std::optional<std::pair<Region, Region>> stays_;  // where the part that stays was and is, when it is not among those
   std::vector<int64_t> give_counts_;
   std::vector<int64_t> take_counts_;
+  int64_t give_sum_ = 0;
   bool gives_in_sequence_ = false;  // one after the other in memory: nothing to pack
   bool takes_in_sequence_ = false;
   std::vector<int64_t> sizes_;  // of what comes

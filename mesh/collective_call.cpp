@@ -69,6 +69,11 @@ auto failing(const CollectiveCall& call, const char* op, const Body& body) {
 
 }  // namespace
 
+const c10::intrusive_ptr<c10d::Backend>& CollectiveCall::group() const {
+  if (!backend) backend = mesh.group(mesh_dim);
+  return backend;
+}
+
 CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim) {
   if (!mesh.is_member()) {
     throw std::invalid_argument(fmt::format("{}: rank {} is outside mesh {} and must not call it; ask is_member() first",
@@ -191,9 +196,9 @@ at::Tensor Started::wait() {
 }
 
 void start_on_group(const CollectiveCall& call, c10::function_ref<void(c10d::Backend&)> start) {
-  const auto group = call.mesh.group(call.mesh_dim);
+  c10d::Backend& group = *call.group();
   try {
-    start(*group);
+    start(group);
   } catch (const MismatchError&) {
     throw;
   } catch (const std::exception& error) {

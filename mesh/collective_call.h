@@ -8,15 +8,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "tessera/mesh/checked.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/started.h"
-
-namespace c10d {
-class Backend;
-}  // namespace c10d
 
 namespace tessera {
 
@@ -28,6 +25,9 @@ struct CollectiveCall {
   const char* kind;
   DeviceMesh mesh;
   int64_t mesh_dim;
+  mutable c10::intrusive_ptr<c10d::Backend> backend = {};  // once it has been asked for
+
+  const c10::intrusive_ptr<c10d::Backend>& group() const;
   int64_t n() const { return mesh.size(mesh_dim); }
   std::size_t here() const { return static_cast<std::size_t>(mesh.local_rank(mesh_dim)); }
 };

@@ -45,7 +45,8 @@ Started start_reduce_parts(const Call& call, const at::Tensor& input, const Coun
                            ReduceOp op) {
   return start_call(call, bytes_of(input), intent, [&] {
     const at::ScalarType dtype = input.scalar_type();
-    Underway out = reduce_parts(call, to_wire(row_major(input), op, call.kind).view({-1}), counts, op);
+    const at::Tensor terms = to_wire(row_major(input), op, call.kind);
+    Underway out = reduce_parts(call, terms.dim() == 1 ? terms : terms.view({-1}), counts, op);
     out.result = [wire = std::move(out.result), dtype, op] { return from_wire(wire(), dtype, op); };
     return out;
   });

@@ -236,6 +236,7 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<std::string> names) cons
 }
 
 DeviceMesh DeviceMesh::merged(const std::vector<int64_t>& mesh_dims) const {
+  if (ndim() == 1 && mesh_dims.size() == 1 && mesh_dims[0] == 0) return *this;
   if (const DeviceMesh* const found = impl_->merged.find(mesh_dims)) return *found;
   Mesh merged = mesh().merged(mesh_dims, impl_->through());
   const MeshDimOptions options = {{merged.mesh_dim_name(0), shared_group_options(*this, mesh_dims)}};

@@ -1,6 +1,7 @@
 // c10d's own FakeProcessGroup.hpp cannot be used here: it includes Python.h.
 #include "tessera/mesh/backend_group.h"
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,14 @@ class FakeBackend : public c10d::Backend {
     return done();
   }
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override {
-    output.view({getSize(), -1}).copy_(input.reshape({1, -1}).expand({getSize(), -1}));
+    if (!output.is_cpu() || !output.is_contiguous() || !input.is_contiguous()) {
+      output.view({getSize(), -1}).copy_(input.reshape({1, -1}).expand({getSize(), -1}));
+      return done();
+    }
+    for (int i = 0; i < getSize() && input.nbytes() > 0; ++i) {
+      std::memcpy(static_cast<char*>(output.mutable_data_ptr()) + static_cast<std::size_t>(i) * input.nbytes(),
+                  input.const_data_ptr(), input.nbytes());
+    }
     return done();
   }
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors&, const c10d::GatherOptions&) override {
@@ -54,12 +62,12 @@ class FakeBackend : public c10d::Backend {
     return done();
   }
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor&, const c10d::ReduceScatterOptions&) override {
-    output.zero_();
+    zero(output);
     return done();
   }
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor&, std::vector<int64_t>&, std::vector<int64_t>&,
                         const c10d::AllToAllOptions&) override {
-    output.zero_();
+    zero(output);
     return done();
   }
   WorkPtr send(Tensors&, int, int) override { return done(); }
@@ -71,7 +79,14 @@ class FakeBackend : public c10d::Backend {
  private:
   static WorkPtr done() { return c10::make_intrusive<FakeWork>(); }
   static void zero(Tensors& tensors) {
-    for (at::Tensor& tensor : tensors) tensor.zero_();
+    for (at::Tensor& tensor : tensors) zero(tensor);
+  }
+  static void zero(at::Tensor& tensor) {
+    if (!tensor.is_cpu() || !tensor.is_contiguous()) {
+      tensor.zero_();
+    } else if (tensor.nbytes() > 0) {
+      std::memset(tensor.mutable_data_ptr(), 0, tensor.nbytes());
+    }
   }
 };
 

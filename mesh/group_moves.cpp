@@ -37,7 +37,7 @@ bool on_cpu(const CollectiveCall& call) { return call.mesh.device_type() == c10:
 
 // Of CPU tensors: MPI and the in-memory group have collectives of their own that are as fast as messages.
 bool over(const char* backend, const CollectiveCall& call) {
-  return on_cpu(call) && call.mesh.group(call.mesh_dim)->getBackendName() == backend;
+  return on_cpu(call) && call.group()->getBackendName() == backend;
 }
 bool over_gloo(const CollectiveCall& call) { return over("gloo", call); }
 
@@ -127,9 +127,11 @@ Underway reduce_by_exchange(const CollectiveCall& call, const at::Tensor& wire, 
 
 at::Tensor as_reals(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
 
+at::Tensor flat_reals(const at::Tensor& flat) { return flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat; }
+
 Underway reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor& wire, int64_t mine, ReduceOp op) {
   at::Tensor output = reused_empty({mine}, wire.options());
-  at::Tensor to = as_reals(output).view({-1}), from = as_reals(wire).view({-1});
+  at::Tensor to = flat_reals(output), from = flat_reals(wire);
   c10d::ReduceScatterOptions options;
   options.reduceOp = backend_op(op);
   Underway out;

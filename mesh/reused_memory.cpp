@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Storage.h>
@@ -76,7 +78,11 @@ Kept& kept() {
 at::Tensor reused_empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
   std::size_t bytes = options.dtype().itemsize();
   for (const int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
-  if (!options.device().is_cpu() || bytes < kSmallest || bytes > kLargest) return at::empty(sizes, options);
+  if (!options.device().is_cpu()) return at::empty(sizes, options);
+  // Without the dispatcher.
+  if (bytes < kSmallest || bytes > kLargest) {
+    return at::Tensor(at::detail::empty_cpu(sizes, c10::typeMetaToScalarType(options.dtype())));
+  }
   c10::Storage storage = kept().take(bytes);
   if (!storage) {
     at::Tensor made = at::empty(sizes, options);
@@ -91,7 +97,13 @@ at::Tensor reused_empty(at::IntArrayRef sizes, const at::TensorOptions& options)
 
 at::Tensor reused_copy(const at::Tensor& tensor) {
   at::Tensor out = reused_empty(tensor.sizes(), tensor.options());
-  out.copy_(tensor);
+  const bool small =
+      tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() && tensor.nbytes() < kSmallest;
+  if (small && tensor.nbytes() > 0) {
+    std::memcpy(out.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
+  } else {
+    out.copy_(tensor);
+  }
   return out;
 }
 

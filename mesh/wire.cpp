@@ -84,6 +84,21 @@ at::Tensor as_bytes(const at::Tensor& contiguous) {
   return at::Tensor(std::move(impl));
 }
 
+at::Tensor as_view(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(),
+                                                   tensor.dtype());
+  impl->set_sizes_and_strides(sizes, strides, offset);
+  return at::Tensor(std::move(impl));
+}
+
+at::Tensor as_sizes(const at::Tensor& contiguous, at::IntArrayRef sizes) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(contiguous.storage()),
+                                                   contiguous.key_set(), contiguous.dtype());
+  impl->set_storage_offset(contiguous.storage_offset());
+  impl->set_sizes_contiguous(sizes);
+  return at::Tensor(std::move(impl));
+}
+
 at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) {
   if (is_bitwise(op)) {
     if (!c10::isIntegralType(dtype, /*includeBool=*/true)) refuse(where, dtype, op, "bits are those of integers and bool");

@@ -16,6 +16,12 @@ inline at::Tensor row_major(const at::Tensor& tensor) { return tensor.resolve_co
 // `contiguous`, flat, as bytes over the same storage.
 at::Tensor as_bytes(const at::Tensor& contiguous);
 
+// The first elements of `contiguous` as a tensor of `sizes`, over the same storage: what view({-1}), narrow and view make, without the
+// dispatcher and without autograd.
+at::Tensor as_sizes(const at::Tensor& contiguous, at::IntArrayRef sizes);
+// As as_strided, in the same way.
+at::Tensor as_view(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
+
 // The dtype in which `dtype` is reduced by `op`: itself, a wider one (int8, int16 and uint16 as int32, uint32 as int64,
 // float8 as float32), or uint8 for bool. Max and min of floating numbers go as integers of the same order (float64 as int64,
 // the others as int32), the largest or smallest of which stands for NaN: backends compare, so a NaN may be lost to a number.

@@ -16,9 +16,11 @@ std::vector<int64_t> cutting_dims(int64_t tensor_dim, const Placements& placemen
   for (std::size_t i = 0; i < placements.size(); ++i) {
     if (mesh_shape[i] > 1 && placements[i].is_shard(tensor_dim)) out.push_back(static_cast<int64_t>(i));
   }
-  std::stable_sort(out.begin(), out.end(), [&](int64_t a, int64_t b) {
+  const auto earlier = [&](int64_t a, int64_t b) {
     return placements[static_cast<std::size_t>(a)].order() < placements[static_cast<std::size_t>(b)].order();
-  });
+  };
+  // Seldom: a sort allocates.
+  if (!std::is_sorted(out.begin(), out.end(), earlier)) std::stable_sort(out.begin(), out.end(), earlier);
   return out;
 }
 
@@ -59,7 +61,8 @@ Intervals part_of(int64_t size, const std::vector<Cut>& cuts, std::span<const in
       const auto i = static_cast<std::size_t>(mesh_dim);
       index = index * mesh_shape[i] + coordinate[i];
     }
-    part = select(part, cut.partition->part(count(part), cut.parts, index));
+    Intervals chosen = cut.partition->part(count(part), cut.parts, index);
+    part = &cut == cuts.data() ? std::move(chosen) : select(part, chosen);
   }
   return part;
 }

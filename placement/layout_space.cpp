@@ -121,13 +121,14 @@ LayoutSpace::LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t
   add_end(to);
 }
 
-bool LayoutSpace::is_exact(Node from, Node to) const {
-  if (ranks_.all) return true;
+bool LayoutSpace::is_even(Node node) const {
   for (std::size_t t = 0; t < tables_.size(); ++t) {
-    if (!tables_[t].is_even(ways(from)[t]) || !tables_[t].is_even(ways(to)[t])) return false;
+    if (!tables_[t].is_even(ways(node)[t])) return false;
   }
   return true;
 }
+
+bool LayoutSpace::is_exact(Node from, Node to) const { return ranks_.all || (is_even(from) && is_even(to)); }
 
 void LayoutSpace::make_choices(const Placements& from, const Placements& to) {
   for (std::size_t i = 0; i < mesh_ndim(); ++i) {

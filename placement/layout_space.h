@@ -36,6 +36,8 @@ class LayoutSpace {
   Placements placements_of(Node node) const;                        // normalized
 
   const ComparedRanks& ranks() const { return ranks_; }
+  // Whether all ranks have tiles of one size, made by equal chunks.
+  bool is_even(Node node) const;
   // Whether the compared ranks have the extremes of all: they are all, or both layouts cut into equal chunks.
   bool is_exact(Node from, Node to) const;
   std::size_t mesh_ndim() const { return ranks_.mesh_shape.size(); }

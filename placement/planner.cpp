@@ -47,11 +47,11 @@ Cost after(const Cost& cost, const Step& step) {
           .steps = cost.steps + 1};
 }
 
-// A* over the layouts of a space, where `limit` bytes may be live.
+// A* over the layouts of a space.
 class Search {
  public:
-  Search(LayoutSpace& space, StepCosts& costs, double limit)
-      : space_(space), costs_(costs), limit_(limit), seen_(static_cast<std::size_t>(space.size())) {}
+  Search(LayoutSpace& space, StepCosts& costs)
+      : space_(space), costs_(costs), seen_(static_cast<std::size_t>(space.size())) {}
 
   // The nodes of the cheapest way; empty when there is none.
   std::vector<Node> run() {
@@ -121,10 +121,13 @@ class Search {
   // in which no rank receives more than in both.
   bool is_detour(Node node, Node next) {
     if (!costs_.equal_links() || !seen(node).kept || !keeps_pending(node, next)) return false;
-    return costs_.most_live(seen(node).before, next) <= limit_;
+    return costs_.most_live(seen(node).before, next) <= costs_.live_limit();
   }
 
   void step(Node node, Node next, const Cost& cost) {
+    const uint32_t before = space_.pending(node);
+    const uint32_t after_it = space_.pending(next);
+    if ((before & ~after_it) != 0 && (after_it & ~before) != 0) return;  // no step reduces and forms
     if (is_detour(node, next)) return;
     const Seen& there = seen(next);
     if (there.reached && !(cost < there.cost)) return;
@@ -138,7 +141,7 @@ class Search {
     if (target.reached) most = std::min(most, target.cost.microseconds - cost.microseconds - costs_.bound(next));
     most += kSlack * cost.microseconds;
     const std::optional<Step> step = costs_.step(node, next, most);
-    if (!step || step->peak > limit_) return;
+    if (!step) return;
     arrival = after(cost, *step);
     if (there.reached && !(arrival < there.cost)) return;
     if (!ends && target.reached && !(least_through(next, arrival) < target.cost)) return;
@@ -154,7 +157,6 @@ class Search {
 
   LayoutSpace& space_;
   StepCosts& costs_;
-  const double limit_;
   std::vector<Seen> seen_;
   std::priority_queue<Open> open_;
 };
@@ -162,13 +164,14 @@ class Search {
 // The nodes of the cheapest way: one step where nothing can undercut it, and else what the search finds, within the limit of
 // live bytes if it can be.
 std::vector<Node> find_way(LayoutSpace& space, StepCosts& costs) {
-  const double limit = costs.memory_limit();
   const std::vector<Node> direct = {space.from(), space.to()};
   const std::optional<Step> step = costs.step(space.from(), space.to(), kNever);
-  if (step && step->peak <= limit && step->microseconds <= costs.bound(space.from())) return direct;
+  if (step && step->microseconds <= costs.bound(space.from())) return direct;
   space.grow();
-  std::vector<Node> way = Search(space, costs, limit).run();
-  return way.empty() ? Search(space, costs, kNever).run() : way;
+  std::vector<Node> way = Search(space, costs).run();
+  if (!way.empty()) return way;
+  costs.set_live_limit(kNever);
+  return Search(space, costs).run();
 }
 
 std::vector<int64_t> dims_of(uint32_t bits) {
@@ -225,12 +228,12 @@ struct Problem {
 };
 
 // The step that a search saw on some ranks, with the figures of all; nothing where it is none there, or costs more than was seen.
-std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, double memory_limit) {
+std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, double live_limit) {
   LayoutSpace space(problem.shape, problem.mesh_shape, seen.from, seen.to, /*sample=*/false);
   StepCosts costs(space, problem.dtype, problem.model);
+  costs.set_live_limit(live_limit);
   const std::optional<Step> found = costs.step(space.from(), space.to(), kNever);
   if (!found || found->microseconds > seen.microseconds * (1 + kSlack)) return std::nullopt;
-  if (found->peak > memory_limit && static_cast<double>(seen.peak_bytes) <= memory_limit) return std::nullopt;
   return step_of(space, costs, space.from(), space.to(), *found);
 }
 
@@ -247,7 +250,7 @@ std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sam
   std::vector<PlanStep> steps;
   for (std::size_t i = 0; i + 1 < way.size(); ++i) {
     std::optional<PlanStep> step = step_of(space, costs, way[i], way[i + 1], *costs.step(way[i], way[i + 1], kNever));
-    if (!space.is_exact(way[i], way[i + 1])) step = counted(problem, *step, costs.memory_limit());
+    if (!space.is_exact(way[i], way[i + 1])) step = counted(problem, *step, costs.live_limit());
     if (!step) return std::nullopt;
     steps.push_back(*std::move(step));
   }

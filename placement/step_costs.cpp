@@ -20,6 +20,7 @@ StepCosts::StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& 
       element_size_(static_cast<double>(c10::elementSize(dtype))),
       scales_(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || c10::isComplexType(dtype)),
       model_(model) {
+  live_limit_ = memory_limit();
   make_links();
   const Link& all = links_.back();
   const std::vector<int64_t>& sizes = space_.ranks().mesh_shape;
@@ -54,6 +55,12 @@ StepCosts::Changes StepCosts::changes(Node from, Node to) const {
 }
 
 std::optional<Step> StepCosts::step(Node from, Node to, double limit) {
+  std::optional<Step> out = find_step(from, to, limit);
+  if (out && out->peak > live_limit_) out.reset();
+  return out;
+}
+
+std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
   const Changes change = changes(from, to);
   if (space_.repended(from, to) != 0) return std::nullopt;  // but for linear ones no Partial becomes another in one step
   const bool rescales = space_.rescaled(from, to) != 0;
@@ -75,14 +82,17 @@ std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& chan
   const auto largest = static_cast<double>(space_.largest(to));
   Step out = scatters ? priced(PlanStep::Kind::kReduceScatter, change.reduced, largest * (n - 1))
                       : priced(PlanStep::Kind::kAllReduce, change.reduced, 2 * largest * (n - 1) / n);
-  const Step whole = scatters ? whole_reduction(from, to, change, std::min(limit, out.microseconds)) : out;
-  const bool takes_whole = whole.microseconds < out.microseconds;
-  if (takes_whole) out = whole;
-  if (out.microseconds > limit || !space_.reduce_together(from, change.reduced)) return std::nullopt;
+  // whole_reduction may be cheaper, where it receives less.
+  const bool hopeless = out.microseconds > limit && (!scatters || n <= 2);
   // Every rank must have a term of all that it is to have the value of.
-  if (space_.needs(from, to).mesh_dims != 0) return std::nullopt;
-  if (!takes_whole) out.peak = live(from, to, scatters ? n - 1 : 2 * (n - 1) / n);
-  return out;
+  if (hopeless || space_.needs(from, to).mesh_dims != 0) return std::nullopt;
+  const Step whole = scatters ? whole_reduction(from, to, change, std::min(limit, out.microseconds)) : out;
+  if (std::min(out.microseconds, whole.microseconds) > limit || !space_.reduce_together(from, change.reduced)) {
+    return std::nullopt;
+  }
+  if (whole.microseconds < out.microseconds && whole.peak <= live_limit_) return whole;
+  out.peak = live(from, to, scatters ? n - 1 : 2 * (n - 1) / n);
+  return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
 
 // The all_reduce of what the group is to have together, of which every rank keeps its own: where tiles are so uneven, or so many
@@ -92,10 +102,12 @@ Step StepCosts::whole_reduction(Node from, Node to, const Changes& change, doubl
   const double share = 2 * (n - 1) / n;
   const Step never{.microseconds = kNever};
   const auto reduce = [&](double elements) { return priced(PlanStep::Kind::kAllReduce, change.reduced, share * elements); };
-  if (!space_.ranks().all || !(reduce(static_cast<double>(space_.largest(to))).microseconds < limit)) return never;
+  const uint32_t apart = change.reduced & space_.sharded(to);
+  const bool even = space_.is_even(to);
+  const int64_t least = space_.largest(to) * (even ? space_.ranks_of(apart) : 1);
+  if (!space_.ranks().all || !(reduce(static_cast<double>(least)).microseconds < limit)) return never;
   look_at(from, to);
   // Of ranks that are to have the same, the first.
-  const uint32_t apart = change.reduced & space_.sharded(to);
   common_.assign(have_.size(), 0);
   for (std::size_t r = 0; r < have_.size(); ++r) {
     if (space_.ranks().first_of_group(r, change.reduced & ~apart) != r) continue;

@@ -27,12 +27,14 @@ class StepCosts {
   // `space` must outlive this.
   StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& model);
 
-  // The step from one layout to another, if one does it in less than `limit` microseconds.
+  // The cheapest step from one layout to another with no more live bytes than live_limit(), if one does it in less than `limit`
+  // microseconds.
   std::optional<Step> step(Node from, Node to, double limit);
   // What every way from `node` to the target costs at least.
   double bound(Node node);
-  // Bytes that a plan may have live: source and target tile, and twice the larger.
-  double memory_limit() const;
+  // Bytes that a step may have live; source and target tile of the space, and twice the larger, until another is set.
+  double live_limit() const { return live_limit_; }
+  void set_live_limit(double bytes) { live_limit_ = bytes; }
   // What a step that moves elements has live at most, in bytes.
   double most_live(Node from, Node to) const;
   // Whether all mesh dimensions of several ranks have the same link.
@@ -47,7 +49,9 @@ class StepCosts {
     uint32_t embedded = 0;  // a Shard becomes a Partial
     uint32_t formed = 0;    // Replicate becomes a Partial
   };
+  double memory_limit() const;
   void make_links();
+  std::optional<Step> find_step(Node from, Node to, double limit);
   Changes changes(Node from, Node to) const;
   std::optional<Step> reduction(Node from, Node to, const Changes& change, double limit);
   Step whole_reduction(Node from, Node to, const Changes& change, double limit);
@@ -67,6 +71,7 @@ class StepCosts {
 
   LayoutSpace& space_;
   const double element_size_;
+  double live_limit_ = 0;
   const bool scales_;  // pieces may be multiplied by a number of ranks: in half they might overflow
   const CostModel model_;
   bool equal_links_ = true;
