@@ -143,6 +143,18 @@ void print(const std::vector<Row>& rows) {
   fmt::print("ratio: what the peer (PyTorch's DTensor) adds over what ours adds\n");
 }
 
+// Of a redistribution, which has no operator beside it.
+std::vector<tessera::bench::Goal> goals_of(const std::vector<Row>& rows) {
+  constexpr double kMost = 3;  // us
+  std::vector<tessera::bench::Goal> out;
+  for (const Row& r : rows) {
+    if (r.name.find("_to_") == std::string::npos) continue;
+    out.push_back(
+        {fmt::format("{}: at most {} us of our own: {:.2f}", r.name, kMost, r.ours.median), r.ours.median <= kMost});
+  }
+  return out;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -152,6 +164,8 @@ int main(int argc, char** argv) {
   int calls = 200;
   std::string peer_script;
   std::string only;
+  bool check = false;
+  app.add_flag("--check", check, "fail where a goal is missed");
   app.add_option("--only", only, "measure this row alone");
   app.add_option("--json", json, "write the figures there too");
   app.add_option("--rounds", rounds, "interleaved rounds")->check(CLI::PositiveNumber);
@@ -168,7 +182,9 @@ int main(int argc, char** argv) {
     if (!only.empty()) std::erase_if(wanted, [&](const Subject& s) { return s.name != only; });
     const std::vector<Row> rows = tessera::bench::measure(wanted, peer, rounds, calls);
     print(rows);
+    const bool met = tessera::bench::print_goals(goals_of(rows));
     if (!json.empty()) tessera::bench::write_json(json, "dispatch", rows);
+    if (check && !met) return 1;
   } catch (const std::exception& error) {
     std::cerr << "dispatch: " << error.what() << "\n";
     return 1;

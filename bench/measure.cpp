@@ -116,6 +116,12 @@ std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int r
   return rows;
 }
 
+bool print_goals(const std::vector<Goal>& goals) {
+  fmt::print("\n");
+  for (const Goal& goal : goals) fmt::print("{:<8}{}\n", goal.met ? "met" : "missed", goal.text);
+  return std::ranges::all_of(goals, [](const Goal& goal) { return goal.met; });
+}
+
 void write_json(const std::string& path, const std::string& benchmark, const std::vector<Row>& rows) {
   nlohmann::json out = nlohmann::json::array();
   for (const Row& row : rows) out.push_back(json_of(row));

@@ -54,6 +54,14 @@ struct Row {
 // all alike. The peer answers to NAME and to "plain_" + NAME.
 std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int rounds, int calls);
 
+// What we want to hold, and whether it did.
+struct Goal {
+  std::string text;
+  bool met = false;
+};
+// A line each, "met" or "missed"; whether all were met.
+bool print_goals(const std::vector<Goal>& goals);
+
 // {"benchmark": name, "rows": [{"name", "ours_us", "plain_us", "peer_us", "peer_plain_us", and quartiles}]}
 void write_json(const std::string& path, const std::string& benchmark, const std::vector<Row>& rows);
 // The same of rows that have a name and other figures.

@@ -102,8 +102,11 @@ def main():
     for line in sys.stdin:
         try:
             print(answer(line.strip()))
-        except (NotImplementedError, RuntimeError, ValueError) as error:
-            print("-", str(error).splitlines()[0])
+        except (NotImplementedError, RuntimeError) as error:
+            reason = str(error).splitlines()[0]
+            if not isinstance(error, NotImplementedError) and "not supported" not in reason:
+                raise
+            print("-", reason)
 
 
 if __name__ == "__main__":

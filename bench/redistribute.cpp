@@ -154,7 +154,7 @@ bool run(const Arguments& arguments) {
     fmt::print("\nall numbers of ranks");
     tessera::bench::print_summary(rows);
   }
-  const bool met = tessera::bench::print_goals(arguments.backend, rows);
+  const bool met = tessera::bench::print_goals(tessera::bench::goals_of(arguments.backend, rows));
   if (!arguments.json.empty()) tessera::bench::write_redistribute_json(arguments.json, arguments.backend, rows);
   return met || !arguments.check;
 }

@@ -52,31 +52,6 @@ std::vector<std::pair<std::string, Ratios>> summary_of(const std::vector<Redistr
           {"ours/raw, below 4 MiB", ratios_of(rows, &RedistributeRow::ours_to_raw, small)}};
 }
 
-struct Goal {
-  std::string text;
-  bool met = false;
-};
-
-// What we want to hold over each backend.
-std::vector<Goal> goals_of(const std::string& backend, const std::vector<RedistributeRow>& rows) {
-  std::vector<Goal> out;
-  for (const auto& [name, r] : summary_of(rows)) {
-    if (r.rows == 0) continue;
-    const auto want = [&](const std::string& what, double value, bool met) {
-      out.push_back({fmt::format("{} {}: {:.2f}", name, what, value), met});
-    };
-    const double least = backend == "mpi" ? 4 : 2;
-    if (name == "peer/ours") want(fmt::format("at least {} in the mean", least), r.geomean, r.geomean >= least);
-    if (name == "peer/ours" && backend != "mpi") want("at least 0.95 in every row", r.least, r.least >= 0.95);
-    if (name == "peer/ours, Shards to Shards") want("at least 3 in the mean", r.geomean, r.geomean >= 3);
-    if (name == "ours/raw, from 4 MiB") {
-      want("at most 1.05 in the mean", r.geomean, r.geomean <= 1.05);
-      want("at most 1.05 in every row", r.most, r.most <= 1.05);
-    }
-  }
-  return out;
-}
-
 nlohmann::json json_of(const RedistributeRow& row) {
   nlohmann::json out = {{"name", row.of.text()},
                         {"bytes", row.of.bytes()},
@@ -121,14 +96,23 @@ void print_summary(const std::vector<RedistributeRow>& rows) {
   for (const auto& [why, count] : refusals) fmt::print("-: the peer refused {} rows: {}\n", count, why);
 }
 
-bool print_goals(const std::string& backend, const std::vector<RedistributeRow>& rows) {
-  bool all = true;
-  fmt::print("\n");
-  for (const Goal& goal : goals_of(backend, rows)) {
-    fmt::print("{:<8}{}\n", goal.met ? "met" : "missed", goal.text);
-    all = all && goal.met;
+std::vector<Goal> goals_of(const std::string& backend, const std::vector<RedistributeRow>& rows) {
+  std::vector<Goal> out;
+  for (const auto& [name, r] : summary_of(rows)) {
+    if (r.rows == 0) continue;
+    const auto want = [&](const std::string& what, double value, bool met) {
+      out.push_back({fmt::format("{} {}: {:.2f}", name, what, value), met});
+    };
+    const double least = backend == "mpi" ? 4 : 2;
+    if (name == "peer/ours") want(fmt::format("at least {} in the mean", least), r.geomean, r.geomean >= least);
+    if (name == "peer/ours" && backend != "mpi") want("at least 0.95 in every row", r.least, r.least >= 0.95);
+    if (name == "peer/ours, Shards to Shards") want("at least 3 in the mean", r.geomean, r.geomean >= 3);
+    if (name == "ours/raw, from 4 MiB") {
+      want("at most 1.05 in the mean", r.geomean, r.geomean <= 1.05);
+      want("at most 1.05 in every row", r.most, r.most <= 1.05);
+    }
   }
-  return all;
+  return out;
 }
 
 void write_redistribute_json(const std::string& path, const std::string& backend, const std::vector<RedistributeRow>& rows) {
