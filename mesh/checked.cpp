@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// "aten::mm: all_reduce sum of Float (2, 3) on mesh dimension tp, step P(sum) -> R, collective 3 of the group"
+// "aten::mm: all_reduce sum of Float (2, 3) on mesh dimension tp, step P(sum) -> R, for mlp.up, collective 3 of the group"
 std::string describe(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim, const Intent& intent, int64_t serial) {
   const char* const op = mesh.world().current_op();
   std::string text = fmt::format("{}{}{}", op, *op == '\0' ? "" : ": ", kind);
@@ -34,6 +34,8 @@ std::string describe(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim,
   text += fmt::format(" on mesh dimension {}", mesh.mesh_dim_name(mesh_dim));
   const std::string& step = mesh.world().check_state().step;
   if (!step.empty()) text += fmt::format(", step {}", step);
+  const std::string& path = mesh.world().current_path();
+  if (!path.empty()) text += fmt::format(", for {}", path);
   return text + fmt::format(", collective {} of the group", serial);
 }
 

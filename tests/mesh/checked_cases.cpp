@@ -73,15 +73,23 @@ void check_swapped(const DeviceMesh& mesh, const Names& names, bool odd) {
                  {names.others + ": aten::linear: all_reduce", names.last + ": aten::mm: all_reduce"});
 }
 
-// Of one operator, shape and dtype nothing tells them apart, not even the module.
-void check_swap_unseen(const DeviceMesh& mesh, bool odd) {
-  const auto reduce = [&](const at::Tensor& tensor, const std::string& path) {
+// Equal layers: the modules tell them apart.
+void check_swapped_modules(const DeviceMesh& mesh, const Names& names, bool odd) {
+  const auto reduce = [&](const std::string& path) {
     const World::Scope scope(mesh.world(), "aten::linear", &path);
-    return all_reduce(tensor, mesh, 0, ReduceOp::kSum);
+    all_reduce(at::ones({4}), mesh, 0, ReduceOp::kSum);
   };
+  check_mismatch([&] { reduce(odd ? "down" : "up"); },
+                 {names.others + ": aten::linear: all_reduce sum of Float (4) on mesh dimension tp, for up,", "for down,"});
+  check_mismatch([&] { reduce(odd ? "up" : "down"); }, {"for up,", "for down,"});
+}
+
+// Alike in everything: nothing tells them apart.
+void check_swap_unseen(const DeviceMesh& mesh, bool odd) {
+  const auto reduce = [&](const at::Tensor& tensor) { return all_reduce(tensor, mesh, 0, ReduceOp::kSum); };
   const at::Tensor up = at::full({4}, 1.0f), down = at::full({4}, 100.0f);
-  const at::Tensor first = odd ? reduce(down, "down") : reduce(up, "up");
-  const at::Tensor second = odd ? reduce(up, "up") : reduce(down, "down");
+  const at::Tensor first = reduce(odd ? down : up);
+  const at::Tensor second = reduce(odd ? up : down);
   const auto others = static_cast<float>(mesh.size() - 1);
   CHECK(at::equal(first, at::full({4}, others + 100)));
   CHECK(at::equal(second, at::full({4}, 100 * others + 1)));
@@ -106,6 +114,7 @@ void check_disagreements(const std::shared_ptr<World>& world) {
   CommCounter counter(mesh);
   check_tensors(mesh, names, odd);
   check_swapped(mesh, names, odd);
+  check_swapped_modules(mesh, names, odd);
   check_swap_unseen(mesh, odd);
   check_splits(mesh, odd);
   const at::Tensor value = odd ? at::tensor({1, 3}) : at::tensor({1, 2});
