@@ -48,7 +48,11 @@ class Collectives {
 
   // The backend's own comes first.
   std::vector<WayOf> all_gather(Tensors& t) const {
-    return {{"own", [&] { group_->_allgather_base(t.received, t.piece)->wait(); }},
+    return {{"own",
+             [&] {
+               at::Tensor flat = t.received.view({-1});
+               group_->_allgather_base(flat, t.piece)->wait();
+             }},
             {"all-to-all",
              [&] {
                t.rows.copy_(t.piece.expand_as(t.rows));
@@ -71,10 +75,15 @@ class Collectives {
   }
   // Here `piece` is what a rank gets.
   std::vector<WayOf> reduce_scatter(Tensors& t) const {
-    return {{"own", [&] { group_->_reduce_scatter_base(t.piece, t.rows)->wait(); }}, {"all-to-all", [&] {
-                                                                                        exchange(t);
-                                                                                        at::sum_out(t.piece, t.received, 0);
-                                                                                      }}};
+    return {{"own",
+             [&] {
+               at::Tensor flat = t.rows.view({-1});
+               group_->_reduce_scatter_base(t.piece, flat)->wait();
+             }},
+            {"all-to-all", [&] {
+               exchange(t);
+               at::sum_out(t.piece, t.received, 0);
+             }}};
   }
   double slowest(double microseconds) const {
     return tessera::all_reduce(at::full({1}, microseconds, at::kDouble), mesh_, 0, tessera::ReduceOp::kMax).item<double>();

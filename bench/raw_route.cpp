@@ -255,42 +255,41 @@ class Exchanging final : public RawRoute::Step {
 
 class AllReduce final : public RawRoute::Step {
  public:
-  explicit AllReduce(const Place& at) : backend_(at.backend()), slice_(box_of(at.source, at.target)) {
-    for (int64_t i = 0; i < at.group.size(); ++i) {
-      if (at.tile_of(at.step.to, i) != at.target) throw std::logic_error("raw route: an all_reduce of several tiles");
-    }
-    out_ = at::empty(slice_.sizes, at::kFloat);
+  explicit AllReduce(const Place& at) : backend_(at.backend()) {
+    const Together together = together_of(at.plan.shape(), at.step.to, at.mesh.mesh().shape(), at.group, at.coordinate);
+    for (const Tile& tile : together.tiles) boxes_.push_back(box_of(at.source, tile));
+    const Counts counts = counts_of(boxes_);
     const int64_t n = at.group.size();
-    const int64_t count = slice_.numel();
+    const int64_t count = sum(counts);
+    terms_ = buffer(count);
+    own_ = terms_.narrow(0, sum(Counts(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(together.own))),
+                         counts[together.own]);
+    out_ = at::empty(shape_of(at.target), at::kFloat);
     if (backend_->getBackendName() != "gloo" || !gloo_reduces_at_once(n, count * 4)) return;
     repeated_ = buffer(n * count).view({n, count});
     received_ = buffer(n * count).view({n, count});
   }
   at::Tensor run(const at::Tensor& piece) const override {
+    copy_into(terms_, boxes_, piece, /*pack=*/true);
     if (repeated_.defined()) {
-      repeated_.view(with_rows()).copy_(slice_.in(piece));
+      repeated_.copy_(terms_.expand_as(repeated_));
       const Counts counts(static_cast<std::size_t>(repeated_.size(0)), repeated_.size(1));
       exchange(backend_, received_.view({-1}), repeated_.view({-1}), counts, counts);
-      at::Tensor flat = out_.view({-1});
+      at::Tensor flat = terms_;
       at::sum_out(flat, received_, 0);
-      return out_;
+    } else {
+      std::vector<at::Tensor> tensors = {terms_};
+      backend_->allreduce(tensors)->wait();
     }
-    out_.copy_(slice_.in(piece));
-    std::vector<at::Tensor> tensors = {out_};
-    backend_->allreduce(tensors)->wait();
+    if (boxes_.size() == 1) return terms_.view(out_.sizes());
+    out_.view({-1}).copy_(own_);
     return out_;
   }
 
  private:
-  Counts with_rows() const {
-    Counts out = {repeated_.size(0)};
-    out.insert(out.end(), slice_.sizes.begin(), slice_.sizes.end());
-    return out;
-  }
-
   const Backend backend_;
-  const Box slice_;
-  at::Tensor repeated_, received_, out_;
+  std::vector<Box> boxes_;
+  at::Tensor terms_, own_, repeated_, received_, out_;
 };
 
 class ReduceScatter final : public RawRoute::Step {
