@@ -114,7 +114,7 @@ class Collectives {
 };
 
 std::string gather_choice(int64_t ranks, int64_t bytes) {
-  return ranks * bytes > tessera::kGlooGatherAtOnce ? "messages" : "all-to-all";
+  return tessera::gloo_gathers_at_once(ranks, ranks * bytes) ? "all-to-all" : "messages";
 }
 std::string reduce_choice(int64_t ranks, int64_t bytes) {
   return tessera::gloo_reduces_at_once(ranks, bytes) ? "all-to-all" : "own";

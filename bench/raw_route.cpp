@@ -180,7 +180,7 @@ class Gather final : public RawRoute::Step {
   }
 
  private:
-  bool by_messages() const { return sum(counts_) * 4 > kGlooGatherAtOnce; }
+  bool by_messages() const { return !gloo_gathers_at_once(std::ssize(counts_), sum(counts_) * 4); }
 
   void gather_by_messages(const at::Tensor& flat, const at::Tensor& mine) const {
     const std::vector<at::Tensor> slots = flat.split_with_sizes(counts_);

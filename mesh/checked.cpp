@@ -35,7 +35,7 @@ std::string describe(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim,
   const std::string& step = mesh.world().check_state().step;
   if (!step.empty()) text += fmt::format(", step {}", step);
   const std::string& path = mesh.world().current_path();
-  if (!path.empty()) text += fmt::format(", for {}", path);
+  if (path != "-") text += fmt::format(", for {}", path);
   return text + fmt::format(", collective {} of the group", serial);
 }
 

@@ -92,7 +92,7 @@ void gather_by_messages(const CollectiveCall& call, Works& works, const std::vec
 void gather_bytes(const CollectiveCall& call, Works& works, at::Tensor to, at::Tensor from, const Counts& counts) {
   const bool even = equal(counts);
   const bool gloo = over_gloo(call);
-  if (gloo && to.numel() > kGlooGatherAtOnce) {
+  if (gloo && !gloo_gathers_at_once(call.n(), to.numel())) {
     gather_by_messages(call, works, to.split_with_sizes(counts), from);
   } else if (gloo || (on_cpu(call) && !even && !over("mpi", call))) {
     exchange_into(call, works, to, from.repeat({call.n()}), Counts(counts.size(), from.numel()), counts);
@@ -163,8 +163,17 @@ Underway gather_rows(const CollectiveCall& call, const at::Tensor& input) {
 }
 
 Underway reduce_all(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op, bool owned) {
-  const bool at_once = over_gloo(call) && gloo_reduces_at_once(call.n(), static_cast<int64_t>(wire.nbytes()));
-  if (at_once || reduces_here_alone(call, wire, op)) {
+  if (over_gloo(call) && gloo_reduces_at_once(call.n(), static_cast<int64_t>(wire.nbytes()))) {
+    Counts shape = {call.n()};
+    shape.insert(shape.end(), wire.sizes().begin(), wire.sizes().end());
+    const at::Tensor rows = reused_empty(shape, wire.options());
+    const Counts counts(static_cast<std::size_t>(call.n()), wire.numel());
+    Underway out;
+    exchange_into(call, out.works, rows.view({-1}), wire.view({-1}).repeat({call.n()}), counts, counts);
+    out.result = [rows, op] { return reduce_rows(rows, op); };
+    return out;
+  }
+  if (reduces_here_alone(call, wire, op)) {
     Underway out = gather_rows(call, wire);
     out.result = [rows = std::move(out.result), op] { return reduce_rows(rows(), op); };
     return out;
