@@ -19,6 +19,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/measured_costs.h"
+#include "tessera/mesh/checked.h"
 #include "tessera/mesh/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/values.h"
@@ -108,6 +109,7 @@ int64_t begin_moves_alone(const DeviceMesh& mesh, const std::vector<std::pair<Pl
 }
 
 void begin_alone(const std::shared_ptr<World>& world) {
+  const Checked off(*world, false);  // its ranks compare before a collective, and so wait for each other
   begin_moves_alone(init_device_mesh("cpu", {world->size()}, {}, world),
                     {{{S0}, {R}}, {{S0}, {S1}}, {{P}, {R}}, {{P}, {S0}}, {{S1}, {BlockCyclic(0, 2)}}});
   // Some go in two rounds, of which the second begins when the first is read.
