@@ -164,13 +164,9 @@ Underway gather_rows(const CollectiveCall& call, const at::Tensor& input) {
 
 Underway reduce_all(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op, bool owned) {
   if (over_gloo(call) && gloo_reduces_at_once(call.n(), static_cast<int64_t>(wire.nbytes()))) {
-    Counts shape = {call.n()};
-    shape.insert(shape.end(), wire.sizes().begin(), wire.sizes().end());
-    const at::Tensor rows = reused_empty(shape, wire.options());
     const Counts counts(static_cast<std::size_t>(call.n()), wire.numel());
-    Underway out;
-    exchange_into(call, out.works, rows.view({-1}), wire.view({-1}).repeat({call.n()}), counts, counts);
-    out.result = [rows, op] { return reduce_rows(rows, op); };
+    Underway out = reduce_by_exchange(call, wire.view({-1}).repeat({call.n()}), counts, op);
+    out.result = [flat = std::move(out.result), shape = wire.sizes().vec()] { return flat().view(shape); };
     return out;
   }
   if (reduces_here_alone(call, wire, op)) {

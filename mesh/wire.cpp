@@ -60,6 +60,12 @@ int64_t nan_bits(bool wide, ReduceOp op) {
   return wide ? std::bit_cast<int64_t>(nan) : std::bit_cast<int32_t>(static_cast<float>(nan));
 }
 
+// A tensor without elements yet over the same storage: what a view makes, without the dispatcher.
+c10::intrusive_ptr<c10::TensorImpl> over_storage_of(const at::Tensor& tensor, caffe2::TypeMeta dtype) {
+  return c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(),
+                                              dtype);
+}
+
 }  // namespace
 
 at::Tensor to_wire(const at::Tensor& t, ReduceOp op, const char* where) {
@@ -76,24 +82,20 @@ at::Tensor from_wire(const at::Tensor& wire, at::ScalarType dtype, ReduceOp op) 
 }
 
 at::Tensor as_bytes(const at::Tensor& contiguous) {
-  // What as_strided and view(kByte) make, without the dispatcher.
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(contiguous.storage()),
-                                                   contiguous.key_set(), caffe2::TypeMeta::Make<uint8_t>());
+  auto impl = over_storage_of(contiguous, caffe2::TypeMeta::Make<uint8_t>());
   impl->set_storage_offset(contiguous.storage_offset() * contiguous.element_size());
   impl->set_sizes_contiguous({static_cast<int64_t>(contiguous.nbytes())});
   return at::Tensor(std::move(impl));
 }
 
 at::Tensor as_view(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(),
-                                                   tensor.dtype());
+  auto impl = over_storage_of(tensor, tensor.dtype());
   impl->set_sizes_and_strides(sizes, strides, offset);
   return at::Tensor(std::move(impl));
 }
 
 at::Tensor as_sizes(const at::Tensor& contiguous, at::IntArrayRef sizes) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(contiguous.storage()),
-                                                   contiguous.key_set(), contiguous.dtype());
+  auto impl = over_storage_of(contiguous, contiguous.dtype());
   impl->set_storage_offset(contiguous.storage_offset());
   impl->set_sizes_contiguous(sizes);
   return at::Tensor(std::move(impl));
