@@ -158,8 +158,9 @@ Started Transfer::start(const DeviceMesh& mesh, const at::Tensor& load, bool own
 }
 
 at::Tensor Transfer::result(const at::Tensor& received, const at::Tensor& load) const {
-  if (takes_in_sequence_)
+  if (takes_in_sequence_) {
     return completed(received.sizes() == at::IntArrayRef(sizes_) ? received : as_sizes(received, sizes_), load);
+  }
   at::Tensor out = empty_result(received.options());
   int64_t offset = 0;
   for (const Region& region : takes_) {

@@ -125,9 +125,9 @@ class Search {
   }
 
   void step(Node node, Node next, const Cost& cost) {
-    const uint32_t before = space_.pending(node);
-    const uint32_t after_it = space_.pending(next);
-    if ((before & ~after_it) != 0 && (after_it & ~before) != 0) return;  // no step reduces and forms
+    const uint32_t now = space_.pending(node);
+    const uint32_t then = space_.pending(next);
+    if ((now & ~then) != 0 && (then & ~now) != 0) return;  // no step reduces and forms
     if (is_detour(node, next)) return;
     const Seen& there = seen(next);
     if (there.reached && !(cost < there.cost)) return;

@@ -10,6 +10,9 @@ using Node = LayoutSpace::Node;
 
 uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 
+// Too large to compare every rank with every other; nor may all be known, for only of such a mesh a space compares some.
+bool is_large(const LayoutSpace& space) { return space.ranks().ranks > static_cast<int64_t>(LayoutSpace::kCompareAll); }
+
 // A step that moves elements, rank by rank.
 class Messages {
  public:
@@ -67,7 +70,7 @@ int64_t most_sent(const LayoutSpace& space, Node from, Node to, uint32_t mesh_di
 }  // namespace
 
 uint32_t shared_mesh_dims(const LayoutSpace& space, const StepCosts& costs, Node from, Node to, uint32_t mesh_dims) {
-  if (space.ranks().count() > LayoutSpace::kCompareAll || !space.ranks().all) return mesh_dims;
+  if (is_large(space)) return mesh_dims;
   const uint32_t copies = space.replicated(from) & space.changed(from, to);
   uint32_t out = mesh_dims;
   for (std::size_t i = 0; copies >> i != 0; ++i) {
@@ -78,7 +81,7 @@ uint32_t shared_mesh_dims(const LayoutSpace& space, const StepCosts& costs, Node
 }
 
 bool permutes(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims) {
-  if (space.ranks().count() > LayoutSpace::kCompareAll || !space.ranks().all) return false;
+  if (is_large(space)) return false;
   std::vector<int> sends(space.ranks().count(), 0);
   std::vector<int> receives;  // what stays counts as from itself
   for (std::size_t r = 0; r < sends.size(); ++r) receives.push_back(space.common(from, r, to, r) > 0 ? 1 : 0);
