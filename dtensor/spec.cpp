@@ -31,21 +31,24 @@ class InternTable {
                        at::ScalarType dtype) {
     const std::size_t hash = hash_of(mesh.id(), placements, sizes, strides, dtype);
     const std::lock_guard lock(mutex_);
-    for (auto [it, end] = entries_.equal_range(hash); it != end;) {
-      const SpecPtr found = it->second.lock();
+    auto [it, end] = entries_.equal_range(hash);
+    auto vacant = end;
+    for (; it != end; ++it) {
+      SpecPtr found = it->second.lock();
       if (!found) {
-        it = entries_.erase(it);  // one that comes and goes leaves no row to search
-        continue;
-      }
-      if (found->mesh.id() == mesh.id() && found->placements == placements && sizes == found->sizes &&
-          strides == found->strides && found->dtype == dtype) {
+        vacant = it;
+      } else if (found->mesh.id() == mesh.id() && found->placements == placements && sizes == found->sizes &&
+                 strides == found->strides && found->dtype == dtype) {
         return found;
       }
-      ++it;
     }
     SpecPtr made = make(mesh, placements, sizes, strides, dtype);
-    entries_.emplace(hash, made);
-    if (entries_.size() > sweep_at_) sweep();
+    if (vacant != end) {  // one that comes and goes leaves no row to search
+      vacant->second = made;
+    } else {
+      entries_.emplace(hash, made);
+      if (entries_.size() > sweep_at_) sweep();
+    }
     return made;
   }
 

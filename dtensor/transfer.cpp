@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 
 #include <c10/util/accumulate.h>
 
@@ -157,26 +158,23 @@ Started Transfer::start(const DeviceMesh& mesh, const at::Tensor& load, bool own
   }
 }
 
-at::Tensor Transfer::result(const at::Tensor& received, const at::Tensor& load) const {
-  if (takes_in_sequence_) {
-    return completed(received.sizes() == at::IntArrayRef(sizes_) ? received : as_sizes(received, sizes_), load);
-  }
+at::Tensor Transfer::result(at::Tensor received, const at::Tensor& load) const {
+  if (takes_in_sequence_) return completed(as_sizes(std::move(received), sizes_), load);
   at::Tensor out = empty_result(received.options());
   int64_t offset = 0;
   for (const Region& region : takes_) {
     region.unpack(received, offset, out);
     offset += region.numel();
   }
-  return completed(out, load);
+  return completed(std::move(out), load);
 }
 
 at::Tensor Transfer::empty_result(const at::TensorOptions& options) const { return reused_empty(sizes_, options); }
 
-at::Tensor Transfer::completed(const at::Tensor& out, const at::Tensor& load) const {
-  if (stays_) stays_->first.copy(load, stays_->second, out);
-  at::Tensor value = out;
+at::Tensor Transfer::completed(at::Tensor value, const at::Tensor& load) const {
+  if (stays_) stays_->first.copy(load, stays_->second, value);
   if (own_) {  // a copy: what the others need is not kept
-    value = reused_copy(out.narrow(0, own_->first, c10::multiply_integers(own_->second)).view(own_->second));
+    value = reused_copy(value.narrow(0, own_->first, c10::multiply_integers(own_->second)).view(own_->second));
   }
   for (const auto& [reduction, ranks] : reductions_) value = reduction->from_terms(value, ranks);
   return reduces() && value.scalar_type() != dtype_ ? value.to(dtype_) : value;

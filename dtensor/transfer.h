@@ -40,11 +40,11 @@ class Transfer {
   // The collective of this transfer alone, with what loaded() gave, and the result of what has come. A load that is `owned`, shared with
   // nobody who may read it later, is reduced in place.
   Started start(const DeviceMesh& mesh, const at::Tensor& load, bool owned) const;
-  at::Tensor result(const at::Tensor& received, const at::Tensor& load) const;
+  at::Tensor result(at::Tensor received, const at::Tensor& load) const;
   // The same in parts, where several transfers travel together: an empty result, and what is left to do when all that comes has been
   // put into it.
   at::Tensor empty_result(const at::TensorOptions& options) const;
-  at::Tensor completed(const at::Tensor& out, const at::Tensor& load) const;
+  at::Tensor completed(at::Tensor value, const at::Tensor& load) const;
 
  private:
   void gather(const Place& at);

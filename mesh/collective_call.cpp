@@ -134,6 +134,14 @@ void check_scattered(const CollectiveCall& call, const at::Tensor& input, const 
   throw std::invalid_argument(text);
 }
 
+void Underway::then(Step next) {
+  if (!rest) {
+    rest = std::move(next);
+  } else {
+    rest = [first = std::move(rest), next = std::move(next)](at::Tensor output) { return next(first(std::move(output))); };
+  }
+}
+
 // ---- running ----------------------------------------------------------------------------------------------------------
 
 struct Started::Work {
@@ -159,7 +167,7 @@ namespace {
 void check(const CollectiveCall& call, const Intent& intent) {
   if (!Checked::enabled(call.mesh.world())) return;
   check_collective(call.kind, call.mesh, call.mesh_dim, intent, [&](const at::Tensor& row) {
-    const Started::Work gathered{
+    Started::Work gathered{
         .call = call, .op = call.mesh.world().current_op(), .underway = gather_rows(call, row.to(call.mesh.device()))};
     gathered.wait();
     return gathered.underway.result().cpu();
@@ -188,7 +196,7 @@ at::Tensor Started::wait() {
   }
   const World::Exclusive exclusive(work_->call.mesh.world());
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const std::unique_ptr<Work> work = std::move(work_);
+  std::unique_ptr<Work> work = std::move(work_);
   return failing(work->call, work->op.c_str(), [&] {
     work->wait();
     return work->underway.result();

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -47,10 +48,19 @@ void check_scattered(const CollectiveCall& call, const at::Tensor& input, const 
 // ---- running ------------------------------------------------------------------------------------------------------
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-// What has been started on a group, and what its result is once all works are done.
+// What has been started on a group.
 struct Underway {
+  using Step = std::function<at::Tensor(at::Tensor)>;
+
   Works works;
-  std::function<at::Tensor()> result;
+  at::Tensor output = {};  // filled once all works are done
+  at::Tensor input = {};   // kept until then
+  Step rest = {};          // what makes the result of the output; empty: the output is it
+
+  // Adds to the rest.
+  void then(Step next);
+  // Once, when all works are done.
+  at::Tensor result() { return rest ? rest(std::move(output)) : std::move(output); }
 };
 
 // Runs `start` on the call's group. A failure there becomes the job's.

@@ -47,7 +47,7 @@ Started start_reduce_parts(const Call& call, const at::Tensor& input, const Coun
     const at::ScalarType dtype = input.scalar_type();
     const at::Tensor terms = to_wire(row_major(input), op, call.kind);
     Underway out = reduce_parts(call, terms.dim() == 1 ? terms : terms.view({-1}), counts, op);
-    out.result = [wire = std::move(out.result), dtype, op] { return from_wire(wire(), dtype, op); };
+    if (is_other_wire(dtype, op)) out.then([dtype, op](const at::Tensor& wire) { return from_wire(wire, dtype, op); });
     return out;
   });
 }
@@ -103,7 +103,7 @@ Started start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_
   return start_call(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
     const at::Tensor wire = to_wire(row_major(input), op, call.kind);
     Underway out = reduce_all(call, wire, op, /*owned=*/owned || !wire.is_alias_of(input));
-    out.result = [reduced = std::move(out.result), dtype, op] { return from_wire(reduced(), dtype, op); };
+    if (is_other_wire(dtype, op)) out.then([dtype, op](const at::Tensor& reduced) { return from_wire(reduced, dtype, op); });
     return out;
   });
 }

@@ -43,10 +43,11 @@ class FakeBackend : public c10d::Backend {
       output.view({getSize(), -1}).copy_(input.reshape({1, -1}).expand({getSize(), -1}));
       return done();
     }
-    for (int i = 0; i < getSize() && input.nbytes() > 0; ++i) {
-      std::memcpy(static_cast<char*>(output.mutable_data_ptr()) + static_cast<std::size_t>(i) * input.nbytes(),
-                  input.const_data_ptr(), input.nbytes());
-    }
+    const std::size_t bytes = input.nbytes();
+    if (bytes == 0) return done();
+    auto* to = static_cast<char*>(output.mutable_data_ptr());
+    const void* const from = input.const_data_ptr();
+    for (int i = 0; i < getSize(); ++i, to += bytes) std::memcpy(to, from, bytes);
     return done();
   }
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors&, const c10d::GatherOptions&) override {

@@ -88,30 +88,29 @@ void gather_by_messages(const CollectiveCall& call, Works& works, const std::vec
   slots[static_cast<std::size_t>(me)].copy_(mine);
 }
 
-// Flat bytes.
-void gather_bytes(const CollectiveCall& call, Works& works, at::Tensor to, at::Tensor from, const Counts& counts) {
+void gather_into(const CollectiveCall& call, Works& works, const at::Tensor& output, const at::Tensor& input,
+                 const Counts& counts) {
+  at::Tensor to = as_bytes(output), from = as_bytes(input);
+  const auto bytes = [&] { return times(counts, input.element_size()); };
   const bool even = equal(counts);
   const bool gloo = over_gloo(call);
   if (gloo && !gloo_gathers_at_once(call.n(), to.numel())) {
-    gather_by_messages(call, works, to.split_with_sizes(counts), from);
+    gather_by_messages(call, works, to.split_with_sizes(bytes()), from);
   } else if (gloo || (on_cpu(call) && !even && !over("mpi", call))) {
-    exchange_into(call, works, to, from.repeat({call.n()}), Counts(counts.size(), from.numel()), counts);
+    exchange_into(call, works, to, from.repeat({call.n()}), Counts(counts.size(), from.numel()), bytes());
   } else if (even) {
     start_one(call, works, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
   } else {
-    std::vector<std::vector<at::Tensor>> slots = {to.split_with_sizes(counts)};
+    std::vector<std::vector<at::Tensor>> slots = {to.split_with_sizes(bytes())};
     std::vector<at::Tensor> pieces = {from};
     start_one(call, works, [&](c10d::Backend& group) { return group.allgather(slots, pieces); });
   }
 }
 
-// Works of `start` and a result that is there when they are done; keeps `input` until then.
-template <typename Start>
-Underway underway(const at::Tensor& output, const at::Tensor& input, const Start& start) {
-  Underway out;
-  start(out.works);
-  out.result = [output, input] { return output; };
-  return out;
+// For everyone's elements of `input`'s dtype, counts[c] of coordinate c.
+Underway into_flat(const Counts& counts, const at::Tensor& input) {
+  const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  return {.works = {}, .output = reused_empty({sum}, input.options()), .input = input};
 }
 
 // Each rank sends counts[i] elements of flat `wire` to coordinate i and adds up what it gets in the order of coordinates, in one
@@ -119,10 +118,15 @@ Underway underway(const at::Tensor& output, const at::Tensor& input, const Start
 Underway reduce_by_exchange(const CollectiveCall& call, const at::Tensor& wire, const Counts& counts, ReduceOp op) {
   const int64_t mine = counts[call.here()];
   const at::Tensor received = reused_empty({call.n(), mine}, wire.options());
-  Underway out;
+  Underway out{.works = {}, .output = received, .input = wire, .rest = [op](const at::Tensor& rows) {
+                 return reduce_rows(rows, op);
+               }};
   exchange_into(call, out.works, received.view({-1}), wire, counts, Counts(counts.size(), mine));
-  out.result = [received, wire, op] { return reduce_rows(received, op); };
   return out;
+}
+
+void divide_mean(const CollectiveCall& call, Underway& sum, ReduceOp op) {
+  if (op == ReduceOp::kAvg) sum.then([n = call.n()](at::Tensor output) { return output.div_(n); });
 }
 
 at::Tensor as_reals(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
@@ -130,35 +134,34 @@ at::Tensor as_reals(const at::Tensor& tensor) { return tensor.is_complex() ? at:
 at::Tensor flat_reals(const at::Tensor& flat) { return flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat; }
 
 Underway reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor& wire, int64_t mine, ReduceOp op) {
-  at::Tensor output = reused_empty({mine}, wire.options());
-  at::Tensor to = flat_reals(output), from = flat_reals(wire);
+  Underway out{.works = {}, .output = reused_empty({mine}, wire.options()), .input = wire};
+  at::Tensor to = flat_reals(out.output), from = flat_reals(wire);
   c10d::ReduceScatterOptions options;
   options.reduceOp = backend_op(op);
-  Underway out;
   start_one(call, out.works, [&](c10d::Backend& group) { return group._reduce_scatter_base(to, from, options); });
-  out.result = [output, wire, op, n = call.n()] { return op == ReduceOp::kAvg ? output.div_(n) : output; };
+  divide_mean(call, out, op);
   return out;
 }
 
 }  // namespace
 
 Underway exchange(const CollectiveCall& call, const at::Tensor& input, const Counts& send, const Counts& receive) {
-  const at::Tensor output = reused_empty({std::accumulate(receive.begin(), receive.end(), int64_t{0})}, input.options());
-  return underway(output, input, [&](Works& works) { exchange_into(call, works, output, input, send, receive); });
+  Underway out = into_flat(receive, input);
+  exchange_into(call, out.works, out.output, input, send, receive);
+  return out;
 }
 
 Underway gather(const CollectiveCall& call, const at::Tensor& input, const Counts& counts) {
-  const at::Tensor output = reused_empty({std::accumulate(counts.begin(), counts.end(), int64_t{0})}, input.options());
-  return underway(output, input, [&](Works& works) {
-    gather_bytes(call, works, as_bytes(output), as_bytes(input), times(counts, input.element_size()));
-  });
+  Underway out = into_flat(counts, input);
+  gather_into(call, out.works, out.output, input, counts);
+  return out;
 }
 
 Underway gather_rows(const CollectiveCall& call, const at::Tensor& input) {
   Underway out = gather(call, input.view({-1}), Counts(static_cast<std::size_t>(call.n()), input.numel()));
   Counts shape = {call.n()};
   shape.insert(shape.end(), input.sizes().begin(), input.sizes().end());
-  out.result = [flat = std::move(out.result), shape] { return flat().view(shape); };
+  out.then([shape](const at::Tensor& flat) { return flat.view(shape); });
   return out;
 }
 
@@ -166,21 +169,20 @@ Underway reduce_all(const CollectiveCall& call, const at::Tensor& wire, ReduceOp
   if (over_gloo(call) && gloo_reduces_at_once(call.n(), static_cast<int64_t>(wire.nbytes()))) {
     const Counts counts(static_cast<std::size_t>(call.n()), wire.numel());
     Underway out = reduce_by_exchange(call, wire.view({-1}).repeat({call.n()}), counts, op);
-    out.result = [flat = std::move(out.result), shape = wire.sizes().vec()] { return flat().view(shape); };
+    out.then([shape = wire.sizes().vec()](const at::Tensor& flat) { return flat.view(shape); });
     return out;
   }
   if (reduces_here_alone(call, wire, op)) {
     Underway out = gather_rows(call, wire);
-    out.result = [rows = std::move(out.result), op] { return reduce_rows(rows(), op); };
+    out.then([op](const at::Tensor& rows) { return reduce_rows(rows, op); });
     return out;
   }
-  at::Tensor output = owned ? wire : reused_copy(wire);
-  std::vector<at::Tensor> tensors = {as_reals(output)};
+  Underway out{.works = {}, .output = owned ? wire : reused_copy(wire)};
+  std::vector<at::Tensor> tensors = {as_reals(out.output)};
   c10d::AllreduceOptions options;
   options.reduceOp = backend_op(op);
-  Underway out;
   start_one(call, out.works, [&](c10d::Backend& group) { return group.allreduce(tensors, options); });
-  out.result = [output, op, n = call.n()] { return op == ReduceOp::kAvg ? output.div_(n) : output; };
+  divide_mean(call, out, op);
   return out;
 }
 
@@ -195,28 +197,28 @@ Underway broadcast_from(const CollectiveCall& call, const at::Tensor& fresh, int
   std::vector<at::Tensor> tensors = {as_bytes(fresh)};
   c10d::BroadcastOptions options;
   options.rootRank = source;
-  return underway(fresh, {}, [&](Works& works) {
-    start_one(call, works, [&](c10d::Backend& group) { return group.broadcast(tensors, options); });
-  });
+  Underway out{.works = {}, .output = fresh};
+  start_one(call, out.works, [&](c10d::Backend& group) { return group.broadcast(tensors, options); });
+  return out;
 }
 
 Underway scatter_from(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like, int64_t source) {
-  at::Tensor output = at::empty(like.sizes(), like.options());
-  std::vector<at::Tensor> outputs = {as_bytes(output)};
+  Underway out{.works = {}, .output = at::empty(like.sizes(), like.options()), .input = input};
+  std::vector<at::Tensor> outputs = {as_bytes(out.output)};
   std::vector<std::vector<at::Tensor>> inputs;
   if (input.defined()) inputs.push_back(as_bytes(input).view({call.n(), -1}).unbind(0));
   c10d::ScatterOptions options;
   options.rootRank = source;
-  return underway(output, input, [&](Works& works) {
-    start_one(call, works, [&](c10d::Backend& group) { return group.scatter(outputs, inputs, options); });
-  });
+  start_one(call, out.works, [&](c10d::Backend& group) { return group.scatter(outputs, inputs, options); });
+  return out;
 }
 
 Underway meet(const CollectiveCall& call) {
   c10d::BarrierOptions options;
   if (!on_cpu(call)) options.device = call.mesh.device();
-  return underway(
-      {}, {}, [&](Works& works) { start_one(call, works, [&](c10d::Backend& group) { return group.barrier(options); }); });
+  Underway out;
+  start_one(call, out.works, [&](c10d::Backend& group) { return group.barrier(options); });
+  return out;
 }
 
 }  // namespace tessera

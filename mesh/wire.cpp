@@ -76,6 +76,8 @@ at::Tensor to_wire(const at::Tensor& t, ReduceOp op, const char* where) {
   return reordered(at::masked_fill(numbers.view(wire), numbers.isnan(), nan_bits(wide, op)));
 }
 
+bool is_other_wire(at::ScalarType dtype, ReduceOp op) { return reduced_as(dtype, op, "") != dtype; }
+
 at::Tensor from_wire(const at::Tensor& wire, at::ScalarType dtype, ReduceOp op) {
   if (!goes_ordered(dtype, op)) return wire.to(dtype);
   return reordered(wire).view(wire.scalar_type() == at::kLong ? at::kDouble : at::kFloat).to(dtype);
@@ -99,6 +101,14 @@ at::Tensor as_sizes(const at::Tensor& contiguous, at::IntArrayRef sizes) {
   impl->set_storage_offset(contiguous.storage_offset());
   impl->set_sizes_contiguous(sizes);
   return at::Tensor(std::move(impl));
+}
+
+at::Tensor as_sizes(at::Tensor&& contiguous, at::IntArrayRef sizes) {
+  if (contiguous.sizes() != sizes) {
+    if (contiguous.use_count() > 1) return as_sizes(std::as_const(contiguous), sizes);
+    contiguous.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  }
+  return std::move(contiguous);
 }
 
 at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) {

@@ -9,7 +9,10 @@
 namespace tessera {
 
 // The same values, contiguous, neither conjugated nor negated by a flag.
-inline at::Tensor row_major(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
+inline at::Tensor row_major(const at::Tensor& tensor) {
+  const bool plain = !tensor.is_conj() && !tensor.is_neg();  // asked here, it costs nothing
+  return (plain ? tensor : tensor.resolve_conj().resolve_neg()).contiguous();
+}
 
 // The forms in which tensors travel. Backends move every dtype as bytes; they reduce only some.
 
@@ -19,6 +22,8 @@ at::Tensor as_bytes(const at::Tensor& contiguous);
 // The first elements of `contiguous` as a tensor of `sizes`, over the same storage: what view({-1}), narrow and view make, without the
 // dispatcher and without autograd.
 at::Tensor as_sizes(const at::Tensor& contiguous, at::IntArrayRef sizes);
+// The same, of the tensor itself where nobody else holds it.
+at::Tensor as_sizes(at::Tensor&& contiguous, at::IntArrayRef sizes);
 // As as_strided, in the same way.
 at::Tensor as_view(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
 
@@ -31,6 +36,8 @@ at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where);
 
 // `t` in the form in which it is reduced, of dtype reduced_as(); may share t's storage.
 at::Tensor to_wire(const at::Tensor& t, ReduceOp op, const char* where);
+// Whether that is another form than `dtype` itself.
+bool is_other_wire(at::ScalarType dtype, ReduceOp op);
 // What to_wire() made, back as `dtype`.
 at::Tensor from_wire(const at::Tensor& wire, at::ScalarType dtype, ReduceOp op);
 

@@ -171,6 +171,7 @@ struct World::Impl {
   std::once_flag host_size_read;
   int64_t host_size = 1;  // of rank 0
   int depth = 0;          // of Exclusive on the owner's thread
+  uint64_t adoptions = 0;
   std::shared_ptr<FailureBoard> board;
   GroupTable groups;  // last: its thread uses the board
 };
@@ -281,7 +282,10 @@ void World::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10
   }
   const Exclusive exclusive(*this);
   impl_->groups.adopt(ranks, device, std::move(backend));
+  ++impl_->adoptions;
 }
+
+uint64_t World::adoptions() const { return impl_->adoptions; }
 
 std::size_t World::group_count() const { return impl_->groups.size(); }
 
@@ -381,8 +385,9 @@ const std::string& World::current_path() const { return *impl_->path; }
 
 World::Exclusive::Exclusive(World& world) : world_(world) {
   const std::thread::id me = std::this_thread::get_id();
-  std::thread::id seen{};
-  if (!world_.impl_->owner.compare_exchange_strong(seen, me) && seen != me) {
+  std::thread::id nobody{};
+  if (world_.impl_->owner.load(std::memory_order_relaxed) != me &&
+      !world_.impl_->owner.compare_exchange_strong(nobody, me)) {
     throw std::runtime_error(fmt::format(
         "rank {}: two threads communicate at once, one of them in {}; all ranks must issue collectives in the same order, "
         "so give the work to one thread, or each thread a world of its own",

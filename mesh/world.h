@@ -113,6 +113,8 @@ class World : public std::enable_shared_from_this<World> {
   // the world made. Every member of `ranks` calls it, between the same collectives. No communication.
   // Throws std::invalid_argument when this rank is not among `ranks` or its place and their number are not the group's.
   void adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
+  // How often: what group() gave before the last one may have been replaced. Asked within an Exclusive.
+  uint64_t adoptions() const;
   // How many groups this rank holds: made by group(), or adopted.
   std::size_t group_count() const;
 
