@@ -63,6 +63,7 @@ CutTable::CutTable(int64_t tensor_dim, int64_t size, const ComparedRanks& ranks,
   begins_.assign(ranks_.count(), 0);
   sizes_.assign(ranks_.count(), size);
   pairs_.emplace_back();
+  common_.emplace_back();
 }
 
 int CutTable::extended(int way, std::size_t mesh_dim, std::size_t choice) {
@@ -90,6 +91,7 @@ int CutTable::add(int from, std::size_t mesh_dim, std::size_t choice) {
   begins_.resize(begins_.size() + ranks_.count(), 0);
   sizes_.resize(sizes_.size() + ranks_.count(), 0);
   pairs_.emplace_back();
+  common_.emplace_back();
   ways_.push_back(std::move(way));
   if (chunked) {
     cut_chunks(ways_.back(), from, parts);
@@ -176,6 +178,22 @@ CutTable::Pair CutTable::find_pair(int from, int to) {
   out.needs = 0;
   for (uint8_t k = same; k < a.length; ++k) out.needs |= bit(a.dims[k]);
   out.whole = same == b.length;
+  return out;
+}
+
+const CutTable::Common& CutTable::least_common(int from, int to) {
+  std::vector<Common>& row = common_[index(from)];
+  if (row.size() <= index(to)) row.resize(ways_.size());
+  Common& out = row[index(to)];
+  if (out.least >= 0) return out;
+  int64_t most = 0;
+  out.least = size_;
+  for (std::size_t r = 0; r < ranks_.count(); ++r) {
+    const int64_t each = common(from, r, to, r);
+    out.least = std::min(out.least, each);
+    most = std::max(most, each);
+  }
+  out.alike = out.least == most;
   return out;
 }
 

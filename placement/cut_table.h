@@ -61,6 +61,12 @@ class CutTable {
     Probes common = {};  // elements that a rank has and needs
   };
   const Pair& pair(int from, int to);
+  // Of two even ways: elements that the compared rank has and needs of which that is least, and whether all have as many.
+  struct Common {
+    int64_t least = -1;
+    bool alike = false;
+  };
+  const Common& least_common(int from, int to);
   // Elements that a rank has and another needs.
   int64_t common(int from, std::size_t sender, int to, std::size_t receiver) const {
     if (!ways_[index(from)].single || !ways_[index(to)].single) return overlap(part(from, sender), part(to, receiver));
@@ -106,10 +112,11 @@ class CutTable {
   const std::vector<Placements>& choices_;
   std::size_t fan_ = 1;  // most choices of a mesh dimension
   std::vector<Way> ways_;
-  std::vector<int> extensions_;           // [way][mesh dim][choice]; 0: not known
-  std::vector<int64_t> begins_;           // [way][compared rank]
-  std::vector<int64_t> sizes_;            // [way][compared rank]
-  std::vector<std::vector<Pair>> pairs_;  // [from][to], as far as asked for
+  std::vector<int> extensions_;              // [way][mesh dim][choice]; 0: not known
+  std::vector<int64_t> begins_;              // [way][compared rank]
+  std::vector<int64_t> sizes_;               // [way][compared rank]
+  std::vector<std::vector<Pair>> pairs_;     // [from][to], as far as asked for
+  std::vector<std::vector<Common>> common_;  // the same
 };
 
 }  // namespace tessera

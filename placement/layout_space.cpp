@@ -110,6 +110,11 @@ class EqualBits {
 LayoutSpace::LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const Placements& from,
                          const Placements& to, bool sample)
     : ranks_(compared(shape, mesh_shape, from, to, sample)), every_(bit(mesh_shape.size()) - 1), table_of_(shape.size()) {
+  ranks_of_.push_back(1);
+  for (const int64_t n : mesh_shape) {
+    for (std::size_t others = 0, count = ranks_of_.size(); others < count; ++others)
+      ranks_of_.push_back(ranks_of_[others] * n);
+  }
   make_choices(from, to);
   for (std::size_t i = 0; i < mesh_ndim(); ++i) {
     if (mesh_shape[i] == 1) continue;
@@ -119,13 +124,6 @@ LayoutSpace::LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t
   make_kinds();
   add_end(from);
   add_end(to);
-}
-
-bool LayoutSpace::is_even(Node node) const {
-  for (std::size_t t = 0; t < tables_.size(); ++t) {
-    if (!tables_[t].is_even(ways(node)[t])) return false;
-  }
-  return true;
 }
 
 bool LayoutSpace::is_exact(Node from, Node to) const { return ranks_.all || (is_even(from) && is_even(to)); }
@@ -268,6 +266,7 @@ void LayoutSpace::finish(const Draft& draft) {
   if (!is_end(size() - 1)) return;
   layouts_.pop_back();
   ways_.resize(ways_.size() - tables_.size());
+  cutters_.resize(ways_.size());
 }
 
 bool LayoutSpace::put(const Draft& draft) {
@@ -275,15 +274,20 @@ bool LayoutSpace::put(const Draft& draft) {
   Layout layout = draft.layout;
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     int way = 0;
+    uint32_t cutters = 0;
     for (const uint8_t i : draft.sequences[t]) {
+      cutters |= bit(i);
       layout.shards[i] = static_cast<uint8_t>(t);
       way = tables_[t].extended(way, i, draft.layout.choices[i]);
     }
     if (!tables_[t].is_legal(way)) {
       ways_.resize(start);
+      cutters_.resize(start);
       return false;
     }
+    layout.even = layout.even && tables_[t].is_even(way);
     ways_.push_back(way);
+    cutters_.push_back(cutters);
   }
   for (std::size_t r = 0; r < ranks_.count(); ++r) {
     int64_t mine = uncut_;
@@ -317,12 +321,6 @@ Placements LayoutSpace::placements_of(Node node) const {
   return out;
 }
 
-int64_t LayoutSpace::ranks_of(uint32_t mesh_dims) const {
-  int64_t n = 1;
-  for (std::size_t i = 0; mesh_dims >> i != 0; ++i) n *= (mesh_dims & bit(i)) != 0 ? ranks_.mesh_shape[i] : 1;
-  return n;
-}
-
 // ---- two layouts ----------------------------------------------------------------------------------------------------
 
 uint32_t LayoutSpace::changed(Node from, Node to) const {
@@ -341,6 +339,27 @@ LayoutSpace::Needs LayoutSpace::needs(Node from, Node to) {
     for (std::size_t k = 0; k < out.common.size(); ++k) out.common[k] *= pair.common[k];
   }
   return out;
+}
+
+int64_t LayoutSpace::least_common(Node from, Node to) {
+  int64_t product = uncut_;
+  bool alike = true;
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const CutTable::Common& each = tables_[t].least_common(ways(from)[t], ways(to)[t]);
+    if (each.least == 0) return 0;
+    alike = alike && each.alike;
+    product *= each.least;
+  }
+  return alike ? product : -1;
+}
+
+// Ranks along dimensions that do not cut at all in `to` need the same tile, of which each has another part. Of those along one that
+// cuts another tensor dimension there, one has no more than its share of what all need in the first: as much, if tiles are even.
+int64_t LayoutSpace::least_lack(Node to, uint32_t dropped) const {
+  const uint32_t alike = dropped & ~sharded(to);
+  const uint32_t one = dropped & (~dropped + 1);
+  if (alike == 0 && !is_even(to)) return 0;
+  return largest(to) - largest(to) / ranks_of(alike != 0 ? alike : one);
 }
 
 int64_t LayoutSpace::probed_lack(Node to, const Needs& needs) const {

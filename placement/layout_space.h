@@ -37,12 +37,12 @@ class LayoutSpace {
 
   const ComparedRanks& ranks() const { return ranks_; }
   // Whether all ranks have tiles of one size, made by equal chunks.
-  bool is_even(Node node) const;
+  bool is_even(Node node) const { return at(node).even; }
   // Whether the compared ranks have the extremes of all: they are all, or both layouts cut into equal chunks.
   bool is_exact(Node from, Node to) const;
   std::size_t mesh_ndim() const { return ranks_.mesh_shape.size(); }
-  double elements() const { return elements_; }  // of the tensor
-  int64_t ranks_of(uint32_t mesh_dims) const;    // the product of their sizes
+  double elements() const { return elements_; }                                // of the tensor
+  int64_t ranks_of(uint32_t mesh_dims) const { return ranks_of_[mesh_dims]; }  // the product of their sizes
 
   // ---- of a layout: mesh dimensions as bits --------------------------------------------------------------------------
   uint32_t sharded(Node node) const { return at(node).sharded; }
@@ -63,8 +63,22 @@ class LayoutSpace {
     CutTable::Probes common = {};
   };
   Needs needs(Node from, Node to);
+  // Mesh dimensions that cut a tensor dimension in `from` and not in `to`. Of ranks that differ along one alone, each has other
+  // elements of it than the others and needs the same: so they are among needs(), found without comparing ranks.
+  uint32_t dropped_cuts(Node from, Node to) const {
+    if (elements_ == 0) return 0;
+    const uint32_t* const a = &cutters_[static_cast<std::size_t>(from) * tables_.size()];
+    const uint32_t* const b = &cutters_[static_cast<std::size_t>(to) * tables_.size()];
+    uint32_t out = 0;
+    for (std::size_t t = 0; t < tables_.size(); ++t) out |= a[t] & ~b[t];
+    return out;
+  }
+  // Elements that the rank that lacks most does at least, for these; a few of them.
+  int64_t least_lack(Node to, uint32_t dropped) const;
   // Elements that a probed rank lacks, of that which lacks more.
   int64_t probed_lack(Node to, const Needs& needs) const;
+  // Of two even layouts: elements that the compared rank has and needs of which that is least; -1: only common() tells.
+  int64_t least_common(Node from, Node to);
   // Elements that each compared rank has and needs.
   void common(Node from, Node to, std::vector<int64_t>& out) const;
   // The same, summed over the groups of ranks that agree on `mesh_dims`, each taken as one, what is pending as if it were whole;
@@ -92,6 +106,7 @@ class LayoutSpace {
     std::array<uint8_t, kMostMeshDims> choices = {};
     std::array<uint8_t, kMostMeshDims> shards = {};  // the table of what it shards
     int64_t largest = 0;
+    bool even = true;
     CutTable::Probes probes = {};
   };
   // A layout in the making: the mesh dimensions before some have their placements.
@@ -125,6 +140,7 @@ class LayoutSpace {
 
   const ComparedRanks ranks_;
   const uint32_t every_;                  // mesh dimension
+  std::vector<int64_t> ranks_of_;         // [mesh dimensions]
   std::vector<Placements> choices_;       // for each mesh dimension, without orders; Replicate first, then the ends'
   std::vector<std::size_t> end_choices_;  // how many of them are Replicate or the ends'
   std::vector<CutTable> tables_;          // of the tensor dimensions that some choice shards
@@ -136,7 +152,8 @@ class LayoutSpace {
   double elements_ = 1;
   int64_t uncut_ = 1;  // the product of the other tensor dimensions
   std::vector<Layout> layouts_;
-  std::vector<int> ways_;  // [layout][table]
+  std::vector<int> ways_;          // [layout][table]
+  std::vector<uint32_t> cutters_;  // [layout][table]: the mesh dimensions that cut, a bit for each
 };
 
 }  // namespace tessera

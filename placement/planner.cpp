@@ -47,6 +47,13 @@ Cost after(const Cost& cost, const Step& step) {
           .steps = cost.steps + 1};
 }
 
+// What may be added to the time of `cost` for it to stay the lesser.
+double most_before(const Cost& other, const Cost& cost) {
+  const bool wins_tie =
+      std::tie(cost.messages, cost.mesh_dims, cost.steps) < std::tie(other.messages, other.mesh_dims, other.steps);
+  return other.microseconds - cost.microseconds + (wins_tie ? kSlack : -kSlack) * other.microseconds;
+}
+
 // A* over the layouts of a space.
 class Search {
  public:
@@ -136,10 +143,10 @@ class Search {
     Cost arrival = cost;
     ++arrival.steps;
     if (!ends && target.reached && !(least_through(next, arrival) < target.cost)) return;
-    // What the step may take for the way through it to be the best yet.
-    double most = there.reached ? there.cost.microseconds - cost.microseconds : kNever;
-    if (target.reached) most = std::min(most, target.cost.microseconds - cost.microseconds - costs_.bound(next));
-    most += kSlack * cost.microseconds;
+    // What a step that communicates may take for the way through it to be the best yet.
+    const Cost soonest = after(cost, {.kind = PlanStep::Kind::kAllToAll, .mesh_dims = 1});
+    double most = there.reached ? most_before(there.cost, soonest) : kNever;
+    if (target.reached) most = std::min(most, most_before(target.cost, least_through(next, soonest)));
     const std::optional<Step> step = costs_.step(node, next, most);
     if (!step) return;
     arrival = after(cost, *step);

@@ -64,13 +64,19 @@ std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
   const Changes change = changes(from, to);
   if (space_.repended(from, to) != 0) return std::nullopt;  // but for linear ones no Partial becomes another in one step
   const bool rescales = space_.rescaled(from, to) != 0;
-  if (change.reduced != 0) return rescales ? std::nullopt : reduction(from, to, change, limit);
+  const uint32_t dropped = space_.dropped_cuts(from, to);  // what is quick to see
+  if (change.reduced != 0) return rescales || dropped != 0 ? std::nullopt : reduction(from, to, change, limit);
+  const bool moves = !rescales && (change.embedded | change.formed) == 0;
+  if ((dropped & ~change.embedded) != 0 && (!moves || is_dearer(dropped, space_.least_lack(to, dropped), limit))) {
+    return std::nullopt;
+  }
   const LayoutSpace::Needs needs = space_.needs(from, to);
   // A Shard's piece among neutral elements is a term: what its mesh dimension holds apart need not come together.
   if ((needs.mesh_dims & ~change.embedded) == 0) {
     return rescales && !scales_ ? std::nullopt : std::optional(Step{.peak = live(from, to, 0)});
   }
-  if (rescales || (change.embedded | change.formed) != 0 || is_dearer(to, needs, limit)) return std::nullopt;
+  // By the ranks that LayoutSpace probes alone: quick, and seldom wrong.
+  if (!moves || is_dearer(needs.mesh_dims, space_.probed_lack(to, needs), limit)) return std::nullopt;
   const Step out = move(from, to, needs);
   return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
@@ -131,31 +137,35 @@ void StepCosts::look_at(Node from, Node to) {
   space_.sizes(to, get_);
 }
 
-// Looks at the ranks that LayoutSpace probes alone: quick, and seldom wrong.
-bool StepCosts::is_dearer(Node to, const LayoutSpace::Needs& needs, double limit) const {
-  const int64_t lacks = space_.probed_lack(to, needs);
-  return priced(PlanStep::Kind::kAllToAll, needs.mesh_dims, static_cast<double>(lacks)).microseconds > limit;
-}
-
 double StepCosts::most_live(Node from, Node to) const {
   return element_size_ * static_cast<double>(space_.largest(from) + 3 * space_.largest(to));
 }
 
 Step StepCosts::move(Node from, Node to, const LayoutSpace::Needs& needs) {
   const uint32_t needed = needs.mesh_dims;
-  look_at(from, to);
-  space_.common(from, to, common_);
-  int64_t most = 0;
-  int64_t live = 0;  // elements of both tiles and twice what a rank lacks
-  for (std::size_t r = 0; r < have_.size(); ++r) {
-    const int64_t lacks = get_[r] - common_[r];
-    most = std::max(most, lacks);
-    live = std::max(live, have_[r] + get_[r] + 2 * lacks);
-  }
+  const auto [most, live] = lacking(from, to);
   const bool gathers =
       needs.whole && space_.changed(from, to) == needed && (space_.sharded(from) & space_.replicated(to)) == needed;
   Step out = priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, static_cast<double>(most));
   out.peak = element_size_ * static_cast<double>(live);
+  return out;
+}
+
+StepCosts::Lacking StepCosts::lacking(Node from, Node to) {
+  const bool even = space_.is_even(from) && space_.is_even(to);
+  const int64_t common = even ? space_.least_common(from, to) : -1;
+  if (common >= 0) {
+    const int64_t most = space_.largest(to) - common;
+    return {.most = most, .live = space_.largest(from) + space_.largest(to) + 2 * most};
+  }
+  look_at(from, to);
+  space_.common(from, to, common_);
+  Lacking out;
+  for (std::size_t r = 0; r < have_.size(); ++r) {
+    const int64_t lacks = get_[r] - common_[r];
+    out.most = std::max(out.most, lacks);
+    out.live = std::max(out.live, have_[r] + get_[r] + 2 * lacks);
+  }
   return out;
 }
 
