@@ -42,9 +42,9 @@ Shipment::Shipment(const DeviceMesh& mesh, std::vector<Load> loads) : loads_(std
 }
 
 std::vector<at::Tensor> Shipment::arrive() {
-  const at::Tensor received = started_->wait();
+  at::Tensor received = started_->wait();
   if (loads_.size() > 1) return unpack_together(received);
-  return {loads_[0].transfer->result(received, loads_[0].tensor)};
+  return {loads_[0].transfer->result(std::move(received), loads_[0].tensor)};
 }
 
 // One after the other for each rank, or for all at once; `counts` says how much for each.

@@ -43,7 +43,7 @@ class InternTable {
       }
     }
     SpecPtr made = make(mesh, placements, sizes, strides, dtype);
-    if (vacant != end) {  // one that comes and goes leaves no row to search
+    if (vacant != end) {  // of one that comes and goes, one row is left
       vacant->second = made;
     } else {
       entries_.emplace(hash, made);

@@ -67,8 +67,8 @@ struct DeviceMesh::Impl {
   uint64_t id = 0;
   // The group of each mesh dimension once it has been asked for; guarded by World::Exclusive.
   struct Found {
-    c10::intrusive_ptr<c10d::Backend> group;
-    uint64_t adoptions = 0;  // World::adoptions then
+    c10::weak_intrusive_ptr<c10d::Backend> group;  // the world keeps it, until another takes its place
+    uint64_t adoptions = 0;                        // World::adoptions then
   };
   mutable std::vector<Found> found;
   mutable MergedMeshes merged;  // of one mesh dimension each, where this one has more: no mesh keeps itself alive
@@ -193,7 +193,7 @@ DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type,
   for (int64_t d = 0; d < mesh.ndim(); ++d) {
     groups.push_back(mesh.ranks_along(d, through()));
     names.push_back(mesh.mesh_dim_name(d));
-    found.emplace_back();
+    found.push_back({c10::weak_intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>()), 0});
   }
 }
 
@@ -259,12 +259,14 @@ c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(int64_t mesh_dim) const {
                                             world().rank(), to_string()));
   }
   const World::Exclusive exclusive(world());
-  Impl::Found& found = impl_->found[static_cast<std::size_t>(mesh().normalize(mesh_dim))];
-  if (!found.group || found.adoptions != world().adoptions()) {
-    found = {world().group(ranks, device_type(), group_options(mesh_dim)), world().adoptions()};
-  }
   world().check_alive();
-  return found.group;
+  Impl::Found& found = impl_->found[static_cast<std::size_t>(mesh().normalize(mesh_dim))];
+  if (found.adoptions == world().adoptions()) {
+    if (c10::intrusive_ptr<c10d::Backend> group = found.group.lock()) return group;
+  }
+  c10::intrusive_ptr<c10d::Backend> group = world().group(ranks, device_type(), group_options(mesh_dim));
+  found = {c10::weak_intrusive_ptr<c10d::Backend>(group), world().adoptions()};
+  return group;
 }
 
 c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(std::string_view name) const { return group(mesh().mesh_dim(name)); }

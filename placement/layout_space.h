@@ -67,8 +67,8 @@ class LayoutSpace {
   // elements of it than the others and needs the same: so they are among needs(), found without comparing ranks.
   uint32_t dropped_cuts(Node from, Node to) const {
     if (elements_ == 0) return 0;
-    const uint32_t* const a = &cutters_[static_cast<std::size_t>(from) * tables_.size()];
-    const uint32_t* const b = &cutters_[static_cast<std::size_t>(to) * tables_.size()];
+    const uint32_t* const a = cutters_.data() + static_cast<std::size_t>(from) * tables_.size();
+    const uint32_t* const b = cutters_.data() + static_cast<std::size_t>(to) * tables_.size();
     uint32_t out = 0;
     for (std::size_t t = 0; t < tables_.size(); ++t) out |= a[t] & ~b[t];
     return out;
@@ -118,7 +118,7 @@ class LayoutSpace {
   enum class Extent { kAllOrders, kMeshOrder, kEnds, kWhole };
 
   const Layout& at(Node node) const { return layouts_[static_cast<std::size_t>(node)]; }
-  const int* ways(Node node) const { return &ways_[static_cast<std::size_t>(node) * tables_.size()]; }
+  const int* ways(Node node) const { return ways_.data() + static_cast<std::size_t>(node) * tables_.size(); }
 
   void make_choices(const Placements& from, const Placements& to);
   void make_tables(std::span<const int64_t> shape);

@@ -49,6 +49,7 @@ Cost after(const Cost& cost, const Step& step) {
 
 // What may be added to the time of `cost` for it to stay the lesser.
 double most_before(const Cost& other, const Cost& cost) {
+  if (other.microseconds == kNever) return kNever;  // a link so slow that its time is no number
   const bool wins_tie =
       std::tie(cost.messages, cost.mesh_dims, cost.steps) < std::tie(other.messages, other.mesh_dims, other.steps);
   return other.microseconds - cost.microseconds + (wins_tie ? kSlack : -kSlack) * other.microseconds;

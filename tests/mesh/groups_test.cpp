@@ -99,12 +99,18 @@ TESSERA_RANKS_TEST_CASE("from_group: groups for each mesh dimension carry its co
 
 TESSERA_RANKS_TEST_CASE("from_group: a caller's group takes the place of one that the world made", {2}) {
   const DeviceMesh before = init_device_mesh("cpu", {2}, {"tp"}, world());
+  const DeviceMesh other = init_device_mesh("cpu", {2, 1}, {"a", "b"}, world());
   CHECK(sum_of_ranks(before, 0) == 1);
+  CHECK(sum_of_ranks(other, 0) == 1);
   const Group group = own_group({0, 1});
   CHECK(before.group(0) != group);
+  const c10::weak_intrusive_ptr<c10d::Backend> replaced(before.group(0));
   DeviceMesh::from_group(group, "cpu", "tp", world());
+  CHECK(replaced.expired());  // no mesh that has used it keeps it
   CHECK(before.group(0) == group);
+  CHECK(other.group(0) == group);
   CHECK(sum_of_ranks(before, 0) == 1);
+  CHECK(sum_of_ranks(other, 0) == 1);
   CHECK(world()->group_count() == 1);
 }
 
