@@ -186,14 +186,10 @@ const CutTable::Common& CutTable::least_common(int from, int to) {
   if (row.size() <= index(to)) row.resize(ways_.size());
   Common& out = row[index(to)];
   if (out.least >= 0) return out;
-  int64_t most = 0;
-  out.least = size_;
-  for (std::size_t r = 0; r < ranks_.count(); ++r) {
-    const int64_t each = common(from, r, to, r);
-    out.least = std::min(out.least, each);
-    most = std::max(most, each);
-  }
-  out.alike = out.least == most;
+  each_common_.assign(ranks_.count(), 1);
+  multiply_common(from, to, each_common_.data());
+  const auto [least, most] = std::ranges::minmax_element(each_common_);
+  out = {.least = *least, .alike = *least == *most};
   return out;
 }
 

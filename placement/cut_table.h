@@ -117,6 +117,7 @@ class CutTable {
   std::vector<int64_t> sizes_;               // [way][compared rank]
   std::vector<std::vector<Pair>> pairs_;     // [from][to], as far as asked for
   std::vector<std::vector<Common>> common_;  // the same
+  std::vector<int64_t> each_common_;         // scratch, for each compared rank
 };
 
 }  // namespace tessera

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <set>
 
+#include <c10/util/SmallVector.h>
+
 #include "tessera/placement/reduction.h"
 
 namespace tessera {
@@ -101,8 +103,8 @@ class EqualBits {
     return at;
   }
 
-  std::vector<Bit> bits_;
-  std::vector<std::size_t> same_;  // [bit]: another that is equal, or itself
+  c10::SmallVector<Bit, 16> bits_;
+  c10::SmallVector<std::size_t, 16> same_;  // [bit]: another that is equal, or itself
 };
 
 }  // namespace

@@ -133,12 +133,9 @@ class Search {
   }
 
   void step(Node node, Node next, const Cost& cost) {
-    const uint32_t now = space_.pending(node);
-    const uint32_t then = space_.pending(next);
-    if ((now & ~then) != 0 && (then & ~now) != 0) return;  // no step reduces and forms
-    if (is_detour(node, next)) return;
     const Seen& there = seen(next);
     if (there.reached && !(cost < there.cost)) return;
+    if (!costs_.is_possible(node, next) || is_detour(node, next)) return;
     const bool ends = next == space_.to();
     const Seen& target = seen(space_.to());
     Cost arrival = cost;

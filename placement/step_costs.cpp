@@ -61,15 +61,14 @@ std::optional<Step> StepCosts::step(Node from, Node to, double limit) {
 }
 
 std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
+  if (!is_possible(from, to)) return std::nullopt;
   const Changes change = changes(from, to);
   if (space_.repended(from, to) != 0) return std::nullopt;  // but for linear ones no Partial becomes another in one step
   const bool rescales = space_.rescaled(from, to) != 0;
-  const uint32_t dropped = space_.dropped_cuts(from, to);  // what is quick to see
-  if (change.reduced != 0) return rescales || dropped != 0 ? std::nullopt : reduction(from, to, change, limit);
+  if (change.reduced != 0) return rescales ? std::nullopt : reduction(from, to, change, limit);
   const bool moves = !rescales && (change.embedded | change.formed) == 0;
-  if ((dropped & ~change.embedded) != 0 && (!moves || is_dearer(dropped, space_.least_lack(to, dropped), limit))) {
-    return std::nullopt;
-  }
+  const uint32_t dropped = moves ? space_.dropped_cuts(from, to) : 0;  // quick to see
+  if (dropped != 0 && is_dearer(dropped, space_.least_lack(to, dropped), limit)) return std::nullopt;
   const LayoutSpace::Needs needs = space_.needs(from, to);
   // A Shard's piece among neutral elements is a term: what its mesh dimension holds apart need not come together.
   if ((needs.mesh_dims & ~change.embedded) == 0) {
@@ -82,7 +81,6 @@ std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
 }
 
 std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& change, double limit) {
-  if ((change.embedded | change.formed) != 0) return std::nullopt;
   const bool scatters = (change.reduced & space_.sharded(to)) != 0;
   const auto n = static_cast<double>(space_.ranks_of(change.reduced));
   const auto largest = static_cast<double>(space_.largest(to));

@@ -27,6 +27,14 @@ class StepCosts {
   // `space` must outlive this.
   StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& model);
 
+  // Whether there may be a step, by what is pending and cut alone: none reduces and forms; and one that does either moves no
+  // elements but what it reduces.
+  bool is_possible(Node from, Node to) const {
+    const uint32_t reduced = space_.pending(from) & ~space_.pending(to);
+    const uint32_t formed = space_.pending(to) & ~space_.pending(from);
+    if ((reduced | formed) == 0) return true;
+    return (reduced == 0 || formed == 0) && (space_.dropped_cuts(from, to) & ~formed) == 0;
+  }
   // The cheapest step from one layout to another with no more live bytes than live_limit(), if one does it in less than `limit`
   // microseconds.
   std::optional<Step> step(Node from, Node to, double limit);
