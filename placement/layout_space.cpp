@@ -223,6 +223,11 @@ void LayoutSpace::grow() {
   if (count_layouts(extent) > most) extent = Extent::kMeshOrder;
   if (count_layouts(extent) > most) extent = Extent::kEnds;
   if (count_layouts(extent) > most) extent = Extent::kWhole;
+  constexpr double kAtOnce = 4096;
+  const auto count = static_cast<std::size_t>(std::min(count_layouts(extent), kAtOnce));
+  layouts_.reserve(count);
+  ways_.reserve(count * tables_.size());
+  cutters_.reserve(count * tables_.size());
   Draft draft;
   draft.sequences.resize(tables_.size());
   draw(draft, mesh_ndim(), extent);
@@ -291,13 +296,13 @@ bool LayoutSpace::put(const Draft& draft) {
     ways_.push_back(way);
     cutters_.push_back(cutters);
   }
-  for (std::size_t r = 0; r < ranks_.count(); ++r) {
+  for (std::size_t r = 0; r < (layout.even ? 1 : ranks_.count()); ++r) {
     int64_t mine = uncut_;
     for (std::size_t t = 0; t < tables_.size(); ++t) mine *= tables_[t].sizes(ways_[start + t])[r];
     layout.largest = std::max(layout.largest, mine);
   }
-  layout.probes.fill(uncut_);
-  for (std::size_t t = 0; t < tables_.size(); ++t) {
+  layout.probes.fill(layout.even ? layout.largest : uncut_);
+  for (std::size_t t = 0; t < tables_.size() && !layout.even; ++t) {
     const CutTable::Pair& same = tables_[t].pair(ways_[start + t], ways_[start + t]);
     for (std::size_t k = 0; k < layout.probes.size(); ++k) layout.probes[k] *= same.common[k];
   }

@@ -251,13 +251,7 @@ double StepCosts::least_over(Node node, uint32_t mesh_dims) {
 // Elements that the rank that receives most does at least.
 double StepCosts::most_received(Node node) {
   const Node target = space_.to();
-  if ((space_.pending(node) | space_.pending(target)) == 0) {
-    space_.sizes(target, get_);
-    space_.common(node, target, common_);
-    int64_t most = 0;
-    for (std::size_t r = 0; r < get_.size(); ++r) most = std::max(most, get_[r] - common_[r]);
-    return static_cast<double>(most);
-  }
+  if ((space_.pending(node) | space_.pending(target)) == 0) return static_cast<double>(lacking(node, target).most);
   // No rank has the value of an element that is pending.
   const bool whole = space_.pending(target) == 0 && space_.ranks_of(space_.pending(node)) > 1;
   return whole ? static_cast<double>(space_.largest(target)) : 0;
