@@ -134,6 +134,8 @@ void check_scattered(const CollectiveCall& call, const at::Tensor& input, const 
   throw std::invalid_argument(text);
 }
 
+// ---- running ----------------------------------------------------------------------------------------------------------
+
 void Underway::then(Step next) {
   if (!rest) {
     rest = std::move(next);
@@ -141,8 +143,6 @@ void Underway::then(Step next) {
     rest = [first = std::move(rest), next = std::move(next)](at::Tensor output) { return next(first(std::move(output))); };
   }
 }
-
-// ---- running ----------------------------------------------------------------------------------------------------------
 
 struct Started::Work {
   CollectiveCall call;

@@ -66,14 +66,14 @@ GroupOptions GroupTable::normalized(GroupOptions options, c10::DeviceType device
 
 c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ranks, c10::DeviceType device,
                                                   const GroupOptions& options) {
+  const Key key{.device = device, .ranks = ranks, .options = options};
   {
     const std::lock_guard lock(mutex_);
-    const auto found = groups_.find(KeyView(device, ranks, options));
+    const auto found = groups_.find(key);
     if (found != groups_.end()) return found->second.backend;
   }
   // Before the group, so that its failing is seen while the others still join.
   start_watch(ranks);
-  const Key key{.device = device, .ranks = ranks, .options = options};
   BackendGroup made = make(key);
   spdlog::debug("rank {}: made the group of ranks [{}]", options_.rank, fmt::join(ranks, ", "));
   const std::lock_guard lock(mutex_);

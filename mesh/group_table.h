@@ -9,7 +9,6 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -71,14 +70,7 @@ class GroupTable {
     c10::DeviceType device;
     std::vector<int64_t> ranks;
     GroupOptions options;
-  };
-  using KeyView = std::tuple<c10::DeviceType, const std::vector<int64_t>&, const GroupOptions&>;
-  // Keys are sought without being made.
-  struct Less {
-    using is_transparent = void;
-    static KeyView view(const Key& key) { return {key.device, key.ranks, key.options}; }
-    static KeyView view(const KeyView& key) { return key; }
-    bool operator()(const auto& a, const auto& b) const { return view(a) < view(b); }
+    friend auto operator<=>(const Key&, const Key&) = default;
   };
   BackendGroup make(const Key& key) const;
   BackendGroup make_cpu_group(const GroupRequest& request, const std::string& backend) const;
@@ -89,7 +81,7 @@ class GroupTable {
 
   const Options options_;
   mutable std::mutex mutex_;  // guards groups_; never held while a group is made
-  std::map<Key, BackendGroup, Less> groups_;
+  std::map<Key, BackendGroup> groups_;
   std::jthread watcher_;
 };
 
