@@ -124,8 +124,8 @@ LayoutSpace::LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t
   }
   make_tables(shape);
   make_kinds();
-  add_end(from);
-  add_end(to);
+  put(draft_of(from));
+  put(draft_of(to));
 }
 
 bool LayoutSpace::is_exact(Node from, Node to) const { return ranks_.all || (is_even(from) && is_even(to)); }
@@ -184,7 +184,7 @@ void LayoutSpace::make_kinds() {
 
 // ---- the layouts ----------------------------------------------------------------------------------------------------
 
-void LayoutSpace::add_end(const Placements& placements) {
+LayoutSpace::Draft LayoutSpace::draft_of(const Placements& placements) const {
   Draft draft;
   draft.sequences.resize(tables_.size());
   std::vector<std::size_t> dims(mesh_ndim());
@@ -198,7 +198,7 @@ void LayoutSpace::add_end(const Placements& placements) {
     draft.layout.sharded |= bit(i);
     draft.sequences[table(p)].push_back(static_cast<uint8_t>(i));
   }
-  put(draft);
+  return draft;
 }
 
 // At most: those that are no layouts are counted too.
@@ -231,6 +231,16 @@ void LayoutSpace::grow() {
   Draft draft;
   draft.sequences.resize(tables_.size());
   draw(draft, mesh_ndim(), extent);
+  if (extent == Extent::kWhole && pending(from()) != 0 && sharded(from()) != 0) add_reduced();
+}
+
+// The source with nothing pending: where layouts are few, the one way from a source of terms that are cut.
+void LayoutSpace::add_reduced() {
+  Placements reduced = placements_of(from());
+  for (Placement& p : reduced) {
+    if (p.is_partial()) p = Replicate();
+  }
+  finish(draft_of(reduced));
 }
 
 // Gives the mesh dimensions below `mesh_dim` their placements, from the last to the first.
@@ -302,9 +312,11 @@ bool LayoutSpace::put(const Draft& draft) {
     layout.largest = std::max(layout.largest, mine);
   }
   layout.probes.fill(layout.even ? layout.largest : uncut_);
-  for (std::size_t t = 0; t < tables_.size() && !layout.even; ++t) {
-    const CutTable::Pair& same = tables_[t].pair(ways_[start + t], ways_[start + t]);
-    for (std::size_t k = 0; k < layout.probes.size(); ++k) layout.probes[k] *= same.common[k];
+  if (!layout.even) {
+    for (std::size_t t = 0; t < tables_.size(); ++t) {
+      const CutTable::Pair& same = tables_[t].pair(ways_[start + t], ways_[start + t]);
+      for (std::size_t k = 0; k < layout.probes.size(); ++k) layout.probes[k] *= same.common[k];
+    }
   }
   layouts_.push_back(layout);
   return true;

@@ -124,7 +124,8 @@ class LayoutSpace {
   void make_tables(std::span<const int64_t> shape);
   void make_kinds();
   int kind(std::size_t mesh_dim, std::size_t choice) const { return kinds_[mesh_dim][choice]; }
-  void add_end(const Placements& placements);
+  Draft draft_of(const Placements& placements) const;
+  void add_reduced();
   double count_layouts(Extent extent) const;
   std::size_t choices_to_draw(std::size_t mesh_dim, Extent extent) const {
     if (extent == Extent::kWhole) return 1;

@@ -155,9 +155,9 @@ std::string Plan::to_string() const {
 }
 
 void check_shape(const std::vector<int64_t>& shape, const std::string& who) {
-  constexpr double kMostElements = 1e18;
+  constexpr double kMostElements = 1e17;  // whose bytes, four times over, fit 63 bits
   double elements = 1;
-  for (const int64_t size : shape) elements *= static_cast<double>(size);
+  for (const int64_t size : shape) elements *= static_cast<double>(std::max<int64_t>(size, 1));  // a 0 hides no overflow
   if (elements <= kMostElements && std::ranges::none_of(shape, [](int64_t size) { return size < 0; })) return;
   throw std::invalid_argument(
       fmt::format("{}: a tensor of shape [{}]; sizes are at least 0, and make at most {:.0e} elements", who,

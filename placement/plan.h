@@ -100,9 +100,9 @@ class Plan {
 // A masked reduction counts as the one that it awaits. Where layouts are too many (of five mesh dimensions and more), those on the
 // way keep the mesh's order of cuts, or only the ends' placements; and at most four tensor dimensions are cut that neither end cuts.
 // On meshes of more than 64 ranks the search compares some ranks; the figures are those of all, and where these say more than the
-// search saw, it is repeated with all (milliseconds to seconds, on thousands of ranks cut unevenly by interval lists or sizes); no step is
-// a permute there. Throws std::invalid_argument on a shape that is none, and on placements that do not fit the mesh, the shape or the
-// dtype.
+// search saw, it is repeated with all (milliseconds to seconds, on thousands of ranks cut unevenly by interval lists or sizes). Where
+// cuts are uneven there, a step may cost less than was seen, and a plan with it be cheaper than the one found; and no step is a permute.
+// Throws std::invalid_argument on a shape that is none, and on placements that do not fit the mesh, the shape or the dtype.
 Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
                        const Placements& to, const CostModel& model = {});
 

@@ -32,7 +32,7 @@ struct Cost {
   int steps = 0;
 
   friend bool operator<(const Cost& a, const Cost& b) {
-    const double slack = kSlack * std::max(a.microseconds, b.microseconds);
+    const double slack = kSlack * std::min(a.microseconds, b.microseconds);  // of the finite one, if one is
     if (a.microseconds < b.microseconds - slack) return true;
     if (a.microseconds > b.microseconds + slack) return false;
     return std::tie(a.messages, a.mesh_dims, a.steps) < std::tie(b.messages, b.mesh_dims, b.steps);
@@ -242,8 +242,8 @@ std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, do
   return step_of(space, costs, space.from(), space.to(), *found);
 }
 
-// The steps of the cheapest plan. With `sample`, nothing where the ranks that were compared stand for the others badly: what is
-// found is the cheapest of all, for no plan costs less on all ranks than on some.
+// The steps of the cheapest plan. With `sample`, nothing where the ranks that were compared stand for the others badly: a step costs
+// more than was seen. It may cost less, over fewer mesh dimensions, than some ranks can tell: then another plan may be cheaper still.
 std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sample) {
   LayoutSpace space(problem.shape, problem.mesh_shape, problem.from, problem.to, sample);
   StepCosts costs(space, problem.dtype, problem.model);

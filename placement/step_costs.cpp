@@ -24,7 +24,9 @@ StepCosts::StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& 
   make_links();
   const Link& all = links_.back();
   const std::vector<int64_t>& sizes = space_.ranks().mesh_shape;
-  for (const Link& fastest : model_.links) {
+  for (std::size_t fastest_dim = 0; fastest_dim < sizes.size(); ++fastest_dim) {
+    if (sizes[fastest_dim] == 1) continue;
+    const Link& fastest = model_.links[fastest_dim];
     Level level{.bytes_per_microsecond = fastest.bytes_per_microsecond, .microseconds = kNever, .mesh_dims = 0};
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       const Link& link = model_.links[i];
@@ -34,7 +36,7 @@ StepCosts::StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& 
       level.microseconds = std::min(level.microseconds, link.microseconds);
     }
     const auto same = [&](const Level& other) { return other.mesh_dims == level.mesh_dims; };
-    if (level.mesh_dims != 0 && std::ranges::none_of(levels_, same)) levels_.push_back(level);
+    if (std::ranges::none_of(levels_, same)) levels_.push_back(level);
   }
   std::ranges::sort(levels_, std::greater(), &Level::bytes_per_microsecond);
 }

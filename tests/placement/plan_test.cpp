@@ -241,6 +241,27 @@ TEST_CASE("a mesh of many dimensions is planned for, by way of fewer layouts") {
   const Plan plan = bytes_plan(Placements(12, P), Placements(12, S0), cube, shape);
   CHECK(plan.communicates());
   for (const PlanStep& step : plan.steps()) CHECK(is_layout(step.to, cube, shape));
+
+  // Terms that are cut reach neither Replicate nor Shards in one step.
+  Placements cut(12, S0);
+  cut[0] = P;
+  CHECK((bytes_plan(cut, Placements(12, S1), cube, shape).steps()[0].kind == PlanStep::Kind::kAllReduce));
+  Shape sizes(12, 1);
+  sizes[11] = 2;
+  Placements norms(12, NormPartial(2));
+  norms[11] = S0;
+  Placements others(12, NormPartial(3));
+  others[11] = R;
+  const Plan renormed = bytes_plan(norms, others, Mesh(sizes), {8});
+  CHECK(renormed.steps().back().to == others);
+  CHECK(renormed.max_bytes() == 16);
+}
+
+TEST_CASE("a link without bandwidth is not preferred to one that has some") {
+  const CostModel slow{
+      .links = {{.microseconds = 0, .bytes_per_microsecond = 1e-306}, {.microseconds = 0, .bytes_per_microsecond = 1}}};
+  const Plan plan = plan_redistribute({20000, 5000}, at::kFloat, kGrid, {R, S0}, {R, R}, slow);
+  CHECK(plan.microseconds() < 1e12);
 }
 
 TEST_CASE("a user's partition that cannot cut every size is asked for no layout that it cannot") {
@@ -332,7 +353,8 @@ TEST_CASE("what cannot be planned is refused") {
   };
   refused({8}, at::kFloat, {S0, R}, {R}, {}, "plan_redistribute: 2 placements");
   refused({-8}, at::kFloat, {R}, {P}, {}, "plan_redistribute: a tensor of shape [-8]; sizes are at least 0");
-  refused({1L << 40, 1L << 40}, at::kFloat, {R}, {S0}, {}, "make at most 1e+18 elements");
+  refused({1L << 40, 1L << 40}, at::kFloat, {R}, {S0}, {}, "make at most 1e+17 elements");
+  refused({1L << 32, 1L << 32, 0}, at::kFloat, {R}, {S0}, {}, "make at most 1e+17 elements");
   CHECK_THROWS_WITH_AS(lower_bound({-8}, at::kFloat, kLine, {R}, {P}),
                        doctest::Contains("lower_bound: a tensor of shape [-8]"), std::invalid_argument);
   refused({8}, at::kFloat, {S1}, {R}, {}, "S(1) is outside a tensor of 1 dimensions");
