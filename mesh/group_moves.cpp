@@ -88,22 +88,22 @@ void gather_by_messages(const CollectiveCall& call, Works& works, const std::vec
   slots[static_cast<std::size_t>(me)].copy_(mine);
 }
 
-void gather_into(const CollectiveCall& call, Works& works, const at::Tensor& output, const at::Tensor& input,
-                 const Counts& counts) {
-  at::Tensor to = as_bytes(output), from = as_bytes(input);
-  const auto bytes = [&] { return times(counts, input.element_size()); };
+void start_gather(const CollectiveCall& call, Underway& out, const Counts& counts) {
+  at::Tensor to = as_bytes(out.output), from = as_bytes(out.input);
+  const auto bytes = [&] { return times(counts, out.output.element_size()); };
   const bool even = equal(counts);
   const bool gloo = over_gloo(call);
   if (gloo && !gloo_gathers_at_once(call.n(), to.numel())) {
-    gather_by_messages(call, works, to.split_with_sizes(bytes()), from);
+    gather_by_messages(call, out.works, to.split_with_sizes(bytes()), from);
   } else if (gloo || (on_cpu(call) && !even && !over("mpi", call))) {
-    exchange_into(call, works, to, from.repeat({call.n()}), Counts(counts.size(), from.numel()), bytes());
+    out.input = from.repeat({call.n()});
+    exchange_into(call, out.works, to, out.input, Counts(counts.size(), from.numel()), bytes());
   } else if (even) {
-    start_one(call, works, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
+    start_one(call, out.works, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
   } else {
     std::vector<std::vector<at::Tensor>> slots = {to.split_with_sizes(bytes())};
     std::vector<at::Tensor> pieces = {from};
-    start_one(call, works, [&](c10d::Backend& group) { return group.allgather(slots, pieces); });
+    start_one(call, out.works, [&](c10d::Backend& group) { return group.allgather(slots, pieces); });
   }
 }
 
@@ -153,7 +153,7 @@ Underway exchange(const CollectiveCall& call, const at::Tensor& input, const Cou
 
 Underway gather(const CollectiveCall& call, const at::Tensor& input, const Counts& counts) {
   Underway out = into_flat(counts, input);
-  gather_into(call, out.works, out.output, input, counts);
+  start_gather(call, out, counts);
   return out;
 }
 
