@@ -88,25 +88,6 @@ void gather_by_messages(const CollectiveCall& call, Works& works, const std::vec
   slots[static_cast<std::size_t>(me)].copy_(mine);
 }
 
-void start_gather(const CollectiveCall& call, Underway& out, const Counts& counts) {
-  at::Tensor to = as_bytes(out.output), from = as_bytes(out.input);
-  const auto bytes = [&] { return times(counts, out.output.element_size()); };
-  const bool even = equal(counts);
-  const bool gloo = over_gloo(call);
-  if (gloo && !gloo_gathers_at_once(call.n(), to.numel())) {
-    gather_by_messages(call, out.works, to.split_with_sizes(bytes()), from);
-  } else if (gloo || (on_cpu(call) && !even && !over("mpi", call))) {
-    out.input = from.repeat({call.n()});
-    exchange_into(call, out.works, to, out.input, Counts(counts.size(), from.numel()), bytes());
-  } else if (even) {
-    start_one(call, out.works, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
-  } else {
-    std::vector<std::vector<at::Tensor>> slots = {to.split_with_sizes(bytes())};
-    std::vector<at::Tensor> pieces = {from};
-    start_one(call, out.works, [&](c10d::Backend& group) { return group.allgather(slots, pieces); });
-  }
-}
-
 // For everyone's elements of `input`'s dtype, counts[c] of coordinate c.
 Underway into_flat(const Counts& counts, const at::Tensor& input) {
   const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
@@ -153,7 +134,22 @@ Underway exchange(const CollectiveCall& call, const at::Tensor& input, const Cou
 
 Underway gather(const CollectiveCall& call, const at::Tensor& input, const Counts& counts) {
   Underway out = into_flat(counts, input);
-  start_gather(call, out, counts);
+  at::Tensor to = as_bytes(out.output), from = as_bytes(input);
+  const auto bytes = [&] { return times(counts, input.element_size()); };
+  const bool even = equal(counts);
+  const bool gloo = over_gloo(call);
+  if (gloo && !gloo_gathers_at_once(call.n(), to.numel())) {
+    gather_by_messages(call, out.works, to.split_with_sizes(bytes()), from);
+  } else if (gloo || (on_cpu(call) && !even && !over("mpi", call))) {
+    out.input = from.repeat({call.n()});
+    exchange_into(call, out.works, to, out.input, Counts(counts.size(), from.numel()), bytes());
+  } else if (even) {
+    start_one(call, out.works, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
+  } else {
+    std::vector<std::vector<at::Tensor>> slots = {to.split_with_sizes(bytes())};
+    std::vector<at::Tensor> pieces = {from};
+    start_one(call, out.works, [&](c10d::Backend& group) { return group.allgather(slots, pieces); });
+  }
   return out;
 }
 
