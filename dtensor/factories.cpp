@@ -8,14 +8,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/rand.h>
-#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DefaultDtype.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/dtensor/dispatch/random.h"
+#include "tessera/dtensor/random/draws.h"
 #include "tessera/dtensor/spec.h"
 #include "tessera/dtensor/tensor.h"
 
@@ -86,8 +84,9 @@ at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements&
                 std::optional<at::ScalarType> dtype) {
   return make("rand", sizes, mesh, placements, dtype.value_or(default_dtype()),
               [](const Spec& spec, const at::TensorOptions& options) {
-                const detail::DrawGuard draw(spec.mesh, detail::draw_coordinate(spec.mesh, spec.placements), std::nullopt);
-                return at::rand(spec.local_sizes, options);
+                const at::Tensor out = at::empty(spec.local_sizes, options);
+                detail::draw_uniform(out, spec, detail::next_draw(spec.mesh.world()), 0, 1);
+                return out;
               });
 }
 
@@ -95,8 +94,24 @@ at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements
                  std::optional<at::ScalarType> dtype) {
   return make("randn", sizes, mesh, placements, dtype.value_or(default_dtype()),
               [](const Spec& spec, const at::TensorOptions& options) {
-                const detail::DrawGuard draw(spec.mesh, detail::draw_coordinate(spec.mesh, spec.placements), std::nullopt);
-                return at::randn(spec.local_sizes, options);
+                const at::Tensor out = at::empty(spec.local_sizes, options);
+                detail::draw_normal(out, spec, detail::next_draw(spec.mesh.world()), 0, 1);
+                return out;
+              });
+}
+
+at::Tensor randint(int64_t low, int64_t high, at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
+                   std::optional<at::ScalarType> dtype) {
+  if (low >= high) {
+    throw std::invalid_argument(
+        fmt::format("randint: no number is at least {} and below {}; give low below high", low, high));
+  }
+  return make("randint", sizes, mesh, placements, dtype.value_or(at::kLong),
+              [&](const Spec& spec, const at::TensorOptions& options) {
+                const at::Tensor out = at::empty(spec.local_sizes, options);
+                detail::draw_integers(out, spec, detail::next_draw(spec.mesh.world()), low,
+                                      static_cast<uint64_t>(high) - static_cast<uint64_t>(low));
+                return out;
               });
 }
 

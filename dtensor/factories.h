@@ -22,10 +22,13 @@ at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh
 // 0, 1, ... size-1 (int64 unless dtype says otherwise).
 at::Tensor arange(int64_t size, const DeviceMesh& mesh, const Placements& placements,
                   std::optional<at::ScalarType> dtype = std::nullopt);
-// Drawn as manual_seed (tessera/dtensor/random.h) says: replicas agree, shards differ.
+// Drawn as manual_seed (tessera/dtensor/random.h) says: the same numbers on any mesh, however they are sharded.
 at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                 std::optional<at::ScalarType> dtype = std::nullopt);
 at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                  std::optional<at::ScalarType> dtype = std::nullopt);
+// Whole numbers, low <= x < high (int64 unless dtype says otherwise).
+at::Tensor randint(int64_t low, int64_t high, at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
+                   std::optional<at::ScalarType> dtype = std::nullopt);
 
 }  // namespace tessera

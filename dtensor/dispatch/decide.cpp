@@ -7,7 +7,6 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/dispatch/decision.h"
-#include "tessera/dtensor/dispatch/random.h"
 #include "tessera/dtensor/route.h"
 #include "tessera/ops/rules/search.h"
 #include "tessera/placement/plan.h"
@@ -373,12 +372,6 @@ class Decider {
       empty &= spec->local_numel() == 0 && spec->numel() != 0 && !spec->partial;
     }
     out_.nothing_here = empty && !call_.traits.view;
-    if (call_.traits.random) {
-      // Without a known result every piece is the whole: all ranks draw alike.
-      const Placements all(mesh_shape_.size(), Replicate());
-      const bool known = !out_.outputs.empty() && out_.outputs[0] != nullptr;
-      out_.draw_coordinate = detail::draw_coordinate(lead_.mesh, known ? out_.outputs[0]->placements : all);
-    }
   }
 
   const Call& call_;

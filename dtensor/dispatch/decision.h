@@ -33,7 +33,6 @@ struct Decision {
   bool ranks_differ = false;  // some tensor is not replicated: an error in the local call may be this rank's alone
   bool write_back = false;    // written arguments are computed aside in `inputs`' layout and brought back into their own
   bool nothing_here = false;  // every result's piece is empty on this rank: do not run the operator
-  std::vector<int64_t> draw_coordinate;  // for random operators: the coordinates that distinguish this rank's draws
 };
 using DecisionPtr = std::shared_ptr<const Decision>;
 

@@ -74,7 +74,7 @@ class Execution {
     // From here on the wrappers may be gone from the stack: what is needed of them is in the decision.
     localize_stack();
     if (!mesh_.is_member() || decision_.nothing_here) {
-      if (call_.traits.random) pass_draw();
+      if (call_.traits.random) next_key();  // lest replicas differ from the next draw on
       empty_results();
     } else {
       run_local();
@@ -164,7 +164,9 @@ class Execution {
   // ---- the operator itself -----------------------------------------------------------------------------------------
   void run_local() {
     std::optional<detail::DrawGuard> draw;
-    if (call_.traits.random) start_drawing(draw);
+    if (call_.traits.random) key_ = next_key();
+    // A kernel of ours takes its numbers from the key.
+    if (key_ && decision_.kernel == nullptr) draw.emplace(mesh_.device(), *key_);
     const at::AutoDispatchBelowADInplaceOrView below;
     if (!decision_.ranks_differ && decision_.kernel == nullptr) {
       call_.op.callBoxed(call_.stack);
@@ -183,27 +185,24 @@ class Execution {
   void run_kernel() {
     Stack local(std::make_move_iterator(call_.stack.begin() + static_cast<std::ptrdiff_t>(call_.base)),
                 std::make_move_iterator(call_.stack.end()));
-    decision_.kernel({.op = call_.op, .inputs = decision_.inputs, .outputs = decision_.outputs}, local);
+    decision_.kernel(
+        {.op = call_.op, .inputs = decision_.inputs, .outputs = decision_.outputs, .draw = key_.value_or(detail::DrawKey())},
+        local);
     call_.stack.resize(call_.base);
     for (at::IValue& value : local) call_.stack.push_back(std::move(value));
   }
 
-  void start_drawing(std::optional<detail::DrawGuard>& draw) {
+  // What this call draws from; nothing where it drops nothing.
+  std::optional<detail::DrawKey> next_key() {
     const int dropout = call_.traits.dropout_arg;
-    if (dropout >= 0 && call_.arg(static_cast<std::size_t>(dropout)).toDouble() == 0) return;
+    if (dropout >= 0 && call_.arg(static_cast<std::size_t>(dropout)).toDouble() == 0) return std::nullopt;
     std::optional<at::Generator> user;
     if (call_.traits.generator_arg >= 0) {
       at::IValue& generator = call_.arg(static_cast<std::size_t>(call_.traits.generator_arg));
       if (generator.isGenerator()) user = generator.toGenerator();
       generator = at::IValue();
     }
-    draw.emplace(mesh_, decision_.draw_coordinate, user);
-  }
-
-  // A rank that draws nothing keeps count with those that do, lest replicas differ from the next draw on.
-  void pass_draw() {
-    std::optional<detail::DrawGuard> draw;
-    start_drawing(draw);
+    return detail::next_draw(mesh_.world(), user);
   }
 
   // Results of a rank that has no part of them.
@@ -300,6 +299,7 @@ class Execution {
   c10::SmallVector<std::size_t, 6> args_;  // the schema argument of each
   c10::SmallVector<Written, 2> written_;
   ContractPtr contract_;
+  std::optional<detail::DrawKey> key_;
   const std::string* copied_by_ = nullptr;
   c10::VariableVersion viewed_;
   uint32_t viewed_version_ = 0;

@@ -6,16 +6,18 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "tessera/dtensor/random/draws.h"
 #include "tessera/dtensor/spec.h"
 
 namespace tessera {
 
 // What a local kernel knows of the call it stands in for: the operator, and how its tensors are laid out (inputs after
-// redistribution, flattened in schema order; nullptr for plain and absent ones).
+// redistribution, flattened in schema order; nullptr for plain and absent ones), and what it draws from if it is random.
 struct LocalCall {
   const c10::OperatorHandle& op;
   const std::vector<SpecPtr>& inputs;
   const std::vector<SpecPtr>& outputs;
+  detail::DrawKey draw = {};
 };
 
 // Computes an operator on this rank's pieces where the operator itself would not give the piece of the result, e.g. a lookup

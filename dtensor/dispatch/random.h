@@ -1,28 +1,19 @@
 #pragma once
 
-#include <cstdint>
 #include <mutex>
-#include <optional>
-#include <vector>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
-#include "tessera/mesh/device_mesh.h"
-#include "tessera/placement/placement.h"
+#include "tessera/dtensor/random/draws.h"
 
 namespace tessera::detail {
 
-// This rank's coordinate on the mesh dimensions that split a tensor of `placements`, -1 on the others, whose ranks draw alike.
-// Empty outside the mesh.
-std::vector<int64_t> draw_coordinate(const DeviceMesh& mesh, const Placements& placements);
-
-// While it lives, the device's default generator is a fresh one with this key; afterwards it is as it was. Moves the world's
-// counter on by one.
+// For operators whose own kernels draw: while it lives, the device's default generator is a fresh one with a seed made of `key`;
+// afterwards it is as it was. Ranks whose keys are alike draw alike.
 class DrawGuard {
  public:
-  // `coordinate`: -1 on mesh dimensions whose ranks draw alike. `user` is the caller's generator, which gives a key of its own.
-  DrawGuard(const DeviceMesh& mesh, const std::vector<int64_t>& coordinate, const std::optional<at::Generator>& user);
+  DrawGuard(const c10::Device& device, DrawKey key);
   ~DrawGuard();
   DrawGuard(const DrawGuard&) = delete;
   DrawGuard& operator=(const DrawGuard&) = delete;

@@ -22,8 +22,6 @@ OpRule filled(const OpCall& call, bool same) {
   return rule;
 }
 
-OpRule like(const OpCall& call) { return filled(call, true); }
-
 OpRule of_sizes(const OpCall& call) {
   OpRule rule = filled(call, call.arg("size").toIntVector() == call.inputs.at(0).sizes);
   rule.size_arg = static_cast<int>(call.arg_index("size"));
@@ -32,12 +30,14 @@ OpRule of_sizes(const OpCall& call) {
 }
 
 constexpr RuleEntry kTable[] = {
-    {"zeros_like", like},   {"ones_like", like},    {"full_like", like},     {"empty_like", like},
-    {"rand_like", like},    {"randn_like", like},   {"randint_like", like},  {"new_zeros", of_sizes},
-    {"new_ones", of_sizes}, {"new_full", of_sizes}, {"new_empty", of_sizes}, {"new_empty_strided", of_sizes},
+    {"zeros_like", sizes_of_first}, {"ones_like", sizes_of_first}, {"full_like", sizes_of_first},
+    {"empty_like", sizes_of_first}, {"new_zeros", of_sizes},       {"new_ones", of_sizes},
+    {"new_full", of_sizes},         {"new_empty", of_sizes},       {"new_empty_strided", of_sizes},
 };
 
 }  // namespace
+
+OpRule sizes_of_first(const OpCall& call) { return filled(call, true); }
 
 std::span<const RuleEntry> factory_rules() { return kTable; }
 

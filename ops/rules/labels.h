@@ -28,6 +28,12 @@ bool converts_termwise(at::ScalarType from, at::ScalarType to);
 // add_linear of the groups whose inputs all convert termwise to the first result's type.
 void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<std::vector<std::size_t>>& groups);
 
+// What computes each element of the result from one element of every (broadcast) input, in no other way known.
+OpRule plain(const OpCall& call);
+
+// What takes the sizes of its first input and not its values: sharded as that is; whole where it is a term.
+OpRule sizes_of_first(const OpCall& call);
+
 // How many results the call has; a list counts as one where they are not known.
 std::size_t num_outputs(const OpCall& call);
 

@@ -47,12 +47,6 @@ std::vector<TensorInfo> result(const OpCall& call) {
   return {{.sizes = broadcast_sizes(call.inputs), .dtype = *type}};
 }
 
-OpRule plain(const OpCall& call) {
-  OpRule rule{.strategies = elementwise(call)};
-  if (call.outputs.empty()) rule.outputs = result(call);
-  return rule;
-}
-
 // The result is true or false.
 OpRule predicate(const OpCall& call) {
   OpRule rule = plain(call);
@@ -142,14 +136,6 @@ OpRule fill(const OpCall& call) {
   return rule;
 }
 
-// (input) -> (result, mask)
-OpRule dropout(const OpCall& call) {
-  OpRule rule = plain(call);
-  const TensorInfo& input = call.inputs.at(0);
-  rule.outputs = {input, {.sizes = input.sizes, .dtype = at::kBool}};
-  return rule;
-}
-
 // What losses and their backward ask for.
 enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 
@@ -197,7 +183,6 @@ constexpr RuleEntry kSpecial[] = {
     {"copy", copy},
     {"zero", zero},
     {"fill", fill},
-    {"native_dropout", dropout},
 };
 
 constexpr std::string_view kMovement = "clone detach alias lift lift_fresh _to_copy detach_copy alias_copy lift_fresh_copy ";
@@ -232,9 +217,7 @@ constexpr std::string_view kPlain =
     "ldexp logaddexp logaddexp2 masked_fill nextafter pow remainder "
     "special_xlog1py special_zeta xlogy "
     // Of three.
-    "addcdiv addcmul clamp clamp_max clamp_min lerp "
-    // Random values: never terms of a sum.
-    "bernoulli normal uniform random exponential log_normal geometric cauchy ";
+    "addcdiv addcmul clamp clamp_max clamp_min lerp ";
 
 // `names` has a space after each.
 void append(std::vector<RuleEntry>& table, std::string_view names, RuleFn rule) {
@@ -257,6 +240,12 @@ std::vector<RuleEntry> make_table() {
 }
 
 }  // namespace
+
+OpRule plain(const OpCall& call) {
+  OpRule rule{.strategies = elementwise(call)};
+  if (call.outputs.empty()) rule.outputs = result(call);
+  return rule;
+}
 
 std::span<const RuleEntry> pointwise_rules() {
   static const std::vector<RuleEntry> table = make_table();

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,7 +43,10 @@ struct OpCall {
 // What one mesh dimension may do: a placement for every input and every output. `kernel` names the local kernel that
 // computes it when the operator itself, run on the pieces, would not (see dtensor/dispatch/local_kernel.h):
 //   mean                      the sum of the piece, divided by the count of elements that the whole reduces into one
+//   draw                      numbers that depend on an element's place in the whole (dtensor/random/draws.h)
 //   extremum                  the operator, where a piece without elements gives the reduction's neutral element
+//   parts                     of input 0, along a dimension: what of slice, split, select or unbind lies in this rank's piece
+//   parts_backward            zeros but where such a part is
 //   reshape                   input 0 with the local sizes of output 0
 //   contiguous_statistics     the operator, with what forward saved (mean, rstd, logsumexp) contiguous
 //   attention_backward        the same, and zeros of a piece without elements
@@ -65,6 +69,12 @@ struct OpRule {
   int size_arg = -1;
   // The argument that holds the strides of the result: the local call gets dense ones in the same memory order; -1 for none.
   int stride_arg = -1;
+  // Where the results lie when every input stays where it is, for views of dimensions that are cut; nullopt where they could not.
+  // Asked before the strategies. `keep_kernel` then computes the pieces; "" for the operator itself.
+  std::function<std::optional<std::vector<Placements>>(const std::vector<Placements>& inputs,
+                                                       std::span<const int64_t> mesh_shape)>
+      keep = {};
+  std::string_view keep_kernel = {};
   // Results that cannot be found by running the operator on meta tensors.
   std::vector<TensorInfo> outputs;
   // Whether placements chosen for the first mesh dimensions go together; empty for always. For views, where a split of one
@@ -117,5 +127,7 @@ std::span<const RuleEntry> reduction_rules();
 std::span<const RuleEntry> matmul_rules();
 std::span<const RuleEntry> nn_rules();
 std::span<const RuleEntry> factory_rules();
+std::span<const RuleEntry> random_rules();
+std::span<const RuleEntry> batched_rules();
 
 }  // namespace tessera::rules

@@ -17,6 +17,15 @@ double bytes_of(const TensorInfo& info) {
   return bytes;
 }
 
+// Into how many parts the mesh dimensions other than this one cut a tensor.
+int64_t parts_elsewhere(const Placements& placements, std::span<const int64_t> mesh_shape, std::size_t mesh_dim) {
+  int64_t parts = 1;
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    if (i != mesh_dim && placements[i].is_shard()) parts *= mesh_shape[i];
+  }
+  return parts;
+}
+
 // A rough time for one mesh dimension's change of a piece of `bytes` (whole along that dimension): 0 for what moves nothing.
 double change_cost(const Placement& from, const Placement& to, double bytes, int64_t ranks) {
   constexpr double kLatency = 120;  // Gloo on one host, a small collective
@@ -105,7 +114,7 @@ class Search {
     if (!keeps_written(strategy, mesh_dim)) return;
     const double cost = cost_of(strategy, mesh_dim);
     if (best && cost >= best_cost) return;
-    if (!goes_with_chosen(strategy)) return;
+    if (!cuts_what_it_fits(strategy, mesh_dim) || !goes_with_chosen(strategy)) return;
     best = strategy;
     best_cost = cost;
   }
@@ -132,12 +141,24 @@ class Search {
 
   // Bytes of input j as the mesh dimensions other than this one leave it.
   double piece_bytes(std::size_t j, std::size_t mesh_dim) const {
-    double bytes = bytes_of(inputs_[j]);
-    for (std::size_t i = 0; i < mesh_shape_.size(); ++i) {
-      const Placement& p = i < choice_.inputs[j].size() ? choice_.inputs[j][i] : current_[j][i];
-      if (i != mesh_dim && p.is_shard()) bytes /= static_cast<double>(mesh_shape_[i]);
+    Placements placements = current_[j];
+    std::ranges::copy(choice_.inputs[j], placements.begin());
+    return bytes_of(inputs_[j]) / static_cast<double>(parts_elsewhere(placements, mesh_shape_, mesh_dim));
+  }
+
+  // A partition of a fixed size cuts a dimension first, or after what cuts it now.
+  bool cuts_what_it_fits(const Strategy& strategy, std::size_t mesh_dim) const {
+    for (std::size_t j = 0; j < inputs_.size(); ++j) {
+      const Placement& p = strategy.inputs[j];
+      if (!inputs_[j].defined || !p.is_shard() || !p.partition().size()) continue;
+      const Placements& chosen = choice_.inputs[j];
+      const bool as_now = current_[j][mesh_dim] == p && std::equal(chosen.begin(), chosen.end(), current_[j].begin());
+      for (std::size_t i = 0; i < chosen.size() && !as_now; ++i) {
+        const Placement& before = chosen[i];
+        if (mesh_shape_[i] > 1 && before.is_shard(p.tensor_dim()) && !(before == p)) return false;
+      }
     }
-    return bytes;
+    return true;
   }
 
   bool goes_with_chosen(const Strategy& strategy) {
@@ -164,6 +185,32 @@ class Search {
   Choice choice_;
 };
 
+// Every input where it is, or brought to Replicate on one mesh dimension: the cheapest.
+std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorInfo>& inputs,
+                                  const std::vector<Placements>& current, std::span<const int64_t> mesh_shape) {
+  const std::string_view kernel = rule.keep_kernel.empty() ? rule.kernel : rule.keep_kernel;
+  if (auto outputs = rule.keep(current, mesh_shape)) {
+    return Choice{.inputs = current, .outputs = *std::move(outputs), .kernel = kernel};
+  }
+  std::optional<Choice> best;
+  for (std::size_t i = mesh_shape.size(); i-- > 0;) {
+    std::vector<Placements> moved = current;
+    double microseconds = kLocalChange;
+    for (std::size_t j = 0; j < inputs.size(); ++j) {
+      const double bytes =
+          inputs[j].defined ? bytes_of(inputs[j]) / static_cast<double>(parts_elsewhere(moved[j], mesh_shape, i)) : 0;
+      microseconds += change_cost(moved[j][i], Replicate(), bytes, mesh_shape[i]);
+      moved[j][i] = Replicate();
+    }
+    if (moved == current || (best && microseconds >= best->microseconds)) continue;
+    auto outputs = rule.keep(moved, mesh_shape);
+    if (!outputs) continue;
+    best =
+        Choice{.inputs = std::move(moved), .outputs = *std::move(outputs), .kernel = kernel, .microseconds = microseconds};
+  }
+  return best;
+}
+
 }  // namespace
 
 std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
@@ -173,6 +220,10 @@ std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& 
     return Search(rule, inputs, num_outputs, current, mesh_shape, written, any_cut).run();
   };
   std::optional<Choice> choice = search(/*any_cut=*/true);
+  if (rule.keep && (!choice || choice->microseconds > 0)) {
+    std::optional<Choice> kept = keep_inputs(rule, inputs, current, mesh_shape);
+    if (kept && (!choice || kept->microseconds < choice->microseconds)) return kept;
+  }
   const auto complete = [&](const Placements& p) { return is_complete(p, mesh_shape); };
   if (!choice || (std::ranges::all_of(choice->inputs, complete) && std::ranges::all_of(choice->outputs, complete))) {
     return choice;

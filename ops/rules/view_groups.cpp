@@ -68,6 +68,11 @@ std::vector<ViewGroup> view_groups(const Sizes& from, const Sizes& to) {
 
 bool same_elements(const ViewGroup& group, const Placements& placements, std::span<const int64_t> mesh_shape) {
   if (group.input_inner == group.output_inner) return true;
+  // A partition of a fixed size fits one of the two alone.
+  const auto fixed = [&](const Placement& p) {
+    return p.is_shard(static_cast<int64_t>(group.input_dim)) && p.partition().size();
+  };
+  if (std::ranges::any_of(placements, fixed)) return false;
   const std::span<const int64_t> decided = mesh_shape.first(placements.size());
   const auto cuts = cuts_of(static_cast<int64_t>(group.input_dim), placements, decided);
   std::vector<int64_t> coordinate(placements.size(), 0);

@@ -4,6 +4,9 @@
 
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
+#include "tessera/ops/rules/view_tiles.h"
+#include "tessera/placement/reduction.h"
+#include "tessera/placement/tile_layout.h"
 
 // Operators that move elements or pick some. A Partial of any reduction passes through them.
 namespace tessera::rules {
@@ -19,6 +22,72 @@ OpRule moved(const OpCall& call, const std::vector<Labels>& inputs, const Labels
 
 Labels labels_of(const TensorInfo& info) { return letters(info.sizes.size()); }
 int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
+
+// ---- views of dimensions that are cut, each rank viewing its piece
+
+// Whether partitions of a fixed size or number of parts stand where they fit.
+bool fits(const Sizes& sizes, const Placements& cuts, std::span<const int64_t> mesh_shape) {
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    const auto as_fixed = [](const Partition& partition, int64_t size, int64_t parts) {
+      return partition.parts().value_or(parts) == parts && partition.size().value_or(size) == size;
+    };
+    if (!every_cut(sizes[d], cuts_of(static_cast<int64_t>(d), cuts, mesh_shape), as_fixed)) return false;
+  }
+  return true;
+}
+
+// The layout of a view of sizes `to` of a tensor of sizes `from` in layout `input`: reductions other than the plain ones may not
+// know what becomes of their elements.
+std::optional<Placements> viewed_layout(const Sizes& from, const Sizes& to, const TileView& view, const Placements& input,
+                                        std::span<const int64_t> mesh_shape) {
+  constexpr int64_t kMostRanks = 1 << 16;
+  Placements cuts;
+  Sizes cut_by;  // sizes of the mesh dimensions that cut
+  int64_t ranks = 1;
+  for (std::size_t i = 0; i < input.size(); ++i) {
+    if (input[i].is_partial() && input[i].reduction_ptr() != plain_reduction(input[i].reduction().op())) return std::nullopt;
+    if (!input[i].is_shard()) continue;
+    cuts.push_back(input[i]);
+    cut_by.push_back(mesh_shape[i]);
+    ranks *= mesh_shape[i];
+  }
+  if (cuts.empty() || ranks > kMostRanks || !fits(from, cuts, cut_by)) return std::nullopt;
+  std::vector<Tile> tiles;
+  Sizes coordinate(cut_by.size(), 0);
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    std::optional<Tile> tile = view(local_tile(from, cuts, cut_by, coordinate));
+    if (!tile) return std::nullopt;
+    tiles.push_back(*std::move(tile));
+    for (std::size_t i = coordinate.size(); i-- > 0 && ++coordinate[i] == cut_by[i];) coordinate[i] = 0;
+  }
+  const std::optional<Placements> found = layout_of_tiles(to, cut_by, tiles);
+  if (!found) return std::nullopt;
+  Placements out = input;
+  std::size_t next = 0;
+  for (Placement& p : out) {
+    if (p.is_shard()) p = (*found)[next++];
+  }
+  return out;
+}
+
+// Of views of input 0, one a result.
+void keep_cuts(OpRule& rule, const OpCall& call, std::vector<TileView> views, std::string_view kernel) {
+  std::vector<Sizes> sizes;
+  for (const TensorInfo& output : call.outputs) sizes.push_back(output.sizes);
+  if (sizes.size() != views.size()) return;
+  rule.keep_kernel = kernel;
+  rule.keep = [from = call.inputs.at(0).sizes, sizes = std::move(sizes), views = std::move(views)](
+                  const std::vector<Placements>& inputs,
+                  std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
+    std::vector<Placements> out;
+    for (std::size_t k = 0; k < views.size(); ++k) {
+      std::optional<Placements> layout = viewed_layout(from, sizes[k], views[k], inputs[0], mesh_shape);
+      if (!layout) return std::nullopt;
+      out.push_back(*std::move(layout));
+    }
+    return out;
+  };
+}
 
 // ---- view: groups of dimensions with equal products, whose leftmost dimensions share a factor
 
@@ -61,7 +130,9 @@ OpRule view_dtype(const OpCall& call) {
 OpRule view(const OpCall& call) {
   if (!call.has_arg("size")) return view_dtype(call);
   const Sizes& from = call.inputs.at(0).sizes;
-  OpRule rule = regroup(call, from, call.outputs.empty() ? asked_sizes(call, from) : call.outputs[0].sizes);
+  const Sizes to = call.outputs.empty() ? asked_sizes(call, from) : call.outputs[0].sizes;
+  OpRule rule = regroup(call, from, to);
+  keep_cuts(rule, call, {regroup_tiles(from, to)}, "");
   rule.size_arg = static_cast<int>(call.arg_index("size"));
   return rule;
 }
@@ -150,22 +221,48 @@ OpRule whole_dims(const OpCall& call, const Sizes& whole) {
   return moved(call, {labels}, labels);
 }
 
-OpRule whole_dim(const OpCall& call) { return whole_dims(call, {call.dim("dim", ndim(call))}); }
-
-bool same_size(const Sizes& a, const Sizes& b, int64_t dim) {
-  return a.at(static_cast<std::size_t>(dim)) == b.at(static_cast<std::size_t>(dim));
-}
+int64_t size_of(const Sizes& sizes, int64_t dim) { return sizes.at(static_cast<std::size_t>(dim)); }
+bool same_size(const Sizes& a, const Sizes& b, int64_t dim) { return size_of(a, dim) == size_of(b, dim); }
 
 OpRule slice(const OpCall& call) {
   const int64_t dim = call.dim("dim", ndim(call));
   const bool everything = !call.outputs.empty() && same_size(call.outputs[0].sizes, call.inputs.at(0).sizes, dim);
-  return whole_dims(call, everything ? Sizes{} : Sizes{dim});
+  OpRule rule = whole_dims(call, everything ? Sizes{} : Sizes{dim});
+  if (!everything && !call.outputs.empty()) {
+    const int64_t start = slice_start(call.arg("start").toOptional<int64_t>(), size_of(call.inputs[0].sizes, dim));
+    keep_cuts(rule, call, {slice_tiles(dim, start, call.arg("step").toInt(), size_of(call.outputs[0].sizes, dim))}, "parts");
+  }
+  return rule;
 }
 
+// Neighbouring parts that make the whole.
+OpRule split(const OpCall& call) {
+  const int64_t dim = call.dim("dim", ndim(call));
+  OpRule rule = whole_dims(call, {dim});
+  std::vector<TileView> views;
+  int64_t start = 0;
+  for (const TensorInfo& output : call.outputs) {
+    const int64_t length = size_of(output.sizes, dim);
+    views.push_back(slice_tiles(dim, start, 1, length));
+    start += length;
+  }
+  keep_cuts(rule, call, std::move(views), "parts");
+  return rule;
+}
+
+// select and unbind.
 OpRule select(const OpCall& call) {
   const Sizes dim = {call.dim("dim", ndim(call))};
   const Labels input = with_whole(labels_of(call.inputs.at(0)), dim);
-  return moved(call, {input}, without(input, dim));
+  OpRule rule = moved(call, {input}, without(input, dim));
+  std::vector<TileView> views;
+  const int64_t size = size_of(call.inputs[0].sizes, dim[0]);
+  const int64_t asked = call.has_arg("index") ? call.arg("index").toInt() : 0;
+  for (std::size_t k = 0; k < call.outputs.size(); ++k) {
+    views.push_back(select_tiles(dim[0], (asked < 0 ? asked + size : asked) + static_cast<int64_t>(k)));
+  }
+  keep_cuts(rule, call, std::move(views), "parts");
+  return rule;
 }
 
 // flip and roll tell no sizes without running.
@@ -208,17 +305,62 @@ OpRule into(const OpCall& call, const Labels& input, const Labels& output) {
 
 Labels input_labels(const OpCall& call) { return letters(call.arg("input_sizes").toIntVector().size()); }
 
+// The placements of a tensor that has dimension `dim` more.
+Placements lifted(Placements placements, int64_t dim) {
+  for (Placement& p : placements) {
+    if (p.is_shard() && p.tensor_dim() >= dim) p = p.on(p.tensor_dim() + 1);
+  }
+  return placements;
+}
+
+// The layouts of what `view` was taken of, of sizes `sizes`, in which the gradient is where its elements are: those with Shard(dim) in
+// the place of some of the gradient's cuts.
+void keep_gradient(OpRule& rule, const OpCall& call, const Sizes& sizes, int64_t dim, TileView view) {
+  rule.keep_kernel = "parts_backward";
+  rule.keep = [=, to = call.inputs.at(0).sizes, view = std::move(view)](
+                  const std::vector<Placements>& inputs,
+                  std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
+    constexpr std::size_t kMostTried = 5;  // of mesh dimensions
+    const std::size_t n = inputs[0].size();
+    if (n > kMostTried) return std::nullopt;
+    for (uint32_t replaced = 1; replaced < (uint32_t{1} << n); ++replaced) {
+      Placements candidate = to.size() == sizes.size() ? inputs[0] : lifted(inputs[0], dim);
+      bool cut = true;
+      for (std::size_t i = 0; i < n; ++i) {
+        if ((replaced >> i & 1) == 0) continue;
+        cut = cut && inputs[0][i].is_shard();
+        candidate[i] = Shard(dim);
+      }
+      if (cut && viewed_layout(sizes, to, view, candidate, mesh_shape) == inputs[0])
+        return std::vector<Placements>{candidate};
+    }
+    return std::nullopt;
+  };
+}
+
 OpRule select_backward(const OpCall& call) {
   const Labels all = input_labels(call);
   const Sizes dim = {call.dim("dim", static_cast<int64_t>(all.size()))};
-  return into(call, without(all, dim), with_whole(all, dim));
+  OpRule rule = into(call, without(all, dim), with_whole(all, dim));
+  const Sizes sizes = call.arg("input_sizes").toIntVector();
+  const int64_t asked = call.arg("index").toInt();
+  const int64_t index = asked < 0 ? asked + size_of(sizes, dim[0]) : asked;
+  keep_gradient(rule, call, sizes, dim[0], select_tiles(dim[0], index));
+  return rule;
 }
 
 OpRule slice_backward(const OpCall& call) {
   const int64_t dim = call.dim("dim", ndim(call));
-  const bool everything = same_size(call.arg("input_sizes").toIntVector(), call.inputs.at(0).sizes, dim);
+  const Sizes sizes = call.arg("input_sizes").toIntVector();
+  const bool everything = same_size(sizes, call.inputs.at(0).sizes, dim);
   const Labels labels = with_whole(input_labels(call), everything ? Sizes{} : Sizes{dim});
-  return into(call, labels, labels);
+  OpRule rule = into(call, labels, labels);
+  if (!everything) {
+    const int64_t start = slice_start(call.arg("start").toInt(), size_of(sizes, dim));
+    keep_gradient(rule, call, sizes, dim,
+                  slice_tiles(dim, start, call.arg("step").toInt(), size_of(call.inputs[0].sizes, dim)));
+  }
+  return rule;
 }
 
 OpRule diagonal_backward(const OpCall& call) {
@@ -362,10 +504,10 @@ constexpr RuleEntry kTable[] = {
     {"view_as_complex", view_as_complex},
     {"slice", slice},
     {"select", select},
-    {"split", whole_dim},
-    {"split_with_sizes", whole_dim},
-    {"unsafe_split", whole_dim},
-    {"unsafe_split_with_sizes", whole_dim},
+    {"split", split},
+    {"split_with_sizes", split},
+    {"unsafe_split", split},
+    {"unsafe_split_with_sizes", split},
     {"unbind", select},
     {"flip", flip},
     {"roll", roll},

@@ -1,3 +1,6 @@
+#include <cmath>
+#include <numbers>
+
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <doctest/doctest.h>
@@ -5,6 +8,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/dtensor/random/philox.h"
 #include "tessera/mesh/collectives.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
@@ -17,52 +21,168 @@ namespace {
 const Placement S0 = Shard(0);
 const Placement R = Replicate();
 
-// Whether every rank of a line holds the same numbers; whether no two do.
-bool all_alike(const at::Tensor& local) {
-  const at::Tensor rows = all_gather(local.contiguous(), line(), 0);
-  return at::equal(rows, rows.slice(0, 0, 1).expand_as(rows));
-}
-bool all_different(const at::Tensor& local) {
-  const at::Tensor rows = all_gather(local.contiguous(), line(), 0);
-  for (int64_t i = 0; i < rows.size(0); ++i) {
-    for (int64_t j = 0; j < i; ++j) {
-      if (at::equal(rows[i], rows[j])) return false;
-    }
-  }
-  return true;
+// An operator that draws into or like its input.
+struct Operator {
+  const char* name;
+  at::Tensor input;
+  at::Tensor (*draw)(const at::Tensor& t);
+};
+
+std::vector<Operator> operators() {
+  const at::Tensor ones = at::ones({7, 5});
+  const at::Tensor half = at::full({7, 5}, 0.5, at::kDouble);
+  const at::Tensor whole = at::zeros({7, 5}, at::kLong);
+  return {
+      {"uniform_", ones, [](const at::Tensor& t) { return t.clone().uniform_(-1, 2); }},
+      {"uniform_ double", half, [](const at::Tensor& t) { return t.clone().uniform_(-1, 2); }},
+      {"uniform_ bfloat16", ones.to(at::kBFloat16), [](const at::Tensor& t) { return t.clone().uniform_(); }},
+      {"uniform_ complex", ones.to(at::kComplexFloat), [](const at::Tensor& t) { return t.clone().uniform_(); }},
+      {"uniform_ of a transposed", ones.t(), [](const at::Tensor& t) { return t.clone().uniform_(-1, 2); }},
+      {"normal_", ones, [](const at::Tensor& t) { return t.clone().normal_(1, 2); }},
+      {"normal_ double", half, [](const at::Tensor& t) { return t.clone().normal_(1, 2); }},
+      {"normal of means", ones, [](const at::Tensor& t) { return at::normal(t, 2.0); }},
+      {"normal of deviations", ones, [](const at::Tensor& t) { return at::normal(2.0, t); }},
+      {"normal of both", half, [](const at::Tensor& t) { return at::normal(t, t); }},
+      {"exponential_", ones, [](const at::Tensor& t) { return t.clone().exponential_(3); }},
+      {"log_normal_", ones, [](const at::Tensor& t) { return t.clone().log_normal_(0, 0.5); }},
+      {"geometric_", ones, [](const at::Tensor& t) { return t.clone().geometric_(0.25); }},
+      {"cauchy_", ones, [](const at::Tensor& t) { return t.clone().cauchy_(1, 2); }},
+      {"bernoulli", half, [](const at::Tensor& t) { return at::bernoulli(t); }},
+      {"bernoulli.p", half, [](const at::Tensor& t) { return at::bernoulli(t, 0.25); }},
+      {"bernoulli_", whole, [](const at::Tensor& t) { return t.clone().bernoulli_(0.25); }},
+      {"bernoulli_ by tensor", half, [](const at::Tensor& t) { return t.clone().bernoulli_(t); }},
+      {"random_", whole, [](const at::Tensor& t) { return t.clone().random_(); }},
+      {"random_ to", whole, [](const at::Tensor& t) { return t.clone().random_(10); }},
+      {"random_ from", ones, [](const at::Tensor& t) { return t.clone().random_(-3, 9); }},
+      {"rand_like", half, [](const at::Tensor& t) { return at::rand_like(t); }},
+      {"randn_like", half, [](const at::Tensor& t) { return at::randn_like(t, at::kFloat); }},
+      {"randint_like", whole, [](const at::Tensor& t) { return at::randint_like(t, -2, 5); }},
+      {"dropout", half, [](const at::Tensor& t) { return at::dropout(t, 0.5, true); }},
+      {"native_dropout", half, [](const at::Tensor& t) { return std::get<0>(at::native_dropout(t, 0.5, true)); }},
+      {"a mask", half, [](const at::Tensor& t) { return std::get<1>(at::native_dropout(t, 0.5, true)); }},
+  };
 }
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("replicas draw alike and shards differently, from every random operator", {1, 2, 4}) {
-  const DeviceMesh mesh = line();
-  manual_seed(3, *world());
-  const at::Tensor whole = spread(at::ones({8, 16}), mesh, {R});
-  const at::Tensor split = spread(at::ones({8, 16}), mesh, {S0});
+TESSERA_RANKS_TEST_CASE("every random operator gives an element the same number however the tensor is cut", {1, 2, 3, 4}) {
   at::Generator mine = at::globalContext().defaultGenerator(at::kCPU);
-  mine.set_current_seed(100 + static_cast<uint64_t>(world()->rank()));
-  const auto draws = [](const at::Tensor& t) {
-    return std::vector<at::Tensor>{at::dropout(t, 0.5, true), at::rand_like(t),    at::randn_like(t),
-                                   at::bernoulli(t * 0.5),    t.clone().normal_(), t.clone().uniform_()};
-  };
-  for (const at::Tensor& t : draws(whole)) CHECK(all_alike(to_local(t)));
-  for (const at::Tensor& t : draws(split)) CHECK(all_different(to_local(t)));
-  CHECK(all_alike(to_local(tessera::rand({4, 4}, mesh, {R}))));
-  CHECK(all_different(to_local(tessera::randn({8, 4}, mesh, {S0}))));
-  // The counter has moved on alike, whatever was drawn.
-  CHECK(all_alike(to_local(tessera::rand({4, 4}, mesh, {R}))));
+  mine.set_current_seed(100 + static_cast<uint64_t>(world()->rank()));  // which must not matter
+  for (const DeviceMesh& mesh : meshes()) {
+    const Placements whole(static_cast<std::size_t>(mesh.ndim()), R);
+    for (const Operator& op : operators()) {
+      CAPTURE(op.name);
+      const auto drawn = [&](const Placements& placements) {
+        manual_seed(3, *world());
+        const at::Tensor out = op.draw(spread(op.input, mesh, placements));
+        CHECK(world()->random_state().counter == 1);
+        return out;
+      };
+      const at::Tensor expected = to_local(drawn(whole));
+      for (const Placements& placements :
+           all_layouts(mesh.ndim(), {R, S0, Shard(1), BlockCyclic(0, 2), BlockCyclic(1, 1)})) {
+        CAPTURE(to_string(placements));
+        CHECK(same(to_local(drawn(placements)), piece_of(expected, mesh, placements)));
+      }
+    }
+  }
 }
 
-TESSERA_RANKS_TEST_CASE("on two mesh dimensions, those that share a piece draw alike", {4}) {
-  const DeviceMesh mesh = mesh_over({2, 2});
-  for (const Placements& placements : {Placements{S0, R}, {R, S0}}) {
-    const at::Tensor t = to_local(at::dropout(spread(at::ones({8, 16}), mesh, placements), 0.5, true));
-    const int64_t replicas = placements[0] == S0 ? 1 : 0;
-    const at::Tensor alike = all_gather(t.contiguous(), mesh, replicas);
-    CHECK(at::equal(alike[0], alike[1]));
-    const at::Tensor apart = all_gather(t.contiguous(), mesh, 1 - replicas);
-    CHECK_FALSE(at::equal(apart[0], apart[1]));
+TESSERA_RANKS_TEST_CASE("the factories draw by the place of an element too", {1, 2, 3, 4}) {
+  constexpr uint64_t kSeed = (uint64_t{5} << 40) + 17;
+  const auto word = [](uint64_t element, uint32_t draw) {
+    const auto block = static_cast<uint32_t>(element / 4);
+    return tessera::detail::philox({block, 0, draw, 0}, {17, 5U << 8})[element % 4];
+  };
+  for (const DeviceMesh& mesh : meshes()) {
+    for (const Placements& placements : all_layouts(mesh.ndim(), {R, S0, Shard(1)})) {
+      CAPTURE(to_string(placements));
+      manual_seed(kSeed, *world());
+      const at::Tensor first = full_tensor(tessera::rand({5, 3}, mesh, placements, at::kFloat));
+      const at::Tensor second = full_tensor(tessera::rand({5, 3}, mesh, placements, at::kFloat));
+      for (int64_t i = 0; i < first.numel(); ++i) {
+        const auto at = static_cast<uint64_t>(i);
+        CHECK(first.flatten()[i].item<double>() == static_cast<double>(word(at, 0) >> 8) / (1 << 24));
+        CHECK(second.flatten()[i].item<double>() == static_cast<double>(word(at, 1) >> 8) / (1 << 24));
+      }
+      const at::Tensor normal = full_tensor(tessera::randn({5, 3}, mesh, placements, at::kFloat));
+      for (int64_t i = 0; i < normal.numel(); i += 2) {
+        const auto at = static_cast<uint64_t>(i);
+        const double radius = std::sqrt(-2 * std::log((static_cast<double>(word(at, 2)) + 1) / 0x1p32));
+        const double angle = 2 * std::numbers::pi * (static_cast<double>(word(at + 1, 2) >> 8) / (1 << 24));
+        CHECK(normal.flatten()[i].item<double>() == doctest::Approx(radius * std::cos(angle)).epsilon(1e-4));
+        if (i + 1 < normal.numel()) {
+          CHECK(normal.flatten()[i + 1].item<double>() == doctest::Approx(radius * std::sin(angle)).epsilon(1e-4));
+        }
+      }
+      const at::Tensor whole = full_tensor(tessera::randint(-3, 4, {5, 3}, mesh, placements));
+      CHECK((whole.scalar_type() == at::kLong));
+      CHECK(whole.ge(-3).logical_and(whole.lt(4)).all().item<bool>());
+    }
   }
+}
+
+TESSERA_RANKS_TEST_CASE("numbers are distributed as asked", {1}) {
+  const DeviceMesh mesh = line();
+  manual_seed(7, mesh.world());
+  const at::Tensor none = spread(at::empty({400, 500}, at::kDouble), mesh, {R});
+  const auto mean = [](const at::Tensor& t) { return to_local(t).to(at::kDouble).mean().item<double>(); };
+  const auto deviation = [](const at::Tensor& t) { return to_local(t).to(at::kDouble).std().item<double>(); };
+  struct Row {
+    const char* name;
+    at::Tensor drawn;
+    double mean;
+    double deviation;
+  };
+  const auto in = [&](at::ScalarType type) { return none.to(type).clone(); };
+  const std::vector<Row> rows = {
+      {"uniform", in(at::kDouble).uniform_(2, 6), 4, 4 / std::sqrt(12.0)},
+      {"uniform float", in(at::kFloat).uniform_(2, 6), 4, 4 / std::sqrt(12.0)},
+      {"uniform half", in(at::kHalf).uniform_(2, 6), 4, 4 / std::sqrt(12.0)},
+      {"uniform bfloat16", in(at::kBFloat16).uniform_(-1, 1), 0, 2 / std::sqrt(12.0)},
+      {"normal", in(at::kDouble).normal_(3, 2), 3, 2},
+      {"normal float", in(at::kFloat).normal_(3, 2), 3, 2},
+      {"normal bfloat16", in(at::kBFloat16).normal_(), 0, 1},
+      {"exponential", in(at::kFloat).exponential_(4), 0.25, 0.25},
+      {"bernoulli", in(at::kFloat).bernoulli_(0.3), 0.3, std::sqrt(0.21)},
+      {"bernoulli of a bool", in(at::kBool).bernoulli_(0.3), 0.3, std::sqrt(0.21)},
+      {"random", in(at::kLong).random_(-5, 6), 0, std::sqrt(10.0)},
+      {"random byte", in(at::kByte).random_(), 127.5, std::sqrt((256.0 * 256 - 1) / 12)},
+      {"geometric", in(at::kFloat).geometric_(0.25), 4, std::sqrt(0.75) * 4},
+      {"log_normal", in(at::kDouble).log_normal_(0, 0.5).log(), 0, 0.5},
+      {"cauchy", in(at::kDouble).cauchy_(0, 1).atan(), 0, std::numbers::pi / std::sqrt(12.0)},
+      {"complex normal", at::view_as_real(in(at::kComplexDouble).normal_()), 0, std::sqrt(0.5)},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.name);
+    const double sigma = row.deviation / std::sqrt(static_cast<double>(none.numel()));
+    CHECK(std::abs(mean(row.drawn) - row.mean) < 4 * sigma);
+    CHECK(deviation(row.drawn) == doctest::Approx(row.deviation).epsilon(0.02));
+  }
+  const at::Tensor half = to_local(in(at::kHalf).uniform_());
+  CHECK(half.max().item<double>() < 1);
+  CHECK(half.min().item<double>() == 0);
+  CHECK(to_local(in(at::kFloat).exponential_()).min().item<double>() > 0);
+  const at::Tensor dice = to_local(in(at::kLong).random_(1, 7));
+  CHECK(std::get<0>(at::_unique(dice)).equal(at::arange(1, 7)));
+}
+
+TESSERA_RANKS_TEST_CASE("neighbours, draws and seeds are unrelated", {1}) {
+  const DeviceMesh mesh = line();
+  const auto draw = [&](uint64_t seed) {
+    manual_seed(seed, mesh.world());
+    const at::Tensor first = to_local(tessera::randn({100000}, mesh, {R}, at::kDouble));
+    return std::pair(first, to_local(tessera::randn({100000}, mesh, {R}, at::kDouble)));
+  };
+  const auto correlation = [](const at::Tensor& a, const at::Tensor& b) { return std::abs((a * b).mean().item<double>()); };
+  const auto [a, b] = draw(1);
+  const auto [c, d] = draw(2);
+  const double limit = 4 / std::sqrt(100000.0);
+  for (const int64_t lag : {1, 2, 3, 4, 8}) CHECK(correlation(a.slice(0, lag), a.slice(0, 0, -lag)) < limit);
+  CHECK(correlation(a, b) < limit);
+  CHECK(correlation(a, c) < limit);
+  CHECK(correlation(b, c) < limit);
+  CHECK(correlation(b, d) < limit);
 }
 
 TESSERA_RANKS_TEST_CASE("a seed repeats what was drawn, and the state of the default generator stays", {1, 2}) {
@@ -110,9 +230,15 @@ TESSERA_RANKS_TEST_CASE("dropout keeps its share and scales the rest; its gradie
   y.sum().backward();
   CHECK(close(full_tensor(x.grad()), values));
   CHECK(at::dropout(x, 0.25, false).is_same(x));
-  // Attention that drops draws alike on replicas too.
   const at::Tensor q = spread(sample({2, 2, 4, 3}), mesh, {R});
-  CHECK(all_alike(to_local(at::scaled_dot_product_attention(q, q, q, {}, 0.5))));
+  const at::Tensor whole = to_local(at::scaled_dot_product_attention(q, q, q, {}, 0.5));
+  manual_seed(2, *world());
+  const at::Tensor again = to_local(at::scaled_dot_product_attention(q, q, q, {}, 0.5));
+  CHECK_FALSE(same(again, whole));
+  // Attention that drops is cut by heads as it is whole.
+  manual_seed(2, *world());
+  const at::Tensor heads = redistribute(q, {Shard(1)});
+  CHECK(close(full_tensor(at::scaled_dot_product_attention(heads, heads, heads, {}, 0.5)), again));
 }
 
 TESSERA_RANKS_TEST_CASE("factories make each rank's own piece, for nothing", {1, 3}) {
@@ -130,5 +256,29 @@ TESSERA_RANKS_TEST_CASE("ranks that draw nothing keep count: replicas agree on w
   manual_seed(3, *world());
   const at::Tensor piece = at::rand_like(spread(at::zeros({2}), mesh, {S0}));  // the last rank's is empty
   CHECK(to_local(piece).numel() == (mesh.local_rank(0) < 2 ? 1 : 0));
-  CHECK(all_alike(to_local(at::rand_like(spread(at::zeros({5}), mesh, {R})))));
+  CHECK(world()->random_state().counter == 1);
+  const at::Tensor next = all_gather(to_local(at::rand_like(spread(at::zeros({5}), mesh, {R}))), mesh, 0);
+  CHECK(at::equal(next, next.slice(0, 0, 1).expand_as(next)));
+}
+
+TESSERA_RANKS_TEST_CASE("what cannot be drawn is refused before anything is", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor t = spread(at::ones({2, 3}), mesh, {S0});
+  const at::Tensor bytes = t.to(at::kByte);
+  const uint64_t counter = mesh.world().random_state().counter;
+  CHECK_THROWS_WITH(t.bernoulli_(1.5), "aten::bernoulli_: p is 1.5; give a number from 0 to 1");
+  CHECK_THROWS_WITH(at::native_dropout(t, -0.5, true), "aten::native_dropout: p is -0.5; give a number from 0 to 1");
+  CHECK_THROWS_WITH(t.geometric_(0), "aten::geometric_: p is 0; give a number between 0 and 1");
+  CHECK_THROWS_WITH(t.log_normal_(0, -1), "aten::log_normal_: std is -1; give a number of 0 or more");
+  CHECK_THROWS_WITH(t.cauchy_(0, -1), "aten::cauchy_: sigma is -1; give a number of 0 or more");
+  CHECK_THROWS_WITH(t.exponential_(0), "aten::exponential_: lambd is 0; give a number above 0");
+  CHECK_THROWS_WITH(t.uniform_(3, 2), doctest::Contains("from=3 > to=2"));
+  CHECK_THROWS_WITH(t.random_(4, 4),
+                    "aten::random_: no number is at least 4 and below 4; give a first number below the end");
+  CHECK_THROWS_WITH(bytes.random_(300), "aten::random_: Byte has the whole numbers from 0 to 255, not all from 0 to 299");
+  CHECK_THROWS_WITH(at::randint_like(bytes, -1, 5),
+                    "aten::randint_like: Byte has the whole numbers from 0 to 255, not all from -1 to 4");
+  CHECK_THROWS_WITH(tessera::randint(3, 3, {2}, mesh, {S0}),
+                    "randint: no number is at least 3 and below 3; give low below high");
+  CHECK(mesh.world().random_state().counter == counter);
 }

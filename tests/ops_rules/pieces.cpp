@@ -96,13 +96,46 @@ at::Tensor reduce(const Pieces& pieces, ReduceOp op) {
   return op == ReduceOp::kAvg ? out / static_cast<double>(pieces.size()) : out;
 }
 
-Pieces split(const at::Tensor& whole, const Placement& placement, int64_t n) {
-  if (placement.is_partial()) return terms(whole, plain_op(placement), n);
+// Terms, copies and, where it is cut, the whole.
+Pieces uncut(const at::Tensor& whole, std::span<const Placement> placements, std::span<const int64_t> mesh_shape) {
+  if (mesh_shape.empty()) return {whole};
+  const int64_t n = mesh_shape[0];
   Pieces out;
-  const int64_t d = placement.tensor_dim();
-  for (int64_t k = 0; k < n; ++k) {
-    const Interval range = chunk_range(whole.size(d), n, k);
-    out.push_back(whole.narrow(d, range.begin, range.size()).clone());
+  if (placements[0].is_partial()) {
+    for (const at::Tensor& term : terms(whole, plain_op(placements[0]), n)) {
+      for (const at::Tensor& t : uncut(term, placements.subspan(1), mesh_shape.subspan(1))) out.push_back(t);
+    }
+    return out;
+  }
+  const Pieces once = uncut(whole, placements.subspan(1), mesh_shape.subspan(1));  // drawn once, so that replicas agree
+  for (int64_t k = 0; k < n; ++k) out.insert(out.end(), once.begin(), once.end());
+  return out;
+}
+
+// A part of a whole, zero elsewhere, and which part.
+struct Part {
+  at::Tensor values;
+  at::Tensor here;
+};
+
+Part joined(std::span<const Part> parts, std::span<const Placement> placements, std::span<const int64_t> mesh_shape,
+            bool& consistent) {
+  if (mesh_shape.empty()) return parts[0];
+  const std::size_t block = parts.size() / static_cast<std::size_t>(mesh_shape[0]);
+  std::vector<Part> each;
+  for (std::size_t k = 0; k < static_cast<std::size_t>(mesh_shape[0]); ++k) {
+    each.push_back(joined(parts.subspan(k * block, block), placements.subspan(1), mesh_shape.subspan(1), consistent));
+  }
+  if (placements[0].is_partial()) {
+    Pieces values;
+    for (const Part& part : each) values.push_back(part.values);
+    return {.values = reduce(values, plain_op(placements[0])), .here = each[0].here};
+  }
+  Part out = each[0];
+  for (const Part& part : each) {
+    if (placements[0].is_replicate()) consistent &= same_values(part.values, out.values);
+    out.values = at::where(part.here, part.values, out.values);
+    out.here = out.here.logical_or(part.here);
   }
   return out;
 }
@@ -116,37 +149,48 @@ ReduceOp plain_op(const Placement& partial) {
   throw std::logic_error("not a plain reduction: " + to_string(partial));
 }
 
+at::Tensor cut(at::Tensor whole, const Tile& tile) {
+  for (std::size_t d = 0; d < tile.size(); ++d) {
+    const auto dim = static_cast<int64_t>(d);
+    Pieces parts = {whole.narrow(dim, 0, 0)};
+    for (const Interval& i : tile[d]) parts.push_back(whole.narrow(dim, i.begin, i.size()));
+    whole = at::cat(parts, dim);
+  }
+  return whole.clone();
+}
+
 std::vector<at::Tensor> distribute(const at::Tensor& whole, const Placements& placements,
                                    std::span<const int64_t> mesh_shape) {
-  if (mesh_shape.empty()) return {whole.clone()};
-  const Placements inner(placements.begin() + 1, placements.end());
-  Pieces out;
-  if (placements[0].is_replicate()) {  // drawn once, so that replicas agree
-    const Pieces once = distribute(whole, inner, mesh_shape.subspan(1));
-    for (int64_t k = 0; k < mesh_shape[0]; ++k) {
-      for (const at::Tensor& t : once) out.push_back(t.clone());
-    }
-    return out;
-  }
-  for (const at::Tensor& piece : split(whole, placements[0], mesh_shape[0])) {
-    for (const at::Tensor& t : distribute(piece, inner, mesh_shape.subspan(1))) out.push_back(t);
+  Pieces out = uncut(whole, placements, mesh_shape);
+  for (std::size_t r = 0; r < out.size(); ++r) {
+    out[r] = cut(out[r], local_tile(whole.sizes(), placements, mesh_shape, coordinate_of(r, mesh_shape)));
   }
   return out;
 }
 
-at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements, std::span<const int64_t> mesh_shape,
-                bool& consistent) {
-  if (mesh_shape.empty()) return pieces[0];
-  const Placements inner(placements.begin() + 1, placements.end());
-  const std::size_t block = pieces.size() / static_cast<std::size_t>(mesh_shape[0]);
-  Pieces parts;
-  for (std::size_t k = 0; k < static_cast<std::size_t>(mesh_shape[0]); ++k) {
-    parts.push_back(join(pieces.subspan(k * block, block), inner, mesh_shape.subspan(1), consistent));
+at::Tensor embedded(const at::Tensor& piece, const Tile& tile, at::IntArrayRef sizes) {
+  const at::Tensor out = at::zeros(sizes, piece.options());
+  std::vector<std::optional<at::Tensor>> places;
+  for (std::size_t d = 0; d < tile.size(); ++d) {
+    Pieces held = {at::empty({0}, at::kLong)};
+    for (const Interval& i : tile[d]) held.push_back(at::arange(i.begin, i.end, at::kLong));
+    std::vector<int64_t> shape(tile.size(), 1);
+    shape[d] = -1;
+    places.emplace_back(at::cat(held).view(shape));
   }
-  if (placements[0].is_shard()) return at::cat(parts, placements[0].tensor_dim());
-  if (placements[0].is_partial()) return reduce(parts, plain_op(placements[0]));
-  for (const at::Tensor& part : parts) consistent &= same_values(part, parts[0]);
-  return parts[0];
+  if (piece.numel() == 0) return out;
+  return tile.empty() ? piece.clone() : out.index_put_(c10::List<std::optional<at::Tensor>>(places), piece);
+}
+
+at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements, std::span<const int64_t> mesh_shape,
+                at::IntArrayRef sizes, bool& consistent) {
+  std::vector<Part> parts;
+  for (std::size_t r = 0; r < pieces.size(); ++r) {
+    const Tile tile = local_tile(sizes, placements, mesh_shape, coordinate_of(r, mesh_shape));
+    parts.push_back(
+        {.values = embedded(pieces[r], tile, sizes), .here = embedded(at::ones(pieces[r].sizes(), at::kBool), tile, sizes)});
+  }
+  return joined(parts, placements, mesh_shape, consistent).values;
 }
 
 bool same_values(const at::Tensor& a, const at::Tensor& b) {

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/placement/layout.h"
 #include "tessera/placement/placement.h"
 
 // Tensors cut into the pieces that the ranks of a mesh would hold, and put together again, in one process.
@@ -16,9 +17,15 @@ namespace tessera::testing {
 std::vector<at::Tensor> distribute(const at::Tensor& whole, const Placements& placements,
                                    std::span<const int64_t> mesh_shape);
 
-// The inverse. Sets `consistent` to false when ranks that should hold the same value do not.
+// The elements of `tile` in `whole`.
+at::Tensor cut(at::Tensor whole, const Tile& tile);
+
+// `piece` in a tensor of `sizes` that is zero elsewhere.
+at::Tensor embedded(const at::Tensor& piece, const Tile& tile, at::IntArrayRef sizes);
+
+// The inverse, of a tensor of `sizes`. Sets `consistent` to false when ranks that should hold the same value do not.
 at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements, std::span<const int64_t> mesh_shape,
-                bool& consistent);
+                at::IntArrayRef sizes, bool& consistent);
 
 // Equal, or close where the type is not integral (NaN equals NaN).
 bool same_values(const at::Tensor& a, const at::Tensor& b);

@@ -196,9 +196,6 @@ std::vector<Sample> factory_samples() {
       {"aten::ones_like", {like}},
       {"aten::full_like", {like, 2.5}},
       {"aten::empty_like", {like}, true},
-      {"aten::rand_like", {like}, true},
-      {"aten::randn_like", {like}, true},
-      {"aten::randint_like", {like, 7}, true},
       {"aten::new_zeros", {like, size}},
       {"aten::new_zeros", {like, other}},
       {"aten::new_ones", {like, size}},
@@ -294,6 +291,17 @@ std::vector<Sample> nn_samples() {
   return out;
 }
 
+std::vector<Sample> random_samples() {
+  const at::Tensor like = x({5, 3});
+  return {
+      {"aten::rand_like", {like}, true},
+      {"aten::randn_like", {like}, true},
+      {"aten::randint_like", {like, 7}, true},
+      {"aten::native_dropout", {like, 0.0, true}},
+      {"aten::native_dropout", {like, 0.5, true}, true},
+  };
+}
+
 std::vector<Sample> pointwise_samples() {
   const at::Tensor a = x({5, 3});
   const at::Tensor mask = bools({5, 3});
@@ -325,8 +333,6 @@ std::vector<Sample> pointwise_samples() {
       {"aten::where.self", {mask, x({3}), a}},
       {"aten::masked_fill.Scalar", {a, bools({3}), 2.0}},
       {"aten::clamp.Tensor", {a, x({3})}},
-      {"aten::native_dropout", {a, 0.0, true}},
-      {"aten::native_dropout", {a, 0.5, true}, true},
       {"aten::native_dropout_backward", {a, mask, 2.0}},
       {"aten::_prelu_kernel", {a, x({1, 3})}},
       {"aten::fill_.Scalar", {a, 2.5}},

@@ -11,6 +11,8 @@ std::vector<Sample> matmul_samples();
 std::vector<Sample> nn_samples();
 std::vector<Sample> factory_samples();
 std::vector<Sample> pointwise_samples();
+std::vector<Sample> batched_samples();
+std::vector<Sample> random_samples();
 
 // Calls of every overload of an operator by its base name, with arguments made from the schema. Overloads that refuse those
 // arguments are left out.

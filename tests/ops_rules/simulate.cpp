@@ -24,8 +24,12 @@ struct RankCall {
   const Layouts& layouts;
   std::span<const int64_t> mesh_shape;
   Sizes coordinate;
+  Tensors pieces;  // of the inputs
   torch::jit::Stack args;
 
+  Tile tile(const at::Tensor& whole, const Placements& placements) const {
+    return local_tile(whole.sizes(), placements, mesh_shape, coordinate);
+  }
   // The rows of dimension 0 that the rank holds: one range, for only chunks are simulated.
   Interval rows(const at::Tensor& whole, const Placements& placements) const {
     const Intervals held = local_tile(whole.sizes(), placements, mesh_shape, coordinate)[0];
@@ -38,6 +42,21 @@ struct RankCall {
 };
 
 // ---- stand-ins for the local kernels
+
+// Numbers of which only how many they are is compared.
+Tensors draw(const RankCall& rank) { return rank.sample.run(rank.args); }
+
+// On the whole, of which this rank has its pieces and zeros; of the results, the pieces that it is to hold.
+Tensors by_whole(const RankCall& rank) {
+  Tensors inputs = rank.pieces;
+  for (std::size_t j = 0; j < inputs.size(); ++j) {
+    const at::Tensor& whole = rank.sample.tensors()[j];
+    if (whole.defined()) inputs[j] = embedded(inputs[j], rank.tile(whole, rank.layouts.inputs[j]), whole.sizes());
+  }
+  Tensors out = rank.sample.run(rank.sample.args_with(inputs));
+  for (std::size_t k = 0; k < out.size(); ++k) out[k] = cut(out[k], rank.tile(out[k], rank.layouts.outputs[k]));
+  return out;
+}
 
 Tensors mean(const RankCall& rank) {
   const at::Tensor& whole = rank.sample.tensors()[0];
@@ -100,6 +119,9 @@ using Kernel = Tensors (*)(const RankCall&);
 const std::map<std::string_view, Kernel>& kernels() {
   static const std::map<std::string_view, Kernel> table = {
       {"mean", mean},
+      {"draw", draw},
+      {"parts", by_whole},
+      {"parts_backward", by_whole},
       {"extremum", extremum},
       {"mean_loss", mean_loss},
       {"reshape", reshape},
@@ -199,7 +221,7 @@ std::string compare(const Prepared& sample, const Layouts& layouts, std::span<co
     Tensors pieces;
     for (const Tensors& results : by_rank) pieces.push_back(results[k]);
     bool consistent = true;
-    const at::Tensor joined = join(pieces, layouts.outputs[k], mesh_shape, consistent);
+    const at::Tensor joined = join(pieces, layouts.outputs[k], mesh_shape, whole.sizes(), consistent);
     if (sample.random()) {
       if (joined.sizes() != whole.sizes()) return fmt::format("result {} has other sizes", k);
       continue;
@@ -227,7 +249,7 @@ std::string simulate(const Prepared& sample, const Layouts& layouts, std::span<c
   }
   std::vector<Tensors> by_rank;
   for (std::size_t r = 0; r < n; ++r) {
-    RankCall rank{sample, layouts, mesh_shape, coordinate_of(r, mesh_shape), sample.args_with(pieces[r])};
+    RankCall rank{sample, layouts, mesh_shape, coordinate_of(r, mesh_shape), pieces[r], sample.args_with(pieces[r])};
     try {
       by_rank.push_back(run_rank(rank));
     } catch (const std::exception& error) {

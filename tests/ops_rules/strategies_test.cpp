@@ -52,11 +52,33 @@ void check_outputs(const Prepared& sample) {
   }
 }
 
+// Every cut that a view can be taken of where it is.
+int check_kept(const Prepared& sample) {
+  int count = 0;
+  for (int64_t d = 0; sample.rule().keep && d < sample.tensors()[0].dim(); ++d) {
+    for (const Placement& cut : {Shard(d), BlockCyclic(d, 1), BlockCyclic(d, 2)}) {
+      for (const int64_t n : {2, 3, 4}) {
+        std::vector<Placements> inputs(sample.tensors().size(), column(Replicate()));
+        inputs[0] = column(cut);
+        const std::vector<int64_t> mesh = {n};
+        const auto outputs = sample.rule().keep(inputs, mesh);
+        if (!outputs) continue;
+        const std::string_view kernel = sample.rule().keep_kernel;
+        const std::string wrong = simulate(
+            sample, {.inputs = inputs, .outputs = *outputs, .kernel = kernel.empty() ? sample.rule().kernel : kernel}, mesh);
+        CHECK_MESSAGE(wrong.empty(), fmt::format("{} -> {}: {}", to_string(cut), to_string((*outputs)[0]), wrong));
+        ++count;
+      }
+    }
+  }
+  return count;
+}
+
 int check_sample(const Sample& sample) {
   CAPTURE(sample.op);
   const Prepared prepared(sample);
   check_outputs(prepared);
-  int count = 0;
+  int count = check_kept(prepared);
   for (const Strategy& strategy : prepared.rule().strategies) {
     REQUIRE(strategy.inputs.size() == prepared.tensors().size());
     REQUIRE(strategy.outputs.size() == prepared.results().size());
@@ -116,6 +138,18 @@ TEST_CASE("softmax, norms, embeddings, losses, attention, convolution: every str
 
 TEST_CASE("factories: every strategy gives the whole's sizes and values") {
   check_table(rules::factory_rules(), factory_samples(), {}, {});
+}
+
+TEST_CASE("operators on the items of a batch: every strategy gives the whole's result") {
+  check_table(rules::batched_rules(), batched_samples(), {}, {"aten::geqrf"});
+}
+
+TEST_CASE("random operators: every strategy gives the whole's sizes") {
+  std::vector<Sample> samples = random_samples();
+  for (const rules::RuleEntry& entry : rules::random_rules()) {
+    for (Sample& sample : made_samples(std::string(entry.name))) samples.push_back(std::move(sample));
+  }
+  check_table(rules::random_rules(), samples, {}, {});
 }
 
 TEST_CASE("pointwise operators: every strategy of every overload gives the whole's result") {

@@ -1,0 +1,286 @@
+#include <algorithm>
+#include <map>
+
+#include <ATen/native/Pool.h>
+
+#include "tessera/ops/rules/labels.h"
+#include "tessera/ops/rules/signature.h"
+
+// Operators that work on the last dimensions of each item of a batch: linear algebra, pooling, resampling, padding, Fourier transforms.
+namespace tessera::rules {
+namespace {
+
+// ---- results of operators that LibTorch has no kernel on meta tensors for
+
+using Results = std::vector<TensorInfo>;
+using Sizes = std::vector<int64_t>;
+
+// As inputs.
+template <std::size_t... inputs>
+Results like(const OpCall& call) {
+  return {call.inputs.at(inputs)...};
+}
+
+// Of input 0's type and input 1's sizes.
+Results picked(const OpCall& call) { return {{.sizes = call.inputs.at(1).sizes, .dtype = call.inputs[0].dtype}}; }
+
+// Places among sorted numbers.
+template <std::size_t input>
+Results places(const OpCall& call) {
+  return {{.sizes = call.inputs.at(input).sizes, .dtype = call.arg("out_int32").toBool() ? at::kInt : at::kLong}};
+}
+
+Results eigen(const OpCall& call) {
+  TensorInfo vectors = call.inputs.at(0);
+  vectors.dtype = c10::toComplexType(vectors.dtype);
+  TensorInfo values = vectors;
+  values.sizes.pop_back();
+  if (call.schema.returns().size() == 1) return {values};
+  return {values, vectors};
+}
+
+// Sizes of the dimensions in front, which stay, and of those behind.
+TensorInfo resized(const TensorInfo& input, const Sizes& inner) {
+  TensorInfo out = input;
+  std::copy_backward(inner.begin(), inner.end(), out.sizes.end());
+  return out;
+}
+
+Results of_output_size(const OpCall& call) { return {resized(call.inputs.at(0), call.arg("output_size").toIntVector())}; }
+
+Results distances(const OpCall& call) {
+  const Sizes& a = call.inputs.at(0).sizes;
+  const Sizes& b = call.inputs.at(1).sizes;
+  const auto leading = [](const Sizes& sizes) { return TensorInfo{.sizes = Sizes(sizes.begin(), sizes.end() - 2)}; };
+  Sizes out = broadcast_sizes({leading(a), leading(b)});
+  out.push_back(a[a.size() - 2]);
+  out.push_back(b[b.size() - 2]);
+  return {{.sizes = std::move(out), .dtype = call.inputs[0].dtype}};
+}
+
+// Matrices of a batch that broadcasts, the others' sizes input 1's.
+Results solved(const OpCall& call) {
+  const Sizes& a = call.inputs.at(0).sizes;
+  const Sizes& b = call.inputs.at(1).sizes;
+  const auto leading = [](const Sizes& sizes) { return TensorInfo{.sizes = Sizes(sizes.begin(), sizes.end() - 2)}; };
+  Sizes out = broadcast_sizes({leading(a), leading(b)});
+  out.insert(out.end(), b.end() - 2, b.end());
+  return {{.sizes = std::move(out), .dtype = call.inputs[0].dtype}};
+}
+
+Results sampled(const OpCall& call) {
+  const Sizes& grid = call.inputs.at(1).sizes;
+  return {resized(call.inputs.at(0), Sizes(grid.begin() + 1, grid.end() - 1))};
+}
+
+// The gradients of input and grid, as far as they are asked for.
+Results sampled_backward(const OpCall& call) {
+  Results out = {call.inputs.at(1), call.inputs.at(2)};
+  const auto wanted = call.arg("output_mask").toBoolList();
+  for (std::size_t k = 0; k < out.size(); ++k) out[k].defined = wanted.get(k);
+  return out;
+}
+
+Results padded(const OpCall& call) {
+  TensorInfo out = call.inputs.at(0);
+  const Sizes amounts = call.arg("padding").toIntVector();
+  for (std::size_t i = 0; i < amounts.size(); ++i) out.sizes[out.sizes.size() - 1 - i / 2] += amounts[i];
+  return {out};
+}
+
+// The element of a list of one number a dimension, of one number for all, or of none, which asks for `otherwise`.
+int64_t at_dim(const OpCall& call, std::string_view name, std::size_t d, int64_t otherwise = 1) {
+  const Sizes values = call.arg(name).toIntVector();
+  if (values.empty()) return otherwise;
+  return values.size() == 1 ? values[0] : values.at(d);
+}
+
+// How often a window fits into each of the last dimensions.
+Sizes windows(const OpCall& call, const Sizes& inner) {
+  const bool ceil = call.has_arg("ceil_mode") && call.arg("ceil_mode").toBool();
+  Sizes out;
+  for (std::size_t d = 0; d < inner.size(); ++d) {
+    const int64_t kernel = at_dim(call, "kernel_size", d);
+    out.push_back(at::native::pooling_output_shape<int64_t>(
+        inner[d], kernel, at_dim(call, "padding", d), at_dim(call, "stride", d, kernel), at_dim(call, "dilation", d), ceil));
+  }
+  return out;
+}
+
+Results pooled3d(const OpCall& call) {
+  const Sizes& sizes = call.inputs.at(0).sizes;
+  TensorInfo out = resized(call.inputs[0], windows(call, Sizes(sizes.end() - 3, sizes.end())));
+  TensorInfo indices = out;
+  indices.dtype = at::kLong;
+  return {out, indices};
+}
+
+// (..., c, h, w) -> (..., c elements of each window, windows)
+Results columns(const OpCall& call) {
+  TensorInfo out = call.inputs.at(0);
+  int64_t count = 1;
+  for (const int64_t n : windows(call, Sizes(out.sizes.end() - 2, out.sizes.end()))) count *= n;
+  out.sizes.resize(out.sizes.size() - 2);
+  out.sizes.back() *= at_dim(call, "kernel_size", 0) * at_dim(call, "kernel_size", 1);
+  out.sizes.push_back(count);
+  return {out};
+}
+
+Results from_columns(const OpCall& call) {
+  TensorInfo out = call.inputs.at(0);
+  out.sizes.pop_back();
+  out.sizes.back() /= at_dim(call, "kernel_size", 0) * at_dim(call, "kernel_size", 1);
+  const Sizes inner = call.arg("output_size").toIntVector();
+  out.sizes.insert(out.sizes.end(), inner.begin(), inner.end());
+  return {out};
+}
+
+constexpr auto kNone = Passes::kNothing;
+
+constexpr SignatureEntry kSignatures[] = {
+    // Linear algebra.
+    {"linalg_inv_ex", "*-- -> *--, *"},
+    {"linalg_cholesky_ex", "*-- -> *--, *"},
+    {"cholesky", "*-- -> *--", kNone, "", like<0>},
+    {"cholesky_inverse", "*-- -> *--", kNone, "", like<0>},
+    {"_cholesky_solve_helper", "*--, *-- -> *--", kNone, "", like<0>},
+    {"_linalg_det", "*-- -> *, *--, *-"},
+    {"_linalg_slogdet", "*-- -> *, *, *--, *-"},
+    {"_linalg_svd", "*-- -> *--, *-, *--"},
+    {"_linalg_eigh", "*-- -> *-, *--"},
+    {"linalg_eig", "*-- -> *-, *--", kNone, "", eigen},
+    {"_linalg_eigvals", "*-- -> *-", kNone, "", eigen},
+    {"linalg_qr", "*-- -> *--, *--"},
+    {"geqrf", "*-- -> *--, *-"},
+    {"linalg_householder_product", "*--, *- -> *--", kNone, "", like<0>},
+    {"ormqr", "*--, *-, *-- -> *--", kNone, "", like<2>},
+    {"linalg_lu_factor_ex", "*-- -> *--, *-, *"},
+    {"linalg_lu", "*-- -> *--, *--, *--"},
+    {"linalg_lu_solve", "*--, *-, *-- -> *--"},
+    {"lu_unpack", "*--, *- -> *--, *--, *--"},
+    {"_linalg_solve_ex", "*--, *-- -> *--, *--, *-, *"},
+    {"linalg_solve_triangular", "*--, *-- -> *--", kNone, "", solved},
+    {"triangular_solve", "*--, *-- -> *--, *--"},
+    {"linalg_ldl_factor_ex", "*-- -> *--, *-, *"},
+    {"linalg_ldl_solve", "*--, *-, *-- -> *--"},
+    {"linalg_matrix_exp", "*-- -> *--", kNone, "", like<0>},
+    // (..., p, m) and (..., r, m): the distances of each to each.
+    {"_cdist_forward", "*p-, *r- -> *pr", kNone, "", distances},
+    {"_cdist_backward", "*pr, *p-, *r-, *pr -> *p-", Passes::kLinear, "", like<1>},
+    // Pooling. Means are linear; a maximum's gradient goes to one place.
+    {"avg_pool2d", "*-- -> *--", Passes::kLinear},
+    {"avg_pool3d", "*--- -> *---", Passes::kLinear},
+    {"avg_pool2d_backward", "*--, *-- -> *--", Passes::kLinear},
+    {"avg_pool3d_backward", "*---, *--- -> *---", Passes::kLinear},
+    {"_adaptive_avg_pool2d", "*-- -> *--", Passes::kLinear, "", of_output_size},
+    {"_adaptive_avg_pool3d", "*--- -> *---", Passes::kLinear, "", of_output_size},
+    {"_adaptive_avg_pool2d_backward", "*--, *-- -> *--", Passes::kLinear, "", like<1>},
+    {"_adaptive_avg_pool3d_backward", "*---, *--- -> *---", Passes::kLinear, "", like<1>},
+    {"max_pool2d_with_indices", "*-- -> *--, *--"},
+    {"max_pool3d_with_indices", "*--- -> *---, *---", kNone, "", pooled3d},
+    {"adaptive_max_pool2d", "*-- -> *--, *--"},
+    {"adaptive_max_pool3d", "*--- -> *---, *---"},
+    {"max_pool2d_with_indices_backward", "*--, *--, *-- -> *--", Passes::kLinear},
+    {"max_pool3d_with_indices_backward", "*---, *---, *--- -> *---", Passes::kLinear, "", like<1>},
+    {"adaptive_max_pool2d_backward", "*--, *--, *-- -> *--", Passes::kLinear},
+    {"adaptive_max_pool3d_backward", "*---, *---, *--- -> *---", Passes::kLinear},
+    {"max_unpool2d", "*--, *-- -> *--", kNone, "", of_output_size},
+    {"max_unpool3d", "*---, *--- -> *---", kNone, "", of_output_size},
+    // Padding by elements of the tensor's own.
+    {"reflection_pad1d", "*- -> *-", Passes::kMovement},
+    {"reflection_pad2d", "*-- -> *--", Passes::kMovement, "", padded},
+    {"reflection_pad3d", "*--- -> *---", Passes::kMovement},
+    {"replication_pad1d", "*- -> *-", Passes::kMovement},
+    {"replication_pad2d", "*-- -> *--", Passes::kMovement},
+    {"replication_pad3d", "*--- -> *---", Passes::kMovement},
+    {"reflection_pad1d_backward", "*-, *- -> *-", Passes::kLinear},
+    {"reflection_pad2d_backward", "*--, *-- -> *--", Passes::kLinear, "", like<1>},
+    {"reflection_pad3d_backward", "*---, *--- -> *---", Passes::kLinear},
+    {"replication_pad1d_backward", "*-, *- -> *-", Passes::kLinear},
+    {"replication_pad2d_backward", "*--, *-- -> *--", Passes::kLinear, "", like<1>},
+    {"replication_pad3d_backward", "*---, *--- -> *---", Passes::kLinear, "", like<1>},
+    // Windows and resampling.
+    {"im2col", "*--- -> *--", Passes::kLinear, "", columns},
+    {"col2im", "*-- -> *---", Passes::kLinear, "", from_columns},
+    {"pixel_shuffle", "*--- -> *---", Passes::kMovement},
+    {"pixel_unshuffle", "*--- -> *---", Passes::kMovement},
+    {"channel_shuffle", "n~ -> n~", Passes::kMovement, "", like<0>},
+    {"native_channel_shuffle", "n~ -> n~", Passes::kMovement},
+    {"grid_sampler_2d", "nc--, n--- -> nc--", Passes::kLinear, "", sampled},
+    {"grid_sampler_3d", "nc---, n---- -> nc---", Passes::kLinear, "", sampled},
+    {"grid_sampler_2d_backward", "nc--, nc--, n--- -> nc--, n---", kNone, "", sampled_backward},
+    {"grid_sampler_3d_backward", "nc---, nc---, n---- -> nc---, n----", kNone, "", sampled_backward},
+    {"upsample_nearest1d", "nc- -> nc-", Passes::kMovement},
+    {"upsample_nearest2d", "nc-- -> nc--", Passes::kMovement},
+    {"upsample_nearest3d", "nc--- -> nc---", Passes::kMovement},
+    {"_upsample_nearest_exact1d", "nc- -> nc-", Passes::kMovement},
+    {"_upsample_nearest_exact2d", "nc-- -> nc--", Passes::kMovement},
+    {"_upsample_nearest_exact3d", "nc--- -> nc---", Passes::kMovement},
+    {"upsample_linear1d", "nc- -> nc-", Passes::kLinear},
+    {"upsample_bilinear2d", "nc-- -> nc--", Passes::kLinear},
+    {"upsample_bicubic2d", "nc-- -> nc--", Passes::kLinear},
+    {"upsample_trilinear3d", "nc--- -> nc---", Passes::kLinear},
+    {"_upsample_bilinear2d_aa", "nc-- -> nc--", Passes::kLinear},
+    {"_upsample_bicubic2d_aa", "nc-- -> nc--", Passes::kLinear},
+    {"upsample_nearest1d_backward", "nc- -> nc-", Passes::kLinear, "input_size"},
+    {"upsample_nearest2d_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
+    {"upsample_nearest3d_backward", "nc--- -> nc---", Passes::kLinear, "input_size"},
+    {"_upsample_nearest_exact1d_backward", "nc- -> nc-", Passes::kLinear, "input_size"},
+    {"_upsample_nearest_exact2d_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
+    {"_upsample_nearest_exact3d_backward", "nc--- -> nc---", Passes::kLinear, "input_size"},
+    {"upsample_linear1d_backward", "nc- -> nc-", Passes::kLinear, "input_size"},
+    {"upsample_bilinear2d_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
+    {"upsample_bicubic2d_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
+    {"upsample_trilinear3d_backward", "nc--- -> nc---", Passes::kLinear, "input_size"},
+    {"_upsample_bilinear2d_aa_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
+    {"_upsample_bicubic2d_aa_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
+    // Where numbers belong among sorted ones; whether they are among some.
+    {"bucketize", "*, - -> *", kNone, "", places<0>},
+    {"searchsorted", "-, *, - -> * | *-, *m, *- -> *m", kNone, "", places<1>},
+    {"isin", "*, ~ -> *"},
+    {"take", "~, * -> *", kNone, "", picked},
+};
+
+OpRule by_signature(const OpCall& call) {
+  static const auto table = [] {
+    std::map<std::string_view, const SignatureEntry*> out;
+    for (const SignatureEntry& entry : kSignatures) out.emplace(entry.name, &entry);
+    return out;
+  }();
+  return rule_of(*table.at(rule_key(call.schema.name())), call);
+}
+
+// Fourier transforms: linear, and free in the dimensions that they leave alone.
+OpRule fourier(const OpCall& call) {
+  const int64_t ndim = call.inputs.at(0).ndim();
+  const Labels labels = with_whole(letters(static_cast<std::size_t>(ndim)), call.dims("dim", ndim));
+  OpRule rule{.strategies = shard_factors({labels}, {labels})};
+  TensorInfo out = call.inputs[0];
+  const auto last = static_cast<std::size_t>(call.dims("dim", ndim).back());
+  if (call.has_arg("onesided")) {
+    out.dtype = c10::toComplexType(out.dtype);
+    if (call.arg("onesided").toBool()) out.sizes[last] = out.sizes[last] / 2 + 1;
+  } else if (call.has_arg("last_dim_size")) {
+    out.dtype = c10::toRealValueType(out.dtype);
+    out.sizes[last] = call.arg("last_dim_size").toInt();
+  }
+  rule.outputs = {out};
+  add_linear(rule, 1, 1, {{0}});
+  return rule;
+}
+
+std::vector<RuleEntry> make_table() {
+  std::vector<RuleEntry> table;
+  for (const SignatureEntry& entry : kSignatures) table.push_back({entry.name, by_signature});
+  for (const std::string_view name : {"_fft_r2c", "_fft_c2r", "_fft_c2c"}) table.push_back({name, fourier});
+  return table;
+}
+
+}  // namespace
+
+std::span<const RuleEntry> batched_rules() {
+  static const std::vector<RuleEntry> table = make_table();
+  return table;
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,78 @@
+#include <cmath>
+#include <stdexcept>
+
+#include <fmt/format.h>
+
+#include "tessera/ops/rules/integer_range.h"
+#include "tessera/ops/rules/labels.h"
+
+// Operators that draw numbers for each element: the same ones however the result is cut (the local kernel "draw").
+namespace tessera::rules {
+namespace {
+
+[[noreturn]] void refuse(const OpCall& call, std::string_view name, double value, std::string_view needed) {
+  throw std::invalid_argument(fmt::format("{}: {} is {}; give {}", call.schema.name(), name, value, needed));
+}
+
+bool is_number(const OpCall& call, std::string_view name) {
+  return call.has_arg(name) && (call.arg(name).isDouble() || call.arg(name).isInt());
+}
+
+double number(const OpCall& call, std::string_view name) { return call.arg(name).toScalar().toDouble(); }
+
+at::ScalarType type_of_result(const OpCall& call) {
+  return call.outputs.empty() ? call.inputs.at(0).dtype : call.outputs[0].dtype;
+}
+
+// What LibTorch's kernels for meta tensors do not check.
+void check_parameters(const OpCall& call) {
+  const std::string key = rule_key(call.schema.name());
+  if (is_number(call, "p")) {
+    const double p = number(call, "p");
+    const bool inside = key == "geometric" ? p > 0 && p < 1 : p >= 0 && p <= 1;
+    if (!inside) refuse(call, "p", p, key == "geometric" ? "a number between 0 and 1" : "a number from 0 to 1");
+  }
+  for (const std::string_view name : {"std", "sigma"}) {
+    if (is_number(call, name) && !(number(call, name) >= 0)) refuse(call, name, number(call, name), "a number of 0 or more");
+  }
+  if (is_number(call, "lambd") && !(number(call, "lambd") > 0)) {
+    refuse(call, "lambd", number(call, "lambd"), "a number above 0");
+  }
+  if (key == "random" || key == "randint_like") integer_range(call.schema, call.args, type_of_result(call));
+}
+
+OpRule drawn(const OpCall& call) {
+  check_parameters(call);
+  OpRule rule = plain(call);
+  rule.kernel = "draw";
+  return rule;
+}
+
+// (input) -> (result, mask)
+OpRule dropout(const OpCall& call) {
+  OpRule rule = drawn(call);
+  const TensorInfo& input = call.inputs.at(0);
+  rule.outputs = {input, {.sizes = input.sizes, .dtype = at::kBool}};
+  return rule;
+}
+
+// As the input is sharded, which gives the sizes alone.
+OpRule like(const OpCall& call) {
+  if (call.inputs.size() != 1) return {};  // randint_like.Tensor
+  check_parameters(call);
+  OpRule rule = sizes_of_first(call);
+  rule.kernel = "draw";
+  return rule;
+}
+
+constexpr RuleEntry kTable[] = {
+    {"bernoulli", drawn},        {"normal", drawn},     {"uniform", drawn},   {"random", drawn},
+    {"exponential", drawn},      {"log_normal", drawn}, {"geometric", drawn}, {"cauchy", drawn},
+    {"native_dropout", dropout}, {"rand_like", like},   {"randn_like", like}, {"randint_like", like},
+};
+
+}  // namespace
+
+std::span<const RuleEntry> random_rules() { return kTable; }
+
+}  // namespace tessera::rules
