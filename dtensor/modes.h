@@ -1,5 +1,9 @@
 #pragma once
 
+#include <functional>
+#include <set>
+#include <string>
+
 namespace tessera {
 
 // While one lives, on its thread, an operator that would communicate on its own throws std::runtime_error that names the
@@ -15,6 +19,23 @@ class Strict {
 
  private:
   bool previous_;
+};
+
+// While one lives, on its thread, an operator that communicates on its own says so in spdlog's default logger, as a warning: the operator,
+// the tensors' layouts and the collective, each text once. Nothing is refused; for what counts, see CommCounter.
+class WarnImplicit {
+ public:
+  explicit WarnImplicit(bool enabled = true);
+  ~WarnImplicit();
+  WarnImplicit(const WarnImplicit&) = delete;
+  WarnImplicit& operator=(const WarnImplicit&) = delete;
+  static bool enabled();
+  static void warn(const std::string& text);
+
+ private:
+  WarnImplicit* const previous_;
+  const bool enabled_;
+  std::set<std::string> said_;
 };
 
 // While one lives, on its thread, a plain tensor among an operator's DTensors counts as replicated: every rank must hold the
@@ -36,11 +57,16 @@ namespace detail {
 // Held by the library around communication that the user asked for.
 class Explicit {
  public:
-  Explicit() : strict_(false) {}
+  Explicit() : strict_(false), warn_(false) {}
 
  private:
   Strict strict_;
+  WarnImplicit warn_;
 };
+
+// Before communication that nobody asked for: throws under Strict, warns under WarnImplicit. `moves` says, only where it is asked, what
+// would move: "; Float [4] ... would go to [R] by ...".
+void implicit_communication(const std::string& op, const std::function<std::string()>& moves);
 }  // namespace detail
 
 }  // namespace tessera

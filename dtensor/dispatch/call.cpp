@@ -22,11 +22,9 @@ namespace {
 // Views apart: a contract goes along with all of them.
 constexpr std::array kRides = {"aten::_to_copy", "aten::clone", "aten::contiguous", "aten::_unsafe_view"};
 // By rule name: those of them that let a Partial through.
-constexpr std::array kScales = {"mul",   "div",   "add",     "sub",    "rsub", "addcmul", "addcdiv",
-                                "addmm", "addmv", "baddbmm", "addbmm", "addr", "lerp",    "dot"};
-constexpr std::array kShapeChangers = {"aten::t_",         "aten::transpose_", "aten::squeeze_",    "aten::unsqueeze_",
-                                       "aten::swapaxes_",  "aten::swapdims_",  "aten::as_strided_", "aten::resize_",
-                                       "aten::resize_as_", "aten::set_"};
+constexpr std::array kScales = {"mul",   "div",     "add",    "sub",  "rsub", "addcmul", "addcdiv",  "addmm",
+                                "addmv", "baddbmm", "addbmm", "addr", "lerp", "dot",     "index_add"};
+constexpr std::array kShapeChangers = {"aten::as_strided_", "aten::resize_", "aten::resize_as_", "aten::set_"};
 
 template <std::size_t N>
 bool contains(const std::array<const char*, N>& names, const std::string& name) {
@@ -104,6 +102,17 @@ void add_dtensor(Call& call, TensorArg& entry) {
       call.traits.name, to_string(*call.lead), to_string(*entry.spec)));
 }
 
+// The result that is a written argument: they have the same letter in the schema.
+int result_of(const c10::FunctionSchema& schema, const c10::Argument& written) {
+  for (std::size_t k = 0; k < schema.returns().size(); ++k) {
+    const auto* const alias = schema.returns()[k].alias_info();
+    if (alias != nullptr && alias->isWrite() && alias->beforeSets() == written.alias_info()->beforeSets()) {
+      return static_cast<int>(k);
+    }
+  }
+  return -1;
+}
+
 }  // namespace
 
 OpTraits::OpTraits(const c10::OperatorHandle& op) {
@@ -113,7 +122,7 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
   num_args = schema.arguments().size();
   // Padding with zeros lets a Partial pass, other values do not; what a user's rule looks at nobody knows.
   // Whether an integer may be raised to a power depends on the power.
-  const bool by_value = key == "constant_pad_nd" || key == "pow" || name.rfind("aten::", 0) != 0;
+  const bool by_value = key == "constant_pad_nd" || key == "pow" || key == "histc" || name.rfind("aten::", 0) != 0;
   for (std::size_t i = 0; i < num_args; ++i) {
     const c10::Argument& a = schema.arguments()[i];
     const auto type = a.type()->kind() == c10::TypeKind::OptionalType
@@ -125,6 +134,7 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
     if (a.alias_info() == nullptr) continue;
     if (a.alias_info()->isWrite()) {
       written_args.push_back(i);
+      written_results.push_back(result_of(schema, a));
       if (a.kwarg_only()) out_args.push_back(i);
     } else {
       view = true;

@@ -30,6 +30,7 @@ struct OpTraits {
   std::vector<bool> number_arg;           // a Scalar whose type matters to the rule and whose value does not
   std::vector<std::size_t> written_args;  // tensors written in place, in schema order
   std::vector<std::size_t> out_args;      // those of them that are out= arguments
+  std::vector<int> written_results;       // for each written argument the result that it is, -1 where it is none
   int generator_arg = -1;
   int dropout_arg = -1;  // a probability called dropout_p: at 0 nothing is drawn
   bool random = false;   // draws numbers

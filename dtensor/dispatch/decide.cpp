@@ -8,7 +8,6 @@
 
 #include "tessera/dtensor/dispatch/decision.h"
 #include "tessera/dtensor/route.h"
-#include "tessera/ops/rules/search.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera::dispatch {
@@ -72,6 +71,8 @@ void append_result(const at::Tensor& t, std::vector<MetaResult>& out) {
 // The results on global shapes. nullopt when the operator has no kernel for that. Throws what the operator throws.
 std::optional<std::vector<MetaResult>> run_on_meta(const Call& call) {
   torch::jit::Stack stack = meta_stack(call);
+  // LibTorch drops the arguments before it takes the results, which for several out= tensors are references to them.
+  const torch::jit::Stack kept = stack;
   try {
     const at::AutoDispatchBelowADInplaceOrView guard;
     call.op.callBoxed(stack);
@@ -90,13 +91,15 @@ std::optional<std::vector<MetaResult>> run_on_meta(const Call& call) {
 
 class Decider {
  public:
-  explicit Decider(const Call& call) : call_(call), lead_(*call.lead), mesh_shape_(lead_.mesh.mesh().shape()) {}
+  Decider(const Call& call, std::vector<rules::Considered>* considered)
+      : call_(call), lead_(*call.lead), mesh_shape_(lead_.mesh.mesh().shape()), considered_(considered) {}
 
   DecisionPtr run() {
     refuse_unsupported();
     const rules::RuleFn rule = rules::find_rule(call_.traits.key);
-    const bool has_rule = rule != nullptr && decide_by_rule(rule);
-    if (!has_rule) replicate();
+    const bool decided = rule != nullptr && decide_by_rule(rule);
+    if (!decided) replicate();
+    out_.by_rule = decided && fits_;
     finish();
     return std::make_shared<const Decision>(std::move(out_));
   }
@@ -129,8 +132,11 @@ class Decider {
     }
   }
 
-  // Norms write their running statistics, which their schemas do not say: gathered into copies, the update would be lost.
+  // Norms that train write their running statistics, which their schemas do not say: gathered into copies, the update would be lost.
   void refuse_spread_statistics() const {
+    const auto training = call_.op.schema().argumentIndexWithName("training");
+    if (training && !call_.arg(static_cast<std::size_t>(*training)).toBool()) return;
+    if (call_.traits.key.ends_with("_no_training")) return;
     for (const TensorArg& entry : call_.tensors) {
       const std::string& argument = call_.op.schema().arguments()[entry.arg].name();
       if (argument != "running_mean" && argument != "running_var") continue;
@@ -168,34 +174,41 @@ class Decider {
   // False when the rule leaves the call to replication.
   bool decide_by_rule(rules::RuleFn rule_fn) {
     OpCall call = op_call();
+    if (!outs_.empty() && call_.op.schema().returns().empty()) return false;  // lists that are written
     meta_ = run_on_meta(call_);
     if (meta_) {
       for (const MetaResult& r : *meta_) call.outputs.push_back(r.info);
-      check_out_sizes();
       if (meta_->empty() && !call_.op.schema().returns().empty()) return false;  // a list of no results
     }
     OpRule rule = rule_fn(call);
     if (!meta_ && rule.outputs.empty()) return false;
+    if (!outs_.empty() && !writes_out(rule.kernel)) return false;
+    fits_ = !rule.declines;
     prefer_rule_without_elements(rule);
     std::vector<TensorInfo> outputs = rule.outputs;
     if (meta_) {
       outputs.clear();
       for (const MetaResult& r : *meta_) outputs.push_back(r.info);
     }
+    check_written_sizes(outputs);
     std::vector<TensorInfo> inputs = call.inputs;
     keep_numbers_whole(rule);
     keep_terms_finite(rule);
-    std::vector<rules::Written> written = written_inputs(outputs.size());
+    std::vector<rules::Written> written = written_inputs();
     add_outs(rule, inputs, written);
-    const auto choice = rules::choose(rule, inputs, outputs.size(), current(), mesh_shape_, written);
-    if (!choice) {
+    auto choice = rules::choose(rule, inputs, outputs.size(), current(), mesh_shape_, written, considered_);
+    if (!choice) {  // what is written cannot be computed in the layout that it has
       out_.write_back = true;
-      return false;
+      for (rules::Written& w : written) w.moves = true;
+      choice = rules::choose(rule, inputs, outputs.size(), current(), mesh_shape_, written, considered_);
     }
-    if (!commutes(*choice)) return false;
+    if (!choice || !commutes(*choice)) return false;
     take(*choice, outputs, rule);
+    fits_ = fits_ || out_.moves.empty();
     return true;
   }
+
+  static bool writes_out(std::string_view kernel) { return kernel.empty() || find_local_kernel(kernel).traits.writes_out; }
 
   // Mesh dimensions choose one by one: together they may leave two kinds of reductions pending.
   static bool commutes(const rules::Choice& choice) {
@@ -234,29 +247,43 @@ class Decider {
     });
   }
 
-  // An in-place operator's first results are its written arguments.
-  std::vector<rules::Written> written_inputs(std::size_t num_outputs) const {
+  // Which result a written tensor is.
+  std::size_t result_of(const TensorArg& entry) const {
+    const auto& args = call_.traits.written_args;
+    const auto at = static_cast<std::size_t>(std::find(args.begin(), args.end(), entry.arg) - args.begin());
+    const int result = call_.traits.written_results.at(at);
+    return result < 0 ? rules::kNoOutput : static_cast<std::size_t>(result);
+  }
+
+  std::vector<rules::Written> written_inputs() const {
     std::vector<rules::Written> out;
     for (std::size_t i = 0; i < rule_inputs_.size(); ++i) {
-      if (call_.writes(call_.tensors[rule_inputs_[i]]) && out.size() < num_outputs)
-        out.push_back({.input = i, .output = out.size()});
+      const TensorArg& entry = call_.tensors[rule_inputs_[i]];
+      if (call_.writes(entry)) out.push_back({.input = i, .output = result_of(entry)});
     }
     return out;
   }
 
-  void check_out_sizes() const {
-    for (std::size_t k = 0; k < outs_.size(); ++k) {
-      const TensorArg& entry = call_.tensors[outs_[k]];
-      if (entry.tensor->sizes() == at::IntArrayRef((*meta_)[k].info.sizes)) continue;
-      throw std::invalid_argument(fmt::format("{}: out is [{}], the result [{}]; give an out tensor of the result's shape",
-                                              call_.traits.name, fmt::join(entry.tensor->sizes(), ", "),
-                                              fmt::join((*meta_)[k].info.sizes, ", ")));
+  // What is written keeps its sizes: LibTorch would resize it.
+  void check_written_sizes(const std::vector<TensorInfo>& outputs) const {
+    for (const TensorArg& entry : call_.tensors) {
+      const std::size_t k = call_.writes(entry) ? result_of(entry) : rules::kNoOutput;
+      if (k >= outputs.size()) continue;
+      const std::vector<int64_t>& sizes = outputs[k].sizes;
+      if (!entry.tensor->defined() || entry.tensor->sizes() == at::IntArrayRef(sizes)) continue;
+      throw std::invalid_argument(
+          fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes{}",
+                      call_.traits.name, fmt::join(sizes, ", "), fmt::join(entry.tensor->sizes(), ", "),
+                      is_out(entry) ? "" : ", or use the operator without the trailing underscore"));
     }
   }
 
   // out= tensors as inputs that every strategy has where its result is. A local kernel would not write them.
   void add_outs(OpRule& rule, std::vector<TensorInfo>& inputs, std::vector<rules::Written>& written) {
-    if (!outs_.empty()) std::erase_if(rule.strategies, [](const rules::Strategy& s) { return !s.kernel.empty(); });
+    if (!outs_.empty()) {
+      rule.keep = {};
+      std::erase_if(rule.strategies, [](const rules::Strategy& s) { return !writes_out(s.kernel); });
+    }
     for (std::size_t k = 0; k < outs_.size(); ++k) {
       for (rules::Strategy& strategy : rule.strategies) strategy.inputs.push_back(strategy.outputs.at(k));
       written.push_back({.input = inputs.size(), .output = k});
@@ -290,7 +317,7 @@ class Decider {
     if (!choice.kernel.empty()) {
       const LocalKernelEntry entry = find_local_kernel(choice.kernel);
       out_.kernel = entry.kernel;
-      out_.communicates |= entry.communicates;
+      out_.communicates |= entry.traits.communicates;
     }
     localize(rule);
   }
@@ -365,11 +392,11 @@ class Decider {
       }
     }
     for (const SpecPtr& spec : out_.inputs) out_.ranks_differ |= spec != nullptr && (spec->sharded || spec->partial);
-    bool empty = !out_.outputs.empty() && call_.traits.written_args.empty() && !out_.outputs_from_local;
+    bool empty = !out_.outputs.empty() && !out_.outputs_from_local;
     for (const SpecPtr& spec : out_.outputs) {
       if (spec == nullptr) continue;
       out_.ranks_differ |= spec->sharded || spec->partial;
-      empty &= spec->local_numel() == 0 && spec->numel() != 0 && !spec->partial;
+      empty &= spec->local_numel() == 0 && spec->numel() != 0;
     }
     out_.nothing_here = empty && !call_.traits.view;
   }
@@ -377,7 +404,9 @@ class Decider {
   const Call& call_;
   const Spec& lead_;
   const std::vector<int64_t>& mesh_shape_;
+  std::vector<rules::Considered>* const considered_;
   Decision out_;
+  bool fits_ = true;  // the rule is one for these arguments, or nothing had to move
   std::optional<std::vector<MetaResult>> meta_;
   std::vector<std::size_t> rule_inputs_;  // rule's input -> index in call_.tensors
   std::vector<std::size_t> outs_;         // out= tensors, as indexes in call_.tensors
@@ -385,6 +414,6 @@ class Decider {
 
 }  // namespace
 
-DecisionPtr decide(const Call& call) { return Decider(call).run(); }
+DecisionPtr decide(const Call& call, std::vector<rules::Considered>* considered) { return Decider(call, considered).run(); }
 
 }  // namespace tessera::dispatch

@@ -9,6 +9,7 @@
 #include "tessera/dtensor/dispatch/call.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/route.h"
+#include "tessera/ops/rules/search.h"
 
 namespace tessera::dispatch {
 
@@ -28,6 +29,7 @@ struct Decision {
   bool make_dense = false;          // results' strides were not known beforehand: dense, in the order of their specs
   std::vector<std::pair<std::size_t, at::IValue>> local_args;  // schema arguments that the local call gets instead
   LocalKernel kernel = nullptr;
+  bool by_rule = false;       // else every input was brought to Replicate, for want of a rule that fits
   bool moved = false;         // some input is another tensor than the caller's
   bool communicates = false;  // moves that communicate
   bool ranks_differ = false;  // some tensor is not replicated: an error in the local call may be this rank's alone
@@ -37,8 +39,8 @@ struct Decision {
 using DecisionPtr = std::shared_ptr<const Decision>;
 
 // Decides by the operator's rule, or, without one, to replicate. Throws what the operator throws on global shapes, and
-// std::invalid_argument for what cannot be; before any communication, alike on every rank.
-DecisionPtr decide(const Call& call);
+// std::invalid_argument for what cannot be; before any communication, alike on every rank. `considered` takes what the choice was made from.
+DecisionPtr decide(const Call& call, std::vector<rules::Considered>* considered = nullptr);
 
 // The words that a decision depends on; false when some argument cannot be put in a key.
 bool append_key(const Call& call, c10::SmallVectorImpl<uint64_t>& key);

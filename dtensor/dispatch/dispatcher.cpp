@@ -7,7 +7,6 @@
 
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/gradient.h"
-#include "tessera/ops/rules/rule.h"
 
 namespace tessera {
 namespace dispatch {
@@ -34,6 +33,11 @@ uint64_t hash_of(const c10::SmallVectorImpl<uint64_t>& key) {
     h ^= h >> 32;
   }
   return h;
+}
+
+bool is_foreach(const std::string& key) {
+  static const std::set<std::string, std::less<>> fused = {"_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"};
+  return key.starts_with("_foreach_") || fused.contains(key);
 }
 
 }  // namespace
@@ -63,7 +67,7 @@ std::size_t DecisionCache::size() {
   return entries_.size();
 }
 
-OpDispatcher::OpDispatcher(const c10::OperatorHandle& op) : traits_(op), foreach_(traits_.key.rfind("_foreach_", 0) == 0) {
+OpDispatcher::OpDispatcher(const c10::OperatorHandle& op) : traits_(op), foreach_(is_foreach(traits_.key)) {
   const std::lock_guard lock(registry().mutex);
   registry().caches.insert(&cache_);
 }
@@ -120,10 +124,9 @@ DecisionPtr OpDispatcher::decision_for(const Call& call) {
   }
   registry().misses.fetch_add(1, std::memory_order_relaxed);
   DecisionPtr made = decide(call);
-  if (rules::find_rule(traits_.key) == nullptr) {
-    if (registry().replicated.fetch_add(1, std::memory_order_relaxed) == 0 || cache_.size() == 0) {
-      spdlog::debug("{}: no sharding rule; runs replicated", traits_.name);
-    }
+  if (!made->by_rule) {
+    registry().replicated.fetch_add(1, std::memory_order_relaxed);
+    spdlog::debug("{}: no sharding rule that fits; runs replicated", traits_.name);
   }
   cache_.insert(hash, key, made);
   return made;

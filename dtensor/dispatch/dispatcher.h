@@ -18,7 +18,7 @@ namespace tessera {
 struct DispatchStatistics {
   uint64_t hits = 0;
   uint64_t misses = 0;
-  uint64_t replicated = 0;  // misses of operators without a rule
+  uint64_t replicated = 0;  // misses for which no rule fits
   std::size_t cached = 0;   // decisions held now
 };
 DispatchStatistics dispatch_statistics();
@@ -70,8 +70,8 @@ class OpDispatcher final : public c10::OperatorKernel {
 // The dispatcher of any operator, also of one registered after this library was loaded.
 void dispatch_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// A `_foreach_` operator: on the lists' pieces at once where every tensor keeps its layout, else element by element of the lists
-// brought to the first list's layouts. False when it is none that can be done so.
+// A `_foreach_` operator, or a fused optimizer's step, on the pieces of all lists at once; tensors that lie otherwise than the first list's
+// are brought there. False where that cannot be.
 bool run_foreach(const Call& call);
 
 }  // namespace dispatch

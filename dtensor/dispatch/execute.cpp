@@ -10,6 +10,7 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "tessera/dtensor/dispatch/random.h"
 #include "tessera/dtensor/modes.h"
@@ -20,17 +21,15 @@ namespace {
 
 using torch::jit::Stack;
 
-[[noreturn]] void refuse_implicit(const Call& call, const Decision& decision) {
-  std::string moves;
+std::string moves_of(const Call& call, const Decision& decision) {
+  std::string out;
   for (const Decision::Move& move : decision.moves) {
     const Spec& from = *call.tensors[move.tensor].spec;
     if (!move.route->communicates()) continue;
-    moves += fmt::format("; {} would go to {} by {}", to_string(from), to_string(move.to->placements),
-                         move.route->plan().to_string());
+    out += fmt::format("; {} would go to {} by {}", to_string(from), to_string(move.to->placements),
+                       move.route->plan().to_string());
   }
-  throw std::runtime_error(fmt::format(
-      "{}: would communicate on its own, which Strict forbids{}. Redistribute the inputs explicitly, or change the layouts",
-      call.traits.name, moves));
+  return out;
 }
 
 const std::string* contract_path(const Call& call) {
@@ -48,12 +47,6 @@ at::Tensor as_dense(const at::Tensor& local, const Spec& spec) {
   const std::vector<int64_t> strides = dense_strides(spec);
   if (local.strides() == at::IntArrayRef(strides)) return local;
   return at::empty_strided(local.sizes(), strides, local.options()).copy_(local);
-}
-
-// A piece that was moved is row-major. Where the tensor is not, strides of results, and LibTorch's formulas that ask whether
-// a matrix is transposed, would differ from what the piece is.
-at::Tensor in_memory_order(const at::Tensor& local, const Spec& spec) {
-  return local.dim() < 2 || !local.is_contiguous() ? local : as_dense(local, spec);
 }
 
 // One call under way.
@@ -79,6 +72,7 @@ class Execution {
     } else {
       run_local();
     }
+    if (mesh_.is_member()) refuse_resized();
     if (decision_.write_back) write_back();
     wrap();
   }
@@ -233,6 +227,17 @@ class Execution {
     }
   }
 
+  // LibTorch gives what it writes the sizes of the result; where nothing was known of it before, only now is it seen, by every rank.
+  void refuse_resized() const {
+    for (const auto& [index, wrapper] : written_) {
+      const Spec& spec = *decision_.inputs[index];
+      if (locals_[index].sizes() == at::IntArrayRef(spec.local_sizes)) continue;
+      throw std::invalid_argument(
+          fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes", call_.traits.name,
+                      fmt::join(locals_[index].sizes(), ", "), fmt::join(spec.sizes, ", ")));
+    }
+  }
+
   // ---- after -----------------------------------------------------------------------------------------------------
   void write_back() {
     if (!mesh_.is_member()) return;
@@ -308,8 +313,14 @@ class Execution {
 
 }  // namespace
 
+at::Tensor in_memory_order(const at::Tensor& local, const Spec& spec) {
+  return local.dim() < 2 || !local.is_contiguous() ? local : as_dense(local, spec);
+}
+
 void execute(const Call& call, const Decision& decision) {
-  if (decision.communicates && Strict::enabled()) refuse_implicit(call, decision);
+  if (decision.communicates) {
+    detail::implicit_communication(call.traits.name, [&] { return moves_of(call, decision); });
+  }
   Execution(call, decision).run();
 }
 

@@ -1,17 +1,20 @@
 #include <algorithm>
+#include <array>
+#include <optional>
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <fmt/format.h>
 
 #include "tessera/dtensor/dispatch/dispatcher.h"
+#include "tessera/dtensor/dispatch/execute.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/route.h"
 
 namespace tessera::dispatch {
 namespace {
 
-// Whether a list operator computes element by element, so that pieces laid out alike give the result's pieces.
-bool elementwise(const std::string& key) {
-  static const std::vector<std::string> reducing = {"_foreach_norm", "_foreach_max", "_foreach_powsum"};
-  return std::find(reducing.begin(), reducing.end(), key) == reducing.end();
-}
+// Which list operators reduce each tensor: the others compute element by element, so that pieces laid out alike give the result's pieces.
+constexpr std::array kReducing = {"_foreach_norm", "_foreach_max", "_foreach_powsum"};
 
 // The tensors of one list argument, by their place in Call::tensors.
 struct List {
@@ -29,58 +32,137 @@ std::vector<List> lists_of(const Call& call) {
   return out;
 }
 
-// A tensor beside the lists, such as a factor, is one number that every rank has.
-bool one_number(const TensorArg& entry) {
-  return entry.tensor->dim() == 0 && (entry.spec == nullptr || all_replicate(entry.spec->placements));
+// A tensor beside the lists, such as a factor or a count of steps, is one number.
+bool one_number(const TensorArg& entry) { return !entry.tensor->defined() || entry.tensor->numel() == 1; }
+
+Placements without_terms(Placements placements) {
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return placements;
 }
 
-// Every list has, at each place, the same shape and layout as the first, and nothing is pending.
-bool aligned(const Call& call, const std::vector<List>& lists) {
+// How the tensors of a call are to lie so that the operator on their pieces gives the pieces of the results: for each tensor, nullopt where
+// it lies so already. The first list says how, without its pending terms; numbers are whole. nullopt where shapes differ.
+using Moves = std::vector<std::optional<Placements>>;
+
+std::optional<Moves> moves_of(const Call& call, const std::vector<List>& lists) {
+  if (!call.arg(lists[0].arg).isTensorList()) return std::nullopt;
+  Moves out(call.tensors.size());
   for (const List& list : lists) {
-    if (!call.arg(list.arg).isTensorList()) {
-      if (!one_number(call.tensors[list.begin])) return false;
-      continue;
-    }
-    if (list.size != lists[0].size) return false;
+    const bool is_list = call.arg(list.arg).isTensorList();
+    if (is_list && list.size != lists[0].size) return std::nullopt;
     for (std::size_t k = 0; k < list.size; ++k) {
-      const Spec* first = call.tensors[lists[0].begin + k].spec;
-      const Spec* here = call.tensors[list.begin + k].spec;
-      if (first == nullptr || here == nullptr || first->partial) return false;
-      if (first->sizes != here->sizes || first->placements != here->placements) return false;
+      const TensorArg& entry = call.tensors[list.begin + k];
+      const TensorArg& first = call.tensors[lists[0].begin + k];
+      const bool follows = is_list && entry.tensor->sizes() == first.tensor->sizes() && first.spec != nullptr;
+      if (!follows && !one_number(entry) && (is_list || entry.tensor->dim() > 1)) return std::nullopt;
+      if (!follows && is_list && entry.tensor->defined() && entry.tensor->dim() > first.tensor->dim()) return std::nullopt;
+      if (call.writes(entry) && !detail::is_dtensor(*entry.tensor)) return std::nullopt;
+      if (entry.spec == nullptr) {
+        if (follows && first.spec->sharded) return std::nullopt;
+        continue;
+      }
+      if (follows && entry.spec == first.spec && !entry.spec->partial) continue;
+      Placements wanted =
+          follows ? without_terms(first.spec->placements) : Placements(entry.spec->placements.size(), Replicate());
+      if (wanted == entry.spec->placements) continue;
+      out[list.begin + k] = std::move(wanted);
     }
   }
-  return call.arg(lists[0].arg).isTensorList();
+  return out;
 }
 
 at::Tensor local_of(const at::Tensor& t) { return detail::is_dtensor(t) ? detail::meta(t).local() : t; }
 
-}  // namespace
+void check_implicit(const Call& call, const Moves& moves) {
+  std::string text;
+  for (std::size_t i = 0; (Strict::enabled() || WarnImplicit::enabled()) && i < moves.size(); ++i) {
+    if (!moves[i]) continue;
+    const Spec& from = *call.tensors[i].spec;
+    const auto add = [&](const Spec& there, const Placements& to) {
+      const RoutePtr route = route_between(there, to);
+      if (!route->communicates()) return;
+      text += fmt::format("; {} would go to {} by {}", to_string(there), to_string(to), route->plan().to_string());
+    };
+    add(from, *moves[i]);
+    if (call.writes(call.tensors[i])) add(*with_placements(from, *moves[i]), from.placements);
+  }
+  if (!text.empty()) detail::implicit_communication(call.traits.name, [&] { return text; });
+}
 
-bool run_foreach(const Call& call) {
-  const std::vector<List> lists = lists_of(call);
-  if (!elementwise(call.traits.key) || !aligned(call, lists)) return false;
-  torch::jit::Stack local(call.args().begin(), call.args().end());
+// The arguments, with pieces in the places of tensors.
+torch::jit::Stack local_stack(const Call& call, const std::vector<List>& lists, const Moves& moves) {
+  std::optional<World::Scope> scope;
+  const auto moved = [](const std::optional<Placements>& move) { return move.has_value(); };
+  if (std::any_of(moves.begin(), moves.end(), moved)) scope.emplace(call.lead->mesh.world(), call.traits.name.c_str());
+  const auto piece = [&](std::size_t i) {
+    const at::Tensor local = local_of(*call.tensors[i].tensor);
+    if (!moves[i]) return local;
+    const SpecPtr to = with_placements(*call.tensors[i].spec, *moves[i]);
+    at::Tensor moved = in_memory_order(redistribute_local(local, *call.tensors[i].spec, *moves[i]), *to);
+    return call.writes(call.tensors[i]) && moved.is_alias_of(local) ? moved.clone() : moved;
+  };
+  torch::jit::Stack out(call.args().begin(), call.args().end());
   for (const List& list : lists) {
     if (!call.arg(list.arg).isTensorList()) {
-      local[list.arg] = local_of(*call.tensors[list.begin].tensor);
+      if (call.tensors[list.begin].tensor->defined()) out[list.arg] = piece(list.begin);
       continue;
     }
     c10::List<at::Tensor> pieces;
     pieces.reserve(list.size);
-    for (std::size_t k = 0; k < list.size; ++k) pieces.push_back(local_of(*call.tensors[list.begin + k].tensor));
-    local[list.arg] = std::move(pieces);
+    for (std::size_t k = 0; k < list.size; ++k) pieces.push_back(piece(list.begin + k));
+    out[list.arg] = std::move(pieces);
   }
-  call.tensors[0].spec->mesh.world().guard(call.traits.name, [&] {
+  return out;
+}
+
+// What was written aside, brought back.
+void write_back(const Call& call, const std::vector<List>& lists, const Moves& moves, const torch::jit::Stack& local) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  for (const List& list : lists) {
+    for (std::size_t k = 0; k < list.size; ++k) {
+      const TensorArg& entry = call.tensors[list.begin + k];
+      const std::optional<Placements>& move = moves[list.begin + k];
+      if (!move || !call.writes(entry)) continue;
+      const at::Tensor written =
+          local[list.arg].isTensorList() ? local[list.arg].toTensorVector()[k] : local[list.arg].toTensor();
+      detail::meta(*entry.tensor)
+          .local()
+          .copy_(redistribute_local(written, *with_placements(*entry.spec, *move), entry.spec->placements));
+    }
+  }
+}
+
+// A result laid out as the first list's tensor.
+at::Tensor wrap_like(const at::Tensor& local, const TensorArg& first) {
+  const Spec& spec = *first.spec;
+  if (detail::is_dtensor(*first.tensor) && !spec.partial && spec.dtype == local.scalar_type()) {
+    return detail::wrap(local, detail::meta(*first.tensor).spec);
+  }
+  return detail::wrap(local,
+                      intern_spec(spec.mesh, without_terms(spec.placements), spec.sizes, spec.strides, local.scalar_type()));
+}
+
+}  // namespace
+
+bool run_foreach(const Call& call) {
+  if (std::find(kReducing.begin(), kReducing.end(), call.traits.key) != kReducing.end()) return false;
+  const std::vector<List> lists = lists_of(call);
+  const std::optional<Moves> moves = moves_of(call, lists);
+  if (!moves || !call.lead->mesh.is_member()) return false;
+  check_implicit(call, *moves);
+  torch::jit::Stack local = local_stack(call, lists, *moves);
+  const torch::jit::Stack given = local;
+  call.lead->mesh.world().guard(call.traits.name, [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     call.op.callBoxed(local);
   });
+  write_back(call, lists, *moves, given);
   for (at::IValue& value : local) {
     c10::List<at::Tensor> wrapped;
     std::size_t k = 0;
-    for (const at::Tensor& t : value.toTensorVector()) {
-      const Spec& spec = *call.tensors[lists[0].begin + k++].spec;
-      wrapped.push_back(detail::wrap(t, intern_spec(spec.mesh, spec.placements, spec.sizes, spec.strides, t.scalar_type())));
-    }
+    for (const at::Tensor& t : value.toTensorVector()) wrapped.push_back(wrap_like(t, call.tensors[lists[0].begin + k++]));
     value = std::move(wrapped);
   }
   call.stack.resize(call.base);

@@ -22,8 +22,8 @@ std::map<std::string, Decomposition, std::less<>>& decompositions() {
 
 }  // namespace
 
-bool register_local_kernel(std::string_view name, LocalKernel kernel, bool communicates) {
-  return kernels().emplace(name, LocalKernelEntry{.kernel = kernel, .communicates = communicates}).second;
+bool register_local_kernel(std::string_view name, LocalKernel kernel, LocalKernelTraits traits) {
+  return kernels().emplace(name, LocalKernelEntry{.kernel = kernel, .traits = traits}).second;
 }
 
 LocalKernelEntry find_local_kernel(std::string_view name) {
@@ -31,6 +31,10 @@ LocalKernelEntry find_local_kernel(std::string_view name) {
   if (it != kernels().end()) return it->second;
   throw std::logic_error(
       fmt::format("a sharding rule names the local kernel \"{}\", which is not linked; depend on //ops/kernels", name));
+}
+
+at::Tensor own_if_copy(const c10::OperatorHandle& op, const at::Tensor& view) {
+  return op.schema().name().ends_with("_copy") ? view.clone(at::MemoryFormat::Contiguous) : view;
 }
 
 bool register_decomposition(std::string_view op_name, Decomposition decomposition) {

@@ -24,15 +24,23 @@ struct LocalCall {
 // in a part of the vocabulary. The stack holds the local arguments and takes the local results, as for callBoxed.
 using LocalKernel = void (*)(const LocalCall& call, torch::jit::Stack& stack);
 
-// Registered under the name that a rule's Strategy gives; `communicates` when it runs a collective itself. Returns true, for use at
-// namespace scope.
-bool register_local_kernel(std::string_view name, LocalKernel kernel, bool communicates = false);
+// `communicates`: it runs a collective itself. `writes_out`: it leaves results in the out= tensors among its arguments.
+struct LocalKernelTraits {
+  bool communicates = false;
+  bool writes_out = false;
+};
+
+// Registered under the name that a rule's Strategy gives. Returns true, for use at namespace scope.
+bool register_local_kernel(std::string_view name, LocalKernel kernel, LocalKernelTraits traits = {});
 struct LocalKernelEntry {
   LocalKernel kernel = nullptr;
-  bool communicates = false;
+  LocalKernelTraits traits = {};
 };
 // Throws std::logic_error on a name that nobody registered.
 LocalKernelEntry find_local_kernel(std::string_view name);
+
+// A view as the result of `op`: itself, a clone for the operators that copy, "squeeze_copy" and its kin.
+at::Tensor own_if_copy(const c10::OperatorHandle& op, const at::Tensor& view);
 
 // An operator written in terms of others on DTensors. Returns false to leave the call to rules; the stack must then be as it was.
 using Decomposition = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);

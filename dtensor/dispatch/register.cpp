@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "tessera/dtensor/dispatch/dispatcher.h"
+#include "tessera/dtensor/dispatch/out_of_place.h"
 #include "tessera/dtensor/tensor.h"
 
 namespace tessera::dispatch {
@@ -23,12 +24,19 @@ bool decomposes(const c10::OperatorHandle& op) {
 std::vector<c10::RegistrationHandleRAII> register_all() {
   std::vector<c10::RegistrationHandleRAII> handles;
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  const auto add = [&](const c10::OperatorName& name, c10::DispatchKey key, auto kernel) {
+    handles.push_back(dispatcher.registerImpl(name, key, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
+                                              std::nullopt, nullptr, "tessera"));
+  };
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
-    if (!op || !op->hasSchema() || decomposes(*op) || op->hasKernelForDispatchKey(detail::kDTensorKey)) continue;
-    handles.push_back(dispatcher.registerImpl(name, detail::kDTensorKey,
-                                              c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OpDispatcher>(*op)),
-                                              std::nullopt, nullptr, "tessera"));
+    if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(detail::kDTensorKey)) continue;
+    if (!decomposes(*op)) {
+      add(name, detail::kDTensorKey, std::make_unique<OpDispatcher>(*op));
+    } else if (const auto functional = without_out(*op)) {
+      add(name, detail::kDTensorKey, std::make_unique<OutOfPlace>(*functional));
+      add(name, c10::DispatchKey::AutogradPrivateUse3, std::make_unique<OutOfPlace>(*functional));
+    }
   }
   std::atexit([] { clear_dispatch_cache(); });
   return handles;

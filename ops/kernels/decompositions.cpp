@@ -4,20 +4,27 @@
 #include <stdexcept>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
+#include <ATen/ops/any.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/logical_not.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sqrt.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -30,40 +37,12 @@
 #include "tessera/dtensor/route.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/ops/kernels/arguments.h"
 
 namespace tessera {
 namespace {
 
 using torch::jit::Stack;
-
-// The arguments of the call on top of the stack.
-Stack take_args(const c10::OperatorHandle& op, const Stack& stack) {
-  const auto n = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
-  return {stack.end() - n, stack.end()};
-}
-
-void give(const c10::OperatorHandle& op, Stack& stack, at::IValue result) {
-  stack.resize(stack.size() - op.schema().arguments().size());
-  stack.push_back(std::move(result));
-}
-
-bool spread(const at::IValue& value) {
-  if (!value.isTensor() || !detail::is_dtensor(value.toTensor())) return false;
-  const Spec& spec = *detail::meta(value.toTensor()).spec;
-  return spec.sharded || spec.partial;
-}
-
-bool any_spread(const Stack& args) {
-  for (const at::IValue& value : args) {
-    if (spread(value)) return true;
-  }
-  return false;
-}
-
-int argument(const c10::OperatorHandle& op, const char* name) {
-  const auto at = op.schema().argumentIndexWithName(name);
-  return at ? *at : -1;
-}
 
 // item(): explicit communication, one all_reduce or all_gather a mesh dimension that spreads the value.
 bool item(const c10::OperatorHandle& op, Stack& stack) {
@@ -76,19 +55,37 @@ bool item(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// equal(a, b): of tensors laid out alike, each rank compares its pieces and one all_reduce of a flag a mesh dimension agrees.
+Placements without_terms(Placements placements) {
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Replicate();
+  }
+  return placements;
+}
+
+// equal(a, b): b is brought to a's layout, pending terms reduced; each rank compares its pieces and one all_reduce of a flag a mesh dimension
+// agrees.
 bool equal(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
-  if (!spread(args[0]) || !spread(args[1])) return false;
+  if (!any_spread(args) || !is_dtensor(args[0].toTensor()) || !is_dtensor(args[1].toTensor())) return false;
   const detail::Meta& a = detail::meta(args[0].toTensor());
   const detail::Meta& b = detail::meta(args[1].toTensor());
   const DeviceMesh& mesh = a.spec->mesh;
-  if (!(mesh == b.spec->mesh) || !mesh.is_member() || Strict::enabled()) return false;
-  if (a.spec->placements != b.spec->placements || a.spec->partial || a.spec->sizes != b.spec->sizes) return false;
+  if (!(mesh == b.spec->mesh) || !mesh.is_member()) return false;
+  if (a.spec->sizes != b.spec->sizes) {
+    give(op, stack, false);
+    return true;
+  }
+  detail::implicit_communication("aten::equal", [&] {
+    return fmt::format("; whether pieces of {} and {} are equal", to_string(*a.spec), to_string(*b.spec));
+  });
   const World::Scope scope(mesh.world(), "aten::equal");
-  at::Tensor same =
-      at::full({1}, at::equal(a.local(), b.local()) ? 1 : 0, at::TensorOptions(at::kInt).device(mesh.device()));
-  for (int64_t i = 0; i < mesh.ndim(); ++i) same = all_reduce(same, mesh, i, ReduceOp::kMin);
+  const Placements layout = without_terms(a.spec->placements);
+  const bool here =
+      at::equal(redistribute_local(a.local(), *a.spec, layout), redistribute_local(b.local(), *b.spec, layout));
+  at::Tensor same = at::full({1}, here ? 1 : 0, at::TensorOptions(at::kInt).device(mesh.device()));
+  for (int64_t i = 0; i < mesh.ndim(); ++i) {
+    if (layout[static_cast<std::size_t>(i)].is_shard()) same = all_reduce(same, mesh, i, ReduceOp::kMin);
+  }
   give(op, stack, same.item<int>() != 0);
   return true;
 }
@@ -104,7 +101,7 @@ bool as_strided(const c10::OperatorHandle& op, Stack& stack) {
     throw std::invalid_argument(fmt::format(
         "aten::as_strided: [{}] by strides [{}] of {}: a DTensor's pieces lie in other memory than one process's; use view, "
         "transpose, slice or unfold, or call full_tensor first",
-        fmt::join(size, ", "), fmt::join(stride, ", "), to_string(self)));
+        fmt::join(size, ", "), fmt::join(stride, ", "), to_string(*detail::meta(self).spec)));
   }
   give(op, stack, at::alias(self));
   return true;
@@ -123,6 +120,29 @@ std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const
                                                         grouped);
 }
 
+// t_, transpose_, squeeze_ and unsqueeze_: the tensor becomes the view of itself that the operator without the underscore gives.
+bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  if (!schema.name().ends_with('_')) return false;
+  Stack args = take_args(op, stack);
+  const at::Tensor self = args[0].toTensor();
+  const std::string viewing = schema.name().substr(0, schema.name().size() - 1);
+  const char* const overload = viewing == "aten::transpose" ? "int" : schema.overload_name().c_str();
+  c10::Dispatcher::singleton().findSchemaOrThrow(viewing.c_str(), overload).callBoxed(args);
+  const detail::Meta& view = detail::meta(args[0].toTensor());
+  if (view.copied_by != nullptr) {
+    throw std::invalid_argument(
+        fmt::format("{}: of {} pieces would have to move; use the operator without the trailing underscore", schema.name(),
+                    to_string(*detail::meta(self).spec)));
+  }
+  const at::Tensor local = view.local();
+  const ContractPtr contract = view.contract;
+  detail::convert_in_place(self, local, view.spec);
+  detail::meta(self).contract = contract;
+  give(op, stack, self);
+  return true;
+}
+
 // ||x||_p over `dims` (all when empty) as sums and extrema, which pieces have.
 at::Tensor norm_of(const at::Tensor& x, double p, const std::vector<int64_t>& dims, bool keepdim) {
   const at::Tensor magnitude = x.abs();
@@ -137,7 +157,7 @@ at::Tensor norm_of(const at::Tensor& x, double p, const std::vector<int64_t>& di
 // norm.* and linalg_vector_norm.
 bool norm(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
-  if (!spread(args[0]) || argument(op, "out") >= 0) return false;
+  if (!spread(args[0]) || writes(op)) return false;
   at::Tensor x = args[0].toTensor();
   const int p_at = argument(op, "p") >= 0 ? argument(op, "p") : argument(op, "ord");
   const int dim_at = argument(op, "dim");
@@ -160,6 +180,41 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
+// _foreach_norm, _foreach_max and _foreach_powsum: each tensor for itself.
+bool foreach_reduction(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack args = take_args(op, stack);
+  if (writes(op) || !any_spread(args)) return false;
+  const std::string& name = op.schema().name();
+  c10::List<at::Tensor> out;
+  for (const at::Tensor& t : args[0].toTensorVector()) {
+    if (name == "aten::_foreach_max") {
+      out.push_back(at::amax(t));
+      continue;
+    }
+    const at::Scalar p = args[1].toScalar();
+    const auto dtype = args[2].toOptional<at::ScalarType>();
+    out.push_back(name == "aten::_foreach_norm" ? at::linalg_vector_norm(t, p, std::nullopt, false, dtype)
+                                                : at::sum(at::pow(at::abs(dtype ? t.to(*dtype) : t), p)));
+  }
+  give(op, stack, out);
+  return true;
+}
+
+// _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale): gradients scaled back; found_inf is 1 on every rank where any
+// rank's piece has a number that is not finite. One all_reduce of a flag a mesh dimension.
+bool unscale(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack args = take_args(op, stack);
+  if (!op.schema().returns().empty() || !any_spread(args)) return false;
+  std::vector<at::Tensor> flags;
+  for (const at::Tensor& t : args[0].toTensorVector()) flags.push_back(at::any(at::logical_not(at::isfinite(t))));
+  const at::Tensor found = full_tensor(at::any(at::stack(flags)));
+  const at::Tensor found_inf = args[1].toTensor();
+  found_inf.copy_(at::maximum(found_inf, found.to(found_inf.scalar_type())));
+  at::_foreach_mul_(args[0].toTensorVector(), args[2].toTensor().reshape({}));
+  give(op, stack, Stack{});
+  return true;
+}
+
 // median(x) and nanmedian(x) of a pending sum. The derivative is where x equals the result: backward would reduce x once more,
 // maybe in another order, and find no such place.
 bool whole_median(const c10::OperatorHandle& op, Stack& stack) {
@@ -167,38 +222,46 @@ bool whole_median(const c10::OperatorHandle& op, Stack& stack) {
   if (op.schema().returns().size() != 1 || !self.requires_grad() || !c10::GradMode::is_enabled()) return false;
   if (!detail::meta(self).spec->partial) return false;
   throw std::invalid_argument(fmt::format(
-      "{}: of {} it has no exact derivative: the sum would be reduced again in backward; redistribute it to Replicate or "
+      "{}: of {}, it has no exact derivative: the sum would be reduced again in backward; redistribute it to Replicate or "
       "Shard first",
-      op.schema().name(), to_string(self)));
+      op.schema().name(), to_string(*detail::meta(self).spec)));
 }
 
 // Losses with a reduction: the loss of each element, then mean or sum, which count as the whole tensor does.
 bool reduced_loss(const c10::OperatorHandle& op, Stack& stack) {
   Stack args = take_args(op, stack);
   const int at = argument(op, "reduction");
-  if (at < 0 || !any_spread(args) || argument(op, "out") >= 0) return false;
+  if (at < 0 || !any_spread(args) || writes(op)) return false;
   at::IValue& reduction = args[static_cast<std::size_t>(at)];
   const int64_t kind = reduction.toInt();
   if (kind == 0) return false;
   reduction = int64_t{0};
   op.callBoxed(args);
   const at::Tensor each = args[0].toTensor();
-  give(op, stack, kind == 1 ? at::mean(each) : at::sum(each));
+  args[0] = kind == 1 ? at::mean(each) : at::sum(each);
+  give(op, stack, std::move(args));
   return true;
+}
+
+// One a number; one an item where its classes make it together.
+std::vector<int64_t> sizes_of_losses(const c10::OperatorHandle& op, at::IntArrayRef self) {
+  const bool of_items =
+      op.schema().name().find("margin_loss") != std::string::npos && op.schema().name().find("soft") == std::string::npos;
+  return (of_items ? self.slice(0, self.size() - 1) : self).vec();
 }
 
 // Their gradients: that of each element, with the mean's share in the incoming gradient.
 bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
   Stack args = take_args(op, stack);
   const int at = argument(op, "reduction");
-  if (at < 0 || !any_spread(args) || argument(op, "grad_input") >= 0) return false;
+  if (at < 0 || !any_spread(args) || writes(op)) return false;
   at::IValue& reduction = args[static_cast<std::size_t>(at)];
   const int64_t kind = reduction.toInt();
   if (kind == 0) return false;
   reduction = int64_t{0};
-  const at::Tensor self = args[1].toTensor();
-  const at::Tensor grad = args[0].toTensor().expand(self.sizes());
-  args[0] = kind == 1 ? grad / static_cast<double>(self.numel()) : grad;
+  const std::vector<int64_t> losses = sizes_of_losses(op, args[1].toTensor().sizes());
+  const at::Tensor grad = args[0].toTensor().expand(losses);
+  args[0] = kind == 1 ? grad / static_cast<double>(c10::multiply_integers(losses)) : grad;
   op.callBoxed(args);
   give(op, stack, args[0]);
   return true;
@@ -206,6 +269,10 @@ bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
 
 // LibTorch scatters ones into plain zeros. Reads the extremes of the classes as item() does.
 at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
+  if (self.scalar_type() != at::kLong) {
+    throw std::invalid_argument(
+        fmt::format("one_hot: classes are Long, not {}; convert them", c10::toString(self.scalar_type())));
+  }
   if (self.numel() == 0 && num_classes <= 0) {
     throw std::invalid_argument("one_hot: a tensor without elements does not tell the number of classes; give it");
   }
@@ -233,11 +300,21 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
   register_decomposition("_local_scalar_dense", item);
   register_decomposition("equal", equal);
   register_decomposition("as_strided", as_strided);
+  for (const char* name : {"t", "transpose", "squeeze", "unsqueeze"}) register_decomposition(name, reshape_in_place);
   for (const char* name : {"median", "nanmedian"}) register_decomposition(name, whole_median);
+  for (const char* name : {"_foreach_norm", "_foreach_max", "_foreach_powsum"}) {
+    register_decomposition(name, foreach_reduction);
+  }
+  register_decomposition("_amp_foreach_non_finite_check_and_unscale", unscale);
   for (const char* name : {"norm", "linalg_vector_norm"}) register_decomposition(name, norm);
   for (const char* name : {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss"}) {
     register_decomposition(name, reduced_loss);
     register_decomposition(std::string(name) + "_backward", reduced_loss_backward);
+  }
+  for (const char* name : {"multi_margin_loss", "multilabel_margin_loss_forward"})
+    register_decomposition(name, reduced_loss);
+  for (const char* name : {"multi_margin_loss_backward", "multilabel_margin_loss_backward"}) {
+    register_decomposition(name, reduced_loss_backward);
   }
   return true;
 }();

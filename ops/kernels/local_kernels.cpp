@@ -140,7 +140,7 @@ void nll_loss_mean(const LocalCall& call, Stack& stack) {
 // the whole: squeeze drops dimensions of size 1, and a piece may have more of them; _reshape_alias names the whole's strides.
 void reshape(const LocalCall& call, Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
-  stack.assign({self.reshape(call.outputs[0]->local_sizes)});
+  stack.assign({own_if_copy(call.op, self.reshape(call.outputs[0]->local_sizes))});
 }
 
 // Losses by element with reduction = mean, and their backward: the sum over the pieces, divided by the elements of the whole.
@@ -163,6 +163,32 @@ void contiguous_statistics(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
+// The operator on dense pieces: some kernels of LibTorch's read memory as if it were.
+void contiguous(const LocalCall& call, Stack& stack) {
+  const auto& arguments = call.op.schema().arguments();
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const bool writes = arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
+    if (stack[i].isTensor() && stack[i].toTensor().defined() && !writes) stack[i] = stack[i].toTensor().contiguous();
+  }
+  call.op.callBoxed(stack);
+}
+
+// native_group_norm and its backward: N, C and group as the piece of the first tensor has them. The kernels read dense memory.
+void group_norm(const LocalCall& call, Stack& stack) {
+  const auto argument = [&](const char* name) -> at::IValue& {
+    return stack[static_cast<std::size_t>(call.op.schema().argumentIndexWithName(name).value())];
+  };
+  const at::Tensor piece = stack[0].toTensor();
+  const int64_t channels = argument("C").toInt();
+  argument("N") = piece.size(0);
+  argument("C") = piece.size(1);
+  if (channels > 0) argument("group") = argument("group").toInt() * piece.size(1) / channels;
+  for (at::IValue& value : stack) {
+    if (value.isTensor()) value = value.toTensor().contiguous();
+  }
+  call.op.callBoxed(stack);
+}
+
 // _scaled_dot_product_flash_attention_for_cpu_backward: the kernel divides by the number of heads, which may be none here while
 // the gradients of key and value are terms of a sum.
 void attention_backward(const LocalCall& call, Stack& stack) {
@@ -178,11 +204,12 @@ void attention_backward(const LocalCall& call, Stack& stack) {
 
 [[maybe_unused]] const bool registered =
     register_local_kernel("attention_backward", attention_backward) && register_local_kernel("mean", mean) &&
-    register_local_kernel("extremum", extremum) && register_local_kernel("reshape", reshape) &&
+    register_local_kernel("contiguous", contiguous, {.writes_out = true}) && register_local_kernel("extremum", extremum) &&
+    register_local_kernel("group_norm", group_norm) && register_local_kernel("reshape", reshape) &&
     register_local_kernel("mean_loss", mean_loss) && register_local_kernel("contiguous_statistics", contiguous_statistics) &&
     register_local_kernel("embedding", embedding) &&
     register_local_kernel("embedding_dense_backward", embedding_dense_backward) &&
-    register_local_kernel("nll_loss_mean", nll_loss_mean, /*communicates=*/true);
+    register_local_kernel("nll_loss_mean", nll_loss_mean, {.communicates = true});
 
 }  // namespace
 }  // namespace tessera

@@ -80,7 +80,7 @@ void parts(const LocalCall& call, Stack& stack) {
     const Spec& spec = *call.outputs[k];
     // Without elements it may be of other sizes than its layout says.
     const bool fits = part.defined() && part.sizes() == at::IntArrayRef(spec.local_sizes);
-    out[k] = fits ? part : at::empty(spec.local_sizes, piece.options());
+    out[k] = fits ? own_if_copy(call.op, part) : at::empty(spec.local_sizes, piece.options());
   });
   const bool list = call.op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType;
   stack.clear();

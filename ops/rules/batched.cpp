@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <map>
+#include <span>
 
 #include <ATen/native/Pool.h>
 
@@ -30,6 +30,12 @@ Results places(const OpCall& call) {
   return {{.sizes = call.inputs.at(input).sizes, .dtype = call.arg("out_int32").toBool() ? at::kInt : at::kLong}};
 }
 
+// One truth value an element, or one for the one element that is a number.
+Results contained(const OpCall& call) {
+  if (call.has_arg("element")) return {{.sizes = {}, .dtype = at::kBool}};
+  return {{.sizes = call.inputs.at(0).sizes, .dtype = at::kBool}};
+}
+
 Results eigen(const OpCall& call) {
   TensorInfo vectors = call.inputs.at(0);
   vectors.dtype = c10::toComplexType(vectors.dtype);
@@ -46,26 +52,48 @@ TensorInfo resized(const TensorInfo& input, const Sizes& inner) {
   return out;
 }
 
+// A sum.
+Results number(const OpCall& call) {
+  const at::ScalarType type = call.inputs.at(0).dtype;
+  return {{.sizes = {}, .dtype = at::isIntegralType(type, /*includeBool=*/true) ? at::kLong : type}};
+}
+
+// One number an item, none of which is reduced yet.
+Results per_item(const OpCall& call) {
+  if (call.arg("reduction").toInt() != 0) return {{.sizes = {}, .dtype = call.inputs.at(0).dtype}};
+  const Sizes& sizes = call.inputs.at(0).sizes;
+  return {{.sizes = Sizes(sizes.begin(), sizes.end() - 1), .dtype = call.inputs[0].dtype}};
+}
+
+Results labelled(const OpCall& call) {
+  Results out = per_item(call);
+  out.push_back(call.inputs[0]);
+  return out;
+}
+
 Results of_output_size(const OpCall& call) { return {resized(call.inputs.at(0), call.arg("output_size").toIntVector())}; }
 
-Results distances(const OpCall& call) {
-  const Sizes& a = call.inputs.at(0).sizes;
-  const Sizes& b = call.inputs.at(1).sizes;
+// Matrices of a batch for which those of inputs 0 and 1 broadcast.
+Results matrices(const OpCall& call, int64_t rows, int64_t columns) {
   const auto leading = [](const Sizes& sizes) { return TensorInfo{.sizes = Sizes(sizes.begin(), sizes.end() - 2)}; };
-  Sizes out = broadcast_sizes({leading(a), leading(b)});
-  out.push_back(a[a.size() - 2]);
-  out.push_back(b[b.size() - 2]);
+  Sizes out = broadcast_sizes({leading(call.inputs.at(0).sizes), leading(call.inputs.at(1).sizes)});
+  out.insert(out.end(), {rows, columns});
   return {{.sizes = std::move(out), .dtype = call.inputs[0].dtype}};
 }
 
-// Matrices of a batch that broadcasts, the others' sizes input 1's.
+// As input 1; LibTorch gives some other gradient where that was expanded to the gradient's batch.
+Results distances_backward(const OpCall& call) {
+  const Sizes& grad = call.inputs.at(0).sizes;
+  const Sizes& x = call.inputs.at(1).sizes;
+  if (!std::equal(grad.begin(), grad.end() - 2, x.begin(), x.end() - 2)) return {};
+  return {call.inputs[1]};
+}
+
+Results distances(const OpCall& call) {
+  return matrices(call, call.inputs.at(0).sizes.end()[-2], call.inputs.at(1).sizes.end()[-2]);
+}
 Results solved(const OpCall& call) {
-  const Sizes& a = call.inputs.at(0).sizes;
-  const Sizes& b = call.inputs.at(1).sizes;
-  const auto leading = [](const Sizes& sizes) { return TensorInfo{.sizes = Sizes(sizes.begin(), sizes.end() - 2)}; };
-  Sizes out = broadcast_sizes({leading(a), leading(b)});
-  out.insert(out.end(), b.end() - 2, b.end());
-  return {{.sizes = std::move(out), .dtype = call.inputs[0].dtype}};
+  return matrices(call, call.inputs.at(1).sizes.end()[-2], call.inputs.at(1).sizes.end()[-1]);
 }
 
 Results sampled(const OpCall& call) {
@@ -74,12 +102,7 @@ Results sampled(const OpCall& call) {
 }
 
 // The gradients of input and grid, as far as they are asked for.
-Results sampled_backward(const OpCall& call) {
-  Results out = {call.inputs.at(1), call.inputs.at(2)};
-  const auto wanted = call.arg("output_mask").toBoolList();
-  for (std::size_t k = 0; k < out.size(); ++k) out[k].defined = wanted.get(k);
-  return out;
-}
+Results sampled_backward(const OpCall& call) { return asked_for(call, like<1, 2>(call)); }
 
 Results padded(const OpCall& call) {
   TensorInfo out = call.inputs.at(0);
@@ -92,7 +115,7 @@ Results padded(const OpCall& call) {
 int64_t at_dim(const OpCall& call, std::string_view name, std::size_t d, int64_t otherwise = 1) {
   const Sizes values = call.arg(name).toIntVector();
   if (values.empty()) return otherwise;
-  return values.size() == 1 ? values[0] : values.at(d);
+  return values[std::min(d, values.size() - 1)];
 }
 
 // How often a window fits into each of the last dimensions.
@@ -137,8 +160,8 @@ Results from_columns(const OpCall& call) {
 
 constexpr auto kNone = Passes::kNothing;
 
-constexpr SignatureEntry kSignatures[] = {
-    // Linear algebra.
+// What LibTorch's formulas ask of their results depends on how an input lies in memory: it stays as it is.
+constexpr SignatureEntry kAlgebra[] = {
     {"linalg_inv_ex", "*-- -> *--, *"},
     {"linalg_cholesky_ex", "*-- -> *--, *"},
     {"cholesky", "*-- -> *--", kNone, "", like<0>},
@@ -146,11 +169,11 @@ constexpr SignatureEntry kSignatures[] = {
     {"_cholesky_solve_helper", "*--, *-- -> *--", kNone, "", like<0>},
     {"_linalg_det", "*-- -> *, *--, *-"},
     {"_linalg_slogdet", "*-- -> *, *, *--, *-"},
-    {"_linalg_svd", "*-- -> *--, *-, *--"},
+    {"_linalg_svd", "*-- -> *--, *-, *-- | *-- -> -, *-, -"},
     {"_linalg_eigh", "*-- -> *-, *--"},
     {"linalg_eig", "*-- -> *-, *--", kNone, "", eigen},
     {"_linalg_eigvals", "*-- -> *-", kNone, "", eigen},
-    {"linalg_qr", "*-- -> *--, *--"},
+    {"linalg_qr", "*-- -> *--, *-- | *-- -> -, *--"},
     {"geqrf", "*-- -> *--, *-"},
     {"linalg_householder_product", "*--, *- -> *--", kNone, "", like<0>},
     {"ormqr", "*--, *-, *-- -> *--", kNone, "", like<2>},
@@ -166,7 +189,11 @@ constexpr SignatureEntry kSignatures[] = {
     {"linalg_matrix_exp", "*-- -> *--", kNone, "", like<0>},
     // (..., p, m) and (..., r, m): the distances of each to each.
     {"_cdist_forward", "*p-, *r- -> *pr", kNone, "", distances},
-    {"_cdist_backward", "*pr, *p-, *r-, *pr -> *p-", Passes::kLinear, "", like<1>},
+};
+
+// Kernels that take their inputs for dense ones.
+constexpr SignatureEntry kDense[] = {
+    {"_cdist_backward", "*pr, *p-, *r-, *pr -> *p-", Passes::kLinear, "", distances_backward},
     // Pooling. Means are linear; a maximum's gradient goes to one place.
     {"avg_pool2d", "*-- -> *--", Passes::kLinear},
     {"avg_pool3d", "*--- -> *---", Passes::kLinear},
@@ -234,25 +261,37 @@ constexpr SignatureEntry kSignatures[] = {
     {"upsample_trilinear3d_backward", "nc--- -> nc---", Passes::kLinear, "input_size"},
     {"_upsample_bilinear2d_aa_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
     {"_upsample_bicubic2d_aa_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
+    {"trace", "-- -> ", Passes::kLinear, "", number},
+    // Losses of items; what reduces them is ops/kernels/decompositions.cpp's.
+    {"multi_margin_loss", "n-, n, - -> n", kNone, "", per_item},
+    {"multi_margin_loss_backward", "n, n-, n, - -> n-", Passes::kLinear, "", like<1>},
+    {"multilabel_margin_loss_forward", "n-, n- -> n, n-", kNone, "", labelled},
+    {"multilabel_margin_loss_backward", "n, n-, n-, n- -> n-", Passes::kLinear, "", like<1>},
     // Where numbers belong among sorted ones; whether they are among some.
     {"bucketize", "*, - -> *", kNone, "", places<0>},
     {"searchsorted", "-, *, - -> * | *-, *m, *- -> *m", kNone, "", places<1>},
-    {"isin", "*, ~ -> *"},
+    {"isin", "*, ~ -> * | ~ -> | * -> *", kNone, "", contained},
     {"take", "~, * -> *", kNone, "", picked},
 };
 
+const SignatureEntry* entry_of(std::span<const SignatureEntry> table, const OpCall& call) {
+  const std::string key = rule_key(call.schema.name());
+  const auto found =
+      std::find_if(table.begin(), table.end(), [&](const SignatureEntry& entry) { return entry.name == key; });
+  return found == table.end() ? nullptr : &*found;
+}
+
 OpRule by_signature(const OpCall& call) {
-  static const auto table = [] {
-    std::map<std::string_view, const SignatureEntry*> out;
-    for (const SignatureEntry& entry : kSignatures) out.emplace(entry.name, &entry);
-    return out;
-  }();
-  return rule_of(*table.at(rule_key(call.schema.name())), call);
+  if (const SignatureEntry* entry = entry_of(kAlgebra, call)) return rule_of(*entry, call);
+  OpRule rule = rule_of(*entry_of(kDense, call), call);
+  if (!rule.declines) rule.kernel = "contiguous";
+  return rule;
 }
 
 // Fourier transforms: linear, and free in the dimensions that they leave alone.
 OpRule fourier(const OpCall& call) {
   const int64_t ndim = call.inputs.at(0).ndim();
+  if (call.dims("dim", ndim).empty() || ndim == 0) return no_rule();
   const Labels labels = with_whole(letters(static_cast<std::size_t>(ndim)), call.dims("dim", ndim));
   OpRule rule{.strategies = shard_factors({labels}, {labels})};
   TensorInfo out = call.inputs[0];
@@ -271,7 +310,8 @@ OpRule fourier(const OpCall& call) {
 
 std::vector<RuleEntry> make_table() {
   std::vector<RuleEntry> table;
-  for (const SignatureEntry& entry : kSignatures) table.push_back({entry.name, by_signature});
+  for (const SignatureEntry& entry : kAlgebra) table.push_back({entry.name, by_signature});
+  for (const SignatureEntry& entry : kDense) table.push_back({entry.name, by_signature});
   for (const std::string_view name : {"_fft_r2c", "_fft_c2r", "_fft_c2c"}) table.push_back({name, fourier});
   return table;
 }

@@ -4,8 +4,6 @@
 namespace tessera::rules {
 namespace {
 
-constexpr ReduceOp kAllReductions[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct};
-
 Strategy from_first(const OpCall& call, Placement input, Placement output) {
   Strategy strategy{.inputs = Placements(call.inputs.size(), Replicate()), .outputs = {output}};
   strategy.inputs[0] = input;
@@ -18,7 +16,7 @@ OpRule filled(const OpCall& call, bool same) {
   for (int64_t d = 0; d < call.inputs.at(0).ndim(); ++d) {
     rule.strategies.push_back(from_first(call, Shard(d), same ? Shard(d) : Replicate()));
   }
-  for (const ReduceOp op : kAllReductions) rule.strategies.push_back(from_first(call, Partial(op), Replicate()));
+  for (const ReduceOp op : kPlainReductions) rule.strategies.push_back(from_first(call, Partial(op), Replicate()));
   return rule;
 }
 

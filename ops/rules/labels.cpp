@@ -1,6 +1,7 @@
 #include "tessera/ops/rules/labels.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tessera::rules {
 
@@ -55,6 +56,34 @@ void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<
                                    [&](std::size_t i) { return converts_termwise(call.inputs.at(i).dtype, to); });
     if (exact) add_linear(rule, call.inputs.size(), num_outputs(call), {group});
   }
+}
+
+Labels labels_of(const TensorInfo& info) { return letters(info.sizes.size()); }
+
+OpRule moved(const OpCall& call, const std::vector<Labels>& inputs, const Labels& output) {
+  OpRule rule{.strategies = shard_factors(inputs, std::vector<Labels>(num_outputs(call), output))};
+  add_movement(rule, call.inputs.size(), num_outputs(call));
+  return rule;
+}
+
+OpRule whole_dims(const OpCall& call, const std::vector<int64_t>& whole) {
+  const Labels labels = with_whole(labels_of(call.inputs.at(0)), whole);
+  return moved(call, {labels}, labels);
+}
+
+void add_joint(OpRule& rule, const OpCall& call) {
+  std::vector<std::size_t> all(call.inputs.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  for (const TensorInfo& input : call.inputs) {
+    if (input.dtype != call.inputs[0].dtype) return;
+  }
+  for (const ReduceOp op : kPlainReductions) rule.strategies.push_back(pass_partial(all.size(), num_outputs(call), all, op));
+}
+
+std::vector<TensorInfo> asked_for(const OpCall& call, std::vector<TensorInfo> gradients) {
+  const auto wanted = call.arg("output_mask").toBoolList();
+  for (std::size_t k = 0; k < gradients.size(); ++k) gradients[k].defined &= wanted.get(k);
+  return gradients;
 }
 
 std::size_t num_outputs(const OpCall& call) {

@@ -22,7 +22,8 @@ Labels with_whole(Labels labels, std::span<const int64_t> dims);
 // The labels without those at `dims`.
 Labels without(const Labels& labels, std::span<const int64_t> dims);
 
-// Whether terms of `from` may be reduced after they were converted to `to`: integers would overflow elsewhere, bool counts.
+// Whether terms of `from` may be reduced after they were converted to `to`: integers would overflow elsewhere, bool counts. Terms that are
+// rounded may be off by more than their sum: who asks for a narrower type gets what travels in it.
 bool converts_termwise(at::ScalarType from, at::ScalarType to);
 
 // add_linear of the groups whose inputs all convert termwise to the first result's type.
@@ -33,6 +34,19 @@ OpRule plain(const OpCall& call);
 
 // What takes the sizes of its first input and not its values: sharded as that is; whole where it is a term.
 OpRule sizes_of_first(const OpCall& call);
+
+Labels labels_of(const TensorInfo& info);  // a letter a dimension
+
+// What only moves elements, in factors; every result has the labels `output`.
+OpRule moved(const OpCall& call, const std::vector<Labels>& inputs, const Labels& output);
+// The same where every result has the input's dimensions, those in `whole` whole.
+OpRule whole_dims(const OpCall& call, const std::vector<int64_t>& whole);
+
+// Every input pending together, by any reduction, where all have one type: for what takes each element from one of them.
+void add_joint(OpRule& rule, const OpCall& call);
+
+// The gradients of a backward, those that its `output_mask` does not ask for undefined.
+std::vector<TensorInfo> asked_for(const OpCall& call, std::vector<TensorInfo> gradients);
 
 // How many results the call has; a list counts as one where they are not known.
 std::size_t num_outputs(const OpCall& call);

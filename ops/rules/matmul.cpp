@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <optional>
+
 #include "tessera/ops/rules/labels.h"
 
 // Products of matrices, each written as factors: mm is (m k)(k n) -> (m n), k summed. Linear in each operand alone.
@@ -20,6 +23,7 @@ OpRule plus_product(const OpCall& call, const std::vector<Labels>& operands, con
     if (strategy.outputs[0].is_partial()) strategy.inputs[0] = strategy.outputs[0];
   }
   add_linear(rule, 3, 1, {{0, 1}, {0, 2}});
+  rule.outputs = {{.sizes = sizes, .dtype = call.inputs[0].dtype}};
   return rule;
 }
 
@@ -49,6 +53,64 @@ OpRule addmv(const OpCall& call) {
   return rule;
 }
 OpRule addr(const OpCall& call) { return plus_product(call, {"m", "n"}, {size(call, 1, 0), size(call, 2, 0)}, "mn"); }
+
+// Sums the products of a batch.
+OpRule addbmm(const OpCall& call) {
+  if (call.inputs.at(0).ndim() > 2) return no_rule();  // in place it would be resized
+  return plus_product(call, {"bmk", "bkn"}, {size(call, 1, 1), size(call, 2, 2)}, "mn");
+}
+
+// Terms of a byte each would not hold what they are terms of.
+OpRule int_mm(const OpCall& call) {
+  OpRule rule{.strategies = shard_factors({"mk", "kn"}, {"mn"})};
+  rule.outputs = {{.sizes = {size(call, 0, 0), size(call, 1, 1)}, .dtype = at::kInt}};
+  return rule;
+}
+
+// (bias, a, b): nothing is linear after the activation.
+OpRule activated(const OpCall& call) {
+  const Labels bias = broadcast_labels(call.inputs.at(0).sizes, {size(call, 1, 0), size(call, 2, 1)}, "mn");
+  return {.strategies = shard_factors({bias, "mk", "kn"}, {"mn"}, ReduceOp::kSum, "k")};
+}
+
+at::ScalarType product_type(const OpCall& call) {
+  const c10::IValue& asked = call.arg("out_dtype");
+  return asked.isNone() ? call.inputs.at(0).dtype : asked.toScalarType();
+}
+
+// (a, b, offsets, bias): products of groups. A dimension in which the groups follow one another, where the offsets say, stays whole.
+OpRule grouped_mm(const OpCall& call) {
+  const bool stacked = call.inputs.at(0).ndim() == 3;  // a group each
+  const bool other_stacked = call.inputs.at(1).ndim() == 3;
+  if (call.inputs.at(3).defined) return no_rule();
+  Labels a = stacked ? "gmk" : (other_stacked ? "-k" : "m-");
+  Labels b = other_stacked ? "gkn" : (stacked ? "k-" : "-n");
+  Labels out = stacked && other_stacked ? "gmn" : (stacked ? "m-" : (other_stacked ? "-n" : "-mn"));
+  if (stacked != other_stacked) (stacked ? a : b)[0] = '-';
+  OpRule rule{.strategies = shard_factors({a, b, "-", ""}, {out})};
+  std::vector<int64_t> sizes = {size(call, 0, stacked ? 1 : 0), size(call, 1, other_stacked ? 2 : 1)};
+  if (stacked == other_stacked) sizes.insert(sizes.begin(), stacked ? size(call, 0, 0) : size(call, 2, 0));
+  rule.outputs = {{.sizes = std::move(sizes), .dtype = product_type(call)}};
+  return rule;
+}
+
+// (a, b, scale of a, scale of b, bias, scale of the result), a scale one number, or one a row of a or a column of b.
+OpRule scaled_mm(const OpCall& call) {
+  const std::vector<int64_t> sizes = {size(call, 0, 0), size(call, 1, 1)};
+  const auto scale = [&](std::size_t i, const std::vector<int64_t>& rows) -> std::optional<Labels> {
+    const TensorInfo& info = call.inputs.at(i);
+    if (info.sizes == rows) return broadcast_labels(info.sizes, sizes, "mn");
+    const bool one = std::all_of(info.sizes.begin(), info.sizes.end(), [](int64_t n) { return n == 1; });
+    return one ? std::make_optional(Labels(info.sizes.size(), '-')) : std::nullopt;
+  };
+  const auto of_a = scale(2, {sizes[0], 1});
+  const auto of_b = scale(3, {1, sizes[1]});
+  if (!of_a || !of_b) return no_rule();
+  const bool alone = !call.inputs.at(4).defined && !call.inputs.at(5).defined;
+  OpRule rule{.strategies = shard_factors({"mk", "kn", *of_a, *of_b, "n", ""}, {"mn"}, ReduceOp::kSum, alone ? "" : "k")};
+  rule.outputs = {{.sizes = sizes, .dtype = product_type(call)}};
+  return rule;
+}
 
 // The leading dimensions' labels, of a tensor whose last `last` ones have names of their own.
 Labels leading(const OpCall& call, std::size_t last) { return letters(call.inputs.at(0).sizes.size() - last); }
@@ -82,6 +144,11 @@ constexpr RuleEntry kTable[] = {
     {"baddbmm", baddbmm},
     {"addmv", addmv},
     {"addr", addr},
+    {"addbmm", addbmm},
+    {"_int_mm", int_mm},
+    {"_addmm_activation", activated},
+    {"_grouped_mm", grouped_mm},
+    {"_scaled_mm", scaled_mm},
     {"tessera::dense", dense},
     {"tessera::dense_wgrad", dense_wgrad},
     {"tessera::batched_matmul", batched_matmul},

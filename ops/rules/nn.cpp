@@ -2,14 +2,12 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Softmax, norms, embeddings, losses, attention, convolution.
+// Softmax, embeddings, losses, attention, convolution.
 namespace tessera::rules {
 namespace {
 
 // Several operators here have no kernel for meta tensors in LibTorch: their rules tell the results.
-TensorInfo info(std::vector<int64_t> sizes, at::ScalarType dtype, bool defined = true) {
-  return {.sizes = std::move(sizes), .dtype = dtype, .defined = defined};
-}
+TensorInfo info(std::vector<int64_t> sizes, at::ScalarType dtype) { return {.sizes = std::move(sizes), .dtype = dtype}; }
 
 // ---- softmax and whatever else works along one dimension of all its tensors
 
@@ -39,67 +37,6 @@ OpRule glu_backward(const OpCall& call) {
   OpRule rule = along_backward(call);
   rule.outputs = {call.inputs.at(1)};
   return rule;
-}
-
-// The gradients of a backward, those that `output_mask` does not ask for undefined.
-std::vector<TensorInfo> masked(const OpCall& call, std::vector<TensorInfo> gradients) {
-  const auto wanted = call.arg("output_mask").toBoolList();
-  for (std::size_t k = 0; k < gradients.size(); ++k) gradients[k].defined &= wanted.get(k);
-  return gradients;
-}
-
-// ---- norms: the last dimensions are normalized and stay whole
-
-struct NormLabels {
-  Labels input;   // of the statistics too: they have 1s for the normalized dimensions
-  Labels weight;  // of the bias too
-};
-
-NormLabels norm_labels(const OpCall& call) {
-  const std::size_t normalized = call.arg("normalized_shape").toIntVector().size();
-  const std::size_t outer = call.inputs.at(0).sizes.size() - normalized;
-  return {.input = letters(outer) + Labels(normalized, '-'), .weight = Labels(normalized, '-')};
-}
-
-// The mean and the inverse deviation: more precise than half types on CUDA, and on CPU where the weight is.
-at::ScalarType statistics_type(const OpCall& call) {
-  const at::ScalarType type = call.inputs.at(0).dtype;
-  const bool half = type == at::kHalf || type == at::kBFloat16;
-  const auto is_float = [&](std::size_t i) { return call.inputs.at(i).defined && call.inputs[i].dtype == at::kFloat; };
-  return half && (call.args[0].toTensor().is_cuda() || is_float(1) || is_float(2)) ? at::kFloat : type;
-}
-
-// (input, weight, bias) -> (result, mean, rstd)
-OpRule layer_norm(const OpCall& call) {
-  const auto [input, weight] = norm_labels(call);
-  OpRule rule{.strategies = shard_factors({input, weight, weight}, {input, input, input})};
-  std::vector<int64_t> statistics = call.inputs.at(0).sizes;
-  std::fill(statistics.end() - static_cast<int64_t>(weight.size()), statistics.end(), 1);
-  const TensorInfo of_statistics = info(statistics, statistics_type(call));
-  rule.outputs = {call.inputs[0], of_statistics, of_statistics};
-  return rule;
-}
-
-// (grad, input, mean, rstd, weight, bias) -> the gradients of input, weight and bias. A pending gradient is reduced here:
-// passed on, it would be reduced three times.
-OpRule layer_norm_backward(const OpCall& call) {
-  const auto [input, weight] = norm_labels(call);
-  OpRule rule{.strategies = shard_factors({input, input, input, input, weight, weight}, {input, weight, weight})};
-  rule.outputs = masked(call, {call.inputs.at(1), call.inputs.at(4), call.inputs.at(5)});
-  rule.kernel = "contiguous_statistics";
-  return rule;
-}
-
-// (input, weight) -> (result, rstd)
-OpRule rms_norm(const OpCall& call) {
-  const auto [input, weight] = norm_labels(call);
-  return {.strategies = shard_factors({input, weight}, {input, input})};
-}
-
-// (grad, input, rstd, weight) -> the gradients of input and weight
-OpRule rms_norm_backward(const OpCall& call) {
-  const auto [input, weight] = norm_labels(call);
-  return {.strategies = shard_factors({input, input, input, weight}, {input, weight})};
 }
 
 // ---- embedding: V for the vocabulary, H for the width
@@ -252,7 +189,7 @@ OpRule convolution_backward(const OpCall& call) {
   const Labels whole(call.inputs.at(0).sizes.size() - 1, '-');
   OpRule rule{.strategies = shard_factors({'n' + whole, 'n' + whole, '-' + whole}, {'n' + whole, '-' + whole, "-"})};
   const auto& in = call.inputs;
-  rule.outputs = masked(call, {in.at(1), in.at(2), info({in[0].sizes[1]}, in[0].dtype)});
+  rule.outputs = asked_for(call, {in.at(1), in.at(2), info({in[0].sizes[1]}, in[0].dtype)});
   return rule;
 }
 
@@ -264,10 +201,6 @@ constexpr RuleEntry kTable[] = {
     {"_softmax_backward_data", along_backward},
     {"_log_softmax_backward_data", along_backward},
     {"glu_backward", glu_backward},
-    {"native_layer_norm", layer_norm},
-    {"native_layer_norm_backward", layer_norm_backward},
-    {"_fused_rms_norm", rms_norm},
-    {"_fused_rms_norm_backward", rms_norm_backward},
     {"embedding", embedding},
     {"embedding_dense_backward", embedding_dense_backward},
     {"nll_loss_forward", nll_forward},

@@ -21,8 +21,8 @@ std::vector<Strategy> elementwise(const OpCall& call) {
 }
 
 bool writes_first(const OpCall& call) {
-  const auto& returns = call.schema.returns();
-  return !returns.empty() && returns[0].alias_info() != nullptr && returns[0].alias_info()->isWrite();
+  const auto* const alias = call.schema.arguments().at(0).alias_info();
+  return alias != nullptr && alias->isWrite();
 }
 
 // The floating type that all inputs have; masks, and tensors of no dimensions beside others, have no say.
@@ -41,7 +41,7 @@ std::optional<at::ScalarType> common_type(const OpCall& call) {
 
 // The result of an operator that LibTorch cannot find without running it, as relu and where; empty where that is doubtful.
 std::vector<TensorInfo> result(const OpCall& call) {
-  if (writes_first(call)) return {call.inputs.at(0)};
+  if (writes_first(call) && num_outputs(call) == 1) return {call.inputs.at(0)};
   const auto type = common_type(call);
   if (!type || num_outputs(call) != 1) return {};
   return {{.sizes = broadcast_sizes(call.inputs), .dtype = *type}};
@@ -102,8 +102,6 @@ OpRule extremum_of_tensors(const OpCall& call) {
   return rule;
 }
 
-constexpr std::array kAllReductions = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct};
-
 // Inputs `a` and `b` pending together: whatever picks elements of the one or of the other.
 OpRule pick(const OpCall& call, std::size_t a, std::size_t b) {
   OpRule rule = plain(call);
@@ -113,7 +111,8 @@ OpRule pick(const OpCall& call, std::size_t a, std::size_t b) {
   const bool termwise = converts_termwise(in[a].dtype, in[b].dtype) && converts_termwise(in[b].dtype, in[a].dtype) &&
                         at::isComplexType(in[a].dtype) == at::isComplexType(in[b].dtype);
   if (!same_type && !termwise) return rule;
-  for (const ReduceOp op : kAllReductions) rule.strategies.push_back(pass_partial(in.size(), num_outputs(call), {a, b}, op));
+  for (const ReduceOp op : kPlainReductions)
+    rule.strategies.push_back(pass_partial(in.size(), num_outputs(call), {a, b}, op));
   return rule;
 }
 
@@ -171,7 +170,44 @@ OpRule loss_backward(const OpCall& call) {
   return rule;
 }
 
+// Bits of whole numbers, all of one type.
+OpRule shift(const OpCall& call) {
+  OpRule rule = plain(call);
+  const auto& in = call.inputs;
+  const auto same = [&](const TensorInfo& input) { return input.dtype == in[0].dtype; };
+  if (!writes_first(call) && std::all_of(in.begin(), in.end(), same)) {
+    rule.outputs = {{.sizes = broadcast_sizes(in), .dtype = in[0].dtype}};
+  }
+  return rule;
+}
+
+// The result, and a buffer for the gradient: as large on a CPU, without elements on a GPU.
+OpRule log_sigmoid(const OpCall& call) {
+  const Labels labels = labels_of(call.inputs.at(0));
+  TensorInfo buffer = call.inputs[0];
+  const bool on_gpu = call.args[0].toTensor().is_cuda();
+  if (on_gpu) buffer.sizes = {0};
+  OpRule rule{.strategies = shard_factors({labels}, {labels, on_gpu ? "-" : labels})};
+  for (Strategy& strategy : rule.strategies) {
+    if (on_gpu) strategy.outputs[1] = Replicate();
+  }
+  rule.outputs = {call.inputs[0], buffer};
+  return rule;
+}
+
+// Real and imaginary part, or magnitude and angle.
+OpRule complex_of(const OpCall& call) {
+  OpRule rule = plain(call);
+  if (!rule.outputs.empty()) rule.outputs[0].dtype = c10::toComplexType(rule.outputs[0].dtype);
+  return rule;
+}
+
 constexpr RuleEntry kSpecial[] = {
+    {"__lshift__", shift},
+    {"__rshift__", shift},
+    {"log_sigmoid_forward", log_sigmoid},
+    {"complex", complex_of},
+    {"polar", complex_of},
     {"add", sum_of_tensors},
     {"sub", sum_of_tensors},
     {"rsub", sum_of_tensors},
@@ -188,7 +224,8 @@ constexpr RuleEntry kSpecial[] = {
 constexpr std::string_view kMovement = "clone detach alias lift lift_fresh _to_copy detach_copy alias_copy lift_fresh_copy ";
 
 constexpr std::string_view kLinearInFirst =
-    "neg _neg_view _conj _conj_physical conj_physical deg2rad rad2deg native_dropout_backward gelu_backward "
+    "neg _neg_view _neg_view_copy _conj _conj_copy _conj_physical conj_physical deg2rad rad2deg native_dropout_backward "
+    "gelu_backward "
     "silu_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward leaky_relu_backward "
     "elu_backward softplus_backward hardsigmoid_backward hardswish_backward mish_backward hardshrink_backward "
     "softshrink_backward logit_backward log_sigmoid_backward ";
@@ -207,15 +244,22 @@ constexpr std::string_view kPlain =
     "floor frac frexp i0 lgamma log log10 log1p log2 logit mvlgamma "
     "nan_to_num polygamma reciprocal round rsqrt sgn sigmoid sign sin sinc sinh sqrt tan tanh trunc "
     "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr "
-    "special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtri "
+    "special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_modified_bessel_i0 "
+    "special_modified_bessel_i1 "
+    "special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0 "
+    "special_scaled_modified_bessel_k1 special_spherical_bessel_j0 "
     // Activations.
-    "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu log_sigmoid_forward mish relu silu softplus "
+    "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu mish relu silu softplus "
     "softshrink threshold _prelu_kernel "
     // Of two tensors, or a tensor and a number.
-    "atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor __lshift__ __rshift__ "
+    "atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor "
     "__ilshift__ __irshift__ copysign floor_divide fmax fmin fmod gcd heaviside hypot igamma igammac lcm "
     "ldexp logaddexp logaddexp2 masked_fill nextafter pow remainder "
-    "special_xlog1py special_zeta xlogy "
+    "_add_relu special_xlog1py special_zeta xlogy rrelu_with_noise_backward _standard_gamma_grad "
+    "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
+    "special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he "
+    "special_laguerre_polynomial_l special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t "
+    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w "
     // Of three.
     "addcdiv addcmul clamp clamp_max clamp_min lerp ";
 

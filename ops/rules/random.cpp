@@ -58,7 +58,7 @@ OpRule dropout(const OpCall& call) {
 
 // As the input is sharded, which gives the sizes alone.
 OpRule like(const OpCall& call) {
-  if (call.inputs.size() != 1) return {};  // randint_like.Tensor
+  if (call.inputs.size() != 1) return no_rule();  // randint_like.Tensor
   check_parameters(call);
   OpRule rule = sizes_of_first(call);
   rule.kernel = "draw";

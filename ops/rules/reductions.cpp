@@ -151,7 +151,7 @@ OpRule extremum(const OpCall& call) {
 // max(x) is an extremum, max(x, dim) says where it is as well, max(x, y) is composite.
 template <ReduceOp op>
 OpRule extremum_or_indices(const OpCall& call) {
-  if (call.inputs.size() != 1) return {};
+  if (call.inputs.size() != 1) return no_rule();
   return call.has_arg("dim") ? whole(call) : extremum<op>(call);
 }
 
@@ -185,7 +185,33 @@ OpRule cumsum(const OpCall& call) {
   return rule;
 }
 
+// sum(|x|^ord)
+OpRule power_sum(const OpCall& call) { return by_terms(call, ReduceOp::kSum, c10::toRealValueType(result_type(call))); }
+
+// How many elements fall between given numbers; without those, the least and the largest element matter.
+OpRule histogram(const OpCall& call) {
+  const bool given = call.arg("min").toScalar().toDouble() != call.arg("max").toScalar().toDouble();
+  OpRule rule;
+  if (given) rule.strategies = shard_factors({letters(call.inputs.at(0).sizes.size())}, {"-"});
+  rule.outputs = {{.sizes = {call.arg("bins").toInt()}, .dtype = call.inputs[0].dtype}};
+  return rule;
+}
+
+// Of two tensors that broadcast.
+OpRule cross(const OpCall& call) {
+  const Sizes sizes = broadcast_sizes(call.inputs);
+  const int64_t asked = call.arg("dim").isNone() ? -1 : call.arg("dim").toInt();
+  const Sizes dim = {asked < 0 ? asked + static_cast<int64_t>(sizes.size()) : asked};
+  const Labels labels = with_whole(letters(sizes.size()), dim);
+  return {.strategies = shard_factors({broadcast_labels(call.inputs.at(0).sizes, sizes, labels),
+                                       broadcast_labels(call.inputs.at(1).sizes, sizes, labels)},
+                                      {labels})};
+}
+
 constexpr RuleEntry kTable[] = {
+    {"linalg__powsum", power_sum},
+    {"histc", histogram},
+    {"linalg_cross", cross},
     {"sum", sum},
     {"nansum", nansum},
     {"count_nonzero", count_nonzero},

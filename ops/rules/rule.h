@@ -48,10 +48,12 @@ struct OpCall {
 //   parts                     of input 0, along a dimension: what of slice, split, select or unbind lies in this rank's piece
 //   parts_backward            zeros but where such a part is
 //   reshape                   input 0 with the local sizes of output 0
+//   contiguous                the operator on dense pieces: kernels of LibTorch's that take them for such without a look
 //   contiguous_statistics     the operator, with what forward saved (mean, rstd, logsumexp) contiguous
 //   attention_backward        the same, and zeros of a piece without elements
 //   embedding                 rows that this rank lacks give zeros
 //   embedding_dense_backward  the rows of the whole gradient that this rank holds (an output Shard(0), inputs whole)
+//   group_norm                the operator, its counts of items, channels and groups those of the piece
 //   mean_loss                 the operator with a sum in place of its mean, divided by the elements of the whole
 //   nll_loss_mean             the local sum divided by the total weight of all ranks; the total weight, whole
 struct Strategy {
@@ -63,6 +65,8 @@ struct Strategy {
 // What an operator may do on ONE mesh dimension. Replicating everything is always possible and comes first.
 struct OpRule {
   std::vector<Strategy> strategies;
+  // No rule for these arguments: replicated, and counted as such.
+  bool declines = false;
   // The local kernel where the strategies chosen name none, replication included.
   std::string_view kernel = {};
   // The argument that holds the sizes of the result, which the local call gets as the local ones; -1 for none.
@@ -83,6 +87,8 @@ struct OpRule {
                      std::span<const int64_t> mesh_shape)>
       valid;
 };
+
+inline OpRule no_rule() { return {.strategies = {}, .declines = true}; }
 
 // Factors name what the dimensions of an operator's tensors are, one letter a dimension: mm is (mk)(kn)->(mn). The same
 // letter is the same factor; '-' is a dimension that must stay whole.
@@ -123,9 +129,12 @@ struct RuleEntry {
 };
 std::span<const RuleEntry> pointwise_rules();
 std::span<const RuleEntry> view_rules();
+std::span<const RuleEntry> join_rules();
+std::span<const RuleEntry> indexing_rules();
 std::span<const RuleEntry> reduction_rules();
 std::span<const RuleEntry> matmul_rules();
 std::span<const RuleEntry> nn_rules();
+std::span<const RuleEntry> norm_rules();
 std::span<const RuleEntry> factory_rules();
 std::span<const RuleEntry> random_rules();
 std::span<const RuleEntry> batched_rules();

@@ -67,8 +67,14 @@ class Search {
  public:
   Search(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
          const std::vector<Placements>& current, std::span<const int64_t> mesh_shape, std::span<const Written> written,
-         bool any_cut)
-      : rule_(rule), inputs_(inputs), current_(current), mesh_shape_(mesh_shape), written_(written), any_cut_(any_cut) {
+         bool any_cut, std::vector<Considered>* considered)
+      : rule_(rule),
+        inputs_(inputs),
+        current_(current),
+        mesh_shape_(mesh_shape),
+        written_(written),
+        any_cut_(any_cut),
+        considered_(considered) {
     replicate_ = {.inputs = Placements(inputs.size(), Replicate()), .outputs = Placements(num_outputs, Replicate())};
     choice_.inputs.resize(inputs.size());
     choice_.outputs.resize(num_outputs);
@@ -87,6 +93,7 @@ class Search {
         for (const Placement& cut : cuts) consider(cut_as(strategy, cut), i, best, best_cost);
       }
       if (!best) return std::nullopt;
+      if (considered_ != nullptr) (*considered_)[best_considered_].chosen = true;
       push(*best);
       choice_.microseconds += best_cost;
       if (!best->kernel.empty()) choice_.kernel = best->kernel;
@@ -111,18 +118,29 @@ class Search {
     if (strategy.inputs.size() != inputs_.size() || strategy.outputs.size() != choice_.outputs.size()) {
       throw std::logic_error("a sharding rule gave a strategy for another number of tensors");
     }
-    if (!keeps_written(strategy, mesh_dim)) return;
+    if (considered_ == nullptr && !keeps_written(strategy, mesh_dim)) return;
     const double cost = cost_of(strategy, mesh_dim);
-    if (best && cost >= best_cost) return;
-    if (!cuts_what_it_fits(strategy, mesh_dim) || !goes_with_chosen(strategy)) return;
+    const bool better = !best || cost < best_cost;
+    if (!better && considered_ == nullptr) return;
+    const std::string_view refused = refusal(strategy, mesh_dim);
+    if (considered_ != nullptr) considered_->push_back({mesh_dim, strategy, cost, std::string(refused)});
+    if (!better || !refused.empty()) return;
     best = strategy;
     best_cost = cost;
+    if (considered_ != nullptr) best_considered_ = considered_->size() - 1;
+  }
+
+  std::string_view refusal(const Strategy& strategy, std::size_t mesh_dim) {
+    if (!keeps_written(strategy, mesh_dim)) return "what is written would have to move";
+    if (!cuts_what_it_fits(strategy, mesh_dim)) return "a partition of a fixed size would cut pieces of another one";
+    if (!goes_with_chosen(strategy)) return "pieces of the result would hold other elements";
+    return {};
   }
 
   bool keeps_written(const Strategy& strategy, std::size_t mesh_dim) const {
     return std::all_of(written_.begin(), written_.end(), [&](const Written& w) {
-      const Placement& now = current_[w.input][mesh_dim];
-      return strategy.inputs[w.input] == now && strategy.outputs[w.output] == now;
+      const Placement& there = w.moves ? strategy.inputs[w.input] : current_[w.input][mesh_dim];
+      return strategy.inputs[w.input] == there && (w.output == kNoOutput || strategy.outputs[w.output] == there);
     });
   }
 
@@ -181,6 +199,8 @@ class Search {
   std::span<const int64_t> mesh_shape_;
   std::span<const Written> written_;
   const bool any_cut_;  // not by torch.chunk's rule alone
+  std::vector<Considered>* const considered_;
+  std::size_t best_considered_ = 0;
   Strategy replicate_;
   Choice choice_;
 };
@@ -215,14 +235,18 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
 
 std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
                              const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
-                             std::span<const Written> written) {
+                             std::span<const Written> written, std::vector<Considered>* considered) {
   const auto search = [&](bool any_cut) {
-    return Search(rule, inputs, num_outputs, current, mesh_shape, written, any_cut).run();
+    if (considered != nullptr) considered->clear();
+    return Search(rule, inputs, num_outputs, current, mesh_shape, written, any_cut, considered).run();
   };
   std::optional<Choice> choice = search(/*any_cut=*/true);
   if (rule.keep && (!choice || choice->microseconds > 0)) {
     std::optional<Choice> kept = keep_inputs(rule, inputs, current, mesh_shape);
-    if (kept && (!choice || kept->microseconds < choice->microseconds)) return kept;
+    if (kept && (!choice || kept->microseconds < choice->microseconds)) {
+      for (std::size_t k = 0; considered != nullptr && k < considered->size(); ++k) (*considered)[k].chosen = false;
+      return kept;
+    }
   }
   const auto complete = [&](const Placements& p) { return is_complete(p, mesh_shape); };
   if (!choice || (std::ranges::all_of(choice->inputs, complete) && std::ranges::all_of(choice->outputs, complete))) {

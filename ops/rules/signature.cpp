@@ -32,13 +32,21 @@ std::optional<std::size_t> rest_of(std::string_view word, std::size_t ndim) {
   return ndim - named;
 }
 
+bool inputs_fit(std::string_view text, const OpCall& call) {
+  const auto words = parts_of(parts_of(text, "->").at(0), ",");
+  if (words.size() != call.inputs.size()) return false;
+  for (std::size_t j = 0; j < words.size(); ++j) {
+    if (call.inputs[j].defined && !rest_of(words[j], call.inputs[j].sizes.size())) return false;
+  }
+  return true;
+}
+
 class Reader {
  public:
   Reader(std::string_view text, const OpCall& call) : call_(call) {
     const auto sides = parts_of(text, "->");
     inputs_ = parts_of(sides.at(0), ",");
     outputs_ = parts_of(sides.at(1), ",");
-    if (sides[1].empty()) outputs_.clear();
   }
 
   std::optional<Signature> read() {
@@ -101,18 +109,28 @@ std::optional<Signature> read_signature(std::string_view text, const OpCall& cal
 
 OpRule rule_of(const SignatureEntry& entry, const OpCall& given) {
   OpCall call = given;
-  if (call.outputs.empty() && entry.results != nullptr) call.outputs = entry.results(call);
-  for (const std::string_view text : parts_of(entry.text, "|")) {
+  const std::vector<std::string_view> texts = parts_of(entry.text, "|");
+  // LibTorch has not looked at the arguments yet where it tells no results.
+  if (std::none_of(texts.begin(), texts.end(), [&](std::string_view text) { return inputs_fit(text, call); }))
+    return no_rule();
+  if (entry.results != nullptr) call.outputs = entry.results(call);
+  for (const std::string_view text : texts) {
     const std::optional<Signature> signature = read_signature(text, call);
     if (!signature) continue;
     OpRule rule{.strategies = shard_factors(signature->inputs, signature->outputs)};
-    if (entry.passes == Passes::kLinear) add_linear_where_exact(rule, call, {{0}});
+    for (std::size_t k = 0; k < call.outputs.size(); ++k) {
+      if (call.outputs[k].sizes != std::vector<int64_t>{0}) continue;  // a result that was not asked for
+      for (Strategy& strategy : rule.strategies) strategy.outputs[k] = Replicate();
+    }
+    // Whole numbers would be rounded term by term.
+    const bool rounds = at::isIntegralType(call.inputs[0].dtype, /*includeBool=*/true);
+    if (entry.passes == Passes::kLinear && !rounds) add_linear_where_exact(rule, call, {{0}});
     if (entry.passes == Passes::kMovement) add_movement(rule, call.inputs.size(), num_outputs(call));
     rule.outputs = call.outputs;
     if (!entry.size_arg.empty()) rule.size_arg = static_cast<int>(call.arg_index(entry.size_arg));
     return rule;
   }
-  return {};
+  return no_rule();
 }
 
 }  // namespace tessera::rules

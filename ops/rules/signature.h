@@ -8,7 +8,7 @@
 namespace tessera::rules {
 
 // An operator's tensors in factors, written as text: "*--, *-k -> *-k". One word a tensor, inputs in schema order (lists are not for
-// this), results after the arrow. A letter is a factor (lower case), '-' a dimension that must stay whole, '*' in front any number of
+// this), results after the arrow, nothing for one of no dimensions. A letter is a factor (lower case), '-' a dimension that must stay whole, '*' in front any number of
 // leading dimensions, which broadcast from the right and are factors each; '~' any number of whole ones.
 // What tensor dimensions do not fit the text: nullopt. A result that has fewer leading dimensions than the inputs does not fit either.
 struct Signature {
@@ -25,7 +25,7 @@ struct SignatureEntry {
   std::string_view text;  // several, parted by '|': the first that fits
   Passes passes = Passes::kNothing;
   std::string_view size_arg = {};  // the argument that holds the sizes of the first result, all of them
-  // The results where LibTorch does not tell them without running the operator.
+  // The results where LibTorch does not tell them without running the operator, or tells others.
   std::vector<TensorInfo> (*results)(const OpCall& call) = nullptr;
 };
 

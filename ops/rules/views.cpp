@@ -2,92 +2,17 @@
 #include <array>
 #include <numeric>
 
+#include "tessera/ops/rules/kept_views.h"
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
-#include "tessera/ops/rules/view_tiles.h"
-#include "tessera/placement/reduction.h"
-#include "tessera/placement/tile_layout.h"
 
-// Operators that move elements or pick some. A Partial of any reduction passes through them.
+// Views, their copies and their gradients. A Partial of any reduction passes through them.
 namespace tessera::rules {
 namespace {
 
 using Sizes = std::vector<int64_t>;
 
-OpRule moved(const OpCall& call, const std::vector<Labels>& inputs, const Labels& output) {
-  OpRule rule{.strategies = shard_factors(inputs, std::vector<Labels>(num_outputs(call), output))};
-  add_movement(rule, call.inputs.size(), num_outputs(call));
-  return rule;
-}
-
-Labels labels_of(const TensorInfo& info) { return letters(info.sizes.size()); }
 int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
-
-// ---- views of dimensions that are cut, each rank viewing its piece
-
-// Whether partitions of a fixed size or number of parts stand where they fit.
-bool fits(const Sizes& sizes, const Placements& cuts, std::span<const int64_t> mesh_shape) {
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    const auto as_fixed = [](const Partition& partition, int64_t size, int64_t parts) {
-      return partition.parts().value_or(parts) == parts && partition.size().value_or(size) == size;
-    };
-    if (!every_cut(sizes[d], cuts_of(static_cast<int64_t>(d), cuts, mesh_shape), as_fixed)) return false;
-  }
-  return true;
-}
-
-// The layout of a view of sizes `to` of a tensor of sizes `from` in layout `input`: reductions other than the plain ones may not
-// know what becomes of their elements.
-std::optional<Placements> viewed_layout(const Sizes& from, const Sizes& to, const TileView& view, const Placements& input,
-                                        std::span<const int64_t> mesh_shape) {
-  constexpr int64_t kMostRanks = 1 << 16;
-  Placements cuts;
-  Sizes cut_by;  // sizes of the mesh dimensions that cut
-  int64_t ranks = 1;
-  for (std::size_t i = 0; i < input.size(); ++i) {
-    if (input[i].is_partial() && input[i].reduction_ptr() != plain_reduction(input[i].reduction().op())) return std::nullopt;
-    if (!input[i].is_shard()) continue;
-    cuts.push_back(input[i]);
-    cut_by.push_back(mesh_shape[i]);
-    ranks *= mesh_shape[i];
-  }
-  if (cuts.empty() || ranks > kMostRanks || !fits(from, cuts, cut_by)) return std::nullopt;
-  std::vector<Tile> tiles;
-  Sizes coordinate(cut_by.size(), 0);
-  for (int64_t rank = 0; rank < ranks; ++rank) {
-    std::optional<Tile> tile = view(local_tile(from, cuts, cut_by, coordinate));
-    if (!tile) return std::nullopt;
-    tiles.push_back(*std::move(tile));
-    for (std::size_t i = coordinate.size(); i-- > 0 && ++coordinate[i] == cut_by[i];) coordinate[i] = 0;
-  }
-  const std::optional<Placements> found = layout_of_tiles(to, cut_by, tiles);
-  if (!found) return std::nullopt;
-  Placements out = input;
-  std::size_t next = 0;
-  for (Placement& p : out) {
-    if (p.is_shard()) p = (*found)[next++];
-  }
-  return out;
-}
-
-// Of views of input 0, one a result.
-void keep_cuts(OpRule& rule, const OpCall& call, std::vector<TileView> views, std::string_view kernel) {
-  std::vector<Sizes> sizes;
-  for (const TensorInfo& output : call.outputs) sizes.push_back(output.sizes);
-  if (sizes.size() != views.size()) return;
-  rule.keep_kernel = kernel;
-  rule.keep = [from = call.inputs.at(0).sizes, sizes = std::move(sizes), views = std::move(views)](
-                  const std::vector<Placements>& inputs,
-                  std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
-    std::vector<Placements> out;
-    for (std::size_t k = 0; k < views.size(); ++k) {
-      std::optional<Placements> layout = viewed_layout(from, sizes[k], views[k], inputs[0], mesh_shape);
-      if (!layout) return std::nullopt;
-      out.push_back(*std::move(layout));
-    }
-    return out;
-  };
-}
 
 // ---- view: groups of dimensions with equal products, whose leftmost dimensions share a factor
 
@@ -215,22 +140,18 @@ OpRule view_as_complex(const OpCall& call) {
 
 // ---- parts of a dimension: it must be whole
 
-// Every result has the input's dimensions, with `whole` ones whole.
-OpRule whole_dims(const OpCall& call, const Sizes& whole) {
-  const Labels labels = with_whole(labels_of(call.inputs.at(0)), whole);
-  return moved(call, {labels}, labels);
-}
-
 int64_t size_of(const Sizes& sizes, int64_t dim) { return sizes.at(static_cast<std::size_t>(dim)); }
 bool same_size(const Sizes& a, const Sizes& b, int64_t dim) { return size_of(a, dim) == size_of(b, dim); }
 
+// narrow_copy too, which says how long the part is.
 OpRule slice(const OpCall& call) {
   const int64_t dim = call.dim("dim", ndim(call));
   const bool everything = !call.outputs.empty() && same_size(call.outputs[0].sizes, call.inputs.at(0).sizes, dim);
   OpRule rule = whole_dims(call, everything ? Sizes{} : Sizes{dim});
   if (!everything && !call.outputs.empty()) {
     const int64_t start = slice_start(call.arg("start").toOptional<int64_t>(), size_of(call.inputs[0].sizes, dim));
-    keep_cuts(rule, call, {slice_tiles(dim, start, call.arg("step").toInt(), size_of(call.outputs[0].sizes, dim))}, "parts");
+    const int64_t step = call.has_arg("step") ? call.arg("step").toInt() : 1;
+    keep_cuts(rule, call, {slice_tiles(dim, start, step, size_of(call.outputs[0].sizes, dim))}, "parts");
   }
   return rule;
 }
@@ -305,39 +226,6 @@ OpRule into(const OpCall& call, const Labels& input, const Labels& output) {
 
 Labels input_labels(const OpCall& call) { return letters(call.arg("input_sizes").toIntVector().size()); }
 
-// The placements of a tensor that has dimension `dim` more.
-Placements lifted(Placements placements, int64_t dim) {
-  for (Placement& p : placements) {
-    if (p.is_shard() && p.tensor_dim() >= dim) p = p.on(p.tensor_dim() + 1);
-  }
-  return placements;
-}
-
-// The layouts of what `view` was taken of, of sizes `sizes`, in which the gradient is where its elements are: those with Shard(dim) in
-// the place of some of the gradient's cuts.
-void keep_gradient(OpRule& rule, const OpCall& call, const Sizes& sizes, int64_t dim, TileView view) {
-  rule.keep_kernel = "parts_backward";
-  rule.keep = [=, to = call.inputs.at(0).sizes, view = std::move(view)](
-                  const std::vector<Placements>& inputs,
-                  std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
-    constexpr std::size_t kMostTried = 5;  // of mesh dimensions
-    const std::size_t n = inputs[0].size();
-    if (n > kMostTried) return std::nullopt;
-    for (uint32_t replaced = 1; replaced < (uint32_t{1} << n); ++replaced) {
-      Placements candidate = to.size() == sizes.size() ? inputs[0] : lifted(inputs[0], dim);
-      bool cut = true;
-      for (std::size_t i = 0; i < n; ++i) {
-        if ((replaced >> i & 1) == 0) continue;
-        cut = cut && inputs[0][i].is_shard();
-        candidate[i] = Shard(dim);
-      }
-      if (cut && viewed_layout(sizes, to, view, candidate, mesh_shape) == inputs[0])
-        return std::vector<Placements>{candidate};
-    }
-    return std::nullopt;
-  };
-}
-
 OpRule select_backward(const OpCall& call) {
   const Labels all = input_labels(call);
   const Sizes dim = {call.dim("dim", static_cast<int64_t>(all.size()))};
@@ -381,108 +269,6 @@ OpRule unfold_backward(const OpCall& call) {
   return rule;
 }
 
-// ---- chosen elements
-
-// Zero outside the triangle.
-OpRule triangle(const OpCall& call) { return whole_dims(call, {ndim(call) - 2, ndim(call) - 1}); }
-
-// Pairs of paddings from the last dimension on. Zeros reduce to zero by every reduction, other values do not.
-OpRule pad(const OpCall& call) {
-  const Sizes amounts = call.arg("pad").toIntVector();
-  Sizes padded;
-  for (std::size_t i = 0; i < amounts.size(); ++i) {
-    if (amounts[i] != 0) padded.push_back(ndim(call) - 1 - static_cast<int64_t>(i / 2));
-  }
-  if (call.arg("value").toScalar().toDouble() == 0) return whole_dims(call, padded);
-  const Labels labels = with_whole(labels_of(call.inputs.at(0)), padded);
-  return {.strategies = shard_factors({labels}, {labels})};
-}
-
-// (self, index of one dimension): I for its elements.
-OpRule index_select(const OpCall& call) {
-  const auto dim = static_cast<std::size_t>(call.dim("dim", ndim(call)));
-  Labels self = labels_of(call.inputs.at(0));
-  Labels output = self;
-  if (self.empty() || call.inputs.at(1).ndim() != 1) return {};
-  self[dim] = '-';
-  output[dim] = 'I';
-  OpRule rule = moved(call, {self, "I"}, output);
-  rule.outputs = {call.inputs[0]};
-  rule.outputs[0].sizes[dim] = call.inputs[1].sizes[0];
-  return rule;
-}
-
-// (self, index): elsewhere than at `dim` the index may be shorter, and its elements then stand for the first ones.
-OpRule gather(const OpCall& call) {
-  const Sizes& self_sizes = call.inputs.at(0).sizes;
-  const Sizes& index_sizes = call.inputs.at(1).sizes;
-  if (self_sizes.size() != index_sizes.size() || self_sizes.empty()) return {};
-  const auto dim = static_cast<std::size_t>(call.dim("dim", ndim(call)));
-  Labels self = broadcast_labels(self_sizes, index_sizes, labels_of(call.inputs[0]));
-  Labels index = self;
-  self[dim] = '-';
-  index[dim] = 'I';
-  return moved(call, {self, index}, index);
-}
-
-// ---- several tensors
-
-constexpr std::array kAllReductions = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct};
-
-// All tensors pending together, of one type.
-void add_joint(OpRule& rule, const OpCall& call) {
-  std::vector<std::size_t> all(call.inputs.size());
-  std::iota(all.begin(), all.end(), std::size_t{0});
-  for (const TensorInfo& input : call.inputs) {
-    if (input.dtype != call.inputs[0].dtype) return;
-  }
-  for (const ReduceOp op : kAllReductions) rule.strategies.push_back(pass_partial(all.size(), num_outputs(call), all, op));
-}
-
-OpRule cat(const OpCall& call) {
-  std::size_t n = 0;
-  for (const TensorInfo& input : call.inputs) n = std::max(n, input.sizes.size());
-  const Sizes dim = {call.dim("dim", static_cast<int64_t>(n))};
-  const Labels output = with_whole(letters(n), dim);
-  std::vector<Labels> inputs;
-  // A tensor of sizes (0) may stand in for one of any number of dimensions.
-  for (const TensorInfo& input : call.inputs) inputs.push_back(input.sizes.size() == n ? output : Labels("-"));
-  OpRule rule{.strategies = shard_factors(inputs, {output})};
-  add_joint(rule, call);
-  return rule;
-}
-
-OpRule stack(const OpCall& call) {
-  const Labels input = labels_of(call.inputs.at(0));
-  Labels output = input;
-  output.insert(static_cast<std::size_t>(call.dim("dim", ndim(call) + 1)), 1, '-');
-  OpRule rule{.strategies = shard_factors(std::vector<Labels>(call.inputs.size(), input), {output})};
-  add_joint(rule, call);
-  return rule;
-}
-
-// (self, src): a part of self along `dim` replaced by src, which has that dimension or not.
-OpRule scatter_part(const OpCall& call) {
-  const Sizes dim = {call.dim("dim", ndim(call))};
-  const Labels self = with_whole(labels_of(call.inputs.at(0)), dim);
-  const bool keeps = call.inputs.at(1).ndim() == ndim(call);
-  OpRule rule{.strategies = shard_factors({self, keeps ? self : without(self, dim)}, {self})};
-  add_joint(rule, call);
-  return rule;
-}
-
-OpRule repeat(const OpCall& call) {
-  const Labels all = labels_of(call.inputs.at(0));
-  const Sizes repeats = call.arg("repeats").toIntVector();
-  const std::size_t added = repeats.size() - all.size();
-  Sizes repeated;
-  for (std::size_t d = 0; d < all.size(); ++d) {
-    if (repeats[added + d] != 1) repeated.push_back(static_cast<int64_t>(d));
-  }
-  const Labels input = with_whole(all, repeated);
-  return moved(call, {input}, Labels(added, '-') + input);
-}
-
 constexpr RuleEntry kTable[] = {
     {"view", view},
     {"_unsafe_view", reshape},
@@ -513,20 +299,22 @@ constexpr RuleEntry kTable[] = {
     {"roll", roll},
     {"diagonal", diagonal},
     {"unfold", unfold},
+    {"view_as_real_copy", view_as_real},
+    {"view_as_complex_copy", view_as_complex},
+    {"slice_copy", slice},
+    {"select_copy", select},
+    {"split_copy", split},
+    {"split_with_sizes_copy", split},
+    {"unbind_copy", select},
+    {"squeeze_copy", squeeze},
+    {"diagonal_copy", diagonal},
+    {"unfold_copy", unfold},
+    {"_reshape_alias_copy", reshape},
+    {"narrow_copy", slice},
     {"select_backward", select_backward},
     {"slice_backward", slice_backward},
     {"diagonal_backward", diagonal_backward},
     {"unfold_backward", unfold_backward},
-    {"tril", triangle},
-    {"triu", triangle},
-    {"constant_pad_nd", pad},
-    {"index_select", index_select},
-    {"gather", gather},
-    {"cat", cat},
-    {"stack", stack},
-    {"slice_scatter", scatter_part},
-    {"select_scatter", scatter_part},
-    {"repeat", repeat},
 };
 
 }  // namespace

@@ -67,6 +67,28 @@ TESSERA_RANKS_TEST_CASE("a whole value is added to a pending one for nothing", {
   CHECK(close(full_tensor(pending), sample({5, 3}) + sample({5, 3}, 1)));
 }
 
+TESSERA_RANKS_TEST_CASE("a shape that changes in place is the view's, cuts and all", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({5, 1, 3});
+  const at::Tensor t = distribute_tensor(whole, mesh, {Shard(0)}, kNoSource);
+  const at::Tensor handle = t;
+  t.squeeze_(1);
+  CHECK(handle.sizes() == at::IntArrayRef({5, 3}));
+  CHECK(placements_of(handle) == Placements{Shard(0)});
+  t.t_();
+  CHECK(placements_of(handle) == Placements{Shard(1)});
+  t.mul_(2);
+  t.unsqueeze_(0);
+  t.transpose_(1, 2);
+  CHECK(at::equal(full_tensor(handle), (whole * 2).squeeze(1).unsqueeze(0)));
+  at::Tensor leaf = distribute_tensor(whole, mesh, {Shard(0)}, kNoSource);
+  leaf.requires_grad_(true);
+  const at::Tensor squared = leaf * leaf;
+  squared.squeeze_(1);
+  squared.sum().backward();
+  CHECK(at::allclose(full_tensor(leaf.grad()), whole * 2));
+}
+
 TESSERA_RANKS_TEST_CASE("out= keeps the layout of out", {1, 2, 4}) {
   const at::Tensor a = sample({5, 3});
   const at::Tensor b = sample({5, 3}, 1);

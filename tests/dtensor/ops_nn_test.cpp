@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
@@ -51,6 +52,47 @@ TESSERA_RANKS_TEST_CASE("norms and softmax", {1, 2, 3, 4}) {
       op_case("logsumexp", {x3}, [](const Tensors& x) { return at::logsumexp(x[0], {1}); }),
       op_case("glu", {sample({3, 6})}, [](const Tensors& x) { return at::glu(x[0], -1); }),
   });
+}
+
+TESSERA_RANKS_TEST_CASE("batch norm has the statistics of the whole batch", {1, 2, 3, 4}) {
+  const auto trained = [](const Tensors& x) {
+    return at::batch_norm(x[0], x.size() > 1 ? x[1] : at::Tensor(), x.size() > 1 ? x[2] : at::Tensor(), {}, {}, true, 0.1,
+                          1e-5, false);
+  };
+  check_ops({
+      op_case("batch_norm", {sample({3, 4, 5}), sample({4}, 1), sample({4}, 2)}, trained),
+      op_case("batch_norm without weights", {sample({6, 4})}, trained),
+      op_case("instance_norm", {sample({3, 4, 5}), sample({4}, 1), sample({4}, 2)},
+              [](const Tensors& x) { return at::instance_norm(x[0], x[1], x[2], {}, {}, true, 0.1, 1e-5, false); }),
+      op_case("batch_norm of known statistics", {sample({3, 4, 5}), sample({4}, 1), sample({4}, 2)},
+              [](const Tensors& x) {
+                const at::Tensor mean = x[1].detach();
+                return at::batch_norm(x[0], x[1], x[2], mean, mean.abs() + 1, false, 0.1, 1e-5, false);
+              }),
+  });
+}
+
+TESSERA_RANKS_TEST_CASE("a batch norm that is trained updates its running statistics as one process does, however they lie",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({5, 4, 3});
+  at::Tensor mean = sample({4}, 1);
+  at::Tensor variance = sample({4}, 2).abs() + 1;
+  const Tensors before = {mean.clone(), variance.clone()};
+  for (int step = 0; step < 2; ++step) at::batch_norm(x, {}, {}, mean, variance, true, 0.3, 1e-5, false);
+  for (const Placement& lies : {Replicate(), Shard(0)}) {
+    for (const Placement& cut : {Shard(0), Shard(1), Shard(2)}) {
+      const at::Tensor spread_mean = distribute_tensor(before[0].clone(), mesh, {lies}, kNoSource);
+      const at::Tensor spread_variance = distribute_tensor(before[1].clone(), mesh, {lies}, kNoSource);
+      const at::Tensor piece = distribute_tensor(x, mesh, {cut}, kNoSource);
+      for (int step = 0; step < 2; ++step) {
+        at::batch_norm(piece, {}, {}, spread_mean, spread_variance, true, 0.3, 1e-5, false);
+      }
+      CHECK(placements_of(spread_mean) == Placements{lies});
+      CHECK(at::allclose(full_tensor(spread_mean), mean));
+      CHECK(at::allclose(full_tensor(spread_variance), variance));
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("embedding, by rows and by columns", {1, 2, 3, 4}) {

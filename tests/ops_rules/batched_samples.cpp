@@ -189,11 +189,25 @@ std::vector<Sample> others() {
   };
 }
 
+std::vector<Sample> losses() {
+  const at::Tensor classes = at::randint(3, {5}, at::kLong);
+  const at::Tensor several = at::tensor({0, 2, -1, 1, -1, 0, 2, 1, 0, -1, 1, 2, 0, 1, 2}, at::kLong).view({5, 3});
+  const at::Tensor is_target = std::get<1>(at::multilabel_margin_loss_forward(x({5, 3}), several, 0));
+  return {
+      {"aten::multi_margin_loss", {x({5, 3}), classes, 1, 1, none(), 0}},
+      {"aten::multi_margin_loss", {x({5, 3}), classes, 2, 0.5, x({3}).abs(), 0}},
+      {"aten::multi_margin_loss_backward", {x({5}), x({5, 3}), classes, 1, 1, none(), 0}},
+      {"aten::multilabel_margin_loss_forward", {x({5, 3}), several, 0}},
+      {"aten::multilabel_margin_loss_backward", {x({5}), x({5, 3}), several, 0, is_target}},
+      {"aten::trace", {x({5, 3})}},
+  };
+}
+
 }  // namespace
 
 std::vector<Sample> batched_samples() {
   std::vector<Sample> out;
-  for (auto& list : {algebra(), pooling(), padding(), resampling(), others()})
+  for (auto& list : {algebra(), pooling(), padding(), resampling(), losses(), others()})
     out.insert(out.end(), list.begin(), list.end());
   return out;
 }

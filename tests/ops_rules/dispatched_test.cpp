@@ -75,6 +75,12 @@ DeviceMesh make_mesh() {
 
 TESSERA_RANKS_TEST_CASE("views from any layouts give the whole's result", {2, 3, 4}) { check(view_samples, make_mesh(), 4); }
 
+TESSERA_RANKS_TEST_CASE("what joins, indexes and normalizes gives the whole's result from any layouts", {2, 3, 4}) {
+  check(join_samples, make_mesh(), 4);
+  check(indexing_samples, make_mesh(), 4);
+  check(norm_samples, make_mesh(), 4);
+}
+
 TESSERA_RANKS_TEST_CASE("reductions from any layouts give the whole's result", {2, 3, 4}) {
   check(reduction_samples, make_mesh(), 4);
 }

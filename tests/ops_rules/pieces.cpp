@@ -196,7 +196,10 @@ at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements
 bool same_values(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   if (at::isIntegralType(a.scalar_type(), true)) return at::equal(a, b);
-  const double tolerance = a.scalar_type() == at::kFloat ? 1e-4 : 1e-9;
+  double tolerance = a.scalar_type() == at::kFloat ? 1e-4 : 1e-9;
+  // Terms of some tens that were rounded one by one.
+  if (a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16)
+    tolerance = a.scalar_type() == at::kHalf ? 0.02 : 0.2;
   return at::allclose(a, b, tolerance, tolerance, true);
 }
 

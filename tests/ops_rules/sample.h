@@ -19,30 +19,32 @@ struct Sample {
   std::string rule = {};   // the rule's key where it is not the operator's
 };
 
-// A sample with what rules and the simulation need to know of it.
-class Prepared {
+// A sample, run on whole tensors.
+class WholeCall {
  public:
-  explicit Prepared(const Sample& sample);
+  explicit WholeCall(const Sample& sample);
 
   const c10::FunctionSchema& schema() const { return op_.schema(); }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }  // flattened, undefined ones for what is absent
   const std::vector<at::Tensor>& results() const { return results_; }  // of the whole call
-  const rules::OpCall& call() const { return call_; }
-  const rules::OpRule& rule() const { return rule_; }
+  const torch::jit::Stack& values() const { return values_; }  // the same with what is no tensor, as the operator left it
   const torch::jit::Stack& args() const { return args_; }
   bool random() const { return random_; }
   bool in_place() const { return in_place_; }
-  bool has_meta() const { return !call_.outputs.empty(); }
+  // Whether the operator writes that tensor.
+  bool writes(std::size_t tensor) const;
 
   // The arguments with other tensors in the places of `tensors()`.
   torch::jit::Stack args_with(const std::vector<at::Tensor>& tensors) const;
-  // Runs the operator; its tensor results, flattened.
+  // Runs the operator; what it leaves, and of that the tensors, flattened.
+  torch::jit::Stack call(torch::jit::Stack args) const;
   std::vector<at::Tensor> run(torch::jit::Stack args) const;
-  std::vector<at::Tensor> run_as(const std::string& op, torch::jit::Stack args) const;
+
+ protected:
+  std::size_t arg_of(std::size_t tensor) const { return arg_of_[tensor]; }
 
  private:
   void flatten();
-  void run_on_meta();
 
   c10::OperatorHandle op_;
   torch::jit::Stack args_;
@@ -50,10 +52,27 @@ class Prepared {
   bool in_place_;
   std::vector<at::Tensor> tensors_;
   std::vector<std::size_t> arg_of_;  // for each tensor, its argument
+  torch::jit::Stack values_;
   std::vector<at::Tensor> results_;
+};
+
+// With what rules and the simulation need to know of it. Throws std::logic_error where there is no rule.
+class Prepared : public WholeCall {
+ public:
+  explicit Prepared(const Sample& sample);
+
+  const rules::OpCall& call() const { return call_; }
+  const rules::OpRule& rule() const { return rule_; }
+  bool has_meta() const { return !call_.outputs.empty(); }
+
+ private:
+  void run_on_meta();
+
   rules::OpCall call_;
   rules::OpRule rule_;
 };
+
+std::vector<at::Tensor> tensors_of(const torch::jit::Stack& values);
 
 c10::OperatorHandle find_op(const std::string& full_name);
 

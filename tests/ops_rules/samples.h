@@ -6,6 +6,9 @@ namespace tessera::testing {
 
 // Calls made by hand, on small shapes that do not divide evenly.
 std::vector<Sample> view_samples();
+std::vector<Sample> join_samples();
+std::vector<Sample> indexing_samples();
+std::vector<Sample> norm_samples();
 std::vector<Sample> reduction_samples();
 std::vector<Sample> matmul_samples();
 std::vector<Sample> nn_samples();

@@ -109,6 +109,16 @@ Tensors nll_loss_mean(const RankCall& rank) {
 
 Tensors contiguous_statistics(const RankCall& rank) { return rank.sample.run(rank.args); }  // pieces are contiguous here
 
+Tensors group_norm(const RankCall& rank) {
+  torch::jit::Stack args = rank.args;
+  const auto at = [&](const char* name) -> at::IValue& { return args[rank.sample.call().arg_index(name)]; };
+  const at::Tensor piece = rank.args[0].toTensor();
+  at("group") = at("group").toInt() * piece.size(1) / at("C").toInt();
+  at("N") = piece.size(0);
+  at("C") = piece.size(1);
+  return rank.sample.run(args);
+}
+
 Tensors attention_backward(const RankCall& rank) {
   if (rank.args[0].toTensor().numel() != 0) return rank.sample.run(rank.args);
   const auto zeros = [&](std::size_t i) { return at::zeros(rank.local_sizes(i), rank.args[0].toTensor().options()); };
@@ -123,8 +133,10 @@ const std::map<std::string_view, Kernel>& kernels() {
       {"parts", by_whole},
       {"parts_backward", by_whole},
       {"extremum", extremum},
+      {"group_norm", group_norm},
       {"mean_loss", mean_loss},
       {"reshape", reshape},
+      {"contiguous", contiguous_statistics},
       {"contiguous_statistics", contiguous_statistics},
       {"attention_backward", attention_backward},
       {"embedding", embedding},

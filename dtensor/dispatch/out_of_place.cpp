@@ -1,0 +1,96 @@
+#include "tessera/dtensor/dispatch/out_of_place.h"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace tessera::dispatch {
+namespace {
+
+using torch::jit::Stack;
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+bool is_out(const c10::Argument& argument) { return argument.kwarg_only() && is_written(argument); }
+
+// Overloads that write nothing, by the operator's name.
+using Functional = std::multimap<std::string, c10::OperatorHandle>;
+
+Functional find_functional() {
+  Functional out;
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (op && std::none_of(op->schema().arguments().begin(), op->schema().arguments().end(), is_written)) {
+      out.emplace(name.name, *op);
+    }
+  }
+  return out;
+}
+
+bool takes(const c10::FunctionSchema& schema, const std::vector<c10::TypePtr>& types) {
+  const auto& arguments = schema.arguments();
+  return std::equal(arguments.begin(), arguments.end(), types.begin(), types.end(),
+                    [](const c10::Argument& a, const c10::TypePtr& type) { return *a.type() == *type; });
+}
+
+void append_tensors(const at::IValue& value, std::vector<at::Tensor>& out) {
+  if (value.isTensor()) out.push_back(value.toTensor());
+  if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorVector()) out.push_back(t);
+  }
+}
+
+}  // namespace
+
+std::optional<c10::OperatorHandle> without_out(const c10::OperatorHandle& op) {
+  static const Functional functional = find_functional();  // of what is registered when the program is loaded
+  const auto& arguments = op.schema().arguments();
+  if (std::none_of(arguments.begin(), arguments.end(), is_out)) return std::nullopt;
+  std::vector<c10::TypePtr> types;
+  for (const c10::Argument& a : arguments) {
+    if (!is_out(a)) types.push_back(a.type());
+  }
+  const auto [first, last] = functional.equal_range(op.schema().name());
+  const auto found = std::find_if(first, last, [&](const auto& entry) { return takes(entry.second.schema(), types); });
+  return found == last ? std::nullopt : std::make_optional(found->second);
+}
+
+void OutOfPlace::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  const Stack args(stack->end() - static_cast<std::ptrdiff_t>(arguments.size()), stack->end());
+  Stack given;
+  Stack outs;
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    (is_out(arguments[i]) ? outs : given).push_back(args[i]);
+    if (args[i].isTensor() && args[i].toTensor().defined() && args[i].toTensor().requires_grad() &&
+        c10::GradMode::is_enabled()) {
+      throw std::invalid_argument(fmt::format(
+          "{}: out= has no derivative, and an argument requires a gradient; leave out= out", op.schema().name()));
+    }
+  }
+  functional_.callBoxed(given);
+  std::vector<at::Tensor> results;
+  std::vector<at::Tensor> written;
+  for (const at::IValue& value : given) append_tensors(value, results);
+  for (const at::IValue& value : outs) append_tensors(value, written);
+  for (std::size_t k = 0; k < written.size() && k < results.size(); ++k) {
+    if (written[k].sizes() != results[k].sizes()) {
+      throw std::invalid_argument(
+          fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes", op.schema().name(),
+                      fmt::join(results[k].sizes(), ", "), fmt::join(written[k].sizes(), ", ")));
+    }
+    written[k].copy_(results[k]);
+  }
+  stack->resize(stack->size() - arguments.size());
+  for (at::IValue& value : outs) stack->push_back(std::move(value));
+}
+
+}  // namespace tessera::dispatch

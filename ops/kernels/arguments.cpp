@@ -1,0 +1,47 @@
+#include "tessera/ops/kernels/arguments.h"
+
+#include <algorithm>
+
+#include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/tensor.h"
+
+namespace tessera {
+
+using torch::jit::Stack;
+
+Stack take_args(const c10::OperatorHandle& op, const Stack& stack) {
+  const auto n = static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+  return {stack.end() - n, stack.end()};
+}
+
+int argument(const c10::OperatorHandle& op, const char* name) {
+  const auto at = op.schema().argumentIndexWithName(name);
+  return at ? *at : -1;
+}
+
+void give(const c10::OperatorHandle& op, Stack& stack, Stack results) {
+  stack.resize(stack.size() - op.schema().arguments().size());
+  for (at::IValue& value : results) stack.push_back(std::move(value));
+}
+
+void give(const c10::OperatorHandle& op, Stack& stack, at::IValue result) { give(op, stack, Stack{std::move(result)}); }
+
+bool writes(const c10::OperatorHandle& op) {
+  return std::any_of(op.schema().arguments().begin(), op.schema().arguments().end(),
+                     [](const c10::Argument& a) { return a.alias_info() != nullptr && a.alias_info()->isWrite(); });
+}
+
+bool spread(const at::IValue& value) {
+  if (value.isTensorList() || value.isOptionalTensorList()) {
+    return std::any_of(value.toListRef().begin(), value.toListRef().end(), [](const at::IValue& v) { return spread(v); });
+  }
+  if (!value.isTensor() || !value.toTensor().defined() || !detail::is_dtensor(value.toTensor())) return false;
+  const Spec& spec = *detail::meta(value.toTensor()).spec;
+  return spec.sharded || spec.partial;
+}
+
+bool any_spread(const Stack& args) {
+  return std::any_of(args.begin(), args.end(), [](const at::IValue& value) { return spread(value); });
+}
+
+}  // namespace tessera

@@ -1,0 +1,154 @@
+// Batch norms that are trained on a batch which ranks share: the statistics are those of the whole batch. Written in operators on DTensors;
+// the terms of the statistics are reduced on the mesh dimensions that cut the batch, or the places in it.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
+#include <fmt/format.h>
+#include <torch/library.h>
+
+#include "tessera/dtensor/dispatch/local_kernel.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/tensor.h"
+#include "tessera/ops/kernels/arguments.h"
+
+namespace tessera {
+namespace {
+
+using torch::jit::Stack;
+
+// Without pending terms: one all_reduce on each mesh dimension that has some.
+at::Tensor reduced(const at::Tensor& t) {
+  if (!detail::is_dtensor(t) || !detail::meta(t).spec->partial) return t;
+  Placements whole = detail::meta(t).spec->placements;
+  for (Placement& p : whole) {
+    if (p.is_partial()) p = Replicate();
+  }
+  detail::implicit_communication("batch_norm", [&] { return fmt::format("; statistics of a batch, {}", to_string(t)); });
+  return redistribute(t, whole);
+}
+
+// One call's arguments by name.
+class Arguments {
+ public:
+  Arguments(const c10::OperatorHandle& op, const Stack& stack) : op_(op), args_(take_args(op, stack)) {}
+
+  const at::IValue& operator[](const char* name) const { return args_[static_cast<std::size_t>(argument(op_, name))]; }
+  at::Tensor tensor(const char* name) const {
+    return argument(op_, name) >= 0 && (*this)[name].isTensor() ? (*this)[name].toTensor() : at::Tensor();
+  }
+  bool any_spread() const { return tessera::any_spread(args_); }
+
+ private:
+  const c10::OperatorHandle& op_;
+  Stack args_;
+};
+
+// A tensor of (batch, channels, places...) and what its channels broadcast to.
+struct Batch {
+  at::Tensor x;                // in single precision at least
+  std::vector<int64_t> dims;   // all but the channels
+  std::vector<int64_t> shape;  // of a tensor of channels, to go with x
+  double count;                // elements a channel
+
+  at::Tensor over(const at::Tensor& channels) const { return channels.view(shape); }
+};
+
+at::Tensor as_precise(const at::Tensor& t) {
+  const bool half = t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
+  return half ? t.to(at::kFloat) : t;
+}
+
+Batch read_batch(const at::Tensor& input) {
+  Batch out{.x = as_precise(input),
+            .dims = {0},
+            .shape = std::vector<int64_t>(static_cast<std::size_t>(input.dim()), 1),
+            .count = 1};
+  out.shape[1] = input.size(1);
+  for (int64_t d = 2; d < input.dim(); ++d) out.dims.push_back(d);
+  for (const int64_t d : out.dims) out.count *= static_cast<double>(input.size(d));
+  return out;
+}
+
+void update(const at::Tensor& running, const at::Tensor& batch, double momentum) {
+  if (!running.defined()) return;
+  const at::Tensor known = is_dtensor(batch) && !is_dtensor(running) ? full_tensor(batch) : batch;
+  running.mul_(1 - momentum).add_(known.to(running.scalar_type()), momentum);
+}
+
+// (input, weight, bias, running mean, running variance, training, momentum, eps) -> (result, mean, inverse deviation)
+bool forward(const c10::OperatorHandle& op, Stack& stack) {
+  const Arguments args(op, stack);
+  const at::Tensor input = args.tensor("input");
+  const at::Tensor running_mean = args.tensor("running_mean");
+  if (argument(op, "out") >= 0 || !args.any_spread() || !args["training"].toBool() || input.dim() < 2 || input.numel() == 0)
+    return false;
+  const Batch batch = read_batch(input);
+  const at::Tensor mean = reduced(at::mean(batch.x, batch.dims));
+  const at::Tensor centered = batch.x - batch.over(mean);
+  const at::Tensor variance = reduced(at::mean(centered * centered, batch.dims));
+  const at::Tensor scale = at::rsqrt(variance + args["eps"].toDouble());
+  at::Tensor out = centered * batch.over(scale);
+  if (const at::Tensor weight = args.tensor("weight"); weight.defined()) out = out * batch.over(as_precise(weight));
+  if (const at::Tensor bias = args.tensor("bias"); bias.defined()) out = out + batch.over(as_precise(bias));
+  const double momentum = args["momentum"].toDouble();
+  update(running_mean, mean, momentum);
+  update(args.tensor("running_var"), variance * (batch.count / (batch.count - 1)), momentum);
+  give(op, stack, Stack{out.to(input.scalar_type()), mean, scale});
+  return true;
+}
+
+// (grad, input, weight, running mean, running variance, mean, inverse deviation, train, eps, output_mask) -> the gradients of input,
+// weight and bias
+bool backward(const c10::OperatorHandle& op, Stack& stack) {
+  const Arguments args(op, stack);
+  const at::Tensor input = args.tensor("input");
+  if (writes(op) || !args.any_spread() || input.dim() < 2 || input.numel() == 0) return false;
+  const bool train = args["train"].toBool();
+  const auto wanted = args["output_mask"].toBoolList();
+  const Batch batch = read_batch(input);
+  const at::Tensor grad = as_precise(args.tensor("grad_out"));
+  const at::Tensor mean = train ? args.tensor("save_mean") : as_precise(args.tensor("running_mean"));
+  const at::Tensor scale =
+      train ? args.tensor("save_invstd") : at::rsqrt(as_precise(args.tensor("running_var")) + args["eps"].toDouble());
+  const at::Tensor normal = (batch.x - batch.over(mean)) * batch.over(scale);
+  // Both sums in one collective.
+  const at::Tensor sums = reduced(at::stack({at::sum(grad, batch.dims), at::sum(grad * normal, batch.dims)}));
+  const at::Tensor of_bias = sums.select(0, 0);
+  const at::Tensor of_weight = sums.select(0, 1);
+  at::Tensor of_input = grad;
+  if (train) of_input = grad - (batch.over(of_bias) + normal * batch.over(of_weight)) / batch.count;
+  const at::Tensor weight = args.tensor("weight");
+  of_input = of_input * batch.over(weight.defined() ? scale * as_precise(weight) : scale);
+  const at::ScalarType of_parameters = weight.defined() ? weight.scalar_type() : input.scalar_type();
+  give(op, stack,
+       Stack{wanted.get(0) ? of_input.to(input.scalar_type()) : at::Tensor(),
+             wanted.get(1) ? of_weight.to(of_parameters) : at::Tensor(),
+             wanted.get(2) ? of_bias.to(of_parameters) : at::Tensor()});
+  return true;
+}
+
+// LibTorch's choice of a kernel: the one above, on GPUs too.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> choose(
+    const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
+    double momentum, double eps, bool /*cudnn_enabled*/) {
+  auto [out, mean, scale] = at::native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps);
+  return {out, mean, scale, at::empty({0}, at::TensorOptions(at::kByte).device(input.device())), 0};
+}
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("_batch_norm_impl_index", choose); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { m.impl("_batch_norm_impl_index", choose); }
+
+[[maybe_unused]] const bool registered = [] {
+  for (const char* name : {"native_batch_norm", "_native_batch_norm_legit"}) register_decomposition(name, forward);
+  register_decomposition("native_batch_norm_backward", backward);
+  return true;
+}();
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,134 @@
+// Operators that LibTorch has written in terms of others, where the way it has is not the one for pieces.
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <tuple>
+
+#include <ATen/ops/max_pool1d_with_indices.h>
+#include <ATen/ops/tensor_split.h>
+#include <torch/library.h>
+
+#include "tessera/dtensor/dispatch/local_kernel.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/ops/kernels/arguments.h"
+
+namespace tessera {
+namespace {
+
+using torch::jit::Stack;
+
+// ---- its dispatcher takes them for kernels: where ranks hold pieces, they run as they are written
+
+bool as_written(const c10::OperatorHandle& op, Stack& stack) {
+  if (writes(op) || !any_spread(take_args(op, stack))) return false;
+  for (const auto key :
+       {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeExplicitAutogradNonFunctional}) {
+    if (!op.hasKernelForDispatchKey(key)) continue;
+    op.callBoxedForDispatchKey(key, stack);
+    return true;
+  }
+  return false;
+}
+
+constexpr std::array kNames = {"allclose",
+                               "binary_cross_entropy_with_logits",
+                               "cholesky_solve",
+                               "dist",
+                               "is_same_size",
+                               "_euclidean_dist",
+                               "_is_all_true",
+                               "_is_any_true",
+                               "_unsafe_masked_index"};
+
+[[maybe_unused]] const bool registered = [] {
+  for (const char* name : kNames) register_decomposition(name, as_written);
+  return true;
+}();
+
+// ---- they make plain tensors of their own, which every rank has; the caller's are not taken for such
+
+bool is_plain(const at::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() > 0 && !is_dtensor(value.toTensor());
+}
+
+void with_own_tensors(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  const Stack args = take_args(op, *stack);
+  const bool any_plain = std::any_of(args.begin(), args.end(), is_plain);
+  const ImplicitReplication own(!any_plain || ImplicitReplication::enabled());
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+}
+
+constexpr std::array kWithOwnTensors = {"combinations"};
+
+// ---- they write into plain tensors of their own: whole tensors go in, and every rank has the result. Differentiable.
+
+at::IValue whole(const at::IValue& value) {
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> out;
+    for (const at::Tensor& t : value.toTensorVector()) out.push_back(whole(t).toTensor());
+    return out;
+  }
+  if (!value.isTensor() || !value.toTensor().defined() || !is_dtensor(value.toTensor())) return value;
+  const at::Tensor& t = value.toTensor();
+  return to_local(redistribute(t, Placements(placements_of(t).size(), Replicate())));
+}
+
+const at::Tensor* first_dtensor(const Stack& args) {
+  for (const at::IValue& value : args) {
+    if (value.isTensor() && is_dtensor(value.toTensor())) return &value.toTensor();
+    if (!value.isTensorList()) continue;
+    for (const at::IValue& element : value.toListRef()) {
+      if (is_dtensor(element.toTensor())) return &element.toTensor();
+    }
+  }
+  return nullptr;
+}
+
+void on_whole(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  Stack args = take_args(op, *stack);
+  const at::Tensor lead = *first_dtensor(args);
+  for (const at::IValue& value : args) {
+    if (spread(value))
+      detail::implicit_communication(op.schema().name(), [] { return std::string("; it runs on whole tensors"); });
+  }
+  const DeviceMesh mesh = mesh_of(lead);
+  for (at::IValue& value : args) value = whole(value);
+  op.callBoxed(args);
+  give(op, *stack, from_local(args[0].toTensor(), mesh, Placements(placements_of(lead).size(), Replicate())));
+}
+
+constexpr std::array kOnWhole = {"linalg_matrix_rank",
+                                 "linalg_matrix_rank.atol_rtol_float",
+                                 "linalg_matrix_rank.atol_rtol_tensor",
+                                 "linalg_matrix_rank.tol_tensor",
+                                 "pad_sequence",
+                                 "vander"};
+
+// ---- they read the memory of a plain tensor
+
+at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef stride, at::IntArrayRef padding,
+                      at::IntArrayRef dilation, bool ceil_mode) {
+  return std::get<0>(at::max_pool1d_with_indices(self, kernel, stride, padding, dilation, ceil_mode));
+}
+
+std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& indices_or_sections, int64_t dim) {
+  const at::Tensor given = is_dtensor(indices_or_sections) ? full_tensor(indices_or_sections) : indices_or_sections;
+  if (given.dim() == 0) return at::tensor_split(self, given.item<int64_t>(), dim);
+  const at::Tensor indices = given.to(at::kCPU, at::kLong).contiguous();
+  return at::tensor_split(
+      self, at::IntArrayRef(indices.const_data_ptr<int64_t>(), static_cast<std::size_t>(indices.numel())), dim);
+}
+
+void register_composites(torch::Library& m) {
+  for (const char* name : kWithOwnTensors) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&with_own_tensors>());
+  for (const char* name : kOnWhole) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_whole>());
+  m.impl("max_pool1d", max_pool1d);
+  m.impl("tensor_split.tensor_indices_or_sections", tensor_split);
+}
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { register_composites(m); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,244 @@
+#include <algorithm>
+#include <optional>
+
+#include "tessera/ops/rules/labels.h"
+
+// Operators that read or write elements by their indices. Dimensions that are indexed stay whole, the others pass. Where what is
+// written adds up, pieces of the indices give terms of the result.
+namespace tessera::rules {
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
+
+// ---- one dimension: I for the elements of the index
+
+// The labels of two tensors along a dimension that is indexed: whole in the one, I in the other.
+struct Along {
+  Labels whole;
+  Labels chosen;
+};
+
+Along along(const Labels& labels, std::size_t dim) {
+  Along out{.whole = labels, .chosen = labels};
+  out.whole[dim] = '-';
+  out.chosen[dim] = 'I';
+  return out;
+}
+
+std::size_t dim_of(const OpCall& call) { return static_cast<std::size_t>(call.dim("dim", ndim(call))); }
+
+// Truth values have no terms.
+bool adds_exactly(const OpCall& call, const TensorInfo& source) {
+  return source.dtype == call.inputs.at(0).dtype && source.dtype != at::kBool;
+}
+
+// Where pieces of the index write terms, self is a term too.
+void add_up(OpRule& rule, const OpCall& call, std::size_t source) {
+  for (Strategy& strategy : rule.strategies) {
+    if (strategy.outputs[0].is_partial()) strategy.inputs[0] = strategy.outputs[0];
+  }
+  add_linear(rule, call.inputs.size(), 1, {{0, source}});
+}
+
+// (self, index)
+OpRule index_select(const OpCall& call) {
+  const Labels self = labels_of(call.inputs.at(0));
+  if (self.empty() || call.inputs.at(1).ndim() != 1) return no_rule();
+  const Along labels = along(self, dim_of(call));
+  OpRule rule = moved(call, {labels.whole, "I"}, labels.chosen);
+  rule.outputs = {call.inputs[0]};
+  rule.outputs[0].sizes[dim_of(call)] = call.inputs[1].sizes[0];
+  return rule;
+}
+
+// (self, index, source), one of each along a dimension.
+enum class Writes : uint8_t { kAddsUp, kReplaces };
+
+template <Writes writes>
+OpRule write_along(const OpCall& call) {
+  const Labels all = labels_of(call.inputs.at(0));
+  const TensorInfo& source = call.inputs.at(2);
+  if (all.empty() || call.inputs[1].ndim() != 1 || source.ndim() != ndim(call)) return no_rule();
+  const bool adds = writes == Writes::kAddsUp && adds_exactly(call, source);
+  Along labels = along(all, dim_of(call));
+  if (!adds) labels.chosen = labels.whole;
+  OpRule rule{.strategies = shard_factors({labels.whole, adds ? "I" : "-", labels.chosen}, {labels.whole})};
+  rule.outputs = {call.inputs[0]};
+  if (adds) add_up(rule, call, 2);
+  return rule;
+}
+
+// (self, index, value where it is a tensor)
+OpRule index_fill(const OpCall& call) {
+  const Labels self = labels_of(call.inputs.at(0));
+  if (self.empty()) return no_rule();
+  const Labels labels = along(self, dim_of(call)).whole;
+  std::vector<Labels> inputs = {labels, Labels(call.inputs.at(1).sizes.size(), '-'), ""};
+  inputs.resize(call.inputs.size());
+  OpRule rule{.strategies = shard_factors(inputs, {labels})};
+  rule.outputs = {call.inputs[0]};
+  return rule;
+}
+
+// ---- gather and scatter: an index of as many dimensions, which elsewhere than at `dim` may be shorter than self: its elements then
+// stand for the first ones
+
+// The labels of self, those that every other tensor shares with it.
+std::optional<Labels> shared_labels(const OpCall& call) {
+  Labels out = labels_of(call.inputs.at(0));
+  if (out.empty()) return std::nullopt;
+  for (const TensorInfo& input : call.inputs) {
+    if (input.ndim() == 0) continue;  // a number
+    if (input.ndim() != ndim(call)) return std::nullopt;
+    for (std::size_t d = 0; d < out.size(); ++d) {
+      if (input.sizes[d] != call.inputs[0].sizes[d]) out[d] = '-';
+    }
+  }
+  return out;
+}
+
+// (self, index)
+OpRule gather(const OpCall& call) {
+  const auto shared = shared_labels(call);
+  if (!shared || call.inputs.at(1).ndim() == 0) return no_rule();
+  const Along labels = along(*shared, dim_of(call));
+  return moved(call, {labels.whole, labels.chosen}, labels.chosen);
+}
+
+// (self, index, src where it is a tensor)
+OpRule scatter(const OpCall& call) {
+  const auto shared = shared_labels(call);
+  if (!shared || call.inputs.at(1).ndim() == 0) return no_rule();
+  const Labels labels = along(*shared, dim_of(call)).whole;
+  std::vector<Labels> inputs = {labels, labels, call.inputs.size() > 2 && call.inputs[2].ndim() > 0 ? labels : Labels()};
+  inputs.resize(call.inputs.size());
+  OpRule rule{.strategies = shard_factors(inputs, {labels})};
+  rule.outputs = {call.inputs[0]};
+  return rule;
+}
+
+// Whether a scatter adds what it writes to what is there.
+bool is_sum(const OpCall& call) {
+  if (!call.has_arg("reduce")) return true;
+  return call.arg("reduce").toStringRef() == "sum" && call.arg("include_self").toBool();
+}
+
+// (self, index, src)
+OpRule scatter_add(const OpCall& call) {
+  if (!is_sum(call) || !adds_exactly(call, call.inputs.at(2))) return scatter(call);
+  const auto shared = shared_labels(call);
+  const TensorInfo& index = call.inputs.at(1);
+  const TensorInfo& source = call.inputs.at(2);
+  const std::size_t dim = dim_of(call);
+  if (!shared || index.ndim() == 0 || source.ndim() == 0) return scatter(call);
+  Along labels = along(*shared, dim);
+  if (index.sizes[dim] != source.sizes[dim]) labels.chosen = labels.whole;
+  OpRule rule{.strategies = shard_factors({labels.whole, labels.chosen, labels.chosen}, {labels.whole})};
+  rule.outputs = {call.inputs[0]};
+  add_up(rule, call, 2);
+  return rule;
+}
+
+// ---- indices of the first dimensions, which broadcast together; an absent one leaves its dimension as it is
+
+constexpr std::size_t kMostPlaces = 26;
+
+struct Indexed {
+  std::vector<Labels> inputs;  // self's and the indices'
+  Sizes sizes;                 // of the elements chosen
+  Labels chosen;               // their labels
+};
+
+bool is_mask(const TensorInfo& info) { return info.defined && (info.dtype == at::kBool || info.dtype == at::kByte); }
+
+// nullopt where which elements are chosen depends on values.
+std::optional<Indexed> read_indices(const OpCall& call, std::size_t count) {
+  const TensorInfo& self = call.inputs.at(0);
+  const std::vector<TensorInfo> given(call.inputs.begin() + 1, call.inputs.begin() + 1 + static_cast<std::ptrdiff_t>(count));
+  if (given.size() > self.sizes.size() || std::any_of(given.begin(), given.end(), is_mask)) return std::nullopt;
+  const Sizes places = broadcast_sizes(given);
+  const Labels factors = letters(places.size(), 'A');
+  const Labels all = labels_of(self);
+  Indexed out{.inputs = {all}, .sizes = {}, .chosen = {}};
+  std::vector<std::size_t> indexed;
+  for (std::size_t d = 0; d < given.size(); ++d) {
+    out.inputs.push_back(given[d].defined ? broadcast_labels(given[d].sizes, places, factors) : Labels());
+    if (given[d].defined) indexed.push_back(d);
+  }
+  if (indexed.empty()) return std::nullopt;
+  // The places stand where the indices do, in front where other dimensions lie between those.
+  const bool together = indexed.back() - indexed.front() + 1 == indexed.size();
+  for (std::size_t d = 0; d <= all.size(); ++d) {
+    if (d == (together ? indexed.front() : 0)) {
+      out.chosen += factors;
+      out.sizes.insert(out.sizes.end(), places.begin(), places.end());
+    }
+    if (d == all.size() || std::find(indexed.begin(), indexed.end(), d) != indexed.end()) continue;
+    out.chosen += all[d];
+    out.sizes.push_back(self.sizes[d]);
+  }
+  for (const std::size_t d : indexed) out.inputs[0][d] = '-';
+  return out;
+}
+
+// (self, indices)
+OpRule index(const OpCall& call) {
+  const auto labels = read_indices(call, call.inputs.size() - 1);
+  if (!labels) return no_rule();
+  OpRule rule = moved(call, labels->inputs, labels->chosen);
+  rule.outputs = {{.sizes = labels->sizes, .dtype = call.inputs[0].dtype}};
+  return rule;
+}
+
+// One value at the places of one mask: masked_fill.
+std::optional<Indexed> read_mask(const OpCall& call, std::size_t count) {
+  const TensorInfo& self = call.inputs.at(0);
+  const TensorInfo& mask = call.inputs.at(1);
+  const TensorInfo& value = call.inputs.at(1 + count);
+  const bool one = std::all_of(value.sizes.begin(), value.sizes.end(), [](int64_t size) { return size == 1; });
+  if (count != 1 || !is_mask(mask) || !one || mask.ndim() > self.ndim()) return std::nullopt;
+  const Labels all = labels_of(self);
+  return Indexed{.inputs = {all, all.substr(0, mask.sizes.size())}, .sizes = {}, .chosen = {}};
+}
+
+// (self, indices, values)
+OpRule index_put(const OpCall& call) {
+  const std::size_t values = call.first_input.at(call.arg_index("values"));
+  auto labels = read_mask(call, values - 1);
+  const bool by_mask = labels.has_value();
+  if (!by_mask) labels = read_indices(call, values - 1);
+  if (!labels) return no_rule();
+  labels->inputs.push_back(broadcast_labels(call.inputs[values].sizes, labels->sizes, labels->chosen));
+  const Labels self = labels->inputs[0];
+  const bool adds = !by_mask && call.arg("accumulate").toBool() && adds_exactly(call, call.inputs[values]);
+  const Labels unsummable = adds ? Labels() : letters(kMostPlaces, 'A');
+  OpRule rule{.strategies = shard_factors(labels->inputs, {self}, ReduceOp::kSum, unsummable)};
+  rule.outputs = {call.inputs[0]};
+  if (adds) add_up(rule, call, values);
+  return rule;
+}
+
+constexpr RuleEntry kTable[] = {
+    {"index_select", index_select},
+    {"index_add", write_along<Writes::kAddsUp>},
+    {"index_copy", write_along<Writes::kReplaces>},
+    {"index_reduce", write_along<Writes::kReplaces>},
+    {"index_fill", index_fill},
+    {"gather", gather},
+    {"scatter", scatter},
+    {"scatter_add", scatter_add},
+    {"scatter_reduce", scatter_add},
+    {"index", index},
+    {"_unsafe_index", index},
+    {"index_put", index_put},
+    {"_index_put_impl", index_put},
+    {"_unsafe_index_put", index_put},
+};
+
+}  // namespace
+
+std::span<const RuleEntry> indexing_rules() { return kTable; }
+
+}  // namespace tessera::rules

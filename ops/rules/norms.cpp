@@ -1,0 +1,182 @@
+#include <algorithm>
+
+#include "tessera/ops/rules/labels.h"
+#include "tessera/ops/rules/view_groups.h"
+
+// Norms. Batches that share statistics while they are trained are not here: ops/kernels/batch_norm.cpp writes them in other operators.
+namespace tessera::rules {
+namespace {
+
+// ---- the last dimensions are normalized and stay whole
+
+struct NormLabels {
+  Labels input;   // of the statistics too: they have 1s for the normalized dimensions
+  Labels weight;  // of the bias too
+};
+
+NormLabels norm_labels(const OpCall& call) {
+  const std::size_t normalized = call.arg("normalized_shape").toIntVector().size();
+  const std::size_t outer = call.inputs.at(0).sizes.size() - normalized;
+  return {.input = letters(outer) + Labels(normalized, '-'), .weight = Labels(normalized, '-')};
+}
+
+// The mean and the inverse deviation: more precise than half types on CUDA, and on CPU where the weight is.
+at::ScalarType statistics_type(const OpCall& call) {
+  const at::ScalarType type = call.inputs.at(0).dtype;
+  const bool half = type == at::kHalf || type == at::kBFloat16;
+  const auto is_float = [&](std::size_t i) { return call.inputs.at(i).defined && call.inputs[i].dtype == at::kFloat; };
+  return half && (call.args[0].toTensor().is_cuda() || is_float(1) || is_float(2)) ? at::kFloat : type;
+}
+
+// (input, weight, bias) -> (result, mean, rstd)
+OpRule layer_norm(const OpCall& call) {
+  const auto [input, weight] = norm_labels(call);
+  OpRule rule{.strategies = shard_factors({input, weight, weight}, {input, input, input})};
+  std::vector<int64_t> statistics = call.inputs.at(0).sizes;
+  std::fill(statistics.end() - static_cast<int64_t>(weight.size()), statistics.end(), 1);
+  const TensorInfo of_statistics{.sizes = statistics, .dtype = statistics_type(call)};
+  rule.outputs = {call.inputs[0], of_statistics, of_statistics};
+  return rule;
+}
+
+// (grad, input, mean, rstd, weight, bias) -> the gradients of input, weight and bias. A pending gradient is reduced here:
+// passed on, it would be reduced three times.
+OpRule layer_norm_backward(const OpCall& call) {
+  const auto [input, weight] = norm_labels(call);
+  OpRule rule{.strategies = shard_factors({input, input, input, input, weight, weight}, {input, weight, weight})};
+  rule.outputs = asked_for(call, {call.inputs.at(1), call.inputs.at(4), call.inputs.at(5)});
+  rule.kernel = "contiguous_statistics";
+  return rule;
+}
+
+// (input, weight) -> (result, rstd)
+OpRule rms_norm(const OpCall& call) {
+  const auto [input, weight] = norm_labels(call);
+  return {.strategies = shard_factors({input, weight}, {input, input})};
+}
+
+// (grad, input, rstd, weight) -> the gradients of input and weight
+OpRule rms_norm_backward(const OpCall& call) {
+  const auto [input, weight] = norm_labels(call);
+  return {.strategies = shard_factors({input, input, input, weight}, {input, weight})};
+}
+
+// ---- groups of channels: n for the batch, c for the channels, cut where groups end
+
+Labels with_rest(Labels labels, const TensorInfo& info) {
+  labels.resize(info.sizes.size(), '-');
+  return labels;
+}
+
+// c where there is more than one group to cut.
+Labels group_labels(const OpCall& call, Labels labels) {
+  if (call.arg("group").toInt() == 1) std::replace(labels.begin(), labels.end(), 'c', '-');
+  return labels;
+}
+
+// Whether pieces of the channels hold whole groups.
+void keep_groups(OpRule& rule, const OpCall& call, std::size_t input) {
+  const int64_t channels = call.arg("C").toInt();
+  const int64_t groups = call.arg("group").toInt();
+  if (groups == 0 || channels % groups != 0) return;
+  const std::vector<ViewGroup> found = view_groups({channels}, {groups, channels / groups});
+  rule.kernel = "group_norm";
+  rule.valid = [=](const std::vector<Placements>& inputs, const std::vector<Placements>&,
+                   std::span<const int64_t> mesh_shape) {
+    Placements of_channels(inputs[input].size(), Replicate());
+    for (std::size_t i = 0; i < of_channels.size(); ++i) {
+      const Placement& p = inputs[input][i];
+      if (p.is_shard() && p.tensor_dim() == 1) of_channels[i] = p.on(0);
+    }
+    return std::all_of(found.begin(), found.end(),
+                       [&](const ViewGroup& group) { return same_elements(group, of_channels, mesh_shape); });
+  };
+}
+
+// (input, weight, bias) -> (result, mean, rstd)
+OpRule group_norm(const OpCall& call) {
+  const Labels labels = group_labels(call, "nc");
+  const Labels channel = labels.substr(1);
+  const Labels input = with_rest(labels, call.inputs.at(0));
+  OpRule rule{.strategies = shard_factors({input, channel, channel}, {input, labels, labels})};
+  const TensorInfo statistics{.sizes = {call.arg("N").toInt(), call.arg("group").toInt()}, .dtype = statistics_type(call)};
+  rule.outputs = {call.inputs[0], statistics, statistics};
+  keep_groups(rule, call, 0);
+  return rule;
+}
+
+// (grad, input, mean, rstd, weight) -> the gradients of input, weight and bias
+OpRule group_norm_backward(const OpCall& call) {
+  const Labels statistics = group_labels(call, "nc");
+  const Labels channel = statistics.substr(1);
+  const Labels input = with_rest(statistics, call.inputs.at(1));
+  OpRule rule{.strategies = shard_factors({input, input, statistics, statistics, channel}, {input, channel, channel})};
+  const at::ScalarType type = call.inputs.at(4).defined ? call.inputs[4].dtype : call.inputs.at(1).dtype;
+  const TensorInfo of_channels{.sizes = {call.arg("C").toInt()}, .dtype = type};
+  rule.outputs = asked_for(call, {call.inputs[1], of_channels, of_channels});
+  keep_groups(rule, call, 1);
+  return rule;
+}
+
+// ---- batches normalized by statistics that are known
+
+// (input, weight, bias, running mean, running variance) -> (result, and two buffers that nobody reads)
+OpRule batch_norm(const OpCall& call) {
+  if (call.has_arg("training") && call.arg("training").toBool()) return no_rule();
+  const Labels input = labels_of(call.inputs.at(0));
+  if (input.size() < 2) return no_rule();
+  const Labels channel = input.substr(1, 1);
+  OpRule rule{.strategies = shard_factors({input, channel, channel, channel, channel}, {input, "-", "-"})};
+  for (Strategy& strategy : rule.strategies) {
+    for (const std::size_t k : {1, 2}) strategy.outputs[k] = Replicate();
+  }
+  const TensorInfo buffer{.sizes = {0}, .dtype = statistics_type(call)};
+  rule.outputs = {call.inputs[0], buffer, buffer};
+  return rule;
+}
+
+// ---- one dimension kept: every part of it is scaled by its own norm
+
+OpRule renorm(const OpCall& call) {
+  const int64_t dim = call.dim("dim", call.inputs.at(0).ndim());
+  Labels labels(call.inputs[0].sizes.size(), '-');
+  labels[static_cast<std::size_t>(dim)] = 'k';
+  OpRule rule{.strategies = shard_factors({labels}, {labels})};
+  rule.outputs = {call.inputs[0]};
+  return rule;
+}
+
+// (v, g) -> (result, norms)
+OpRule weight_norm(const OpCall& call) {
+  const int64_t dim = call.dim("dim", call.inputs.at(0).ndim());
+  Labels v(call.inputs[0].sizes.size(), '-');
+  Labels g(call.inputs.at(1).sizes.size(), '-');
+  v.at(static_cast<std::size_t>(dim)) = 'k';
+  std::vector<int64_t> of_norms(v.size(), 1);
+  of_norms[static_cast<std::size_t>(dim)] = call.inputs[0].sizes[static_cast<std::size_t>(dim)];
+  if (call.inputs[1].sizes != of_norms || at::isReducedFloatingType(call.inputs[1].dtype)) return no_rule();
+  g[static_cast<std::size_t>(dim)] = 'k';
+  OpRule rule{.strategies = shard_factors({v, g}, {v, g}), .kernel = "contiguous"};
+  rule.outputs = {call.inputs[0], call.inputs[1]};
+  return rule;
+}
+
+constexpr RuleEntry kTable[] = {
+    {"native_layer_norm", layer_norm},
+    {"native_layer_norm_backward", layer_norm_backward},
+    {"_fused_rms_norm", rms_norm},
+    {"_fused_rms_norm_backward", rms_norm_backward},
+    {"native_group_norm", group_norm},
+    {"native_group_norm_backward", group_norm_backward},
+    {"native_batch_norm", batch_norm},
+    {"_native_batch_norm_legit", batch_norm},
+    {"_native_batch_norm_legit_no_training", batch_norm},
+    {"renorm", renorm},
+    {"_weight_norm_interface", weight_norm},
+};
+
+}  // namespace
+
+std::span<const RuleEntry> norm_rules() { return kTable; }
+
+}  // namespace tessera::rules

@@ -1,0 +1,76 @@
+#include <sstream>
+#include <stdexcept>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/explain_op.h"
+
+using namespace tessera;
+
+namespace {
+
+at::Tensor sharded(const std::vector<int64_t>& sizes, const Placements& placements, const std::vector<int64_t>& mesh_shape) {
+  int64_t ranks = 1;
+  for (const int64_t n : mesh_shape) ranks *= n;
+  static const std::shared_ptr<World> world = World::fake(0, 4);
+  const DeviceMesh mesh = init_device_mesh("cpu", mesh_shape, {}, world);
+  return distribute_tensor(at::empty(sizes), mesh, placements, kNoSource);
+}
+
+const OpCandidate& chosen(const OpExplanation& told, std::size_t mesh_dim) {
+  for (const OpCandidate& c : told.candidates) {
+    if (c.chosen && c.mesh_dim == mesh_dim) return c;
+  }
+  throw std::logic_error("nothing is chosen");
+}
+
+}  // namespace
+
+TEST_CASE("explain_op lists what each mesh dimension might do, with its cost, and what it does") {
+  const at::Tensor x = sharded({8, 8}, {Shard(0), Shard(1)}, {2, 2});
+  const at::Tensor w = sharded({8, 8}, {Replicate(), Shard(0)}, {2, 2});
+  const OpExplanation told = explain_op("aten::mm", {x, w});
+  CHECK(told.by_rule);
+  CHECK(chosen(told, 0).inputs == std::vector<Placement>{Shard(0), Replicate()});
+  CHECK(chosen(told, 1).inputs == std::vector<Placement>{Shard(1), Shard(0)});
+  CHECK(chosen(told, 1).outputs == std::vector<Placement>{Partial()});
+  CHECK(chosen(told, 1).microseconds == 0);
+  CHECK(told.outputs == std::vector<Placements>{{Shard(0), Partial()}});
+  CHECK(told.steps.empty());
+  // Everything replicated, three factors, two operands pending by sum and by avg; on each of two mesh dimensions.
+  CHECK(told.candidates.size() == 2 * (1 + 3 + 4));
+  CHECK(told.candidates[0].microseconds > 100);
+}
+
+TEST_CASE("explain_op prints candidates, redistributions and results") {
+  const at::Tensor x = sharded({8, 8}, {Shard(0)}, {4});
+  std::ostringstream out;
+  out << explain_op("aten::_softmax", {x, 0, false});
+  CHECK(out.str().find("aten::_softmax: by its rule") == 0);
+  CHECK(out.str().find("* mesh dimension 0: S(1) -> S(1)") != std::string::npos);
+  CHECK(out.str().find("to [S(1)] by") != std::string::npos);
+  CHECK(out.str().find("gives [S(1)]") != std::string::npos);
+}
+
+TEST_CASE("explain_op says what a candidate would break, and that a view stays where it is") {
+  const at::Tensor x = sharded({12, 2}, {Shard(0)}, {4});
+  const OpExplanation told = explain_op("aten::view", {x, std::vector<int64_t>{24}});
+  CHECK(told.outputs == std::vector<Placements>{{Shard(0)}});
+  const OpExplanation written = explain_op("aten::add_.Tensor", {x, sharded({12, 2}, {Shard(1)}, {4})});
+  bool refused = false;
+  for (const OpCandidate& c : written.candidates) refused |= c.refused == "what is written would have to move";
+  CHECK(refused);
+  CHECK(explain_op("aten::slice.Tensor", {x, 0, 2, 7, 1}).to_string().find("views its piece where it is") !=
+        std::string::npos);
+}
+
+TEST_CASE("explain_op refuses what it cannot explain") {
+  const at::Tensor x = sharded({8, 8}, {Shard(0)}, {4});
+  CHECK_THROWS_WITH_AS(explain_op("aten::nothing", {x}),
+                       "explain_op: no operator aten::nothing; give namespace, name and overload, as in aten::add.Tensor",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(explain_op("aten::matmul", {x, x}),
+                       "explain_op: aten::matmul is written in other operators; explain those", std::invalid_argument);
+}
