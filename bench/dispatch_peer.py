@@ -17,6 +17,9 @@ def make_tensors():
               "x": Replicate()}
     ours = {k: distribute_tensor(torch.randn(s), mesh, [places[k]], src_data_rank=None) for k, s in shapes.items()}
     plain = {k: v.to_local() for k, v in ours.items()}
+    listed = [distribute_tensor(torch.randn(8, 8), mesh, [Shard(0)], src_data_rank=None) for _ in range(100)]
+    ours.update(list=listed)
+    plain.update(list=[t.to_local() for t in listed])
     return mesh, ours, plain
 
 
@@ -29,9 +32,41 @@ def mlp_step(t):
     t["w1"].grad = t["w2"].grad = None
 
 
+def five_operators(t):
+    torch.tanh(torch.relu(torch.mm(t["a"], t["right"])) * t["b"] + t["a"]).backward(t["b"])
+    t["a"].grad = None
+
+
+def adamw(mesh):
+    def made():
+        piece = torch.randn(256, 256)
+        return piece if mesh is None else DTensor.from_local(piece, mesh, [Shard(0)])
+
+    parameters = [torch.nn.Parameter(made()) for _ in range(100)]
+    for p in parameters:
+        p.grad = made()
+    return torch.optim.AdamW(parameters, foreach=False)
+
+
+def first_mm(left, right):
+    torch._C._clear_DTensor_sharding_propagator_cache()
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    torch.mm(left, right)
+
+
+def add_first_calls(out):
+    for shape in ((8,), (2, 4), (2, 2, 2)):
+        mesh = init_device_mesh("cpu", shape)
+        left = distribute_tensor(torch.randn(64, 64), mesh, [Shard(0)] * len(shape), src_data_rank=None)
+        right = distribute_tensor(torch.randn(64, 64), mesh, [Replicate()] * len(shape), src_data_rank=None)
+        name = f"first_mm_{len(shape)}d"
+        out[name] = (lambda left=left, right=right: first_mm(left, right), False)
+        out["plain_" + name] = (lambda a=left.to_local(), b=right.to_local(): torch.mm(a, b), False)
+
+
 def with_grad(t):
     t = dict(t)
-    for k in ("w1", "w2"):
+    for k in ("a", "w1", "w2"):
         t[k] = t[k].detach().requires_grad_()
     return t
 
@@ -43,6 +78,10 @@ def calls_of(mesh, ours, plain):
         "view": lambda t: t["a"].view(t["a"].size(0), 2, 4),
         "detach": lambda t: t["a"].detach(),
         "add_": lambda t: t["a"].add_(t["b"]),
+        "mul_by_a_number": lambda t: torch.mul(t["a"], 2.0),
+        "cat_of_2": lambda t: torch.cat([t["a"], t["b"]], 1),
+        "softmax": lambda t: torch.softmax(t["a"], -1),
+        "foreach_add_of_100": lambda t: torch._foreach_add(t["list"], t["list"]),
         "layer_norm": lambda t: torch.nn.functional.layer_norm(t["a"], (8,), t["bias"], t["bias"]),
     }
     out = {}
@@ -61,6 +100,12 @@ def calls_of(mesh, ours, plain):
     ):
         out[name.replace(" ", "_")] = (lambda s=source, t=target: s.redistribute(placements=[t]), False)
     ours_grad, plain_grad = with_grad(ours), with_grad(plain)
+    out["five_operators_and_back"] = (lambda: five_operators(ours_grad), True)
+    out["plain_five_operators_and_back"] = (lambda: five_operators(plain_grad), True)
+    steps = adamw(mesh), adamw(None)
+    out["adamw_step_of_100"] = (steps[0].step, True)
+    out["plain_adamw_step_of_100"] = (steps[1].step, True)
+    add_first_calls(out)
     out["mlp"] = (lambda: mlp_step(ours_grad), True)
     out["plain_mlp"] = (lambda: mlp_step(plain_grad), True)
     return out

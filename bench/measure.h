@@ -43,7 +43,9 @@ struct Subject {
   std::string name;
   std::function<void()> ours;
   std::function<void()> plain;
+  bool peer = true;  // false: the peer has no such thing, and its figures are 0
   bool peer_plain = true;
+  int fewer = 1;  // so many times fewer calls a round, of what is slow
 };
 struct Row {
   std::string name;

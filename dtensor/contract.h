@@ -44,6 +44,9 @@ struct Contract {
   Placement desired;
   std::optional<Placement> output;  // none: as the operator left it
   bool use_local_output = false;    // the result is a plain tensor, this rank's piece
+  // Of a chain's first contract: mesh dimensions that cut the parameter besides, to spare memory. Operators that use it take it whole
+  // there (dtensor/dispatch/gather.h).
+  std::vector<int64_t> gathered;
   // A tied weight's contract for other operators, such as "matmul" beside "embedding"; no operator is named twice.
   std::shared_ptr<const Contract> also;
 

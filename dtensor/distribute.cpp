@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/dtensor/deferred.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/region.h"
 #include "tessera/dtensor/route.h"
@@ -118,6 +119,7 @@ struct Distribute : torch::autograd::Function<Distribute> {
 
 at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements, int64_t src_rank) {
   if (!t.defined()) throw std::invalid_argument("distribute_tensor: the tensor is undefined; give a tensor");
+  const detail::NotRecording own_tensors;
   const auto source = source_coordinate(mesh, src_rank);
   const SpecPtr spec = spec_of_whole(t, mesh, placements, "distribute_tensor");
   if (!is_dtensor(t)) return Distribute::apply(t, spec, source);
@@ -136,6 +138,11 @@ void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const 
   }
   const auto source = source_coordinate(mesh, src_rank);
   const SpecPtr spec = spec_of_whole(plain, mesh, placements, "distribute_in_place");
+  if (detail::is_deferred(plain)) {
+    detail::materialize(plain, spec);
+    return;
+  }
+  const detail::NotRecording own_tensors;
   const World::Scope scope(mesh.world(), "distribute_tensor");
   const at::NoGradGuard no_grad;
   const at::Tensor& grad = plain.grad();

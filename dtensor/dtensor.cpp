@@ -24,8 +24,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
+// Shares storage and version counter with `t`; outside autograd.
+at::Tensor alias_of(const at::Tensor& t) {
+  const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
+  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), false));
+}
+
 at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
-  return detail::wrap(spec->mesh.is_member() ? local.detach() : at::empty({0}, local.options()), spec);
+  return detail::wrap(spec->mesh.is_member() ? alias_of(local) : at::empty({0}, local.options()), spec);
 }
 
 // What a piece of a pending value is multiplied with in its gradient: d value / d piece.
@@ -77,11 +83,9 @@ struct FromLocal : torch::autograd::Function<FromLocal> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const std::optional<at::Tensor>& given_mask,
                             const SpecPtr& spec, const Wanted& wanted) {
     const at::Tensor mask = given_mask.value_or(at::Tensor());
-    if (local.requires_grad()) {
-      detail::saved<SpecPtr>(ctx, "spec") = spec;
-      detail::saved<Wanted>(ctx, "grad") = wanted;
-      ctx->save_for_backward({PieceDerivative::needs_piece(*spec) ? local : at::Tensor(), mask});
-    }
+    detail::saved<SpecPtr>(ctx, "spec") = spec;
+    detail::saved<Wanted>(ctx, "grad") = wanted;
+    ctx->save_for_backward({PieceDerivative::needs_piece(*spec) ? local : at::Tensor(), mask});
     return wrap_local(masked_piece(local, mask, *spec), spec);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
@@ -225,8 +229,10 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   }
   check_replicated(local, mesh, alike, "from_local");
   // Row-major pieces under row-major global strides, so that what can be viewed globally can be viewed here.
-  return FromLocal::apply(options.stride ? local : local.contiguous(),
-                          options.mask.defined() ? std::optional(options.mask) : std::nullopt, spec, grad);
+  const at::Tensor piece = options.stride ? local : local.contiguous();
+  const bool recorded = (piece.requires_grad() && at::GradMode::is_enabled()) || piece._fw_grad(0).defined();
+  if (!recorded) return wrap_local(masked_piece(piece, options.mask, *spec), spec);
+  return FromLocal::apply(piece, options.mask.defined() ? std::optional(options.mask) : std::nullopt, spec, grad);
 }
 
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {

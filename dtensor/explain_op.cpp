@@ -29,10 +29,11 @@ torch::jit::Stack with_defaults(const c10::FunctionSchema& schema, std::vector<c
   return out;
 }
 
-void refuse_composite(const c10::OperatorHandle& op, const std::string& name, const std::string& key) {
+void refuse_composite(const c10::OperatorHandle& op, const std::string& name) {
   const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
-  if (!composite && find_decomposition(key) == nullptr) return;
+  const DecompositionEntry decomposition = find_decomposition(op.schema().name());
+  if (!composite && (decomposition.run == nullptr || decomposition.only_in_inference)) return;
   throw std::invalid_argument(fmt::format("explain_op: {} is written in other operators; explain those", name));
 }
 
@@ -69,7 +70,7 @@ std::ostream& operator<<(std::ostream& out, const OpExplanation& explanation) { 
 OpExplanation explain_op(const std::string& op, std::vector<c10::IValue> args) {
   const c10::OperatorHandle handle = find_operator(op);
   const dispatch::OpTraits traits(handle);
-  refuse_composite(handle, op, traits.key);
+  refuse_composite(handle, op);
   torch::jit::Stack stack = with_defaults(handle.schema(), std::move(args));
   const dispatch::Call call = dispatch::read_call(handle, traits, stack);
   std::vector<rules::Considered> considered;

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/dtensor/deferred.h"
 #include "tessera/dtensor/random/draws.h"
 #include "tessera/dtensor/spec.h"
 #include "tessera/dtensor/tensor.h"
@@ -38,6 +39,7 @@ at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, 
   }
   check_layout(placements, mesh.mesh(), sizes, who);
   const SpecPtr spec = intern_spec(mesh, placements, sizes, dtype);
+  const detail::NotRecording own_tensors;
   return detail::wrap(fill(*spec, at::TensorOptions(dtype).device(mesh.device())), spec);
 }
 

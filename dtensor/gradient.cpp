@@ -19,13 +19,14 @@ using torch::autograd::variable_list;
 // Brings the summed gradient of one tensor where it belongs. The reduction of a gradient into its parameter is explicit.
 class GradientHook final : public FunctionPreHook {
  public:
-  GradientHook(std::size_t index, SpecPtr spec, std::string path)
-      : index_(index), spec_(std::move(spec)), path_(std::move(path)) {}
+  GradientHook(std::size_t index, SpecPtr spec, std::string path, bool terms_alone = false)
+      : index_(index), spec_(std::move(spec)), path_(std::move(path)), terms_alone_(terms_alone) {}
 
   variable_list operator()(const variable_list& grads) override {
     variable_list out = grads;
     at::Tensor& g = out[index_];
     if (!g.defined() || (spec_ == nullptr && !is_dtensor(g))) return out;
+    if (spec_ != nullptr && !spec_->partial && is_dtensor(g) && meta(g).spec == spec_) return out;  // it is there
     // A plain one, such as the caller's own for a loss, counts as replicated.
     if (!is_dtensor(g)) g = wrap(g, replicated_spec(spec_->mesh, g));
     const Explicit guard;
@@ -34,28 +35,65 @@ class GradientHook final : public FunctionPreHook {
       g = full_tensor(g);
       return out;
     }
-    g = redistribute(g, without_partial(spec_->placements));
+    g = redistribute(g, goal(placements_of(g)));
     return out;
   }
 
   std::size_t index() const { return index_; }
   // The tensor has become another since: a plain parameter that was distributed in place.
-  void follow(const SpecPtr& spec) { spec_ = spec; }
+  void follow(const SpecPtr& spec) {
+    if (spec_ != spec) spec_ = spec;
+  }
 
  private:
+  Placements goal(Placements gradient) const {
+    const Placements own = without_partial(spec_->placements);
+    if (!terms_alone_) return own;
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (gradient[i].is_partial()) gradient[i] = own[i];
+    }
+    return gradient;
+  }
+
   std::size_t index_;
   SpecPtr spec_;  // nullptr: of a plain tensor
   std::string path_;
+  bool terms_alone_;  // nothing moves but what is pending
 };
 
-GradientHook* find_hook(const std::vector<std::unique_ptr<FunctionPreHook>>& hooks, std::size_t index) {
-  for (const auto& hook : hooks) {
-    FunctionPreHook& h = *hook;
-    if (typeid(h) == typeid(GradientHook) && static_cast<GradientHook&>(h).index() == index) {
-      return static_cast<GradientHook*>(&h);
-    }
+using Hooks = std::vector<std::unique_ptr<FunctionPreHook>>;
+
+GradientHook* as_gradient_hook(FunctionPreHook& hook) {
+  return typeid(hook) == typeid(GradientHook) ? static_cast<GradientHook*>(&hook) : nullptr;
+}
+
+// Whether there is one; all of that index follow `spec`.
+bool find_hook(const Hooks& hooks, std::size_t index, const SpecPtr& spec) {
+  bool found = false;
+  for (const auto& each : hooks) {
+    GradientHook* const hook = as_gradient_hook(*each);
+    if (hook == nullptr || hook->index() != index) continue;
+    if (spec != nullptr) hook->follow(spec);
+    found = true;
   }
-  return nullptr;
+  return found;
+}
+
+// Before and behind the caller's own hooks, so that they get a gradient that lies as the leaf does, and what they return does too. Their
+// list is made here: register_hook, where it finds none, would make it and drop all hooks that there are.
+void watch_leaf(const at::Tensor& t, torch::autograd::AutogradMeta& autograd) {
+  static const SpecPtr none;
+  const SpecPtr& spec = is_dtensor(t) ? meta(t).spec : none;
+  if (find_hook(autograd.hooks_, 0, spec)) return;
+  const ContractPtr contract = spec != nullptr ? meta(t).contract : nullptr;
+  const std::string path = contract ? contract->path : std::string();
+  if (autograd.cpp_hooks_list_ == nullptr) {
+    Hooks others = std::move(autograd.hooks_);
+    torch::autograd::impl::create_cpp_hook(t);
+    for (auto& hook : others) autograd.hooks_.push_back(std::move(hook));
+  }
+  autograd.hooks_.insert(autograd.hooks_.begin(), std::make_unique<GradientHook>(0, spec, path));
+  autograd.hooks_.push_back(std::make_unique<GradientHook>(0, spec, path));
 }
 
 }  // namespace
@@ -64,21 +102,21 @@ void watch_gradient(const at::Tensor& t) {
   c10::AutogradMetaInterface* const interface = t.unsafeGetTensorImpl()->autograd_meta();
   if (interface == nullptr || !interface->requires_grad()) return;
   auto* const autograd = static_cast<torch::autograd::AutogradMeta*>(interface);
-  const bool dtensor = is_dtensor(t);
   if (autograd->grad_fn_ == nullptr && (!autograd->is_view_ || t.grad_fn() == nullptr)) {
-    if (GradientHook* const hook = find_hook(autograd->hooks_, 0)) {
-      if (dtensor) hook->follow(meta(t).spec);
-      return;
-    }
-    const ContractPtr contract = dtensor ? meta(t).contract : nullptr;
-    autograd->hooks_.push_back(
-        std::make_unique<GradientHook>(0, dtensor ? meta(t).spec : nullptr, contract ? contract->path : std::string()));
+    watch_leaf(t, *autograd);
     return;
   }
-  if (dtensor) return;
+  if (is_dtensor(t)) return;
   const auto& node = t.grad_fn();
-  if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr()) != nullptr) return;
+  if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) return;
   node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), nullptr, std::string()));
+}
+
+void watch_terms(const at::Tensor& t) {
+  const auto& node = t.grad_fn();
+  if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) return;
+  node->add_tensor_pre_hook(
+      std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, std::string(), /*terms_alone=*/true));
 }
 
 }  // namespace tessera::detail

@@ -12,4 +12,8 @@ namespace tessera::detail {
 //   - a plain tensor's gradient arrives whole and plain.
 void watch_gradient(const at::Tensor& t);
 
+// For a DTensor that is an operator's result: what is pending in its gradient, once all its uses are summed, is reduced into the
+// tensor's own layout, and the rest stays as it is. So an activation that several contracts take pays for one reduction.
+void watch_terms(const at::Tensor& t);
+
 }  // namespace tessera::detail

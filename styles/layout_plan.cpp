@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/dtensor/deferred.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/placement/layout.h"
@@ -75,14 +76,19 @@ void check_convertible(const TensorPlan& plan) {
   if (!t.is_leaf()) refuse("is the result of an operator, not a leaf", "register a leaf tensor, such as t.detach()");
   if (t.layout() != at::kStrided) refuse("is sparse", "only dense tensors have a layout over ranks; call to_dense() first");
   if (t.is_quantized()) refuse("is quantized", "dequantize it first");
-  if (t.is_meta())
+  if (t.is_meta() && !detail::is_deferred(t))
     refuse("is on the meta device, without values", "give it memory (to_empty, or build it on a device) first");
 }
 
-Contract named(const std::string& path) {
-  Contract contract;
-  contract.path = path;
-  return contract;
+// What is plain after an operator is a piece of the batch, to which no gathered bias could be added.
+void check_gathered(const TensorPlan& plan) {
+  for (const Contract& contract : plan.contracts) {
+    if (!contract.use_local_output) continue;
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {} ({}): use_local_output does not go with data_placement; leave one of them out: outputs that "
+        "are DTensors know their piece of the batch",
+        contract.path, contract.style));
+  }
 }
 
 // An operator that does not read contracts would ignore this one without a word.
@@ -113,7 +119,12 @@ LayoutPlan::LayoutPlan(DeviceMesh mesh, int64_t tensor_dim, const ModuleTree& tr
     for (const NamedTensor& item : node.tensors) {
       const auto [at, is_new] = index_.emplace(item.tensor.unsafeGetTensorImpl(), tensors_.size());
       if (is_new)
-        tensors_.push_back({.tensor = item.tensor, .paths = {}, .placement = {}, .placed_by = {}, .contracts = {}});
+        tensors_.push_back({.tensor = item.tensor,
+                            .is_parameter = item.is_parameter,
+                            .paths = {},
+                            .placement = {},
+                            .placed_by = {},
+                            .contracts = {}});
       std::vector<std::string>& paths = tensors_[at->second].paths;
       const std::string path = joined_path(node.path, item.name);
       if (std::find(paths.begin(), paths.end(), path) == paths.end()) paths.push_back(path);
@@ -169,7 +180,10 @@ void LayoutPlan::add_contract(const at::Tensor& tensor, const Contract& contract
 }
 
 void LayoutPlan::check() const {
-  for (const TensorPlan& plan : tensors_) check_convertible(plan);
+  for (const TensorPlan& plan : tensors_) {
+    check_convertible(plan);
+    if (!cut_over_.empty()) check_gathered(plan);
+  }
   const std::vector<std::size_t> alike = first_alike(tensors_);
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const TensorPlan& first = tensors_[alike[i]];
@@ -186,7 +200,25 @@ void LayoutPlan::check() const {
 Placements LayoutPlan::placements_of(const TensorPlan& plan) const {
   Placements placements(static_cast<std::size_t>(mesh_.ndim()), Replicate());
   placements[static_cast<std::size_t>(tensor_dim_)] = plan.placement.value_or(Replicate());
+  if (!plan.is_parameter || plan.tensor.dim() == 0) return placements;
+  for (const int64_t mesh_dim : cut_over_) placements[static_cast<std::size_t>(mesh_dim)] = Shard(0).ordered(1);
   return placements;
+}
+
+// The chain of its contracts. One that names no operator says whose gradient is reduced, and what is gathered.
+ContractPtr LayoutPlan::contract_of(const TensorPlan& plan) const {
+  ContractPtr chain;
+  for (auto contract = plan.contracts.rbegin(); contract != plan.contracts.rend(); ++contract) {
+    Contract link = *contract;
+    link.also = chain;
+    chain = std::make_shared<const Contract>(std::move(link));
+  }
+  Contract first = chain ? *chain : Contract();
+  if (chain == nullptr) first.path = plan.paths.front();
+  // One that was a DTensor before may lie on another mesh, and goes on as it is there.
+  const bool here = !is_dtensor(plan.tensor) || mesh_of(plan.tensor) == mesh_;
+  if (here && plan.is_parameter && plan.tensor.dim() > 0) first.gathered = cut_over_;
+  return std::make_shared<const Contract>(std::move(first));
 }
 
 void LayoutPlan::run(int64_t src_rank) const {
@@ -208,14 +240,7 @@ void LayoutPlan::run(int64_t src_rank) const {
   }
   for (const TensorPlan& plan : tensors_) {
     if (plan.contracts.empty() && detail::meta(plan.tensor).contract != nullptr) continue;
-    // One that names no operator says whose gradient is reduced.
-    ContractPtr chain = plan.contracts.empty() ? std::make_shared<const Contract>(named(plan.paths.front())) : nullptr;
-    for (auto contract = plan.contracts.rbegin(); contract != plan.contracts.rend(); ++contract) {
-      Contract link = *contract;
-      link.also = chain;
-      chain = std::make_shared<const Contract>(std::move(link));
-    }
-    detail::meta(plan.tensor).contract = chain;
+    detail::meta(plan.tensor).contract = contract_of(plan);
   }
   for (const auto& action : actions_) action();
 }

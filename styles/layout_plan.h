@@ -18,6 +18,7 @@ namespace tessera {
 // tensor has several paths.
 struct TensorPlan {
   at::Tensor tensor;
+  bool is_parameter = true;            // else a buffer
   std::vector<std::string> paths;      // "layers.0.attn.wq.weight", the first is the one that messages use
   std::optional<Placement> placement;  // none: no style named it, so it is replicated
   std::string placed_by;               // the path and style that did
@@ -29,6 +30,10 @@ struct TensorPlan {
 class LayoutPlan {
  public:
   LayoutPlan(DeviceMesh mesh, int64_t tensor_dim, const ModuleTree& tree);
+
+  // From now on parameters are cut along dimension 0 on these mesh dimensions too, behind the tensor dimension's cut, and gathered for
+  // each operator that uses them: ZeRO-3.
+  void cut_over(const std::vector<int64_t>& data_dims) { cut_over_ = data_dims; }
 
   const DeviceMesh& mesh() const { return mesh_; }
   const std::vector<TensorPlan>& tensors() const { return tensors_; }
@@ -43,7 +48,8 @@ class LayoutPlan {
   void at_end(std::function<void()> action) { actions_.push_back(std::move(action)); }
 
   // Throws std::invalid_argument when a tensor cannot be converted: not a leaf, not dense, on the meta device, or sharing
-  // memory with another in a way that would come apart.
+  // memory with another in a way that would come apart; or when parameters are to be gathered, and one has a contract with a plain
+  // result.
   void check() const;
   // Converts, in the order of the tree: parameters and buffers, then the contracts, then the actions.
   void run(int64_t src_rank) const;
@@ -54,9 +60,11 @@ class LayoutPlan {
  private:
   TensorPlan& plan_of(const at::Tensor& tensor, const std::string& by);
   Placements placements_of(const TensorPlan& plan) const;
+  ContractPtr contract_of(const TensorPlan& plan) const;
 
   DeviceMesh mesh_;
   int64_t tensor_dim_;
+  std::vector<int64_t> cut_over_;
   std::vector<TensorPlan> tensors_;
   std::map<const void*, std::size_t> index_;
   std::vector<std::function<void()>> actions_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
@@ -19,6 +20,8 @@ void note_kind(ModuleNode& node) {
   } else if (const auto* embedding = node.module->as<torch::nn::EmbeddingImpl>()) {
     node.kind = ModuleKind::kEmbedding;
     node.renormalizes = embedding->options.max_norm().has_value();
+  } else if (node.module->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
+    node.kind = ModuleKind::kAttention;
   }
 }
 
@@ -28,6 +31,7 @@ std::size_t add_module(ModuleTree& tree, torch::nn::Module& module, const std::s
   node.path = path;
   node.type = module.name();
   node.module = &module;
+  node.identity = &module;
   note_kind(node);
   const at::Tensor weight = assigned_weight(module);
   if (weight.defined()) node.tensors.push_back({.name = "weight", .tensor = weight, .is_parameter = true});

@@ -13,8 +13,8 @@ class Module;
 
 namespace tessera {
 
-// What a module is to a style. kLinear and kEmbedding are those of torch::nn and classes derived from them.
-enum class ModuleKind { kLinear, kEmbedding, kOther };
+// What a module is to a style. All but kOther are those of torch::nn and classes derived from them; kAttention is MultiheadAttention.
+enum class ModuleKind { kLinear, kEmbedding, kAttention, kOther };
 
 struct NamedTensor {
   std::string name;  // within its module, such as "weight"
@@ -27,8 +27,9 @@ struct ModuleNode {
   std::string path;  // "layers.0.attn"; "" is the root
   std::string type;  // "torch::nn::LinearImpl"
   ModuleKind kind = ModuleKind::kOther;
-  bool renormalizes = false;  // an embedding with max_norm, which rewrites its rows in forward
-  torch::nn::Module* module = nullptr;
+  bool renormalizes = false;            // an embedding with max_norm, which rewrites its rows in forward
+  torch::nn::Module* module = nullptr;  // nullptr: a torch::jit::Module
+  const void* identity = nullptr;       // the same for a module with two names
   // Defined ones, parameters first. A Linear's or Embedding's "weight" that was assigned, so that it is not the registered one,
   // comes before that.
   std::vector<NamedTensor> tensors;

@@ -1,8 +1,12 @@
 #include "tessera/styles/parallel_styles.h"
 
+#include <array>
 #include <stdexcept>
 
 #include <fmt/format.h>
+#include <torch/nn/modules/activation.h>
+
+#include "tessera/placement/tile_layout.h"
 
 namespace tessera {
 namespace {
@@ -51,12 +55,14 @@ ContractLayouts bias_layouts(const ContractLayouts& weight) {
           .use_local_output = weight.use_local_output};
 }
 
-void apply_linear(ApplyContext& context, const Placement& weight, const Placement& bias, const ContractLayouts& layouts) {
-  context.place("weight", weight);
-  context.contract("weight", layouts);
-  if (!context.has("bias")) return;
-  context.place("bias", bias);
-  if (layouts.use_local_output) context.contract("bias", bias_layouts(layouts));
+// `child` is "" for the module itself, "out_proj." for its child.
+void apply_linear(ApplyContext& context, const Placement& weight, const Placement& bias, const ContractLayouts& layouts,
+                  const std::string& child = "") {
+  context.place(child + "weight", weight);
+  context.contract(child + "weight", layouts);
+  if (!context.has(child + "bias")) return;
+  context.place(child + "bias", bias);
+  if (layouts.use_local_output) context.contract(child + "bias", bias_layouts(layouts));
 }
 
 void apply_embedding(ApplyContext& context, const std::string& style, const Placement& weight,
@@ -72,6 +78,52 @@ void apply_embedding(ApplyContext& context, const std::string& style, const Plac
   context.contract("weight", layouts);
 }
 
+// How the features of `copies` tensors under one another lie, as of [q; k; v]: each rank has its heads' of every one. Heads are
+// dealt out as torch.chunk has it.
+Placement by_heads(const torch::nn::MultiheadAttentionOptions& options, int64_t copies, int64_t ranks) {
+  const int64_t features = options.embed_dim();
+  const int64_t of_head = features / options.num_heads();
+  std::vector<Tile> tiles;
+  for (int64_t i = 0; i < ranks; ++i) {
+    const Interval heads = chunk_range(options.num_heads(), ranks, i);
+    Intervals mine;
+    for (int64_t copy = 0; copy < copies; ++copy) {
+      append(mine, {copy * features + heads.begin * of_head, copy * features + heads.end * of_head});
+    }
+    tiles.push_back({mine});
+  }
+  return layout_of_tiles(std::array{copies * features}, std::array{ranks}, tiles).value().front();
+}
+
+void apply_attention(ApplyContext& context, const std::string& style, const StyleLayouts& given) {
+  if (given.input_layouts && !given.input_layouts->is_replicate()) {
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {} ({}): a MultiheadAttention reads the sizes of what it is given, so a plain input must be "
+        "the whole, not a piece laid out as {}; give it a DTensor of that layout, and leave input_layouts out",
+        shown_path(context.path()), style, to_string(*given.input_layouts)));
+  }
+  const auto& options = context.module().as<torch::nn::MultiheadAttentionImpl>()->options;
+  const int64_t ranks = context.mesh().size(context.tensor_dim());
+  const Placement heads = by_heads(options, 1, ranks);
+  const Placement packed = by_heads(options, 3, ranks);
+  const ContractLayouts projection{.operators = linear_operators(),
+                                   .input = Replicate(),
+                                   .desired = given.desired_input_layouts.value_or(Replicate()),
+                                   .output = {}};
+  for (const char* name : {"in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"}) {
+    if (!context.has(name)) continue;
+    context.place(name, std::string(name) == "in_proj_weight" ? packed : heads);
+    context.contract(name, projection);
+  }
+  if (context.has("in_proj_bias")) context.place("in_proj_bias", packed);
+  for (const char* name : {"bias_k", "bias_v"}) {
+    if (context.has(name)) context.place(name, heads.on(2));
+  }
+  const StyleLayouts result{.output_layouts = given.output_layouts, .use_local_output = given.use_local_output};
+  apply_linear(context, heads.on(1), Replicate(), layouts_of(result, linear_operators(), heads.on(-1), Replicate()),
+               "out_proj.");
+}
+
 }  // namespace
 
 void ColwiseParallel::apply(ApplyContext& context) const {
@@ -83,7 +135,8 @@ void ColwiseParallel::apply(ApplyContext& context) const {
   if (context.kind() == ModuleKind::kEmbedding) {
     return apply_embedding(context, name(), Shard(1), layouts_of(layouts_, {"embedding"}, Replicate(), Shard(-1)));
   }
-  context.unknown_module(kKnown);
+  if (context.kind() == ModuleKind::kAttention) return apply_attention(context, name(), layouts_);
+  context.unknown_module(std::string("torch::nn::MultiheadAttention, ") + kKnown);
 }
 
 std::string ColwiseParallel::to_string() const { return describe(name(), layouts_); }

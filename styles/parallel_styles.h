@@ -23,9 +23,15 @@ struct StyleLayouts {
 // embedding_dim: each rank computes its features of the output.
 //   Linear     weight S(0), bias S(0)   input R     -> output S(-1)
 //   Embedding  weight S(1)              indices R   -> output S(-1)
+//   MultiheadAttention                  inputs R    -> output R
+//     Each rank has whole heads, of n ranks with h heads of d features h / n each: in_proj_weight and in_proj_bias, which hold
+//     queries, keys and values, BC(0, h * d / n); q, k, v_proj_weight S(0); bias_k, bias_v S(2); out_proj.weight S(1),
+//     out_proj.bias R. Where n does not divide h, by torch.chunk's rule over heads: lists of intervals, and ragged sizes.
 // With other output_layouts than Shard(-1) a Linear's bias is replicated: it is added to an output that has been brought there.
-// Communication, forward: none for the default layouts; backward of a Linear: one all_reduce of the input's gradient.
-// Throws std::invalid_argument on every other module, naming its path and type, and on an Embedding with max_norm.
+// Communication, forward: none for the default layouts, but one all_reduce of an attention's output; backward of a Linear: one
+// all_reduce of the input's gradient, of an attention one for each different input.
+// Throws std::invalid_argument on every other module, naming its path and type; on an Embedding with max_norm; on an attention
+// with other input_layouts than Replicate().
 // Source of the layouts: torch.distributed.tensor.parallel, as of PyTorch 2.11; so for all styles here.
 class ColwiseParallel : public ParallelStyle {
  public:

@@ -13,6 +13,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/deferred.h"
 #include "tessera/styles/layout_plan.h"
 #include "tessera/styles/module_tree.h"
 
@@ -49,6 +50,23 @@ std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptio
     dims.push_back(dim);
   }
   return dims;
+}
+
+// The mesh dimensions over which parameters are cut to spare memory.
+std::vector<int64_t> cut_dims(const DeviceMesh& mesh, const ParallelizeOptions& options,
+                              const std::vector<int64_t>& data_dims) {
+  if (!options.data_placement || options.data_placement->is_replicate()) return {};
+  if (*options.data_placement != Shard(0)) {
+    throw std::invalid_argument(fmt::format("parallelize_module: data_placement {}; give Shard(0), or Replicate()",
+                                            tessera::to_string(*options.data_placement)));
+  }
+  if (data_dims.empty()) {
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: data_placement on the mesh {}, which has no data dimension; give a mesh of two, such as {{dp: "
+        "4, tp: 1}}, or name options.data_dims",
+        mesh.mesh().to_string()));
+  }
+  return data_dims;
 }
 
 void check_source(const DeviceMesh& mesh, int64_t src_rank) {
@@ -99,8 +117,8 @@ void add_entry(Assigned& assigned, const ModuleNode& node, const ParallelPlan::v
 
 std::vector<Assigned> assign(const ModuleTree& tree, const ParallelPlan& plan, bool allow_unmatched) {
   std::map<std::size_t, Assigned> by_node;
-  std::map<const torch::nn::Module*, std::size_t> first_name;
-  for (std::size_t i = 0; i < tree.size(); ++i) first_name.emplace(tree[i].module, i);
+  std::map<const void*, std::size_t> first_name;
+  for (std::size_t i = 0; i < tree.size(); ++i) first_name.emplace(tree[i].identity, i);
   for (const auto& entry : plan) {
     const std::vector<std::size_t> found = match(tree, entry.first);
     if (found.empty() && !allow_unmatched) {
@@ -111,7 +129,7 @@ std::vector<Assigned> assign(const ModuleTree& tree, const ParallelPlan& plan, b
                       entry.first, entry.second->name(), child_names(tree)));
     }
     for (const std::size_t index : found) {
-      const std::size_t node = first_name.at(tree[index].module);
+      const std::size_t node = first_name.at(tree[index].identity);
       add_entry(by_node.try_emplace(node, Assigned{node, {}}).first->second, tree[node], entry);
     }
   }
@@ -128,8 +146,9 @@ struct Planned {
 
 // All that the ranks must have alike: who would communicate for what, and the plan that says how.
 std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
-  std::string all = fmt::format("{}\n{} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
-                                fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","));
+  std::string all = fmt::format("{}\n{} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
+                                fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
+                                to_string(options.data_placement.value_or(Replicate())));
   std::map<const void*, std::size_t> first, first_memory;
   for (const ModuleNode& node : tree) {
     all += fmt::format("{} {}\n", node.path, node.type);
@@ -147,18 +166,18 @@ std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, con
 }
 
 // Applies the styles and checks what they asked for; changes nothing.
-void make_plan(Planned& planned, torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
+void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const DeviceMesh& mesh, const ParallelPlan& plan,
                const ParallelizeOptions& options) {
-  if (root == nullptr) throw std::invalid_argument("parallelize_module: the module is a null pointer; make it first");
-  planned.tree = tree_of(*root);
+  planned.tree = tree();
   const int64_t tensor_dim = tensor_dim_of(mesh, options);
   const std::vector<int64_t> data_dims = data_dims_of(mesh, options, tensor_dim);
   check_source(mesh, options.src_rank);
   LayoutPlan& layout = planned.layout.emplace(mesh, tensor_dim, planned.tree);
+  layout.cut_over(cut_dims(mesh, options, data_dims));
   for (const Assigned& assigned : assign(planned.tree, plan, options.allow_unmatched)) {
     for (const auto* entry : assigned.entries) {
       const std::string name = entry->second->name();
-      ApplyContext context(planned.tree[assigned.node], name, layout, tensor_dim, data_dims);
+      ApplyContext context(planned.tree, assigned.node, name, layout, tensor_dim, data_dims);
       entry->second->apply(context);
     }
   }
@@ -167,12 +186,12 @@ void make_plan(Planned& planned, torch::nn::Module* root, const DeviceMesh& mesh
 }
 
 // Without communication only a std::invalid_argument is taken to come on every rank; anything else fails the job.
-void make_plan_alone(Planned& planned, torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
-                     const ParallelizeOptions& options) {
+void make_plan_alone(Planned& planned, const std::function<ModuleTree()>& tree, const DeviceMesh& mesh,
+                     const ParallelPlan& plan, const ParallelizeOptions& options) {
   std::exception_ptr alike;
   mesh.world().guard("parallelize_module", [&] {
     try {
-      make_plan(planned, root, mesh, plan, options);
+      make_plan(planned, tree, mesh, plan, options);
     } catch (const std::invalid_argument&) {
       alike = std::current_exception();
     }
@@ -184,12 +203,22 @@ void make_plan_alone(Planned& planned, torch::nn::Module* root, const DeviceMesh
 
 void detail::parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
                          const ParallelizeOptions& options) {
+  const auto tree = [root] {
+    if (root == nullptr) throw std::invalid_argument("parallelize_module: the module is a null pointer; make it first");
+    return tree_of(*root);
+  };
+  parallelize(tree, mesh, plan, options);
+}
+
+void detail::parallelize(const std::function<ModuleTree()>& tree, const DeviceMesh& mesh, const ParallelPlan& plan,
+                         const ParallelizeOptions& options) {
+  const detail::NotRecording own_tensors;
   Planned planned;
   if (options.src_rank == kNoSource) {
-    make_plan_alone(planned, root, mesh, plan, options);
+    make_plan_alone(planned, tree, mesh, plan, options);
   } else {
     Agreement({mesh}, "parallelize_module")
-        .run([&] { make_plan(planned, root, mesh, plan, options); },
+        .run([&] { make_plan(planned, tree, mesh, plan, options); },
              [&] { return fingerprint_of(planned.tree, plan, options); },
              "the ranks' modules or plans differ; every rank must give a module of the same parameters and buffers (names, "
              "shapes, dtypes, requires_grad, which have gradients, which share memory), and the same plan and options");

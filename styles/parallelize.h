@@ -2,6 +2,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,11 @@ struct ParallelizeOptions {
   // The mesh dimensions that split the batch. None: all others. Parameters are replicated there, and inputs are DTensors:
   // from_local(piece, mesh, placements) with Shard(0) on them.
   std::optional<std::vector<int64_t>> data_dims;
+  // Shard(0): ZeRO-3. On the data dimensions, too, parameters (not buffers) are cut, along dimension 0 and behind the tensor dimension's
+  // cut. A parameter is gathered over them for each operator that uses it, in forward and again in backward, and freed after it; its
+  // gradient is reduce-scattered, and an optimizer holds state for the piece alone. Explicit communication: Strict allows it.
+  // Not with use_local_output. None: replicated there.
+  std::optional<Placement> data_placement;
   // The global rank whose values count; default the mesh's first. With kNoSource each rank keeps its part of its own values,
   // without communication: they must be equal on every rank, or the replicas differ silently.
   int64_t src_rank = kMeshFirstRank;
@@ -81,6 +87,9 @@ class Parallelized {
 
 namespace detail {
 void parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
+                 const ParallelizeOptions& options);
+// Of the module that `tree` describes; what it throws, every rank throws.
+void parallelize(const std::function<ModuleTree()>& tree, const DeviceMesh& mesh, const ParallelPlan& plan,
                  const ParallelizeOptions& options);
 }  // namespace detail
 

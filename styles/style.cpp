@@ -1,5 +1,6 @@
 #include "tessera/styles/style.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include <fmt/format.h>
@@ -8,6 +9,23 @@
 #include "tessera/styles/layout_plan.h"
 
 namespace tessera {
+namespace {
+
+// "weight" of the module, "out_proj.weight" of its child; nullptr where there is none.
+const NamedTensor* find_tensor(const ModuleTree& tree, const ModuleNode& node, const std::string& name) {
+  const std::size_t dot = name.find('.');
+  if (dot == std::string::npos) {
+    const auto found =
+        std::find_if(node.tensors.begin(), node.tensors.end(), [&](const NamedTensor& item) { return item.name == name; });
+    return found == node.tensors.end() ? nullptr : &*found;
+  }
+  for (const auto& [child, index] : node.children) {
+    if (child == name.substr(0, dot)) return find_tensor(tree, tree.at(index), name.substr(dot + 1));
+  }
+  return nullptr;
+}
+
+}  // namespace
 
 Style::Style(std::shared_ptr<const ParallelStyle> style) : style_(std::move(style)) {
   if (!style_) throw std::invalid_argument("Style: the style is null; give a ParallelStyle, such as ColwiseParallel()");
@@ -15,21 +33,24 @@ Style::Style(std::shared_ptr<const ParallelStyle> style) : style_(std::move(styl
 
 const DeviceMesh& ApplyContext::mesh() const { return plan_.mesh(); }
 
-std::string ApplyContext::by() const { return fmt::format("{} ({})", shown_path(path()), style_); }
-
-bool ApplyContext::has(const std::string& name) const {
-  for (const NamedTensor& item : node_.tensors) {
-    if (item.name == name) return true;
-  }
-  return false;
+torch::nn::Module& ApplyContext::module() const {
+  if (node_.module != nullptr) return *node_.module;
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: {}: a {} of TorchScript is no torch::nn::Module; a style for both uses tensors(), place() and "
+      "contract() alone",
+      by(), type()));
 }
 
+std::string ApplyContext::by() const { return fmt::format("{} ({})", shown_path(path()), style_); }
+
+const NamedTensor* ApplyContext::find(const std::string& name) const { return find_tensor(tree_, node_, name); }
+
+bool ApplyContext::has(const std::string& name) const { return find(name) != nullptr; }
+
 const NamedTensor& ApplyContext::tensor(const std::string& name) const {
+  if (const NamedTensor* const found = find(name)) return *found;
   std::string names;
-  for (const NamedTensor& item : node_.tensors) {
-    if (item.name == name) return item;
-    names += (names.empty() ? "" : ", ") + item.name;
-  }
+  for (const NamedTensor& item : node_.tensors) names += (names.empty() ? "" : ", ") + item.name;
   throw std::invalid_argument(fmt::format("parallelize_module: {}: a {} has no parameter or buffer '{}'; it has {}", by(),
                                           type(), name, names.empty() ? "none" : names));
 }
@@ -61,6 +82,12 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
 Hookable& ApplyContext::hookable() const {
   auto* const hookable = dynamic_cast<Hookable*>(node_.module);
   if (hookable != nullptr) return *hookable;
+  if (node_.module == nullptr) {
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {}: the forward of a {} of TorchScript cannot be hooked; call the script module from a "
+        "TESSERA_MODULE (tessera/styles/hooks.h) that has this style, or redistribute what enters and leaves it yourself",
+        by(), type()));
+  }
   throw std::invalid_argument(fmt::format(
       "parallelize_module: {}: the forward of a {} cannot be hooked, because LibTorch's modules have no hooks; declare the "
       "class with TESSERA_MODULE(Name) of tessera/styles/hooks.h in the place of TORCH_MODULE(Name), or give this style to "

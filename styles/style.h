@@ -33,17 +33,19 @@ struct ContractLayouts {
 // communicated, before every style of the plan has been applied and all of it was found possible.
 class ApplyContext {
  public:
-  ApplyContext(const ModuleNode& node, const std::string& style, LayoutPlan& plan, int64_t tensor_dim,
+  ApplyContext(const ModuleTree& tree, std::size_t node, const std::string& style, LayoutPlan& plan, int64_t tensor_dim,
                const std::vector<int64_t>& data_dims)
-      : node_(node), style_(style), plan_(plan), tensor_dim_(tensor_dim), data_dims_(data_dims) {}
+      : tree_(tree), node_(tree.at(node)), style_(style), plan_(plan), tensor_dim_(tensor_dim), data_dims_(data_dims) {}
 
   // The module; its path from the root ("" is the root), and its type, such as "torch::nn::LinearImpl".
-  torch::nn::Module& module() const { return *node_.module; }
+  // Throws std::invalid_argument where it is a torch::jit::Module, which has none.
+  torch::nn::Module& module() const;
   const std::string& path() const { return node_.path; }
   const std::string& type() const { return node_.type; }
   ModuleKind kind() const { return node_.kind; }
   // The module's own defined parameters and buffers.
   const std::vector<NamedTensor>& tensors() const { return node_.tensors; }
+  // Whether there is one of that name; "out_proj.bias" is the bias of the child out_proj. So it is for `place` and `contract`.
   bool has(const std::string& name) const;
   bool has_children() const { return !node_.children.empty(); }
   // True when an embedding rewrites its rows in forward (max_norm).
@@ -72,10 +74,12 @@ class ApplyContext {
   [[noreturn]] void unknown_module(const std::string& knows) const;
 
  private:
+  const NamedTensor* find(const std::string& name) const;
   const NamedTensor& tensor(const std::string& name) const;
   Hookable& hookable() const;
   std::string by() const;  // "a.b (ColwiseParallel)"
 
+  const ModuleTree& tree_;
   const ModuleNode& node_;
   const std::string& style_;
   LayoutPlan& plan_;

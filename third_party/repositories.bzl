@@ -29,3 +29,4 @@ def tessera_repositories():
     system_library(name = "rapidcheck", header = "rapidcheck.h", linkopts = ["-lrapidcheck"])
     system_library(name = "cli11", header = "CLI/CLI.hpp")
     system_library(name = "nlohmann_json", header = "nlohmann/json.hpp")
+    system_library(name = "valgrind", header = "valgrind/callgrind.h")

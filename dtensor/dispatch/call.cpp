@@ -189,8 +189,13 @@ bool meets_odd_number(const Call& call) {
 }
 
 Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack) {
-  Call call{
-      .op = op, .traits = traits, .stack = stack, .base = stack.size() - traits.num_args, .tensors = {}, .replicated = {}};
+  Call call{.op = op,
+            .traits = traits,
+            .stack = stack,
+            .base = stack.size() - traits.num_args,
+            .tensors = {},
+            .replicated = {},
+            .gathered = {}};
   bool plain = false;
   const auto add = [&](std::size_t arg, std::size_t index, const at::Tensor& t) {
     TensorArg& entry = call.tensors.emplace_back(TensorArg{.arg = arg, .index = index, .tensor = &t});

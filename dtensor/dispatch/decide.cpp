@@ -336,10 +336,10 @@ class Decider {
     if (out_.outputs.empty() || out_.outputs[0] == nullptr) return;
     const Spec& result = *out_.outputs[0];
     if (rule.size_arg >= 0 && result.sharded) {
-      out_.local_args.emplace_back(static_cast<std::size_t>(rule.size_arg), at::IValue(result.local_sizes));
+      out_.local_args.push_back({static_cast<std::size_t>(rule.size_arg), result.local_sizes});
     }
     if (rule.stride_arg >= 0 && result.sharded) {
-      out_.local_args.emplace_back(static_cast<std::size_t>(rule.stride_arg), at::IValue(dense_strides(result)));
+      out_.local_args.push_back({static_cast<std::size_t>(rule.stride_arg), dense_strides(result)});
     }
   }
 
@@ -384,6 +384,11 @@ class Decider {
     out_.inputs[tensor] = std::move(to);
   }
 
+  bool draws() const {
+    const int dropout = call_.traits.dropout_arg;
+    return call_.traits.random && (dropout < 0 || call_.arg(static_cast<std::size_t>(dropout)).toDouble() != 0);
+  }
+
   void finish() {
     out_.mesh_spec = with_placements(lead_, lead_.placements);
     if (out_.write_back) {  // the way back communicates as much as the written tensor's layout asks
@@ -399,6 +404,9 @@ class Decider {
       empty &= spec->local_numel() == 0 && spec->numel() != 0;
     }
     out_.nothing_here = empty && !call_.traits.view;
+    out_.direct = lead_.mesh.is_member() && !out_.nothing_here && !out_.write_back && out_.moves.empty() &&
+                  out_.kernel == nullptr && !out_.outputs_from_local && call_.traits.out_args.empty() && !draws() &&
+                  !call_.traits.as_real;
   }
 
   const Call& call_;

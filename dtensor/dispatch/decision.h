@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/dtensor/dispatch/call.h"
+#include "tessera/dtensor/dispatch/key.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/route.h"
 #include "tessera/ops/rules/search.h"
@@ -21,13 +22,18 @@ struct Decision {
     SpecPtr to;
     RoutePtr route;
   };
-  SpecPtr mesh_spec;                // any tensor's: keeps the call's mesh
-  std::vector<Move> moves;          // inputs to bring elsewhere
-  std::vector<SpecPtr> inputs;      // layout of each tensor when the local operator runs; nullptr: plain or absent
-  std::vector<SpecPtr> outputs;     // of each tensor result, flattened; nullptr: undefined
-  bool outputs_from_local = false;  // replicated results whose shapes are those that the local call gives
-  bool make_dense = false;          // results' strides were not known beforehand: dense, in the order of their specs
-  std::vector<std::pair<std::size_t, at::IValue>> local_args;  // schema arguments that the local call gets instead
+  // A schema argument that holds sizes or strides, of this rank's piece.
+  struct LocalArg {
+    std::size_t arg;
+    std::vector<int64_t> ints;
+  };
+  SpecPtr mesh_spec;                 // any tensor's: keeps the call's mesh
+  std::vector<Move> moves;           // inputs to bring elsewhere
+  std::vector<SpecPtr> inputs;       // layout of each tensor when the local operator runs; nullptr: plain or absent
+  std::vector<SpecPtr> outputs;      // of each tensor result, flattened; nullptr: undefined
+  bool outputs_from_local = false;   // replicated results whose shapes are those that the local call gives
+  bool make_dense = false;           // results' strides were not known beforehand: dense, in the order of their specs
+  std::vector<LocalArg> local_args;  // that the local call gets instead
   LocalKernel kernel = nullptr;
   bool by_rule = false;       // else every input was brought to Replicate, for want of a rule that fits
   bool moved = false;         // some input is another tensor than the caller's
@@ -35,6 +41,7 @@ struct Decision {
   bool ranks_differ = false;  // some tensor is not replicated: an error in the local call may be this rank's alone
   bool write_back = false;    // written arguments are computed aside in `inputs`' layout and brought back into their own
   bool nothing_here = false;  // every result's piece is empty on this rank: do not run the operator
+  bool direct = false;        // the operator itself, on the pieces that are there; nothing before it, nothing after it
 };
 using DecisionPtr = std::shared_ptr<const Decision>;
 
@@ -42,7 +49,7 @@ using DecisionPtr = std::shared_ptr<const Decision>;
 // std::invalid_argument for what cannot be; before any communication, alike on every rank. `considered` takes what the choice was made from.
 DecisionPtr decide(const Call& call, std::vector<rules::Considered>* considered = nullptr);
 
-// The words that a decision depends on; false when some argument cannot be put in a key.
-bool append_key(const Call& call, c10::SmallVectorImpl<uint64_t>& key);
+// What a decision depends on; false when some argument cannot be put in a key.
+bool append_key(const Call& call, Key& key);
 
 }  // namespace tessera::dispatch

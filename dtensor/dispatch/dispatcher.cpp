@@ -1,11 +1,15 @@
 #include "tessera/dtensor/dispatch/dispatcher.h"
 
+#include <algorithm>
 #include <atomic>
 #include <set>
+#include <utility>
 
+#include <c10/core/InferenceMode.h>
 #include <spdlog/spdlog.h>
 
 #include "tessera/dtensor/dispatch/execute.h"
+#include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
 
 namespace tessera {
@@ -26,15 +30,6 @@ Registry& registry() {
   return *instance;
 }
 
-uint64_t hash_of(const c10::SmallVectorImpl<uint64_t>& key) {
-  uint64_t h = 0x9e3779b97f4a7c15ULL;
-  for (const uint64_t word : key) {
-    h = (h ^ word) * 0xff51afd7ed558ccdULL;
-    h ^= h >> 32;
-  }
-  return h;
-}
-
 bool is_foreach(const std::string& key) {
   static const std::set<std::string, std::less<>> fused = {"_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"};
   return key.starts_with("_foreach_") || fused.contains(key);
@@ -42,29 +37,48 @@ bool is_foreach(const std::string& key) {
 
 }  // namespace
 
-DecisionPtr DecisionCache::find(uint64_t hash, const c10::SmallVectorImpl<uint64_t>& key) {
-  const std::lock_guard lock(mutex_);
-  auto [it, end] = entries_.equal_range(hash);
-  for (; it != end; ++it) {
-    if (std::equal(key.begin(), key.end(), it->second.key.begin(), it->second.key.end())) return it->second.decision;
+DecisionCache::Entry& DecisionCache::slot(uint64_t hash, at::ArrayRef<uint64_t> words) {
+  for (std::size_t i = hash;; ++i) {
+    Entry& entry = entries_[i & (entries_.size() - 1)];
+    if (entry.decision == nullptr || (entry.hash == hash && words == at::ArrayRef<uint64_t>(entry.words))) return entry;
   }
-  return nullptr;
 }
 
-void DecisionCache::insert(uint64_t hash, const c10::SmallVectorImpl<uint64_t>& key, DecisionPtr decision) {
+DecisionPtr DecisionCache::find(const Key& key) {
   const std::lock_guard lock(mutex_);
-  if (entries_.size() >= kMaxDecisions) entries_.clear();
-  entries_.emplace(hash, Entry{.key = {key.begin(), key.end()}, .decision = std::move(decision)});
+  return entries_.empty() ? nullptr : slot(key.hash(), key.words()).decision;
+}
+
+void DecisionCache::insert(const Key& key, DecisionPtr decision) {
+  std::vector<Entry> gone;  // a decision may be the last to hold a world: not under the lock
+  const std::lock_guard lock(mutex_);
+  if (taken_ >= kMaxDecisions) {
+    gone.swap(entries_);
+    taken_ = 0;
+  }
+  if (2 * (taken_ + 1) > entries_.size()) grow();
+  Entry& entry = slot(key.hash(), key.words());
+  if (entry.decision == nullptr) ++taken_;
+  entry = {.hash = key.hash(), .words = {key.words().begin(), key.words().end()}, .decision = std::move(decision)};
+}
+
+void DecisionCache::grow() {
+  std::vector<Entry> old = std::exchange(entries_, std::vector<Entry>(std::max<std::size_t>(8, 2 * entries_.size())));
+  for (Entry& entry : old) {
+    if (entry.decision != nullptr) slot(entry.hash, entry.words) = std::move(entry);
+  }
 }
 
 void DecisionCache::clear() {
+  std::vector<Entry> gone;
   const std::lock_guard lock(mutex_);
-  entries_.clear();
+  gone.swap(entries_);
+  taken_ = 0;
 }
 
 std::size_t DecisionCache::size() {
   const std::lock_guard lock(mutex_);
-  return entries_.size();
+  return taken_;
 }
 
 OpDispatcher::OpDispatcher(const c10::OperatorHandle& op) : traits_(op), foreach_(is_foreach(traits_.key)) {
@@ -96,13 +110,11 @@ OpDispatcher::~OpDispatcher() {
 }
 
 void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-  // Looked up at the first call, when every decomposition has been registered.
-  std::call_once(looked_up_, [this] { decomposition_ = find_decomposition(traits_.key); });
-  if (decomposition_ != nullptr) {
+  if (const Decomposition decompose = decomposition()) {
     check_arguments(op, *stack);
-    if (decomposition_(op, *stack)) return;
+    if (decompose(op, *stack)) return;
   }
-  const Call call = read_call(op, traits_, *stack);
+  Call call = read_call(op, traits_, *stack);
   // Without gradient mode too: the forward of a custom autograd function runs so.
   for (const TensorArg& entry : call.tensors) {
     if (entry.tensor->defined()) detail::watch_gradient(*entry.tensor);
@@ -111,14 +123,28 @@ void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet
     call_foreach(call);
     return;
   }
+  gather_parameters(call);
   execute(call, *decision_for(call));
 }
 
+// Looked up at the first call, when every decomposition has been registered.
+Decomposition OpDispatcher::decomposition() {
+  std::call_once(looked_up_, [this] { decomposition_ = find_decomposition(traits_.name); });
+  return decomposition_.only_in_inference && !c10::InferenceMode::is_enabled() ? nullptr : decomposition_.run;
+}
+
+DecisionPtr OpDispatcher::direct(const Key& key) {
+  if (decomposition() != nullptr) return nullptr;
+  DecisionPtr found = cache_.find(key);
+  if (found == nullptr || !found->direct) return nullptr;
+  registry().hits.fetch_add(1, std::memory_order_relaxed);
+  return found;
+}
+
 DecisionPtr OpDispatcher::decision_for(const Call& call) {
-  c10::SmallVector<uint64_t, 32> key;
+  Key key(meets_odd_number(call));
   if (!append_key(call, key)) return decide(call);
-  const uint64_t hash = hash_of(key);
-  if (DecisionPtr found = cache_.find(hash, key)) {
+  if (DecisionPtr found = cache_.find(key)) {
     registry().hits.fetch_add(1, std::memory_order_relaxed);
     return found;
   }
@@ -128,7 +154,7 @@ DecisionPtr OpDispatcher::decision_for(const Call& call) {
     registry().replicated.fetch_add(1, std::memory_order_relaxed);
     spdlog::debug("{}: no sharding rule that fits; runs replicated", traits_.name);
   }
-  cache_.insert(hash, key, made);
+  cache_.insert(key, made);
   return made;
 }
 

@@ -32,18 +32,24 @@ class DecisionCache {
  public:
   static constexpr std::size_t kMaxDecisions = 1024;
 
-  DecisionPtr find(uint64_t hash, const c10::SmallVectorImpl<uint64_t>& key);
-  void insert(uint64_t hash, const c10::SmallVectorImpl<uint64_t>& key, DecisionPtr decision);
+  DecisionPtr find(const Key& key);
+  void insert(const Key& key, DecisionPtr decision);
   void clear();
   std::size_t size();
 
  private:
   struct Entry {
-    std::vector<uint64_t> key;
-    DecisionPtr decision;
+    uint64_t hash = 0;
+    std::vector<uint64_t> words;
+    DecisionPtr decision;  // nullptr: vacant
   };
+  // Where `key` is, or would be.
+  Entry& slot(uint64_t hash, at::ArrayRef<uint64_t> words);
+  void grow();
+
   std::mutex mutex_;
-  std::unordered_multimap<uint64_t, Entry> entries_;
+  std::vector<Entry> entries_;  // open addressing; a power of two of them, at most half taken
+  std::size_t taken_ = 0;
 };
 
 // The boxed kernel of one operator at the DTensor key: runs it on DTensors.
@@ -52,9 +58,13 @@ class OpDispatcher final : public c10::OperatorKernel {
   explicit OpDispatcher(const c10::OperatorHandle& op);
   ~OpDispatcher() override;
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
-  DecisionCache& cache() { return cache_; }
+  const OpTraits& traits() const { return traits_; }
+  // Of a call that has been decided; nullptr where it has not, where it is not direct, and where the operator is decomposed.
+  DecisionPtr direct(const Key& key);
 
  private:
+  // How, where this call is to be decomposed; else nullptr.
+  Decomposition decomposition();
   DecisionPtr decision_for(const Call& call);
   // What read_call checks, for operators that are decomposed before it.
   void check_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
@@ -62,7 +72,7 @@ class OpDispatcher final : public c10::OperatorKernel {
 
   OpTraits traits_;
   std::once_flag looked_up_;
-  Decomposition decomposition_ = nullptr;
+  DecompositionEntry decomposition_;
   bool foreach_ = false;
   DecisionCache cache_;
 };

@@ -40,15 +40,6 @@ const std::string* contract_path(const Call& call) {
   return nullptr;
 }
 
-// `local` dense, its dimensions in memory in the order of the global tensor's; row-major where that is an expanded one.
-at::Tensor as_dense(const at::Tensor& local, const Spec& spec) {
-  const bool expanded = std::find(spec.strides.begin(), spec.strides.end(), 0) != spec.strides.end();
-  if (expanded || spec.strides == contiguous_strides(spec.sizes)) return local.contiguous();
-  const std::vector<int64_t> strides = dense_strides(spec);
-  if (local.strides() == at::IntArrayRef(strides)) return local;
-  return at::empty_strided(local.sizes(), strides, local.options()).copy_(local);
-}
-
 // One call under way.
 class Execution {
  public:
@@ -152,7 +143,7 @@ class Execution {
         ++next;
       }
     }
-    for (const auto& [arg, value] : decision_.local_args) call_.arg(arg) = value;
+    for (const auto& [arg, ints] : decision_.local_args) call_.arg(arg) = ints;
   }
 
   // ---- the operator itself -----------------------------------------------------------------------------------------
@@ -312,6 +303,14 @@ class Execution {
 };
 
 }  // namespace
+
+at::Tensor as_dense(const at::Tensor& local, const Spec& spec) {
+  const bool expanded = std::find(spec.strides.begin(), spec.strides.end(), 0) != spec.strides.end();
+  if (expanded || spec.strides == contiguous_strides(spec.sizes)) return local.contiguous();
+  const std::vector<int64_t> strides = dense_strides(spec);
+  if (local.strides() == at::IntArrayRef(strides)) return local;
+  return at::empty_strided(local.sizes(), strides, local.options()).copy_(local);
+}
 
 at::Tensor in_memory_order(const at::Tensor& local, const Spec& spec) {
   return local.dim() < 2 || !local.is_contiguous() ? local : as_dense(local, spec);

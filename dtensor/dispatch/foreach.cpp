@@ -35,13 +35,6 @@ std::vector<List> lists_of(const Call& call) {
 // A tensor beside the lists, such as a factor or a count of steps, is one number.
 bool one_number(const TensorArg& entry) { return !entry.tensor->defined() || entry.tensor->numel() == 1; }
 
-Placements without_terms(Placements placements) {
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return placements;
-}
-
 // How the tensors of a call are to lie so that the operator on their pieces gives the pieces of the results: for each tensor, nullopt where
 // it lies so already. The first list says how, without its pending terms; numbers are whole. nullopt where shapes differ.
 using Moves = std::vector<std::optional<Placements>>;
@@ -65,7 +58,7 @@ std::optional<Moves> moves_of(const Call& call, const std::vector<List>& lists) 
       }
       if (follows && entry.spec == first.spec && !entry.spec->partial) continue;
       Placements wanted =
-          follows ? without_terms(first.spec->placements) : Placements(entry.spec->placements.size(), Replicate());
+          follows ? without_partial(first.spec->placements) : Placements(entry.spec->placements.size(), Replicate());
       if (wanted == entry.spec->placements) continue;
       out[list.begin + k] = std::move(wanted);
     }
@@ -140,8 +133,8 @@ at::Tensor wrap_like(const at::Tensor& local, const TensorArg& first) {
   if (detail::is_dtensor(*first.tensor) && !spec.partial && spec.dtype == local.scalar_type()) {
     return detail::wrap(local, detail::meta(*first.tensor).spec);
   }
-  return detail::wrap(local,
-                      intern_spec(spec.mesh, without_terms(spec.placements), spec.sizes, spec.strides, local.scalar_type()));
+  return detail::wrap(
+      local, intern_spec(spec.mesh, without_partial(spec.placements), spec.sizes, spec.strides, local.scalar_type()));
 }
 
 }  // namespace

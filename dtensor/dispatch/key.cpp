@@ -1,118 +1,84 @@
-#include <bit>
-
-#include <c10/core/DefaultDtype.h>
+#include "tessera/dtensor/dispatch/key.h"
 
 #include "tessera/dtensor/dispatch/decision.h"
 
 namespace tessera::dispatch {
-namespace {
 
-using Key = c10::SmallVectorImpl<uint64_t>;
-
-enum Tag : uint64_t {
-  kNone = 1,
-  kInt,
-  kDouble,
-  kBool,
-  kInts,
-  kDoubles,
-  kBools,
-  kString,
-  kDevice,
-  kGenerator,
-  kNumber,
-  kComplex
-};
-
-void append_string(const std::string& text, Key& key) {
-  key.push_back(kString);
-  key.push_back(text.size());
+void Key::text(std::string_view value) {
+  put(kString);
+  put(value.size());
   uint64_t word = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    word = (word << 8) | static_cast<unsigned char>(text[i]);
+  for (std::size_t i = 0; i < value.size(); ++i) {
+    word = (word << 8) | static_cast<unsigned char>(value[i]);
     if (i % 8 == 7) {
-      key.push_back(word);
+      put(word);
       word = 0;
     }
   }
-  key.push_back(word);
+  put(word);
 }
+
+void Key::plain(const at::Tensor& t) {
+  put((1ULL << 63) | (static_cast<uint64_t>(t.scalar_type()) << 16) | (static_cast<uint64_t>(t.device().type()) << 8) |
+      (t.unsafeGetTensorImpl()->is_wrapped_number() ? 1U : 0U));
+}
+
+namespace {
 
 // One non-tensor argument. False: it has no place in a key.
 bool append_value(const at::IValue& v, bool number, Key& key) {
   if (v.isNone()) {
-    key.push_back(kNone);
+    key.none();
   } else if (number && v.isScalar()) {
-    // Its type takes part in type promotion; its value decides nothing (OpTraits::number_arg).
-    key.push_back(kNumber + 16 * (v.isInt() ? 1U : v.isDouble() ? 2U : v.isBool() ? 3U : 4U));
+    key.number(v.isInt(), v.isDouble(), v.isBool());
   } else if (v.isInt()) {
-    key.push_back(kInt);
-    key.push_back(static_cast<uint64_t>(v.toInt()));
+    key.integer(v.toInt());
   } else if (v.isBool()) {
-    key.push_back(kBool);
-    key.push_back(v.toBool() ? 1 : 0);
+    key.boolean(v.toBool());
   } else if (v.isDouble()) {
-    key.push_back(kDouble);
-    key.push_back(std::bit_cast<uint64_t>(v.toDouble()));
+    key.real(v.toDouble());
   } else if (v.isIntList()) {
-    const auto list = v.toIntList();
-    key.push_back(kInts);
-    key.push_back(list.size());
-    for (const int64_t i : list) key.push_back(static_cast<uint64_t>(i));
+    key.integers(v.toIntList());
   } else if (v.isBoolList()) {
-    key.push_back(kBools);
-    uint64_t bits = 1;
-    for (const bool b : v.toBoolList()) bits = (bits << 1) | (b ? 1U : 0U);
-    key.push_back(bits);
+    key.booleans(v.toBoolList());
   } else if (v.isDoubleList()) {
-    const auto list = v.toDoubleList();
-    key.push_back(kDoubles);
-    key.push_back(list.size());
-    for (const double d : list) key.push_back(std::bit_cast<uint64_t>(d));
+    key.reals(v.toDoubleList());
   } else if (v.isString()) {
-    append_string(v.toStringRef(), key);
+    key.text(v.toStringRef());
   } else if (v.isDevice()) {
-    const c10::Device device = v.toDevice();
-    key.push_back(kDevice);
-    key.push_back((static_cast<uint64_t>(device.type()) << 32) | static_cast<uint16_t>(device.index()));
+    key.device(v.toDevice());
   } else if (v.isGenerator()) {
-    key.push_back(kGenerator);
+    key.generator();
   } else {
     return false;
   }
   return true;
 }
 
+void append_tensor(const TensorArg& entry, Key& key) {
+  if (entry.spec == nullptr) {
+    entry.tensor->defined() ? key.plain(*entry.tensor) : key.absent();
+  } else if (detail::is_dtensor(*entry.tensor)) {
+    key.dtensor(*entry.spec);
+  } else {
+    key.replicated(*entry.spec);
+  }
+}
+
 }  // namespace
 
-bool append_key(const Call& call, c10::SmallVectorImpl<uint64_t>& key) {
-  key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers become, as by sqrt
-  key.push_back(meets_odd_number(call) ? 1 : 0);
+bool append_key(const Call& call, Key& key) {
   std::size_t next = 0;  // in call.tensors, which are in schema order
   for (std::size_t i = 0; i < call.traits.num_args; ++i) {
-    const bool tensors = next < call.tensors.size() && call.tensors[next].arg == i;
-    if (!tensors) {
-      if (!append_value(call.arg(i), call.traits.number_arg[i], key)) {
-        if (!(call.arg(i).isTensorList() || call.arg(i).isOptionalTensorList())) return false;
-        key.push_back(0);  // an empty list of tensors
-      }
-      continue;
-    }
     const std::size_t begin = next;
     while (next < call.tensors.size() && call.tensors[next].arg == i) ++next;
-    key.push_back(1000 + (next - begin));
-    for (std::size_t t = begin; t < next; ++t) {
-      const TensorArg& entry = call.tensors[t];
-      if (entry.spec != nullptr) {
-        key.push_back((entry.spec->id << 1) | (detail::is_dtensor(*entry.tensor) ? 1U : 0U));
-      } else if (!entry.tensor->defined()) {
-        key.push_back(0);
-      } else {  // plain, without dimensions
-        const at::Tensor& plain = *entry.tensor;
-        key.push_back((1ULL << 63) | (static_cast<uint64_t>(plain.scalar_type()) << 16) |
-                      (static_cast<uint64_t>(plain.device().type()) << 8) |
-                      (plain.unsafeGetTensorImpl()->is_wrapped_number() ? 1U : 0U));
-      }
+    if (begin < next) {
+      key.tensors(next - begin);
+      for (std::size_t t = begin; t < next; ++t) append_tensor(call.tensors[t], key);
+    } else if (call.arg(i).isTensorList() || call.arg(i).isOptionalTensorList()) {
+      key.tensors(0);
+    } else if (!append_value(call.arg(i), call.traits.number_arg[i], key)) {
+      return false;
     }
   }
   return true;

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "tessera/ops/rules/rule.h"
+
 namespace tessera {
 namespace {
 
@@ -15,8 +17,8 @@ std::map<std::string, LocalKernelEntry, std::less<>>& kernels() {
   return table;
 }
 
-std::map<std::string, Decomposition, std::less<>>& decompositions() {
-  static std::map<std::string, Decomposition, std::less<>> table;
+std::map<std::string, DecompositionEntry, std::less<>>& decompositions() {
+  static std::map<std::string, DecompositionEntry, std::less<>> table;
   return table;
 }
 
@@ -37,13 +39,16 @@ at::Tensor own_if_copy(const c10::OperatorHandle& op, const at::Tensor& view) {
   return op.schema().name().ends_with("_copy") ? view.clone(at::MemoryFormat::Contiguous) : view;
 }
 
-bool register_decomposition(std::string_view op_name, Decomposition decomposition) {
-  return decompositions().emplace(op_name, decomposition).second;
+bool register_decomposition(std::string_view op_name, Decomposition decomposition, bool only_in_inference) {
+  return decompositions().emplace(op_name, DecompositionEntry{decomposition, only_in_inference}).second;
 }
 
-Decomposition find_decomposition(std::string_view op_name) {
-  const auto it = decompositions().find(op_name);
-  return it == decompositions().end() ? nullptr : it->second;
+DecompositionEntry find_decomposition(const std::string& op_name) {
+  const std::string own = op_name.rfind("aten::", 0) == 0 ? op_name.substr(6) : op_name;
+  for (const std::string& name : {own, rules::rule_key(op_name)}) {
+    if (const auto it = decompositions().find(name); it != decompositions().end()) return it->second;
+  }
+  return {};
 }
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/out_of_place.h"
+#include "tessera/dtensor/dispatch/unboxed.h"
 #include "tessera/dtensor/tensor.h"
 
 namespace tessera::dispatch {
@@ -24,14 +25,18 @@ bool decomposes(const c10::OperatorHandle& op) {
 std::vector<c10::RegistrationHandleRAII> register_all() {
   std::vector<c10::RegistrationHandleRAII> handles;
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  const auto add_kernel = [&](const c10::OperatorName& name, c10::DispatchKey key, c10::KernelFunction kernel) {
+    handles.push_back(dispatcher.registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "tessera"));
+  };
   const auto add = [&](const c10::OperatorName& name, c10::DispatchKey key, auto kernel) {
-    handles.push_back(dispatcher.registerImpl(name, key, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
-                                              std::nullopt, nullptr, "tessera"));
+    add_kernel(name, key, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)));
   };
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(detail::kDTensorKey)) continue;
-    if (!decomposes(*op)) {
+    if (auto unboxed = unboxed_kernel(*op)) {
+      add_kernel(name, detail::kDTensorKey, std::move(*unboxed));
+    } else if (!decomposes(*op)) {
       add(name, detail::kDTensorKey, std::make_unique<OpDispatcher>(*op));
     } else if (const auto functional = without_out(*op)) {
       add(name, detail::kDTensorKey, std::make_unique<OutOfPlace>(*functional));

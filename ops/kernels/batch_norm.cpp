@@ -25,12 +25,8 @@ using torch::jit::Stack;
 // Without pending terms: one all_reduce on each mesh dimension that has some.
 at::Tensor reduced(const at::Tensor& t) {
   if (!detail::is_dtensor(t) || !detail::meta(t).spec->partial) return t;
-  Placements whole = detail::meta(t).spec->placements;
-  for (Placement& p : whole) {
-    if (p.is_partial()) p = Replicate();
-  }
   detail::implicit_communication("batch_norm", [&] { return fmt::format("; statistics of a batch, {}", to_string(t)); });
-  return redistribute(t, whole);
+  return redistribute(t, without_partial(detail::meta(t).spec->placements));
 }
 
 // One call's arguments by name.

@@ -1,6 +1,7 @@
 // Whole-operator kernels where a style's contract (dtensor/contract.h) meets an activation. They stand above autograd, so that
 // bringing an activation into its layout is differentiable, and at the DTensor key for InferenceMode, which excludes autograd.
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 
@@ -9,6 +10,7 @@
 #include <ATen/ops/group_norm_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/layer_norm_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/rms_norm_compositeimplicitautograd_dispatch.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -16,6 +18,7 @@
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/ops/kernels/matmul.h"
@@ -107,6 +110,7 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
 at::Tensor bring_activation(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,
                             std::string_view op) {
   const at::Tensor activation = is_dtensor(x) ? x : from_piece(x, contract, parameter, op);
+  detail::watch_terms(activation);
   const Spec& spec = spec_of(activation);
   if (!(spec.mesh == mesh_of(parameter))) {
     throw std::invalid_argument(fmt::format("{} with {}: the activation is {}, the parameter {}; put both on one mesh", op,
@@ -126,6 +130,15 @@ void to_autograd(const c10::OperatorHandle& op, Stack& stack) {
 // The piece of `bias` that fits a plain result laid out as the contract's output. Where the result is split along another
 // dimension than the bias's, every rank adds the whole bias to its part, and the gradient is a sum over ranks.
 at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, int64_t result_ndim) {
+  const DeviceMesh& mesh = mesh_of(bias);
+  const bool pieces_of_batch =
+      std::ranges::any_of(contract.data_dims, [&](int64_t mesh_dim) { return mesh.size(mesh_dim) > 1; });
+  if (pieces_of_batch && bias.requires_grad() && at::GradMode::is_enabled()) {
+    throw std::invalid_argument(fmt::format(
+        "add with {}: a plain output (use_local_output) on the mesh {} with data dimensions: nobody can know which part "
+        "of the batch it is, and so how the bias's gradient is summed. Leave use_local_output out",
+        by(contract), mesh.to_string()));
+  }
   const Placement result = contract.output.value_or(Replicate());
   const bool last = result.is_shard() && (result.tensor_dim() == -1 || result.tensor_dim() == result_ndim - 1);
   const Placement cut = Shard(bias.dim() - 1);
@@ -260,7 +273,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
 template <const Site& At>
 bool in_inference(const c10::OperatorHandle& op, Stack& stack) {
   thread_local bool inside = false;  // the continuation comes by here again
-  if (!c10::InferenceMode::is_enabled() || inside) return false;
+  if (inside) return false;
   const std::size_t n = op.schema().arguments().size();
   if (contract_of(At.op, argument(stack, n, At.parameter).toTensor()) == nullptr) return false;
   with_contract(op, At, stack, [](const c10::OperatorHandle& o, Stack& s) {
@@ -273,8 +286,8 @@ bool in_inference(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-[[maybe_unused]] const bool registered =
-    register_decomposition("addmm", in_inference<kAddmm>) && register_decomposition("embedding", in_inference<kEmbedding>);
+[[maybe_unused]] const bool registered = register_decomposition("addmm", in_inference<kAddmm>, true) &&
+                                         register_decomposition("embedding", in_inference<kEmbedding>, true);
 
 // Operators that LibTorch composes of others, at both keys.
 void register_composites(torch::Library& m) {

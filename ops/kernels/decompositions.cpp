@@ -13,6 +13,7 @@
 #include <ATen/ops/amin.h>
 #include <ATen/ops/any.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -55,13 +56,6 @@ bool item(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-Placements without_terms(Placements placements) {
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return placements;
-}
-
 // equal(a, b): b is brought to a's layout, pending terms reduced; each rank compares its pieces and one all_reduce of a flag a mesh dimension
 // agrees.
 bool equal(const c10::OperatorHandle& op, Stack& stack) {
@@ -79,7 +73,7 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
     return fmt::format("; whether pieces of {} and {} are equal", to_string(*a.spec), to_string(*b.spec));
   });
   const World::Scope scope(mesh.world(), "aten::equal");
-  const Placements layout = without_terms(a.spec->placements);
+  const Placements layout = without_partial(a.spec->placements);
   const bool here =
       at::equal(redistribute_local(a.local(), *a.spec, layout), redistribute_local(b.local(), *b.spec, layout));
   at::Tensor same = at::full({1}, here ? 1 : 0, at::TensorOptions(at::kInt).device(mesh.device()));
@@ -123,7 +117,6 @@ std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const
 // t_, transpose_, squeeze_ and unsqueeze_: the tensor becomes the view of itself that the operator without the underscore gives.
 bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
   const c10::FunctionSchema& schema = op.schema();
-  if (!schema.name().ends_with('_')) return false;
   Stack args = take_args(op, stack);
   const at::Tensor self = args[0].toTensor();
   const std::string viewing = schema.name().substr(0, schema.name().size() - 1);
@@ -143,6 +136,20 @@ bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
+// A new tensor of no elements is given the shape of a DTensor: it becomes one that lies alike, its values not yet written.
+bool resize_as(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack args = take_args(op, stack);
+  const at::Tensor self = args[0].toTensor();
+  const at::Tensor like = args[1].toTensor();
+  if (!op.schema().name().ends_with('_') || is_dtensor(self) || !is_dtensor(like) || self.numel() != 0) return false;
+  const detail::Meta& meta = detail::meta(like);
+  const SpecPtr spec =
+      intern_spec(meta.spec->mesh, without_partial(meta.spec->placements), like.sizes(), self.scalar_type());
+  detail::convert_in_place(self, at::empty(spec->local_sizes, meta.local().options().dtype(self.scalar_type())), spec);
+  give(op, stack, self);
+  return true;
+}
+
 // ||x||_p over `dims` (all when empty) as sums and extrema, which pieces have.
 at::Tensor norm_of(const at::Tensor& x, double p, const std::vector<int64_t>& dims, bool keepdim) {
   const at::Tensor magnitude = x.abs();
@@ -152,6 +159,12 @@ at::Tensor norm_of(const at::Tensor& x, double p, const std::vector<int64_t>& di
   if (p == 1) return sum(magnitude);
   if (p == 2) return at::sqrt(sum(magnitude * magnitude));
   return at::pow(sum(at::pow(magnitude, p)), 1 / p);
+}
+
+// Throws what LibTorch throws of a norm of whole numbers, or in a type that would not hold the values, before anything moves.
+void check_norm_types(at::ScalarType type, const std::optional<at::ScalarType>& dtype) {
+  if (at::isFloatingType(type) && dtype.value_or(type) == type) return;
+  at::linalg_vector_norm(at::empty({1}, at::TensorOptions(type).device(at::kMeta)), 2, std::nullopt, false, dtype);
 }
 
 // norm.* and linalg_vector_norm.
@@ -168,9 +181,9 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
   if (dim_at >= 0 && args[static_cast<std::size_t>(dim_at)].isIntList()) {
     dims = args[static_cast<std::size_t>(dim_at)].toIntVector();
   }
-  if (dtype_at >= 0 && !args[static_cast<std::size_t>(dtype_at)].isNone()) {
-    x = x.to(args[static_cast<std::size_t>(dtype_at)].toScalarType());
-  }
+  const auto dtype = dtype_at >= 0 ? args[static_cast<std::size_t>(dtype_at)].toOptional<at::ScalarType>() : std::nullopt;
+  check_norm_types(x.scalar_type(), dtype);
+  if (dtype) x = x.to(*dtype);
   const bool keepdim = keep_at >= 0 && args[static_cast<std::size_t>(keep_at)].toBool();
   // The half types' squares and sums overflow where their norms do not.
   const at::ScalarType type = x.scalar_type();
@@ -300,7 +313,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
   register_decomposition("_local_scalar_dense", item);
   register_decomposition("equal", equal);
   register_decomposition("as_strided", as_strided);
-  for (const char* name : {"t", "transpose", "squeeze", "unsqueeze"}) register_decomposition(name, reshape_in_place);
+  for (const char* name : {"t_", "transpose_", "squeeze_", "unsqueeze_"}) register_decomposition(name, reshape_in_place);
+  register_decomposition("resize_as", resize_as);
   for (const char* name : {"median", "nanmedian"}) register_decomposition(name, whole_median);
   for (const char* name : {"_foreach_norm", "_foreach_max", "_foreach_powsum"}) {
     register_decomposition(name, foreach_reduction);

@@ -11,6 +11,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/tan.h>
+#include <fmt/format.h>
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/random/draws.h"
@@ -68,6 +69,15 @@ void uniform(const Drawing& d, const at::Tensor& out) {
   draw_uniform(out, d.spec(), d.key(), d.number("from"), d.number("to"));
 }
 
+// What LibTorch's own normal refuses too; only the rank that has such an element sees it.
+void check_deviations(const at::Tensor& std) {
+  if (std.numel() == 0) return;
+  const double least = std.min().item<double>();
+  if (!(least >= 0)) {
+    throw std::out_of_range(fmt::format("normal: {} is no standard deviation; give numbers of 0 or more", least));
+  }
+}
+
 // normal_(self, mean, std), or of means and deviations of which one at least is a tensor.
 void normal(const Drawing& d, const at::Tensor& out) {
   const at::IValue& mean = *d.find("mean");
@@ -76,6 +86,7 @@ void normal(const Drawing& d, const at::Tensor& out) {
     draw_normal(out, d.spec(), d.key(), mean.toDouble(), deviation.toDouble());
     return;
   }
+  if (deviation.isTensor()) check_deviations(deviation.toTensor());
   draw_normal(out, d.spec(), d.key(), 0, 1);
   deviation.isTensor() ? out.mul_(deviation.toTensor()) : out.mul_(deviation.toDouble());
   mean.isTensor() ? out.add_(mean.toTensor()) : out.add_(mean.toDouble());

@@ -211,6 +211,10 @@ constexpr SignatureEntry kDense[] = {
     {"max_pool3d_with_indices_backward", "*---, *---, *--- -> *---", Passes::kLinear, "", like<1>},
     {"adaptive_max_pool2d_backward", "*--, *--, *-- -> *--", Passes::kLinear},
     {"adaptive_max_pool3d_backward", "*---, *---, *--- -> *---", Passes::kLinear},
+    {"fractional_max_pool2d", "*--, *- -> *--, *--"},
+    {"fractional_max_pool3d", "*---, *- -> *---, *---"},
+    {"fractional_max_pool2d_backward", "*--, *--, *-- -> *--", Passes::kLinear, "", like<1>},
+    {"fractional_max_pool3d_backward", "*---, *---, *--- -> *---", Passes::kLinear, "", like<1>},
     {"max_unpool2d", "*--, *-- -> *--", kNone, "", of_output_size},
     {"max_unpool3d", "*---, *--- -> *---", kNone, "", of_output_size},
     // Padding by elements of the tensor's own.
@@ -226,6 +230,8 @@ constexpr SignatureEntry kDense[] = {
     {"replication_pad1d_backward", "*-, *- -> *-", Passes::kLinear},
     {"replication_pad2d_backward", "*--, *-- -> *--", Passes::kLinear, "", like<1>},
     {"replication_pad3d_backward", "*---, *--- -> *---", Passes::kLinear, "", like<1>},
+    // The weight has size 1 where it is the same.
+    {"_prelu_kernel_backward", "*, *, * -> *, *", kNone, "", like<1, 1>},
     // Windows and resampling.
     {"im2col", "*--- -> *--", Passes::kLinear, "", columns},
     {"col2im", "*-- -> *---", Passes::kLinear, "", from_columns},

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "tessera/ops/rules/kept_views.h"
 #include "tessera/ops/rules/labels.h"
 
 // Operators that put tensors together, and those that fill or replace parts of one.
@@ -55,6 +56,7 @@ OpRule cat(const OpCall& call) {
   for (const TensorInfo& input : call.inputs) inputs.push_back(input.sizes.size() == n ? output : Labels("-"));
   OpRule rule{.strategies = shard_factors(inputs, {output})};
   add_joint(rule, call);
+  keep_joined(rule, call, dim[0]);
   return rule;
 }
 

@@ -1,5 +1,9 @@
 #include "tessera/ops/rules/kept_views.h"
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
 #include "tessera/placement/reduction.h"
 #include "tessera/placement/tile_layout.h"
 
@@ -19,38 +23,109 @@ bool fits(const Sizes& sizes, const Placements& cuts, std::span<const int64_t> m
   return true;
 }
 
-// The layout of a view of sizes `to` of a tensor of sizes `from` in layout `input`: reductions other than the plain ones may not
-// know what becomes of their elements.
-std::optional<Placements> viewed_layout(const Sizes& from, const Sizes& to, const TileView& view, const Placements& input,
-                                        std::span<const int64_t> mesh_shape) {
+// What mesh dimensions do that cut tensors alike: each tensor's Shards, one such mesh dimension after another; their sizes.
+struct Cutting {
+  std::vector<Placements> tensors;
+  Sizes mesh_shape;
+};
+
+// nullopt where the tensors do not lie alike but for how they are cut, none is, or a reduction is pending that may not know what
+// becomes of its elements.
+std::optional<Cutting> cutting(const std::vector<Placements>& tensors, std::span<const int64_t> mesh_shape) {
   constexpr int64_t kMostRanks = 1 << 16;
-  Placements cuts;
-  Sizes cut_by;  // sizes of the mesh dimensions that cut
+  Cutting out{.tensors = std::vector<Placements>(tensors.size()), .mesh_shape = {}};
   int64_t ranks = 1;
-  for (std::size_t i = 0; i < input.size(); ++i) {
-    if (input[i].is_partial() && input[i].reduction_ptr() != plain_reduction(input[i].reduction().op())) return std::nullopt;
-    if (!input[i].is_shard()) continue;
-    cuts.push_back(input[i]);
-    cut_by.push_back(mesh_shape[i]);
+  for (std::size_t i = 0; i < mesh_shape.size(); ++i) {
+    const Placement& first = tensors[0][i];
+    if (first.is_partial() && first.reduction_ptr() != plain_reduction(first.reduction().op())) return std::nullopt;
+    for (std::size_t j = 0; j < tensors.size(); ++j) {
+      const Placement& p = tensors[j][i];
+      if (p.is_shard() != first.is_shard() || (!p.is_shard() && p != first)) return std::nullopt;
+      if (p.is_shard()) out.tensors[j].push_back(p);
+    }
+    if (!first.is_shard()) continue;
+    out.mesh_shape.push_back(mesh_shape[i]);
     ranks *= mesh_shape[i];
   }
-  if (cuts.empty() || ranks > kMostRanks || !fits(from, cuts, cut_by)) return std::nullopt;
+  if (out.mesh_shape.empty() || ranks > kMostRanks) return std::nullopt;
+  return out;
+}
+
+// `placements` with `cuts` in the place of its Shards.
+Placements cut_by(Placements placements, const Placements& cuts) {
+  std::size_t next = 0;
+  for (Placement& p : placements) {
+    if (p.is_shard()) p = cuts[next++];
+  }
+  return placements;
+}
+
+// tile_at(coordinate) for each of a mesh, the last varying fastest; nullopt where it gives none.
+template <class TileAt>
+std::optional<std::vector<Tile>> tiles_of(const Sizes& mesh_shape, const TileAt& tile_at) {
+  const int64_t ranks = std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());
   std::vector<Tile> tiles;
-  Sizes coordinate(cut_by.size(), 0);
+  Sizes coordinate(mesh_shape.size(), 0);
   for (int64_t rank = 0; rank < ranks; ++rank) {
-    std::optional<Tile> tile = view(local_tile(from, cuts, cut_by, coordinate));
+    std::optional<Tile> tile = tile_at(coordinate);
     if (!tile) return std::nullopt;
     tiles.push_back(*std::move(tile));
-    for (std::size_t i = coordinate.size(); i-- > 0 && ++coordinate[i] == cut_by[i];) coordinate[i] = 0;
+    for (std::size_t i = coordinate.size(); i-- > 0 && ++coordinate[i] == mesh_shape[i];) coordinate[i] = 0;
   }
-  const std::optional<Placements> found = layout_of_tiles(to, cut_by, tiles);
+  return tiles;
+}
+
+// The layout of a view of sizes `to` of a tensor of sizes `from` in layout `input`.
+std::optional<Placements> viewed_layout(const Sizes& from, const Sizes& to, const TileView& view, const Placements& input,
+                                        std::span<const int64_t> mesh_shape) {
+  const std::optional<Cutting> cut = cutting({input}, mesh_shape);
+  if (!cut || !fits(from, cut->tensors[0], cut->mesh_shape)) return std::nullopt;
+  const auto tiles = tiles_of(cut->mesh_shape, [&](const Sizes& coordinate) {
+    return view(local_tile(from, cut->tensors[0], cut->mesh_shape, coordinate));
+  });
+  const std::optional<Placements> found = tiles ? layout_of_tiles(to, cut->mesh_shape, *tiles) : std::nullopt;
   if (!found) return std::nullopt;
-  Placements out = input;
-  std::size_t next = 0;
-  for (Placement& p : out) {
-    if (p.is_shard()) p = (*found)[next++];
+  return cut_by(input, *found);
+}
+
+// What the rank at `coordinate` has of tensors of sizes `from`, put one after another along `dim`; nullopt where its pieces do not
+// fit together.
+std::optional<Tile> joined_tile(const std::vector<Sizes>& from, int64_t dim, const Cutting& cut, const Sizes& coordinate) {
+  const auto along = static_cast<std::size_t>(dim);
+  std::optional<Tile> joined;
+  Intervals mine;
+  int64_t start = 0;
+  for (std::size_t j = 0; j < from.size(); ++j) {
+    Tile tile = local_tile(from[j], cut.tensors[j], cut.mesh_shape, coordinate);
+    for (const Interval& part : tile[along]) append(mine, {start + part.begin, start + part.end});
+    start += from[j][along];
+    tile[along] = {};
+    if (joined && *joined != tile) return std::nullopt;
+    joined = std::move(tile);
   }
-  return out;
+  (*joined)[along] = std::move(mine);
+  return joined;
+}
+
+// The layout of these tensors put together, sizes `to`, where each rank puts its pieces together.
+std::optional<Placements> joined_layout(const std::vector<Sizes>& from, const Sizes& to, int64_t dim,
+                                        const std::vector<Placements>& inputs, std::span<const int64_t> mesh_shape) {
+  const std::optional<Cutting> cut = cutting(inputs, mesh_shape);
+  if (!cut) return std::nullopt;
+  for (std::size_t j = 0; j < from.size(); ++j) {
+    if (!fits(from[j], cut->tensors[j], cut->mesh_shape)) return std::nullopt;
+  }
+  const auto tiles =
+      tiles_of(cut->mesh_shape, [&](const Sizes& coordinate) { return joined_tile(from, dim, *cut, coordinate); });
+  const std::optional<Placements> found = tiles ? layout_of_tiles(to, cut->mesh_shape, *tiles) : std::nullopt;
+  if (!found) return std::nullopt;
+  // A piece without elements must have the sizes that its layout says.
+  const auto said =
+      tiles_of(cut->mesh_shape, [&](const Sizes& c) { return std::optional(local_tile(to, *found, cut->mesh_shape, c)); });
+  for (std::size_t i = 0; i < tiles->size(); ++i) {
+    if (shape_of((*tiles)[i]) != shape_of((*said)[i])) return std::nullopt;
+  }
+  return cut_by(inputs[0], *found);
 }
 
 // The placements of a tensor that has dimension `dim` more.
@@ -59,6 +134,57 @@ Placements lifted(Placements placements, int64_t dim) {
     if (p.is_shard() && p.tensor_dim() >= dim) p = p.on(p.tensor_dim() + 1);
   }
   return placements;
+}
+
+// Layouts of a tensor of which `part` is the layout of a part along `dim`: Shard(dim) in the place of some of its cuts. `has_dim` tells
+// whether the part has that dimension.
+std::vector<Placements> with_shards(const Placements& part, int64_t dim, bool has_dim) {
+  constexpr std::size_t kMostTried = 5;  // of mesh dimensions
+  std::vector<Placements> out;
+  const std::size_t n = part.size();
+  for (uint32_t replaced = 1; n <= kMostTried && replaced < (uint32_t{1} << n); ++replaced) {
+    Placements candidate = has_dim ? part : lifted(part, dim);
+    bool cut = true;
+    for (std::size_t i = 0; i < n; ++i) {
+      if ((replaced >> i & 1) == 0) continue;
+      cut = cut && part[i].is_shard();
+      candidate[i] = Shard(dim);
+    }
+    if (cut) out.push_back(std::move(candidate));
+  }
+  return out;
+}
+
+// The layout of a tensor of sizes `whole` that is cut along `dim` as its part from `start` on is, over and over: so the parts of
+// [q; k; v] that lie alike are parts of one layout. Not where the part is small.
+std::optional<Placements> repeated_layout(const Sizes& part, const Sizes& whole, int64_t dim, int64_t start,
+                                          const Placements& layout, std::span<const int64_t> mesh_shape) {
+  constexpr int64_t kMostCopies = 4;
+  const auto along = static_cast<std::size_t>(dim);
+  const int64_t length = part[along];
+  const std::optional<Cutting> cut = cutting({layout}, mesh_shape);
+  if (!cut || length == 0 || whole[along] > kMostCopies * length) return std::nullopt;
+  const auto tiles = tiles_of(cut->mesh_shape, [&](const Sizes& coordinate) {
+    Tile tile = local_tile(part, cut->tensors[0], cut->mesh_shape, coordinate);
+    Intervals repeated;
+    for (int64_t copy = start % length - length; copy < whole[along]; copy += length) {
+      for (const Interval& i : tile[along]) {
+        append(repeated, {std::max<int64_t>(copy + i.begin, 0), std::clamp<int64_t>(copy + i.end, 0, whole[along])});
+      }
+    }
+    tile[along] = std::move(repeated);
+    return std::optional(std::move(tile));
+  });
+  const std::optional<Placements> found = layout_of_tiles(whole, cut->mesh_shape, *tiles);
+  if (!found) return std::nullopt;
+  return cut_by(layout, *found);
+}
+
+// Whether a part from `start` on is one of several as long that make the whole, each rank having as much of it as any other.
+bool is_one_of_equals(const Sizes& part, const Sizes& whole, int64_t dim, int64_t start, const Placements& layout) {
+  const auto along = static_cast<std::size_t>(dim);
+  if (part[along] == 0 || whole[along] % part[along] != 0 || start % part[along] != 0) return false;
+  return std::ranges::all_of(layout, [&](const Placement& p) { return !p.is_shard(dim) || p.is_chunks(); });
 }
 
 }  // namespace
@@ -81,26 +207,40 @@ void keep_cuts(OpRule& rule, const OpCall& call, std::vector<TileView> views, st
   };
 }
 
-void keep_gradient(OpRule& rule, const OpCall& call, const std::vector<int64_t>& sizes, int64_t dim, TileView view) {
+void keep_gradient(OpRule& rule, const OpCall& call, const std::vector<int64_t>& sizes, int64_t dim, TileView view,
+                   std::optional<int64_t> start) {
   rule.keep_kernel = "parts_backward";
   rule.keep = [=, to = call.inputs.at(0).sizes, view = std::move(view)](
                   const std::vector<Placements>& inputs,
                   std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
-    constexpr std::size_t kMostTried = 5;  // of mesh dimensions
-    const std::size_t n = inputs[0].size();
-    if (n > kMostTried) return std::nullopt;
-    for (uint32_t replaced = 1; replaced < (uint32_t{1} << n); ++replaced) {
-      Placements candidate = to.size() == sizes.size() ? inputs[0] : lifted(inputs[0], dim);
-      bool cut = true;
-      for (std::size_t i = 0; i < n; ++i) {
-        if ((replaced >> i & 1) == 0) continue;
-        cut = cut && inputs[0][i].is_shard();
-        candidate[i] = Shard(dim);
-      }
-      if (cut && viewed_layout(sizes, to, view, candidate, mesh_shape) == inputs[0])
-        return std::vector<Placements>{candidate};
+    std::vector<Placements> candidates = with_shards(inputs[0], dim, to.size() == sizes.size());
+    if (start) {
+      std::optional<Placements> repeated = repeated_layout(to, sizes, dim, *start, inputs[0], mesh_shape);
+      // Some layouts fit both, as that of the middle third over two ranks does.
+      const bool first = is_one_of_equals(to, sizes, dim, *start, inputs[0]);
+      if (repeated) candidates.insert(first ? candidates.begin() : candidates.end(), *std::move(repeated));
+    }
+    for (const Placements& candidate : candidates) {
+      if (viewed_layout(sizes, to, view, candidate, mesh_shape) == inputs[0]) return std::vector<Placements>{candidate};
     }
     return std::nullopt;
+  };
+}
+
+void keep_joined(OpRule& rule, const OpCall& call, int64_t dim) {
+  std::vector<Sizes> from;
+  for (const TensorInfo& input : call.inputs) from.push_back(input.sizes);
+  Sizes to = from[0];
+  for (std::size_t j = 0; j < from.size(); ++j) {
+    if (from[j].size() != to.size()) return;
+    if (j > 0) to[static_cast<std::size_t>(dim)] += from[j][static_cast<std::size_t>(dim)];
+  }
+  rule.keep = [from = std::move(from), to = std::move(to), dim](
+                  const std::vector<Placements>& inputs,
+                  std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
+    std::optional<Placements> layout = joined_layout(from, to, dim, inputs, mesh_shape);
+    if (!layout) return std::nullopt;
+    return std::vector<Placements>{*std::move(layout)};
   };
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "tessera/ops/rules/labels.h"
@@ -133,8 +134,31 @@ OpRule batched_matmul(const OpCall& call) {
   return product({batch + "MK", batch + "KN"}, batch + "MN");
 }
 
+// Three tensors, each without the dimensions that its argument names, multiplied and summed over some: what bilinear runs.
+OpRule trilinear(const OpCall& call) {
+  constexpr std::array kExpanded = {"expand1", "expand2", "expand3"};
+  const auto ndim = call.inputs.at(0).ndim() + static_cast<int64_t>(call.arg(kExpanded[0]).toIntVector().size());
+  const Labels all = letters(static_cast<std::size_t>(ndim));
+  std::vector<Labels> inputs;
+  std::vector<int64_t> sizes(all.size(), 1);
+  for (std::size_t j = 0; j < kExpanded.size(); ++j) {
+    inputs.push_back(without(all, call.dims(kExpanded[j], ndim)));
+    for (std::size_t d = 0; d < inputs[j].size(); ++d) {
+      int64_t& size = sizes[static_cast<std::size_t>(inputs[j][d] - all[0])];
+      size = std::max(size, call.inputs.at(j).sizes.at(d));
+    }
+  }
+  for (std::size_t j = 0; j < inputs.size(); ++j) {
+    for (std::size_t d = 0; d < inputs[j].size(); ++d) {
+      if (call.inputs[j].sizes[d] != sizes[static_cast<std::size_t>(inputs[j][d] - all[0])]) return no_rule();
+    }
+  }
+  return product(inputs, without(all, call.dims("sumdim", ndim)));
+}
+
 constexpr RuleEntry kTable[] = {
     {"mm", mm},
+    {"_trilinear", trilinear},
     {"bmm", bmm},
     {"mv", mv},
     {"dot", dot},

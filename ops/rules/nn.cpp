@@ -103,8 +103,12 @@ OpRule nll_forward(const OpCall& call) {
 // (grad, self, target, weight, total weight)
 OpRule nll_backward(const OpCall& call) {
   const auto [self, target] = nll_labels(call.inputs.at(1));
-  const Labels grad = call.arg("reduction").toInt() == kNone ? target : Labels();
+  const int64_t reduction = call.arg("reduction").toInt();
+  const Labels grad = reduction == kNone ? target : Labels();
   OpRule rule{.strategies = shard_factors({grad, self, target, "-", ""}, {self})};
+  if (reduction == kSum) {
+    for (Strategy& strategy : rule.strategies) strategy.inputs[4] = Partial();  // a mean alone reads it
+  }
   add_linear_where_exact(rule, call, {{0}});
   rule.outputs = {call.inputs[1]};
   return rule;

@@ -245,8 +245,9 @@ OpRule slice_backward(const OpCall& call) {
   OpRule rule = into(call, labels, labels);
   if (!everything) {
     const int64_t start = slice_start(call.arg("start").toInt(), size_of(sizes, dim));
-    keep_gradient(rule, call, sizes, dim,
-                  slice_tiles(dim, start, call.arg("step").toInt(), size_of(call.inputs[0].sizes, dim)));
+    const int64_t step = call.arg("step").toInt();
+    keep_gradient(rule, call, sizes, dim, slice_tiles(dim, start, step, size_of(call.inputs[0].sizes, dim)),
+                  step == 1 ? std::optional(start) : std::nullopt);
   }
   return rule;
 }

@@ -1,9 +1,12 @@
-// The C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md and docs/styles.md that stands in no program: docs_test compares them.
+// The C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md, docs/large-models.md and docs/styles.md that stands in no program: docs_test compares them.
 
 #include <chrono>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include <torch/script.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -11,11 +14,14 @@
 #undef CHECK  // c10's
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/measured_costs.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/sharded_init.h"
 #include "tessera/mesh/backend_group.h"
 #include "tessera/mesh/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/plan.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/styles/script_module.h"
 #include "tessera/tests/docs/mlp.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -107,6 +113,17 @@ TESSERA_RANKS_TEST_CASE("docs/styles.md: names with wildcards", {4}) {
   CHECK(forward().sizes() == at::IntArrayRef({2, 3, 8}));
 }
 
+TESSERA_RANKS_TEST_CASE("docs/styles.md: a transformer encoder by heads", {2}) {
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2}, {"tp"}, tessera::testing::world());
+  const auto layer = torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(12);
+  torch::nn::TransformerEncoder encoder(torch::nn::TransformerEncoderOptions(layer, 1));
+  auto tp = tessera::parallelize_module(encoder, mesh,
+                                        {{"layers.*.self_attn", tessera::ColwiseParallel()},
+                                         {"layers.*.linear1", tessera::ColwiseParallel()},
+                                         {"layers.*.linear2", tessera::RowwiseParallel()}});
+  CHECK(tp(torch::ones({3, 2, 8})).sizes() == at::IntArrayRef({3, 2, 8}));
+}
+
 TESSERA_RANKS_TEST_CASE("docs/styles.md: two mesh dimensions", {4}) {
   Mlp model;
   const at::Tensor piece = torch::ones({2, 16});
@@ -122,6 +139,49 @@ TESSERA_RANKS_TEST_CASE("docs/styles.md: two mesh dimensions", {4}) {
   };
   step();
   CHECK(tessera::is_dtensor(model->up->weight.grad()));
+}
+
+TESSERA_RANKS_TEST_CASE("docs/large-models.md: built in shards", {4}) {
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {4}, {"tp"});
+  const tessera::ParallelPlan plan = {{"layers.*.mlp.up", tessera::ColwiseParallel()}};
+  tessera::manual_seed(1, mesh.world());
+  std::optional<tessera::ShardedInit> init(std::in_place, mesh);
+  Model model;  // no memory so far
+  init.reset();
+  auto tp = tessera::parallelize_module(model, mesh, plan);
+  CHECK(tessera::is_dtensor(model->tok->weight));
+  CHECK(tessera::to_local(model->tok->weight.detach()).abs().sum().item<double>() > 0);
+}
+
+TESSERA_RANKS_TEST_CASE("docs/large-models.md: ZeRO-3", {4}) {
+  Mlp model;
+  const tessera::ParallelPlan plan = {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}};
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
+  auto zero = tessera::parallelize_module(model, mesh, plan, {.data_placement = tessera::Shard(0)});
+  torch::optim::AdamW optimizer(model->parameters());
+  zero(tessera::from_local(torch::ones({2, 16}), mesh, {tessera::Shard(0), tessera::Replicate()}))
+      .square()
+      .mean()
+      .backward();
+  optimizer.step();
+  CHECK(tessera::placements_of(model->up->weight.grad()) ==
+        tessera::Placements{tessera::Shard(0).ordered(1), tessera::Shard(0)});
+}
+
+TESSERA_RANKS_TEST_CASE("docs/styles.md: TorchScript", {2}) {
+  const std::string file = "script_of_rank_" + std::to_string(tessera::testing::rank()) + ".pt";
+  torch::jit::Module made("Scale");
+  made.register_attribute("training", c10::BoolType::get(), true);
+  made.register_parameter("weight", torch::full({4}, 2.0), /*is_buffer=*/false);
+  made.define("def forward(self, x):\n  return x * self.weight\n");
+  made.save(file);
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2}, {"tp"});
+  const tessera::ParallelPlan plan;
+  const at::Tensor x = torch::ones({3, 4});
+  torch::jit::Module script = torch::jit::load(file);
+  auto tp = tessera::parallelize_module(script, mesh, plan);
+  const at::Tensor y = tp(x).toTensor();
+  CHECK(torch::equal(tessera::full_tensor(y), torch::full({3, 4}, 2.0)));
 }
 
 TESSERA_RANKS_TEST_CASE("docs/meshes.md: slices, and mesh dimensions merged or split", {4}) {

@@ -285,31 +285,3 @@ TESSERA_RANKS_TEST_CASE("a leaf's gradient is a DTensor of its layout, whatever 
   CHECK(placements_of(w.grad()) == Placements{S0});
   CHECK(close(full_tensor(w.grad()), 2 * sample({5, 3}, 1)));
 }
-
-TESSERA_RANKS_TEST_CASE("losses that mean over uneven batches are the global mean", {4}) {
-  // Cases that PyTorch's DTensor gets wrong: mse_loss of (6, 5) over 4 ranks, cross entropy with ignored targets and weights.
-  const DeviceMesh mesh = line();
-  CHECK(close(full_tensor(at::mse_loss(spread(sample({6, 5}), mesh, {S0}), spread(sample({6, 5}, 1), mesh, {S0}))),
-              at::mse_loss(sample({6, 5}), sample({6, 5}, 1))));
-  const at::Tensor logits = sample({10, 4});
-  at::Tensor target = whole_numbers({10}, at::kLong).clamp_max(3);
-  target[2] = -100;
-  target[9] = -100;
-  const at::Tensor weight = at::tensor({0.1, 2.0, 1.0, 0.7}, at::kDouble);
-  for (const Placement& placement : {S0, R}) {
-    const at::Tensor got = at::cross_entropy_loss(spread(logits, mesh, {placement}), spread(target, mesh, {placement}),
-                                                  spread(weight, mesh, {R}));
-    CHECK(close(full_tensor(got), at::cross_entropy_loss(logits, target, weight)));
-  }
-  // int64 P + int64 R stays int64; extrema of tensors with empty pieces.
-  const at::Tensor ints = whole_numbers({3}, at::kLong);
-  const at::Tensor sum = spread(ints, mesh, {P}) + spread(ints, mesh, {R});
-  CHECK((sum.scalar_type() == at::kLong));
-  CHECK(same(full_tensor(sum), ints + ints));
-  const at::Tensor small = sample({2, 3});
-  const at::Tensor spread_small = spread(small, mesh, {S0});
-  CHECK(close(full_tensor(spread_small.max()), small.max()));
-  CHECK(close(full_tensor(spread_small.amax(0)), small.amax(0)));
-  CHECK(same(full_tensor(spread_small.argmax()), small.argmax()));
-  CHECK(same(full_tensor(std::get<1>(spread_small.min(0))), std::get<1>(small.min(0))));
-}

@@ -113,7 +113,7 @@ TESSERA_RANKS_TEST_CASE(
 }
 
 TESSERA_RANKS_TEST_CASE(
-    "forward_dtype and backward_dtype, each of none, float and bfloat16: what travels, both ways, and what comes", {4}) {
+    "7: forward_dtype and backward_dtype, each of none, float and bfloat16: what travels, both ways, and what comes", {4}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = whole_numbers({13, 3}, at::kFloat), weight = whole_numbers({13, 3}, at::kFloat, 1);
   const std::vector<std::optional<at::ScalarType>> dtypes = {std::nullopt, at::kFloat, at::kBFloat16};

@@ -1,5 +1,6 @@
-// Calls that people make every day, on five layouts of four ranks: results and gradients beside plain tensors, collectives beside what
-// each row of the table says.
+// Calls that people make every day, on five layouts of four ranks: results and
+// gradients beside plain tensors, collectives beside what each row of the table
+// says.
 
 #include <map>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include "tessera/mesh/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
+#include "tessera/tests/everyday/outcome.h"
 #include "tessera/tests/everyday/row.h"
 #include "tessera/tests/ops_rules/pieces.h"
 
@@ -83,25 +85,6 @@ void require_grad(Operands& operands) {
   }
 }
 
-at::Tensor whole_of(const at::Tensor& t) { return t.defined() && is_dtensor(t) ? full_tensor(t) : t; }
-
-// Differentiable results weighed and added up; undefined where there are none.
-at::Tensor loss_of(const Tensors& results) {
-  at::Tensor out;
-  for (const at::Tensor& r : results) {
-    if (!r.defined() || !r.requires_grad() || r.numel() == 0) continue;
-    const at::Tensor each = (r * at::arange(1, r.numel() + 1, r.scalar_type()).cos().view(r.sizes())).sum();
-    out = out.defined() ? out + each : each;
-  }
-  return out;
-}
-
-struct Outcome {
-  Tensors results;
-  Tensors grads;  // of x, y, image, heads, weight, vector, filter
-  std::string collectives;
-};
-
 Tensors grads_of(const Operands& o) {
   Tensors out;
   for (const at::Tensor& t : {o.x, o.y, o.image, o.heads, o.weight, o.vector, o.filter})
@@ -161,31 +144,6 @@ Outcome run_rank(const Row& row, const Column& column, const std::vector<Tensors
   }
   for (at::Tensor& t : out.results) t = whole_of(t.detach());
   return out;
-}
-
-std::string compare(const Outcome& mine, const Outcome& plain) {
-  if (mine.results.size() != plain.results.size()) return "other results";
-  for (std::size_t k = 0; k < plain.results.size(); ++k) {
-    if (!same_values(mine.results[k], plain.results[k].detach())) return fmt::format("result {} has other values", k);
-  }
-  if (mine.grads.size() != plain.grads.size()) return "gradients or none";
-  for (std::size_t k = 0; k < plain.grads.size(); ++k) {
-    const at::Tensor& whole = plain.grads[k];
-    if (!whole.defined() && (!mine.grads[k].defined() || mine.grads[k].abs().max().item<double>() == 0)) continue;
-    if (!whole.defined() || !mine.grads[k].defined()) return fmt::format("gradient {} is there or not", k);
-    if (!same_values(mine.grads[k], whole)) return fmt::format("gradient {} has other values", k);
-  }
-  return {};
-}
-
-std::string message(const std::exception& error) {
-  try {
-    std::rethrow_if_nested(error);
-  } catch (const std::exception& nested) {
-    return message(nested);
-  } catch (...) {
-  }
-  return error.what();
 }
 
 // The collectives on that layout; with what is wrong behind, if anything is.

@@ -89,7 +89,7 @@ std::vector<Row> pointwise_rows() {
       EVERYDAY("-/- -/- s/sg -/- -/-", at::selu(x)),
       EVERYDAY("-/- -/- s/sg -/- -/-", at::celu(x)),
       EVERYDAY("-/- -/- s/sg -/- -/-", at::threshold(x, 0.1, 2)),
-      EVERYDAY("-/g -/g s/r -/g -/g", at::prelu(x, vector)),
+      EVERYDAY("-/r -/g s/sgr -/r -/rg", at::prelu(x, vector)),
       EVERYDAY("-/- -/- s/sg -/- -/-", at::log_sigmoid(x)),
       EVERYDAY("-/- -/- ss/ssg -/- -/-", at::copysign(x, y)),
       EVERYDAY("-/- -/- -/- -/- -/-", at::deg2rad(x)),

@@ -106,7 +106,12 @@ std::optional<at::IValue> value_for(const c10::Argument& argument, const c10::Ty
     case TypeKind::TensorType:
       return at::IValue(c10::List<at::Tensor>({tensor_for(argument.name(), choice), tensor_for(argument.name(), choice)}));
     case TypeKind::IntType:
-    case TypeKind::SymIntType: return at::IValue(choice.list);
+    case TypeKind::SymIntType: {
+      // Kernels read as many as the schema says, whether they are there or not.
+      std::vector<int64_t> list = choice.list;
+      if (!list.empty()) list.resize(std::max<std::size_t>(list.size(), argument.N().value_or(0)), list.back());
+      return at::IValue(list);
+    }
     case TypeKind::FloatType: return at::IValue(std::vector<double>(choice.list.begin(), choice.list.end()));
     case TypeKind::BoolType: return at::IValue(c10::List<bool>({true, true, true}));
     case TypeKind::NumberType: {

@@ -69,6 +69,10 @@ std::vector<Sample> pooling() {
   const at::Tensor volume = x({3, 2, 4, 4, 4});
   const auto [most, where] = at::max_pool2d_with_indices(image, {2, 2});
   const auto [most3, where3] = at::max_pool3d_with_indices(volume, {2, 2, 2});
+  const at::Tensor drawn = at::rand({3, 5, 2}, at::kDouble);
+  const at::Tensor drawn3 = at::rand({3, 2, 3}, at::kDouble);
+  const auto [some, where_some] = at::fractional_max_pool2d(image, {2, 2}, {3, 2}, drawn);
+  const auto [some3, where_some3] = at::fractional_max_pool3d(volume, {2, 2, 2}, {2, 2, 2}, drawn3);
   const auto [large, at2] = at::adaptive_max_pool2d(image, {2, 3});
   const auto [large3, at3] = at::adaptive_max_pool3d(volume, {2, 3, 1});
   const Ints two = {2, 2};
@@ -87,6 +91,11 @@ std::vector<Sample> pooling() {
       {"aten::max_pool3d_with_indices", {volume, three}},
       {"aten::adaptive_max_pool2d", {image, Ints{2, 3}}},
       {"aten::adaptive_max_pool3d", {volume, Ints{2, 3, 1}}},
+      {"aten::_prelu_kernel_backward", {x({5, 3}), x({5, 3}), x({1, 3})}},
+      {"aten::fractional_max_pool2d", {image, two, Ints{3, 2}, drawn}},
+      {"aten::fractional_max_pool3d", {volume, three, three, drawn3}},
+      {"aten::fractional_max_pool2d_backward", {at::randn_like(some), image, two, Ints{3, 2}, where_some}},
+      {"aten::fractional_max_pool3d_backward", {at::randn_like(some3), volume, three, three, where_some3}},
       {"aten::max_pool2d_with_indices_backward",
        {at::randn_like(most), image, two, two, Ints{0, 0}, Ints{1, 1}, false, where}},
       {"aten::max_pool3d_with_indices_backward",

@@ -171,6 +171,9 @@ std::vector<Sample> matmul_samples() {
   return {
       {"aten::mm", {x({5, 3}), x({3, 4})}},
       {"aten::bmm", {x({5, 2, 3}), x({5, 3, 4})}},
+      {"aten::_trilinear",
+       {x({5, 3}), x({4, 3, 2}), x({5, 2}), std::vector<int64_t>{1, 3}, std::vector<int64_t>{0}, std::vector<int64_t>{1, 2},
+        std::vector<int64_t>{2, 3}}},
       {"aten::mv", {x({5, 3}), x({3})}},
       {"aten::dot", {x({5}), x({5})}},
       {"aten::vdot", {at::complex(x({5}), x({5})), at::complex(x({5}), x({5}))}},

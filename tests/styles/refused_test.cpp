@@ -95,6 +95,7 @@ TEST_CASE("plans that do not fit the module") {
           "two styles for up: 'up' gives ColwiseParallel and 'u*' gives RowwiseParallel");
   refused({{"", ColwiseParallel()}}, "ColwiseParallel does not know the module at the root of type");
   refused({{"", RowwiseParallel()}}, "it knows torch::nn::Linear and torch::nn::Embedding");
+  refused({{"", ColwiseParallel()}}, "it knows torch::nn::MultiheadAttention, torch::nn::Linear and torch::nn::Embedding");
   refused({{"", SequenceParallel()}}, "SequenceParallel does not know the module at the root of type");
   refused({{"up", SequenceParallel()}}, "SequenceParallel does not know the module up of type torch::nn::LinearImpl");
   refused({{"up", std::shared_ptr<const ParallelStyle>(
@@ -106,8 +107,17 @@ TEST_CASE("plans that do not fit the module") {
 }
 
 TEST_CASE("modules that a style does not know") {
-  refused_module([] { return torch::nn::Sequential(torch::nn::MultiheadAttention(8, 2)); }, {{"0", ColwiseParallel()}},
-                 "ColwiseParallel does not know the module 0 of type torch::nn::MultiheadAttention;");
+  const auto attention = [] { return torch::nn::Sequential(torch::nn::MultiheadAttention(8, 2)); };
+  refused_module(attention, {{"0", RowwiseParallel()}},
+                 "RowwiseParallel does not know the module 0 of type torch::nn::MultiheadAttention;");
+  refused_module(attention, {{"0", SequenceParallel()}}, "SequenceParallel does not know the module 0");
+  refused_module(
+      attention, {{"0", ColwiseParallel({.input_layouts = Shard(0)})}},
+      "0 (ColwiseParallel): a MultiheadAttention reads the sizes of what it is given, so a plain input must be the "
+      "whole, not a piece laid out as S(0)");
+  refused_module(
+      attention, {{"0", ColwiseParallel()}, {"0.out_proj", ColwiseParallel()}},
+      "0.out_proj.weight is one tensor: 0 (ColwiseParallel) lays it out as S(1), and 0.out_proj (ColwiseParallel)");
   refused_module([] { return torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({4}))); },
                  {{"0", RowwiseParallel()}}, "RowwiseParallel does not know the module 0 of type torch::nn::LayerNormImpl");
   refused_module([] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4).max_norm(1)); },
@@ -266,6 +276,18 @@ TEST_CASE("an optimizer that holds state already") {
   torch::optim::SGD fresh(mlp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   parallelize_module(mlp, fake_mesh(0, {2}), {}, {.src_rank = kNoSource, .optimizers = {&fresh}});
   CHECK(is_dtensor(fresh.param_groups().at(0).params().at(0)));
+}
+
+TEST_CASE("a bias added to a plain piece of the batch: its gradient's layout is unknown; without gradients it may be") {
+  const auto forward = [](const DeviceMesh& mesh) {
+    Mlp mlp;
+    parallelize_module(mlp, mesh, {{"up", ColwiseParallel({.use_local_output = true})}}, {.src_rank = kNoSource});
+    mlp->up->forward(from_local(at::ones({1, 3, 8}), mesh, {Shard(0), Replicate()}));
+  };
+  check_refused_on_every_rank({2, 2}, {"dp", "tp"}, "how the bias's gradient is summed. Leave use_local_output out",
+                              forward);
+  const at::NoGradGuard no_grad;
+  forward(fake_mesh(0, {2, 2}, {"dp", "tp"}));
 }
 
 TEST_CASE("distribute_module: hooks need a module that has them") {

@@ -25,7 +25,7 @@ using torch::nn::TransformerEncoder;
 
 constexpr int64_t kWidth = 24;
 
-// Feed-forward and norms styled; attention, packed in one projection, stays replicated. Sequence first, as LibTorch has it.
+// Feed-forward and norms styled; attention stays replicated. Sequence first, as LibTorch has it.
 const ParallelPlan kPlan = {{"layers.*.linear1", ColwiseParallel()},
                             {"layers.*.linear2", RowwiseParallel()},
                             {"layers.*.norm?", SequenceParallel(0)}};

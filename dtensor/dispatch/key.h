@@ -1,0 +1,102 @@
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <string_view>
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/util/SmallVector.h>
+
+#include "tessera/dtensor/tensor.h"
+
+namespace tessera::dispatch {
+
+// The words that a decision depends on: of each argument what append_key and the kernels of unboxed.h put here, alike.
+class Key {
+ public:
+  // `odd`: whether a zero or an infinite number meets pending terms.
+  explicit Key(bool odd) {
+    put(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers become, as by sqrt
+    put(odd ? 1 : 0);
+  }
+
+  void none() { put(kNone); }
+  void integer(int64_t value) {
+    put(kInt);
+    put(static_cast<uint64_t>(value));
+  }
+  void boolean(bool value) {
+    put(kBool);
+    put(value ? 1 : 0);
+  }
+  void real(double value) {
+    put(kDouble);
+    put(std::bit_cast<uint64_t>(value));
+  }
+  template <class List>
+  void integers(const List& list) {
+    put(kInts);
+    put(list.size());
+    for (const int64_t i : list) put(static_cast<uint64_t>(i));
+  }
+  template <class List>
+  void reals(const List& list) {
+    put(kDoubles);
+    put(list.size());
+    for (const double d : list) put(std::bit_cast<uint64_t>(d));
+  }
+  template <class List>
+  void booleans(const List& list) {
+    put(kBools);
+    uint64_t bits = 1;
+    for (const bool b : list) bits = (bits << 1) | (b ? 1U : 0U);
+    put(bits);
+  }
+  // Its type takes part in type promotion; its value decides nothing (OpTraits::number_arg).
+  void number(bool is_int, bool is_double, bool is_bool) {
+    put(kNumber + 16 * (is_int ? 1U : is_double ? 2U : is_bool ? 3U : 4U));
+  }
+  void text(std::string_view value);
+  void device(c10::Device value) {
+    put(kDevice);
+    put((static_cast<uint64_t>(value.type()) << 32) | static_cast<uint16_t>(value.index()));
+  }
+  void generator() { put(kGenerator); }
+  // Before the tensors of an argument; none: an empty list.
+  void tensors(std::size_t count) { put(count == 0 ? 0 : kTensors + count); }
+  void absent() { put(0); }
+  void dtensor(const Spec& spec) { put((spec.id << 1) | 1U); }
+  void replicated(const Spec& spec) { put(spec.id << 1); }
+  void plain(const at::Tensor& t);
+
+  uint64_t hash() const { return hash_; }
+  const c10::SmallVectorImpl<uint64_t>& words() const { return words_; }
+
+ private:
+  enum Tag : uint64_t {
+    kNone = 1,
+    kInt,
+    kDouble,
+    kBool,
+    kInts,
+    kDoubles,
+    kBools,
+    kDevice,
+    kString,
+    kGenerator,
+    kNumber,
+    kTensors = 1000
+  };
+
+  void put(uint64_t word) {
+    words_.push_back(word);
+    hash_ = (hash_ ^ word) * 0xff51afd7ed558ccdULL;
+    hash_ ^= hash_ >> 32;
+  }
+
+  c10::SmallVector<uint64_t, 32> words_;
+  uint64_t hash_ = 0x9e3779b97f4a7c15ULL;
+};
+
+}  // namespace tessera::dispatch

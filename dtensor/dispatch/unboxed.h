@@ -1,0 +1,365 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/InferenceMode.h>
+
+#include "tessera/dtensor/dispatch/dispatcher.h"
+#include "tessera/dtensor/dispatch/execute.h"
+#include "tessera/dtensor/gradient.h"
+
+// Kernels that take an operator's arguments as they come, without a stack of boxed values. They run calls that were decided before and
+// whose decision is direct; every other goes to the operator's OpDispatcher.
+namespace tessera::dispatch {
+
+// ---- what an argument puts in a key, as append_key does ----------------------------------------------------------------------
+// False: not here; OpDispatcher sees to the call.
+
+// A parameter that operators may take whole: see gather.h.
+inline bool is_gathered(const detail::Meta& meta, const OpTraits& traits) {
+  return meta.contract != nullptr && !meta.contract->gathered.empty() && !traits.rides;
+}
+
+inline bool append_dtensor(const at::Tensor& t, const OpTraits& traits, Key& key) {
+  if (!detail::is_dtensor(t)) return false;
+  const detail::Meta& meta = detail::meta(t);
+  if (meta.copied_by != nullptr || (meta.spec->partial && traits.scales) || is_gathered(meta, traits)) return false;
+  key.dtensor(*meta.spec);
+  return true;
+}
+inline bool append_argument(const at::Tensor& t, const OpTraits& traits, Key& key) {
+  key.tensors(1);
+  if (t.defined()) return append_dtensor(t, traits, key);
+  key.absent();
+  return true;
+}
+inline bool append_argument(const at::Scalar& value, const OpTraits&, Key& key) {
+  key.number(value.isIntegral(false), value.isFloatingPoint(), value.isBoolean());
+  return true;
+}
+inline bool append_argument(int64_t value, const OpTraits&, Key& key) {
+  key.integer(value);
+  return true;
+}
+inline bool append_argument(const c10::SymInt& value, const OpTraits&, Key& key) {
+  const std::optional<int64_t> known = value.maybe_as_int();
+  if (known) key.integer(*known);
+  return known.has_value();
+}
+template <class Enum>  // a dtype, a memory format: boxed they are integers
+requires std::is_enum_v<Enum>
+bool append_argument(Enum value, const OpTraits&, Key& key) {
+  key.integer(static_cast<int64_t>(value));
+  return true;
+}
+inline bool append_argument(c10::Device value, const OpTraits&, Key& key) {
+  key.device(value);
+  return true;
+}
+inline bool append_argument(bool value, const OpTraits&, Key& key) {
+  key.boolean(value);
+  return true;
+}
+inline bool append_argument(double value, const OpTraits&, Key& key) {
+  key.real(value);
+  return true;
+}
+inline bool append_argument(std::string_view value, const OpTraits&, Key& key) {
+  key.text(value);
+  return true;
+}
+inline bool append_argument(at::IntArrayRef value, const OpTraits&, Key& key) {
+  key.integers(value);
+  return true;
+}
+inline bool append_argument(const at::OptionalIntArrayRef& value, const OpTraits& traits, Key& key) {
+  if (value) return append_argument(*value, traits, key);
+  key.none();
+  return true;
+}
+inline bool append_argument(c10::SymIntArrayRef value, const OpTraits& traits, Key& key) {
+  const auto known = c10::asIntArrayRefSlowOpt(value);
+  return known && append_argument(*known, traits, key);
+}
+template <std::size_t N>
+bool append_argument(const std::array<bool, N>& value, const OpTraits&, Key& key) {
+  key.booleans(value);
+  return true;
+}
+inline bool append_argument(const at::ITensorListRef& list, const OpTraits& traits, Key& key) {
+  key.tensors(list.size());
+  for (const at::Tensor& t : list) {
+    if (!append_dtensor(t, traits, key)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool append_argument(const std::optional<T>& value, const OpTraits& traits, Key& key) {
+  if (value) return append_argument(*value, traits, key);
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    key.tensors(1);
+    key.absent();
+  } else {
+    key.none();
+  }
+  return true;
+}
+
+// ---- an argument's local value -------------------------------------------------------------------------------------------------
+
+template <class Arg>
+struct Local {
+  explicit Local(Arg& given) : value(given) {}
+  Arg& get() { return value; }
+  // Sizes or strides of this rank's in the place of the caller's.
+  void take(const std::vector<int64_t>& /*ints*/) { throw std::logic_error("an argument that takes no sizes of a piece"); }
+  Arg& value;
+};
+template <>
+inline void Local<at::IntArrayRef>::take(const std::vector<int64_t>& ints) {
+  value = ints;
+}
+template <>
+inline void Local<c10::SymIntArrayRef>::take(const std::vector<int64_t>& ints) {
+  value = c10::fromIntArrayRefSlow(ints);
+}
+template <>
+struct Local<const at::Tensor> {
+  explicit Local(const at::Tensor& t) : value(t.defined() ? detail::meta(t).local() : t) {}
+  const at::Tensor& get() { return value; }
+  void take(const std::vector<int64_t>&) {}
+  const at::Tensor& value;
+};
+template <>
+struct Local<at::Tensor> {
+  explicit Local(const at::Tensor& t) : value(detail::meta(t).local()) {}
+  at::Tensor& get() { return value; }
+  void take(const std::vector<int64_t>&) {}
+  at::Tensor value;
+};
+template <>
+struct Local<const std::optional<at::Tensor>> {
+  explicit Local(const std::optional<at::Tensor>& t) {
+    if (t) value = t->defined() ? detail::meta(*t).local() : *t;
+  }
+  const std::optional<at::Tensor>& get() { return value; }
+  void take(const std::vector<int64_t>&) {}
+  std::optional<at::Tensor> value;
+};
+template <class List>
+struct LocalList {
+  explicit LocalList(const List& list) {
+    pieces.reserve(list.size());
+    for (const at::Tensor& t : list) pieces.push_back(detail::meta(t).local());
+    value = List(pieces);
+  }
+  const List& get() { return value; }
+  void take(const std::vector<int64_t>&) {}
+  std::vector<at::Tensor> pieces;
+  List value;
+};
+template <>
+struct Local<const at::ITensorListRef> : LocalList<at::ITensorListRef> {
+  using LocalList::LocalList;
+};
+template <>
+struct Local<at::TensorList> : LocalList<at::TensorList> {
+  using LocalList::LocalList;
+};
+
+template <class... Args>
+using Locals = std::tuple<Local<std::remove_reference_t<Args>>...>;
+
+// ---- before and after ------------------------------------------------------------------------------------------------------------
+
+// Argument by argument, as OpDispatcher does: a piece that is still on its way is waited for, and all ranks wait in one order.
+inline void make_ready(const at::Tensor& t) {
+  if (!t.defined()) return;
+  if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr) detail::watch_gradient(t);
+  (void)detail::meta(t).local();
+}
+inline void make_ready(const std::optional<at::Tensor>& t) {
+  if (t) make_ready(*t);
+}
+inline void make_ready(const at::ITensorListRef& list) {
+  for (const at::Tensor& t : list) make_ready(t);
+}
+inline void make_ready(at::TensorList list) {
+  for (const at::Tensor& t : list) make_ready(t);
+}
+template <class T>
+void make_ready(const T& /*not a tensor*/) {}
+
+inline at::Tensor wrapped(at::Tensor local, const Decision& decision, std::size_t output, const OpTraits& traits) {
+  const SpecPtr& spec = decision.outputs.at(output);
+  if (!local.defined() || spec == nullptr) return {};
+  detail::check_local(local, *spec, traits.name.c_str());
+  return detail::wrap(decision.make_dense ? as_dense(local, *spec) : std::move(local), spec);
+}
+
+// A view, or the same logical tensor: a contract goes along.
+inline void ride(const at::Tensor& from, const at::Tensor& to, const OpTraits& traits) {
+  if (traits.view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+  if (traits.rides && detail::meta(from).contract) detail::meta(to).contract = detail::meta(from).contract;
+}
+template <class T>
+void ride(const T& /*not a tensor*/, const at::Tensor& /*to*/, const OpTraits& /*traits*/) {}
+
+// Calls the operator on the pieces, below autograd; an error that this rank alone may see is told to the world.
+template <class Call>
+void on_pieces(bool ranks_differ, World& world, const std::string& name, const Call& call) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  ranks_differ ? world.guard(name, call) : call();
+}
+
+// ---- the kernel ------------------------------------------------------------------------------------------------------------------
+
+template <class Op, class Schema = typename Op::schema>
+class Unboxed;
+
+template <class Op, class R, class... Args>
+class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
+ public:
+  explicit Unboxed(const c10::OperatorHandle& op) : op_(op) {
+    auto dispatcher = std::make_unique<OpDispatcher>(op);
+    dispatcher_ = dispatcher.get();
+    boxed_ = c10::KernelFunction::makeFromBoxedFunctor(std::move(dispatcher));
+  }
+
+  R operator()(c10::DispatchKeySet keys, Args... args) {
+    const OpTraits& traits = dispatcher_->traits();
+    if (!traits.view || !c10::InferenceMode::is_enabled()) {
+      Key key(false);
+      if ((append_argument(args, traits, key) && ...)) {
+        if (const DecisionPtr decision = dispatcher_->direct(key)) return run(*decision, args...);
+      }
+    }
+    return boxed_.call<R, Args...>(op_, keys, std::forward<Args>(args)...);
+  }
+
+ private:
+  R run(const Decision& decision, std::remove_reference_t<Args>&... args) {
+    (make_ready(args), ...);
+    Locals<Args...> locals(args...);
+    for (const auto& [arg, ints] : decision.local_args) take(locals, arg, ints, std::index_sequence_for<Args...>());
+    const auto call = [&]() -> R { return std::apply([](auto&... each) -> R { return Op::call(each.get()...); }, locals); };
+    return after(decision, call, args...);
+  }
+
+  template <std::size_t... I>
+  static void take(Locals<Args...>& locals, std::size_t arg, const std::vector<int64_t>& ints, std::index_sequence<I...>) {
+    ((I == arg ? std::get<I>(locals).take(ints) : void()), ...);
+  }
+
+  template <class Call, class First, class... Rest>
+  R after(const Decision& decision, const Call& call, First& first, Rest&...) {
+    const OpTraits& traits = dispatcher_->traits();
+    World& world = decision.mesh_spec->mesh.world();
+    if constexpr (std::is_same_v<R, at::Tensor&>) {  // in place
+      on_pieces(decision.ranks_differ, world, traits.name, [&] { call(); });
+      return first;
+    } else {
+      R local;
+      on_pieces(decision.ranks_differ, world, traits.name, [&] { local = call(); });
+      if constexpr (std::is_same_v<R, at::Tensor>) {
+        at::Tensor out = wrapped(std::move(local), decision, 0, traits);
+        ride(first, out, traits);
+        return out;
+      } else {
+        std::size_t k = 0;
+        std::apply([&](auto&... each) { ((each = wrapped(std::move(each), decision, k++, traits)), ...); }, local);
+        return local;
+      }
+    }
+  }
+
+  const c10::OperatorHandle op_;
+  OpDispatcher* dispatcher_ = nullptr;  // boxed_'s
+  c10::KernelFunction boxed_;
+};
+
+// For operators on lists that compute element by element, whose tensors lie alike: the same specs, place by place, in every list.
+// Nothing is decided, so nothing is kept.
+template <class Op, class Schema = typename Op::schema>
+class UnboxedList;
+
+template <class Op, class R, class... Args>
+class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKernel {
+ public:
+  explicit UnboxedList(const c10::OperatorHandle& op)
+      : op_(op),
+        name_(op.schema().name()),
+        boxed_(c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<OpDispatcher>(op))) {}
+
+  R operator()(c10::DispatchKeySet keys, at::TensorList first, Args... args) {
+    if (!first.empty() && fits(first, first) && (fits(args, first) && ...)) return run(first, args...);
+    return boxed_.call<R, at::TensorList, Args...>(op_, keys, first, std::forward<Args>(args)...);
+  }
+
+ private:
+  static bool fits(at::TensorList list, at::TensorList first) {
+    if (list.size() != first.size()) return false;
+    const Spec* before = nullptr;
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      if (!detail::is_dtensor(list[k]) || !detail::is_dtensor(first[k])) return false;
+      const detail::Meta& meta = detail::meta(list[k]);
+      const Spec* const spec = meta.spec.get();
+      if (meta.copied_by != nullptr || spec != detail::meta(first[k]).spec.get()) return false;
+      if (spec == before) continue;
+      if (spec->partial || !spec->mesh.is_member() || (before != nullptr && !(spec->mesh == before->mesh))) return false;
+      before = spec;
+    }
+    return true;
+  }
+  template <class T>
+  static bool fits(const T& /*not a list of tensors*/, at::TensorList /*first*/) {
+    return !std::is_same_v<std::decay_t<T>, at::Tensor>;
+  }
+
+  R run(at::TensorList first, std::remove_reference_t<Args>&... args) {
+    make_ready(first);
+    (make_ready(args), ...);
+    Locals<at::TensorList, Args...> locals(first, args...);
+    const auto call = [&] { return std::apply([](auto&... each) { return Op::call(each.get()...); }, locals); };
+    World& world = detail::meta(first[0]).spec->mesh.world();
+    if constexpr (std::is_void_v<R>) {
+      on_pieces(true, world, name_, call);
+      // LibTorch's autograd leaves it to the operators that a list operator calls to count what is written.
+      for (const at::Tensor& t : first) {
+        if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+      }
+    } else {
+      R out;
+      on_pieces(true, world, name_, [&] { out = call(); });
+      for (std::size_t k = 0; k < out.size(); ++k) {
+        const SpecPtr& spec = detail::meta(first[k]).spec;
+        out[k] = detail::wrap(std::move(out[k]), of_dtype(spec, out[k].scalar_type()));
+      }
+      return out;
+    }
+  }
+
+  static SpecPtr of_dtype(const SpecPtr& spec, at::ScalarType dtype) {
+    if (spec->dtype == dtype) return spec;
+    return intern_spec(spec->mesh, spec->placements, spec->sizes, spec->strides, dtype);
+  }
+
+  const c10::OperatorHandle op_;
+  const std::string name_;
+  c10::KernelFunction boxed_;
+};
+
+// Of operators that are listed in unboxed.cpp; nullopt for others.
+std::optional<c10::KernelFunction> unboxed_kernel(const c10::OperatorHandle& op);
+
+}  // namespace tessera::dispatch

@@ -1,0 +1,60 @@
+#include "tessera/dtensor/init.h"
+
+#include <stdexcept>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/deferred.h"
+#include "tessera/dtensor/tensor.h"
+
+namespace tessera {
+namespace {
+
+void check(const char* who, const at::Tensor& t, int64_t least, int64_t most) {
+  const bool known = detail::is_dtensor(t) || detail::is_deferred(t);
+  if (known && t.is_floating_point() && t.dim() >= least && t.dim() <= most) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: takes a DTensor of floating point with {} to {} dimensions, not {}; a plain tensor goes to torch::nn::init::{}",
+      who, least, most,
+      t.defined() ? fmt::format("{} {} [{}]", known ? "a DTensor" : "a plain tensor", c10::toString(t.scalar_type()),
+                                fmt::join(t.sizes(), ", "))
+                  : "an undefined tensor",
+      who));
+}
+
+}  // namespace
+
+at::Tensor orthogonal_(at::Tensor t, double gain) {
+  check("orthogonal_", t, 2, 64);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("tessera::orthogonal_", "").typed<at::Tensor&(at::Tensor&, double)>();
+  const at::NoGradGuard no_grad;
+  return op.call(t, gain);
+}
+
+at::Tensor sparse_(at::Tensor t, double sparsity, double deviation) {
+  check("sparse_", t, 2, 2);
+  if (!(sparsity >= 0 && sparsity <= 1) || !(deviation >= 0)) {
+    throw std::invalid_argument(
+        fmt::format("sparse_: sparsity {} and deviation {}; give a sparsity from 0 to 1 and a deviation of 0 or more",
+                    sparsity, deviation));
+  }
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("tessera::sparse_", "")
+                             .typed<at::Tensor&(at::Tensor&, double, double)>();
+  const at::NoGradGuard no_grad;
+  return op.call(t, sparsity, deviation);
+}
+
+at::Tensor dirac_(at::Tensor t) {
+  check("dirac_", t, 3, 5);
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("tessera::dirac_", "").typed<at::Tensor&(at::Tensor&)>();
+  const at::NoGradGuard no_grad;
+  return op.call(t);
+}
+
+}  // namespace tessera

@@ -1,0 +1,165 @@
+#include "tessera/styles/script_module.h"
+
+#include <array>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include <ATen/autocast_mode.h>
+#include <fmt/format.h>
+#include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+
+#include "tessera/dtensor/modes.h"
+
+namespace tessera {
+namespace {
+
+using torch::jit::Module;
+
+// "__torch__.torch.nn.modules.linear.___torch_mangle_3.Linear" -> "torch.nn.modules.linear.Linear"
+std::string type_of(const Module& module) {
+  const auto name = module.type()->name();
+  std::string out;
+  for (const std::string& atom : name ? name->atoms() : std::vector<std::string>{"(unnamed)"}) {
+    if (atom == "__torch__" || atom.starts_with("___torch_mangle_")) continue;
+    out += (out.empty() ? "" : ".") + atom;
+  }
+  return out;
+}
+
+void note_kind(ModuleNode& node, const Module& module) {
+  if (node.type == "torch.nn.modules.linear.Linear" ||
+      node.type == "torch.nn.modules.linear.NonDynamicallyQuantizableLinear") {
+    node.kind = ModuleKind::kLinear;
+  } else if (node.type == "torch.nn.modules.sparse.Embedding") {
+    node.kind = ModuleKind::kEmbedding;
+    const auto constant = module.type()->findConstant("max_norm");
+    node.renormalizes =
+        (constant && !constant->isNone()) || (module.hasattr("max_norm") && !module.attr("max_norm").isNone());
+  }
+}
+
+std::size_t add_module(ModuleTree& tree, const Module& module, const std::string& path) {
+  const std::size_t index = tree.size();
+  ModuleNode& node = tree.emplace_back();
+  node.path = path;
+  node.type = type_of(module);
+  node.identity = module._ivalue().get();
+  note_kind(node, module);
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    node.tensors.push_back({.name = item.name, .tensor = item.value, .is_parameter = true});
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    node.tensors.push_back({.name = item.name, .tensor = item.value, .is_parameter = false});
+  }
+  for (const auto& item : module.named_children()) {
+    const std::size_t child = add_module(tree, item.value, joined_path(path, item.name));
+    tree[index].children.emplace_back(item.name, child);
+  }
+  return index;
+}
+
+// ---- what freezing and optimizing leave
+
+[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: {} is a frozen or optimized TorchScript module ({}): its weights are constants of "
+                  "its code, which no style "
+                  "can lay out. Load the module as it was before torch.jit.freeze, optimize_for_inference or "
+                  "optimize_for_mobile, and parallelize "
+                  "that",
+                  shown_path(path), what));
+}
+
+// Operators that an optimizer puts in the place of LibTorch's own, with weights packed for them.
+bool is_packed(std::string_view name) {
+  constexpr std::array kNamespaces = {"mkldnn",  "mkldnn_prepacked", "prepacked", "quantized",
+                                      "xnnpack", "tensorexpr",       "cuda"};
+  for (const std::string_view space : kNamespaces) {
+    if (name.starts_with(space) && name.substr(space.size()).starts_with("::")) return true;
+  }
+  return name == "aten::to_mkldnn" || name == "prim::ConstantMKLDNNTensor";
+}
+
+void check_code(const torch::jit::Block& block, const std::string& path, bool weights_may_be_constants) {
+  for (const torch::jit::Node* node : block.nodes()) {
+    const std::string name = node->kind().toQualString();
+    if (is_packed(name)) refuse(path, "it calls " + name);
+    if (name == "prim::fork") {
+      throw std::invalid_argument("parallelize_module: " + (path.empty() ? std::string("the module") : path) +
+                                  " calls torch.jit.fork: collectives of several threads have no order that all ranks know; "
+                                  "call the function itself");
+    }
+    if (weights_may_be_constants && name == "prim::Constant" && node->hasAttribute(c10::attr::value) &&
+        node->kindOf(c10::attr::value) == torch::jit::AttributeKind::t) {
+      const at::Tensor constant = node->t(c10::attr::value);
+      if (constant.dim() > 0 && constant.is_floating_point())
+        refuse(path, "it has no parameters, and a tensor among its constants");
+    }
+    for (const torch::jit::Block* inner : node->blocks()) check_code(*inner, path, weights_may_be_constants);
+  }
+}
+
+void check_unfrozen(const Module& root) {
+  // Freezing drops it, and nothing else does.
+  if (!root.hasattr("training")) refuse("", "it has no attribute called training");
+  const bool bare = root.named_parameters(/*recurse=*/true).size() == 0;
+  for (const auto& item : root.named_modules()) {
+    for (const auto& attribute : item.value.named_attributes(/*recurse=*/false)) {
+      if (attribute.value.isCustomClass()) refuse(item.name, "its attribute " + attribute.name + " holds packed weights");
+    }
+    for (const auto& method : item.value.get_methods()) {
+      check_code(*method.graph()->block(), item.name, bare);
+    }
+  }
+}
+
+// A function has compiled code for each setting of autocast, and gives that of the present one.
+void flush(torch::jit::GraphFunction& function) {
+  const bool cpu = at::autocast::is_autocast_enabled(at::kCPU), cuda = at::autocast::is_autocast_enabled(at::kCUDA);
+  for (const bool on_cpu : {false, true}) {
+    for (const bool on_cuda : {false, true}) {
+      at::autocast::set_autocast_enabled(at::kCPU, on_cpu);
+      at::autocast::set_autocast_enabled(at::kCUDA, on_cuda);
+      function.get_executor().debugFlushCompilationCache();
+    }
+  }
+  at::autocast::set_autocast_enabled(at::kCPU, cpu);
+  at::autocast::set_autocast_enabled(at::kCUDA, cuda);
+}
+
+// Later calls are compiled anew, for what they get.
+void forget_compiled(const Module& root) {
+  for (const auto& item : root.named_modules()) {
+    for (const auto& method : item.value.get_methods()) {
+      flush(torch::jit::toGraphFunction(method.function()));
+    }
+  }
+}
+
+}  // namespace
+
+ModuleTree tree_of(const Module& root) {
+  check_unfrozen(root);
+  ModuleTree tree;
+  add_module(tree, root, "");
+  return tree;
+}
+
+at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const torch::jit::Kwargs& named) {
+  const ImplicitReplication guard;
+  std::optional<torch::jit::GraphOptimizerEnabledGuard> no_fusion;
+  if (on_cuda_) no_fusion.emplace(false);
+  return module_.forward(std::move(inputs), named);
+}
+
+ParallelizedScript parallelize_module(const Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
+                                      const ParallelizeOptions& options) {
+  detail::parallelize([&] { return tree_of(module); }, mesh, plan, options);
+  forget_compiled(module);
+  return {module, mesh};
+}
+
+}  // namespace tessera

@@ -1,0 +1,91 @@
+#include "tessera/tests/modules/row.h"
+
+// clang-format off
+namespace tessera::testing {
+
+using namespace torch::nn;  // NOLINT: rows are written as a user writes modules
+
+std::vector<ModuleRow> layer_rows() {
+  return {
+      MODULE(Identity(), waves({6, 4})),
+      MODULE(Linear(4, 5), waves({6, 4})),
+      MODULE(Linear(4, 5), waves({6, 3, 4})),
+      MODULE(Linear(LinearOptions(4, 5).bias(false)), waves({6, 4})),
+      MODULE(Linear(4, 5), waves({4})),
+      MODULE(Bilinear(4, 3, 5), waves({6, 4}), waves({6, 3}, 2)),
+      MODULE(Bilinear(BilinearOptions(4, 3, 5).bias(false)), waves({6, 4}), waves({6, 3}, 2)),
+      MODULE(Flatten(), waves({6, 4, 3})),
+      MODULE(Flatten(FlattenOptions().start_dim(0).end_dim(1)), waves({6, 4, 3})),
+      MODULE(Unflatten(UnflattenOptions(1, {2, 2})), waves({6, 4})),
+      MODULE(Unflatten(UnflattenOptions(0, {2, 3})), waves({6, 4})),
+      MODULE(Embedding(7, 4), indices({6, 3}, 7)),
+      MODULE(Embedding(EmbeddingOptions(7, 4).padding_idx(2)), indices({6}, 7)),
+      MODULE(Embedding(EmbeddingOptions(7, 4).scale_grad_by_freq(true)), indices({6, 3}, 7)),
+      MODULE(EmbeddingBag(7, 4), indices({6, 3}, 7)),
+      MODULE(EmbeddingBag(EmbeddingBagOptions(7, 4).mode(torch::kSum)), indices({6, 3}, 7)),
+      MODULE(EmbeddingBag(EmbeddingBagOptions(7, 4).mode(torch::kMax)), indices({6, 3}, 7)),
+      MODULE(EmbeddingBag(EmbeddingBagOptions(7, 4).mode(torch::kSum).padding_idx(2)), indices({6, 3}, 7)),
+      MODULE(EmbeddingBag(7, 4), indices({12}, 7), plain(at::tensor({0, 4, 4, 9}, at::kLong))),
+      MODULE(EmbeddingBag(EmbeddingBagOptions(7, 4).mode(torch::kMax)), indices({12}, 7), plain(at::tensor({0, 4, 4, 9}, at::kLong))),
+      MODULE(EmbeddingBag(EmbeddingBagOptions(7, 4).mode(torch::kSum).include_last_offset(true)), indices({12}, 7), plain(at::tensor({0, 4, 9, 12}, at::kLong))),
+      MODULE_BY(EmbeddingBag(EmbeddingBagOptions(7, 4).mode(torch::kSum)), m->forward(t[0], {}, t[1]), indices({6, 3}, 7), waves({6, 3})),
+
+      MODULE(Conv1d(4, 6, 3), waves({6, 4, 7})),
+      MODULE(Conv1d(Conv1dOptions(4, 6, 3).stride(2).padding(1).bias(false)), waves({6, 4, 7})),
+      MODULE(Conv1d(Conv1dOptions(4, 6, 3).padding(torch::kSame).groups(2)), waves({6, 4, 7})),
+      MODULE(Conv1d(Conv1dOptions(4, 6, 3).padding(1).padding_mode(torch::kCircular)), waves({6, 4, 7})),
+      MODULE(Conv2d(4, 6, 3), waves({6, 4, 5, 5})),
+      MODULE(Conv2d(Conv2dOptions(4, 6, 3).stride(2).padding(1).dilation(2)), waves({6, 4, 7, 7})),
+      MODULE(Conv2d(Conv2dOptions(4, 8, 3).groups(4)), waves({6, 4, 5, 5})),
+      MODULE(Conv2d(Conv2dOptions(4, 6, 3).padding(1).padding_mode(torch::kReflect)), waves({6, 4, 5, 5})),
+      MODULE(Conv2d(Conv2dOptions(4, 6, 3).padding(1).padding_mode(torch::kReplicate)), waves({6, 4, 5, 5})),
+      MODULE(Conv2d(4, 6, 3), waves({4, 5, 5})),
+      MODULE(Conv3d(2, 4, 2), waves({5, 2, 3, 3, 3})),
+      MODULE(Conv3d(Conv3dOptions(2, 4, 2).padding(1).stride(2)), waves({5, 2, 3, 3, 3})),
+      MODULE(ConvTranspose1d(4, 6, 3), waves({6, 4, 5})),
+      MODULE(ConvTranspose1d(ConvTranspose1dOptions(4, 6, 3).stride(2).padding(1).output_padding(1)), waves({6, 4, 5})),
+      MODULE(ConvTranspose2d(4, 6, 3), waves({6, 4, 4, 4})),
+      MODULE(ConvTranspose2d(ConvTranspose2dOptions(4, 6, 3).stride(2).groups(2).bias(false)), waves({6, 4, 4, 4})),
+      MODULE(ConvTranspose3d(2, 4, 2), waves({5, 2, 3, 3, 3})),
+
+      MODULE(ReflectionPad1d(2), waves({6, 4, 5})),
+      MODULE(ReflectionPad2d(2), waves({6, 4, 5, 5})),
+      MODULE(ReflectionPad3d(1), waves({6, 4, 3, 3, 3})),
+      MODULE(ReplicationPad1d(2), waves({6, 4, 5})),
+      MODULE(ReplicationPad2d(2), waves({6, 4, 5, 5})),
+      MODULE(ReplicationPad3d(1), waves({6, 4, 3, 3, 3})),
+      MODULE(ZeroPad1d(2), waves({6, 4, 5})),
+      MODULE(ZeroPad2d(2), waves({6, 4, 5, 5})),
+      MODULE(ZeroPad3d(1), waves({6, 4, 3, 3, 3})),
+      MODULE(ConstantPad1d(2, 3.5), waves({6, 4, 5})),
+      MODULE(ConstantPad2d(2, 3.5), waves({6, 4, 5, 5})),
+      MODULE(ConstantPad3d(1, 3.5), waves({6, 4, 3, 3, 3})),
+
+      MODULE(Fold(FoldOptions({4, 5}, {2, 2})), waves({6, 8, 12})),
+      MODULE(Unfold(UnfoldOptions({2, 2}).padding(1).stride(2)), waves({6, 4, 5, 5})),
+      MODULE(PixelShuffle(2), waves({6, 8, 3, 3})),
+      MODULE(PixelUnshuffle(2), waves({6, 4, 4, 4})),
+      MODULE(Upsample(UpsampleOptions().scale_factor(std::vector<double>{2}).mode(torch::kNearest)), waves({6, 4, 5})),
+      MODULE(Upsample(UpsampleOptions().size(std::vector<int64_t>{7, 7}).mode(torch::kNearest)), waves({6, 4, 5, 5})),
+      MODULE(Upsample(UpsampleOptions().scale_factor(std::vector<double>{2}).mode(torch::kLinear).align_corners(false)), waves({6, 4, 5})),
+      MODULE(Upsample(UpsampleOptions().scale_factor(std::vector<double>{2, 2}).mode(torch::kBilinear).align_corners(true)), waves({6, 4, 5, 5})),
+      MODULE(Upsample(UpsampleOptions().scale_factor(std::vector<double>{1.5, 1.5}).mode(torch::kBicubic).align_corners(false)), waves({6, 4, 4, 4})),
+      MODULE(Upsample(UpsampleOptions().scale_factor(std::vector<double>{2, 2, 2}).mode(torch::kTrilinear).align_corners(false)), waves({6, 4, 3, 3, 3})),
+      MODULE(CosineSimilarity(CosineSimilarityOptions().dim(1)), waves({6, 4}), waves({6, 4}, 2)),
+      MODULE(CosineSimilarity(CosineSimilarityOptions().dim(0)), waves({6, 4}), waves({6, 4}, 2)),
+      MODULE(PairwiseDistance(), waves({6, 4}), waves({6, 4}, 2)),
+      MODULE(PairwiseDistance(PairwiseDistanceOptions().p(1).keepdim(true)), waves({6, 4}), waves({6, 4}, 2)),
+
+      in_eval(MODULE(Dropout(0.4), waves({6, 4}))),
+      in_eval(MODULE(AlphaDropout(0.4), waves({6, 4}))),
+      drawing(MODULE(Dropout(0.4), waves({6, 4}))),
+      drawing(MODULE(Dropout(DropoutOptions(0.4).inplace(true)), without_grad(waves({6, 4})))),
+      drawing(MODULE(Dropout2d(0.4), waves({6, 4, 3, 3}))),
+      drawing(MODULE(Dropout3d(0.4), waves({6, 4, 2, 2, 2}))),
+      drawing(MODULE(AlphaDropout(0.4), waves({6, 4}))),
+      drawing(MODULE(FeatureAlphaDropout(0.4), waves({6, 4, 3}))),
+      MODULE(Sequential(Linear(4, 8), ReLU(), Linear(8, 3)), waves({6, 4})),
+  };
+}
+
+}  // namespace tessera::testing

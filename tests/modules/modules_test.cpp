@@ -1,0 +1,155 @@
+// Unmodified modules of torch::nn on DTensors: results, gradients of inputs and
+// parameters, and buffers, beside the same module in one process. Each row runs
+// on every layout of its inputs, with its parameters replicated and cut.
+
+#include <mutex>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/in_process.h"
+#include "tessera/tests/everyday/outcome.h"
+#include "tessera/tests/modules/row.h"
+
+namespace tessera::testing {
+namespace {
+
+struct Column {
+  const char* name;
+  std::vector<int64_t> mesh_shape;
+  Placements inputs;
+};
+
+// Of six or five in a dimension: one rank has none, or another number.
+std::vector<Column> columns_of_table() {
+  return {{"S(0) of 1", {1}, {Shard(0)}},
+          {"R", {2}, {Replicate()}},
+          {"S(0)", {4}, {Shard(0)}},
+          {"S(1)", {3}, {Shard(1)}},
+          {"Ragged(0)", {3}, {RaggedShard(0, {5, 0, 1})}},
+          {"[S(0), S(1)]", {2, 2}, {Shard(0), Shard(1)}}};
+}
+
+// A dimension that the tensor lacks is cut by nobody.
+Placements fitting(Placements placements, const at::Tensor& t) {
+  for (Placement& p : placements) {
+    if (!p.is_shard()) continue;
+    if (p.tensor_dim() >= t.dim()) {
+      p = Replicate();
+    } else if (!p.is_chunks()) {
+      p = RaggedShard(p.tensor_dim(), {t.size(0) - 1, 0, 1});
+    }
+  }
+  return placements;
+}
+
+// Values that do not depend on a generator: ranks are threads, which would
+// share it.
+void set_up(const Subject& subject, const ModuleRow& row) {
+  const at::NoGradGuard no_grad;
+  subject.module->to(at::kDouble);
+  subject.module->train(!row.eval);
+  double seed = 0.3;
+  for (at::Tensor& p : subject.module->parameters()) p.copy_(waves(p.sizes(), seed += 1) * 0.5);
+}
+
+// Differentiable results weighed and added up, then their gradients: of the
+// inputs, then of the parameters.
+Outcome outcome(const Subject& subject, const Tensors& inputs) {
+  Outcome out{.results = subject.run(inputs), .grads = {}, .collectives = {}};
+  if (const at::Tensor loss = loss_of(out.results); loss.defined()) {
+    loss.backward();
+    for (const at::Tensor& t : inputs) out.grads.push_back(whole_of(t.grad()));
+    for (const at::Tensor& p : subject.module->parameters()) out.grads.push_back(whole_of(p.grad()));
+  }
+  for (const at::Tensor& buffer : subject.module->buffers()) out.results.push_back(buffer);
+  for (at::Tensor& t : out.results) t = t.defined() ? whole_of(t.detach()).clone() : t;
+  return out;
+}
+
+Outcome run_plain(const ModuleRow& row) {
+  const Subject subject = row.make();
+  set_up(subject, row);
+  Tensors inputs;
+  for (const Input& input : subject.inputs) inputs.push_back(input.value.detach().clone().requires_grad_(input.grad));
+  return outcome(subject, inputs);
+}
+
+Outcome run_rank(const ModuleRow& row, const DeviceMesh& mesh, const Placements& placements, const Placement& parameters) {
+  const Subject subject = row.make();
+  set_up(subject, row);
+  const Placements replicated(static_cast<std::size_t>(mesh.ndim()), Replicate());
+  Placements of_parameters = replicated;
+  of_parameters.back() = parameters;
+  for (const at::Tensor& p : subject.module->parameters())
+    distribute_in_place(p, mesh, fitting(of_parameters, p), kNoSource);
+  for (const at::Tensor& b : subject.module->buffers()) distribute_in_place(b, mesh, replicated, kNoSource);
+  Tensors inputs;
+  for (const Input& input : subject.inputs) {
+    at::Tensor t = input.value.detach().clone();
+    if (input.as == Input::As::kSpread) t = distribute_tensor(t, mesh, fitting(placements, t), kNoSource).detach();
+    if (input.as == Input::As::kWhole) t = distribute_tensor(t, mesh, replicated, kNoSource).detach();
+    inputs.push_back(t.requires_grad_(input.grad));
+  }
+  manual_seed(3, mesh.world());
+  const ImplicitReplication guard;
+  return outcome(subject, inputs);
+}
+
+Outcome run_alone(const ModuleRow& row) {
+  Outcome out;
+  run_in_process(1, [&](const std::shared_ptr<World>& world) {
+    out = run_rank(row, init_device_mesh("cpu", {1}, {}, world), {Replicate()}, Replicate());
+  });
+  return out;
+}
+
+// What is wrong; "" for nothing.
+std::string check_column(const ModuleRow& row, const Column& column, const Placement& parameters, const Outcome& wanted) {
+  std::mutex mutex;
+  std::string wrong;
+  try {
+    run_in_process(c10::multiply_integers(column.mesh_shape), [&](const std::shared_ptr<World>& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", column.mesh_shape, {}, world);
+      const std::string text = compare(run_rank(row, mesh, column.inputs, parameters), wanted);
+      const std::lock_guard lock(mutex);
+      if (!text.empty()) wrong = text;
+    });
+  } catch (const std::exception& error) {
+    wrong = message(error).substr(0, 300);
+  }
+  return wrong;
+}
+
+int checked = 0;
+
+void check(const std::vector<ModuleRow>& rows) {
+  for (const ModuleRow& row : rows) {
+    const Outcome wanted = row.draws ? run_alone(row) : run_plain(row);
+    for (const Column& column : columns_of_table()) {
+      for (const Placement& parameters : {Replicate(), Shard(0)}) {
+        const std::string wrong = check_column(row, column, parameters, wanted);
+        CHECK_MESSAGE(wrong.empty(),
+                      fmt::format("ROW {} | {} | parameters {} | {}", row.name, column.name, to_string(parameters), wrong));
+      }
+    }
+    ++checked;
+  }
+}
+
+TEST_CASE("linear layers, convolutions, paddings, embeddings and dropouts") { check(layer_rows()); }
+TEST_CASE("poolings") { check(pooling_rows()); }
+TEST_CASE("recurrent modules, with and without initial states") { check(recurrent_rows()); }
+TEST_CASE("attention and transformers") { check(attention_rows()); }
+TEST_CASE("norms") { check(norm_rows()); }
+TEST_CASE("activations") { check(activation_rows()); }
+TEST_CASE("losses") { check(loss_rows()); }
+TEST_CASE("the table has at least 230 rows") { CHECK(checked >= 230); }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,64 @@
+// What a DTensor adds to a call, in instructions: a regression shows here on any machine. The limits are those of the libraries as tests
+// build them (-O1), a twentieth above what was counted; tools/bench instructions builds them as users do.
+
+#include <fstream>
+#include <string>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "tessera/tests/harness/shell.h"
+#include "tessera/tools/launcher/private_folder.h"
+
+using tessera::testing::shell;
+using tessera::testing::ShellOutcome;
+
+namespace {
+
+struct Limit {
+  const char* row;
+  double added;  // instructions a call beside plain tensors
+};
+
+constexpr Limit kLimits[] = {
+    {"add", 2400},
+    {"mm", 2400},
+    {"view", 2600},
+    {"detach", 2300},
+    {"mul_by_a_number", 2300},
+    {"add_", 1300},
+    {"cat_of_2", 2900},
+    {"layer_norm", 6600},
+    {"softmax", 2400},
+    {"sdpa", 5100},
+    {"foreach_add_of_100", 119000},
+    {"from_local", 4800},
+    {"five_operators_and_back", 36000},
+};
+
+}  // namespace
+
+TEST_CASE("bench instructions: a cached call adds no more than it did") {
+  const tessera::PrivateFolder folder;
+  const std::string file = folder.path() + "/figures.json";
+  std::string rows;
+  for (const Limit& limit : kLimits) rows += std::string(" ") + limit.row;
+  const ShellOutcome outcome = shell("bench/instructions --json " + file + " --rows" + rows);
+  CAPTURE(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  const nlohmann::json figures = nlohmann::json::parse(std::ifstream(file));
+  REQUIRE(figures["rows"].size() == std::size(kLimits));
+  for (std::size_t i = 0; i < std::size(kLimits); ++i) {
+    const nlohmann::json& row = figures["rows"][i];
+    CAPTURE(kLimits[i].row);
+    CHECK(row["name"] == kLimits[i].row);
+    CHECK(row["ours"] > row["plain"]);
+    CHECK(row["added"] <= kLimits[i].added);
+  }
+}
+
+TEST_CASE("bench instructions: an unknown row is told") {
+  const ShellOutcome outcome = shell("bench/instructions --rows no_such_row");
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.output.find("no row is called no_such_row") != std::string::npos);
+}

@@ -1,0 +1,90 @@
+"""Writes the TorchScript modules that script_module_test reads, into the folder named on the command line."""
+
+import pathlib
+import sys
+
+import torch
+from torch import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(10, 16)
+        self.down = nn.Linear(16, 12)
+
+    def forward(self, x):
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+class Attention(nn.Module):
+    def __init__(self, size: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.wq, self.wk, self.wv, self.wo = (nn.Linear(size, size) for _ in range(4))
+
+    def split(self, x):
+        return x.view(x.size(0), x.size(1), self.heads, x.size(2) // self.heads).transpose(1, 2)
+
+    def forward(self, x):
+        q, k, v = self.split(self.wq(x)), self.split(self.wk(x)), self.split(self.wv(x))
+        mask = torch.ones([x.size(1), x.size(1)], dtype=torch.bool).tril()
+        scores = torch.matmul(q, k.transpose(-2, -1)) * (q.size(-1) ** -0.5)
+        scores = scores.masked_fill(mask.logical_not(), -1e9)
+        mixed = torch.matmul(torch.softmax(scores, -1), v)
+        return self.wo(mixed.transpose(1, 2).reshape(x.size(0), x.size(1), x.size(2)))
+
+
+class Layer(nn.Module):
+    def __init__(self, size: int, heads: int):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.attn = Attention(size, heads)
+        self.up, self.down = nn.Linear(size, 2 * size), nn.Linear(2 * size, size)
+
+    def forward(self, x):
+        x = x + self.attn(self.norm1(x))
+        # Pointwise operators in a row, and a branch: what the executor specializes.
+        y = self.up(self.norm2(x))
+        y = torch.sigmoid(y) * y * 1.5 + 0.25
+        if y.size(0) > 1:
+            y = y.tanh()
+        return x + self.down(y)
+
+
+class Model(nn.Module):
+    """Layers under names that wildcards match, an embedding, a buffer, and a weight that two modules share."""
+
+    def __init__(self):
+        super().__init__()
+        self.tok = nn.Embedding(13, 12)
+        self.layers = nn.ModuleList([Layer(12, 4) for _ in range(2)])
+        self.head = nn.Linear(12, 13, bias=False)
+        self.head.weight = self.tok.weight
+        self.register_buffer("place", torch.randn(6, 12))
+
+    def forward(self, ids):
+        x = self.tok(ids) + self.place[: ids.size(1)]
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(3)
+    mlp, model = Mlp(), Model()
+    torch.jit.script(mlp).save(folder / "mlp.pt")
+    torch.jit.script(model).save(folder / "model.pt")
+    torch.jit.trace(mlp, torch.randn(5, 10)).save(folder / "traced.pt")
+    embedding = nn.Sequential(nn.Embedding(13, 12, max_norm=1.0))
+    torch.jit.script(embedding).save(folder / "renormalized.pt")
+
+    scripted = torch.jit.script(mlp).eval()
+    torch.jit.freeze(scripted).save(folder / "frozen.pt")
+    torch.jit.freeze(torch.jit.script(Mlp().eval()), preserved_attrs=["training"]).save(folder / "frozen_with_training.pt")
+    torch.jit.optimize_for_inference(torch.jit.script(Mlp().eval())).save(folder / "optimized.pt")
+
+
+main()

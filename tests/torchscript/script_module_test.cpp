@@ -1,0 +1,188 @@
+// TorchScript modules under plans, beside the same modules in one process.
+
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/script.h>
+
+#undef CHECK  // c10's
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/in_process.h"
+#include "tessera/styles/script_module.h"
+#include "tessera/tests/styles/fake_mesh.h"
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::testing;
+
+torch::jit::Module load(const std::string& name) {
+  return torch::jit::load(std::string("tests/torchscript/") + name + ".pt");
+}
+
+at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
+
+double difference(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor have = whole(got);
+  if (have.sizes() != want.sizes()) return 1e300;
+  return ((have - want).abs().max() / want.abs().max().clamp_min(1e-3)).item<double>();
+}
+
+const ParallelPlan kMlp = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
+const ParallelPlan kModel = {
+    {"tok", RowwiseParallel()},         {"layers.*.attn.w[qkv]", ColwiseParallel()}, {"layers.*.attn.wo", RowwiseParallel()},
+    {"layers.*.up", ColwiseParallel()}, {"layers.*.down", RowwiseParallel()},        {"head", ColwiseParallel()}};
+
+struct Row {
+  std::string name;
+  ParallelPlan plan;
+  at::Tensor input;
+};
+
+// Torch's generator is the process's: inputs are made before ranks start.
+std::vector<Row> rows() {
+  torch::manual_seed(5);
+  const at::Tensor x = torch::randn({5, 10}, torch::kDouble), ids = torch::arange(10).remainder(13).view({2, 5});
+  return {{"mlp", kMlp, x}, {"traced", kMlp, x}, {"model", kModel, ids}, {"model", {}, ids}};
+}
+
+// Four calls, forward and backward: the first is profiled, those after it run code specialized for what came.
+void check_calls(const Row& row, const DeviceMesh& mesh, const ParallelizeOptions& options) {
+  CAPTURE(row.name);
+  torch::jit::Module reference = load(row.name), module = load(row.name);
+  auto tp = parallelize_module(module, mesh, row.plan, options);
+  const bool floating = row.input.is_floating_point();
+  for (int call = 1; call <= 4; ++call) {
+    CAPTURE(call);
+    const at::Tensor plain = row.input.detach().clone().set_requires_grad(floating);
+    const at::Tensor mine =
+        distribute_tensor(row.input, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), Replicate()), kNoSource)
+            .detach()
+            .set_requires_grad(floating);
+    const at::Tensor want = reference.forward({plain}).toTensor(), got = tp(mine).toTensor();
+    CHECK(is_dtensor(got));
+    CHECK(difference(got, want) <= 1e-12);
+    want.square().mean().backward();
+    got.square().mean().backward();
+    if (floating) CHECK(difference(mine.grad(), plain.grad()) <= 1e-12);
+    const auto wanted = reference.named_parameters();
+    auto expected = wanted.begin();
+    for (const auto& item : module.named_parameters()) {
+      CAPTURE(item.name);
+      CHECK(difference(item.value.grad(), (*expected).value.grad()) <= 1e-12);
+      ++expected;
+    }
+    for (const at::Tensor& p : module.parameters()) p.mutable_grad() = at::Tensor();
+    for (const at::Tensor& p : reference.parameters()) p.mutable_grad() = at::Tensor();
+  }
+  const torch::NoGradGuard no_grad;
+  for (int call = 1; call <= 3; ++call)
+    CHECK(difference(tp(row.input).toTensor(), reference.forward({row.input}).toTensor()) <= 1e-12);
+}
+
+}  // namespace
+
+TEST_CASE("scripted and traced modules equal one process on calls 1 to 4, forward and backward, on 1 to 4 ranks") {
+  for (const Row& row : rows()) {
+    for (const int64_t size : {1, 2, 3, 4}) {
+      CAPTURE(size);
+      run_in_process(size, [&](const std::shared_ptr<World>& world) {
+        check_calls(row, init_device_mesh("cpu", {size}, {"tp"}, world), {});
+      });
+    }
+  }
+}
+
+TEST_CASE("one style alone is the root's, and a plan may be written in the call") {
+  const DeviceMesh mesh = fake_mesh(0, {2}, {"tp"});
+  torch::jit::Module linear = load("mlp").attr("up").toModule(), mlp = load("mlp");
+  parallelize_module(linear, mesh, ColwiseParallel());
+  parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+  CHECK(placements_of(linear.attr("weight").toTensor()) == Placements{Shard(0)});
+  CHECK(placements_of(mlp.attr("down").toModule().attr("weight").toTensor()) == Placements{Shard(1)});
+}
+
+TEST_CASE("a module that was called before, with plain tensors, is specialized anew") {
+  const Row row = rows()[0];
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    torch::jit::Module module = load(row.name);
+    at::Tensor want;
+    for (int call = 0; call < 3; ++call) want = module.forward({row.input}).toTensor();
+    auto tp = parallelize_module(module, mesh, row.plan);
+    for (int call = 0; call < 3; ++call) CHECK(difference(tp(row.input).toTensor(), want) <= 1e-12);
+  });
+}
+
+TEST_CASE("parameters lie as the plan says, tied ones stay tied, collectives are those of the styles") {
+  const Row row = rows()[2];
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    torch::jit::Module module = load(row.name);
+    auto tp = parallelize_module(module, mesh, row.plan);
+    const auto placed = [&](const std::string& name) {
+      for (const auto& item : module.named_parameters()) {
+        if (item.name == name) return placements_of(item.value);
+      }
+      FAIL("no parameter ", name);
+      return Placements();
+    };
+    CHECK(placed("layers.1.attn.wk.weight") == Placements{Shard(0)});
+    CHECK(placed("layers.0.down.weight") == Placements{Shard(1)});
+    CHECK(placed("layers.0.norm1.weight") == Placements{Replicate()});
+    const at::Tensor tok = module.attr("tok").toModule().attr("weight").toTensor();
+    const at::Tensor head = module.attr("head").toModule().attr("weight").toTensor();
+    CHECK(to_local(tok.detach()).is_alias_of(to_local(head.detach())));
+    for (int call = 1; call <= 3; ++call) {
+      CAPTURE(call);
+      CommCounter counter(mesh);
+      const Strict strict;
+      tp(row.input);
+      CAPTURE(counter.to_string());
+      CHECK(counter.count("all_reduce") == 5);  // the embedding, and two a layer
+      CHECK(counter.total() == 5);
+    }
+  });
+}
+
+TEST_CASE("data_placement: gathered in forward and backward of TorchScript too") {
+  const std::vector<Row> all = rows();
+  run_in_process(4, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
+    check_calls({all[0].name, {}, all[0].input}, mesh, {.data_placement = Shard(0)});
+  });
+}
+
+TEST_CASE("TorchScript's optimizer is switched off for one thread, not for the process") {
+  const torch::jit::GraphOptimizerEnabledGuard off(false);
+  bool elsewhere = false;
+  std::thread([&] { elsewhere = torch::jit::getGraphExecutorOptimize(); }).join();
+  CHECK(elsewhere);
+  CHECK_FALSE(torch::jit::getGraphExecutorOptimize());
+}
+
+TEST_CASE("refused: frozen and optimized modules, Prepare styles, other types, an embedding that renormalizes") {
+  const auto refused = [](const std::string& name, const ParallelPlan& plan, const std::string& text) {
+    CAPTURE(name);
+    check_refused_on_every_rank({2}, {"tp"}, text,
+                                [&](const DeviceMesh& mesh) { parallelize_module(load(name), mesh, plan); });
+  };
+  for (const std::string name : {"frozen", "frozen_with_training", "optimized"}) {
+    refused(name, {}, "is a frozen or optimized TorchScript module");
+    refused(name, kMlp, "Load the module as it was before torch.jit.freeze");
+  }
+  refused("mlp", {{"", PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}})}},
+          "of TorchScript cannot be hooked");
+  refused("model", {{"layers.0.norm1", ColwiseParallel()}}, "of type torch.nn.modules.normalization.LayerNorm");
+  refused("renormalized", {{"0", ColwiseParallel()}}, "max_norm");
+  refused("mlp", {{"side", ColwiseParallel()}}, "the root's are: up, down");
+}
