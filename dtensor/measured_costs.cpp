@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <vector>
 
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
@@ -20,35 +22,61 @@ namespace {
 constexpr std::array<int64_t, 4> kBytes = {1 << 10, 64 << 10, 1 << 20, 4 << 20};  // that a rank gives and gets
 constexpr int kWarmUps = 3;
 constexpr int kRepeats = 9;
+constexpr int kRounds = 8;
 
 void wait_for_device(const DeviceMesh& mesh) {
   const c10::Device device = mesh.device();
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-double median(std::vector<double> times) {
-  const auto middle = times.begin() + std::ssize(times) / 2;
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
-}
+// An all-to-all along a mesh dimension in which every rank gives about `bytes` to the others together.
+struct Exchange {
+  Exchange(int64_t bytes, const DeviceMesh& mesh, int64_t mesh_dim)
+      : mesh_dim(mesh_dim), counts(static_cast<std::size_t>(mesh.size(mesh_dim)), bytes / (mesh.size(mesh_dim) - 1)) {
+    counts[static_cast<std::size_t>(mesh.local_rank(mesh_dim))] = 0;
+    travels = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+    input = at::zeros({travels}, at::TensorOptions(at::kByte).device(mesh.device()));
+  }
 
-// Microseconds of one all-to-all in which every rank gives `bytes` to the others together.
-double time_of(int64_t bytes, const DeviceMesh& mesh, int64_t mesh_dim) {
-  const int64_t n = mesh.size(mesh_dim);
-  std::vector<int64_t> counts(static_cast<std::size_t>(n), bytes / (n - 1));
-  counts[static_cast<std::size_t>(mesh.local_rank(mesh_dim))] = 0;
-  const at::Tensor input = at::zeros({std::accumulate(counts.begin(), counts.end(), int64_t{0})},
-                                     at::TensorOptions(at::kByte).device(mesh.device()));
-  std::vector<double> times;
-  for (int i = 0; i < kWarmUps + kRepeats; ++i) {
+  // Microseconds on this rank.
+  double time(const DeviceMesh& mesh) const {
     barrier(mesh, mesh_dim);
     const auto start = std::chrono::steady_clock::now();
     all_to_all(input, counts, counts, mesh, mesh_dim);
     wait_for_device(mesh);
-    const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - start;
-    if (i >= kWarmUps) times.push_back(time.count());
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
   }
-  return median(std::move(times));
+
+  int64_t mesh_dim;
+  std::vector<int64_t> counts;
+  int64_t travels = 0;
+  at::Tensor input;
+};
+
+// The slowest rank's microseconds of each exchange, the least of some repeats: what else runs on a machine only adds. The exchanges
+// take turns, so that a slow time of the machine meets them all.
+std::vector<double> times_of(const std::vector<Exchange>& exchanges, const DeviceMesh& mesh) {
+  std::vector<std::vector<double>> times;
+  for (int i = 0; i < kRepeats; ++i) {
+    std::vector<double>& now = times.emplace_back();
+    for (const Exchange& exchange : exchanges) now.push_back(exchange.time(mesh));
+  }
+  at::Tensor slowest = at::empty({kRepeats, std::ssize(exchanges)}, at::kDouble);
+  for (int i = 0; i < kRepeats; ++i) std::ranges::copy(times[static_cast<std::size_t>(i)], slowest[i].data_ptr<double>());
+  slowest = slowest.to(mesh.device());
+  for (int64_t d = 0; d < mesh.ndim(); ++d) slowest = all_reduce(slowest, mesh, d, ReduceOp::kMax);
+  const at::Tensor least = slowest.cpu().amin(0);
+  return {least.data_ptr<double>(), least.data_ptr<double>() + least.numel()};
+}
+
+// Whether the most bytes take the longest along every mesh dimension, without which no link can be fitted. The samples of a mesh
+// dimension stand together, in the order of kBytes.
+bool grow(const std::vector<LinkSample>& samples) {
+  for (auto most = samples.begin() + (kBytes.size() - 1);; most += kBytes.size()) {
+    const auto is_less = [&](const LinkSample& sample) { return sample.microseconds < most->microseconds; };
+    if (!std::all_of(most - (kBytes.size() - 1), most, is_less)) return false;
+    if (samples.end() - most == 1) return true;
+  }
 }
 
 }  // namespace
@@ -60,21 +88,26 @@ CostModel measured_costs(const DeviceMesh& mesh) {
                     mesh.is_member() ? "nothing travels in a fake world"
                                      : fmt::format("rank {} is outside mesh {}", mesh.world().rank(), mesh.to_string())));
   }
+  std::vector<Exchange> exchanges;
   std::vector<LinkSample> samples;
-  std::vector<double> times;
   for (int64_t d = 0; d < mesh.ndim(); ++d) {
     if (mesh.size(d) == 1) continue;
     for (const int64_t bytes : kBytes) {
-      const int64_t travels = bytes / (mesh.size(d) - 1) * (mesh.size(d) - 1);
-      times.push_back(time_of(bytes, mesh, d));
-      samples.push_back({.mesh_dim = d, .bytes = static_cast<double>(travels), .microseconds = 0});
+      const Exchange& exchange = exchanges.emplace_back(bytes, mesh, d);
+      samples.push_back({.mesh_dim = d,
+                         .bytes = static_cast<double>(exchange.travels),
+                         .microseconds = std::numeric_limits<double>::infinity()});
     }
   }
-  // What is fitted must be the same everywhere.
-  at::Tensor slowest = at::tensor(times, at::kDouble).to(mesh.device());
-  for (int64_t d = 0; d < mesh.ndim(); ++d) slowest = all_reduce(slowest, mesh, d, ReduceOp::kMax);
-  slowest = slowest.cpu();
-  for (std::size_t i = 0; i < samples.size(); ++i) samples[i].microseconds = slowest.data_ptr<double>()[i];
+  if (exchanges.empty()) return CostModel::fitted(mesh.mesh(), samples);
+  for (int i = 0; i < kWarmUps; ++i) {
+    for (const Exchange& exchange : exchanges) exchange.time(mesh);
+  }
+  // Times are alike on every rank, so all stop alike.
+  for (int round = 0; round == 0 || (round < kRounds && !grow(samples)); ++round) {
+    const std::vector<double> times = times_of(exchanges, mesh);
+    for (std::size_t i = 0; i < samples.size(); ++i) samples[i].microseconds = std::min(samples[i].microseconds, times[i]);
+  }
   return CostModel::fitted(mesh.mesh(), samples);
 }
 

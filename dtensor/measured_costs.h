@@ -6,8 +6,8 @@
 namespace tessera {
 
 // The cost model of a mesh as it is: on each mesh dimension of more than one rank, in turn, all-to-alls of 1 KiB to 4 MiB a rank are
-// timed (9 of each after 3; the median), the slowest rank's times count, and a latency and a bandwidth are fitted. Takes some
-// tenths of a second. Collective over the mesh, and the same on every rank:
+// timed (9 of each after 3, in turns; of the slowest rank's times the least), and a latency and a bandwidth are fitted. Takes some
+// tenths of a second, and up to 8 times as long while the most bytes do not take the longest, as on a loaded machine. Collective over the mesh, and the same on every rank:
 //
 //   const tessera::CostModel costs = tessera::measured_costs(mesh);
 //   redistribute(t, {Shard(1)}, {.cost_model = costs});
