@@ -90,6 +90,9 @@ OpExplanation explain_op(const std::string& op, std::vector<c10::IValue> args) {
     out.steps.push_back(fmt::format("{} to {} by {}", to_string(*call.tensors[move.tensor].spec),
                                     tessera::to_string(move.to->placements), move.route->plan().to_string()));
   }
+  if (decision->halos) {
+    out.steps.push_back("halos: " + decision->halos->exchange.to_string());
+  }
   return out;
 }
 

@@ -123,6 +123,12 @@ Exchange exchange_between(std::span<const int64_t> shape, const Mesh& from_mesh,
   return group.of(std::ranges::find(ranks, rank) - ranks.begin());
 }
 
+Exchange exchange_of_tiles(const std::vector<Tile>& sources, const std::vector<Tile>& targets, int64_t me) {
+  Group group;
+  for (std::size_t i = 0; i < sources.size(); ++i) group.add(sources[i], targets[i], static_cast<int64_t>(i), 0);
+  return group.of(me);
+}
+
 bool is_in_place(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
                  const Placements& to) {
   return std::ranges::all_of(to_mesh.ranks(), [&](int64_t rank) {

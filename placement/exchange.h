@@ -42,6 +42,9 @@ Exchange exchange_of(std::span<const int64_t> shape, const Placements& from, con
 Exchange exchange_between(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
                           const Placements& to, const std::vector<int64_t>& ranks, int64_t rank);
 
+// The same between any tiles, of which no element is held twice: member i holds sources[i] and needs targets[i]. Targets may overlap.
+Exchange exchange_of_tiles(const std::vector<Tile>& sources, const std::vector<Tile>& targets, int64_t me);
+
 // Whether every rank of `to_mesh` has its piece already.
 bool is_in_place(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
                  const Placements& to);

@@ -320,6 +320,25 @@ class Decider {
       out_.communicates |= entry.traits.communicates;
     }
     localize(rule);
+    if (rule.halos) plan_halos(*rule.halos);
+  }
+
+  // Where a dimension along which windows lie is cut.
+  void plan_halos(const rules::Halos& halos) {
+    const auto input = [&](std::size_t j) -> const SpecPtr& { return out_.inputs[rule_inputs_[j]]; };
+    const Spec& computed = halos.anchor ? *input(*halos.anchor) : *out_.outputs[0];
+    const auto cuts = [&](const Placement& p) {
+      return p.is_shard() && std::ranges::find(halos.dims, p.tensor_dim()) != halos.dims.end();
+    };
+    if (std::ranges::none_of(computed.placements, cuts)) return;
+    std::vector<std::size_t> tensors;
+    std::vector<SpecPtr> fetched;
+    for (const std::size_t j : halos.inputs) {
+      tensors.push_back(rule_inputs_[j]);
+      fetched.push_back(input(j));
+    }
+    out_.halos = std::make_shared<const Decision::Halos>(std::move(tensors), HaloExchange(halos, fetched, computed));
+    out_.communicates |= out_.halos->exchange.communicates();
   }
 
   // Where LibTorch does not tell: as the first tensor's of the result's shape, in memory, that is not an expanded one.
@@ -405,8 +424,8 @@ class Decider {
     }
     out_.nothing_here = empty && !call_.traits.view;
     out_.direct = lead_.mesh.is_member() && !out_.nothing_here && !out_.write_back && out_.moves.empty() &&
-                  out_.kernel == nullptr && !out_.outputs_from_local && call_.traits.out_args.empty() && !draws() &&
-                  !call_.traits.as_real;
+                  out_.halos == nullptr && out_.kernel == nullptr && !out_.outputs_from_local &&
+                  call_.traits.out_args.empty() && !draws() && !call_.traits.as_real;
   }
 
   const Call& call_;

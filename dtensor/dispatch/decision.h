@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tessera/dtensor/dispatch/call.h"
+#include "tessera/dtensor/dispatch/halo_exchange.h"
 #include "tessera/dtensor/dispatch/key.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/route.h"
@@ -27,17 +28,23 @@ struct Decision {
     std::size_t arg;
     std::vector<int64_t> ints;
   };
-  SpecPtr mesh_spec;                 // any tensor's: keeps the call's mesh
-  std::vector<Move> moves;           // inputs to bring elsewhere
-  std::vector<SpecPtr> inputs;       // layout of each tensor when the local operator runs; nullptr: plain or absent
-  std::vector<SpecPtr> outputs;      // of each tensor result, flattened; nullptr: undefined
-  bool outputs_from_local = false;   // replicated results whose shapes are those that the local call gives
-  bool make_dense = false;           // results' strides were not known beforehand: dense, in the order of their specs
-  std::vector<LocalArg> local_args;  // that the local call gets instead
+  // Rows of other ranks' pieces, for the kernel.
+  struct Halos {
+    std::vector<std::size_t> tensors;  // indexes in Call::tensors
+    HaloExchange exchange;
+  };
+  SpecPtr mesh_spec;                   // any tensor's: keeps the call's mesh
+  std::vector<Move> moves;             // inputs to bring elsewhere
+  std::shared_ptr<const Halos> halos;  // fetched when inputs are where they are to be; nullptr: none
+  std::vector<SpecPtr> inputs;         // layout of each tensor when the local operator runs; nullptr: plain or absent
+  std::vector<SpecPtr> outputs;        // of each tensor result, flattened; nullptr: undefined
+  bool outputs_from_local = false;     // replicated results whose shapes are those that the local call gives
+  bool make_dense = false;             // results' strides were not known beforehand: dense, in the order of their specs
+  std::vector<LocalArg> local_args;    // that the local call gets instead
   LocalKernel kernel = nullptr;
   bool by_rule = false;       // else every input was brought to Replicate, for want of a rule that fits
   bool moved = false;         // some input is another tensor than the caller's
-  bool communicates = false;  // moves that communicate
+  bool communicates = false;  // moves, halos or a kernel that communicate
   bool ranks_differ = false;  // some tensor is not replicated: an error in the local call may be this rank's alone
   bool write_back = false;    // written arguments are computed aside in `inputs`' layout and brought back into their own
   bool nothing_here = false;  // every result's piece is empty on this rank: do not run the operator

@@ -29,6 +29,10 @@ std::string moves_of(const Call& call, const Decision& decision) {
     out += fmt::format("; {} would go to {} by {}", to_string(from), to_string(move.to->placements),
                        move.route->plan().to_string());
   }
+  if (decision.halos && decision.halos->exchange.communicates()) {
+    const Spec& spec = *decision.inputs[decision.halos->tensors[0]];
+    out += fmt::format("; of {} a rank needs {}", to_string(spec), decision.halos->exchange.to_string());
+  }
   return out;
 }
 
@@ -99,13 +103,23 @@ class Execution {
                                                                                    : *entry.tensor);
     }
     if (copies_conjugate()) locals_[0] = locals_[0].resolve_conj();
-    if (decision_.moves.empty()) return;
+    if (decision_.moves.empty() && !decision_.halos) return;
     std::optional<World::Scope> scope;
     if (decision_.communicates) scope.emplace(mesh_.world(), call_.traits.name.c_str(), contract_path(call_));
     for (const Decision::Move& move : decision_.moves) {
       at::Tensor& local = locals_[move.tensor];
       local = in_memory_order(move.route->run(move.to->mesh, local), *move.to);
     }
+    if (decision_.halos && mesh_.is_member()) fetch(*decision_.halos);
+  }
+
+  // Ranks that compute nothing take part.
+  void fetch(const Decision::Halos& halos) {
+    std::vector<at::Tensor> held;
+    for (const std::size_t i : halos.tensors) held.push_back(locals_[i]);
+    const std::vector<at::Tensor> needed = halos.exchange.run(mesh_, held);
+    for (std::size_t k = 0; k < needed.size(); ++k) locals_[halos.tensors[k]] = needed[k];
+    fetched_.emplace(Fetched{.halos = halos.exchange.halos(), .held = std::move(held)});
   }
 
   // The wrappers of written arguments are what an in-place operator returns.
@@ -170,9 +184,12 @@ class Execution {
   void run_kernel() {
     Stack local(std::make_move_iterator(call_.stack.begin() + static_cast<std::ptrdiff_t>(call_.base)),
                 std::make_move_iterator(call_.stack.end()));
-    decision_.kernel(
-        {.op = call_.op, .inputs = decision_.inputs, .outputs = decision_.outputs, .draw = key_.value_or(detail::DrawKey())},
-        local);
+    decision_.kernel({.op = call_.op,
+                      .inputs = decision_.inputs,
+                      .outputs = decision_.outputs,
+                      .draw = key_.value_or(detail::DrawKey()),
+                      .fetched = fetched_ ? &*fetched_ : nullptr},
+                     local);
     call_.stack.resize(call_.base);
     for (at::IValue& value : local) call_.stack.push_back(std::move(value));
   }
@@ -295,6 +312,7 @@ class Execution {
   c10::SmallVector<std::size_t, 6> args_;  // the schema argument of each
   c10::SmallVector<Written, 2> written_;
   ContractPtr contract_;
+  std::optional<Fetched> fetched_;
   std::optional<detail::DrawKey> key_;
   const std::string* copied_by_ = nullptr;
   c10::VariableVersion viewed_;

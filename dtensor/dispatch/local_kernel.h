@@ -9,8 +9,16 @@
 
 #include "tessera/dtensor/random/draws.h"
 #include "tessera/dtensor/spec.h"
+#include "tessera/ops/rules/halos.h"
 
 namespace tessera {
+
+// Rows that were fetched from other ranks before the kernel runs: the inputs that `halos` names are on the stack as halos.needed() says;
+// `held` are this rank's own pieces of them.
+struct Fetched {
+  const rules::Halos& halos;
+  std::vector<at::Tensor> held;
+};
 
 // What a local kernel knows of the call it stands in for: the operator, and how its tensors are laid out (inputs after
 // redistribution, flattened in schema order; nullptr for plain and absent ones), and what it draws from if it is random.
@@ -19,6 +27,7 @@ struct LocalCall {
   const std::vector<SpecPtr>& inputs;
   const std::vector<SpecPtr>& outputs;
   detail::DrawKey draw = {};
+  const Fetched* fetched = nullptr;  // where the operator's rule has halos, and a strategy that cuts them was chosen
 };
 
 // Computes an operator on this rank's pieces where the operator itself would not give the piece of the result, e.g. a lookup

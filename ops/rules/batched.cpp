@@ -6,7 +6,7 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/signature.h"
 
-// Operators that work on the last dimensions of each item of a batch: linear algebra, pooling, resampling, padding, Fourier transforms.
+// Operators that work on the last dimensions of each item of a batch: linear algebra, adaptive pooling, resampling, padding, Fourier transforms.
 namespace tessera::rules {
 namespace {
 
@@ -130,14 +130,6 @@ Sizes windows(const OpCall& call, const Sizes& inner) {
   return out;
 }
 
-Results pooled3d(const OpCall& call) {
-  const Sizes& sizes = call.inputs.at(0).sizes;
-  TensorInfo out = resized(call.inputs[0], windows(call, Sizes(sizes.end() - 3, sizes.end())));
-  TensorInfo indices = out;
-  indices.dtype = at::kLong;
-  return {out, indices};
-}
-
 // (..., c, h, w) -> (..., c elements of each window, windows)
 Results columns(const OpCall& call) {
   TensorInfo out = call.inputs.at(0);
@@ -194,21 +186,13 @@ constexpr SignatureEntry kAlgebra[] = {
 // Kernels that take their inputs for dense ones.
 constexpr SignatureEntry kDense[] = {
     {"_cdist_backward", "*pr, *p-, *r-, *pr -> *p-", Passes::kLinear, "", distances_backward},
-    // Pooling. Means are linear; a maximum's gradient goes to one place.
-    {"avg_pool2d", "*-- -> *--", Passes::kLinear},
-    {"avg_pool3d", "*--- -> *---", Passes::kLinear},
-    {"avg_pool2d_backward", "*--, *-- -> *--", Passes::kLinear},
-    {"avg_pool3d_backward", "*---, *--- -> *---", Passes::kLinear},
+    // Pooling by other windows than ops/rules/pooling.cpp's. Means are linear; a maximum's gradient goes to one place.
     {"_adaptive_avg_pool2d", "*-- -> *--", Passes::kLinear, "", of_output_size},
     {"_adaptive_avg_pool3d", "*--- -> *---", Passes::kLinear, "", of_output_size},
     {"_adaptive_avg_pool2d_backward", "*--, *-- -> *--", Passes::kLinear, "", like<1>},
     {"_adaptive_avg_pool3d_backward", "*---, *--- -> *---", Passes::kLinear, "", like<1>},
-    {"max_pool2d_with_indices", "*-- -> *--, *--"},
-    {"max_pool3d_with_indices", "*--- -> *---, *---", kNone, "", pooled3d},
     {"adaptive_max_pool2d", "*-- -> *--, *--"},
     {"adaptive_max_pool3d", "*--- -> *---, *---"},
-    {"max_pool2d_with_indices_backward", "*--, *--, *-- -> *--", Passes::kLinear},
-    {"max_pool3d_with_indices_backward", "*---, *---, *--- -> *---", Passes::kLinear, "", like<1>},
     {"adaptive_max_pool2d_backward", "*--, *--, *-- -> *--", Passes::kLinear},
     {"adaptive_max_pool3d_backward", "*---, *---, *--- -> *---", Passes::kLinear},
     {"fractional_max_pool2d", "*--, *- -> *--, *--"},

@@ -2,7 +2,7 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Softmax, embeddings, losses, attention, convolution.
+// Softmax, embeddings, losses, attention.
 namespace tessera::rules {
 namespace {
 
@@ -157,46 +157,6 @@ OpRule attention_backward(const OpCall& call) {
   return rule;
 }
 
-// ---- convolution: the batch alone
-
-// The element of a list of one number a dimension, or of one number for all.
-int64_t at_dim(const c10::IValue& list, std::size_t d) {
-  const auto values = list.toIntVector();
-  return values.size() == 1 ? values[0] : values.at(d);
-}
-
-std::vector<int64_t> convolution_sizes(const OpCall& call) {
-  const auto& input = call.inputs.at(0).sizes;
-  const auto& weight = call.inputs.at(1).sizes;
-  const bool transposed = call.arg("transposed").toBool();
-  std::vector<int64_t> out = {input[0], transposed ? weight[1] * call.arg("groups").toInt() : weight[0]};
-  for (std::size_t d = 2; d < input.size(); ++d) {
-    const int64_t stride = at_dim(call.arg("stride"), d - 2);
-    const int64_t reach = at_dim(call.arg("dilation"), d - 2) * (weight[d] - 1) - 2 * at_dim(call.arg("padding"), d - 2);
-    out.push_back(transposed ? (input[d] - 1) * stride + reach + at_dim(call.arg("output_padding"), d - 2) + 1
-                             : (input[d] - reach - 1) / stride + 1);
-  }
-  return out;
-}
-
-// (input, weight, bias)
-OpRule convolution(const OpCall& call) {
-  const Labels whole(call.inputs.at(0).sizes.size() - 1, '-');
-  OpRule rule{.strategies = shard_factors({'n' + whole, '-' + whole, "-"}, {'n' + whole})};
-  if (!call.inputs.at(2).defined) add_linear_where_exact(rule, call, {{0}, {1}});
-  rule.outputs = {info(convolution_sizes(call), call.inputs[0].dtype)};
-  return rule;
-}
-
-// (grad, input, weight) -> the gradients of input, weight and bias
-OpRule convolution_backward(const OpCall& call) {
-  const Labels whole(call.inputs.at(0).sizes.size() - 1, '-');
-  OpRule rule{.strategies = shard_factors({'n' + whole, 'n' + whole, '-' + whole}, {'n' + whole, '-' + whole, "-"})};
-  const auto& in = call.inputs;
-  rule.outputs = asked_for(call, {in.at(1), in.at(2), info({in[0].sizes[1]}, in[0].dtype)});
-  return rule;
-}
-
 constexpr RuleEntry kTable[] = {
     {"_softmax", along},
     {"_log_softmax", along},
@@ -213,8 +173,6 @@ constexpr RuleEntry kTable[] = {
     {"nll_loss2d_backward", nll_backward},
     {"_scaled_dot_product_flash_attention_for_cpu", attention},
     {"_scaled_dot_product_flash_attention_for_cpu_backward", attention_backward},
-    {"convolution", convolution},
-    {"convolution_backward", convolution_backward},
 };
 
 }  // namespace

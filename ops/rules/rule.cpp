@@ -19,8 +19,9 @@ Placement placement_of(const Labels& labels, char f, Placement otherwise) {
 class Registry {
  public:
   Registry() {
-    for (const auto table : {pointwise_rules(), view_rules(), join_rules(), indexing_rules(), reduction_rules(),
-                             matmul_rules(), nn_rules(), norm_rules(), factory_rules(), random_rules(), batched_rules()}) {
+    for (const auto table :
+         {pointwise_rules(), view_rules(), join_rules(), indexing_rules(), reduction_rules(), matmul_rules(), nn_rules(),
+          convolution_rules(), pooling_rules(), norm_rules(), factory_rules(), random_rules(), batched_rules()}) {
       for (const RuleEntry& entry : table) {
         if (!rules_.emplace(entry.name, entry.rule).second) {
           throw std::logic_error(fmt::format("two sharding rules for {}", entry.name));

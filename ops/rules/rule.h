@@ -11,6 +11,7 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 
+#include "tessera/ops/rules/halos.h"
 #include "tessera/placement/placement.h"
 
 namespace tessera::rules {
@@ -53,6 +54,9 @@ struct OpCall {
 //   attention_backward        the same, and zeros of a piece without elements
 //   embedding                 rows that this rank lacks give zeros
 //   embedding_dense_backward  the rows of the whole gradient that this rank holds (an output Shard(0), inputs whole)
+//   convolution               the operator on rows with their halos, its count of groups that of the piece; of no channels zeros
+//   convolution_backward      the same
+//   pooling                   the operator on rows with their halos; counts and indices are those of the whole
 //   group_norm                the operator, its counts of items, channels and groups those of the piece
 //   mean_loss                 the operator with a sum in place of its mean, divided by the elements of the whole
 //   nll_loss_mean             the local sum divided by the total weight of all ranks; the total weight, whole
@@ -79,6 +83,8 @@ struct OpRule {
                                                        std::span<const int64_t> mesh_shape)>
       keep = {};
   std::string_view keep_kernel = {};
+  // What ranks exchange before the kernel runs, where a strategy cuts these dimensions.
+  std::optional<Halos> halos = {};
   // Results that cannot be found by running the operator on meta tensors.
   std::vector<TensorInfo> outputs;
   // Whether placements chosen for the first mesh dimensions go together; empty for always. For views, where a split of one
@@ -134,6 +140,8 @@ std::span<const RuleEntry> indexing_rules();
 std::span<const RuleEntry> reduction_rules();
 std::span<const RuleEntry> matmul_rules();
 std::span<const RuleEntry> nn_rules();
+std::span<const RuleEntry> convolution_rules();
+std::span<const RuleEntry> pooling_rules();
 std::span<const RuleEntry> norm_rules();
 std::span<const RuleEntry> factory_rules();
 std::span<const RuleEntry> random_rules();

@@ -26,16 +26,24 @@ int64_t parts_elsewhere(const Placements& placements, std::span<const int64_t> m
   return parts;
 }
 
-// A rough time for one mesh dimension's change of a piece of `bytes` (whole along that dimension): 0 for what moves nothing.
-double change_cost(const Placement& from, const Placement& to, double bytes, int64_t ranks) {
-  constexpr double kLatency = 120;  // Gloo on one host, a small collective
-  constexpr double kBytesPerMicrosecond = 2000;
+constexpr double kLatency = 120;  // Gloo on one host, a small collective
+constexpr double kBytesPerMicrosecond = 2000;
+
+// The largest part of a dimension of `size` elements that is cut into `ranks` chunks.
+double largest_part(int64_t size, int64_t ranks) {
+  return size == 0 ? 0 : static_cast<double>((size + ranks - 1) / ranks) / static_cast<double>(size);
+}
+
+// A rough time for one mesh dimension's change of a piece of `bytes` (whole along that dimension) of a tensor of `sizes`: 0 for what moves
+// nothing.
+double change_cost(const Placement& from, const Placement& to, double bytes, const std::vector<int64_t>& sizes,
+                   int64_t ranks) {
   const bool applies_mask = from.is_partial() && from.reduction().awaited() && to == Partial(from.reduction().awaited());
   if (ranks == 1 || from.is_replicate() || applies_mask) return 0;
   const auto n = static_cast<double>(ranks);
   double moved = bytes * (n - 1) / n;
   if (from.is_partial() && to.is_replicate()) moved *= 2;
-  if (from.is_shard() && to.is_shard()) moved /= n;
+  if (from.is_shard() && to.is_shard()) moved *= largest_part(sizes.at(static_cast<std::size_t>(to.tensor_dim())), ranks);
   return kLatency + moved / kBytesPerMicrosecond;
 }
 
@@ -90,7 +98,10 @@ class Search {
       for (const Strategy& strategy : rule_.strategies) {
         consider(strategy, i, best, best_cost);
         if (cuts.empty() || !shards(strategy)) continue;
-        for (const Placement& cut : cuts) consider(cut_as(strategy, cut), i, best, best_cost);
+        for (const Placement& cut : cuts) {
+          Strategy other = cut_as(strategy, cut);
+          if (!rule_.halos || follow_partition(*rule_.halos, other)) consider(other, i, best, best_cost);
+        }
       }
       if (!best) return std::nullopt;
       if (considered_ != nullptr) (*considered_)[best_considered_].chosen = true;
@@ -151,10 +162,20 @@ class Search {
       const Placement& from = current_[j][mesh_dim];
       const Placement& to = strategy.inputs[j];
       if (from == to) continue;
-      cost += kLocalChange + change_cost(from, to, piece_bytes(j, mesh_dim), mesh_shape_[mesh_dim]);
+      cost += kLocalChange + change_cost(from, to, piece_bytes(j, mesh_dim), inputs_[j].sizes, mesh_shape_[mesh_dim]);
       if (mesh_shape_[mesh_dim] > 1 && to.is_partial() && !from.is_replicate()) cost += kLocalChange;
     }
-    return cost;
+    return cost + halo_cost(strategy, mesh_dim);
+  }
+
+  // Of the one collective in which rows of other ranks' pieces come.
+  double halo_cost(const Strategy& strategy, std::size_t mesh_dim) const {
+    if (!rule_.halos || mesh_shape_[mesh_dim] == 1) return 0;
+    const double share = fetched_share(*rule_.halos, strategy, mesh_shape_[mesh_dim]);
+    if (share == 0) return 0;
+    double bytes = 0;
+    for (const std::size_t j : rule_.halos->inputs) bytes += share * piece_bytes(j, mesh_dim);
+    return kLatency + bytes / kBytesPerMicrosecond;
   }
 
   // Bytes of input j as the mesh dimensions other than this one leave it.
@@ -219,7 +240,7 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
     for (std::size_t j = 0; j < inputs.size(); ++j) {
       const double bytes =
           inputs[j].defined ? bytes_of(inputs[j]) / static_cast<double>(parts_elsewhere(moved[j], mesh_shape, i)) : 0;
-      microseconds += change_cost(moved[j][i], Replicate(), bytes, mesh_shape[i]);
+      microseconds += change_cost(moved[j][i], Replicate(), bytes, inputs[j].sizes, mesh_shape[i]);
       moved[j][i] = Replicate();
     }
     if (moved == current || (best && microseconds >= best->microseconds)) continue;

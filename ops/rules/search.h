@@ -14,7 +14,7 @@ struct Choice {
   std::vector<Placements> inputs;   // for each input, the placements to bring it into
   std::vector<Placements> outputs;  // for each output
   std::string_view kernel = {};     // the local kernel of the strategies chosen, if any has one
-  double microseconds = 0;          // estimated time to bring the inputs there
+  double microseconds = 0;          // estimated time to bring the inputs there, halos included
 };
 
 // An input that the operator writes and the output that it is, kNoOutput where it is none. Both keep the placements that the input has; or, where `moves`, both
@@ -30,7 +30,7 @@ struct Written {
 struct Considered {
   std::size_t mesh_dim;
   Strategy strategy;
-  double microseconds;  // to bring the inputs there
+  double microseconds;  // to bring the inputs there, halos included
   std::string refused;  // why it cannot be; "" where it can
   bool chosen = false;
 };

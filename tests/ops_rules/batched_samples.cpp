@@ -78,17 +78,10 @@ std::vector<Sample> pooling() {
   const Ints two = {2, 2};
   const Ints three = {2, 2, 2};
   return {
-      {"aten::avg_pool2d", {image, two}},
-      {"aten::avg_pool2d", {x({3, 6, 4}), two}},
-      {"aten::avg_pool3d", {volume, three}},
-      {"aten::avg_pool2d_backward", {x({3, 5, 3, 2}), image, two, two, Ints{0, 0}, false, true, none()}},
-      {"aten::avg_pool3d_backward", {x({3, 2, 2, 2, 2}), volume, three, three, Ints{0, 0, 0}, false, true, none()}},
       {"aten::_adaptive_avg_pool2d", {image, Ints{2, 3}}},
       {"aten::_adaptive_avg_pool3d", {volume, Ints{2, 3, 1}}},
       {"aten::_adaptive_avg_pool2d_backward", {x({3, 5, 2, 3}), image}},
       {"aten::_adaptive_avg_pool3d_backward", {x({3, 2, 2, 3, 1}), volume}},
-      {"aten::max_pool2d_with_indices", {image, two}},
-      {"aten::max_pool3d_with_indices", {volume, three}},
       {"aten::adaptive_max_pool2d", {image, Ints{2, 3}}},
       {"aten::adaptive_max_pool3d", {volume, Ints{2, 3, 1}}},
       {"aten::_prelu_kernel_backward", {x({5, 3}), x({5, 3}), x({1, 3})}},
@@ -96,10 +89,6 @@ std::vector<Sample> pooling() {
       {"aten::fractional_max_pool3d", {volume, three, three, drawn3}},
       {"aten::fractional_max_pool2d_backward", {at::randn_like(some), image, two, Ints{3, 2}, where_some}},
       {"aten::fractional_max_pool3d_backward", {at::randn_like(some3), volume, three, three, where_some3}},
-      {"aten::max_pool2d_with_indices_backward",
-       {at::randn_like(most), image, two, two, Ints{0, 0}, Ints{1, 1}, false, where}},
-      {"aten::max_pool3d_with_indices_backward",
-       {at::randn_like(most3), volume, three, three, Ints{0, 0, 0}, Ints{1, 1, 1}, false, where3}},
       {"aten::adaptive_max_pool2d_backward", {at::randn_like(large), image, at2}},
       {"aten::adaptive_max_pool3d_backward", {at::randn_like(large3), volume, at3}},
       {"aten::max_unpool2d", {most, where, Ints{6, 4}}},

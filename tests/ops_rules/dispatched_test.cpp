@@ -90,6 +90,11 @@ TESSERA_RANKS_TEST_CASE("softmax, norms, embeddings, losses and attention from a
   check(nn_samples, make_mesh(), 3);
 }
 
+TESSERA_RANKS_TEST_CASE("convolution and pooling from any layouts give the whole's result", {2, 3, 4}) {
+  check(convolution_samples, make_mesh(), 4);
+  check(pooling_samples, make_mesh(), 4);
+}
+
 TESSERA_RANKS_TEST_CASE("factories and pointwise operators from any layouts give the whole's result", {2, 3, 4}) {
   check(factory_samples, make_mesh(), 3);
   check(pointwise_samples, make_mesh(), 3);

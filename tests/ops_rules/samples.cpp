@@ -259,9 +259,6 @@ std::vector<Sample> attention_samples() {
 }  // namespace
 
 std::vector<Sample> nn_samples() {
-  const at::IValue ones = Ints{1};
-  const at::IValue zeros = Ints{0};
-  const at::IValue all = c10::List<bool>({true, true, true});
   const at::Tensor soft = at::softmax(x({5, 3, 2}), 1);
   std::vector<Sample> out = {
       {"aten::_softmax", {x({5, 3, 2}), 1, false}},
@@ -277,10 +274,6 @@ std::vector<Sample> nn_samples() {
       {"aten::embedding_dense_backward", {x({7, 3}), ints({7}, 5), 5, -1, false}},
       {"aten::embedding_dense_backward", {x({3, 2, 3}), ints({3, 2}, 5), 5, 2, false}},
       {"aten::embedding_dense_backward", {x({7, 3}), ints({7}, 5), 5, -1, true}},
-      {"aten::convolution", {x({5, 2, 6}), x({3, 2, 3}), x({3}), ones, zeros, ones, false, zeros, 1}},
-      {"aten::convolution", {x({5, 2, 6}), x({3, 2, 3}), none(), ones, ones, ones, false, zeros, 1}},
-      {"aten::convolution_backward",
-       {x({5, 3, 4}), x({5, 2, 6}), x({3, 2, 3}), Ints{3}, ones, zeros, ones, false, zeros, 1, all}},
   };
   for (const auto& more : {nll_samples(), attention_samples()}) out.insert(out.end(), more.begin(), more.end());
   return out;

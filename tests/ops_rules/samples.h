@@ -12,6 +12,8 @@ std::vector<Sample> norm_samples();
 std::vector<Sample> reduction_samples();
 std::vector<Sample> matmul_samples();
 std::vector<Sample> nn_samples();
+std::vector<Sample> convolution_samples();
+std::vector<Sample> pooling_samples();
 std::vector<Sample> factory_samples();
 std::vector<Sample> pointwise_samples();
 std::vector<Sample> batched_samples();

@@ -26,9 +26,27 @@ struct RankCall {
   Sizes coordinate;
   Tensors pieces;  // of the inputs
   torch::jit::Stack args;
+  Tensors held = {};  // pieces before rows of others were fetched
 
   Tile tile(const at::Tensor& whole, const Placements& placements) const {
     return local_tile(whole.sizes(), placements, mesh_shape, coordinate);
+  }
+  // What the rank has of input j when it computes.
+  Tile input_tile(std::size_t j) const {
+    const Tile own = tile(sample.tensors()[j], layouts.inputs[j]);
+    return fetches(j) ? sample.rule().halos->needed(own, computed()) : own;
+  }
+  // Whether rows of input j come from other ranks.
+  bool fetches(std::size_t j) const {
+    const auto& halos = sample.rule().halos;
+    if (!halos || std::ranges::find(halos->inputs, j) == halos->inputs.end()) return false;
+    return std::ranges::any_of(layouts.inputs[j], [&](const Placement& p) {
+      return p.is_shard() && std::ranges::find(halos->dims, p.tensor_dim()) != halos->dims.end();
+    });
+  }
+  Tile computed() const {
+    const auto& anchor = sample.rule().halos->anchor;
+    return anchor ? tile(sample.tensors()[*anchor], layouts.inputs[*anchor]) : tile(sample.results()[0], layouts.outputs[0]);
   }
   // The rows of dimension 0 that the rank holds: one range, for only chunks are simulated.
   Interval rows(const at::Tensor& whole, const Placements& placements) const {
@@ -51,10 +69,23 @@ Tensors by_whole(const RankCall& rank) {
   Tensors inputs = rank.pieces;
   for (std::size_t j = 0; j < inputs.size(); ++j) {
     const at::Tensor& whole = rank.sample.tensors()[j];
-    if (whole.defined()) inputs[j] = embedded(inputs[j], rank.tile(whole, rank.layouts.inputs[j]), whole.sizes());
+    if (whole.defined()) inputs[j] = embedded(inputs[j], rank.input_tile(j), whole.sizes());
   }
   Tensors out = rank.sample.run(rank.sample.args_with(inputs));
-  for (std::size_t k = 0; k < out.size(); ++k) out[k] = cut(out[k], rank.tile(out[k], rank.layouts.outputs[k]));
+  for (std::size_t k = 0; k < out.size(); ++k) {
+    if (out[k].defined()) out[k] = cut(out[k], rank.tile(out[k], rank.layouts.outputs[k]));
+  }
+  return out;
+}
+
+// The same, but for the bias's gradient, which is of the rows of the gradient that the rank holds.
+Tensors convolution_backward(const RankCall& rank) {
+  Tensors out = by_whole(rank);
+  if (!out[2].defined()) return out;
+  const at::Tensor& grad = rank.held.empty() ? rank.pieces[0] : rank.held[0];
+  Sizes dims = {0};
+  for (int64_t d = 2; d < grad.dim(); ++d) dims.push_back(d);
+  out[2] = grad.sum(dims);
   return out;
 }
 
@@ -131,6 +162,9 @@ const std::map<std::string_view, Kernel>& kernels() {
       {"mean", mean},
       {"draw", draw},
       {"parts", by_whole},
+      {"convolution", by_whole},
+      {"convolution_backward", convolution_backward},
+      {"pooling", by_whole},
       {"parts_backward", by_whole},
       {"extremum", extremum},
       {"group_norm", group_norm},
@@ -190,7 +224,17 @@ Tensors empty_results(const RankCall& rank) {
   return out;
 }
 
+// Rows of other ranks, as their exchange would bring them.
+void fetch(RankCall& rank) {
+  rank.held = rank.pieces;
+  for (std::size_t j = 0; j < rank.pieces.size(); ++j) {
+    if (rank.fetches(j)) rank.pieces[j] = cut(rank.sample.tensors()[j], rank.input_tile(j));
+  }
+  rank.args = rank.sample.args_with(rank.pieces);
+}
+
 Tensors run_rank(RankCall& rank) {
+  fetch(rank);
   localize(rank);
   if (nothing_here(rank)) return empty_results(rank);
   if (rank.layouts.kernel.empty()) return rank.sample.run(rank.args);

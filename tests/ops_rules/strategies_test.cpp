@@ -144,8 +144,16 @@ TEST_CASE("products: every strategy gives the whole's result") {
   check_table(rules::matmul_rules(), matmul_samples(), {"_grouped_mm", "_scaled_mm"}, {});
 }
 
-TEST_CASE("softmax, embeddings, losses, attention, convolution: every strategy gives the whole's result") {
+TEST_CASE("softmax, embeddings, losses, attention: every strategy gives the whole's result") {
   check_table(rules::nn_rules(), nn_samples(), {}, {});
+}
+
+TEST_CASE("convolution: every strategy gives the whole's result") {
+  check_table(rules::convolution_rules(), convolution_samples(), {}, {});
+}
+
+TEST_CASE("pooling: every strategy gives the whole's result") {
+  check_table(rules::pooling_rules(), pooling_samples(), {}, {});
 }
 
 TEST_CASE("factories: every strategy gives the whole's sizes and values") {

@@ -1,0 +1,161 @@
+// The local kernel "pooling": maxima and means over windows, and their gradients, of rows with those that their windows meet.
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include "tessera/ops/kernels/windows.h"
+
+namespace tessera {
+namespace {
+
+using torch::jit::Stack;
+using Rows = std::vector<WindowRows>;
+
+// Half types are summed in single precision.
+at::Tensor precise(const at::Tensor& t) { return at::isReducedFloatingType(t.scalar_type()) ? t.to(at::kFloat) : t; }
+
+// The operator on rows that stand between their edges: without padding, and as many windows as fit.
+void run_unpadded(const LocalCall& call, Stack& stack) {
+  named(call, stack, "padding") = std::vector<int64_t>(call.fetched->halos.dims.size(), 0);
+  named(call, stack, "ceil_mode") = false;
+  call.op.callBoxed(stack);
+}
+
+at::Scalar lowest(at::ScalarType type) {
+  if (c10::isFloatingType(type)) return -std::numeric_limits<double>::infinity();
+  if (type == at::kByte) return 0;
+  const int bits = static_cast<int>(c10::elementSize(type)) * 8;
+  return std::numeric_limits<int64_t>::min() >> (64 - bits);
+}
+
+// ---- maxima: an index is row-major over all rows
+
+// By index over rows that begin at `span` in each dimension, the index over all rows of `window.wide`.
+at::Tensor global_indices(at::Tensor indices, const Rows& rows) {
+  at::Tensor out = at::zeros(indices.sizes(), indices.options());
+  int64_t step = 1;
+  for (auto r = rows.rbegin(); r != rows.rend(); ++r) {
+    at::Tensor place = indices.remainder(r->span.size()) + r->span.begin;
+    indices = indices.div(r->span.size(), "floor");
+    // A window in which nothing is larger than what padding counts as points to its first place that is one.
+    const int64_t d = r->window.dilation;
+    place = at::where(place < 0, place.remainder(d), place);
+    out += place * step;
+    step *= r->window.wide;
+  }
+  return out;
+}
+
+// (self, ...) -> (maxima, indices)
+void max_pool(const LocalCall& call, Stack& stack, const Rows& rows) {
+  const at::Tensor self = stack[0].toTensor();
+  stack[0] = reframed(self, rows, &WindowRows::wide, &WindowRows::span, lowest(self.scalar_type())).contiguous();
+  run_unpadded(call, stack);
+  stack[1] = global_indices(stack[1].toTensor(), rows);
+}
+
+// (grad, self, ..., indices): what of the fetched gradients goes to rows that this rank holds.
+void max_pool_backward(const LocalCall& call, Stack& stack, const Rows& rows) {
+  const at::Tensor grad = stack[0].toTensor();
+  at::Tensor indices = named(call, stack, "indices").toTensor();
+  at::Tensor place = at::zeros(indices.sizes(), indices.options());
+  at::Tensor here = at::ones(indices.sizes(), indices.options().dtype(at::kBool));
+  int64_t step = 1;
+  for (auto r = rows.rbegin(); r != rows.rend(); ++r) {
+    const at::Tensor row = indices.remainder(r->window.wide);
+    indices = indices.div(r->window.wide, "floor");
+    here = here.logical_and(row >= r->wide.begin).logical_and(row < r->wide.end);
+    place += (row - r->wide.begin) * step;
+    step *= r->wide.size();
+  }
+  const auto leading = static_cast<int64_t>(grad.dim()) - static_cast<int64_t>(rows.size());
+  const auto flat = [&](const at::Tensor& t) { return t.flatten(leading); };
+  std::vector<int64_t> sizes = call.outputs[0]->local_sizes;
+  const at::Tensor source = precise(grad).masked_fill(here.logical_not(), 0);
+  const at::Tensor out = at::zeros(sizes, source.options());
+  flat(out).scatter_add_(-1, flat(place.masked_fill(here.logical_not(), 0)), flat(source));
+  stack = {out.to(grad.scalar_type())};
+}
+
+// ---- means: a sum, divided by how many elements of the whole its window counts
+
+// How many each window of the narrow rows counts in one dimension, shaped to go with them.
+at::Tensor counts(const WindowRows& r, bool with_padding, int64_t ndim) {
+  const rules::Window& w = r.window;
+  std::vector<int64_t> out;
+  for (int64_t o = r.narrow.begin; o < r.narrow.end; ++o) {
+    const int64_t begin = o * w.stride - w.padding;
+    const int64_t end = std::min(begin + w.kernel, w.wide + (with_padding ? w.padding : 0));
+    out.push_back(std::max<int64_t>(end - (with_padding ? begin : std::max<int64_t>(begin, 0)), 1));
+  }
+  std::vector<int64_t> shape(static_cast<std::size_t>(ndim), 1);
+  shape[static_cast<std::size_t>(r.dim)] = -1;
+  return at::tensor(out, at::kLong).view(shape);
+}
+
+// `sums` of the narrow rows over their divisors.
+at::Tensor divided(const LocalCall& call, Stack& stack, const Rows& rows, const at::Tensor& sums) {
+  const auto mode = at::isIntegralType(sums.scalar_type(), false) ? std::optional<std::string_view>("trunc") : std::nullopt;
+  const auto fixed = named(call, stack, "divisor_override").toOptional<int64_t>();
+  at::Tensor divisor = at::full({}, fixed.value_or(1), at::kLong);
+  for (std::size_t k = 0; !fixed && k < rows.size(); ++k) {
+    divisor = divisor * counts(rows[k], named(call, stack, "count_include_pad").toBool(), sums.dim());
+  }
+  return at::div(sums, divisor.to(sums.options()), mode);
+}
+
+// (self, ...)
+void avg_pool(const LocalCall& call, Stack& stack, const Rows& rows) {
+  const at::Tensor self = stack[0].toTensor();
+  Stack local = stack;
+  local[0] = reframed(precise(self), rows, &WindowRows::wide, &WindowRows::span).contiguous();
+  named(call, local, "divisor_override") = 1;
+  run_unpadded(call, local);
+  stack = {divided(call, stack, rows, local[0].toTensor()).to(self.scalar_type())};
+}
+
+// (grad, self, ...)
+void avg_pool_backward(const LocalCall& call, Stack& stack, const Rows& rows) {
+  const at::Tensor grad = stack[0].toTensor();
+  Stack local = stack;
+  local[0] = divided(call, stack, rows, precise(grad)).contiguous();
+  std::vector<int64_t> sizes = stack[1].toTensor().sizes().vec();
+  for (const WindowRows& r : rows) sizes[static_cast<std::size_t>(r.dim)] = r.span.size();
+  local[1] = at::empty(sizes, local[0].toTensor().options());  // its sizes alone are read
+  named(call, local, "divisor_override") = 1;
+  run_unpadded(call, local);
+  const at::Tensor spanned = local[0].toTensor();
+  stack = {reframed(spanned, rows, &WindowRows::span, &WindowRows::wide).to(grad.scalar_type())};
+}
+
+void pooling(const LocalCall& call, Stack& stack) {
+  const Rows rows = window_rows(call);
+  const std::string& name = call.op.schema().name();
+  const bool max = name.find("max") != std::string::npos;
+  if (name.ends_with("_backward")) {
+    if (no_rows(rows)) {
+      stack = {at::zeros(call.outputs[0]->local_sizes, stack[0].toTensor().options())};
+    } else {
+      max ? max_pool_backward(call, stack, rows) : avg_pool_backward(call, stack, rows);
+    }
+  } else {
+    max ? max_pool(call, stack, rows) : avg_pool(call, stack, rows);
+  }
+}
+
+[[maybe_unused]] const bool registered = register_local_kernel("pooling", pooling);
+
+}  // namespace
+}  // namespace tessera
