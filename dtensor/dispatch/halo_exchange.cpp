@@ -77,12 +77,12 @@ std::vector<at::Tensor> HaloExchange::run(const DeviceMesh& mesh, std::span<cons
 }
 
 std::string HaloExchange::to_string() const {
+  if (!communicates_) return "no rows of other ranks";
   std::vector<std::string> rows;
   for (std::size_t k = 0; k < most_.size(); ++k) {
-    if (most_[k] > 0) rows.push_back(fmt::format("{} rows of dimension {}", most_[k], halos_.dims[k]));
+    if (most_[k] > 0) rows.push_back(fmt::format("dimension {}: {} at most", halos_.dims[k], most_[k]));
   }
-  if (!communicates_) return "no rows of other ranks";
-  return fmt::format("{} at most from other ranks, by all_to_all over mesh dimensions {}", fmt::join(rows, " and "),
+  return fmt::format("rows of other ranks ({}) by all_to_all over mesh dimensions {}", fmt::join(rows, ", "),
                      fmt::join(mesh_dims_, ", "));
 }
 

@@ -28,7 +28,7 @@ class HaloExchange {
   // all_to_all over the mesh dimensions that cut the windows, in which ranks without a piece take part; each rank gets what it lacks.
   std::vector<at::Tensor> run(const DeviceMesh& mesh, std::span<const at::Tensor> pieces) const;
 
-  // "2 rows of dimension 2 at most from other ranks, by all_to_all over mesh dimensions 0".
+  // "rows of other ranks (dimension 2: 2 at most) by all_to_all over mesh dimensions 0".
   std::string to_string() const;
 
  private:

@@ -66,6 +66,25 @@ TEST_CASE("explain_op says what a candidate would break, and that a view stays w
         std::string::npos);
 }
 
+TEST_CASE("explain_op counts the halos of a convolution among the costs of its candidates") {
+  using Ints = std::vector<int64_t>;
+  const at::Tensor image = sharded({2, 3, 64, 64}, {Shard(2)}, {4});
+  const auto explain = [&](int64_t kernel) {
+    const at::Tensor weight = sharded({3, 3, kernel, kernel}, {Replicate()}, {4});
+    const Ints same = {kernel / 2, kernel / 2};
+    return explain_op("aten::convolution",
+                      {image, weight, c10::IValue(), Ints{1, 1}, same, Ints{1, 1}, false, Ints{0, 0}, 1});
+  };
+  const OpExplanation told = explain(3);
+  CHECK(chosen(told, 0).outputs == std::vector<Placement>{Shard(2)});
+  // Two rows of 64 at most, of 2 images of 3 channels, at 2000 bytes a microsecond, and one collective's start.
+  CHECK(chosen(told, 0).microseconds == doctest::Approx(120 + 2.0 * 2 * 3 * 64 * 4 / 2000));
+  CHECK(told.steps == std::vector<std::string>{
+                          "halos: rows of other ranks (dimension 2: 2 at most) by all_to_all over mesh dimensions 0"});
+  CHECK(chosen(explain(1), 0).microseconds == 0);
+  CHECK(explain(1).steps == std::vector<std::string>{"halos: no rows of other ranks"});
+}
+
 TEST_CASE("explain_op refuses what it cannot explain") {
   const at::Tensor x = sharded({8, 8}, {Shard(0)}, {4});
   CHECK_THROWS_WITH_AS(explain_op("aten::nothing", {x}),

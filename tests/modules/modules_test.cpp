@@ -32,7 +32,9 @@ std::vector<Column> columns_of_table() {
           {"S(0)", {4}, {Shard(0)}},
           {"S(1)", {3}, {Shard(1)}},
           {"Ragged(0)", {3}, {RaggedShard(0, {5, 0, 1})}},
-          {"[S(0), S(1)]", {2, 2}, {Shard(0), Shard(1)}}};
+          {"[S(0), S(1)]", {2, 2}, {Shard(0), Shard(1)}},
+          {"S(2)", {3}, {Shard(2)}},
+          {"[S(2), S(3)]", {2, 2}, {Shard(2), Shard(3)}}};
 }
 
 // A dimension that the tensor lacks is cut by nobody.

@@ -47,6 +47,10 @@ TEST_CASE("what needs no communication is chosen") {
   const Sample plus_one = {"aten::add.Scalar", {x({6, 4}), 1}};
   const Sample gelu = {"aten::gelu", {x({6, 4})}};
   const Sample view = {"aten::view", {x({2, 12}), Sizes{2, 4, 3}}};
+  const Sample conv = {"aten::convolution",
+                       {x({2, 6, 24}), x({4, 6, 1}), x({4}), Sizes{1}, Sizes{0}, Sizes{1}, false, Sizes{0}, 1}};
+  const Sample groups = {"aten::convolution",
+                         {x({2, 6, 24}), x({6, 1, 3}), x({6}), Sizes{1}, Sizes{0}, Sizes{1}, false, Sizes{0}, 6}};
   const std::vector<Row> rows = {
       {"rows", mm, {{Shard(0)}, {Replicate()}}, "[S(0)] [R] -> [S(0)]"},
       {"columns", mm, {{Replicate()}, {Shard(1)}}, "[R] [S(1)] -> [S(1)]"},
@@ -56,6 +60,13 @@ TEST_CASE("what needs no communication is chosen") {
       {"a pending operand passes", mm, {{Partial()}, {Replicate()}}, "[P(sum)] [R] -> [P(sum)]"},
       {"the bias becomes a term", addmm, {{Replicate()}, {Shard(1)}, {Shard(0)}}, "[P(sum)] [S(1)] [S(0)] -> [P(sum)]"},
       {"columns of the bias too", addmm, {{Shard(0)}, {Replicate()}, {Shard(1)}}, "[S(0)] [R] [S(1)] -> [S(1)]"},
+      {"channels that come out", conv, {{Replicate()}, {Shard(0)}, {Shard(0)}}, "[R] [S(0)] [S(0)] -> [S(1)]"},
+      {"channels that go in", conv, {{Shard(1)}, {Shard(1)}, {Replicate()}}, "[S(1)] [S(1)] [P(sum)] -> [P(sum)]"},
+      {"groups", groups, {{Shard(1)}, {Shard(0)}, {Shard(0)}}, "[S(1)] [S(0)] [S(0)] -> [S(1)]"},
+      {"places whose windows stay within pieces",
+       conv,
+       {{Shard(2)}, {Replicate()}, {Replicate()}},
+       "[S(2)] [R] [R] -> [S(2)]"},
       {"terms add up", add, {{Partial()}, {Partial()}}, "[P(sum)] [P(sum)] -> [P(sum)]"},
       {"a whole operand becomes a term", add, {{Partial()}, {Replicate()}}, "[P(sum)] [P(sum)] -> [P(sum)]"},
       {"a number would be added once a term", plus_one, {{Partial()}}, "[S(0)] -> [S(0)]"},
@@ -149,6 +160,20 @@ TEST_CASE("what is chosen from any layouts on meshes of two and three dimensions
       }
     }
   }
+}
+
+TEST_CASE("rows of other ranks are fetched where that is cheaper than to gather or to cut otherwise") {
+  const auto rows = [](const std::vector<Placements>& current, const Sizes& image, int64_t kernel, const Sizes& stride) {
+    const Sample conv = {"aten::convolution",
+                         {x(image), x({1, 1, kernel}), x({1}), stride, Sizes{0}, Sizes{1}, false, Sizes{0}, 1}};
+    return text(chosen(conv, current, {4}));
+  };
+  const Placements whole = {Replicate()};
+  CHECK(rows({{Shard(2)}, whole, whole}, {4, 1, 4096}, 3, {1}) == "[S(2)] [R] [R] -> [S(2)]");
+  CHECK(rows({{RaggedShard(2, {9, 0, 2, 1})}, whole, whole}, {4, 1, 12}, 3, {2}) ==
+        "[RS(2,9,0,2,1)] [R] [R] -> [RS(2,4,0,1,0)]");
+  // Every rank would need almost everything.
+  CHECK(rows({{Shard(2)}, whole, whole}, {4, 1, 4096}, 4000, {1}) == "[S(0)] [R] [R] -> [S(0)]");
 }
 
 }  // namespace
