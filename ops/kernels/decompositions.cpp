@@ -6,7 +6,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_local_scalar_dense.h>
-#include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/amax.h>
@@ -99,19 +98,6 @@ bool as_strided(const c10::OperatorHandle& op, Stack& stack) {
   }
   give(op, stack, at::alias(self));
   return true;
-}
-
-bool is_plain(const at::Tensor& t) { return t.defined() && !detail::is_dtensor(t); }
-
-// LibTorch makes a causal mask of its own, a plain tensor that every rank has. The caller's tensors are not taken for such.
-std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                                  const std::optional<at::Tensor>& mask, double dropout, bool causal,
-                                                  const std::optional<at::Tensor>& dropout_mask, std::optional<double> scale,
-                                                  bool grouped) {
-  const bool any_plain = is_plain(query) || is_plain(key) || is_plain(value) || (dropout_mask && is_plain(*dropout_mask));
-  const ImplicitReplication own_mask((causal && !any_plain) || ImplicitReplication::enabled());
-  return at::native::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, dropout_mask, scale,
-                                                        grouped);
 }
 
 // t_, transpose_, squeeze_ and unsqueeze_: the tensor becomes the view of itself that the operator without the underscore gives.
@@ -304,7 +290,6 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
 
 void register_composites(torch::Library& m) {
   m.impl("one_hot", one_hot);
-  m.impl("_scaled_dot_product_attention_math", attention_math);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { register_composites(m); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
