@@ -79,23 +79,6 @@ Pieces terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
   throw std::logic_error("no such reduction");
 }
 
-at::Tensor reduce(const Pieces& pieces, ReduceOp op) {
-  at::Tensor out = pieces[0];
-  for (std::size_t k = 1; k < pieces.size(); ++k) {
-    switch (op) {
-      case ReduceOp::kSum:
-      case ReduceOp::kAvg: out = out + pieces[k]; break;
-      case ReduceOp::kMax: out = at::maximum(out, pieces[k]); break;
-      case ReduceOp::kMin: out = at::minimum(out, pieces[k]); break;
-      case ReduceOp::kProduct: out = out * pieces[k]; break;
-      case ReduceOp::kBitAnd: out = at::bitwise_and(out, pieces[k]); break;
-      case ReduceOp::kBitOr: out = at::bitwise_or(out, pieces[k]); break;
-      case ReduceOp::kBitXor: out = at::bitwise_xor(out, pieces[k]); break;
-    }
-  }
-  return op == ReduceOp::kAvg ? out / static_cast<double>(pieces.size()) : out;
-}
-
 // Terms, copies and, where it is cut, the whole.
 Pieces uncut(const at::Tensor& whole, std::span<const Placement> placements, std::span<const int64_t> mesh_shape) {
   if (mesh_shape.empty()) return {whole};
@@ -129,7 +112,7 @@ Part joined(std::span<const Part> parts, std::span<const Placement> placements, 
   if (placements[0].is_partial()) {
     Pieces values;
     for (const Part& part : each) values.push_back(part.values);
-    return {.values = reduce(values, plain_op(placements[0])), .here = each[0].here};
+    return {.values = reduced(values, plain_op(placements[0])), .here = each[0].here};
   }
   Part out = each[0];
   for (const Part& part : each) {
@@ -147,6 +130,23 @@ ReduceOp plain_op(const Placement& partial) {
     if (partial.is_partial(op)) return op;
   }
   throw std::logic_error("not a plain reduction: " + to_string(partial));
+}
+
+at::Tensor reduced(const std::vector<at::Tensor>& terms, ReduceOp op) {
+  at::Tensor out = terms[0];
+  for (std::size_t k = 1; k < terms.size(); ++k) {
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kAvg: out = out + terms[k]; break;
+      case ReduceOp::kMax: out = at::maximum(out, terms[k]); break;
+      case ReduceOp::kMin: out = at::minimum(out, terms[k]); break;
+      case ReduceOp::kProduct: out = out * terms[k]; break;
+      case ReduceOp::kBitAnd: out = at::bitwise_and(out, terms[k]); break;
+      case ReduceOp::kBitOr: out = at::bitwise_or(out, terms[k]); break;
+      case ReduceOp::kBitXor: out = at::bitwise_xor(out, terms[k]); break;
+    }
+  }
+  return op == ReduceOp::kAvg ? out / static_cast<double>(terms.size()) : out;
 }
 
 at::Tensor cut(at::Tensor whole, const Tile& tile) {

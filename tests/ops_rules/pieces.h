@@ -27,6 +27,9 @@ at::Tensor embedded(const at::Tensor& piece, const Tile& tile, at::IntArrayRef s
 at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements, std::span<const int64_t> mesh_shape,
                 at::IntArrayRef sizes, bool& consistent);
 
+// What terms reduce to.
+at::Tensor reduced(const std::vector<at::Tensor>& terms, ReduceOp op);
+
 // Equal, or close where the type is not integral (NaN equals NaN).
 bool same_values(const at::Tensor& a, const at::Tensor& b);
 

@@ -138,17 +138,7 @@ Tensors nll_loss_mean(const RankCall& rank) {
   return {rank.sample.run(args)[0] / total, total};
 }
 
-Tensors contiguous_statistics(const RankCall& rank) { return rank.sample.run(rank.args); }  // pieces are contiguous here
-
-Tensors group_norm(const RankCall& rank) {
-  torch::jit::Stack args = rank.args;
-  const auto at = [&](const char* name) -> at::IValue& { return args[rank.sample.call().arg_index(name)]; };
-  const at::Tensor piece = rank.args[0].toTensor();
-  at("group") = at("group").toInt() * piece.size(1) / at("C").toInt();
-  at("N") = piece.size(0);
-  at("C") = piece.size(1);
-  return rank.sample.run(args);
-}
+Tensors as_it_is(const RankCall& rank) { return rank.sample.run(rank.args); }  // pieces are contiguous here
 
 Tensors attention_backward(const RankCall& rank) {
   if (rank.args[0].toTensor().numel() != 0) return rank.sample.run(rank.args);
@@ -167,11 +157,11 @@ const std::map<std::string_view, Kernel>& kernels() {
       {"pooling", by_whole},
       {"parts_backward", by_whole},
       {"extremum", extremum},
-      {"group_norm", group_norm},
+      {"group_norm", as_it_is},
       {"mean_loss", mean_loss},
       {"reshape", reshape},
-      {"contiguous", contiguous_statistics},
-      {"contiguous_statistics", contiguous_statistics},
+      {"contiguous", as_it_is},
+      {"contiguous_statistics", as_it_is},
       {"attention_backward", attention_backward},
       {"embedding", embedding},
       {"embedding_dense_backward", embedding_dense_backward},
@@ -196,12 +186,16 @@ Sizes dense_strides(const Sizes& sizes, const Sizes& like) {
   return out;
 }
 
-void localize(RankCall& rank) {
-  const rules::OpRule& rule = rank.sample.rule();
-  if (rule.size_arg >= 0) rank.args[rule.size_arg] = rank.local_sizes(0);
-  if (rule.stride_arg >= 0) {
-    rank.args[rule.stride_arg] = dense_strides(rank.local_sizes(0), rank.args[rule.stride_arg].toIntVector());
-  }
+// Items, channels, places and groups of the piece.
+void count_groups(const Prepared& sample, const at::Tensor& piece, torch::jit::Stack& args) {
+  const auto at = [&](const char* name) -> at::IValue& { return args[sample.call().arg_index(name)]; };
+  const int64_t channels = at("C").toInt();
+  const int64_t groups = at("group").toInt() * piece.size(1);
+  if (groups % channels != 0) throw std::logic_error("a piece of a group of channels");
+  at("group") = groups / channels;
+  at("N") = piece.size(0);
+  at("C") = piece.size(1);
+  at("HxW") = piece.numel() / std::max<int64_t>(piece.size(0) * piece.size(1), 1);
 }
 
 // The dispatcher does not run an operator on a rank whose every result is empty.
@@ -235,7 +229,7 @@ void fetch(RankCall& rank) {
 
 Tensors run_rank(RankCall& rank) {
   fetch(rank);
-  localize(rank);
+  rank.args = localized(rank.sample, rank.pieces, rank.sample.results()[0].defined() ? rank.local_sizes(0) : Sizes());
   if (nothing_here(rank)) return empty_results(rank);
   if (rank.layouts.kernel.empty()) return rank.sample.run(rank.args);
   return kernels().at(rank.layouts.kernel)(rank);
@@ -292,6 +286,16 @@ std::string compare(const Prepared& sample, const Layouts& layouts, std::span<co
 
 }  // namespace
 
+torch::jit::Stack localized(const Prepared& sample, const std::vector<at::Tensor>& pieces,
+                            const std::vector<int64_t>& sizes) {
+  torch::jit::Stack args = sample.args_with(pieces);
+  const rules::OpRule& rule = sample.rule();
+  if (rule.size_arg >= 0) args[rule.size_arg] = sizes;
+  if (rule.stride_arg >= 0) args[rule.stride_arg] = dense_strides(sizes, args[rule.stride_arg].toIntVector());
+  if (rule.kernel == "group_norm") count_groups(sample, pieces[0], args);
+  return args;
+}
+
 std::string simulate(const Prepared& sample, const Layouts& layouts, std::span<const int64_t> mesh_shape) {
   for (const Placements& p : layouts.outputs) {
     if (has_terms_of_two_kinds(p)) return "a result with terms of two kinds: " + to_string(p);
@@ -305,7 +309,7 @@ std::string simulate(const Prepared& sample, const Layouts& layouts, std::span<c
   }
   std::vector<Tensors> by_rank;
   for (std::size_t r = 0; r < n; ++r) {
-    RankCall rank{sample, layouts, mesh_shape, coordinate_of(r, mesh_shape), pieces[r], sample.args_with(pieces[r])};
+    RankCall rank{sample, layouts, mesh_shape, coordinate_of(r, mesh_shape), pieces[r], {}};
     try {
       by_rank.push_back(run_rank(rank));
     } catch (const std::exception& error) {

@@ -1,0 +1,83 @@
+#include "tessera/tests/ops_rules/forms.h"
+
+#include <map>
+#include <stdexcept>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tessera/tests/ops_rules/samples.h"
+
+namespace tessera::testing {
+namespace {
+
+std::vector<Sample> all_samples() {
+  std::vector<Sample> out;
+  for (const auto family : {view_samples, join_samples, indexing_samples, norm_samples, reduction_samples, matmul_samples,
+                            nn_samples, pointwise_samples, batched_samples}) {
+    for (Sample& sample : family()) out.push_back(std::move(sample));
+  }
+  for (const rules::RuleEntry& entry : rules::pointwise_rules()) {
+    for (Sample& sample : made_samples(std::string(entry.name))) out.push_back(std::move(sample));
+  }
+  return out;
+}
+
+bool in_scope(const Sample& sample) { return !sample.random && !WholeCall(sample).in_place(); }
+
+}  // namespace
+
+std::vector<Draws> forms() {
+  std::map<std::string, Draws> out;
+  for (const uint64_t seed : {1, 2, 3}) {
+    at::manual_seed(seed);
+    std::map<std::string, int> seen;
+    for (Sample& sample : all_samples()) {
+      if (!in_scope(sample)) continue;
+      const int which = seen[sample.op]++;
+      out[fmt::format("{} {:03}", sample.op, which)].push_back(std::move(sample));
+    }
+  }
+  std::vector<Draws> list;
+  for (auto& [key, draws] : out) list.push_back(std::move(draws));
+  return list;
+}
+
+std::string title(const Sample& sample) {
+  std::vector<std::string> sizes;
+  const WholeCall whole(sample);
+  for (const at::Tensor& t : whole.tensors()) {
+    sizes.push_back(t.defined() ? fmt::format("({})", fmt::join(t.sizes(), ", ")) : "-");
+  }
+  return fmt::format("{} {}", sample.op, fmt::join(sizes, ", "));
+}
+
+std::string in_child(const std::function<std::string()>& work) {
+  int ends[2];
+  if (pipe(ends) != 0) throw std::runtime_error("in_child: no pipe");
+  const pid_t child = fork();
+  if (child < 0) throw std::runtime_error("in_child: no process");
+  if (child == 0) {
+    const std::string text = work();
+    for (std::size_t sent = 0; sent < text.size();) {
+      const ssize_t n = write(ends[1], text.data() + sent, text.size() - sent);
+      if (n <= 0) break;
+      sent += static_cast<std::size_t>(n);
+    }
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string out;
+  std::string buffer(4096, '\0');
+  for (ssize_t n = 0; (n = read(ends[0], buffer.data(), buffer.size())) > 0;)
+    out.append(buffer, 0, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFSIGNALED(status) ? fmt::format("ended by signal {}", WTERMSIG(status)) : out;
+}
+
+}  // namespace tessera::testing

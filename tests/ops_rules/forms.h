@@ -1,0 +1,21 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/tests/ops_rules/missing.h"
+
+namespace tessera::testing {
+
+// Every sample of the families of rules, made ones too, drawn three times; but those of operators that draw, that write an argument, or
+// that take only sizes.
+std::vector<Draws> forms();
+
+// "aten::add.Tensor (5, 3), (3)"
+std::string title(const Sample& sample);
+
+// What `work` returns, run in a process of its own, for kernels that do not check what they are given; "ended by signal 11" where it ends so.
+std::string in_child(const std::function<std::string()>& work);
+
+}  // namespace tessera::testing

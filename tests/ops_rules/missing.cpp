@@ -1,0 +1,344 @@
+#include "tessera/tests/ops_rules/missing.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ATen.h>
+#include "tessera/ops/rules/search.h"
+#include "tessera/tests/ops_rules/pieces.h"
+#include "tessera/tests/ops_rules/simulate.h"
+
+namespace tessera::testing {
+namespace {
+
+using rules::Strategy;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr std::array kPending = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
+constexpr double kFree = 1;                 // microseconds: less than any collective takes
+constexpr std::size_t kMostLayouts = 4000;  // of a call's tensors
+constexpr std::size_t kMostResults = 64;    // ways to read the results of one
+
+const std::vector<int64_t>& pair() {
+  static const std::vector<int64_t> mesh = {2};
+  return mesh;
+}
+
+// ---- where tensors may lie
+
+// A layout of one tensor, and its pieces on two ranks.
+struct Laid {
+  Placement placement;
+  Tensors pieces;
+};
+
+Laid laid(const at::Tensor& whole, const Placement& placement) {
+  return {.placement = placement, .pieces = whole.defined() ? distribute(whole, {placement}, pair()) : Tensors(2)};
+}
+
+// Replicate, then the cuts, then what is pending.
+std::vector<Laid> layouts_of(const at::Tensor& whole) {
+  std::vector<Laid> out = {laid(whole, Replicate())};
+  if (!whole.defined()) return out;
+  for (int64_t d = 0; d < whole.dim(); ++d) {
+    if (whole.size(d) > 1) out.push_back(laid(whole, Shard(d)));
+  }
+  for (const ReduceOp op : kPending) {
+    if (can_be_partial(whole.scalar_type(), op) && whole.numel() > 0) out.push_back(laid(whole, Partial(op)));
+  }
+  return out;
+}
+
+// For each tensor, the layouts among which to choose.
+using Options = std::vector<std::vector<const Laid*>>;
+using Chosen = std::vector<const Laid*>;
+
+std::size_t count_of(const Options& options) {
+  std::size_t out = 1;
+  for (const auto& each : options) out *= each.size();
+  return out;
+}
+
+void each_choice(const Options& options, Chosen& chosen, const std::function<void(const Chosen&)>& visit) {
+  if (chosen.size() == options.size()) return visit(chosen);
+  for (const Laid* laid : options[chosen.size()]) {
+    chosen.push_back(laid);
+    each_choice(options, chosen, visit);
+    chosen.pop_back();
+  }
+}
+
+bool moved(const Laid* laid) { return !laid->placement.is_replicate(); }
+
+// Among all the layouts of the tensors of a call, those that are tried.
+class Layouter {
+ public:
+  explicit Layouter(const Tensors& tensors) : tensors_(tensors) {
+    for (const at::Tensor& t : tensors) all_.push_back(layouts_of(t));
+  }
+
+  void each(const std::function<void(const Chosen&)>& visit) {
+    std::set<Chosen> seen;
+    const auto once = [&](const Chosen& chosen) {
+      if (std::any_of(chosen.begin(), chosen.end(), moved) && seen.insert(chosen).second) visit(chosen);
+    };
+    for (const Placement& kind :
+         {Placement(Replicate()), Partial(kPending[0]), Partial(kPending[1]), Partial(kPending[2]), Partial(kPending[3])}) {
+      try_all(kind, once);
+    }
+  }
+
+ private:
+  void try_all(const Placement& kind, const std::function<void(const Chosen&)>& visit) {
+    const Options options = select([&](const at::Tensor&, const Placement& p) { return !p.is_partial() || p == kind; });
+    Chosen chosen;
+    if (count_of(options) <= kMostLayouts) return each_choice(options, chosen, visit);
+    at_most_two(options, chosen, 2, visit);
+    std::set<int64_t> sizes;
+    for (const at::Tensor& t : tensors_) {
+      if (t.defined()) sizes.insert(t.sizes().begin(), t.sizes().end());
+    }
+    for (const int64_t size : sizes) {
+      const Options equal =
+          select([&](const at::Tensor& t, const Placement& p) { return p.is_shard() && t.size(p.tensor_dim()) == size; });
+      if (count_of(equal) <= kMostLayouts) each_choice(equal, chosen, visit);
+    }
+  }
+
+  void at_most_two(const Options& options, Chosen& chosen, int left, const std::function<void(const Chosen&)>& visit) {
+    if (chosen.size() == options.size()) return visit(chosen);
+    for (const Laid* laid : options[chosen.size()]) {
+      if (moved(laid) && left == 0) break;
+      chosen.push_back(laid);
+      at_most_two(options, chosen, left - (moved(laid) ? 1 : 0), visit);
+      chosen.pop_back();
+    }
+  }
+
+  // Replicate is always among them.
+  Options select(const std::function<bool(const at::Tensor&, const Placement&)>& wanted) const {
+    Options out;
+    for (std::size_t j = 0; j < all_.size(); ++j) {
+      out.emplace_back();
+      for (const Laid& laid : all_[j]) {
+        if (!moved(&laid) || wanted(tensors_[j], laid.placement)) out.back().push_back(&laid);
+      }
+    }
+    return out;
+  }
+
+  const Tensors& tensors_;
+  std::vector<std::vector<Laid>> all_;
+};
+
+// ---- what the results are
+
+// Layouts, cheapest first, in which a result may be read.
+std::vector<Laid> readings_of(const at::Tensor& whole) {
+  std::vector<Laid> out = {laid(whole, Replicate())};
+  for (int64_t d = 0; whole.defined() && d < whole.dim(); ++d) {
+    if (whole.size(d) > 1) out.push_back(laid(whole, Shard(d)));
+  }
+  return out;
+}
+
+Placements read(const at::Tensor& whole, const std::vector<Laid>& readings, const Tensors& pieces) {
+  Placements out;
+  if (!whole.defined()) return {Replicate()};
+  for (const at::Tensor& piece : pieces) {
+    if (!piece.defined() || piece.scalar_type() != whole.scalar_type()) return {};
+  }
+  for (const Laid& laid : readings) {
+    if (same_values(pieces[0], laid.pieces[0]) && same_values(pieces[1], laid.pieces[1])) out.push_back(laid.placement);
+  }
+  if (pieces[0].sizes() != whole.sizes() || pieces[1].sizes() != whole.sizes()) return out;
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct}) {
+    if (can_be_partial(whole.scalar_type(), op) && same_values(reduced(pieces, op), whole)) out.push_back(Partial(op));
+  }
+  return out;
+}
+
+Placements placements_of(const Chosen& chosen) {
+  Placements out;
+  for (const Laid* laid : chosen) out.push_back(laid->placement);
+  return out;
+}
+
+std::vector<Placements> columns(const Placements& placements) {
+  std::vector<Placements> out;
+  for (const Placement& p : placements) out.push_back({p});
+  return out;
+}
+
+bool is_pending(const Placement& p) { return p.is_partial(); }
+bool pends(const Placements& placements) { return std::any_of(placements.begin(), placements.end(), is_pending); }
+
+// Whether results lie nowhere worse than others: what is pending has yet to be reduced.
+bool as_good(const Placements& a, const Placements& b) {
+  return std::equal(a.begin(), a.end(), b.begin(),
+                    [](const Placement& x, const Placement& y) { return !x.is_partial() || y.is_partial(); });
+}
+
+// ---- draws
+
+at::Tensor with_signs(const at::Tensor& t) {
+  if (!t.defined() || !at::isFloatingType(t.scalar_type())) return t;
+  return t * (at::rand(t.sizes()) < 0.5).to(t.scalar_type()).mul(2).sub(1);
+}
+
+// The sample with numbers of other signs, in tensors too.
+Sample other_signs(const Sample& sample) {
+  const WholeCall whole(sample);
+  Tensors tensors;
+  for (const at::Tensor& t : whole.tensors()) tensors.push_back(with_signs(t));
+  Sample out = sample;
+  out.args = whole.args_with(tensors);
+  for (std::size_t i = 0; i < out.args.size(); ++i) {
+    if (whole.schema().arguments()[i].type()->kind() != c10::TypeKind::NumberType) continue;
+    if (out.args[i].isDouble()) out.args[i] = -out.args[i].toDouble();
+    if (out.args[i].isInt()) out.args[i] = -out.args[i].toInt();
+  }
+  return out;
+}
+
+class Finder {
+ public:
+  explicit Finder(const Draws& draws) {
+    for (const Sample& sample : draws) {
+      for (const Sample& each : {sample, other_signs(sample)}) {
+        add(each);
+      }
+    }
+    for (const at::Tensor& t : first().results()) readings_.push_back(readings_of(t));
+  }
+
+  std::vector<Strategy> run() {
+    Layouter(first().tensors()).each([&](const Chosen& chosen) { try_layout(chosen); });
+    std::vector<Strategy> out;
+    for (const Strategy& s : found_) {
+      const bool done = std::any_of(found_.begin(), found_.end(), [&](const Strategy& other) { return does_for(other, s); });
+      if (!done) out.push_back(s);
+    }
+    return out;
+  }
+
+ private:
+  // Unless LibTorch refuses the arguments.
+  void add(const Sample& sample) {
+    try {
+      draws_.emplace_back(sample);
+    } catch (const std::exception&) {
+    }
+  }
+
+  const Prepared& first() const { return draws_.at(0); }
+
+  // Whether `a` is another strategy that serves wherever `b` does.
+  static bool does_for(const Strategy& a, const Strategy& b) {
+    const bool reached =
+        std::equal(b.inputs.begin(), b.inputs.end(), a.inputs.begin(),
+                   [](const Placement& from, const Placement& to) { return from.is_replicate() || from == to; });
+    return !(a.inputs == b.inputs) && reached && as_good(a.outputs, b.outputs);
+  }
+
+  void try_layout(const Chosen& chosen) {
+    const Placements inputs = placements_of(chosen);
+    const auto choice =
+        rules::choose(first().rule(), first().call().inputs, first().results().size(), columns(inputs), pair());
+    const bool free = choice && choice->microseconds < kFree;
+    Placements offered;
+    for (std::size_t k = 0; free && k < choice->outputs.size(); ++k) offered.push_back(choice->outputs[k][0]);
+    if (free && !pends(offered)) return;
+    for (const std::vector<Placements>& readings : run_pieces(chosen)) {
+      Placements outputs;
+      std::size_t left = kMostResults;
+      if (settle(inputs, readings, offered, outputs, left)) return;
+    }
+  }
+
+  // What each result of the call on pieces may be read as; for every size that the result may be asked in.
+  std::vector<std::vector<Placements>> run_pieces(const Chosen& chosen) const {
+    std::vector<std::vector<Placements>> out;
+    const std::size_t ways = first().rule().size_arg >= 0 ? readings_[0].size() : 1;
+    for (std::size_t way = 0; way < ways; ++way) {
+      std::vector<Tensors> by_rank;
+      for (std::size_t r = 0; r < 2; ++r) {
+        Tensors pieces;
+        for (const Laid* laid : chosen) pieces.push_back(laid->pieces[r].defined() ? laid->pieces[r].clone() : at::Tensor());
+        const at::Tensor& result = readings_[0][way].pieces[r];
+        try {
+          by_rank.push_back(
+              first().run(localized(first(), pieces, result.defined() ? result.sizes().vec() : std::vector<int64_t>())));
+        } catch (const std::exception&) {
+          break;
+        }
+      }
+      if (by_rank.size() < 2) continue;
+      std::vector<Placements> readings;
+      for (std::size_t k = 0; k < readings_.size(); ++k) {
+        const bool there = k < by_rank[0].size() && k < by_rank[1].size();
+        readings.push_back(there ? read(first().results()[k], readings_[k], {by_rank[0][k], by_rank[1][k]}) : Placements());
+        if (readings.back().empty()) break;
+      }
+      if (!readings.back().empty()) out.push_back(std::move(readings));
+    }
+    return out;
+  }
+
+  // The first readings of the results that hold for all draws and are better than what is offered, if anything is.
+  bool settle(const Placements& inputs, const std::vector<Placements>& readings, const Placements& offered,
+              Placements& outputs, std::size_t& left) {
+    if (outputs.size() == readings.size()) {
+      if (left == 0) return false;
+      --left;
+      if (!offered.empty() && (!as_good(outputs, offered) || as_good(offered, outputs))) return false;
+      if (!holds(inputs, outputs)) return false;
+      found_.push_back({.inputs = inputs, .outputs = outputs});
+      return true;
+    }
+    for (const Placement& p : readings[outputs.size()]) {
+      outputs.push_back(p);
+      if (settle(inputs, readings, offered, outputs, left)) return true;
+      outputs.pop_back();
+    }
+    return false;
+  }
+
+  bool holds(const Placements& inputs, const Placements& outputs) const {
+    return std::all_of(draws_.begin(), draws_.end(), [&](const Prepared& draw) {
+      const Layouts layouts = {.inputs = columns(inputs), .outputs = columns(outputs), .kernel = draw.rule().kernel};
+      for (const int64_t n : {2, 3}) {
+        const std::vector<int64_t> mesh = {n};
+        if (draw.rule().valid && !draw.rule().valid(layouts.inputs, layouts.outputs, mesh)) return false;
+        if (!simulate(draw, layouts, mesh).empty()) return false;
+      }
+      return true;
+    });
+  }
+
+  std::deque<Prepared> draws_;               // stay where they are: each refers to itself
+  std::vector<std::vector<Laid>> readings_;  // of each result of the first draw
+  std::vector<Strategy> found_;
+};
+
+}  // namespace
+
+std::vector<Strategy> missing_strategies(const Draws& draws) { return Finder(draws).run(); }
+
+std::string to_string(const Strategy& strategy) {
+  const auto text = [](const Placements& placements) {
+    std::vector<std::string> out;
+    for (const Placement& p : placements) out.push_back(tessera::to_string(p));
+    return fmt::format("{}", fmt::join(out, ", "));
+  };
+  return fmt::format("{} -> {}", text(strategy.inputs), text(strategy.outputs));
+}
+
+}  // namespace tessera::testing
