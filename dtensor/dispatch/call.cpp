@@ -22,8 +22,12 @@ namespace {
 // Views apart: a contract goes along with all of them.
 constexpr std::array kRides = {"aten::_to_copy", "aten::clone", "aten::contiguous", "aten::_unsafe_view"};
 // By rule name: those of them that let a Partial through.
-constexpr std::array kScales = {"mul",   "div",     "add",    "sub",  "rsub", "addcmul", "addcdiv",  "addmm",
-                                "addmv", "baddbmm", "addbmm", "addr", "lerp", "dot",     "index_add"};
+constexpr std::array kScales = {
+    "mul",    "div",  "add",  "sub", "rsub",  "addcmul",   "addcdiv",          "addmm", "addmv", "baddbmm",
+    "addbmm", "addr", "lerp", "dot", "ldexp", "index_add", "mse_loss_backward"};
+// By rule name too: those whose rule looks at numbers. What is written over pending terms decides which of them pass, and the power
+// whether an integer may be raised to it. What a user's rule looks at nobody knows.
+constexpr std::array kByValue = {"constant_pad_nd", "histc", "index_fill", "masked_fill", "pow", "scatter"};
 constexpr std::array kShapeChangers = {"aten::as_strided_", "aten::resize_", "aten::resize_as_", "aten::set_"};
 
 template <std::size_t N>
@@ -120,9 +124,7 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
   name = schema.name();
   key = rules::rule_key(name);
   num_args = schema.arguments().size();
-  // Padding with zeros lets a Partial pass, other values do not; what a user's rule looks at nobody knows.
-  // Whether an integer may be raised to a power depends on the power.
-  const bool by_value = key == "constant_pad_nd" || key == "pow" || key == "histc" || name.rfind("aten::", 0) != 0;
+  const bool by_value = contains(kByValue, key) || name.rfind("aten::", 0) != 0;
   for (std::size_t i = 0; i < num_args; ++i) {
     const c10::Argument& a = schema.arguments()[i];
     const auto type = a.type()->kind() == c10::TypeKind::OptionalType

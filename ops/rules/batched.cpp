@@ -158,7 +158,7 @@ constexpr SignatureEntry kAlgebra[] = {
     {"linalg_cholesky_ex", "*-- -> *--, *"},
     {"cholesky", "*-- -> *--", kNone, "", like<0>},
     {"cholesky_inverse", "*-- -> *--", kNone, "", like<0>},
-    {"_cholesky_solve_helper", "*--, *-- -> *--", kNone, "", like<0>},
+    {"_cholesky_solve_helper", "*-k, *-- -> *-k", kNone, "", like<0>},
     {"_linalg_det", "*-- -> *, *--, *-"},
     {"_linalg_slogdet", "*-- -> *, *, *--, *-"},
     {"_linalg_svd", "*-- -> *--, *-, *-- | *-- -> -, *-, -"},
@@ -173,11 +173,11 @@ constexpr SignatureEntry kAlgebra[] = {
     {"linalg_lu", "*-- -> *--, *--, *--"},
     {"linalg_lu_solve", "*--, *-, *-- -> *--"},
     {"lu_unpack", "*--, *- -> *--, *--, *--"},
-    {"_linalg_solve_ex", "*--, *-- -> *--, *--, *-, *"},
+    {"_linalg_solve_ex", "*--, *-- -> *--, *--, *-, * | *--, *- -> *-, *--, *-, *"},
     {"linalg_solve_triangular", "*--, *-- -> *--", kNone, "", solved},
     {"triangular_solve", "*--, *-- -> *--, *--"},
     {"linalg_ldl_factor_ex", "*-- -> *--, *-, *"},
-    {"linalg_ldl_solve", "*--, *-, *-- -> *--"},
+    {"linalg_ldl_solve", "*--, *-, *-k -> *-k"},
     {"linalg_matrix_exp", "*-- -> *--", kNone, "", like<0>},
     // (..., p, m) and (..., r, m): the distances of each to each.
     {"_cdist_forward", "*p-, *r- -> *pr", kNone, "", distances},
@@ -217,16 +217,16 @@ constexpr SignatureEntry kDense[] = {
     // The weight has size 1 where it is the same.
     {"_prelu_kernel_backward", "*, *, * -> *, *", kNone, "", like<1, 1>},
     // Windows and resampling.
-    {"im2col", "*--- -> *--", Passes::kLinear, "", columns},
+    {"im2col", "*--- -> *--", Passes::kMovement, "", columns},
     {"col2im", "*-- -> *---", Passes::kLinear, "", from_columns},
     {"pixel_shuffle", "*--- -> *---", Passes::kMovement},
     {"pixel_unshuffle", "*--- -> *---", Passes::kMovement},
-    {"channel_shuffle", "n~ -> n~", Passes::kMovement, "", like<0>},
-    {"native_channel_shuffle", "n~ -> n~", Passes::kMovement},
-    {"grid_sampler_2d", "nc--, n--- -> nc--", Passes::kLinear, "", sampled},
-    {"grid_sampler_3d", "nc---, n---- -> nc---", Passes::kLinear, "", sampled},
-    {"grid_sampler_2d_backward", "nc--, nc--, n--- -> nc--, n---", kNone, "", sampled_backward},
-    {"grid_sampler_3d_backward", "nc---, nc---, n---- -> nc---, n----", kNone, "", sampled_backward},
+    {"channel_shuffle", "n-hw -> n-hw | n~ -> n~", Passes::kMovement, "", like<0>},
+    {"native_channel_shuffle", "n-hw -> n-hw | n~ -> n~", Passes::kMovement},
+    {"grid_sampler_2d", "nc--, nhw- -> nchw", Passes::kLinear, "", sampled},
+    {"grid_sampler_3d", "nc---, ndhw- -> ncdhw", Passes::kLinear, "", sampled},
+    {"grid_sampler_2d_backward", "nchw, nc--, nhw- -> nc--, nhw-", kNone, "", sampled_backward},
+    {"grid_sampler_3d_backward", "ncdhw, nc---, ndhw- -> nc---, ndhw-", kNone, "", sampled_backward},
     {"upsample_nearest1d", "nc- -> nc-", Passes::kMovement},
     {"upsample_nearest2d", "nc-- -> nc--", Passes::kMovement},
     {"upsample_nearest3d", "nc--- -> nc---", Passes::kMovement},
@@ -261,7 +261,7 @@ constexpr SignatureEntry kDense[] = {
     {"bucketize", "*, - -> *", kNone, "", places<0>},
     {"searchsorted", "-, *, - -> * | *-, *m, *- -> *m", kNone, "", places<1>},
     {"isin", "*, ~ -> * | ~ -> | * -> *", kNone, "", contained},
-    {"take", "~, * -> *", kNone, "", picked},
+    {"take", "~, * -> *", Passes::kMovement, "", picked},
 };
 
 const SignatureEntry* entry_of(std::span<const SignatureEntry> table, const OpCall& call) {
@@ -271,10 +271,62 @@ const SignatureEntry* entry_of(std::span<const SignatureEntry> table, const OpCa
   return found == table.end() ? nullptr : &*found;
 }
 
+// Equations of which the right hand side may be pending, and is not the first input or not always; which input that is.
+struct Equation {
+  std::string_view name;
+  std::size_t right;
+};
+constexpr Equation kEquations[] = {
+    {"_cholesky_solve_helper", 0}, {"_linalg_solve_ex", 1},        {"linalg_ldl_solve", 2},
+    {"linalg_lu_solve", 2},        {"linalg_solve_triangular", 1},
+};
+
+// The solution comes first; what else there is follows from the matrix alone.
+void add_solution(OpRule& rule, const OpCall& call, Strategy strategy, const Placement& solution) {
+  strategy.outputs = Placements(num_outputs(call), Replicate());
+  strategy.outputs[0] = solution;
+  rule.strategies.push_back(std::move(strategy));
+}
+
+// Each column of the right hand side has a solution of its own; terms of it have terms of the solution.
+void add_equations(OpRule& rule, const OpCall& call, std::size_t right) {
+  const Strategy whole{.inputs = Placements(call.inputs.size(), Replicate()), .outputs = {}};
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+    Strategy pending = whole;
+    pending.inputs[right] = Partial(op);
+    add_solution(rule, call, pending, Partial(op));
+  }
+  if (!call.has_arg("left") || !call.arg("left").toBool()) return;
+  const int64_t ndim = rule.outputs.at(0).ndim();
+  const bool is_vector = rule_key(call.schema.name()) == "_linalg_solve_ex" && ndim < call.inputs[0].ndim();
+  if (is_vector || call.inputs[right].ndim() < 2) return;
+  Strategy columns = whole;
+  columns.inputs[right] = Shard(call.inputs[right].ndim() - 1);
+  add_solution(rule, call, columns, Shard(ndim - 1));
+}
+
+// What is read for its sizes alone may stay pending, beside a gradient that is whole or pending.
+void add_unread(OpRule& rule, std::size_t input) {
+  for (const ReduceOp op : kPlainReductions) {
+    Strategy strategy = pass_partial(2, 1, {input}, op);
+    strategy.outputs = {Replicate()};
+    rule.strategies.push_back(std::move(strategy));
+  }
+  add_linear(rule, 2, 1, {{0, input}});
+}
+
 OpRule by_signature(const OpCall& call) {
-  if (const SignatureEntry* entry = entry_of(kAlgebra, call)) return rule_of(*entry, call);
+  const std::string key = rule_key(call.schema.name());
+  if (const SignatureEntry* entry = entry_of(kAlgebra, call)) {
+    OpRule rule = rule_of(*entry, call);
+    const auto* const found = std::ranges::find(kEquations, key, &Equation::name);
+    if (!rule.declines && found != std::end(kEquations)) add_equations(rule, call, found->right);
+    return rule;
+  }
   OpRule rule = rule_of(*entry_of(kDense, call), call);
-  if (!rule.declines) rule.kernel = "contiguous";
+  if (rule.declines) return rule;
+  rule.kernel = "contiguous";
+  if (key.find("_pad") != std::string::npos && key.ends_with("_backward")) add_unread(rule, 1);
   return rule;
 }
 

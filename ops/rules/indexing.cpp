@@ -35,11 +35,21 @@ bool adds_exactly(const OpCall& call, const TensorInfo& source) {
 }
 
 // Where pieces of the index write terms, self is a term too.
-void add_up(OpRule& rule, const OpCall& call, std::size_t source) {
+void write_terms(OpRule& rule) {
   for (Strategy& strategy : rule.strategies) {
     if (strategy.outputs[0].is_partial()) strategy.inputs[0] = strategy.outputs[0];
   }
+}
+
+void add_up(OpRule& rule, const OpCall& call, std::size_t source) {
+  write_terms(rule);
   add_linear(rule, call.inputs.size(), 1, {{0, source}});
+}
+
+// Elements of self replaced by those of the source: both pending together.
+void replace(OpRule& rule, const OpCall& call, std::size_t source) {
+  if (call.inputs.at(source).dtype != call.inputs[0].dtype || !writes_in_order(call)) return;
+  for (const ReduceOp op : kPlainReductions) rule.strategies.push_back(pass_partial(call.inputs.size(), 1, {0, source}, op));
 }
 
 // (self, index)
@@ -54,7 +64,7 @@ OpRule index_select(const OpCall& call) {
 }
 
 // (self, index, source), one of each along a dimension.
-enum class Writes : uint8_t { kAddsUp, kReplaces };
+enum class Writes : uint8_t { kAddsUp, kReplaces, kReduces };
 
 template <Writes writes>
 OpRule write_along(const OpCall& call) {
@@ -67,6 +77,7 @@ OpRule write_along(const OpCall& call) {
   OpRule rule{.strategies = shard_factors({labels.whole, adds ? "I" : "-", labels.chosen}, {labels.whole})};
   rule.outputs = {call.inputs[0]};
   if (adds) add_up(rule, call, 2);
+  if (writes == Writes::kReplaces) replace(rule, call, 2);
   return rule;
 }
 
@@ -79,6 +90,11 @@ OpRule index_fill(const OpCall& call) {
   inputs.resize(call.inputs.size());
   OpRule rule{.strategies = shard_factors(inputs, {labels})};
   rule.outputs = {call.inputs[0]};
+  if (call.inputs.size() > 2) {
+    replace(rule, call, 2);
+  } else {
+    add_filled(rule, call, call.arg("value").toScalar());
+  }
   return rule;
 }
 
@@ -116,30 +132,49 @@ OpRule scatter(const OpCall& call) {
   inputs.resize(call.inputs.size());
   OpRule rule{.strategies = shard_factors(inputs, {labels})};
   rule.outputs = {call.inputs[0]};
+  if (call.has_arg("reduce")) return rule;
+  if (call.inputs.size() > 2) {
+    replace(rule, call, 2);
+  } else {
+    add_filled(rule, call, call.arg("value").toScalar());
+  }
   return rule;
 }
 
-// Whether a scatter adds what it writes to what is there.
-bool is_sum(const OpCall& call) {
-  if (!call.has_arg("reduce")) return true;
-  return call.arg("reduce").toStringRef() == "sum" && call.arg("include_self").toBool();
+// By what the elements that a scatter writes are reduced with what is there; nullopt where they are not, or not as terms would be.
+std::optional<ReduceOp> reduction_of(const OpCall& call) {
+  if (!call.has_arg("reduce")) return ReduceOp::kSum;  // scatter_add
+  const std::string& name = call.arg("reduce").toStringRef();
+  if (call.has_arg("include_self") && !call.arg("include_self").toBool()) return std::nullopt;
+  if (name == "sum" || name == "add") return ReduceOp::kSum;
+  if (name == "amax") return ReduceOp::kMax;
+  if (name == "amin") return ReduceOp::kMin;
+  return std::nullopt;
 }
 
-// (self, index, src)
-OpRule scatter_add(const OpCall& call) {
-  if (!is_sum(call) || !adds_exactly(call, call.inputs.at(2))) return scatter(call);
+// (self, index, src): pieces of the index write terms.
+OpRule scatter_reduced(const OpCall& call) {
+  const auto op = reduction_of(call);
+  if (!op || call.inputs.size() < 3 || !adds_exactly(call, call.inputs[2])) return scatter(call);
   const auto shared = shared_labels(call);
-  const TensorInfo& index = call.inputs.at(1);
-  const TensorInfo& source = call.inputs.at(2);
+  const TensorInfo& index = call.inputs[1];
+  const TensorInfo& source = call.inputs[2];
   const std::size_t dim = dim_of(call);
   if (!shared || index.ndim() == 0 || source.ndim() == 0) return scatter(call);
   Along labels = along(*shared, dim);
   if (index.sizes[dim] != source.sizes[dim]) labels.chosen = labels.whole;
-  OpRule rule{.strategies = shard_factors({labels.whole, labels.chosen, labels.chosen}, {labels.whole})};
+  OpRule rule{.strategies = shard_factors({labels.whole, labels.chosen, labels.chosen}, {labels.whole}, *op)};
   rule.outputs = {call.inputs[0]};
-  add_up(rule, call, 2);
+  if (op == ReduceOp::kSum) {
+    add_up(rule, call, 2);
+  } else {
+    write_terms(rule);
+    rule.strategies.push_back(pass_partial(3, 1, {0, 2}, *op));
+  }
   return rule;
 }
+
+OpRule scatter_any(const OpCall& call) { return call.has_arg("reduce") ? scatter_reduced(call) : scatter(call); }
 
 // ---- indices of the first dimensions, which broadcast together; an absent one leaves its dimension as it is
 
@@ -217,6 +252,7 @@ OpRule index_put(const OpCall& call) {
   OpRule rule{.strategies = shard_factors(labels->inputs, {self}, ReduceOp::kSum, unsummable)};
   rule.outputs = {call.inputs[0]};
   if (adds) add_up(rule, call, values);
+  if (by_mask || !call.arg("accumulate").toBool()) replace(rule, call, values);
   return rule;
 }
 
@@ -224,12 +260,12 @@ constexpr RuleEntry kTable[] = {
     {"index_select", index_select},
     {"index_add", write_along<Writes::kAddsUp>},
     {"index_copy", write_along<Writes::kReplaces>},
-    {"index_reduce", write_along<Writes::kReplaces>},
+    {"index_reduce", write_along<Writes::kReduces>},
     {"index_fill", index_fill},
     {"gather", gather},
-    {"scatter", scatter},
-    {"scatter_add", scatter_add},
-    {"scatter_reduce", scatter_add},
+    {"scatter", scatter_any},
+    {"scatter_add", scatter_reduced},
+    {"scatter_reduce", scatter_reduced},
     {"index", index},
     {"_unsafe_index", index},
     {"index_put", index_put},

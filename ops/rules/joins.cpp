@@ -25,7 +25,9 @@ OpRule pad(const OpCall& call) {
   }
   if (call.arg("value").toScalar().toDouble() == 0) return whole_dims(call, padded);
   const Labels labels = with_whole(labels_of(call.inputs.at(0)), padded);
-  return {.strategies = shard_factors({labels}, {labels})};
+  OpRule rule{.strategies = shard_factors({labels}, {labels})};
+  add_filled(rule, call, call.arg("value").toScalar());
+  return rule;
 }
 
 // The last dimension as the diagonal of two, zeros elsewhere.

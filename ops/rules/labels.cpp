@@ -1,6 +1,7 @@
 #include "tessera/ops/rules/labels.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace tessera::rules {
@@ -79,6 +80,15 @@ void add_joint(OpRule& rule, const OpCall& call) {
   }
   for (const ReduceOp op : kPlainReductions) rule.strategies.push_back(pass_partial(all.size(), num_outputs(call), all, op));
 }
+
+void add_filled(OpRule& rule, const OpCall& call, const at::Scalar& value) {
+  const double number = value.isComplex() ? 1 : value.toDouble();
+  std::vector<ReduceOp> ops = {ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
+  if (number == 0 || std::isinf(number)) ops.push_back(ReduceOp::kSum);
+  for (const ReduceOp op : ops) rule.strategies.push_back(pass_partial(call.inputs.size(), num_outputs(call), {0}, op));
+}
+
+bool writes_in_order(const OpCall& call) { return !call.args[0].toTensor().is_cuda(); }
 
 std::vector<TensorInfo> asked_for(const OpCall& call, std::vector<TensorInfo> gradients) {
   const auto wanted = call.arg("output_mask").toBoolList();

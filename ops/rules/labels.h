@@ -45,6 +45,13 @@ OpRule whole_dims(const OpCall& call, const std::vector<int64_t>& whole);
 // Every input pending together, by any reduction, where all have one type: for what takes each element from one of them.
 void add_joint(OpRule& rule, const OpCall& call);
 
+// Input 0 pending where `value` takes the place of some of its elements: by every reduction that makes the value of terms that all are.
+void add_filled(OpRule& rule, const OpCall& call, const at::Scalar& value);
+
+// Whether the operator writes the same of several elements for one place on every rank: on a GPU their order is left open, and terms of
+// different ones would meet.
+bool writes_in_order(const OpCall& call);
+
 // The gradients of a backward, those that its `output_mask` does not ask for undefined.
 std::vector<TensorInfo> asked_for(const OpCall& call, std::vector<TensorInfo> gradients);
 

@@ -61,6 +61,18 @@ OpRule linear_in_first(const OpCall& call) {
   return rule;
 }
 
+// The greatest and the least of one tensor's terms stay so: of functions that never fall, and are numbers everywhere.
+void add_rising(OpRule& rule) {
+  for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) rule.strategies.push_back(pass_partial(1, 1, {0}, op));
+}
+
+// Of one tensor, maybe between numbers.
+OpRule rising(const OpCall& call) {
+  OpRule rule = plain(call);
+  if (call.inputs.size() == 1 && num_outputs(call) == 1) add_rising(rule);
+  return rule;
+}
+
 // Elements are kept as they are; a conversion of the type must not change how terms add up.
 OpRule movement(const OpCall& call) {
   OpRule rule = plain(call);
@@ -71,14 +83,35 @@ OpRule movement(const OpCall& call) {
     add_linear_where_exact(rule, call, {{0}});
   } else if (from == to || converts_termwise(from, to)) {
     add_movement(rule, call.inputs.size(), num_outputs(call));
+  } else if (to != at::kBool) {
+    add_rising(rule);  // conversions keep the order
   }
   return rule;
 }
 
-// Sums of tensors. A Number as the second operand would be added once a term.
+// Sums of tensors. A Number as the second operand would be added once a term, which an average, a maximum and a minimum bear.
 OpRule sum_of_tensors(const OpCall& call) {
   OpRule rule = plain(call);
-  if (call.inputs.size() == 2) add_linear_where_exact(rule, call, {{0, 1}});
+  if (call.inputs.size() == 2) {
+    add_linear_where_exact(rule, call, {{0, 1}});
+    return rule;
+  }
+  rule.strategies.push_back(pass_partial(1, 1, {0}, ReduceOp::kAvg));
+  if (rule_key(call.schema.name()) != "rsub") add_rising(rule);
+  return rule;
+}
+
+// (a, b, c): a + b c, where a and one factor are terms.
+OpRule plus_product_of_tensors(const OpCall& call) {
+  OpRule rule = plain(call);
+  add_linear_where_exact(rule, call, {{0, 1}, {0, 2}});
+  return rule;
+}
+
+// Linear in the first two inputs together: a + b / c, a + (b - a) c, real and imaginary part.
+OpRule linear_in_two(const OpCall& call) {
+  OpRule rule = plain(call);
+  add_linear_where_exact(rule, call, {{0, 1}});
   return rule;
 }
 
@@ -86,6 +119,14 @@ OpRule sum_of_tensors(const OpCall& call) {
 OpRule product_of_tensors(const OpCall& call) {
   OpRule rule = plain(call);
   for (std::size_t i = 0; i < call.inputs.size(); ++i) add_linear_where_exact(rule, call, {{i}});
+  return rule;
+}
+
+// Linear, and the greatest becomes the least.
+OpRule negated(const OpCall& call) {
+  OpRule rule = linear_in_first(call);
+  rule.strategies.push_back({.inputs = {Partial(ReduceOp::kMax)}, .outputs = {Partial(ReduceOp::kMin)}});
+  rule.strategies.push_back({.inputs = {Partial(ReduceOp::kMin)}, .outputs = {Partial(ReduceOp::kMax)}});
   return rule;
 }
 
@@ -113,6 +154,14 @@ OpRule pick(const OpCall& call, std::size_t a, std::size_t b) {
   if (!same_type && !termwise) return rule;
   for (const ReduceOp op : kPlainReductions)
     rule.strategies.push_back(pass_partial(in.size(), num_outputs(call), {a, b}, op));
+  return rule;
+}
+
+// (self, mask) and a number, or a tensor, in the places of the mask.
+OpRule masked_fill(const OpCall& call) {
+  if (call.inputs.size() > 2) return pick(call, 0, 2);
+  OpRule rule = plain(call);
+  add_filled(rule, call, call.arg("value").toScalar());
   return rule;
 }
 
@@ -167,6 +216,7 @@ OpRule loss_backward(const OpCall& call) {
     for (Strategy& strategy : rule.strategies) strategy.kernel = "mean_loss";
   }
   add_linear_where_exact(rule, call, {{0}});
+  if (rule_key(call.schema.name()) == "mse_loss_backward") add_linear_where_exact(rule, call, {{1, 2}});
   return rule;
 }
 
@@ -202,11 +252,17 @@ OpRule complex_of(const OpCall& call) {
   return rule;
 }
 
+OpRule complex_of_parts(const OpCall& call) {
+  OpRule rule = complex_of(call);
+  add_linear(rule, 2, 1, {{0, 1}});
+  return rule;
+}
+
 constexpr RuleEntry kSpecial[] = {
     {"__lshift__", shift},
     {"__rshift__", shift},
     {"log_sigmoid_forward", log_sigmoid},
-    {"complex", complex_of},
+    {"complex", complex_of_parts},
     {"polar", complex_of},
     {"add", sum_of_tensors},
     {"sub", sum_of_tensors},
@@ -215,6 +271,11 @@ constexpr RuleEntry kSpecial[] = {
     {"div", quotient},
     {"maximum", extremum_of_tensors<ReduceOp::kMax>},
     {"minimum", extremum_of_tensors<ReduceOp::kMin>},
+    {"addcmul", plus_product_of_tensors},
+    {"addcdiv", linear_in_two},
+    {"lerp", linear_in_two},
+    {"neg", negated},
+    {"masked_fill", masked_fill},
     {"where", where},
     {"copy", copy},
     {"zero", zero},
@@ -224,11 +285,15 @@ constexpr RuleEntry kSpecial[] = {
 constexpr std::string_view kMovement = "clone detach alias lift lift_fresh _to_copy detach_copy alias_copy lift_fresh_copy ";
 
 constexpr std::string_view kLinearInFirst =
-    "neg _neg_view _neg_view_copy _conj _conj_copy _conj_physical conj_physical deg2rad rad2deg native_dropout_backward "
+    "_neg_view _neg_view_copy _conj _conj_copy _conj_physical conj_physical deg2rad rad2deg ldexp native_dropout_backward "
     "gelu_backward "
     "silu_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward leaky_relu_backward "
     "elu_backward softplus_backward hardsigmoid_backward hardswish_backward mish_backward hardshrink_backward "
     "softshrink_backward logit_backward log_sigmoid_backward ";
+
+constexpr std::string_view kRising =
+    "asinh atan ceil clamp clamp_max clamp_min erf exp exp2 expm1 floor hardsigmoid hardtanh relu round sigmoid sinh tanh "
+    "trunc ";
 
 constexpr std::string_view kLosses = "mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss ";
 constexpr std::string_view kLossesBackward =
@@ -240,28 +305,26 @@ constexpr std::string_view kPredicates =
 
 constexpr std::string_view kPlain =
     // Of one tensor.
-    "abs acos acosh angle asin asinh atan atanh bitwise_not ceil cos cosh digamma erf erfc erfinv exp exp2 expm1 "
-    "floor frac frexp i0 lgamma log log10 log1p log2 logit mvlgamma "
-    "nan_to_num polygamma reciprocal round rsqrt sgn sigmoid sign sin sinc sinh sqrt tan tanh trunc "
+    "abs acos acosh angle asin atanh bitwise_not cos cosh digamma erfc erfinv "
+    "frac frexp i0 lgamma log log10 log1p log2 logit mvlgamma "
+    "nan_to_num polygamma reciprocal rsqrt sgn sign sin sinc sqrt tan "
     "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr "
     "special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_modified_bessel_i0 "
     "special_modified_bessel_i1 "
     "special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0 "
     "special_scaled_modified_bessel_k1 special_spherical_bessel_j0 "
     // Activations.
-    "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu mish relu silu softplus "
+    "celu elu gelu hardshrink hardswish leaky_relu mish silu softplus "
     "softshrink threshold _prelu_kernel "
     // Of two tensors, or a tensor and a number.
     "atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor "
     "__ilshift__ __irshift__ copysign floor_divide fmax fmin fmod gcd heaviside hypot igamma igammac lcm "
-    "ldexp logaddexp logaddexp2 masked_fill nextafter pow remainder "
+    "logaddexp logaddexp2 nextafter pow remainder "
     "_add_relu special_xlog1py special_zeta xlogy rrelu_with_noise_backward _standard_gamma_grad "
     "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
     "special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he "
     "special_laguerre_polynomial_l special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t "
-    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w "
-    // Of three.
-    "addcdiv addcmul clamp clamp_max clamp_min lerp ";
+    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w ";
 
 // `names` has a space after each.
 void append(std::vector<RuleEntry>& table, std::string_view names, RuleFn rule) {
@@ -276,6 +339,7 @@ std::vector<RuleEntry> make_table() {
   std::vector<RuleEntry> table(std::begin(kSpecial), std::end(kSpecial));
   append(table, kMovement, movement);
   append(table, kLinearInFirst, linear_in_first);
+  append(table, kRising, rising);
   append(table, kLosses, loss);
   append(table, kLossesBackward, loss_backward);
   append(table, kPredicates, predicate);

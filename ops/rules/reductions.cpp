@@ -197,15 +197,17 @@ OpRule histogram(const OpCall& call) {
   return rule;
 }
 
-// Of two tensors that broadcast.
+// Of two tensors that broadcast; linear in each.
 OpRule cross(const OpCall& call) {
   const Sizes sizes = broadcast_sizes(call.inputs);
   const int64_t asked = call.arg("dim").isNone() ? -1 : call.arg("dim").toInt();
   const Sizes dim = {asked < 0 ? asked + static_cast<int64_t>(sizes.size()) : asked};
   const Labels labels = with_whole(letters(sizes.size()), dim);
-  return {.strategies = shard_factors({broadcast_labels(call.inputs.at(0).sizes, sizes, labels),
-                                       broadcast_labels(call.inputs.at(1).sizes, sizes, labels)},
-                                      {labels})};
+  OpRule rule{.strategies = shard_factors({broadcast_labels(call.inputs.at(0).sizes, sizes, labels),
+                                           broadcast_labels(call.inputs.at(1).sizes, sizes, labels)},
+                                          {labels})};
+  add_linear_where_exact(rule, call, {{0}, {1}});
+  return rule;
 }
 
 constexpr RuleEntry kTable[] = {

@@ -5,7 +5,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,13 +13,16 @@
 namespace tessera::testing {
 namespace {
 
-std::vector<Sample> all_samples() {
+// Drawn anew for each family, so that samples of one do not change those of another.
+std::vector<Sample> all_samples(uint64_t seed) {
   std::vector<Sample> out;
   for (const auto family : {view_samples, join_samples, indexing_samples, norm_samples, reduction_samples, matmul_samples,
                             nn_samples, pointwise_samples, batched_samples}) {
+    at::manual_seed(seed);
     for (Sample& sample : family()) out.push_back(std::move(sample));
   }
   for (const rules::RuleEntry& entry : rules::pointwise_rules()) {
+    at::manual_seed(seed);
     for (Sample& sample : made_samples(std::string(entry.name))) out.push_back(std::move(sample));
   }
   return out;
@@ -33,9 +35,8 @@ bool in_scope(const Sample& sample) { return !sample.random && !WholeCall(sample
 std::vector<Draws> forms() {
   std::map<std::string, Draws> out;
   for (const uint64_t seed : {1, 2, 3}) {
-    at::manual_seed(seed);
     std::map<std::string, int> seen;
-    for (Sample& sample : all_samples()) {
+    for (Sample& sample : all_samples(seed)) {
       if (!in_scope(sample)) continue;
       const int which = seen[sample.op]++;
       out[fmt::format("{} {:03}", sample.op, which)].push_back(std::move(sample));
@@ -46,13 +47,15 @@ std::vector<Draws> forms() {
   return list;
 }
 
-std::string title(const Sample& sample) {
-  std::vector<std::string> sizes;
-  const WholeCall whole(sample);
-  for (const at::Tensor& t : whole.tensors()) {
-    sizes.push_back(t.defined() ? fmt::format("({})", fmt::join(t.sizes(), ", ")) : "-");
+std::string findings(const Draws& draws) {
+  try {
+    at::manual_seed(4);
+    std::string out;
+    for (const rules::Strategy& strategy : missing_strategies(draws)) out += to_string(strategy) + "\n";
+    return out;
+  } catch (const std::exception& error) {
+    return fmt::format("not tried: {}\n", error.what());
   }
-  return fmt::format("{} {}", sample.op, fmt::join(sizes, ", "));
 }
 
 std::string in_child(const std::function<std::string()>& work) {
@@ -77,7 +80,7 @@ std::string in_child(const std::function<std::string()>& work) {
   close(ends[0]);
   int status = 0;
   waitpid(child, &status, 0);
-  return WIFSIGNALED(status) ? fmt::format("ended by signal {}", WTERMSIG(status)) : out;
+  return WIFSIGNALED(status) ? fmt::format("ended by signal {}\n", WTERMSIG(status)) : out;
 }
 
 }  // namespace tessera::testing

@@ -12,10 +12,10 @@ namespace tessera::testing {
 // that take only sizes.
 std::vector<Draws> forms();
 
-// "aten::add.Tensor (5, 3), (3)"
-std::string title(const Sample& sample);
+// What missing_strategies finds, or why it found nothing out, a line each.
+std::string findings(const Draws& draws);
 
-// What `work` returns, run in a process of its own, for kernels that do not check what they are given; "ended by signal 11" where it ends so.
+// What `work` returns, run in a process of its own, for kernels that do not check what they are given; "ended by signal 11\n" where it ends so.
 std::string in_child(const std::function<std::string()>& work);
 
 }  // namespace tessera::testing

@@ -7,10 +7,10 @@
 #include <optional>
 #include <set>
 
+#include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <ATen/ATen.h>
 #include "tessera/ops/rules/search.h"
 #include "tessera/tests/ops_rules/pieces.h"
 #include "tessera/tests/ops_rules/simulate.h"
@@ -31,6 +31,37 @@ const std::vector<int64_t>& pair() {
   return mesh;
 }
 
+// Kernels that do not compare the sizes of their tensors: what they do with cuts that do not go together ends the process. Only pending
+// tensors are tried.
+bool trusts_sizes(const std::string& name) {
+  static const std::set<std::string> names = {"aten::_adaptive_avg_pool2d_backward",
+                                              "aten::_adaptive_avg_pool3d_backward",
+                                              "aten::_cholesky_solve_helper",
+                                              "aten::_native_batch_norm_legit",
+                                              "aten::_native_batch_norm_legit_no_training",
+                                              "aten::_scaled_dot_product_flash_attention_for_cpu",
+                                              "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+                                              "aten::_weight_norm_interface",
+                                              "aten::adaptive_max_pool2d_backward",
+                                              "aten::adaptive_max_pool3d_backward",
+                                              "aten::avg_pool2d_backward",
+                                              "aten::avg_pool3d_backward",
+                                              "aten::_cdist_backward",
+                                              "aten::embedding_dense_backward",
+                                              "aten::fractional_max_pool2d_backward",
+                                              "aten::fractional_max_pool3d_backward",
+                                              "aten::linalg_ldl_solve",
+                                              "aten::lu_unpack",
+                                              "aten::max_pool2d_with_indices_backward",
+                                              "aten::max_pool3d_with_indices_backward",
+                                              "aten::native_batch_norm",
+                                              "aten::native_layer_norm_backward",
+                                              "aten::nll_loss2d_backward",
+                                              "aten::nll_loss_backward",
+                                              "aten::rrelu_with_noise_backward"};
+  return names.contains(name);
+}
+
 // ---- where tensors may lie
 
 // A layout of one tensor, and its pieces on two ranks.
@@ -43,15 +74,19 @@ Laid laid(const at::Tensor& whole, const Placement& placement) {
   return {.placement = placement, .pieces = whole.defined() ? distribute(whole, {placement}, pair()) : Tensors(2)};
 }
 
+bool is_number(const at::Tensor& t) {
+  return t.defined() && (at::isFloatingType(t.scalar_type()) || at::isComplexType(t.scalar_type()));
+}
+
 // Replicate, then the cuts, then what is pending.
-std::vector<Laid> layouts_of(const at::Tensor& whole) {
+std::vector<Laid> layouts_of(const at::Tensor& whole, bool cuts, bool pends) {
   std::vector<Laid> out = {laid(whole, Replicate())};
   if (!whole.defined()) return out;
-  for (int64_t d = 0; d < whole.dim(); ++d) {
+  for (int64_t d = 0; cuts && d < whole.dim(); ++d) {
     if (whole.size(d) > 1) out.push_back(laid(whole, Shard(d)));
   }
   for (const ReduceOp op : kPending) {
-    if (can_be_partial(whole.scalar_type(), op) && whole.numel() > 0) out.push_back(laid(whole, Partial(op)));
+    if (pends && can_be_partial(whole.scalar_type(), op) && whole.numel() > 0) out.push_back(laid(whole, Partial(op)));
   }
   return out;
 }
@@ -80,8 +115,10 @@ bool moved(const Laid* laid) { return !laid->placement.is_replicate(); }
 // Among all the layouts of the tensors of a call, those that are tried.
 class Layouter {
  public:
-  explicit Layouter(const Tensors& tensors) : tensors_(tensors) {
-    for (const at::Tensor& t : tensors) all_.push_back(layouts_of(t));
+  Layouter(const Tensors& tensors, bool cuts) : tensors_(tensors) {
+    // Beside floating point numbers, whole ones are indices, masks and classes.
+    const bool numbers = std::any_of(tensors.begin(), tensors.end(), is_number);
+    for (const at::Tensor& t : tensors) all_.push_back(layouts_of(t, cuts, !numbers || is_number(t)));
   }
 
   void each(const std::function<void(const Chosen&)>& visit) {
@@ -188,42 +225,67 @@ bool as_good(const Placements& a, const Placements& b) {
 
 // ---- draws
 
-at::Tensor with_signs(const at::Tensor& t) {
-  if (!t.defined() || !at::isFloatingType(t.scalar_type())) return t;
-  return t * (at::rand(t.sizes()) < 0.5).to(t.scalar_type()).mul(2).sub(1);
-}
-
-// The sample with numbers of other signs, in tensors too.
-Sample other_signs(const Sample& sample) {
+// The sample with each tensor changed, and with other numbers.
+Sample changed(const Sample& sample, const std::function<at::Tensor(const at::Tensor&)>& change, double number) {
   const WholeCall whole(sample);
   Tensors tensors;
-  for (const at::Tensor& t : whole.tensors()) tensors.push_back(with_signs(t));
+  for (const at::Tensor& t : whole.tensors()) tensors.push_back(t.defined() ? change(t) : t);
   Sample out = sample;
   out.args = whole.args_with(tensors);
   for (std::size_t i = 0; i < out.args.size(); ++i) {
     if (whole.schema().arguments()[i].type()->kind() != c10::TypeKind::NumberType) continue;
-    if (out.args[i].isDouble()) out.args[i] = -out.args[i].toDouble();
+    if (out.args[i].isDouble()) out.args[i] = number;
     if (out.args[i].isInt()) out.args[i] = -out.args[i].toInt();
   }
   return out;
+}
+
+// Of any sign, `size` times as large; truth values that are true in `share` of the places.
+at::Tensor of_any_sign(const at::Tensor& t, double size, double share) {
+  if (t.scalar_type() == at::kBool) return at::rand(t.sizes()) < share;
+  if (!at::isFloatingType(t.scalar_type())) return t;
+  return t * (at::rand(t.sizes()) < 0.5).to(t.scalar_type()).mul(2).sub(1) * size;
+}
+
+// Small whole numbers, of which many are zero or equal.
+at::Tensor whole_numbers(const at::Tensor& t) {
+  return at::isFloatingType(t.scalar_type()) ? at::randn(t.sizes(), t.options()).mul(1.5).round() : t;
+}
+
+std::vector<Sample> variants(const Sample& sample) {
+  std::vector<Sample> out = {sample,
+                             changed(
+                                 sample, [](const at::Tensor& t) { return of_any_sign(t, 1, 0.03); }, -0.5),
+                             changed(
+                                 sample, [](const at::Tensor& t) { return of_any_sign(t, 6, 0.97); }, -2.5)};
+  for (int i = 0; i < 3; ++i) out.push_back(changed(sample, whole_numbers, 1));
+  return out;
+}
+
+// Whether a call says anything of sums: infinities and what is no number are no terms.
+bool is_finite(const Tensors& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const at::Tensor& t) { return !t.defined() || at::isfinite(t).all().item<bool>(); });
 }
 
 class Finder {
  public:
   explicit Finder(const Draws& draws) {
     for (const Sample& sample : draws) {
-      for (const Sample& each : {sample, other_signs(sample)}) {
-        add(each);
-      }
+      for (const Sample& each : variants(sample)) add(each);
     }
+    if (draws_.empty()) throw std::logic_error("no draw has a finite result");
     for (const at::Tensor& t : first().results()) readings_.push_back(readings_of(t));
   }
 
   std::vector<Strategy> run() {
-    Layouter(first().tensors()).each([&](const Chosen& chosen) { try_layout(chosen); });
+    Layouter(first().tensors(), !trusts_sizes(first().schema().name())).each([&](const Chosen& chosen) {
+      try_layout(chosen);
+    });
     std::vector<Strategy> out;
     for (const Strategy& s : found_) {
-      const bool done = std::any_of(found_.begin(), found_.end(), [&](const Strategy& other) { return does_for(other, s); });
+      const bool done = std::any_of(found_.begin(), found_.end(),
+                                    [&](const Strategy& other) { return does_for(other, s) || is_average_of(other, s); });
       if (!done) out.push_back(s);
     }
     return out;
@@ -234,11 +296,21 @@ class Finder {
   void add(const Sample& sample) {
     try {
       draws_.emplace_back(sample);
+      if (!is_finite(draws_.back().results())) draws_.pop_back();
     } catch (const std::exception&) {
     }
   }
 
   const Prepared& first() const { return draws_.at(0); }
+
+  // Whether what `a` says of a sum `b` says of an average.
+  static bool is_average_of(const Strategy& a, const Strategy& b) {
+    const auto same = [](const Placement& x, const Placement& y) {
+      return x == y || (x.is_partial(ReduceOp::kSum) && y.is_partial(ReduceOp::kAvg));
+    };
+    return !(a.inputs == b.inputs) && std::equal(a.inputs.begin(), a.inputs.end(), b.inputs.begin(), same) &&
+           std::equal(a.outputs.begin(), a.outputs.end(), b.outputs.begin(), same);
+  }
 
   // Whether `a` is another strategy that serves wherever `b` does.
   static bool does_for(const Strategy& a, const Strategy& b) {
@@ -254,7 +326,9 @@ class Finder {
         rules::choose(first().rule(), first().call().inputs, first().results().size(), columns(inputs), pair());
     const bool free = choice && choice->microseconds < kFree;
     Placements offered;
-    for (std::size_t k = 0; free && k < choice->outputs.size(); ++k) offered.push_back(choice->outputs[k][0]);
+    for (std::size_t k = 0; free && k < choice->outputs.size(); ++k) {
+      offered.push_back(first().results()[k].defined() ? choice->outputs[k][0] : Placement(Replicate()));
+    }
     if (free && !pends(offered)) return;
     for (const std::vector<Placements>& readings : run_pieces(chosen)) {
       Placements outputs;
@@ -314,7 +388,7 @@ class Finder {
   bool holds(const Placements& inputs, const Placements& outputs) const {
     return std::all_of(draws_.begin(), draws_.end(), [&](const Prepared& draw) {
       const Layouts layouts = {.inputs = columns(inputs), .outputs = columns(outputs), .kernel = draw.rule().kernel};
-      for (const int64_t n : {2, 3}) {
+      for (const int64_t n : {2, 3, 4}) {
         const std::vector<int64_t> mesh = {n};
         if (draw.rule().valid && !draw.rule().valid(layouts.inputs, layouts.outputs, mesh)) return false;
         if (!simulate(draw, layouts, mesh).empty()) return false;

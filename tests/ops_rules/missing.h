@@ -17,7 +17,7 @@ using Draws = std::vector<Sample>;
 // Partial by sum, avg, max and min (of one kind at once); runs the operator on the pieces; and looks for a layout of the results that
 // gives what the whole call gives. That holds for every draw, the same with other signs, and on two and on three ranks; it is missing where
 // rules::choose would communicate, or leave a result pending that need not be. Of strategies of which one does for the other's
-// inputs, the one that does is told. Where tensors are many, at most two of them are pending, or cut unless their sizes agree.
+// inputs, the one that does is told; and of the same for a sum and an average, the sum. Where tensors are many, at most two of them are pending, or cut unless their sizes agree.
 std::vector<rules::Strategy> missing_strategies(const Draws& draws);
 
 // "S(0), R -> P(sum)"

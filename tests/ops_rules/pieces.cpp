@@ -11,7 +11,10 @@ using Pieces = std::vector<at::Tensor>;
 
 at::Tensor noise_like(const at::Tensor& t) {
   if (at::isIntegralType(t.scalar_type(), false)) return at::randint_like(t, 1, 9);
-  return at::rand(t.sizes(), t.options()) * 8 + 0.25;
+  const at::Tensor noise = at::rand(t.sizes(), t.options()) * 8 + 0.25;
+  if (t.is_complex()) return noise;
+  return at::where(at::rand(t.sizes(), t.options().dtype(at::kFloat)) < 0.5, noise,
+                   noise.ceil());  // so that terms may be zero
 }
 
 // Where each element's own value is; the other terms are beaten by it.
@@ -44,14 +47,17 @@ Pieces product_terms(const at::Tensor& whole, int64_t n) {
   return out;
 }
 
+// What a term may be where it is not the greatest (sign 1) or the least.
+at::Tensor beaten_by(const at::Tensor& whole, int64_t sign) {
+  if (whole.scalar_type() != at::kBool) return (whole - noise_like(whole) * sign).to(whole.scalar_type());
+  const at::Tensor any = at::rand(whole.sizes()) < 0.5;
+  return sign > 0 ? whole.logical_and(any) : whole.logical_or(any);
+}
+
 Pieces extremum_terms(const at::Tensor& whole, int64_t n, int64_t sign) {
   const at::Tensor owner = owner_like(whole, n);
   Pieces out;
-  for (int64_t k = 0; k < n; ++k) {
-    const at::Tensor beaten =
-        whole.scalar_type() == at::kBool ? at::full_like(whole, sign > 0 ? 0 : 1) : whole - noise_like(whole) * sign;
-    out.push_back(at::where(owner == k, whole, whole.scalar_type() == at::kBool ? beaten : beaten.to(whole.scalar_type())));
-  }
+  for (int64_t k = 0; k < n; ++k) out.push_back(at::where(owner == k, whole, beaten_by(whole, sign)));
   return out;
 }
 

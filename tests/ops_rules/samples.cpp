@@ -302,7 +302,7 @@ std::vector<Sample> pointwise_samples() {
       {"aten::add.Tensor", {a, x({})}},
       {"aten::add_.Tensor", {a, x({3})}},
       {"aten::mul.Tensor", {a, x({})}},
-      {"aten::mul.Tensor", {mask, mask}},
+      {"aten::mul.Tensor", {mask, bools({5, 3})}},
       {"aten::mul.Tensor", {mask, a}},
       {"aten::mul.Tensor", {ints({5, 3}, 9), a}},
       {"aten::div.Tensor", {a, x({3})}},
