@@ -13,6 +13,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/deferred_tensor.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -78,6 +79,7 @@ void Agreement::run(const std::function<void()>& part, const std::function<std::
     return;
   }
   const World& world = meshes_.front().world();
+  const detail::NotRecording own_tensors;
   const bool failed = !mine.empty();
   const int64_t code = failed ? world.size() - world.rank() : 0;  // the largest is that of the lowest rank
   const std::vector<int64_t> sent = {code, static_cast<int64_t>(mine.size()), failed ? 0 : 1, print, -print};

@@ -15,6 +15,7 @@
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/transfer.h"
+#include "tessera/mesh/deferred_tensor.h"
 #include "tessera/mesh/wire.h"
 #include "tessera/placement/plan.h"
 
@@ -132,6 +133,7 @@ void check_meshes(const DeviceMesh& from, const DeviceMesh& to) {
 at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
                            const std::optional<Placements>& grad_placements) {
   const Spec& from = spec_of(dtensor);
+  const detail::NotRecording own_tensors;
   if (mesh == from.mesh) return redistribute(dtensor, placements, {.grad_placements = grad_placements});
   check_meshes(from.mesh, mesh);
   const Placements to = normalize(placements, mesh.mesh(), from.ndim(), "redistribute_to");

@@ -8,7 +8,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
+
+#include "tessera/dtensor/tensor.h"
 
 namespace tessera::detail {
 namespace {
@@ -20,8 +23,7 @@ thread_local std::shared_ptr<Tape> recording;
 
 constexpr const char* kNoMemory =
     "this tensor was made under ShardedInit and has no memory yet: fill it by operators (normal_, fill_, copy_), not by its "
-    "data "
-    "pointer; or make it before the guard, e.g. torch::tensor of a std::vector";
+    "data pointer; or make it before the guard, or after its scope, e.g. torch::tensor of a std::vector";
 
 // Of a storage: whether reading its data pointer throws. LibTorch sets it and has no way back.
 bool& throws(c10::StorageImpl& storage);
@@ -170,17 +172,22 @@ void ask(const c10::OperatorHandle& op, Stack& stack) {
     op.callBoxed(stack);
   } catch (const c10::Error& error) {
     throw std::invalid_argument(
-        fmt::format("{}: a tensor that was made under ShardedInit has no values yet, and one is asked for ({}); call "
-                    "parallelize_module first",
-                    op.schema().name(), error.what_without_backtrace()));
+        fmt::format("{}: a tensor that was made under ShardedInit has no values yet, and one is asked for ({}); {}",
+                    op.schema().name(), error.what_without_backtrace(), deferred_way_out()));
   }
 }
 
-[[noreturn]] void refuse(const c10::OperatorHandle& op, const at::Tensor& t) {
-  throw std::invalid_argument(fmt::format(
-      "{}: a tensor [{}] that was made under ShardedInit has no values yet; give the module that holds it to "
-      "parallelize_module first (a tensor that is no parameter or buffer of it never gets any), or go on under the guard",
-      op.schema().name(), fmt::join(t.sizes(), ", ")));
+// LibTorch's formulas of backward fill in zeros of their own.
+bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+// What would have to be computed now can not.
+void refuse_values(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
+  each_tensor(args, [&](const at::Tensor& t, std::size_t, std::size_t) {
+    if (!is_dtensor(t)) return;
+    throw std::invalid_argument(
+        fmt::format("{}: a DTensor, {}, meets a tensor that was made under ShardedInit and has no values yet; {}",
+                    op.schema().name(), to_string(*meta(t).spec), deferred_way_out()));
+  });
 }
 
 // Some factories have no kernel for meta tensors: what they make tells its sizes, and is forgotten.
@@ -233,10 +240,11 @@ void defer(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* s
     }
     deferred = t;
   });
-  if (!deferred.defined() && (recording == nullptr || !makes(op, args))) return op.callBoxed(*stack);
+  if (!deferred.defined() && (recording == nullptr || in_backward() || !makes(op, args))) return op.callBoxed(*stack);
   const Comparable pointers(args);
   if (!records(op.schema())) return ask(op, *stack);
-  if (recording == nullptr) refuse(op, deferred);
+  if (recording == nullptr) refuse_deferred(op.schema().name(), deferred);
+  refuse_values(op, args);
   record(op, deferred.defined() ? shared_tape(deferred) : recording, *stack);
 }
 

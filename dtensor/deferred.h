@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -13,12 +14,11 @@
 
 #include "tessera/dtensor/random/draws.h"
 #include "tessera/dtensor/spec.h"
+#include "tessera/mesh/deferred_tensor.h"
 
 // What stands behind ShardedInit: tensors without values, and the record of the operators that give them theirs. Such a tensor is on the
 // meta device with the key DeferredInit, by which every operator on it comes to deferred.cpp. The library's own.
 namespace tessera::detail {
-
-inline bool is_deferred(const at::Tensor& t) { return t.defined() && t.key_set().has(c10::DispatchKey::DeferredInit); }
 
 // Some elements of a storage: tensors that say the same of it hold the same values, whatever handles they are.
 struct Elements {
@@ -78,20 +78,12 @@ class Recording {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-// Held by functions of the library that make tensors of their own.
-class NotRecording {
- public:
-  NotRecording() : exclude_(c10::DispatchKey::DeferredInit) {}
-
- private:
-  c10::impl::ExcludeDispatchKeyGuard exclude_;
-};
-
 // Replaces the tensors in one argument, a tensor or a list of them, by what `make` gives for each and its index.
 void replace_tensors(at::IValue& value, c10::function_ref<at::Tensor(const at::Tensor&, std::size_t)> make);
 
 // Makes the deferred tensor `t` a DTensor of `spec` with the values that its calls give; what it shares with other tensors is computed
-// anew. Throws std::invalid_argument, alike on every rank, where a whole sharded tensor or communication would be needed.
-void materialize(const at::Tensor& t, const SpecPtr& spec);
+// anew. `path` is the parameter's, for messages; may be empty. Throws std::invalid_argument, alike on every rank, where a whole sharded
+// tensor or communication would be needed; std::runtime_error when the job fails meanwhile.
+void materialize(const at::Tensor& t, const SpecPtr& spec, const std::string& path = "");
 
 }  // namespace tessera::detail

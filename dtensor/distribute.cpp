@@ -119,6 +119,7 @@ struct Distribute : torch::autograd::Function<Distribute> {
 
 at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements, int64_t src_rank) {
   if (!t.defined()) throw std::invalid_argument("distribute_tensor: the tensor is undefined; give a tensor");
+  detail::refuse_deferred("distribute_tensor", t);
   const detail::NotRecording own_tensors;
   const auto source = source_coordinate(mesh, src_rank);
   const SpecPtr spec = spec_of_whole(t, mesh, placements, "distribute_tensor");

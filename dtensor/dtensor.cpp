@@ -15,6 +15,7 @@
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/verify_local.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/deferred_tensor.h"
 #include "tessera/mesh/replicated_check.h"
 #include "tessera/placement/reduction.h"
 
@@ -152,6 +153,8 @@ void check_mask(const at::Tensor& local, const Placements& placements, const at:
 void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
   if (!local.defined()) throw std::invalid_argument("from_local: the local tensor is undefined; give a tensor");
+  detail::refuse_deferred("from_local", local);
+  detail::refuse_deferred("from_local: mask", options.mask);
   if (detail::is_dtensor(local)) {
     throw std::invalid_argument("from_local: the tensor is a DTensor already; call redistribute to change its placements");
   }
@@ -205,6 +208,7 @@ bool is_dtensor(const at::Tensor& t) { return detail::is_dtensor(t); }
 
 SpecPtr spec_ptr_of(const at::Tensor& t) {
   if (detail::is_dtensor(t)) return detail::meta(t).spec;
+  detail::refuse_deferred("a DTensor is needed", t);
   throw std::invalid_argument(
       fmt::format("a plain tensor{} was given where a DTensor is needed; make one by from_local or distribute_tensor",
                   t.defined() ? fmt::format(" [{}]", fmt::join(t.sizes(), ", ")) : " (undefined)"));
@@ -216,6 +220,7 @@ const Placements& placements_of(const at::Tensor& t) { return spec_of(t).placeme
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
   check_from_local(local, mesh, placements, options);
+  const detail::NotRecording own_tensors;
   const SpecPtr spec = spec_of_local(local, mesh, placements, options);
   std::optional<Placements> grad;
   if (options.grad_placements) {
@@ -237,6 +242,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
 
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
   const Spec& spec = spec_of(dtensor);
+  const detail::NotRecording own_tensors;
   detail::check_current(dtensor, "to_local");
   detail::watch_gradient(dtensor);
   return ToLocal::apply(

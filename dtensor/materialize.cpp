@@ -14,6 +14,7 @@
 
 #include "tessera/dtensor/deferred.h"
 #include "tessera/dtensor/dispatch/random.h"
+#include "tessera/dtensor/implicit_communication.h"
 #include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/route.h"
 #include "tessera/dtensor/tensor.h"
@@ -175,40 +176,76 @@ at::Tensor own(const at::Tensor& local) {
   return dense.storage().nbytes() == bytes ? dense : dense.clone();
 }
 
+bool has_failed(const World& world) {
+  try {
+    world.check_alive();
+    return false;
+  } catch (const std::runtime_error&) {
+    return true;
+  }
+}
+
+// What is being made, for messages: those of the caller's own mistakes, and of what happens to the job.
+class Making {
+ public:
+  Making(const at::Tensor& t, const Spec& spec, const std::string& path)
+      : name_(path.empty() ? "a tensor" : path), sizes_(t.sizes().vec()), spec_(spec) {}
+
+  // Runs one part, the repetition of `op`. What LibTorch or Strict refuses there is the caller's mistake, alike on every rank, unless the
+  // job has failed.
+  template <class Part>
+  void run(const std::string& op, const Part& part) const {
+    try {
+      part();
+    } catch (const c10::Error& error) {
+      refuse(op, error.what_without_backtrace());
+    } catch (const ImplicitCommunication& error) {
+      refuse(op, error.what());
+    } catch (const std::invalid_argument& error) {
+      refuse(op, error.what());
+    } catch (const std::exception& error) {
+      throw std::runtime_error(text(op, error.what()));
+    }
+  }
+
+ private:
+  std::string text(const std::string& op, const char* why) const {
+    return fmt::format("ShardedInit: {} cannot be carried out for {} [{}] as {} on {}: {}", op, name_,
+                       fmt::join(sizes_, ", "), to_string(spec_.placements), spec_.mesh.to_string(), why);
+  }
+
+  [[noreturn]] void refuse(const std::string& op, const char* why) const {
+    if (has_failed(spec_.mesh.world())) throw std::runtime_error(text(op, why));
+    throw std::invalid_argument(
+        text(op, why) +
+        ". Initialize it by operators that work on pieces (uniform_, normal_, fill_, pointwise ones; tessera::orthogonal_ "
+        "and "
+        "tessera::sparse_ of tessera/dtensor/init.h), leave it Replicate, or initialize it after parallelize_module");
+  }
+
+  const std::string name_;
+  const std::vector<int64_t> sizes_;
+  const Spec& spec_;
+};
+
 }  // namespace
 
-void materialize(const at::Tensor& t, const SpecPtr& spec) {
+void materialize(const at::Tensor& t, const SpecPtr& spec, const std::string& path) {
   const NotRecording own_tensors;
-  const World::Scope scope(spec->mesh.world(), "ShardedInit");
+  const World::Scope scope(spec->mesh.world(), "ShardedInit", path.empty() ? nullptr : &path);
   const at::NoGradGuard no_grad;
   const Strict strict;
   const ImplicitReplication plain_counts_as_replicated;
   const Elements wanted(t);
-  const auto refuse = [&](const std::string& op, const char* why) {
-    throw std::invalid_argument(
-        fmt::format("ShardedInit: {} cannot be carried out for a tensor [{}] as {} on {}: {}. Initialize it by operators "
-                    "that work on pieces "
-                    "(uniform_, normal_, fill_, pointwise ones; tessera::orthogonal_ and tessera::sparse_ of "
-                    "tessera/dtensor/init.h), leave it "
-                    "Replicate, or initialize it after parallelize_module",
-                    op, fmt::join(wanted.sizes, ", "), to_string(spec->placements), spec->mesh.to_string(), why));
-  };
+  const Making making(t, *spec, path);
   Replay replay(*spec);
   for (const Recorded* call : calls_for(tape_of(t), wanted.memory())) {
-    try {
-      replay.repeat(*call);
-    } catch (const c10::Error& error) {
-      refuse(call->op.schema().name(), error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      refuse(call->op.schema().name(), error.what());
-    }
+    making.run(call->op.schema().name(), [&] { replay.repeat(*call); });
   }
-  try {
+  making.run("a view", [&] {
     const Meta& value = meta(replay.value(wanted));
     convert_in_place(t, own(redistribute_local(value.local(), *value.spec, spec->placements)), spec);
-  } catch (const std::invalid_argument& error) {
-    refuse("a view", error.what());
-  }
+  });
 }
 
 }  // namespace tessera::detail

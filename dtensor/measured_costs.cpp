@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/deferred_tensor.h"
 
 namespace tessera {
 namespace {
@@ -88,6 +89,7 @@ CostModel measured_costs(const DeviceMesh& mesh) {
                     mesh.is_member() ? "nothing travels in a fake world"
                                      : fmt::format("rank {} is outside mesh {}", mesh.world().rank(), mesh.to_string())));
   }
+  const detail::NotRecording own_tensors;
   std::vector<Exchange> exchanges;
   std::vector<LinkSample> samples;
   for (int64_t d = 0; d < mesh.ndim(); ++d) {

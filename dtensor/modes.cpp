@@ -1,9 +1,9 @@
 #include "tessera/dtensor/modes.h"
 
-#include <stdexcept>
-
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
+
+#include "tessera/dtensor/implicit_communication.h"
 
 namespace tessera {
 namespace {
@@ -32,7 +32,7 @@ bool ImplicitReplication::enabled() { return implicit_replication; }
 
 void detail::implicit_communication(const std::string& op, const std::function<std::string()>& moves) {
   if (Strict::enabled()) {
-    throw std::runtime_error(
+    throw ImplicitCommunication(
         fmt::format("{}: would communicate on its own, which Strict forbids{}. Redistribute the inputs explicitly, or "
                     "change the layouts",
                     op, moves()));

@@ -12,6 +12,7 @@
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/transit.h"
+#include "tessera/mesh/deferred_tensor.h"
 #include "tessera/mesh/reused_memory.h"
 #include "tessera/placement/plan.h"
 
@@ -201,6 +202,7 @@ void check_many(const std::vector<at::Tensor>& dtensors, const std::vector<Place
 
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensors, const std::vector<Placements>& placements,
                                           const RedistributeOptions& options) {
+  const detail::NotRecording own_tensors;
   check_many(dtensors, placements);
   std::vector<at::Tensor> out = dtensors;
   Journey journey{.ways = {}, .options = options};
@@ -221,6 +223,7 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
 }
 
 at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
+  const detail::NotRecording own_tensors;
   if (options.async || is_recorded(dtensor)) return redistribute_many({dtensor}, {placements}, options)[0];
   const std::optional<Way> way = way_of(dtensor, placements, options);
   if (!way) return dtensor;

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "tessera/mesh/check_state.h"
+#include "tessera/mesh/deferred_tensor.h"
 #include "tessera/mesh/reused_memory.h"
 
 namespace tessera {
@@ -106,6 +107,7 @@ void Transit::deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& await
   if (!awaited) return;
   if (error_) std::rethrow_exception(error_);
   const World::Exclusive exclusive(mesh_.world());  // or nothing has happened yet
+  const detail::NotRecording own_tensors;
   try {
     if (!finished_) finish();
   } catch (...) {

@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/mesh/check_state.h"
+#include "tessera/mesh/deferred_tensor.h"
 #include "tessera/mesh/group_moves.h"
 #include "tessera/mesh/mismatch.h"
 
@@ -86,6 +87,7 @@ CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh
 
 void check_tensor(const CollectiveCall& call, const at::Tensor& tensor) {
   if (!tensor.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined", call.kind));
+  detail::refuse_deferred(call.kind, tensor);
   if (lacks_data(tensor)) throw std::invalid_argument(no_data(call.kind));
   if (tensor.device().type() != call.mesh.device_type() || tensor.layout() != at::kStrided) {
     throw std::invalid_argument(fmt::format("{}: a {} tensor on {} cannot travel on mesh {}; move it with to(mesh.device())",
@@ -120,9 +122,9 @@ int64_t check_counts(const CollectiveCall& call, const std::vector<int64_t>& cou
 
 void check_scattered(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like) {
   const bool empty_handed = input.defined() && lacks_data(input);
-  const bool fits = input.defined() && !empty_handed && input.dim() == like.dim() + 1 && input.size(0) == call.n() &&
-                    input.sizes().slice(1) == like.sizes() && input.scalar_type() == like.scalar_type() &&
-                    input.device() == like.device();
+  const bool fits = input.defined() && !empty_handed && !detail::is_deferred(input) && input.dim() == like.dim() + 1 &&
+                    input.size(0) == call.n() && input.sizes().slice(1) == like.sizes() &&
+                    input.scalar_type() == like.scalar_type() && input.device() == like.device();
   if (fits) return;
   const std::string text =
       empty_handed
@@ -195,6 +197,7 @@ at::Tensor Started::wait() {
     return std::exchange(result_, at::Tensor());
   }
   const World::Exclusive exclusive(work_->call.mesh.world());
+  const detail::NotRecording own_tensors;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::unique_ptr<Work> work = std::move(work_);
   return failing(work->call, work->op.c_str(), [&] {
@@ -217,6 +220,7 @@ void start_on_group(const CollectiveCall& call, c10::function_ref<void(c10d::Bac
 Started start_call(const CollectiveCall& call, int64_t bytes, const Intent& intent, c10::function_ref<Underway()> begin) {
   World& world = call.mesh.world();
   const World::Exclusive exclusive(world);
+  const detail::NotRecording own_tensors;
   world.check_alive();
   report(call, bytes);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

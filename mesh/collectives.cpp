@@ -35,7 +35,7 @@ at::Tensor gather_now(const Call& call, const at::Tensor& input) {
   Counts shape = {call.n()};
   shape.insert(shape.end(), input.sizes().begin(), input.sizes().end());
   if (call.n() == 1) return row_major(input).unsqueeze(0);
-  if (input.numel() == 0) return at::empty(shape, input.options());
+  if (input.numel() == 0) return input.new_empty(shape);
   return run_call(call.mesh, call.mesh_dim, [&] {
     return start_call(call, bytes_of(input), {.tensor = &input}, [&] { return gather_rows(call, row_major(input)); });
   });
@@ -99,7 +99,7 @@ Started start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_
   const at::ScalarType dtype = input.scalar_type();
   reduced_as(dtype, op, call.kind);  // or throws, on every rank
   if (call.n() == 1) return Started(row_major(input));
-  if (input.numel() == 0) return Started(at::empty(input.sizes(), input.options()));
+  if (input.numel() == 0) return Started(input.new_empty(input.sizes()));
   return start_call(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
     const at::Tensor wire = to_wire(row_major(input), op, call.kind);
     Underway out = reduce_all(call, wire, op, /*owned=*/owned || !wire.is_alias_of(input));
@@ -154,7 +154,7 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
   reduced_as(input.scalar_type(), op, call.kind);  // or throws, on every rank
   if (call.n() == 1) return row_major(input).select(0, 0);
   const at::IntArrayRef row = input.sizes().slice(1);
-  if (input.numel() == 0) return at::empty(row, input.options());
+  if (input.numel() == 0) return input.new_empty(row);
   return run_call(mesh, mesh_dim,
                   [&] {
                     return start_reduce_parts(call, input, even_counts(call, input.numel() / call.n()),
@@ -183,7 +183,7 @@ at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t me
   check_tensor(call, input);
   check_source(call, source);
   if (call.n() == 1) return row_major(input);
-  if (input.numel() == 0) return at::empty(input.sizes(), input.options());
+  if (input.numel() == 0) return input.new_empty(input.sizes());
   const bool sends = mesh.local_rank(call.mesh_dim) == source;
   return run_call(mesh, mesh_dim, [&] {
     return start_call(call, sends ? bytes_of(input) : 0, {.tensor = &input, .source = source}, [&] {
@@ -202,7 +202,7 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
   const bool sends = mesh.local_rank(call.mesh_dim) == source;
   if (sends) check_scattered(call, input, like);
   if (call.n() == 1) return row_major(input).select(0, 0);
-  if (like.numel() == 0) return at::empty(like.sizes(), like.options());
+  if (like.numel() == 0) return like.new_empty(like.sizes());
   return run_call(mesh, mesh_dim, [&] {
     return start_call(call, sends ? bytes_of(input) : 0, {.tensor = &like, .source = source},
                       [&] { return scatter_from(call, sends ? row_major(input) : at::Tensor(), like, source); });

@@ -20,6 +20,7 @@
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
+#include "tessera/mesh/deferred_tensor.h"
 #include "tessera/mesh/wire.h"
 
 namespace tessera {
@@ -174,6 +175,7 @@ bool give_back(const Reduction& reduction, const std::vector<at::Tensor>& pieces
 }  // namespace
 
 void check_forms(const Reduction& reduction, at::ScalarType dtype, const std::string& who) {
+  const detail::NotRecording own_tensors;
   const at::Tensor value = probe_of(dtype);
   for (const int64_t ranks : {2, 3}) {
     std::vector<at::Tensor> spread;

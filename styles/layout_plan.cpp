@@ -227,6 +227,11 @@ void LayoutPlan::run(int64_t src_rank) const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const at::Tensor& t = tensors_[i].tensor;
     if (is_dtensor(t)) continue;
+    if (alike[i] == i && detail::is_deferred(t)) {
+      const Placements placements = normalize(placements_of(tensors_[i]), mesh_.mesh(), t.dim(), "parallelize_module");
+      detail::materialize(t, intern_spec(mesh_, placements, t.sizes(), t.scalar_type()), tensors_[i].paths.front());
+      continue;
+    }
     if (alike[i] == i) {
       distribute_in_place(t, mesh_, placements_of(tensors_[i]), src_rank);
       continue;

@@ -12,6 +12,7 @@
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/strict_json.h"
 #include "tessera/dtensor/io/weights.h"
+#include "tessera/mesh/deferred_tensor.h"
 
 namespace tessera {
 namespace {
@@ -150,6 +151,7 @@ void read_pieces(std::vector<Slot>& slots, const Checkpoint& checkpoint, const L
 
 void load_weights(torch::nn::Module& module, const std::string& path, const LoadOptions& options) {
   const std::vector<ModuleTensor> tensors = module_tensors(module);
+  const detail::NotRecording own_tensors;
   std::vector<at::Tensor> values;
   for (const ModuleTensor& item : tensors) values.push_back(item.tensor);
   const Agreement agreement(meshes_of(values), "load_weights");

@@ -20,6 +20,7 @@
 #include "tessera/dtensor/io/checkpoint_writer.h"
 #include "tessera/dtensor/io/strict_json.h"
 #include "tessera/dtensor/region.h"
+#include "tessera/mesh/deferred_tensor.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -27,6 +28,7 @@ namespace {
 
 void check_storable(const std::string& name, const at::Tensor& tensor) {
   if (is_dtensor(tensor)) return;
+  detail::refuse_deferred("tensor " + in_quotes(name), tensor);
   if (tensor.layout() == at::kStrided && !tensor.is_quantized() && !tensor.is_meta()) return;
   throw std::invalid_argument(
       fmt::format("tensor {}: a {} tensor{} on {} cannot be in a safetensors file; make it dense, with data",
@@ -118,6 +120,7 @@ std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
 void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes, const std::string& path,
                   int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata, const char* op) {
   const at::NoGradGuard no_grad;
+  const detail::NotRecording own_tensors;
   const Agreement agreement(meshes, op);
   const std::vector<SafetensorsHeader> plan = make_plan(tensors, max_shard_bytes, metadata);
   const bool writes = meshes.empty() || writing_rank(meshes, op) == meshes.front().world().rank();

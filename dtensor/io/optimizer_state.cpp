@@ -17,6 +17,7 @@
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/optimizer_kind.h"
+#include "tessera/mesh/deferred_tensor.h"
 
 namespace tessera {
 namespace {
@@ -140,6 +141,7 @@ std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
 }  // namespace
 
 void save_optimizer(const Optimizer& optimizer, const torch::nn::Module& module, const std::string& path) {
+  const detail::NotRecording own_tensors;
   const OptimizerKind& kind = optimizer_kind(optimizer, "save_optimizer");
   const GroupPaths paths = group_paths(optimizer, module, "save_optimizer");
   // A tied parameter may stand in a group twice; its state is one.
@@ -159,6 +161,7 @@ void save_optimizer(const Optimizer& optimizer, const torch::nn::Module& module,
 }
 
 void load_optimizer(Optimizer& optimizer, const torch::nn::Module& module, const std::string& path) {
+  const detail::NotRecording own_tensors;
   const OptimizerKind& kind = optimizer_kind(optimizer, "load_optimizer");
   const GroupPaths paths = group_paths(optimizer, module, "load_optimizer");
   const Agreement agreement(meshes_of(parameters_of(optimizer)), "load_optimizer");

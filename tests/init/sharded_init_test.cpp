@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,8 +15,11 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/init.h"
+#include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/sharded_init.h"
+#include "tessera/mesh/checked.h"
+#include "tessera/mesh/collectives.h"
 #include "tessera/mesh/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/distribute_module.h"
@@ -302,4 +306,101 @@ TEST_CASE("what cannot be is refused: reading values, operators outside the guar
   check_has(refusal([&] { left.mul_(2); }), "parallelize_module first");
   distribute_in_place(left, mesh, {Shard(0)});
   CHECK(same(to_local(left), at::ones({2, 4})));
+}
+
+TEST_CASE("while the guard lives the library's own work is real: layouts, gradients, pieces, collectives") {
+  const at::Tensor values = at::arange(30, at::kDouble).view({5, 6}) + 1, factor = at::rand({5, 6}, at::kDouble);
+  for (const int64_t size : {1, 2, 3}) {
+    CAPTURE(size);
+    run_in_process(size, [&](const std::shared_ptr<World>& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", {size}, {}, world);
+      const at::Tensor mine = piece_of(values, mesh, {Shard(0)}).contiguous();
+      const at::Tensor weight = distribute_tensor(values, mesh, {Shard(1)}, kNoSource).set_requires_grad(true);
+      const at::Tensor by = distribute_tensor(factor, mesh, {Replicate()}, kNoSource);
+      const ShardedInit init(mesh);
+      const at::Tensor x = from_local(mine, mesh, {Shard(0)}, {.shape = values.sizes().vec(), .check = true});
+      for (const Placement& to : {Placement(Replicate()), Placement(Shard(1)), Placement(Partial())}) {
+        CAPTURE(to_string(to));
+        CHECK(same(full_tensor(redistribute(x, {to})), values));
+      }
+      const at::Tensor moved = redistribute(x, {Shard(1)}, {.async = true});
+      CHECK(same(to_local(moved), piece_of(values, mesh, {Shard(1)})));
+      // An undefined gradient of the second result, which LibTorch fills with zeros of its own.
+      std::get<0>(redistribute(weight, {Shard(0)}).mul(by).sort(0)).sum().backward();
+      CHECK(placements_of(weight.grad()) == placements_of(weight));
+      CHECK(same(full_tensor(weight.grad()), factor));
+      weight.select(1, 2).pow(2).sum().backward();
+      at::Tensor want = factor.clone();
+      want.select(1, 2).add_(2 * values.select(1, 2));
+      CHECK(same(full_tensor(weight.grad()), want));
+      CHECK(same(all_gather(mine.sum().view({1}), mesh, 0).sum(), values.sum()));
+      CHECK(same(all_reduce(mine.sum(), mesh, 0, ReduceOp::kSum), values.sum()));
+      CHECK(broadcast(values, mesh, 0, 0).equal(values));
+    });
+  }
+}
+
+TEST_CASE("a tensor without values is refused where its values are needed, by a message that says whether the guard lives") {
+  const DeviceMesh mesh = fake_mesh(0, {2});
+  const at::Tensor dtensor = ones({2, 4}, mesh, {Shard(0)});
+  std::optional<ShardedInit> init(std::in_place, mesh);
+  const at::Tensor left = torch::ones({2, 4});
+  const auto each = [&](const std::string& way_out) {
+    const std::vector<std::function<void()>> uses = {[&] { from_local(left, mesh, {Shard(0)}); },
+                                                     [&] { distribute_tensor(left, mesh, {Shard(0)}, kNoSource); },
+                                                     [&] { redistribute(left, {Shard(0)}); },
+                                                     [&] { full_tensor(left); },
+                                                     [&] { all_reduce(left, mesh, 0, ReduceOp::kSum); },
+                                                     [&] { dtensor + left; },
+                                                     [&] {
+                                                       const ImplicitReplication plain_counts;
+                                                       torch::matmul(dtensor, left.t());
+                                                     }};
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      CAPTURE(i);
+      const std::string message = refusal(uses[i]);
+      check_has(message, "[2, 4]");
+      check_has(message, "made under ShardedInit");
+      check_has(message, way_out);
+    }
+  };
+  each("the guard is still alive on this thread: end its scope");
+  check_has(refusal([&] { left.sum().item(); }), "end its scope");
+  init.reset();
+  each("parallelize_module first");
+}
+
+TEST_CASE("a failure while values are made keeps its kind, and every message names the parameter") {
+  const at::Tensor values = at::arange(12, at::kFloat).view({6, 2});
+  struct FromValues : Module {
+    explicit FromValues(const at::Tensor& values) {
+      const torch::NoGradGuard no_grad;
+      register_parameter("weight", torch::empty({6, 2})).copy_(values);
+    }
+  };
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, world);
+    const at::Tensor mine = values + world->rank();
+    std::optional<ShardedInit> init(std::in_place, mesh);
+    FromValues module(mine);
+    init.reset();
+    const Checked compared(*world);
+    std::string message;
+    try {
+      parallelize_module(module, mesh, {});
+    } catch (const std::runtime_error& error) {
+      message = error.what();
+    }
+    check_has(message, "for weight [6, 2] as [R]");
+    check_has(message, "is not the same on every rank");
+    CHECK(message.find("leave it Replicate") == std::string::npos);
+  });
+  const DeviceMesh mesh = fake_mesh(0, {2});
+  std::optional<ShardedInit> init(std::in_place, mesh);
+  torch::nn::Linear linear(8, 8);
+  torch::nn::init::orthogonal_(linear->weight);
+  init.reset();
+  const auto parallelize = [&] { parallelize_module(linear, mesh, ColwiseParallel()); };
+  CHECK_THROWS_AS(parallelize(), std::invalid_argument);
+  check_has(refusal(parallelize), "for weight [8, 8] as [S(0)]");
 }
