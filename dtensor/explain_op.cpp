@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/dispatch/call.h"
 #include "tessera/dtensor/dispatch/decision.h"
+#include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 
 namespace tessera {
@@ -33,7 +34,7 @@ void refuse_composite(const c10::OperatorHandle& op, const std::string& name) {
   const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   const DecompositionEntry decomposition = find_decomposition(op.schema().name());
-  if (!composite && (decomposition.run == nullptr || decomposition.only_in_inference)) return;
+  if (!composite && (decomposition.run == nullptr || decomposition.calls != DecomposedCalls::kAll)) return;
   throw std::invalid_argument(fmt::format("explain_op: {} is written in other operators; explain those", name));
 }
 
@@ -72,10 +73,15 @@ OpExplanation explain_op(const std::string& op, std::vector<c10::IValue> args) {
   const dispatch::OpTraits traits(handle);
   refuse_composite(handle, op);
   torch::jit::Stack stack = with_defaults(handle.schema(), std::move(args));
-  const dispatch::Call call = dispatch::read_call(handle, traits, stack);
+  dispatch::Call call = dispatch::read_call(handle, traits, stack);
   std::vector<rules::Considered> considered;
-  const dispatch::DecisionPtr decision = dispatch::decide(call, &considered);
-  OpExplanation out{.op = op, .by_rule = decision->by_rule};
+  const auto decide = [&](const dispatch::Call& c) {
+    considered.clear();
+    return dispatch::decide(c, &considered);
+  };
+  OpExplanation out{.op = op};
+  const dispatch::DecisionPtr decision = dispatch::explain_gathered(call, decide, out.steps);
+  out.by_rule = decision->by_rule;
   for (rules::Considered& c : considered) {
     out.candidates.push_back({.mesh_dim = c.mesh_dim,
                               .inputs = std::move(c.strategy.inputs),

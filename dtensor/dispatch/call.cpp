@@ -197,7 +197,8 @@ Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit
             .base = stack.size() - traits.num_args,
             .tensors = {},
             .replicated = {},
-            .gathered = {}};
+            .gathered = {},
+            .derived = {}};
   bool plain = false;
   const auto add = [&](std::size_t arg, std::size_t index, const at::Tensor& t) {
     TensorArg& entry = call.tensors.emplace_back(TensorArg{.arg = arg, .index = index, .tensor = &t});

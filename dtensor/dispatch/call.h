@@ -53,6 +53,7 @@ struct Call {
   const Spec* lead = nullptr;               // of the first DTensor: its mesh is the call's
   c10::SmallVector<SpecPtr, 2> replicated;  // keeps specs of plain tensors that count as replicated
   std::vector<at::Tensor> gathered;         // keeps parameters that were gathered for the call
+  ContractPtr derived;                      // of results that follow from pieces of such parameters alone
 
   std::span<const at::IValue> args() const { return {stack.data() + base, traits.num_args}; }
   at::IValue& arg(std::size_t i) const { return stack[base + i]; }

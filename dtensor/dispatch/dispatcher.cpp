@@ -123,18 +123,20 @@ void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet
     call_foreach(call);
     return;
   }
-  gather_parameters(call);
-  execute(call, *decision_for(call));
+  const DecisionPtr decision = decide_gathered(call, [this](const Call& c) { return decision_for(c); });
+  execute(call, *decision);
 }
 
 // Looked up at the first call, when every decomposition has been registered.
 Decomposition OpDispatcher::decomposition() {
   std::call_once(looked_up_, [this] { decomposition_ = find_decomposition(traits_.name); });
-  return decomposition_.only_in_inference && !c10::InferenceMode::is_enabled() ? nullptr : decomposition_.run;
+  const bool always = decomposition_.calls == DecomposedCalls::kAll;
+  return always || c10::InferenceMode::is_enabled() ? decomposition_.run : nullptr;
 }
 
 DecisionPtr OpDispatcher::direct(const Key& key) {
-  if (decomposition() != nullptr) return nullptr;
+  // Among the tensors of a direct call there is no plain one.
+  if (decomposition() != nullptr && decomposition_.calls != DecomposedCalls::kBesidePlainInInference) return nullptr;
   DecisionPtr found = cache_.find(key);
   if (found == nullptr || !found->direct) return nullptr;
   registry().hits.fetch_add(1, std::memory_order_relaxed);

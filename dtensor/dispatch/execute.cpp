@@ -59,6 +59,7 @@ class Execution {
     bring_inputs();
     keep_written();
     if (call_.traits.rides && detail::is_dtensor(*call_.tensors[0].tensor)) keep_contract();
+    if (call_.derived) contract_ = call_.derived;
     // From here on the wrappers may be gone from the stack: what is needed of them is in the decision.
     localize_stack();
     if (!mesh_.is_member() || decision_.nothing_here) {

@@ -1,13 +1,21 @@
 #include "tessera/dtensor/dispatch/gather.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
+#include <string_view>
+#include <utility>
 
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/ones.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/route.h"
+#include "tessera/ops/rules/rule.h"
 #include "tessera/placement/exchange.h"
 #include "tessera/placement/layout.h"
 #include "tessera/placement/tile_layout.h"
@@ -15,15 +23,56 @@
 namespace tessera::dispatch {
 namespace {
 
-// The contract of a tensor that is to be gathered for this call, or nullptr.
-const Contract* gathered(const Call& call, const TensorArg& entry) {
-  if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) return nullptr;
-  const Contract* const contract = detail::meta(*entry.tensor).contract.get();
-  if (contract == nullptr || contract->gathered.empty() || call.writes(entry)) return nullptr;
-  const bool cut = std::ranges::any_of(contract->gathered, [&](int64_t mesh_dim) {
+// How a tensor that this call would get whole lies over the mesh dimensions of its contract.
+enum class Held { kWhole, kPiece, kTerms };
+
+Held held(const Call& call, const TensorArg& entry) {
+  if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor) || call.writes(entry)) return Held::kWhole;
+  const detail::Meta& meta = detail::meta(*entry.tensor);
+  if (!is_gathered(meta)) return Held::kWhole;
+  const bool cut = std::ranges::any_of(meta.contract->gathered, [&](int64_t mesh_dim) {
     return entry.spec->placements[static_cast<std::size_t>(mesh_dim)].is_shard();
   });
-  return cut ? contract : nullptr;
+  return cut ? Held::kPiece : Held::kTerms;
+}
+
+bool is_pointwise(const std::string& key) {
+  static const std::set<std::string_view> names = [] {
+    std::set<std::string_view> out;
+    for (const rules::RuleEntry& entry : rules::pointwise_rules()) out.insert(entry.name);
+    return out;
+  }();
+  return names.contains(key);
+}
+
+// A tensor that changes nothing of where the elements of a parameter lie: a number, or, element by element, no more than one for each.
+bool goes_beside(const Call& call, const TensorArg& entry, const Spec& parameter, const std::vector<int64_t>& mesh_dims) {
+  const bool whole = std::ranges::all_of(mesh_dims, [&](int64_t mesh_dim) {
+    return entry.spec->placements[static_cast<std::size_t>(mesh_dim)].is_replicate();
+  });
+  if (!whole) return false;
+  return entry.spec->numel() == 1 ||
+         (is_pointwise(call.traits.key) && at::is_expandable_to(entry.spec->sizes, parameter.sizes));
+}
+
+// Whether what the call gives follows from parameters alone. `first` is one of them.
+bool of_parameters_alone(const Call& call, const TensorArg& first) {
+  const std::vector<int64_t>& mesh_dims = detail::meta(*first.tensor).contract->gathered;
+  return std::ranges::all_of(call.tensors, [&](const TensorArg& entry) {
+    if (entry.spec == nullptr) return true;
+    if (call.writes(entry)) return false;
+    if (held(call, entry) == Held::kWhole) return goes_beside(call, entry, *first.spec, mesh_dims);
+    return detail::meta(*entry.tensor).contract->gathered == mesh_dims;
+  });
+}
+
+// For a result that is computed from the parameter: to be gathered as it is, charged to it, and no operator's.
+ContractPtr derived_from(const ContractPtr& contract) {
+  if (contract->operators.empty() && contract->also == nullptr) return contract;
+  Contract out;
+  out.path = contract->path;
+  out.gathered = contract->gathered;
+  return std::make_shared<const Contract>(std::move(out));
 }
 
 bool all_alike(const Call& call, const Spec& spec) {
@@ -74,6 +123,23 @@ Placements taken_apart(const Spec& spec, Placements placements, const std::vecto
   return placements;
 }
 
+// taken_apart looks at the parts of all coordinates: its answers are kept, by Spec::id.
+Placements known_apart(const Spec& spec, const Placements& placements, const std::vector<int64_t>& mesh_dims) {
+  constexpr std::size_t kMost = 1024;
+  static std::mutex mutex;
+  static auto* const known = new std::map<std::pair<uint64_t, std::vector<int64_t>>, Placements>();
+  const std::pair key(spec.id, mesh_dims);
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = known->find(key); found != known->end()) return found->second;
+  }
+  Placements out = taken_apart(spec, placements, mesh_dims);
+  const std::lock_guard lock(mutex);
+  if (known->size() >= kMost) known->clear();
+  known->emplace(key, out);
+  return out;
+}
+
 Placements without_cuts(const Spec& spec, const std::vector<int64_t>& mesh_dims) {
   Placements placements = spec.placements;
   for (const int64_t mesh_dim : mesh_dims) placements[static_cast<std::size_t>(mesh_dim)] = Replicate();
@@ -82,34 +148,84 @@ Placements without_cuts(const Spec& spec, const std::vector<int64_t>& mesh_dims)
              return spec.placements[static_cast<std::size_t>(mesh_dim)].is_shard(p.tensor_dim());
            });
   });
-  return together ? taken_apart(spec, std::move(placements), mesh_dims) : placements;
+  return together ? known_apart(spec, placements, mesh_dims) : placements;
 }
 
-at::Tensor gather(const Call& call, const TensorArg& entry, const Contract& contract) {
-  const detail::Meta& meta = detail::meta(*entry.tensor);
-  const Placements whole = without_cuts(*meta.spec, contract.gathered);
-  const SpecPtr to =
-      with_placements(*meta.spec, normalize(whole, meta.spec->mesh.mesh(), meta.spec->ndim(), call.traits.name));
-  const World::Scope scope(meta.spec->mesh.world(), call.traits.name.c_str(), &contract.path);
-  at::Tensor out = detail::wrap(in_memory_order(redistribute_local(meta.local(), *meta.spec, to->placements), *to), to);
-  detail::meta(out).contract = meta.contract;
-  return out;
+SpecPtr whole_spec(const Call& call, const detail::Meta& meta) {
+  const Placements whole = without_cuts(*meta.spec, meta.contract->gathered);
+  return with_placements(*meta.spec, normalize(whole, meta.spec->mesh.mesh(), meta.spec->ndim(), call.traits.name));
 }
+
+at::Tensor gather(const Call& call, const detail::Meta& meta) {
+  const SpecPtr to = whole_spec(call, meta);
+  const World::Scope scope(meta.spec->mesh.world(), call.traits.name.c_str(), &meta.contract->path);
+  return detail::wrap(in_memory_order(redistribute_local(meta.local(), *meta.spec, to->placements), *to), to);
+}
+
+// What stands for it where nothing is to run: of its layout, one number for all elements.
+at::Tensor stand_in(const Call& call, const detail::Meta& meta, std::vector<std::string>& steps) {
+  const SpecPtr to = whole_spec(call, meta);
+  steps.push_back(fmt::format("{} of {} gathered to {} by {}", to_string(*meta.spec), meta.contract->path,
+                              to_string(to->placements), route_between(*meta.spec, to->placements)->plan().to_string()));
+  return detail::wrap(at::ones({}, meta.local().options()).expand(to->local_sizes), to);
+}
+
+class Gathering {
+ public:
+  Gathering(Call& call, Decide decide, std::vector<std::string>* steps) : call_(call), decide_(decide), steps_(steps) {}
+
+  DecisionPtr run() {
+    const auto first =
+        call_.traits.rides
+            ? call_.tensors.end()
+            : std::ranges::find_if(call_.tensors, [&](const auto& entry) { return held(call_, entry) != Held::kWhole; });
+    if (first == call_.tensors.end()) return decide_(call_);
+    if (DecisionPtr there = decide_on_pieces(*first)) return there;
+    bring(Held::kPiece);
+    DecisionPtr decision = decide_(call_);
+    return decision->communicates && bring(Held::kTerms) ? decide_(call_) : decision;
+  }
+
+ private:
+  // nullptr: where they lie the call cannot do without communication.
+  DecisionPtr decide_on_pieces(const TensorArg& first) {
+    const bool alone = of_parameters_alone(call_, first);
+    if (!alone && !all_alike(call_, *first.spec)) return nullptr;
+    DecisionPtr decision = decide_(call_);
+    if (decision->communicates || (!alone && !decision->moves.empty())) return nullptr;
+    if (alone) call_.derived = derived_from(detail::meta(*first.tensor).contract);
+    return decision;
+  }
+
+  // Whether there were any.
+  bool bring(Held how) {
+    bool any = false;
+    for (TensorArg& entry : call_.tensors) {
+      if (held(call_, entry) != how) continue;
+      any = true;
+      // Room for all at once: entries point to them.
+      if (call_.gathered.empty()) call_.gathered.reserve(call_.tensors.size());
+      const detail::Meta& meta = detail::meta(*entry.tensor);
+      const bool lead = call_.lead == entry.spec;
+      entry.tensor = &call_.gathered.emplace_back(steps_ != nullptr ? stand_in(call_, meta, *steps_) : gather(call_, meta));
+      detail::meta(*entry.tensor).contract = meta.contract;
+      entry.spec = detail::meta(*entry.tensor).spec.get();
+      if (lead) call_.lead = entry.spec;
+    }
+    return any;
+  }
+
+  Call& call_;
+  const Decide decide_;
+  std::vector<std::string>* const steps_;
+};
 
 }  // namespace
 
-void gather_parameters(Call& call) {
-  if (call.traits.rides) return;
-  for (TensorArg& entry : call.tensors) {
-    const Contract* const contract = gathered(call, entry);
-    if (contract == nullptr || all_alike(call, *entry.spec)) continue;
-    // Room for all at once: entries point to them.
-    if (call.gathered.empty()) call.gathered.reserve(call.tensors.size());
-    const bool lead = call.lead == entry.spec;
-    entry.tensor = &call.gathered.emplace_back(gather(call, entry, *contract));
-    entry.spec = detail::meta(*entry.tensor).spec.get();
-    if (lead) call.lead = entry.spec;
-  }
+DecisionPtr decide_gathered(Call& call, Decide decide) { return Gathering(call, decide, nullptr).run(); }
+
+DecisionPtr explain_gathered(Call& call, Decide decide, std::vector<std::string>& steps) {
+  return Gathering(call, decide, &steps).run();
 }
 
 }  // namespace tessera::dispatch

@@ -39,8 +39,8 @@ at::Tensor own_if_copy(const c10::OperatorHandle& op, const at::Tensor& view) {
   return op.schema().name().ends_with("_copy") ? view.clone(at::MemoryFormat::Contiguous) : view;
 }
 
-bool register_decomposition(std::string_view op_name, Decomposition decomposition, bool only_in_inference) {
-  return decompositions().emplace(op_name, DecompositionEntry{decomposition, only_in_inference}).second;
+bool register_decomposition(std::string_view op_name, Decomposition decomposition, DecomposedCalls calls) {
+  return decompositions().emplace(op_name, DecompositionEntry{decomposition, calls}).second;
 }
 
 DecompositionEntry find_decomposition(const std::string& op_name) {

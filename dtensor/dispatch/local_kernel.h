@@ -54,13 +54,19 @@ at::Tensor own_if_copy(const c10::OperatorHandle& op, const at::Tensor& view);
 
 // An operator written in terms of others on DTensors. Returns false to leave the call to rules; the stack must then be as it was.
 using Decomposition = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
-// `op_name`: as rules are named, "add" for add_ too; or "t_" for one that writes in place alone. `only_in_inference`: it takes no call
-// outside InferenceMode.
+// The calls that a decomposition is asked about.
+enum class DecomposedCalls {
+  kAll,
+  kInInference,             // under InferenceMode
+  kBesidePlainInInference,  // those of them that have a plain tensor among DTensors
+};
+// `op_name`: as rules are named, "add" for add_ too; or "t_" for one that writes in place alone.
 struct DecompositionEntry {
   Decomposition run = nullptr;
-  bool only_in_inference = false;
+  DecomposedCalls calls = DecomposedCalls::kAll;
 };
-bool register_decomposition(std::string_view op_name, Decomposition decomposition, bool only_in_inference = false);
+bool register_decomposition(std::string_view op_name, Decomposition decomposition,
+                            DecomposedCalls calls = DecomposedCalls::kAll);
 // Of an operator by its name in the schema, "aten::add_"; `run` is nullptr where there is none.
 DecompositionEntry find_decomposition(const std::string& op_name);
 

@@ -15,6 +15,7 @@
 
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/execute.h"
+#include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
 
 // Kernels that take an operator's arguments as they come, without a stack of boxed values. They run calls that were decided before and
@@ -24,15 +25,12 @@ namespace tessera::dispatch {
 // ---- what an argument puts in a key, as append_key does ----------------------------------------------------------------------
 // False: not here; OpDispatcher sees to the call.
 
-// A parameter that operators may take whole: see gather.h.
-inline bool is_gathered(const detail::Meta& meta, const OpTraits& traits) {
-  return meta.contract != nullptr && !meta.contract->gathered.empty() && !traits.rides;
-}
-
-inline bool append_dtensor(const at::Tensor& t, const OpTraits& traits, Key& key) {
+// `written`: in place. A parameter that operators take whole (gather.h) is written as it lies.
+inline bool append_dtensor(const at::Tensor& t, const OpTraits& traits, Key& key, bool written = false) {
   if (!detail::is_dtensor(t)) return false;
   const detail::Meta& meta = detail::meta(t);
-  if (meta.copied_by != nullptr || (meta.spec->partial && traits.scales) || is_gathered(meta, traits)) return false;
+  if (meta.copied_by != nullptr || (meta.spec->partial && traits.scales)) return false;
+  if (!written && !traits.rides && is_gathered(meta)) return false;
   key.dtensor(*meta.spec);
   return true;
 }
@@ -41,6 +39,10 @@ inline bool append_argument(const at::Tensor& t, const OpTraits& traits, Key& ke
   if (t.defined()) return append_dtensor(t, traits, key);
   key.absent();
   return true;
+}
+inline bool append_argument(at::Tensor& written, const OpTraits& traits, Key& key) {
+  key.tensors(1);
+  return append_dtensor(written, traits, key, /*written=*/true);
 }
 inline bool append_argument(const at::Scalar& value, const OpTraits&, Key& key) {
   key.number(value.isIntegral(false), value.isFloatingPoint(), value.isBoolean());

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <stdexcept>
+#include <type_traits>
 
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/conv2d_compositeimplicitautograd_dispatch.h>
@@ -148,33 +149,52 @@ at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, int64_t 
   return to_local(redistribute(bias, layout), gradient);
 }
 
-// self + alpha * other where self is a plain local result and other a bias whose contract says so; anything else goes on.
-void add_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
-  const std::size_t base = stack->size() - 3;
-  const at::Tensor& self = (*stack)[base].toTensor();
-  const at::Tensor& other = (*stack)[base + 1].toTensor();
-  if (detail::is_dtensor(self) || !detail::is_dtensor(other)) return to_autograd(op, *stack);
-  const ContractPtr all = detail::meta(other).contract;
-  const Contract* const contract = contract_for(all, kAdd.name);
-  if (contract == nullptr || !contract->use_local_output) return to_autograd(op, *stack);
-  (*stack)[base + 1] = local_bias(other, *contract, self.dim());
-  op.callBoxed(*stack);
+// The contract of `other` where it is a bias that meets a plain local result, else nullptr.
+const Contract* beside_local(const at::Tensor& self, const at::Tensor& other) {
+  if (detail::is_dtensor(self) || !detail::is_dtensor(other)) return nullptr;
+  const Contract* const contract = contract_for(detail::meta(other).contract, kAdd.name);
+  return contract != nullptr && contract->use_local_output ? contract : nullptr;
 }
 
-// Additions pay for the look at their operands only in programs that have such a contract: the kernels are registered when the first
-// local result is made.
-void expect_local_bias() {
-  static const auto* const handles = [] {
-    auto* const made = new std::vector<c10::RegistrationHandleRAII>();
-    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-    for (const char* name : {"aten::add", "aten::add_"}) {
-      made->push_back(dispatcher.registerImpl({name, "Tensor"}, detail::kAutogradDTensorKey,
-                                              c10::KernelFunction::makeFromBoxedFunction<&add_kernel>(), std::nullopt,
-                                              nullptr, "tessera"));
-    }
-    return made;
-  }();
-  (void)handles;
+// Reaches the kernel that LibTorch has for all backends' autograd, to call it without a stack: every addition comes by here.
+template <auto Definition>
+struct Reach {
+  friend c10::KernelFunction autograd_kernel(const c10::OperatorHandle& op) {
+    return (op.*Definition)->op.kernelForDispatchKey(c10::DispatchKey::Autograd);
+  }
+};
+template struct Reach<&c10::OperatorHandle::operatorDef_>;
+c10::KernelFunction autograd_kernel(const c10::OperatorHandle& op);
+
+// self + alpha * other where self is a plain local result and other a bias whose contract says so; anything else goes on.
+template <class Result, class Self>
+Result add_kernel(c10::DispatchKeySet keys, Self self, const at::Tensor& other, const at::Scalar& alpha) {
+  constexpr bool in_place = std::is_reference_v<Result>;
+  static const c10::OperatorHandle op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(in_place ? "aten::add_" : "aten::add", "Tensor");
+  static const c10::KernelFunction autograd = autograd_kernel(op);
+  const Contract* const contract = beside_local(self, other);
+  if (contract == nullptr) {
+    return autograd.call<Result, Self, const at::Tensor&, const at::Scalar&>(op, keys, self, other, alpha);
+  }
+  const at::Tensor bias = local_bias(other, *contract, self.dim());
+  if constexpr (in_place) {
+    return self.add_(bias, alpha);
+  } else {
+    return self.add(bias, alpha);
+  }
+}
+
+// The same under InferenceMode.
+bool add_in_inference(const c10::OperatorHandle& op, Stack& stack) {
+  const std::size_t n = op.schema().arguments().size();
+  if (n != 3 || !argument(stack, n, 0).isTensor() || !argument(stack, n, 1).isTensor()) return false;
+  const at::Tensor self = argument(stack, n, 0).toTensor(), other = argument(stack, n, 1).toTensor();
+  const Contract* const contract = beside_local(self, other);
+  if (contract == nullptr) return false;
+  stack[stack.size() - n + 1] = local_bias(other, *contract, self.dim());
+  op.callBoxed(stack);
+  return true;
 }
 
 at::Tensor bring_result(const at::Tensor& y, const Contract& contract, std::string_view op) {
@@ -185,9 +205,7 @@ at::Tensor bring_result(const at::Tensor& y, const Contract& contract, std::stri
     out = redistribute(y, as_contract_says(spec.placements, contract, *contract.output, y.sizes(), op, "output"),
                        {.grad_placements = without_partial(spec.placements)});
   }
-  if (!contract.use_local_output) return out;
-  expect_local_bias();
-  return to_local(out);
+  return contract.use_local_output ? to_local(out) : out;
 }
 
 // The operator on its activation, as the contract says if there is one. `call` computes it from an activation.
@@ -286,8 +304,10 @@ bool in_inference(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-[[maybe_unused]] const bool registered = register_decomposition("addmm", in_inference<kAddmm>, true) &&
-                                         register_decomposition("embedding", in_inference<kEmbedding>, true);
+[[maybe_unused]] const bool registered =
+    register_decomposition("addmm", in_inference<kAddmm>, DecomposedCalls::kInInference) &&
+    register_decomposition("embedding", in_inference<kEmbedding>, DecomposedCalls::kInInference) &&
+    register_decomposition("add", add_in_inference, DecomposedCalls::kBesidePlainInInference);
 
 // Operators that LibTorch composes of others, at both keys.
 void register_composites(torch::Library& m) {
@@ -301,6 +321,8 @@ void register_composites(torch::Library& m) {
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) {
   register_composites(m);
+  m.impl("add.Tensor", add_kernel<at::Tensor, const at::Tensor&>);
+  m.impl("add_.Tensor", add_kernel<at::Tensor&, at::Tensor&>);
   m.impl("addmm", torch::CppFunction::makeFromBoxedFunction<&to_autograd_kernel<kAddmm>>());
   m.impl("embedding", torch::CppFunction::makeFromBoxedFunction<&to_autograd_kernel<kEmbedding>>());
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/bilinear.h>
 #include <ATen/ops/bmm.h>
@@ -16,6 +17,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensordot.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
@@ -172,6 +174,38 @@ TESSERA_RANKS_TEST_CASE("a view of a bias beside a local result is cut as the bi
   y.square().sum().backward();
   want.square().sum().backward();
   check_parameters(*module, *reference, /*gradients=*/true, 1e-12);
+}
+
+TESSERA_RANKS_TEST_CASE("a bias beside a local result under InferenceMode; its kernels are there before any is made",
+                        {1, 2, 4}) {
+  for (const char* name : {"aten::add", "aten::add_"}) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "Tensor");
+    CHECK(op.hasKernelForDispatchKey(c10::DispatchKey::AutogradPrivateUse3));
+  }
+  for (const at::Tensor& x : {numbers({3, 8}), numbers({2, 3, 8})}) {
+    for (const bool columns : {true, false}) {
+      CAPTURE(x.dim());
+      CAPTURE(columns);
+      Linear reference(8, 12), module(8, 12);
+      fill(*reference);
+      fill(*module);
+      if (columns) {
+        parallelize_module(module, line(), ColwiseParallel({.use_local_output = true}));
+      } else {
+        parallelize_module(module, line(), RowwiseParallel({.use_local_output = true}));
+      }
+      const auto here = [](const at::Tensor& t) {
+        return t.chunk(world_size(), -1)[static_cast<std::size_t>(rank())].contiguous();
+      };
+      const c10::InferenceMode guard;
+      const at::Tensor want = reference->forward(x), got = module->forward(columns ? x : here(x));
+      REQUIRE_FALSE(is_dtensor(got));
+      CHECK(difference(got, columns ? here(want) : want) <= 1e-13);
+      // Other additions go on as they do.
+      const at::Tensor both = module->bias + module->bias;
+      CHECK(difference(full_tensor(both), 2 * reference->bias) <= 1e-13);
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("writing a styled parameter is no activation: copies, masks and optimizers go on", {2}) {

@@ -15,14 +15,13 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/region.h"
 #include "tessera/mesh/comm_counter.h"
 #include "tessera/mesh/in_process.h"
-#include "tessera/placement/layout.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/init/peak_memory.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
+#include "tessera/tests/training/data_placement.h"
 
 namespace {
 
@@ -30,9 +29,6 @@ using namespace tessera;
 using namespace tessera::testing;
 
 const ParallelPlan kMlp = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
-// The gradient of a key's bias is zero but for rounding: it shifts all scores of a row alike.
-const Rows kKeyBias = {"wk.bias"};
-const ParallelizeOptions kZero = {.data_placement = Shard(0)};
 
 // Every kind of use of a parameter: rows looked up, norms, products with and without bias, a convolution, a plain multiplication, a
 // recurrence, and a weight that is used twice.
@@ -59,52 +55,6 @@ struct AllKindsImpl : torch::nn::Module {
   at::Tensor scale;
 };
 TORCH_MODULE(AllKinds);
-
-// This rank's piece of the batch.
-at::Tensor piece(const at::Tensor& x, const DeviceMesh& mesh) {
-  const Placements placements = {Shard(0), Replicate()};
-  const Tile tile = local_tile(x.sizes(), placements, mesh.mesh().shape(), *mesh.coordinate());
-  FromLocalOptions options;
-  options.shape = x.sizes().vec();
-  return from_local(Region(tile, x.sizes().vec()).read(x.detach()).contiguous(), mesh, placements, options);
-}
-
-// What runs under Strict: all but what a rule of the model's own operators has to communicate.
-enum class Under { kNothing, kStrictForward, kStrict };
-
-// Three steps of both; outputs, gradients and parameters are compared at each.
-template <class Optimizer, class Make, class Options>
-void train(const Make& make, const ParallelPlan& plan, const at::Tensor& x, const DeviceMesh& mesh, const Options& options,
-           Under under) {
-  auto reference = make(), module = make();
-  auto zero = parallelize_module(module, mesh, plan, kZero);
-  for (const auto& item : module->named_parameters()) {
-    CAPTURE(item.key());
-    CHECK(placements_of(item.value())[0].is_shard(0));
-  }
-  Optimizer ours(module->parameters(), options), theirs(reference->parameters(), options);
-  for (int i = 0; i < 3; ++i) {
-    CAPTURE(i);
-    ours.zero_grad();
-    theirs.zero_grad();
-    const at::Tensor want = reference->forward(x);
-    want.square().mean().backward();
-    std::optional<Strict> strict(std::in_place, under != Under::kNothing);
-    const at::Tensor got = zero(piece(x, mesh));
-    CHECK(difference(got, want) <= 1e-11);
-    if (under != Under::kStrict) strict.reset();
-    got.square().mean().backward();
-    strict.reset();
-    for (const auto& item : module->named_parameters()) {
-      CAPTURE(item.key());
-      CHECK(placements_of(item.value().grad()) == placements_of(item.value()));
-    }
-    check_parameters(*module, *reference, /*gradients=*/true, 1e-11, kKeyBias);
-    ours.step();
-    theirs.step();
-    check_parameters(*module, *reference, /*gradients=*/false, 1e-11, kKeyBias);
-  }
-}
 
 // Torch's generator is the process's: models and inputs are made once, before ranks start.
 struct Cases {

@@ -1,0 +1,196 @@
+// What is computed from parameters that are cut over the data dimension too, and how operators take both: beside one process.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <torch/nn.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#undef CHECK  // c10's
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/explain_op.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/in_process.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/fake_mesh.h"
+#include "tessera/tests/training/data_placement.h"
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::testing;
+
+// The same on every rank: these are threads, which share the process's generator.
+at::Tensor waves(at::IntArrayRef sizes, double seed) {
+  return at::arange(c10::multiply_integers(sizes), at::kDouble).mul(0.37 + 0.11 * seed).add(seed).sin().view(sizes);
+}
+
+struct UsesImpl;
+using Use = std::function<at::Tensor(const UsesImpl&, const at::Tensor& x)>;
+
+// A module that uses its parameters in one way of its own; x is [8, 8], as some of them.
+struct UsesImpl : torch::nn::Module {
+  explicit UsesImpl(Use how) : use(std::move(how)) {
+    const auto parameter = [&](const char* name, at::IntArrayRef sizes, double seed) {
+      return register_parameter(name, waves(sizes, seed));
+    };
+    wq = parameter("wq", {8, 8}, 1);
+    wk = parameter("wk", {8, 8}, 2);
+    v = parameter("v", {10, 8}, 3);
+    g = parameter("g", {10, 1}, 4);
+    a = parameter("a", {8, 2}, 5);
+    b = parameter("b", {2, 8}, 6);
+    batched = parameter("batched", {8, 1, 8}, 7);
+    mask = register_buffer("mask", (waves({8, 8}, 8) > 0).to(at::kDouble));
+  }
+  at::Tensor forward(const at::Tensor& x) { return use(*this, x); }
+  Use use;
+  at::Tensor wq, wk, v, g, a, b, batched, mask;
+};
+TORCH_MODULE(Uses);
+
+struct Row {
+  std::string why;
+  Use use;
+  int64_t gathers;  // in forward, on 2 x 1
+};
+
+at::Tensor times(const at::Tensor& x, const at::Tensor& weight) { return at::matmul(x, weight.t()); }
+
+const std::vector<Row>& rows() {
+  using M = const UsesImpl&;
+  using T = const at::Tensor&;
+  static const std::vector<Row> all = {
+      {"a multiple", [](M m, T x) { return times(x, m.wq * 0.5); }, 1},
+      {"a function and a sum", [](M m, T x) { return times(x, m.wq.tanh() + m.wk); }, 1},
+      {"a transposed copy", [](M m, T x) { return at::matmul(x, m.wq.t().contiguous()); }, 1},
+      {"rows joined",
+       [](M m, T x) {
+         return times(x, at::cat({m.wq, m.wk}));
+       },
+       2},
+      {"columns joined",
+       [](M m, T x) {
+         return times(at::cat({x, x}, 1), at::cat({m.wq, m.wk}, 1));
+       },
+       1},
+      {"stacked",
+       [](M m, T x) {
+         return at::matmul(x, at::stack({m.wq, m.wk}).select(0, 1));
+       },
+       1},
+      {"weight norm", [](M m, T x) { return times(x, m.g * m.v / m.v.norm(2, {1}, true)); }, 1},
+      {"divided by its norm", [](M m, T x) { return times(x, m.wq / m.wq.norm()); }, 1},
+      {"softmax over the rows", [](M m, T x) { return at::matmul(x, m.wq.softmax(0)); }, 1},
+      {"softmax over the columns", [](M m, T x) { return at::matmul(x, m.wq.softmax(1)); }, 1},
+      {"masked by a buffer", [](M m, T x) { return times(x, m.wq * m.mask); }, 1},
+      {"a product of low rank besides", [](M m, T x) { return times(x, m.wq + m.a.matmul(m.b)); }, 3},
+      {"a penalty besides", [](M m, T x) { return at::matmul(x, m.wq) + m.wk.square().sum(); }, 1},
+      {"a copy that is written", [](M m, T x) { return times(x, m.wq.clone().mul_(m.wk).add_(1)); }, 1},
+      {"of the activation's shape and layout, in a product", [](M m, T x) { return at::matmul(x, m.wq); }, 1},
+      {"of the activation's shape and layout, element by element", [](M m, T x) { return x * m.wq; }, 0},
+      {"of the activation's batch, in products of items", [](M m, T x) { return at::bmm(m.batched, x.unsqueeze(2)); }, 0},
+  };
+  return all;
+}
+
+const std::vector<std::vector<int64_t>> kShapes = {{1, 1}, {2, 1}, {3, 1}, {2, 2}, {4, 1}};
+
+}  // namespace
+
+TEST_CASE("what is computed from parameters alone is gathered at its use: training equals one process, Strict in forward") {
+  for (const Row& row : rows()) {
+    CAPTURE(row.why);
+    for (const std::vector<int64_t>& shape : kShapes) {
+      CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
+      run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
+        const DeviceMesh mesh = init_device_mesh("cpu", shape, {"dp", "tp"}, world);
+        const auto make = [&] { return Uses(row.use); };
+        train<torch::optim::SGD>(make, {}, waves({8, 8}, 9), mesh, torch::optim::SGDOptions(0.05).weight_decay(0.1),
+                                 Under::kStrictForward);
+        train<torch::optim::AdamW>(make, {}, waves({8, 8}, 9), mesh, torch::optim::AdamWOptions(), Under::kStrictForward);
+      });
+    }
+  }
+}
+
+TEST_CASE("collectives of forward: each parameter gathered once, and what is computed of pieces once for all") {
+  for (const Row& row : rows()) {
+    CAPTURE(row.why);
+    run_in_process(2, [&](const std::shared_ptr<World>& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
+      Uses module(row.use);
+      auto zero = parallelize_module(module, mesh, {}, kZero);
+      const CommCounter counter(mesh);
+      zero(piece(waves({8, 8}, 9), mesh));
+      CAPTURE(counter.to_string());
+      CHECK(counter.count("all_gather") == row.gathers);
+      // The norm of a whole parameter is the one number that is reduced.
+      CHECK(counter.total() - row.gathers == (row.why == "divided by its norm" ? 1 : 0));
+    });
+  }
+}
+
+namespace {
+
+// Batch first, as the other modules have it; LibTorch's is sequence first.
+struct AttendsImpl : torch::nn::Module {
+  AttendsImpl() : attention(register_module("attention", torch::nn::MultiheadAttention(12, 3))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor sequence = x.transpose(0, 1);
+    return std::get<0>(attention(sequence, sequence, sequence)).transpose(0, 1);
+  }
+  torch::nn::MultiheadAttention attention;
+};
+TORCH_MODULE(Attends);
+
+const Rows kPackedKeyBias = {"in_proj_bias", 12, 24};
+
+}  // namespace
+
+TEST_CASE("MultiheadAttention with data_placement equals one process, under Strict") {
+  const at::Tensor x = waves({4, 5, 12}, 1);
+  for (const std::vector<int64_t>& shape : kShapes) {
+    CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
+    run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", shape, {"dp", "tp"}, world);
+      const auto make = [] {
+        Attends module;
+        const torch::NoGradGuard no_grad;
+        double seed = 0;
+        module->to(at::kDouble);
+        for (at::Tensor& p : module->parameters()) p.copy_(waves(p.sizes(), ++seed));
+        return module;
+      };
+      train<torch::optim::SGD>(make, {}, x, mesh, torch::optim::SGDOptions(0.05), Under::kStrictForward, kPackedKeyBias);
+    });
+  }
+}
+
+TEST_CASE("explain_op says what runs: parameters are gathered first, or left where they lie") {
+  const DeviceMesh mesh = fake_mesh(0, {2, 1}, {"dp", "tp"});
+  Mlp module(6, 8, 4);
+  auto zero = parallelize_module(module, mesh, {}, kZero);
+  const at::Tensor x = from_local(at::ones({3, 6}), mesh, {Shard(0), Replicate()}), weight = module->up->weight.detach();
+  const CommCounter counter(mesh);
+  const OpExplanation product = explain_op("aten::mm", {x, weight.t()});
+  CAPTURE(product.to_string());
+  REQUIRE(product.steps.size() == 1);
+  CHECK(product.steps[0].find("up.weight gathered to [R, R] by") != std::string::npos);
+  CHECK(product.inputs == std::vector<Placements>{{Shard(0), Replicate()}, {Replicate(), Replicate()}});
+  CHECK(product.outputs == std::vector<Placements>{{Shard(0), Replicate()}});
+  const OpExplanation multiple = explain_op("aten::mul.Tensor", {weight, at::ones({})});
+  CHECK(multiple.steps.empty());
+  CHECK(multiple.outputs == std::vector<Placements>{{Shard(0), Replicate()}});
+  const OpExplanation softmax = explain_op("aten::_softmax", {weight, 0, false});
+  CHECK(softmax.steps.size() == 1);
+  CHECK(softmax.outputs == std::vector<Placements>{{Replicate(), Replicate()}});
+  CHECK(counter.total() == 0);
+}
