@@ -96,16 +96,15 @@ void check_code(const torch::jit::Block& block, const std::string& path, bool we
         node->kindOf(c10::attr::value) == torch::jit::AttributeKind::t) {
       const at::Tensor constant = node->t(c10::attr::value);
       if (constant.dim() > 0 && constant.is_floating_point())
-        refuse(path, "it has no parameters, and a tensor among its constants");
+        refuse(path, "it has no parameters or no attribute called training, and a tensor of numbers among its constants");
     }
     for (const torch::jit::Block* inner : node->blocks()) check_code(*inner, path, weights_may_be_constants);
   }
 }
 
 void check_unfrozen(const Module& root) {
-  // Freezing drops it, and nothing else does.
-  if (!root.hasattr("training")) refuse("", "it has no attribute called training");
-  const bool bare = root.named_parameters(/*recurse=*/true).size() == 0;
+  // Freezing drops the attribute called training, and makes constants of parameters; a module that was made by hand may have neither.
+  const bool bare = !root.hasattr("training") || root.named_parameters(/*recurse=*/true).size() == 0;
   for (const auto& item : root.named_modules()) {
     for (const auto& attribute : item.value.named_attributes(/*recurse=*/false)) {
       if (attribute.value.isCustomClass()) refuse(item.name, "its attribute " + attribute.name + " holds packed weights");
@@ -134,7 +133,7 @@ void flush(torch::jit::GraphFunction& function) {
 void forget_compiled(const Module& root) {
   for (const auto& item : root.named_modules()) {
     for (const auto& method : item.value.get_methods()) {
-      flush(torch::jit::toGraphFunction(method.function()));
+      if (torch::jit::GraphFunction* const function = torch::jit::tryToGraphFunction(method.function())) flush(*function);
     }
   }
 }
@@ -157,8 +156,12 @@ at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const tor
 
 ParallelizedScript parallelize_module(const Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                       const ParallelizeOptions& options) {
-  detail::parallelize([&] { return tree_of(module); }, mesh, plan, options);
-  forget_compiled(module);
+  const auto tree = [&] {
+    ModuleTree made = tree_of(module);
+    forget_compiled(module);  // before anything is converted: what fails here leaves the module as it was
+    return made;
+  };
+  detail::parallelize(tree, mesh, plan, options);
   return {module, mesh};
 }
 

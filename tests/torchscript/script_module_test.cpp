@@ -162,6 +162,53 @@ TEST_CASE("data_placement: gathered in forward and backward of TorchScript too")
   });
 }
 
+TEST_CASE("data_placement with a batch in pieces: Strict in forward, and gradients of one process") {
+  const Row row = rows()[0];
+  run_in_process(4, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
+    for (const ParallelPlan& plan : {ParallelPlan{}, kMlp}) {
+      torch::jit::Module reference = load(row.name), module = load(row.name);
+      auto tp = parallelize_module(module, mesh, plan, {.data_placement = Shard(0)});
+      const at::Tensor x = distribute_tensor(row.input, mesh, {Shard(0), Replicate()}, kNoSource).detach();
+      for (int call = 1; call <= 3; ++call) {
+        CAPTURE(call);
+        const at::Tensor want = reference.forward({row.input}).toTensor();
+        std::optional<Strict> strict(std::in_place);
+        const at::Tensor got = tp(x).toTensor();
+        strict.reset();
+        CHECK(placements_of(got)[0] == Shard(0));
+        CHECK(difference(got, want) <= 1e-12);
+        want.square().mean().backward();
+        got.square().mean().backward();
+      }
+      const auto wanted = reference.named_parameters();
+      auto expected = wanted.begin();
+      for (const auto& item : module.named_parameters()) {
+        CAPTURE(item.name);
+        CHECK(placements_of(item.value.grad()) == placements_of(item.value));
+        CHECK(difference(item.value.grad(), (*expected).value.grad()) <= 1e-12);
+        ++expected;
+      }
+    }
+  });
+}
+
+TEST_CASE("a module that was made by hand, without an attribute called training, is no frozen one") {
+  const at::Tensor weight = torch::arange(12, torch::kDouble).view({4, 3}), x = torch::ones({2, 4}, torch::kDouble);
+  const auto make = [&](const std::string& body) {
+    torch::jit::Module hand("Hand");
+    hand.register_parameter("weight", weight.clone().set_requires_grad(true), /*is_buffer=*/false);
+    hand.define("def forward(self, x):\n    return " + body + "\n");
+    return hand;
+  };
+  const DeviceMesh mesh = fake_mesh(0, {2}, {"tp"});
+  torch::jit::Module hand = make("torch.matmul(x, self.weight)");
+  hand.forward({x});
+  auto tp = parallelize_module(hand, mesh, {});
+  CHECK(is_dtensor(hand.attr("weight").toTensor()));
+  CHECK(difference(tp(x).toTensor(), x.matmul(weight)) == 0);
+}
+
 TEST_CASE("TorchScript's optimizer is switched off for one thread, not for the process") {
   const torch::jit::GraphOptimizerEnabledGuard off(false);
   bool elsewhere = false;
