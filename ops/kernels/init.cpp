@@ -235,10 +235,34 @@ at::Tensor& orthogonal_meta(at::Tensor& self, double) { return self; }
 at::Tensor& dirac_meta(at::Tensor& self) { return self; }
 at::Tensor& sparse_meta(at::Tensor& self, double, double) { return self; }
 
+// As LibTorch's own operators that write: the version counter moves on, by which autograd sees it.
+template <class... Numbers>
+at::Tensor& counted(const char* name, c10::DispatchKeySet keys, at::Tensor& self, Numbers... numbers) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<at::Tensor&(at::Tensor&, Numbers...)>();
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    op.redispatch(keys & c10::after_ADInplaceOrView_keyset, self, numbers...);
+  }
+  self.unsafeGetTensorImpl()->bump_version();
+  return self;
+}
+at::Tensor& orthogonal_counted(c10::DispatchKeySet keys, at::Tensor& self, double gain) {
+  return counted("tessera::orthogonal_", keys, self, gain);
+}
+at::Tensor& dirac_counted(c10::DispatchKeySet keys, at::Tensor& self) { return counted("tessera::dirac_", keys, self); }
+at::Tensor& sparse_counted(c10::DispatchKeySet keys, at::Tensor& self, double sparsity, double deviation) {
+  return counted("tessera::sparse_", keys, self, sparsity, deviation);
+}
+
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.def("orthogonal_(Tensor(a!) self, float gain) -> Tensor(a!)", {at::Tag::nondeterministic_seeded});
   m.def("dirac_(Tensor(a!) self) -> Tensor(a!)");
   m.def("sparse_(Tensor(a!) self, float sparsity, float deviation) -> Tensor(a!)", {at::Tag::nondeterministic_seeded});
+}
+TORCH_LIBRARY_IMPL(tessera, ADInplaceOrView, m) {
+  m.impl("orthogonal_", orthogonal_counted);
+  m.impl("dirac_", dirac_counted);
+  m.impl("sparse_", sparse_counted);
 }
 TORCH_LIBRARY_IMPL(tessera, Meta, m) {
   m.impl("orthogonal_", orthogonal_meta);

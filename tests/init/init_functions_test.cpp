@@ -164,3 +164,22 @@ TEST_CASE("refused: plain tensors, other numbers of dimensions, integers; torch'
   CHECK_THROWS_WITH_AS(init::orthogonal_(empty({4, 4}, mesh, {Shard(0)})), doctest::Contains("a plain tensor"),
                        std::invalid_argument);
 }
+
+TEST_CASE(
+    "autograd sees that orthogonal_, sparse_ and dirac_ write: the version moves on, and a saved tensor is not taken for "
+    "what it was") {
+  const DeviceMesh mesh = fake_mesh(0, {2});
+  const std::vector<std::function<void(const at::Tensor&)>> writes = {
+      [](const at::Tensor& t) { orthogonal_(t.flatten(1)); }, [](const at::Tensor& t) { sparse_(t.flatten(1), 0.5); },
+      [](const at::Tensor& t) { dirac_(t); }, [](const at::Tensor& t) { orthogonal_(t); }};
+  for (std::size_t i = 0; i < writes.size(); ++i) {
+    CAPTURE(i);
+    const at::Tensor weight = ones({4, 2, 3}, mesh, {Shard(0)});
+    const at::Tensor x = ones({4, 2, 3}, mesh, {Shard(0)}).set_requires_grad(true);
+    const at::Tensor y = (x * weight).sum();
+    const auto before = weight._version();
+    writes[i](weight);
+    CHECK(weight._version() == before + 1);
+    CHECK_THROWS_WITH(y.backward(), doctest::Contains("modified by an inplace operation"));
+  }
+}
