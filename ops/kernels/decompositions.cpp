@@ -55,8 +55,9 @@ bool item(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// equal(a, b): b is brought to a's layout, pending terms reduced; each rank compares its pieces and one all_reduce of a flag a mesh dimension
-// agrees.
+// equal(a, b) gives every rank a bool, as item() does: explicit communication, one all_reduce of a flag a mesh dimension that cuts them.
+// Bringing b to a's layout, and reducing pending terms, is not. A tensor of whole numbers is equal to itself without a look; another
+// is not where it has a NaN, which the rank knows that holds it.
 bool equal(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   if (!any_spread(args) || !is_dtensor(args[0].toTensor()) || !is_dtensor(args[1].toTensor())) return false;
@@ -64,15 +65,18 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
   const detail::Meta& b = detail::meta(args[1].toTensor());
   const DeviceMesh& mesh = a.spec->mesh;
   if (!(mesh == b.spec->mesh) || !mesh.is_member()) return false;
-  if (a.spec->sizes != b.spec->sizes) {
-    give(op, stack, false);
+  const bool itself = &a == &b && c10::isIntegralType(a.spec->dtype, /*includeBool=*/true);
+  if (itself || a.spec->sizes != b.spec->sizes) {
+    give(op, stack, itself);
     return true;
   }
-  detail::implicit_communication("aten::equal", [&] {
-    return fmt::format("; whether pieces of {} and {} are equal", to_string(*a.spec), to_string(*b.spec));
-  });
-  const World::Scope scope(mesh.world(), "aten::equal");
   const Placements layout = without_partial(a.spec->placements);
+  if (route_between(*a.spec, layout)->communicates() || route_between(*b.spec, layout)->communicates()) {
+    detail::implicit_communication("aten::equal", [&] {
+      return fmt::format("; whether pieces of {} and {} are equal", to_string(*a.spec), to_string(*b.spec));
+    });
+  }
+  const World::Scope scope(mesh.world(), "aten::equal");
   const bool here =
       at::equal(redistribute_local(a.local(), *a.spec, layout), redistribute_local(b.local(), *b.spec, layout));
   at::Tensor same = at::full({1}, here ? 1 : 0, at::TensorOptions(at::kInt).device(mesh.device()));

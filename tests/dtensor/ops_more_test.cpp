@@ -5,6 +5,8 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/mesh/comm_counter.h"
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
@@ -298,6 +300,25 @@ TESSERA_RANKS_TEST_CASE("a cached decision does not pass what the operator check
   CHECK(same(full_tensor(x.sum()), at::arange(1, 3).sum()));
   const at::Tensor nan = spread(at::full({3}, std::nan(""), at::kDouble), line(), {S0});
   CHECK_FALSE(at::equal(nan, nan));
+}
+
+TESSERA_RANKS_TEST_CASE("equal asks for a bool as item does: under Strict too, but where something would be moved",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor a = sample({5, 3}), numbers = at::arange(7);
+  const at::Tensor x = spread(a, mesh, {S0}), whole = spread(numbers, mesh, {S0});
+  const CommCounter counter(mesh);
+  const Strict strict;
+  CHECK(at::equal(whole, whole));
+  CHECK(counter.total() == 0);
+  CHECK(at::equal(x, x));
+  CHECK(at::equal(x, spread(a, mesh, {S0})));
+  CHECK_FALSE(at::equal(x, spread(a + 1, mesh, {S0})));
+  CHECK(counter.total() == (mesh.size() == 1 ? 0 : 3));
+  CHECK(counter.total() == counter.count("all_reduce"));
+  if (mesh.size() == 1) return;
+  CHECK_THROWS_WITH(at::equal(x, spread(a, mesh, {Shard(1)})), doctest::Contains("Strict forbids"));
+  CHECK_THROWS_WITH(at::equal(spread(a, mesh, {Partial()}), x), doctest::Contains("Strict forbids"));
 }
 
 TESSERA_RANKS_TEST_CASE("attention: causal with its own mask, and heads that some ranks have none of", {1, 2, 3, 4}) {
