@@ -1,6 +1,7 @@
 // Modules under styles: case 38 of PyTorch's tests, and what its users reported of modules whose ranks start apart.
 
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -9,10 +10,14 @@
 #include <torch/optim/sgd.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/sharded_init.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/cases/beside_plain.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/fake_mesh.h"
 
 namespace tessera::testing {
 namespace {
@@ -52,6 +57,43 @@ TEST_CASE("38: an MLP of 5, 1024 and 4: one step of SGD under styles is that of 
     theirs.step();
     check_parameters(*got, *want, /*gradients=*/false, 1e-12);
     CHECK(difference(tp(x), want->forward(x)) <= 1e-12);
+  });
+}
+
+TEST_CASE(
+    "38: the same MLP made without memory, in its pieces: it and one step of SGD are those of the model made directly") {
+  on_lines([](const DeviceMesh& mesh) {
+    const auto make = [&](const DeviceMesh& on, const ParallelPlan& plan) {
+      manual_seed(38, on.world());
+      std::optional<ShardedInit> init(std::in_place, on);
+      Mlp mlp(5, 1024, 4);
+      mlp->to(at::kDouble);
+      CHECK_THROWS(mlp->up->weight.data_ptr<double>());
+      init.reset();
+      parallelize_module(mlp, on, plan);
+      return mlp;
+    };
+    const Mlp whole = make(fake_mesh(0, {1}, {"tp"}), {});
+    Mlp want = make_mlp();
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& item : want->named_parameters()) item.value().copy_(to_local(whole->named_parameters()[item.key()]));
+    }
+    auto direct = parallelize_module(want, mesh, kPlan);
+    Mlp got = make(mesh, kPlan);
+    const at::Tensor x = sample({20, 5});
+    const ImplicitReplication guard;
+    for (Mlp& each : std::vector<Mlp>{got, want}) {
+      torch::optim::SGD optimizer(each->parameters(), torch::optim::SGDOptions(0.25));
+      each->forward(x).mean().backward();
+      optimizer.step();
+    }
+    for (const auto& item : want->named_parameters()) {
+      CAPTURE(item.key());
+      const at::Tensor& ours = got->named_parameters()[item.key()];
+      CHECK(placements_of(ours) == placements_of(item.value()));
+      CHECK(same(to_local(ours.detach()), to_local(item.value().detach())));
+    }
   });
 }
 
