@@ -21,14 +21,12 @@ inline constexpr c10::DispatchKey kAutogradDTensorKey = c10::DispatchKey::Autogr
 
 struct Meta final : c10::BackendMeta {
   Meta(at::Tensor local_tensor, SpecPtr tensor_spec) : spec(std::move(tensor_spec)), local_(std::move(local_tensor)) {}
-  // Of a Meta that clear() has emptied: as made anew.
+  // Of a Meta that clear() has emptied, and that no Transit delivers to: as made anew.
   void fill(at::Tensor local_tensor, SpecPtr tensor_spec) {
     local_ = std::move(local_tensor);
     spec = std::move(tensor_spec);
   }
   void clear();
-  // Whether it may be filled again: not one that a Transit delivers to.
-  bool refillable() const { return transit_ == nullptr; }
   // The piece that is item `item` of `transit`.
   Meta(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr tensor_spec)
       : spec(std::move(tensor_spec)), transit_(std::move(transit)), item_(item), awaited_(true) {}

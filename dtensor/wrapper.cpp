@@ -1,0 +1,205 @@
+#include "tessera/dtensor/wrapper.h"
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+namespace tessera::detail {
+namespace {
+
+constexpr const char* kNoStorage =
+    "a DTensor has no storage of its own: call full_tensor(t) for the whole value or to_local(t) for this rank's piece, and "
+    "save_weights / load_weights (tessera/dtensor/io/weights.h) in the place of torch::save / torch::load";
+
+constexpr c10::DispatchKeySet kKeys({kDTensorKey, kAutogradDTensorKey, c10::DispatchKey::ADInplaceOrView});
+constexpr c10::DispatchKeySet kCpuKeys = kKeys.add(c10::DispatchKey::AutocastCPU);
+constexpr c10::DispatchKeySet kCudaKeys = kKeys.add(c10::DispatchKey::AutocastCUDA);
+
+}  // namespace
+
+c10::DispatchKeySet keys_on(const c10::Device& device) { return device.is_cuda() ? kCudaKeys : kCpuKeys; }
+
+std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> meta) {
+  return std::make_unique<c10::ExtraMeta>(nullptr, nullptr, std::move(meta), kNoStorage, kNoStorage);
+}
+
+void Meta::clear() {
+  spec.reset();
+  local_.reset();
+  contract.reset();
+  if (copied_by == nullptr) return;
+  copied_by = nullptr;
+  viewed = c10::VariableVersion();
+  viewed_version = 0;
+}
+
+// The wrappers that this thread has no use for now, by their layouts. Outlives its thread's storage: tensors may be freed after it,
+// and then nothing is kept.
+class SpareWrappers {
+ public:
+  ~SpareWrappers() {
+    state() = State::kGone;
+    for (Bucket& bucket : buckets_) {
+      while (bucket.count > 0) Wrapper::destroy(bucket.items[--bucket.count]);
+    }
+  }
+  // nullptr: none is kept.
+  static Wrapper* take(const Spec& spec) {
+    SpareWrappers* const mine = of_this_thread();
+    if (mine == nullptr) return nullptr;
+    Bucket& bucket = mine->bucket(&spec);
+    return bucket.count == 0 ? nullptr : bucket.items[--bucket.count];
+  }
+  // False: it is the caller's to free.
+  static bool give(Wrapper* wrapper) {
+    const Meta* const meta = wrapper->meta();
+    SpareWrappers* const mine = of_this_thread();
+    if (mine == nullptr || meta == nullptr) return false;
+    Bucket& bucket = mine->bucket(meta->spec.get());
+    // What the wrapper holds may be the last to hold others, which come by here.
+    if (bucket.count == bucket.items.size() || !wrapper->clear() || bucket.count == bucket.items.size()) return false;
+    bucket.items[bucket.count++] = wrapper;
+    return true;
+  }
+
+ private:
+  struct Bucket {
+    std::array<Wrapper*, 32> items{};
+    std::size_t count = 0;
+  };
+  enum class State : char { kAlive, kGone };
+  static State& state() {
+    static thread_local State value = State::kAlive;
+    return value;
+  }
+  static SpareWrappers* of_this_thread() {
+#ifdef __SANITIZE_ADDRESS__
+    return nullptr;  // a use after the end is to be seen
+#endif
+    if (state() == State::kGone) return nullptr;
+    static thread_local SpareWrappers spares;
+    return &spares;
+  }
+  Bucket& bucket(const Spec* spec) { return buckets_[(reinterpret_cast<std::uintptr_t>(spec) / 64) % buckets_.size()]; }
+
+  std::array<Bucket, 16> buckets_;
+};
+
+Wrapper::Wrapper(const Spec& spec, const c10::Device& device)
+    : TensorImpl(keys_on(device), c10::scalarTypeToTypeMeta(spec.dtype), device) {
+  set_sizes_and_strides(spec.sizes, spec.strides);
+  set_storage_access_should_throw();
+}
+
+Meta* Wrapper::meta() const { return extra_meta_ ? static_cast<Meta*>(extra_meta_->backend_meta_.get()) : nullptr; }
+
+void Wrapper::release_resources() {
+  extra_meta_.reset();
+  TensorImpl::release_resources();
+}
+
+void Wrapper::destroy(Wrapper* wrapper) {
+  wrapper->~Wrapper();
+  ::operator delete(wrapper);
+}
+
+void Wrapper::operator delete(Wrapper* wrapper, std::destroying_delete_t) {
+  if (!SpareWrappers::give(wrapper)) destroy(wrapper);
+}
+
+bool Wrapper::clear() {
+  if (is_wrapped_number_ || storage_offset_ != 0 || !storage_access_should_throw_ || has_symbolic_sizes_strides_ ||
+      extra_meta_->named_tensor_meta_ || extra_meta_->symbolic_shape_meta_ || pyobj_slot_.load_pyobj() != nullptr) {
+    return false;
+  }
+  set_autograd_meta(nullptr);
+  if (own_.meta) {
+    extra_meta_->backend_meta_ = std::move(own_.meta);
+  } else if (!extra_meta_->backend_meta_.is_uniquely_owned()) {
+    extra_meta_->backend_meta_.reset();
+  } else {
+    meta()->clear();
+  }
+  if (own_.version.enabled()) version_counter_ = std::exchange(own_.version, c10::VariableVersion());
+  if (!version_counter_.unique() || !version_counter_.enabled()) {
+    version_counter_ = c10::VariableVersion();
+  } else if (version_counter_.current_version() != 0) {
+    version_counter_.set_version(0);
+  }
+  return true;
+}
+
+void Wrapper::reuse(const Spec& spec, const c10::Device& device) {
+  const c10::DispatchKeySet keys = keys_on(device);
+  key_set_ = c10::InferenceMode::is_enabled() ? keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView : keys;
+  data_type_ = c10::scalarTypeToTypeMeta(spec.dtype);
+  device_opt_ = device;
+  allow_tensor_metadata_change_ = true;
+  if (sizes_and_strides_.sizes_arrayref() != at::IntArrayRef(spec.sizes) ||
+      sizes_and_strides_.strides_arrayref() != at::IntArrayRef(spec.strides)) {
+    set_sizes_and_strides(spec.sizes, spec.strides);
+  }
+}
+
+Wrapper* Wrapper::make_bare(const Spec& spec, const c10::Device& device) {
+  Wrapper* const spare = SpareWrappers::take(spec);
+  if (spare == nullptr) return ::new Wrapper(spec, device);
+  spare->reuse(spec, device);
+  return spare;
+}
+
+at::Tensor Wrapper::make(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
+  Wrapper* const made = make_bare(*spec, local.device());
+  auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
+  if (normal_in_inference) made->key_set_ = keys_on(*made->device_opt_);
+  if (made->is_inference()) {
+    made->version_counter_ = c10::VariableVersion();
+  } else if (!made->version_counter_.enabled()) {
+    made->version_counter_ = c10::VariableVersion(0);
+  }
+  if (Meta* const kept = made->meta()) {
+    kept->fill(std::move(local), std::move(spec));
+  } else {
+    auto meta = c10::make_intrusive<Meta>(std::move(local), std::move(spec));
+    if (made->extra_meta_) {
+      made->extra_meta_->backend_meta_ = std::move(meta);
+    } else {
+      made->extra_meta_ = extra_of(std::move(meta));
+    }
+  }
+  return at::Tensor(std::move(out));
+}
+
+c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                     bool allow_metadata_change) const {
+  const bool plain = !is_wrapped_number_ && storage_offset_ == 0 && !extra_meta_->named_tensor_meta_ &&
+                     !extra_meta_->symbolic_shape_meta_ && c10::impl::TorchDispatchModeTLS::stack_len() == 0;
+  if (!plain) return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
+  const Spec& spec = *meta()->spec;
+  Wrapper* const made = make_bare(spec, *device_opt_);
+  auto out = c10::intrusive_ptr<TensorImpl>::unsafe_steal_from_new(made);
+  if (made->extra_meta_) {
+    made->own_ = {.meta = std::move(made->extra_meta_->backend_meta_), .version = std::move(made->version_counter_)};
+    made->extra_meta_->backend_meta_ = extra_meta_->backend_meta_;
+  } else {
+    made->extra_meta_ = extra_of(extra_meta_->backend_meta_);
+  }
+  made->key_set_ = key_set_;
+  made->version_counter_ = made->is_inference() ? c10::VariableVersion() : std::move(version);
+  made->allow_tensor_metadata_change_ = allow_metadata_change;
+  return out;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                     bool allow_metadata_change) const {
+  return shallow_copy_and_detach(c10::VariableVersion(version), allow_metadata_change);
+}
+
+at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
+  return Wrapper::make(std::move(local), std::move(spec), normal_in_inference);
+}
+
+}  // namespace tessera::detail
