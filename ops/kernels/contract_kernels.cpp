@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <stdexcept>
-#include <type_traits>
 
+#include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/conv2d_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/group_norm_compositeimplicitautograd_dispatch.h>
@@ -156,33 +156,17 @@ const Contract* beside_local(const at::Tensor& self, const at::Tensor& other) {
   return contract != nullptr && contract->use_local_output ? contract : nullptr;
 }
 
-// Reaches the kernel that LibTorch has for all backends' autograd, to call it without a stack: every addition comes by here.
-template <auto Definition>
-struct Reach {
-  friend c10::KernelFunction autograd_kernel(const c10::OperatorHandle& op) {
-    return (op.*Definition)->op.kernelForDispatchKey(c10::DispatchKey::Autograd);
-  }
-};
-template struct Reach<&c10::OperatorHandle::operatorDef_>;
-c10::KernelFunction autograd_kernel(const c10::OperatorHandle& op);
+// With what LibTorch's kernel for all backends' autograd is found, in whose place ours stands for this backend alone.
+c10::DispatchKeySet past_ours(c10::DispatchKeySet keys) {
+  return (keys - c10::autograd_dispatch_keyset) | c10::DispatchKeySet(c10::DispatchKey::AutogradOther);
+}
 
 // self + alpha * other where self is a plain local result and other a bias whose contract says so; anything else goes on.
-template <class Result, class Self>
+template <class Op, class Result, class Self>
 Result add_kernel(c10::DispatchKeySet keys, Self self, const at::Tensor& other, const at::Scalar& alpha) {
-  constexpr bool in_place = std::is_reference_v<Result>;
-  static const c10::OperatorHandle op =
-      c10::Dispatcher::singleton().findSchemaOrThrow(in_place ? "aten::add_" : "aten::add", "Tensor");
-  static const c10::KernelFunction autograd = autograd_kernel(op);
   const Contract* const contract = beside_local(self, other);
-  if (contract == nullptr) {
-    return autograd.call<Result, Self, const at::Tensor&, const at::Scalar&>(op, keys, self, other, alpha);
-  }
-  const at::Tensor bias = local_bias(other, *contract, self.dim());
-  if constexpr (in_place) {
-    return self.add_(bias, alpha);
-  } else {
-    return self.add(bias, alpha);
-  }
+  if (contract == nullptr) return Op::redispatch(past_ours(keys), self, other, alpha);
+  return Op::call(self, local_bias(other, *contract, self.dim()), alpha);
 }
 
 // The same under InferenceMode.
@@ -321,8 +305,8 @@ void register_composites(torch::Library& m) {
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) {
   register_composites(m);
-  m.impl("add.Tensor", add_kernel<at::Tensor, const at::Tensor&>);
-  m.impl("add_.Tensor", add_kernel<at::Tensor&, at::Tensor&>);
+  m.impl("add.Tensor", add_kernel<at::_ops::add_Tensor, at::Tensor, const at::Tensor&>);
+  m.impl("add_.Tensor", add_kernel<at::_ops::add__Tensor, at::Tensor&, at::Tensor&>);
   m.impl("addmm", torch::CppFunction::makeFromBoxedFunction<&to_autograd_kernel<kAddmm>>());
   m.impl("embedding", torch::CppFunction::makeFromBoxedFunction<&to_autograd_kernel<kEmbedding>>());
 }
