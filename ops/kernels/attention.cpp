@@ -1,16 +1,22 @@
 // Attention above the kernels that LibTorch picks.
 
+#include <algorithm>
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/logical_not.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/scaled_dot_product_attention_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/dispatch/execute.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/tensor.h"
 
@@ -18,6 +24,8 @@ namespace tessera {
 namespace {
 
 using Optional = std::optional<at::Tensor>;
+
+constexpr const char* kName = "aten::scaled_dot_product_attention";
 
 bool is_plain(const at::Tensor& t) { return t.defined() && !detail::is_dtensor(t); }
 
@@ -38,16 +46,98 @@ Optional as_terms(const Optional& mask, at::ScalarType dtype) {
   return at::zeros_like(*mask, mask->options().dtype(dtype)).masked_fill(mask->logical_not(), kNever);
 }
 
-// With dropout always in terms of other operators, as LibTorch has it on a CPU: its kernels for a GPU draw numbers inside, and those depend
-// on where the pieces lie.
+// The four tensors of a call.
+struct Operands {
+  const at::Tensor& query;
+  const at::Tensor& key;
+  const at::Tensor& value;
+  const Optional& mask;
+
+  bool masked() const { return mask && mask->defined(); }
+};
+
+// Whether a mask lies so that every rank's pieces of the scores find theirs.
+bool mask_fits(const at::Tensor& mask, const at::Tensor& query, const Placements& placements) {
+  if (!is_dtensor(mask) || !(mesh_of(mask) == mesh_of(query)) || mask.dim() > 4) return false;
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    const Placement& here = placements_of(mask)[i];
+    if (placements[i].is_replicate()) {
+      if (!here.is_replicate()) return false;
+      continue;
+    }
+    const int64_t dim = placements[i].tensor_dim();  // of four
+    const int64_t own = dim - (4 - mask.dim());
+    const bool broadcasts = own < 0 || mask.size(own) == 1;
+    if (broadcasts ? !here.is_replicate() : !(here == Shard(own) && mask.size(own) == query.size(dim))) return false;
+  }
+  return true;
+}
+
+// Whether every rank has whole items and heads, the same of all tensors: attention on the pieces gives a piece of the result. What LibTorch
+// would refuse is left to it.
+bool fits_pieces(const Operands& in) {
+  for (const at::Tensor* const t : {&in.query, &in.key, &in.value}) {
+    if (!is_dtensor(*t) || t->dim() != 4 || !(mesh_of(*t) == mesh_of(in.query)) || !mesh_of(*t).is_member()) return false;
+    if (t->scalar_type() != in.query.scalar_type() || placements_of(*t) != placements_of(in.query)) return false;
+    if (t->size(0) != in.query.size(0) || t->size(1) != in.query.size(1)) return false;
+  }
+  const Placements& placements = placements_of(in.query);
+  const auto whole_heads = [](const Placement& p) { return p.is_replicate() || p == Shard(0) || p == Shard(1); };
+  return in.query.size(3) == in.key.size(3) && in.key.size(2) == in.value.size(2) &&
+         std::ranges::all_of(placements, whole_heads) && (!in.masked() || mask_fits(*in.mask, in.query, placements));
+}
+
+// On plain tensors, by the kernel that LibTorch picks, which may not take a piece without elements.
+at::Tensor on_plain(const Operands& in, bool causal, std::optional<double> scale) {
+  if (in.query.numel() > 0) return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, 0, causal, scale);
+  return std::get<0>(at::_scaled_dot_product_attention_math(
+      in.query, in.key, in.value, as_terms(in.mask, in.query.scalar_type()), 0, causal, std::nullopt, scale));
+}
+
+// What a mask that all ranks have is to their pieces: each has a term of its gradient.
+Placements mask_gradient(const at::Tensor& mask, const Placements& query) {
+  Placements out = placements_of(mask);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (out[i].is_replicate() && !query[i].is_replicate()) out[i] = Partial();
+  }
+  return out;
+}
+
+// Every rank on its pieces, whatever the kernel. Laid out in memory as the query is.
+at::Tensor on_pieces(const Operands& in, bool causal, std::optional<double> scale) {
+  const auto records = [](const at::Tensor& t) { return t.requires_grad(); };
+  const bool recorded = at::GradMode::is_enabled() &&
+                        (records(in.query) || records(in.key) || records(in.value) || (in.masked() && records(*in.mask)));
+  const Spec& query = spec_of(in.query);
+  const auto piece = [&](const at::Tensor& t, const std::optional<Placements>& gradient = std::nullopt) {
+    detail::check_current(t, kName);
+    return recorded ? to_local(t, gradient) : detail::meta(t).local();
+  };
+  const std::vector<int64_t> sizes = {in.query.size(0), in.query.size(1), in.query.size(2), in.value.size(3)};
+  const SpecPtr spec =
+      intern_spec(query.mesh, query.placements, sizes, strides_like(sizes, in.query), in.query.scalar_type());
+  at::Tensor result;
+  query.mesh.world().guard(kName, [&] {
+    const Optional mask = in.masked() ? Optional(piece(*in.mask, mask_gradient(*in.mask, query.placements))) : std::nullopt;
+    const at::Tensor local = on_plain({piece(in.query), piece(in.key), piece(in.value), mask}, causal, scale);
+    result = dispatch::as_dense(local, *spec);
+  });
+  if (!recorded) return detail::wrap(std::move(result), spec);
+  return from_local(result, query.mesh, query.placements, {.shape = sizes, .stride = spec->strides});
+}
+
+// With dropout in terms of other operators, as LibTorch has it on a CPU: its kernels for a GPU draw numbers inside, and those depend on
+// where the pieces lie. Without, on the pieces where it can be.
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Optional& mask,
                      double dropout, bool causal, std::optional<double> scale, bool grouped) {
-  if (dropout <= 0) {
-    return at::compositeimplicitautograd::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale,
-                                                                       grouped);
+  if (dropout > 0) {
+    return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, as_terms(mask, query.scalar_type()),
+                                                              dropout, causal, std::nullopt, scale, grouped));
   }
-  return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, as_terms(mask, query.scalar_type()), dropout,
-                                                            causal, std::nullopt, scale, grouped));
+  const Operands in{.query = query, .key = key, .value = value, .mask = mask};
+  if (fits_pieces(in)) return on_pieces(in, causal, scale);
+  return at::compositeimplicitautograd::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale,
+                                                                     grouped);
 }
 
 void register_composites(torch::Library& m) {

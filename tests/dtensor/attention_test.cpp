@@ -1,0 +1,153 @@
+// scaled_dot_product_attention beside one process: results, gradients, the mask's too, and that nothing is communicated where every rank
+// has whole items and heads.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+using Sizes = std::vector<int64_t>;
+using Tensors = std::vector<at::Tensor>;
+
+namespace {
+
+// Two items, three heads, five queries, four keys: fewer items than ranks, uneven heads.
+const Sizes kQuery = {2, 3, 5, 4}, kKey = {2, 3, 4, 4}, kValue = {2, 3, 4, 6};
+
+struct Mask {
+  std::string name;
+  std::optional<Sizes> sizes;
+  bool of_truth = false;
+  bool causal = false;
+};
+
+const std::vector<Mask> kMasks = {
+    {.name = "none", .sizes = std::nullopt},
+    {.name = "causal", .sizes = std::nullopt, .causal = true},
+    {.name = "of truth values, the same for all", .sizes = Sizes{5, 4}, .of_truth = true},
+    {.name = "terms of the scores, the same for all", .sizes = Sizes{1, 1, 5, 4}},
+    {.name = "terms of each head", .sizes = Sizes{3, 5, 4}},
+    {.name = "terms of each item and head", .sizes = Sizes{2, 3, 5, 4}},
+};
+
+at::Tensor values_of(const Mask& mask) {
+  if (!mask.sizes) return {};
+  return mask.of_truth ? sample(*mask.sizes, 4) > -0.8 : sample(*mask.sizes, 4);
+}
+
+// A mask's layout where query, key and value lie as `layout`: cut where it has the dimension and more than one of it.
+Placements mask_layout(const Mask& mask, const Placements& layout) {
+  Placements out;
+  for (const Placement& p : layout) {
+    const int64_t own = p.is_shard() ? p.tensor_dim() - (4 - std::ssize(*mask.sizes)) : -1;
+    const bool cut = own >= 0 && mask.sizes->at(static_cast<std::size_t>(own)) > 1;
+    out.push_back(cut ? Shard(own) : Replicate());
+  }
+  return out;
+}
+
+at::Tensor attend(const Tensors& in, const Mask& mask, double dropout = 0) {
+  const std::optional<at::Tensor> given = mask.sizes ? std::optional(in[3]) : std::nullopt;
+  return at::scaled_dot_product_attention(in[0], in[1], in[2], given, dropout, mask.causal);
+}
+
+Tensors leaves(Tensors in) {
+  for (at::Tensor& t : in) {
+    t = t.detach();
+    if (t.is_floating_point()) t.requires_grad_(true);
+  }
+  return in;
+}
+
+Tensors plain_inputs(const Mask& mask) {
+  Tensors out = {sample(kQuery, 1), sample(kKey, 2), sample(kValue, 3)};
+  if (mask.sizes) out.push_back(values_of(mask));
+  return leaves(out);
+}
+
+Tensors spread_inputs(const Mask& mask, const DeviceMesh& mesh, const Placements& layout) {
+  Tensors out;
+  for (const at::Tensor& t : plain_inputs(mask)) {
+    out.push_back(spread(t.detach(), mesh, out.size() == 3 ? mask_layout(mask, layout) : layout));
+  }
+  return leaves(out);
+}
+
+void check(const Mask& mask, const DeviceMesh& mesh, const Placements& layout) {
+  INFO(fmt::format("mask: {}; {}", mask.name, to_string(layout)));
+  const Tensors plain = plain_inputs(mask);
+  const at::Tensor expected = attend(plain, mask);
+  expected.backward(sample(expected.sizes(), 7));
+  const Tensors inputs = spread_inputs(mask, mesh, layout);
+  const Strict strict;
+  CommCounter counter(mesh);
+  const at::Tensor result = attend(inputs, mask);
+  CHECK(placements_of(result) == layout);
+  CHECK(counter.total() == 0);
+  {
+    const at::NoGradGuard no_grad;
+    CHECK(close(full_tensor(attend(inputs, mask)), expected.detach()));
+  }
+  CHECK(close(full_tensor(result.detach()), expected.detach()));
+  result.backward(spread(sample(expected.sizes(), 7), mesh, layout));
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].requires_grad()) continue;
+    CAPTURE(i);
+    CHECK(close(full_tensor(inputs[i].grad()), plain[i].grad(), 1e-11));
+  }
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("attention on whole items and heads is every rank's own", {1, 2, 3, 4}) {
+  for (const DeviceMesh& mesh : meshes()) {
+    for (const Placements& layout : all_layouts(mesh.ndim(), {Replicate(), Shard(0), Shard(1)})) {
+      for (const Mask& mask : kMasks) check(mask, mesh, layout);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("attention with dropout draws the same numbers on any mesh", {1, 2, 3, 4}) {
+  for (const DeviceMesh& mesh : meshes()) {
+    at::Tensor first;
+    for (const Placements& layout : all_layouts(mesh.ndim(), {Replicate(), Shard(0), Shard(1)})) {
+      for (const Mask& mask : {kMasks[0], kMasks[2]}) {
+        CAPTURE(mask.name);
+        manual_seed(5, mesh.world());
+        const at::Tensor whole = full_tensor(attend(spread_inputs(mask, mesh, layout), mask, 0.4).detach());
+        manual_seed(5, mesh.world());
+        const at::Tensor one =
+            full_tensor(attend(spread_inputs(mask, mesh, Placements(layout.size(), Replicate())), mask, 0.4).detach());
+        CHECK(close(whole, one));
+        CHECK(!close(whole, attend(plain_inputs(mask), mask).detach()));
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("attention that lies otherwise is brought where it can be computed", {2, 4}) {
+  const DeviceMesh mesh = line();
+  const Mask none = kMasks[0];
+  const Tensors plain = plain_inputs(none);
+  const at::Tensor expected = attend(plain, none).detach();
+  for (const Placement& p : {Shard(2), Shard(3), Partial()}) {
+    const Tensors inputs = spread_inputs(none, mesh, {p});
+    CHECK(close(full_tensor(attend(inputs, none).detach()), expected));
+  }
+  const Tensors heads = spread_inputs(none, mesh, {Shard(1)}), items = spread_inputs(none, mesh, {Shard(0)});
+  CHECK(close(full_tensor(attend({heads[0], items[1], heads[2]}, none).detach()), expected));
+  CHECK_THROWS_WITH_AS(attend({heads[0], plain[1], heads[2]}, none), doctest::Contains("plain"), std::invalid_argument);
+}
