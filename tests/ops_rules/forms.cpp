@@ -1,5 +1,6 @@
 #include "tessera/tests/ops_rules/forms.h"
 
+#include <csignal>
 #include <map>
 #include <stdexcept>
 
@@ -34,7 +35,7 @@ bool in_scope(const Sample& sample) { return !sample.random && !WholeCall(sample
 
 std::vector<Draws> forms() {
   std::map<std::string, Draws> out;
-  for (const uint64_t seed : {1, 2, 3}) {
+  for (const uint64_t seed : {1, 2}) {
     std::map<std::string, int> seen;
     for (Sample& sample : all_samples(seed)) {
       if (!in_scope(sample)) continue;
@@ -64,6 +65,8 @@ std::string in_child(const std::function<std::string()>& work) {
   const pid_t child = fork();
   if (child < 0) throw std::runtime_error("in_child: no process");
   if (child == 0) {
+    for (const int each : {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV})
+      std::signal(each, SIG_DFL);  // a test's handlers would report it
     const std::string text = work();
     for (std::size_t sent = 0; sent < text.size();) {
       const ssize_t n = write(ends[1], text.data() + sent, text.size() - sent);

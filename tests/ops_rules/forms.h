@@ -8,7 +8,7 @@
 
 namespace tessera::testing {
 
-// Every sample of the families of rules, made ones too, drawn three times; but those of operators that draw, that write an argument, or
+// Every sample of the families of rules, made ones too, drawn twice; but those of operators that draw, that write an argument, or
 // that take only sizes.
 std::vector<Draws> forms();
 
