@@ -10,6 +10,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
 #include "tessera/mesh/comm_counter.h"
@@ -182,6 +183,7 @@ void check(const std::vector<Row>& rows) {
       const std::string found = check_column(row, column, plain);
       CHECK_MESSAGE(found == wanted, fmt::format("ROW {} | {} | {}", row.call, column.name, found));
     }
+    clear_dispatch_cache();  // cached decisions hold worlds, and those hold threads
     ++checked;
   }
 }

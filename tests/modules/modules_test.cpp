@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/random.h"
@@ -138,6 +139,7 @@ void check(const std::vector<ModuleRow>& rows) {
                       fmt::format("ROW {} | {} | parameters {} | {}", row.name, column.name, to_string(parameters), wrong));
       }
     }
+    clear_dispatch_cache();  // cached decisions hold worlds, and those hold threads
   }
 }
 
