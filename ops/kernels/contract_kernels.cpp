@@ -5,6 +5,7 @@
 #include <array>
 #include <stdexcept>
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/conv2d_compositeimplicitautograd_dispatch.h>
