@@ -35,14 +35,10 @@ bool adds_exactly(const OpCall& call, const TensorInfo& source) {
 }
 
 // Where pieces of the index write terms, self is a term too.
-void write_terms(OpRule& rule) {
+void add_up(OpRule& rule, const OpCall& call, std::size_t source) {
   for (Strategy& strategy : rule.strategies) {
     if (strategy.outputs[0].is_partial()) strategy.inputs[0] = strategy.outputs[0];
   }
-}
-
-void add_up(OpRule& rule, const OpCall& call, std::size_t source) {
-  write_terms(rule);
   add_linear(rule, call.inputs.size(), 1, {{0, source}});
 }
 
@@ -152,10 +148,16 @@ std::optional<ReduceOp> reduction_of(const OpCall& call) {
   return std::nullopt;
 }
 
-// (self, index, src): pieces of the index write terms.
+// (self, index, src): pieces of the index write terms of a sum. Of an extremum they could too, but its gradient would cost more than
+// that saves.
 OpRule scatter_reduced(const OpCall& call) {
   const auto op = reduction_of(call);
   if (!op || call.inputs.size() < 3 || !adds_exactly(call, call.inputs[2])) return scatter(call);
+  if (op != ReduceOp::kSum) {
+    OpRule rule = scatter(call);
+    rule.strategies.push_back(pass_partial(3, 1, {0, 2}, *op));
+    return rule;
+  }
   const auto shared = shared_labels(call);
   const TensorInfo& index = call.inputs[1];
   const TensorInfo& source = call.inputs[2];
@@ -163,14 +165,9 @@ OpRule scatter_reduced(const OpCall& call) {
   if (!shared || index.ndim() == 0 || source.ndim() == 0) return scatter(call);
   Along labels = along(*shared, dim);
   if (index.sizes[dim] != source.sizes[dim]) labels.chosen = labels.whole;
-  OpRule rule{.strategies = shard_factors({labels.whole, labels.chosen, labels.chosen}, {labels.whole}, *op)};
+  OpRule rule{.strategies = shard_factors({labels.whole, labels.chosen, labels.chosen}, {labels.whole})};
   rule.outputs = {call.inputs[0]};
-  if (op == ReduceOp::kSum) {
-    add_up(rule, call, 2);
-  } else {
-    write_terms(rule);
-    rule.strategies.push_back(pass_partial(3, 1, {0, 2}, *op));
-  }
+  add_up(rule, call, 2);
   return rule;
 }
 

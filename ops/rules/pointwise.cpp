@@ -83,8 +83,8 @@ OpRule movement(const OpCall& call) {
     add_linear_where_exact(rule, call, {{0}});
   } else if (from == to || converts_termwise(from, to)) {
     add_movement(rule, call.inputs.size(), num_outputs(call));
-  } else if (c10::isFloatingType(to)) {
-    add_rising(rule);  // keeps the order; a narrow whole number wraps
+  } else if (at::isFloatingType(to)) {
+    add_rising(rule);  // conversions keep the order, where none wraps
   }
   return rule;
 }
@@ -96,9 +96,8 @@ OpRule sum_of_tensors(const OpCall& call) {
     add_linear_where_exact(rule, call, {{0, 1}});
     return rule;
   }
-  if (!c10::isFloatingType(call.inputs[0].dtype)) return rule;  // whole numbers wrap
   rule.strategies.push_back(pass_partial(1, 1, {0}, ReduceOp::kAvg));
-  if (rule_key(call.schema.name()) != "rsub") add_rising(rule);
+  if (rule_key(call.schema.name()) != "rsub" && at::isFloatingType(call.inputs.at(0).dtype)) add_rising(rule);
   return rule;
 }
 
@@ -126,7 +125,7 @@ OpRule product_of_tensors(const OpCall& call) {
 // Linear, and the greatest becomes the least.
 OpRule negated(const OpCall& call) {
   OpRule rule = linear_in_first(call);
-  if (!c10::isFloatingType(call.inputs[0].dtype)) return rule;  // whole numbers wrap
+  if (!at::isFloatingType(call.inputs.at(0).dtype)) return rule;  // of the least integer there is none
   rule.strategies.push_back({.inputs = {Partial(ReduceOp::kMax)}, .outputs = {Partial(ReduceOp::kMin)}});
   rule.strategies.push_back({.inputs = {Partial(ReduceOp::kMin)}, .outputs = {Partial(ReduceOp::kMax)}});
   return rule;

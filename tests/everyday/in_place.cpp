@@ -38,11 +38,11 @@ std::vector<Row> in_place_rows() {
       EVERYDAY("-/- -/- -/- -/- -/-", x.clone().copy_(y)),
       EVERYDAY("-/- -/- s/ssg -/- -/-", x.clone().clamp_(-0.5, 0.5)),
       EVERYDAY("-/- -/- s/sg -/- -/-", x.clone().relu_()),
-      EVERYDAY("-/- -/- s/- -/- -/-", x.clone().masked_fill_(mask, 0)),
+      EVERYDAY("-/- -/- -/- -/- -/-", x.clone().masked_fill_(mask, 0)),
       EVERYDAY("-/- -/- s/- -/- -/-", x.clone().sub_(1)),
       EVERYDAY("-/- -/- -/- -/- -/-", x.clone().div_(2)),
-      EVERYDAY("-/- -/- sss/r -/- -/-", x.clone().addcmul_(y, y, 0.5)),
-      EVERYDAY("-/- -/- ss/- -/- -/-", x.clone().lerp_(y, 0.5)),
+      EVERYDAY("-/- -/- r/r -/- -/-", x.clone().addcmul_(y, y, 0.5)),
+      EVERYDAY("-/- -/- -/- -/- -/-", x.clone().lerp_(y, 0.5)),
       EVERYDAY("s/- -/- -/- s/- s/-", x.clone().index_add_(0, rows, y)),
       EVERYDAY("-/- aa/- s/- -/- aa/-", x.clone().scatter_(1, columns, 1.5)),
       EVERYDAY("-/- -/- -/- -/- -/-", with_zero_rows(x)),
@@ -51,7 +51,7 @@ std::vector<Row> in_place_rows() {
       EVERYDAY("-/- -/- -/- -/- -/-", x.clone().t().mul_(3)),
       EVERYDAY("-/- -/- rrrr/- -/- -/-", at::_foreach_add({x, y}, {y, x})),
       EVERYDAY("-/- -/- rr/- -/- -/-", at::_foreach_mul({x, y}, 2)),
-      EVERYDAY("rr/- rr/- srsr/ssrr rr/- rr/-", at::_foreach_norm({x, y})),
+      EVERYDAY("rr/- rr/- srsr/rr rr/- rr/-", at::_foreach_norm({x, y})),
   };
 }
 

@@ -28,8 +28,8 @@ std::vector<Row> product_rows() {
       EVERYDAY("g/ggs ag/aggaas sr/srrsgr g/ggs ga/gaagsas", at::cdist(x, y)),
       EVERYDAY("r/- gg/s rr/r r/- grg/s", at::linalg_inv(at::mm(x.t(), x) + at::eye(5, at::kDouble))),
       EVERYDAY("r/- gg/s rr/r r/- grg/s", at::linalg_det(at::mm(x.t(), x) + at::eye(5, at::kDouble))),
-      EVERYDAY("-/- aa/aaaa ss/ssgg -/- pp/ppaa", at::cross(x.slice(1, 0, 3), y.slice(1, 0, 3), 1)),
-      EVERYDAY("r/- r/- sr/sr r/- r/-", at::linalg_norm(x)),
+      EVERYDAY("-/- aa/aaaa r/rr -/- pp/ppaa", at::cross(x.slice(1, 0, 3), y.slice(1, 0, 3), 1)),
+      EVERYDAY("r/- r/- sr/r r/- r/-", at::linalg_norm(x)),
   };
 }
 

@@ -14,6 +14,7 @@
 #include "tessera/ops/rules/search.h"
 #include "tessera/tests/ops_rules/pieces.h"
 #include "tessera/tests/ops_rules/simulate.h"
+#include "tessera/tests/ops_rules/variants.h"
 
 namespace tessera::testing {
 namespace {
@@ -23,7 +24,7 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr std::array kPending = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
 constexpr double kFree = 1;                 // microseconds: less than any collective takes
-constexpr std::size_t kMostLayouts = 4000;  // of a call's tensors
+constexpr std::size_t kMostLayouts = 1500;  // of a call's tensors
 constexpr std::size_t kMostResults = 64;    // ways to read the results of one
 
 const std::vector<int64_t>& pair() {
@@ -225,43 +226,6 @@ bool as_good(const Placements& a, const Placements& b) {
 
 // ---- draws
 
-// The sample with each tensor changed, and with other numbers.
-Sample changed(const Sample& sample, const std::function<at::Tensor(const at::Tensor&)>& change, double number) {
-  const WholeCall whole(sample);
-  Tensors tensors;
-  for (const at::Tensor& t : whole.tensors()) tensors.push_back(t.defined() ? change(t) : t);
-  Sample out = sample;
-  out.args = whole.args_with(tensors);
-  for (std::size_t i = 0; i < out.args.size(); ++i) {
-    if (whole.schema().arguments()[i].type()->kind() != c10::TypeKind::NumberType) continue;
-    if (out.args[i].isDouble()) out.args[i] = number;
-    if (out.args[i].isInt()) out.args[i] = -out.args[i].toInt();
-  }
-  return out;
-}
-
-// Of any sign, `size` times as large; truth values that are true in `share` of the places.
-at::Tensor of_any_sign(const at::Tensor& t, double size, double share) {
-  if (t.scalar_type() == at::kBool) return at::rand(t.sizes()) < share;
-  if (!at::isFloatingType(t.scalar_type())) return t;
-  return t * (at::rand(t.sizes()) < 0.5).to(t.scalar_type()).mul(2).sub(1) * size;
-}
-
-// Small whole numbers, of which many are zero or equal.
-at::Tensor whole_numbers(const at::Tensor& t) {
-  return at::isFloatingType(t.scalar_type()) ? at::randn(t.sizes(), t.options()).mul(1.5).round() : t;
-}
-
-std::vector<Sample> variants(const Sample& sample) {
-  std::vector<Sample> out = {sample,
-                             changed(
-                                 sample, [](const at::Tensor& t) { return of_any_sign(t, 1, 0.03); }, -0.5),
-                             changed(
-                                 sample, [](const at::Tensor& t) { return of_any_sign(t, 6, 0.97); }, -2.5)};
-  for (int i = 0; i < 3; ++i) out.push_back(changed(sample, whole_numbers, 1));
-  return out;
-}
-
 // Whether a call says anything of sums: infinities and what is no number are no terms.
 bool is_finite(const Tensors& tensors) {
   return std::all_of(tensors.begin(), tensors.end(),
@@ -270,11 +234,8 @@ bool is_finite(const Tensors& tensors) {
 
 class Finder {
  public:
-  explicit Finder(const Draws& draws) {
-    for (const Sample& sample : draws) {
-      for (const Sample& each : variants(sample)) add(each);
-    }
-    if (draws_.empty()) throw std::logic_error("no draw has a finite result");
+  explicit Finder(const Draws& draws) : given_(draws) {
+    if (draw(0) == nullptr) throw std::logic_error("no draw has a finite result");
     for (const at::Tensor& t : first().results()) readings_.push_back(readings_of(t));
   }
 
@@ -292,6 +253,19 @@ class Finder {
   }
 
  private:
+  // nullptr after the last. Made when it is asked for: most layouts fail with the first.
+  const Prepared* draw(std::size_t i) {
+    while (draws_.size() <= i) {
+      if (waiting_.empty()) {
+        if (next_ == given_.size()) return nullptr;
+        for (Sample& each : variants(given_[next_++])) waiting_.push_back(std::move(each));
+      }
+      add(waiting_.front());
+      waiting_.pop_front();
+    }
+    return &draws_[i];
+  }
+
   // Unless LibTorch refuses the arguments.
   void add(const Sample& sample) {
     try {
@@ -385,18 +359,26 @@ class Finder {
     return false;
   }
 
-  bool holds(const Placements& inputs, const Placements& outputs) const {
-    return std::all_of(draws_.begin(), draws_.end(), [&](const Prepared& draw) {
-      const Layouts layouts = {.inputs = columns(inputs), .outputs = columns(outputs), .kernel = draw.rule().kernel};
-      for (const int64_t n : {2, 3, 4}) {
-        const std::vector<int64_t> mesh = {n};
-        if (draw.rule().valid && !draw.rule().valid(layouts.inputs, layouts.outputs, mesh)) return false;
-        if (!simulate(draw, layouts, mesh).empty()) return false;
-      }
-      return true;
-    });
+  bool holds(const Placements& inputs, const Placements& outputs) {
+    for (std::size_t i = 0; const Prepared* each = draw(i); ++i) {
+      if (!holds_for(*each, inputs, outputs)) return false;
+    }
+    return true;
   }
 
+  static bool holds_for(const Prepared& draw, const Placements& inputs, const Placements& outputs) {
+    const Layouts layouts = {.inputs = columns(inputs), .outputs = columns(outputs), .kernel = draw.rule().kernel};
+    for (const int64_t n : {2, 3, 4}) {
+      const std::vector<int64_t> mesh = {n};
+      if (draw.rule().valid && !draw.rule().valid(layouts.inputs, layouts.outputs, mesh)) return false;
+      if (!simulate(draw, layouts, mesh).empty()) return false;
+    }
+    return true;
+  }
+
+  const Draws& given_;
+  std::size_t next_ = 0;  // of those given
+  std::deque<Sample> waiting_;
   std::deque<Prepared> draws_;               // stay where they are: each refers to itself
   std::vector<std::vector<Laid>> readings_;  // of each result of the first draw
   std::vector<Strategy> found_;
