@@ -35,31 +35,36 @@ at::Tensor waves(at::IntArrayRef sizes, double seed) {
 struct UsesImpl;
 using Use = std::function<at::Tensor(const UsesImpl&, const at::Tensor& x)>;
 
-// A module that uses its parameters in one way of its own; x is [8, 8], as some of them.
+// A module that uses some parameters in one way of its own; x is [8, 8], as some of them.
 struct UsesImpl : torch::nn::Module {
-  explicit UsesImpl(Use how) : use(std::move(how)) {
-    const auto parameter = [&](const char* name, at::IntArrayRef sizes, double seed) {
-      return register_parameter(name, waves(sizes, seed));
+  UsesImpl(const std::string& used, Use how) : use(std::move(how)) {
+    double seed = 0;
+    const auto make = [&](const std::string& name, at::IntArrayRef sizes) {
+      ++seed;
+      const bool is_used = (" " + used + " ").find(" " + name + " ") != std::string::npos;
+      return is_used ? register_parameter(name, waves(sizes, seed)) : at::Tensor();
     };
-    wq = parameter("wq", {8, 8}, 1);
-    wk = parameter("wk", {8, 8}, 2);
-    v = parameter("v", {10, 8}, 3);
-    g = parameter("g", {10, 1}, 4);
-    a = parameter("a", {8, 2}, 5);
-    b = parameter("b", {2, 8}, 6);
-    batched = parameter("batched", {8, 1, 8}, 7);
+    wq = make("wq", {8, 8});
+    wk = make("wk", {8, 8});
+    v = make("v", {10, 8});
+    g = make("g", {10, 1});
+    a = make("a", {8, 2});
+    b = make("b", {2, 8});
+    items = make("items", {8, 1, 8});
     mask = register_buffer("mask", (waves({8, 8}, 8) > 0).to(at::kDouble));
   }
   at::Tensor forward(const at::Tensor& x) { return use(*this, x); }
   Use use;
-  at::Tensor wq, wk, v, g, a, b, batched, mask;
+  at::Tensor wq, wk, v, g, a, b, items, mask;
 };
 TORCH_MODULE(Uses);
 
 struct Row {
   std::string why;
+  std::string used;
   Use use;
-  int64_t gathers;  // in forward, on 2 x 1
+  int64_t gathers;         // in forward, on 2 x 1
+  int64_t reductions = 0;  // of one number
 };
 
 at::Tensor times(const at::Tensor& x, const at::Tensor& weight) { return at::matmul(x, weight.t()); }
@@ -68,35 +73,35 @@ const std::vector<Row>& rows() {
   using M = const UsesImpl&;
   using T = const at::Tensor&;
   static const std::vector<Row> all = {
-      {"a multiple", [](M m, T x) { return times(x, m.wq * 0.5); }, 1},
-      {"a function and a sum", [](M m, T x) { return times(x, m.wq.tanh() + m.wk); }, 1},
-      {"a transposed copy", [](M m, T x) { return at::matmul(x, m.wq.t().contiguous()); }, 1},
-      {"rows joined",
+      {"a multiple", "wq", [](M m, T x) { return times(x, m.wq * 0.5); }, 1},
+      {"a function and a sum", "wq wk", [](M m, T x) { return times(x, m.wq.tanh() + m.wk); }, 1},
+      {"a transposed copy", "wq", [](M m, T x) { return at::matmul(x, m.wq.t().contiguous()); }, 1},
+      {"rows joined", "wq wk",
        [](M m, T x) {
          return times(x, at::cat({m.wq, m.wk}));
        },
-       2},
-      {"columns joined",
+       1},
+      {"columns joined", "wq wk",
        [](M m, T x) {
          return times(at::cat({x, x}, 1), at::cat({m.wq, m.wk}, 1));
        },
        1},
-      {"stacked",
+      {"stacked", "wq wk",
        [](M m, T x) {
-         return at::matmul(x, at::stack({m.wq, m.wk}).select(0, 1));
+         return at::matmul(x, at::stack({m.wq, m.wk}).sum(0));
        },
        1},
-      {"weight norm", [](M m, T x) { return times(x, m.g * m.v / m.v.norm(2, {1}, true)); }, 1},
-      {"divided by its norm", [](M m, T x) { return times(x, m.wq / m.wq.norm()); }, 1},
-      {"softmax over the rows", [](M m, T x) { return at::matmul(x, m.wq.softmax(0)); }, 1},
-      {"softmax over the columns", [](M m, T x) { return at::matmul(x, m.wq.softmax(1)); }, 1},
-      {"masked by a buffer", [](M m, T x) { return times(x, m.wq * m.mask); }, 1},
-      {"a product of low rank besides", [](M m, T x) { return times(x, m.wq + m.a.matmul(m.b)); }, 3},
-      {"a penalty besides", [](M m, T x) { return at::matmul(x, m.wq) + m.wk.square().sum(); }, 1},
-      {"a copy that is written", [](M m, T x) { return times(x, m.wq.clone().mul_(m.wk).add_(1)); }, 1},
-      {"of the activation's shape and layout, in a product", [](M m, T x) { return at::matmul(x, m.wq); }, 1},
-      {"of the activation's shape and layout, element by element", [](M m, T x) { return x * m.wq; }, 0},
-      {"of the activation's batch, in products of items", [](M m, T x) { return at::bmm(m.batched, x.unsqueeze(2)); }, 0},
+      {"weight norm", "v g", [](M m, T x) { return times(x, m.g * m.v / m.v.norm(2, {1}, true)); }, 1},
+      {"divided by its norm", "wq", [](M m, T x) { return times(x, m.wq / m.wq.norm()); }, 1, 1},
+      {"softmax over the rows", "wq", [](M m, T x) { return at::matmul(x, m.wq.softmax(0)); }, 1},
+      {"softmax over the columns", "wq", [](M m, T x) { return at::matmul(x, m.wq.softmax(1)); }, 1},
+      {"masked by a buffer", "wq", [](M m, T x) { return times(x, m.wq * m.mask); }, 1},
+      {"a product of low rank besides", "wq a b", [](M m, T x) { return times(x, m.wq + m.a.matmul(m.b)); }, 3},
+      {"a penalty besides", "wq wk", [](M m, T x) { return at::matmul(x, m.wq) + m.wk.square().sum(); }, 1, 1},
+      {"a copy that is written", "wq wk", [](M m, T x) { return times(x, m.wq.clone().mul_(m.wk).add_(1)); }, 1},
+      {"of the activation's shape and layout, in a product", "wq", [](M m, T x) { return at::matmul(x, m.wq); }, 1},
+      {"of the activation's shape and layout, element by element", "wq", [](M m, T x) { return x * m.wq; }, 0},
+      {"items of a product", "items", [](M m, T x) { return at::bmm(m.items, x.unsqueeze(2)); }, 1},
   };
   return all;
 }
@@ -112,7 +117,7 @@ TEST_CASE("what is computed from parameters alone is gathered at its use: traini
       CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
       run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
         const DeviceMesh mesh = init_device_mesh("cpu", shape, {"dp", "tp"}, world);
-        const auto make = [&] { return Uses(row.use); };
+        const auto make = [&] { return Uses(row.used, row.use); };
         train<torch::optim::SGD>(make, {}, waves({8, 8}, 9), mesh, torch::optim::SGDOptions(0.05).weight_decay(0.1),
                                  Under::kStrictForward);
         train<torch::optim::AdamW>(make, {}, waves({8, 8}, 9), mesh, torch::optim::AdamWOptions(), Under::kStrictForward);
@@ -126,14 +131,14 @@ TEST_CASE("collectives of forward: each parameter gathered once, and what is com
     CAPTURE(row.why);
     run_in_process(2, [&](const std::shared_ptr<World>& world) {
       const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
-      Uses module(row.use);
+      Uses module(row.used, row.use);
       auto zero = parallelize_module(module, mesh, {}, kZero);
       const CommCounter counter(mesh);
       zero(piece(waves({8, 8}, 9), mesh));
       CAPTURE(counter.to_string());
       CHECK(counter.count("all_gather") == row.gathers);
-      // The norm of a whole parameter is the one number that is reduced.
-      CHECK(counter.total() - row.gathers == (row.why == "divided by its norm" ? 1 : 0));
+      CHECK(counter.count("all_reduce") == row.reductions);
+      CHECK(counter.total() == row.gathers + row.reductions);
     });
   }
 }
