@@ -292,9 +292,7 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
   return at::eq(self.unsqueeze(-1), at::arange(num_classes, self.options())).to(at::kLong);
 }
 
-void register_composites(torch::Library& m) {
-  m.impl("one_hot", one_hot);
-}
+void register_composites(torch::Library& m) { m.impl("one_hot", one_hot); }
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { register_composites(m); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
 
