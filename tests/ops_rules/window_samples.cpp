@@ -19,28 +19,29 @@ struct Options {
   int64_t groups = 1;
 };
 
-// The operator, with and without a bias, and its backward, once for all gradients and once for two of them.
-void add(std::vector<Sample>& out, const Ints& input_sizes, const Ints& weight_sizes, const Options& o) {
+// The operator and its backward; with `parts`, without a bias too, and for one of the gradients alone.
+void add(std::vector<Sample>& out, const Ints& input_sizes, const Ints& weight_sizes, const Options& o, bool parts = false) {
   const at::Tensor input = x(input_sizes);
   const at::Tensor weight = x(weight_sizes);
   const Ints channels = {o.transposed ? weight_sizes[1] * o.groups : weight_sizes[0]};
-  const at::Tensor result =
-      at::convolution(input, weight, x(channels), o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups);
-  const auto call = [&](const at::IValue& bias) {
-    return Sample{"aten::convolution",
-                  {input, weight, bias, o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups}};
+  const auto forward = [&](const at::IValue& bias) {
+    out.push_back({"aten::convolution",
+                   {input, weight, bias, o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups}});
   };
-  out.push_back(call(x(channels)));
-  out.push_back(call(none()));
-  const at::Tensor grad = at::randn_like(result);
-  for (const bool first : {true, false}) {
+  const at::Tensor grad = at::randn_like(at::convolution(input, weight, x(channels), o.stride, o.padding, o.dilation,
+                                                         o.transposed, o.output_padding, o.groups));
+  const auto backward = [&](bool of_input, bool of_weight, bool of_bias) {
     out.push_back({"aten::convolution_backward",
                    {grad, input, weight, channels, o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups,
-                    c10::List<bool>({first, !first, true})}});
-  }
-  out.push_back({"aten::convolution_backward",
-                 {grad, input, weight, channels, o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups,
-                  c10::List<bool>({true, true, true})}});
+                    c10::List<bool>({of_input, of_weight, of_bias})}});
+  };
+  forward(x(channels));
+  backward(true, true, true);
+  if (!parts) return;
+  forward(none());
+  backward(true, false, false);
+  backward(false, true, false);
+  backward(false, false, true);
 }
 
 // Of an image of `sizes`: the operator's samples with those of its backward.
@@ -73,7 +74,7 @@ void add_means(std::vector<Sample>& out, const Ints& sizes, const Ints& kernel, 
 
 std::vector<Sample> convolution_samples() {
   std::vector<Sample> out;
-  add(out, {5, 2, 6}, {3, 2, 3}, {});
+  add(out, {5, 2, 6}, {3, 2, 3}, {}, /*parts=*/true);
   add(out, {5, 2, 6}, {3, 2, 3}, {.padding = {1}});
   add(out, {2, 3, 11}, {2, 3, 3}, {.stride = {2}, .padding = {1}});
   add(out, {2, 3, 11}, {2, 3, 4}, {.padding = {2}, .dilation = {3}});
@@ -81,10 +82,10 @@ std::vector<Sample> convolution_samples() {
   add(out, {2, 3, 5}, {2, 3, 5}, {.padding = {4}});  // a kernel larger than a piece
   add(out, {2, 3, 4}, {2, 3, 1}, {.padding = {2}});  // windows of padding alone
   add(out, {2, 3, 7, 5}, {4, 3, 3, 2}, {.stride = {2, 1}, .padding = {1, 0}, .dilation = {1, 2}});
-  add(out, {2, 3, 4, 5, 3}, {2, 3, 2, 3, 2}, {.stride = {1}, .padding = {1}});
+  add(out, {2, 2, 3, 4, 3}, {2, 2, 2, 3, 2}, {.stride = {1}, .padding = {1}});
   add(out, {3, 8, 7}, {12, 2, 3}, {.padding = {1}, .groups = 4});
   add(out, {3, 6, 5}, {6, 1, 3}, {.stride = {2}, .padding = {1}, .groups = 6});
-  add(out, {2, 3, 6}, {3, 2, 3}, {.transposed = true});
+  add(out, {2, 3, 6}, {3, 2, 3}, {.transposed = true}, /*parts=*/true);
   add(out, {2, 3, 6}, {3, 2, 3}, {.stride = {2}, .padding = {1}, .transposed = true, .output_padding = {1}});
   add(out, {2, 3, 6}, {3, 2, 2}, {.stride = {4}, .transposed = true, .output_padding = {3}});  // rows of the bias alone
   add(out, {2, 3, 5, 4}, {3, 4, 3, 2}, {.stride = {2, 3}, .padding = {2, 0}, .dilation = {2, 1}, .transposed = true});
