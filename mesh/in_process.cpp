@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include <ATen/autocast_mode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -93,6 +94,8 @@ class Errors {
 
 void run_rank(std::shared_ptr<World> world, ThreadHub& hub, const std::function<void(const std::shared_ptr<World>&)>& body,
               Errors& errors) {
+  // LibTorch has one cache of casts for all threads, and whichever leaves autocast empties it: ranks would record different graphs.
+  at::autocast::set_autocast_cache_enabled(false);
   const auto failed = [&](const char* text) {
     errors.add(world->rank(), text);
     world->fail("the body of run_in_process", text);

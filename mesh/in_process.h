@@ -22,7 +22,8 @@ struct InProcessOptions {
 //   });
 //
 // Collectives go through memory, in some microseconds, and a mismatch between ranks is an error on all of them. Give every mesh
-// the World. A new thread has LibTorch's default modes: a NoGradGuard of the caller does not reach it. Several runs at once, and
+// the World. A new thread has LibTorch's default modes: a NoGradGuard of the caller does not reach it; autocast's cache of casts alone,
+// which all threads share, is off. Several runs at once, and
 // one inside another, are fine. The ranks share this machine's cores: OMP_NUM_THREADS=1 keeps operators on large tensors from
 // starting threads for each of them.
 //
@@ -32,7 +33,8 @@ struct InProcessOptions {
 void run_in_process(int64_t size, const std::function<void(const std::shared_ptr<World>&)>& body,
                     const InProcessOptions& options = {});
 
-// The Worlds of such ranks, by rank, for threads of your own: a World per thread. A rank whose World is gone has left its groups.
+// The Worlds of such ranks, by rank, for threads of your own: a World per thread. A rank whose World is gone has left its groups. Under
+// autocast each thread must have called at::autocast::set_autocast_cache_enabled(false).
 std::vector<std::shared_ptr<World>> make_in_process_worlds(int64_t size, const InProcessOptions& options = {});
 
 }  // namespace tessera
