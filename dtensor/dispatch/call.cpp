@@ -27,7 +27,7 @@ constexpr std::array kScales = {
     "addbmm", "addr", "lerp", "dot", "ldexp", "index_add", "mse_loss_backward"};
 // By rule name too: those whose rule looks at numbers. What is written over pending terms decides which of them pass, and the power
 // whether an integer may be raised to it. What a user's rule looks at nobody knows.
-constexpr std::array kByValue = {"constant_pad_nd", "histc", "index_fill", "masked_fill", "pow", "scatter"};
+constexpr std::array kByValue = {"constant_pad_nd", "fill", "histc", "index_fill", "masked_fill", "pow", "scatter"};
 constexpr std::array kShapeChangers = {"aten::as_strided_", "aten::resize_", "aten::resize_as_", "aten::set_"};
 
 template <std::size_t N>
@@ -75,7 +75,7 @@ void refuse_piece(const Call& call, const TensorArg& plain) {
   }
 }
 
-void add_plain(Call& call, TensorArg& entry) {
+void add_plain(Call& call, TensorArg& entry, PlainTensors plain) {
   const at::Tensor& t = *entry.tensor;
   if (in_backward() && call.writes(entry) && call.lead->mesh.is_member()) {
     // A formula of LibTorch's fills zeros of its own with the gradient: they become a DTensor.
@@ -88,7 +88,7 @@ void add_plain(Call& call, TensorArg& entry) {
       refuse_piece(call, entry);
       if (!ImplicitReplication::enabled()) refuse_plain(call, t);
     }
-    check_replicated(t, call.lead->mesh, call.traits.name);
+    if (plain == PlainTensors::kCompared) check_replicated(t, call.lead->mesh, call.traits.name);
   }
   if (t.dim() == 0) return;
   call.replicated.push_back(replicated_spec(call.lead->mesh, t));
@@ -174,6 +174,8 @@ bool is_odd(const TensorArg& entry) {
   if (!entry.tensor->defined()) return false;
   const bool spread = entry.spec != nullptr && detail::is_dtensor(*entry.tensor);
   if (spread && (!all_replicate(entry.spec->placements) || entry.spec->mesh.world().is_fake())) return false;
+  // A rank outside the mesh does not see the number.
+  if (spread && entry.spec->mesh.size() < entry.spec->mesh.world().size()) return entry.spec->numel() == 1;
   const at::Tensor& local = spread ? detail::meta(*entry.tensor).local() : *entry.tensor;
   return local.is_cpu() && local.numel() == 1 && is_odd(local.item());
 }
@@ -190,7 +192,7 @@ bool meets_odd_number(const Call& call) {
   return std::any_of(call.tensors.begin(), call.tensors.end(), [](const TensorArg& entry) { return is_odd(entry); });
 }
 
-Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack) {
+Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack, PlainTensors plain_tensors) {
   Call call{.op = op,
             .traits = traits,
             .stack = stack,
@@ -227,7 +229,7 @@ Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit
   if (call.lead == nullptr) throw std::logic_error(traits.name + ": dispatched to DTensors without one");
   if (!plain) return call;
   for (TensorArg& entry : call.tensors) {
-    if (entry.spec == nullptr && entry.tensor->defined()) add_plain(call, entry);
+    if (entry.spec == nullptr && entry.tensor->defined()) add_plain(call, entry, plain_tensors);
   }
   return call;
 }

@@ -72,6 +72,9 @@ std::string old_state_hint(const Call& call, const at::Tensor& plain);
 
 // Finds the tensors. Throws std::invalid_argument when DTensors lie on different meshes, or a plain tensor of one dimension
 // or more is among them outside ImplicitReplication and backward, naming operator, shapes, placements and the ways out.
-Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack);
+// Under Checked the plain ones are compared over the mesh, unless they are just taken for equal.
+enum class PlainTensors : uint8_t { kCompared, kTaken };
+Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack,
+               PlainTensors plain_tensors = PlainTensors::kCompared);
 
 }  // namespace tessera::dispatch

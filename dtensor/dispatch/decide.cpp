@@ -137,7 +137,7 @@ class Decider {
 
   static bool writes_out(std::string_view kernel) { return kernel.empty() || find_local_kernel(kernel).traits.writes_out; }
 
-  // Mesh dimensions choose one by one: together they may leave two kinds of reductions pending.
+  // What OpRule::keep says is of all mesh dimensions at once: together they may leave two kinds of reductions pending.
   static bool commutes(const rules::Choice& choice) {
     return std::all_of(choice.inputs.begin(), choice.inputs.end(), partials_commute) &&
            std::all_of(choice.outputs.begin(), choice.outputs.end(), partials_commute);
@@ -245,6 +245,7 @@ class Decider {
       const LocalKernelEntry entry = find_local_kernel(choice.kernel);
       out_.kernel = entry.kernel;
       out_.communicates |= entry.traits.communicates;
+      out_.make_dense |= entry.traits.rearranges;
     }
     localize(rule);
     if (rule.halos) plan_halos(*rule.halos);

@@ -25,14 +25,18 @@ std::map<std::string, DecompositionEntry, std::less<>>& decompositions() {
 }  // namespace
 
 bool register_local_kernel(std::string_view name, LocalKernel kernel, LocalKernelTraits traits) {
-  return kernels().emplace(name, LocalKernelEntry{.kernel = kernel, .traits = traits}).second;
+  if (kernels().emplace(name, LocalKernelEntry{.kernel = kernel, .traits = traits}).second) return true;
+  throw std::logic_error(
+      fmt::format("two local kernels are called \"{}\"; give yours a name that begins with its namespace", name));
 }
 
 LocalKernelEntry find_local_kernel(std::string_view name) {
   const auto it = kernels().find(name);
   if (it != kernels().end()) return it->second;
   throw std::logic_error(
-      fmt::format("a sharding rule names the local kernel \"{}\", which is not linked; depend on //ops/kernels", name));
+      fmt::format("a sharding rule names the local kernel \"{}\", which is not there; register_local_kernel it, or, where "
+                  "the library's own are missing, depend on //ops/kernels",
+                  name));
 }
 
 at::Tensor own_if_copy(const c10::OperatorHandle& op, const at::Tensor& view) {

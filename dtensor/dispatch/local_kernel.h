@@ -34,13 +34,16 @@ struct LocalCall {
 // in a part of the vocabulary. The stack holds the local arguments and takes the local results, as for callBoxed.
 using LocalKernel = void (*)(const LocalCall& call, torch::jit::Stack& stack);
 
-// `communicates`: it runs a collective itself. `writes_out`: it leaves results in the out= tensors among its arguments.
+// `communicates`: it runs a collective itself. `writes_out`: it leaves results in the out= tensors among its arguments. `rearranges`: its
+// results may lie in memory otherwise than the operator's.
 struct LocalKernelTraits {
   bool communicates = false;
   bool writes_out = false;
+  bool rearranges = false;
 };
 
-// Registered under the name that a rule's Strategy gives. Returns true, for use at namespace scope.
+// Registered under the name that a rule's Strategy gives, while the program loads: the table has no lock. Returns true, for use at
+// namespace scope. Throws std::logic_error where there is one of that name.
 bool register_local_kernel(std::string_view name, LocalKernel kernel, LocalKernelTraits traits = {});
 struct LocalKernelEntry {
   LocalKernel kernel = nullptr;

@@ -155,7 +155,7 @@ void pooling(const LocalCall& call, Stack& stack) {
   }
 }
 
-[[maybe_unused]] const bool registered = register_local_kernel("pooling", pooling);
+[[maybe_unused]] const bool registered = register_local_kernel("pooling", pooling, {.rearranges = true});
 
 }  // namespace
 }  // namespace tessera

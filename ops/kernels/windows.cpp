@@ -49,8 +49,4 @@ at::IValue& named(const LocalCall& call, torch::jit::Stack& stack, std::string_v
   return stack[static_cast<std::size_t>(call.op.schema().argumentIndexWithName(name).value())];
 }
 
-bool has_argument(const LocalCall& call, std::string_view name) {
-  return call.op.schema().argumentIndexWithName(name).has_value();
-}
-
 }  // namespace tessera

@@ -31,6 +31,5 @@ at::Tensor reframed(const at::Tensor& t, const std::vector<WindowRows>& rows, In
 
 // An argument of the call by its name.
 at::IValue& named(const LocalCall& call, torch::jit::Stack& stack, std::string_view name);
-bool has_argument(const LocalCall& call, std::string_view name);
 
 }  // namespace tessera

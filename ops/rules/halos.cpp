@@ -98,10 +98,6 @@ Interval hull(const Intervals& rows) {
   return rows.empty() ? Interval{} : Interval{.begin = rows.front().begin, .end = rows.back().end};
 }
 
-bool cuts_windows(const Halos& halos, const Strategy& strategy) {
-  return cut_dim(halos, strategy.inputs[halos.inputs[0]]).has_value();
-}
-
 double fetched_share(const Halos& halos, const Strategy& strategy, int64_t ranks) {
   const Placement& from = strategy.inputs[halos.inputs[0]];
   const Placement& to = computed_of(halos, strategy);

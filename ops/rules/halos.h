@@ -52,8 +52,6 @@ struct Halos {
 // The rows from the first to the last.
 Interval hull(const Intervals& rows);
 
-// Whether the strategy cuts one of the dimensions.
-bool cuts_windows(const Halos& halos, const Strategy& strategy);
 // Of what is fetched, the share that a rank gets from others at most, where `ranks` cut it; 0: nobody gets anything.
 double fetched_share(const Halos& halos, const Strategy& strategy, int64_t ranks);
 

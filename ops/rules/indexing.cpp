@@ -249,7 +249,11 @@ OpRule index_put(const OpCall& call) {
   OpRule rule{.strategies = shard_factors(labels->inputs, {self}, ReduceOp::kSum, unsummable)};
   rule.outputs = {call.inputs[0]};
   if (adds) add_up(rule, call, values);
-  if (by_mask || !call.arg("accumulate").toBool()) replace(rule, call, values);
+  if (!call.arg("accumulate").toBool()) {
+    replace(rule, call, values);
+  } else if (by_mask && adds_exactly(call, call.inputs[values])) {
+    add_linear(rule, call.inputs.size(), 1, {{0, values}});
+  }
   return rule;
 }
 

@@ -23,10 +23,11 @@ OpRule pad(const OpCall& call) {
   for (std::size_t i = 0; i < amounts.size(); ++i) {
     if (amounts[i] != 0) padded.push_back(ndim(call) - 1 - static_cast<int64_t>(i / 2));
   }
-  if (call.arg("value").toScalar().toDouble() == 0) return whole_dims(call, padded);
+  const at::Scalar value = call.arg("value").toScalar();
+  if (!value.isComplex() && value.toDouble() == 0) return whole_dims(call, padded);
   const Labels labels = with_whole(labels_of(call.inputs.at(0)), padded);
   OpRule rule{.strategies = shard_factors({labels}, {labels})};
-  add_filled(rule, call, call.arg("value").toScalar());
+  add_filled(rule, call, value);
   return rule;
 }
 

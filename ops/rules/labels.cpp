@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <complex>
+#include <limits>
 #include <numeric>
 
 namespace tessera::rules {
@@ -81,10 +83,24 @@ void add_joint(OpRule& rule, const OpCall& call) {
   for (const ReduceOp op : kPlainReductions) rule.strategies.push_back(pass_partial(all.size(), num_outputs(call), all, op));
 }
 
+namespace {
+
+// Whether terms that are all `number` can be added up before they are divided by how many they are.
+bool averages(double number, at::ScalarType type) {
+  constexpr double kMostRanks = 1 << 20;
+  const at::ScalarType real = c10::isComplexType(type) ? c10::toRealValueType(type) : type;
+  const double greatest =
+      real == at::kDouble ? std::numeric_limits<double>::max() : static_cast<double>(std::numeric_limits<float>::max());
+  return !std::isfinite(number) || std::abs(number) <= greatest / kMostRanks;
+}
+
+}  // namespace
+
 void add_filled(OpRule& rule, const OpCall& call, const at::Scalar& value) {
-  const double number = value.isComplex() ? 1 : value.toDouble();
-  std::vector<ReduceOp> ops = {ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
-  if (number == 0 || std::isinf(number)) ops.push_back(ReduceOp::kSum);
+  const double number = value.isComplex() ? std::abs(value.toComplexDouble()) : value.toDouble();
+  std::vector<ReduceOp> ops = {ReduceOp::kMax, ReduceOp::kMin};
+  if (averages(number, call.inputs.at(0).dtype)) ops.push_back(ReduceOp::kAvg);
+  if (number == 0 || (std::isinf(number) && !value.isComplex())) ops.push_back(ReduceOp::kSum);
   for (const ReduceOp op : ops) rule.strategies.push_back(pass_partial(call.inputs.size(), num_outputs(call), {0}, op));
 }
 

@@ -97,7 +97,9 @@ OpRule sum_of_tensors(const OpCall& call) {
     return rule;
   }
   rule.strategies.push_back(pass_partial(1, 1, {0}, ReduceOp::kAvg));
-  if (rule_key(call.schema.name()) != "rsub" && at::isFloatingType(call.inputs.at(0).dtype)) add_rising(rule);
+  const auto floating = [](const TensorInfo& info) { return at::isFloatingType(info.dtype); };
+  const bool ordered = floating(call.inputs.at(0)) && std::ranges::all_of(call.outputs, floating);
+  if (rule_key(call.schema.name()) != "rsub" && ordered) add_rising(rule);
   return rule;
 }
 
@@ -179,9 +181,12 @@ OpRule zero(const OpCall& call) {
 // Terms that are all `value` reduce to it where they are not added up.
 OpRule fill(const OpCall& call) {
   OpRule rule = plain(call);
-  for (const ReduceOp op : {ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin}) {
-    rule.strategies.push_back(pass_partial(call.inputs.size(), num_outputs(call), {0}, op));
+  if (call.inputs.size() == 1) {
+    add_filled(rule, call, call.arg("value").toScalar());
+    return rule;
   }
+  for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin})
+    rule.strategies.push_back(pass_partial(call.inputs.size(), num_outputs(call), {0}, op));
   return rule;
 }
 

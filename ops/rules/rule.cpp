@@ -58,7 +58,9 @@ std::size_t OpCall::arg_index(std::string_view name) const {
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].name() == name) return i;
   }
-  throw std::logic_error(fmt::format("{} has no argument {}", schema.name(), name));
+  std::string names;
+  for (const c10::Argument& argument : arguments) names += (names.empty() ? "" : ", ") + argument.name();
+  throw std::logic_error(fmt::format("{} has no argument {}; it has {}", schema.name(), name, names));
 }
 
 bool OpCall::has_arg(std::string_view name) const {
@@ -136,6 +138,14 @@ std::string rule_key(const std::string& op_name) {
 
 RuleFn find_rule(std::string_view op_name) { return registry().find(rule_key(std::string(op_name))); }
 
-void register_rule(const std::string& op_name, RuleFn rule) { registry().add(rule_key(op_name), rule); }
+void register_rule(const std::string& op_name, RuleFn rule) {
+  if (rule == nullptr) throw std::invalid_argument(fmt::format("register_rule: the rule of {} is null", op_name));
+  if (op_name.find("::") == std::string::npos || op_name.find('.') != std::string::npos) {
+    throw std::invalid_argument(fmt::format(
+        "register_rule: \"{}\" is no operator's namespace and name, as in \"mylib::scale\"; overloads have one rule",
+        op_name));
+  }
+  registry().add(rule_key(op_name), rule);
+}
 
 }  // namespace tessera::rules

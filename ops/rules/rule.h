@@ -122,7 +122,11 @@ using RuleFn = OpRule (*)(const OpCall&);
 // The rule of an operator by its base name without namespace's "aten::" and without the trailing '_' of an in-place one
 // ("add" stands for add.Tensor, add_.Scalar, add.out); nullptr when there is none.
 RuleFn find_rule(std::string_view op_name);
-// A rule for a user's operator, e.g. "mylib::scale". Call before the operator's first use on a DTensor.
+// A rule for a user's operator by namespace and name, without overload: "mylib::scale". It replaces one that is there.
+// Every rank registers it before the operator's first use on a DTensor: decisions are kept (clear_dispatch_cache in
+// dtensor/dispatch/dispatcher.h). The results' shapes come from a Meta kernel, else from OpRule::outputs; with neither the rule is
+// not used. Placements count dimensions from 0 up; each Strategy has a placement for every entry of OpCall::inputs and every result.
+// Throws std::invalid_argument on a null rule, and on a name with an overload or without a namespace.
 void register_rule(const std::string& op_name, RuleFn rule);
 
 // The key of `find_rule` for an operator's full name.

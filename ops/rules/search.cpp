@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include <fmt/format.h>
+
 #include "tessera/placement/layout.h"
 #include "tessera/placement/reduction.h"
 
@@ -127,7 +129,10 @@ class Search {
 
   void consider(const Strategy& strategy, std::size_t mesh_dim, std::optional<Strategy>& best, double& best_cost) {
     if (strategy.inputs.size() != inputs_.size() || strategy.outputs.size() != choice_.outputs.size()) {
-      throw std::logic_error("a sharding rule gave a strategy for another number of tensors");
+      throw std::logic_error(
+          fmt::format("a sharding rule gave a strategy of {} inputs and {} outputs; the call has {} and {} (an absent "
+                      "tensor counts, lists are flattened)",
+                      strategy.inputs.size(), strategy.outputs.size(), inputs_.size(), choice_.outputs.size()));
     }
     if (considered_ == nullptr && !keeps_written(strategy, mesh_dim)) return;
     const double cost = cost_of(strategy, mesh_dim);
@@ -144,6 +149,7 @@ class Search {
   std::string_view refusal(const Strategy& strategy, std::size_t mesh_dim) {
     if (!keeps_written(strategy, mesh_dim)) return "what is written would have to move";
     if (!cuts_what_it_fits(strategy, mesh_dim)) return "a partition of a fixed size would cut pieces of another one";
+    if (!commutes_with_chosen(strategy)) return "its terms do not commute with those of another mesh dimension";
     if (!goes_with_chosen(strategy)) return "pieces of the result would hold other elements";
     return {};
   }
@@ -198,6 +204,17 @@ class Search {
       }
     }
     return true;
+  }
+
+  bool commutes_with_chosen(const Strategy& strategy) const {
+    const auto commute = [](const Placements& chosen, const Placement& next) {
+      if (chosen.empty() || !next.is_partial()) return true;
+      Placements both = chosen;
+      both.push_back(next);
+      return partials_commute(both);
+    };
+    return std::ranges::equal(choice_.inputs, strategy.inputs, commute) &&
+           std::ranges::equal(choice_.outputs, strategy.outputs, commute);
   }
 
   bool goes_with_chosen(const Strategy& strategy) {

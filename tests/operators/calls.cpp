@@ -38,9 +38,9 @@ const std::map<std::string, std::vector<Sample>>& by_hand() {
   static const auto table = [] {
     at::manual_seed(11);
     std::map<std::string, std::vector<Sample>> out;
-    for (const auto family :
-         {view_samples, join_samples, indexing_samples, norm_samples, reduction_samples, matmul_samples, nn_samples,
-          factory_samples, pointwise_samples, batched_samples, random_samples, more_samples}) {
+    for (const auto family : {view_samples, join_samples, indexing_samples, norm_samples, reduction_samples, matmul_samples,
+                              nn_samples, factory_samples, pointwise_samples, batched_samples, random_samples, more_samples,
+                              convolution_samples, pooling_samples}) {
       for (Sample& sample : family()) out[sample.op].push_back(std::move(sample));
     }
     return out;
