@@ -27,6 +27,8 @@ struct Meta final : c10::BackendMeta {
     spec = std::move(tensor_spec);
   }
   void clear();
+  // Whether it was made to await a Transit: never kept.
+  bool travelled() const { return transit_ != nullptr; }
   // The piece that is item `item` of `transit`.
   Meta(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr tensor_spec)
       : spec(std::move(tensor_spec)), transit_(std::move(transit)), item_(item), awaited_(true) {}

@@ -67,7 +67,7 @@ class SpareWrappers {
 
  private:
   struct Bucket {
-    std::array<Wrapper*, 32> items{};
+    std::array<Wrapper*, 128> items{};  // a foreach of a hundred results drops a hundred at once
     std::size_t count = 0;
   };
   enum class State : char { kAlive, kGone };
@@ -118,7 +118,7 @@ bool Wrapper::clear() {
   set_autograd_meta(nullptr);
   if (own_.meta) {
     extra_meta_->backend_meta_ = std::move(own_.meta);
-  } else if (!extra_meta_->backend_meta_.is_uniquely_owned()) {
+  } else if (!extra_meta_->backend_meta_.is_uniquely_owned() || meta()->travelled()) {
     extra_meta_->backend_meta_.reset();
   } else {
     meta()->clear();
