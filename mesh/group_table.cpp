@@ -40,8 +40,7 @@ std::string suffix_of(const GroupOptions& options) {
 GroupTable::GroupTable(Options options) : options_(std::move(options)) {}
 
 GroupTable::~GroupTable() {
-  watcher_.request_stop();
-  if (watcher_.joinable()) watcher_.join();
+  end_watch();
   if (options_.board->failed()) skip_mpi_end();
 }
 
@@ -100,6 +99,11 @@ std::size_t GroupTable::size() const {
 void GroupTable::start_watch(const std::vector<int64_t>& ranks) {
   if (options_.fake || ranks.size() == 1 || watcher_.joinable()) return;
   watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+}
+
+void GroupTable::end_watch() {
+  watcher_.request_stop();
+  if (watcher_.joinable()) watcher_.join();
 }
 
 void GroupTable::start() {

@@ -25,8 +25,8 @@ namespace tessera {
 // the job is well.
 //
 // Groups are never closed under a collective of this rank: Gloo wakes a waiting thread when the other end of a connection
-// closes, not when its own does (MPI asks GroupRequest::lost while it waits). Such a rank waits, maybe through others, for one that is in no collective; that one's watch
-// closes its groups, and the failure runs back along the chain.
+// closes, not when its own does (MPI asks GroupRequest::lost while it waits). Such a rank waits, maybe through others, for one that
+// is in no collective; that one's watch closes its groups, and the failure runs back along the chain.
 class GroupTable {
  public:
   struct Options {
@@ -64,6 +64,8 @@ class GroupTable {
   // Closes every group of a failed world; false when another thread is in a collective: the watch then does it as soon as
   // that one has come out.
   bool close_all() noexcept;
+  // Ends the watch, until a group is asked for again.
+  void end_watch();
 
  private:
   struct Key {

@@ -111,6 +111,7 @@ void run_rank(std::shared_ptr<World> world, ThreadHub& hub, const std::function<
   }
   // Also where something outside holds the World on.
   hub.leave(world->rank());
+  world->end_watch();
 }
 
 }  // namespace

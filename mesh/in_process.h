@@ -22,10 +22,9 @@ struct InProcessOptions {
 //   });
 //
 // Collectives go through memory, in some microseconds, and a mismatch between ranks is an error on all of them. Give every mesh
-// the World. A new thread has LibTorch's default modes: a NoGradGuard of the caller does not reach it; autocast's cache of casts alone,
-// which all threads share, is off. Several runs at once, and
-// one inside another, are fine. The ranks share this machine's cores: OMP_NUM_THREADS=1 keeps operators on large tensors from
-// starting threads for each of them.
+// the World. A new thread has LibTorch's default modes: a NoGradGuard of the caller does not reach it; autocast's cache of casts
+// alone, which all threads share, is off. Several runs at once, and one inside another, are fine. The ranks share this machine's
+// cores: OMP_NUM_THREADS=1 keeps operators on large tensors from starting threads for each of them.
 //
 // When a rank throws, the others' current or next collective throws too, as between processes. Then throws std::runtime_error,
 // with the error of the rank that failed first nested in it: "rank 2 of 8: index 7 is out of range". When a rank's body returns

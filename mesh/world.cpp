@@ -22,6 +22,7 @@
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/group_table.h"
+#include "tessera/mesh/mismatch.h"
 #include "tessera/mesh/store.h"
 
 namespace tessera {
@@ -289,6 +290,8 @@ uint64_t World::adoptions() const { return impl_->adoptions; }
 
 std::size_t World::group_count() const { return impl_->groups.size(); }
 
+void World::end_watch() { impl_->groups.end_watch(); }
+
 void World::fail(const std::string& where, const std::string& text) noexcept {
   if (!impl_->has_peers() || impl_->board->failed()) return;
   try {
@@ -337,6 +340,8 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
 void World::guard(const std::string& where, const std::function<void()>& callback) {
   try {
     callback();
+  } catch (const MismatchError&) {
+    throw;  // every rank of the group has it, and nothing has moved
   } catch (const std::exception& error) {
     fail(where, text_of(error));
     throw;

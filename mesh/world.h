@@ -117,6 +117,8 @@ class World : public std::enable_shared_from_this<World> {
   uint64_t adoptions() const;
   // How many groups this rank holds: made by group(), or adopted.
   std::size_t group_count() const;
+  // This rank communicates no more: the thread that watches over its groups ends, though something may hold the World on.
+  void end_watch();
 
   RandomState& random_state();
 

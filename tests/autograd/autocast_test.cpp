@@ -234,7 +234,9 @@ TEST_CASE("autocast casts a weight once, until its cache is cleared") {
       at::linear(d, weight);
       return Casts::count;
     };
-    // A cache of the process: the other rank must not clear it meanwhile.
+    // A cache of the process, so off where ranks are threads: the other rank must not clear it meanwhile.
+    CHECK_FALSE(at::autocast::is_autocast_cache_enabled());
+    at::autocast::set_autocast_cache_enabled(true);
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
     const Autocast autocast;

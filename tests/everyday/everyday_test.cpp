@@ -183,7 +183,6 @@ void check(const std::vector<Row>& rows) {
       const std::string found = check_column(row, column, plain);
       CHECK_MESSAGE(found == wanted, fmt::format("ROW {} | {} | {}", row.call, column.name, found));
     }
-    clear_dispatch_cache();  // cached decisions hold worlds, and those hold threads
     ++checked;
   }
 }

@@ -145,7 +145,6 @@ void check(const std::vector<ModuleRow>& rows, bool images = false) {
                       fmt::format("ROW {} | {} | parameters {} | {}", row.name, column.name, to_string(parameters), wrong));
       }
     }
-    clear_dispatch_cache();  // cached decisions hold worlds, and those hold threads
   }
 }
 
