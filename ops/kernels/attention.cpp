@@ -6,9 +6,13 @@
 #include <tuple>
 #include <utility>
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/logical_not.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/scaled_dot_product_attention_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/zeros_like.h>
@@ -73,6 +77,13 @@ bool mask_fits(const at::Tensor& mask, const at::Tensor& query, const Placements
   return true;
 }
 
+// What shapes and dtypes tell: what LibTorch refuses is not to be found out on pieces, where a refusal fails the job.
+bool mask_is_valid(const Operands& in) {
+  const at::Tensor& mask = *in.mask;
+  const bool type = mask.scalar_type() == at::kBool || mask.scalar_type() == in.query.scalar_type();
+  return type && at::is_expandable_to(mask.sizes(), {in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)});
+}
+
 // Whether every rank has whole items and heads, the same of all tensors: attention on the pieces gives a piece of the result. What LibTorch
 // would refuse is left to it.
 bool fits_pieces(const Operands& in) {
@@ -81,17 +92,29 @@ bool fits_pieces(const Operands& in) {
     if (t->scalar_type() != in.query.scalar_type() || placements_of(*t) != placements_of(in.query)) return false;
     if (t->size(0) != in.query.size(0) || t->size(1) != in.query.size(1)) return false;
   }
+  if (in.masked() && !mask_is_valid(in)) return false;
   const Placements& placements = placements_of(in.query);
   const auto whole_heads = [](const Placement& p) { return p.is_replicate() || p == Shard(0) || p == Shard(1); };
   return in.query.size(3) == in.key.size(3) && in.key.size(2) == in.value.size(2) &&
          std::ranges::all_of(placements, whole_heads) && (!in.masked() || mask_fits(*in.mask, in.query, placements));
 }
 
-// On plain tensors, by the kernel that LibTorch picks, which may not take a piece without elements.
+// On plain tensors, by the kernel that LibTorch picks, which may not take a piece without items or heads: of that the sizes and the graph.
 at::Tensor on_plain(const Operands& in, bool causal, std::optional<double> scale) {
-  if (in.query.numel() > 0) return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, 0, causal, scale);
-  return std::get<0>(at::_scaled_dot_product_attention_math(
-      in.query, in.key, in.value, as_terms(in.mask, in.query.scalar_type()), 0, causal, std::nullopt, scale));
+  if (in.query.size(0) * in.query.size(1) > 0)
+    return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, 0, causal, scale);
+  at::Tensor scores = at::matmul(in.query, in.key.transpose(-2, -1));
+  if (in.masked()) scores = at::add(scores, as_terms(in.mask, scores.scalar_type())->to(scores.scalar_type()));
+  return at::matmul(scores, in.value);
+}
+
+// A mask that is causal too, which some of LibTorch's kernels take in two.
+Optional with_triangle(const Operands& in) {
+  const at::Tensor terms = *as_terms(in.mask, in.query.scalar_type());
+  const auto options = at::TensorOptions(at::kBool).device(in.query.device());
+  const at::Tensor later = at::ones({in.query.size(-2), in.key.size(-2)}, options).triu(1);
+  const ImplicitReplication own_tensor;
+  return terms.masked_fill(later, -std::numeric_limits<double>::infinity());
 }
 
 // What a mask that all ranks have is to their pieces: each has a term of its gradient.
@@ -130,6 +153,10 @@ at::Tensor on_pieces(const Operands& in, bool causal, std::optional<double> scal
 // where the pieces lie. Without, on the pieces where it can be.
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Optional& mask,
                      double dropout, bool causal, std::optional<double> scale, bool grouped) {
+  if (causal && mask && mask->defined()) {
+    const Optional both = with_triangle({.query = query, .key = key, .value = value, .mask = mask});
+    return attention(query, key, value, both, dropout, /*causal=*/false, scale, grouped);
+  }
   if (dropout > 0) {
     return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, as_terms(mask, query.scalar_type()),
                                                               dropout, causal, std::nullopt, scale, grouped));
