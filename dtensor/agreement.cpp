@@ -1,6 +1,5 @@
 #include "tessera/dtensor/agreement.h"
 
-#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <stdexcept>
@@ -11,7 +10,6 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives.h"
 #include "tessera/mesh/deferred_tensor.h"
 #include "tessera/mesh/world.h"
@@ -42,14 +40,6 @@ std::string outcome_of(const std::function<void()>& part, std::exception_ptr& th
 }
 
 }  // namespace
-
-std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<DeviceMesh> meshes;
-  for (const at::Tensor& tensor : tensors) {
-    if (is_dtensor(tensor) && std::ranges::find(meshes, mesh_of(tensor)) == meshes.end()) meshes.push_back(mesh_of(tensor));
-  }
-  return meshes;
-}
 
 // Over every mesh this rank is in; several times when there are several, so that what one mesh knows goes through a shared
 // rank to the others.

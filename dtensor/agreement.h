@@ -12,9 +12,6 @@
 
 namespace tessera {
 
-// The meshes of the DTensors among `tensors`, each once, in order of appearance.
-std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
-
 // Work that each rank does for itself but that succeeds or fails on all of them: a file that one rank cannot open is the
 // same exception on every rank, before any of them went on.
 class Agreement {

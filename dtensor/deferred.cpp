@@ -216,8 +216,8 @@ void record(const c10::OperatorHandle& op, const std::shared_ptr<Tape>& tape, St
       continue;
     }
     if (!t.is_meta()) {
-      throw std::invalid_argument(
-          fmt::format("{} under ShardedInit: gives a tensor with values from one that has none", op.schema().name()));
+      throw std::invalid_argument(fmt::format("{} under ShardedInit: gives a tensor with values from one that has none; {}",
+                                              op.schema().name(), deferred_way_out()));
     }
     mark(t, tape);
     call.results.emplace_back(t);

@@ -1,4 +1,5 @@
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/agreement.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -168,8 +169,8 @@ void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
     throw std::invalid_argument("from_local: stride without shape; give both, or shape alone");
   }
   if (options.stride && options.stride->size() != options.shape->size()) {
-    throw std::invalid_argument(
-        fmt::format("from_local: {} strides for a shape of {} dimensions", options.stride->size(), options.shape->size()));
+    throw std::invalid_argument(fmt::format("from_local: stride [{}] for shape [{}]; give one stride a dimension",
+                                            fmt::join(*options.stride, ", "), fmt::join(*options.shape, ", ")));
   }
 }
 
@@ -183,6 +184,13 @@ SpecPtr spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   // Never the piece's own: of an empty or thin piece they say nothing, and ranks must agree.
   const std::vector<int64_t> strides = options.stride ? *options.stride : contiguous_strides(shape);
   return intern_spec(mesh, placements, shape, strides, local.scalar_type());
+}
+
+// What ranks must give alike. Without a shape it is that of the pieces, which are compared by themselves.
+std::string text_of(const Spec& spec, const FromLocalOptions& options) {
+  const std::string shape =
+      options.shape ? fmt::format(" [{}] [{}]", fmt::join(spec.sizes, ", "), fmt::join(spec.strides, ", ")) : "";
+  return to_string(spec.placements) + shape;
 }
 
 // A piece of the wrong size is an error that this rank alone may see.
@@ -217,16 +225,31 @@ const Spec& spec_of(const at::Tensor& t) { return *spec_ptr_of(t); }
 const DeviceMesh& mesh_of(const at::Tensor& t) { return spec_of(t).mesh; }
 const Placements& placements_of(const at::Tensor& t) { return spec_of(t).placements; }
 
+std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<DeviceMesh> meshes;
+  for (const at::Tensor& tensor : tensors) {
+    if (is_dtensor(tensor) && std::ranges::find(meshes, mesh_of(tensor)) == meshes.end()) meshes.push_back(mesh_of(tensor));
+  }
+  return meshes;
+}
+
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
-  check_from_local(local, mesh, placements, options);
   const detail::NotRecording own_tensors;
-  const SpecPtr spec = spec_of_local(local, mesh, placements, options);
+  SpecPtr spec;
   std::optional<Placements> grad;
-  if (options.grad_placements) {
+  const auto read = [&] {
+    check_from_local(local, mesh, placements, options);
+    spec = spec_of_local(local, mesh, placements, options);
+    if (!options.grad_placements) return;
     grad = normalize(*options.grad_placements, mesh.mesh(), spec->ndim(), "from_local: grad_placements");
+  };
+  if (options.check) {
+    Agreement({mesh}, "from_local").run(read, [&] { return text_of(*spec, options); });
+    verify_local(local, *spec);
+  } else {
+    read();
   }
-  if (options.check) verify_local(local, *spec);
   check_piece(local, *spec);
   std::vector<int64_t> alike;
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {

@@ -24,13 +24,15 @@ const Spec& spec_of(const at::Tensor& t);
 SpecPtr spec_ptr_of(const at::Tensor& t);
 const DeviceMesh& mesh_of(const at::Tensor& t);
 const Placements& placements_of(const at::Tensor& t);
+// The meshes of the DTensors among `tensors`, each once, in order of appearance.
+std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
 
 struct FromLocalOptions {
   // The global shape; without it every piece counts as of this rank's size, so uneven pieces need it.
   std::optional<std::vector<int64_t>> shape;
   // The global strides; without them row-major, whatever the piece's are: every rank must have the same.
   std::optional<std::vector<int64_t>> stride;
-  // Compares the pieces' sizes, dtypes and (where replicated) contents over the mesh; every rank throws alike.
+  // Compares placements, shape, and the pieces' sizes, dtypes and (where replicated) contents over the mesh; every rank throws alike.
   bool check = false;
   // Of a MaskedPartial: which elements of the piece count, a bool tensor of its sizes. The others become neutral.
   at::Tensor mask;
@@ -43,7 +45,7 @@ struct FromLocalOptions {
 
 // The global tensor of which `local` is this rank's piece. Shares storage with `local`, or copies it where it is not row-major and
 // no stride was given. Differentiable: the gradient comes back in `grad_placements` as a plain tensor. Communicates only with
-// `check`: one all_gather a mesh dimension.
+// `check`: one all_reduce of 40 bytes and one all_gather a mesh dimension.
 // Throws std::invalid_argument on placements or options that do not fit, alike on every rank. A piece of another size than shape
 // and placements say throws on the rank that has it and fails the job; with `check` every rank throws, and the job goes on.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
@@ -94,9 +96,11 @@ at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, co
 at::Tensor full_tensor(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
 
 // The DTensor of a plain tensor that every rank has in whole. Values are those of `src_rank` (a global rank; default the mesh's
-// first), sent piece by piece: one scatter (Shard) or broadcast (otherwise) a mesh dimension. With kNoSource each rank keeps its
-// part of its own tensor, without communication: the tensors must be equal. Differentiable: the gradient is the whole, plain one.
-// A DTensor is returned as it is if it lies so already, else refused.
+// first), sent piece by piece: at most one scatter, over the mesh dimensions that cut it, and one broadcast, over the others.
+// With kNoSource each rank keeps its part of its own tensor, without communication: the tensors must be equal. Differentiable: the
+// gradient is the whole, plain one. A DTensor is returned as it is if it lies so already, else refused.
+// Throws std::invalid_argument, before communicating, on an undefined tensor, a DTensor that lies otherwise (in place: any), a src_rank
+// outside the mesh, and placements that do not fit. Shape and dtype must be the same on every rank; Checked alone compares them.
 inline constexpr int64_t kMeshFirstRank = -1;
 inline constexpr int64_t kNoSource = -2;
 at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements,

@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/dispatch/call.h"
 #include "tessera/dtensor/dispatch/decision.h"
+#include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 
@@ -30,12 +31,22 @@ torch::jit::Stack with_defaults(const c10::FunctionSchema& schema, std::vector<c
   return out;
 }
 
-void refuse_composite(const c10::OperatorHandle& op, const std::string& name) {
+void refuse_composite(const c10::OperatorHandle& op, const dispatch::OpTraits& traits, const std::string& name) {
+  if (dispatch::is_foreach(traits.key)) {
+    throw std::invalid_argument(fmt::format(
+        "explain_op: {} acts on the pieces of its lists, which are brought to where the first list's tensors lie; "
+        "there is nothing to choose",
+        name));
+  }
   const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
                          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   const DecompositionEntry decomposition = find_decomposition(op.schema().name());
   if (!composite && (decomposition.run == nullptr || decomposition.calls != DecomposedCalls::kAll)) return;
-  throw std::invalid_argument(fmt::format("explain_op: {} is written in other operators; explain those", name));
+  throw std::invalid_argument(
+      fmt::format("explain_op: {} is carried out by other operators (aten::matmul by aten::mm or tessera::dense, for one), "
+                  "at least where ranks "
+                  "hold pieces; explain the one that CommCounter names",
+                  name));
 }
 
 std::vector<Placements> placements_of(const std::vector<SpecPtr>& specs) {
@@ -71,9 +82,9 @@ std::ostream& operator<<(std::ostream& out, const OpExplanation& explanation) { 
 OpExplanation explain_op(const std::string& op, std::vector<c10::IValue> args) {
   const c10::OperatorHandle handle = find_operator(op);
   const dispatch::OpTraits traits(handle);
-  refuse_composite(handle, op);
+  refuse_composite(handle, traits, op);
   torch::jit::Stack stack = with_defaults(handle.schema(), std::move(args));
-  dispatch::Call call = dispatch::read_call(handle, traits, stack);
+  dispatch::Call call = dispatch::read_call(handle, traits, stack, dispatch::PlainTensors::kTaken);
   std::vector<rules::Considered> considered;
   const auto decide = [&](const dispatch::Call& c) {
     considered.clear();

@@ -39,7 +39,8 @@ std::ostream& operator<<(std::ostream& out, const OpExplanation& explanation);
 //   std::cout << explain_op("aten::mm", {x, w});
 //
 // Nothing runs and nothing is communicated; the same on every rank. Throws std::invalid_argument on a name that is none, on an operator that
-// LibTorch or this library writes in others (explain those), and what the operator throws.
+// LibTorch or this library writes in others (explain those) or that takes lists piece by piece, and what the operator throws. What a
+// style's contract does to a call is not in it.
 OpExplanation explain_op(const std::string& op, std::vector<c10::IValue> args);
 
 }  // namespace tessera

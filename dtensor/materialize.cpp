@@ -58,7 +58,9 @@ class Replay {
   void repeat(const Recorded& call) {
     for (const auto& [tensor, version] : call.plain) {
       if (tensor._version() == version) continue;
-      throw std::invalid_argument("a plain tensor among its arguments has been written since");
+      throw std::invalid_argument(
+          fmt::format("a plain tensor [{}] among its arguments has been written since; give it a clone",
+                      fmt::join(tensor.sizes(), ", ")));
     }
     const DrawAs draw(mesh_.world(), call.draw);
     torch::jit::Stack stack = call.args;

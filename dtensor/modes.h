@@ -7,8 +7,11 @@
 namespace tessera {
 
 // While one lives, on its thread, an operator that would communicate on its own throws std::runtime_error that names the
-// operator, the tensors' layouts and the collective. Explicit communication goes on: redistribute, full_tensor, item, the
-// contracts of styles, the reduction of a gradient into its parameter.
+// operator, the tensors' layouts and the collective, before anything is sent. Explicit, and so allowed:
+//   redistribute and its kin, full_tensor, distribute_tensor, from_local with check, loading and saving;
+//   what gives the program a value: item, equal of tensors that lie alike, one_hot, tensor_split at a tensor's indices, the lengths of
+//   packed sequences, a GradScaler's search for infinite numbers;
+//   contracts of styles, parameters gathered by data_placement, the reduction of a gradient into its parameter.
 class Strict {
  public:
   explicit Strict(bool enabled = true);

@@ -70,10 +70,6 @@ class RouteCache {
     make_room();
     newer_.emplace(key.hash(), Entry{key.mesh, key.from, key.to, key.model, std::move(route)});
   }
-  std::size_t size() {
-    const std::lock_guard lock(mutex_);
-    return newer_.size() + older_.size();
-  }
 
  private:
   struct Entry {
@@ -189,8 +185,6 @@ RoutePtr route_between(const Spec& from, const Placements& to, const CostModel& 
   cache().insert(key, made);
   return made;
 }
-
-std::size_t cached_routes() { return cache().size(); }
 
 at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to) {
   return route_between(from, to)->run(from.mesh, local);

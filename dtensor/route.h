@@ -44,8 +44,6 @@ using RoutePtr = std::shared_ptr<const Route>;
 // The route between two layouts of one tensor, made, or found by what they are: Specs come and go with their tensors. At most
 // 1,024 are kept, those used of late. `model` is what plans are compared by; without links, default_cost_model.
 RoutePtr route_between(const Spec& from, const Placements& to, const CostModel& model = {});
-// How many are kept now, for tests.
-std::size_t cached_routes();
 // CostModel::nvlink_infiniband on CUDA, hosts having as many ranks as rank 0's; else CostModel::gloo.
 CostModel default_cost_model(const DeviceMesh& mesh);
 

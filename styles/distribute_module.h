@@ -28,7 +28,8 @@ struct DistributeModuleOptions {
 
 // Distributes the parameters and buffers of `module` in place, as `partition_fn` says (it may be empty); what it leaves plain
 // becomes Replicate. It leaves no contracts: parallelize_module is the way to say how activations lie.
-// Communication: that of partition_fn, and one broadcast a mesh dimension for each tensor left.
+// Communication: that of partition_fn, and one broadcast over all mesh dimensions for each tensor left. Modules must be alike on all
+// ranks; unlike parallelize_module it does not compare them.
 // Throws std::invalid_argument, before anything is converted, when input_fn or output_fn is given and the module has no hooks.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = {},
                        const DistributeModuleOptions& options = {});

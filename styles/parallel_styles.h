@@ -66,12 +66,13 @@ struct SequenceOptions {
 };
 
 // Keeps a norm's parameters whole and its activations cut along `sequence_dim`: input S(sequence_dim) -> output
-// S(sequence_dim). A plain input is this rank's piece of the sequence; a DTensor laid out otherwise is redistributed.
+// S(sequence_dim). A plain input is this rank's piece of the sequence, of one size on all ranks (uneven ones come in as
+// from_local(piece, mesh, placements, {.shape = ...})); a DTensor laid out otherwise is redistributed.
 //
 // For torch::nn::LayerNorm, GroupNorm, and any module of your own whose parameters go to at::layer_norm, group_norm or rms_norm.
 // A norm that multiplies by its weight itself takes a DTensor by the operators' own rules and refuses a plain piece. On a module
-// without parameters, such as Dropout, the style does nothing: the activation's own layout goes through. Throws std::invalid_argument on a Linear, an Embedding, and a container whose parameters
-// belong to its children.
+// without parameters, such as Dropout, the style does nothing: the activation's own layout goes through. Throws std::invalid_argument
+// on a Linear, an Embedding, and a container whose parameters belong to its children.
 class SequenceParallel : public ParallelStyle {
  public:
   explicit SequenceParallel(int64_t sequence_dim = 1, SequenceOptions options = {})

@@ -102,7 +102,7 @@ void parallelize(const std::function<ModuleTree()>& tree, const DeviceMesh& mesh
 //   auto tp = parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
 //
 // Communication: one all-reduce of 40 bytes a mesh dimension, by which the ranks agree that all can go on and that their modules
-// and plans are alike; then for each parameter and buffer one scatter (Shard) or broadcast (Replicate) a mesh dimension. None with
+// and plans are alike; then for each parameter and buffer what distribute_tensor takes: at most one scatter and one broadcast. None with
 // kNoSource.
 // Throws, on every rank of the mesh alike and before anything is converted, what the lowest rank's planning threw, and
 // std::invalid_argument for: modules or plans that differ between ranks (not with kNoSource); a pattern that matches nothing; a

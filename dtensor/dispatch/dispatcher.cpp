@@ -30,12 +30,22 @@ Registry& registry() {
   return *instance;
 }
 
+}  // namespace
+
 bool is_foreach(const std::string& key) {
   static const std::set<std::string, std::less<>> fused = {"_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"};
   return key.starts_with("_foreach_") || fused.contains(key);
 }
 
-}  // namespace
+bool moves_inputs(const c10::OperatorHandle& op, torch::jit::Stack& args) {
+  const OpTraits traits(op);
+  return decide(read_call(op, traits, args))->moved;
+}
+
+void count_replicated(const std::string& op) {
+  registry().replicated.fetch_add(1, std::memory_order_relaxed);
+  spdlog::debug("{}: no sharding rule that fits; runs replicated", op);
+}
 
 DecisionCache::Entry& DecisionCache::slot(uint64_t hash, at::ArrayRef<uint64_t> words) {
   for (std::size_t i = hash;; ++i) {
@@ -152,10 +162,7 @@ DecisionPtr OpDispatcher::decision_for(const Call& call) {
   }
   registry().misses.fetch_add(1, std::memory_order_relaxed);
   DecisionPtr made = decide(call);
-  if (!made->by_rule) {
-    registry().replicated.fetch_add(1, std::memory_order_relaxed);
-    spdlog::debug("{}: no sharding rule that fits; runs replicated", traits_.name);
-  }
+  if (!made->by_rule) count_replicated(traits_.name);
   cache_.insert(key, made);
   return made;
 }

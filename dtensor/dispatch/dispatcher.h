@@ -80,6 +80,15 @@ class OpDispatcher final : public c10::OperatorKernel {
 // The dispatcher of any operator, also of one registered after this library was loaded.
 void dispatch_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
+// Whether the operator, of this rule's name, is one of those that run_foreach runs.
+bool is_foreach(const std::string& key);
+
+// Whether the operator would act on other pieces than these arguments have now. Nothing runs.
+bool moves_inputs(const c10::OperatorHandle& op, torch::jit::Stack& args);
+
+// Counts a call on whole tensors for want of another way.
+void count_replicated(const std::string& op);
+
 // A `_foreach_` operator, or a fused optimizer's step, on the pieces of all lists at once; tensors that lie otherwise than the first list's
 // are brought there. False where that cannot be.
 bool run_foreach(const Call& call);

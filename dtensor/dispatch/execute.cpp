@@ -33,6 +33,11 @@ std::string moves_of(const Call& call, const Decision& decision) {
     const Spec& spec = *decision.inputs[decision.halos->tensors[0]];
     out += fmt::format("; of {} a rank needs {}", to_string(spec), decision.halos->exchange.to_string());
   }
+  if (out.empty() && decision.mesh_spec != nullptr) {
+    out = fmt::format(
+        "; the ranks add up what they computed of {} by all_reduce: use reduction sum and divide, or end Strict before it",
+        to_string(*decision.mesh_spec));
+  }
   return out;
 }
 
@@ -69,11 +74,14 @@ class Execution {
       run_local();
     }
     if (mesh_.is_member()) refuse_resized();
-    if (decision_.write_back) write_back();
+    if (aside()) write_back();
     wrap();
   }
 
  private:
+  // Written arguments are computed in other tensors: also where LibTorch, not knowing their pieces' sizes, may resize what it writes.
+  bool aside() const { return decision_.write_back || decision_.outputs_from_local; }
+
   bool copies_conjugate() const {
     if (!call_.traits.as_real) return false;
     const at::Tensor& viewed = *call_.tensors[0].tensor;
@@ -129,7 +137,7 @@ class Execution {
       for (std::size_t i = 0; i < call_.tensors.size(); ++i) {
         if (call_.tensors[i].arg != arg || !call_.tensors[i].tensor->defined()) continue;
         written_.push_back({i, *call_.tensors[i].tensor});
-        if (decision_.write_back && locals_[i].is_alias_of(detail::meta(written_.back().wrapper).local())) {
+        if (aside() && locals_[i].is_alias_of(detail::meta(written_.back().wrapper).local())) {
           locals_[i] = locals_[i].clone();
         }
       }
@@ -215,8 +223,9 @@ class Execution {
     std::size_t next = 0;
     const auto empty = [&] {
       if (next >= decision_.outputs.size()) {
-        throw std::runtime_error(fmt::format("{}: this rank is outside the mesh {} and cannot know the result",
-                                             call_.traits.name, mesh_.to_string()));
+        throw std::runtime_error(
+            fmt::format("{}: this rank is outside the mesh {} and cannot know the result; call it on the mesh's ranks alone",
+                        call_.traits.name, mesh_.to_string()));
       }
       const SpecPtr& spec = decision_.outputs[next++];
       if (spec == nullptr) return at::Tensor();
@@ -230,8 +239,9 @@ class Execution {
         while (next < decision_.outputs.size()) list.push_back(empty());
         local.emplace_back(std::move(list));
       } else {
-        throw std::runtime_error(fmt::format("{}: this rank is outside the mesh {} and has no value to give",
-                                             call_.traits.name, mesh_.to_string()));
+        throw std::runtime_error(
+            fmt::format("{}: this rank is outside the mesh {} and has no value to give; call it on the mesh's ranks alone",
+                        call_.traits.name, mesh_.to_string()));
       }
     }
   }

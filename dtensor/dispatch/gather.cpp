@@ -167,7 +167,7 @@ at::Tensor stand_in(const Call& call, const detail::Meta& meta, std::vector<std:
   const SpecPtr to = whole_spec(call, meta);
   steps.push_back(fmt::format("{} of {} gathered to {} by {}", to_string(*meta.spec), meta.contract->path,
                               to_string(to->placements), route_between(*meta.spec, to->placements)->plan().to_string()));
-  return detail::wrap(at::ones({}, meta.local().options()).expand(to->local_sizes), to);
+  return detail::wrap(at::ones({}, at::TensorOptions(to->dtype).device(to->mesh.device())).expand(to->local_sizes), to);
 }
 
 class Gathering {

@@ -41,7 +41,8 @@ FileDescriptor open_regular_file(const std::string& path, int64_t& file_bytes) {
   if (!file.is_open()) throw_errno("open", path);
   struct stat status = {};
   if (::fstat(file.get(), &status) != 0) throw_errno("examine", path);
-  if (!S_ISREG(status.st_mode)) throw std::invalid_argument(fmt::format("'{}' is not a regular file", path));
+  if (!S_ISREG(status.st_mode))
+    throw std::invalid_argument(fmt::format("'{}' is not a regular file; name a .safetensors file", path));
   file_bytes = status.st_size;
   return file;
 }

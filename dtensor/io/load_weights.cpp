@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/strict_json.h"

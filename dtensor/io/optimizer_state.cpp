@@ -14,6 +14,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/optimizer_kind.h"
@@ -90,8 +91,8 @@ nlohmann::json parse_groups(const Checkpoint& checkpoint, const std::string& pat
 void check_class(const Checkpoint& checkpoint, const OptimizerKind& kind, const std::string& path) {
   const std::string& saved = metadata_of(checkpoint, "optimizer", path);
   if (saved == kind.name()) return;
-  throw std::invalid_argument(
-      fmt::format("load_optimizer: '{}' holds the state of {}, the optimizer is {}", path, saved, kind.name()));
+  throw std::invalid_argument(fmt::format(
+      "load_optimizer: '{}' holds the state of {}, the optimizer is {}; make one of that class", path, saved, kind.name()));
 }
 
 void check_params(const nlohmann::json& saved, const std::vector<std::string>& params, std::size_t group,
@@ -112,8 +113,9 @@ Planned plan(const Optimizer& optimizer, const OptimizerKind& kind, const GroupP
   check_class(checkpoint, kind, path);
   const nlohmann::json groups = parse_groups(checkpoint, path);
   if (groups.size() != paths.size()) {
-    throw std::invalid_argument(
-        fmt::format("load_optimizer: '{}' has {} parameter groups, the optimizer {}", path, groups.size(), paths.size()));
+    throw std::invalid_argument(fmt::format(
+        "load_optimizer: '{}' has {} parameter groups, the optimizer {}; make the groups as they were when it was saved",
+        path, groups.size(), paths.size()));
   }
   std::set<std::string> unused;
   for (const auto& [name, entry] : checkpoint.tensors()) unused.insert(name);

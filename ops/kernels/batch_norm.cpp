@@ -14,6 +14,7 @@
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/route.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/ops/kernels/arguments.h"
 
@@ -71,10 +72,23 @@ Batch read_batch(const at::Tensor& input) {
   return out;
 }
 
+// A statistic of the batch as the running one lies, which every rank has whole where it is plain.
+at::Tensor laid_as(const at::Tensor& running, const at::Tensor& batch) {
+  if (!running.defined() || !is_dtensor(batch)) return batch;
+  const bool plain = !is_dtensor(running);
+  const Placements target = plain ? Placements(placements_of(batch).size(), Replicate()) : placements_of(running);
+  if (route_between(spec_of(batch), target)->communicates()) {
+    detail::implicit_communication("batch_norm", [&] {
+      return fmt::format("; the statistics of the batch are {}, the running ones {}", to_string(batch),
+                         plain ? "plain tensors" : to_string(running));
+    });
+  }
+  const at::Tensor out = redistribute(batch, target);
+  return plain ? to_local(out) : out;
+}
+
 void update(const at::Tensor& running, const at::Tensor& batch, double momentum) {
-  if (!running.defined()) return;
-  const at::Tensor known = is_dtensor(batch) && !is_dtensor(running) ? full_tensor(batch) : batch;
-  running.mul_(1 - momentum).add_(known.to(running.scalar_type()), momentum);
+  if (running.defined()) running.mul_(1 - momentum).add_(batch.to(running.scalar_type()), momentum);
 }
 
 // (input, weight, bias, running mean, running variance, training, momentum, eps) -> (result, mean, inverse deviation)
@@ -93,8 +107,12 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
   if (const at::Tensor weight = args.tensor("weight"); weight.defined()) out = out * batch.over(as_precise(weight));
   if (const at::Tensor bias = args.tensor("bias"); bias.defined()) out = out + batch.over(as_precise(bias));
   const double momentum = args["momentum"].toDouble();
-  update(running_mean, mean, momentum);
-  update(args.tensor("running_var"), variance * (batch.count / (batch.count - 1)), momentum);
+  // Both before either is written.
+  const at::Tensor running_var = args.tensor("running_var");
+  const at::Tensor of_mean = laid_as(running_mean, mean);
+  const at::Tensor of_variance = laid_as(running_var, variance * (batch.count / (batch.count - 1)));
+  update(running_mean, of_mean, momentum);
+  update(running_var, of_variance, momentum);
   give(op, stack, Stack{out.to(input.scalar_type()), mean, scale});
   return true;
 }

@@ -7,8 +7,10 @@
 
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/tensor_split.h>
+#include <fmt/format.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
@@ -87,15 +89,20 @@ const at::Tensor* first_dtensor(const Stack& args) {
 }
 
 void on_whole(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  const dispatch::OpTraits traits(op);
+  dispatch::read_call(op, traits, *stack);  // refuses what does not fit
   Stack args = take_args(op, *stack);
   const at::Tensor lead = *first_dtensor(args);
   for (const at::IValue& value : args) {
-    if (spread(value))
-      detail::implicit_communication(op.schema().name(), [] { return std::string("; it runs on whole tensors"); });
+    if (!spread(value)) continue;
+    detail::implicit_communication(op.schema().name(), [&] {
+      return fmt::format("; it runs on whole tensors, and {} would be gathered", to_string(lead));
+    });
   }
   const DeviceMesh mesh = mesh_of(lead);
   for (at::IValue& value : args) value = whole(value);
   op.callBoxed(args);
+  dispatch::count_replicated(op.schema().name());
   give(op, *stack, from_local(args[0].toTensor(), mesh, Placements(placements_of(lead).size(), Replicate())));
 }
 

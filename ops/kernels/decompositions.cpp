@@ -1,6 +1,7 @@
 // Operators that are right on pieces only when written in terms of others. Each leaves plain and replicated calls to the rules.
 
 #include <cmath>
+#include <optional>
 #include <stdexcept>
 
 #include <ATen/TensorOperators.h>
@@ -31,6 +32,7 @@
 #include <fmt/ranges.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
@@ -111,13 +113,14 @@ bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = args[0].toTensor();
   const std::string viewing = schema.name().substr(0, schema.name().size() - 1);
   const char* const overload = viewing == "aten::transpose" ? "int" : schema.overload_name().c_str();
-  c10::Dispatcher::singleton().findSchemaOrThrow(viewing.c_str(), overload).callBoxed(args);
-  const detail::Meta& view = detail::meta(args[0].toTensor());
-  if (view.copied_by != nullptr) {
+  const c10::OperatorHandle view_op = c10::Dispatcher::singleton().findSchemaOrThrow(viewing.c_str(), overload);
+  if (dispatch::moves_inputs(view_op, args)) {
     throw std::invalid_argument(
         fmt::format("{}: of {} pieces would have to move; use the operator without the trailing underscore", schema.name(),
                     to_string(*detail::meta(self).spec)));
   }
+  view_op.callBoxed(args);
+  const detail::Meta& view = detail::meta(args[0].toTensor());
   const at::Tensor local = view.local();
   const ContractPtr contract = view.contract;
   detail::convert_in_place(self, local, view.spec);
@@ -230,18 +233,25 @@ bool whole_median(const c10::OperatorHandle& op, Stack& stack) {
       op.schema().name(), to_string(*detail::meta(self).spec)));
 }
 
+// Which reduction to take from the call, where ranks hold pieces; the operator's own is then none.
+std::optional<int64_t> taken_reduction(const c10::OperatorHandle& op, Stack& args) {
+  const int at = argument(op, "reduction");
+  if (at < 0 || !any_spread(args) || writes(op)) return std::nullopt;
+  at::IValue& reduction = args[static_cast<std::size_t>(at)];
+  const int64_t kind = reduction.toInt();
+  if (kind == 0) return std::nullopt;
+  reduction = int64_t{0};
+  return kind;
+}
+
 // Losses with a reduction: the loss of each element, then mean or sum, which count as the whole tensor does.
 bool reduced_loss(const c10::OperatorHandle& op, Stack& stack) {
   Stack args = take_args(op, stack);
-  const int at = argument(op, "reduction");
-  if (at < 0 || !any_spread(args) || writes(op)) return false;
-  at::IValue& reduction = args[static_cast<std::size_t>(at)];
-  const int64_t kind = reduction.toInt();
-  if (kind == 0) return false;
-  reduction = int64_t{0};
+  const std::optional<int64_t> kind = taken_reduction(op, args);
+  if (!kind) return false;
   op.callBoxed(args);
   const at::Tensor each = args[0].toTensor();
-  args[0] = kind == 1 ? at::mean(each) : at::sum(each);
+  args[0] = *kind == 1 ? at::mean(each) : at::sum(each);
   give(op, stack, std::move(args));
   return true;
 }
@@ -256,15 +266,11 @@ std::vector<int64_t> sizes_of_losses(const c10::OperatorHandle& op, at::IntArray
 // Their gradients: that of each element, with the mean's share in the incoming gradient.
 bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
   Stack args = take_args(op, stack);
-  const int at = argument(op, "reduction");
-  if (at < 0 || !any_spread(args) || writes(op)) return false;
-  at::IValue& reduction = args[static_cast<std::size_t>(at)];
-  const int64_t kind = reduction.toInt();
-  if (kind == 0) return false;
-  reduction = int64_t{0};
+  const std::optional<int64_t> kind = taken_reduction(op, args);
+  if (!kind) return false;
   const std::vector<int64_t> losses = sizes_of_losses(op, args[1].toTensor().sizes());
   const at::Tensor grad = args[0].toTensor().expand(losses);
-  args[0] = kind == 1 ? grad / static_cast<double>(c10::multiply_integers(losses)) : grad;
+  args[0] = *kind == 1 ? grad / static_cast<double>(c10::multiply_integers(losses)) : grad;
   op.callBoxed(args);
   give(op, stack, args[0]);
   return true;
@@ -277,7 +283,7 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
         fmt::format("one_hot: classes are Long, not {}; convert them", c10::toString(self.scalar_type())));
   }
   if (self.numel() == 0 && num_classes <= 0) {
-    throw std::invalid_argument("one_hot: a tensor without elements does not tell the number of classes; give it");
+    throw std::invalid_argument("one_hot: a tensor without elements does not tell the number of classes; give num_classes");
   }
   if (self.numel() > 0) {
     const auto lowest = self.min().item<int64_t>();

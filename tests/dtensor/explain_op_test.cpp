@@ -91,5 +91,8 @@ TEST_CASE("explain_op refuses what it cannot explain") {
                        "explain_op: no operator aten::nothing; give namespace, name and overload, as in aten::add.Tensor",
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(explain_op("aten::matmul", {x, x}),
-                       "explain_op: aten::matmul is written in other operators; explain those", std::invalid_argument);
+                       doctest::Contains("explain_op: aten::matmul is carried out by other operators"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(explain_op("aten::_foreach_add.Scalar", {std::vector<at::Tensor>{x, x}, 1}),
+                       doctest::Contains("acts on the pieces of its lists"), std::invalid_argument);
 }

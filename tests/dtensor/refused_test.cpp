@@ -115,7 +115,7 @@ TEST_CASE("from_local and distribute_tensor of the wrong thing") {
           [](const DeviceMesh& mesh) { from_local(ones(mesh, {R}), mesh, {R}); });
   refused({"from_local: stride without shape"},
           [](const DeviceMesh& mesh) { from_local(at::ones({2}), mesh, {R}, {.stride = std::vector<int64_t>{1}}); });
-  refused({"from_local: 1 strides for a shape of 2 dimensions"}, [](const DeviceMesh& mesh) {
+  refused({"from_local: stride [1] for shape [2, 2]; give one stride a dimension"}, [](const DeviceMesh& mesh) {
     from_local(at::ones({2, 2}), mesh, {R}, {.shape = std::vector<int64_t>{2, 2}, .stride = std::vector<int64_t>{1}});
   });
   refused({"from_local: the tensor is on meta", "move the tensor first"},

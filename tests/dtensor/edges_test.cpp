@@ -1,0 +1,211 @@
+// Calls at the edge of what rules, kernels and kept tensors promise: each was wrong once.
+
+#include <limits>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/explain_op.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/mesh/checked.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const Placement S0 = Shard(0);
+const Placement R = Replicate();
+
+// A tensor of terms: row i on rank i.
+at::Tensor terms(const at::Tensor& rows, const DeviceMesh& mesh, ReduceOp op) {
+  return from_local(rows[mesh.local_rank(0)].clone(), mesh, {Partial(op)});
+}
+
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& mask, bool causal) {
+  return at::scaled_dot_product_attention(q, k, v, mask, 0.0, causal);
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("index_put that adds by a mask reduces extremes first", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor rows = sample({mesh.size(), 5});
+  const at::Tensor mask = at::arange(5) % 2 == 0, value = at::full({1}, 3.0, at::kDouble);
+  const c10::List<std::optional<at::Tensor>> plain({mask}), places({spread(mask, mesh, {R})});
+  for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kSum}) {
+    const at::Tensor x = terms(rows, mesh, op);
+    const at::Tensor got = at::index_put(x, places, spread(value, mesh, {R}), true);
+    CHECK(close(full_tensor(got), at::index_put(full_tensor(x), plain, value, true)));
+    CHECK(placements_of(got)[0].is_partial() == (op == ReduceOp::kSum));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a kept TensorImpl awaits no transfer of the tensor that it was", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::NoGradGuard no_grad;
+  const at::Tensor a = spread(sample({6, 4}), mesh, {R}), b = spread(sample({6, 4}, 1), mesh, {R});
+  const at::Tensor cut = spread(sample({6, 4}, 2), mesh, {S0});
+  at::Tensor x = a + b;
+  {
+    const at::Tensor late = redistribute(cut, {R}, {.async = true});
+    x.set_data(late);
+  }
+  x.reset();
+  CHECK(close(full_tensor(a + b), sample({6, 4}) + sample({6, 4}, 1)));
+}
+
+TESSERA_RANKS_TEST_CASE("attention under a mask, causal too, where a rank has no heads, and where the sequence is cut",
+                        {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor q = sample({2, 2, 5, 4}), k = sample({2, 2, 5, 4}, 1), v = sample({2, 2, 5, 4}, 2);
+  const at::Tensor truths = whole_numbers({5, 5}, at::kBool).logical_or(at::eye(5, at::kBool));
+  for (const Placement& placement : {Shard(1), Shard(2), R}) {
+    CAPTURE(to_string(placement));
+    const auto cut = [&](const at::Tensor& t) { return spread(t, mesh, {placement}); };
+    for (const at::Tensor& mask : {sample({5, 5}, 3), sample({2, 1, 1, 5}, 3), truths}) {
+      const at::Tensor d = spread(mask, mesh, {R});
+      CHECK(close(full_tensor(attend(cut(q), cut(k), cut(v), d, true)), attend(q, k, v, mask, true)));
+      if (!mask.is_floating_point()) continue;
+      const at::Tensor leaf = mask.detach().clone().requires_grad_(true), d_leaf = d.detach().clone().requires_grad_(true);
+      attend(q, k, v, leaf, false).square().sum().backward();
+      attend(cut(q), cut(k), cut(v), d_leaf, false).square().sum().backward();
+      CHECK(close(full_tensor(d_leaf.grad()), leaf.grad()));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a mask that does not fit is refused, and the job goes on", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor q = spread(sample({4, 2, 4, 8}), mesh, {S0});
+  for (const at::Tensor& mask : {sample({4, 5}), whole_numbers({4, 4}, at::kLong)}) {
+    CHECK_THROWS(attend(q, q, q, spread(mask, mesh, {R}), false));
+    CHECK(full_tensor(q.sum()).dim() == 0);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("what is pooled or resized channels-last can be viewed as it says", {1, 2, 3}) {
+  const auto last = [](const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); };
+  const at::Tensor x = sample({4, 3, 8, 6});
+  using Op = at::Tensor (*)(const at::Tensor&);
+  constexpr Op kOps[] = {[](const at::Tensor& t) { return at::max_pool2d(t, 2); },
+                         [](const at::Tensor& t) { return at::avg_pool2d(t, 2); },
+                         [](const at::Tensor& t) {
+                           return std::get<0>(at::adaptive_max_pool2d(t, {4, 3}));
+                         },
+                         [](const at::Tensor& t) {
+                           return at::upsample_nearest2d(t, {16, 12});
+                         }};
+  for (const Placement& placement : {R, S0, Shard(2)}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor d = last(spread(x, line(), {placement}));
+    for (const Op op : kOps)
+      CHECK(close(full_tensor(op(d).permute({0, 2, 3, 1}).flatten(1)), op(last(x)).permute({0, 2, 3, 1}).flatten(1)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("the least number written over pending averages stays finite", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor rows = sample({mesh.size(), 6}, 0, at::kFloat), mask = at::arange(6) % 2 == 0;
+  const at::Tensor x = terms(rows, mesh, ReduceOp::kAvg);
+  for (const double least : {static_cast<double>(std::numeric_limits<float>::lowest()), -1e4}) {
+    const at::Tensor want = rows.mean(0);
+    CHECK(close(full_tensor(x.masked_fill(spread(mask, mesh, {R}), least)), want.masked_fill(mask, least), 1e-6));
+    CHECK(close(full_tensor(at::fill(x, least)), at::full({6}, least, at::kFloat), 1e-6));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("complex numbers beside real and complex tensors", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const c10::complex<double> number(1, 2);
+  const at::Tensor rows = sample({mesh.size(), 4});
+  CHECK(close(full_tensor(terms(rows, mesh, ReduceOp::kMax) + number), rows.amax(0) + number));
+  const at::Tensor x = at::complex(sample({4, 3}), sample({4, 3}, 1));
+  for (const Placement& placement : {S0, Shard(1), R}) {
+    const at::Tensor padded = at::constant_pad_nd(spread(x, mesh, {placement}), {1, 1}, number);
+    CHECK(close(full_tensor(padded), at::constant_pad_nd(x, {1, 1}, number)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("from_local with check: what one rank alone gives wrong is an error on all, and the job goes on",
+                        {2, 3}) {
+  const DeviceMesh mesh = line();
+  const bool last = mesh.local_rank(0) == mesh.size() - 1;
+  const auto thrown = [&](const at::Tensor& local, const Placement& placement, FromLocalOptions options) {
+    options.check = true;
+    try {
+      from_local(local, mesh, {placement}, options);
+    } catch (const std::invalid_argument& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  const at::Tensor good = sample({3, 2});
+  CHECK(thrown(last ? sample({3}) : good, Shard(1), {}).find("from_local") != std::string::npos);
+  CHECK(thrown(last ? at::Tensor() : good, S0, {}).find("undefined") != std::string::npos);
+  const std::vector<int64_t> shape = {3 * mesh.size() - (last ? 1 : 0), 2};
+  CHECK(thrown(good, S0, {.shape = shape}).find("from_local: the ranks were called with different") != std::string::npos);
+  CHECK(close(full_tensor(from_local(good, mesh, {S0}, {.check = true}).sum()), good.sum() * mesh.size()));
+}
+
+TESSERA_RANKS_TEST_CASE("operators on whole tensors refuse plain tensors as others do", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor plain = sample({3, 2}), x = spread(sample({5, 2}), mesh, {S0});
+  CHECK_THROWS_WITH_AS(at::pad_sequence({x, plain}), doctest::Contains("a plain tensor [3, 2] among DTensors"),
+                       std::invalid_argument);
+  const ImplicitReplication replicated;
+  CHECK(close(full_tensor(at::pad_sequence({x, plain})), at::pad_sequence({sample({5, 2}), plain})));
+}
+
+TESSERA_RANKS_TEST_CASE("a result of another size leaves what it would be written to as it was", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = spread(at::tensor({0.0, 1.0, 2.0}, at::kDouble), mesh, {S0});
+  at::Tensor out = spread(whole_numbers({5, 1}, at::kLong), mesh, {R});
+  CHECK_THROWS_WITH_AS(at::nonzero_out(out, x), doctest::Contains("give a tensor of its sizes"), std::invalid_argument);
+  CHECK(same(full_tensor(out), whole_numbers({5, 1}, at::kLong)));
+  at::Tensor fits = spread(whole_numbers({2, 1}, at::kLong), mesh, {R});
+  at::nonzero_out(fits, x);
+  CHECK(same(full_tensor(fits), at::tensor({1, 2}, at::kLong).view({2, 1})));
+}
+
+TESSERA_RANKS_TEST_CASE("views in place that would move pieces are refused before anything moves", {2}) {
+  const at::Tensor x = spread(sample({2, 1, 3}), line(), {Shard(1)});
+  const Strict strict;
+  CHECK_THROWS_WITH_AS(x.squeeze_(1), doctest::Contains("pieces would have to move"), std::invalid_argument);
+  CHECK(x.sizes() == at::IntArrayRef({2, 1, 3}));
+}
+
+TESSERA_RANKS_TEST_CASE("batch norm writes both running statistics or neither", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({4, 4, 3}), zeros = at::zeros({4}, at::kDouble), ones = at::ones({4}, at::kDouble);
+  for (const bool plain : {true, false}) {
+    const auto statistic = [&](const at::Tensor& t) { return plain ? t.clone() : spread(t, mesh, {R}); };
+    const at::Tensor mean = statistic(zeros), variance = statistic(ones), d = spread(x, mesh, {Shard(1)});
+    const ImplicitReplication replicated;
+    {
+      const Strict strict;
+      CHECK_THROWS_WITH(at::batch_norm(d, {}, {}, mean, variance, true, 0.5, 1e-5, false), doctest::Contains("Strict"));
+    }
+    const auto value = [&](const at::Tensor& t) { return plain ? t : full_tensor(t); };
+    CHECK(same(value(mean), zeros));
+    CHECK(same(value(variance), ones));
+    at::batch_norm(d, {}, {}, mean, variance, true, 0.5, 1e-5, false);
+    const at::Tensor want_mean = zeros.clone(), want_variance = ones.clone();
+    at::batch_norm(x, {}, {}, want_mean, want_variance, true, 0.5, 1e-5, false);
+    CHECK(close(value(mean), want_mean));
+    CHECK(close(value(variance), want_variance));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("one rank alone may ask how an operator would run, under Checked too", {2}) {
+  const DeviceMesh mesh = line();
+  const Checked checked(mesh);
+  const ImplicitReplication replicated;
+  const at::Tensor x = spread(sample({4, 2}), mesh, {S0});
+  if (mesh.local_rank(0) == 0) CHECK(explain_op("aten::add.Tensor", {x, sample({4, 2})}).by_rule);
+  CHECK(full_tensor(x.sum()).dim() == 0);
+}
