@@ -30,7 +30,7 @@ constexpr Limit kLimits[] = {
     {"cat_of_2", 2530},
     {"layer_norm", 5650},
     {"softmax", 2040},
-    {"sdpa", 5700},
+    {"sdpa", 6300},  // the kernel itself takes some hundreds more or fewer
     {"foreach_add_of_100", 96000},
     {"from_local", 4600},
     {"five_operators_and_back", 28100},
