@@ -19,7 +19,7 @@ namespace {
 // Every operator's cache, and what they count.
 struct Registry {
   std::mutex mutex;
-  std::set<DecisionCache*> caches;
+  std::set<DecisionCache*> caches;  // those that hold decisions
   std::atomic<uint64_t> hits = 0;
   std::atomic<uint64_t> misses = 0;
   std::atomic<uint64_t> replicated = 0;
@@ -91,10 +91,7 @@ std::size_t DecisionCache::size() {
   return taken_;
 }
 
-OpDispatcher::OpDispatcher(const c10::OperatorHandle& op) : traits_(op), foreach_(is_foreach(traits_.key)) {
-  const std::lock_guard lock(registry().mutex);
-  registry().caches.insert(&cache_);
-}
+OpDispatcher::OpDispatcher(const c10::OperatorHandle& op) : traits_(op), foreach_(is_foreach(traits_.key)) {}
 
 void OpDispatcher::check_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
   for (const at::IValue& value : torch::jit::last(stack, op.schema().arguments().size())) {
@@ -164,6 +161,8 @@ DecisionPtr OpDispatcher::decision_for(const Call& call) {
   DecisionPtr made = decide(call);
   if (!made->by_rule) count_replicated(traits_.name);
   cache_.insert(key, made);
+  const std::lock_guard lock(registry().mutex);
+  registry().caches.insert(&cache_);
   return made;
 }
 
@@ -194,6 +193,7 @@ void clear_dispatch_cache() {
   dispatch::Registry& r = dispatch::registry();
   const std::lock_guard lock(r.mutex);
   for (dispatch::DecisionCache* cache : r.caches) cache->clear();
+  r.caches.clear();
 }
 
 }  // namespace tessera
