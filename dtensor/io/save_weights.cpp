@@ -1,6 +1,5 @@
 #include <vector>
 
-#include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/weights.h"

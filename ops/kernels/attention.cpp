@@ -104,7 +104,7 @@ at::Tensor on_plain(const Operands& in, bool causal, std::optional<double> scale
   if (in.query.size(0) * in.query.size(1) > 0)
     return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, 0, causal, scale);
   at::Tensor scores = at::matmul(in.query, in.key.transpose(-2, -1));
-  if (in.masked()) scores = at::add(scores, as_terms(in.mask, scores.scalar_type())->to(scores.scalar_type()));
+  if (in.masked()) scores = at::add(scores, *as_terms(in.mask, scores.scalar_type()));
   return at::matmul(scores, in.value);
 }
 

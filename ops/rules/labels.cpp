@@ -88,9 +88,8 @@ namespace {
 // Whether terms that are all `number` can be added up before they are divided by how many they are.
 bool averages(double number, at::ScalarType type) {
   constexpr double kMostRanks = 1 << 20;
-  const at::ScalarType real = c10::isComplexType(type) ? c10::toRealValueType(type) : type;
-  const double greatest =
-      real == at::kDouble ? std::numeric_limits<double>::max() : static_cast<double>(std::numeric_limits<float>::max());
+  const double greatest = c10::toRealValueType(type) == at::kDouble ? std::numeric_limits<double>::max()
+                                                                    : static_cast<double>(std::numeric_limits<float>::max());
   return !std::isfinite(number) || std::abs(number) <= greatest / kMostRanks;
 }
 
