@@ -214,14 +214,20 @@ at::Tensor detail::as_dtensor(const at::Tensor& gradient, const Spec& like) {
 
 bool is_dtensor(const at::Tensor& t) { return detail::is_dtensor(t); }
 
-SpecPtr spec_ptr_of(const at::Tensor& t) {
+namespace {
+
+const SpecPtr& held_spec(const at::Tensor& t) {
   if (detail::is_dtensor(t)) return detail::meta(t).spec;
   detail::refuse_deferred("a DTensor is needed", t);
   throw std::invalid_argument(
       fmt::format("a plain tensor{} was given where a DTensor is needed; make one by from_local or distribute_tensor",
                   t.defined() ? fmt::format(" [{}]", fmt::join(t.sizes(), ", ")) : " (undefined)"));
 }
-const Spec& spec_of(const at::Tensor& t) { return *spec_ptr_of(t); }
+
+}  // namespace
+
+SpecPtr spec_ptr_of(const at::Tensor& t) { return held_spec(t); }
+const Spec& spec_of(const at::Tensor& t) { return *held_spec(t); }
 const DeviceMesh& mesh_of(const at::Tensor& t) { return spec_of(t).mesh; }
 const Placements& placements_of(const at::Tensor& t) { return spec_of(t).placements; }
 

@@ -36,16 +36,18 @@ void Meta::clear() {
   viewed_version = 0;
 }
 
-// The wrappers that this thread has no use for now, by their layouts. Outlives its thread's storage: tensors may be freed after it,
-// and then nothing is kept.
+// The wrappers that this thread has no use for now, by their layouts. Tensors may be freed after it: then nothing is kept.
 class SpareWrappers {
  public:
+  SpareWrappers() { place().here = this; }
   ~SpareWrappers() {
-    state() = State::kGone;
+    place() = {.here = nullptr, .gone = true};
     for (Bucket& bucket : buckets_) {
       while (bucket.count > 0) Wrapper::destroy(bucket.items[--bucket.count]);
     }
   }
+  SpareWrappers(const SpareWrappers&) = delete;
+  SpareWrappers& operator=(const SpareWrappers&) = delete;
   // nullptr: none is kept.
   static Wrapper* take(const Spec& spec) {
     SpareWrappers* const mine = of_this_thread();
@@ -70,16 +72,24 @@ class SpareWrappers {
     std::array<Wrapper*, 128> items{};  // a foreach of a hundred results drops a hundred at once
     std::size_t count = 0;
   };
-  enum class State : char { kAlive, kGone };
-  static State& state() {
-    static thread_local State value = State::kAlive;
+  struct Place {
+    SpareWrappers* here = nullptr;
+    bool gone = false;
+  };
+  // Found by an offset in the thread's storage, where a thread_local of a shared library is found by a call: 16 bytes of what the loader
+  // has to spare for those that are opened late.
+  static Place& place() {
+    [[gnu::tls_model("initial-exec")]] static constinit thread_local Place value;
     return value;
   }
   static SpareWrappers* of_this_thread() {
 #ifdef __SANITIZE_ADDRESS__
     return nullptr;  // a use after the end is to be seen
 #endif
-    if (state() == State::kGone) return nullptr;
+    const Place& mine = place();
+    return mine.here != nullptr || mine.gone ? mine.here : make();
+  }
+  [[gnu::noinline]] static SpareWrappers* make() {
     static thread_local SpareWrappers spares;
     return &spares;
   }
@@ -138,10 +148,18 @@ void Wrapper::reuse(const Spec& spec, const c10::Device& device) {
   data_type_ = c10::scalarTypeToTypeMeta(spec.dtype);
   device_opt_ = device;
   allow_tensor_metadata_change_ = true;
-  if (sizes_and_strides_.sizes_arrayref() != at::IntArrayRef(spec.sizes) ||
-      sizes_and_strides_.strides_arrayref() != at::IntArrayRef(spec.strides)) {
-    set_sizes_and_strides(spec.sizes, spec.strides);
+  if (!lies_as(spec)) set_sizes_and_strides(spec.sizes, spec.strides);
+}
+
+bool Wrapper::lies_as(const Spec& spec) const {
+  const std::size_t dims = spec.sizes.size();
+  if (sizes_and_strides_.size() != dims) return false;
+  const int64_t* const sizes = sizes_and_strides_.sizes_data();
+  const int64_t* const strides = sizes_and_strides_.strides_data();
+  for (std::size_t i = 0; i < dims; ++i) {
+    if (sizes[i] != spec.sizes[i] || strides[i] != spec.strides[i]) return false;
   }
+  return true;
 }
 
 Wrapper* Wrapper::make_bare(const Spec& spec, const c10::Device& device) {
@@ -151,8 +169,8 @@ Wrapper* Wrapper::make_bare(const Spec& spec, const c10::Device& device) {
   return spare;
 }
 
-at::Tensor Wrapper::make(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
-  Wrapper* const made = make_bare(*spec, local.device());
+at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
+  Wrapper* const made = Wrapper::make_bare(*spec, local.device());
   auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
   if (normal_in_inference) made->key_set_ = keys_on(*made->device_opt_);
   if (made->is_inference()) {
@@ -196,10 +214,6 @@ c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(c10::Variab
 c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(const c10::VariableVersion& version,
                                                                      bool allow_metadata_change) const {
   return shallow_copy_and_detach(c10::VariableVersion(version), allow_metadata_change);
-}
-
-at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
-  return Wrapper::make(std::move(local), std::move(spec), normal_in_inference);
 }
 
 }  // namespace tessera::detail

@@ -20,9 +20,6 @@ std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> me
 // destroyed: the thread that dropped it last keeps it, with all that it allocated, for the next of the same layout.
 class Wrapper final : public c10::TensorImpl {
  public:
-  // As wrap() in tensor.h says.
-  static at::Tensor make(at::Tensor local, SpecPtr spec, bool normal_in_inference);
-
   // An alias, as detach() and saved tensors are: it shares the Meta.
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                          bool allow_metadata_change) const override;
@@ -37,6 +34,7 @@ class Wrapper final : public c10::TensorImpl {
 
  private:
   friend class SpareWrappers;
+  friend at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference);
 
   Wrapper(const Spec& spec, const c10::Device& device);
   ~Wrapper() override = default;
@@ -46,6 +44,7 @@ class Wrapper final : public c10::TensorImpl {
   // To be kept: false if it is not as it was made, but for what reuse() sets.
   bool clear();
   void reuse(const Spec& spec, const c10::Device& device);
+  bool lies_as(const Spec& spec) const;
   Meta* meta() const;
 
   // What an alias does not use while it is one: empty, or a cleared Meta and a counter that nobody else has.

@@ -20,7 +20,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::set<DecisionCache*> caches;  // those that hold decisions
-  std::atomic<uint64_t> hits = 0;
+  uint64_t past_hits = 0;           // of caches that held some
   std::atomic<uint64_t> misses = 0;
   std::atomic<uint64_t> replicated = 0;
 };
@@ -28,6 +28,11 @@ struct Registry {
 Registry& registry() {
   static auto* const instance = new Registry();  // outlives the kernels in LibTorch's dispatcher
   return *instance;
+}
+
+bool decomposed_now(const DecompositionEntry& entry) {
+  if (entry.run == nullptr) return false;
+  return entry.calls == DecomposedCalls::kAll || c10::InferenceMode::is_enabled();
 }
 
 }  // namespace
@@ -54,14 +59,18 @@ DecisionCache::Entry& DecisionCache::slot(uint64_t hash, at::ArrayRef<uint64_t> 
   }
 }
 
-DecisionPtr DecisionCache::find(const Key& key) {
-  const std::lock_guard lock(mutex_);
-  return entries_.empty() ? nullptr : slot(key.hash(), key.words()).decision;
+DecisionPtr DecisionCache::find(const Key& key, bool direct) {
+  const std::lock_guard lock(lock_);
+  if (entries_.empty()) return nullptr;
+  const DecisionPtr& found = slot(key.hash(), key.words()).decision;
+  if (found == nullptr || (direct && !found->direct)) return nullptr;
+  ++hits_;
+  return found;
 }
 
 void DecisionCache::insert(const Key& key, DecisionPtr decision) {
   std::vector<Entry> gone;  // a decision may be the last to hold a world: not under the lock
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   if (taken_ >= kMaxDecisions) {
     gone.swap(entries_);
     taken_ = 0;
@@ -79,16 +88,22 @@ void DecisionCache::grow() {
   }
 }
 
-void DecisionCache::clear() {
+uint64_t DecisionCache::clear() {
   std::vector<Entry> gone;
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   gone.swap(entries_);
   taken_ = 0;
+  return std::exchange(hits_, 0);
 }
 
 std::size_t DecisionCache::size() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(lock_);
   return taken_;
+}
+
+uint64_t DecisionCache::hits() {
+  const std::lock_guard lock(lock_);
+  return hits_;
 }
 
 OpDispatcher::OpDispatcher(const c10::OperatorHandle& op) : traits_(op), foreach_(is_foreach(traits_.key)) {}
@@ -113,13 +128,13 @@ void OpDispatcher::call_foreach(const Call& call) {
 
 OpDispatcher::~OpDispatcher() {
   const std::lock_guard lock(registry().mutex);
-  registry().caches.erase(&cache_);
+  if (registry().caches.erase(&cache_) != 0) registry().past_hits += cache_.clear();
 }
 
 void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
-  if (const Decomposition decompose = decomposition()) {
+  if (const DecompositionEntry& entry = decomposition(); decomposed_now(entry)) {
     check_arguments(op, *stack);
-    if (decompose(op, *stack)) return;
+    if (entry.run(op, *stack)) return;
   }
   Call call = read_call(op, traits_, *stack);
   // Without gradient mode too: the forward of a custom autograd function runs so.
@@ -134,29 +149,27 @@ void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet
   execute(call, *decision);
 }
 
-// Looked up at the first call, when every decomposition has been registered.
-Decomposition OpDispatcher::decomposition() {
-  std::call_once(looked_up_, [this] { decomposition_ = find_decomposition(traits_.name); });
-  const bool always = decomposition_.calls == DecomposedCalls::kAll;
-  return always || c10::InferenceMode::is_enabled() ? decomposition_.run : nullptr;
+const DecompositionEntry& OpDispatcher::decomposition() {
+  if (!looked_up_.load(std::memory_order_acquire)) {
+    std::call_once(look_up_, [this] {
+      decomposition_ = find_decomposition(traits_.name);
+      looked_up_.store(true, std::memory_order_release);
+    });
+  }
+  return decomposition_;
 }
 
 DecisionPtr OpDispatcher::direct(const Key& key) {
+  const DecompositionEntry& entry = decomposition();
   // Among the tensors of a direct call there is no plain one.
-  if (decomposition() != nullptr && decomposition_.calls != DecomposedCalls::kBesidePlainInInference) return nullptr;
-  DecisionPtr found = cache_.find(key);
-  if (found == nullptr || !found->direct) return nullptr;
-  registry().hits.fetch_add(1, std::memory_order_relaxed);
-  return found;
+  if (entry.calls != DecomposedCalls::kBesidePlainInInference && decomposed_now(entry)) return nullptr;
+  return cache_.find(key, /*direct=*/true);
 }
 
 DecisionPtr OpDispatcher::decision_for(const Call& call) {
   Key key(meets_odd_number(call));
   if (!append_key(call, key)) return decide(call);
-  if (DecisionPtr found = cache_.find(key)) {
-    registry().hits.fetch_add(1, std::memory_order_relaxed);
-    return found;
-  }
+  if (DecisionPtr found = cache_.find(key)) return found;
   registry().misses.fetch_add(1, std::memory_order_relaxed);
   DecisionPtr made = decide(call);
   if (!made->by_rule) count_replicated(traits_.name);
@@ -183,16 +196,19 @@ void dispatch_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 
 DispatchStatistics dispatch_statistics() {
   dispatch::Registry& r = dispatch::registry();
-  DispatchStatistics out{.hits = r.hits, .misses = r.misses, .replicated = r.replicated};
   const std::lock_guard lock(r.mutex);
-  for (dispatch::DecisionCache* cache : r.caches) out.cached += cache->size();
+  DispatchStatistics out{.hits = r.past_hits, .misses = r.misses, .replicated = r.replicated};
+  for (dispatch::DecisionCache* cache : r.caches) {
+    out.hits += cache->hits();
+    out.cached += cache->size();
+  }
   return out;
 }
 
 void clear_dispatch_cache() {
   dispatch::Registry& r = dispatch::registry();
   const std::lock_guard lock(r.mutex);
-  for (dispatch::DecisionCache* cache : r.caches) cache->clear();
+  for (dispatch::DecisionCache* cache : r.caches) r.past_hits += cache->clear();
   r.caches.clear();
 }
 

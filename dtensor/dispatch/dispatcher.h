@@ -1,9 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -32,12 +34,26 @@ class DecisionCache {
  public:
   static constexpr std::size_t kMaxDecisions = 1024;
 
-  DecisionPtr find(const Key& key);
+  // Counted where found; `direct`: none but a direct one is.
+  DecisionPtr find(const Key& key, bool direct = false);
   void insert(const Key& key, DecisionPtr decision);
-  void clear();
+  // How often one was found since the last time.
+  uint64_t clear();
   std::size_t size();
+  uint64_t hits();
 
  private:
+  // Held for a few words' comparison: a mutex takes longer to lock and to unlock than that.
+  class Lock {
+   public:
+    void lock() {
+      while (taken_.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+    }
+    void unlock() { taken_.clear(std::memory_order_release); }
+
+   private:
+    std::atomic_flag taken_;
+  };
   struct Entry {
     uint64_t hash = 0;
     std::vector<uint64_t> words;
@@ -47,7 +63,8 @@ class DecisionCache {
   Entry& slot(uint64_t hash, at::ArrayRef<uint64_t> words);
   void grow();
 
-  std::mutex mutex_;
+  Lock lock_;
+  uint64_t hits_ = 0;
   std::vector<Entry> entries_;  // open addressing; a power of two of them, at most half taken
   std::size_t taken_ = 0;
 };
@@ -63,15 +80,16 @@ class OpDispatcher final : public c10::OperatorKernel {
   DecisionPtr direct(const Key& key);
 
  private:
-  // How, where this call is to be decomposed; else nullptr.
-  Decomposition decomposition();
+  // Looked up at the first call, when every one has been registered.
+  const DecompositionEntry& decomposition();
   DecisionPtr decision_for(const Call& call);
   // What read_call checks, for operators that are decomposed before it.
   void check_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
   void call_foreach(const Call& call);
 
   OpTraits traits_;
-  std::once_flag looked_up_;
+  std::once_flag look_up_;
+  std::atomic<bool> looked_up_ = false;  // asked first: call_once writes to the thread's storage at every call
   DecompositionEntry decomposition_;
   bool foreach_ = false;
   DecisionCache cache_;

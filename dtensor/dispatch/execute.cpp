@@ -333,9 +333,17 @@ class Execution {
 
 }  // namespace
 
+bool is_row_major(const Spec& spec) {
+  int64_t step = 1;
+  for (std::size_t i = spec.sizes.size(); i-- > 0;) {
+    if (spec.strides[i] != step) return false;
+    step *= std::max<int64_t>(spec.sizes[i], 1);
+  }
+  return true;
+}
+
 at::Tensor as_dense(const at::Tensor& local, const Spec& spec) {
-  const bool expanded = std::find(spec.strides.begin(), spec.strides.end(), 0) != spec.strides.end();
-  if (expanded || spec.strides == contiguous_strides(spec.sizes)) return local.contiguous();
+  if (is_row_major(spec) || std::ranges::find(spec.strides, 0) != spec.strides.end()) return local.contiguous();
   const std::vector<int64_t> strides = dense_strides(spec);
   if (local.strides() == at::IntArrayRef(strides)) return local;
   return at::empty_strided(local.sizes(), strides, local.options()).copy_(local);

@@ -8,6 +8,9 @@ namespace tessera::dispatch {
 // stack. An error that this rank alone may see is told to the world.
 void execute(const Call& call, const Decision& decision);
 
+// Whether the global tensor's elements lie in the order of their indexes, without gaps.
+bool is_row_major(const Spec& spec);
+
 // `local` dense, its dimensions in memory in the order of the global tensor's; row-major where that is an expanded one.
 at::Tensor as_dense(const at::Tensor& local, const Spec& spec);
 

@@ -19,7 +19,7 @@ void Key::text(std::string_view value) {
 }
 
 void Key::plain(const at::Tensor& t) {
-  put((1ULL << 63) | (static_cast<uint64_t>(t.scalar_type()) << 16) | (static_cast<uint64_t>(t.device().type()) << 8) |
+  put(kPlain | (static_cast<uint64_t>(t.scalar_type()) << 16) | (static_cast<uint64_t>(t.device().type()) << 8) |
       (t.unsafeGetTensorImpl()->is_wrapped_number() ? 1U : 0U));
 }
 

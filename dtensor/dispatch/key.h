@@ -17,8 +17,8 @@ class Key {
  public:
   // `odd`: whether a zero or an infinite number meets pending terms.
   explicit Key(bool odd) {
-    put(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers become, as by sqrt
-    put(odd ? 1 : 0);
+    // The default dtype is what integers become, as by sqrt.
+    put((static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1) | (odd ? 1 : 0));
   }
 
   void none() { put(kNone); }
@@ -63,11 +63,13 @@ class Key {
     put((static_cast<uint64_t>(value.type()) << 32) | static_cast<uint16_t>(value.index()));
   }
   void generator() { put(kGenerator); }
-  // Before the tensors of an argument; none: an empty list.
-  void tensors(std::size_t count) { put(count == 0 ? 0 : kTensors + count); }
-  void absent() { put(0); }
-  void dtensor(const Spec& spec) { put((spec.id << 1) | 1U); }
-  void replicated(const Spec& spec) { put(spec.id << 1); }
+  // Before the tensors of an argument, unless it is one.
+  void tensors(std::size_t count) {
+    if (count != 1) put(kTensors + count);
+  }
+  void absent() { put(kAbsent); }
+  void dtensor(const Spec& spec) { put(kOfSpec | (spec.id << 1) | 1U); }
+  void replicated(const Spec& spec) { put(kOfSpec | (spec.id << 1)); }
   void plain(const at::Tensor& t);
 
   uint64_t hash() const { return hash_; }
@@ -85,8 +87,11 @@ class Key {
     kDevice,
     kString,
     kGenerator,
-    kNumber,
-    kTensors = 1000
+    kNumber,  // and with its type, below 100
+    kAbsent = 100,
+    kTensors = 1000,
+    kOfSpec = 1ULL << 62,
+    kPlain = 1ULL << 63
   };
 
   void put(uint64_t word) {

@@ -87,6 +87,7 @@ bool mask_is_valid(const Operands& in) {
 // Whether every rank has whole items and heads, the same of all tensors: attention on the pieces gives a piece of the result. What LibTorch
 // would refuse is left to it.
 bool fits_pieces(const Operands& in) {
+  static const Placement items = Shard(0), heads = Shard(1);
   for (const at::Tensor* const t : {&in.query, &in.key, &in.value}) {
     if (!is_dtensor(*t) || t->dim() != 4 || !(mesh_of(*t) == mesh_of(in.query)) || !mesh_of(*t).is_member()) return false;
     if (t->scalar_type() != in.query.scalar_type() || placements_of(*t) != placements_of(in.query)) return false;
@@ -94,7 +95,7 @@ bool fits_pieces(const Operands& in) {
   }
   if (in.masked() && !mask_is_valid(in)) return false;
   const Placements& placements = placements_of(in.query);
-  const auto whole_heads = [](const Placement& p) { return p.is_replicate() || p == Shard(0) || p == Shard(1); };
+  const auto whole_heads = [](const Placement& p) { return p.is_replicate() || p == items || p == heads; };
   return in.query.size(3) == in.key.size(3) && in.key.size(2) == in.value.size(2) &&
          std::ranges::all_of(placements, whole_heads) && (!in.masked() || mask_fits(*in.mask, in.query, placements));
 }
@@ -137,8 +138,10 @@ at::Tensor on_pieces(const Operands& in, bool causal, std::optional<double> scal
     return recorded ? to_local(t, gradient) : detail::meta(t).local();
   };
   const std::vector<int64_t> sizes = {in.query.size(0), in.query.size(1), in.query.size(2), in.value.size(3)};
-  const SpecPtr spec =
-      intern_spec(query.mesh, query.placements, sizes, strides_like(sizes, in.query), in.query.scalar_type());
+  const bool as_query = sizes == query.sizes && dispatch::is_row_major(query);
+  const SpecPtr spec = as_query
+                           ? spec_ptr_of(in.query)
+                           : intern_spec(query.mesh, query.placements, sizes, strides_like(sizes, in.query), query.dtype);
   at::Tensor result;
   query.mesh.world().guard(kName, [&] {
     const Optional mask = in.masked() ? Optional(piece(*in.mask, mask_gradient(*in.mask, query.placements))) : std::nullopt;
