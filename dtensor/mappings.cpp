@@ -1,0 +1,117 @@
+#include "tessera/dtensor/mappings.h"
+
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <c10/core/WrapDimMinimal.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera {
+namespace {
+
+// How a plain tensor of each rank lies, how it is to lie, and how the gradient of that does.
+struct Mapping {
+  Placement from;
+  Placement to;
+  Placement gradient;
+};
+
+void check(const at::Tensor& x, const DeviceMesh& mesh, const char* who) {
+  if (!x.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined; give a tensor", who));
+  if (is_dtensor(x)) {
+    throw std::invalid_argument(fmt::format(
+        "{}: {} says itself how it lies; call redistribute, whose grad_placements are the gradient's", who, to_string(x)));
+  }
+  if (mesh.ndim() != 1) {
+    throw std::invalid_argument(fmt::format(
+        "{}: mesh {} has {} dimensions; give one of them, mesh[\"name\"], or several as one, mesh.merged({{0, 1}})", who,
+        mesh.to_string(), mesh.ndim()));
+  }
+}
+
+int64_t checked_dim(const at::Tensor& x, int64_t tensor_dim, const char* who) {
+  if (tensor_dim < -x.dim() || tensor_dim >= x.dim()) {
+    throw std::invalid_argument(fmt::format("{}: dimension {} of a tensor [{}]; it has dimensions {} to {}", who, tensor_dim,
+                                            fmt::join(x.sizes(), ", "), -x.dim(), x.dim() - 1));
+  }
+  return c10::maybe_wrap_dim(tensor_dim, x.dim());
+}
+
+void check_even(const at::Tensor& x, const DeviceMesh& mesh, int64_t tensor_dim, bool allow_uneven, const char* who) {
+  if (allow_uneven || x.size(tensor_dim) % mesh.size() == 0) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: dimension {} of [{}] is not divisible by the {} ranks of {}; pad it, or allow_uneven, and give gathers the size",
+      who, tensor_dim, fmt::join(x.sizes(), ", "), mesh.size(), mesh.to_string()));
+}
+
+at::Tensor run(const at::Tensor& x, const DeviceMesh& mesh, const Mapping& mapping,
+               std::optional<std::vector<int64_t>> shape = std::nullopt) {
+  if (mesh.size() == 1) return x.contiguous();
+  const at::Tensor whole = from_local(x, mesh, {mapping.from}, {.shape = std::move(shape)});
+  return to_local(redistribute(whole, {mapping.to}), Placements{mapping.gradient});
+}
+
+at::Tensor cut(const at::Tensor& x, const DeviceMesh& mesh, Placement from, int64_t given_dim, bool allow_uneven,
+               const char* who) {
+  check(x, mesh, who);
+  const int64_t tensor_dim = checked_dim(x, given_dim, who);
+  check_even(x, mesh, tensor_dim, allow_uneven, who);
+  return run(x, mesh, {.from = std::move(from), .to = Shard(tensor_dim), .gradient = Shard(tensor_dim)});
+}
+
+at::Tensor gather(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptions& options, const char* who) {
+  check(x, mesh, who);
+  const int64_t tensor_dim = checked_dim(x, options.tensor_dim, who);
+  std::optional<std::vector<int64_t>> shape;
+  if (options.size) {
+    shape = x.sizes().vec();
+    (*shape)[static_cast<std::size_t>(tensor_dim)] = *options.size;
+  }
+  return run(x, mesh,
+             {.from = Shard(tensor_dim), .to = Replicate(), .gradient = options.pending_gradient ? Partial() : Replicate()},
+             std::move(shape));
+}
+
+}  // namespace
+
+at::Tensor copy_to_region(const at::Tensor& x, const DeviceMesh& mesh, ReduceOp op) {
+  check(x, mesh, "copy_to_region");
+  return run(x, mesh, {.from = Replicate(), .to = Replicate(), .gradient = Partial(op)});
+}
+
+at::Tensor reduce_from_region(const at::Tensor& x, const DeviceMesh& mesh, ReduceOp op) {
+  check(x, mesh, "reduce_from_region");
+  return run(x, mesh, {.from = Partial(op), .to = Replicate(), .gradient = Replicate()});
+}
+
+at::Tensor scatter_to_region(const at::Tensor& x, const DeviceMesh& mesh, int64_t tensor_dim, bool allow_uneven) {
+  return cut(x, mesh, Replicate(), tensor_dim, allow_uneven, "scatter_to_region");
+}
+
+at::Tensor reduce_scatter_to_region(const at::Tensor& x, const DeviceMesh& mesh, int64_t tensor_dim, bool allow_uneven) {
+  return cut(x, mesh, Partial(), tensor_dim, allow_uneven, "reduce_scatter_to_region");
+}
+
+at::Tensor gather_from_region(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptions& options) {
+  return gather(x, mesh, options, "gather_from_region");
+}
+
+at::Tensor scatter_to_sequence_region(const at::Tensor& x, const DeviceMesh& mesh, bool allow_uneven) {
+  return cut(x, mesh, Replicate(), 0, allow_uneven, "scatter_to_sequence_region");
+}
+
+at::Tensor reduce_scatter_to_sequence_region(const at::Tensor& x, const DeviceMesh& mesh, bool allow_uneven) {
+  return cut(x, mesh, Partial(), 0, allow_uneven, "reduce_scatter_to_sequence_region");
+}
+
+at::Tensor gather_from_sequence_region(const at::Tensor& x, const DeviceMesh& mesh, bool tensor_parallel_output_grad,
+                                       const std::optional<int64_t>& size) {
+  return gather(x, mesh, {.tensor_dim = 0, .pending_gradient = tensor_parallel_output_grad, .size = size},
+                "gather_from_sequence_region");
+}
+
+}  // namespace tessera

@@ -1,0 +1,235 @@
+#include "tessera/dtensor/mappings.h"
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+// What the tensors of all ranks are made from: rank r has rows[r].
+at::Tensor rows(int64_t n, at::IntArrayRef shape, int64_t seed) {
+  std::vector<int64_t> sizes = {n};
+  sizes.insert(sizes.end(), shape.begin(), shape.end());
+  return sample(sizes, seed);
+}
+
+// One region function, and what one process computes of the tensors and of the results' gradients of all ranks.
+struct Region {
+  std::string name;
+  std::vector<int64_t> shape;  // of x
+  std::function<at::Tensor(const at::Tensor&, const DeviceMesh&)> run;
+  std::function<at::Tensor(const at::Tensor& all, int64_t rank)> result;
+  std::function<at::Tensor(const at::Tensor& grads, int64_t rank)> gradient;
+  std::string forward, backward;  // the collective, or empty
+};
+
+at::Tensor part(const at::Tensor& t, int64_t n, int64_t rank, int64_t dim) { return t.chunk(n, dim)[rank]; }
+
+// The rows one behind the other along `dim`.
+at::Tensor joined(const at::Tensor& all, int64_t dim) { return at::cat(all.unbind(0), dim); }
+
+std::vector<Region> regions(int64_t n) {
+  const auto row = [](const at::Tensor& t, int64_t rank) { return t[rank]; };
+  const auto sum = [](const at::Tensor& t, int64_t) { return t.sum(0); };
+  const auto mean = [](const at::Tensor& t, int64_t) { return t.mean(0); };
+  const auto part_of_row = [n](int64_t dim) {
+    return [=](const at::Tensor& t, int64_t rank) { return part(t[rank], n, rank, dim); };
+  };
+  const auto part_of_sum = [n](int64_t dim) {
+    return [=](const at::Tensor& t, int64_t rank) { return part(t.sum(0), n, rank, dim); };
+  };
+  const auto joined_along = [](int64_t dim) { return [=](const at::Tensor& t, int64_t) { return joined(t, dim); }; };
+  return {
+      {"copy", {4, 3}, [](auto& x, auto& m) { return copy_to_region(x, m); }, row, sum, "", "all_reduce"},
+      {"copy, averaged",
+       {4, 3},
+       [](auto& x, auto& m) { return copy_to_region(x, m, ReduceOp::kAvg); },
+       row,
+       mean,
+       "",
+       "all_reduce"},
+      {"reduce", {4, 3}, [](auto& x, auto& m) { return reduce_from_region(x, m); }, sum, row, "all_reduce", ""},
+      {"reduce, averaged",
+       {4, 3},
+       [](auto& x, auto& m) { return reduce_from_region(x, m, ReduceOp::kAvg); },
+       mean,
+       [n](const at::Tensor& t, int64_t rank) { return t[rank] / n; },
+       "all_reduce",
+       ""},
+      {"scatter last",
+       {2, 3, 2 * n},
+       [](auto& x, auto& m) { return scatter_to_region(x, m); },
+       part_of_row(2),
+       joined_along(2),
+       "",
+       "all_gather"},
+      {"scatter 1",
+       {2, 2 * n, 3},
+       [](auto& x, auto& m) { return scatter_to_region(x, m, 1); },
+       part_of_row(1),
+       joined_along(1),
+       "",
+       "all_gather"},
+      {"scatter sequence",
+       {2 * n, 3},
+       [](auto& x, auto& m) { return scatter_to_sequence_region(x, m); },
+       part_of_row(0),
+       joined_along(0),
+       "",
+       "all_gather"},
+      {"gather last",
+       {3, 2},
+       [](auto& x, auto& m) { return gather_from_region(x, m); },
+       joined_along(1),
+       part_of_row(1),
+       "all_gather",
+       ""},
+      {"gather 0",
+       {3, 2},
+       [](auto& x, auto& m) { return gather_from_region(x, m, {.tensor_dim = 0}); },
+       joined_along(0),
+       part_of_row(0),
+       "all_gather",
+       ""},
+      {"gather last, pending",
+       {3, 2},
+       [](auto& x, auto& m) { return gather_from_region(x, m, {.pending_gradient = true}); },
+       joined_along(1),
+       part_of_sum(1),
+       "all_gather",
+       "reduce_scatter"},
+      {"gather sequence",
+       {3, 2},
+       [](auto& x, auto& m) { return gather_from_sequence_region(x, m); },
+       joined_along(0),
+       part_of_sum(0),
+       "all_gather",
+       "reduce_scatter"},
+      {"gather sequence, not parallel",
+       {3, 2},
+       [](auto& x, auto& m) { return gather_from_sequence_region(x, m, false); },
+       joined_along(0),
+       part_of_row(0),
+       "all_gather",
+       ""},
+      {"reduce-scatter sequence",
+       {2 * n, 3},
+       [](auto& x, auto& m) { return reduce_scatter_to_sequence_region(x, m); },
+       part_of_sum(0),
+       joined_along(0),
+       "reduce_scatter",
+       "all_gather"},
+      {"reduce-scatter last",
+       {3, 2 * n},
+       [](auto& x, auto& m) { return reduce_scatter_to_region(x, m, -1); },
+       part_of_sum(1),
+       joined_along(1),
+       "reduce_scatter",
+       "all_gather"},
+  };
+}
+
+void check_collectives(const CommCounter& counter, const std::string& kind, const DeviceMesh& mesh) {
+  CAPTURE(counter.to_string());
+  CHECK(counter.total() == (kind.empty() || mesh.size() == 1 ? 0 : 1));
+  if (!kind.empty() && mesh.size() > 1) CHECK(counter.count(kind) == 1);
+}
+
+// `x` has the strides that `laid` gives it.
+void check_region(const Region& region, const DeviceMesh& mesh, const std::function<at::Tensor(const at::Tensor&)>& laid) {
+  CAPTURE(region.name);
+  const int64_t n = mesh.size(), me = mesh.local_rank(0);
+  const at::Tensor all = rows(n, region.shape, 1);
+  const at::Tensor x = laid(all[me]).requires_grad_();
+  const at::Tensor before = x.detach().clone();
+  CommCounter counter(mesh);
+  const at::Tensor y = region.run(x, mesh);
+  check_collectives(counter, region.forward, mesh);
+  CHECK(close(y.detach(), region.result(all, me)));
+  CHECK(y.is_contiguous());
+  const at::Tensor grads = rows(n, y.sizes(), 2);
+  counter.reset();
+  const at::Tensor gradient = torch::autograd::grad({y}, {x}, {grads[me]})[0];
+  check_collectives(counter, region.backward, mesh);
+  CHECK(close(gradient, region.gradient(grads, me)));
+  CHECK(same(x.detach(), before));
+}
+
+at::Tensor transposed(const at::Tensor& t) { return t.transpose(0, -1).contiguous().transpose(0, -1); }
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("regions give what one process computes, forward and backward, with the collectives they say",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const Region& region : regions(mesh.size())) {
+    check_region(region, mesh, [](const at::Tensor& t) { return t.clone(); });
+    check_region(region, mesh, transposed);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a gather of dimension 0 or of other dtypes, and ranks numbered in tensors, come out exactly", {4}) {
+  const DeviceMesh mesh = line();
+  const int64_t me = mesh.local_rank(0);
+  const at::Tensor ones = at::ones({8, 4}) * me;
+  CHECK(at::equal(reduce_from_region(ones, mesh), at::full({8, 4}, 6.F)));
+  CHECK(at::equal(gather_from_region(at::full({4}, me, at::kLong), mesh),
+                  at::tensor({0, 1, 2, 3}, at::kLong).repeat_interleave(4)));
+  const at::Tensor columns = at::arange(4).expand({8, 4});
+  CHECK(at::equal(scatter_to_region(columns, mesh), at::full({8, 1}, me, at::kLong)));
+  const at::Tensor by_row = at::arange(4, at::kFloat).view({4, 1}).expand({4, 4});
+  CHECK(at::equal(reduce_scatter_to_sequence_region(by_row, mesh), at::full({1, 4}, 4.F * me)));
+  CHECK(at::equal(scatter_to_sequence_region(at::arange(8), mesh), at::arange(2 * me, 2 * me + 2)));
+}
+
+TESSERA_RANKS_TEST_CASE("experts: the same over two mesh dimensions as one", {4}) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"ep", "tp"}, world());
+  const DeviceMesh both = mesh.merged({0, 1});
+  for (const Region& region : regions(4)) check_region(region, both, [](const at::Tensor& t) { return t.clone(); });
+}
+
+TESSERA_RANKS_TEST_CASE("dropped_remainders: uneven parts are refused, or whole, and nothing is lost", {2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size(), me = mesh.local_rank(0);
+  const at::Tensor x = sample({2 * n + 1, 3});
+  CHECK_THROWS_WITH_AS(scatter_to_region(x, mesh, 0), doctest::Contains("is not divisible by the"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(scatter_to_sequence_region(x, mesh), doctest::Contains("dimension 0 of ["), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(reduce_scatter_to_sequence_region(x, mesh), doctest::Contains("allow_uneven"), std::invalid_argument);
+  at::Tensor leaf = x.clone().requires_grad_();
+  const at::Tensor mine = scatter_to_sequence_region(leaf, mesh, /*allow_uneven=*/true);
+  const at::Tensor whole = gather_from_sequence_region(mine, mesh, false, 2 * n + 1);
+  CHECK(same(whole.detach(), x));
+  (whole * sample({2 * n + 1, 3}, 4)).sum().backward();
+  CHECK(same(leaf.grad(), sample({2 * n + 1, 3}, 4)));
+  const at::Tensor summed = reduce_scatter_to_sequence_region(x, mesh, /*allow_uneven=*/true);
+  CHECK(close(summed, piece_of(x * n, mesh, {Shard(0)})));
+  CHECK(same(gather_from_region(at::full({me == 0 ? 1 : 0}, 5), mesh, {.size = 1}), at::full({1}, 5)));
+}
+
+TESSERA_RANKS_TEST_CASE("what regions cannot take is refused before anything moves, on every rank alike", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({4, 2});
+  const DeviceMesh plane = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world());
+  CommCounter counter(mesh);
+  CHECK_THROWS_WITH_AS(copy_to_region(x, plane), doctest::Contains("mesh[\"name\"]"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(gather_from_region(x, mesh, {.tensor_dim = 2}), doctest::Contains("it has dimensions -2 to 1"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(scatter_to_region(at::ones({}), mesh), doctest::Contains("dimension -1"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(reduce_from_region(from_local(x, mesh, {Shard(0)}), mesh), doctest::Contains("call redistribute"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(reduce_from_region(at::Tensor(), mesh), doctest::Contains("undefined"), std::invalid_argument);
+  CHECK(counter.total() == 0);
+}
