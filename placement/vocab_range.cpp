@@ -1,9 +1,10 @@
 #include "tessera/placement/vocab_range.h"
 
-#include <algorithm>
 #include <stdexcept>
 
 #include <fmt/format.h>
+
+#include "tessera/placement/partition.h"
 
 namespace tessera {
 namespace {
@@ -34,9 +35,8 @@ Interval vocab_range_from_per_partition_vocab_size(int64_t per_partition_vocab_s
 Interval vocab_range_from_global_vocab_size(int64_t global_vocab_size, int64_t rank, int64_t world_size, bool allow_uneven) {
   constexpr std::string_view who = "vocab_range_from_global_vocab_size";
   check(global_vocab_size, rank, world_size, who);
-  const int64_t part =
-      allow_uneven ? (global_vocab_size + world_size - 1) / world_size : divide(global_vocab_size, world_size, who);
-  return {.begin = std::min(rank * part, global_vocab_size), .end = std::min((rank + 1) * part, global_vocab_size)};
+  if (allow_uneven) return chunk_range(global_vocab_size, world_size, rank);
+  return vocab_range_from_per_partition_vocab_size(divide(global_vocab_size, world_size, who), rank, world_size);
 }
 
 }  // namespace tessera

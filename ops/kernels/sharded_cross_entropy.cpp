@@ -1,0 +1,268 @@
+#include "tessera/ops/kernels/sharded_cross_entropy.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/mappings.h"
+#include "tessera/dtensor/saved.h"
+#include "tessera/mesh/collectives.h"
+#include "tessera/placement/partition.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+constexpr int64_t kChunkBytes = 4 << 20;
+
+at::ScalarType sum_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
+
+// [*, k] -> [n, k]
+at::Tensor by_rows(const at::Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
+
+// One call, rows and classes counted.
+//
+// With x the logits, S = sum over classes of exp(x - m), m a row's greatest logit, w the classes' weights, t the target, a the
+// probability that smoothing spreads over all classes alike:
+//   loss = (1 - a) w_t (log S + m - x_t) + a / K * sum over k of w_k (log S + m - x_k)
+struct Problem {
+  std::optional<DeviceMesh> mesh;
+  CrossEntropyOptions options;
+  int64_t classes = 0;  // K
+  Interval mine;        // of them this rank's
+  double spread = 0;    // a
+
+  at::Tensor weight_here(const at::Tensor& like) const {
+    return options.weight.defined() ? options.weight.slice(0, mine.begin, mine.end).to(sum_type(like.scalar_type()))
+                                    : at::Tensor();
+  }
+};
+
+// What a row needs beside its logits.
+struct Rows {
+  at::Tensor target;  // its class, 0 where ignored
+  at::Tensor weight;  // what it counts for: w_t, or 0 where ignored
+  at::Tensor kept;    // 1, or 0 where ignored
+  at::Tensor column;  // where the class is in this rank's columns, 0 where elsewhere
+  at::Tensor here;    // whether it is one of them
+};
+
+Rows rows_of(const at::Tensor& target, const Problem& p, at::ScalarType type) {
+  const at::Tensor flat = target.reshape({-1});
+  const at::Tensor ignored = flat.eq(p.options.ignore_index);
+  Rows rows;
+  rows.kept = ignored.logical_not().to(type);
+  rows.target = flat.masked_fill(ignored, 0);
+  rows.weight = p.options.weight.defined() ? p.options.weight.to(type).index_select(0, rows.target) * rows.kept : rows.kept;
+  rows.here = rows.target.ge(p.mine.begin).logical_and_(rows.target.lt(p.mine.end));
+  rows.column = (rows.target - p.mine.begin).masked_fill_(rows.here.logical_not(), 0);
+  return rows;
+}
+
+// Calls `body` with the first and the last but one row of each part of `logits` [n, k] that is worked on at once.
+template <class Body>
+void by_parts(const at::Tensor& logits, const Body& body) {
+  const int64_t n = logits.size(0);
+  const int64_t bytes =
+      std::max<int64_t>(1, logits.size(1)) * static_cast<int64_t>(elementSize(sum_type(logits.scalar_type())));
+  const int64_t step = std::max<int64_t>(1, kChunkBytes / bytes);
+  for (int64_t begin = 0; begin < n; begin += step) body(begin, std::min(n, begin + step));
+}
+
+// What is summed over all classes of each row: [n] each.
+struct Sums {
+  at::Tensor greatest;  // m
+  at::Tensor exps;      // S
+  at::Tensor loss;
+};
+
+Sums sums_of(const at::Tensor& logits, const Rows& rows, const Problem& p) {
+  const at::ScalarType type = sum_type(logits.scalar_type());
+  const auto options = logits.options().dtype(type);
+  const int64_t n = logits.size(0);
+  const at::Tensor most =
+      logits.size(1) > 0 ? logits.amax(1).to(type) : at::full({n}, -std::numeric_limits<double>::infinity(), options);
+  Sums out;
+  out.greatest = all_reduce(most, *p.mesh, 0, ReduceOp::kMax);
+  const at::Tensor weight = p.weight_here(logits);
+  const at::Tensor terms = at::zeros({p.spread > 0 ? 3 : 2, n}, options);  // S, x_t - m, sum of w_k (x_k - m)
+  by_parts(logits, [&](int64_t begin, int64_t end) {
+    if (logits.size(1) == 0) return;
+    const at::Tensor x = logits.slice(0, begin, end).to(type) - out.greatest.slice(0, begin, end).unsqueeze(1);
+    const at::Tensor picked = x.gather(1, rows.column.slice(0, begin, end).unsqueeze(1)).squeeze(1);
+    terms[1].slice(0, begin, end).copy_(picked.masked_fill(rows.here.slice(0, begin, end).logical_not(), 0));
+    if (p.spread > 0) terms[2].slice(0, begin, end).copy_((weight.defined() ? x * weight : x).sum(1));
+    terms[0].slice(0, begin, end).copy_(x.exp().sum(1));
+  });
+  const at::Tensor sums = all_reduce(terms, *p.mesh, 0, ReduceOp::kSum);
+  out.exps = sums[0];
+  const at::Tensor log_sum = sums[0].log();
+  out.loss = (log_sum - sums[1]) * rows.weight * (1 - p.spread);
+  if (p.spread > 0) {
+    const at::Tensor total = p.options.weight.defined() ? p.options.weight.to(type).sum() : at::full({}, p.classes, options);
+    out.loss = out.loss + (log_sum * total - sums[2]) * rows.kept * (p.spread / static_cast<double>(p.classes));
+  }
+  // A row that is ignored counts for nothing, whatever its logits are.
+  out.loss = out.loss.masked_fill(rows.kept.eq(0), 0);
+  return out;
+}
+
+// What each row's loss counts for in the result: the gradient of the result, divided as the mean is.
+at::Tensor row_gradients(const at::Tensor& g, const Rows& rows, const Problem& p) {
+  const at::Tensor flat = g.to(rows.kept.scalar_type()).reshape({-1});
+  if (p.options.reduction == at::Reduction::None) return flat * rows.kept;
+  const at::Tensor each = p.options.reduction == at::Reduction::Mean ? flat / rows.weight.sum() : flat;
+  return each * rows.kept;
+}
+
+// The factors of a row's gradient, which in column k is  g (A p_k - [k = t] B - C w_k)  with p the softmax.
+struct Factors {
+  at::Tensor softmax, target;  // A, B: [n, 1]
+  double spread = 0;           // C
+};
+
+Factors factors_of(const Rows& rows, const Problem& p) {
+  const double c = p.spread / static_cast<double>(p.classes);
+  const at::Tensor on_target = rows.weight * (1 - p.spread);
+  at::Tensor on_all = on_target;
+  if (p.spread > 0) {
+    const at::Tensor total = p.options.weight.defined() ? p.options.weight.to(rows.kept.scalar_type()).sum()
+                                                        : at::full({}, p.classes, rows.kept.options());
+    on_all = on_target + total * c;
+  }
+  return {.softmax = on_all.unsqueeze(1), .target = on_target.unsqueeze(1), .spread = c};
+}
+
+// The same of some rows, out of place: x are their logits, `softmax` theirs.
+at::Tensor gradient_of(const at::Tensor& softmax, const at::Tensor& g, const Rows& rows, const Factors& factors,
+                       const at::Tensor& weight, int64_t begin, int64_t end) {
+  const auto part = [&](const at::Tensor& t) { return t.slice(0, begin, end); };
+  at::Tensor out = softmax * part(factors.softmax);
+  if (out.size(1) > 0) {
+    const at::Tensor hit = part(factors.target).masked_fill(part(rows.here).logical_not().unsqueeze(1), 0);
+    out = out.scatter_add(1, part(rows.column).unsqueeze(1), -hit);
+  }
+  if (factors.spread > 0) out = weight.defined() ? out - weight * factors.spread : out - factors.spread;
+  return out * g.slice(0, begin, end).unsqueeze(1);
+}
+
+struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& target, const Problem& p) {
+    detail::saved<Problem>(ctx, "problem") = p;
+    const at::Tensor flat = by_rows(logits);
+    const Rows rows = rows_of(target, p, sum_type(logits.scalar_type()));
+    const Sums sums = sums_of(flat, rows, p);
+    if (logits.requires_grad()) ctx->save_for_backward({logits, target, sums.greatest, sums.exps});
+    switch (p.options.reduction) {
+      case at::Reduction::Mean: return sums.loss.sum() / rows.weight.sum();
+      case at::Reduction::Sum: return sums.loss.sum();
+      default: return sums.loss.view(target.sizes());
+    }
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const Problem& p = detail::saved<Problem>(ctx, "problem");
+    const tensor_list saved = ctx->get_saved_variables();
+    const at::Tensor &logits = saved[0], &target = saved[1];
+    const at::Tensor x = by_rows(logits);
+    const Rows rows = rows_of(target, p, sum_type(logits.scalar_type()));
+    const at::Tensor gradient = c10::GradMode::is_enabled() ? differentiable(x, grads[0], rows, p)
+                                                            : in_parts(x, grads[0], rows, p, saved[2], saved[3]);
+    return {gradient.view(logits.sizes()), at::Tensor(), at::Tensor()};
+  }
+
+ private:
+  static at::Tensor in_parts(const at::Tensor& x, const at::Tensor& grad, const Rows& rows, const Problem& p,
+                             const at::Tensor& greatest, const at::Tensor& exps) {
+    const at::Tensor g = row_gradients(grad, rows, p), weight = p.weight_here(x);
+    const Factors factors = factors_of(rows, p);
+    const at::Tensor out = at::empty_like(x, at::MemoryFormat::Contiguous);
+    by_parts(x, [&](int64_t begin, int64_t end) {
+      const auto part = [&](const at::Tensor& t) { return t.slice(0, begin, end).unsqueeze(1); };
+      const at::Tensor softmax = (x.slice(0, begin, end).to(g.scalar_type()) - part(greatest)).exp_().div_(part(exps));
+      out.slice(0, begin, end).copy_(gradient_of(softmax, g, rows, factors, weight, begin, end));
+    });
+    return out.masked_fill_(rows.kept.eq(0).unsqueeze(1), 0);
+  }
+
+  // Every rank's exponentials stand in every rank's sum, and so in its softmax: gradients of the sum are terms of one.
+  static at::Tensor differentiable(const at::Tensor& x, const at::Tensor& grad, const Rows& rows, const Problem& p) {
+    const at::ScalarType type = sum_type(x.scalar_type());
+    const at::Tensor most = x.size(1) > 0
+                                ? x.detach().amax(1).to(type)
+                                : at::full({x.size(0)}, -std::numeric_limits<double>::infinity(), rows.kept.options());
+    const at::Tensor e = (x.to(type) - all_reduce(most, *p.mesh, 0, ReduceOp::kMax).unsqueeze(1)).exp();
+    const at::Tensor sum = copy_to_region(reduce_from_region(e.sum(1), *p.mesh), *p.mesh);
+    const at::Tensor g = row_gradients(copy_to_region(grad, *p.mesh), rows, p);
+    const at::Tensor out = gradient_of(e / sum.unsqueeze(1), g, rows, factors_of(rows, p), p.weight_here(x), 0, x.size(0));
+    return out.masked_fill(rows.kept.eq(0).unsqueeze(1), 0).to(x.scalar_type());
+  }
+};
+
+Problem checked(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
+                const CrossEntropyOptions& options) {
+  const auto refuse = [](const std::string& why) { throw std::invalid_argument("sharded_cross_entropy: " + why); };
+  if (mesh.ndim() != 1 || !mesh.is_member()) {
+    refuse(fmt::format("mesh {}; give one dimension of a mesh with this rank, mesh[\"name\"]", mesh.to_string()));
+  }
+  if (is_dtensor(logits) || is_dtensor(target) || is_dtensor(options.weight)) {
+    refuse("a DTensor was given; torch::nn::functional::cross_entropy takes it as it is");
+  }
+  if (logits.dim() < 1 || target.sizes() != logits.sizes().slice(0, static_cast<std::size_t>(logits.dim() - 1))) {
+    refuse(fmt::format("logits [{}] and target [{}]; they are [*, classes] and [*]", fmt::join(logits.sizes(), ", "),
+                       fmt::join(target.sizes(), ", ")));
+  }
+  if (!at::isFloatingType(logits.scalar_type()) || !at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) {
+    refuse(fmt::format("logits of {} and a target of {}; a target has class numbers", c10::toString(logits.scalar_type()),
+                       c10::toString(target.scalar_type())));
+  }
+  const int64_t here = logits.size(-1);
+  Problem p{.mesh = mesh, .options = options, .classes = options.classes.value_or(here * mesh.size()), .mine = {}};
+  p.mine = chunk_range(p.classes, mesh.size(), mesh.local_rank(0));
+  if (p.mine.size() != here) {
+    refuse(fmt::format("{} of {} classes here; this rank has {} of them", here, p.classes, p.mine.size()));
+  }
+  if (options.weight.defined() && (options.weight.dim() != 1 || options.weight.size(0) != p.classes)) {
+    refuse(fmt::format("weight [{}] for {} classes; it has one number a class", fmt::join(options.weight.sizes(), ", "),
+                       p.classes));
+  }
+  const double a = options.label_smoothing;
+  if (!(a >= 0 && a <= 1)) refuse(fmt::format("label_smoothing {} is outside [0, 1]", a));
+  if (a > 0 && options.smoothing == SmoothingFormula::kMegatron) {
+    if (p.classes < 2)
+      refuse("smoothing by Megatron's formula gives probability to the other classes, and there is one class");
+    p.spread = a * static_cast<double>(p.classes) / static_cast<double>(p.classes - 1);
+  } else {
+    p.spread = a;
+  }
+  const at::Tensor outside = target.ne(options.ignore_index).logical_and_(target.lt(0).logical_or_(target.ge(p.classes)));
+  if (target.numel() > 0 && outside.any().item<bool>()) {
+    refuse(fmt::format("target {} is out of bounds: there are {} classes, and ignore_index is {}",
+                       target.masked_select(outside)[0].item<int64_t>(), p.classes, options.ignore_index));
+  }
+  return p;
+}
+
+}  // namespace
+
+at::Tensor sharded_cross_entropy(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
+                                 const CrossEntropyOptions& options) {
+  return ShardedCrossEntropy::apply(logits, target.to(at::kLong), checked(logits, target, mesh, options));
+}
+
+}  // namespace tessera

@@ -1,0 +1,143 @@
+#include "tessera/ops/kernels/sharded_embedding.h"
+
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_unique.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/mappings.h"
+#include "tessera/mesh/collectives.h"
+#include "tessera/placement/partition.h"
+
+namespace tessera {
+namespace {
+
+// A call whose sizes fit, in numbers of the whole table.
+struct Table {
+  int64_t rows;
+  int64_t columns;
+  int64_t padding;  // -1: none
+  Interval mine;    // of the rows, or the columns
+};
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument("sharded_embedding: " + why); }
+
+void check_tensors(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh) {
+  if (mesh.ndim() != 1 || !mesh.is_member()) {
+    refuse(fmt::format("mesh {}; give one dimension of a mesh with this rank, mesh[\"name\"]", mesh.to_string()));
+  }
+  if (is_dtensor(ids) || is_dtensor(weight)) refuse("a DTensor was given; torch::embedding takes it as it is");
+  if (weight.dim() != 2) refuse(fmt::format("weight [{}]; it is [rows, columns]", fmt::join(weight.sizes(), ", ")));
+  if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt) {
+    refuse(fmt::format("ids of {}; they are of int64 or int32", c10::toString(ids.scalar_type())));
+  }
+}
+
+Table table_of(const at::Tensor& weight, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
+  const bool by_rows = options.cut == EmbeddingCut::kVocabulary;
+  const int64_t n = mesh.size();
+  Table table{.rows = options.num_embeddings.value_or(weight.size(0) * (by_rows ? n : 1)),
+              .columns = options.embedding_dim.value_or(weight.size(1) * (by_rows ? 1 : n)),
+              .padding = options.padding_idx.value_or(-1),
+              .mine = {}};
+  table.mine = chunk_range(by_rows ? table.rows : table.columns, n, mesh.local_rank(0));
+  const int64_t rows = by_rows ? table.mine.size() : table.rows;
+  const int64_t columns = by_rows ? table.columns : table.mine.size();
+  if (weight.size(0) != rows || weight.size(1) != columns) {
+    refuse(fmt::format("weight [{}] here, of a table [{}, {}] this rank has [{}, {}]", fmt::join(weight.sizes(), ", "),
+                       table.rows, table.columns, rows, columns));
+  }
+  if (!options.padding_idx) return table;
+  if (*options.padding_idx < -table.rows || *options.padding_idx >= table.rows) {
+    refuse(fmt::format("padding_idx {} must be within num_embeddings, {}", *options.padding_idx, table.rows));
+  }
+  table.padding = *options.padding_idx < 0 ? *options.padding_idx + table.rows : *options.padding_idx;
+  return table;
+}
+
+void check_ids(const at::Tensor& ids, const Table& table) {
+  if (ids.numel() == 0) return;
+  const at::Tensor outside = ids.lt(0).logical_or_(ids.ge(table.rows));
+  if (!outside.any().item<bool>()) return;
+  refuse(fmt::format("id {} is outside the table of {} rows", ids.masked_select(outside)[0].item<int64_t>(), table.rows));
+}
+
+// `ids` in rows of `weight`. The norm of a row whose columns are on all ranks is that of all of them.
+void renormalize(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
+                 const ShardedEmbeddingOptions& options) {
+  const c10::AutoGradMode none(false);
+  const at::Tensor used = std::get<0>(at::_unique(ids.reshape({-1}).to(at::kLong)));  // sorted, so in one order everywhere
+  const at::Tensor rows = weight.detach().index_select(0, used);
+  const double p = options.norm_type;
+  at::Tensor norms;
+  if (std::isinf(p)) {
+    norms = rows.size(1) > 0 ? rows.abs().amax(1) : at::zeros({rows.size(0)}, rows.options());
+    if (options.cut == EmbeddingCut::kWidth) norms = all_reduce(norms, mesh, 0, ReduceOp::kMax);
+  } else {
+    norms = rows.abs().pow(p).sum(1);
+    if (options.cut == EmbeddingCut::kWidth) norms = all_reduce(norms, mesh, 0, ReduceOp::kSum);
+    norms = norms.pow(1 / p);
+  }
+  const at::Tensor scale = at::where(norms > *options.max_norm, *options.max_norm / (norms + 1e-7), at::ones_like(norms));
+  weight.detach().index_copy_(0, used, rows * scale.unsqueeze(1));
+}
+
+// The rows of this rank's part of the table.
+at::Tensor look_up(const at::Tensor& ids, const at::Tensor& weight, int64_t padding, const DeviceMesh& mesh,
+                   const ShardedEmbeddingOptions& options) {
+  if (options.max_norm) renormalize(ids, weight, mesh, options);
+  return at::embedding(weight, ids, padding, options.scale_grad_by_freq, options.sparse);
+}
+
+// Zero where another rank has the row. The ids that are this rank's are looked up by themselves, so that no other counts for a row's
+// frequency, norm or padding, and a rank without rows has nothing to look up.
+at::Tensor own_rows(const at::Tensor& ids, const at::Tensor& weight, const Table& table, const DeviceMesh& mesh,
+                    const ShardedEmbeddingOptions& options) {
+  const at::Tensor flat = ids.reshape({-1});
+  const at::Tensor places = flat.ge(table.mine.begin).logical_and_(flat.lt(table.mine.end)).nonzero().squeeze(1);
+  const bool padded_here = table.padding >= table.mine.begin && table.padding < table.mine.end;
+  const at::Tensor rows = look_up(flat.index_select(0, places) - table.mine.begin, weight,
+                                  padded_here ? table.padding - table.mine.begin : -1, mesh, options);
+  std::vector<int64_t> sizes = ids.sizes().vec();
+  sizes.push_back(table.columns);
+  return at::zeros({flat.size(0), table.columns}, weight.options()).index_copy(0, places, rows).view(sizes);
+}
+
+at::Tensor local(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
+                 const ShardedEmbeddingOptions& options, const Table& table) {
+  check_ids(ids, table);
+  return options.cut == EmbeddingCut::kVocabulary ? own_rows(ids, weight, table, mesh, options)
+                                                  : look_up(ids, weight, table.padding, mesh, options);
+}
+
+}  // namespace
+
+at::Tensor sharded_embedding_local(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
+                                   const ShardedEmbeddingOptions& options) {
+  check_tensors(ids, weight, mesh);
+  return local(ids, weight, mesh, options, table_of(weight, mesh, options));
+}
+
+at::Tensor sharded_embedding(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
+                             const ShardedEmbeddingOptions& options) {
+  check_tensors(ids, weight, mesh);
+  const Table table = table_of(weight, mesh, options);
+  const at::Tensor mine = local(ids, weight, mesh, options, table);
+  return options.cut == EmbeddingCut::kVocabulary
+             ? reduce_from_region(mine, mesh)
+             : gather_from_region(mine, mesh, {.tensor_dim = -1, .size = table.columns});
+}
+
+}  // namespace tessera
