@@ -1,0 +1,256 @@
+#include "tessera/styles/layers/parallel_linear.h"
+
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/init.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/mappings.h"
+#include "tessera/ops/kernels/sharded_linear.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void refuse(const char* who, const std::string& why) {
+  throw std::invalid_argument(fmt::format("{}: {}", who, why));
+}
+
+// Of a layer named `who`: what affine_placement throws says whose it is.
+Placement cut_of(const char* who, int64_t tensor_dim, int64_t size, const DeviceMesh& mesh,
+                 const ParallelLinearOptions& options) {
+  try {
+    return affine_placement(tensor_dim, size, mesh.size(), options.stride, options.allow_uneven);
+  } catch (const std::invalid_argument& error) {
+    refuse(who, error.what());
+  }
+}
+
+DeviceMesh checked_mesh(DeviceMesh mesh, const char* who) {
+  if (mesh.ndim() == 1) return mesh;
+  refuse(who, fmt::format("mesh {} has {} dimensions; give one of them, mesh[\"name\"]", mesh.to_string(), mesh.ndim()));
+}
+
+// An expert's tokens are sent to it by who routes them: neither gathered nor reduced inside the layer.
+bool routed_outside(const ParallelLinearOptions& options) {
+  return options.is_expert && (options.config.sequence_parallel || options.config.expert_model_parallel_size > 1);
+}
+
+std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
+  std::vector<int64_t> out = sizes.vec();
+  out.back() = last;
+  return out;
+}
+
+// This rank's piece of an input that is a DTensor, laid out as `wanted`, with its gradient as `gradient`.
+at::Tensor piece_as(const at::Tensor& input, const DeviceMesh& mesh, const Placement& wanted, const Placement& gradient,
+                    const char* who) {
+  if (!(mesh_of(input) == mesh)) {
+    refuse(who, fmt::format("the input lies on mesh {}, the layer on {}; redistribute_to brings it there",
+                            mesh_of(input).to_string(), mesh.to_string()));
+  }
+  return to_local(redistribute(input, {wanted}), Placements{gradient});
+}
+
+}  // namespace
+
+ColumnParallelOptions ColumnParallelOptions::gathering() const {
+  ColumnParallelOptions out = *this;
+  out.gather_output = true;
+  return out;
+}
+
+// ---- both ---------------------------------------------------------------------------------------------------------
+
+ParallelLinearBase::ParallelLinearBase(const ParallelLinearOptions& options, DeviceMesh mesh, int64_t tensor_dim,
+                                       const char* who)
+    : torch::nn::Module(who),
+      mesh_(checked_mesh(std::move(mesh), who)),
+      who_(who),
+      cut_(cut_of(who, tensor_dim, tensor_dim == 0 ? options.output_size : options.input_size, mesh_, options)) {
+  if (options.input_size < 1 || options.output_size < 1) {
+    refuse(who, fmt::format("{} input and {} output features; there is at least one of each", options.input_size,
+                            options.output_size));
+  }
+  if (options.lora_rank && *options.lora_rank < 1)
+    refuse(who, fmt::format("lora_rank {}; it is at least 1", *options.lora_rank));
+}
+
+void ParallelLinearBase::make_parameters(const ParallelLinearOptions& options, bool with_weight, const Placement& bias_cut) {
+  const auto make = [&](const char* name, at::IntArrayRef sizes, const Placement& cut, const InitMethod& method) {
+    const at::Tensor made = empty(sizes, mesh_, {cut}, options.config.params_dtype);
+    if (options.config.perform_initialization) {
+      const c10::AutoGradMode none(false);
+      method(made);
+    }
+    return register_parameter(name, made);
+  };
+  const InitMethod zero = init_method(InitType::kZeros);
+  if (with_weight) weight = make("weight", {options.output_size, options.input_size}, cut_, options.init_method);
+  if (options.bias) bias = make("bias", {options.output_size}, bias_cut, zero);
+  if (!options.lora_rank) return;
+  const InitMethod kaiming = [](const at::Tensor& t) { torch::nn::init::kaiming_uniform_(t, std::sqrt(5.0)); };
+  const bool by_output = cut_.tensor_dim() == 0;
+  lora_a = make("lora_a", {*options.lora_rank, options.input_size}, by_output ? Replicate() : cut_, kaiming);
+  lora_b = make("lora_b", {options.output_size, *options.lora_rank}, by_output ? cut_ : Replicate(), zero);
+}
+
+at::Tensor ParallelLinearBase::weight_piece(const at::Tensor& lies_as_cut, const ModelParallelConfig& config) const {
+  const at::Tensor piece = to_local(lies_as_cut);
+  return config.gradient_accumulation_fusion ? piece.detach().requires_grad_(lies_as_cut.requires_grad()) : piece;
+}
+
+at::Tensor ParallelLinearBase::checked_main_grad(const ModelParallelConfig& config) const {
+  if (!config.gradient_accumulation_fusion) return {};
+  if (main_grad.defined()) return main_grad;
+  refuse(
+      who_,
+      "gradient_accumulation_fusion without main_grad; set the layer's, a plain tensor of this rank's piece of the weight");
+}
+
+at::Tensor ParallelLinearBase::master_weight() const {
+  if (!weight.defined()) refuse(who_, "master_weight of a layer that has no weight of its own");
+  return full_tensor(weight.detach());
+}
+
+at::Tensor ParallelLinearBase::master_bias() const { return bias.defined() ? full_tensor(bias.detach()) : at::Tensor(); }
+
+// ---- by columns ---------------------------------------------------------------------------------------------------
+
+ColumnParallelLinearImpl::ColumnParallelLinearImpl(const ColumnParallelOptions& given, const DeviceMesh& mesh)
+    : ParallelLinearBase(given, mesh, 0, "ColumnParallelLinear"), options(given) {
+  make_parameters(options, !options.skip_weight_param_allocation, cut_);
+}
+
+at::Tensor ColumnParallelLinearImpl::weight_here(const at::Tensor& given) const {
+  const at::Tensor& used = given.defined() ? given : weight;
+  if (!used.defined()) refuse(who_, "weight was not supplied to forward, and skip_weight_param_allocation is true");
+  const std::vector<int64_t> sizes = {options.output_size, options.input_size};
+  const SpecPtr wanted = intern_spec(mesh_, {cut_}, sizes, used.scalar_type());
+  if (is_dtensor(used)) {
+    if (spec_of(used).sizes == sizes && spec_of(used).mesh == mesh_)
+      return weight_piece(redistribute(used, {cut_}), options.config);
+    refuse(who_, fmt::format("supplied weight is {}, not {} as expected", to_string(spec_of(used)), to_string(*wanted)));
+  }
+  if (used.sizes() == at::IntArrayRef(wanted->local_sizes)) return used;
+  refuse(who_, fmt::format("supplied weight's shape is [{}], not [{}] as expected", fmt::join(used.sizes(), ", "),
+                           fmt::join(wanted->local_sizes, ", ")));
+}
+
+// This rank's features. An adapter's two products, and the weight's, share what goes in: it is brought here once.
+at::Tensor ColumnParallelLinearImpl::multiply(const at::Tensor& input, const at::Tensor& weight,
+                                              int64_t sequence_size) const {
+  const bool communicates = !routed_outside(options);
+  const bool in_sequence = communicates && options.config.sequence_parallel;
+  const at::Tensor bias_here = bias.defined() && !options.skip_bias_add ? to_local(bias) : at::Tensor();
+  ShardedLinearOptions how{.main_grad = checked_main_grad(options.config)};
+  if (!lora_a.defined()) {
+    how.reduce_input_gradient = communicates;
+    how.sequence_parallel = in_sequence;
+    how.sequence_size = in_sequence ? sequence_size : -1;
+    return sharded_linear(input, weight, bias_here, mesh_, how);
+  }
+  at::Tensor here = input;
+  if (in_sequence) {
+    here = gather_from_sequence_region(input, mesh_, true,
+                                       sequence_size >= 0 ? std::make_optional(sequence_size) : std::nullopt);
+  } else if (communicates) {
+    here = copy_to_region(input, mesh_);
+  }
+  // Each rank's columns give a term of the gradient of A.
+  const at::Tensor low = at::linear(here, to_local(lora_a, Placements{Partial()}));
+  return sharded_linear(here, weight, bias_here, mesh_, how) + at::linear(low, to_local(lora_b));
+}
+
+LinearOutput ColumnParallelLinearImpl::forward_with_bias(const at::Tensor& input, const at::Tensor& given_weight) {
+  const at::Tensor weight_piece = weight_here(given_weight);
+  const bool global = is_dtensor(input);
+  const bool gathers = options.gather_output && !routed_outside(options);
+  const bool in_sequence = options.config.sequence_parallel && !routed_outside(options);
+  const Placement wanted = in_sequence ? Shard(0) : Replicate();
+  // Experts' columns leave each rank a term of the gradient.
+  const Placement gradient = routed_outside(options) ? Partial() : wanted;
+  const at::Tensor here = global ? piece_as(input, mesh_, wanted, gradient, who_) : input;
+  const at::Tensor output = multiply(here, weight_piece, global ? input.size(0) : -1);
+  const at::Tensor skipped = options.skip_bias_add ? bias : at::Tensor();
+  if (!global && !gathers) return {.output = output, .bias = skipped.defined() ? to_local(skipped) : skipped};
+  const at::Tensor cut =
+      from_local(output, mesh_, {cut_.on(output.dim() - 1)}, {.shape = with_last(output.sizes(), options.output_size)});
+  if (!gathers) return {.output = cut, .bias = skipped};
+  const auto whole = [&](const at::Tensor& t) {
+    if (!t.defined()) return t;
+    return global ? redistribute(t, {Replicate()}) : full_tensor(t);
+  };
+  return {.output = whole(cut), .bias = whole(skipped)};
+}
+
+at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input, const at::Tensor& given_weight) {
+  return forward_with_bias(input, given_weight).output;
+}
+
+// ---- by rows ------------------------------------------------------------------------------------------------------
+
+RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelOptions& given, const DeviceMesh& mesh)
+    : ParallelLinearBase(given, mesh, 1, "RowParallelLinear"), options(given) {
+  if (options.config.sequence_parallel && !options.input_is_parallel) {
+    refuse(who_, "to enable sequence_parallel, input_is_parallel must be true");
+  }
+  if (routed_outside(options) && options.bias && !options.skip_bias_add) {
+    refuse(who_, "an expert's output is reduced by who routes its tokens, so its bias is added there: set skip_bias_add");
+  }
+  make_parameters(options, true, Replicate());
+}
+
+// This rank's term of the output, without the bias.
+at::Tensor RowParallelLinearImpl::multiply(const at::Tensor& input) const {
+  const at::Tensor term = sharded_linear(input, weight_piece(weight, options.config), {}, mesh_,
+                                         {.main_grad = checked_main_grad(options.config)});
+  if (!lora_a.defined()) return term;
+  // So it is of what the adapter adds, and of the gradient of B.
+  return term + at::linear(at::linear(input, to_local(lora_a)), to_local(lora_b, Placements{Partial()}));
+}
+
+LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
+  at::Tensor here = input;
+  if (!options.input_is_parallel) {
+    here = to_local(redistribute(from_local(input, mesh_, {Replicate()}), {cut_.on(input.dim() - 1)}));
+  }
+  at::Tensor output = multiply(here);
+  const bool in_sequence = options.config.sequence_parallel;
+  if (!routed_outside(options)) {
+    output = in_sequence ? reduce_scatter_to_sequence_region(output, mesh_, options.allow_uneven)
+                         : reduce_from_region(output, mesh_);
+  }
+  if (!bias.defined()) return {.output = output, .bias = {}};
+  // Each rank's part of a sequence gives a term of the bias's gradient.
+  const at::Tensor here_bias = to_local(bias, Placements{in_sequence ? Partial() : Replicate()});
+  if (options.skip_bias_add) return {.output = output, .bias = here_bias};
+  return {.output = output + here_bias, .bias = {}};
+}
+
+LinearOutput RowParallelLinearImpl::of_dtensor(const at::Tensor& input) const {
+  const Placement wanted = cut_.on(input.dim() - 1);
+  const at::Tensor term = multiply(piece_as(input, mesh_, wanted, wanted, who_));
+  at::Tensor output = from_local(term, mesh_, {Partial()}, {.shape = with_last(input.sizes(), options.output_size)});
+  if (!routed_outside(options)) {
+    output = redistribute(output, {options.config.sequence_parallel ? Shard(0) : Replicate()});
+  }
+  if (!bias.defined() || options.skip_bias_add) return {.output = output, .bias = bias};
+  return {.output = output + bias, .bias = {}};
+}
+
+LinearOutput RowParallelLinearImpl::forward_with_bias(const at::Tensor& input) {
+  return is_dtensor(input) ? of_dtensor(input) : of_plain(input);
+}
+
+at::Tensor RowParallelLinearImpl::forward(const at::Tensor& input) { return forward_with_bias(input).output; }
+
+}  // namespace tessera

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/placement.h"
+#include "tessera/styles/layers/init_type.h"
+
+// Linear layers whose weight is cut over the ranks of a mesh of one dimension, by features: y = x W^T + b with W [out, in].
+//
+// Parameters are DTensors, of values that do not depend on the number of ranks. What goes in and comes out is plain where the input is:
+// each rank's own tensor, as the families that these come from have it; of a DTensor input the output is a DTensor, and the input is
+// brought where it is needed.
+namespace tessera {
+
+struct ModelParallelConfig {
+  at::ScalarType params_dtype = at::kFloat;
+  bool perform_initialization = true;  // else parameters are not filled
+  // Values come from an element's place in the whole weight on every device, so this changes nothing.
+  bool use_cpu_initialization = false;
+  // Activations between parallel layers are cut along dimension 0, the sequence's.
+  bool sequence_parallel = false;
+  // The reduction of the input's gradient always runs while the weight's is computed, so this changes nothing.
+  bool async_tensor_model_parallel_allreduce = false;
+  // The gradient of the weight is added to `main_grad` of the layer.
+  bool gradient_accumulation_fusion = false;
+  int64_t expert_model_parallel_size = 1;
+};
+
+// The output, and the bias that the caller is to add where it was skipped; else undefined.
+struct LinearOutput {
+  at::Tensor output;
+  at::Tensor bias;
+};
+
+// What both linear layers are made of.
+struct ParallelLinearOptions {
+  ParallelLinearOptions(int64_t input_size, int64_t output_size) : input_size(input_size), output_size(output_size) {}
+
+  int64_t input_size;
+  int64_t output_size;
+  bool bias = true;
+  InitMethod init_method = tessera::init_method(InitType::kXavierNormal);  // of the weight; biases are 0
+  int64_t stride = 1;                                                      // pieces of the weight a rank, dealt out in turn
+  bool skip_bias_add = false;
+  bool is_expert = false;            // with sequence_parallel or several expert ranks nothing is gathered or reduced inside
+  bool allow_uneven = false;         // features that the ranks do not divide, by torch.chunk's rule
+  std::optional<int64_t> lora_rank;  // adds x A^T B^T with A [lora_rank, in] and B [out, lora_rank], which begins at 0
+  ModelParallelConfig config = {};
+};
+
+struct ColumnParallelOptions : ParallelLinearOptions {
+  using ParallelLinearOptions::ParallelLinearOptions;
+  // The output is whole on every rank. Megatron-Core's default; the older libraries gather: see gathering().
+  bool gather_output = false;
+  // forward is given the weight, such as a tied embedding's.
+  bool skip_weight_param_allocation = false;
+  // TorchShard's, ml's and FairScale's default.
+  ColumnParallelOptions gathering() const;
+};
+
+struct RowParallelOptions : ParallelLinearOptions {
+  using ParallelLinearOptions::ParallelLinearOptions;
+  // The input is this rank's features alone, as a column parallel layer leaves them; else each rank takes its part of the whole.
+  bool input_is_parallel = false;
+};
+
+class ParallelLinearBase : public torch::nn::Module {
+ public:
+  const DeviceMesh& mesh() const { return mesh_; }
+  // [out, in], or undefined without one; [out], or undefined.
+  at::Tensor weight, bias;
+  at::Tensor lora_a, lora_b;  // undefined without an adapter
+  // Of gradient_accumulation_fusion: plain, of this rank's piece, float32 or the weight's dtype; the caller's.
+  at::Tensor main_grad;
+
+  // The whole, plain and detached, in the order of its features whatever the stride is. One all_gather on more than one rank.
+  at::Tensor master_weight() const;
+  at::Tensor master_bias() const;  // undefined without a bias
+
+ protected:
+  // `tensor_dim` of the weight is cut.
+  ParallelLinearBase(const ParallelLinearOptions& options, DeviceMesh mesh, int64_t tensor_dim, const char* who);
+  void make_parameters(const ParallelLinearOptions& options, bool with_weight, const Placement& bias_cut);
+  // This rank's piece. With gradient_accumulation_fusion its gradient ends at it.
+  at::Tensor weight_piece(const at::Tensor& lies_as_cut, const ModelParallelConfig& config) const;
+  // Throws std::invalid_argument where gradient_accumulation_fusion has nowhere to add to.
+  at::Tensor checked_main_grad(const ModelParallelConfig& config) const;
+
+  const DeviceMesh mesh_;
+  const char* const who_;
+  const Placement cut_;  // of the weight
+};
+
+// W by its rows, so by output features: input whole [*, in] on every rank (under sequence_parallel its part along dimension 0) ->
+// this rank's features of the output [*, out / n], or all with gather_output.
+//
+// Collectives, on more than one rank. Forward: none; sequence_parallel one all_gather; gather_output one all_gather. Backward: one
+// all_reduce of the input's gradient; sequence_parallel one all_gather and one reduce_scatter; with a DTensor input as many.
+// The constructor throws std::invalid_argument, on every rank alike, on features that the ranks times stride do not divide (unless
+// allow_uneven), and on a mesh of several dimensions.
+class ColumnParallelLinearImpl : public ParallelLinearBase {
+ public:
+  ColumnParallelLinearImpl(const ColumnParallelOptions& options, const DeviceMesh& mesh);
+  // With skip_bias_add without the bias. `given_weight`, a DTensor or this rank's plain piece, is for skip_weight_param_allocation, and goes
+  // before the layer's own. Throws std::invalid_argument where there is no weight, or of other sizes.
+  at::Tensor forward(const at::Tensor& input, const at::Tensor& given_weight = {});
+  // The bias that was skipped lies as the output does.
+  LinearOutput forward_with_bias(const at::Tensor& input, const at::Tensor& given_weight = {});
+
+  const ColumnParallelOptions options;
+
+ private:
+  at::Tensor weight_here(const at::Tensor& given) const;
+  at::Tensor multiply(const at::Tensor& input, const at::Tensor& weight, int64_t sequence_size) const;
+};
+TORCH_MODULE(ColumnParallelLinear);
+
+// W by its columns, so by input features: this rank's features of the input [*, in / n] (or the whole, of which it takes them) -> the output
+// whole [*, out] on every rank, under sequence_parallel its part along dimension 0. The bias is added once, after the reduction.
+//
+// Collectives, on more than one rank. Forward: one all_reduce; sequence_parallel one reduce_scatter. Backward: none where the input is
+// parallel, else one all_gather of the input's gradient; sequence_parallel one all_gather, and one all_reduce of the bias's gradient.
+// The constructor throws as ColumnParallelLinear's, and on sequence_parallel with an input that is not parallel.
+class RowParallelLinearImpl : public ParallelLinearBase {
+ public:
+  RowParallelLinearImpl(const RowParallelOptions& options, const DeviceMesh& mesh);
+  at::Tensor forward(const at::Tensor& input);
+  LinearOutput forward_with_bias(const at::Tensor& input);
+
+  const RowParallelOptions options;
+
+ private:
+  at::Tensor multiply(const at::Tensor& input) const;
+  LinearOutput of_plain(const at::Tensor& input) const;
+  LinearOutput of_dtensor(const at::Tensor& input) const;
+};
+TORCH_MODULE(RowParallelLinear);
+
+}  // namespace tessera

@@ -1,0 +1,370 @@
+#include "tessera/styles/layers/parallel_linear.h"
+
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
+
+// How many collectives of each kind there were.
+std::string counted(const CommCounter& counter) {
+  std::string out;
+  for (const char* const kind : {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}) {
+    const int64_t count = counter.count(kind);
+    if (count > 0) out += (out.empty() ? "" : ", ") + std::to_string(count) + " " + kind;
+  }
+  return out;
+}
+
+struct Case {
+  std::string name;
+  int64_t in = 12, out = 24;
+  int64_t stride = 1;
+  bool bias = true;
+  bool gather = false;            // of columns
+  bool input_is_parallel = true;  // of rows
+  bool sequence_parallel = false;
+  bool skip_bias_add = false;
+  bool lora = false;
+  bool allow_uneven = false;
+  std::string forward, backward;        // collectives of plain tensors on several ranks
+  std::vector<int64_t> batch = {8, 3};  // the sequence's dimension first
+};
+
+// The same layer in one process, of the same parameters.
+struct Dense {
+  Dense(const ParallelLinearBase& layer, const Case& c)
+      : weight(leaf(full_tensor(layer.weight.detach()))), skips(c.skip_bias_add) {
+    if (c.bias) bias = leaf(full_tensor(layer.bias.detach()));
+    if (!c.lora) return;
+    a = leaf(full_tensor(layer.lora_a.detach()));
+    b = leaf(full_tensor(layer.lora_b.detach()));
+  }
+  at::Tensor forward(const at::Tensor& x) const {
+    at::Tensor y = at::linear(x, weight);
+    if (a.defined()) y = y + at::linear(at::linear(x, a), b);
+    return bias.defined() && !skips ? y + bias : y;
+  }
+  at::Tensor weight, bias, a, b;
+  bool skips;
+};
+
+void check_gradients(const ParallelLinearBase& layer, const Dense& dense) {
+  const auto check = [](const at::Tensor& sharded, const at::Tensor& whole) {
+    if (!whole.defined() || !whole.grad().defined()) return;
+    REQUIRE(sharded.grad().defined());
+    CHECK(placements_of(sharded.grad()) == placements_of(sharded));
+    CHECK(close(full_tensor(sharded.grad()), whole.grad()));
+  };
+  check(layer.weight, dense.weight);
+  check(layer.bias, dense.bias);
+  check(layer.lora_a, dense.a);
+  check(layer.lora_b, dense.b);
+}
+
+// Values other than the zeros that biases and adapters begin with.
+void stir(const ParallelLinearBase& layer) {
+  const c10::AutoGradMode none(false);
+  for (const at::Tensor& t : {layer.bias, layer.lora_b}) {
+    if (t.defined()) at::Tensor(t).uniform_(-1, 1);
+  }
+}
+
+// Runs `layer` on this rank's `x` of `whole_x` and compares with one process; `in` and `out` say how they are cut. DTensors when global.
+template <class Layer>
+void check_layer(Layer& layer, const Case& c, const DeviceMesh& mesh, const Placement& in, const Placement& out,
+                 bool global) {
+  CAPTURE(c.name);
+  CAPTURE(global);
+  stir(*layer);
+  const Dense dense(*layer, c);
+  std::vector<int64_t> sizes = c.batch;
+  sizes.push_back(c.in);
+  const at::Tensor whole_x = leaf(sample(sizes, 1));
+  const at::Tensor x = global ? leaf(spread(whole_x.detach(), mesh, {in})) : leaf(piece_of(whole_x.detach(), mesh, {in}));
+  const at::Tensor want = dense.forward(whole_x);
+  const at::Tensor g = sample(want.sizes(), 2);
+  CommCounter counter(mesh);
+  const at::Tensor y = layer->forward(x);
+  if (mesh.size() > 1 && !global) CHECK(counted(counter) == c.forward);
+  if (mesh.size() == 1) CHECK(counter.total() == 0);
+  CHECK(is_dtensor(y) == global);
+  if (global) CHECK(placements_of(y) == Placements{out});
+  CHECK(close(global ? full_tensor(y.detach()) : y.detach(), global ? want.detach() : piece_of(want.detach(), mesh, {out})));
+  want.backward(g);
+  counter.reset();
+  y.backward(global ? spread(g, mesh, {out}) : piece_of(g, mesh, {out}));
+  if (mesh.size() > 1 && !global) CHECK(counted(counter) == c.backward);
+  if (mesh.size() == 1) CHECK(counter.total() == 0);
+  const at::Tensor gradient = global ? full_tensor(x.grad()) : x.grad();
+  CHECK(close(gradient, global ? whole_x.grad() : piece_of(whole_x.grad(), mesh, {in})));
+  check_gradients(*layer, dense);
+}
+
+ModelParallelConfig config_of(const Case& c) {
+  return {.params_dtype = at::kDouble, .sequence_parallel = c.sequence_parallel};
+}
+
+template <class Options>
+Options options_of(const Case& c) {
+  Options options(c.in, c.out);
+  options.bias = c.bias;
+  options.stride = c.stride;
+  options.skip_bias_add = c.skip_bias_add;
+  options.allow_uneven = c.allow_uneven;
+  if (c.lora) options.lora_rank = 2;
+  options.config = config_of(c);
+  return options;
+}
+
+ColumnParallelLinear column(const Case& c, const DeviceMesh& mesh) {
+  ColumnParallelOptions options = options_of<ColumnParallelOptions>(c);
+  options.gather_output = c.gather;
+  return ColumnParallelLinear(options, mesh);
+}
+
+RowParallelLinear row(const Case& c, const DeviceMesh& mesh) {
+  RowParallelOptions options = options_of<RowParallelOptions>(c);
+  options.input_is_parallel = c.input_is_parallel;
+  return RowParallelLinear(options, mesh);
+}
+
+int64_t last(const Case& c) { return static_cast<int64_t>(c.batch.size()); }
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("ColumnParallelLinear equals one process, with the collectives that its header states",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const std::string ar = "1 all_reduce", ag = "1 all_gather", both = "1 all_gather, 1 reduce_scatter";
+  for (const Case& c : std::vector<Case>{
+           {.name = "columns", .backward = ar},
+           {.name = "matrix", .backward = ar, .batch = {5}},
+           {.name = "without bias", .bias = false, .backward = ar},
+           {.name = "gathered", .gather = true, .forward = ag, .backward = ar},
+           {.name = "strided", .stride = 2, .backward = ar},
+           {.name = "strided, gathered", .stride = 2, .gather = true, .forward = ag, .backward = ar},
+           {.name = "bias skipped", .skip_bias_add = true, .backward = ar},
+           {.name = "uneven", .out = 7, .allow_uneven = true, .backward = ar},
+           {.name = "uneven, gathered", .out = 7, .gather = true, .allow_uneven = true, .forward = ag, .backward = ar},
+           {.name = "fewer features than ranks", .out = 1, .allow_uneven = true, .backward = ar},
+           {.name = "sequence", .sequence_parallel = true, .forward = ag, .backward = both, .batch = {12, 3}},
+           {.name = "sequence, gathered",
+           .gather = true,
+           .sequence_parallel = true,
+           .forward = "2 all_gather",
+           .backward = both,
+           .batch = {12, 3}},
+           {.name = "adapter", .lora = true, .backward = "2 all_reduce"},
+           {.name = "adapter in a sequence",
+           .sequence_parallel = true,
+           .lora = true,
+           .forward = ag,
+           .backward = "1 all_reduce, 1 reduce_scatter",
+           .batch = {12, 3}},
+       }) {
+    for (const bool global : {false, true}) {
+      ColumnParallelLinear layer = column(c, mesh);
+      const Placement in = c.sequence_parallel ? Shard(0) : Replicate();
+      const Placement cut = c.stride == 1 ? Shard(last(c)) : BlockCyclic(last(c), c.out / mesh.size() / c.stride);
+      check_layer(layer, c, mesh, in, c.gather ? Replicate() : cut, global);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE(
+    "bias_counted_n_plus_1_times: RowParallelLinear equals one process, with the collectives that its header states",
+    {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const std::string ar = "1 all_reduce", ag = "1 all_gather", rs = "1 reduce_scatter";
+  for (const Case& c : std::vector<Case>{
+           {.name = "rows", .forward = ar},
+           {.name = "matrix", .forward = ar, .batch = {5}},
+           {.name = "without bias", .bias = false, .forward = ar},
+           {.name = "whole input", .input_is_parallel = false, .forward = ar, .backward = ag},
+           {.name = "strided", .in = 24, .stride = 2, .forward = ar},
+           {.name = "strided, whole input",
+           .in = 24,
+           .stride = 2,
+           .input_is_parallel = false,
+           .forward = ar,
+           .backward = ag},
+           {.name = "bias skipped", .skip_bias_add = true, .forward = ar},
+           {.name = "uneven", .in = 7, .allow_uneven = true, .forward = ar},
+           {.name = "uneven, whole input",
+           .in = 7,
+           .input_is_parallel = false,
+           .allow_uneven = true,
+           .forward = ar,
+           .backward = ag},
+           {.name = "sequence",
+           .sequence_parallel = true,
+           .forward = rs,
+           .backward = "1 all_reduce, 1 all_gather",
+           .batch = {12, 3}},
+           {.name = "sequence without bias",
+           .bias = false,
+           .sequence_parallel = true,
+           .forward = rs,
+           .backward = ag,
+           .batch = {12, 3}},
+           {.name = "adapter", .lora = true, .forward = ar, .backward = ar},
+       }) {
+    for (const bool global : {false, true}) {
+      RowParallelLinear layer = row(c, mesh);
+      const Placement cut = c.stride == 1 ? Shard(last(c)) : BlockCyclic(last(c), c.in / mesh.size() / c.stride);
+      check_layer(layer, c, mesh, c.input_is_parallel ? cut : Replicate(), c.sequence_parallel ? Shard(0) : Replicate(),
+                  global);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("first values are the same on any number of ranks, and the master weight is in the features' order",
+                        {1, 2, 4}) {
+  const DeviceMesh mesh = line();
+  const DeviceMesh alone(World::fake(0, 1), c10::kCPU, Mesh({1}));
+  for (const int64_t stride : {1, 2}) {
+    for (const InitType type : {InitType::kXavierNormal, InitType::kKaimingUniform, InitType::kOrthogonal}) {
+      ColumnParallelOptions columns(16, 16);
+      columns.stride = stride;
+      columns.init_method = init_method(type);
+      RowParallelOptions rows(16, 16);
+      rows.stride = stride;
+      rows.init_method = init_method(type);
+      manual_seed(42, mesh.world());
+      manual_seed(42, alone.world());
+      const ColumnParallelLinear by_columns(columns, mesh), whole_columns(columns, alone);
+      const RowParallelLinear by_rows(rows, mesh), whole_rows(rows, alone);
+      CHECK(same(by_columns->master_weight(), whole_columns->master_weight()));
+      CHECK(same(by_rows->master_weight(), whole_rows->master_weight()));
+      CHECK(same(by_columns->master_bias(), at::zeros({16})));
+      CHECK(same(by_rows->master_bias(), at::zeros({16})));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a skipped bias is given back as the output lies", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({4, 6});
+  for (const bool gather : {false, true}) {
+    Case c{.name = "", .in = 6, .out = 12, .gather = gather, .skip_bias_add = true};
+    ColumnParallelLinear layer = column(c, mesh);
+    stir(*layer);
+    const at::Tensor want = at::linear(x, layer->master_weight(), layer->master_bias());
+    const LinearOutput got = layer->forward_with_bias(x);
+    CHECK(close((got.output + got.bias).detach(), gather ? want : piece_of(want, mesh, {Shard(1)})));
+    const LinearOutput global = layer->forward_with_bias(spread(x, mesh, {Replicate()}));
+    CHECK(close(full_tensor((global.output + global.bias).detach()), want));
+    c.skip_bias_add = false;
+    CHECK_FALSE(column(c, mesh)->forward_with_bias(x).bias.defined());
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a weight given to forward: a tied embedding's, whole or this rank's piece", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  ColumnParallelOptions options(6, 12);
+  options.skip_weight_param_allocation = true;
+  options.config.params_dtype = at::kDouble;
+  ColumnParallelLinear layer(options, mesh);
+  CHECK(layer->parameters().size() == 1);
+  const at::Tensor x = sample({4, 6}), whole = sample({12, 6}, 3);
+  const at::Tensor tied = leaf(spread(whole, mesh, {Shard(0)}));
+  const at::Tensor y = layer->forward(x, tied);
+  CHECK(close(y.detach(), piece_of(at::linear(x, whole), mesh, {Shard(1)})));
+  y.sum().backward();
+  CHECK(close(full_tensor(tied.grad()), x.sum(0).expand({12, 6})));
+  CHECK(close(layer->forward(x, piece_of(whole, mesh, {Shard(0)})).detach(), y.detach()));
+  CHECK_THROWS_WITH_AS(layer->forward(x), doctest::Contains("weight was not supplied to forward"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(layer->forward(x, at::ones({5, 6})), doctest::Contains("supplied weight's shape is [5, 6], not ["),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(layer->forward(x, spread(sample({6, 6}), mesh, {Shard(0)})),
+                       doctest::Contains("supplied weight is Double [6, 6]"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(layer->master_weight(), doctest::Contains("no weight of its own"), std::invalid_argument);
+}
+
+TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad, and experts communicate outside", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  ColumnParallelOptions options(6, 4 * n);
+  options.config = {.params_dtype = at::kDouble, .gradient_accumulation_fusion = true};
+  ColumnParallelLinear layer(options, mesh);
+  const at::Tensor x = sample({4, 6});
+  CHECK_THROWS_WITH_AS(layer->forward(x), doctest::Contains("without main_grad"), std::invalid_argument);
+  layer->main_grad = at::ones({4, 6}, at::kDouble);
+  layer->forward(x).sum().backward();
+  CHECK(close(layer->main_grad, x.sum(0).expand({4, 6}) + 1));
+  CHECK_FALSE(layer->weight.grad().defined());
+
+  ColumnParallelOptions up(6, 4 * n);
+  RowParallelOptions down(4 * n, 5);
+  for (ParallelLinearOptions* const each :
+       {static_cast<ParallelLinearOptions*>(&up), static_cast<ParallelLinearOptions*>(&down)}) {
+    each->is_expert = true;
+    each->skip_bias_add = true;
+    each->config = {.params_dtype = at::kDouble, .expert_model_parallel_size = 2};
+  }
+  down.input_is_parallel = true;
+  ColumnParallelLinear expert_up(up, mesh);
+  RowParallelLinear expert_down(down, mesh);
+  const at::Tensor tokens = leaf(sample({4, 6}));
+  CommCounter counter(mesh);
+  const at::Tensor term = expert_down->forward(expert_up->forward(tokens));
+  term.sum().backward();
+  CHECK(counter.total() == 0);
+  const at::Tensor want = at::linear(at::linear(tokens.detach(), expert_up->master_weight()), expert_down->master_weight());
+  CHECK(close(full_tensor(from_local(term.detach(), mesh, {Partial()})), want));
+}
+
+TESSERA_RANKS_TEST_CASE("what a layer cannot be is refused when it is made", {2}) {
+  const DeviceMesh mesh = line();
+  const auto refused = [&](const auto& make, const std::string& text) {
+    CHECK_THROWS_WITH_AS(make(), doctest::Contains(text.c_str()), std::invalid_argument);
+  };
+  refused([&] { ColumnParallelLinear(ColumnParallelOptions(4, 5), mesh); },
+          "ColumnParallelLinear: 5 features are not divisible by 2 ranks");
+  refused([&] { RowParallelLinear(RowParallelOptions(5, 4), mesh); },
+          "RowParallelLinear: 5 features are not divisible by 2 ranks");
+  refused([&] { ColumnParallelLinear(ColumnParallelOptions(0, 4), mesh); }, "0 input and 4 output features");
+  refused(
+      [&] {
+        ColumnParallelOptions options(4, 6);
+        options.stride = 2;
+        ColumnParallelLinear(options, mesh);
+      },
+      "6 features are not divisible by 2 ranks with 2 pieces each");
+  refused(
+      [&] {
+        RowParallelOptions options(4, 4);
+        options.config.sequence_parallel = true;
+        RowParallelLinear(options, mesh);
+      },
+      "to enable sequence_parallel, input_is_parallel must be true");
+  refused(
+      [&] {
+        RowParallelOptions options(4, 4);
+        options.is_expert = true;
+        options.config.expert_model_parallel_size = 2;
+        RowParallelLinear(options, mesh);
+      },
+      "set skip_bias_add");
+  refused(
+      [&] {
+        ColumnParallelLinear(ColumnParallelOptions(4, 4), init_device_mesh("cpu", {2, 1}, {"a", "b"}, world()));
+      },
+      "mesh[\"name\"]");
+}
