@@ -1,0 +1,112 @@
+#include "tessera/styles/layers/parallel_embedding.h"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/mappings.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument("ParallelEmbedding: " + why); }
+
+int64_t cut_dim(const ParallelEmbeddingOptions& options) { return options.cut == EmbeddingCut::kVocabulary ? 0 : 1; }
+
+ParallelEmbeddingOptions checked(ParallelEmbeddingOptions options, const DeviceMesh& mesh) {
+  if (mesh.ndim() != 1) {
+    refuse(fmt::format("mesh {} has {} dimensions; give one of them, mesh[\"name\"]", mesh.to_string(), mesh.ndim()));
+  }
+  const int64_t rows = options.num_embeddings, columns = options.embedding_dim;
+  if (rows < 1 || columns < 1)
+    refuse(fmt::format("a table [{}, {}]; it has at least one row and one column", rows, columns));
+  if (options.padding_idx) {
+    if (*options.padding_idx < -rows || *options.padding_idx >= rows) {
+      refuse(fmt::format("padding_idx {} must be within num_embeddings, {}", *options.padding_idx, rows));
+    }
+    if (*options.padding_idx < 0) *options.padding_idx += rows;
+  }
+  const at::Tensor& given = options.given_weight;
+  if (given.defined() && (is_dtensor(given) || given.sizes() != at::IntArrayRef({rows, columns}))) {
+    refuse(fmt::format("given_weight is [{}]; it is the whole table, plain, [{}, {}]", fmt::join(given.sizes(), ", "), rows,
+                       columns));
+  }
+  if (options.config.sequence_parallel && options.cut == EmbeddingCut::kWidth) {
+    refuse(
+        "sequence_parallel of a table that is cut by the width: each rank has every id's columns; cut it by the vocabulary");
+  }
+  try {
+    affine_placement(cut_dim(options), options.cut == EmbeddingCut::kVocabulary ? rows : columns, mesh.size(), 1,
+                     options.allow_uneven);
+  } catch (const std::invalid_argument&) {
+    refuse(fmt::format("{} {} are not divisible by {} ranks; allow_uneven, or pad them",
+                       cut_dim(options) == 0 ? rows : columns, cut_dim(options) == 0 ? "rows" : "columns", mesh.size()));
+  }
+  return options;
+}
+
+}  // namespace
+
+ParallelEmbeddingImpl::ParallelEmbeddingImpl(const ParallelEmbeddingOptions& given, const DeviceMesh& mesh)
+    : torch::nn::Module("ParallelEmbedding"), options(checked(given, mesh)), mesh_(mesh) {
+  const c10::AutoGradMode none(false);
+  const Placement cut = Shard(cut_dim(options));
+  const at::ScalarType dtype = options.config.params_dtype;
+  at::Tensor table;
+  if (options.given_weight.defined()) {
+    table = distribute_tensor(options.given_weight.detach(), mesh, {cut}, kNoSource);
+  } else {
+    table = empty({options.num_embeddings, options.embedding_dim}, mesh, {cut}, dtype);
+    if (options.config.perform_initialization) {
+      options.init_method(table);
+      if (options.padding_idx) table.select(0, *options.padding_idx).zero_();
+    }
+  }
+  const c10::AutoGradMode recording(true);
+  weight = register_parameter("weight", table);
+}
+
+at::Tensor ParallelEmbeddingImpl::of_plain(const at::Tensor& ids) const {
+  const ShardedEmbeddingOptions how{.cut = options.cut,
+                                    .num_embeddings = options.num_embeddings,
+                                    .embedding_dim = options.embedding_dim,
+                                    .padding_idx = options.padding_idx,
+                                    .max_norm = options.max_norm,
+                                    .norm_type = options.norm_type,
+                                    .scale_grad_by_freq = options.scale_grad_by_freq,
+                                    .sparse = options.sparse};
+  const at::Tensor table = to_local(weight);
+  if (!options.config.sequence_parallel) return sharded_embedding(ids, table, mesh_, how);
+  return reduce_scatter_to_sequence_region(sharded_embedding_local(ids, table, mesh_, how), mesh_, options.allow_uneven);
+}
+
+at::Tensor ParallelEmbeddingImpl::forward(const at::Tensor& ids) {
+  if (!is_dtensor(ids)) return of_plain(ids);
+  if (!(mesh_of(ids) == mesh_)) {
+    refuse(fmt::format("the ids lie on mesh {}, the layer on {}; redistribute_to brings them there",
+                       mesh_of(ids).to_string(), mesh_.to_string()));
+  }
+  const at::Tensor rows = of_plain(full_tensor(ids));
+  std::vector<int64_t> sizes = ids.sizes().vec();
+  sizes.push_back(options.embedding_dim);
+  return from_local(rows, mesh_, {options.config.sequence_parallel ? Shard(0) : Replicate()}, {.shape = sizes});
+}
+
+at::Tensor ParallelEmbeddingImpl::master_weight() const { return full_tensor(weight.detach()); }
+
+ParallelEmbedding vocab_parallel_embedding(int64_t num_embeddings, int64_t embedding_dim, const DeviceMesh& mesh,
+                                           const InitMethod& method, const ModelParallelConfig& config) {
+  ParallelEmbeddingOptions options(num_embeddings, embedding_dim);
+  options.cut = EmbeddingCut::kVocabulary;
+  options.init_method = method;
+  options.config = config;
+  return ParallelEmbedding(options, mesh);
+}
+
+}  // namespace tessera

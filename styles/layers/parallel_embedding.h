@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/ops/kernels/sharded_embedding.h"
+#include "tessera/styles/layers/init_type.h"
+#include "tessera/styles/layers/parallel_linear.h"
+
+// Embeddings whose table is cut over the ranks of a mesh of one dimension, by the vocabulary or by the width. The table is a DTensor, of
+// values that do not depend on the number of ranks. Of plain ids, alike on every rank, the output is plain and whole on every rank; of a
+// DTensor of ids it is a DTensor.
+namespace tessera {
+
+struct ParallelEmbeddingOptions {
+  ParallelEmbeddingOptions(int64_t num_embeddings, int64_t embedding_dim)
+      : num_embeddings(num_embeddings), embedding_dim(embedding_dim) {}
+
+  int64_t num_embeddings;
+  int64_t embedding_dim;
+  EmbeddingCut cut = EmbeddingCut::kWidth;
+  // As in torch::nn::EmbeddingOptions; ids are of the whole table, negative ones count from its end.
+  std::optional<int64_t> padding_idx;
+  std::optional<double> max_norm;
+  double norm_type = 2;
+  bool scale_grad_by_freq = false;
+  bool sparse = false;
+  // First values; the row of padding_idx is 0 afterwards.
+  InitMethod init_method = tessera::init_method(InitType::kXavierNormal);
+  // In their place: the whole table, plain and alike on every rank.
+  at::Tensor given_weight;
+  bool allow_uneven = false;        // rows or columns that the ranks do not divide, by torch.chunk's rule
+  ModelParallelConfig config = {};  // sequence_parallel: the output is cut along dimension 0
+};
+
+// Collectives, on more than one rank: those of sharded_embedding; under sequence_parallel by the vocabulary one reduce_scatter in the place
+// of the all_reduce, and one all_gather in backward.
+// The constructor throws std::invalid_argument, on every rank alike, on rows or columns that the ranks do not divide (unless
+// allow_uneven), a padding_idx outside the table, a given_weight of other sizes, sequence_parallel by the width, and a mesh of several
+// dimensions.
+class ParallelEmbeddingImpl : public torch::nn::Module {
+ public:
+  ParallelEmbeddingImpl(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh);
+  // ids [*] -> [*, embedding_dim].
+  at::Tensor forward(const at::Tensor& ids);
+
+  // The whole table, plain and detached. One all_gather on more than one rank.
+  at::Tensor master_weight() const;
+
+  const ParallelEmbeddingOptions options;
+  at::Tensor weight;  // [num_embeddings, embedding_dim]
+
+ private:
+  at::Tensor of_plain(const at::Tensor& ids) const;
+
+  const DeviceMesh mesh_;
+};
+TORCH_MODULE(ParallelEmbedding);
+
+// Megatron-Core's: cut by the vocabulary, no padding.
+ParallelEmbedding vocab_parallel_embedding(int64_t num_embeddings, int64_t embedding_dim, const DeviceMesh& mesh,
+                                           const InitMethod& method, const ModelParallelConfig& config = {});
+
+}  // namespace tessera
