@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/mesh/device_mesh.h"
+
+// What Megatron-Core notes on parameters. Here their placements say it, so that nothing can be forgotten or disagree.
+namespace tessera {
+
+struct TensorParallelAttributes {
+  bool is_parallel = false;
+  int64_t partition_dim = -1;    // of the tensor, -1: none
+  int64_t partition_stride = 1;  // pieces a rank, dealt out in turn
+
+  friend bool operator==(const TensorParallelAttributes&, const TensorParallelAttributes&) = default;
+};
+
+// Of a DTensor, by the first mesh dimension that cuts it; of every other tensor the defaults.
+TensorParallelAttributes tensor_parallel_attributes(const at::Tensor& tensor);
+
+// Checks that `tensor` is what it is said to be. Throws std::invalid_argument, with both, where its placements say otherwise;
+// distribute_in_place makes it so.
+void set_tensor_parallel_attributes(const at::Tensor& tensor, bool is_parallel, int64_t dim, int64_t stride = 1);
+// The same of what another tensor is. Throws as above.
+void copy_tensor_parallel_attributes(const at::Tensor& destination, const at::Tensor& source);
+
+// Whether this rank counts `parameter` where each value is to count once, as in the norm of all gradients: it is cut over the mesh dimension,
+// or this rank is the first of those that have it. A plain parameter is on every rank of `mesh`, of one dimension; a DTensor's own mesh is
+// asked, all of its dimensions.
+bool is_not_tensor_parallel_duplicate(const at::Tensor& parameter, const DeviceMesh& mesh);
+
+}  // namespace tessera

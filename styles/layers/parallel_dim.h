@@ -1,0 +1,118 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Reduction.h>
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/ops/kernels/sharded_cross_entropy.h"
+#include "tessera/styles/layers/parallel_embedding.h"
+#include "tessera/styles/layers/parallel_linear.h"
+#include "tessera/styles/parallelize.h"
+
+// Layers that are cut along a dimension given by number, and tensors that carry theirs: they are DTensors. A plain tensor that comes in
+// counts as replicated. Meshes are of one dimension.
+namespace tessera {
+
+// How a linear layer x W^T + b is cut. In terms of x A with A = W^T: none, its rows (0), or its columns (1, or -1).
+using ParallelDim = std::optional<int64_t>;
+
+struct ParallelDimOptions {
+  bool bias = true;
+  ParallelDim dim = std::nullopt;
+  bool allow_uneven = false;
+};
+
+// torch::nn::Linear with its first values' distributions, whose output is a DTensor: columns S(-1), rows and none R. Its input is
+// redistributed from wherever it lies. Collectives: those of ColumnParallelLinear and RowParallelLinear, and the input's redistribution.
+// The constructor throws std::invalid_argument on another dim, and as those.
+class ParallelLinearImpl : public torch::nn::Module {
+ public:
+  ParallelLinearImpl(int64_t in_features, int64_t out_features, const DeviceMesh& mesh,
+                     const ParallelDimOptions& options = {});
+  at::Tensor forward(const at::Tensor& input);
+
+  const ParallelDimOptions options;
+  at::Tensor weight, bias;  // [out, in]; [out], or undefined
+
+ private:
+  const DeviceMesh mesh_;
+  std::shared_ptr<ColumnParallelLinearImpl> column_;
+  std::shared_ptr<RowParallelLinearImpl> row_;
+};
+TORCH_MODULE(ParallelLinear);
+
+// The table's rows (0) or columns (1, or -1), or for none torch::nn::Embedding's table on every rank; first values of mean 0 and deviation 1.
+ParallelEmbedding parallel_embedding_layer(ParallelEmbeddingOptions options, ParallelDim dim, const DeviceMesh& mesh);
+
+struct ParallelCrossEntropyOptions {
+  at::Tensor weight;
+  int64_t ignore_index = -100;
+  at::Reduction::Reduction reduction = at::Reduction::Mean;
+  double label_smoothing = 0;
+};
+// What PyTorch's older two arguments ask for: neither given nullopt; each that is not given counts as true.
+std::optional<at::Reduction::Reduction> legacy_reduction(std::optional<bool> size_average, std::optional<bool> reduce);
+
+// torch::nn::functional::cross_entropy of logits [n, classes, *] and class numbers [n, *]. Of a DTensor whose classes are cut, what
+// sharded_cross_entropy says of its collectives and errors; every other input is LibTorch's.
+at::Tensor parallel_cross_entropy(const at::Tensor& input, const at::Tensor& target,
+                                  const ParallelCrossEntropyOptions& options = {});
+
+class ParallelCrossEntropyLossImpl : public torch::nn::Module {
+ public:
+  explicit ParallelCrossEntropyLossImpl(ParallelCrossEntropyOptions options = {}) : options(std::move(options)) {}
+  at::Tensor forward(const at::Tensor& input, const at::Tensor& target) {
+    return parallel_cross_entropy(input, target, options);
+  }
+  const ParallelCrossEntropyOptions options;
+};
+TORCH_MODULE(ParallelCrossEntropyLoss);
+
+// Megatron-Core's: logits [*, classes / n], plain -> losses [*], one a target, smoothed by Megatron's formula over all classes.
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
+                                        double label_smoothing = 0);
+
+// The layers as functions of a weight that is this rank's plain piece, cut along `dim` as above (of an embedding the table's own dimension).
+// Rows of a linear layer take this rank's features, or a DTensor; columns give this rank's.
+at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, ParallelDim dim,
+                           const DeviceMesh& mesh);
+at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight, ShardedEmbeddingOptions options,
+                              ParallelDim dim, const DeviceMesh& mesh);
+
+// `t`, plain, as what it is: this rank's piece of a tensor that is cut along `dim`, or the whole on every rank. The same of a list.
+at::Tensor register_parallel_dim(const at::Tensor& t, ParallelDim dim, const DeviceMesh& mesh);
+std::vector<at::Tensor> register_parallel_dim(const std::vector<at::Tensor>& list, ParallelDim dim, const DeviceMesh& mesh);
+// Along which dimension a tensor is cut; none of a plain or a replicated one.
+ParallelDim get_parallel_dim(const at::Tensor& t);
+
+// Gives a tensor its first values by `method`: a plain one alone, a DTensor as the whole that it is a piece of, without communication.
+void shard_init_(const InitMethod& method, const at::Tensor& tensor);
+
+namespace detail {
+ParallelPlan linear_plan(torch::nn::Module& module, ParallelDim dim);
+ParallelPlan embedding_plan(torch::nn::Module& module, ParallelDim dim);
+}  // namespace detail
+
+// Cuts the parameters of all Linear (Embedding) modules in `module`, or of itself, in place: values, requires_grad and dtype stay. Returns
+// what parallelize_module does, and throws as it does, and std::invalid_argument on another dim.
+template <class Module>
+auto convert_parallel_linear(Module&& module, ParallelDim dim, const DeviceMesh& mesh,
+                             const ParallelizeOptions& options = {}) {
+  return parallelize_module(module, mesh, detail::linear_plan(*module, dim), options);
+}
+template <class Module>
+auto convert_parallel_embedding(Module&& module, ParallelDim dim, const DeviceMesh& mesh,
+                                const ParallelizeOptions& options = {}) {
+  return parallelize_module(module, mesh, detail::embedding_plan(*module, dim), options);
+}
+
+}  // namespace tessera

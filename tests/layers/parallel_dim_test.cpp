@@ -1,0 +1,206 @@
+#include "tessera/styles/layers/parallel_dim.h"
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/styles/layers/parallel_attributes.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
+
+const std::vector<ParallelDim> kDims = {std::nullopt, 0, 1, -1};
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("a stack of ParallelLinear of all dims equals torch::nn::Linear", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  manual_seed(1, mesh.world());
+  std::vector<ParallelLinear> layers;
+  std::vector<at::Tensor> weights, biases;
+  int64_t width = 8;
+  for (int i = 0; i < 12; ++i) {
+    const int64_t next = i % 2 == 0 ? 16 : 8;
+    layers.emplace_back(
+        width, next, mesh,
+        ParallelDimOptions{.dim = kDims[static_cast<std::size_t>((i * 3 + i / 4) % 4)], .allow_uneven = true});
+    layers.back()->to(at::kDouble);
+    weights.push_back(leaf(full_tensor(layers.back()->weight.detach())));
+    biases.push_back(leaf(full_tensor(layers.back()->bias.detach())));
+    CHECK(weights.back().sizes() == at::IntArrayRef({next, width}));
+    width = next;
+  }
+  at::Tensor got = sample({3, 8}), want = got;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    got = layers[i]->forward(got);
+    want = at::linear(want, weights[i], biases[i]);
+    const ParallelDim dim = layers[i]->options.dim;
+    CHECK(get_parallel_dim(got) == (dim && *dim != 0 ? ParallelDim(1) : std::nullopt));
+    CHECK(close(full_tensor(got.detach()), want.detach()));
+  }
+  got.pow(2).sum().backward();
+  want.pow(2).sum().backward();
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    CHECK(close(full_tensor(layers[i]->weight.grad()), weights[i].grad(), 1e-11));
+    CHECK(close(full_tensor(layers[i]->bias.grad()), biases[i].grad(), 1e-11));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("first values are torch::nn's distributions, and alike on any number of ranks", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const DeviceMesh alone(World::fake(0, 1), c10::kCPU, Mesh({1}));
+  for (const ParallelDim dim : kDims) {
+    manual_seed(2, mesh.world());
+    manual_seed(2, alone.world());
+    const ParallelDimOptions options{.dim = dim};
+    const ParallelLinear cut(36, 60, mesh, options), whole(36, 60, alone, options);
+    CHECK(same(full_tensor(cut->weight.detach()), full_tensor(whole->weight.detach())));
+    CHECK(same(full_tensor(cut->bias.detach()), full_tensor(whole->bias.detach())));
+    CHECK(full_tensor(cut->weight.detach()).abs().max().item<float>() <= 1.0F / 6);
+    CHECK(full_tensor(cut->bias.detach()).abs().max().item<float>() > 1.0F / 9);
+    CHECK_FALSE(ParallelLinear(6, 12, mesh, ParallelDimOptions{.bias = false, .dim = dim})->bias.defined());
+  }
+  const ParallelEmbedding table = parallel_embedding_layer(ParallelEmbeddingOptions(60, 12), 0, mesh);
+  CHECK(get_parallel_dim(table->weight) == ParallelDim(0));
+  CHECK(table->master_weight().std().item<float>() == doctest::Approx(1).epsilon(0.1));
+  CHECK(get_parallel_dim(parallel_embedding_layer(ParallelEmbeddingOptions(60, 12), -1, mesh)->weight) == ParallelDim(1));
+}
+
+TESSERA_RANKS_TEST_CASE("the cross entropy loss sees by itself whether the classes are cut", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor target = at::remainder(at::arange(13) * 5, 17);
+  for (const auto reduction : {at::Reduction::Mean, at::Reduction::Sum, at::Reduction::None}) {
+    ParallelCrossEntropyLoss loss(
+        ParallelCrossEntropyOptions{.weight = at::rsub(sample({17}, 2), 1.5), .ignore_index = 5, .reduction = reduction});
+    const at::Tensor plain = leaf(sample({13, 17}) * 1000);
+    const at::Tensor want = loss->forward(plain, target);
+    CHECK(close(want.detach(), at::cross_entropy_loss(plain, target, loss->options.weight, reduction, 5).detach()));
+    CHECK(want.sizes() == (reduction == at::Reduction::None ? target.sizes() : at::IntArrayRef()));
+    want.sum().backward();
+    const at::Tensor cut = leaf(spread(plain.detach(), mesh, {Shard(1)}));
+    CommCounter counter(mesh);
+    const at::Tensor got = loss->forward(cut, target);
+    CHECK(counter.count("all_reduce") == (mesh.size() > 1 ? 2 : 0));
+    CHECK(counter.total() == counter.count("all_reduce"));
+    CHECK(close(got.detach(), want.detach()));
+    got.sum().backward();
+    CHECK(close(full_tensor(cut.grad()), plain.grad()));
+  }
+  // Classes in the middle, as of images.
+  const at::Tensor image = sample({2, 17, 3}), points = at::remainder(at::arange(6), 17).view({2, 3});
+  CHECK(close(parallel_cross_entropy(spread(image, mesh, {Shard(1)}), points), parallel_cross_entropy(image, points)));
+  CHECK(close(parallel_cross_entropy(spread(image[0].t().contiguous()[0], mesh, {Shard(0)}), points[0][0]),
+              parallel_cross_entropy(image[0].t().contiguous()[0], points[0][0])));
+  const at::Tensor logits = at::arange(12, at::kDouble).view({1, 12});
+  CHECK(vocab_parallel_cross_entropy(piece_of(logits, mesh, {Shard(1)}), at::full({1}, 3, at::kLong), mesh, 0.1).dim() == 1);
+}
+
+TEST_CASE("PyTorch's older arguments for the reduction") {
+  CHECK_FALSE(legacy_reduction(std::nullopt, std::nullopt).has_value());
+  CHECK(legacy_reduction(true, std::nullopt) == at::Reduction::Mean);
+  CHECK(legacy_reduction(false, std::nullopt) == at::Reduction::Sum);
+  CHECK(legacy_reduction(std::nullopt, true) == at::Reduction::Mean);
+  CHECK(legacy_reduction(true, false) == at::Reduction::None);
+  CHECK(legacy_reduction(false, false) == at::Reduction::None);
+}
+
+TESSERA_RANKS_TEST_CASE("functions of pieces of weights", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({4, 12}), w = sample({24, 12}, 2), b = sample({24}, 3), want = at::linear(x, w, b);
+  CHECK(close(parallel_linear(x, w, b, std::nullopt, mesh), want));
+  const at::Tensor columns = parallel_linear(x, piece_of(w, mesh, {Shard(0)}), piece_of(b, mesh, {Shard(0)}), -1, mesh);
+  CHECK(close(columns, piece_of(want, mesh, {Shard(1)})));
+  CHECK(close(parallel_linear(piece_of(x, mesh, {Shard(1)}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh), want));
+  CHECK(close(parallel_linear(spread(x, mesh, {Replicate()}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh), want));
+  const at::Tensor ids = at::remainder(at::arange(8), 5);
+  for (const ParallelDim dim : kDims) {
+    const at::Tensor table = dim ? piece_of(w, mesh, {Shard(*dim == 0 ? 0 : 1)}) : w;
+    CHECK(close(parallel_embedding(ids, table, {.num_embeddings = 24}, dim, mesh), at::embedding(w, ids)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("tensors carry the dimension that they are cut along", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({3, 2});
+  CHECK_FALSE(get_parallel_dim(x).has_value());
+  CHECK(get_parallel_dim(register_parallel_dim(x, 0, mesh)) == ParallelDim(0));
+  CHECK(get_parallel_dim(register_parallel_dim(x, -1, mesh)) == ParallelDim(1));
+  CHECK_FALSE(get_parallel_dim(register_parallel_dim(x, std::nullopt, mesh)).has_value());
+  CHECK(register_parallel_dim(x, 0, mesh).sizes() == at::IntArrayRef({3 * mesh.size(), 2}));
+  const std::vector<at::Tensor> list = register_parallel_dim(std::vector<at::Tensor>{x, x}, 1, mesh);
+  CHECK(get_parallel_dim(list[1]) == ParallelDim(1));
+  CHECK_THROWS_WITH_AS(register_parallel_dim(x, 2, mesh), doctest::Contains("dim 2 of a tensor of 2 dimensions"),
+                       std::invalid_argument);
+  manual_seed(3, mesh.world());
+  const at::Tensor cut = register_parallel_dim(at::empty({4, 6}), 0, mesh);
+  shard_init_([](at::Tensor t) { t.normal_(); }, cut);
+  CHECK(full_tensor(cut).std().item<float>() == doctest::Approx(1).epsilon(0.5));
+}
+
+TESSERA_RANKS_TEST_CASE("converted modules keep their values and compute what they did", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const ParallelDim dim : kDims) {
+    torch::nn::Sequential model(torch::nn::Linear(10, 16), torch::nn::Linear(16, 12));
+    model->to(at::kDouble);
+    model[0]->as<torch::nn::Linear>()->bias.requires_grad_(false);
+    for (const at::Tensor& each : model->parameters()) {
+      const c10::AutoGradMode none(false);
+      at::Tensor(each).copy_(sample(each.sizes(), each.numel()));
+    }
+    const at::Tensor x = sample({4, 10}), weight = model[0]->as<torch::nn::Linear>()->weight.detach().clone();
+    const at::Tensor want = model->forward(x).detach();
+    auto converted = convert_parallel_linear(model, dim, mesh);
+    const at::Tensor& now = model[0]->as<torch::nn::Linear>()->weight;
+    CHECK(get_parallel_dim(now) == (!dim ? std::nullopt : ParallelDim(*dim == 0 ? 1 : 0)));
+    CHECK(same(full_tensor(now.detach()), weight));
+    CHECK_FALSE(model[0]->as<torch::nn::Linear>()->bias.requires_grad());
+    CHECK(close(full_tensor(converted(x).detach()), want));
+    if (!dim) continue;
+    at::manual_seed(4);
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 6).padding_idx(3));
+    const at::Tensor ids = at::arange(10), rows = table->forward(ids).detach();
+    auto embedding = convert_parallel_embedding(table, dim, mesh);
+    CHECK(close(full_tensor(embedding(ids).detach()), rows));
+  }
+  torch::nn::Linear alone(4, 4);
+  CHECK_THROWS_WITH_AS(convert_parallel_linear(alone, 2, mesh), doctest::Contains("dim 2; it is 0, 1, -1 or none"),
+                       std::invalid_argument);
+}
+
+TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagree with them", {1, 2, 4}) {
+  const DeviceMesh mesh = line();
+  const auto attributes = [&](const Placement& p) { return tensor_parallel_attributes(spread(sample({16, 8}), mesh, {p})); };
+  CHECK(attributes(Replicate()) == TensorParallelAttributes());
+  CHECK(tensor_parallel_attributes(at::ones({2})) == TensorParallelAttributes());
+  CHECK(attributes(Shard(1)) == TensorParallelAttributes{.is_parallel = true, .partition_dim = 1});
+  const at::Tensor strided = spread(sample({16, 8}), mesh, {BlockCyclic(0, 8 / mesh.size())});
+  const int64_t stride = mesh.size() == 1 ? 1 : 2;
+  CHECK(tensor_parallel_attributes(strided).partition_stride == stride);
+  set_tensor_parallel_attributes(strided, true, 0, stride);
+  copy_tensor_parallel_attributes(strided.detach(), strided);
+  set_tensor_parallel_attributes(at::ones({2}), false, -1);
+  CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(strided, true, 1),
+                       doctest::Contains("was to be parallel along dimension 1"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(at::ones({2}), true, 0),
+                       doctest::Contains("distribute_in_place makes it so"), std::invalid_argument);
+  CHECK_THROWS_AS(copy_tensor_parallel_attributes(at::ones({2}), strided), std::invalid_argument);
+  const bool first = mesh.local_rank(0) == 0;
+  CHECK(is_not_tensor_parallel_duplicate(strided, mesh));
+  CHECK(is_not_tensor_parallel_duplicate(spread(sample({4}), mesh, {Replicate()}), mesh) == first);
+  CHECK(is_not_tensor_parallel_duplicate(at::ones({2}), mesh) == first);
+}
