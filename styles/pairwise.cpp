@@ -1,0 +1,120 @@
+#include "tessera/styles/pairwise.h"
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/styles/module_tree.h"
+#include "tessera/styles/parallel_styles.h"
+
+namespace tessera {
+namespace {
+
+// The direct children that are Linear, by their places in the tree.
+std::vector<std::size_t> linears(const ModuleTree& tree, const ModuleNode& node) {
+  std::vector<std::size_t> out;
+  for (const auto& [name, child] : node.children) {
+    if (tree[child].kind == ModuleKind::kLinear) out.push_back(child);
+  }
+  return out;
+}
+
+void add_pairs(const ModuleTree& tree, std::size_t node, bool sequence, ParallelPlan& plan) {
+  const std::vector<std::size_t> layers = linears(tree, tree[node]);
+  if (layers.size() < 2) {
+    for (const auto& [name, child] : tree[node].children) add_pairs(tree, child, sequence, plan);
+    return;
+  }
+  const std::size_t paired = layers.size() - layers.size() % 2;
+  for (std::size_t i = 0; i < paired; i += 2) {
+    StyleLayouts up, down;
+    if (sequence && i == 0) up = {.input_layouts = Shard(0), .desired_input_layouts = Replicate()};
+    const bool is_last = i + 2 == layers.size();  // else a layer that is whole comes after it
+    if (is_last) down = {.output_layouts = sequence ? Shard(0) : Replicate(), .use_local_output = true};
+    plan.emplace_back(tree[layers[i]].path, ColwiseParallel(up));
+    plan.emplace_back(tree[layers[i + 1]].path, RowwiseParallel(down));
+  }
+}
+
+DeviceMesh mesh_for(const at::Tensor& t, const MaybeMesh& given, const char* what) {
+  if (!given && !is_dtensor(t)) throw std::invalid_argument("device_mesh is not passed nor can be inferred: give a mesh");
+  const DeviceMesh mesh = given ? *given : mesh_of(t);
+  if (mesh.ndim() == 1) return mesh;
+  throw std::invalid_argument(fmt::format("device_mesh has dims {} but expected to be 1 for {}: give one of {}", mesh.ndim(),
+                                          what, mesh.to_string()));
+}
+
+at::Tensor input_as(const at::Tensor& input, const MaybeMesh& given, const Placement& placement) {
+  if (!input.defined()) {
+    throw std::invalid_argument(
+        "Tensor parallel module expects torch.Tensor or DTensor input but received an undefined one");
+  }
+  const DeviceMesh mesh = mesh_for(input, given, "input");
+  return is_dtensor(input) ? redistribute(input, {placement}) : from_local(input, mesh, {placement});
+}
+
+const at::Tensor& checked_output(const at::Tensor& output, const MaybeMesh& given) {
+  if (!output.defined() || !is_dtensor(output)) {
+    throw std::invalid_argument(fmt::format("Expect output of Tensor Parallel to be a DTensor, but found {}",
+                                            output.defined() ? "a plain tensor" : "an undefined one"));
+  }
+  mesh_for(output, given, "output");
+  return output;
+}
+
+}  // namespace
+
+ParallelPlan PairwiseParallel::plan(torch::nn::Module& module) const {
+  const ModuleTree tree = tree_of(module);
+  ParallelPlan plan;
+  add_pairs(tree, 0, sequence_, plan);
+  if (!plan.empty()) return plan;
+  throw std::invalid_argument(fmt::format(
+      "PairwiseParallel: more than one Linear is needed for an MLP, side by side in one module; {} has no such module in it",
+      tree[0].type));
+}
+
+at::Tensor make_input_shard_1d(const at::Tensor& input, const MaybeMesh& mesh, int64_t dim) {
+  return input_as(input, mesh, Shard(dim));
+}
+
+at::Tensor make_input_shard_1d_last_dim(const at::Tensor& input, const MaybeMesh& mesh) {
+  return input_as(input, mesh, Shard(input.defined() ? input.dim() - 1 : 0));
+}
+
+at::Tensor make_input_replicate_1d(const at::Tensor& input, const MaybeMesh& mesh) {
+  return input_as(input, mesh, Replicate());
+}
+
+at::Tensor make_input_reshard_replicate(const at::Tensor& input, const MaybeMesh& mesh) {
+  return redistribute(input_as(input, mesh, Shard(0)), {Replicate()});
+}
+
+at::Tensor make_output_shard_1d(const at::Tensor& output, const MaybeMesh& mesh, int64_t dim) {
+  return redistribute(checked_output(output, mesh), {Shard(dim)});
+}
+
+at::Tensor make_output_replicate_1d(const at::Tensor& output, const MaybeMesh& mesh) {
+  return redistribute(checked_output(output, mesh), {Replicate()});
+}
+
+at::Tensor make_output_tensor(const at::Tensor& output, const MaybeMesh& mesh) {
+  return to_local(make_output_replicate_1d(output, mesh));
+}
+
+at::Tensor make_output_reshard_tensor(const at::Tensor& output, const MaybeMesh& mesh) {
+  return to_local(make_output_shard_1d(output, mesh));
+}
+
+at::Tensor make_sharded_output_tensor(const at::Tensor& output, const MaybeMesh& mesh) {
+  if (spec_of(checked_output(output, mesh)).partial) {
+    throw std::invalid_argument(
+        fmt::format("make_sharded_output_tensor: {} is a pending reduction; redistribute it first", to_string(output)));
+  }
+  return to_local(output);
+}
+
+}  // namespace tessera

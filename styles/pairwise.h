@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/styles/style.h"
+
+// The styles of PyTorch 2.0, and what they did before and after a module.
+namespace tessera {
+
+// Linear layers by columns and by rows in turn, as in an MLP: in every module with two or more Linear layers among its direct children the
+// first, third ... by columns, the second, fourth ... by rows, and a last one without a partner is left whole; below every other module its
+// children are looked through. A plain input is the whole, and the output is plain and whole. With `sequence` a plain input is this
+// rank's part along dimension 0, and the output is too: what PyTorch 2.0 called SequenceParallel, a name that now means norms.
+//   auto tp = parallelize_module(mlp, mesh, PairwiseParallel());
+// Communication, forward, for each pair: one all_reduce; with sequence one all_gather and one reduce_scatter for an MLP of one pair.
+class PairwiseParallel {
+ public:
+  explicit PairwiseParallel(bool sequence = false) : sequence_(sequence) {}
+  // Throws std::invalid_argument where there is no pair.
+  ParallelPlan plan(torch::nn::Module& module) const;
+
+ private:
+  bool sequence_;
+};
+
+template <class Module>
+auto parallelize_module(Module&& module, const DeviceMesh& mesh, const PairwiseParallel& style,
+                        const ParallelizeOptions& options = {}) {
+  torch::nn::Module* root = nullptr;
+  if constexpr (std::derived_from<std::remove_reference_t<Module>, torch::nn::Module>) {
+    root = &module;
+  } else {
+    root = &*module;
+  }
+  return parallelize_module(std::forward<Module>(module), mesh, style.plan(*root), options);
+}
+
+using MaybeMesh = std::optional<DeviceMesh>;
+
+// An input as a DTensor over `mesh`, of one dimension: a plain one is taken for what the name says, without communication (shard: this
+// rank's part, the whole being as many times as large), a DTensor is redistributed. A DTensor's own mesh is used where none is given.
+// Throw std::invalid_argument, on every rank alike: a plain tensor without a mesh, a mesh of several dimensions, an undefined tensor.
+at::Tensor make_input_shard_1d(const at::Tensor& input, const MaybeMesh& mesh = std::nullopt, int64_t dim = 0);
+at::Tensor make_input_shard_1d_last_dim(const at::Tensor& input, const MaybeMesh& mesh = std::nullopt);
+at::Tensor make_input_replicate_1d(const at::Tensor& input, const MaybeMesh& mesh = std::nullopt);
+// Taken for a part along dimension 0, and gathered: one all_gather; backward one reduce_scatter where the gradient is pending.
+at::Tensor make_input_reshard_replicate(const at::Tensor& input, const MaybeMesh& mesh = std::nullopt);
+
+// An output, a DTensor, redistributed; ..._tensor as a plain one: this rank's piece of that. Throw as above, and on a plain output.
+at::Tensor make_output_shard_1d(const at::Tensor& output, const MaybeMesh& mesh = std::nullopt, int64_t dim = 0);
+at::Tensor make_output_replicate_1d(const at::Tensor& output, const MaybeMesh& mesh = std::nullopt);
+at::Tensor make_output_tensor(const at::Tensor& output, const MaybeMesh& mesh = std::nullopt);
+at::Tensor make_output_reshard_tensor(const at::Tensor& output, const MaybeMesh& mesh = std::nullopt);
+// As it lies. Throws, too, on a pending reduction, whose terms are no part of the value.
+at::Tensor make_sharded_output_tensor(const at::Tensor& output, const MaybeMesh& mesh = std::nullopt);
+
+}  // namespace tessera
