@@ -77,6 +77,30 @@ ParallelPlan PairwiseParallel::plan(torch::nn::Module& module) const {
       tree[0].type));
 }
 
+void Prepared::apply(ApplyContext& context) const {
+  style_->apply(context);
+  const auto prepare_first = [mesh = context.mesh()](const PrepareFunction& function, std::vector<at::Tensor>& tensors) {
+    if (!tensors.empty() && tensors[0].defined()) tensors[0] = function(tensors[0], mesh);
+  };
+  if (input_) {
+    context.forward_pre_hook([=, function = input_](std::vector<at::Tensor>& inputs) { prepare_first(function, inputs); },
+                             /*throws_alike=*/true);
+  }
+  if (output_) {
+    context.forward_hook([=, function = output_](const std::vector<at::Tensor>& /*inputs*/,
+                                                 std::vector<at::Tensor>& outputs) { prepare_first(function, outputs); },
+                         /*throws_alike=*/true);
+  }
+}
+
+std::string Prepared::to_string() const {
+  return fmt::format("{}, prepared {}", style_->to_string(),
+                     input_ && output_ ? "before and after"
+                     : input_          ? "before"
+                     : output_         ? "after"
+                                       : "by nothing");
+}
+
 at::Tensor make_input_shard_1d(const at::Tensor& input, const MaybeMesh& mesh, int64_t dim) {
   return input_as(input, mesh, Shard(dim));
 }

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -42,6 +44,27 @@ auto parallelize_module(Module&& module, const DeviceMesh& mesh, const PairwiseP
 }
 
 using MaybeMesh = std::optional<DeviceMesh>;
+
+// One of the functions below, or one's own: what the first tensor that enters a module, or leaves it, becomes. It is given the mesh that
+// the module was parallelized on.
+using PrepareFunction = std::function<at::Tensor(const at::Tensor&, const MaybeMesh&)>;
+
+// Another style, and functions before and after the module; none leaves the tensor to the style.
+//   {"up", Prepared(ColwiseParallel(), make_input_reshard_replicate)}
+// The module is a TESSERA_MODULE (hooks.h): LibTorch's own cannot be hooked. A function may throw, alike on every rank.
+class Prepared : public ParallelStyle {
+ public:
+  explicit Prepared(Style style, PrepareFunction input = nullptr, PrepareFunction output = nullptr)
+      : style_(std::move(style)), input_(std::move(input)), output_(std::move(output)) {}
+  void apply(ApplyContext& context) const override;
+  std::string name() const override { return style_->name(); }
+  std::string to_string() const override;
+
+ private:
+  Style style_;
+  PrepareFunction input_;
+  PrepareFunction output_;
+};
 
 // An input as a DTensor over `mesh`, of one dimension: a plain one is taken for what the name says, without communication (shard: this
 // rank's part, the whole being as many times as large), a DTensor is redistributed. A DTensor's own mesh is used where none is given.

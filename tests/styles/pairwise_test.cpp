@@ -13,6 +13,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/comm_counter.h"
+#include "tessera/styles/hooks.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -34,6 +35,13 @@ torch::nn::Sequential mlp(const std::vector<int64_t>& widths) {
   for (const at::Tensor& each : out->parameters()) at::Tensor(each).copy_(sample(each.sizes(), ++seed));
   return out;
 }
+
+struct PlainLinearImpl : torch::nn::LinearImpl {
+  using torch::nn::LinearImpl::LinearImpl;
+};
+TESSERA_MODULE(PlainLinear);
+
+int64_t get_dim(const at::Tensor& t) { return placements_of(t)[0].tensor_dim(); }
 
 }  // namespace
 
@@ -114,6 +122,37 @@ TESSERA_RANKS_TEST_CASE("inputs are made DTensors, outputs what a caller wants",
   CHECK(make_input_shard_1d_last_dim(x, mesh).sizes() == at::IntArrayRef({8, 16 * n}));
   CHECK(make_input_reshard_replicate(x, mesh).sizes() == at::IntArrayRef({8 * n, 16}));
   CHECK(same(to_local(make_input_replicate_1d(x, mesh)), x));
+}
+
+TESSERA_RANKS_TEST_CASE("functions of one's own before and after a style's module", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({2 * mesh.size(), 6}), weight = sample({8, 6}, 2);
+  PlainLinear layer(6, 8);
+  layer->to(at::kDouble);
+  {
+    const c10::AutoGradMode none(false);
+    layer->weight.copy_(weight);
+    layer->bias.zero_();
+  }
+  const PrepareFunction doubled = [](const at::Tensor& y, const MaybeMesh& given) {
+    return make_output_tensor(y, given) * 2;
+  };
+  const Prepared style(
+      ColwiseParallel(), [](const at::Tensor& t, const MaybeMesh& m) { return make_input_reshard_replicate(t, m); },
+      doubled);
+  CHECK(style.to_string() == "ColwiseParallel, prepared before and after");
+  auto tp = parallelize_module(layer, mesh, style);
+  CHECK(get_dim(layer->weight) == 0);
+  CHECK(close(tp(piece_of(x, mesh, {Shard(0)})).detach(), at::linear(x, weight) * 2));
+  torch::nn::Linear plain(6, 8);
+  CHECK_THROWS_WITH_AS(parallelize_module(plain, mesh, style), doctest::Contains("TESSERA_MODULE"), std::invalid_argument);
+  PlainLinear refusing(6, 8);
+  auto checked = parallelize_module(refusing, mesh,
+                                    Prepared(ColwiseParallel(), nullptr, [](const at::Tensor& y, const MaybeMesh& given) {
+                                      return make_output_tensor(to_local(y), given);
+                                    }));
+  CHECK_THROWS_WITH_AS(checked(at::ones({2, 6})), doctest::Contains("Expect output of Tensor Parallel to be a DTensor"),
+                       std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("what cannot be made is refused by the messages of PyTorch 2.0", {2}) {
