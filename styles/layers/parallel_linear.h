@@ -85,6 +85,10 @@ class ParallelLinearBase : public torch::nn::Module {
   at::Tensor master_weight() const;
   at::Tensor master_bias() const;  // undefined without a bias
 
+  // None, and whatever another engine's layer left there is taken and dropped, so that its checkpoints load.
+  at::Tensor get_extra_state() const { return {}; }
+  void set_extra_state(const at::Tensor& /*state*/) {}
+
  protected:
   // `tensor_dim` of the weight is cut.
   ParallelLinearBase(const ParallelLinearOptions& options, DeviceMesh mesh, int64_t tensor_dim, const char* who);

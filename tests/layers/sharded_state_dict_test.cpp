@@ -1,0 +1,105 @@
+#include "tessera/styles/layers/sharded_state_dict.h"
+
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives.h"
+#include "tessera/styles/layers/parallel_embedding.h"
+#include "tessera/styles/layers/parallel_linear.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+// A layer of each kind.
+struct Layers : torch::nn::Module {
+  Layers(const DeviceMesh& mesh, int64_t stride, bool uneven) {
+    ColumnParallelOptions columns(6, uneven ? 7 : 24);
+    RowParallelOptions rows(uneven ? 7 : 24, 6);
+    columns.stride = rows.stride = stride;
+    columns.allow_uneven = rows.allow_uneven = uneven;
+    ParallelEmbeddingOptions table(uneven ? 10 : 12, 6);
+    table.cut = EmbeddingCut::kVocabulary;
+    table.allow_uneven = uneven;
+    up = register_module("up", ColumnParallelLinear(columns, mesh));
+    down = register_module("down", RowParallelLinear(rows, mesh));
+    embedding = register_module("embedding", ParallelEmbedding(table, mesh));
+  }
+  ColumnParallelLinear up = nullptr;
+  RowParallelLinear down = nullptr;
+  ParallelEmbedding embedding = nullptr;
+};
+
+// What all ranks' entries of the key make together, of those that write.
+at::Tensor assembled(const std::vector<ShardedTensorEntry>& entries, const std::string& key, at::IntArrayRef sizes,
+                     const DeviceMesh& mesh) {
+  at::Tensor whole = at::zeros(sizes), times = at::zeros(sizes);
+  for (const ShardedTensorEntry& each : entries) {
+    if (each.key != key || each.replica_id != std::array<int64_t, 3>{0, 0, 0}) continue;
+    CHECK(each.global_shape == sizes.vec());
+    at::Tensor here = whole, count = times;
+    for (int64_t dim = 0; dim < whole.dim(); ++dim) {
+      here = here.narrow(dim, each.global_offset[static_cast<std::size_t>(dim)], each.local.size(dim));
+      count = count.narrow(dim, each.global_offset[static_cast<std::size_t>(dim)], each.local.size(dim));
+    }
+    here.copy_(each.local);
+    count.add_(1);
+  }
+  CHECK(same(all_reduce(times, mesh, 0, ReduceOp::kSum), at::ones(sizes)));  // each element is written once
+  return all_reduce(whole, mesh, 0, ReduceOp::kSum);
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("the entries of all ranks make each tensor once: even, uneven and in strides", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const auto& [stride, uneven] : std::vector<std::pair<int64_t, bool>>{{1, false}, {2, false}, {1, true}}) {
+    const Layers layers(mesh, stride, uneven);
+    const std::vector<ShardedTensorEntry> entries = sharded_state_dict(layers, "model.");
+    const auto check = [&](const std::string& key, const at::Tensor& whole) {
+      CAPTURE(key);
+      CHECK(same(assembled(entries, key, whole.sizes(), mesh), whole));
+    };
+    check("model.up.weight", layers.up->master_weight());
+    check("model.up.bias", layers.up->master_bias());
+    check("model.down.weight", layers.down->master_weight());
+    check("model.down.bias", layers.down->master_bias());
+    check("model.embedding.weight", layers.embedding->master_weight());
+    for (const ShardedTensorEntry& each : entries) {
+      CHECK(each.allow_shape_mismatch == (each.key == "model.embedding.weight"));
+      CHECK(each.replica_id[1] == (each.key == "model.down.bias" ? mesh.local_rank(0) : 0));
+      CHECK_FALSE(each.local.requires_grad());
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("dimensions before the others, replicas of data, and what cannot be saved", {2}) {
+  const DeviceMesh mesh = line();
+  const Layers layers(mesh, 1, false);
+  const std::vector<ShardedTensorEntry> entries =
+      sharded_state_dict(*layers.up, "", {.sharded_offsets = {{.offset = 3, .fragments = 8}}, .data_rank = 5});
+  REQUIRE(entries.size() == 2);
+  CHECK(entries[0].key == "weight");
+  CHECK(entries[0].global_shape == std::vector<int64_t>{8, 24, 6});
+  CHECK(entries[0].global_offset == std::vector<int64_t>{3, 12 * mesh.local_rank(0), 0});
+  CHECK(entries[0].prepended == 1);
+  CHECK(entries[0].replica_id == std::array<int64_t, 3>{0, 0, 5});
+  CHECK(sharded_state_dict(*layers.embedding)[0].allow_shape_mismatch);
+  CHECK_THROWS_WITH_AS(sharded_state_dict(*layers.up, "", {.sharded_offsets = {{.offset = 2, .fragments = 2}}}),
+                       doctest::Contains("offset 2 is outside [0, 2)"), std::invalid_argument);
+  torch::nn::Module pending;
+  pending.register_buffer("sum", spread(sample({4}), mesh, {Partial()}));
+  CHECK_THROWS_WITH_AS(sharded_state_dict(pending), doctest::Contains("a pending reduction"), std::invalid_argument);
+  ColumnParallelLinear up = layers.up;
+  CHECK_FALSE(up->get_extra_state().defined());
+  up->set_extra_state(at::ones({2}));  // of another engine's layer, and no concern of this one
+}
