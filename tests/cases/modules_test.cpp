@@ -90,7 +90,7 @@ TEST_CASE(
     }
     for (const auto& item : want->named_parameters()) {
       CAPTURE(item.key());
-      const at::Tensor& ours = got->named_parameters()[item.key()];
+      const at::Tensor ours = got->named_parameters()[item.key()];
       CHECK(placements_of(ours) == placements_of(item.value()));
       CHECK(same(to_local(ours.detach()), to_local(item.value().detach())));
     }
