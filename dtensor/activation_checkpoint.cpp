@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -89,11 +90,54 @@ class Rewound {
   const Generators now_;
 };
 
+// Autocast as it is now, to be so again.
+class Autocast {
+ public:
+  Autocast() {
+    for (const c10::DeviceType device : {c10::kCPU, c10::kCUDA}) {
+      states_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
+    }
+  }
+  void set() const {
+    for (const State& state : states_) {
+      at::autocast::set_autocast_enabled(state.device, state.enabled);
+      at::autocast::set_autocast_dtype(state.device, state.dtype);
+    }
+  }
+
+ private:
+  struct State {
+    c10::DeviceType device;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+  std::vector<State> states_;
+};
+
+// While it lives autocast is as `then` says.
+class Recast {
+ public:
+  explicit Recast(const Autocast& then) {
+    at::autocast::increment_nesting();
+    then.set();
+  }
+  ~Recast() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    now_.set();
+  }
+  Recast(const Recast&) = delete;
+  Recast& operator=(const Recast&) = delete;
+
+ private:
+  const Autocast now_;
+};
+
 // What backward needs beside the inputs.
 struct Plan {
   CheckpointFunction function;
   CheckpointOptions options;
   Generators generators;
+  Autocast autocast;
   std::vector<std::size_t> places;   // of the inputs that are defined, which alone autograd takes
   std::size_t count = 0;             // of all inputs
   std::vector<int64_t> first_sizes;  // of the first input, where it is distributed
@@ -142,7 +186,12 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     {
       const Rewound generators(plan.generators);
       const c10::AutoGradMode recording(true);
-      backward_of(plan.function(all_inputs(inputs, plan)), grads);
+      tensor_list results;
+      {
+        const Recast autocast(plan.autocast);
+        results = plan.function(all_inputs(inputs, plan));
+      }
+      backward_of(results, grads);
     }
     tensor_list out;
     for (const at::Tensor& each : inputs) out.push_back(each.grad());
@@ -188,6 +237,7 @@ std::vector<at::Tensor> checkpoint(const CheckpointFunction& function, const std
   Plan plan{.function = function,
             .options = options,
             .generators = Generators(inputs, options),
+            .autocast = {},
             .places = {},
             .count = inputs.size(),
             .first_sizes = {}};

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
@@ -138,6 +139,13 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
   }
 };
 
+// As autocast has it for a linear layer: here, since backward, which runs without autocast, must find what forward multiplied.
+at::Tensor as_cast(const at::Tensor& t) {
+  if (!t.defined() || !at::isFloatingType(t.scalar_type()) || is_dtensor(t)) return t;
+  const c10::DeviceType device = t.device().type();
+  return at::autocast::is_autocast_enabled(device) ? t.to(at::autocast::get_autocast_dtype(device)) : t;
+}
+
 void check(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const DeviceMesh& mesh,
            const ShardedLinearOptions& options) {
   const auto refuse = [](const std::string& why) { throw std::invalid_argument("sharded_linear: " + why); };
@@ -151,6 +159,10 @@ void check(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& 
   if (input.dim() < 1 || weight.dim() != 2 || input.size(-1) != weight.size(1)) {
     refuse(fmt::format("input [{}] and weight [{}]; they are [*, in] and [out, in]", fmt::join(input.sizes(), ", "),
                        fmt::join(weight.sizes(), ", ")));
+  }
+  if (input.scalar_type() != weight.scalar_type()) {
+    refuse(fmt::format("an input of {} and a weight of {}; they have one dtype", c10::toString(input.scalar_type()),
+                       c10::toString(weight.scalar_type())));
   }
   if (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0))) {
     refuse(fmt::format("bias [{}] for weight [{}]; it has one element an output", fmt::join(bias.sizes(), ", "),
@@ -173,8 +185,9 @@ void check(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& 
 
 }  // namespace
 
-at::Tensor sharded_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const DeviceMesh& mesh,
-                          const ShardedLinearOptions& options) {
+at::Tensor sharded_linear(const at::Tensor& given_input, const at::Tensor& given_weight, const at::Tensor& given_bias,
+                          const DeviceMesh& mesh, const ShardedLinearOptions& options) {
+  const at::Tensor input = as_cast(given_input), weight = as_cast(given_weight), bias = as_cast(given_bias);
   check(input, weight, bias, mesh, options);
   return ShardedLinear::apply(input, weight, bias.defined() ? std::make_optional(bias) : std::nullopt,
                               Plan{.mesh = mesh, .options = options});

@@ -28,7 +28,7 @@ struct ShardedLinearOptions {
 // Collectives over the one dimension of `mesh`, on more than one rank: reduce_input_gradient one all_reduce of the input's bytes in
 // backward; sequence_parallel one all_gather of the input's bytes in forward, the same in backward where the weight wants a gradient, and
 // one reduce_scatter of the gathered input's bytes in backward. A gradient of the input that nobody wants is not computed nor sent.
-// Gradients of gradients go by the same mathematics in differentiable steps.
+// Gradients of gradients go by the same mathematics in differentiable steps. Under autocast all three are cast as for at::linear.
 // Throws std::invalid_argument, on every rank alike, on tensors of other shapes or dtypes than these, on DTensors, and on a mesh of
 // several dimensions.
 // Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021); Korthikanti et al. (2022).

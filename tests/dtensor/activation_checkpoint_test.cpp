@@ -1,9 +1,11 @@
 #include "tessera/dtensor/activation_checkpoint.h"
 
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -132,6 +134,25 @@ TEST_CASE("gradients_lost_by_frozen_layers: what the function holds gets its gra
   const at::Tensor y = checkpoint([w](const Tensors& in) -> Tensors { return {at::matmul(in[0], w)}; }, {x})[0];
   y.sum().backward();
   CHECK(same(w.grad(), at::full({3, 3}, 2, at::kDouble)));
+}
+
+TEST_CASE("the second run is under the autocast of the first") {
+  const auto gradient = [](bool checkpointed) {
+    const at::Tensor x = leaf(sample({4, 6}, 1, at::kFloat)), w = leaf(sample({6, 6}, 2, at::kFloat));
+    const CheckpointFunction function = [w](const Tensors& in) -> Tensors {
+      const at::Tensor y = at::matmul(in[0], w);
+      CHECK(c10::toString(y.scalar_type()) == std::string("BFloat16"));
+      return {y};
+    };
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const at::Tensor y = checkpointed ? checkpoint(function, {x})[0] : function({x})[0];
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    y.sum().backward();
+    CHECK_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+    return Tensors{y.detach(), x.grad(), w.grad()};
+  };
+  check_alike(gradient(true), gradient(false));
 }
 
 TEST_CASE("inputs and results that are undefined, unused or want no gradient") {

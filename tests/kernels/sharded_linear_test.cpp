@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -141,6 +142,23 @@ TESSERA_RANKS_TEST_CASE("bfloat16 products of small whole numbers are exact, and
   CHECK(same(main_grad, x.to(at::kFloat).sum(0).expand({4, 8}).contiguous()));
 }
 
+TESSERA_RANKS_TEST_CASE("under autocast it multiplies as at::linear does, and backward runs without", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const auto run = [&](bool sharded) {
+    const at::Tensor x = leaf(sample({4, 6}, 1, at::kFloat)), w = leaf(sample({8, 6}, 2, at::kFloat)),
+                     b = leaf(sample({8}, 3, at::kFloat));
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const at::Tensor y = sharded ? sharded_linear(x, w, b, mesh) : at::linear(x, w, b);
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    y.sum().backward();
+    return Tensors{y.detach(), x.grad(), w.grad(), b.grad()};
+  };
+  const Tensors got = run(true), want = run(false);
+  for (std::size_t i = 0; i < got.size(); ++i) CHECK(close(got[i].to(at::kFloat), want[i].to(at::kFloat), 1e-2));
+  CHECK(same(got[0], want[0]));
+}
+
 TESSERA_RANKS_TEST_CASE("what does not fit is refused before anything moves", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = at::ones({4, 5}), w = at::ones({3, 5});
@@ -156,5 +174,6 @@ TESSERA_RANKS_TEST_CASE("what does not fit is refused before anything moves", {2
   refused(x, w, {}, "main_grad is Double [3, 5], the weight Float", {.main_grad = at::ones({3, 5}, at::kDouble)});
   refused(x, w, {}, "no piece of a sequence of 6", {.sequence_parallel = true, .sequence_size = 6});
   refused({}, w, {}, "undefined");
+  refused(at::ones({4, 5}, at::kDouble), w, {}, "an input of Double and a weight of Float");
   CHECK(counter.total() == 0);
 }
