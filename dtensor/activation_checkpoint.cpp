@@ -181,6 +181,11 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
           "of what "
           "the function holds go to .grad; call backward() without them");
     }
+    if (c10::GradMode::is_enabled()) {
+      throw std::runtime_error(
+          "checkpoint: backward with create_graph, but what is computed again leaves no graph behind; call the function "
+          "itself");
+    }
     const Plan& plan = detail::saved<Plan>(ctx, "plan");
     const tensor_list inputs = inputs_again(ctx, plan);
     {

@@ -25,8 +25,8 @@ struct CheckpointOptions {
 //
 // Collectives: those of `function`, once more in backward, and the all_gather above.
 // Throws std::invalid_argument, alike on every rank, on an input that cannot be distributed; std::runtime_error in a backward that was
-// asked for single gradients (torch::autograd::grad, or backward with inputs), which would add to .grad what nobody asked for, and in
-// a second one, as of any graph that was freed.
+// asked for single gradients (torch::autograd::grad, or backward with inputs), which would add to .grad what nobody asked for, in one
+// with create_graph, and in a second one, as of any graph that was freed.
 // Source: Chen et al., Training Deep Nets with Sublinear Memory Cost (2016).
 using CheckpointFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 std::vector<at::Tensor> checkpoint(const CheckpointFunction& function, const std::vector<at::Tensor>& inputs,

@@ -1,5 +1,6 @@
 #include "tessera/dtensor/rng_tracker.h"
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -110,8 +111,11 @@ RngStatesTracker& rng_tracker(c10::Device device) {
   static std::mutex mutex;
   static auto* const trackers = new std::map<std::string, std::unique_ptr<RngStatesTracker>>();
   const std::lock_guard lock(mutex);
-  auto& slot = (*trackers)[device.str()];
-  if (!slot) slot = std::make_unique<RngStatesTracker>(device);
+  // A CUDA device without a number is the first.
+  const c10::Device numbered = device.is_cuda() ? c10::Device(device.type(), std::max<c10::DeviceIndex>(device.index(), 0))
+                                                : c10::Device(device.type());
+  auto& slot = (*trackers)[numbered.str()];
+  if (!slot) slot = std::make_unique<RngStatesTracker>(numbered);
   return *slot;
 }
 

@@ -141,7 +141,7 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
 
 // As autocast has it for a linear layer: here, since backward, which runs without autocast, must find what forward multiplied.
 at::Tensor as_cast(const at::Tensor& t) {
-  if (!t.defined() || !at::isFloatingType(t.scalar_type()) || is_dtensor(t)) return t;
+  if (!t.defined() || !at::isFloatingType(t.scalar_type()) || t.scalar_type() == at::kDouble || is_dtensor(t)) return t;
   const c10::DeviceType device = t.device().type();
   return at::autocast::is_autocast_enabled(device) ? t.to(at::autocast::get_autocast_dtype(device)) : t;
 }

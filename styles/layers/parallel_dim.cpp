@@ -119,7 +119,8 @@ std::optional<at::Reduction::Reduction> legacy_reduction(std::optional<bool> siz
 at::Tensor parallel_cross_entropy(const at::Tensor& input, const at::Tensor& target,
                                   const ParallelCrossEntropyOptions& options) {
   const int64_t classes = input.dim() == 1 ? 0 : 1;
-  if (get_parallel_dim(input) != ParallelDim(classes) || mesh_of(input).ndim() != 1) {
+  if (get_parallel_dim(input) != ParallelDim(classes) || mesh_of(input).ndim() != 1 ||
+      !placements_of(input)[0].is_chunks()) {
     const auto weight = options.weight.defined() ? std::make_optional(options.weight) : std::nullopt;
     return at::cross_entropy_loss(input, target, weight, options.reduction, options.ignore_index, options.label_smoothing);
   }
