@@ -12,6 +12,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/mesh/checked.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/everyday/outcome.h"
@@ -107,6 +108,7 @@ Outcome run_rank(const ModuleRow& row, const DeviceMesh& mesh, const Placements&
   }
   manual_seed(3, mesh.world());
   const ImplicitReplication guard;
+  const Checked compared(mesh, Checked::enabled(mesh.world()) && !row.draws_plain);
   return outcome(subject, inputs);
 }
 

@@ -43,8 +43,9 @@ std::vector<ModuleRow> pooling_rows() {
       MODULE_BY(MaxUnpool1d(2), unpooled(MaxPool1d(2), m, t[0]), waves({6, 4, 6})),
       MODULE_BY(MaxUnpool2d(2), unpooled(MaxPool2d(2), m, t[0]), waves({6, 4, 6, 6})),
       MODULE_BY(MaxUnpool3d(2), unpooled(MaxPool3d(2), m, t[0]), waves({6, 4, 4, 4, 4})),
-      drawing(MODULE(FractionalMaxPool2d(FractionalMaxPool2dOptions(2).output_size(3)), waves({6, 4, 6, 6}))),
-      drawing(MODULE(FractionalMaxPool3d(FractionalMaxPool3dOptions(2).output_size(2)), waves({6, 4, 4, 4, 4}))),
+      // Of a stride that is whole, so that the numbers drawn change nothing.
+      drawing_plain(MODULE(FractionalMaxPool2d(FractionalMaxPool2dOptions(2).output_size(3)), waves({6, 4, 6, 6}))),
+      drawing_plain(MODULE(FractionalMaxPool3d(FractionalMaxPool3dOptions(2).output_size(2)), waves({6, 4, 4, 4, 4}))),
       MODULE(FractionalMaxPool2d(FractionalMaxPool2dOptions(2).output_size(3)._random_samples(shares({6, 4, 2}))), waves({6, 4, 6, 6})),
       MODULE(FractionalMaxPool3d(FractionalMaxPool3dOptions(2).output_size(2)._random_samples(shares({6, 4, 3}))), waves({6, 4, 4, 4, 4})),
       MODULE(LPPool1d(2, 3), shares({6, 4, 7})),

@@ -40,6 +40,8 @@ struct ModuleRow {
   std::function<Subject()> make;
   bool eval = false;
   bool draws = false;  // beside one rank of the same seed, not beside plain tensors
+  // The module itself draws plain tensors, by LibTorch's generator: ranks that are threads share it, so theirs differ.
+  bool draws_plain = false;
 };
 
 inline ModuleRow in_eval(ModuleRow row) {
@@ -51,6 +53,11 @@ inline ModuleRow drawing(ModuleRow row) {
   row.draws = true;
   row.name += " drawing";
   return row;
+}
+
+inline ModuleRow drawing_plain(ModuleRow row) {
+  row.draws_plain = true;
+  return drawing(std::move(row));
 }
 
 // Different numbers between -1 and 1, the same everywhere.
