@@ -11,12 +11,6 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/docs/mlp.h"
 
-#ifdef __SANITIZE_THREAD__
-// LibTorch's oneDNN is not instrumented: what one thread puts into its cache of primitives, and another finds there under the cache's
-// own lock, looks like a race.
-extern "C" const char* __tsan_default_suppressions() { return "race:dnnl::impl"; }  // NOLINT: its name
-#endif
-
 TEST_CASE("a parallel MLP gives the plain one's numbers and gradients on eight ranks of this process") {
   Mlp plain;
   const at::Tensor x = torch::randn({8, 16}), want = plain->forward(x);
