@@ -1,13 +1,7 @@
 // How fast tensors are redistributed, beside PyTorch's DTensor over Gloo and beside raw c10d calls of the same plan: real
 // processes, ours and the peer's measured in turn, one side at a time.
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <climits>
-#include <cstdlib>
-#include <filesystem>
-#include <iostream>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -21,6 +15,7 @@
 #include "tessera/bench/redistribute_cases.h"
 #include "tessera/bench/redistribute_rank.h"
 #include "tessera/bench/redistribute_report.h"
+#include "tessera/bench/two_sides.h"
 
 namespace {
 
@@ -29,19 +24,14 @@ using tessera::bench::figure_of;
 using tessera::bench::Ranks;
 using tessera::bench::RedistributeCase;
 using tessera::bench::RedistributeRow;
+using tessera::bench::SidesArguments;
+using tessera::bench::slowest;
+using tessera::bench::TwoSides;
 
-struct Arguments {
-  std::vector<int64_t> ranks = {2, 4};
+struct Arguments : SidesArguments {
+  Arguments() { rounds = 9; }
   std::vector<int64_t> sizes = {64, 256, 1024, 2048};
-  std::string backend = "gloo";
   std::string only;
-  std::string json;
-  std::string launch;
-  std::string peer_script;
-  int rounds = 9;
-  double round_ms = 30;
-  bool quick = false;
-  bool check = false;
 };
 
 // Of the ranks' answers to a case: elements and checksum of each rank's piece, and whether it communicates.
@@ -83,11 +73,7 @@ void check_alike(const RedistributeCase& wanted, const Result& ours, const Resul
   }
 }
 
-double slowest(Ranks& ranks, const char* what, int calls) {
-  double out = 0;
-  for (const std::string& answer : ranks.ask(fmt::format("{} {}", what, calls))) out = std::max(out, std::stod(answer));
-  return out;
-}
+double timed(Ranks& ranks, const char* what, int calls) { return slowest(ranks, fmt::format("{} {}", what, calls)); }
 
 // So many that the slowest of the three takes `round_ms` or so.
 int calls_for(double microseconds, double round_ms) {
@@ -99,15 +85,15 @@ RedistributeRow measure(const RedistributeCase& wanted, Ranks& ours, Ranks& peer
   const Result theirs = result_of(peer.ask("case " + wanted.text()));
   RedistributeRow row{.of = wanted, .communicates = mine.communicates, .refused = theirs.refused};
   if (row.has_peer()) check_alike(wanted, mine, theirs);
-  const auto ask_peer = [&](int calls) { return row.has_peer() ? slowest(peer, "ours", calls) : 0.0; };
-  const double first = std::max({slowest(ours, "ours", 1), slowest(ours, "raw", 1), ask_peer(1)});
+  const auto ask_peer = [&](int calls) { return row.has_peer() ? timed(peer, "ours", calls) : 0.0; };
+  const double first = std::max({timed(ours, "ours", 1), timed(ours, "raw", 1), ask_peer(1)});
   const int calls = calls_for(first, arguments.round_ms);
   std::vector<double> a, b, c, peer_to_ours, ours_to_raw;
   for (int round = 0; round < arguments.rounds; ++round) {
     // In turn who comes first.
-    if (round % 2 == 1) b.push_back(slowest(ours, "raw", calls));
-    a.push_back(slowest(ours, "ours", calls));
-    if (round % 2 == 0) b.push_back(slowest(ours, "raw", calls));
+    if (round % 2 == 1) b.push_back(timed(ours, "raw", calls));
+    a.push_back(timed(ours, "ours", calls));
+    if (round % 2 == 0) b.push_back(timed(ours, "raw", calls));
     c.push_back(ask_peer(calls));
     peer_to_ours.push_back(c.back() / a.back());
     ours_to_raw.push_back(a.back() / b.back());
@@ -120,23 +106,14 @@ RedistributeRow measure(const RedistributeCase& wanted, Ranks& ours, Ranks& peer
   return row;
 }
 
-std::string own_path() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
-
 std::vector<RedistributeRow> measure_on(int64_t size, const Arguments& arguments) {
-  const auto started_by = [&](const std::string& backend, const std::vector<std::string>& command) {
-    std::vector<std::string> out = {arguments.launch, "--no-prefix", "-n", std::to_string(size), "--backend", backend};
-    out.insert(out.end(), command.begin(), command.end());
-    return out;
-  };
-  const char* python = std::getenv("TESSERA_PYTHON");
-  Ranks ours("ours", started_by(arguments.backend, {own_path(), "--rank-at"}), size);
-  Ranks peer("peer", started_by("gloo", {python != nullptr ? python : "python3", arguments.peer_script}), size);
+  TwoSides sides(arguments, size);
   fmt::print("\n{} ranks over {}\n{:<52}{:>11}{:>11}{:>11}{:>9}{:>9}\n", size, arguments.backend, "us a call", "ours", "raw",
              "peer", "peer/ours", "ours/raw");
   std::vector<RedistributeRow> rows;
   for (const RedistributeCase& each : tessera::bench::redistribute_cases(size, arguments.sizes)) {
     if (!arguments.only.empty() && each.text().find(arguments.only) == std::string::npos) continue;
-    rows.push_back(measure(each, ours, peer, arguments));
+    rows.push_back(measure(each, sides.ours, sides.peer, arguments));
     tessera::bench::print_row(rows.back());
   }
   return rows;
@@ -164,40 +141,19 @@ bool run(const Arguments& arguments) {
 int main(int argc, char** argv) {
   CLI::App app("How fast tensors are redistributed, beside PyTorch's DTensor and beside raw c10d calls");
   Arguments arguments;
-  std::string rank_at;
-  app.add_option("--ranks", arguments.ranks, "numbers of ranks, each in its turn")->delimiter(',');
-  app.add_option("--backend", arguments.backend, "what carries ours; the peer has Gloo")
-      ->check(CLI::IsMember({"gloo", "mpi"}));
+  tessera::bench::add_options(app, arguments, "TESSERA_REDISTRIBUTE_PEER");
   app.add_option("--sizes", arguments.sizes, "n: tensors of n x n, and of n-1 x n+1")->delimiter(',');
-  app.add_option("--rounds", arguments.rounds, "interleaved rounds")->check(CLI::PositiveNumber);
-  app.add_option("--round-ms", arguments.round_ms, "how long one measurement takes, or two calls")
-      ->check(CLI::PositiveNumber);
   app.add_option("--only", arguments.only, "measure only rows that have this in their names");
-  app.add_option("--json", arguments.json, "write the figures there too");
-  app.add_flag("--check", arguments.check, "fail where a goal is missed");
-  app.add_flag("--quick", arguments.quick, "2 ranks, small sizes, few rounds: whether it runs at all");
-  app.add_option("--launch", arguments.launch, "the launcher's program")->envname("TESSERA_LAUNCH");
-  app.add_option("--peer", arguments.peer_script, "the peer's program")->envname("TESSERA_REDISTRIBUTE_PEER");
-  app.add_option("--rank-at", rank_at, "be a rank that is told what to do at this socket")->group("");
   CLI11_PARSE(app, argc, argv);
-  try {
-    if (!rank_at.empty()) {
-      tessera::bench::serve_redistribute(rank_at);
-      return 0;
-    }
-    if (arguments.launch.empty() || arguments.peer_script.empty()) {
-      throw std::invalid_argument("--launch and --peer are needed; tools/bench redistribute gives them");
-    }
+  return tessera::bench::run_main("redistribute", [&] {
+    if (!arguments.rank_at.empty()) return tessera::bench::serve_redistribute(arguments.rank_at), true;
+    check_arguments(arguments);
     if (arguments.quick) {
       arguments.ranks = {2};
       arguments.sizes = {8};
       arguments.rounds = 2;
       arguments.round_ms = 1;
     }
-    return run(arguments) ? 0 : 1;
-  } catch (const std::exception& error) {
-    std::cerr << "redistribute: " << error.what() << "\n";
-    return 1;
-  }
-  return 0;
+    return run(arguments);
+  });
 }

@@ -5,15 +5,12 @@
 """
 
 import logging
-import os
-import socket
-import sys
-import time
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import peer_rank
 
 MESHES = {}
 # PyTorch's words for any redistribution to Partial. All else that is raised ends this process, and the benchmark.
@@ -56,35 +53,24 @@ def checksum(local):
 
 
 def main():
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
     logging.getLogger("torch").setLevel(logging.ERROR)  # that it gathers for an all-to-all
-    dist.init_process_group("gloo", store=dist.FileStore(os.environ["TESSERA_STORE"], size), rank=rank, world_size=size)
-    line_of = socket.socket(socket.AF_UNIX)
-    line_of.connect("\0" + sys.argv[1].ljust(107, "\0"))
-    files = line_of.makefile("rw", buffering=1)
-    print(rank, file=files, flush=True)
-    case = None
-    for line in files:
-        what, _, rest = line.strip().partition(" ")
-        if what == "case":
-            case = None
-            made = Case(rest)
-            try:
-                local = made.run().to_local()
-            except RuntimeError as error:
-                if REFUSAL not in str(error):
-                    raise
-                print("refused", str(error).splitlines()[0], file=files, flush=True)
-                continue
-            case = made
-            print(local.numel(), checksum(local), file=files, flush=True)
-        else:
-            dist.barrier()
-            begin = time.perf_counter()
-            for _ in range(int(rest)):
-                case.run()
-            print((time.perf_counter() - begin) / int(rest) * 1e6, file=files, flush=True)
+    state = {}
+
+    def doing(what, rest):
+        if what != "case":
+            return peer_rank.microseconds(state["case"].run, int(rest))
+        state.clear()
+        made = Case(rest)
+        try:
+            local = made.run().to_local()
+        except RuntimeError as error:
+            if REFUSAL not in str(error):
+                raise
+            return f"refused {str(error).splitlines()[0]}"
+        state["case"] = made
+        return f"{local.numel()} {checksum(local)}"
+
+    peer_rank.serve(doing)
 
 
 if __name__ == "__main__":

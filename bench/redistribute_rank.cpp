@@ -12,7 +12,7 @@
 #include <fmt/format.h>
 
 #include "tessera/bench/measure.h"
-#include "tessera/bench/ranks.h"
+#include "tessera/bench/rank_server.h"
 #include "tessera/bench/raw_route.h"
 #include "tessera/bench/redistribute_cases.h"
 #include "tessera/dtensor/dtensor.h"
@@ -29,9 +29,9 @@ int64_t checksum(const at::Tensor& local) {
 }
 
 // One case on this rank: the DTensor, and the same by raw calls.
-class Subject {
+class Redistribution {
  public:
-  Subject(const RedistributeCase& wanted, const DeviceMesh& mesh) : to_(wanted.to), tensor_(make(wanted, mesh)) {
+  Redistribution(const RedistributeCase& wanted, const DeviceMesh& mesh) : to_(wanted.to), tensor_(make(wanted, mesh)) {
     const SpecPtr source = intern_spec(mesh, wanted.from, wanted.shape, at::kFloat);
     const RoutePtr route = route_between(*source, wanted.to);
     communicates_ = route->communicates();
@@ -64,54 +64,27 @@ class Subject {
   std::optional<RawRoute> raw_;
 };
 
-class Server {
- public:
-  explicit Server(const std::string& socket)
-      : world_(World::from_environment()),
-        line_(socket, world_->rank()),
-        all_(init_device_mesh("cpu", {world_->size()}, {}, world_)) {}
-
-  void run() {
-    for (std::string line; line_.next(line);) line_.answer(done(line));
-  }
-
- private:
-  std::string done(const std::string& line) {
-    const std::size_t blank = line.find(' ');
-    const std::string what = line.substr(0, blank);
-    const std::string rest = blank == std::string::npos ? "" : line.substr(blank + 1);
-    try {
-      if (what == "case") return begin(rest);
-      barrier(all_, 0);
-      const auto body = [&] { what == "ours" ? subject_->ours() : subject_->raw(); };
-      return fmt::format("{}", time_calls(body, std::stoi(rest)));
-    } catch (const std::exception& error) {
-      const std::string text = error.what();
-      return "error " + text.substr(0, text.find('\n'));
-    }
-  }
-
-  std::string begin(const std::string& text) {
-    subject_.reset();
-    const RedistributeCase wanted = RedistributeCase::parse(text);
-    const auto made = meshes_.try_emplace(wanted.mesh, init_device_mesh("cpu", wanted.mesh, {}, world_)).first;
-    subject_ = std::make_unique<Subject>(wanted, made->second);
-    return subject_->check();
-  }
-
-  const std::shared_ptr<World> world_;
-  RankLine line_;
-  const DeviceMesh all_;
-  std::map<std::vector<int64_t>, DeviceMesh> meshes_;
-  std::unique_ptr<Subject> subject_;
-};
-
 }  // namespace
 
 void serve_redistribute(const std::string& socket) {
   at::set_num_threads(1);
   const c10::AutoGradMode no_gradients(false);
-  Server(socket).run();
+  const auto world = World::from_environment();
+  const DeviceMesh all = init_device_mesh("cpu", {world->size()}, {}, world);
+  std::map<std::vector<int64_t>, DeviceMesh> meshes;
+  std::unique_ptr<Redistribution> subject;
+  serve(socket, *world, [&](const std::string& what, const std::string& rest) {
+    if (what == "case") {
+      subject.reset();
+      const RedistributeCase wanted = RedistributeCase::parse(rest);
+      const auto made = meshes.try_emplace(wanted.mesh, init_device_mesh("cpu", wanted.mesh, {}, world)).first;
+      subject = std::make_unique<Redistribution>(wanted, made->second);
+      return subject->check();
+    }
+    barrier(all, 0);
+    const auto body = [&] { what == "ours" ? subject->ours() : subject->raw(); };
+    return fmt::format("{}", time_calls(body, std::stoi(rest)));
+  });
 }
 
 }  // namespace tessera::bench

@@ -1,7 +1,6 @@
 #include "tessera/dtensor/activation_checkpoint.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -53,7 +52,7 @@ class Generators {
 
   void restore() const {
     for (const auto& [device, states] : devices_) {
-      rng_tracker(device).set_states(states.streams);
+      rng_tracker(device).set_position(states.streams);
       at::Generator generator = at::globalContext().defaultGenerator(device);
       const std::lock_guard lock(generator.mutex());
       generator.set_state(states.generator);
@@ -64,14 +63,15 @@ class Generators {
  private:
   struct States {
     at::Tensor generator;
-    std::map<std::string, at::Tensor> streams;
+    RngStatesTracker::Position streams;
   };
   void remember(c10::Device device) {
     const bool known = std::ranges::any_of(devices_, [&](const auto& each) { return each.first == device; });
     if (known) return;
+    RngStatesTracker::Position streams = rng_tracker(device).position();  // it takes the generator's lock within its own
     at::Generator generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());
-    devices_.emplace_back(device, States{.generator = generator.get_state(), .streams = rng_tracker(device).get_states()});
+    devices_.emplace_back(device, States{.generator = generator.get_state(), .streams = std::move(streams)});
   }
 
   std::vector<std::pair<c10::Device, States>> devices_;
@@ -171,7 +171,13 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     }
     ctx->save_for_backward(saved);
     ctx->set_materialize_grads(false);
-    return plan.function(all_inputs(inputs.vec(), plan));
+    tensor_list results = plan.function(all_inputs(inputs.vec(), plan));
+    // Autograd makes what comes out of here results of this node: what `function` holds and gives back must not become one.
+    for (at::Tensor& each : results) {
+      const bool is_input = std::ranges::any_of(inputs, [&](const at::Tensor& input) { return input.is_same(each); });
+      if (each.defined() && !is_input) each = each.detach();
+    }
+    return results;
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {

@@ -20,7 +20,7 @@ struct CheckpointOptions {
 
 // function(inputs), of which backward sees the inputs alone: what is between is computed again there. Inputs may be undefined, plain or
 // DTensors; the caller's tensors are left as they are. While it is computed again, the CPU's default generator, those of the inputs' CUDA
-// devices, the streams of rng_tracker() and the draws of DTensors stand where they stood in forward; afterwards, and when it throws,
+// devices, the streams of rng_tracker(), also within a fork of one, and the draws of DTensors stand where they stood in forward; afterwards, and when it throws,
 // where backward found them; autocast is as it was. Gradients of what `function` holds, such as parameters, are added to their .grad.
 //
 // Collectives: those of `function`, once more in backward, and the all_gather above.

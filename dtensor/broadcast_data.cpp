@@ -13,6 +13,7 @@
 #include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/mesh_checks.h"
 
 namespace tessera {
 namespace {
@@ -20,10 +21,7 @@ namespace {
 using Data = std::map<std::string, at::Tensor>;
 
 void check_arguments(const std::vector<std::string>& keys, const DeviceMesh& mesh) {
-  if (mesh.ndim() != 1 || !mesh.is_member()) {
-    throw std::invalid_argument(fmt::format(
-        "broadcast_data: mesh {}; give one dimension of a mesh with this rank, mesh[\"name\"]", mesh.to_string()));
-  }
+  check_one_dimension(mesh, "broadcast_data");
   if (std::set<std::string>(keys.begin(), keys.end()).size() != keys.size()) {
     throw std::invalid_argument(fmt::format("broadcast_data: a key is given twice: {}", fmt::join(keys, ", ")));
   }
@@ -39,6 +37,10 @@ void check_data(const std::vector<std::string>& keys, const Data& data, at::Scal
     if (is_dtensor(found->second)) {
       throw std::invalid_argument(
           fmt::format("broadcast_data: \"{}\" is a DTensor; full_tensor(t) gives the plain one on every rank", key));
+    }
+    if (found->second.layout() != at::kStrided || found->second.is_meta()) {
+      throw std::invalid_argument(fmt::format("broadcast_data: \"{}\" is {}; give a dense tensor with values", key,
+                                              found->second.is_meta() ? "on the meta device" : "sparse"));
     }
     if (found->second.scalar_type() != datatype) {
       throw std::invalid_argument(fmt::format("broadcast_data: {} has data type {} which is different than {}", key,
@@ -80,24 +82,22 @@ Data broadcast_data(const std::vector<std::string>& keys, const Data& data, at::
                     const DeviceMesh& mesh) {
   check_arguments(keys, mesh);
   const bool first = mesh.local_rank(0) == 0;
+  std::vector<at::Tensor> mine, flat;
   Agreement({mesh}, "broadcast_data")
       .run(
           [&] {
-            if (first) check_data(keys, data, datatype);
+            if (!first) return;
+            check_data(keys, data, datatype);
+            for (const std::string& key : keys) mine.push_back(data.at(key).detach().to(mesh.device()));
+            for (const at::Tensor& t : mine) flat.push_back(t.reshape({-1}));
           },
           [&] { return fmt::format("{} {}", c10::toString(datatype), fmt::join(keys, "\n")); });
   if (keys.empty()) return {};
   const World::Scope scope(mesh.world(), "broadcast_data");
-  std::vector<at::Tensor> mine;
-  for (const std::string& key : keys) {
-    if (first) mine.push_back(data.at(key).detach().to(mesh.device()));
-  }
   const auto shapes = shapes_of_first(mine, keys.size(), mesh);
   std::vector<int64_t> numels;
   int64_t total = 0;
   for (const auto& shape : shapes) total += numels.emplace_back(c10::multiply_integers(shape));
-  std::vector<at::Tensor> flat;
-  for (const at::Tensor& t : mine) flat.push_back(t.reshape({-1}));
   const at::Tensor given = first ? at::cat(flat) : at::empty({total}, at::TensorOptions(datatype).device(mesh.device()));
   const at::Tensor all = broadcast(given, mesh, 0, 0);
   Data out;

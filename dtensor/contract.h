@@ -44,6 +44,8 @@ struct Contract {
   Placement desired;
   std::optional<Placement> output;  // none: as the operator left it
   bool use_local_output = false;    // the result is a plain tensor, this rank's piece
+  // Of a matmul: backward keeps the activation as it came, and brings it into `desired` once more.
+  bool brings_again = false;
   // Of a chain's first contract: mesh dimensions that cut the parameter besides, to spare memory. Operators that use it take it whole
   // there (dtensor/dispatch/gather.h).
   std::vector<int64_t> gathered;

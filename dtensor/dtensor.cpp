@@ -159,6 +159,10 @@ void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   if (detail::is_dtensor(local)) {
     throw std::invalid_argument("from_local: the tensor is a DTensor already; call redistribute to change its placements");
   }
+  if (local.layout() != at::kStrided) {
+    throw std::invalid_argument(
+        fmt::format("from_local: the tensor is of layout {}; give a dense one, to_dense()", c10::str(local.layout())));
+  }
   if (local.device().type() != mesh.device_type()) {
     throw std::invalid_argument(fmt::format("from_local: the tensor is on {}, the mesh {} on {}; move the tensor first",
                                             local.device().str(), mesh.to_string(),

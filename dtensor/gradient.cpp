@@ -40,6 +40,12 @@ class GradientHook final : public FunctionPreHook {
   }
 
   std::size_t index() const { return index_; }
+  // One more use by a contract; most hooks have none, and no count.
+  std::shared_ptr<const int> use() {
+    if (uses_ == nullptr) uses_ = std::make_shared<int>(0);
+    ++*uses_;
+    return uses_;
+  }
   // The tensor has become another since: a plain parameter that was distributed in place.
   void follow(const SpecPtr& spec) {
     if (spec_ != spec) spec_ = spec;
@@ -59,6 +65,7 @@ class GradientHook final : public FunctionPreHook {
   SpecPtr spec_;  // nullptr: of a plain tensor
   std::string path_;
   bool terms_alone_;  // nothing moves but what is pending
+  std::shared_ptr<int> uses_;
 };
 
 using Hooks = std::vector<std::unique_ptr<FunctionPreHook>>;
@@ -67,14 +74,14 @@ GradientHook* as_gradient_hook(FunctionPreHook& hook) {
   return typeid(hook) == typeid(GradientHook) ? static_cast<GradientHook*>(&hook) : nullptr;
 }
 
-// Whether there is one; all of that index follow `spec`.
-bool find_hook(const Hooks& hooks, std::size_t index, const SpecPtr& spec) {
-  bool found = false;
+// One of that index, or nullptr; all of them follow `spec`.
+GradientHook* find_hook(const Hooks& hooks, std::size_t index, const SpecPtr& spec) {
+  GradientHook* found = nullptr;
   for (const auto& each : hooks) {
     GradientHook* const hook = as_gradient_hook(*each);
     if (hook == nullptr || hook->index() != index) continue;
     if (spec != nullptr) hook->follow(spec);
-    found = true;
+    found = hook;
   }
   return found;
 }
@@ -84,7 +91,7 @@ bool find_hook(const Hooks& hooks, std::size_t index, const SpecPtr& spec) {
 void watch_leaf(const at::Tensor& t, torch::autograd::AutogradMeta& autograd) {
   static const SpecPtr none;
   const SpecPtr& spec = is_dtensor(t) ? meta(t).spec : none;
-  if (find_hook(autograd.hooks_, 0, spec)) return;
+  if (find_hook(autograd.hooks_, 0, spec) != nullptr) return;
   const ContractPtr contract = spec != nullptr ? meta(t).contract : nullptr;
   const std::string path = contract ? contract->path : std::string();
   if (autograd.cpp_hooks_list_ == nullptr) {
@@ -108,15 +115,18 @@ void watch_gradient(const at::Tensor& t) {
   }
   if (is_dtensor(t)) return;
   const auto& node = t.grad_fn();
-  if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) return;
+  if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr) != nullptr) return;
   node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), nullptr, std::string()));
 }
 
-void watch_terms(const at::Tensor& t) {
+std::shared_ptr<const int> watch_terms(const at::Tensor& t) {
   const auto& node = t.grad_fn();
-  if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) return;
-  node->add_tensor_pre_hook(
-      std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, std::string(), /*terms_alone=*/true));
+  if (node == nullptr) return nullptr;
+  if (GradientHook* const there = find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) return there->use();
+  auto hook = std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, std::string(), /*terms_alone=*/true);
+  const std::shared_ptr<const int> uses = hook->use();
+  node->add_tensor_pre_hook(std::move(hook));
+  return uses;
 }
 
 }  // namespace tessera::detail

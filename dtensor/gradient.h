@@ -1,5 +1,7 @@
 #pragma once
 
+#include <memory>
+
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/spec.h"
@@ -13,7 +15,8 @@ namespace tessera::detail {
 void watch_gradient(const at::Tensor& t);
 
 // For a DTensor that is an operator's result: what is pending in its gradient, once all its uses are summed, is reduced into the
-// tensor's own layout, and the rest stays as it is. So an activation that several contracts take pays for one reduction.
-void watch_terms(const at::Tensor& t);
+// tensor's own layout, and the rest stays as it is. So an activation that several contracts take pays for one reduction. Gives how often
+// it was called for the tensor, which later calls change; null for one that is no operator's result.
+std::shared_ptr<const int> watch_terms(const at::Tensor& t);
 
 }  // namespace tessera::detail

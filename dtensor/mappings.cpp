@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/mesh_checks.h"
 
 namespace tessera {
 namespace {
@@ -26,11 +27,7 @@ void check(const at::Tensor& x, const DeviceMesh& mesh, const char* who) {
     throw std::invalid_argument(fmt::format(
         "{}: {} says itself how it lies; call redistribute, whose grad_placements are the gradient's", who, to_string(x)));
   }
-  if (mesh.ndim() != 1) {
-    throw std::invalid_argument(fmt::format(
-        "{}: mesh {} has {} dimensions; give one of them, mesh[\"name\"], or several as one, mesh.merged({{0, 1}})", who,
-        mesh.to_string(), mesh.ndim()));
-  }
+  check_one_dimension(mesh, who);
 }
 
 int64_t checked_dim(const at::Tensor& x, int64_t tensor_dim, const char* who) {

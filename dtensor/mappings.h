@@ -24,8 +24,8 @@
 // do); on one rank none. A reduce_scatter or all_gather of a small tensor may be carried out as another collective of the same effect, as
 // any redistribution may. Nothing is written in place, results are contiguous, and `x` may have any strides. Parts are torch.chunk's.
 //
-// `tensor_dim` counts from the end where negative. Throw std::invalid_argument, on every rank alike, on a mesh of several dimensions, a
-// DTensor, a dimension that is not there, and a size that the ranks do not divide unless that is allowed.
+// `tensor_dim` counts from the end where negative. Throw std::invalid_argument, on every rank alike, on a mesh of several dimensions or
+// without this rank, a DTensor, a dimension that is not there, and a size that the ranks do not divide unless that is allowed.
 //
 // Source: Shoeybi et al., Megatron-LM (2019), and Korthikanti et al., Reducing Activation Recomputation (2022), sections 4.1 and 4.2.
 namespace tessera {

@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/random.h"
+#include "tessera/mesh/mesh_checks.h"
 
 namespace tessera {
 namespace {
@@ -100,6 +101,17 @@ void RngStatesTracker::set_states(const std::map<std::string, at::Tensor>& state
   for (const auto& [name, state] : states) states_.emplace(name, state.clone());
 }
 
+RngStatesTracker::Position RngStatesTracker::position() const {
+  const std::lock_guard lock(mutex_);
+  return {.states = states_, .active = active_};  // states are replaced, never written
+}
+
+void RngStatesTracker::set_position(const Position& position) {
+  const std::lock_guard lock(mutex_);
+  states_ = position.states;
+  active_ = position.active;
+}
+
 void RngStatesTracker::reset() {
   const std::lock_guard lock(mutex_);
   check_not_forked("reset");
@@ -135,16 +147,14 @@ void model_parallel_manual_seed(uint64_t seed, const ModelParallelSeeds& ranks) 
   tracker.add(kExpertParallelRng, seed + 1024 + 100 * expert_rank + tensor_rank);
 }
 
-void model_parallel_manual_seed(uint64_t seed, const DeviceMesh& tensor_mesh, const std::optional<DeviceMesh>& expert_mesh) {
+void model_parallel_manual_seed(uint64_t seed, const DeviceMesh& tensor_mesh, const std::optional<DeviceMesh>& expert_mesh,
+                                uint64_t replica_offset) {
   for (const DeviceMesh* const mesh : {&tensor_mesh, expert_mesh ? &*expert_mesh : &tensor_mesh}) {
-    if (mesh->ndim() == 1 && mesh->is_member()) continue;
-    throw std::invalid_argument(
-        fmt::format("model_parallel_manual_seed: mesh {}; give one dimension of a mesh with this rank, mesh[\"name\"]",
-                    mesh->to_string()));
+    check_one_dimension(*mesh, "model_parallel_manual_seed");
   }
-  model_parallel_manual_seed(seed, {.tensor_rank = tensor_mesh.local_rank(0),
-                                    .expert_rank = expert_mesh ? expert_mesh->local_rank(0) : 0,
-                                    .device = tensor_mesh.device()});
+  model_parallel_manual_seed(seed + replica_offset, {.tensor_rank = tensor_mesh.local_rank(0),
+                                                     .expert_rank = expert_mesh ? expert_mesh->local_rank(0) : 0,
+                                                     .device = tensor_mesh.device()});
   manual_seed(seed, tensor_mesh.world());
 }
 

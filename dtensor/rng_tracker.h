@@ -58,6 +58,15 @@ class RngStatesTracker {
   std::map<std::string, at::Tensor> get_states() const;
   // In the place of all streams there are. Seeds taken stay taken. Throws std::logic_error within a fork.
   void set_states(const std::map<std::string, at::Tensor>& states);
+  // Where the streams stand, and which of them the default generator draws from: what a checkpoint goes back to, and puts back. The
+  // generator's own state is the caller's to restore beside it.
+  struct Position {
+    std::map<std::string, at::Tensor> states;
+    std::optional<std::string> active;
+  };
+  Position position() const;
+  void set_position(const Position& position);
+
   // Forgets streams and seeds. Throws std::logic_error within a fork.
   void reset();
 
@@ -83,12 +92,14 @@ struct ModelParallelSeeds {
 // Begins the streams anew, in the place of torch::manual_seed for that device: the default generator and "data-parallel-rng" at `seed`,
 // the same on the ranks of a tensor parallel group; "model-parallel-rng" at seed + 2718 + tensor_rank; "expert-parallel-rng" at
 // seed + 1024 + 100 * expert_rank + tensor_rank. So streams of neighbouring seeds meet on neighbouring ranks, and those of expert_rank
-// 17 and more meet the model's: give models seeds that are far apart, and replicas of a pipeline or of data seeds of their own.
+// 17 and more meet the model's: give models seeds that are far apart.
 // Source of the numbers: Megatron-Core, tensor_parallel/random.py.
 void model_parallel_manual_seed(uint64_t seed, const ModelParallelSeeds& ranks = {});
-// Of the ranks that this one is among on `tensor_mesh`, of one dimension, and its device; DTensors of its world are seeded too, alike on
-// every rank (manual_seed).
+// Of the ranks that this one is among on `tensor_mesh`, of one dimension, and its device. DTensors of its world are seeded too, by `seed`
+// (manual_seed), which all ranks give alike; the streams above by seed + replica_offset, which is a replica's own: one of data, or a
+// pipeline's stage.
+// Throws std::invalid_argument on a mesh of several dimensions or without this rank.
 void model_parallel_manual_seed(uint64_t seed, const DeviceMesh& tensor_mesh,
-                                const std::optional<DeviceMesh>& expert_mesh = std::nullopt);
+                                const std::optional<DeviceMesh>& expert_mesh = std::nullopt, uint64_t replica_offset = 0);
 
 }  // namespace tessera

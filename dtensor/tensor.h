@@ -79,6 +79,16 @@ at::Tensor wrap(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr spec
 // storage. The caller converts .grad.
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec);
 
+// Whether `local` has the sizes and dtype that `spec` says a piece has here.
+inline bool lies_as(const at::Tensor& local, const Spec& spec) {
+  const c10::IntArrayRef sizes = local.sizes();
+  if (sizes.size() != spec.local_sizes.size() || local.scalar_type() != spec.dtype) return false;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != spec.local_sizes[i]) return false;
+  }
+  return true;
+}
+
 // Throws std::runtime_error if `local` has not the sizes and dtype that `spec` says: a bug of ours, found early. Other ranks may not
 // have it, so the world is failed too.
 void check_local(const at::Tensor& local, const Spec& spec, const char* who);

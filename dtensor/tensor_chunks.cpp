@@ -5,21 +5,22 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/vocab_range.h"
 
 namespace tessera {
 namespace {
 
-void check_mesh(const DeviceMesh& mesh, const char* who) {
-  if (mesh.ndim() == 1 && mesh.is_member()) return;
-  throw std::invalid_argument(fmt::format("{}: mesh {} {}", who, mesh.to_string(),
-                                          mesh.is_member() ? "has several dimensions; give one of them, mesh[\"name\"]"
-                                                           : "does not have this rank; call it on the mesh's ranks alone"));
+void check_plain(const at::Tensor& tensor, const char* who) {
+  if (tensor.defined() && !is_dtensor(tensor)) return;
+  throw std::invalid_argument(
+      fmt::format("{}: the tensor is {}; give a plain one", who,
+                  tensor.defined() ? "a DTensor, whose placements say what each rank has" : "undefined"));
 }
 
 }  // namespace
-
 std::vector<at::Tensor> split_along_last_dim(const at::Tensor& tensor, int64_t num_partitions,
                                              bool contiguous_split_chunks) {
   if (tensor.dim() == 0) throw std::invalid_argument("split_along_last_dim: a tensor of no dimensions cannot be split");
@@ -33,14 +34,16 @@ std::vector<at::Tensor> split_along_last_dim(const at::Tensor& tensor, int64_t n
 }
 
 at::Tensor split_into_1d_equal_chunks(const at::Tensor& tensor, const DeviceMesh& mesh, bool new_buffer) {
-  check_mesh(mesh, "split_into_1d_equal_chunks");
+  check_one_dimension(mesh, "split_into_1d_equal_chunks");
+  check_plain(tensor, "split_into_1d_equal_chunks");
   const int64_t size = divide(tensor.numel(), mesh.size(), "split_into_1d_equal_chunks");
   const at::Tensor part = tensor.detach().reshape({-1}).narrow(0, mesh.local_rank(0) * size, size);
   return new_buffer ? part.clone() : part;
 }
 
 at::Tensor gather_split_1d_tensor(const at::Tensor& tensor, const DeviceMesh& mesh) {
-  check_mesh(mesh, "gather_split_1d_tensor");
+  check_one_dimension(mesh, "gather_split_1d_tensor");
+  check_plain(tensor, "gather_split_1d_tensor");
   if (tensor.dim() != 1) {
     throw std::invalid_argument(
         fmt::format("gather_split_1d_tensor: a tensor [{}]; a part is 1-D", fmt::join(tensor.sizes(), ", ")));

@@ -24,6 +24,8 @@ struct BackendGroup {
   // others learn of it by GroupRequest::lost. Not during one of this rank's own: it may then wait for its time limit. Any
   // thread, any number of times; never throws.
   std::function<void()> close;
+  // Whether it may be closed during one too, which then ends.
+  bool closes_while_busy = false;
 };
 
 struct GroupRequest {

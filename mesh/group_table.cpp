@@ -158,10 +158,17 @@ GroupRequest GroupTable::request(const std::string& prefix, const std::vector<in
 bool GroupTable::close_all() noexcept {
   // The world has failed before this is asked, and a collective asks whether it has failed after it counts as busy: so
   // either it is seen here, or it sees the failure.
-  if (options_.busy()) return false;
-  const std::lock_guard lock(mutex_);
-  for (const auto& [key, group] : groups_) group.close();
-  return true;
+  const bool busy = options_.busy();
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (!busy) {
+    lock.lock();
+  } else if (!lock.try_lock()) {
+    return false;  // a group is being made, which may wait for other ranks
+  }
+  for (const auto& [key, group] : groups_) {
+    if (!busy || group.closes_while_busy) group.close();
+  }
+  return !busy;
 }
 
 void GroupTable::watch(const std::stop_token& stop) {

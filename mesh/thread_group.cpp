@@ -286,7 +286,8 @@ BackendGroup make_thread_group(const std::shared_ptr<ThreadHub>& hub, const Grou
   }
   const std::shared_ptr<Meeting> meeting = hub->meeting(request.ranks);
   return {.backend = c10::make_intrusive<ThreadBackend>(meeting, request.rank, request.size, request.timeout),
-          .close = [meeting] { meeting->close(); }};
+          .close = [meeting] { meeting->close(); },
+          .closes_while_busy = true};
 }
 
 }  // namespace tessera

@@ -1,5 +1,6 @@
 #include "tessera/styles/pairwise.h"
 
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -16,24 +17,35 @@ namespace {
 // The direct children that are Linear, by their places in the tree.
 std::vector<std::size_t> linears(const ModuleTree& tree, const ModuleNode& node) {
   std::vector<std::size_t> out;
+  std::set<const void*> seen;  // one with two names is one layer
   for (const auto& [name, child] : node.children) {
-    if (tree[child].kind == ModuleKind::kLinear) out.push_back(child);
+    if (tree[child].kind == ModuleKind::kLinear && seen.insert(tree[child].identity).second) out.push_back(child);
   }
   return out;
 }
 
-void add_pairs(const ModuleTree& tree, std::size_t node, bool sequence, ParallelPlan& plan) {
+// What each module with pairs is to be given.
+struct Wanted {
+  bool sequence;
+  PrepareFunction input;
+  PrepareFunction output;
+};
+
+void add_pairs(const ModuleTree& tree, std::size_t node, const Wanted& wanted, std::set<const void*>& seen,
+               ParallelPlan& plan) {
+  if (!seen.insert(tree[node].identity).second) return;  // by its other name
   const std::vector<std::size_t> layers = linears(tree, tree[node]);
   if (layers.size() < 2) {
-    for (const auto& [name, child] : tree[node].children) add_pairs(tree, child, sequence, plan);
+    for (const auto& [name, child] : tree[node].children) add_pairs(tree, child, wanted, seen, plan);
     return;
   }
+  if (wanted.input || wanted.output) plan.emplace_back(tree[node].path, Prepared(wanted.input, wanted.output));
   const std::size_t paired = layers.size() - layers.size() % 2;
   for (std::size_t i = 0; i < paired; i += 2) {
     StyleLayouts up, down;
-    if (sequence && i == 0) up = {.input_layouts = Shard(0), .desired_input_layouts = Replicate()};
+    if (wanted.sequence && i == 0) up = {.input_layouts = Shard(0), .desired_input_layouts = Replicate()};
     const bool is_last = i + 2 == layers.size();  // else a layer that is whole comes after it
-    if (is_last) down = {.output_layouts = sequence ? Shard(0) : Replicate(), .use_local_output = true};
+    if (is_last) down = {.output_layouts = wanted.sequence ? Shard(0) : Replicate(), .use_local_output = !wanted.output};
     plan.emplace_back(tree[layers[i]].path, ColwiseParallel(up));
     plan.emplace_back(tree[layers[i + 1]].path, RowwiseParallel(down));
   }
@@ -42,9 +54,15 @@ void add_pairs(const ModuleTree& tree, std::size_t node, bool sequence, Parallel
 DeviceMesh mesh_for(const at::Tensor& t, const MaybeMesh& given, const char* what) {
   if (!given && !is_dtensor(t)) throw std::invalid_argument("device_mesh is not passed nor can be inferred: give a mesh");
   const DeviceMesh mesh = given ? *given : mesh_of(t);
-  if (mesh.ndim() == 1) return mesh;
-  throw std::invalid_argument(fmt::format("device_mesh has dims {} but expected to be 1 for {}: give one of {}", mesh.ndim(),
-                                          what, mesh.to_string()));
+  if (mesh.ndim() != 1) {
+    throw std::invalid_argument(fmt::format("device_mesh has dims {} but expected to be 1 for {}: give one of {}",
+                                            mesh.ndim(), what, mesh.to_string()));
+  }
+  if (is_dtensor(t) && !(mesh_of(t) == mesh)) {
+    throw std::invalid_argument(fmt::format("the {} lies on mesh {}, and {} was given: redistribute_to brings it there",
+                                            what, mesh_of(t).to_string(), mesh.to_string()));
+  }
+  return mesh;
 }
 
 at::Tensor input_as(const at::Tensor& input, const MaybeMesh& given, const Placement& placement) {
@@ -70,7 +88,8 @@ const at::Tensor& checked_output(const at::Tensor& output, const MaybeMesh& give
 ParallelPlan PairwiseParallel::plan(torch::nn::Module& module) const {
   const ModuleTree tree = tree_of(module);
   ParallelPlan plan;
-  add_pairs(tree, 0, sequence_, plan);
+  std::set<const void*> seen;
+  add_pairs(tree, 0, {.sequence = sequence_, .input = input_, .output = output_}, seen, plan);
   if (!plan.empty()) return plan;
   throw std::invalid_argument(fmt::format(
       "PairwiseParallel: more than one Linear is needed for an MLP, side by side in one module; {} has no such module in it",
@@ -78,7 +97,7 @@ ParallelPlan PairwiseParallel::plan(torch::nn::Module& module) const {
 }
 
 void Prepared::apply(ApplyContext& context) const {
-  style_->apply(context);
+  if (style_) (*style_)->apply(context);
   const auto prepare_first = [mesh = context.mesh()](const PrepareFunction& function, std::vector<at::Tensor>& tensors) {
     if (!tensors.empty() && tensors[0].defined()) tensors[0] = function(tensors[0], mesh);
   };
@@ -94,7 +113,7 @@ void Prepared::apply(ApplyContext& context) const {
 }
 
 std::string Prepared::to_string() const {
-  return fmt::format("{}, prepared {}", style_->to_string(),
+  return fmt::format("{}, prepared {}", style_ ? (*style_)->to_string() : "Prepared",
                      input_ && output_ ? "before and after"
                      : input_          ? "before"
                      : output_         ? "after"

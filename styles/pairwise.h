@@ -10,38 +10,11 @@
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/styles/root_of.h"
 #include "tessera/styles/style.h"
 
 // The styles of PyTorch 2.0, and what they did before and after a module.
 namespace tessera {
-
-// Linear layers by columns and by rows in turn, as in an MLP: in every module with two or more Linear layers among its direct children the
-// first, third ... by columns, the second, fourth ... by rows, and a last one without a partner is left whole; below every other module its
-// children are looked through. A plain input is the whole, and the output is plain and whole. With `sequence` a plain input is this
-// rank's part along dimension 0, and the output is too: what PyTorch 2.0 called SequenceParallel, a name that now means norms.
-//   auto tp = parallelize_module(mlp, mesh, PairwiseParallel());
-// Communication, forward, for each pair: one all_reduce; with sequence one all_gather and one reduce_scatter for an MLP of one pair.
-class PairwiseParallel {
- public:
-  explicit PairwiseParallel(bool sequence = false) : sequence_(sequence) {}
-  // Throws std::invalid_argument where there is no pair.
-  ParallelPlan plan(torch::nn::Module& module) const;
-
- private:
-  bool sequence_;
-};
-
-template <class Module>
-auto parallelize_module(Module&& module, const DeviceMesh& mesh, const PairwiseParallel& style,
-                        const ParallelizeOptions& options = {}) {
-  torch::nn::Module* root = nullptr;
-  if constexpr (std::derived_from<std::remove_reference_t<Module>, torch::nn::Module>) {
-    root = &module;
-  } else {
-    root = &*module;
-  }
-  return parallelize_module(std::forward<Module>(module), mesh, style.plan(*root), options);
-}
 
 using MaybeMesh = std::optional<DeviceMesh>;
 
@@ -49,26 +22,59 @@ using MaybeMesh = std::optional<DeviceMesh>;
 // the module was parallelized on.
 using PrepareFunction = std::function<at::Tensor(const at::Tensor&, const MaybeMesh&)>;
 
-// Another style, and functions before and after the module; none leaves the tensor to the style.
+// Linear layers by columns and by rows in turn, as in an MLP: in every module with two or more Linear layers among its direct children the
+// first, third ... by columns, the second, fourth ... by rows, and a last one without a partner is left whole; below every other module its
+// children are looked through. A plain input is the whole, and the output is plain and whole. With `sequence` a plain input is this
+// rank's part along dimension 0, and the output is too: what PyTorch 2.0 called SequenceParallel, a name that now means norms. Where a
+// layer without a partner comes last, the output is a DTensor.
+//   auto tp = parallelize_module(mlp, mesh, PairwiseParallel());
+// With `input` and `output` functions of one's own do that for each module that holds a pair, a TESSERA_MODULE (hooks.h): `output` is given
+// the DTensor. They may throw, alike on every rank.
+// Communication, forward, for each pair: one all_reduce; with sequence one all_gather and one reduce_scatter for an MLP of one pair.
+class PairwiseParallel {
+ public:
+  explicit PairwiseParallel(bool sequence = false, PrepareFunction input = nullptr, PrepareFunction output = nullptr)
+      : sequence_(sequence), input_(std::move(input)), output_(std::move(output)) {}
+  // Throws std::invalid_argument where there is no pair.
+  ParallelPlan plan(torch::nn::Module& module) const;
+
+ private:
+  bool sequence_;
+  PrepareFunction input_;
+  PrepareFunction output_;
+};
+
+template <class Module>
+auto parallelize_module(Module&& module, const DeviceMesh& mesh, const PairwiseParallel& style,
+                        const ParallelizeOptions& options = {}) {
+  const ParallelPlan plan = style.plan(detail::root_of(module));
+  return parallelize_module(std::forward<Module>(module), mesh, plan, options);
+}
+
+// Functions before and after a module, which may have another style beside, here or in the plan; none leaves the tensor to that.
 //   {"up", Prepared(ColwiseParallel(), make_input_reshard_replicate)}
 // The module is a TESSERA_MODULE (hooks.h): LibTorch's own cannot be hooked. A function may throw, alike on every rank.
 class Prepared : public ParallelStyle {
  public:
   explicit Prepared(Style style, PrepareFunction input = nullptr, PrepareFunction output = nullptr)
       : style_(std::move(style)), input_(std::move(input)), output_(std::move(output)) {}
+  explicit Prepared(PrepareFunction input, PrepareFunction output = nullptr)
+      : input_(std::move(input)), output_(std::move(output)) {}
   void apply(ApplyContext& context) const override;
-  std::string name() const override { return style_->name(); }
+  std::string name() const override { return style_ ? (*style_)->name() : "Prepared"; }
   std::string to_string() const override;
+  bool joins_others() const override { return !style_ || (*style_)->joins_others(); }
 
  private:
-  Style style_;
+  std::optional<Style> style_;
   PrepareFunction input_;
   PrepareFunction output_;
 };
 
 // An input as a DTensor over `mesh`, of one dimension: a plain one is taken for what the name says, without communication (shard: this
 // rank's part, the whole being as many times as large), a DTensor is redistributed. A DTensor's own mesh is used where none is given.
-// Throw std::invalid_argument, on every rank alike: a plain tensor without a mesh, a mesh of several dimensions, an undefined tensor.
+// Throw std::invalid_argument, on every rank alike: a plain tensor without a mesh, a DTensor on another mesh than the given one, a mesh of
+// several dimensions, an undefined tensor.
 at::Tensor make_input_shard_1d(const at::Tensor& input, const MaybeMesh& mesh = std::nullopt, int64_t dim = 0);
 at::Tensor make_input_shard_1d_last_dim(const at::Tensor& input, const MaybeMesh& mesh = std::nullopt);
 at::Tensor make_input_replicate_1d(const at::Tensor& input, const MaybeMesh& mesh = std::nullopt);

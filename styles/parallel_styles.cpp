@@ -32,6 +32,7 @@ std::string describe(const std::string& name, const StyleLayouts& given) {
   add("desired", given.desired_input_layouts);
   add("output", given.output_layouts);
   if (given.use_local_output) text += text.empty() ? "local output" : ", local output";
+  if (given.gather_input_again) text += text.empty() ? "input gathered again" : ", input gathered again";
   return text.empty() ? name : fmt::format("{}({})", name, text);
 }
 
@@ -42,7 +43,17 @@ ContractLayouts layouts_of(const StyleLayouts& given, std::vector<std::string> o
           .input = given.input_layouts.value_or(input),
           .desired = desired,
           .output = given.output_layouts.value_or(output),
-          .use_local_output = given.use_local_output};
+          .use_local_output = given.use_local_output,
+          .brings_again = given.gather_input_again};
+}
+
+void refuse_gathering_again(const ApplyContext& context, const std::string& style, const StyleLayouts& given) {
+  if (!given.gather_input_again) return;
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: {} ({}): gather_input_again is for the columns of a torch::nn::Linear, whose input "
+                  "may be gathered; "
+                  "leave it out",
+                  shown_path(context.path()), style));
 }
 
 // `output += bias` of a plain output: what this rank holds lies as the matmul's contract left it.
@@ -132,6 +143,7 @@ void ColwiseParallel::apply(ApplyContext& context) const {
     // An output brought elsewhere than to its features' pieces takes the whole bias, without communication.
     return apply_linear(context, Shard(0), layouts.output == Shard(-1) ? Shard(0) : Replicate(), layouts);
   }
+  refuse_gathering_again(context, name(), layouts_);
   if (context.kind() == ModuleKind::kEmbedding) {
     return apply_embedding(context, name(), Shard(1), layouts_of(layouts_, {"embedding"}, Replicate(), Shard(-1)));
   }
@@ -142,6 +154,7 @@ void ColwiseParallel::apply(ApplyContext& context) const {
 std::string ColwiseParallel::to_string() const { return describe(name(), layouts_); }
 
 void RowwiseParallel::apply(ApplyContext& context) const {
+  refuse_gathering_again(context, name(), layouts_);
   if (context.kind() == ModuleKind::kLinear) {
     return apply_linear(context, Shard(1), Replicate(), layouts_of(layouts_, linear_operators(), Shard(-1), Replicate()));
   }

@@ -17,6 +17,9 @@ struct StyleLayouts {
   std::optional<Placement> output_layouts;         // into which the output is brought
   // The output is a plain tensor, this rank's piece. Default false, unlike PyTorch: see docs/styles.md.
   bool use_local_output = false;
+  // Of a Linear's columns: an input that had to be gathered is not kept whole for backward, but gathered there once more, as Megatron's
+  // sequence parallelism has it: 1 / ranks of the bytes, for one more all_gather.
+  bool gather_input_again = false;
 };
 
 // Cuts the columns of a Linear's weight as the formula x W^T + b sees it, that is its output features, or an Embedding's
@@ -29,9 +32,10 @@ struct StyleLayouts {
 //     out_proj.bias R. Where n does not divide h, by torch.chunk's rule over heads: lists of intervals, and ragged sizes.
 // With other output_layouts than Shard(-1) a Linear's bias is replicated: it is added to an output that has been brought there.
 // Communication, forward: none for the default layouts, but one all_reduce of an attention's output; backward of a Linear: one
-// all_reduce of the input's gradient, of an attention one for each different input.
+// all_reduce of the input's gradient, of an attention one for each different input. With an input_layouts of Shard(d) the all_reduce is a
+// reduce_scatter, and forward has one all_gather, backward another with gather_input_again.
 // Throws std::invalid_argument on every other module, naming its path and type; on an Embedding with max_norm; on an attention
-// with other input_layouts than Replicate().
+// with other input_layouts than Replicate(); on gather_input_again of another module than a Linear.
 // Source of the layouts: torch.distributed.tensor.parallel, as of PyTorch 2.11; so for all styles here.
 class ColwiseParallel : public ParallelStyle {
  public:
@@ -49,7 +53,7 @@ class ColwiseParallel : public ParallelStyle {
 //   Embedding  weight S(0)              indices R   -> output R
 // The bias is added once, after the reduction.
 // Communication, forward: one all_reduce of the output, or one reduce_scatter where output_layouts is a Shard.
-// Throws as ColwiseParallel does.
+// Throws as ColwiseParallel does, and on gather_input_again.
 class RowwiseParallel : public ParallelStyle {
  public:
   explicit RowwiseParallel(StyleLayouts layouts = {}) : layouts_(layouts) {}

@@ -76,6 +76,7 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
                          .desired = layouts.desired,
                          .output = layouts.output,
                          .use_local_output = layouts.use_local_output,
+                         .brings_again = layouts.brings_again,
                          .also = nullptr});
 }
 

@@ -202,20 +202,10 @@ inline void make_ready(at::TensorList list) {
 template <class T>
 void make_ready(const T& /*not a tensor*/) {}
 
-// What check_local asks, by no call.
-inline bool lies_as(const at::Tensor& local, const Spec& spec) {
-  const c10::IntArrayRef sizes = local.sizes();
-  if (sizes.size() != spec.local_sizes.size() || local.scalar_type() != spec.dtype) return false;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] != spec.local_sizes[i]) return false;
-  }
-  return true;
-}
-
 inline at::Tensor wrapped(at::Tensor local, const Decision& decision, std::size_t output, const OpTraits& traits) {
   const SpecPtr& spec = decision.outputs.at(output);
   if (!local.defined() || spec == nullptr) return {};
-  if (!lies_as(local, *spec)) detail::check_local(local, *spec, traits.name.c_str());
+  if (!detail::lies_as(local, *spec)) detail::check_local(local, *spec, traits.name.c_str());
   return detail::wrap(decision.make_dense ? as_dense(local, *spec) : std::move(local), spec);
 }
 

@@ -24,6 +24,7 @@
 #include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/ops/kernels/matmul.h"
+#include "tessera/ops/kernels/styled_product.h"
 
 namespace tessera {
 namespace {
@@ -109,17 +110,29 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
   return from_local(piece, mesh, placements, options);
 }
 
-at::Tensor bring_activation(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,
-                            std::string_view op) {
-  const at::Tensor activation = is_dtensor(x) ? x : from_piece(x, contract, parameter, op);
-  detail::watch_terms(activation);
-  const Spec& spec = spec_of(activation);
+// An activation as a DTensor, and how the contract wants it to lie.
+struct Activation {
+  at::Tensor tensor;
+  Placements desired;
+  std::shared_ptr<const int> uses;  // by contracts
+};
+
+Activation activation_of(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter, std::string_view op) {
+  Activation out{.tensor = is_dtensor(x) ? x : from_piece(x, contract, parameter, op), .desired = {}, .uses = {}};
+  out.uses = detail::watch_terms(out.tensor);
+  const Spec& spec = spec_of(out.tensor);
   if (!(spec.mesh == mesh_of(parameter))) {
     throw std::invalid_argument(fmt::format("{} with {}: the activation is {}, the parameter {}; put both on one mesh", op,
                                             contract.path, to_string(spec), to_string(spec_of(parameter))));
   }
-  return redistribute(activation,
-                      as_contract_says(spec.placements, contract, contract.desired, activation.sizes(), op, "input"));
+  out.desired = as_contract_says(spec.placements, contract, contract.desired, out.tensor.sizes(), op, "input");
+  return out;
+}
+
+at::Tensor bring_activation(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,
+                            std::string_view op) {
+  const Activation given = activation_of(x, contract, parameter, op);
+  return redistribute(given.tensor, given.desired);
 }
 
 // The operator's own autograd kernel, which LibTorch registers for all backends alike.
@@ -223,8 +236,16 @@ void with_contract(const c10::OperatorHandle& op, const Site& site, Stack& stack
 
 using Optional = std::optional<at::Tensor>;
 
+constexpr ContractOp kMatmul = "matmul";
+
 at::Tensor matmul_kernel(const at::Tensor& a, const at::Tensor& b) {
-  return contracted("matmul", a, b, [&](const at::Tensor& x) { return matmul(x, b); });
+  const ContractPtr contract = contract_of(kMatmul, b);
+  if (contract == nullptr) return matmul(a, b);
+  const World::Scope scope(mesh_of(b).world(), kMatmul.name.data(), &contract->path);
+  const Activation given = activation_of(a, *contract, b, kMatmul.name);
+  const std::optional<at::Tensor> product =
+      styled_product(given.tensor, b, {.desired = given.desired, .contract = contract, .uses = given.uses});
+  return bring_result(product ? *product : matmul(redistribute(given.tensor, given.desired), b), *contract, kMatmul.name);
 }
 
 at::Tensor layer_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const Optional& weight, const Optional& bias,
@@ -260,6 +281,21 @@ void to_autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*key
   const std::size_t n = op.schema().arguments().size();
   if (contract_of(At.op, argument(*stack, n, At.parameter).toTensor()) == nullptr) return to_autograd(op, *stack);
   with_contract(op, At, *stack, to_autograd);
+}
+
+// addmm keeps the activation that it is given: where it is to be brought again, the product does it, and the bias is added.
+void addmm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const std::size_t n = op.schema().arguments().size();
+  const at::Tensor parameter = argument(*stack, n, kAddmm.parameter).toTensor();
+  const ContractPtr contract = contract_of(kAddmm.op, parameter);
+  const auto is_one = [&](std::size_t i) { return argument(*stack, n, i).toScalar().equal(1); };
+  if (contract == nullptr || !contract->brings_again || !is_one(3) || !is_one(4)) {
+    return to_autograd_kernel<kAddmm>(op, keys, stack);
+  }
+  const at::Tensor bias = argument(*stack, n, 0).toTensor();
+  const at::Tensor product = matmul_kernel(argument(*stack, n, kAddmm.activation).toTensor(), parameter);
+  torch::jit::drop(*stack, n);
+  stack->emplace_back(product.add(bias));
 }
 
 // linear(x, w, b) as torch::nn::functional has it: the product, which has the contract, then the bias once.
@@ -308,7 +344,7 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) {
   register_composites(m);
   m.impl("add.Tensor", add_kernel<at::_ops::add_Tensor, at::Tensor, const at::Tensor&>);
   m.impl("add_.Tensor", add_kernel<at::_ops::add__Tensor, at::Tensor&, at::Tensor&>);
-  m.impl("addmm", torch::CppFunction::makeFromBoxedFunction<&to_autograd_kernel<kAddmm>>());
+  m.impl("addmm", torch::CppFunction::makeFromBoxedFunction<&addmm_kernel>());
   m.impl("embedding", torch::CppFunction::makeFromBoxedFunction<&to_autograd_kernel<kEmbedding>>());
 }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }

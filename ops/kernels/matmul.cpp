@@ -40,9 +40,10 @@ at::Tensor rows_of(const at::Tensor& t) { return t.reshape({t.numel() / std::max
 
 at::Tensor dense_plain(const at::Tensor& x, const at::Tensor& w) { return at::matmul(x, w); }
 
+// As a linear layer's weight lies in memory, [n, k]: a gradient that lies otherwise is copied once more into .grad.
 at::Tensor dense_wgrad_plain(const at::Tensor& x, const at::Tensor& g) {
-  if (x.numel() == 0 || g.numel() == 0) return at::zeros({x.size(-1), g.size(-1)}, g.options());
-  return at::mm(rows_of(x).t(), rows_of(g));
+  if (x.numel() == 0 || g.numel() == 0) return at::zeros({g.size(-1), x.size(-1)}, g.options()).t();
+  return at::mm(rows_of(g).t(), rows_of(x)).t();
 }
 
 at::Tensor batched_matmul_plain(const at::Tensor& a, const at::Tensor& b) { return at::matmul(a, b); }
@@ -53,7 +54,8 @@ at::Tensor batched_matmul_plain(const at::Tensor& a, const at::Tensor& b) { retu
 template <at::Tensor (*Op)(const at::Tensor&, const at::Tensor&), class Gradients>
 struct Product : torch::autograd::Function<Product<Op, Gradients>> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b) {
-    ctx->save_for_backward({a, b});
+    // Each factor is for the other's gradient.
+    ctx->save_for_backward({b.requires_grad() ? a : at::Tensor(), a.requires_grad() ? b : at::Tensor()});
     const at::AutoDispatchBelowADInplaceOrView below;
     return Op(a, b);
   }

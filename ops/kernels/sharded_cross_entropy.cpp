@@ -20,6 +20,7 @@
 #include "tessera/dtensor/mappings.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/partition.h"
 
 namespace tessera {
@@ -28,7 +29,10 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-constexpr int64_t kChunkBytes = 4 << 20;
+// What is worked on at once: so little of the logits that it does not count beside them, yet enough for its calls not to count.
+constexpr int64_t kPartsOfLogits = 128;
+constexpr int64_t kLeastPartBytes = 128 << 10;
+constexpr int64_t kMostPartBytes = 4 << 20;
 
 at::ScalarType sum_type(at::ScalarType dtype) { return dtype == at::kDouble ? at::kDouble : at::kFloat; }
 
@@ -78,10 +82,23 @@ Rows rows_of(const at::Tensor& target, const Problem& p, at::ScalarType type) {
 template <class Body>
 void by_parts(const at::Tensor& logits, const Body& body) {
   const int64_t n = logits.size(0);
-  const int64_t bytes =
+  const int64_t row =
       std::max<int64_t>(1, logits.size(1)) * static_cast<int64_t>(elementSize(sum_type(logits.scalar_type())));
-  const int64_t step = std::max<int64_t>(1, kChunkBytes / bytes);
+  const int64_t step = std::max<int64_t>(1, std::clamp(n * row / kPartsOfLogits, kLeastPartBytes, kMostPartBytes) / row);
   for (int64_t begin = 0; begin < n; begin += step) body(begin, std::min(n, begin + step));
+}
+
+constexpr const char* kName = "sharded_cross_entropy";
+
+// Where each rank took the number of classes from its own: whether all together have so many, which they have not where they are uneven.
+void check_count(const at::Tensor& counted, const Problem& p) {
+  constexpr int64_t kExact = 1 << 24;  // sums of float32
+  if (p.options.classes || p.mesh->size() == 1 || p.classes > kExact) return;
+  const auto all = static_cast<int64_t>(counted.item<double>());
+  if (all == p.classes) return;
+  refuse_alone(*p.mesh, kName,
+               fmt::format("{} classes here, of {} on all {} ranks; uneven ones need options.classes", p.mine.size(), all,
+                           p.mesh->size()));
 }
 
 // What is summed over all classes of each row: [n] each.
@@ -100,16 +117,22 @@ Sums sums_of(const at::Tensor& logits, const Rows& rows, const Problem& p) {
   Sums out;
   out.greatest = all_reduce(most, *p.mesh, 0, ReduceOp::kMax);
   const at::Tensor weight = p.weight_here(logits);
-  const at::Tensor terms = at::zeros({p.spread > 0 ? 3 : 2, n}, options);  // S, x_t - m, sum of w_k (x_k - m)
+  const int64_t kinds = p.spread > 0 ? 3 : 2;  // S, x_t - m, sum of w_k (x_k - m)
+  const at::Tensor flat = at::zeros({kinds * n + 1}, options);
+  const at::Tensor terms = flat.narrow(0, 0, kinds * n).view({kinds, n});
+  flat[kinds * n].fill_(logits.size(1));
   by_parts(logits, [&](int64_t begin, int64_t end) {
     if (logits.size(1) == 0) return;
-    const at::Tensor x = logits.slice(0, begin, end).to(type) - out.greatest.slice(0, begin, end).unsqueeze(1);
+    const at::Tensor x = logits.slice(0, begin, end).to(type, /*non_blocking=*/false, /*copy=*/true);
+    x.sub_(out.greatest.slice(0, begin, end).unsqueeze(1));
     const at::Tensor picked = x.gather(1, rows.column.slice(0, begin, end).unsqueeze(1)).squeeze(1);
     terms[1].slice(0, begin, end).copy_(picked.masked_fill(rows.here.slice(0, begin, end).logical_not(), 0));
     if (p.spread > 0) terms[2].slice(0, begin, end).copy_((weight.defined() ? x * weight : x).sum(1));
-    terms[0].slice(0, begin, end).copy_(x.exp().sum(1));
+    terms[0].slice(0, begin, end).copy_(x.exp_().sum(1));
   });
-  const at::Tensor sums = all_reduce(terms, *p.mesh, 0, ReduceOp::kSum);
+  const at::Tensor reduced = all_reduce(flat, *p.mesh, 0, ReduceOp::kSum);
+  check_count(reduced[kinds * n], p);
+  const at::Tensor sums = reduced.narrow(0, 0, kinds * n).view({kinds, n});
   out.exps = sums[0];
   const at::Tensor log_sum = sums[0].log();
   out.loss = (log_sum - sums[1]) * rows.weight * (1 - p.spread);
@@ -148,17 +171,18 @@ Factors factors_of(const Rows& rows, const Problem& p) {
   return {.softmax = on_all.unsqueeze(1), .target = on_target.unsqueeze(1), .spread = c};
 }
 
-// The same of some rows, out of place: x are their logits, `softmax` theirs.
+// What is added at a row's target in this rank's columns; 0 where the target is elsewhere.
+at::Tensor at_target(const Factors& factors, const Rows& rows) {
+  return factors.target.neg().masked_fill_(rows.here.logical_not().unsqueeze(1), 0);
+}
+
+// The gradient, differentiable.
 at::Tensor gradient_of(const at::Tensor& softmax, const at::Tensor& g, const Rows& rows, const Factors& factors,
-                       const at::Tensor& weight, int64_t begin, int64_t end) {
-  const auto part = [&](const at::Tensor& t) { return t.slice(0, begin, end); };
-  at::Tensor out = softmax * part(factors.softmax);
-  if (out.size(1) > 0) {
-    const at::Tensor hit = part(factors.target).masked_fill(part(rows.here).logical_not().unsqueeze(1), 0);
-    out = out.scatter_add(1, part(rows.column).unsqueeze(1), -hit);
-  }
+                       const at::Tensor& weight) {
+  at::Tensor out = softmax * factors.softmax;
+  if (out.size(1) > 0) out = out.scatter_add(1, rows.column.unsqueeze(1), at_target(factors, rows));
   if (factors.spread > 0) out = weight.defined() ? out - weight * factors.spread : out - factors.spread;
-  return out * g.slice(0, begin, end).unsqueeze(1);
+  return out * g.unsqueeze(1);
 }
 
 struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
@@ -192,10 +216,19 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
     const at::Tensor g = row_gradients(grad, rows, p), weight = p.weight_here(x);
     const Factors factors = factors_of(rows, p);
     const at::Tensor out = at::empty_like(x, at::MemoryFormat::Contiguous);
+    // Of each row: what its exponentials count for, what its target adds, and what every class loses.
+    const at::Tensor on_exps = factors.softmax * (g / exps).unsqueeze(1);
+    const at::Tensor on_target = at_target(factors, rows) * g.unsqueeze(1);
+    const at::Tensor on_all = g.unsqueeze(1) * -factors.spread;
+    const bool in_place = x.scalar_type() == g.scalar_type();
     by_parts(x, [&](int64_t begin, int64_t end) {
-      const auto part = [&](const at::Tensor& t) { return t.slice(0, begin, end).unsqueeze(1); };
-      const at::Tensor softmax = (x.slice(0, begin, end).to(g.scalar_type()) - part(greatest)).exp_().div_(part(exps));
-      out.slice(0, begin, end).copy_(gradient_of(softmax, g, rows, factors, weight, begin, end));
+      const auto part = [&](const at::Tensor& t) { return t.slice(0, begin, end); };
+      const at::Tensor here = in_place ? part(out) : at::empty_like(part(x), g.options());
+      here.copy_(part(x)).sub_(part(greatest).unsqueeze(1)).exp_().mul_(part(on_exps));
+      if (here.size(1) > 0) here.scatter_add_(1, part(rows.column).unsqueeze(1), part(on_target));
+      if (factors.spread > 0 && weight.defined()) here.addr_(part(on_all).squeeze(1), weight);
+      if (factors.spread > 0 && !weight.defined()) here.add_(part(on_all));
+      if (!in_place) part(out).copy_(here);
     });
     return out.masked_fill_(rows.kept.eq(0).unsqueeze(1), 0);
   }
@@ -209,20 +242,23 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
     const at::Tensor e = (x.to(type) - all_reduce(most, *p.mesh, 0, ReduceOp::kMax).unsqueeze(1)).exp();
     const at::Tensor sum = copy_to_region(reduce_from_region(e.sum(1), *p.mesh), *p.mesh);
     const at::Tensor g = row_gradients(copy_to_region(grad, *p.mesh), rows, p);
-    const at::Tensor out = gradient_of(e / sum.unsqueeze(1), g, rows, factors_of(rows, p), p.weight_here(x), 0, x.size(0));
+    const at::Tensor out = gradient_of(e / sum.unsqueeze(1), g, rows, factors_of(rows, p), p.weight_here(x));
     return out.masked_fill(rows.kept.eq(0).unsqueeze(1), 0).to(x.scalar_type());
   }
 };
 
-Problem checked(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
-                const CrossEntropyOptions& options) {
-  const auto refuse = [](const std::string& why) { throw std::invalid_argument("sharded_cross_entropy: " + why); };
-  if (mesh.ndim() != 1 || !mesh.is_member()) {
-    refuse(fmt::format("mesh {}; give one dimension of a mesh with this rank, mesh[\"name\"]", mesh.to_string()));
-  }
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(fmt::format("{}: {}", kName, why)); }
+
+void check_tensors(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
+                   const CrossEntropyOptions& options) {
+  check_one_dimension(mesh, kName);
+  if (!logits.defined() || !target.defined()) refuse("the logits or the target are undefined");
   if (is_dtensor(logits) || is_dtensor(target) || is_dtensor(options.weight)) {
     refuse("a DTensor was given; torch::nn::functional::cross_entropy takes it as it is");
   }
+  check_device(logits, mesh, kName, "tensor of logits");
+  check_device(target, mesh, kName, "target");
+  check_device(options.weight, mesh, kName, "weight");
   if (logits.dim() < 1 || target.sizes() != logits.sizes().slice(0, static_cast<std::size_t>(logits.dim() - 1))) {
     refuse(fmt::format("logits [{}] and target [{}]; they are [*, classes] and [*]", fmt::join(logits.sizes(), ", "),
                        fmt::join(target.sizes(), ", ")));
@@ -231,15 +267,33 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
     refuse(fmt::format("logits of {} and a target of {}; a target has class numbers", c10::toString(logits.scalar_type()),
                        c10::toString(target.scalar_type())));
   }
+}
+
+// The classes, and which of them are here. Without their number a rank takes it from its own, and may be wrong alone.
+Problem problem_of(const at::Tensor& logits, const DeviceMesh& mesh, const CrossEntropyOptions& options) {
   const int64_t here = logits.size(-1);
   Problem p{.mesh = mesh, .options = options, .classes = options.classes.value_or(here * mesh.size()), .mine = {}};
   p.mine = chunk_range(p.classes, mesh.size(), mesh.local_rank(0));
-  if (p.mine.size() != here) {
-    refuse(fmt::format("{} of {} classes here; this rank has {} of them", here, p.classes, p.mine.size()));
+  if (p.mine.size() != here || p.classes == 0) {
+    refuse_alone(mesh, kName,
+                 fmt::format("{} of {} classes here, of which this rank has {}; options.classes is their number", here,
+                             p.classes, p.mine.size()));
   }
+  return p;
+}
+
+Problem checked(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
+                const CrossEntropyOptions& options) {
+  check_tensors(logits, target, mesh, options);
+  Problem p = problem_of(logits, mesh, options);
+  // Of classes that each rank counted by its own, as they may not be.
+  const auto refuse_count = [&](const std::string& why) {
+    if (options.classes) refuse(why);
+    refuse_alone(mesh, kName, why + "; uneven classes need options.classes");
+  };
   if (options.weight.defined() && (options.weight.dim() != 1 || options.weight.size(0) != p.classes)) {
-    refuse(fmt::format("weight [{}] for {} classes; it has one number a class", fmt::join(options.weight.sizes(), ", "),
-                       p.classes));
+    refuse_count(fmt::format("weight [{}] for {} classes; it has one number a class",
+                             fmt::join(options.weight.sizes(), ", "), p.classes));
   }
   const double a = options.label_smoothing;
   if (!(a >= 0 && a <= 1)) refuse(fmt::format("label_smoothing {} is outside [0, 1]", a));
@@ -252,8 +306,8 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
   }
   const at::Tensor outside = target.ne(options.ignore_index).logical_and_(target.lt(0).logical_or_(target.ge(p.classes)));
   if (target.numel() > 0 && outside.any().item<bool>()) {
-    refuse(fmt::format("target {} is out of bounds: there are {} classes, and ignore_index is {}",
-                       target.masked_select(outside)[0].item<int64_t>(), p.classes, options.ignore_index));
+    refuse_count(fmt::format("target {} is out of bounds: there are {} classes, and ignore_index is {}",
+                             target.masked_select(outside)[0].item<int64_t>(), p.classes, options.ignore_index));
   }
   return p;
 }
@@ -262,7 +316,9 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
 
 at::Tensor sharded_cross_entropy(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
                                  const CrossEntropyOptions& options) {
-  return ShardedCrossEntropy::apply(logits, target.to(at::kLong), checked(logits, target, mesh, options));
+  const bool whole = target.defined() && at::isIntegralType(target.scalar_type(), /*includeBool=*/false);
+  const at::Tensor classes = whole ? target.to(at::kLong) : target;  // ignore_index may be no number of a narrow dtype
+  return ShardedCrossEntropy::apply(logits, classes, checked(logits, classes, mesh, options));
 }
 
 }  // namespace tessera

@@ -19,6 +19,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/mappings.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/partition.h"
 
 namespace tessera {
@@ -32,13 +33,16 @@ struct Table {
   Interval mine;    // of the rows, or the columns
 };
 
-[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument("sharded_embedding: " + why); }
+constexpr const char* kName = "sharded_embedding";
+
+[[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument(fmt::format("{}: {}", kName, why)); }
 
 void check_tensors(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh) {
-  if (mesh.ndim() != 1 || !mesh.is_member()) {
-    refuse(fmt::format("mesh {}; give one dimension of a mesh with this rank, mesh[\"name\"]", mesh.to_string()));
-  }
+  check_one_dimension(mesh, kName);
+  if (!ids.defined() || !weight.defined()) refuse("the ids or the weight are undefined");
   if (is_dtensor(ids) || is_dtensor(weight)) refuse("a DTensor was given; torch::embedding takes it as it is");
+  check_device(ids, mesh, kName, "tensor of ids");
+  check_device(weight, mesh, kName, "weight");
   if (weight.dim() != 2) refuse(fmt::format("weight [{}]; it is [rows, columns]", fmt::join(weight.sizes(), ", ")));
   if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt) {
     refuse(fmt::format("ids of {}; they are of int64 or int32", c10::toString(ids.scalar_type())));
@@ -47,17 +51,25 @@ void check_tensors(const at::Tensor& ids, const at::Tensor& weight, const Device
 
 Table table_of(const at::Tensor& weight, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
   const bool by_rows = options.cut == EmbeddingCut::kVocabulary;
-  const int64_t n = mesh.size();
+  const int64_t n = options.cut == EmbeddingCut::kNone ? 1 : mesh.size();
   Table table{.rows = options.num_embeddings.value_or(weight.size(0) * (by_rows ? n : 1)),
               .columns = options.embedding_dim.value_or(weight.size(1) * (by_rows ? 1 : n)),
               .padding = options.padding_idx.value_or(-1),
               .mine = {}};
-  table.mine = chunk_range(by_rows ? table.rows : table.columns, n, mesh.local_rank(0));
+  table.mine = chunk_range(by_rows ? table.rows : table.columns, n, n == 1 ? 0 : mesh.local_rank(0));
+  // A rank with nothing cannot tell how much the others have.
+  const bool counted = by_rows ? options.num_embeddings.has_value() : options.embedding_dim.has_value();
+  if (n > 1 && !counted && weight.size(by_rows ? 0 : 1) == 0) {
+    refuse_alone(mesh, kName,
+                 fmt::format("weight [{}] here; uneven parts need options.{}", fmt::join(weight.sizes(), ", "),
+                             by_rows ? "num_embeddings" : "embedding_dim"));
+  }
   const int64_t rows = by_rows ? table.mine.size() : table.rows;
   const int64_t columns = by_rows ? table.columns : table.mine.size();
   if (weight.size(0) != rows || weight.size(1) != columns) {
-    refuse(fmt::format("weight [{}] here, of a table [{}, {}] this rank has [{}, {}]", fmt::join(weight.sizes(), ", "),
-                       table.rows, table.columns, rows, columns));
+    refuse_alone(mesh, kName,
+                 fmt::format("weight [{}] here, of a table [{}, {}] this rank has [{}, {}]", fmt::join(weight.sizes(), ", "),
+                             table.rows, table.columns, rows, columns));
   }
   if (!options.padding_idx) return table;
   if (*options.padding_idx < -table.rows || *options.padding_idx >= table.rows) {
@@ -79,7 +91,8 @@ void renormalize(const at::Tensor& ids, const at::Tensor& weight, const DeviceMe
                  const ShardedEmbeddingOptions& options) {
   const c10::AutoGradMode none(false);
   const at::Tensor used = std::get<0>(at::_unique(ids.reshape({-1}).to(at::kLong)));  // sorted, so in one order everywhere
-  const at::Tensor rows = weight.detach().index_select(0, used);
+  const at::ScalarType dtype = weight.scalar_type();
+  const at::Tensor rows = weight.detach().index_select(0, used).to(at::isReducedFloatingType(dtype) ? at::kFloat : dtype);
   const double p = options.norm_type;
   at::Tensor norms;
   if (std::isinf(p)) {
@@ -91,7 +104,7 @@ void renormalize(const at::Tensor& ids, const at::Tensor& weight, const DeviceMe
     norms = norms.pow(1 / p);
   }
   const at::Tensor scale = at::where(norms > *options.max_norm, *options.max_norm / (norms + 1e-7), at::ones_like(norms));
-  weight.detach().index_copy_(0, used, rows * scale.unsqueeze(1));
+  weight.detach().index_copy_(0, used, (rows * scale.unsqueeze(1)).to(weight.scalar_type()));
 }
 
 // The rows of this rank's part of the table.
@@ -135,9 +148,12 @@ at::Tensor sharded_embedding(const at::Tensor& ids, const at::Tensor& weight, co
   check_tensors(ids, weight, mesh);
   const Table table = table_of(weight, mesh, options);
   const at::Tensor mine = local(ids, weight, mesh, options, table);
-  return options.cut == EmbeddingCut::kVocabulary
-             ? reduce_from_region(mine, mesh)
-             : gather_from_region(mine, mesh, {.tensor_dim = -1, .size = table.columns});
+  switch (options.cut) {
+    case EmbeddingCut::kVocabulary: return reduce_from_region(mine, mesh);
+    case EmbeddingCut::kWidth: return gather_from_region(mine, mesh, {.tensor_dim = -1, .size = table.columns});
+    case EmbeddingCut::kNone: break;
+  }
+  return mine;
 }
 
 }  // namespace tessera

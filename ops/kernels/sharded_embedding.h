@@ -13,12 +13,13 @@ namespace tessera {
 enum class EmbeddingCut {
   kVocabulary,  // each rank has rows: of the ids that are its own
   kWidth,       // each rank has columns, of every id
+  kNone,        // each rank has the whole table: nothing is sent
 };
 
 struct ShardedEmbeddingOptions {
   EmbeddingCut cut = EmbeddingCut::kVocabulary;
   // Of the whole table. Default: as many rows (kVocabulary) or columns (kWidth) on every rank as here. Uneven ones, which lie as
-  // torch.chunk has it, need it.
+  // torch.chunk has it, need it: without it nothing tells that they are uneven, but where a rank has none.
   std::optional<int64_t> num_embeddings;
   std::optional<int64_t> embedding_dim;
   // The id whose row gets no gradient, of the whole table; negative counts from its end.
@@ -35,13 +36,15 @@ struct ShardedEmbeddingOptions {
 //
 // Collectives over the one dimension of `mesh`, on more than one rank. kVocabulary: one all_reduce of the result. kWidth: one all_gather
 // of this rank's columns of it, and with max_norm one all_reduce of a number for each different id. Backward: none.
-// Throws std::invalid_argument, on every rank alike, on an id or padding_idx outside the table, ids that are no integers, sizes that do not
-// fit, DTensors, and a mesh of several dimensions.
+// On a GPU the host waits for the check of the ids, and by the vocabulary for the number of those that are this rank's.
+// Throws std::invalid_argument, on every rank alike, on an id or padding_idx outside the table, ids that are no integers, undefined tensors,
+// DTensors, tensors on another device than the mesh's, and a mesh of several dimensions or without this rank. A weight that is no piece of
+// the table, which this rank alone may have, fails the job.
 at::Tensor sharded_embedding(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
                              const ShardedEmbeddingOptions& options = {});
 
 // The same with the result left as each rank computed it, without the collective of the result: kVocabulary this rank's term, kWidth its
-// columns.
+// columns, kNone the whole.
 at::Tensor sharded_embedding_local(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
                                    const ShardedEmbeddingOptions& options = {});
 

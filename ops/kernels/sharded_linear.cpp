@@ -20,6 +20,7 @@
 #include "tessera/dtensor/mappings.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/partition.h"
 
 namespace tessera {
@@ -34,6 +35,8 @@ struct Plan {
 
   bool gathers() const { return options.sequence_parallel && mesh->size() > 1; }
   bool reduces() const { return options.reduce_input_gradient && mesh->size() > 1 && !gathers(); }
+
+  bool sums_output() const { return options.reduce_output && mesh->size() > 1; }
 
   int64_t whole_rows(const at::Tensor& piece) const {
     return options.sequence_size >= 0 ? options.sequence_size : piece.size(0) * mesh->size();
@@ -72,7 +75,9 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
     ctx->saved_data["sizes"] = input.sizes();
     ctx->saved_data["bias"] = bias.has_value();
     ctx->save_for_backward({keeps ? input : at::Tensor(), weight});
-    return at::linear(plan.gathers() ? Rows(input, plan).wait() : input, weight, bias);
+    if (!plan.sums_output()) return at::linear(plan.gathers() ? Rows(input, plan).wait() : input, weight, bias);
+    const at::Tensor sum = start_all_reduce(at::linear(input, weight), *plan.mesh, 0, ReduceOp::kSum, /*owned=*/true).wait();
+    return bias ? sum.add_(*bias) : sum;
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
@@ -81,8 +86,10 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
     const at::Tensor &input = saved[0], &weight = saved[1], &g = grads[0];
     tensor_list out(4);
     if (c10::GradMode::is_enabled()) {
-      if (ctx->needs_input_grad(0)) out[0] = differentiable_input_gradient(g, weight, plan);
-      if (input.defined()) out[1] = differentiable_weight_gradient(g, input, plan);
+      // Each rank's columns use the gradient of a sum, which all have alike, for a part of their own.
+      const at::Tensor used = plan.sums_output() ? copy_to_region(g, *plan.mesh) : g;
+      if (ctx->needs_input_grad(0)) out[0] = differentiable_input_gradient(used, weight, plan);
+      if (input.defined()) out[1] = differentiable_weight_gradient(used, input, plan);
     } else {
       std::optional<Rows> rows;
       if (input.defined() && plan.gathers()) rows.emplace(input, plan);
@@ -146,49 +153,68 @@ at::Tensor as_cast(const at::Tensor& t) {
   return at::autocast::is_autocast_enabled(device) ? t.to(at::autocast::get_autocast_dtype(device)) : t;
 }
 
-void check(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const DeviceMesh& mesh,
-           const ShardedLinearOptions& options) {
-  const auto refuse = [](const std::string& why) { throw std::invalid_argument("sharded_linear: " + why); };
-  if (mesh.ndim() != 1) {
-    refuse(fmt::format("mesh {} has {} dimensions; give one of them, mesh[\"name\"]", mesh.to_string(), mesh.ndim()));
+constexpr const char* kName = "sharded_linear";
+
+std::string shown(const at::Tensor& t) {
+  return fmt::format("{} [{}]", c10::toString(t.scalar_type()), fmt::join(t.sizes(), ", "));
+}
+
+// What all ranks see alike.
+void check_call(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const DeviceMesh& mesh,
+                const ShardedLinearOptions& options) {
+  const at::Tensor& main_grad = options.main_grad;
+  const auto refuse = [](const std::string& why) { throw std::invalid_argument(fmt::format("{}: {}", kName, why)); };
+  check_one_dimension(mesh, kName);
+  if (options.reduce_output && (options.reduce_input_gradient || options.sequence_parallel)) {
+    refuse("reduce_output is of columns of the weight, reduce_input_gradient and sequence_parallel are of rows; give one");
   }
   if (!input.defined() || !weight.defined()) refuse("the input or the weight is undefined");
-  if (is_dtensor(input) || is_dtensor(weight) || is_dtensor(bias) || is_dtensor(options.main_grad)) {
+  if (is_dtensor(input) || is_dtensor(weight) || is_dtensor(bias) || is_dtensor(main_grad)) {
     refuse("a DTensor was given; to_local(t) is this rank's piece");
   }
+  check_device(input, mesh, kName, "input");
+  check_device(weight, mesh, kName, "weight");
+  check_device(bias, mesh, kName, "bias");
+  check_device(main_grad, mesh, kName, "main_grad");
+}
+
+// Pieces that do not fit: maybe this rank's alone.
+void check_pieces(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const DeviceMesh& mesh,
+                  const at::Tensor& main_grad) {
+  const auto refuse = [&](const std::string& why) { refuse_alone(mesh, kName, why); };
   if (input.dim() < 1 || weight.dim() != 2 || input.size(-1) != weight.size(1)) {
-    refuse(fmt::format("input [{}] and weight [{}]; they are [*, in] and [out, in]", fmt::join(input.sizes(), ", "),
-                       fmt::join(weight.sizes(), ", ")));
+    refuse(fmt::format("input {} and weight {}; they are [*, in] and [out, in]", shown(input), shown(weight)));
   }
   if (input.scalar_type() != weight.scalar_type()) {
-    refuse(fmt::format("an input of {} and a weight of {}; they have one dtype", c10::toString(input.scalar_type()),
-                       c10::toString(weight.scalar_type())));
+    refuse(fmt::format("input {} and weight {}; they have one dtype", shown(input), shown(weight)));
   }
-  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0))) {
-    refuse(fmt::format("bias [{}] for weight [{}]; it has one element an output", fmt::join(bias.sizes(), ", "),
-                       fmt::join(weight.sizes(), ", ")));
+  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0) || bias.scalar_type() != weight.scalar_type())) {
+    refuse(
+        fmt::format("bias {} for weight {}; it has one element an output, of the same dtype", shown(bias), shown(weight)));
   }
-  const at::Tensor& grad = options.main_grad;
-  if (grad.defined() &&
-      (grad.sizes() != weight.sizes() || (grad.scalar_type() != at::kFloat && grad.scalar_type() != weight.scalar_type()))) {
-    refuse(fmt::format("main_grad is {} [{}], the weight {} [{}]; it has the weight's sizes, and float32 or its dtype",
-                       c10::toString(grad.scalar_type()), fmt::join(grad.sizes(), ", "), c10::toString(weight.scalar_type()),
-                       fmt::join(weight.sizes(), ", ")));
+  if (main_grad.defined() && (main_grad.sizes() != weight.sizes() ||
+                              (main_grad.scalar_type() != at::kFloat && main_grad.scalar_type() != weight.scalar_type()))) {
+    refuse(fmt::format("main_grad is {}, the weight {}; it has the weight's sizes, and float32 or its dtype",
+                       shown(main_grad), shown(weight)));
   }
-  if (!options.sequence_parallel) return;
-  const Interval mine = chunk_range(std::max<int64_t>(options.sequence_size, 0), mesh.size(), mesh.local_rank(0));
-  if (input.dim() < 2 || (options.sequence_size >= 0 && input.size(0) != mine.size())) {
-    refuse(fmt::format("input [{}] is no piece of a sequence of {}; of that this rank has [{}, *]",
-                       fmt::join(input.sizes(), ", "), options.sequence_size, mine.size()));
-  }
+}
+
+void check_sequence(const at::Tensor& input, const DeviceMesh& mesh, int64_t sequence_size) {
+  const Interval mine = chunk_range(std::max<int64_t>(sequence_size, 0), mesh.size(), mesh.local_rank(0));
+  if (input.dim() >= 2 && (sequence_size < 0 || input.size(0) == mine.size())) return;
+  refuse_alone(mesh, kName,
+               fmt::format("input {} is no piece of a sequence of {}; of that this rank has [{}, *]", shown(input),
+                           sequence_size, mine.size()));
 }
 
 }  // namespace
 
 at::Tensor sharded_linear(const at::Tensor& given_input, const at::Tensor& given_weight, const at::Tensor& given_bias,
                           const DeviceMesh& mesh, const ShardedLinearOptions& options) {
+  check_call(given_input, given_weight, given_bias, mesh, options);
   const at::Tensor input = as_cast(given_input), weight = as_cast(given_weight), bias = as_cast(given_bias);
-  check(input, weight, bias, mesh, options);
+  check_pieces(input, weight, bias, mesh, options.main_grad);
+  if (options.sequence_parallel) check_sequence(input, mesh, options.sequence_size);
   return ShardedLinear::apply(input, weight, bias.defined() ? std::make_optional(bias) : std::nullopt,
                               Plan{.mesh = mesh, .options = options});
 }

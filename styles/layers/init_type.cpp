@@ -13,6 +13,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/init.h"
+#include "tessera/mesh/mesh_checks.h"
 
 namespace tessera {
 namespace {
@@ -108,12 +109,11 @@ void initialize_affine_weight_(const at::Tensor& weight, int64_t out_features, i
   const std::array<int64_t, 2> sizes = {out_features, in_features};
   std::array<int64_t, 2> here = sizes;
   here[static_cast<std::size_t>(partition_dim)] = per_partition_size;
-  if (mesh.ndim() != 1 || is_dtensor(weight) || weight.sizes() != at::IntArrayRef(here) ||
+  check_one_dimension(mesh, "initialize_affine_weight_");
+  if (is_dtensor(weight) || weight.sizes() != at::IntArrayRef(here) ||
       per_partition_size * mesh.size() != sizes[static_cast<std::size_t>(partition_dim)]) {
     throw std::invalid_argument(fmt::format(
-        "initialize_affine_weight_: a weight [{}] for {} of [{}, {}] along {} on mesh {}; it is this rank's plain piece, "
-        "over a mesh "
-        "of one dimension",
+        "initialize_affine_weight_: a weight [{}] for {} of [{}, {}] along {} on mesh {}; it is this rank's plain piece",
         fmt::join(weight.sizes(), ", "), per_partition_size, out_features, in_features, partition_dim, mesh.to_string()));
   }
   const c10::AutoGradMode none(false);

@@ -26,9 +26,9 @@ void set_tensor_parallel_attributes(const at::Tensor& tensor, bool is_parallel, 
 // The same of what another tensor is. Throws as above.
 void copy_tensor_parallel_attributes(const at::Tensor& destination, const at::Tensor& source);
 
-// Whether this rank counts `parameter` where each value is to count once, as in the norm of all gradients: it is cut over the mesh dimension,
-// or this rank is the first of those that have it. A plain parameter is on every rank of `mesh`, of one dimension; a DTensor's own mesh is
-// asked, all of its dimensions.
+// Whether this rank counts `parameter` in a sum over the ranks of `mesh`, of one dimension, in which each value is to count once, as in the
+// norm of all gradients: it is the first of these ranks that has its piece. A plain parameter is on all of them. A DTensor may lie on a
+// mesh of more dimensions. Throws std::invalid_argument on a mesh of several dimensions or without this rank, and on a pending reduction.
 bool is_not_tensor_parallel_duplicate(const at::Tensor& parameter, const DeviceMesh& mesh);
 
 }  // namespace tessera

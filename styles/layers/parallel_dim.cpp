@@ -1,6 +1,7 @@
 #include "tessera/styles/layers/parallel_dim.h"
 
 #include <cmath>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -8,14 +9,15 @@
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/movedim.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/init.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
-#include "tessera/dtensor/mappings.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/mesh/mesh_checks.h"
 #include "tessera/ops/kernels/sharded_linear.h"
 #include "tessera/styles/module_tree.h"
 
@@ -29,6 +31,14 @@ Along along_of(ParallelDim dim, const char* who) {
   if (*dim == 0) return Along::kFirst;
   if (*dim == 1 || *dim == -1) return Along::kSecond;
   throw std::invalid_argument(fmt::format("{}: dim {}; it is 0, 1, -1 or none", who, *dim));
+}
+
+EmbeddingCut embedding_cut(ParallelDim dim, const char* who) {
+  switch (along_of(dim, who)) {
+    case Along::kFirst: return EmbeddingCut::kVocabulary;
+    case Along::kSecond: return EmbeddingCut::kWidth;
+    default: return EmbeddingCut::kNone;
+  }
 }
 
 at::Tensor as_dtensor(const at::Tensor& t, const DeviceMesh& mesh) {
@@ -55,8 +65,9 @@ Options linear_options(int64_t in_features, int64_t out_features, const Parallel
 
 ParallelPlan plan_of(torch::nn::Module& module, ModuleKind kind, const Style& style) {
   ParallelPlan plan;
+  std::set<const void*> seen;  // a module with two names has the style once
   for (const ModuleNode& node : tree_of(module)) {
-    if (node.kind == kind) plan.emplace_back(node.path, style);
+    if (node.kind == kind && seen.insert(node.identity).second) plan.emplace_back(node.path, style);
   }
   return plan;
 }
@@ -102,12 +113,8 @@ at::Tensor ParallelLinearImpl::forward(const at::Tensor& input) {
 
 ParallelEmbedding parallel_embedding_layer(ParallelEmbeddingOptions options, ParallelDim dim, const DeviceMesh& mesh) {
   options.init_method = [](const at::Tensor& table) { torch::nn::init::normal_(table); };
-  const Along along = along_of(dim, "parallel_embedding_layer");
-  options.cut = along == Along::kFirst ? EmbeddingCut::kVocabulary : EmbeddingCut::kWidth;
-  if (along != Along::kNone) return ParallelEmbedding(options, mesh);
-  throw std::invalid_argument(
-      "parallel_embedding_layer: no dim; a table that every rank has is torch::nn::Embedding, under parallelize_module a "
-      "DTensor");
+  options.cut = embedding_cut(dim, "parallel_embedding_layer");
+  return ParallelEmbedding(options, mesh);
 }
 
 std::optional<at::Reduction::Reduction> legacy_reduction(std::optional<bool> size_average, std::optional<bool> reduce) {
@@ -118,30 +125,47 @@ std::optional<at::Reduction::Reduction> legacy_reduction(std::optional<bool> siz
 
 at::Tensor parallel_cross_entropy(const at::Tensor& input, const at::Tensor& target,
                                   const ParallelCrossEntropyOptions& options) {
-  const int64_t classes = input.dim() == 1 ? 0 : 1;
-  if (get_parallel_dim(input) != ParallelDim(classes) || mesh_of(input).ndim() != 1 ||
-      !placements_of(input)[0].is_chunks()) {
-    const auto weight = options.weight.defined() ? std::make_optional(options.weight) : std::nullopt;
-    return at::cross_entropy_loss(input, target, weight, options.reduction, options.ignore_index, options.label_smoothing);
-  }
-  const at::Tensor last = input.dim() > 2 ? at::movedim(input, 1, -1) : input;
-  const auto plain = [](const at::Tensor& t) { return t.defined() && is_dtensor(t) ? full_tensor(t) : t; };
-  return sharded_cross_entropy(to_local(last), plain(target), mesh_of(input),
-                               {.weight = plain(options.weight),
-                                .ignore_index = options.ignore_index,
-                                .reduction = options.reduction,
-                                .label_smoothing = options.label_smoothing,
-                                .classes = input.size(classes)});
+  const ImplicitReplication plain_targets(is_dtensor(input) || ImplicitReplication::enabled());
+  const detail::Explicit asked_for;
+  const auto weight = options.weight.defined() ? std::make_optional(options.weight) : std::nullopt;
+  const at::Tensor loss =
+      at::cross_entropy_loss(input, target, weight, options.reduction, options.ignore_index, options.label_smoothing);
+  return is_dtensor(loss) ? full_tensor(loss) : loss;
 }
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
-                                        double label_smoothing) {
-  return sharded_cross_entropy(
-      logits, target, mesh,
-      {.reduction = at::Reduction::None, .label_smoothing = label_smoothing, .smoothing = SmoothingFormula::kMegatron});
+                                        double label_smoothing, std::optional<int64_t> classes) {
+  return sharded_cross_entropy(logits, target, mesh,
+                               {.reduction = at::Reduction::None,
+                                .label_smoothing = label_smoothing,
+                                .smoothing = SmoothingFormula::kMegatron,
+                                .classes = classes});
 }
 
 // ---- functions ----------------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr const char* kWho = "parallel_linear";
+
+// What sharded_linear does not see of a layer cut by rows: the bias, whole on every rank, and where a DTensor lies.
+void check_rows(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const DeviceMesh& mesh) {
+  check_one_dimension(mesh, kWho);
+  const auto refuse = [](const std::string& why) { throw std::invalid_argument(fmt::format("{}: {}", kWho, why)); };
+  if (is_dtensor(input) && !(mesh_of(input) == mesh)) {
+    refuse(fmt::format("the input lies on mesh {}, not on {}; redistribute_to brings it there", mesh_of(input).to_string(),
+                       mesh.to_string()));
+  }
+  if (!bias.defined()) return;
+  if (is_dtensor(bias)) refuse("the bias is a DTensor; full_tensor(bias) is the plain one");
+  check_device(bias, mesh, kWho, "bias");
+  if (weight.defined() && weight.dim() == 2 && bias.sizes() != weight.sizes().slice(0, 1)) {
+    refuse(fmt::format("bias [{}] for weight [{}]; by rows it has one element an output", fmt::join(bias.sizes(), ", "),
+                       fmt::join(weight.sizes(), ", ")));
+  }
+}
+
+}  // namespace
 
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, ParallelDim dim,
                            const DeviceMesh& mesh) {
@@ -150,24 +174,14 @@ at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight, co
     case Along::kSecond: return sharded_linear(input, weight, bias, mesh, {.reduce_input_gradient = true});
     default: break;
   }
+  check_rows(input, weight, bias, mesh);
   const at::Tensor here = is_dtensor(input) ? to_local(redistribute(input, {Shard(input.dim() - 1)})) : input;
-  const at::Tensor sum = reduce_from_region(sharded_linear(here, weight, {}, mesh), mesh);
-  return bias.defined() ? sum.add(bias) : sum;
+  return sharded_linear(here, weight, bias, mesh, {.reduce_output = true});
 }
 
 at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight, ShardedEmbeddingOptions options,
                               ParallelDim dim, const DeviceMesh& mesh) {
-  const Along along = along_of(dim, "parallel_embedding");
-  if (along == Along::kNone) {
-    return torch::nn::functional::embedding(ids, weight,
-                                            torch::nn::functional::EmbeddingFuncOptions()
-                                                .padding_idx(options.padding_idx)
-                                                .max_norm(options.max_norm)
-                                                .norm_type(options.norm_type)
-                                                .scale_grad_by_freq(options.scale_grad_by_freq)
-                                                .sparse(options.sparse));
-  }
-  options.cut = along == Along::kFirst ? EmbeddingCut::kVocabulary : EmbeddingCut::kWidth;
+  options.cut = embedding_cut(dim, "parallel_embedding");
   return sharded_embedding(ids, weight, mesh, options);
 }
 

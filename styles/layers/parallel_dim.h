@@ -17,6 +17,7 @@
 #include "tessera/styles/layers/parallel_embedding.h"
 #include "tessera/styles/layers/parallel_linear.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/styles/root_of.h"
 
 // Layers that are cut along a dimension given by number, and tensors that carry theirs: they are DTensors. A plain tensor that comes in
 // counts as replicated. Meshes are of one dimension.
@@ -50,7 +51,8 @@ class ParallelLinearImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ParallelLinear);
 
-// The table's rows (0) or columns (1, or -1), or for none torch::nn::Embedding's table on every rank; first values of mean 0 and deviation 1.
+// The table's rows (0), its columns (1, or -1), or for none the whole on every rank; first values of mean 0 and deviation 1, but for the
+// row of padding_idx. Throws std::invalid_argument on another dim, and as ParallelEmbedding.
 ParallelEmbedding parallel_embedding_layer(ParallelEmbeddingOptions options, ParallelDim dim, const DeviceMesh& mesh);
 
 struct ParallelCrossEntropyOptions {
@@ -62,8 +64,9 @@ struct ParallelCrossEntropyOptions {
 // What PyTorch's older two arguments ask for: neither given nullopt; each that is not given counts as true.
 std::optional<at::Reduction::Reduction> legacy_reduction(std::optional<bool> size_average, std::optional<bool> reduce);
 
-// torch::nn::functional::cross_entropy of logits [n, classes, *] and class numbers [n, *]. Of a DTensor whose classes are cut, what
-// sharded_cross_entropy says of its collectives and errors; every other input is LibTorch's.
+// torch::nn::functional::cross_entropy of logits [n, classes, *] and class numbers [n, *], a plain and whole result: of a DTensor too, with
+// plain targets, or DTensors. Collectives: those of that function, whose kernel for cut classes is sharded_cross_entropy's, and those that
+// gather a loss for each row.
 at::Tensor parallel_cross_entropy(const at::Tensor& input, const at::Tensor& target,
                                   const ParallelCrossEntropyOptions& options = {});
 
@@ -77,12 +80,16 @@ class ParallelCrossEntropyLossImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ParallelCrossEntropyLoss);
 
-// Megatron-Core's: logits [*, classes / n], plain -> losses [*], one a target, smoothed by Megatron's formula over all classes.
+// Megatron-Core's: logits [*, classes / n], plain -> losses [*], one a target, smoothed by Megatron's formula over all classes. Logits that
+// are whole on every rank, as gather_output leaves them, count n times unless `classes`, the number of all, is given: then they are
+// refused. Uneven classes need it. Throws as sharded_cross_entropy.
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
-                                        double label_smoothing = 0);
+                                        double label_smoothing = 0, std::optional<int64_t> classes = std::nullopt);
 
 // The layers as functions of a weight that is this rank's plain piece, cut along `dim` as above (of an embedding the table's own dimension).
-// Rows of a linear layer take this rank's features, or a DTensor; columns give this rank's.
+// Rows of a linear layer take this rank's features, or a DTensor on `mesh`; columns give this rank's. Throw std::invalid_argument, on every
+// rank alike, on another dim, a DTensor among the others, a bias of other sizes, and on a mesh of several dimensions or without this rank;
+// pieces that do not fit, which this rank alone may have, fail the job.
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, ParallelDim dim,
                            const DeviceMesh& mesh);
 at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight, ShardedEmbeddingOptions options,
@@ -107,12 +114,12 @@ ParallelPlan embedding_plan(torch::nn::Module& module, ParallelDim dim);
 template <class Module>
 auto convert_parallel_linear(Module&& module, ParallelDim dim, const DeviceMesh& mesh,
                              const ParallelizeOptions& options = {}) {
-  return parallelize_module(module, mesh, detail::linear_plan(*module, dim), options);
+  return parallelize_module(module, mesh, detail::linear_plan(detail::root_of(module), dim), options);
 }
 template <class Module>
 auto convert_parallel_embedding(Module&& module, ParallelDim dim, const DeviceMesh& mesh,
                                 const ParallelizeOptions& options = {}) {
-  return parallelize_module(module, mesh, detail::embedding_plan(*module, dim), options);
+  return parallelize_module(module, mesh, detail::embedding_plan(detail::root_of(module), dim), options);
 }
 
 }  // namespace tessera

@@ -11,18 +11,34 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/mappings.h"
+#include "tessera/mesh/mesh_checks.h"
 
 namespace tessera {
 namespace {
 
 [[noreturn]] void refuse(const std::string& why) { throw std::invalid_argument("ParallelEmbedding: " + why); }
 
-int64_t cut_dim(const ParallelEmbeddingOptions& options) { return options.cut == EmbeddingCut::kVocabulary ? 0 : 1; }
+Placement placement_of(EmbeddingCut cut) {
+  switch (cut) {
+    case EmbeddingCut::kVocabulary: return Shard(0);
+    case EmbeddingCut::kWidth: return Shard(1);
+    case EmbeddingCut::kNone: break;
+  }
+  return Replicate();
+}
+
+void check_even(const ParallelEmbeddingOptions& options, int64_t ranks) {
+  const Placement cut = placement_of(options.cut);
+  if (cut.is_replicate() || options.allow_uneven) return;
+  const bool by_rows = cut.tensor_dim() == 0;
+  const int64_t size = by_rows ? options.num_embeddings : options.embedding_dim;
+  if (size % ranks == 0) return;
+  refuse(fmt::format("{} {} are not divisible by {} ranks; allow_uneven, or pad them", size, by_rows ? "rows" : "columns",
+                     ranks));
+}
 
 ParallelEmbeddingOptions checked(ParallelEmbeddingOptions options, const DeviceMesh& mesh) {
-  if (mesh.ndim() != 1) {
-    refuse(fmt::format("mesh {} has {} dimensions; give one of them, mesh[\"name\"]", mesh.to_string(), mesh.ndim()));
-  }
+  check_one_dimension(mesh, "ParallelEmbedding");
   const int64_t rows = options.num_embeddings, columns = options.embedding_dim;
   if (rows < 1 || columns < 1)
     refuse(fmt::format("a table [{}, {}]; it has at least one row and one column", rows, columns));
@@ -37,30 +53,29 @@ ParallelEmbeddingOptions checked(ParallelEmbeddingOptions options, const DeviceM
     refuse(fmt::format("given_weight is [{}]; it is the whole table, plain, [{}, {}]", fmt::join(given.sizes(), ", "), rows,
                        columns));
   }
-  if (options.config.sequence_parallel && options.cut == EmbeddingCut::kWidth) {
-    refuse(
-        "sequence_parallel of a table that is cut by the width: each rank has every id's columns; cut it by the vocabulary");
+  if (options.config.sequence_parallel && options.cut != EmbeddingCut::kVocabulary) {
+    refuse("sequence_parallel of a table of which each rank looks every id up; cut it by the vocabulary");
   }
-  try {
-    affine_placement(cut_dim(options), options.cut == EmbeddingCut::kVocabulary ? rows : columns, mesh.size(), 1,
-                     options.allow_uneven);
-  } catch (const std::invalid_argument&) {
-    refuse(fmt::format("{} {} are not divisible by {} ranks; allow_uneven, or pad them",
-                       cut_dim(options) == 0 ? rows : columns, cut_dim(options) == 0 ? "rows" : "columns", mesh.size()));
-  }
+  check_even(options, mesh.size());
+  return options;
+}
+
+// The whole table is not to live as long as the layer.
+ParallelEmbeddingOptions without_weight(ParallelEmbeddingOptions options) {
+  options.given_weight = at::Tensor();
   return options;
 }
 
 }  // namespace
 
 ParallelEmbeddingImpl::ParallelEmbeddingImpl(const ParallelEmbeddingOptions& given, const DeviceMesh& mesh)
-    : torch::nn::Module("ParallelEmbedding"), options(checked(given, mesh)), mesh_(mesh) {
+    : torch::nn::Module("ParallelEmbedding"), options(without_weight(checked(given, mesh))), mesh_(mesh) {
   const c10::AutoGradMode none(false);
-  const Placement cut = Shard(cut_dim(options));
+  const Placement cut = placement_of(options.cut);
   const at::ScalarType dtype = options.config.params_dtype;
   at::Tensor table;
-  if (options.given_weight.defined()) {
-    table = distribute_tensor(options.given_weight.detach(), mesh, {cut}, kNoSource);
+  if (given.given_weight.defined()) {
+    table = distribute_tensor(given.given_weight.detach(), mesh, {cut}, kNoSource);
   } else {
     table = empty({options.num_embeddings, options.embedding_dim}, mesh, {cut}, dtype);
     if (options.config.perform_initialization) {
@@ -79,11 +94,10 @@ at::Tensor ParallelEmbeddingImpl::of_plain(const at::Tensor& ids) const {
                                     .padding_idx = options.padding_idx,
                                     .max_norm = options.max_norm,
                                     .norm_type = options.norm_type,
-                                    .scale_grad_by_freq = options.scale_grad_by_freq,
-                                    .sparse = options.sparse};
+                                    .scale_grad_by_freq = options.scale_grad_by_freq};
   const at::Tensor table = to_local(weight);
   if (!options.config.sequence_parallel) return sharded_embedding(ids, table, mesh_, how);
-  return reduce_scatter_to_sequence_region(sharded_embedding_local(ids, table, mesh_, how), mesh_, options.allow_uneven);
+  return reduce_scatter_to_sequence_region(sharded_embedding_local(ids, table, mesh_, how), mesh_);
 }
 
 at::Tensor ParallelEmbeddingImpl::forward(const at::Tensor& ids) {

@@ -12,7 +12,7 @@
 #include "tessera/styles/layers/init_type.h"
 #include "tessera/styles/layers/parallel_linear.h"
 
-// Embeddings whose table is cut over the ranks of a mesh of one dimension, by the vocabulary or by the width. The table is a DTensor, of
+// Embeddings whose table is cut over the ranks of a mesh of one dimension, by the vocabulary, by the width, or not. The table is a DTensor, of
 // values that do not depend on the number of ranks. Of plain ids, alike on every rank, the output is plain and whole on every rank; of a
 // DTensor of ids it is a DTensor.
 namespace tessera {
@@ -29,20 +29,20 @@ struct ParallelEmbeddingOptions {
   std::optional<double> max_norm;
   double norm_type = 2;
   bool scale_grad_by_freq = false;
-  bool sparse = false;
+  bool sparse = false;  // the gradient of a DTensor is dense, so this changes nothing
   // First values; the row of padding_idx is 0 afterwards.
   InitMethod init_method = tessera::init_method(InitType::kXavierNormal);
-  // In their place: the whole table, plain and alike on every rank.
+  // In their place: the whole table, plain and alike on every rank. The layer keeps its piece alone.
   at::Tensor given_weight;
-  bool allow_uneven = false;        // rows or columns that the ranks do not divide, by torch.chunk's rule
+  bool allow_uneven = false;  // rows or columns that the ranks do not divide, by torch.chunk's rule; a sequence is even
   ModelParallelConfig config = {};  // sequence_parallel: the output is cut along dimension 0
 };
 
 // Collectives, on more than one rank: those of sharded_embedding; under sequence_parallel by the vocabulary one reduce_scatter in the place
 // of the all_reduce, and one all_gather in backward.
 // The constructor throws std::invalid_argument, on every rank alike, on rows or columns that the ranks do not divide (unless
-// allow_uneven), a padding_idx outside the table, a given_weight of other sizes, sequence_parallel by the width, and a mesh of several
-// dimensions.
+// allow_uneven), a padding_idx outside the table, a given_weight of other sizes, sequence_parallel of a table that is not cut by the
+// vocabulary, and a mesh of several dimensions or without this rank.
 class ParallelEmbeddingImpl : public torch::nn::Module {
  public:
   ParallelEmbeddingImpl(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh);

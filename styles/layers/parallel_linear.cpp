@@ -15,6 +15,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/mappings.h"
+#include "tessera/mesh/mesh_checks.h"
 #include "tessera/ops/kernels/sharded_linear.h"
 
 namespace tessera {
@@ -35,13 +36,27 @@ Placement cut_of(const char* who, int64_t tensor_dim, int64_t size, const Device
 }
 
 DeviceMesh checked_mesh(DeviceMesh mesh, const char* who) {
-  if (mesh.ndim() == 1) return mesh;
-  refuse(who, fmt::format("mesh {} has {} dimensions; give one of them, mesh[\"name\"]", mesh.to_string(), mesh.ndim()));
+  check_one_dimension(mesh, who);
+  return mesh;
+}
+
+ColumnParallelOptions gathering(int64_t input_size, int64_t output_size) {
+  ColumnParallelOptions options(input_size, output_size);
+  options.gather_output = true;
+  return options;
 }
 
 // An expert's tokens are sent to it by who routes them: neither gathered nor reduced inside the layer.
 bool routed_outside(const ParallelLinearOptions& options) {
   return options.is_expert && (options.config.sequence_parallel || options.config.expert_model_parallel_size > 1);
+}
+
+// The features of a whole input: every rank sees alike that they are others.
+void check_features(const at::Tensor& input, int64_t features, const char* who) {
+  if (!input.defined()) refuse(who, "the input is undefined");
+  if (input.dim() >= 1 && input.size(-1) == features) return;
+  refuse(who, fmt::format("input [{}]; it has {} features, input_size, in its last dimension",
+                          fmt::join(input.sizes(), ", "), features));
 }
 
 std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
@@ -62,10 +77,14 @@ at::Tensor piece_as(const at::Tensor& input, const DeviceMesh& mesh, const Place
 
 }  // namespace
 
-ColumnParallelOptions ColumnParallelOptions::gathering() const {
-  ColumnParallelOptions out = *this;
-  out.gather_output = true;
-  return out;
+ColumnParallelOptions ColumnParallelOptions::megatron(int64_t input_size, int64_t output_size) {
+  return {input_size, output_size};
+}
+ColumnParallelOptions ColumnParallelOptions::fairscale(int64_t input_size, int64_t output_size) {
+  return gathering(input_size, output_size);
+}
+ColumnParallelOptions ColumnParallelOptions::ml(int64_t input_size, int64_t output_size) {
+  return gathering(input_size, output_size);
 }
 
 // ---- both ---------------------------------------------------------------------------------------------------------
@@ -109,10 +128,11 @@ at::Tensor ParallelLinearBase::weight_piece(const at::Tensor& lies_as_cut, const
 }
 
 at::Tensor ParallelLinearBase::checked_main_grad(const ModelParallelConfig& config) const {
-  if (!config.gradient_accumulation_fusion) return {};
+  const bool wanted = c10::GradMode::is_enabled() && (!weight.defined() || weight.requires_grad());
+  if (!config.gradient_accumulation_fusion || !wanted) return {};
   if (main_grad.defined()) return main_grad;
-  refuse(
-      who_,
+  refuse_alone(
+      mesh_, who_,
       "gradient_accumulation_fusion without main_grad; set the layer's, a plain tensor of this rank's piece of the weight");
 }
 
@@ -141,7 +161,8 @@ at::Tensor ColumnParallelLinearImpl::weight_here(const at::Tensor& given) const 
     refuse(who_, fmt::format("supplied weight is {}, not {} as expected", to_string(spec_of(used)), to_string(*wanted)));
   }
   if (used.sizes() == at::IntArrayRef(wanted->local_sizes)) return used;
-  refuse(who_, fmt::format("supplied weight's shape is [{}], not [{}] as expected", fmt::join(used.sizes(), ", "),
+  refuse_alone(mesh_, who_,
+               fmt::format("supplied weight's shape is [{}], not [{}] as expected", fmt::join(used.sizes(), ", "),
                            fmt::join(wanted->local_sizes, ", ")));
 }
 
@@ -171,6 +192,7 @@ at::Tensor ColumnParallelLinearImpl::multiply(const at::Tensor& input, const at:
 }
 
 LinearOutput ColumnParallelLinearImpl::forward_with_bias(const at::Tensor& input, const at::Tensor& given_weight) {
+  check_features(input, options.input_size, who_);
   const at::Tensor weight_piece = weight_here(given_weight);
   const bool global = is_dtensor(input);
   const bool gathers = options.gather_output && !routed_outside(options);
@@ -223,17 +245,23 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
   if (!options.input_is_parallel) {
     here = to_local(redistribute(from_local(input, mesh_, {Replicate()}), {cut_.on(input.dim() - 1)}));
   }
-  at::Tensor output = multiply(here);
   const bool in_sequence = options.config.sequence_parallel;
+  if (!lora_a.defined() && !in_sequence && !routed_outside(options)) {
+    const at::Tensor whole_bias = bias.defined() ? to_local(bias) : bias;
+    const at::Tensor output =
+        sharded_linear(here, weight_piece(weight, options.config), options.skip_bias_add ? at::Tensor() : whole_bias, mesh_,
+                       {.reduce_output = true, .main_grad = checked_main_grad(options.config)});
+    return {.output = output, .bias = options.skip_bias_add ? whole_bias : at::Tensor()};
+  }
+  at::Tensor output = multiply(here);
   if (!routed_outside(options)) {
-    output = in_sequence ? reduce_scatter_to_sequence_region(output, mesh_, options.allow_uneven)
-                         : reduce_from_region(output, mesh_);
+    output = in_sequence ? reduce_scatter_to_sequence_region(output, mesh_) : reduce_from_region(output, mesh_);
   }
   if (!bias.defined()) return {.output = output, .bias = {}};
   // Each rank's part of a sequence gives a term of the bias's gradient.
   const at::Tensor here_bias = to_local(bias, Placements{in_sequence ? Partial() : Replicate()});
   if (options.skip_bias_add) return {.output = output, .bias = here_bias};
-  return {.output = output + here_bias, .bias = {}};
+  return {.output = output + here_bias.to(output.scalar_type()), .bias = {}};
 }
 
 LinearOutput RowParallelLinearImpl::of_dtensor(const at::Tensor& input) const {
@@ -244,10 +272,11 @@ LinearOutput RowParallelLinearImpl::of_dtensor(const at::Tensor& input) const {
     output = redistribute(output, {options.config.sequence_parallel ? Shard(0) : Replicate()});
   }
   if (!bias.defined() || options.skip_bias_add) return {.output = output, .bias = bias};
-  return {.output = output + bias, .bias = {}};
+  return {.output = output + bias.to(output.scalar_type()), .bias = {}};
 }
 
 LinearOutput RowParallelLinearImpl::forward_with_bias(const at::Tensor& input) {
+  if (!input.defined() || is_dtensor(input) || !options.input_is_parallel) check_features(input, options.input_size, who_);
   return is_dtensor(input) ? of_dtensor(input) : of_plain(input);
 }
 

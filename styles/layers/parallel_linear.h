@@ -29,7 +29,7 @@ struct ModelParallelConfig {
   bool sequence_parallel = false;
   // The reduction of the input's gradient always runs while the weight's is computed, so this changes nothing.
   bool async_tensor_model_parallel_allreduce = false;
-  // The gradient of the weight is added to `main_grad` of the layer.
+  // The gradient of the weight is added to `main_grad` of the layer, which training needs.
   bool gradient_accumulation_fusion = false;
   int64_t expert_model_parallel_size = 1;
 };
@@ -50,20 +50,23 @@ struct ParallelLinearOptions {
   InitMethod init_method = tessera::init_method(InitType::kXavierNormal);  // of the weight; biases are 0
   int64_t stride = 1;                                                      // pieces of the weight a rank, dealt out in turn
   bool skip_bias_add = false;
-  bool is_expert = false;            // with sequence_parallel or several expert ranks nothing is gathered or reduced inside
-  bool allow_uneven = false;         // features that the ranks do not divide, by torch.chunk's rule
+  bool is_expert = false;     // with sequence_parallel or several expert ranks nothing is gathered or reduced inside
+  bool allow_uneven = false;  // features that the ranks do not divide, by torch.chunk's rule; a plain sequence is even
   std::optional<int64_t> lora_rank;  // adds x A^T B^T with A [lora_rank, in] and B [out, lora_rank], which begins at 0
+  std::string tp_comm_buffer_name;   // of another engine's buffer: nothing is shared here, so this changes nothing
   ModelParallelConfig config = {};
 };
 
 struct ColumnParallelOptions : ParallelLinearOptions {
   using ParallelLinearOptions::ParallelLinearOptions;
-  // The output is whole on every rank. Megatron-Core's default; the older libraries gather: see gathering().
+  // The output is whole on every rank. A library's own default: see the factories.
   bool gather_output = false;
   // forward is given the weight, such as a tied embedding's.
   bool skip_weight_param_allocation = false;
-  // TorchShard's, ml's and FairScale's default.
-  ColumnParallelOptions gathering() const;
+  // With each library's own defaults: Megatron-Core leaves the output cut, FairScale and ml gather it.
+  static ColumnParallelOptions megatron(int64_t input_size, int64_t output_size);
+  static ColumnParallelOptions fairscale(int64_t input_size, int64_t output_size);
+  static ColumnParallelOptions ml(int64_t input_size, int64_t output_size);
 };
 
 struct RowParallelOptions : ParallelLinearOptions {
@@ -95,7 +98,7 @@ class ParallelLinearBase : public torch::nn::Module {
   void make_parameters(const ParallelLinearOptions& options, bool with_weight, const Placement& bias_cut);
   // This rank's piece. With gradient_accumulation_fusion its gradient ends at it.
   at::Tensor weight_piece(const at::Tensor& lies_as_cut, const ModelParallelConfig& config) const;
-  // Throws std::invalid_argument where gradient_accumulation_fusion has nowhere to add to.
+  // Throws std::invalid_argument where gradient_accumulation_fusion has nowhere to add a gradient to that is wanted.
   at::Tensor checked_main_grad(const ModelParallelConfig& config) const;
 
   const DeviceMesh mesh_;
@@ -107,14 +110,18 @@ class ParallelLinearBase : public torch::nn::Module {
 // this rank's features of the output [*, out / n], or all with gather_output.
 //
 // Collectives, on more than one rank. Forward: none; sequence_parallel one all_gather; gather_output one all_gather. Backward: one
-// all_reduce of the input's gradient; sequence_parallel one all_gather and one reduce_scatter; with a DTensor input as many.
+// all_reduce of the input's gradient; sequence_parallel one all_gather and one reduce_scatter; with a DTensor input as many. A bias that is
+// skipped and gathered has an all_gather of its own. An adapter has one all_reduce more in backward, of lora_a's gradient, and with a
+// sequence keeps the gathered input, which is not gathered again.
 // The constructor throws std::invalid_argument, on every rank alike, on features that the ranks times stride do not divide (unless
-// allow_uneven), and on a mesh of several dimensions.
+// allow_uneven), and on a mesh of several dimensions or without this rank. forward throws it on other features of a whole input, alike on
+// every rank; what one rank alone may have wrong, a piece or a main_grad, fails the job.
 class ColumnParallelLinearImpl : public ParallelLinearBase {
  public:
   ColumnParallelLinearImpl(const ColumnParallelOptions& options, const DeviceMesh& mesh);
   // With skip_bias_add without the bias. `given_weight`, a DTensor or this rank's plain piece, is for skip_weight_param_allocation, and goes
-  // before the layer's own. Throws std::invalid_argument where there is no weight, or of other sizes.
+  // before the layer's own. Throws std::invalid_argument where there is no weight, and on a DTensor of other sizes or on another mesh; a
+  // plain piece of other sizes fails the job.
   at::Tensor forward(const at::Tensor& input, const at::Tensor& given_weight = {});
   // The bias that was skipped lies as the output does.
   LinearOutput forward_with_bias(const at::Tensor& input, const at::Tensor& given_weight = {});
@@ -131,7 +138,8 @@ TORCH_MODULE(ColumnParallelLinear);
 // whole [*, out] on every rank, under sequence_parallel its part along dimension 0. The bias is added once, after the reduction.
 //
 // Collectives, on more than one rank. Forward: one all_reduce; sequence_parallel one reduce_scatter. Backward: none where the input is
-// parallel, else one all_gather of the input's gradient; sequence_parallel one all_gather, and one all_reduce of the bias's gradient.
+// parallel, else one all_gather of the input's gradient; sequence_parallel one all_gather, and one all_reduce of the bias's gradient. An
+// adapter has one all_reduce more in backward, of lora_b's gradient.
 // The constructor throws as ColumnParallelLinear's, and on sequence_parallel with an input that is not parallel.
 class RowParallelLinearImpl : public ParallelLinearBase {
  public:

@@ -1,5 +1,6 @@
 #include "tessera/styles/layers/sharded_state_dict.h"
 
+#include <algorithm>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -57,15 +58,15 @@ std::vector<Box> boxes_of(const Tile& tile) {
 
 class Writer {
  public:
-  Writer(const ShardedStateDictOptions& options, std::set<const void*> vocabularies)
-      : options_(options), vocabularies_(std::move(vocabularies)) {}
+  Writer(const ShardedStateDictOptions& options, std::set<const void*> vocabularies, int64_t plain_replica)
+      : options_(options), vocabularies_(std::move(vocabularies)), plain_replica_(plain_replica) {}
 
   void add(const std::string& key, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     const bool padded = vocabularies_.contains(tensor.unsafeGetTensorImpl());
     if (!is_dtensor(tensor)) {
       entries_.push_back(
-          entry(key, tensor.detach(), tensor.sizes().vec(), std::vector<int64_t>(tensor.dim(), 0), 0, padded));
+          entry(key, tensor.detach(), tensor.sizes().vec(), std::vector<int64_t>(tensor.dim(), 0), plain_replica_, padded));
       return;
     }
     const Spec& spec = spec_of(tensor);
@@ -104,8 +105,20 @@ class Writer {
 
   const ShardedStateDictOptions& options_;
   const std::set<const void*> vocabularies_;
+  const int64_t plain_replica_;
   std::vector<ShardedTensorEntry> entries_;
 };
+
+// This rank's place on the mesh of the module's first DTensor; 0 without one, or outside its mesh.
+int64_t place_on_mesh(const torch::nn::Module& module) {
+  for (const at::Tensor& each : module.parameters()) {
+    if (!is_dtensor(each)) continue;
+    const std::vector<int64_t>& ranks = mesh_of(each).mesh().ranks();
+    const auto found = std::ranges::find(ranks, mesh_of(each).world().rank());
+    return found == ranks.end() ? 0 : found - ranks.begin();
+  }
+  return 0;
+}
 
 // Tables that are cut by their vocabulary.
 std::set<const void*> vocabularies(const torch::nn::Module& module) {
@@ -124,7 +137,7 @@ std::set<const void*> vocabularies(const torch::nn::Module& module) {
 std::vector<ShardedTensorEntry> sharded_state_dict(const torch::nn::Module& module, const std::string& prefix,
                                                    const ShardedStateDictOptions& options) {
   check(options);
-  Writer writer(options, vocabularies(module));
+  Writer writer(options, vocabularies(module), options.tensor_rank.value_or(place_on_mesh(module)));
   for (const auto& each : module.named_parameters()) writer.add(prefix + each.key(), each.value());
   for (const auto& each : module.named_buffers()) writer.add(prefix + each.key(), each.value());
   return writer.take();

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ struct ShardedTensorEntry {
 struct ShardedStateDictOptions {
   std::vector<ShardOffset> sharded_offsets;  // outermost first
   int64_t data_rank = 0;                     // this rank's place among the replicas of the model
+  // This rank's place among those that have the same plain tensors. Default: its place on the mesh of the module's first DTensor, and 0 where
+  // it has none.
+  std::optional<int64_t> tensor_rank;
 };
 
 // What this rank has of the parameters and buffers of `module` and of its children, named as named_parameters() names them behind

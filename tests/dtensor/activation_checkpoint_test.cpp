@@ -1,5 +1,6 @@
 #include "tessera/dtensor/activation_checkpoint.h"
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -112,6 +113,39 @@ TEST_CASE("streams are rewound for the second run, and put back after it") {
   rng_tracker().reset();
 }
 
+TEST_CASE(
+    "within a fork, in forward, in backward or in both: the draws of forward again, and the fork goes on where it was") {
+  const at::Tensor x = leaf(at::ones({64}));
+  // Draws from what its caller draws from, and from the same stream by a fork of its own.
+  const auto noisy = [](const Tensors& in) -> Tensors {
+    const at::Tensor first = at::dropout(in[0], 0.5, true);
+    const auto fork = rng_tracker().fork("test");
+    return {at::dropout(first, 0.5, true)};
+  };
+  const auto forked = [](bool yes) {
+    return std::unique_ptr<RngStatesTracker::Fork>(yes ? new RngStatesTracker::Fork(rng_tracker().fork("test")) : nullptr);
+  };
+  for (const bool forked_forward : {false, true}) {
+    for (const bool forked_backward : {false, true}) {
+      at::manual_seed(9);
+      rng_tracker().reset();
+      rng_tracker().add("test", 11);
+      at::Tensor y;
+      {
+        const auto fork = forked(forked_forward);
+        y = checkpoint(noisy, {x})[0];
+      }
+      const auto fork = forked(forked_backward);
+      const at::Tensor before = at::globalContext().defaultGenerator(c10::kCPU).get_state();
+      x.mutable_grad().reset();
+      y.sum().backward();
+      CHECK(same(x.grad(), y.detach()));  // the same elements were dropped
+      CHECK(same(at::globalContext().defaultGenerator(c10::kCPU).get_state(), before));
+    }
+  }
+  rng_tracker().reset();
+}
+
 TEST_CASE("an exception of the second run puts every generator back") {
   int calls = 0;
   const at::Tensor x = leaf(at::ones({4}));
@@ -134,6 +168,29 @@ TEST_CASE("gradients_lost_by_frozen_layers: what the function holds gets its gra
   const at::Tensor y = checkpoint([w](const Tensors& in) -> Tensors { return {at::matmul(in[0], w)}; }, {x})[0];
   y.sum().backward();
   CHECK(same(w.grad(), at::full({3, 3}, 2, at::kDouble)));
+}
+
+TEST_CASE("what the function holds and gives back stays as it was, and gets its gradient") {
+  const at::Tensor x = leaf(sample({3})), held = leaf(sample({3}, 2)), buffer = sample({3}, 4);
+  const Tensors out = checkpoint([&](const Tensors& in) -> Tensors { return {in[0] * held, held, buffer, in[0]}; }, {x});
+  CHECK(held.is_leaf());
+  CHECK_FALSE(buffer.requires_grad());
+  CHECK(same(out[1].detach(), held.detach()));
+  CHECK(same(out[3].detach(), x.detach()));
+  (out[0] + out[1] * 2 + out[2] + out[3]).sum().backward();
+  CHECK(close(held.grad(), x.detach() + 2));
+  CHECK(close(x.grad(), held.detach() + 1));
+}
+
+TESSERA_RANKS_TEST_CASE("distributed over one of two mesh dimensions", {4}) {
+  const DeviceMesh plane = mesh_over({2, 2});
+  const at::Tensor x = leaf(sample({4, 6}, static_cast<int64_t>(plane.local_rank(0))));  // a replica's own
+  CommCounter counter(plane);
+  const at::Tensor y = checkpoint([](const Tensors& in) -> Tensors { return {in[0].pow(2)}; }, {x},
+                                  {.distribute_saved_activations = true, .mesh = plane["d1"]})[0];
+  y.sum().backward();
+  CHECK(close(x.grad(), x.detach() * 2));
+  CHECK(counter.count("all_gather") == 1);
 }
 
 TEST_CASE("the second run is under the autocast of the first") {

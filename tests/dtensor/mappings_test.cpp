@@ -12,6 +12,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/checked.h"
 #include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/mismatch.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -235,4 +236,11 @@ TESSERA_RANKS_TEST_CASE("what regions cannot take is refused before anything mov
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(reduce_from_region(at::Tensor(), mesh), doctest::Contains("undefined"), std::invalid_argument);
   CHECK(counter.total() == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("pieces of unequal sizes without their sum are found by Checked", {2}) {
+  const DeviceMesh mesh = line();
+  const Checked checked(mesh);
+  const at::Tensor mine = at::ones({mesh.local_rank(0) == 0 ? 3 : 2, 2});
+  CHECK_THROWS_AS(gather_from_region(mine, mesh, {.tensor_dim = 0}), MismatchError);
 }

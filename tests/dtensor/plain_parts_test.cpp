@@ -60,6 +60,15 @@ TESSERA_RANKS_TEST_CASE("equal chunks of a tensor go round, and no element is dr
   CHECK_THROWS_WITH_AS(gather_split_1d_tensor(x, mesh), doctest::Contains("a part is 1-D"), std::invalid_argument);
 }
 
+TESSERA_RANKS_TEST_CASE("chunks are of plain tensors", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor cut = spread(sample({4}), mesh, {Shard(0)});
+  CHECK_THROWS_WITH_AS(split_into_1d_equal_chunks(cut, mesh), doctest::Contains("the tensor is a DTensor"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(gather_split_1d_tensor(cut, mesh), doctest::Contains("the tensor is a DTensor"),
+                       std::invalid_argument);
+}
+
 TESSERA_RANKS_TEST_CASE("broadcast_data: the first rank's tensors by name, of any shape", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   Data data;

@@ -113,6 +113,8 @@ TEST_CASE("from_local and distribute_tensor of the wrong thing") {
   refused({"from_local: the local tensor is undefined"}, [](const DeviceMesh& mesh) { from_local({}, mesh, {R}); });
   refused({"from_local: the tensor is a DTensor already; call redistribute"},
           [](const DeviceMesh& mesh) { from_local(ones(mesh, {R}), mesh, {R}); });
+  refused({"from_local: the tensor is of layout Sparse; give a dense one, to_dense()"},
+          [](const DeviceMesh& mesh) { from_local(at::eye(2).to_sparse(), mesh, {R}); });
   refused({"from_local: stride without shape"},
           [](const DeviceMesh& mesh) { from_local(at::ones({2}), mesh, {R}, {.stride = std::vector<int64_t>{1}}); });
   refused({"from_local: stride [1] for shape [2, 2]; give one stride a dimension"}, [](const DeviceMesh& mesh) {

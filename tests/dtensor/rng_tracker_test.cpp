@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -152,6 +153,16 @@ TESSERA_RANKS_TEST_CASE("model parallel seeds: Megatron's offsets, DTensors seed
   const at::Tensor once = sharded(1);
   CHECK(same(sharded(1), once));
   CHECK_FALSE(same(sharded(2), once));
+}
+
+TESSERA_RANKS_TEST_CASE("replicas draw their own plain numbers, and the same DTensors", {4}) {
+  const DeviceMesh plane = mesh_over({2, 2});
+  const auto replica = static_cast<uint64_t>(plane.local_rank(0));
+  model_parallel_manual_seed(5, plane["d1"], std::nullopt, 100 * replica);
+  CHECK(at::globalContext().defaultGenerator(c10::kCPU).current_seed() == 5 + 100 * replica);
+  const at::Tensor drawn = full_tensor(tessera::rand({5, 3}, plane, {Shard(0), Shard(1)}));
+  manual_seed(5, plane.world());
+  CHECK(same(full_tensor(tessera::rand({5, 3}, plane, {Replicate(), Shard(0)})), drawn));
 }
 
 TEST_CASE("model parallel seeds: ranks that there are not") {

@@ -120,6 +120,46 @@ TESSERA_RANKS_TEST_CASE("gradients of gradients equal one process's", {1, 2, 3})
   }
 }
 
+TESSERA_RANKS_TEST_CASE("columns of the weight, whose products are reduced: results, gradients, theirs, and collectives",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const auto penalty = [](const at::Tensor& y, const at::Tensor& x) {
+    return torch::autograd::grad({y.pow(3).sum()}, {x}, {}, true, true)[0].pow(2).sum();
+  };
+  for (const std::vector<int64_t>& sizes : std::vector<std::vector<int64_t>>{{9}, {4, 9}, {2, 3, 9}, {0, 9}}) {
+    for (const bool biased : {false, true}) {
+      CAPTURE(sizes.size());
+      CAPTURE(biased);
+      const auto dim = static_cast<int64_t>(sizes.size()) - 1;
+      const at::Tensor x = leaf(sample(sizes, 1)), w = leaf(sample({5, 9}, 2)), b = leaf(sample({5}, 3));
+      const at::Tensor my_x = leaf(mine(x.detach(), mesh, dim)), my_w = leaf(mine(w.detach(), mesh, 1)), my_b = leaf(b);
+      const at::Tensor want = at::linear(x, w, biased ? std::make_optional(b) : std::nullopt);
+      CommCounter counter(mesh);
+      const at::Tensor y = sharded_linear(my_x, my_w, biased ? my_b : at::Tensor(), mesh, {.reduce_output = true});
+      const bool moves = mesh.size() > 1 && want.numel() > 0;
+      CHECK(counter.count("all_reduce") == (moves ? 1 : 0));
+      CHECK(counter.total() == (moves ? 1 : 0));
+      CHECK(close(y.detach(), want.detach()));
+      counter.reset();
+      y.backward(sample(want.sizes(), 4), /*retain_graph=*/true);
+      CHECK(counter.total() == 0);
+      want.backward(sample(want.sizes(), 4), /*retain_graph=*/true);
+      const auto check = [&] {
+        CHECK(close(my_x.grad(), mine(x.grad(), mesh, dim)));
+        CHECK(close(my_w.grad(), mine(w.grad(), mesh, 1)));
+        if (biased) CHECK(close(my_b.grad(), b.grad()));
+      };
+      check();
+      penalty(want, x).backward();
+      penalty(y, my_x).backward();
+      check();
+    }
+  }
+  CHECK_THROWS_WITH_AS(
+      sharded_linear(sample({4, 9}), sample({5, 9}), {}, mesh, {.reduce_input_gradient = true, .reduce_output = true}),
+      doctest::Contains("reduce_output is of columns of the weight"), std::invalid_argument);
+}
+
 TESSERA_RANKS_TEST_CASE("a second backward of one graph gives the gradients again", {2}) {
   const DeviceMesh mesh = line();
   const Setup s({.name = "", .input = {4, 5}}, mesh);
@@ -168,12 +208,10 @@ TESSERA_RANKS_TEST_CASE("what does not fit is refused before anything moves", {2
                          std::invalid_argument);
   };
   CommCounter counter(mesh);
-  refused(x, at::ones({3, 4}), {}, "they are [*, in] and [out, in]");
-  refused(x, w, at::ones({4}), "bias [4] for weight [3, 5]");
   refused(x, from_local(w, mesh, {Shard(0)}), {}, "to_local(t)");
-  refused(x, w, {}, "main_grad is Double [3, 5], the weight Float", {.main_grad = at::ones({3, 5}, at::kDouble)});
-  refused(x, w, {}, "no piece of a sequence of 6", {.sequence_parallel = true, .sequence_size = 6});
   refused({}, w, {}, "undefined");
-  refused(at::ones({4, 5}, at::kDouble), w, {}, "an input of Double and a weight of Float");
+  const at::Tensor nowhere = at::empty({3, 5}, at::kMeta);
+  refused(x, nowhere, {}, "the weight is on meta");
+  refused(x, w, {}, "the main_grad is on meta", {.main_grad = nowhere});
   CHECK(counter.total() == 0);
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <doctest/doctest.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
@@ -13,6 +14,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/in_process.h"
 #include "tessera/styles/layers/parallel_attributes.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
@@ -110,6 +112,18 @@ TESSERA_RANKS_TEST_CASE("the cross entropy loss sees by itself whether the class
   CHECK(vocab_parallel_cross_entropy(piece_of(logits, mesh, {Shard(1)}), at::full({1}, 3, at::kLong), mesh, 0.1).dim() == 1);
 }
 
+TESSERA_RANKS_TEST_CASE("uneven classes, and whole logits where pieces belong", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor logits = sample({4, 5}), target = at::tensor({0L, 4L, 2L, 3L});
+  const at::Tensor want = at::cross_entropy_loss(logits, target, {}, at::Reduction::None);
+  CHECK(close(vocab_parallel_cross_entropy(piece_of(logits, mesh, {Shard(1)}), target, mesh, 0, 5), want));
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh pair = init_device_mesh("cpu", {2}, {"tp"}, world);
+    CHECK_THROWS_WITH_AS(vocab_parallel_cross_entropy(logits, target, pair, 0, 5),
+                         doctest::Contains("5 of 5 classes here, of which this rank has"), std::invalid_argument);
+  });
+}
+
 TEST_CASE("PyTorch's older arguments for the reduction") {
   CHECK_FALSE(legacy_reduction(std::nullopt, std::nullopt).has_value());
   CHECK(legacy_reduction(true, std::nullopt) == at::Reduction::Mean);
@@ -127,11 +141,39 @@ TESSERA_RANKS_TEST_CASE("functions of pieces of weights", {1, 2, 3}) {
   CHECK(close(columns, piece_of(want, mesh, {Shard(1)})));
   CHECK(close(parallel_linear(piece_of(x, mesh, {Shard(1)}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh), want));
   CHECK(close(parallel_linear(spread(x, mesh, {Replicate()}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh), want));
+  CHECK_THROWS_WITH_AS(parallel_linear(x, w, b.slice(0, 0, 3), 0, mesh), doctest::Contains("by rows it has one element"),
+                       std::invalid_argument);
+  const DeviceMesh plane = mesh_over({1, mesh.size()});
+  CHECK_THROWS_AS(parallel_linear(x, w, b, 0, plane), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(parallel_linear(spread(x, plane, {Replicate(), Replicate()}), w, b, 0, mesh),
+                       doctest::Contains("the input lies on mesh"), std::invalid_argument);
   const at::Tensor ids = at::remainder(at::arange(8), 5);
   for (const ParallelDim dim : kDims) {
     const at::Tensor table = dim ? piece_of(w, mesh, {Shard(*dim == 0 ? 0 : 1)}) : w;
     CHECK(close(parallel_embedding(ids, table, {.num_embeddings = 24}, dim, mesh), at::embedding(w, ids)));
   }
+}
+
+TESSERA_RANKS_TEST_CASE("rows of a linear function under autocast: the bias is cast as the product is", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({4, 12}, 1, at::kFloat), w = sample({8, 12}, 2, at::kFloat), b = sample({8}, 3, at::kFloat);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor y = parallel_linear(piece_of(x, mesh, {Shard(1)}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh);
+  at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  CHECK((y.scalar_type() == at::kBFloat16));
+  CHECK(close(y.to(at::kFloat), at::linear(x, w, b), 2e-2));
+}
+
+TESSERA_RANKS_TEST_CASE("a table that every rank has whole", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  ParallelEmbeddingOptions options(10, 6);
+  options.padding_idx = 3;
+  ParallelEmbedding layer = parallel_embedding_layer(options, std::nullopt, mesh);
+  CHECK(placements_of(layer->weight) == Placements{Replicate()});
+  const at::Tensor ids = at::arange(10);
+  CHECK(same(layer->forward(ids).detach(), layer->master_weight()));
+  CHECK(same(layer->master_weight()[3], at::zeros({6})));
 }
 
 TESSERA_RANKS_TEST_CASE("tensors carry the dimension that they are cut along", {1, 2, 3}) {
@@ -175,8 +217,28 @@ TESSERA_RANKS_TEST_CASE("converted modules keep their values and compute what th
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 6).padding_idx(3));
     const at::Tensor ids = at::arange(10), rows = table->forward(ids).detach();
     auto embedding = convert_parallel_embedding(table, dim, mesh);
+    CHECK(get_parallel_dim(table->weight) == ParallelDim(*dim == 0 ? 0 : 1));
+    CHECK(same(full_tensor(table->weight.detach())[3], at::zeros({6})));
+    embedding(ids).sum().backward();
+    CHECK(same(full_tensor(table->weight.grad())[3], at::zeros({6})));
+    CHECK(same(full_tensor(table->weight.grad())[4], at::ones({6})));
     CHECK(close(full_tensor(embedding(ids).detach()), rows));
   }
+  struct Twice : torch::nn::Module {
+    torch::nn::Linear linear{4, 4};
+    Twice() {
+      register_module("one", linear);
+      register_module("other", linear);
+    }
+  };
+  Twice twice;
+  convert_parallel_linear(twice, 1, mesh);  // a reference, and one layer of two names
+  CHECK(get_parallel_dim(twice.linear->weight) == ParallelDim(0));
+  const auto shared = std::make_shared<Twice>();
+  convert_parallel_linear(shared, 0, mesh);
+  CHECK(get_parallel_dim(shared->linear->weight) == ParallelDim(1));
+  CHECK_THROWS_WITH_AS(convert_parallel_linear(std::shared_ptr<Twice>(), 0, mesh), doctest::Contains("a null pointer"),
+                       std::invalid_argument);
   torch::nn::Linear alone(4, 4);
   CHECK_THROWS_WITH_AS(convert_parallel_linear(alone, 2, mesh), doctest::Contains("dim 2; it is 0, 1, -1 or none"),
                        std::invalid_argument);
@@ -189,7 +251,7 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
   CHECK(tensor_parallel_attributes(at::ones({2})) == TensorParallelAttributes());
   CHECK(attributes(Shard(1)) == TensorParallelAttributes{.is_parallel = true, .partition_dim = 1});
   const at::Tensor strided = spread(sample({16, 8}), mesh, {BlockCyclic(0, 8 / mesh.size())});
-  const int64_t stride = mesh.size() == 1 ? 1 : 2;
+  const int64_t stride = 2;  // on one rank too
   CHECK(tensor_parallel_attributes(strided).partition_stride == stride);
   set_tensor_parallel_attributes(strided, true, 0, stride);
   copy_tensor_parallel_attributes(strided.detach(), strided);
@@ -203,4 +265,15 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
   CHECK(is_not_tensor_parallel_duplicate(strided, mesh));
   CHECK(is_not_tensor_parallel_duplicate(spread(sample({4}), mesh, {Replicate()}), mesh) == first);
   CHECK(is_not_tensor_parallel_duplicate(at::ones({2}), mesh) == first);
+  CHECK_THROWS_WITH_AS(is_not_tensor_parallel_duplicate(spread(sample({4}), mesh, {Partial()}), mesh),
+                       doctest::Contains("pending reduction"), std::invalid_argument);
+  if (mesh.size() != 4) return;
+  // On two dimensions: once a replica, over whose ranks the sum is.
+  const DeviceMesh plane = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const at::Tensor whole = spread(sample({4}), plane, {Replicate(), Replicate()});
+  const at::Tensor cut = spread(sample({4}), plane, {Replicate(), Shard(0)});
+  CHECK(is_not_tensor_parallel_duplicate(whole, plane["tp"]) == (plane.local_rank("tp") == 0));
+  CHECK(is_not_tensor_parallel_duplicate(cut, plane["tp"]));
+  CHECK(is_not_tensor_parallel_duplicate(cut, plane["dp"]) == (plane.local_rank("dp") == 0));
+  CHECK_THROWS_AS(is_not_tensor_parallel_duplicate(whole, plane), std::invalid_argument);
 }

@@ -37,8 +37,7 @@ torch::nn::Embedding dense(const ParallelEmbedding& layer) {
   const ParallelEmbeddingOptions& o = layer->options;
   auto options = torch::nn::EmbeddingOptions(o.num_embeddings, o.embedding_dim)
                      .norm_type(o.norm_type)
-                     .scale_grad_by_freq(o.scale_grad_by_freq)
-                     .sparse(o.sparse);
+                     .scale_grad_by_freq(o.scale_grad_by_freq);
   if (o.padding_idx) options.padding_idx(*o.padding_idx);
   if (o.max_norm) options.max_norm(*o.max_norm);
   torch::nn::Embedding out(options);
@@ -60,8 +59,9 @@ void check_layer(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh
     const at::Tensor want = one->forward(ids);
     const bool in_sequence = options.config.sequence_parallel;
     if (!global && mesh.size() > 1 && !options.max_norm) {
-      CHECK(counter.count(in_sequence ? "reduce_scatter" : by_rows ? "all_reduce" : "all_gather") == 1);
-      CHECK(counter.total() == 1);
+      const int64_t wanted = options.cut == EmbeddingCut::kNone ? 0 : 1;
+      CHECK(counter.count(in_sequence ? "reduce_scatter" : by_rows ? "all_reduce" : "all_gather") == wanted);
+      CHECK(counter.total() == wanted);
     }
     CHECK(is_dtensor(got) == global);
     const Placement out = in_sequence ? Shard(0) : Replicate();
@@ -81,7 +81,7 @@ void check_layer(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh
 
 TESSERA_RANKS_TEST_CASE("embeddings cut by vocabulary and by width equal torch::nn::Embedding", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
-  for (const EmbeddingCut cut : {EmbeddingCut::kVocabulary, EmbeddingCut::kWidth}) {
+  for (const EmbeddingCut cut : {EmbeddingCut::kVocabulary, EmbeddingCut::kWidth, EmbeddingCut::kNone}) {
     CAPTURE(static_cast<int>(cut));
     check_layer(with(12, 24, cut), mesh);
     ParallelEmbeddingOptions uneven = with(10, 7, cut);
@@ -95,6 +95,9 @@ TESSERA_RANKS_TEST_CASE("embeddings cut by vocabulary and by width equal torch::
     ParallelEmbeddingOptions scaled = uneven;
     scaled.scale_grad_by_freq = true;
     check_layer(scaled, mesh);
+    ParallelEmbeddingOptions sparse = uneven;
+    sparse.sparse = true;
+    check_layer(sparse, mesh);
     ParallelEmbeddingOptions bounded = uneven;
     bounded.max_norm = 0.25;  // torch::nn rounds it to float32
     check_layer(bounded, mesh);
@@ -117,7 +120,9 @@ TESSERA_RANKS_TEST_CASE("tables begin alike on any number of ranks, the padding'
     CHECK(same(table, ParallelEmbedding(options, alone)->master_weight()));
     CHECK(same(table[7], at::zeros({6}, at::kDouble)));
     options.given_weight = sample({12, 6}, 4);
-    CHECK(same(ParallelEmbedding(options, mesh)->master_weight(), options.given_weight));
+    const ParallelEmbedding layer(options, mesh);
+    CHECK_FALSE(layer->options.given_weight.defined());
+    CHECK(same(layer->master_weight(), options.given_weight));
   }
   CHECK(vocab_parallel_embedding(12, 6, mesh, init_method(InitType::kOnes))->options.cut == EmbeddingCut::kVocabulary);
 }
@@ -178,4 +183,16 @@ TESSERA_RANKS_TEST_CASE("what a table cannot be is refused when it is made", {2}
   options.given_weight = at::Tensor();
   options.config.sequence_parallel = true;
   refused(options, "cut it by the vocabulary");
+}
+
+TESSERA_RANKS_TEST_CASE("rows that are too long are scaled down, also where a rank has none of the ids", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  ParallelEmbeddingOptions options = with(8, 4, EmbeddingCut::kVocabulary);
+  options.allow_uneven = true;
+  options.max_norm = 0.25;
+  ParallelEmbedding layer(options, mesh);
+  torch::nn::Embedding one = dense(layer);
+  const at::Tensor ids = at::tensor({1, 0, 1});  // the first rank's
+  CHECK(close(layer->forward(ids).detach(), one->forward(ids).detach()));
+  CHECK(close(layer->master_weight(), one->weight.detach()));
 }

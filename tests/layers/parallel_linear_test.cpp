@@ -6,11 +6,13 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -290,8 +292,6 @@ TESSERA_RANKS_TEST_CASE("a weight given to forward: a tied embedding's, whole or
   CHECK(close(full_tensor(tied.grad()), x.sum(0).expand({12, 6})));
   CHECK(close(layer->forward(x, piece_of(whole, mesh, {Shard(0)})).detach(), y.detach()));
   CHECK_THROWS_WITH_AS(layer->forward(x), doctest::Contains("weight was not supplied to forward"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(layer->forward(x, at::ones({5, 6})), doctest::Contains("supplied weight's shape is [5, 6], not ["),
-                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(layer->forward(x, spread(sample({6, 6}), mesh, {Shard(0)})),
                        doctest::Contains("supplied weight is Double [6, 6]"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(layer->master_weight(), doctest::Contains("no weight of its own"), std::invalid_argument);
@@ -304,11 +304,17 @@ TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad, and exp
   options.config = {.params_dtype = at::kDouble, .gradient_accumulation_fusion = true};
   ColumnParallelLinear layer(options, mesh);
   const at::Tensor x = sample({4, 6});
-  CHECK_THROWS_WITH_AS(layer->forward(x), doctest::Contains("without main_grad"), std::invalid_argument);
   layer->main_grad = at::ones({4, 6}, at::kDouble);
   layer->forward(x).sum().backward();
   CHECK(close(layer->main_grad, x.sum(0).expand({4, 6}) + 1));
   CHECK_FALSE(layer->weight.grad().defined());
+  layer->main_grad = at::Tensor();
+  {
+    const c10::AutoGradMode evaluating(false);
+    CHECK(close(layer->forward(x), piece_of(at::linear(x, layer->master_weight()), mesh, {Shard(1)})));
+  }
+  layer->weight.requires_grad_(false);
+  CHECK_NOTHROW(layer->forward(x));
 
   ColumnParallelOptions up(6, 4 * n);
   RowParallelOptions down(4 * n, 5);
@@ -328,6 +334,119 @@ TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad, and exp
   CHECK(counter.total() == 0);
   const at::Tensor want = at::linear(at::linear(tokens.detach(), expert_up->master_weight()), expert_down->master_weight());
   CHECK(close(full_tensor(from_local(term.detach(), mesh, {Partial()})), want));
+}
+
+TESSERA_RANKS_TEST_CASE("each library's own defaults, and reductions that always overlap: the same with a sequence",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  CHECK_FALSE(ColumnParallelOptions::megatron(4, 6).gather_output);
+  CHECK(ColumnParallelOptions::fairscale(4, 6).gather_output);
+  CHECK(ColumnParallelOptions::ml(4, 6).gather_output);
+  CHECK(ColumnParallelOptions::ml(4, 6).output_size == 6);
+  const at::Tensor x = piece_of(sample({12, 3, 6}), mesh, {Shard(0)});
+  std::vector<at::Tensor> outputs;
+  for (const bool async : {false, true}) {
+    manual_seed(3, mesh.world());
+    ColumnParallelOptions options(6, 12);
+    options.config = {
+        .params_dtype = at::kDouble, .sequence_parallel = true, .async_tensor_model_parallel_allreduce = async};
+    outputs.push_back(ColumnParallelLinear(options, mesh)->forward(x).detach());
+  }
+  CHECK(same(outputs[0], outputs[1]));
+}
+
+TESSERA_RANKS_TEST_CASE("two layers of a sequence at once: what travels for one is not taken for the other's",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  ColumnParallelOptions options(6, 12);
+  options.config = {.params_dtype = at::kDouble, .sequence_parallel = true};
+  ColumnParallelLinear left(options, mesh), right(options, mesh);
+  const at::Tensor whole = leaf(sample({12, 3, 6})), x = leaf(piece_of(whole.detach(), mesh, {Shard(0)}));
+  const at::Tensor a = left->forward(x), b = right->forward(x * 2);
+  const at::Tensor want_a = at::linear(whole, left->master_weight()), want_b = at::linear(whole * 2, right->master_weight());
+  CHECK(close(a.detach(), piece_of(want_a.detach(), mesh, {Shard(2)})));
+  CHECK(close(b.detach(), piece_of(want_b.detach(), mesh, {Shard(2)})));
+  (a * b).sum().backward();
+  (want_a * want_b).sum().backward();
+  CHECK(close(x.grad(), piece_of(whole.grad(), mesh, {Shard(0)})));
+}
+
+TEST_CASE("one_rank_errors: a main_grad that one rank alone lacks") {
+  std::vector<std::string> texts(2);
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    ColumnParallelOptions options(6, 12);
+    options.gather_output = options.config.gradient_accumulation_fusion = true;
+    ColumnParallelLinear layer(options, mesh);
+    if (world->rank() == 0) layer->main_grad = at::zeros({6, 6});
+    try {
+      layer->forward(at::ones({4, 6}));
+    } catch (const std::exception& error) {
+      texts[static_cast<std::size_t>(world->rank())] = error.what();
+    }
+  });
+  for (const std::string& text : texts) {
+    CAPTURE(text);
+    CHECK(text.find("gradient_accumulation_fusion without main_grad") != std::string::npos);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("an input of other features is refused alike, and the job goes on", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  ColumnParallelOptions columns(6, 12);
+  RowParallelOptions rows(12, 6);
+  columns.config.params_dtype = rows.config.params_dtype = at::kDouble;
+  ColumnParallelLinear column(columns, mesh);
+  RowParallelLinear row(rows, mesh);
+  CHECK_THROWS_WITH_AS(column->forward(sample({4, 5})),
+                       doctest::Contains("ColumnParallelLinear: input [4, 5]; it has 6 features"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(row->forward(sample({4, 5})),
+                       doctest::Contains("RowParallelLinear: input [4, 5]; it has 12 features"), std::invalid_argument);
+  CHECK(row->forward(full_tensor(column->forward(spread(sample({4, 6}), mesh, {Replicate()})))).sizes() ==
+        at::IntArrayRef({4, 6}));
+}
+
+TESSERA_RANKS_TEST_CASE("an uneven plain sequence is refused: the next layer could not know of it", {2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  RowParallelOptions options(12, 6);
+  options.input_is_parallel = options.allow_uneven = true;
+  options.config = {.params_dtype = at::kDouble, .sequence_parallel = true};
+  RowParallelLinear layer(options, mesh);
+  const at::Tensor x = sample({2 * mesh.size() + 1, 3, 12});
+  CHECK_THROWS_WITH_AS(layer->forward(piece_of(x, mesh, {Shard(2)})), doctest::Contains("dimension 0 of ["),
+                       std::invalid_argument);
+  CHECK(close(full_tensor(layer->forward(spread(x, mesh, {Shard(2)})).detach()), at::linear(x, layer->master_weight())));
+}
+
+TESSERA_RANKS_TEST_CASE("under autocast the result is of the narrow dtype, with a bias too", {1, 2}) {
+  const DeviceMesh mesh = line();
+  ColumnParallelLinear column(ColumnParallelOptions(6, 12), mesh);
+  RowParallelLinear row(RowParallelOptions(6, 12), mesh);
+  const at::Tensor x = sample({4, 6}, 1, at::kFloat);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const std::vector<at::Tensor> results = {column->forward(x), row->forward(x),
+                                           row->forward(spread(x, mesh, {Replicate()}))};
+  at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  for (const at::Tensor& each : results) CHECK((each.scalar_type() == at::kBFloat16));
+}
+
+TEST_CASE("one_rank_errors: a supplied weight that one rank alone has wrong") {
+  std::vector<std::string> texts(2);
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    ColumnParallelOptions options(6, 12);
+    options.skip_weight_param_allocation = options.gather_output = true;
+    try {
+      ColumnParallelLinear(options, mesh)->forward(at::ones({4, 6}), at::ones({world->rank() == 1 ? 5 : 6, 6}));
+    } catch (const std::exception& error) {
+      texts[static_cast<std::size_t>(world->rank())] = error.what();
+    }
+  });
+  for (const std::string& text : texts) {
+    CAPTURE(text);
+    CHECK(text.find("supplied weight's shape is [5, 6], not [6, 6]") != std::string::npos);
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("what a layer cannot be is refused when it is made", {2}) {

@@ -93,6 +93,12 @@ TESSERA_RANKS_TEST_CASE("dimensions before the others, replicas of data, and wha
   CHECK(entries[0].global_offset == std::vector<int64_t>{3, 12 * mesh.local_rank(0), 0});
   CHECK(entries[0].prepended == 1);
   CHECK(entries[0].replica_id == std::array<int64_t, 3>{0, 0, 5});
+  torch::nn::Module mixed;
+  mixed.register_module("up", layers.up);
+  mixed.register_buffer("plain", at::ones({2}));  // every rank has it, and one writes it
+  CHECK(sharded_state_dict(mixed).back().key == "plain");
+  CHECK(sharded_state_dict(mixed).back().replica_id == std::array<int64_t, 3>{0, mesh.local_rank(0), 0});
+  CHECK(sharded_state_dict(mixed, "", {.tensor_rank = 7}).back().replica_id[1] == 7);
   CHECK(sharded_state_dict(*layers.embedding)[0].allow_shape_mismatch);
   CHECK_THROWS_WITH_AS(sharded_state_dict(*layers.up, "", {.sharded_offsets = {{.offset = 2, .fragments = 2}}}),
                        doctest::Contains("offset 2 is outside [0, 2)"), std::invalid_argument);

@@ -3,6 +3,7 @@
 #include <array>
 #include <chrono>
 #include <exception>
+#include <future>
 #include <mutex>
 #include <numeric>
 #include <random>
@@ -227,6 +228,29 @@ TEST_CASE("a failure reaches ranks that share no group with the one that failed"
     });
   };
   check_fails(run, "rank 3 of 4: index 7");
+}
+
+TEST_CASE("a rank that waits hears of a failure on one that has not come to the group yet, and lives on") {
+  std::promise<std::string> heard;
+  std::future<std::string> text = heard.get_future();
+  bool in_time = false;
+  const auto body = [&](const WorldPtr& world) {
+    if (world->rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the other one waits by then
+      world->fail("somewhere", "an error of its own");
+      in_time = text.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+      return;
+    }
+    try {
+      all_reduce(at::ones({1}), line(world), 0, ReduceOp::kSum);
+      heard.set_value("nothing");
+    } catch (const std::exception& error) {
+      heard.set_value(error.what());
+    }
+  };
+  CHECK_NOTHROW(run_in_process(2, body));
+  CHECK(in_time);
+  CHECK(doctest::String(text.get().c_str()) == doctest::Contains("rank 1 failed in somewhere: an error of its own"));
 }
 
 TEST_CASE("a mismatch ends every rank of the group with what each brought") {

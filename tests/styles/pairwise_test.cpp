@@ -155,6 +155,54 @@ TESSERA_RANKS_TEST_CASE("functions of one's own before and after a style's modul
                        std::invalid_argument);
 }
 
+struct PairImpl : torch::nn::Module {
+  torch::nn::Linear up{6, 8}, down{8, 5};
+  PairImpl() {
+    register_module("up", up);
+    register_module("down", down);
+    to(at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) { return down(at::relu(up(x))); }
+};
+TESSERA_MODULE(Pair);
+
+TESSERA_RANKS_TEST_CASE("a pair with functions of one's own before and after it", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  at::manual_seed(3);
+  Pair model;
+  const at::Tensor x = sample({2 * mesh.size(), 6}), want = model(x).detach() * 2;
+  const PairwiseParallel style(
+      /*sequence=*/false, [](const at::Tensor& t, const MaybeMesh& m) { return make_input_reshard_replicate(t, m); },
+      [](const at::Tensor& y, const MaybeMesh& m) { return make_output_tensor(y, m) * 2; });
+  auto tp = parallelize_module(model, mesh, style);
+  const at::Tensor y = tp(piece_of(x, mesh, {Shard(0)}));
+  CHECK_FALSE(is_dtensor(y));
+  CHECK(close(y.detach(), want));
+  y.sum().backward();
+  CHECK(get_dim(model->up->weight.grad()) == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("a layer with two names is one of a pair once, and functions alone leave the style to the plan",
+                        {2}) {
+  const DeviceMesh mesh = line();
+  torch::nn::Module tied;
+  torch::nn::Linear up(4, 4), down(4, 4);
+  tied.register_module("up", up);
+  tied.register_module("again", up);
+  tied.register_module("down", down);
+  const ParallelPlan plan = PairwiseParallel().plan(tied);
+  REQUIRE(plan.size() == 2);
+  CHECK(plan[1].first == "down");
+
+  at::manual_seed(3);
+  PlainLinear layer(6, 8);
+  const at::Tensor x = at::ones({2, 6}), want = layer(x).detach();
+  const Prepared functions(nullptr, [](const at::Tensor& y, const MaybeMesh& m) { return make_output_tensor(y, m); });
+  CHECK(functions.to_string() == "Prepared, prepared after");
+  auto tp = parallelize_module(layer, mesh, {{"", ColwiseParallel()}, {"", functions}});
+  CHECK(at::allclose(tp(x).detach(), want));
+}
+
 TESSERA_RANKS_TEST_CASE("what cannot be made is refused by the messages of PyTorch 2.0", {2}) {
   const DeviceMesh mesh = line(), plane = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world());
   const at::Tensor x = sample({4, 4}), d = spread(x, mesh, {Shard(0)}), pending = spread(x, mesh, {Partial()});
@@ -167,6 +215,9 @@ TESSERA_RANKS_TEST_CASE("what cannot be made is refused by the messages of PyTor
   refused([&] { make_input_replicate_1d(x, plane); }, "device_mesh has dims 2 but expected to be 1 for input");
   refused([&] { make_input_replicate_1d(at::Tensor(), mesh); }, "expects torch.Tensor or DTensor input but received");
   refused([&] { make_output_shard_1d(d, plane); }, "device_mesh has dims 2 but expected to be 1 for output");
+  const DeviceMesh other = init_device_mesh("cpu", {2}, {"other"}, world());
+  refused([&] { make_input_shard_1d(d, other); }, "redistribute_to brings it there");
+  refused([&] { make_output_tensor(d, other); }, "redistribute_to brings it there");
   refused([&] { make_output_tensor(x, mesh); },
           "Expect output of Tensor Parallel to be a DTensor, but found a plain tensor");
   refused([&] { make_output_reshard_tensor(x); }, "Expect output of Tensor Parallel to be a DTensor");

@@ -17,11 +17,30 @@ namespace {
 const std::string kPeer = "bench/redistribute_peer.py";
 
 ShellOutcome redistribute(const std::string& peer, const std::string& arguments) {
-  return shell("TESSERA_PYTHON=$PYTHON timeout 200 bench/redistribute --quick --launch tools/launcher/launch --peer " +
-               peer + " " + arguments);
+  // A peer that was edited lies elsewhere than what it imports.
+  return shell(
+      "PYTHONPATH=bench TESSERA_PYTHON=$PYTHON timeout 200 bench/redistribute --quick --launch tools/launcher/launch "
+      "--peer " +
+      peer + " " + arguments);
+}
+
+ShellOutcome tp_block(const std::string& peer, const std::string& arguments) {
+  return shell(
+      "PYTHONPATH=bench TESSERA_PYTHON=$PYTHON timeout 200 bench/tp_block --quick --launch tools/launcher/launch --peer " +
+      peer + " " + arguments);
 }
 
 nlohmann::json read_json(const std::string& file) { return nlohmann::json::parse(std::ifstream(file)); }
+
+// What a benchmark that must succeed writes.
+nlohmann::json figures_of(const std::string& command) {
+  const tessera::PrivateFolder folder;
+  const std::string file = folder.path() + "/figures.json";
+  const ShellOutcome outcome = shell(command + " --json " + file);
+  CAPTURE(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return read_json(file);
+}
 
 }  // namespace
 
@@ -75,16 +94,70 @@ TEST_CASE("bench redistribute: ranks that cannot start are told") {
   CHECK(outcome.output.find("ours: it ended before its ranks came") != std::string::npos);
 }
 
-TEST_CASE("bench dispatch: ours and the peer's are measured") {
+TEST_CASE("bench tp_block: four ways of one block give the same, and are measured") {
   const tessera::PrivateFolder folder;
   const std::string file = folder.path() + "/figures.json";
-  const ShellOutcome outcome = shell(
-      "TESSERA_PYTHON=$PYTHON timeout 200 bench/dispatch --rounds 1 --calls 2 --only add --peer bench/dispatch_peer.py "
-      "--json " +
-      file);
+  const ShellOutcome outcome = tp_block("bench/tp_block_peer.py", "--json " + file);
   CAPTURE(outcome.output);
   REQUIRE(outcome.exit_code == 0);
   const nlohmann::json figures = read_json(file);
+  CHECK(figures["benchmark"] == "tp_block");
+  REQUIRE(figures["rows"].size() == 1);
+  const nlohmann::json& row = figures["rows"][0];
+  for (const char* way : {"hand_us", "styles_us", "layers_us", "peer_us"}) CHECK(row[way] > 0);
+  for (const char* ratio : {"styles_to_hand", "layers_to_hand", "peer_to_styles", "peer_to_layers"}) {
+    CAPTURE(ratio);
+    const nlohmann::json& interval = row[std::string(ratio) + "_interval"];
+    CHECK(interval[0] <= row[ratio]);
+    CHECK(row[ratio] <= interval[1]);
+  }
+}
+
+TEST_CASE("bench tp_block: a peer that computes something else ends it") {
+  const tessera::PrivateFolder folder;
+  const std::string peer = folder.path() + "/peer.py";
+  REQUIRE(shell("sed 's/F.gelu/F.relu/' bench/tp_block_peer.py > " + peer).exit_code == 0);
+  const ShellOutcome outcome = tp_block(peer, "");
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.output.find("on rank 0 peer gives ") != std::string::npos);
+}
+
+TEST_CASE("bench cross_entropy: three ways give the same loss, and ours keeps to the bound") {
+  const nlohmann::json figures = figures_of(
+      "TESSERA_PYTHON=$PYTHON timeout 200 bench/cross_entropy --quick --launch tools/launcher/launch --peer "
+      "bench/cross_entropy_peer.py");
+  CHECK(figures["benchmark"] == "cross_entropy");
+  REQUIRE(figures["rows"].size() == 2);
+  for (const nlohmann::json& row : figures["rows"]) {
+    CAPTURE(row.dump());
+    CHECK(row["of_bound"] > 0.99);
+    CHECK(row["of_bound"] <= 1.05);
+    for (const char* way : {"gather", "peer"}) {
+      CHECK(row[std::string(way) + "_us"] > 0);
+      CHECK(row[std::string(way) + "_peak_bytes"] > row["ours_peak_bytes"]);
+    }
+  }
+}
+
+TEST_CASE("bench sequence_memory: by layers a rank keeps its part of what one process keeps") {
+  const nlohmann::json figures = figures_of("timeout 100 bench/sequence_memory --quick");
+  REQUIRE(figures["rows"].size() == 1);
+  const nlohmann::json& row = figures["rows"][0];
+  CHECK(row["layers_ratio"] <= 1.02);
+  CHECK(row["layers_ratio"] > 0.98);
+  CHECK(row["styles_ratio"] > 0.98);
+}
+
+TEST_CASE("bench overlap: a step is measured with and without a delay") {
+  const nlohmann::json figures = figures_of("timeout 100 bench/overlap --quick");
+  REQUIRE(figures["rows"].size() == 4);
+  for (const nlohmann::json& row : figures["rows"]) CHECK(row["step_us"] > 0);
+}
+
+TEST_CASE("bench dispatch: ours and the peer's are measured") {
+  const nlohmann::json figures = figures_of(
+      "TESSERA_PYTHON=$PYTHON timeout 200 bench/dispatch --rounds 1 --calls 2 --only add --peer bench/dispatch_peer.py");
   CHECK(figures["benchmark"] == "dispatch");
   REQUIRE(figures["rows"].size() == 1);
   CHECK(figures["rows"][0]["name"] == "add");
@@ -92,12 +165,7 @@ TEST_CASE("bench dispatch: ours and the peer's are measured") {
 }
 
 TEST_CASE("bench plan_quality: no plan is off, and the time of planning is told") {
-  const tessera::PrivateFolder folder;
-  const std::string file = folder.path() + "/figures.json";
-  const ShellOutcome outcome = shell("timeout 200 bench/plan_quality --pairs-3d 2 --pairs-64 2 --timed 1 --json " + file);
-  CAPTURE(outcome.output);
-  REQUIRE(outcome.exit_code == 0);
-  const nlohmann::json figures = read_json(file);
+  const nlohmann::json figures = figures_of("timeout 200 bench/plan_quality --pairs-3d 2 --pairs-64 2 --timed 1");
   CHECK(figures["benchmark"] == "plan_quality");
   int optimum = 0, planning = 0;
   for (const nlohmann::json& row : figures["rows"]) {

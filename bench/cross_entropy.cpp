@@ -1,0 +1,168 @@
+// What cross entropy of logits whose classes are cut costs, in time and memory: ours beside PyTorch's loss_parallel and beside
+// gathering the logits.
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "tessera/bench/cross_entropy_rank.h"
+#include "tessera/bench/measure.h"
+#include "tessera/bench/paired.h"
+#include "tessera/bench/two_sides.h"
+
+namespace {
+
+using namespace tessera::bench;
+
+const std::vector<Way> kWays = {{"ours"}, {"gather"}, {"peer", true}};
+constexpr double kMostOfBound = 1.05;
+
+struct LossRow {
+  int64_t ranks = 0;
+  int64_t classes = 0;
+  std::string dtype;
+  double bound = 0;                            // bytes: the shard and a buffer of its size
+  std::map<std::string, double> peak;          // bytes, the rank with most
+  std::map<std::string, double> microseconds;  // medians
+  Ratio from_peer, from_gather;                // their times over ours
+
+  std::string name() const { return fmt::format("{} ranks, {} classes, {}", ranks, classes, dtype); }
+  double of_bound(const std::string& way) const { return peak.at(way) / bound; }
+};
+
+double most_of(const std::vector<std::string>& answers) {
+  double out = 0;
+  for (const std::string& each : answers) out = std::max(out, std::stod(each));
+  return out;
+}
+
+Ranks& side_of(TwoSides& sides, const Way& way) { return way.peer ? sides.peer : sides.ours; }
+
+// LOSS SUM MAGNITUDE: losses, and sums of the gradient, that differ by rounding alone.
+void check_alike(TwoSides& sides, const std::string& dtype) {
+  const double tolerance = dtype == "float32" ? 1e-4 : 2e-2;
+  const std::vector<std::string> ours = sides.ours.ask("digest ours");
+  for (const Way& way : {kWays[1], kWays[2]}) {
+    const std::vector<std::string> answers = side_of(sides, way).ask("digest " + way.name);
+    for (std::size_t rank = 0; rank < ours.size(); ++rank) {
+      double loss = 0, sum = 0, magnitude = 0, loss_of_ours = 0, sum_of_ours = 0;
+      std::istringstream(answers[rank]) >> loss >> sum >> magnitude;
+      std::istringstream(ours[rank]) >> loss_of_ours >> sum_of_ours;
+      if (std::abs(loss - loss_of_ours) <= tolerance * std::abs(loss) &&
+          std::abs(sum - sum_of_ours) <= tolerance * magnitude) {
+        continue;
+      }
+      throw std::runtime_error(fmt::format("on rank {} {} gives {}, ours {}: no loss and gradient of the same logits", rank,
+                                           way.name, answers[rank], ours[rank]));
+    }
+  }
+}
+
+LossRow measure(int64_t ranks, int64_t classes, const std::string& dtype, int64_t tokens, TwoSides& sides,
+                const SidesArguments& arguments) {
+  LossRow row{.ranks = ranks, .classes = classes, .dtype = dtype};
+  const std::string text = fmt::format("case {} {} {}", dtype, tokens, classes);
+  row.bound = 2 * most_of(sides.ours.ask(text));
+  sides.peer.ask(text);
+  check_alike(sides, dtype);
+  for (const Way& way : kWays) row.peak[way.name] = most_of(side_of(sides, way).ask("peak " + way.name));
+  auto times = interleaved(sides, kWays, arguments);
+  for (const auto& [way, each] : times) row.microseconds[way] = figure_of(each).median;
+  row.from_peer = ratio_of(times["peer"], times["ours"]);
+  row.from_gather = ratio_of(times["gather"], times["ours"]);
+  return row;
+}
+
+void print_heading(int64_t ranks, const std::string& backend) {
+  fmt::print("\n{} ranks over {}\n{:<36}", ranks, backend, "ms a step, and peak / bound");
+  for (const char* way : {"ours", "gathering", "PyTorch"}) fmt::print("{:>11}{:>8}", way, "");
+  fmt::print("{:>24}{:>24}\n", "gathering/ours", "PyTorch/ours");
+}
+
+void print_row(const LossRow& row) {
+  fmt::print("{:<36}", row.name());
+  for (const Way& way : kWays) {
+    fmt::print("{:>11.1f}{:>8.3f}", row.microseconds.at(way.name) / 1000, row.of_bound(way.name));
+  }
+  fmt::print("{:>24}{:>24}\n", to_string(row.from_gather), to_string(row.from_peer));
+  std::fflush(stdout);
+}
+
+std::vector<Goal> goals_of(const std::vector<LossRow>& rows) {
+  std::vector<Goal> out;
+  for (const LossRow& row : rows) {
+    const double of_bound = row.of_bound("ours");
+    out.push_back({fmt::format("{}: peak over the shard and a buffer of its size: at most {}: {:.3f}", row.name(),
+                               kMostOfBound, of_bound),
+                   of_bound <= kMostOfBound});
+  }
+  return out;
+}
+
+nlohmann::json json_of(const LossRow& row) {
+  nlohmann::json out = {{"name", row.name()}, {"ranks", row.ranks},       {"classes", row.classes},
+                        {"dtype", row.dtype}, {"bound_bytes", row.bound}, {"of_bound", row.of_bound("ours")}};
+  for (const auto& [way, bytes] : row.peak) out[way + "_peak_bytes"] = bytes;
+  for (const auto& [way, time] : row.microseconds) out[way + "_us"] = time;
+  put(out, "peer_to_ours", row.from_peer);
+  put(out, "gather_to_ours", row.from_gather);
+  return out;
+}
+
+bool run(const SidesArguments& arguments, const std::vector<int64_t>& classes, const std::vector<std::string>& dtypes,
+         int64_t tokens) {
+  std::vector<LossRow> rows;
+  for (const int64_t ranks : arguments.ranks) {
+    TwoSides sides(arguments, ranks);
+    print_heading(ranks, arguments.backend);
+    for (const std::string& dtype : dtypes) {
+      for (const int64_t each : classes) {
+        rows.push_back(measure(ranks, each, dtype, tokens, sides, arguments));
+        print_row(rows.back());
+      }
+    }
+  }
+  const bool met = print_goals(goals_of(rows));
+  if (!arguments.json.empty()) {
+    nlohmann::json out = nlohmann::json::array();
+    for (const LossRow& row : rows) out.push_back(json_of(row));
+    write_json(arguments.json, "cross_entropy", out);
+  }
+  return met || !arguments.check;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Cross entropy of logits whose classes are cut, beside PyTorch's loss_parallel and beside gathering: time and memory");
+  SidesArguments arguments;
+  arguments.ranks = {1, 2, 4};
+  std::vector<int64_t> classes = {32768, 65536, 131072};
+  std::vector<std::string> dtypes = {"float32", "bfloat16"};
+  int64_t tokens = 256;
+  add_options(app, arguments, "TESSERA_CROSS_ENTROPY_PEER");
+  app.add_option("--classes", classes, "sizes of the vocabulary")->delimiter(',');
+  app.add_option("--dtypes", dtypes, "of the logits")->delimiter(',')->check(CLI::IsMember({"float32", "bfloat16"}));
+  app.add_option("--tokens", tokens, "rows of the logits")->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  return run_main("cross_entropy", [&] {
+    if (!arguments.rank_at.empty()) return serve_cross_entropy(arguments.rank_at), true;
+    check_arguments(arguments);
+    if (arguments.quick) {
+      arguments.ranks = {2};
+      classes = {32768};
+      arguments.rounds = 2;
+      arguments.round_ms = 1;
+    }
+    return run(arguments, classes, dtypes, tokens);
+  });
+}

@@ -1,0 +1,32 @@
+"""What the ranks of PyTorch's side share: Gloo, and the socket at which a benchmark tells them what to do."""
+
+import os
+import socket
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def microseconds(body, calls):
+    """Of one call of `body`, all ranks having begun together."""
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        body()
+    return (time.perf_counter() - begin) / calls * 1e6
+
+
+def serve(doing):
+    """Answers each line "WHAT REST" with doing(WHAT, REST), until there are no more."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(os.environ["TESSERA_STORE"], size), rank=rank, world_size=size)
+    line_of = socket.socket(socket.AF_UNIX)
+    line_of.connect("\0" + sys.argv[1].ljust(107, "\0"))
+    files = line_of.makefile("rw", buffering=1)
+    print(rank, file=files, flush=True)
+    for line in files:
+        what, _, rest = line.strip().partition(" ")
+        print(doing(what, rest), file=files, flush=True)

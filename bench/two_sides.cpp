@@ -1,0 +1,96 @@
+#include "tessera/bench/two_sides.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <iostream>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+namespace tessera::bench {
+namespace {
+
+std::vector<std::string> started_by(const SidesArguments& arguments, int64_t size, const std::string& backend,
+                                    const std::vector<std::string>& command) {
+  std::vector<std::string> out = {arguments.launch, "--no-prefix", "-n", std::to_string(size), "--backend", backend};
+  out.insert(out.end(), command.begin(), command.end());
+  return out;
+}
+
+std::vector<std::string> own_command() { return {std::filesystem::read_symlink("/proc/self/exe").string(), "--rank-at"}; }
+
+std::vector<std::string> peer_command(const SidesArguments& arguments) {
+  const char* python = std::getenv("TESSERA_PYTHON");
+  return {python != nullptr ? python : "python3", arguments.peer_script};
+}
+
+int calls_for(double microseconds, double round_ms) {
+  return static_cast<int>(std::clamp(round_ms * 1000 / std::max(microseconds, 1.0), 1.0, 200.0));
+}
+
+}  // namespace
+
+void add_options(CLI::App& app, SidesArguments& arguments, const char* peer_variable) {
+  app.add_option("--ranks", arguments.ranks, "numbers of ranks, each in its turn")->delimiter(',');
+  app.add_option("--backend", arguments.backend, "what carries ours; the peer has Gloo")
+      ->check(CLI::IsMember({"gloo", "mpi"}));
+  app.add_option("--rounds", arguments.rounds, "interleaved rounds")->check(CLI::PositiveNumber);
+  app.add_option("--round-ms", arguments.round_ms, "how long one measurement takes, or one call")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--json", arguments.json, "write the figures there too");
+  app.add_flag("--check", arguments.check, "fail where a goal is missed");
+  app.add_flag("--quick", arguments.quick, "small sizes, few rounds: whether it runs at all");
+  app.add_option("--launch", arguments.launch, "the launcher's program")->envname("TESSERA_LAUNCH");
+  app.add_option("--peer", arguments.peer_script, "the peer's program")->envname(peer_variable);
+  app.add_option("--rank-at", arguments.rank_at, "be a rank that is told what to do at this socket")->group("");
+}
+
+void check_arguments(const SidesArguments& arguments) {
+  if (arguments.launch.empty() || arguments.peer_script.empty()) {
+    throw std::invalid_argument("--launch and --peer are needed; tools/bench gives them");
+  }
+}
+
+TwoSides::TwoSides(const SidesArguments& arguments, int64_t size)
+    : ours("ours", started_by(arguments, size, arguments.backend, own_command()), size),
+      peer("peer", started_by(arguments, size, "gloo", peer_command(arguments)), size) {}
+
+double slowest(Ranks& ranks, const std::string& line) {
+  double out = 0;
+  for (const std::string& answer : ranks.ask(line)) out = std::max(out, std::stod(answer));
+  return out;
+}
+
+std::map<std::string, std::vector<double>> interleaved(TwoSides& sides, const std::vector<Way>& ways,
+                                                       const SidesArguments& arguments) {
+  const auto timed = [&](const Way& way, int calls) {
+    return slowest(way.peer ? sides.peer : sides.ours, fmt::format("{} {}", way.name, calls));
+  };
+  std::vector<int> calls;
+  for (const Way& way : ways) calls.push_back(calls_for(timed(way, 1), arguments.round_ms));
+  std::map<std::string, std::vector<double>> out;
+  std::vector<std::size_t> order(ways.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::mt19937 random(1);
+  for (int round = 0; round < arguments.rounds; ++round) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const std::size_t at : order) out[ways[at].name].push_back(timed(ways[at], calls[at]));
+  }
+  return out;
+}
+
+int run_main(const char* name, const std::function<bool()>& body) {
+  try {
+    return body() ? 0 : 1;
+  } catch (const std::exception& error) {
+    std::cerr << name << ": " << error.what() << "\n";
+    return 1;
+  }
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,83 @@
+#include "tessera/ops/kernels/styled_product.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tensor.h"
+#include "tessera/ops/kernels/matmul.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+// What backward needs beside tensors.
+struct Journey {
+  StyledProduct how;
+  Placements from;
+  bool moves = false;
+
+  // Where the input's gradient is to go that lies as `term`. With others who take x it waits for theirs: see watch_terms.
+  Placements goal(const at::Tensor& term) const {
+    Placements out = placements_of(term);
+    if (how.uses == nullptr || *how.uses != 1) return out;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (moves || out[i].is_partial()) out[i] = from[i];
+    }
+    return out;
+  }
+  at::Tensor move(const at::Tensor& t, const Placements& to) const {
+    const World::Scope scope(mesh_of(t).world(), "matmul", &how.contract->path);
+    return redistribute(t, to, {.async = !c10::GradMode::is_enabled()});
+  }
+};
+
+struct StyledDense : torch::autograd::Function<StyledDense> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w, const Journey& journey) {
+    detail::saved<Journey>(ctx, "journey") = journey;
+    ctx->save_for_backward({w.requires_grad() ? x : at::Tensor(), x.requires_grad() ? w : at::Tensor()});
+    const at::Tensor brought = redistribute(x, journey.how.desired);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return dense(brought, w);
+  }
+
+  // As DenseGradients of matmul.cpp, and differentiable as those are.
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const Journey& journey = detail::saved<Journey>(ctx, "journey");
+    const tensor_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w = saved[1], &g = grads[0];
+    tensor_list out(3);
+    if (!g.defined()) return out;
+    const bool wants_weight = x.defined() && ctx->needs_input_grad(1);
+    const at::Tensor brought = wants_weight ? journey.move(x, journey.how.desired) : at::Tensor();
+    if (ctx->needs_input_grad(0)) {
+      const at::Tensor term = dense(g, w.t().conj());
+      out[0] = journey.move(term, journey.goal(term));
+    }
+    if (wants_weight) out[1] = dense_wgrad(brought.conj(), g);
+    return out;
+  }
+};
+
+bool is_recorded(const at::Tensor& x, const at::Tensor& w) {
+  return c10::GradMode::is_enabled() && (x.requires_grad() || w.requires_grad());
+}
+
+}  // namespace
+
+std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& w, const StyledProduct& how) {
+  if (x.dim() < 2 || w.dim() != 2 || !is_dtensor(w) || !is_recorded(x, w)) return std::nullopt;
+  const Spec& from = spec_of(x);
+  if (from.partial || spec_of(w).partial) return std::nullopt;
+  const Placements to = normalize(how.desired, from.mesh.mesh(), from.ndim(), "matmul");
+  if (any_partial(to)) return std::nullopt;
+  const bool moves = to != from.placements;
+  if (moves ? !how.contract->brings_again : x.dim() < 3) return std::nullopt;
+  return StyledDense::apply(x, w, Journey{.how = how, .from = from.placements, .moves = moves});
+}
+
+}  // namespace tessera

@@ -1,0 +1,139 @@
+// ColwiseParallel whose gathered input is not kept: the same numbers, one more all_gather.
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/comm_counter.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
+
+torch::nn::Linear linear(bool bias) {
+  torch::nn::Linear out(torch::nn::LinearOptions(6, 10).bias(bias));
+  out->to(at::kDouble);
+  const c10::AutoGradMode none(false);
+  out->weight.copy_(sample({10, 6}, 4));
+  if (bias) out->bias.copy_(sample({10}, 5));
+  return out;
+}
+
+ColwiseParallel style(int64_t sequence_dim, bool again) {
+  return ColwiseParallel(
+      {.input_layouts = Shard(sequence_dim), .desired_input_layouts = Replicate(), .gather_input_again = again});
+}
+
+void check_alike(const at::Tensor& whole, int64_t sequence_dim, bool bias, const DeviceMesh& mesh) {
+  torch::nn::Linear layer = linear(bias), one = linear(bias);
+  auto tp = parallelize_module(layer, mesh, style(sequence_dim, true));
+  const at::Tensor want_x = leaf(whole), x = leaf(spread(whole, mesh, {Shard(sequence_dim)}));
+  const at::Tensor want = one(want_x), y = tp(x);
+  CHECK(close(full_tensor(y.detach()), want.detach()));
+  const at::Tensor g = sample(want.sizes(), 6);
+  want.backward(g);
+  y.backward(spread(g, mesh, {Shard(want.dim() - 1)}));
+  CHECK(placements_of(x.grad()) == Placements{Shard(sequence_dim)});
+  CHECK(close(full_tensor(x.grad()), want_x.grad()));
+  CHECK(close(full_tensor(layer->weight.grad()), one->weight.grad()));
+  if (bias) CHECK(close(full_tensor(layer->bias.grad()), one->bias.grad()));
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("an input that is gathered again gives what one that is kept does", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const bool bias : {false, true}) {
+    check_alike(sample({2, 12, 6}), 1, bias, mesh);
+    check_alike(sample({7, 2, 6}), 0, bias, mesh);  // uneven, and empty on four ranks' last
+    check_alike(sample({5, 6}), 0, bias, mesh);
+    check_alike(sample({1, 6}), 0, bias, mesh);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("it is gathered in forward and in backward, and where nothing is to be gathered nothing is",
+                        {2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const bool again : {false, true}) {
+    torch::nn::Linear layer = linear(true);
+    auto tp = parallelize_module(layer, mesh, style(1, again));
+    const at::Tensor x = leaf(piece_of(sample({2, 12, 6}), mesh, {Shard(1)}));
+    CommCounter counter(mesh);
+    const at::Tensor y = tp(x);
+    CHECK(counter.count("all_gather") == 1);
+    CHECK(counter.total() == 1);
+    counter.reset();
+    y.sum().backward();
+    CHECK(counter.count("all_gather") == (again ? 1 : 0));
+    CHECK(counter.count("reduce_scatter") == 1);
+    CHECK(counter.total() == (again ? 2 : 1));
+    const at::Tensor matrix = leaf(piece_of(sample({12, 6}), mesh, {Shard(0)}));
+    auto by_rows = parallelize_module(linear(true), mesh, style(0, again));
+    const at::Tensor z = by_rows(matrix);
+    counter.reset();
+    z.sum().backward();
+    CHECK(counter.count("all_gather") == (again ? 1 : 0));
+    CHECK(counter.count("reduce_scatter") == 1);
+    counter.reset();
+    tp(spread(sample({2, 12, 6}), mesh, {Replicate()}));
+    CHECK(counter.total() == 0);
+    const c10::AutoGradMode none(false);
+    tp(x);
+    CHECK(counter.total() == 1);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("gradients of gradients of an input that is gathered again", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  torch::nn::Linear layer = linear(false), one = linear(false);
+  auto tp = parallelize_module(layer, mesh, style(1, true));
+  const auto penalty = [](const at::Tensor& y, const at::Tensor& x) {
+    const at::Tensor loss = y.pow(3).sum();
+    return torch::autograd::grad({loss}, {x}, {}, true, true)[0].pow(2).sum();
+  };
+  const at::Tensor whole = leaf(sample({2, 12, 6})), x = leaf(spread(whole.detach(), mesh, {Shard(1)}));
+  penalty(one(whole), whole).backward();
+  penalty(tp(x), x).backward();
+  CHECK(close(full_tensor(x.grad()), whole.grad(), 1e-11));
+  CHECK(close(full_tensor(layer->weight.grad()), one->weight.grad(), 1e-11));
+}
+
+TESSERA_RANKS_TEST_CASE("it is for the columns of a Linear", {1}) {
+  const auto refused = [](auto module, const Style& given) {
+    CHECK_THROWS_WITH_AS(parallelize_module(module, line(), given), doctest::Contains("gather_input_again is for"),
+                         std::invalid_argument);
+  };
+  refused(linear(true), RowwiseParallel({.gather_input_again = true}));
+  refused(torch::nn::Embedding(4, 4), ColwiseParallel({.gather_input_again = true}));
+  refused(torch::nn::MultiheadAttention(4, 2), ColwiseParallel({.gather_input_again = true}));
+  CHECK(ColwiseParallel({.gather_input_again = true}).to_string() == "ColwiseParallel(input gathered again)");
+}
+
+TESSERA_RANKS_TEST_CASE("a product keeps its input for the weight's gradient alone: of a frozen weight not", {1, 2}) {
+  const DeviceMesh mesh = line();
+  for (const bool trains : {false, true}) {
+    torch::nn::Linear layer = linear(false);
+    layer->weight.requires_grad_(trains);
+    auto tp = parallelize_module(layer, mesh, ColwiseParallel());
+    const at::Tensor x = leaf(spread(sample({2, 3, 6}), mesh, {Replicate()})), activation = x * 2;
+    const std::size_t before = activation.use_count();
+    const at::Tensor y = tp(activation);
+    CHECK((activation.use_count() > before) == trains);
+    y.sum().backward();
+    CHECK(close(full_tensor(x.grad()), at::matmul(at::full({2, 3, 10}, 2, at::kDouble), sample({10, 6}, 4))));
+  }
+}
