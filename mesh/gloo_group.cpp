@@ -51,8 +51,13 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupReque
 }  // namespace
 
 BackendGroup make_gloo_group(const GroupRequest& request) {
-  return wrap_group(
+  survive_lost_peers();
+  BackendGroup group = wrap_group(
       c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size, options_for(request)));
+  // A member is done when its own ends are connected, maybe before another has taken up its end: were it to leave now, having
+  // nothing more to say to that one, it would look lost there.
+  group.backend->barrier()->wait();
+  return group;
 }
 
 BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -27,19 +29,40 @@ using Ints = std::vector<int64_t>;
 
 namespace {
 
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// Gives what others have written only after a while, so that its rank connects later than they do; meanwhile looks whether
+// one has its group.
+class LateStore : public c10d::PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  std::vector<uint8_t> get(const std::string& key) override {
+    std::this_thread::sleep_for(200ms);
+    one_is_done_ = one_is_done_ || check({kDone});
+    return PrefixStore::get(key);
+  }
+  bool one_is_done() const { return one_is_done_; }
+
+  static constexpr const char* kDone = "done";
+
+ private:
+  bool one_is_done_ = false;
+};
+
 // A Gloo group of `ranks`, as a program would make its own.
-Group own_group(const Ints& ranks) {
+Group own_group(const Ints& ranks, const StorePtr& store) {
   const auto place = std::find(ranks.begin(), ranks.end(), world()->rank()) - ranks.begin();
-  const auto store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("own/{}", fmt::join(ranks, "-")), world()->store());
-  const Group group = make_gloo_group({.store = store,
-                                       .rank = static_cast<int>(place),
-                                       .size = static_cast<int>(ranks.size()),
-                                       .timeout = 60s,
-                                       .one_host = true})
-                          .backend;
-  // A rank that ended before the others have connected would look lost to them.
-  group->barrier(c10d::BarrierOptions())->wait();
-  return group;
+  return make_gloo_group({.store = store,
+                          .rank = static_cast<int>(place),
+                          .size = static_cast<int>(ranks.size()),
+                          .timeout = 60s,
+                          .one_host = true})
+      .backend;
+}
+
+Group own_group(const Ints& ranks) {
+  const std::string prefix = fmt::format("own/{}", fmt::join(ranks, "-"));
+  return own_group(ranks, c10::make_intrusive<c10d::PrefixStore>(prefix, world()->store()));
 }
 
 Group telling(Group group, const std::vector<uint64_t>& ranks) {
@@ -161,6 +184,23 @@ TESSERA_RANKS_TEST_CASE("a failure elsewhere ends a collective of a group that t
     check_refused<std::runtime_error>([&] { sum_of_ranks(mesh, 0); }, "rank 0 failed in loss: not a number");
   }
   CHECK(std::chrono::steady_clock::now() - start < 10s);
+}
+
+// One that had its group before might leave, and would look lost to those that still connect.
+TESSERA_RANKS_TEST_CASE("no rank has its group before each has connected", {2, 3}) {
+  Ints everyone(static_cast<std::size_t>(world()->size()));
+  std::iota(everyone.begin(), everyone.end(), int64_t{0});
+  for (const int64_t late : everyone) {
+    CAPTURE(late);
+    const auto store = c10::make_intrusive<LateStore>(fmt::format("late/{}", late), world()->store());
+    if (world()->rank() == late) {
+      own_group(everyone, store);
+      CHECK_FALSE(store->one_is_done());
+    } else {
+      own_group(everyone, c10::make_intrusive<c10d::PrefixStore>(fmt::format("late/{}", late), world()->store()));
+      store->set(LateStore::kDone, std::string("1"));
+    }
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("a peer that is gone does not end the process by SIGPIPE; a program's own handler stays", {2}) {
