@@ -37,9 +37,9 @@ struct GroupRequest {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool one_host = false;  // then nothing listens on an outside interface
   int device_index = 0;   // NCCL: this rank's CUDA device
-  // Whether the job has failed, or the process of a member has ended. For a backend whose waits do not see that themselves:
-  // to be asked a few times a second while it waits.
-  std::function<bool()> lost = [] { return false; };
+  // Whether the job has failed, or the process of one of `members` (ranks of the group) has ended. For a backend whose waits do
+  // not see that themselves: to be asked a few times a second of those it waits for. The others may have done their part.
+  std::function<bool(const std::vector<int>& members)> lost = [](const std::vector<int>&) { return false; };
 };
 
 // A World's own way to make groups. Collective over the group; throws what making it throws.

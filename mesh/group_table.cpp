@@ -148,8 +148,12 @@ GroupRequest GroupTable::request(const std::string& prefix, const std::vector<in
       .timeout = options.timeout.value_or(options_.timeout),
       .one_host = options_.one_host,
       .device_index = options_.device_index,
-      .lost = [board = options_.board,
-               ranks] { return board->failed() || board->search(ranks, std::chrono::milliseconds::zero()).has_value(); },
+      .lost =
+          [board = options_.board, ranks](const std::vector<int>& members) {
+            std::vector<int64_t> awaited;
+            for (const int member : members) awaited.push_back(ranks.at(static_cast<std::size_t>(member)));
+            return board->failed() || board->search(awaited, std::chrono::milliseconds::zero()).has_value();
+          },
   };
   request.store->setTimeout(request.timeout);
   return request;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -27,8 +28,8 @@ using Tensors = std::vector<at::Tensor>;
 using Transport = std::shared_ptr<MpiTransport>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// What is reduced goes whole to everyone, who reduces it, up to so many bytes: one step in the place of two.
-constexpr int64_t kReduceAtOnce = 16 << 10;
+// What is reduced or broadcast goes whole to everyone up to so many bytes: one step in the place of two.
+constexpr int64_t kSendAtOnce = 16 << 10;
 // What a rank collects at once to reduce it, in bytes.
 constexpr int64_t kReduceBlock = 4 << 20;
 
@@ -70,10 +71,22 @@ class MpiBackend : public c10d::Backend {
     const at::Tensor& tensor = only(tensors, "broadcast");
     const MpiSpan span = mpi_span(tensor, "broadcast");
     const int root = checked_rank(options.rootRank, "broadcast");
-    const auto send = [transport = transport_.get(), span, root](MpiRequests& requests) {
-      transport->broadcast(requests, span.data, span.bytes, root);
-    };
-    return start(options, {send}, {tensor});
+    const bool has_it = getRank() == root;
+    const MpiSpans nothing = repeat_span({}, getSize());
+    if (span.bytes <= kSendAtOnce) {
+      const MpiSpans from = has_it ? repeat_span(span, getSize()) : nothing;
+      return start(options, {exchange_spans(*transport_, next_tag(), from, span_only_at(root, span, getSize()))}, {tensor});
+    }
+    // Each gets a piece, and sends it to the others.
+    const MpiSpans pieces = cut_span(span, shares(span.bytes, getSize()));
+    const MpiSpan& mine = pieces[index()];
+    MpiSpans to_others = repeat_span(mine, getSize());
+    if (!has_it) to_others[static_cast<std::size_t>(root)] = {};
+    const MpiSpans only_mine = span_only_at(root, mine, getSize());
+    return start(options,
+                 {exchange_spans(*transport_, next_tag(), has_it ? pieces : nothing, only_mine),
+                  exchange_spans(*transport_, next_tag(), to_others, has_it ? only_mine : pieces)},
+                 {tensor});
   }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
@@ -81,7 +94,7 @@ class MpiBackend : public c10d::Backend {
     const MpiSpan span = mpi_span(tensor, "allreduce");
     const MpiReduction reduction(options.reduceOp, tensor.scalar_type(), "allreduce");
     const at::Tensor flat = tensor.view({-1});
-    if (span.bytes > kReduceAtOnce) {
+    if (span.bytes > kSendAtOnce) {
       const std::vector<int64_t> counts = shares(flat.numel(), getSize());
       const MpiSpans pieces = cut_span(span, times(counts, flat.element_size()));
       Tensors memory = {flat};
@@ -207,7 +220,12 @@ class MpiBackend : public c10d::Backend {
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    return start(options, {[transport = transport_.get()](MpiRequests& requests) { transport->barrier(requests); }}, {});
+    // A byte of each to each.
+    const at::Tensor here = at::zeros({1}, at::kByte);
+    const at::Tensor all = at::empty({getSize()}, at::kByte);
+    return start(options,
+                 {exchange_spans(*transport_, next_tag(), repeat_span(mpi_span(here, "barrier"), getSize()), rows_of(all))},
+                 {here, all});
   }
 
  private:

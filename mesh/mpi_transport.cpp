@@ -21,7 +21,17 @@ namespace tessera {
 
 struct MpiRequests {
   std::vector<MPI_Request> pending;
+  std::vector<int> peers;  // of each
   std::vector<MPI_Status> statuses;
+
+  MPI_Request* add(int peer) {
+    peers.push_back(peer);
+    return &pending.emplace_back(MPI_REQUEST_NULL);
+  }
+  void clear() {
+    pending.clear();
+    peers.clear();
+  }
 };
 
 namespace {
@@ -67,7 +77,7 @@ bool asked(int (*question)(int*)) {
 }
 
 bool all_done(MpiRequests& requests) {
-  auto& [pending, statuses] = requests;
+  auto& [pending, peers, statuses] = requests;
   if (pending.empty()) return true;
   statuses.resize(pending.size());
   int done = 0;
@@ -78,8 +88,29 @@ bool all_done(MpiRequests& requests) {
     }
   }
   check(code, "MPI_Testall");
-  if (done != 0) pending.clear();
+  if (done != 0) requests.clear();
   return done != 0;
+}
+
+// Of several looks, as long as there is something to wait for.
+bool soon_done(MpiRequests& requests) {
+  for (int i = 0; i < kEagerLooks; ++i) {
+    if (all_done(requests)) return true;
+  }
+  return false;
+}
+
+// The peers of those that are not done, each once.
+std::vector<int> awaited(const MpiRequests& requests) {
+  std::vector<int> peers;
+  for (std::size_t i = 0; i < requests.pending.size(); ++i) {
+    int done = 0;
+    check(MPI_Request_get_status(requests.pending[i], &done, MPI_STATUS_IGNORE), "MPI_Request_get_status");
+    if (done == 0) peers.push_back(requests.peers[i]);
+  }
+  std::sort(peers.begin(), peers.end());
+  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
+  return peers;
 }
 
 // At the end of the process.
@@ -205,33 +236,28 @@ void MpiTransport::check_open() const {
 void MpiTransport::send(MpiRequests& requests, const char* data, int64_t bytes, int to, int tag, Channel channel) {
   for (int64_t at = 0; at < bytes; at += kLongestMessage) {
     const int count = static_cast<int>(std::min(kLongestMessage, bytes - at));
-    requests.pending.emplace_back(MPI_REQUEST_NULL);
-    check(MPI_Isend(data + at, count, MPI_BYTE, to, tag, communicators_->of(channel), &requests.pending.back()),
-          "MPI_Isend");
+    check(MPI_Isend(data + at, count, MPI_BYTE, to, tag, communicators_->of(channel), requests.add(to)), "MPI_Isend");
   }
 }
 
 void MpiTransport::receive(MpiRequests& requests, char* data, int64_t bytes, int from, int tag, Channel channel) {
   for (int64_t at = 0; at < bytes; at += kLongestMessage) {
     const int count = static_cast<int>(std::min(kLongestMessage, bytes - at));
-    requests.pending.emplace_back(MPI_REQUEST_NULL);
-    check(MPI_Irecv(data + at, count, MPI_BYTE, from, tag, communicators_->of(channel), &requests.pending.back()),
-          "MPI_Irecv");
+    check(MPI_Irecv(data + at, count, MPI_BYTE, from, tag, communicators_->of(channel), requests.add(from)), "MPI_Irecv");
   }
 }
 
-void MpiTransport::broadcast(MpiRequests& requests, char* data, int64_t bytes, int root) {
-  for (int64_t at = 0; at < bytes; at += kLongestMessage) {
-    const int count = static_cast<int>(std::min(kLongestMessage, bytes - at));
-    requests.pending.emplace_back(MPI_REQUEST_NULL);
-    check(MPI_Ibcast(data + at, count, MPI_BYTE, root, communicators_->of(Channel::kCollective), &requests.pending.back()),
-          "MPI_Ibcast");
+// Whether the job has failed, or one that is waited for has ended. What that one sent before may not have been taken yet: so as
+// long as looking brings anything, it is not in vain.
+bool MpiTransport::is_in_vain(MpiRequests& requests) const {
+  std::vector<int> before;
+  while (true) {
+    const std::vector<int> now = awaited(requests);
+    if (!request_.lost(now)) return false;
+    if (now == before) return true;
+    if (soon_done(requests)) return false;
+    before = now;
   }
-}
-
-void MpiTransport::barrier(MpiRequests& requests) {
-  requests.pending.emplace_back(MPI_REQUEST_NULL);
-  check(MPI_Ibarrier(communicators_->of(Channel::kCollective), &requests.pending.back()), "MPI_Ibarrier");
 }
 
 bool MpiTransport::test(MpiRequests& requests) {
@@ -241,9 +267,7 @@ bool MpiTransport::test(MpiRequests& requests) {
 
 void MpiTransport::wait(MpiRequests& requests, std::chrono::milliseconds timeout) {
   check_open();
-  for (int i = 0; i < kEagerLooks; ++i) {
-    if (all_done(requests)) return;
-  }
+  if (soon_done(requests)) return;
   const Clock::time_point start = Clock::now();
   Clock::time_point next_look = start + kLookForFailure;
   Clock::time_point now = start;
@@ -253,7 +277,7 @@ void MpiTransport::wait(MpiRequests& requests, std::chrono::milliseconds timeout
     naps = naps || now - before > kLongYield || now - start > kYieldsFor;
     if (now - start >= timeout) throw std::runtime_error(fmt::format("MPI: timed out after {} ms", timeout.count()));
     if (now >= next_look) {
-      if (request_.lost()) throw std::runtime_error("MPI: this rank gave up waiting for the others");
+      if (is_in_vain(requests)) throw std::runtime_error("MPI: this rank gave up waiting for the others");
       next_look = now + kLookForFailure;
     }
     if (naps) {

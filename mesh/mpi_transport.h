@@ -43,13 +43,11 @@ class MpiTransport {
   // same number. Throws std::runtime_error when MPI fails.
   void send(MpiRequests& requests, const char* data, int64_t bytes, int to, int tag, Channel channel);
   void receive(MpiRequests& requests, char* data, int64_t bytes, int from, int tag, Channel channel);
-  void broadcast(MpiRequests& requests, char* data, int64_t bytes, int root);
-  void barrier(MpiRequests& requests);
 
   // Whether all of `requests` are done; they are then empty again. Never waits. Throws std::runtime_error when one failed.
   bool test(MpiRequests& requests);
-  // Returns when test() is true. Throws std::runtime_error when MPI fails, the transport is closed, the job has failed or a
-  // member's process has ended (GroupRequest::lost), or after `timeout`.
+  // Returns when test() is true. Throws std::runtime_error when MPI fails, the transport is closed, the job has failed or the
+  // process of a member that is waited for has ended (GroupRequest::lost), or after `timeout`.
   void wait(MpiRequests& requests, std::chrono::milliseconds timeout);
 
   // Makes this rank's current wait, and every later one, throw. Any thread, any number of times.
@@ -61,6 +59,7 @@ class MpiTransport {
  private:
   struct Communicators;
   void check_open() const;
+  bool is_in_vain(MpiRequests& requests) const;
 
   const GroupRequest request_;
   std::unique_ptr<Communicators> communicators_;

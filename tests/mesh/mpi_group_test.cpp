@@ -138,9 +138,12 @@ TESSERA_RANKS_TEST_CASE("allgather, gather, scatter and broadcast in lists, of t
     CHECK(at::equal(piece[0], held(rank(), rank() + 1)));
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    Tensors value = {rank() == root ? held(root, 100000) : at::zeros({100000})};
-    mpi->broadcast(value, options)->wait();
-    CHECK(at::equal(value[0], held(root, 100000)));
+    for (const int64_t count : kCounts) {
+      CAPTURE(count);
+      Tensors value = {rank() == root ? held(root, count) : at::zeros({count})};
+      mpi->broadcast(value, options)->wait();
+      CHECK(at::equal(value[0], held(root, count)));
+    }
   }
 }
 
@@ -226,6 +229,23 @@ TESSERA_RANKS_TEST_CASE("a wait ends at its time limit and says so, and says the
   CHECK_THROWS_WITH_AS(work->wait(), doctest::Contains("timed out after 200 ms"), std::runtime_error);
   CHECK(work->isCompleted());
   CHECK_FALSE(work->isSuccess());
+}
+
+TESSERA_RANKS_TEST_CASE("a rank that has done its part may leave while others still wait for each other", {3}) {
+  const auto mpi = group();
+  Tensors tensors = {held(rank(), 9)};
+  mpi->allreduce(tensors)->wait();
+  CHECK(at::equal(tensors[0], sum_of_all(9)));
+  if (rank() == 0) return;
+  if (rank() == 1) {
+    // Longer than a wait goes on without a look at who has left.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    mpi->send(tensors, 2, 0)->wait();
+  } else {
+    Tensors received = {at::zeros({9})};
+    mpi->recv(received, 1, 0)->wait();
+    CHECK(at::equal(received[0], sum_of_all(9)));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("bad tensors, counts, ranks and tags are refused by name", {2}) {
