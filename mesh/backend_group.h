@@ -4,7 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -40,6 +43,12 @@ struct GroupRequest {
   // Whether the job has failed, or the process of one of `members` (ranks of the group) has ended. For a backend whose waits do
   // not see that themselves: to be asked a few times a second of those it waits for. The others may have done their part.
   std::function<bool(const std::vector<int>& members)> lost = [](const std::vector<int>&) { return false; };
+};
+
+// A wait that has ended in vain, by its time limit or because one that it was for is lost.
+struct WaitError : std::runtime_error {
+  WaitError(const std::string& text, std::vector<int64_t> for_ranks) : runtime_error(text), awaited(std::move(for_ranks)) {}
+  std::vector<int64_t> awaited;  // ranks of the job, whose messages had not come or been taken
 };
 
 // A World's own way to make groups. Collective over the group; throws what making it throws.

@@ -157,8 +157,7 @@ struct Started::Work {
     } catch (const MismatchError&) {
       throw;  // every rank has it: nobody was lost
     } catch (const std::exception& error) {
-      call.mesh.world().rethrow_collective_failure(where(call, op.c_str()), call.mesh.group_ranks(call.mesh_dim),
-                                                   text_of(error));
+      call.mesh.world().rethrow_collective_failure(where(call, op.c_str()), call.mesh.group_ranks(call.mesh_dim), error);
     }
   }
 };
@@ -213,7 +212,7 @@ void start_on_group(const CollectiveCall& call, c10::function_ref<void(c10d::Bac
   } catch (const MismatchError&) {
     throw;
   } catch (const std::exception& error) {
-    call.mesh.world().rethrow_collective_failure(where(call), call.mesh.group_ranks(call.mesh_dim), text_of(error));
+    call.mesh.world().rethrow_collective_failure(where(call), call.mesh.group_ranks(call.mesh_dim), error);
   }
 }
 

@@ -6,8 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -73,7 +71,7 @@ class MpiBackend : public c10d::Backend {
     const int root = checked_rank(options.rootRank, "broadcast");
     const bool has_it = getRank() == root;
     const MpiSpans nothing = repeat_span({}, getSize());
-    if (span.bytes <= kSendAtOnce) {
+    if (span.bytes <= kSendAtOnce || getSize() <= 2) {
       const MpiSpans from = has_it ? repeat_span(span, getSize()) : nothing;
       return start(options, {exchange_spans(*transport_, next_tag(), from, span_only_at(root, span, getSize()))}, {tensor});
     }
@@ -107,7 +105,7 @@ class MpiBackend : public c10d::Backend {
       std::vector<MpiStage> stages = reduce_pieces(reduction, pieces, own, spread, memory);
       return start(options, std::move(stages), std::move(memory));
     }
-    const at::Tensor rows = at::empty({getSize(), flat.numel()}, flat.options());
+    const at::Tensor rows = reused_empty({getSize(), flat.numel()}, flat.options());
     return start(options,
                  {exchange_spans(*transport_, next_tag(), repeat_span(span, getSize()), rows_of(rows)),
                   compute([=] { reduction.apply(rows, flat); })},
@@ -122,7 +120,7 @@ class MpiBackend : public c10d::Backend {
     const std::vector<int64_t> counts = shares(tensor.numel(), getSize());
     const MpiSpans pieces = cut_span(span, times(counts, tensor.element_size()));
     // Elsewhere than in `tensor`, which stays as it is on the other ranks.
-    const at::Tensor own = at::empty({counts[index()]}, tensor.options());
+    const at::Tensor own = reused_empty({counts[index()]}, tensor.options());
     Tensors memory = {tensor, own};
     const auto spread = [&](const MpiSpan& mine, const MpiSpans& columns) {
       return exchange_spans(*transport_, next_tag(), span_only_at(root, mine, getSize()),
@@ -221,8 +219,8 @@ class MpiBackend : public c10d::Backend {
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     // A byte of each to each.
-    const at::Tensor here = at::zeros({1}, at::kByte);
-    const at::Tensor all = at::empty({getSize()}, at::kByte);
+    const at::Tensor here = reused_empty({1}, at::kByte);
+    const at::Tensor all = reused_empty({getSize()}, at::kByte);
     return start(options,
                  {exchange_spans(*transport_, next_tag(), repeat_span(mpi_span(here, "barrier"), getSize()), rows_of(all))},
                  {here, all});

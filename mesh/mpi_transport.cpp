@@ -247,17 +247,20 @@ void MpiTransport::receive(MpiRequests& requests, char* data, int64_t bytes, int
   }
 }
 
-// Whether the job has failed, or one that is waited for has ended. What that one sent before may not have been taken yet: so as
-// long as looking brings anything, it is not in vain.
-bool MpiTransport::is_in_vain(MpiRequests& requests) const {
-  std::vector<int> before;
-  while (true) {
-    const std::vector<int> now = awaited(requests);
-    if (!request_.lost(now)) return false;
-    if (now == before) return true;
-    if (soon_done(requests)) return false;
-    before = now;
-  }
+// Whether the job has failed, or one that is waited for has ended, at this look and at the one before, between which nothing has
+// come. What that one sent before it ended may not have been taken at the first of them.
+bool MpiTransport::is_in_vain(MpiRequests& requests, std::vector<int>& lost_before) const {
+  std::vector<int> lost = awaited(requests);
+  if (lost.empty() || !request_.lost(lost)) lost.clear();
+  const bool again = !lost.empty() && lost == lost_before;
+  lost_before = std::move(lost);
+  return again && !soon_done(requests);
+}
+
+void MpiTransport::throw_wait_error(const MpiRequests& requests, const std::string& what) const {
+  std::vector<int64_t> ranks;
+  for (const int peer : awaited(requests)) ranks.push_back(request_.ranks.at(static_cast<std::size_t>(peer)));
+  throw WaitError(fmt::format("MPI: {}, waiting for ranks [{}]", what, fmt::join(ranks, ", ")), ranks);
 }
 
 bool MpiTransport::test(MpiRequests& requests) {
@@ -265,19 +268,20 @@ bool MpiTransport::test(MpiRequests& requests) {
   return all_done(requests);
 }
 
-void MpiTransport::wait(MpiRequests& requests, std::chrono::milliseconds timeout) {
+void MpiTransport::wait(MpiRequests& requests, std::chrono::milliseconds timeout, Clock::time_point start) {
   check_open();
   if (soon_done(requests)) return;
-  const Clock::time_point start = Clock::now();
-  Clock::time_point next_look = start + kLookForFailure;
-  Clock::time_point now = start;
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point next_look = begin + kLookForFailure;
+  Clock::time_point now = begin;
+  std::vector<int> lost_before;
   for (bool naps = false; !all_done(requests);) {
     check_open();
     const Clock::time_point before = std::exchange(now, Clock::now());
-    naps = naps || now - before > kLongYield || now - start > kYieldsFor;
-    if (now - start >= timeout) throw std::runtime_error(fmt::format("MPI: timed out after {} ms", timeout.count()));
+    naps = naps || now - before > kLongYield || now - begin > kYieldsFor;
+    if (now - start >= timeout) throw_wait_error(requests, fmt::format("timed out after {} ms", timeout.count()));
     if (now >= next_look) {
-      if (is_in_vain(requests)) throw std::runtime_error("MPI: this rank gave up waiting for the others");
+      if (is_in_vain(requests, lost_before)) throw_wait_error(requests, "gave up");
       next_look = now + kLookForFailure;
     }
     if (naps) {

@@ -47,8 +47,9 @@ class MpiTransport {
   // Whether all of `requests` are done; they are then empty again. Never waits. Throws std::runtime_error when one failed.
   bool test(MpiRequests& requests);
   // Returns when test() is true. Throws std::runtime_error when MPI fails, the transport is closed, the job has failed or the
-  // process of a member that is waited for has ended (GroupRequest::lost), or after `timeout`.
-  void wait(MpiRequests& requests, std::chrono::milliseconds timeout);
+  // process of a member that is waited for has ended (GroupRequest::lost), or `timeout` after `start`; the latter two are
+  // WaitErrors.
+  void wait(MpiRequests& requests, std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point start);
 
   // Makes this rank's current wait, and every later one, throw. Any thread, any number of times.
   void close() noexcept { closed_.store(true); }
@@ -59,7 +60,8 @@ class MpiTransport {
  private:
   struct Communicators;
   void check_open() const;
-  bool is_in_vain(MpiRequests& requests) const;
+  bool is_in_vain(MpiRequests& requests, std::vector<int>& lost_before) const;
+  [[noreturn]] void throw_wait_error(const MpiRequests& requests, const std::string& what) const;
 
   const GroupRequest request_;
   std::unique_ptr<Communicators> communicators_;

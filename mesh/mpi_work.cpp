@@ -42,8 +42,9 @@ bool MpiWork::isCompleted() {
 bool MpiWork::wait(std::chrono::milliseconds timeout) {
   if (exception_) std::rethrow_exception(exception_);
   guarded([&] {
+    const auto start = std::chrono::steady_clock::now();
     while (!done_) {
-      transport_->wait(*requests_, timeout == kNoTimeout ? timeout_ : timeout);
+      transport_->wait(*requests_, timeout == kNoTimeout ? timeout_ : timeout, start);
       next_stage();
     }
   });

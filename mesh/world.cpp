@@ -195,7 +195,7 @@ void World::start() {
   } catch (const std::exception& error) {
     std::vector<int64_t> everyone(static_cast<std::size_t>(size()));
     std::iota(everyone.begin(), everyone.end(), int64_t{0});
-    rethrow_collective_failure("starting MPI", everyone, text_of(error));
+    rethrow_collective_failure("starting MPI", everyone, error);
   }
 }
 
@@ -260,11 +260,11 @@ c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks
   try {
     return impl_->groups.get(ranks, device, options);
   } catch (const c10::Error& error) {
-    rethrow_collective_failure(where(), ranks, error.what_without_backtrace());
+    rethrow_collective_failure(where(), ranks, error);
   } catch (const std::exception& error) {
     // Without peers, or on a device that is not there, it is this caller's own error and every rank has it.
     if (!impl_->has_peers() || device == c10::DeviceType::CUDA) throw;
-    rethrow_collective_failure(where(), ranks, error.what());
+    rethrow_collective_failure(where(), ranks, error);
   }
 }
 
@@ -312,12 +312,16 @@ void World::check_alive() const {
 }
 
 void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
-                                       const std::string& library_text) {
+                                       const std::exception& error) {
   FailureBoard& board = *impl_->board;
+  const std::string library_text = text_of(error);
   if (!board.failed()) {
     const bool timeout = says_timeout(library_text);
     const bool known = says_who_left(library_text);
-    std::optional<Failure> found = board.search(ranks, timeout || known ? kShortPatience : kSearchPatience);
+    // Of ranks that have ended before a time limit, or were not waited for, nobody knows that they had not done their part.
+    const auto* const wait = dynamic_cast<const WaitError*>(&error);
+    const std::vector<int64_t> awaited = timeout ? std::vector<int64_t>() : wait != nullptr ? wait->awaited : ranks;
+    std::optional<Failure> found = board.search(awaited, timeout || known ? kShortPatience : kSearchPatience);
     if (!found.has_value()) {
       found = timeout ? Failure{Failure::Kind::kTimeout, rank(), where, library_text}
                       : Failure{Failure::Kind::kLost, -1, where, known ? library_text : "which one is not known"};

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -130,9 +131,10 @@ class World : public std::enable_shared_from_this<World> {
   // Throws std::runtime_error with the recorded failure if this world has failed, else does nothing. Local, cheap.
   void check_alive() const;
   // Turns an exception of a collective into the job's own error: the failure that another rank wrote to the store, else
-  // a message that names `where`, the group's ranks, that a peer was lost, and the library's own text.
+  // a message that names `where`, the group's ranks, that a peer was lost, and the library's own text. A WaitError
+  // (mesh/backend_group.h) tells which of `ranks` may be lost; others may have left because they had done their part.
   [[noreturn]] void rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
-                                               const std::string& library_text);
+                                               const std::exception& error);
   // Runs a user's callback; an exception in it is failed() with `where`, then thrown on.
   void guard(const std::string& where, const std::function<void()>& callback);
 

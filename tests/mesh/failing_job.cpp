@@ -88,6 +88,17 @@ void fail_in_scatter(const DeviceMesh& mesh) {
       scatter_now);
 }
 
+// A permute in which rank 0 has no part: it leaves. Rank 1 of three waits for rank 2, which goes wrong by `wrong`.
+void fail_after_one_left(const DeviceMesh& mesh, const std::function<void()>& wrong) {
+  World& world = mesh.world();
+  const std::vector<int64_t> nothing = {0, 0, 0};
+  if (world.rank() == 0) {
+    permute(at::ones({0}), nothing, nothing, mesh, 0);
+    std::_Exit(0);
+  }
+  run(world, wrong, [&] { permute(at::ones({0}), nothing, {0, 0, 3}, mesh, 0); });
+}
+
 void fail(const std::string& how) {
   if (how == "exits with 0 before it joins" && std::getenv("RANK") == std::string("2")) {
     // Without a World nothing in the store tells of this process.
@@ -116,6 +127,8 @@ void fail(const std::string& how) {
           reduce(mesh);
         });
   }
+  if (what == "does not come, and another has left") return fail_after_one_left(mesh, [] { nap(4000); });
+  if (what == "exits with 0, and another has left") return fail_after_one_left(mesh, [] { std::_Exit(0); });
   const std::map<std::string, std::function<void()>> faults = {
       {"throws", [&] { throw_in_callback(*world); }},
       {"is killed", [] { std::raise(SIGKILL); }},

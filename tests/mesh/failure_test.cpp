@@ -194,6 +194,24 @@ TEST_CASE("only the source sees a wrong tensor to scatter: the others get its te
   CHECK(job.starting_with(2, "own error: scatter: the source's input").size() == 1);
 }
 
+TEST_CASE("a rank that has done its part and left is not blamed for one that does not come or ends") {
+  if (!is_over_mpi()) TESSERA_SKIP("over Gloo every rank has a part in every exchange");
+  TESSERA_SKIP_WITHOUT_MPI();
+  const std::string lost = "a peer was lost: the process of rank ";
+  const Job late = run_job("does not come, and another has left", 3, {{"TESSERA_TIMEOUT", "2"}});
+  const std::string late_text = late.all();
+  INFO(late_text);
+  REQUIRE_FALSE(late.starting_with(1, "error: ").empty());
+  CHECK(late.starting_with(1, "error: ")[0].text.find("rank 1 waited in vain in permute") != std::string::npos);
+  CHECK(late_text.find(lost) == std::string::npos);
+  const Job ended = run_job("exits with 0, and another has left", 3);
+  const std::string ended_text = ended.all();
+  INFO(ended_text);
+  REQUIRE_FALSE(ended.starting_with(1, "error: ").empty());
+  CHECK(ended.starting_with(1, "error: ")[0].text.find(lost + "2 has ended") != std::string::npos);
+  CHECK(ended_text.find(lost + "0 has ended") == std::string::npos);
+}
+
 TEST_CASE("a rank that does not come: the others name it when the time limit is over") {
   TESSERA_SKIP_WITHOUT_MPI();
   const Job job = run_job("does not come", 3, {{"TESSERA_TIMEOUT", "2"}});

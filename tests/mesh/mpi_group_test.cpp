@@ -48,8 +48,8 @@ void check_refused(const Call& call, const std::string& part) {
   CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), std::invalid_argument);
 }
 
-// Of all sizes: nothing, one, less than the ranks, in one step, in two, in blocks.
-const std::vector<int64_t> kCounts = {0, 1, 2, 7, 1000, 20011, 3000001};
+// Of all sizes: nothing, one, less than the ranks, in one step, the most for that, in two, in blocks.
+const std::vector<int64_t> kCounts = {0, 1, 2, 7, 1000, 4096, 4097, 20011, 3000001};
 
 }  // namespace
 
@@ -113,7 +113,7 @@ TESSERA_RANKS_TEST_CASE("reduce_scatter in both forms, uneven parts too", {2, 3,
   }
 }
 
-TESSERA_RANKS_TEST_CASE("allgather, gather, scatter and broadcast in lists, of tensors of different sizes", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("allgather, gather, scatter and broadcast in lists, of tensors of different sizes", {2, 3, 4}) {
   const auto mpi = group();
   const int64_t n = world_size();
   std::vector<Tensors> gathered(1);
