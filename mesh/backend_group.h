@@ -40,9 +40,9 @@ struct GroupRequest {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool one_host = false;  // then nothing listens on an outside interface
   int device_index = 0;   // NCCL: this rank's CUDA device
-  // Whether the job has failed, or the process of one of `members` (ranks of the group) has ended. For a backend whose waits do
+  // Whether the job has failed, or the process of one of `awaited` (ranks of the job) has ended. For a backend whose waits do
   // not see that themselves: to be asked a few times a second of those it waits for. The others may have done their part.
-  std::function<bool(const std::vector<int>& members)> lost = [](const std::vector<int>&) { return false; };
+  std::function<bool(const std::vector<int64_t>& awaited)> lost = [](const std::vector<int64_t>&) { return false; };
 };
 
 // A wait that has ended in vain, by its time limit or because one that it was for is lost.

@@ -149,9 +149,7 @@ GroupRequest GroupTable::request(const std::string& prefix, const std::vector<in
       .one_host = options_.one_host,
       .device_index = options_.device_index,
       .lost =
-          [board = options_.board, ranks](const std::vector<int>& members) {
-            std::vector<int64_t> awaited;
-            for (const int member : members) awaited.push_back(ranks.at(static_cast<std::size_t>(member)));
+          [board = options_.board](const std::vector<int64_t>& awaited) {
             return board->failed() || board->search(awaited, std::chrono::milliseconds::zero()).has_value();
           },
   };

@@ -75,7 +75,7 @@ class MpiBackend : public c10d::Backend {
       const MpiSpans from = has_it ? repeat_span(span, getSize()) : nothing;
       return start(options, {exchange_spans(*transport_, next_tag(), from, span_only_at(root, span, getSize()))}, {tensor});
     }
-    // Each gets a piece, and sends it to the others.
+    // Each gets a piece, and sends it to the others. With one other, the pieces would come from the root alone all the same.
     const MpiSpans pieces = cut_span(span, shares(span.bytes, getSize()));
     const MpiSpan& mine = pieces[index()];
     MpiSpans to_others = repeat_span(mine, getSize());

@@ -100,17 +100,17 @@ bool soon_done(MpiRequests& requests) {
   return false;
 }
 
-// The peers of those that are not done, each once.
-std::vector<int> awaited(const MpiRequests& requests) {
-  std::vector<int> peers;
+// The peers of those that are not done, each once, as the ranks of the job that `ranks` has for them.
+std::vector<int64_t> awaited(const MpiRequests& requests, const std::vector<int64_t>& ranks) {
+  std::vector<int64_t> found;
   for (std::size_t i = 0; i < requests.pending.size(); ++i) {
     int done = 0;
     check(MPI_Request_get_status(requests.pending[i], &done, MPI_STATUS_IGNORE), "MPI_Request_get_status");
-    if (done == 0) peers.push_back(requests.peers[i]);
+    if (done == 0) found.push_back(ranks.at(static_cast<std::size_t>(requests.peers[i])));
   }
-  std::sort(peers.begin(), peers.end());
-  peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
-  return peers;
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
 }
 
 // At the end of the process.
@@ -249,8 +249,8 @@ void MpiTransport::receive(MpiRequests& requests, char* data, int64_t bytes, int
 
 // Whether the job has failed, or one that is waited for has ended, at this look and at the one before, between which nothing has
 // come. What that one sent before it ended may not have been taken at the first of them.
-bool MpiTransport::is_in_vain(MpiRequests& requests, std::vector<int>& lost_before) const {
-  std::vector<int> lost = awaited(requests);
+bool MpiTransport::is_in_vain(MpiRequests& requests, std::vector<int64_t>& lost_before) const {
+  std::vector<int64_t> lost = awaited(requests, request_.ranks);
   if (lost.empty() || !request_.lost(lost)) lost.clear();
   const bool again = !lost.empty() && lost == lost_before;
   lost_before = std::move(lost);
@@ -258,8 +258,7 @@ bool MpiTransport::is_in_vain(MpiRequests& requests, std::vector<int>& lost_befo
 }
 
 void MpiTransport::throw_wait_error(const MpiRequests& requests, const std::string& what) const {
-  std::vector<int64_t> ranks;
-  for (const int peer : awaited(requests)) ranks.push_back(request_.ranks.at(static_cast<std::size_t>(peer)));
+  const std::vector<int64_t> ranks = awaited(requests, request_.ranks);
   throw WaitError(fmt::format("MPI: {}, waiting for ranks [{}]", what, fmt::join(ranks, ", ")), ranks);
 }
 
@@ -274,7 +273,7 @@ void MpiTransport::wait(MpiRequests& requests, std::chrono::milliseconds timeout
   const Clock::time_point begin = Clock::now();
   Clock::time_point next_look = begin + kLookForFailure;
   Clock::time_point now = begin;
-  std::vector<int> lost_before;
+  std::vector<int64_t> lost_before;
   for (bool naps = false; !all_done(requests);) {
     check_open();
     const Clock::time_point before = std::exchange(now, Clock::now());

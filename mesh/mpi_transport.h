@@ -60,7 +60,7 @@ class MpiTransport {
  private:
   struct Communicators;
   void check_open() const;
-  bool is_in_vain(MpiRequests& requests, std::vector<int>& lost_before) const;
+  bool is_in_vain(MpiRequests& requests, std::vector<int64_t>& lost_before) const;
   [[noreturn]] void throw_wait_error(const MpiRequests& requests, const std::string& what) const;
 
   const GroupRequest request_;
