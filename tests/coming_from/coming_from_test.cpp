@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/tests/coming_from/named.h"
+#include "tessera/tests/coming_from/source_code.h"
 #include "tessera/tests/docs/pages.h"
 #include "tessera/tests/ground/source_tree.h"
 
@@ -133,9 +134,8 @@ TEST_CASE("what no test calls is told") {
   CHECK(complaints(calls, kPage) == Complaints{"doc: their_layer, bias has no call"});
   calls = kCalls;
   calls[kOfLayer][""][1] = "our_layer(3)";
-  CHECK(complaints(calls, kPage) == Complaints{"doc: their_layer: tests/a.cpp has no `our_layer(3)`"});
-  calls[kOfLayer][""][1] = "dead_call()";  // in a comment
-  CHECK(complaints(calls, kPage).size() == 1);
+  CHECK(complaints(calls, kPage) ==
+        Complaints{"doc: their_layer: \"a layer: its bias\" in tests/a.cpp does not come by `our_layer(3)`"});
   calls[kOfLayer][""][1] = " ";
   CHECK(complaints(calls, kPage).size() == 1);
   calls = kCalls;
@@ -146,6 +146,33 @@ TEST_CASE("what no test calls is told") {
   calls[kOfLayer][""][0] = "no key";
   CHECK(complaints(calls, kPage).size() == 1);
   CHECK(complaints(json::object(), kPage).size() == 8);  // no row of a section either
+}
+
+TEST_CASE("a call counts where the case comes by it: itself, or what it names in its file") {
+  const std::string source =
+      "#define DEFINED(x) macro(x)\n"
+      "namespace {\nconst int kSizes[] = {1'000, 2};\nint used(int x) { return helped(x); }\n"
+      "template <class T>\nstruct Held {\n  void run() { held(); }\n};\nint unused() { return other(2); }\n}  // namespace\n"
+      "TESSERA_RANKS_TEST_CASE(\"one \\\"case\\\"\", {1, 2}) {\n  /* in_block(1) */ used(kSizes[0]);//in_line(1)\n"
+      "  const char* const text = \"in_quotes(1) // \"; named(\"a\");  // Held\n}\n"
+      "TEST_CASE(\"two\") { Held<int> h; in_two(used); }\n";
+  const auto comes_by = [&](const std::string& test_case, const std::string& call) {
+    return code_of_case(source, test_case).find(bare(call)) != std::string::npos;
+  };
+  for (const char* const call :
+       {"used(kSizes[0])", "helped(x)", "1'000, 2", "named( \"a\" )", "text = \"in_quotes(1) // \""}) {
+    CAPTURE(call);
+    CHECK(comes_by("one \\\"case\\\"", call));
+  }
+  for (const char* const call :
+       {"in_block(1)", "in_line(1)", "in_quotes(1)", "named(a)", "other(2)", "held()", "in_two(", "macro(x)"}) {
+    CAPTURE(call);
+    CHECK_FALSE(comes_by("one \\\"case\\\"", call));
+  }
+  CHECK(comes_by("two", "held()"));
+  CHECK(comes_by("two", "helped(x)"));
+  CHECK_FALSE(comes_by("two", "other(2)"));
+  CHECK(code_of_case(source, "tw").empty());
 }
 
 TEST_CASE("calls of what no library has are told") {

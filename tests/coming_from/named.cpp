@@ -1,12 +1,13 @@
 #include "tessera/tests/coming_from/named.h"
 
 #include <algorithm>
-#include <cctype>
 #include <regex>
 #include <set>
 #include <sstream>
 
 #include <fmt/format.h>
+
+#include "tessera/tests/coming_from/source_code.h"
 
 namespace tessera::testing {
 namespace {
@@ -51,21 +52,6 @@ bool contains(const std::vector<std::string>& list, const std::string& item) {
   return std::find(list.begin(), list.end(), item) != list.end();
 }
 
-// Code without comments and blanks.
-std::string bare(const std::string& code) {
-  std::string out;
-  std::istringstream lines(code);
-  for (std::string line; std::getline(lines, line);) {
-    const std::string kept = line.substr(0, line.starts_with("//") ? 0 : line.find(" //"));
-    std::copy_if(kept.begin(), kept.end(), std::back_inserter(out), [](unsigned char c) { return std::isspace(c) == 0; });
-  }
-  return out;
-}
-
-bool has_case(const std::string& source, const std::string& name) {
-  return bare(source).find("TEST_CASE(" + bare('"' + name + '"')) != std::string::npos;
-}
-
 // Parts of a page, calls and tests that one check looks at.
 struct Check {
   const json& calls;
@@ -94,11 +80,13 @@ struct Check {
       complaints.push_back(fmt::format("{} is called in \"{}\", which is no test", what, key));
       return;
     }
-    const auto source = sources.find(tests[key].value("file", ""));
-    if (source == sources.end() || !has_case(source->second, tests[key].value("case", ""))) {
+    const std::string file = tests[key].value("file", ""), test_case = tests[key].value("case", "");
+    const auto source = sources.find(file);
+    const std::string code = source == sources.end() ? "" : code_of_case(source->second, test_case);
+    if (code.empty()) {
       complaints.push_back(fmt::format("{} is called in \"{}\", of which there is no file or no case", what, key));
-    } else if (bare(text).empty() || bare(source->second).find(bare(text)) == std::string::npos) {
-      complaints.push_back(fmt::format("{}: {} has no `{}`", what, source->first, text));
+    } else if (bare(text).empty() || code.find(bare(text)) == std::string::npos) {
+      complaints.push_back(fmt::format("{}: \"{}\" in {} does not come by `{}`", what, test_case, file, text));
     }
   }
 
@@ -166,11 +154,7 @@ Complaints missing_names(const json& names, const json& calls, const std::string
 Complaints missing_cases(const std::vector<std::string>& cases, const Sources& sources) {
   Complaints missing;
   for (const std::string& each : cases) {
-    const auto whole = [&](const auto& source) {
-      const std::string code = bare(source.second);
-      return code.find("TEST_CASE(\"" + each + "\",") != std::string::npos ||
-             code.find("TEST_CASE(\"" + each + "\")") != std::string::npos;
-    };
+    const auto whole = [&](const auto& source) { return !code_of_case(source.second, each).empty(); };
     if (std::none_of(sources.begin(), sources.end(), whole)) missing.push_back(each + " is no test case");
   }
   return missing;

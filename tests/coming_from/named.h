@@ -28,7 +28,8 @@ using Sources = std::map<std::string, std::string>;
 // calls: {"tests": {KEY: {"file": PATH, "case": NAME OF A TEST CASE IN IT}},
 //         "documents": {DOCUMENT: {"section": HEADING, "calls": {NAME: {"": [KEY, CALL], PARAMETER: [KEY, CALL]}}}}}
 // with "" for the name itself. What is missing, one line each: a row of the section for a name, or for a parameter together with its
-// name; our side of it; a call, which has to stand in the file, blanks and comments aside; and what `calls` has that `names` has not.
+// name; our side of it; a call, which has to stand in the case or in what that names in its file (source_code.h); and what `calls` has
+// that `names` has not.
 std::vector<std::string> missing_names(const nlohmann::json& names, const nlohmann::json& calls, const std::string& page,
                                        const Sources& sources);
 
