@@ -108,6 +108,9 @@ std::vector<std::string> file_names(const ModuleTensor& item, const LoadOptions&
   return names;
 }
 
+// What other engines' layers keep of themselves beside their tensors.
+bool is_extra_state(std::string_view name) { return name == "_extra_state" || name.ends_with("._extra_state"); }
+
 std::vector<Slot> match(const std::vector<ModuleTensor>& tensors, const Checkpoint& checkpoint, const std::string& path,
                         const LoadOptions& options) {
   std::vector<Slot> slots;
@@ -127,7 +130,7 @@ std::vector<Slot> match(const std::vector<ModuleTensor>& tensors, const Checkpoi
     }
   }
   for (const auto& [name, entry] : checkpoint.tensors()) {
-    if (!options.allow_unexpected && !wanted.contains(name)) misfits.unexpected.push_back(name);
+    if (!options.allow_unexpected && !wanted.contains(name) && !is_extra_state(name)) misfits.unexpected.push_back(name);
   }
   if (!misfits.empty()) throw_misfits(misfits, path);
   return slots;

@@ -33,7 +33,8 @@ struct LoadOptions {
 // `path` is a .safetensors file, a .safetensors.index.json, or a folder that holds model.safetensors or
 // model.safetensors.index.json. A file that is not there but whose index is (path + ".index.json") is the index.
 // A tensor that the module has under several names is expected once, under any of them; the first that the file has counts.
-// Several tensors may be renamed to one in the file.
+// Several tensors may be renamed to one in the file. Entries called `_extra_state`, what other engines' layers keep of themselves, are
+// passed over.
 //
 // Each rank reads the header and, of the data, only the bytes of the pieces that it keeps. The module changes only when
 // every rank has read everything, so a throw leaves it as it was (but see in_place); until then the rank holds its pieces

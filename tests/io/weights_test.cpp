@@ -86,6 +86,27 @@ TEST_CASE("weights: saved in several files, byte-equal each time") {
   CHECK(read_text(folder / "model-v2-00001-of-00003.safetensors") == first);
 }
 
+TEST_CASE("weights: what other engines' layers keep of themselves in a file is passed over") {
+  const TempFolder folder;
+  const std::string path = folder / "m.safetensors";
+  struct Layer : torch::nn::Module {
+    at::Tensor weight = register_parameter("weight", at::zeros({2}));
+  } layer;
+  const auto file = [&](const std::string& name) {
+    const std::string json = R"({"weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},")" + name +
+                             R"(":{"dtype":"U8","shape":[1],"data_offsets":[8,9]}})";
+    write_text(path, safetensors_bytes(json, std::string("\0\0\x80\x3f\0\0\0\x40\x07", 9)));
+  };
+  for (const char* const name : {"_extra_state", "encoder.0._extra_state"}) {
+    file(name);
+    load_weights(layer, path);
+    CHECK(layer.weight.equal(at::tensor({1.0F, 2.0F})));
+  }
+  file("own_extra_state");
+  CHECK_THROWS_WITH_AS(load_weights(layer, path), doctest::Contains("Not in the module: 'own_extra_state'"),
+                       std::invalid_argument);
+}
+
 TEST_CASE("weights: what does not fit is told in one message, and nothing changes") {
   const TempFolder folder;
   const std::string path = folder / "m.safetensors";
