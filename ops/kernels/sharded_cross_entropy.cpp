@@ -148,9 +148,8 @@ Sums sums_of(const at::Tensor& logits, const Rows& rows, const Problem& p) {
 // What each row's loss counts for in the result: the gradient of the result, divided as the mean is.
 at::Tensor row_gradients(const at::Tensor& g, const Rows& rows, const Problem& p) {
   const at::Tensor flat = g.to(rows.kept.scalar_type()).reshape({-1});
-  if (p.options.reduction == at::Reduction::None) return flat * rows.kept;
   const at::Tensor each = p.options.reduction == at::Reduction::Mean ? flat / rows.weight.sum() : flat;
-  return each * rows.kept;
+  return each.expand_as(rows.kept).masked_fill(rows.kept.eq(0), 0);  // the mean of none is divided by 0
 }
 
 // The factors of a row's gradient, which in column k is  g (A p_k - [k = t] B - C w_k)  with p the softmax.
@@ -191,7 +190,9 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
     const at::Tensor flat = by_rows(logits);
     const Rows rows = rows_of(target, p, sum_type(logits.scalar_type()));
     const Sums sums = sums_of(flat, rows, p);
-    if (logits.requires_grad()) ctx->save_for_backward({logits, target, sums.greatest, sums.exps});
+    // The classes' weights too, so that autograd tells where they were written since.
+    if (logits.requires_grad()) ctx->save_for_backward({logits, target, sums.greatest, sums.exps, p.options.weight});
+    detail::saved<Problem>(ctx, "problem").options.weight.reset();
     switch (p.options.reduction) {
       case at::Reduction::Mean: return sums.loss.sum() / rows.weight.sum();
       case at::Reduction::Sum: return sums.loss.sum();
@@ -200,8 +201,9 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const Problem& p = detail::saved<Problem>(ctx, "problem");
+    Problem p = detail::saved<Problem>(ctx, "problem");
     const tensor_list saved = ctx->get_saved_variables();
+    p.options.weight = saved[4];
     const at::Tensor &logits = saved[0], &target = saved[1];
     const at::Tensor x = by_rows(logits);
     const Rows rows = rows_of(target, p, sum_type(logits.scalar_type()));
@@ -259,13 +261,18 @@ void check_tensors(const at::Tensor& logits, const at::Tensor& target, const Dev
   check_device(logits, mesh, kName, "tensor of logits");
   check_device(target, mesh, kName, "target");
   check_device(options.weight, mesh, kName, "weight");
-  if (logits.dim() < 1 || target.sizes() != logits.sizes().slice(0, static_cast<std::size_t>(logits.dim() - 1))) {
-    refuse(fmt::format("logits [{}] and target [{}]; they are [*, classes] and [*]", fmt::join(logits.sizes(), ", "),
-                       fmt::join(target.sizes(), ", ")));
+  if (!at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) {
+    refuse(fmt::format("a target of {}; a target has class numbers", c10::toString(target.scalar_type())));
   }
-  if (!at::isFloatingType(logits.scalar_type()) || !at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) {
-    refuse(fmt::format("logits of {} and a target of {}; a target has class numbers", c10::toString(logits.scalar_type()),
-                       c10::toString(target.scalar_type())));
+  // Logits are this rank's, which may be wrong alone.
+  if (logits.dim() < 1 || target.sizes() != logits.sizes().slice(0, static_cast<std::size_t>(logits.dim() - 1))) {
+    refuse_alone(mesh, kName,
+                 fmt::format("logits [{}] and target [{}]; they are [*, classes] and [*]", fmt::join(logits.sizes(), ", "),
+                             fmt::join(target.sizes(), ", ")));
+  }
+  if (!at::isFloatingType(logits.scalar_type())) {
+    refuse_alone(mesh, kName,
+                 fmt::format("logits of {}; they are of a floating dtype", c10::toString(logits.scalar_type())));
   }
 }
 

@@ -36,10 +36,10 @@ struct CrossEntropyOptions {
 // the logits' dtype, is the one other buffer of their size, new at every backward. create_graph takes a differentiable path.
 // Collectives over the one dimension of `mesh`, of n rows of logits: one all_reduce (max) of n numbers and one (sum) of 2 n + 1, with
 // smoothing 3 n + 1. Backward: none. On a GPU the host waits for the check of the target, and without `classes` for theirs.
-// Throws std::invalid_argument, on every rank of the mesh alike, on shapes that do not fit, a target that is no class and not ignore_index, a
-// smoothing outside [0, 1], undefined tensors, DTensors, tensors on another device than the mesh's, and a mesh of several dimensions or
-// without this rank. Logits that are no piece of the classes, which this rank alone may have, fail the job; without `classes` so do a target
-// that is no class and a weight of another size.
+// Throws std::invalid_argument, on every rank of the mesh alike, on a target that is no class and not ignore_index, a smoothing outside
+// [0, 1], undefined tensors, DTensors, tensors on another device than the mesh's, and a mesh of several dimensions or without this rank.
+// Logits that do not fit the target or are no piece of the classes, which this rank alone may have, fail the job; without `classes` so do a
+// target that is no class and a weight of another size.
 // Source: Shoeybi et al., Megatron-LM (2019), section 3; torch::nn::functional::cross_entropy.
 at::Tensor sharded_cross_entropy(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
                                  const CrossEntropyOptions& options = {});

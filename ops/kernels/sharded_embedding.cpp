@@ -1,6 +1,7 @@
 #include "tessera/ops/kernels/sharded_embedding.h"
 
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -9,6 +10,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_unique.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -43,10 +45,18 @@ void check_tensors(const at::Tensor& ids, const at::Tensor& weight, const Device
   if (is_dtensor(ids) || is_dtensor(weight)) refuse("a DTensor was given; torch::embedding takes it as it is");
   check_device(ids, mesh, kName, "tensor of ids");
   check_device(weight, mesh, kName, "weight");
-  if (weight.dim() != 2) refuse(fmt::format("weight [{}]; it is [rows, columns]", fmt::join(weight.sizes(), ", ")));
+  if (weight.dim() != 2) {
+    refuse_alone(mesh, kName, fmt::format("weight [{}]; it is [rows, columns]", fmt::join(weight.sizes(), ", ")));
+  }
   if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt) {
     refuse(fmt::format("ids of {}; they are of int64 or int32", c10::toString(ids.scalar_type())));
   }
+}
+
+// Of rows that each rank counted by its own, as they may not be.
+[[noreturn]] void refuse_count(const std::string& why, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
+  if (options.cut != EmbeddingCut::kVocabulary || options.num_embeddings) refuse(why);
+  refuse_alone(mesh, kName, why + "; uneven parts need options.num_embeddings");
 }
 
 Table table_of(const at::Tensor& weight, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
@@ -73,17 +83,35 @@ Table table_of(const at::Tensor& weight, const DeviceMesh& mesh, const ShardedEm
   }
   if (!options.padding_idx) return table;
   if (*options.padding_idx < -table.rows || *options.padding_idx >= table.rows) {
-    refuse(fmt::format("padding_idx {} must be within num_embeddings, {}", *options.padding_idx, table.rows));
+    refuse_count(fmt::format("padding_idx {} must be within num_embeddings, {}", *options.padding_idx, table.rows), mesh,
+                 options);
   }
   table.padding = *options.padding_idx < 0 ? *options.padding_idx + table.rows : *options.padding_idx;
   return table;
 }
 
-void check_ids(const at::Tensor& ids, const Table& table) {
+void check_ids(const at::Tensor& ids, const Table& table, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
   if (ids.numel() == 0) return;
   const at::Tensor outside = ids.lt(0).logical_or_(ids.ge(table.rows));
   if (!outside.any().item<bool>()) return;
-  refuse(fmt::format("id {} is outside the table of {} rows", ids.masked_select(outside)[0].item<int64_t>(), table.rows));
+  refuse_count(
+      fmt::format("id {} is outside the table of {} rows", ids.masked_select(outside)[0].item<int64_t>(), table.rows), mesh,
+      options);
+}
+
+// The p-norm of each row, of all its columns where ranks have parts of them: the greatest or least magnitude for p of plus or minus
+// infinity, for 0 how many elements are not 0. As at::norm has them.
+at::Tensor norms_of(const at::Tensor& rows, double p, bool in_parts, const DeviceMesh& mesh) {
+  const auto total = [&](const at::Tensor& mine, ReduceOp op) { return in_parts ? all_reduce(mine, mesh, 0, op) : mine; };
+  if (std::isinf(p)) {
+    const bool greatest = p > 0, empty = rows.size(1) == 0;
+    const at::Tensor none =
+        at::full({rows.size(0)}, greatest ? 0.0 : std::numeric_limits<double>::infinity(), rows.options());
+    const at::Tensor mine = empty ? none : greatest ? rows.abs().amax(1) : rows.abs().amin(1);
+    return total(mine, greatest ? ReduceOp::kMax : ReduceOp::kMin);
+  }
+  if (p == 0) return total(rows.ne(0).sum(1).to(rows.scalar_type()), ReduceOp::kSum);
+  return total(rows.abs().pow(p).sum(1), ReduceOp::kSum).pow(1 / p);
 }
 
 // `ids` in rows of `weight`. The norm of a row whose columns are on all ranks is that of all of them.
@@ -93,16 +121,7 @@ void renormalize(const at::Tensor& ids, const at::Tensor& weight, const DeviceMe
   const at::Tensor used = std::get<0>(at::_unique(ids.reshape({-1}).to(at::kLong)));  // sorted, so in one order everywhere
   const at::ScalarType dtype = weight.scalar_type();
   const at::Tensor rows = weight.detach().index_select(0, used).to(at::isReducedFloatingType(dtype) ? at::kFloat : dtype);
-  const double p = options.norm_type;
-  at::Tensor norms;
-  if (std::isinf(p)) {
-    norms = rows.size(1) > 0 ? rows.abs().amax(1) : at::zeros({rows.size(0)}, rows.options());
-    if (options.cut == EmbeddingCut::kWidth) norms = all_reduce(norms, mesh, 0, ReduceOp::kMax);
-  } else {
-    norms = rows.abs().pow(p).sum(1);
-    if (options.cut == EmbeddingCut::kWidth) norms = all_reduce(norms, mesh, 0, ReduceOp::kSum);
-    norms = norms.pow(1 / p);
-  }
+  const at::Tensor norms = norms_of(rows, options.norm_type, options.cut == EmbeddingCut::kWidth, mesh);
   const at::Tensor scale = at::where(norms > *options.max_norm, *options.max_norm / (norms + 1e-7), at::ones_like(norms));
   weight.detach().index_copy_(0, used, (rows * scale.unsqueeze(1)).to(weight.scalar_type()));
 }
@@ -130,7 +149,7 @@ at::Tensor own_rows(const at::Tensor& ids, const at::Tensor& weight, const Table
 
 at::Tensor local(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
                  const ShardedEmbeddingOptions& options, const Table& table) {
-  check_ids(ids, table);
+  check_ids(ids, table, mesh, options);
   return options.cut == EmbeddingCut::kVocabulary ? own_rows(ids, weight, table, mesh, options)
                                                   : look_up(ids, weight, table.padding, mesh, options);
 }

@@ -26,7 +26,7 @@ struct ShardedEmbeddingOptions {
   std::optional<int64_t> padding_idx;
   // Rows that are looked up and whose norm, of the whole row, is greater are scaled down to it, in place, before they are.
   std::optional<double> max_norm;
-  double norm_type = 2;
+  double norm_type = 2;  // any p of at::norm
   bool scale_grad_by_freq = false;
   bool sparse = false;  // the gradient of `weight` is a sparse tensor
 };
@@ -39,7 +39,7 @@ struct ShardedEmbeddingOptions {
 // On a GPU the host waits for the check of the ids, and by the vocabulary for the number of those that are this rank's.
 // Throws std::invalid_argument, on every rank alike, on an id or padding_idx outside the table, ids that are no integers, undefined tensors,
 // DTensors, tensors on another device than the mesh's, and a mesh of several dimensions or without this rank. A weight that is no piece of
-// the table, which this rank alone may have, fails the job.
+// the table, which this rank alone may have, fails the job; so does an id or padding_idx outside where each rank counts by its own rows.
 at::Tensor sharded_embedding(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
                              const ShardedEmbeddingOptions& options = {});
 

@@ -83,16 +83,19 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const Plan& plan = detail::saved<Plan>(ctx, "plan");
     const tensor_list saved = ctx->get_saved_variables();
-    const at::Tensor &input = saved[0], &weight = saved[1], &g = grads[0];
+    const at::Tensor &input = saved[0], &g = grads[0];
+    const at::Tensor weight = plan.options.frozen_weight ? saved[1].detach() : saved[1];
+    const bool wants_weight = input.defined() && ctx->needs_input_grad(1);
     tensor_list out(4);
     if (c10::GradMode::is_enabled()) {
       // Each rank's columns use the gradient of a sum, which all have alike, for a part of their own.
       const at::Tensor used = plan.sums_output() ? copy_to_region(g, *plan.mesh) : g;
       if (ctx->needs_input_grad(0)) out[0] = differentiable_input_gradient(used, weight, plan);
-      if (input.defined()) out[1] = differentiable_weight_gradient(used, input, plan);
+      if (input.defined()) check_in_graph(plan);
+      if (wants_weight) out[1] = differentiable_weight_gradient(used, input, plan);
     } else {
       std::optional<Rows> rows;
-      if (input.defined() && plan.gathers()) rows.emplace(input, plan);
+      if (wants_weight && plan.gathers()) rows.emplace(input, plan);
       const auto whole_input = [&] { return rows ? rows->wait() : input; };
       // What travels does so while the next product is computed.
       std::optional<Started> reduced;
@@ -100,9 +103,9 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
         const at::Tensor term = at::matmul(g, weight);
         const at::Tensor whole = whole_input();
         reduced.emplace(begin_reduction(term, plan));
-        if (input.defined()) out[1] = weight_gradient(g, whole, plan.options.main_grad);
+        if (wants_weight) out[1] = weight_gradient(g, whole, plan.options.main_grad);
         out[0] = reduced->wait().view(ctx->saved_data["sizes"].toIntVector());
-      } else if (input.defined()) {
+      } else if (wants_weight) {
         out[1] = weight_gradient(g, whole_input(), plan.options.main_grad);
       }
     }
@@ -133,12 +136,14 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
     return plan.reduces() ? reduce_from_region(term, *plan.mesh) : term;
   }
 
+  static void check_in_graph(const Plan& plan) {
+    if (!plan.options.main_grad.defined()) return;
+    throw std::invalid_argument(
+        "sharded_linear: a gradient of the gradient, but the weight's goes to main_grad, outside of the graph; leave "
+        "main_grad out");
+  }
+
   static at::Tensor differentiable_weight_gradient(const at::Tensor& g, const at::Tensor& input, const Plan& plan) {
-    if (plan.options.main_grad.defined()) {
-      throw std::invalid_argument(
-          "sharded_linear: a gradient of the gradient, but the weight's goes to main_grad, outside of the graph; leave "
-          "main_grad out");
-    }
     at::Tensor whole = input;
     if (plan.gathers()) whole = gather_from_sequence_region(input, *plan.mesh, true, plan.whole_rows(input));
     if (plan.reduces()) whole = copy_to_region(input, *plan.mesh);

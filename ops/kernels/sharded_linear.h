@@ -21,7 +21,8 @@ struct ShardedLinearOptions {
   bool reduce_output = false;
   // No gradient of the weight: the input is not kept for it.
   bool frozen_weight = false;
-  // [out, in], of float32 or the weight's dtype: the weight's gradient is added to it by the matmul itself, and the weight gets none.
+  // [out, in], of float32 or the weight's dtype: where the weight's gradient is asked for, it is added to this by the matmul itself, and
+  // the weight gets none.
   at::Tensor main_grad;
 };
 
@@ -30,10 +31,12 @@ struct ShardedLinearOptions {
 //
 // Collectives over the one dimension of `mesh`, on more than one rank: reduce_input_gradient one all_reduce of the input's bytes in
 // backward; sequence_parallel one all_gather of the input's bytes in forward, the same in backward where the weight wants a gradient, and
-// one reduce_scatter of the gathered input's bytes in backward; reduce_output one all_reduce of the output's bytes in forward. A gradient of the input that nobody wants is not computed nor sent.
+// one reduce_scatter of the gathered input's bytes in backward; reduce_output one all_reduce of the output's bytes in forward. A gradient
+// that nobody wants is not computed nor sent.
 // Gradients of gradients go by the same mathematics in differentiable steps. Under autocast all three are cast as for at::linear.
-// Throws std::invalid_argument, on every rank alike, on reduce_output with another of the collectives, undefined tensors, DTensors, tensors on another device than the mesh's, and a mesh
-// of several dimensions or without this rank. Pieces of other shapes or dtypes than these, which this rank alone may have, fail the job.
+// Throws std::invalid_argument, on every rank alike, on reduce_output with another of the collectives, undefined tensors, DTensors, tensors
+// on another device than the mesh's, and a mesh of several dimensions or without this rank. Pieces of other shapes or dtypes than these,
+// which this rank alone may have, fail the job. Backward throws it where main_grad meets a gradient of the gradient.
 // Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021); Korthikanti et al. (2022).
 at::Tensor sharded_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const DeviceMesh& mesh,
                           const ShardedLinearOptions& options = {});

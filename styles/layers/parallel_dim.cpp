@@ -160,8 +160,9 @@ void check_rows(const at::Tensor& input, const at::Tensor& weight, const at::Ten
   if (is_dtensor(bias)) refuse("the bias is a DTensor; full_tensor(bias) is the plain one");
   check_device(bias, mesh, kWho, "bias");
   if (weight.defined() && weight.dim() == 2 && bias.sizes() != weight.sizes().slice(0, 1)) {
-    refuse(fmt::format("bias [{}] for weight [{}]; by rows it has one element an output", fmt::join(bias.sizes(), ", "),
-                       fmt::join(weight.sizes(), ", ")));
+    refuse_alone(mesh, kWho,  // the weight is this rank's
+                 fmt::format("bias [{}] for weight [{}]; by rows it has one element an output",
+                             fmt::join(bias.sizes(), ", "), fmt::join(weight.sizes(), ", ")));
   }
 }
 

@@ -88,8 +88,8 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
 
 // The layers as functions of a weight that is this rank's plain piece, cut along `dim` as above (of an embedding the table's own dimension).
 // Rows of a linear layer take this rank's features, or a DTensor on `mesh`; columns give this rank's. Throw std::invalid_argument, on every
-// rank alike, on another dim, a DTensor among the others, a bias of other sizes, and on a mesh of several dimensions or without this rank;
-// pieces that do not fit, which this rank alone may have, fail the job.
+// rank alike, on another dim, a DTensor among the others, and on a mesh of several dimensions or without this rank; pieces that do not fit,
+// also the bias, which this rank alone may have, fail the job.
 at::Tensor parallel_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, ParallelDim dim,
                            const DeviceMesh& mesh);
 at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight, ShardedEmbeddingOptions options,

@@ -97,6 +97,7 @@ at::Tensor ParallelEmbeddingImpl::of_plain(const at::Tensor& ids) const {
                                     .scale_grad_by_freq = options.scale_grad_by_freq};
   const at::Tensor table = to_local(weight);
   if (!options.config.sequence_parallel) return sharded_embedding(ids, table, mesh_, how);
+  if (ids.defined() && ids.dim() == 0) refuse("one id without a dimension; with sequence_parallel ids are [sequence, *]");
   return reduce_scatter_to_sequence_region(sharded_embedding_local(ids, table, mesh_, how), mesh_);
 }
 

@@ -46,7 +46,7 @@ struct ParallelEmbeddingOptions {
 class ParallelEmbeddingImpl : public torch::nn::Module {
  public:
   ParallelEmbeddingImpl(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh);
-  // ids [*] -> [*, embedding_dim].
+  // ids [*] -> [*, embedding_dim]. Throws as sharded_embedding, and on an id without a dimension under sequence_parallel.
   at::Tensor forward(const at::Tensor& ids);
 
   // The whole table, plain and detached. One all_gather on more than one rank.

@@ -51,13 +51,30 @@ bool routed_outside(const ParallelLinearOptions& options) {
   return options.is_expert && (options.config.sequence_parallel || options.config.expert_model_parallel_size > 1);
 }
 
-// The features of a whole input: every rank sees alike that they are others.
-void check_features(const at::Tensor& input, int64_t features, const char* who) {
-  if (!input.defined()) refuse(who, "the input is undefined");
-  if (input.dim() >= 1 && input.size(-1) == features) return;
-  refuse(who, fmt::format("input [{}]; it has {} features, input_size, in its last dimension",
-                          fmt::join(input.sizes(), ", "), features));
-}
+// What an input has: its features, and with a sequence, which is its dimension 0, another dimension. Every rank sees alike what is wrong
+// with a whole one, and this rank alone what is with a piece.
+struct InputCheck {
+  const DeviceMesh& mesh;
+  const char* who;
+  bool whole = true;
+
+  void features(const at::Tensor& input, int64_t wanted) const {
+    if (!input.defined()) refuse(who, "the input is undefined");
+    if (input.dim() >= 1 && input.size(-1) == wanted) return;
+    fail(fmt::format("input [{}]; it has {} features, input_size, in its last dimension", fmt::join(input.sizes(), ", "),
+                     wanted));
+  }
+  void sequence(const at::Tensor& input) const {
+    if (input.dim() >= 2) return;
+    fail(fmt::format("input [{}] with sequence_parallel; it is [sequence, *, features]", fmt::join(input.sizes(), ", ")));
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& why) const {
+    if (whole) refuse(who, why);
+    refuse_alone(mesh, who, why);
+  }
+};
 
 std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   std::vector<int64_t> out = sizes.vec();
@@ -127,8 +144,8 @@ at::Tensor ParallelLinearBase::weight_piece(const at::Tensor& lies_as_cut, const
   return config.gradient_accumulation_fusion ? piece.detach().requires_grad_(lies_as_cut.requires_grad()) : piece;
 }
 
-at::Tensor ParallelLinearBase::checked_main_grad(const ModelParallelConfig& config) const {
-  const bool wanted = c10::GradMode::is_enabled() && (!weight.defined() || weight.requires_grad());
+at::Tensor ParallelLinearBase::checked_main_grad(const at::Tensor& piece, const ModelParallelConfig& config) const {
+  const bool wanted = c10::GradMode::is_enabled() && piece.requires_grad();
   if (!config.gradient_accumulation_fusion || !wanted) return {};
   if (main_grad.defined()) return main_grad;
   refuse_alone(
@@ -172,7 +189,7 @@ at::Tensor ColumnParallelLinearImpl::multiply(const at::Tensor& input, const at:
   const bool communicates = !routed_outside(options);
   const bool in_sequence = communicates && options.config.sequence_parallel;
   const at::Tensor bias_here = bias.defined() && !options.skip_bias_add ? to_local(bias) : at::Tensor();
-  ShardedLinearOptions how{.main_grad = checked_main_grad(options.config)};
+  ShardedLinearOptions how{.main_grad = checked_main_grad(weight, options.config)};
   if (!lora_a.defined()) {
     how.reduce_input_gradient = communicates;
     how.sequence_parallel = in_sequence;
@@ -192,11 +209,13 @@ at::Tensor ColumnParallelLinearImpl::multiply(const at::Tensor& input, const at:
 }
 
 LinearOutput ColumnParallelLinearImpl::forward_with_bias(const at::Tensor& input, const at::Tensor& given_weight) {
-  check_features(input, options.input_size, who_);
-  const at::Tensor weight_piece = weight_here(given_weight);
   const bool global = is_dtensor(input);
   const bool gathers = options.gather_output && !routed_outside(options);
   const bool in_sequence = options.config.sequence_parallel && !routed_outside(options);
+  const InputCheck check{.mesh = mesh_, .who = who_, .whole = global || !in_sequence};
+  check.features(input, options.input_size);
+  if (in_sequence) check.sequence(input);
+  const at::Tensor weight_piece = weight_here(given_weight);
   const Placement wanted = in_sequence ? Shard(0) : Replicate();
   // Experts' columns leave each rank a term of the gradient.
   const Placement gradient = routed_outside(options) ? Partial() : wanted;
@@ -233,8 +252,8 @@ RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelOptions& given, co
 
 // This rank's term of the output, without the bias.
 at::Tensor RowParallelLinearImpl::multiply(const at::Tensor& input) const {
-  const at::Tensor term = sharded_linear(input, weight_piece(weight, options.config), {}, mesh_,
-                                         {.main_grad = checked_main_grad(options.config)});
+  const at::Tensor piece = weight_piece(weight, options.config);
+  const at::Tensor term = sharded_linear(input, piece, {}, mesh_, {.main_grad = checked_main_grad(piece, options.config)});
   if (!lora_a.defined()) return term;
   // So it is of what the adapter adds, and of the gradient of B.
   return term + at::linear(at::linear(input, to_local(lora_a)), to_local(lora_b, Placements{Partial()}));
@@ -248,9 +267,9 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
   const bool in_sequence = options.config.sequence_parallel;
   if (!lora_a.defined() && !in_sequence && !routed_outside(options)) {
     const at::Tensor whole_bias = bias.defined() ? to_local(bias) : bias;
-    const at::Tensor output =
-        sharded_linear(here, weight_piece(weight, options.config), options.skip_bias_add ? at::Tensor() : whole_bias, mesh_,
-                       {.reduce_output = true, .main_grad = checked_main_grad(options.config)});
+    const at::Tensor piece = weight_piece(weight, options.config);
+    const at::Tensor output = sharded_linear(here, piece, options.skip_bias_add ? at::Tensor() : whole_bias, mesh_,
+                                             {.reduce_output = true, .main_grad = checked_main_grad(piece, options.config)});
     return {.output = output, .bias = options.skip_bias_add ? whole_bias : at::Tensor()};
   }
   at::Tensor output = multiply(here);
@@ -276,7 +295,10 @@ LinearOutput RowParallelLinearImpl::of_dtensor(const at::Tensor& input) const {
 }
 
 LinearOutput RowParallelLinearImpl::forward_with_bias(const at::Tensor& input) {
-  if (!input.defined() || is_dtensor(input) || !options.input_is_parallel) check_features(input, options.input_size, who_);
+  const bool whole = !input.defined() || is_dtensor(input) || !options.input_is_parallel;
+  const InputCheck check{.mesh = mesh_, .who = who_, .whole = whole};
+  if (whole) check.features(input, options.input_size);
+  if (options.config.sequence_parallel && !routed_outside(options)) check.sequence(input);
   return is_dtensor(input) ? of_dtensor(input) : of_plain(input);
 }
 

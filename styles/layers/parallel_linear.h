@@ -27,7 +27,8 @@ struct ModelParallelConfig {
   bool use_cpu_initialization = false;
   // Activations between parallel layers are cut along dimension 0, the sequence's.
   bool sequence_parallel = false;
-  // The reduction of the input's gradient always runs while the weight's is computed, so this changes nothing.
+  // The reduction of the input's gradient always runs while the weight's is computed, but for a layer with an adapter, so this changes
+  // nothing.
   bool async_tensor_model_parallel_allreduce = false;
   // The gradient of the weight is added to `main_grad` of the layer, which training needs.
   bool gradient_accumulation_fusion = false;
@@ -88,7 +89,7 @@ class ParallelLinearBase : public torch::nn::Module {
   at::Tensor master_weight() const;
   at::Tensor master_bias() const;  // undefined without a bias
 
-  // None, and whatever another engine's layer left there is taken and dropped, so that its checkpoints load.
+  // None, and whatever another engine's layer left there is taken and dropped; load_weights passes over it in a file.
   at::Tensor get_extra_state() const { return {}; }
   void set_extra_state(const at::Tensor& /*state*/) {}
 
@@ -98,8 +99,9 @@ class ParallelLinearBase : public torch::nn::Module {
   void make_parameters(const ParallelLinearOptions& options, bool with_weight, const Placement& bias_cut);
   // This rank's piece. With gradient_accumulation_fusion its gradient ends at it.
   at::Tensor weight_piece(const at::Tensor& lies_as_cut, const ModelParallelConfig& config) const;
-  // Throws std::invalid_argument where gradient_accumulation_fusion has nowhere to add a gradient to that is wanted.
-  at::Tensor checked_main_grad(const ModelParallelConfig& config) const;
+  // What the gradient of `piece`, the weight that is used, is added to. Fails the job where gradient_accumulation_fusion has nowhere to add
+  // one that is wanted to.
+  at::Tensor checked_main_grad(const at::Tensor& piece, const ModelParallelConfig& config) const;
 
   const DeviceMesh mesh_;
   const char* const who_;
@@ -114,8 +116,8 @@ class ParallelLinearBase : public torch::nn::Module {
 // skipped and gathered has an all_gather of its own. An adapter has one all_reduce more in backward, of lora_a's gradient, and with a
 // sequence keeps the gathered input, which is not gathered again.
 // The constructor throws std::invalid_argument, on every rank alike, on features that the ranks times stride do not divide (unless
-// allow_uneven), and on a mesh of several dimensions or without this rank. forward throws it on other features of a whole input, alike on
-// every rank; what one rank alone may have wrong, a piece or a main_grad, fails the job.
+// allow_uneven), and on a mesh of several dimensions or without this rank. forward throws it, alike on every rank, on other features of a
+// whole input, and with a sequence on one of a single dimension; what one rank alone may have wrong, a piece or a main_grad, fails the job.
 class ColumnParallelLinearImpl : public ParallelLinearBase {
  public:
   ColumnParallelLinearImpl(const ColumnParallelOptions& options, const DeviceMesh& mesh);

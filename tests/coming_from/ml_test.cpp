@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/mappings.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/parallelism.h"
@@ -24,6 +25,14 @@ using namespace tessera::testing;
 namespace {
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
+
+// The whole weight that the type of this name gives, whatever holds it.
+at::Tensor first_values(const char* type, at::IntArrayRef sizes, const DeviceMesh& mesh) {
+  manual_seed(6, mesh.world());
+  const at::Tensor weight = tessera::empty(sizes, mesh, {Replicate()}, at::kDouble);
+  initialize_(weight, init_type(type));
+  return full_tensor(weight);
+}
 
 // The layer beside at::embedding of its table.
 void check_embedding(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh) {
@@ -51,7 +60,12 @@ TESSERA_RANKS_TEST_CASE("ParallelEmbedding by its width: norms, padding and firs
   const DeviceMesh mesh = line();
   ParallelEmbeddingOptions options(10, 12);
   options.config.params_dtype = at::kDouble;
-  options.init_method = init_method(init_type("normal"));
+  for (const char* const name : {"uniform", "normal"}) {
+    options.init_method = init_method(init_type(name));
+    const at::Tensor begun = first_values(name, {10, 12}, mesh);
+    manual_seed(6, mesh.world());
+    CHECK(same(ParallelEmbedding(options, mesh)->master_weight(), begun));
+  }
   check_embedding(options, mesh);
   options.padding_idx = 4;
   options.scale_grad_by_freq = true;
@@ -76,8 +90,13 @@ TESSERA_RANKS_TEST_CASE("linear layers by ml's options equal one process", {1, 2
     rows.bias = false;
     rows.stride = 2;
     columns.config.params_dtype = rows.config.params_dtype = at::kDouble;
+    const at::Tensor of_columns = first_values(name, {24, 12}, mesh), of_rows = first_values(name, {8, 24}, mesh);
+    manual_seed(6, mesh.world());
     ColumnParallelLinear column(columns, mesh);
+    CHECK(same(column->master_weight(), of_columns));
+    manual_seed(6, mesh.world());
     RowParallelLinear row(rows, mesh);
+    CHECK(same(row->master_weight(), of_rows));
     {
       const c10::AutoGradMode none(false);
       column->bias.fill_(0.5);

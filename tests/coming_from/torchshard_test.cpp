@@ -1,5 +1,6 @@
 // What TorchShard's names have that the tests of the layers leave out, beside one process.
 
+#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -26,9 +27,9 @@ namespace {
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
 
-// The options of an embedding one by one; the last has them together but for `sparse`.
+// The options of an embedding one by one; the sixth has them together but for `sparse`.
 std::vector<ShardedEmbeddingOptions> embedding_options() {
-  std::vector<ShardedEmbeddingOptions> all(6, ShardedEmbeddingOptions{.num_embeddings = 24});
+  std::vector<ShardedEmbeddingOptions> all(9, ShardedEmbeddingOptions{.num_embeddings = 24});
   all[0].padding_idx = 17;
   all[1].max_norm = 1.25;
   all[2].max_norm = 1.5;
@@ -36,6 +37,10 @@ std::vector<ShardedEmbeddingOptions> embedding_options() {
   all[3].scale_grad_by_freq = true;
   all[4].sparse = true;
   all[5] = {.num_embeddings = 24, .padding_idx = -3, .max_norm = 1.25, .norm_type = 3, .scale_grad_by_freq = true};
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  all[6] = {.num_embeddings = 24, .max_norm = 7.5, .norm_type = 0};  // how many are not 0
+  all[7] = {.num_embeddings = 24, .max_norm = 0.5, .norm_type = kInfinity};
+  all[8] = {.num_embeddings = 24, .max_norm = 0.02, .norm_type = -kInfinity};
   return all;
 }
 
@@ -62,7 +67,8 @@ ParallelEmbeddingOptions layer_options(const ShardedEmbeddingOptions& o, const a
 }
 
 void check_embedding(const ShardedEmbeddingOptions& options, ParallelDim dim, const DeviceMesh& mesh) {
-  const at::Tensor ids = at::remainder(at::arange(40) * 7, 24).view({8, 5}), start = sample({24, 12});
+  const at::Tensor ids = at::remainder(at::arange(40) * 7, 24).view({8, 5});
+  const at::Tensor start = sample({24, 12}).masked_fill(at::remainder(at::arange(24 * 12), 5).le(1).view({24, 12}), 0);
   const at::Tensor table = leaf(start), g = sample({8, 5, 12}, 2);
   const Placements cut = {dim ? Shard(*dim < 0 ? 1 : *dim) : Replicate()};
   const at::Tensor piece = leaf(piece_of(start, mesh, cut));

@@ -83,6 +83,32 @@ TEST_CASE("one_rank_errors: a piece of a table that one rank alone has wrong") {
                   });
 }
 
+TEST_CASE(
+    "one_rank_errors: a table of one dimension, and an id or padding to some ranks alone, which counted by their own") {
+  const auto ids = [](int64_t id) { return at::full({2}, id, at::kLong); };
+  check_both_hear("sharded_embedding", "weight [8]; it is [rows, columns]", [&](const DeviceMesh& mesh, bool odd) {
+    sharded_embedding(ids(0), odd ? at::ones({8}) : at::ones({4, 3}), mesh, {.num_embeddings = 8});
+  });
+  check_both_hear("sharded_embedding", "id 4 is outside the table of 4 rows; uneven parts need options.num_embeddings",
+                  [&](const DeviceMesh& mesh, bool odd) {
+                    sharded_embedding(ids(4), at::ones({odd ? 2 : 3, 3}), mesh);
+                  });
+  check_both_hear("sharded_embedding", "padding_idx 4 must be within num_embeddings, 4",
+                  [&](const DeviceMesh& mesh, bool odd) {
+                    sharded_embedding(ids(0), at::ones({odd ? 2 : 3, 3}), mesh, {.padding_idx = 4});
+                  });
+}
+
+TEST_CASE("one_rank_errors: logits of one rank that do not fit the target, or are no numbers with a fraction") {
+  const at::Tensor target = at::zeros({2}, at::kLong);
+  check_both_hear("sharded_cross_entropy", "logits [3, 4] and target [2]", [&](const DeviceMesh& mesh, bool odd) {
+    sharded_cross_entropy(at::ones({odd ? 3 : 2, 4}), target, mesh);
+  });
+  check_both_hear("sharded_cross_entropy", "logits of Int", [&](const DeviceMesh& mesh, bool odd) {
+    sharded_cross_entropy(at::ones({2, 4}, odd ? at::kInt : at::kFloat), target, mesh);
+  });
+}
+
 TEST_CASE("one_rank_errors: classes that one rank alone has wrong, or that ranks count each by their own") {
   const at::Tensor target = at::zeros({2}, at::kLong);
   check_both_hear("sharded_cross_entropy", "3 of 8 classes here, of which this rank has 4",

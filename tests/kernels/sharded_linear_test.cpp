@@ -170,6 +170,34 @@ TESSERA_RANKS_TEST_CASE("a second backward of one graph gives the gradients agai
   CHECK(close(s.my_x.grad(), once * 2));
 }
 
+TESSERA_RANKS_TEST_CASE("a gradient of the input alone leaves main_grad as it is, and gathers no input for it", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const bool sequence : {false, true}) {
+    const at::Tensor x = leaf(sample({4, 5})), w = leaf(sample({6, 5}, 2)), main_grad = at::ones({6, 5}, at::kDouble);
+    const at::Tensor y = sharded_linear(
+        x, w, {}, mesh, {.reduce_input_gradient = true, .sequence_parallel = sequence, .main_grad = main_grad});
+    const auto gradient_of = [&](const at::Tensor& t) {
+      return torch::autograd::grad({y.sum()}, {t}, {}, /*retain_graph=*/true, false, /*allow_unused=*/true)[0];
+    };
+    CommCounter counter(mesh);
+    const at::Tensor gradient = gradient_of(x);
+    CHECK(counter.count("all_gather") == 0);
+    CHECK(close(gradient, w.detach().sum(0).expand({4, 5}) * mesh.size()));
+    CHECK(same(main_grad, at::ones({6, 5}, at::kDouble)));
+    CHECK_FALSE(gradient_of(w).defined());  // it goes to main_grad
+    CHECK_FALSE(same(main_grad, at::ones({6, 5}, at::kDouble)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a frozen weight gets no gradient from one of the gradient either", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = leaf(sample({4, 5})), w = leaf(sample({6, 5}, 2)), g = leaf(sample({4, 6}, 3));
+  const at::Tensor y = sharded_linear(x, w, {}, mesh, {.reduce_input_gradient = true, .frozen_weight = true});
+  torch::autograd::grad({y}, {x}, {g}, true, /*create_graph=*/true)[0].pow(2).sum().backward();
+  CHECK(g.grad().defined());
+  CHECK_FALSE(w.grad().defined());
+}
+
 TESSERA_RANKS_TEST_CASE("bfloat16 products of small whole numbers are exact, and main_grad of float32 takes their sum",
                         {2}) {
   const DeviceMesh mesh = line();

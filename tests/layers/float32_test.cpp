@@ -12,6 +12,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/styles/layers/parallel_dim.h"
+#include "tessera/tests/dtensor/relative.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -29,7 +30,8 @@ at::Tensor in_double(const at::Tensor& t) {
 
 void check_close(const at::Tensor& got, const at::Tensor& want) {
   CHECK(((is_dtensor(got) ? full_tensor(got.detach()) : got).scalar_type() == at::kFloat));
-  CHECK(close((is_dtensor(got) ? full_tensor(got.detach()) : got.detach()).to(at::kDouble), want.detach(), kTolerance));
+  const at::Tensor plain = is_dtensor(got) ? full_tensor(got.detach()) : got.detach();
+  CHECK(close_to_scale(plain.to(at::kDouble), want.detach(), kTolerance));
 }
 
 using Parameters = std::vector<at::Tensor>;

@@ -73,6 +73,8 @@ TEST_CASE("the numbers of each type") {
   CHECK(same(weight("constant"), at::full({200, 100}, 0.02, at::kDouble)));
   CHECK(same(weight("zeros"), at::zeros({200, 100}, at::kDouble)));
   CHECK(same(weight("ones"), at::ones({200, 100}, at::kDouble)));
+  CHECK(same(initialized(InitType::kDirac, {6, 5, 3}, mesh, Replicate()),
+             torch::nn::init::dirac_(at::empty({6, 5, 3}, at::kDouble))));
   CHECK_THROWS_WITH(weight("dirac"), doctest::Contains("3"));
 }
 

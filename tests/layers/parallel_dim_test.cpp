@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -18,6 +19,7 @@
 #include "tessera/styles/layers/parallel_attributes.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/layers/counted.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -63,7 +65,42 @@ TESSERA_RANKS_TEST_CASE("a stack of ParallelLinear of all dims equals torch::nn:
   }
 }
 
-TESSERA_RANKS_TEST_CASE("first values are torch::nn's distributions, and alike on any number of ranks", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("one ParallelLinear of each dim, even, uneven and empty: gradients too, and collectives",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const std::string ar = "1 all_reduce", ag = "1 all_gather";
+  for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{12, 24}, {7, 5}, {1, 1}}) {
+    for (const ParallelDim dim : kDims) {
+      CAPTURE(in);
+      CAPTURE(dim.value_or(-2));
+      ParallelLinear layer(in, out, mesh, ParallelDimOptions{.dim = dim, .allow_uneven = true});
+      layer->to(at::kDouble);
+      const at::Tensor weight = leaf(full_tensor(layer->weight.detach())), bias = leaf(full_tensor(layer->bias.detach()));
+      const at::Tensor whole = leaf(sample({5, 3, in})), x = leaf(whole.detach());
+      const at::Tensor want = at::linear(whole, weight, bias), g = sample(want.sizes(), 2);
+      CommCounter counter(mesh);
+      const at::Tensor got = layer->forward(x);
+      const bool by_rows = dim == ParallelDim(0), by_columns = dim.has_value() && !by_rows, several = mesh.size() > 1;
+      CHECK(counted(counter) == (several && by_rows ? ar : ""));
+      CHECK(placements_of(got) == Placements{by_columns ? Shard(2) : Replicate()});
+      CHECK(close(full_tensor(got.detach()), want.detach()));
+      want.backward(g);
+      counter.reset();
+      got.backward(spread(g, mesh, placements_of(got)));
+      CHECK(counted(counter) == (!several || !dim ? "" : by_rows ? ag : ar));
+      CHECK(close(x.grad(), whole.grad()));
+      CHECK(close(full_tensor(layer->weight.grad()), weight.grad()));
+      CHECK(close(full_tensor(layer->bias.grad()), bias.grad()));
+    }
+  }
+  if (mesh.size() == 1) return;
+  for (const ParallelDim dim : {ParallelDim(0), ParallelDim(1)}) {
+    CHECK_THROWS_WITH_AS(ParallelLinear(5, 7, mesh, ParallelDimOptions{.dim = dim}),
+                         doctest::Contains("features are not divisible by"), std::invalid_argument);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("first values are torch::nn's distributions, and alike on any number of ranks", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const DeviceMesh alone(World::fake(0, 1), c10::kCPU, Mesh({1}));
   for (const ParallelDim dim : kDims) {
@@ -75,7 +112,11 @@ TESSERA_RANKS_TEST_CASE("first values are torch::nn's distributions, and alike o
     CHECK(same(full_tensor(cut->bias.detach()), full_tensor(whole->bias.detach())));
     CHECK(full_tensor(cut->weight.detach()).abs().max().item<float>() <= 1.0F / 6);
     CHECK(full_tensor(cut->bias.detach()).abs().max().item<float>() > 1.0F / 9);
-    CHECK_FALSE(ParallelLinear(6, 12, mesh, ParallelDimOptions{.bias = false, .dim = dim})->bias.defined());
+    const ParallelDimOptions uneven{.dim = dim, .allow_uneven = true};
+    const ParallelLinear pieces(7, 5, mesh, uneven), one(7, 5, alone, uneven);
+    CHECK(same(full_tensor(pieces->weight.detach()), full_tensor(one->weight.detach())));
+    CHECK(same(full_tensor(pieces->bias.detach()), full_tensor(one->bias.detach())));
+    CHECK_FALSE(ParallelLinear(12, 12, mesh, ParallelDimOptions{.bias = false, .dim = dim})->bias.defined());
   }
   const ParallelEmbedding table = parallel_embedding_layer(ParallelEmbeddingOptions(60, 12), 0, mesh);
   CHECK(get_parallel_dim(table->weight) == ParallelDim(0));
@@ -100,7 +141,9 @@ TESSERA_RANKS_TEST_CASE("the cross entropy loss sees by itself whether the class
     CHECK(counter.count("all_reduce") == (mesh.size() > 1 ? 2 : 0));
     CHECK(counter.total() == counter.count("all_reduce"));
     CHECK(close(got.detach(), want.detach()));
+    counter.reset();
     got.sum().backward();
+    CHECK(counter.total() == 0);
     CHECK(close(full_tensor(cut.grad()), plain.grad()));
   }
   // Classes in the middle, as of images.
@@ -133,16 +176,29 @@ TEST_CASE("PyTorch's older arguments for the reduction") {
   CHECK(legacy_reduction(false, false) == at::Reduction::None);
 }
 
-TESSERA_RANKS_TEST_CASE("functions of pieces of weights", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("functions of pieces of weights", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({4, 12}), w = sample({24, 12}, 2), b = sample({24}, 3), want = at::linear(x, w, b);
+  const at::Tensor g = sample({4, 24}, 4);
+  const std::vector<at::Tensor> whole = {leaf(x), leaf(w), leaf(b)};
+  at::linear(whole[0], whole[1], whole[2]).backward(g);
+  const auto check_gradients = [&](ParallelDim dim, const Placement& of_x, const Placement& of_w, const Placement& of_b,
+                                   const Placement& of_y) {
+    const std::vector<at::Tensor> mine = {leaf(piece_of(x, mesh, {of_x})), leaf(piece_of(w, mesh, {of_w})),
+                                          leaf(piece_of(b, mesh, {of_b}))};
+    parallel_linear(mine[0], mine[1], mine[2], dim, mesh).backward(piece_of(g, mesh, {of_y}));
+    CHECK(close(mine[0].grad(), piece_of(whole[0].grad(), mesh, {of_x})));
+    CHECK(close(mine[1].grad(), piece_of(whole[1].grad(), mesh, {of_w})));
+    CHECK(close(mine[2].grad(), piece_of(whole[2].grad(), mesh, {of_b})));
+  };
+  check_gradients(std::nullopt, Replicate(), Replicate(), Replicate(), Replicate());
+  check_gradients(0, Shard(1), Shard(1), Replicate(), Replicate());
+  check_gradients(1, Replicate(), Shard(0), Shard(0), Shard(1));
   CHECK(close(parallel_linear(x, w, b, std::nullopt, mesh), want));
   const at::Tensor columns = parallel_linear(x, piece_of(w, mesh, {Shard(0)}), piece_of(b, mesh, {Shard(0)}), -1, mesh);
   CHECK(close(columns, piece_of(want, mesh, {Shard(1)})));
   CHECK(close(parallel_linear(piece_of(x, mesh, {Shard(1)}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh), want));
   CHECK(close(parallel_linear(spread(x, mesh, {Replicate()}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh), want));
-  CHECK_THROWS_WITH_AS(parallel_linear(x, w, b.slice(0, 0, 3), 0, mesh), doctest::Contains("by rows it has one element"),
-                       std::invalid_argument);
   const DeviceMesh plane = mesh_over({1, mesh.size()});
   CHECK_THROWS_AS(parallel_linear(x, w, b, 0, plane), std::invalid_argument);
   CHECK_THROWS_WITH_AS(parallel_linear(spread(x, plane, {Replicate(), Replicate()}), w, b, 0, mesh),
@@ -151,6 +207,22 @@ TESSERA_RANKS_TEST_CASE("functions of pieces of weights", {1, 2, 3}) {
   for (const ParallelDim dim : kDims) {
     const at::Tensor table = dim ? piece_of(w, mesh, {Shard(*dim == 0 ? 0 : 1)}) : w;
     CHECK(close(parallel_embedding(ids, table, {.num_embeddings = 24}, dim, mesh), at::embedding(w, ids)));
+  }
+}
+
+TEST_CASE("one_rank_errors: a bias that does not fit one rank's weight") {
+  std::vector<std::string> texts(2);
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    try {
+      parallel_linear(at::ones({3, 2}), at::ones({world->rank() == 1 ? 5 : 4, 2}), at::ones({4}), 0, mesh);
+    } catch (const std::exception& error) {
+      texts[static_cast<std::size_t>(world->rank())] = error.what();
+    }
+  });
+  for (const std::string& text : texts) {
+    CAPTURE(text);
+    CHECK(text.find("bias [4] for weight [5, 2]; by rows it has one element") != std::string::npos);
   }
 }
 
@@ -194,7 +266,7 @@ TESSERA_RANKS_TEST_CASE("tensors carry the dimension that they are cut along", {
   CHECK(full_tensor(cut).std().item<float>() == doctest::Approx(1).epsilon(0.5));
 }
 
-TESSERA_RANKS_TEST_CASE("converted modules keep their values and compute what they did", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("converted modules keep their values and compute what they did", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   for (const ParallelDim dim : kDims) {
     torch::nn::Sequential model(torch::nn::Linear(10, 16), torch::nn::Linear(16, 12));
@@ -205,13 +277,26 @@ TESSERA_RANKS_TEST_CASE("converted modules keep their values and compute what th
       at::Tensor(each).copy_(sample(each.sizes(), each.numel()));
     }
     const at::Tensor x = sample({4, 10}), weight = model[0]->as<torch::nn::Linear>()->weight.detach().clone();
-    const at::Tensor want = model->forward(x).detach();
+    const at::Tensor whole = leaf(x), mine = leaf(x), want = model->forward(whole);
+    want.pow(2).sum().backward();
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& each : model->parameters())
+      gradients.push_back(each.grad().defined() ? each.grad().clone() : at::Tensor());
+    model->zero_grad();
     auto converted = convert_parallel_linear(model, dim, mesh);
     const at::Tensor& now = model[0]->as<torch::nn::Linear>()->weight;
     CHECK(get_parallel_dim(now) == (!dim ? std::nullopt : ParallelDim(*dim == 0 ? 1 : 0)));
     CHECK(same(full_tensor(now.detach()), weight));
     CHECK_FALSE(model[0]->as<torch::nn::Linear>()->bias.requires_grad());
-    CHECK(close(full_tensor(converted(x).detach()), want));
+    const at::Tensor got = converted(mine);
+    CHECK(close(full_tensor(got.detach()), want.detach()));
+    got.pow(2).sum().backward();
+    CHECK(close(mine.grad(), whole.grad()));
+    const std::vector<at::Tensor> parameters = model->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      CHECK(parameters[i].grad().defined() == gradients[i].defined());
+      if (gradients[i].defined()) CHECK(close(full_tensor(parameters[i].grad()), gradients[i]));
+    }
     if (!dim) continue;
     at::manual_seed(4);
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 6).padding_idx(3));

@@ -71,7 +71,10 @@ void check_layer(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh
     want.backward(g);
     counter.reset();
     got.backward(global ? spread(g, mesh, {out}) : piece_of(g, mesh, {out}));
-    if (!global && mesh.size() > 1) CHECK(counter.total() == (in_sequence ? 1 : 0));
+    if (!global && mesh.size() > 1) {
+      CHECK(counter.count("all_gather") == (in_sequence ? 1 : 0));
+      CHECK(counter.total() == (in_sequence ? 1 : 0));
+    }
     CHECK(close(full_tensor(layer->weight.grad()), one->weight.grad()));
     CHECK(close(layer->master_weight(), one->weight.detach()));
   }
@@ -87,6 +90,9 @@ TESSERA_RANKS_TEST_CASE("embeddings cut by vocabulary and by width equal torch::
     ParallelEmbeddingOptions uneven = with(10, 7, cut);
     uneven.allow_uneven = true;
     check_layer(uneven, mesh);
+    ParallelEmbeddingOptions small = with(2, 2, cut);  // ranks without rows, or columns
+    small.allow_uneven = true;
+    check_layer(small, mesh);
     for (const int64_t padding : {0L, 5L, -1L}) {
       ParallelEmbeddingOptions padded = uneven;
       padded.padding_idx = padding;
@@ -105,14 +111,17 @@ TESSERA_RANKS_TEST_CASE("embeddings cut by vocabulary and by width equal torch::
   ParallelEmbeddingOptions in_sequence = with(12, 6, EmbeddingCut::kVocabulary);
   in_sequence.config.sequence_parallel = true;
   check_layer(in_sequence, mesh);
+  CHECK_THROWS_WITH_AS(ParallelEmbedding(in_sequence, mesh)->forward(at::scalar_tensor(3, at::kLong)),
+                       doctest::Contains("ids are [sequence, *]"), std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("tables begin alike on any number of ranks, the padding's row at 0, or as they are given",
-                        {1, 2, 3}) {
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const DeviceMesh alone(World::fake(0, 1), c10::kCPU, Mesh({1}));
   for (const EmbeddingCut cut : {EmbeddingCut::kVocabulary, EmbeddingCut::kWidth}) {
     ParallelEmbeddingOptions options = with(12, 6, cut);
+    options.allow_uneven = true;
     options.padding_idx = 7;
     manual_seed(9, mesh.world());
     manual_seed(9, alone.world());

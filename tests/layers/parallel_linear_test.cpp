@@ -1,8 +1,10 @@
 #include "tessera/styles/layers/parallel_linear.h"
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -15,6 +17,7 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/layers/counted.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -22,16 +25,6 @@ using namespace tessera::testing;
 namespace {
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
-// How many collectives of each kind there were.
-std::string counted(const CommCounter& counter) {
-  std::string out;
-  for (const char* const kind : {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}) {
-    const int64_t count = counter.count(kind);
-    if (count > 0) out += (out.empty() ? "" : ", ") + std::to_string(count) + " " + kind;
-  }
-  return out;
-}
 
 struct Case {
   std::string name;
@@ -44,14 +37,13 @@ struct Case {
   bool skip_bias_add = false;
   bool lora = false;
   bool allow_uneven = false;
-  std::string forward, backward;        // collectives of plain tensors on several ranks
+  std::string forward, backward;        // collectives on several ranks
   std::vector<int64_t> batch = {8, 3};  // the sequence's dimension first
 };
 
 // The same layer in one process, of the same parameters.
 struct Dense {
-  Dense(const ParallelLinearBase& layer, const Case& c)
-      : weight(leaf(full_tensor(layer.weight.detach()))), skips(c.skip_bias_add) {
+  Dense(const ParallelLinearBase& layer, const Case& c) : weight(leaf(full_tensor(layer.weight.detach()))) {
     if (c.bias) bias = leaf(full_tensor(layer.bias.detach()));
     if (!c.lora) return;
     a = leaf(full_tensor(layer.lora_a.detach()));
@@ -60,15 +52,22 @@ struct Dense {
   at::Tensor forward(const at::Tensor& x) const {
     at::Tensor y = at::linear(x, weight);
     if (a.defined()) y = y + at::linear(at::linear(x, a), b);
-    return bias.defined() && !skips ? y + bias : y;
+    return bias.defined() ? y + bias : y;
   }
   at::Tensor weight, bias, a, b;
-  bool skips;
 };
+
+// The output, and where the bias was skipped, with it.
+template <class Layer>
+at::Tensor output_of(Layer& layer, const at::Tensor& x, const Case& c) {
+  if (!c.skip_bias_add) return layer->forward(x);
+  const LinearOutput out = layer->forward_with_bias(x);
+  return out.output + out.bias;
+}
 
 void check_gradients(const ParallelLinearBase& layer, const Dense& dense) {
   const auto check = [](const at::Tensor& sharded, const at::Tensor& whole) {
-    if (!whole.defined() || !whole.grad().defined()) return;
+    if (!whole.defined()) return;
     REQUIRE(sharded.grad().defined());
     CHECK(placements_of(sharded.grad()) == placements_of(sharded));
     CHECK(close(full_tensor(sharded.grad()), whole.grad()));
@@ -102,8 +101,8 @@ void check_layer(Layer& layer, const Case& c, const DeviceMesh& mesh, const Plac
   const at::Tensor want = dense.forward(whole_x);
   const at::Tensor g = sample(want.sizes(), 2);
   CommCounter counter(mesh);
-  const at::Tensor y = layer->forward(x);
-  if (mesh.size() > 1 && !global) CHECK(counted(counter) == c.forward);
+  const at::Tensor y = output_of(layer, x, c);
+  if (mesh.size() > 1) CHECK(counted(counter) == c.forward);
   if (mesh.size() == 1) CHECK(counter.total() == 0);
   CHECK(is_dtensor(y) == global);
   if (global) CHECK(placements_of(y) == Placements{out});
@@ -111,7 +110,7 @@ void check_layer(Layer& layer, const Case& c, const DeviceMesh& mesh, const Plac
   want.backward(g);
   counter.reset();
   y.backward(global ? spread(g, mesh, {out}) : piece_of(g, mesh, {out}));
-  if (mesh.size() > 1 && !global) CHECK(counted(counter) == c.backward);
+  if (mesh.size() > 1) CHECK(counted(counter) == c.backward);
   if (mesh.size() == 1) CHECK(counter.total() == 0);
   const at::Tensor gradient = global ? full_tensor(x.grad()) : x.grad();
   CHECK(close(gradient, global ? whole_x.grad() : piece_of(whole_x.grad(), mesh, {in})));
@@ -146,6 +145,20 @@ RowParallelLinear row(const Case& c, const DeviceMesh& mesh) {
   return RowParallelLinear(options, mesh);
 }
 
+// What each of two ranks throws.
+template <class Body>
+std::vector<std::string> thrown(const Body& body) {
+  std::vector<std::string> texts(2);
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    try {
+      body(init_device_mesh("cpu", {2}, {"tp"}, world), world->rank() == 1);
+    } catch (const std::exception& error) {
+      texts[static_cast<std::size_t>(world->rank())] = error.what();
+    }
+  });
+  return texts;
+}
+
 int64_t last(const Case& c) { return static_cast<int64_t>(c.batch.size()); }
 
 }  // namespace
@@ -162,6 +175,17 @@ TESSERA_RANKS_TEST_CASE("ColumnParallelLinear equals one process, with the colle
            {.name = "strided", .stride = 2, .backward = ar},
            {.name = "strided, gathered", .stride = 2, .gather = true, .forward = ag, .backward = ar},
            {.name = "bias skipped", .skip_bias_add = true, .backward = ar},
+           {.name = "bias skipped, gathered",
+           .gather = true,
+           .skip_bias_add = true,
+           .forward = "2 all_gather",
+           .backward = ar},
+           {.name = "bias skipped in a sequence",
+           .sequence_parallel = true,
+           .skip_bias_add = true,
+           .forward = ag,
+           .backward = both,
+           .batch = {12, 3}},
            {.name = "uneven", .out = 7, .allow_uneven = true, .backward = ar},
            {.name = "uneven, gathered", .out = 7, .gather = true, .allow_uneven = true, .forward = ag, .backward = ar},
            {.name = "fewer features than ranks", .out = 1, .allow_uneven = true, .backward = ar},
@@ -217,7 +241,14 @@ TESSERA_RANKS_TEST_CASE(
            {.name = "sequence",
            .sequence_parallel = true,
            .forward = rs,
-           .backward = "1 all_reduce, 1 all_gather",
+           .backward = "1 all_gather, 1 all_reduce",
+           .batch = {12, 3}},
+           {.name = "fewer features than ranks", .in = 1, .allow_uneven = true, .forward = ar},
+           {.name = "bias skipped in a sequence",
+           .sequence_parallel = true,
+           .skip_bias_add = true,
+           .forward = rs,
+           .backward = "1 all_gather, 1 all_reduce",
            .batch = {12, 3}},
            {.name = "sequence without bias",
            .bias = false,
@@ -226,6 +257,12 @@ TESSERA_RANKS_TEST_CASE(
            .backward = ag,
            .batch = {12, 3}},
            {.name = "adapter", .lora = true, .forward = ar, .backward = ar},
+           {.name = "adapter in a sequence",
+           .sequence_parallel = true,
+           .lora = true,
+           .forward = rs,
+           .backward = "1 all_gather, 2 all_reduce",
+           .batch = {12, 3}},
        }) {
     for (const bool global : {false, true}) {
       RowParallelLinear layer = row(c, mesh);
@@ -237,30 +274,43 @@ TESSERA_RANKS_TEST_CASE(
 }
 
 TESSERA_RANKS_TEST_CASE("first values are the same on any number of ranks, and the master weight is in the features' order",
-                        {1, 2, 4}) {
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const DeviceMesh alone(World::fake(0, 1), c10::kCPU, Mesh({1}));
-  for (const int64_t stride : {1, 2}) {
+  for (const int64_t stride : {0, 1, 2}) {  // 0: uneven
     for (const InitType type : {InitType::kXavierNormal, InitType::kKaimingUniform, InitType::kOrthogonal}) {
-      ColumnParallelOptions columns(16, 16);
-      columns.stride = stride;
-      columns.init_method = init_method(type);
-      RowParallelOptions rows(16, 16);
-      rows.stride = stride;
-      rows.init_method = init_method(type);
+      const int64_t features = stride == 0 ? 7 : 24;
+      ColumnParallelOptions columns(features, features);
+      RowParallelOptions rows(features, features);
+      for (ParallelLinearOptions* const each :
+           {static_cast<ParallelLinearOptions*>(&columns), static_cast<ParallelLinearOptions*>(&rows)}) {
+        each->allow_uneven = stride == 0;
+        each->stride = std::max<int64_t>(stride, 1);
+        each->init_method = init_method(type);
+        each->lora_rank = 5;
+      }
       manual_seed(42, mesh.world());
       manual_seed(42, alone.world());
       const ColumnParallelLinear by_columns(columns, mesh), whole_columns(columns, alone);
       const RowParallelLinear by_rows(rows, mesh), whole_rows(rows, alone);
       CHECK(same(by_columns->master_weight(), whole_columns->master_weight()));
       CHECK(same(by_rows->master_weight(), whole_rows->master_weight()));
-      CHECK(same(by_columns->master_bias(), at::zeros({16})));
-      CHECK(same(by_rows->master_bias(), at::zeros({16})));
+      for (const auto& [cut, whole] :
+           {std::pair<const ParallelLinearBase*, const ParallelLinearBase*>{by_columns.get(), whole_columns.get()},
+            {by_rows.get(), whole_rows.get()}}) {
+        CHECK(same(full_tensor(cut->lora_a.detach()), full_tensor(whole->lora_a.detach())));
+        CHECK(cut->lora_a.abs().max().item<float>() > 0);
+        CHECK(same(full_tensor(cut->lora_b.detach()), at::zeros({features, 5})));
+        CHECK(same(cut->master_bias(), at::zeros({features})));
+      }
+      CommCounter counter(mesh);
+      by_columns->master_weight();
+      CHECK(counted(counter) == (mesh.size() > 1 ? "1 all_gather" : ""));
     }
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a skipped bias is given back as the output lies", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("a skipped bias is given back as the output lies", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({4, 6});
   for (const bool gather : {false, true}) {
@@ -277,7 +327,7 @@ TESSERA_RANKS_TEST_CASE("a skipped bias is given back as the output lies", {1, 2
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a weight given to forward: a tied embedding's, whole or this rank's piece", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("a weight given to forward: a tied embedding's, whole or this rank's piece", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   ColumnParallelOptions options(6, 12);
   options.skip_weight_param_allocation = true;
@@ -297,7 +347,7 @@ TESSERA_RANKS_TEST_CASE("a weight given to forward: a tied embedding's, whole or
   CHECK_THROWS_WITH_AS(layer->master_weight(), doctest::Contains("no weight of its own"), std::invalid_argument);
 }
 
-TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad, and experts communicate outside", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size();
   ColumnParallelOptions options(6, 4 * n);
@@ -316,24 +366,88 @@ TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad, and exp
   layer->weight.requires_grad_(false);
   CHECK_NOTHROW(layer->forward(x));
 
-  ColumnParallelOptions up(6, 4 * n);
-  RowParallelOptions down(4 * n, 5);
-  for (ParallelLinearOptions* const each :
-       {static_cast<ParallelLinearOptions*>(&up), static_cast<ParallelLinearOptions*>(&down)}) {
-    each->is_expert = true;
-    each->skip_bias_add = true;
-    each->config = {.params_dtype = at::kDouble, .expert_model_parallel_size = 2};
+  for (const bool sequence : {false, true}) {
+    RowParallelOptions down(4 * n, 5);
+    down.input_is_parallel = true;
+    down.config = {.params_dtype = at::kDouble, .sequence_parallel = sequence, .gradient_accumulation_fusion = true};
+    RowParallelLinear rows(down, mesh);
+    const at::Tensor whole = leaf(sample({12, 4 * n})), mine = leaf(piece_of(whole.detach(), mesh, {Shard(1)}));
+    const at::Tensor g = sample({12, 5}, 2), weight = leaf(rows->master_weight());
+    rows->main_grad = at::ones({5, 4}, at::kDouble);
+    rows->forward(mine).backward(sequence ? piece_of(g, mesh, {Shard(0)}) : g);
+    at::linear(whole, weight).backward(g);
+    CHECK(close(rows->main_grad, piece_of(weight.grad(), mesh, {Shard(1)}) + 1));
+    CHECK_FALSE(rows->weight.grad().defined());
+    CHECK(close(mine.grad(), piece_of(whole.grad(), mesh, {Shard(1)})));
+    CHECK(close(full_tensor(rows->bias.grad()), g.sum(0)));
   }
-  down.input_is_parallel = true;
-  ColumnParallelLinear expert_up(up, mesh);
-  RowParallelLinear expert_down(down, mesh);
-  const at::Tensor tokens = leaf(sample({4, 6}));
-  CommCounter counter(mesh);
-  const at::Tensor term = expert_down->forward(expert_up->forward(tokens));
-  term.sum().backward();
-  CHECK(counter.total() == 0);
-  const at::Tensor want = at::linear(at::linear(tokens.detach(), expert_up->master_weight()), expert_down->master_weight());
-  CHECK(close(full_tensor(from_local(term.detach(), mesh, {Partial()})), want));
+}
+
+TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion asks the weight that is used, which may be one given to forward",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({4, 6}), whole = sample({12, 6}, 3);
+  const at::Tensor given = spread(whole, mesh, {Shard(0)});
+  for (const bool owns : {false, true}) {
+    ColumnParallelOptions options(6, 12);
+    options.bias = false;
+    options.skip_weight_param_allocation = !owns;
+    options.config = {.params_dtype = at::kDouble, .gradient_accumulation_fusion = true};
+    ColumnParallelLinear layer(options, mesh);
+    CHECK(close(layer->forward(x, given), piece_of(at::linear(x, whole), mesh, {Shard(1)})));  // frozen: no main_grad
+    if (owns) layer->weight.requires_grad_(false);
+    layer->main_grad = at::ones_like(to_local(given));
+    const at::Tensor trained = leaf(given);
+    layer->forward(x, trained).sum().backward();
+    CHECK(close(layer->main_grad, x.sum(0).expand({12 / mesh.size(), 6}) + 1));
+    CHECK_FALSE(trained.grad().defined());
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("experts communicate outside: each rank has its terms of the output and of the input's gradient",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  const auto total = [&](const at::Tensor& term) { return full_tensor(from_local(term, mesh, {Partial()})); };
+  for (const bool sequence : {false, true}) {  // either is enough
+    ColumnParallelOptions up(6, 4 * n);
+    RowParallelOptions down(4 * n, 5);
+    for (ParallelLinearOptions* const each :
+         {static_cast<ParallelLinearOptions*>(&up), static_cast<ParallelLinearOptions*>(&down)}) {
+      each->is_expert = true;
+      each->skip_bias_add = true;
+      each->config = {
+          .params_dtype = at::kDouble, .sequence_parallel = sequence, .expert_model_parallel_size = sequence ? 1 : 2};
+    }
+    down.input_is_parallel = true;
+    ColumnParallelLinear expert_up(up, mesh);
+    RowParallelLinear expert_down(down, mesh);
+    const at::Tensor g = sample({4, 5}, 2), tokens = leaf(sample({4, 6})), whole = leaf(tokens.detach());
+    const at::Tensor w_up = leaf(expert_up->master_weight()), w_down = leaf(expert_down->master_weight());
+    const at::Tensor want = at::linear(at::linear(whole, w_up), w_down);
+    want.backward(g);
+    CommCounter counter(mesh);
+    const at::Tensor term = expert_down->forward(expert_up->forward(tokens));
+    term.backward(g);
+    CHECK(counter.total() == 0);
+    CHECK(close(total(term.detach()), want.detach()));
+    CHECK(close(total(tokens.grad()), whole.grad()));
+    CHECK(close(full_tensor(expert_up->weight.grad()), w_up.grad()));
+    CHECK(close(full_tensor(expert_down->weight.grad()), w_down.grad()));
+
+    expert_up->zero_grad();
+    expert_down->zero_grad();
+    const at::Tensor input = leaf(spread(whole.detach(), mesh, {Replicate()}));
+    counter.reset();
+    const at::Tensor pending = expert_down->forward(expert_up->forward(input));
+    CHECK(counter.total() == 0);
+    CHECK((n == 1 || placements_of(pending) == Placements{Partial()}));
+    pending.backward(spread(g, mesh, {Replicate()}));
+    CHECK(close(full_tensor(pending.detach()), want.detach()));
+    CHECK(close(full_tensor(input.grad()), whole.grad()));
+    CHECK(close(full_tensor(expert_up->weight.grad()), w_up.grad()));
+    CHECK(close(full_tensor(expert_down->weight.grad()), w_down.grad()));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("each library's own defaults, and reductions that always overlap: the same with a sequence",
@@ -371,24 +485,30 @@ TESSERA_RANKS_TEST_CASE("two layers of a sequence at once: what travels for one 
   CHECK(close(x.grad(), piece_of(whole.grad(), mesh, {Shard(0)})));
 }
 
-TEST_CASE("one_rank_errors: a main_grad that one rank alone lacks") {
-  std::vector<std::string> texts(2);
-  run_in_process(2, [&](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+TEST_CASE("one_rank_errors: a main_grad, a supplied weight or a piece of a sequence that one rank alone has wrong") {
+  const auto check = [](const char* text, const auto& body) {
+    for (const std::string& each : thrown(body)) {
+      CAPTURE(each);
+      CHECK(each.find(text) != std::string::npos);
+    }
+  };
+  check("gradient_accumulation_fusion without main_grad", [](const DeviceMesh& mesh, bool odd) {
     ColumnParallelOptions options(6, 12);
     options.gather_output = options.config.gradient_accumulation_fusion = true;
     ColumnParallelLinear layer(options, mesh);
-    if (world->rank() == 0) layer->main_grad = at::zeros({6, 6});
-    try {
-      layer->forward(at::ones({4, 6}));
-    } catch (const std::exception& error) {
-      texts[static_cast<std::size_t>(world->rank())] = error.what();
-    }
+    if (!odd) layer->main_grad = at::zeros({6, 6});
+    layer->forward(at::ones({4, 6}));
   });
-  for (const std::string& text : texts) {
-    CAPTURE(text);
-    CHECK(text.find("gradient_accumulation_fusion without main_grad") != std::string::npos);
-  }
+  check("supplied weight's shape is [5, 6], not [6, 6]", [](const DeviceMesh& mesh, bool odd) {
+    ColumnParallelOptions options(6, 12);
+    options.skip_weight_param_allocation = options.gather_output = true;
+    ColumnParallelLinear(options, mesh)->forward(at::ones({4, 6}), at::ones({odd ? 5 : 6, 6}));
+  });
+  check("input [4, 2, 5]; it has 6 features", [](const DeviceMesh& mesh, bool odd) {
+    ColumnParallelOptions options(6, 12);
+    options.config.sequence_parallel = true;
+    ColumnParallelLinear(options, mesh)->forward(at::ones({4, 2, odd ? 5 : 6}));
+  });
 }
 
 TESSERA_RANKS_TEST_CASE("an input of other features is refused alike, and the job goes on", {1, 2, 3}) {
@@ -431,21 +551,16 @@ TESSERA_RANKS_TEST_CASE("under autocast the result is of the narrow dtype, with 
   for (const at::Tensor& each : results) CHECK((each.scalar_type() == at::kBFloat16));
 }
 
-TEST_CASE("one_rank_errors: a supplied weight that one rank alone has wrong") {
-  std::vector<std::string> texts(2);
-  run_in_process(2, [&](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
-    ColumnParallelOptions options(6, 12);
-    options.skip_weight_param_allocation = options.gather_output = true;
-    try {
-      ColumnParallelLinear(options, mesh)->forward(at::ones({4, 6}), at::ones({world->rank() == 1 ? 5 : 6, 6}));
-    } catch (const std::exception& error) {
-      texts[static_cast<std::size_t>(world->rank())] = error.what();
-    }
-  });
-  for (const std::string& text : texts) {
-    CAPTURE(text);
-    CHECK(text.find("supplied weight's shape is [5, 6], not [6, 6]") != std::string::npos);
+TESSERA_RANKS_TEST_CASE("a sequence has a dimension beside the features", {1, 2}) {
+  for (const bool lora : {false, true}) {
+    ColumnParallelOptions columns(6, 12);
+    RowParallelOptions rows(6, 12);
+    rows.input_is_parallel = columns.config.sequence_parallel = rows.config.sequence_parallel = true;
+    if (lora) columns.lora_rank = rows.lora_rank = 2;
+    CHECK_THROWS_WITH_AS(ColumnParallelLinear(columns, line())->forward(at::ones({6})),
+                         doctest::Contains("it is [sequence, *, features]"), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(RowParallelLinear(rows, line())->forward(at::ones({6 / line().size()})),
+                         doctest::Contains("it is [sequence, *, features]"), std::invalid_argument);
   }
 }
 

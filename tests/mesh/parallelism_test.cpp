@@ -102,14 +102,26 @@ TEST_CASE("sizes that do not fit the world are refused, and leave nothing behind
 }
 
 TEST_CASE("each kind of group has its own backend and timeout") {
-  const Parallelism parallelism({.model = 2,
-                                 .model_group = {.timeout = std::chrono::seconds(7)},
-                                 .data_group = {.backend = "gloo"},
-                                 .world = World::fake(0, 4)});
-  CHECK(parallel_group_info().mp.mesh.group_options(0).timeout == std::chrono::seconds(7));
-  CHECK_FALSE(parallel_group_info().dp.mesh.group_options(0).timeout.has_value());
-  reset_parallelism();
-  CHECK_THROWS_WITH_AS(init_parallelism({.pipeline_group = {.backend = "carrier_pigeon"}, .world = World::fake(0, 4)}),
-                       doctest::Contains("carrier_pigeon"), std::invalid_argument);
-  CHECK_FALSE(parallelism_is_initialized());
+  for (std::size_t kind = 0; kind < 3; ++kind) {
+    CAPTURE(kind);
+    std::vector<GroupOptions> given(3);
+    const auto options = [&] {
+      return ParallelismOptions{.model = 2,
+                                .pipeline = 2,
+                                .model_group = given[0],
+                                .pipeline_group = given[1],
+                                .data_group = given[2],
+                                .world = World::fake(0, 8)};
+    };
+    given[kind] = {.timeout = std::chrono::seconds(7), .backend = "gloo"};
+    const Parallelism parallelism(options());
+    const ParallelGroupInfo info = parallel_group_info();
+    const std::vector<const GroupInfo*> groups = {&info.mp, &info.pp, &info.dp};
+    for (std::size_t i = 0; i < 3; ++i) CHECK(groups[i]->mesh.group_options(0).timeout.has_value() == (i == kind));
+    CHECK(groups[kind]->mesh.group_options(0).timeout == std::chrono::seconds(7));
+    reset_parallelism();
+    given[kind].backend = "carrier_pigeon";
+    CHECK_THROWS_WITH_AS(init_parallelism(options()), doctest::Contains("carrier_pigeon"), std::invalid_argument);
+    CHECK_FALSE(parallelism_is_initialized());
+  }
 }

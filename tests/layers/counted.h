@@ -1,0 +1,12 @@
+#pragma once
+
+#include <string>
+
+#include "tessera/mesh/comm_counter.h"
+
+namespace tessera::testing {
+
+// How many collectives of each kind there were: "2 all_gather, 1 all_reduce"; "" for none.
+std::string counted(const CommCounter& counter);
+
+}  // namespace tessera::testing
