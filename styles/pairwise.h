@@ -30,7 +30,8 @@ using PrepareFunction = std::function<at::Tensor(const at::Tensor&, const MaybeM
 //   auto tp = parallelize_module(mlp, mesh, PairwiseParallel());
 // With `input` and `output` functions of one's own do that for each module that holds a pair, a TESSERA_MODULE (hooks.h): `output` is given
 // the DTensor. They may throw, alike on every rank.
-// Communication, forward, for each pair: one all_reduce; with sequence one all_gather and one reduce_scatter for an MLP of one pair.
+// Communication for each pair: one all_reduce in forward, and one in backward where the input wants a gradient. With sequence, of an MLP of
+// one pair: one all_gather and one reduce_scatter in forward, and the same in backward.
 class PairwiseParallel {
  public:
   explicit PairwiseParallel(bool sequence = false, PrepareFunction input = nullptr, PrepareFunction output = nullptr)

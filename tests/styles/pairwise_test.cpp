@@ -16,6 +16,7 @@
 #include "tessera/styles/hooks.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/layers/counted.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -78,6 +79,26 @@ TESSERA_RANKS_TEST_CASE("pairs of layers equal one process: results, gradients a
         CHECK(close(full_tensor(parameters[i].detach()), expected[i].detach(), 1e-11));
       }
     }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a pair's gradient of the input, and its collectives", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  for (const bool sequence : {false, true}) {
+    torch::nn::Sequential model = mlp({10, 16, 12}), one = mlp({10, 16, 12});
+    auto tp = parallelize_module(model, mesh, PairwiseParallel(sequence));
+    const at::Tensor whole = sample({2 * n, 10}).requires_grad_(), g = sample({2 * n, 12}, 2);
+    const Placement cut = sequence ? Shard(0) : Replicate();
+    const at::Tensor mine = piece_of(whole, mesh, {cut}).clone().requires_grad_();
+    CommCounter counter(mesh);
+    const at::Tensor y = tp(mine);
+    CHECK(counted(counter) == (n == 1 ? "" : sequence ? "1 all_gather, 1 reduce_scatter" : "1 all_reduce"));
+    counter.reset();
+    y.backward(piece_of(g, mesh, {cut}));
+    CHECK(counted(counter) == (n == 1 ? "" : sequence ? "1 all_gather, 1 reduce_scatter" : "1 all_reduce"));
+    one->forward(whole).backward(g);
+    CHECK(close(mine.grad(), piece_of(whole.grad(), mesh, {cut})));
   }
 }
 
