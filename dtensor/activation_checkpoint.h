@@ -20,8 +20,10 @@ struct CheckpointOptions {
 
 // function(inputs), of which backward sees the inputs alone: what is between is computed again there. Inputs may be undefined, plain or
 // DTensors; the caller's tensors are left as they are. While it is computed again, the CPU's default generator, those of the inputs' CUDA
-// devices, the streams of rng_tracker(), also within a fork of one, and the draws of DTensors stand where they stood in forward; afterwards, and when it throws,
-// where backward found them; autocast is as it was. Gradients of what `function` holds, such as parameters, are added to their .grad.
+// devices, the streams of rng_tracker(), also within a fork of one, and the draws of DTensors on the worlds of the inputs and of
+// options.mesh stand where they stood in forward; afterwards, and when it throws, where backward found them. Default generators and
+// streams are the process's: ranks that are threads of one process draw in each other's turn, so their `function` must draw no plain
+// numbers. Autocast is as it was. Gradients of what `function` holds, such as parameters, are added to their .grad.
 //
 // Collectives: those of `function`, once more in backward, and the all_gather above.
 // Throws std::invalid_argument, alike on every rank, on an input that cannot be distributed; std::runtime_error in a backward that was

@@ -82,14 +82,17 @@ Data broadcast_data(const std::vector<std::string>& keys, const Data& data, at::
                     const DeviceMesh& mesh) {
   check_arguments(keys, mesh);
   const bool first = mesh.local_rank(0) == 0;
-  std::vector<at::Tensor> mine, flat;
+  std::vector<at::Tensor> mine;
+  at::Tensor given;
   Agreement({mesh}, "broadcast_data")
       .run(
           [&] {
             if (!first) return;
             check_data(keys, data, datatype);
+            std::vector<at::Tensor> flat;
             for (const std::string& key : keys) mine.push_back(data.at(key).detach().to(mesh.device()));
             for (const at::Tensor& t : mine) flat.push_back(t.reshape({-1}));
+            if (!flat.empty()) given = at::cat(flat);
           },
           [&] { return fmt::format("{} {}", c10::toString(datatype), fmt::join(keys, "\n")); });
   if (keys.empty()) return {};
@@ -98,7 +101,10 @@ Data broadcast_data(const std::vector<std::string>& keys, const Data& data, at::
   std::vector<int64_t> numels;
   int64_t total = 0;
   for (const auto& shape : shapes) total += numels.emplace_back(c10::multiply_integers(shape));
-  const at::Tensor given = first ? at::cat(flat) : at::empty({total}, at::TensorOptions(datatype).device(mesh.device()));
+  // What this rank alone has no memory for, the others learn of.
+  mesh.world().guard("broadcast_data", [&] {
+    if (!first) given = at::empty({total}, at::TensorOptions(datatype).device(mesh.device()));
+  });
   const at::Tensor all = broadcast(given, mesh, 0, 0);
   Data out;
   int64_t begin = 0;

@@ -7,9 +7,11 @@
 #include <c10/core/WrapDimMinimal.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/mesh_checks.h"
+#include "tessera/placement/reduction.h"
 
 namespace tessera {
 namespace {
@@ -45,11 +47,28 @@ void check_even(const at::Tensor& x, const DeviceMesh& mesh, int64_t tensor_dim,
       who, tensor_dim, fmt::join(x.sizes(), ", "), mesh.size(), mesh.to_string()));
 }
 
+// `result`, which shares the memory of `x`, as what autograd knows for a view of `x`: it then refuses writes in place that would change
+// what gradients are computed from. The gradient goes by `result`.
+struct AsView : torch::autograd::Function<AsView> {
+  static at::Tensor forward(torch::autograd::AutogradContext* /*ctx*/, const at::Tensor& x, const at::Tensor& result) {
+    return x.as_strided(result.sizes(), result.strides(), result.storage_offset());
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* /*ctx*/,
+                                               const torch::autograd::tensor_list& grads) {
+    return {at::Tensor(), grads[0]};
+  }
+};
+
 at::Tensor run(const at::Tensor& x, const DeviceMesh& mesh, const Mapping& mapping,
                std::optional<std::vector<int64_t>> shape = std::nullopt) {
-  if (mesh.size() == 1) return x.contiguous();
+  if (mesh.size() == 1) {
+    const at::Tensor only = x.contiguous();
+    const bool copies = mapping.from.is_replicate() && mapping.to.is_replicate();
+    return copies && only.is_same(x) ? AsView::apply(x, only) : only;
+  }
   const at::Tensor whole = from_local(x, mesh, {mapping.from}, {.shape = std::move(shape)});
-  return to_local(redistribute(whole, {mapping.to}), Placements{mapping.gradient});
+  const at::Tensor result = to_local(redistribute(whole, {mapping.to}), Placements{mapping.gradient});
+  return result.is_alias_of(x) ? AsView::apply(x, result) : result;
 }
 
 at::Tensor cut(const at::Tensor& x, const DeviceMesh& mesh, Placement from, int64_t given_dim, bool allow_uneven,
@@ -65,6 +84,11 @@ at::Tensor gather(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptio
   const int64_t tensor_dim = checked_dim(x, options.tensor_dim, who);
   std::optional<std::vector<int64_t>> shape;
   if (options.size) {
+    // Of several ranks from_local compares it.
+    if (mesh.size() == 1 && *options.size != x.size(tensor_dim)) {
+      throw std::invalid_argument(fmt::format("{}: size {} along dimension {}, but the only rank has [{}]; give the whole's",
+                                              who, *options.size, tensor_dim, fmt::join(x.sizes(), ", ")));
+    }
     shape = x.sizes().vec();
     (*shape)[static_cast<std::size_t>(tensor_dim)] = *options.size;
   }
@@ -77,6 +101,8 @@ at::Tensor gather(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptio
 
 at::Tensor copy_to_region(const at::Tensor& x, const DeviceMesh& mesh, ReduceOp op) {
   check(x, mesh, "copy_to_region");
+  // Not first in backward.
+  if (torch::autograd::isDifferentiableType(x.scalar_type())) check_reduces(op, x.scalar_type(), "copy_to_region: gradient");
   return run(x, mesh, {.from = Replicate(), .to = Replicate(), .gradient = Partial(op)});
 }
 

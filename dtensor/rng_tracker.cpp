@@ -7,6 +7,8 @@
 #include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -29,6 +31,27 @@ void set_state(at::Generator generator, const at::Tensor& state) {
 void set_seed(at::Generator generator, uint64_t seed) {
   const std::lock_guard lock(generator.mutex());
   generator.set_current_seed(seed);
+}
+
+void check_is_taken(at::Generator generator, const std::string& name, const at::Tensor& state) {
+  const std::lock_guard lock(generator.mutex());
+  at::Generator probe = generator.clone();
+  try {
+    probe.set_state(state);
+  } catch (const c10::Error& error) {
+    throw std::invalid_argument(
+        fmt::format("RngStatesTracker::set_states: the state of \"{}\" is none of {}'s generator: {}; give what "
+                    "get_states() gave",
+                    name, generator.device().str(), error.what_without_backtrace()));
+  }
+}
+
+// With the index that a CUDA device has, or where it says none that of the current one.
+c10::Device indexed(c10::Device device) {
+  if (!device.is_cuda()) return c10::Device(device.type());
+  if (device.has_index()) return device;
+  const c10::DeviceIndex current = at::detail::getCUDAHooks().current_device();  // negative where there is no CUDA
+  return {device.type(), std::max<c10::DeviceIndex>(current, 0)};
 }
 
 }  // namespace
@@ -74,8 +97,8 @@ RngStatesTracker::Fork::Fork(RngStatesTracker& tracker, const std::string& name)
   } else {
     outer_state_ = now;
   }
+  set_state(tracker.generator(), tracker.states_.at(name));  // may throw: then there is no fork
   outer_name_ = std::exchange(tracker.active_, name);
-  set_state(tracker.generator(), tracker.states_.at(name));
 }
 
 RngStatesTracker::Fork::~Fork() {
@@ -97,6 +120,7 @@ std::map<std::string, at::Tensor> RngStatesTracker::get_states() const {
 void RngStatesTracker::set_states(const std::map<std::string, at::Tensor>& states) {
   const std::lock_guard lock(mutex_);
   check_not_forked("set_states");
+  for (const auto& [name, state] : states) check_is_taken(generator(), name, state);
   states_.clear();
   for (const auto& [name, state] : states) states_.emplace(name, state.clone());
 }
@@ -123,11 +147,9 @@ RngStatesTracker& rng_tracker(c10::Device device) {
   static std::mutex mutex;
   static auto* const trackers = new std::map<std::string, std::unique_ptr<RngStatesTracker>>();
   const std::lock_guard lock(mutex);
-  // A CUDA device without a number is the first.
-  const c10::Device numbered = device.is_cuda() ? c10::Device(device.type(), std::max<c10::DeviceIndex>(device.index(), 0))
-                                                : c10::Device(device.type());
-  auto& slot = (*trackers)[numbered.str()];
-  if (!slot) slot = std::make_unique<RngStatesTracker>(numbered);
+  const c10::Device of = indexed(device);
+  auto& slot = (*trackers)[of.str()];
+  if (!slot) slot = std::make_unique<RngStatesTracker>(of);
   return *slot;
 }
 
@@ -137,9 +159,10 @@ void model_parallel_manual_seed(uint64_t seed, const ModelParallelSeeds& ranks) 
         fmt::format("model_parallel_manual_seed: tensor rank {} and expert rank {}; ranks begin at 0", ranks.tensor_rank,
                     ranks.expert_rank));
   }
-  RngStatesTracker& tracker = rng_tracker(ranks.device);
+  const c10::Device device = indexed(ranks.device);
+  RngStatesTracker& tracker = rng_tracker(device);
   tracker.reset();
-  set_seed(at::globalContext().defaultGenerator(ranks.device), seed);
+  set_seed(at::globalContext().defaultGenerator(device), seed);
   const auto tensor_rank = static_cast<uint64_t>(ranks.tensor_rank);
   const auto expert_rank = static_cast<uint64_t>(ranks.expert_rank);
   tracker.add(kDataParallelRng, seed);

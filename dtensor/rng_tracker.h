@@ -56,7 +56,8 @@ class RngStatesTracker {
 
   // Copies, to be restored by set_states().
   std::map<std::string, at::Tensor> get_states() const;
-  // In the place of all streams there are. Seeds taken stay taken. Throws std::logic_error within a fork.
+  // In the place of all streams there are. Seeds taken stay taken. Throws std::logic_error within a fork, and std::invalid_argument on
+  // a state that the device's generator does not take; then it has changed nothing.
   void set_states(const std::map<std::string, at::Tensor>& states);
   // Where the streams stand, and which of them the default generator draws from: what a checkpoint goes back to, and puts back. The
   // generator's own state is the caller's to restore beside it.
@@ -81,7 +82,7 @@ class RngStatesTracker {
   std::optional<std::string> active_;
 };
 
-// The process's, one for the CPU and one for each CUDA device.
+// The process's, one for the CPU and one for each CUDA device. A CUDA device without an index is the current one.
 RngStatesTracker& rng_tracker(c10::Device device = c10::kCPU);
 
 struct ModelParallelSeeds {

@@ -28,7 +28,7 @@ std::vector<at::Tensor> split_along_last_dim(const at::Tensor& tensor, int64_t n
   std::vector<at::Tensor> parts;
   for (int64_t i = 0; i < num_partitions; ++i) {
     const at::Tensor part = tensor.narrow(-1, i * size, size);
-    parts.push_back(contiguous_split_chunks ? part.contiguous() : part);
+    parts.push_back(contiguous_split_chunks ? part.clone(at::MemoryFormat::Contiguous) : part);
   }
   return parts;
 }

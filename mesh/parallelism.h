@@ -33,7 +33,8 @@ struct ParallelismOptions {
 
 // Lays the ranks of the world out as {dp, pp, mp}, mp varying fastest, and keeps that for parallel_group_info(). Of 8 ranks with
 // model 2 and pipeline 2: mp [[0, 1], [2, 3], [4, 5], [6, 7]], pp [[0, 2], [1, 3], [4, 6], [5, 7]], dp [[0, 4], [1, 5], [2, 6], [3, 7]].
-// Returns that mesh. No communication; groups are made at first use.
+// Returns that mesh. Without options.world it makes the environment's World, whose ranks meet in the store; otherwise no communication.
+// Groups are made at first use.
 // Throws ParallelismError, on every rank alike, when it was called before without reset_parallelism(), when a size is below 1, and when
 // the world's size is not a multiple of model * pipeline. What is kept is the process's: ranks that are threads pass their meshes on
 // instead.

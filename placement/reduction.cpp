@@ -86,7 +86,8 @@ class Plain : public Reduction {
         const at::Tensor others_zero = peers.all_reduce(mine, ReduceOp::kSum).sub(mine);
         const at::Tensor factor = at::where(zero, at::ones_like(piece), piece);
         const at::Tensor rest = peers.all_reduce(factor, ReduceOp::kProduct).div(factor);
-        return at::where(at::eq(others_zero, 0), rest, at::zeros_like(rest));
+        // Autograd multiplies gradients with the conjugate of a derivative; of real numbers that is the number, and no copy.
+        return at::where(at::eq(others_zero, 0), rest, at::zeros_like(rest)).conj().resolve_conj();
       }
       default: return Reduction::derivative(piece, peers);
     }

@@ -42,7 +42,8 @@ class Reduction : public Described {
   // When the value is one number times the sum of the pieces, that number, not 0: d value / d piece (1 for sum, 1 / ranks for avg).
   // Such a reduction commutes with others of its kind, and becomes one by scaling the pieces. nullopt otherwise.
   virtual std::optional<double> slope(int64_t ranks) const;
-  // Otherwise: d value / d piece, element by element. By default throws std::runtime_error that names what is missing.
+  // Otherwise: d value / d piece, element by element, of complex numbers its conjugate, by which autograd multiplies gradients. By default
+  // throws std::runtime_error that names what is missing.
   struct Peers {
     int64_t ranks;
     // Reduces over them; every rank must call it alike.

@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/rng_tracker.h"
 #include "tessera/mesh/comm_counter.h"
@@ -147,20 +148,37 @@ TEST_CASE(
 }
 
 TEST_CASE("an exception of the second run puts every generator back") {
+  const DeviceMesh mesh(World::fake(0, 1), c10::kCPU, Mesh({1}));
+  rng_tracker().reset();
+  rng_tracker().add("test", 11);
   int calls = 0;
   const at::Tensor x = leaf(at::ones({4}));
   const at::Tensor y = checkpoint(
       [&](const Tensors& in) -> Tensors {
+        const auto fork = rng_tracker().fork("test");
         at::rand({5});
+        tessera::rand({5}, mesh, {Replicate()});
         if (++calls == 2) throw std::runtime_error("not again");
         return {in[0] * 2};
       },
-      {x})[0];
-  at::manual_seed(5);
-  const at::Tensor wanted = at::rand({4});
-  at::manual_seed(5);
+      {x}, {.mesh = mesh})[0];
+  const auto states = rng_tracker().get_states();
+  const auto next = [&]() -> Tensors {  // of the default generator, the stream and DTensors
+    const at::Tensor plain = at::rand({4}), global = full_tensor(tessera::rand({4}, mesh, {Replicate()}));
+    const auto fork = rng_tracker().fork("test");
+    return {plain, at::rand({4}), global};
+  };
+  const auto begin = [&] {
+    at::manual_seed(5);
+    manual_seed(5, mesh.world());
+    rng_tracker().set_states(states);
+  };
+  begin();
+  const Tensors wanted = next();
+  begin();
   CHECK_THROWS_WITH(y.sum().backward(), doctest::Contains("not again"));
-  CHECK(same(at::rand({4}), wanted));
+  check_alike(next(), wanted);
+  rng_tracker().reset();
 }
 
 TEST_CASE("gradients_lost_by_frozen_layers: what the function holds gets its gradient where no input wants one") {
@@ -210,6 +228,31 @@ TEST_CASE("the second run is under the autocast of the first") {
     return Tensors{y.detach(), x.grad(), w.grad()};
   };
   check_alike(gradient(true), gradient(false));
+}
+
+TEST_CASE("autocast's cache takes no gradient: of what a checkpoint and the region before and after it share") {
+  const auto gradient = [](bool checkpointed, bool before, bool after) {
+    const at::Tensor x = leaf(sample({6, 6}, 1, at::kFloat)), w = leaf(sample({6, 6}, 2, at::kFloat));
+    const CheckpointFunction function = [w](const Tensors& in) -> Tensors { return {at::matmul(in[0], w)}; };
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::Tensor y = before ? at::matmul(x, w) : x;
+    y = checkpointed ? checkpoint(function, {y})[0] : function({y})[0];
+    if (after) y = at::matmul(y, w);
+    y.sum().backward();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    REQUIRE(w.grad().defined());
+    return Tensors{x.grad(), w.grad()};
+  };
+  for (const bool before : {false, true}) {
+    for (const bool after : {false, true}) {
+      CAPTURE(before);
+      CAPTURE(after);
+      const Tensors got = gradient(true, before, after), want = gradient(false, before, after);
+      // The gradients of a cast that is used twice are summed in bfloat16, those of two in float32.
+      for (std::size_t i = 0; i < want.size(); ++i) CHECK(at::allclose(got[i], want[i], 1e-2, 1e-2));
+    }
+  }
 }
 
 TEST_CASE("inputs and results that are undefined, unused or want no gradient") {

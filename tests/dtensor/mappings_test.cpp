@@ -238,6 +238,51 @@ TESSERA_RANKS_TEST_CASE("what regions cannot take is refused before anything mov
   CHECK(counter.total() == 0);
 }
 
+TESSERA_RANKS_TEST_CASE("a product of complex numbers has the gradient that one process computes", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size(), me = mesh.local_rank(0);
+  at::Tensor all = at::complex(rows(n, {2, 3}, 1), rows(n, {2, 3}, 2));
+  all[0][0][0] = 0;
+  all = all.detach().requires_grad_();
+  const at::Tensor grad = at::complex(sample({2, 3}, 3), sample({2, 3}, 4));
+  const at::Tensor x = all.detach()[me].clone().requires_grad_();
+  const at::Tensor y = reduce_from_region(x, mesh, ReduceOp::kProduct);
+  at::Tensor product = all[0];
+  for (int64_t i = 1; i < n; ++i) product = product * all[i];
+  CHECK(at::allclose(y.detach(), product.detach()));
+  CHECK(at::allclose(torch::autograd::grad({y}, {x}, {grad})[0], torch::autograd::grad({product}, {all}, {grad})[0][me]));
+}
+
+TESSERA_RANKS_TEST_CASE("writing a result that is a view of x in place is refused, and x stays as it was", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({2 * mesh.size(), 3}), leaf = x.clone().requires_grad_();
+  at::Tensor inner = leaf * 1;
+  at::Tensor copy = copy_to_region(inner, mesh);
+  CHECK(copy.is_alias_of(inner));
+  CHECK_THROWS_WITH(copy.relu_(), doctest::Contains("is a view and is being modified inplace"));
+  at::Tensor part = scatter_to_sequence_region(inner, mesh);
+  if (mesh.size() > 1 && part.is_alias_of(inner)) {
+    CHECK_THROWS_WITH(part.relu_(), doctest::Contains("is a view and is being modified inplace"));
+  }
+  CHECK(same(inner.detach(), x));
+  (copy.clone().relu_() * 3).sum().backward();
+  CHECK(close(leaf.grad(), (x > 0).to(x.scalar_type()) * 3 * mesh.size()));
+}
+
+TESSERA_RANKS_TEST_CASE("what only backward, or only several ranks, would refuse is refused before", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({4, 2});
+  CHECK_THROWS_WITH_AS(copy_to_region(x, mesh, ReduceOp::kBitAnd), doctest::Contains("copy_to_region: gradient"),
+                       std::invalid_argument);
+  CHECK_THROWS_AS(copy_to_region(at::complex(x, x), mesh, ReduceOp::kMax), std::invalid_argument);
+  const at::Tensor ids = at::arange(4);
+  CHECK(same(copy_to_region(ids, mesh, ReduceOp::kAvg), ids));
+  if (mesh.size() == 1) {
+    CHECK_THROWS_WITH_AS(gather_from_region(x, mesh, {.tensor_dim = 0, .size = 5}),
+                         doctest::Contains("size 5 along dimension 0, but the only rank has [4, 2]"), std::invalid_argument);
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("pieces of unequal sizes without their sum are found by Checked", {2}) {
   const DeviceMesh mesh = line();
   const Checked checked(mesh);

@@ -34,6 +34,13 @@ TEST_CASE("split_along_last_dim: views, or contiguous copies") {
   CHECK(at::equal(copies[1], views[1]));
   CHECK(copies[1].is_contiguous());
   CHECK_FALSE(copies[1].is_alias_of(x));
+  for (const at::Tensor& whole : {at::arange(4), x}) {
+    const at::Tensor before = whole.clone();
+    for (const int64_t parts : {1, 2}) {
+      for (const at::Tensor& copy : split_along_last_dim(whole, parts, /*contiguous_split_chunks=*/true)) copy.zero_();
+    }
+    CHECK(at::equal(whole, before));
+  }
   CHECK_THROWS_WITH_AS(split_along_last_dim(x, 3), "split_along_last_dim: 4 is not divisible by 3", std::invalid_argument);
   CHECK_THROWS_WITH_AS(split_along_last_dim(at::ones({}), 1), doctest::Contains("no dimensions"), std::invalid_argument);
 }
@@ -104,5 +111,8 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: what broadcast_data finds on the first
                        doctest::Contains("different arguments"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(broadcast_data({"tokens", "tokens"}, data, at::kLong, mesh), doctest::Contains("given twice"),
                        std::invalid_argument);
+  // Elements that share one memory until they are laid one behind the other.
+  const Data huge = first ? Data{{"huge", at::ones({1}).expand({int64_t{1} << 46})}} : Data{};
+  CHECK_THROWS_WITH_AS(broadcast_data({"huge"}, huge, at::kFloat, mesh), doctest::Contains("memory"), std::runtime_error);
   CHECK(same(broadcast_data({"tokens"}, data, at::kLong, mesh).at("tokens"), at::ones({2}, at::kLong)));
 }

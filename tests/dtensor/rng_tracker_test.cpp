@@ -132,6 +132,30 @@ TEST_CASE("states are copies that can be set again, but not while a stream is dr
   CHECK_THROWS_WITH_AS(tracker.set_states(states), doctest::Contains("end its fork first"), std::logic_error);
 }
 
+TEST_CASE("states that the generator does not take are refused, and leave neither a fork nor another state behind") {
+  RngStatesTracker tracker;
+  tracker.add("a", 5);
+  const auto states = tracker.get_states();
+  CHECK_THROWS_WITH_AS(tracker.set_states({{"b", at::ones({3})}}), doctest::Contains("the state of \"b\" is none of cpu's"),
+                       std::invalid_argument);
+  CHECK_THROWS_AS(tracker.set_states({{"a", states.at("a")}, {"b", at::Tensor()}}), std::invalid_argument);
+  CHECK(tracker.get_states().size() == 1);
+  CHECK(same(tracker.get_states().at("a"), states.at("a")));
+  at::manual_seed(6);
+  const at::Tensor next = draw();
+  at::manual_seed(6);
+  tracker.set_position({.states = {{"a", states.at("a")}, {"b", at::ones({3})}}, .active = std::nullopt});
+  CHECK_THROWS((void)tracker.fork("b"));
+  CHECK(same(draw(), next));
+  const at::Tensor first = drawn_from(5);
+  {
+    const auto outer = tracker.fork("a");
+    CHECK_THROWS((void)tracker.fork("b"));
+    CHECK(same(draw(), first));
+  }
+  tracker.reset();
+}
+
 TESSERA_RANKS_TEST_CASE("model parallel seeds: Megatron's offsets, DTensors seeded alike", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const auto me = static_cast<uint64_t>(mesh.local_rank(0));
