@@ -116,6 +116,7 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     if (dtensor.requires_grad()) {
       detail::saved<SpecPtr>(ctx, "spec") = meta.spec;
       detail::saved<Placements>(ctx, "grad") = grad;
+      ctx->set_materialize_grads(false);  // a piece whose gradient went elsewhere has none
     }
     return meta.local().detach();
   }

@@ -59,8 +59,9 @@ struct AsView : torch::autograd::Function<AsView> {
   }
 };
 
-at::Tensor run(const at::Tensor& x, const DeviceMesh& mesh, const Mapping& mapping,
+at::Tensor run(const at::Tensor& x, const DeviceMesh& mesh, const Mapping& mapping, const char* who,
                std::optional<std::vector<int64_t>> shape = std::nullopt) {
+  if (mapping.from.is_partial()) mapping.from.reduction().check(x.scalar_type(), who);
   if (mesh.size() == 1) {
     const at::Tensor only = x.contiguous();
     const bool copies = mapping.from.is_replicate() && mapping.to.is_replicate();
@@ -76,7 +77,7 @@ at::Tensor cut(const at::Tensor& x, const DeviceMesh& mesh, Placement from, int6
   check(x, mesh, who);
   const int64_t tensor_dim = checked_dim(x, given_dim, who);
   check_even(x, mesh, tensor_dim, allow_uneven, who);
-  return run(x, mesh, {.from = std::move(from), .to = Shard(tensor_dim), .gradient = Shard(tensor_dim)});
+  return run(x, mesh, {.from = std::move(from), .to = Shard(tensor_dim), .gradient = Shard(tensor_dim)}, who);
 }
 
 at::Tensor gather(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptions& options, const char* who) {
@@ -94,7 +95,7 @@ at::Tensor gather(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptio
   }
   return run(x, mesh,
              {.from = Shard(tensor_dim), .to = Replicate(), .gradient = options.pending_gradient ? Partial() : Replicate()},
-             std::move(shape));
+             who, std::move(shape));
 }
 
 }  // namespace
@@ -103,12 +104,12 @@ at::Tensor copy_to_region(const at::Tensor& x, const DeviceMesh& mesh, ReduceOp 
   check(x, mesh, "copy_to_region");
   // Not first in backward.
   if (torch::autograd::isDifferentiableType(x.scalar_type())) check_reduces(op, x.scalar_type(), "copy_to_region: gradient");
-  return run(x, mesh, {.from = Replicate(), .to = Replicate(), .gradient = Partial(op)});
+  return run(x, mesh, {.from = Replicate(), .to = Replicate(), .gradient = Partial(op)}, "copy_to_region");
 }
 
 at::Tensor reduce_from_region(const at::Tensor& x, const DeviceMesh& mesh, ReduceOp op) {
   check(x, mesh, "reduce_from_region");
-  return run(x, mesh, {.from = Partial(op), .to = Replicate(), .gradient = Replicate()});
+  return run(x, mesh, {.from = Partial(op), .to = Replicate(), .gradient = Replicate()}, "reduce_from_region");
 }
 
 at::Tensor scatter_to_region(const at::Tensor& x, const DeviceMesh& mesh, int64_t tensor_dim, bool allow_uneven) {

@@ -24,9 +24,9 @@
 // do); on one rank none. A reduce_scatter or all_gather of a small tensor may be carried out as another collective of the same effect, as
 // any redistribution may. Nothing is written in place, results are contiguous, and `x` may have any strides. Parts are torch.chunk's.
 //
-// Results may share the memory of `x`. That of copy_to_region does so where `x` is contiguous, and is a view of it, as scatter_to_region's
-// may be: autograd refuses to write it in place where `x` requires grad. On one rank the others give a contiguous `x` itself. So clone a
-// result before writing it in place.
+// Results may share the memory of `x`. That of copy_to_region does so where `x` is contiguous, and is a view of it: autograd refuses to
+// write it in place where `x` requires grad. On one rank the others give a contiguous `x` itself. So clone a result before writing it in
+// place.
 //
 // `tensor_dim` counts from the end where negative. Throw std::invalid_argument, on every rank alike, on a mesh of several dimensions or
 // without this rank, a DTensor, a dimension that is not there, a size that the ranks do not divide unless that is allowed, and an `op`

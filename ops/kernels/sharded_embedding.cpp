@@ -53,10 +53,10 @@ void check_tensors(const at::Tensor& ids, const at::Tensor& weight, const Device
   }
 }
 
-// Of rows that each rank counted by its own, as they may not be.
+// What a number of rows does not allow, which each rank may have counted by its own, as they may not be.
 [[noreturn]] void refuse_count(const std::string& why, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
-  if (options.cut != EmbeddingCut::kVocabulary || options.num_embeddings) refuse(why);
-  refuse_alone(mesh, kName, why + "; uneven parts need options.num_embeddings");
+  if (options.cut == EmbeddingCut::kNone || mesh.size() == 1 || options.num_embeddings) refuse(why);
+  refuse_alone(mesh, kName, why + "; options.num_embeddings says how many there are");
 }
 
 Table table_of(const at::Tensor& weight, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {

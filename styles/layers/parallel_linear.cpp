@@ -139,11 +139,6 @@ void ParallelLinearBase::make_parameters(const ParallelLinearOptions& options, b
   lora_b = make("lora_b", {options.output_size, *options.lora_rank}, by_output ? cut_ : Replicate(), zero);
 }
 
-at::Tensor ParallelLinearBase::weight_piece(const at::Tensor& lies_as_cut, const ModelParallelConfig& config) const {
-  const at::Tensor piece = to_local(lies_as_cut);
-  return config.gradient_accumulation_fusion ? piece.detach().requires_grad_(lies_as_cut.requires_grad()) : piece;
-}
-
 at::Tensor ParallelLinearBase::checked_main_grad(const at::Tensor& piece, const ModelParallelConfig& config) const {
   const bool wanted = c10::GradMode::is_enabled() && piece.requires_grad();
   if (!config.gradient_accumulation_fusion || !wanted) return {};
@@ -173,8 +168,7 @@ at::Tensor ColumnParallelLinearImpl::weight_here(const at::Tensor& given) const 
   const std::vector<int64_t> sizes = {options.output_size, options.input_size};
   const SpecPtr wanted = intern_spec(mesh_, {cut_}, sizes, used.scalar_type());
   if (is_dtensor(used)) {
-    if (spec_of(used).sizes == sizes && spec_of(used).mesh == mesh_)
-      return weight_piece(redistribute(used, {cut_}), options.config);
+    if (spec_of(used).sizes == sizes && spec_of(used).mesh == mesh_) return to_local(redistribute(used, {cut_}));
     refuse(who_, fmt::format("supplied weight is {}, not {} as expected", to_string(spec_of(used)), to_string(*wanted)));
   }
   if (used.sizes() == at::IntArrayRef(wanted->local_sizes)) return used;
@@ -215,12 +209,12 @@ LinearOutput ColumnParallelLinearImpl::forward_with_bias(const at::Tensor& input
   const InputCheck check{.mesh = mesh_, .who = who_, .whole = global || !in_sequence};
   check.features(input, options.input_size);
   if (in_sequence) check.sequence(input);
-  const at::Tensor weight_piece = weight_here(given_weight);
+  const at::Tensor piece = weight_here(given_weight);
   const Placement wanted = in_sequence ? Shard(0) : Replicate();
   // Experts' columns leave each rank a term of the gradient.
   const Placement gradient = routed_outside(options) ? Partial() : wanted;
   const at::Tensor here = global ? piece_as(input, mesh_, wanted, gradient, who_) : input;
-  const at::Tensor output = multiply(here, weight_piece, global ? input.size(0) : -1);
+  const at::Tensor output = multiply(here, piece, global ? input.size(0) : -1);
   const at::Tensor skipped = options.skip_bias_add ? bias : at::Tensor();
   if (!global && !gathers) return {.output = output, .bias = skipped.defined() ? to_local(skipped) : skipped};
   const at::Tensor cut =
@@ -252,7 +246,7 @@ RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelOptions& given, co
 
 // This rank's term of the output, without the bias.
 at::Tensor RowParallelLinearImpl::multiply(const at::Tensor& input) const {
-  const at::Tensor piece = weight_piece(weight, options.config);
+  const at::Tensor piece = to_local(weight);
   const at::Tensor term = sharded_linear(input, piece, {}, mesh_, {.main_grad = checked_main_grad(piece, options.config)});
   if (!lora_a.defined()) return term;
   // So it is of what the adapter adds, and of the gradient of B.
@@ -267,7 +261,7 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
   const bool in_sequence = options.config.sequence_parallel;
   if (!lora_a.defined() && !in_sequence && !routed_outside(options)) {
     const at::Tensor whole_bias = bias.defined() ? to_local(bias) : bias;
-    const at::Tensor piece = weight_piece(weight, options.config);
+    const at::Tensor piece = to_local(weight);
     const at::Tensor output = sharded_linear(here, piece, options.skip_bias_add ? at::Tensor() : whole_bias, mesh_,
                                              {.reduce_output = true, .main_grad = checked_main_grad(piece, options.config)});
     return {.output = output, .bias = options.skip_bias_add ? whole_bias : at::Tensor()};

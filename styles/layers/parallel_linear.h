@@ -97,8 +97,6 @@ class ParallelLinearBase : public torch::nn::Module {
   // `tensor_dim` of the weight is cut.
   ParallelLinearBase(const ParallelLinearOptions& options, DeviceMesh mesh, int64_t tensor_dim, const char* who);
   void make_parameters(const ParallelLinearOptions& options, bool with_weight, const Placement& bias_cut);
-  // This rank's piece. With gradient_accumulation_fusion its gradient ends at it.
-  at::Tensor weight_piece(const at::Tensor& lies_as_cut, const ModelParallelConfig& config) const;
   // What the gradient of `piece`, the weight that is used, is added to. Fails the job where gradient_accumulation_fusion has nowhere to add
   // one that is wanted to.
   at::Tensor checked_main_grad(const at::Tensor& piece, const ModelParallelConfig& config) const;

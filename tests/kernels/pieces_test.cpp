@@ -89,7 +89,7 @@ TEST_CASE(
   check_both_hear("sharded_embedding", "weight [8]; it is [rows, columns]", [&](const DeviceMesh& mesh, bool odd) {
     sharded_embedding(ids(0), odd ? at::ones({8}) : at::ones({4, 3}), mesh, {.num_embeddings = 8});
   });
-  check_both_hear("sharded_embedding", "id 4 is outside the table of 4 rows; uneven parts need options.num_embeddings",
+  check_both_hear("sharded_embedding", "id 4 is outside the table of 4 rows; options.num_embeddings says how many",
                   [&](const DeviceMesh& mesh, bool odd) {
                     sharded_embedding(ids(4), at::ones({odd ? 2 : 3, 3}), mesh);
                   });
@@ -97,6 +97,9 @@ TEST_CASE(
                   [&](const DeviceMesh& mesh, bool odd) {
                     sharded_embedding(ids(0), at::ones({odd ? 2 : 3, 3}), mesh, {.padding_idx = 4});
                   });
+  check_both_hear("sharded_embedding", "id 3 is outside the table of 3 rows", [&](const DeviceMesh& mesh, bool odd) {
+    sharded_embedding(ids(3), at::ones({odd ? 3 : 4, 3}), mesh, {.cut = EmbeddingCut::kWidth});
+  });
 }
 
 TEST_CASE("one_rank_errors: logits of one rank that do not fit the target, or are no numbers with a fraction") {

@@ -10,6 +10,7 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
@@ -380,6 +381,30 @@ TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad", {1, 2,
     CHECK_FALSE(rows->weight.grad().defined());
     CHECK(close(mine.grad(), piece_of(whole.grad(), mesh, {Shard(1)})));
     CHECK(close(full_tensor(rows->bias.grad()), g.sum(0)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad where the weight is among the inputs asked for",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const bool by_rows : {false, true}) {
+    ColumnParallelOptions columns(6, 12);
+    RowParallelOptions rows(6, 12);
+    rows.input_is_parallel = true;
+    columns.config = rows.config = {.params_dtype = at::kDouble, .gradient_accumulation_fusion = true};
+    ColumnParallelLinear column(columns, mesh);
+    RowParallelLinear row(rows, mesh);
+    ParallelLinearBase& layer = by_rows ? static_cast<ParallelLinearBase&>(*row) : static_cast<ParallelLinearBase&>(*column);
+    const at::Tensor x = leaf(by_rows ? piece_of(sample({4, 6}), mesh, {Shard(1)}) : sample({4, 6}));
+    const at::Tensor none = at::zeros_like(to_local(layer.weight.detach()));
+    layer.main_grad = none.clone();
+    const at::Tensor loss = (by_rows ? row->forward(x) : column->forward(x)).sum();
+    torch::autograd::backward({loss}, {}, /*retain_graph=*/true, false, {x, layer.bias});
+    CHECK(same(layer.main_grad, none));
+    CHECK(x.grad().defined());
+    torch::autograd::backward({loss}, {}, /*retain_graph=*/true, false, {layer.weight});
+    CHECK(close(layer.main_grad, x.detach().sum(0).expand(none.sizes())));
+    CHECK_FALSE(layer.weight.grad().defined());
   }
 }
 
