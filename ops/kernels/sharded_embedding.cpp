@@ -166,7 +166,7 @@ at::Tensor sharded_embedding(const at::Tensor& ids, const at::Tensor& weight, co
                              const ShardedEmbeddingOptions& options) {
   check_tensors(ids, weight, mesh);
   const Table table = table_of(weight, mesh, options);
-  const at::Tensor mine = local(ids, weight, mesh, options, table);
+  at::Tensor mine = local(ids, weight, mesh, options, table);
   switch (options.cut) {
     case EmbeddingCut::kVocabulary: return reduce_from_region(mine, mesh);
     case EmbeddingCut::kWidth: return gather_from_region(mine, mesh, {.tensor_dim = -1, .size = table.columns});

@@ -247,7 +247,7 @@ RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelOptions& given, co
 // This rank's term of the output, without the bias.
 at::Tensor RowParallelLinearImpl::multiply(const at::Tensor& input) const {
   const at::Tensor piece = to_local(weight);
-  const at::Tensor term = sharded_linear(input, piece, {}, mesh_, {.main_grad = checked_main_grad(piece, options.config)});
+  at::Tensor term = sharded_linear(input, piece, {}, mesh_, {.main_grad = checked_main_grad(piece, options.config)});
   if (!lora_a.defined()) return term;
   // So it is of what the adapter adds, and of the gradient of B.
   return term + at::linear(at::linear(input, to_local(lora_a)), to_local(lora_b, Placements{Partial()}));
