@@ -141,11 +141,12 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: an id outside the table is an error on
     CHECK_THROWS_WITH_AS(sharded_embedding(ids, mine, mesh, options), doctest::Contains(text.c_str()),
                          std::invalid_argument);
   };
+  const int64_t rows = 4 * mesh.size();
   CommCounter counter(mesh);
-  refused(at::full({2}, 4 * mesh.size(), at::kLong), "is outside the table of");
-  refused(at::full({2}, -1, at::kLong), "id -1 is outside the table");
+  refused(at::full({2}, rows, at::kLong), "is outside the table of", {.num_embeddings = rows});
+  refused(at::full({2}, -1, at::kLong), "id -1 is outside the table", {.num_embeddings = rows});
   refused(at::ones({2}), "ids of Float");
-  refused(at::ones({2}, at::kLong), "must be within num_embeddings", {.padding_idx = 4 * mesh.size()});
+  refused(at::ones({2}, at::kLong), "must be within num_embeddings", {.num_embeddings = rows, .padding_idx = rows});
   refused(from_local(at::ones({2}, at::kLong), mesh, {Replicate()}), "a DTensor was given");
   CHECK(counter.total() == 0);
 }
