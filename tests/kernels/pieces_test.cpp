@@ -16,25 +16,18 @@
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
 #include "tessera/ops/kernels/sharded_embedding.h"
 #include "tessera/ops/kernels/sharded_linear.h"
+#include "tessera/tests/dtensor/thrown.h"
 
 using namespace tessera;
 
 namespace {
 
 // What each of two ranks throws, in `body` or in the collective after it.
-std::vector<std::string> thrown(const std::function<void(const DeviceMesh& mesh, bool odd)>& body) {
-  std::vector<std::string> texts(2);
-  run_in_process(2, [&](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
-    std::string& text = texts[static_cast<std::size_t>(world->rank())];
-    try {
-      body(mesh, world->rank() == 1);
-      all_reduce(at::ones({1}), mesh, 0, ReduceOp::kSum);
-    } catch (const std::exception& error) {
-      text = error.what();
-    }
+std::vector<std::string> thrown_till_after(const std::function<void(const DeviceMesh& mesh, bool odd)>& body) {
+  return testing::thrown([&](const DeviceMesh& mesh, bool odd) {
+    body(mesh, odd);
+    all_reduce(at::ones({1}), mesh, 0, ReduceOp::kSum);
   });
-  return texts;
 }
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
@@ -42,7 +35,7 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 // Rank 1 alone is wrong.
 void check_both_hear(const std::string& who, const std::string& why,
                      const std::function<void(const DeviceMesh& mesh, bool odd)>& body) {
-  const std::vector<std::string> texts = thrown(body);
+  const std::vector<std::string> texts = thrown_till_after(body);
   CAPTURE(texts[0]);
   CAPTURE(texts[1]);
   CHECK(contains(texts[1], who + ": "));
@@ -122,7 +115,7 @@ TEST_CASE("one_rank_errors: classes that one rank alone has wrong, or that ranks
     sharded_cross_entropy(at::ones({2, odd ? 0 : 4}), target, mesh,
                           {.label_smoothing = 0.1, .smoothing = SmoothingFormula::kMegatron});
   });
-  const std::vector<std::string> texts = thrown([&](const DeviceMesh& mesh, bool odd) {
+  const std::vector<std::string> texts = thrown_till_after([&](const DeviceMesh& mesh, bool odd) {
     sharded_cross_entropy(at::ones({2, odd ? 2 : 3}), target, mesh);
   });
   for (const std::string& text : texts) {

@@ -15,7 +15,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/comm_counter.h"
-#include "tessera/mesh/in_process.h"
+#include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/layers/counted.h"
@@ -144,20 +144,6 @@ RowParallelLinear row(const Case& c, const DeviceMesh& mesh) {
   RowParallelOptions options = options_of<RowParallelOptions>(c);
   options.input_is_parallel = c.input_is_parallel;
   return RowParallelLinear(options, mesh);
-}
-
-// What each of two ranks throws.
-template <class Body>
-std::vector<std::string> thrown(const Body& body) {
-  std::vector<std::string> texts(2);
-  run_in_process(2, [&](const std::shared_ptr<World>& world) {
-    try {
-      body(init_device_mesh("cpu", {2}, {"tp"}, world), world->rank() == 1);
-    } catch (const std::exception& error) {
-      texts[static_cast<std::size_t>(world->rank())] = error.what();
-    }
-  });
-  return texts;
 }
 
 int64_t last(const Case& c) { return static_cast<int64_t>(c.batch.size()); }
