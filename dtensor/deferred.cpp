@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/tensor_lists.h"
 
 namespace tessera::detail {
 namespace {
@@ -60,15 +61,9 @@ void mark(const at::Tensor& t, const std::shared_ptr<Tape>& tape) {
 }
 
 // Calls `see` with every tensor among the arguments.
-void each_tensor(c10::ArrayRef<at::IValue> args, c10::function_ref<void(const at::Tensor&, std::size_t, std::size_t)> see) {
-  for (std::size_t i = 0; i < args.size(); ++i) {
-    if (args[i].isTensor()) see(args[i].toTensor(), i, 0);
-    if (!args[i].isTensorList() && !args[i].isOptionalTensorList()) continue;
-    std::size_t index = 0;
-    for (const at::IValue& element : args[i].toListRef()) {
-      if (element.isTensor()) see(element.toTensor(), i, index);
-      ++index;
-    }
+void each_tensor_of(c10::ArrayRef<at::IValue> args, c10::function_ref<void(const at::Tensor&)> see) {
+  for (const at::IValue& value : args) {
+    each_tensor(value, [&](const at::Tensor& t, std::size_t) { see(t); });
   }
 }
 
@@ -76,7 +71,7 @@ void each_tensor(c10::ArrayRef<at::IValue> args, c10::function_ref<void(const at
 class Comparable {
  public:
   explicit Comparable(c10::ArrayRef<at::IValue> args) {
-    each_tensor(args, [&](const at::Tensor& t, std::size_t, std::size_t) {
+    each_tensor_of(args, [&](const at::Tensor& t) {
       if (!is_deferred(t)) return;
       storages_.push_back(t.unsafeGetTensorImpl()->unsafe_storage());
       throws(*storages_.back().unsafeGetStorageImpl()) = false;
@@ -104,7 +99,7 @@ bool makes(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
   const at::IValue* const layout = find(op, args, "layout");
   if (layout != nullptr && layout->isInt() && layout->toLayout() != at::kStrided) return false;
   bool any = false;
-  each_tensor(args, [&](const at::Tensor& t, std::size_t, std::size_t) { any |= t.defined(); });
+  each_tensor_of(args, [&](const at::Tensor& t) { any |= t.defined(); });
   return !any;
 }
 
@@ -120,8 +115,7 @@ void to_meta(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> given, Sta
 
 std::vector<at::Tensor> results_of(const c10::OperatorHandle& op, Stack& stack) {
   std::vector<at::Tensor> out;
-  each_tensor(torch::jit::last(stack, op.schema().returns().size()),
-              [&](const at::Tensor& t, std::size_t, std::size_t) { out.push_back(t); });
+  each_tensor_of(torch::jit::last(stack, op.schema().returns().size()), [&](const at::Tensor& t) { out.push_back(t); });
   return out;
 }
 
@@ -182,7 +176,7 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 
 // What would have to be computed now can not.
 void refuse_values(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
-  each_tensor(args, [&](const at::Tensor& t, std::size_t, std::size_t) {
+  each_tensor_of(args, [&](const at::Tensor& t) {
     if (!is_dtensor(t)) return;
     throw std::invalid_argument(
         fmt::format("{}: a DTensor, {}, meets a tensor that was made under ShardedInit and has no values yet; {}",
@@ -230,7 +224,7 @@ void defer(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* s
   const NotRecording below;
   const c10::ArrayRef<at::IValue> args = torch::jit::last(*stack, op.schema().arguments().size());
   at::Tensor deferred;
-  each_tensor(args, [&](const at::Tensor& t, std::size_t, std::size_t) {
+  each_tensor_of(args, [&](const at::Tensor& t) {
     if (!is_deferred(t)) return;
     if (deferred.defined() && shared_tape(t) != shared_tape(deferred)) {
       throw std::invalid_argument(fmt::format(
@@ -276,23 +270,5 @@ Recording::Recording(std::shared_ptr<World> world) : previous_(recording), inclu
   if (recording == nullptr) recording = std::make_shared<Tape>(Tape{.world = std::move(world), .calls = {}});
 }
 Recording::~Recording() { recording = std::move(previous_); }
-
-void replace_tensors(at::IValue& value, c10::function_ref<at::Tensor(const at::Tensor&, std::size_t)> make) {
-  std::size_t index = 0;
-  if (value.isTensor()) {
-    value = make(value.toTensor(), 0);
-  } else if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::IValue& element : value.toListRef()) list.push_back(make(element.toTensor(), index++));
-    value = std::move(list);
-  } else if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const at::IValue& element : value.toListRef()) {
-      list.push_back(element.isTensor() ? std::make_optional(make(element.toTensor(), index)) : std::nullopt);
-      ++index;
-    }
-    value = std::move(list);
-  }
-}
 
 }  // namespace tessera::detail

@@ -78,9 +78,6 @@ class Recording {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-// Replaces the tensors in one argument, a tensor or a list of them, by what `make` gives for each and its index.
-void replace_tensors(at::IValue& value, c10::function_ref<at::Tensor(const at::Tensor&, std::size_t)> make);
-
 // Makes the deferred tensor `t` a DTensor of `spec` with the values that its calls give; what it shares with other tensors is computed
 // anew. `path` is the parameter's, for messages; may be empty. Throws std::invalid_argument, alike on every rank, where a whole sharded
 // tensor or communication would be needed; std::runtime_error when the job fails meanwhile.

@@ -18,6 +18,7 @@
 #include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/route.h"
 #include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/tensor_lists.h"
 
 namespace tessera::detail {
 namespace {

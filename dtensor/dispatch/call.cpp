@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/tensor_lists.h"
 #include "tessera/mesh/replicated_check.h"
 #include "tessera/ops/rules/rule.h"
 
@@ -214,14 +215,8 @@ Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit
   static const at::Tensor absent;
   for (std::size_t i = 0; i < traits.num_args; ++i) {
     at::IValue& value = call.arg(i);
-    if (value.isTensor()) {
-      add(i, 0, value.toTensor());
-    } else if (value.isTensorList()) {
-      std::size_t index = 0;
-      for (const at::IValue& element : value.toListRef()) add(i, index++, element.toTensor());
-    } else if (value.isOptionalTensorList()) {
-      std::size_t index = 0;
-      for (const at::IValue& element : value.toListRef()) add(i, index++, element.isNone() ? absent : element.toTensor());
+    if (value.isTensor() || detail::is_tensor_list(value)) {
+      detail::each_tensor(value, [&](const at::Tensor& t, std::size_t index) { add(i, index, t); });
     } else if (value.isNone() && op.schema().arguments()[i].type()->isSubtypeOf(*c10::OptionalType::ofTensor())) {
       add(i, 0, absent);
     }

@@ -15,6 +15,7 @@
 #include "tessera/dtensor/dispatch/random.h"
 #include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/route.h"
+#include "tessera/dtensor/tensor_lists.h"
 
 namespace tessera::dispatch {
 namespace {
@@ -151,16 +152,8 @@ class Execution {
     for (std::size_t next = 0; next < count;) {
       const std::size_t arg = args_[next];
       at::IValue& value = call_.arg(arg);
-      if (value.isTensorList()) {
-        c10::List<at::Tensor> list;
-        while (next < count && args_[next] == arg) list.push_back(locals_[next++]);
-        value = std::move(list);
-      } else if (value.isOptionalTensorList()) {
-        c10::List<std::optional<at::Tensor>> list;
-        for (; next < count && args_[next] == arg; ++next) {
-          list.push_back(locals_[next].defined() ? std::make_optional(locals_[next]) : std::nullopt);
-        }
-        value = std::move(list);
+      if (detail::is_tensor_list(value)) {
+        detail::replace_tensors(value, [&](const at::Tensor&, std::size_t) { return locals_[next++]; });
       } else {
         if (locals_[next].defined()) value = locals_[next];
         ++next;
@@ -283,9 +276,7 @@ class Execution {
           value = wrap_one(value.toTensor(), next_output++);
         }
       } else if (value.isTensorList()) {
-        c10::List<at::Tensor> list;
-        for (const at::Tensor& t : value.toTensorVector()) list.push_back(wrap_one(t, next_output++));
-        value = std::move(list);
+        detail::replace_tensors(value, [&](const at::Tensor& t, std::size_t) { return wrap_one(t, next_output++); });
       }
     }
   }

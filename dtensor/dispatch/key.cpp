@@ -1,6 +1,7 @@
 #include "tessera/dtensor/dispatch/key.h"
 
 #include "tessera/dtensor/dispatch/decision.h"
+#include "tessera/dtensor/tensor_lists.h"
 
 namespace tessera::dispatch {
 
@@ -75,7 +76,7 @@ bool append_key(const Call& call, Key& key) {
     if (begin < next) {
       key.tensors(next - begin);
       for (std::size_t t = begin; t < next; ++t) append_tensor(call.tensors[t], key);
-    } else if (call.arg(i).isTensorList() || call.arg(i).isOptionalTensorList()) {
+    } else if (detail::is_tensor_list(call.arg(i))) {
       key.tensors(0);
     } else if (!append_value(call.arg(i), call.traits.number_arg[i], key)) {
       return false;

@@ -3,6 +3,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 
+#include "tessera/dtensor/tensor_lists.h"
+
 namespace tessera::dispatch {
 namespace {
 
@@ -22,17 +24,8 @@ torch::jit::Stack meta_stack(const Call& call) {
     at::IValue& value = stack[i];
     if (value.isDevice()) value = c10::Device(c10::kMeta);
     if (value.isGenerator()) value = at::IValue();
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (; next < call.tensors.size() && call.tensors[next].arg == i; ++next) list.push_back(meta_of(call.tensors[next]));
-      value = std::move(list);
-    } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (; next < call.tensors.size() && call.tensors[next].arg == i; ++next) {
-        list.push_back(call.tensors[next].tensor->defined() ? std::make_optional(meta_of(call.tensors[next]))
-                                                            : std::nullopt);
-      }
-      value = std::move(list);
+    if (detail::is_tensor_list(value)) {
+      detail::replace_tensors(value, [&](const at::Tensor&, std::size_t) { return meta_of(call.tensors[next++]); });
     } else if (next < call.tensors.size() && call.tensors[next].arg == i) {
       if (call.tensors[next].tensor->defined()) value = meta_of(call.tensors[next]);
       ++next;
@@ -65,10 +58,7 @@ std::optional<std::vector<MetaResult>> run_on_meta(const Call& call) {
   }
   std::vector<MetaResult> out;
   for (const at::IValue& value : stack) {
-    if (value.isTensor()) append_result(value.toTensor(), out);
-    if (value.isTensorList()) {
-      for (const at::Tensor& t : value.toTensorVector()) append_result(t, out);
-    }
+    detail::each_tensor(value, [&](const at::Tensor& t, std::size_t) { append_result(t, out); });
   }
   return out;
 }

@@ -11,6 +11,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/dtensor/tensor_lists.h"
+
 namespace tessera::dispatch {
 namespace {
 
@@ -42,10 +44,7 @@ bool takes(const c10::FunctionSchema& schema, const std::vector<c10::TypePtr>& t
 }
 
 void append_tensors(const at::IValue& value, std::vector<at::Tensor>& out) {
-  if (value.isTensor()) out.push_back(value.toTensor());
-  if (value.isTensorList()) {
-    for (const at::Tensor& t : value.toTensorVector()) out.push_back(t);
-  }
+  detail::each_tensor(value, [&](const at::Tensor& t, std::size_t) { out.push_back(t); });
 }
 
 }  // namespace

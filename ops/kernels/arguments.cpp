@@ -4,6 +4,7 @@
 
 #include "tessera/dtensor/spec.h"
 #include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/tensor_lists.h"
 
 namespace tessera {
 
@@ -32,12 +33,13 @@ bool writes(const c10::OperatorHandle& op) {
 }
 
 bool spread(const at::IValue& value) {
-  if (value.isTensorList() || value.isOptionalTensorList()) {
-    return std::any_of(value.toListRef().begin(), value.toListRef().end(), [](const at::IValue& v) { return spread(v); });
-  }
-  if (!value.isTensor() || !value.toTensor().defined() || !detail::is_dtensor(value.toTensor())) return false;
-  const Spec& spec = *detail::meta(value.toTensor()).spec;
-  return spec.sharded || spec.partial;
+  bool found = false;
+  detail::each_tensor(value, [&](const at::Tensor& t, std::size_t) {
+    if (!t.defined() || !detail::is_dtensor(t)) return;
+    const Spec& spec = *detail::meta(t).spec;
+    found |= spec.sharded || spec.partial;
+  });
+  return found;
 }
 
 bool any_spread(const Stack& args) {

@@ -14,6 +14,7 @@
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/tensor_lists.h"
 #include "tessera/ops/kernels/arguments.h"
 
 namespace tessera {
@@ -66,33 +67,20 @@ constexpr std::array kWithOwnTensors = {"combinations"};
 
 // ---- they write into plain tensors of their own: whole tensors go in, and every rank has the result. Differentiable.
 
-at::IValue whole(const at::IValue& value) {
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> out;
-    for (const at::Tensor& t : value.toTensorVector()) out.push_back(whole(t).toTensor());
-    return out;
-  }
-  if (!value.isTensor() || !value.toTensor().defined() || !is_dtensor(value.toTensor())) return value;
-  const at::Tensor& t = value.toTensor();
-  return to_local(redistribute(t, Placements(placements_of(t).size(), Replicate())));
+at::Tensor whole(const at::Tensor& t) {
+  return is_dtensor(t) ? to_local(redistribute(t, Placements(placements_of(t).size(), Replicate()))) : t;
 }
 
-const at::Tensor* first_dtensor(const Stack& args) {
-  for (const at::IValue& value : args) {
-    if (value.isTensor() && is_dtensor(value.toTensor())) return &value.toTensor();
-    if (!value.isTensorList()) continue;
-    for (const at::IValue& element : value.toListRef()) {
-      if (is_dtensor(element.toTensor())) return &element.toTensor();
-    }
-  }
-  return nullptr;
+at::Tensor first_dtensor(const dispatch::Call& call) {
+  return *std::ranges::find_if(call.tensors, [](const dispatch::TensorArg& entry) {
+            return detail::is_dtensor(*entry.tensor);
+          })->tensor;
 }
 
 void on_whole(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   const dispatch::OpTraits traits(op);
-  dispatch::read_call(op, traits, *stack);  // refuses what does not fit
+  const at::Tensor lead = first_dtensor(dispatch::read_call(op, traits, *stack));  // which refuses what does not fit
   Stack args = take_args(op, *stack);
-  const at::Tensor lead = *first_dtensor(args);
   for (const at::IValue& value : args) {
     if (!spread(value)) continue;
     detail::implicit_communication(op.schema().name(), [&] {
@@ -100,7 +88,9 @@ void on_whole(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack
     });
   }
   const DeviceMesh mesh = mesh_of(lead);
-  for (at::IValue& value : args) value = whole(value);
+  for (at::IValue& value : args) {
+    detail::replace_tensors(value, [](const at::Tensor& t, std::size_t) { return whole(t); });
+  }
   op.callBoxed(args);
   dispatch::count_replicated(op.schema().name());
   give(op, *stack, from_local(args[0].toTensor(), mesh, Placements(placements_of(lead).size(), Replicate())));
