@@ -10,9 +10,19 @@
 namespace tessera::detail {
 namespace {
 
+// What reads memory by a pointer. LibTorch's operator<< does too, of as many elements as the whole tensor has, behind operators that
+// everybody calls: no kernel can tell that it prints, and the whole would need a collective that this rank alone may enter.
+constexpr const char* kNoMemory =
+    "a DTensor has no memory of its own, which printing (std::cout << t), accessor() and data_ptr() read: print "
+    "tessera::to_string(t) for the layout and to_local(t) for this rank's piece, or full_tensor(t), which every rank calls, "
+    "for "
+    "the whole value; read those in the place of t";
 constexpr const char* kNoStorage =
-    "a DTensor has no storage of its own: call full_tensor(t) for the whole value or to_local(t) for this rank's piece, and "
-    "save_weights / load_weights (tessera/dtensor/io/weights.h) in the place of torch::save / torch::load";
+    "a DTensor has no storage of its own, which storage() and torch::save read: call to_local(t) for this rank's piece or "
+    "full_tensor(t) for the whole value; in the place of torch::save and torch::load, save_weights and load_weights of a "
+    "module "
+    "(tessera/dtensor/io/weights.h), save_optimizer and load_optimizer of an optimizer "
+    "(tessera/dtensor/io/optimizer_state.h)";
 
 constexpr c10::DispatchKeySet kKeys({kDTensorKey, kAutogradDTensorKey, c10::DispatchKey::ADInplaceOrView});
 constexpr c10::DispatchKeySet kCpuKeys = kKeys.add(c10::DispatchKey::AutocastCPU);
@@ -23,7 +33,7 @@ constexpr c10::DispatchKeySet kCudaKeys = kKeys.add(c10::DispatchKey::AutocastCU
 c10::DispatchKeySet keys_on(const c10::Device& device) { return device.is_cuda() ? kCudaKeys : kCpuKeys; }
 
 std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> meta) {
-  return std::make_unique<c10::ExtraMeta>(nullptr, nullptr, std::move(meta), kNoStorage, kNoStorage);
+  return std::make_unique<c10::ExtraMeta>(nullptr, nullptr, std::move(meta), kNoMemory, kNoStorage);
 }
 
 void Meta::clear() {

@@ -38,13 +38,20 @@ bool contains(const std::array<const char*, N>& names, const std::string& name) 
 
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
+// Who may have brought a plain tensor to be written into a DTensor, or beside one, without its caller seeing it.
+std::string origin_hint(const Call& call, const at::Tensor& plain) {
+  if (call.traits.name != "aten::copy_") return old_state_hint(call, plain);
+  return ". torch::nn::init::orthogonal_ draws a plain tensor on each rank and copies it: tessera::orthogonal_ "
+         "(tessera/dtensor/init.h) fills a DTensor in its place";
+}
+
 [[noreturn]] void refuse_plain(const Call& call, const at::Tensor& plain) {
   throw std::invalid_argument(fmt::format(
       "{}: a plain tensor [{}] among DTensors, the first of them {}{}. Make it one by from_local (each rank has its piece) "
       "or "
       "distribute_tensor (each rank has the whole); or hold an ImplicitReplication guard, under which plain tensors count "
       "as replicated",
-      call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead), old_state_hint(call, plain)));
+      call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead), origin_hint(call, plain)));
 }
 
 // Writing a view that is a copy would be lost without a word.

@@ -3,10 +3,14 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 #include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+#include <torch/serialize.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
@@ -236,18 +240,68 @@ TEST_CASE("what LibTorch refuses of the global shapes is refused on every rank, 
   refused({"out of range"}, [](const DeviceMesh& mesh) { ones(mesh, {S0}).select(0, 6); });
 }
 
-TEST_CASE("a DTensor printed, read or pickled says what to do") {
-  const std::string way_out = "call full_tensor(t) for the whole value or to_local(t) for this rank's piece";
-  refused({way_out}, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).data_ptr(); });
-  refused({way_out}, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).const_data_ptr<float>(); });
-  refused({way_out}, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).storage(); });
-  refused({way_out, "save_weights"}, [](const DeviceMesh& mesh) { (void)torch::jit::pickle_save(ones(mesh, {S0})); });
-  refused({way_out}, [](const DeviceMesh& mesh) {
+TEST_CASE("a DTensor whose memory is read says that it has none: printed, by an accessor, by a pointer") {
+  const std::vector<std::string> parts = {"a DTensor has no memory of its own",
+                                          "printing (std::cout << t), accessor() and data_ptr()", "tessera::to_string(t)",
+                                          "to_local(t)", "full_tensor(t)"};
+  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{}, {6}, {6, 3}, {6, 3, 2}}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kLong}) {
+      refused(parts, [&](const DeviceMesh& mesh) {
+        std::ostringstream out;
+        out << ones(mesh, {R}, shape, dtype);
+      });
+    }
+  }
+  refused(parts, [](const DeviceMesh& mesh) {
     std::ostringstream out;
-    out << ones(mesh, {S0});
+    at::print(out, ones(mesh, {S0}).requires_grad_(), 80);
   });
+  refused(parts, [](const DeviceMesh& mesh) {
+    const at::Tensor converted = at::ones({6, 3});
+    distribute_in_place(converted, mesh, {S0});
+    std::ostringstream out;
+    out << converted;
+  });
+  refused(parts, [](const DeviceMesh& mesh) {
+    const at::Tensor t = ones(mesh, {S0});
+    (void)t.accessor<float, 2>();
+  });
+  refused(parts, [](const DeviceMesh& mesh) {
+    const at::Tensor t = ones(mesh, {S0});
+    (void)t.packed_accessor64<float, 2>();
+  });
+  refused(parts, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).data_ptr(); });
+  refused(parts, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).mutable_data_ptr<float>(); });
+  refused(parts, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).const_data_ptr<float>(); });
   const DeviceMesh mesh = fake_mesh(1, {3}, {"tp"});
   CHECK(to_string(ones(mesh, {S0}, {7, 3})) == "DTensor Float [7, 3] on {tp: 3} on cpu as [S(0)], here [3, 3]");
+}
+
+TEST_CASE(
+    "a DTensor whose storage is read says that it has none: storage(), pickled, torch::save of it, a module, an optimizer") {
+  const std::vector<std::string> parts = {"a DTensor has no storage of its own, which storage() and torch::save read",
+                                          "to_local(t)", "full_tensor(t)", "save_weights and load_weights of a module",
+                                          "save_optimizer and load_optimizer of an optimizer"};
+  refused(parts, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).storage(); });
+  refused(parts, [](const DeviceMesh& mesh) { (void)torch::jit::pickle_save(ones(mesh, {S0})); });
+  refused(parts, [](const DeviceMesh& mesh) {
+    std::ostringstream out;
+    torch::save(ones(mesh, {S0}), out);
+  });
+  refused(parts, [](const DeviceMesh& mesh) {
+    const torch::nn::Linear linear(3, 6);
+    distribute_in_place(linear->weight, mesh, {S0});
+    std::ostringstream out;
+    torch::save(linear, out);
+  });
+  refused(parts, [](const DeviceMesh& mesh) {
+    const at::Tensor parameter = ones(mesh, {S0}).requires_grad_();
+    torch::optim::SGD optimizer({parameter}, torch::optim::SGDOptions(0.1).momentum(0.9));
+    parameter.sum().backward();
+    optimizer.step();
+    std::ostringstream out;
+    torch::save(optimizer, out);
+  });
 }
 
 TEST_CASE("Strict refuses what would communicate on its own, and says what") {

@@ -161,8 +161,16 @@ TEST_CASE("refused: plain tensors, other numbers of dimensions, integers; torch'
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(sparse_(empty({3, 3}, mesh, {Shard(0)}), 1.5), doctest::Contains("sparsity 1.5"),
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(init::orthogonal_(empty({4, 4}, mesh, {Shard(0)})), doctest::Contains("a plain tensor"),
-                       std::invalid_argument);
+  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{4, 4}, {3, 2, 5}}) {
+    for (const Placement& placement : {Shard(0), Shard(1), Replicate()}) {
+      CAPTURE(to_string(placement));
+      CHECK_THROWS_WITH_AS(
+          init::orthogonal_(empty(shape, mesh, {placement})),
+          doctest::Contains(
+              "torch::nn::init::orthogonal_ draws a plain tensor on each rank and copies it: tessera::orthogonal_"),
+          std::invalid_argument);
+    }
+  }
 }
 
 TEST_CASE(
