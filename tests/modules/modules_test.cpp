@@ -1,8 +1,9 @@
 // Unmodified modules of torch::nn on DTensors: results, gradients of inputs and
 // parameters, and buffers, beside the same module in one process. Each row runs
-// on every layout of its inputs, with its parameters replicated and cut.
+// on every layout of its inputs, with its parameters replicated, cut and plain.
 
 #include <mutex>
+#include <optional>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
@@ -36,6 +37,9 @@ std::vector<Column> columns_of_table() {
           {"Ragged(0)", {3}, {RaggedShard(0, {5, 0, 1})}},
           {"[S(0), S(1)]", {2, 2}, {Shard(0), Shard(1)}}};
 }
+
+// Replicated, cut, and plain: under ImplicitReplication these count as replicated.
+std::vector<std::optional<Placement>> parameters_of_table() { return {Replicate(), Shard(0), std::nullopt}; }
 
 // Of layers that take images, those too that cut their places.
 std::vector<Column> columns_of_images(const Input& input) {
@@ -90,13 +94,15 @@ Outcome run_plain(const ModuleRow& row) {
   return outcome(subject, inputs);
 }
 
-Outcome run_rank(const ModuleRow& row, const DeviceMesh& mesh, const Placements& placements, const Placement& parameters) {
+// Parameters stay plain where no placement is given.
+Outcome run_rank(const ModuleRow& row, const DeviceMesh& mesh, const Placements& placements,
+                 const std::optional<Placement>& parameters) {
   const Subject subject = row.make();
   set_up(subject, row);
   const Placements replicated(static_cast<std::size_t>(mesh.ndim()), Replicate());
   Placements of_parameters = replicated;
-  of_parameters.back() = parameters;
-  for (const at::Tensor& p : subject.module->parameters())
+  if (parameters) of_parameters.back() = *parameters;
+  for (const at::Tensor& p : parameters ? subject.module->parameters() : Tensors())
     distribute_in_place(p, mesh, fitting(of_parameters, p), kNoSource);
   for (const at::Tensor& b : subject.module->buffers()) distribute_in_place(b, mesh, replicated, kNoSource);
   Tensors inputs;
@@ -121,7 +127,8 @@ Outcome run_alone(const ModuleRow& row) {
 }
 
 // What is wrong; "" for nothing.
-std::string check_column(const ModuleRow& row, const Column& column, const Placement& parameters, const Outcome& wanted) {
+std::string check_column(const ModuleRow& row, const Column& column, const std::optional<Placement>& parameters,
+                         const Outcome& wanted) {
   std::mutex mutex;
   std::string wrong;
   try {
@@ -141,10 +148,10 @@ void check(const std::vector<ModuleRow>& rows, bool images = false) {
   for (const ModuleRow& row : rows) {
     const Outcome wanted = row.draws ? run_alone(row) : run_plain(row);
     for (const Column& column : images ? columns_of_images(row.make().inputs.at(0)) : columns_of_table()) {
-      for (const Placement& parameters : {Replicate(), Shard(0)}) {
+      for (const std::optional<Placement>& parameters : parameters_of_table()) {
         const std::string wrong = check_column(row, column, parameters, wanted);
-        CHECK_MESSAGE(wrong.empty(),
-                      fmt::format("ROW {} | {} | parameters {} | {}", row.name, column.name, to_string(parameters), wrong));
+        CHECK_MESSAGE(wrong.empty(), fmt::format("ROW {} | {} | parameters {} | {}", row.name, column.name,
+                                                 parameters ? to_string(*parameters) : "plain", wrong));
       }
     }
   }
