@@ -8,7 +8,6 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/abs.h>
-#include <ATen/ops/alias.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/any.h>
@@ -29,7 +28,6 @@
 #include <ATen/ops/sum.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include "tessera/dtensor/dispatch/dispatcher.h"
@@ -86,23 +84,6 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
     if (layout[static_cast<std::size_t>(i)].is_shard()) same = all_reduce(same, mesh, i, ReduceOp::kMin);
   }
   give(op, stack, same.item<int>() != 0);
-  return true;
-}
-
-// as_strided(self, size, stride, offset) speaks of memory that a DTensor has not: only as what self is already.
-bool as_strided(const c10::OperatorHandle& op, Stack& stack) {
-  const Stack args = take_args(op, stack);
-  const at::Tensor self = args[0].toTensor();
-  const std::vector<int64_t> size = args[1].toIntVector();
-  const std::vector<int64_t> stride = args[2].toIntVector();
-  const int64_t offset = args[3].isNone() ? 0 : args[3].toInt();
-  if (self.sizes() != at::IntArrayRef(size) || self.strides() != at::IntArrayRef(stride) || offset != 0) {
-    throw std::invalid_argument(fmt::format(
-        "aten::as_strided: [{}] by strides [{}] of {}: a DTensor's pieces lie in other memory than one process's; use view, "
-        "transpose, slice or unfold, or call full_tensor first",
-        fmt::join(size, ", "), fmt::join(stride, ", "), to_string(*detail::meta(self).spec)));
-  }
-  give(op, stack, at::alias(self));
   return true;
 }
 
@@ -305,7 +286,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
 [[maybe_unused]] const bool registered = [] {
   register_decomposition("_local_scalar_dense", item);
   register_decomposition("equal", equal);
-  register_decomposition("as_strided", as_strided);
   for (const char* name : {"t_", "transpose_", "squeeze_", "unsqueeze_"}) register_decomposition(name, reshape_in_place);
   register_decomposition("resize_as", resize_as);
   for (const char* name : {"median", "nanmedian"}) register_decomposition(name, whole_median);

@@ -108,6 +108,39 @@ TESSERA_RANKS_TEST_CASE("what is pooled or resized channels-last can be viewed a
   }
 }
 
+// LibTorch's own kernels end in as_strided where an image is pooled to one place: the tensor itself, and by its strides channels-last.
+TESSERA_RANKS_TEST_CASE("an image channels-last that is pooled to one place stays so, and has gradients", {1, 2, 3, 4}) {
+  const at::Tensor flat = sample({3, 4, 6, 2}).contiguous(at::MemoryFormat::ChannelsLast);
+  const at::Tensor deep = sample({3, 4, 2, 5, 2}).contiguous(at::MemoryFormat::ChannelsLast3d);
+  const at::Tensor kernel = sample({5, 4, 1, 1}, 1);
+  const auto pooled = [](const at::Tensor& t) {
+    return t.dim() == 4 ? at::adaptive_avg_pool2d(t, {1, 1}) : at::adaptive_avg_pool3d(t, {1, 1, 1});
+  };
+  // An image goes on through a convolution too, which asks for the order in memory.
+  const auto loss = [&](const at::Tensor& y, const at::Tensor& weights) {
+    const at::Tensor sum = (y.flatten(1) * y.flatten(1)).sum();
+    return y.dim() == 4 ? sum + at::conv2d(y, weights).relu().flatten(1).sum() : sum;
+  };
+  for (const at::Tensor& image : {flat, deep}) {
+    const at::Tensor plain = image.detach().clone().requires_grad_();
+    const at::Tensor want = pooled(plain);
+    loss(want, kernel).backward();
+    for (const Placement& placement : {R, S0, Shard(1), Shard(2), Shard(3), Partial()}) {
+      CAPTURE(to_string(placement));
+      const at::Tensor x =
+          spread(image, line(), {placement}).contiguous(image.suggest_memory_format()).detach().requires_grad_();
+      const at::Tensor got = pooled(x);
+      CHECK(got.strides() == want.strides());
+      CHECK(got.suggest_memory_format() == want.suggest_memory_format());
+      CHECK(close(full_tensor(got.detach()), want.detach()));
+      loss(got, spread(kernel, line(), {R})).backward();
+      CHECK(close(full_tensor(x.grad()), plain.grad()));
+      const at::InferenceMode inference;
+      CHECK(close(full_tensor(pooled(x)), want));
+    }
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("the least number written over pending averages stays finite", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor rows = sample({mesh.size(), 6}, 0, at::kFloat), mask = at::arange(6) % 2 == 0;

@@ -1,0 +1,110 @@
+// as_strided(self, size, stride, offset) speaks of memory that a DTensor does not have. What LibTorch's own composite kernels ask for is
+// the tensor itself, with other strides for dimensions of one element, by which it tells channels-last: that is a view of every piece.
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/alias.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/library.h>
+
+#include "tessera/dtensor/dispatch/local_kernel.h"
+#include "tessera/dtensor/tensor.h"
+#include "tessera/ops/kernels/arguments.h"
+
+namespace tessera {
+namespace {
+
+// Whether these strides reach the elements that `t` has, each at its place.
+bool reaches_same(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  if (t.sizes() != sizes || strides.size() != sizes.size()) return false;
+  if (t.numel() == 0) return true;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1 && strides[i] != t.strides()[i]) return false;
+  }
+  return true;
+}
+
+// The piece with its dimensions in the order in memory that `strides` give the whole: a dimension of one element comes behind those that
+// have smaller strides there.
+at::Tensor ordered_piece(const at::Tensor& local, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  std::vector<int64_t> of_piece = local.strides().vec();
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1) continue;
+    of_piece[i] = 1;
+    for (std::size_t k = 0; k < sizes.size(); ++k) {
+      if (sizes[k] == 1 || strides[k] >= strides[i]) continue;
+      of_piece[i] = std::max(of_piece[i], local.strides()[k] * std::max<int64_t>(local.sizes()[k], 1));
+    }
+  }
+  return local.as_strided(local.sizes(), of_piece, local.storage_offset());
+}
+
+// Gives `t` these strides, in place. Its aliases have theirs still.
+void set_strides(const at::Tensor& t, at::IntArrayRef strides) {
+  if (t.strides() == strides) return;
+  const detail::Meta& old = detail::meta(t);
+  const Spec& spec = *old.spec;
+  const SpecPtr to = intern_spec(spec.mesh, spec.placements, spec.sizes, strides, spec.dtype);
+  const at::Tensor local = spec.mesh.is_member() ? ordered_piece(old.local(), spec.sizes, strides) : old.local();
+  auto meta = c10::make_intrusive<detail::Meta>(local, to);
+  meta->contract = old.contract;
+  meta->copied_by = old.copied_by;
+  meta->viewed = old.viewed;
+  meta->viewed_version = old.viewed_version;
+  t.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
+  t.unsafeGetTensorImpl()->set_sizes_and_strides(to->sizes, to->strides);
+}
+
+void check_same(const char* op, const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
+                std::optional<int64_t> offset) {
+  const int64_t from = offset.value_or(self.storage_offset());
+  if (reaches_same(self, size, stride) && from == self.storage_offset()) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: [{}] by strides [{}] from {} of {}, by strides [{}] from {}: a DTensor's pieces lie in other memory than one "
+      "process's; use view, transpose, slice, diagonal or unfold, or call full_tensor first",
+      op, fmt::join(size, ", "), fmt::join(stride, ", "), from, to_string(*detail::meta(self).spec),
+      fmt::join(self.strides(), ", "), self.storage_offset()));
+}
+
+at::Tensor strided_view(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
+                        std::optional<int64_t> offset) {
+  check_same("aten::as_strided", self, size, stride, offset);
+  const at::Tensor view = at::alias(self);
+  set_strides(view, stride);
+  return view;
+}
+
+// To autograd this is no operator: the value is the same.
+const at::Tensor& restride(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
+                           std::optional<int64_t> offset) {
+  check_same("aten::as_strided_", self, size, stride, offset);
+  set_strides(self, stride);
+  return self;
+}
+
+// Where there is no autograd.
+bool boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const bool in_place = op.schema().name().ends_with('_');
+  if (writes(op) && !in_place) return false;
+  const torch::jit::Stack args = take_args(op, stack);
+  const at::Tensor self = args[0].toTensor();
+  const std::vector<int64_t> size = args[1].toIntVector(), stride = args[2].toIntVector();
+  const auto offset = args[3].toOptional<int64_t>();
+  give(op, stack, in_place ? restride(self, size, stride, offset) : strided_view(self, size, stride, offset));
+  return true;
+}
+[[maybe_unused]] const bool registered = register_decomposition("as_strided", boxed);
+
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) {
+  m.impl("as_strided", strided_view);
+  m.impl("as_strided_", restride);
+}
+
+}  // namespace
+}  // namespace tessera
