@@ -3,11 +3,14 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
+#include <c10/util/Type.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
@@ -154,6 +157,17 @@ class Hooked : public detail::HookedForward<Impl> {
       return std::make_shared<Hooked<Impl>>(*copy, static_cast<const Hookable&>(*this));
     } else {
       return copy;
+    }
+  }
+
+  // As Impl prints itself: a class without a pretty_print of its own is printed as Impl, not as Hooked<Impl>.
+  void pretty_print(std::ostream& stream) const override {
+    using OfModule = void (torch::nn::Module::*)(std::ostream&) const;
+    const bool unnamed = this->name() == c10::demangle(typeid(*this).name());
+    if (std::is_same_v<decltype(&Impl::pretty_print), OfModule> && unnamed) {
+      stream << c10::demangle(typeid(Impl).name());
+    } else {
+      Impl::pretty_print(stream);
     }
   }
 };

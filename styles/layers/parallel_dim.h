@@ -1,19 +1,20 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <iosfwd>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
+#include "tessera/styles/layers/layer.h"
 #include "tessera/styles/layers/parallel_embedding.h"
 #include "tessera/styles/layers/parallel_linear.h"
 #include "tessera/styles/parallelize.h"
@@ -32,27 +33,42 @@ struct ParallelDimOptions {
   bool allow_uneven = false;
 };
 
-// torch::nn::Linear with its first values' distributions, whose output is a DTensor: columns S(-1), rows and none R. Its input is
-// redistributed from wherever it lies. Collectives: those of ColumnParallelLinear and RowParallelLinear, and the input's redistribution.
-// The constructor throws std::invalid_argument on another dim, and as those.
-class ParallelLinearImpl : public torch::nn::Module {
+// torch::nn::Linear with its first values' distributions, whose output is a DTensor: columns S(-1), rows and none R.
+// Input [*, in_features]: a DTensor is redistributed from wherever it lies; a plain one is whole. For dim 0 a plain input may also have this
+// rank's part of the features alone, in_features / n, by torch.chunk's rule with allow_uneven; all ranks give the whole, or all their part
+// (one feature that several ranks share counts as the whole).
+// Collectives, on more than one rank. Columns: in backward one all_reduce of the input's gradient. Rows: in forward one all_reduce, and in
+// backward of a whole input one all_gather of its gradient. Those that redistribute a DTensor come on top.
+// The constructor throws std::invalid_argument, on every rank alike, on another dim, on features that the ranks do not divide (unless
+// allow_uneven), and on a mesh of several dimensions or without this rank; forward on a DTensor of other features or on another mesh. A
+// plain input of other features, which this rank alone may have, fails the job.
+// The parameters may be assigned, and the layer cloned, printed and put into containers, as parallel_linear.h says.
+class ParallelLinearImpl : public Layer<ParallelLinearImpl> {
  public:
   ParallelLinearImpl(int64_t in_features, int64_t out_features, const DeviceMesh& mesh,
                      const ParallelDimOptions& options = {});
   at::Tensor forward(const at::Tensor& input);
+  void pretty_print(std::ostream& stream) const override;
+  std::vector<LayerParameter<ParallelLinearImpl>> layer_parameters() const {
+    return {{"weight", &ParallelLinearImpl::weight}, {"bias", &ParallelLinearImpl::bias, options.bias}};
+  }
 
-  const ParallelDimOptions options;
+  ParallelDimOptions options;
   at::Tensor weight, bias;  // [out, in]; [out], or undefined
 
  private:
-  const DeviceMesh mesh_;
-  std::shared_ptr<ColumnParallelLinearImpl> column_;
-  std::shared_ptr<RowParallelLinearImpl> row_;
+  at::Tensor input_on_mesh(const at::Tensor& input) const;
+
+  int64_t in_features_, out_features_;
+  DeviceMesh mesh_;
+  // How they lie: of the input and the output the last dimension.
+  Placement weight_cut_, bias_cut_;
+  bool input_is_cut_, output_is_cut_;
 };
 TORCH_MODULE(ParallelLinear);
 
-// The table's rows (0), its columns (1, or -1), or for none the whole on every rank; first values of mean 0 and deviation 1, but for the
-// row of padding_idx. Throws std::invalid_argument on another dim, and as ParallelEmbedding.
+// The table's rows (0), its columns (1, or -1), or for none the whole on every rank, whatever options.cut says; first values by
+// options.init_method, or where there is none of mean 0 and deviation 1, but for the row of padding_idx. Throws std::invalid_argument on another dim, and as ParallelEmbedding.
 ParallelEmbedding parallel_embedding_layer(ParallelEmbeddingOptions options, ParallelDim dim, const DeviceMesh& mesh);
 
 struct ParallelCrossEntropyOptions {
@@ -70,13 +86,16 @@ std::optional<at::Reduction::Reduction> legacy_reduction(std::optional<bool> siz
 at::Tensor parallel_cross_entropy(const at::Tensor& input, const at::Tensor& target,
                                   const ParallelCrossEntropyOptions& options = {});
 
-class ParallelCrossEntropyLossImpl : public torch::nn::Module {
+// Its weight, where there is one, is a buffer, as that of torch::nn::CrossEntropyLoss.
+class ParallelCrossEntropyLossImpl : public torch::nn::Cloneable<ParallelCrossEntropyLossImpl> {
  public:
-  explicit ParallelCrossEntropyLossImpl(ParallelCrossEntropyOptions options = {}) : options(std::move(options)) {}
-  at::Tensor forward(const at::Tensor& input, const at::Tensor& target) {
-    return parallel_cross_entropy(input, target, options);
-  }
-  const ParallelCrossEntropyOptions options;
+  explicit ParallelCrossEntropyLossImpl(ParallelCrossEntropyOptions options = {});
+  at::Tensor forward(const at::Tensor& input, const at::Tensor& target);
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  ParallelCrossEntropyOptions options;
+  at::Tensor weight;  // undefined without one
 };
 TORCH_MODULE(ParallelCrossEntropyLoss);
 
@@ -98,6 +117,21 @@ at::Tensor parallel_embedding(const at::Tensor& ids, const at::Tensor& weight, S
 // `t`, plain, as what it is: this rank's piece of a tensor that is cut along `dim`, or the whole on every rank. The same of a list.
 at::Tensor register_parallel_dim(const at::Tensor& t, ParallelDim dim, const DeviceMesh& mesh);
 std::vector<at::Tensor> register_parallel_dim(const std::vector<at::Tensor>& list, ParallelDim dim, const DeviceMesh& mesh);
+// register_parallel_dim as a module: its output says along which dimension it is cut. Of a DTensor that is cut so already, itself. Throws
+// std::invalid_argument on a dim outside the input's dimensions, and on a DTensor that is cut otherwise.
+class RegisterParallelDimImpl : public Layer<RegisterParallelDimImpl> {
+ public:
+  RegisterParallelDimImpl(ParallelDim dim, const DeviceMesh& mesh);
+  at::Tensor forward(const at::Tensor& input);
+  void pretty_print(std::ostream& stream) const override;
+  std::vector<LayerParameter<RegisterParallelDimImpl>> layer_parameters() const { return {}; }
+
+  ParallelDim dim;
+
+ private:
+  DeviceMesh mesh_;
+};
+TORCH_MODULE(RegisterParallelDim);
 // Along which dimension a tensor is cut; none of a plain or a replicated one.
 ParallelDim get_parallel_dim(const at::Tensor& t);
 

@@ -1,8 +1,10 @@
 #include "tessera/styles/layers/parallel_embedding.h"
 
+#include <ostream>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -60,16 +62,26 @@ ParallelEmbeddingOptions checked(ParallelEmbeddingOptions options, const DeviceM
   return options;
 }
 
-// The whole table is not to live as long as the layer.
-ParallelEmbeddingOptions without_weight(ParallelEmbeddingOptions options) {
+// What the layer keeps: the whole table is not to live as long as the layer.
+ParallelEmbeddingOptions kept(ParallelEmbeddingOptions options) {
   options.given_weight = at::Tensor();
+  if (!options.init_method) options.init_method = init_method(InitType::kXavierNormal);
   return options;
+}
+
+const char* name_of(EmbeddingCut cut) {
+  switch (cut) {
+    case EmbeddingCut::kVocabulary: return "vocabulary";
+    case EmbeddingCut::kWidth: return "width";
+    case EmbeddingCut::kNone: break;
+  }
+  return "none";
 }
 
 }  // namespace
 
 ParallelEmbeddingImpl::ParallelEmbeddingImpl(const ParallelEmbeddingOptions& given, const DeviceMesh& mesh)
-    : torch::nn::Module("ParallelEmbedding"), options(without_weight(checked(given, mesh))), mesh_(mesh) {
+    : Layer("ParallelEmbedding"), options(kept(checked(given, mesh))), mesh_(mesh) {
   const c10::AutoGradMode none(false);
   const Placement cut = placement_of(options.cut);
   const at::ScalarType dtype = options.config.params_dtype;
@@ -83,8 +95,36 @@ ParallelEmbeddingImpl::ParallelEmbeddingImpl(const ParallelEmbeddingOptions& giv
       if (options.padding_idx) table.select(0, *options.padding_idx).zero_();
     }
   }
-  const c10::AutoGradMode recording(true);
-  weight = register_parameter("weight", table);
+  weight = table.set_requires_grad(true);
+  reset();
+}
+
+void ParallelEmbeddingImpl::pretty_print(std::ostream& stream) const {
+  detail::LayerText text("ParallelEmbedding");
+  text.add("num_embeddings", options.num_embeddings).add("embedding_dim", options.embedding_dim);
+  text.add("cut", name_of(options.cut));
+  if (options.padding_idx) text.add("padding_idx", *options.padding_idx);
+  if (options.max_norm) text.add("max_norm", *options.max_norm);
+  text.add_unless(2.0, "norm_type", options.norm_type)
+      .add_unless(false, "scale_grad_by_freq", options.scale_grad_by_freq)
+      .add_unless(false, "sparse", options.sparse)
+      .add_unless(false, "allow_uneven", options.allow_uneven)
+      .add_unless(false, "sequence_parallel", options.config.sequence_parallel);
+  const at::ScalarType dtype = options.config.params_dtype;
+  if (dtype != ModelParallelConfig().params_dtype) text.add("params_dtype", c10::toString(dtype));
+  stream << text.text();
+}
+
+at::Tensor ParallelEmbeddingImpl::piece() const {
+  const Placement cut = placement_of(options.cut);
+  if (options.max_norm && is_dtensor(weight) && placements_of(weight) != Placements{cut}) {
+    refuse(
+        fmt::format("max_norm writes the table, and the assigned weight is {}, not cut as {}: what is written to a copy "
+                    "would be lost; redistribute the weight",
+                    to_string(weight), to_string(cut)));
+  }
+  const std::vector<int64_t> sizes = {options.num_embeddings, options.embedding_dim};
+  return detail::parameter_piece(weight, {"weight", sizes, cut}, mesh_, "ParallelEmbedding");
 }
 
 at::Tensor ParallelEmbeddingImpl::of_plain(const at::Tensor& ids) const {
@@ -95,7 +135,7 @@ at::Tensor ParallelEmbeddingImpl::of_plain(const at::Tensor& ids) const {
                                     .max_norm = options.max_norm,
                                     .norm_type = options.norm_type,
                                     .scale_grad_by_freq = options.scale_grad_by_freq};
-  const at::Tensor table = to_local(weight);
+  const at::Tensor table = piece();
   if (!options.config.sequence_parallel) return sharded_embedding(ids, table, mesh_, how);
   if (ids.defined() && ids.dim() == 0) refuse("one id without a dimension; with sequence_parallel ids are [sequence, *]");
   return reduce_scatter_to_sequence_region(sharded_embedding_local(ids, table, mesh_, how), mesh_);

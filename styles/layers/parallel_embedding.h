@@ -1,15 +1,17 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/ops/kernels/sharded_embedding.h"
 #include "tessera/styles/layers/init_type.h"
+#include "tessera/styles/layers/layer.h"
 #include "tessera/styles/layers/parallel_linear.h"
 
 // Embeddings whose table is cut over the ranks of a mesh of one dimension, by the vocabulary, by the width, or not. The table is a DTensor, of
@@ -30,8 +32,9 @@ struct ParallelEmbeddingOptions {
   double norm_type = 2;
   bool scale_grad_by_freq = false;
   bool sparse = false;  // the gradient of a DTensor is dense, so this changes nothing
-  // First values; the row of padding_idx is 0 afterwards.
-  InitMethod init_method = tessera::init_method(InitType::kXavierNormal);
+  // First values; the row of padding_idx is 0 afterwards. None: the kXavierNormal of ml's and FairScale's, and the normal values of
+  // TorchShard's (parallel_embedding_layer).
+  InitMethod init_method;
   // In their place: the whole table, plain and alike on every rank. The layer keeps its piece alone.
   at::Tensor given_weight;
   bool allow_uneven = false;  // rows or columns that the ranks do not divide, by torch.chunk's rule; a sequence is even
@@ -43,22 +46,30 @@ struct ParallelEmbeddingOptions {
 // The constructor throws std::invalid_argument, on every rank alike, on rows or columns that the ranks do not divide (unless
 // allow_uneven), a padding_idx outside the table, a given_weight of other sizes, sequence_parallel of a table that is not cut by the
 // vocabulary, and a mesh of several dimensions or without this rank.
-class ParallelEmbeddingImpl : public torch::nn::Module {
+// The weight may be assigned, and the layer cloned, printed and put into containers, as parallel_linear.h says.
+class ParallelEmbeddingImpl : public Layer<ParallelEmbeddingImpl> {
  public:
   ParallelEmbeddingImpl(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh);
-  // ids [*] -> [*, embedding_dim]. Throws as sharded_embedding, and on an id without a dimension under sequence_parallel.
+  // ids [*] -> [*, embedding_dim]. Throws as sharded_embedding, on an id without a dimension under sequence_parallel, and with max_norm, which
+  // writes the table, on an assigned one that lies otherwise.
   at::Tensor forward(const at::Tensor& ids);
 
   // The whole table, plain and detached. One all_gather on more than one rank.
   at::Tensor master_weight() const;
 
-  const ParallelEmbeddingOptions options;
+  void pretty_print(std::ostream& stream) const override;
+  std::vector<LayerParameter<ParallelEmbeddingImpl>> layer_parameters() const {
+    return {{"weight", &ParallelEmbeddingImpl::weight}};
+  }
+
+  ParallelEmbeddingOptions options;
   at::Tensor weight;  // [num_embeddings, embedding_dim]
 
  private:
+  at::Tensor piece() const;
   at::Tensor of_plain(const at::Tensor& ids) const;
 
-  const DeviceMesh mesh_;
+  DeviceMesh mesh_;
 };
 TORCH_MODULE(ParallelEmbedding);
 

@@ -1,6 +1,7 @@
 #include "tessera/styles/layers/parallel_linear.h"
 
 #include <cmath>
+#include <ostream>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -76,10 +77,23 @@ struct InputCheck {
   }
 };
 
-std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
-  std::vector<int64_t> out = sizes.vec();
-  out.back() = last;
-  return out;
+// What both print: first what each layer has, last what it rarely has.
+detail::LayerText text_of(const char* who, const ParallelLinearOptions& options) {
+  detail::LayerText text(who);
+  return text.add("input_size", options.input_size).add("output_size", options.output_size).add("bias", options.bias);
+}
+
+detail::LayerText& with_rest(detail::LayerText& text, const ParallelLinearOptions& options) {
+  const ModelParallelConfig usual, &config = options.config;
+  text.add_unless(int64_t{1}, "stride", options.stride)
+      .add_unless(false, "skip_bias_add", options.skip_bias_add)
+      .add_unless(false, "is_expert", options.is_expert)
+      .add_unless(false, "allow_uneven", options.allow_uneven);
+  if (options.lora_rank) text.add("lora_rank", *options.lora_rank);
+  if (config.params_dtype != usual.params_dtype) text.add("params_dtype", c10::toString(config.params_dtype));
+  return text.add_unless(false, "sequence_parallel", config.sequence_parallel)
+      .add_unless(false, "gradient_accumulation_fusion", config.gradient_accumulation_fusion)
+      .add_unless(int64_t{1}, "expert_model_parallel_size", config.expert_model_parallel_size);
 }
 
 // This rank's piece of an input that is a DTensor, laid out as `wanted`, with its gradient as `gradient`.
@@ -108,10 +122,10 @@ ColumnParallelOptions ColumnParallelOptions::ml(int64_t input_size, int64_t outp
 
 ParallelLinearBase::ParallelLinearBase(const ParallelLinearOptions& options, DeviceMesh mesh, int64_t tensor_dim,
                                        const char* who)
-    : torch::nn::Module(who),
-      mesh_(checked_mesh(std::move(mesh), who)),
+    : mesh_(checked_mesh(std::move(mesh), who)),
       who_(who),
-      cut_(cut_of(who, tensor_dim, tensor_dim == 0 ? options.output_size : options.input_size, mesh_, options)) {
+      cut_(cut_of(who, tensor_dim, tensor_dim == 0 ? options.output_size : options.input_size, mesh_, options)),
+      bias_cut_(tensor_dim == 0 ? cut_ : Replicate()) {
   if (options.input_size < 1 || options.output_size < 1) {
     refuse(who, fmt::format("{} input and {} output features; there is at least one of each", options.input_size,
                             options.output_size));
@@ -120,23 +134,49 @@ ParallelLinearBase::ParallelLinearBase(const ParallelLinearOptions& options, Dev
     refuse(who, fmt::format("lora_rank {}; it is at least 1", *options.lora_rank));
 }
 
-void ParallelLinearBase::make_parameters(const ParallelLinearOptions& options, bool with_weight, const Placement& bias_cut) {
-  const auto make = [&](const char* name, at::IntArrayRef sizes, const Placement& cut, const InitMethod& method) {
+void ParallelLinearBase::make_parameters(const ParallelLinearOptions& options, bool with_weight) {
+  const auto make = [&](at::IntArrayRef sizes, const Placement& cut, const InitMethod& method) {
     const at::Tensor made = empty(sizes, mesh_, {cut}, options.config.params_dtype);
     if (options.config.perform_initialization) {
       const c10::AutoGradMode none(false);
       method(made);
     }
-    return register_parameter(name, made);
+    return made.set_requires_grad(true);
   };
   const InitMethod zero = init_method(InitType::kZeros);
-  if (with_weight) weight = make("weight", {options.output_size, options.input_size}, cut_, options.init_method);
-  if (options.bias) bias = make("bias", {options.output_size}, bias_cut, zero);
+  if (with_weight) weight = make({options.output_size, options.input_size}, cut_, options.init_method);
+  if (options.bias) bias = make({options.output_size}, bias_cut_, zero);
   if (!options.lora_rank) return;
   const InitMethod kaiming = [](const at::Tensor& t) { torch::nn::init::kaiming_uniform_(t, std::sqrt(5.0)); };
   const bool by_output = cut_.tensor_dim() == 0;
-  lora_a = make("lora_a", {*options.lora_rank, options.input_size}, by_output ? Replicate() : cut_, kaiming);
-  lora_b = make("lora_b", {options.output_size, *options.lora_rank}, by_output ? cut_ : Replicate(), zero);
+  lora_a = make({*options.lora_rank, options.input_size}, by_output ? Replicate() : cut_, kaiming);
+  lora_b = make({options.output_size, *options.lora_rank}, by_output ? cut_ : Replicate(), zero);
+}
+
+at::Tensor ParallelLinearBase::weight_piece(const ParallelLinearOptions& options, const at::Tensor& used) const {
+  return detail::parameter_piece(used, {"weight", {options.output_size, options.input_size}, cut_}, mesh_, who_);
+}
+
+at::Tensor ParallelLinearBase::bias_piece(const ParallelLinearOptions& options,
+                                          const std::optional<Placement>& gradient) const {
+  if (!bias.defined()) return bias;
+  return detail::parameter_piece(bias, {"bias", {options.output_size}, bias_cut_, gradient}, mesh_, who_);
+}
+
+at::Tensor ParallelLinearBase::bias_on_mesh(const ParallelLinearOptions& options) const {
+  if (!bias.defined()) return bias;
+  return detail::parameter_on_mesh(bias, {"bias", {options.output_size}, bias_cut_}, mesh_, who_);
+}
+
+at::Tensor ParallelLinearBase::adapted(const ParallelLinearOptions& options, const at::Tensor& input) const {
+  const auto piece = [&](const at::Tensor& t, const char* name, int64_t rows, int64_t columns, bool is_cut) {
+    const Placement whole = Replicate();
+    const auto gradient = is_cut ? std::nullopt : std::make_optional(Partial());
+    return detail::parameter_piece(t, {name, {rows, columns}, is_cut ? cut_ : whole, gradient}, mesh_, who_);
+  };
+  const bool by_output = cut_.tensor_dim() == 0;
+  const at::Tensor low = at::linear(input, piece(lora_a, "lora_a", *options.lora_rank, options.input_size, !by_output));
+  return at::linear(low, piece(lora_b, "lora_b", options.output_size, *options.lora_rank, by_output));
 }
 
 at::Tensor ParallelLinearBase::checked_main_grad(const at::Tensor& piece, const ModelParallelConfig& config) const {
@@ -158,23 +198,31 @@ at::Tensor ParallelLinearBase::master_bias() const { return bias.defined() ? ful
 // ---- by columns ---------------------------------------------------------------------------------------------------
 
 ColumnParallelLinearImpl::ColumnParallelLinearImpl(const ColumnParallelOptions& given, const DeviceMesh& mesh)
-    : ParallelLinearBase(given, mesh, 0, "ColumnParallelLinear"), options(given) {
-  make_parameters(options, !options.skip_weight_param_allocation, cut_);
+    : Layer("ColumnParallelLinear"), ParallelLinearBase(given, mesh, 0, "ColumnParallelLinear"), options(given) {
+  make_parameters(options, !options.skip_weight_param_allocation);
+  reset();
+}
+
+void ColumnParallelLinearImpl::reset() {
+  main_grad = at::Tensor();
+  Layer::reset();
+}
+
+std::vector<LayerParameter<ColumnParallelLinearImpl>> ColumnParallelLinearImpl::layer_parameters() const {
+  return parameters_of<ColumnParallelLinearImpl>(options, !options.skip_weight_param_allocation);
+}
+
+void ColumnParallelLinearImpl::pretty_print(std::ostream& stream) const {
+  detail::LayerText text = text_of(who_, options);
+  text.add("gather_output", options.gather_output);
+  text.add_unless(false, "skip_weight_param_allocation", options.skip_weight_param_allocation);
+  stream << with_rest(text, options).text();
 }
 
 at::Tensor ColumnParallelLinearImpl::weight_here(const at::Tensor& given) const {
   const at::Tensor& used = given.defined() ? given : weight;
   if (!used.defined()) refuse(who_, "weight was not supplied to forward, and skip_weight_param_allocation is true");
-  const std::vector<int64_t> sizes = {options.output_size, options.input_size};
-  const SpecPtr wanted = intern_spec(mesh_, {cut_}, sizes, used.scalar_type());
-  if (is_dtensor(used)) {
-    if (spec_of(used).sizes == sizes && spec_of(used).mesh == mesh_) return to_local(redistribute(used, {cut_}));
-    refuse(who_, fmt::format("supplied weight is {}, not {} as expected", to_string(spec_of(used)), to_string(*wanted)));
-  }
-  if (used.sizes() == at::IntArrayRef(wanted->local_sizes)) return used;
-  refuse_alone(mesh_, who_,
-               fmt::format("supplied weight's shape is [{}], not [{}] as expected", fmt::join(used.sizes(), ", "),
-                           fmt::join(wanted->local_sizes, ", ")));
+  return weight_piece(options, used);
 }
 
 // This rank's features. An adapter's two products, and the weight's, share what goes in: it is brought here once.
@@ -182,7 +230,7 @@ at::Tensor ColumnParallelLinearImpl::multiply(const at::Tensor& input, const at:
                                               int64_t sequence_size) const {
   const bool communicates = !routed_outside(options);
   const bool in_sequence = communicates && options.config.sequence_parallel;
-  const at::Tensor bias_here = bias.defined() && !options.skip_bias_add ? to_local(bias) : at::Tensor();
+  const at::Tensor bias_here = options.skip_bias_add ? at::Tensor() : bias_piece(options);
   ShardedLinearOptions how{.main_grad = checked_main_grad(weight, options.config)};
   if (!lora_a.defined()) {
     how.reduce_input_gradient = communicates;
@@ -197,9 +245,7 @@ at::Tensor ColumnParallelLinearImpl::multiply(const at::Tensor& input, const at:
   } else if (communicates) {
     here = copy_to_region(input, mesh_);
   }
-  // Each rank's columns give a term of the gradient of A.
-  const at::Tensor low = at::linear(here, to_local(lora_a, Placements{Partial()}));
-  return sharded_linear(here, weight, bias_here, mesh_, how) + at::linear(low, to_local(lora_b));
+  return sharded_linear(here, weight, bias_here, mesh_, how) + adapted(options, here);
 }
 
 LinearOutput ColumnParallelLinearImpl::forward_with_bias(const at::Tensor& input, const at::Tensor& given_weight) {
@@ -215,10 +261,11 @@ LinearOutput ColumnParallelLinearImpl::forward_with_bias(const at::Tensor& input
   const Placement gradient = routed_outside(options) ? Partial() : wanted;
   const at::Tensor here = global ? piece_as(input, mesh_, wanted, gradient, who_) : input;
   const at::Tensor output = multiply(here, piece, global ? input.size(0) : -1);
-  const at::Tensor skipped = options.skip_bias_add ? bias : at::Tensor();
-  if (!global && !gathers) return {.output = output, .bias = skipped.defined() ? to_local(skipped) : skipped};
-  const at::Tensor cut =
-      from_local(output, mesh_, {cut_.on(output.dim() - 1)}, {.shape = with_last(output.sizes(), options.output_size)});
+  const bool skips = options.skip_bias_add;
+  if (!global && !gathers) return {.output = output, .bias = skips ? bias_piece(options) : at::Tensor()};
+  const at::Tensor skipped = skips ? bias_on_mesh(options) : at::Tensor();
+  const at::Tensor cut = from_local(output, mesh_, {cut_.on(output.dim() - 1)},
+                                    {.shape = detail::with_last(output.sizes(), options.output_size)});
   if (!gathers) return {.output = cut, .bias = skipped};
   const auto whole = [&](const at::Tensor& t) {
     if (!t.defined()) return t;
@@ -234,23 +281,37 @@ at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input, const at::
 // ---- by rows ------------------------------------------------------------------------------------------------------
 
 RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelOptions& given, const DeviceMesh& mesh)
-    : ParallelLinearBase(given, mesh, 1, "RowParallelLinear"), options(given) {
+    : Layer("RowParallelLinear"), ParallelLinearBase(given, mesh, 1, "RowParallelLinear"), options(given) {
   if (options.config.sequence_parallel && !options.input_is_parallel) {
     refuse(who_, "to enable sequence_parallel, input_is_parallel must be true");
   }
   if (routed_outside(options) && options.bias && !options.skip_bias_add) {
     refuse(who_, "an expert's output is reduced by who routes its tokens, so its bias is added there: set skip_bias_add");
   }
-  make_parameters(options, true, Replicate());
+  make_parameters(options, true);
+  reset();
+}
+
+void RowParallelLinearImpl::reset() {
+  main_grad = at::Tensor();
+  Layer::reset();
+}
+
+std::vector<LayerParameter<RowParallelLinearImpl>> RowParallelLinearImpl::layer_parameters() const {
+  return parameters_of<RowParallelLinearImpl>(options, true);
+}
+
+void RowParallelLinearImpl::pretty_print(std::ostream& stream) const {
+  detail::LayerText text = text_of(who_, options);
+  text.add("input_is_parallel", options.input_is_parallel);
+  stream << with_rest(text, options).text();
 }
 
 // This rank's term of the output, without the bias.
 at::Tensor RowParallelLinearImpl::multiply(const at::Tensor& input) const {
-  const at::Tensor piece = to_local(weight);
-  at::Tensor term = sharded_linear(input, piece, {}, mesh_, {.main_grad = checked_main_grad(piece, options.config)});
-  if (!lora_a.defined()) return term;
-  // So it is of what the adapter adds, and of the gradient of B.
-  return term + at::linear(at::linear(input, to_local(lora_a)), to_local(lora_b, Placements{Partial()}));
+  const at::Tensor piece = weight_piece(options, weight);
+  const at::Tensor term = sharded_linear(input, piece, {}, mesh_, {.main_grad = checked_main_grad(piece, options.config)});
+  return lora_a.defined() ? term + adapted(options, input) : term;
 }
 
 LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
@@ -260,8 +321,8 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
   }
   const bool in_sequence = options.config.sequence_parallel;
   if (!lora_a.defined() && !in_sequence && !routed_outside(options)) {
-    const at::Tensor whole_bias = bias.defined() ? to_local(bias) : bias;
-    const at::Tensor piece = to_local(weight);
+    const at::Tensor whole_bias = bias_piece(options);
+    const at::Tensor piece = weight_piece(options, weight);
     const at::Tensor output = sharded_linear(here, piece, options.skip_bias_add ? at::Tensor() : whole_bias, mesh_,
                                              {.reduce_output = true, .main_grad = checked_main_grad(piece, options.config)});
     return {.output = output, .bias = options.skip_bias_add ? whole_bias : at::Tensor()};
@@ -272,7 +333,7 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
   }
   if (!bias.defined()) return {.output = output, .bias = {}};
   // Each rank's part of a sequence gives a term of the bias's gradient.
-  const at::Tensor here_bias = to_local(bias, Placements{in_sequence ? Partial() : Replicate()});
+  const at::Tensor here_bias = bias_piece(options, in_sequence ? Partial() : Replicate());
   if (options.skip_bias_add) return {.output = output, .bias = here_bias};
   return {.output = output + here_bias.to(output.scalar_type()), .bias = {}};
 }
@@ -280,12 +341,13 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
 LinearOutput RowParallelLinearImpl::of_dtensor(const at::Tensor& input) const {
   const Placement wanted = cut_.on(input.dim() - 1);
   const at::Tensor term = multiply(piece_as(input, mesh_, wanted, wanted, who_));
-  at::Tensor output = from_local(term, mesh_, {Partial()}, {.shape = with_last(input.sizes(), options.output_size)});
+  at::Tensor output = from_local(term, mesh_, {Partial()}, {.shape = detail::with_last(input.sizes(), options.output_size)});
   if (!routed_outside(options)) {
     output = redistribute(output, {options.config.sequence_parallel ? Shard(0) : Replicate()});
   }
-  if (!bias.defined() || options.skip_bias_add) return {.output = output, .bias = bias};
-  return {.output = output + bias.to(output.scalar_type()), .bias = {}};
+  const at::Tensor added = bias_on_mesh(options);
+  if (!added.defined() || options.skip_bias_add) return {.output = output, .bias = added};
+  return {.output = output + added.to(output.scalar_type()), .bias = {}};
 }
 
 LinearOutput RowParallelLinearImpl::forward_with_bias(const at::Tensor& input) {

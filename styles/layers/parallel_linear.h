@@ -1,23 +1,30 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <iosfwd>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/pimpl.h>
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 #include "tessera/styles/layers/init_type.h"
+#include "tessera/styles/layers/layer.h"
 
 // Linear layers whose weight is cut over the ranks of a mesh of one dimension, by features: y = x W^T + b with W [out, in].
 //
 // Parameters are DTensors, of values that do not depend on the number of ranks. What goes in and comes out is plain where the input is:
 // each rank's own tensor, as the families that these come from have it; of a DTensor input the output is a DTensor, and the input is
 // brought where it is needed.
+//
+// The layers are modules as LibTorch's own: in Sequential and AnyModule, printed, cloned (layer.h; a clone has no main_grad). A parameter may
+// be assigned, as to tie two layers (`head->weight = table->weight`): a DTensor of the same mesh and sizes, which is redistributed in each
+// forward where it lies otherwise, or this rank's plain piece.
 namespace tessera {
 
 struct ModelParallelConfig {
@@ -76,7 +83,8 @@ struct RowParallelOptions : ParallelLinearOptions {
   bool input_is_parallel = false;
 };
 
-class ParallelLinearBase : public torch::nn::Module {
+// The parameters of both linear layers.
+class ParallelLinearBase {
  public:
   const DeviceMesh& mesh() const { return mesh_; }
   // [out, in], or undefined without one; [out], or undefined.
@@ -96,14 +104,29 @@ class ParallelLinearBase : public torch::nn::Module {
  protected:
   // `tensor_dim` of the weight is cut.
   ParallelLinearBase(const ParallelLinearOptions& options, DeviceMesh mesh, int64_t tensor_dim, const char* who);
-  void make_parameters(const ParallelLinearOptions& options, bool with_weight, const Placement& bias_cut);
+  void make_parameters(const ParallelLinearOptions& options, bool with_weight);
+  // What the members hold, as the layer uses it, of `options`.
+  at::Tensor weight_piece(const ParallelLinearOptions& options, const at::Tensor& used) const;
+  at::Tensor bias_piece(const ParallelLinearOptions& options, const std::optional<Placement>& gradient = std::nullopt) const;
+  at::Tensor bias_on_mesh(const ParallelLinearOptions& options) const;
+  // What the adapter adds to the product of `input`, this rank's features or rows of it: each rank's part of the cut one, a term of the other.
+  at::Tensor adapted(const ParallelLinearOptions& options, const at::Tensor& input) const;
   // What the gradient of `piece`, the weight that is used, is added to. Fails the job where gradient_accumulation_fusion has nowhere to add
   // one that is wanted to.
   at::Tensor checked_main_grad(const at::Tensor& piece, const ModelParallelConfig& config) const;
+  template <class Class>
+  static std::vector<LayerParameter<Class>> parameters_of(const ParallelLinearOptions& options, bool with_weight) {
+    const bool adapter = options.lora_rank.has_value();
+    return {{"weight", &Class::weight, with_weight},
+            {"bias", &Class::bias, options.bias},
+            {"lora_a", &Class::lora_a, adapter},
+            {"lora_b", &Class::lora_b, adapter}};
+  }
 
-  const DeviceMesh mesh_;
-  const char* const who_;
-  const Placement cut_;  // of the weight
+  DeviceMesh mesh_;
+  const char* who_;
+  Placement cut_;  // of the weight
+  Placement bias_cut_;
 };
 
 // W by its rows, so by output features: input whole [*, in] on every rank (under sequence_parallel its part along dimension 0) ->
@@ -116,7 +139,7 @@ class ParallelLinearBase : public torch::nn::Module {
 // The constructor throws std::invalid_argument, on every rank alike, on features that the ranks times stride do not divide (unless
 // allow_uneven), and on a mesh of several dimensions or without this rank. forward throws it, alike on every rank, on other features of a
 // whole input, and with a sequence on one of a single dimension; what one rank alone may have wrong, a piece or a main_grad, fails the job.
-class ColumnParallelLinearImpl : public ParallelLinearBase {
+class ColumnParallelLinearImpl : public Layer<ColumnParallelLinearImpl>, public ParallelLinearBase {
  public:
   ColumnParallelLinearImpl(const ColumnParallelOptions& options, const DeviceMesh& mesh);
   // With skip_bias_add without the bias. `given_weight`, a DTensor or this rank's plain piece, is for skip_weight_param_allocation, and goes
@@ -126,7 +149,14 @@ class ColumnParallelLinearImpl : public ParallelLinearBase {
   // The bias that was skipped lies as the output does.
   LinearOutput forward_with_bias(const at::Tensor& input, const at::Tensor& given_weight = {});
 
-  const ColumnParallelOptions options;
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  std::vector<LayerParameter<ColumnParallelLinearImpl>> layer_parameters() const;
+
+  ColumnParallelOptions options;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(at::Tensor())})
 
  private:
   at::Tensor weight_here(const at::Tensor& given) const;
@@ -141,13 +171,17 @@ TORCH_MODULE(ColumnParallelLinear);
 // parallel, else one all_gather of the input's gradient; sequence_parallel one all_gather, and one all_reduce of the bias's gradient. An
 // adapter has one all_reduce more in backward, of lora_b's gradient.
 // The constructor throws as ColumnParallelLinear's, and on sequence_parallel with an input that is not parallel.
-class RowParallelLinearImpl : public ParallelLinearBase {
+class RowParallelLinearImpl : public Layer<RowParallelLinearImpl>, public ParallelLinearBase {
  public:
   RowParallelLinearImpl(const RowParallelOptions& options, const DeviceMesh& mesh);
   at::Tensor forward(const at::Tensor& input);
   LinearOutput forward_with_bias(const at::Tensor& input);
 
-  const RowParallelOptions options;
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  std::vector<LayerParameter<RowParallelLinearImpl>> layer_parameters() const;
+
+  RowParallelOptions options;
 
  private:
   at::Tensor multiply(const at::Tensor& input) const;

@@ -252,6 +252,7 @@ TESSERA_RANKS_TEST_CASE("tensors carry the dimension that they are cut along", {
   CHECK(register_parallel_dim(x, 0, mesh).sizes() == at::IntArrayRef({3 * mesh.size(), 2}));
   const std::vector<at::Tensor> list = register_parallel_dim(std::vector<at::Tensor>{x, x}, 1, mesh);
   CHECK(get_parallel_dim(list[1]) == ParallelDim(1));
+  CHECK(get_parallel_dim(RegisterParallelDim(-1, mesh)->forward(x)) == ParallelDim(1));
   CHECK_THROWS_WITH_AS(register_parallel_dim(x, 2, mesh), doctest::Contains("dim 2 of a tensor of 2 dimensions"),
                        std::invalid_argument);
   manual_seed(3, mesh.world());
@@ -334,18 +335,21 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
   CHECK(tensor_parallel_attributes(strided).partition_stride == stride);
   set_tensor_parallel_attributes(strided, true, 0, stride);
   copy_tensor_parallel_attributes(strided.detach(), strided);
-  set_tensor_parallel_attributes(at::ones({2}), false, -1);
+  set_defaults_if_not_set_tensor_parallel_attributes(strided);  // placements have said it
+  CHECK(tensor_parallel_attributes(strided).partition_stride == stride);
   CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(strided, true, 1),
-                       doctest::Contains("was to be parallel along dimension 1"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(at::ones({2}), true, 0),
-                       doctest::Contains("distribute_in_place makes it so"), std::invalid_argument);
-  CHECK_THROWS_AS(copy_tensor_parallel_attributes(at::ones({2}), strided), std::invalid_argument);
+                       doctest::Contains("was to be parallel along dimension 1 with stride 1; redistribute makes it so"),
+                       std::invalid_argument);
+  CHECK_THROWS_AS(copy_tensor_parallel_attributes(strided, at::ones({2})), std::invalid_argument);
   const bool first = mesh.local_rank(0) == 0;
   CHECK(is_not_tensor_parallel_duplicate(strided, mesh));
   CHECK(is_not_tensor_parallel_duplicate(spread(sample({4}), mesh, {Replicate()}), mesh) == first);
   CHECK(is_not_tensor_parallel_duplicate(at::ones({2}), mesh) == first);
   CHECK_THROWS_WITH_AS(is_not_tensor_parallel_duplicate(spread(sample({4}), mesh, {Partial()}), mesh),
                        doctest::Contains("pending reduction"), std::invalid_argument);
+  const at::Tensor set = at::ones({2});
+  set_tensor_parallel_attributes(set, true, 0);
+  CHECK(is_not_tensor_parallel_duplicate(set, mesh));
   if (mesh.size() != 4) return;
   // On two dimensions: once a replica, over whose ranks the sum is.
   const DeviceMesh plane = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
@@ -355,4 +359,68 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
   CHECK(is_not_tensor_parallel_duplicate(cut, plane["tp"]));
   CHECK(is_not_tensor_parallel_duplicate(cut, plane["dp"]) == (plane.local_rank("dp") == 0));
   CHECK_THROWS_AS(is_not_tensor_parallel_duplicate(whole, plane), std::invalid_argument);
+}
+
+TEST_CASE("attributes of a plain tensor are what was set on it") {
+  const TensorParallelAttributes columns{.is_parallel = true, .partition_dim = 1, .partition_stride = 2};
+  const at::Tensor t = at::ones({4, 6});
+  set_tensor_parallel_attributes(t, true, 1, 2);
+  CHECK(tensor_parallel_attributes(t) == columns);
+  set_tensor_parallel_attributes(t, true, 1, 2);  // the same again
+  set_defaults_if_not_set_tensor_parallel_attributes(t);
+  CHECK(tensor_parallel_attributes(t) == columns);
+  CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(t, true, 0),
+                       doctest::Contains("was set to be parallel along dimension 1 with stride 2 before"),
+                       std::invalid_argument);
+
+  const at::Tensor other = at::ones({4, 6}), unset = at::ones({4, 6});
+  set_defaults_if_not_set_tensor_parallel_attributes(other);
+  CHECK(tensor_parallel_attributes(other) == TensorParallelAttributes());
+  CHECK_THROWS_AS(set_tensor_parallel_attributes(other, true, 0), std::invalid_argument);  // the defaults are set, too
+  copy_tensor_parallel_attributes(other, unset);
+  CHECK(tensor_parallel_attributes(other) == TensorParallelAttributes());
+  copy_tensor_parallel_attributes(other, t);
+  CHECK(tensor_parallel_attributes(other) == columns);
+  copy_tensor_parallel_attributes(t, unset);
+  CHECK(tensor_parallel_attributes(t) == columns);
+  CHECK(tensor_parallel_attributes(unset) == TensorParallelAttributes());
+  set_tensor_parallel_attributes(unset, false, -1);
+  CHECK(tensor_parallel_attributes(unset) == TensorParallelAttributes());
+
+  // They stay with a parameter whose module is cast, and with no tensor that is made of it or has its address later.
+  torch::nn::Linear linear(6, 4);
+  set_tensor_parallel_attributes(linear->weight, true, 1, 2);
+  linear->to(at::kDouble);
+  CHECK((linear->weight.scalar_type() == at::kDouble));
+  CHECK(tensor_parallel_attributes(linear->weight) == columns);
+  CHECK(tensor_parallel_attributes(linear->weight.detach()) == TensorParallelAttributes());
+  CHECK(tensor_parallel_attributes(linear->weight.clone()) == TensorParallelAttributes());
+  linear->forward(at::ones({2, 6}, at::kDouble)).sum().backward();
+  CHECK(tensor_parallel_attributes(linear->weight.grad()) == TensorParallelAttributes());
+  for (int i = 0; i < 500; ++i) {
+    const at::Tensor brief = at::ones({4, 6});
+    REQUIRE(tensor_parallel_attributes(brief) == TensorParallelAttributes());
+    set_tensor_parallel_attributes(brief, true, 1, 2);
+  }
+  CHECK(tensor_parallel_attributes(linear->weight) == columns);
+
+  CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(at::ones({2}), true, 1),
+                       doctest::Contains("dim 1 of a tensor of 1 dimensions"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(at::ones({2}), true, -1), doctest::Contains("dim -1"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(at::ones({2}), true, 0, 0), doctest::Contains("stride 0"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(copy_tensor_parallel_attributes(at::ones({2}), t), doctest::Contains("dim 1"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(at::Tensor(), true, 0), doctest::Contains("undefined"),
+                       std::invalid_argument);
+}
+
+TESSERA_RANKS_TEST_CASE("attributes that a DTensor's placements say are copied to a plain tensor, and go when it is cut",
+                        {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor plain = at::ones({4, 6});
+  copy_tensor_parallel_attributes(plain, spread(sample({4, 6}), mesh, {Shard(1)}));
+  CHECK(tensor_parallel_attributes(plain) == TensorParallelAttributes{.is_parallel = true, .partition_dim = 1});
+  distribute_in_place(plain, mesh, {Shard(0)});
+  CHECK(tensor_parallel_attributes(plain) == TensorParallelAttributes{.is_parallel = true, .partition_dim = 0});
 }
