@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/spec.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/tensor_lists.h"
@@ -44,6 +45,12 @@ bool spread(const at::IValue& value) {
 
 bool any_spread(const Stack& args) {
   return std::any_of(args.begin(), args.end(), [](const at::IValue& value) { return spread(value); });
+}
+
+std::vector<int64_t> read_numbers(const at::Tensor& t) {
+  const at::Tensor here = (is_dtensor(t) ? full_tensor(t) : t).to(at::kCPU, at::kLong).contiguous();
+  const auto* const data = here.const_data_ptr<int64_t>();
+  return {data, data + here.numel()};
 }
 
 }  // namespace tessera

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
@@ -22,5 +24,9 @@ bool writes(const c10::OperatorHandle& op);
 // A DTensor of which ranks hold different pieces or terms; in lists, any.
 bool spread(const at::IValue& value);
 bool any_spread(const torch::jit::Stack& args);
+
+// The whole numbers of a tensor that an operator takes for sizes: read on the host, as item() reads one number. Of a DTensor that is
+// spread over ranks this runs the collectives of full_tensor.
+std::vector<int64_t> read_numbers(const at::Tensor& t);
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/native_batch_norm_backward.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
@@ -158,9 +159,46 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> choose(
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("_batch_norm_impl_index", choose); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { m.impl("_batch_norm_impl_index", choose); }
 
+// ---- the same norm by its newer names, which give a fourth tensor, reserved for a kernel that is not used here
+
+void give_with_reserve(const c10::OperatorHandle& op, Stack& stack,
+                       const std::tuple<at::Tensor, at::Tensor, at::Tensor>& results) {
+  const auto& [out, mean, scale] = results;
+  give(op, stack, Stack{out, mean, scale, at::empty({0}, at::TensorOptions(at::kByte).device(out.device()))});
+}
+
+// (input, weight, bias, running mean, running variance, momentum, eps): in training with an update, otherwise as it was trained.
+bool without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
+  const Arguments args(op, stack);
+  if (argument(op, "out") >= 0 || !args.any_spread()) return false;
+  const bool training = op.schema().name() == "aten::_batch_norm_with_update";
+  give_with_reserve(
+      op, stack,
+      at::native_batch_norm(args.tensor("input"), args.tensor("weight"), args.tensor("bias"), args.tensor("running_mean"),
+                            args.tensor("running_var"), training, args["momentum"].toDouble(), args["eps"].toDouble()));
+  return true;
+}
+
+// Their backward; `update` says whether it was training.
+bool backward_without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
+  const Arguments args(op, stack);
+  if (writes(op) || !args.any_spread()) return false;
+  const auto wanted = args["output_mask"].toBoolList();
+  const auto [of_input, of_weight, of_bias] = at::native_batch_norm_backward(
+      args.tensor("grad_out"), args.tensor("input"), args.tensor("weight"), args.tensor("running_mean"),
+      args.tensor("running_var"), args.tensor("save_mean"), args.tensor("save_var"), args["update"].toBool(),
+      args["eps"].toDouble(), {wanted.get(0), wanted.get(1), wanted.get(2)});
+  give(op, stack, Stack{of_input, of_weight, of_bias});
+  return true;
+}
+
 [[maybe_unused]] const bool registered = [] {
   for (const char* name : {"native_batch_norm", "_native_batch_norm_legit"}) register_decomposition(name, forward);
   register_decomposition("native_batch_norm_backward", backward);
+  for (const char* name : {"_batch_norm_with_update", "_batch_norm_no_update"}) {
+    register_decomposition(name, without_training_argument);
+  }
+  register_decomposition("batch_norm_backward", backward_without_training_argument);
   return true;
 }();
 

@@ -2,12 +2,19 @@
 
 #include <algorithm>
 #include <array>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ctc_loss.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/logical_and.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
+#include <ATen/ops/remainder.h>
 #include <ATen/ops/tensor_split.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include "tessera/dtensor/dispatch/dispatcher.h"
@@ -63,7 +70,7 @@ void with_own_tensors(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
-constexpr std::array kWithOwnTensors = {"combinations"};
+constexpr std::array kWithOwnTensors = {"combinations", "ctc_loss.IntList"};
 
 // ---- they write into plain tensors of their own: whole tensors go in, and every rank has the result. Differentiable.
 
@@ -137,11 +144,52 @@ at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel, at::IntArr
 }
 
 std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& indices_or_sections, int64_t dim) {
-  const at::Tensor given = is_dtensor(indices_or_sections) ? full_tensor(indices_or_sections) : indices_or_sections;
-  if (given.dim() == 0) return at::tensor_split(self, given.item<int64_t>(), dim);
-  const at::Tensor indices = given.to(at::kCPU, at::kLong).contiguous();
-  return at::tensor_split(
-      self, at::IntArrayRef(indices.const_data_ptr<int64_t>(), static_cast<std::size_t>(indices.numel())), dim);
+  const std::vector<int64_t> given = read_numbers(indices_or_sections);
+  if (indices_or_sections.dim() == 0) return at::tensor_split(self, given.at(0), dim);
+  return at::tensor_split(self, given, dim);
+}
+
+void check_integral(const char* name, const at::Tensor& lengths) {
+  if (at::isIntegralType(lengths.scalar_type(), /*includeBool=*/false)) return;
+  throw std::invalid_argument(
+      fmt::format("ctc_loss: {} are of {}; give whole numbers", name, c10::toString(lengths.scalar_type())));
+}
+
+at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, const at::Tensor& input_lengths,
+                    const at::Tensor& target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
+  check_integral("input_lengths", input_lengths);
+  check_integral("target_lengths", target_lengths);
+  return at::ctc_loss(log_probs, targets, read_numbers(input_lengths), read_numbers(target_lengths), blank, reduction,
+                      zero_infinity);
+}
+
+// ---- it writes a view by strides of one process's memory
+
+// The places along dimension `d`, as many dimensions as `t` has, cut there as `t` is.
+at::Tensor places_along(const at::Tensor& t, int64_t d) {
+  std::vector<int64_t> shape(static_cast<std::size_t>(t.dim()), 1);
+  shape[static_cast<std::size_t>(d)] = t.size(d);
+  Placements cut = placements_of(t);
+  for (Placement& p : cut) {
+    if (!p.is_shard() || p.tensor_dim() != d) p = Replicate();
+  }
+  const at::Tensor whole = at::arange(t.size(d), at::TensorOptions(at::kLong).device(t.device())).view(shape);
+  return redistribute(from_local(whole, mesh_of(t), Placements(cut.size(), Replicate())), cut);
+}
+
+// `wrap`: in a matrix that has more rows than columns, the diagonal begins anew below each square and one row.
+at::Tensor& fill_diagonal_(at::Tensor& self, const at::Scalar& value, bool wrap) {
+  const bool square = std::ranges::all_of(self.sizes(), [&](int64_t size) { return size == self.size(0); });
+  if (self.dim() < 2 || (self.dim() > 2 && !square)) {
+    throw std::invalid_argument(
+        fmt::format("fill_diagonal_: a tensor of sizes [{}]; give a matrix, or more dimensions of one size",
+                    fmt::join(self.sizes(), ", ")));
+  }
+  const at::Tensor rows = places_along(self, 0);
+  const bool again = wrap && self.dim() == 2;
+  at::Tensor on = at::eq(again ? at::remainder(rows, self.size(1) + 1) : rows, places_along(self, 1));
+  for (int64_t d = 2; d < self.dim(); ++d) on = at::logical_and(on, at::eq(rows, places_along(self, d)));
+  return self.masked_fill_(on, value);
 }
 
 void register_composites(torch::Library& m) {
@@ -152,6 +200,8 @@ void register_composites(torch::Library& m) {
   for (const char* name : kOnWhole) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_whole>());
   m.impl("max_pool1d", max_pool1d);
   m.impl("tensor_split.tensor_indices_or_sections", tensor_split);
+  m.impl("ctc_loss.Tensor", ctc_loss);
+  m.impl("fill_diagonal_", fill_diagonal_);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { register_composites(m); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }

@@ -25,12 +25,6 @@ namespace {
 using Numbers = std::vector<int64_t>;
 using Two = std::tuple<at::Tensor, at::Tensor>;
 
-Numbers numbers_of(const at::Tensor& t) {
-  const at::Tensor here = (is_dtensor(t) ? full_tensor(t) : t).to(at::kCPU, at::kLong).contiguous();
-  const auto* const data = here.const_data_ptr<int64_t>();
-  return {data, data + here.numel()};
-}
-
 void check_lengths(const Numbers& lengths, const at::Tensor& steps) {
   const bool fit = !lengths.empty() && static_cast<int64_t>(lengths.size()) == steps.size(1) && lengths.back() > 0 &&
                    lengths.front() <= steps.size(0) && std::is_sorted(lengths.rbegin(), lengths.rend());
@@ -48,7 +42,7 @@ Two pack(const at::Tensor& input, const at::Tensor& lengths, bool batch_first) {
         fmt::format("_pack_padded_sequence: an input of {} dimensions; give steps and sequences", input.dim()));
   }
   const at::Tensor steps = batch_first ? input.transpose(0, 1) : input;
-  const Numbers each = numbers_of(lengths);
+  const Numbers each = read_numbers(lengths);
   check_lengths(each, steps);
   std::vector<at::Tensor> parts;
   Numbers left;
@@ -71,7 +65,7 @@ Numbers longer(const at::Tensor& t, int64_t dim, int64_t by) {
 }
 
 Two unpack(const at::Tensor& data, const at::Tensor& batch_sizes, bool batch_first, const at::Scalar& value, int64_t total) {
-  const Numbers left = numbers_of(batch_sizes);
+  const Numbers left = read_numbers(batch_sizes);
   const auto longest = static_cast<int64_t>(left.size());
   if (left.empty() || (total > 0 && total < longest)) {
     throw std::invalid_argument(fmt::format(
