@@ -20,8 +20,12 @@ void note_kind(ModuleNode& node) {
   } else if (const auto* embedding = node.module->as<torch::nn::EmbeddingImpl>()) {
     node.kind = ModuleKind::kEmbedding;
     node.renormalizes = embedding->options.max_norm().has_value();
-  } else if (node.module->as<torch::nn::MultiheadAttentionImpl>() != nullptr) {
+  } else if (const auto* attention = node.module->as<torch::nn::MultiheadAttentionImpl>()) {
     node.kind = ModuleKind::kAttention;
+    node.embed_dim = attention->options.embed_dim();
+    node.num_heads = attention->options.num_heads();
+  } else if (is_conv1d(std::string_view(node.type).substr(node.type.rfind(':') + 1), node)) {
+    node.kind = ModuleKind::kConv1D;
   }
 }
 
@@ -32,7 +36,6 @@ std::size_t add_module(ModuleTree& tree, torch::nn::Module& module, const std::s
   node.type = module.name();
   node.module = &module;
   node.identity = &module;
-  note_kind(node);
   const at::Tensor weight = assigned_weight(module);
   if (weight.defined()) node.tensors.push_back({.name = "weight", .tensor = weight, .is_parameter = true});
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
@@ -41,6 +44,7 @@ std::size_t add_module(ModuleTree& tree, torch::nn::Module& module, const std::s
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {
     node.tensors.push_back({.name = item.key(), .tensor = item.value(), .is_parameter = false});
   }
+  note_kind(node);
   for (const auto& item : module.named_children()) {
     const std::size_t child = add_module(tree, *item.value(), joined_path(path, item.key()));
     tree[index].children.emplace_back(item.key(), child);
@@ -64,6 +68,16 @@ std::vector<std::string> parts_of(const std::string& pattern) {
 std::string shown_path(const std::string& path) { return path.empty() ? "the root module" : path; }
 
 std::string joined_path(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
+
+bool is_conv1d(std::string_view class_name, const ModuleNode& node) {
+  if (class_name != "Conv1D" && class_name != "Conv1DImpl") return false;
+  const auto find = [&](std::string_view name) {
+    const auto found = std::ranges::find(node.tensors, name, &NamedTensor::name);
+    return found == node.tensors.end() ? at::Tensor() : found->tensor;
+  };
+  const at::Tensor weight = find("weight"), bias = find("bias");
+  return weight.defined() && weight.dim() == 2 && (!bias.defined() || bias.sizes() == weight.sizes().slice(1));
+}
 
 ModuleTree tree_of(torch::nn::Module& root) {
   ModuleTree tree;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,8 +15,10 @@ class Module;
 
 namespace tessera {
 
-// What a module is to a style. All but kOther are those of torch::nn and classes derived from them; kAttention is MultiheadAttention.
-enum class ModuleKind { kLinear, kEmbedding, kAttention, kOther };
+// What a module is to a style. kLinear, kEmbedding and kAttention (MultiheadAttention) are those of torch::nn, or of torch.nn in
+// TorchScript, and classes derived from them; kConv1D is GPT-2's linear layer, x W + b: a class called Conv1D, or Conv1DImpl, whose weight
+// is a matrix and whose bias, if it has one, has an element per column.
+enum class ModuleKind { kLinear, kEmbedding, kAttention, kConv1D, kOther };
 
 struct NamedTensor {
   std::string name;  // within its module, such as "weight"
@@ -27,6 +31,8 @@ struct ModuleNode {
   std::string path;  // "layers.0.attn"; "" is the root
   std::string type;  // "torch::nn::LinearImpl"
   ModuleKind kind = ModuleKind::kOther;
+  int64_t embed_dim = 0;                // of an attention
+  int64_t num_heads = 0;                // of an attention; 0: a traced one, whose code does not say
   bool renormalizes = false;            // an embedding with max_norm, which rewrites its rows in forward
   torch::nn::Module* module = nullptr;  // nullptr: a torch::jit::Module
   const void* identity = nullptr;       // the same for a module with two names
@@ -39,6 +45,9 @@ struct ModuleNode {
 // A module and everything below it, parents before children, in the order of registration. A module that is registered
 // under two names stands there twice.
 using ModuleTree = std::vector<ModuleNode>;
+
+// Whether a module whose class has that name and whose own tensors stand in `node` is a ModuleKind::kConv1D.
+bool is_conv1d(std::string_view class_name, const ModuleNode& node);
 ModuleTree tree_of(torch::nn::Module& root);
 
 // The indices of the modules whose path matches `pattern`: each dotted part is matched with fnmatch (*, ?, [..]) against the

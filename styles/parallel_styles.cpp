@@ -4,14 +4,13 @@
 #include <stdexcept>
 
 #include <fmt/format.h>
-#include <torch/nn/modules/activation.h>
 
 #include "tessera/placement/tile_layout.h"
 
 namespace tessera {
 namespace {
 
-constexpr const char* kKnown = "torch::nn::Linear and torch::nn::Embedding";
+constexpr const char* kKnown = "torch::nn::Linear, torch::nn::Embedding and GPT-2's Conv1D";
 
 const std::vector<std::string>& linear_operators() {
   static const std::vector<std::string> names = {"matmul", "addmm"};
@@ -66,6 +65,15 @@ ContractLayouts bias_layouts(const ContractLayouts& weight) {
           .use_local_output = weight.use_local_output};
 }
 
+bool is_linear(const ApplyContext& context) {
+  return context.kind() == ModuleKind::kLinear || context.kind() == ModuleKind::kConv1D;
+}
+
+// Where a linear layer's weight has its output features, or those of the input.
+int64_t features_dim(const ApplyContext& context, bool output) {
+  return output == (context.kind() == ModuleKind::kLinear) ? 0 : 1;
+}
+
 // `child` is "" for the module itself, "out_proj." for its child.
 void apply_linear(ApplyContext& context, const Placement& weight, const Placement& bias, const ContractLayouts& layouts,
                   const std::string& child = "") {
@@ -91,12 +99,11 @@ void apply_embedding(ApplyContext& context, const std::string& style, const Plac
 
 // How the features of `copies` tensors under one another lie, as of [q; k; v]: each rank has its heads' of every one. Heads are
 // dealt out as torch.chunk has it.
-Placement by_heads(const torch::nn::MultiheadAttentionOptions& options, int64_t copies, int64_t ranks) {
-  const int64_t features = options.embed_dim();
-  const int64_t of_head = features / options.num_heads();
+Placement by_heads(int64_t features, int64_t num_heads, int64_t copies, int64_t ranks) {
+  const int64_t of_head = features / num_heads;
   std::vector<Tile> tiles;
   for (int64_t i = 0; i < ranks; ++i) {
-    const Interval heads = chunk_range(options.num_heads(), ranks, i);
+    const Interval heads = chunk_range(num_heads, ranks, i);
     Intervals mine;
     for (int64_t copy = 0; copy < copies; ++copy) {
       append(mine, {copy * features + heads.begin * of_head, copy * features + heads.end * of_head});
@@ -113,10 +120,9 @@ void apply_attention(ApplyContext& context, const std::string& style, const Styl
         "the whole, not a piece laid out as {}; give it a DTensor of that layout, and leave input_layouts out",
         shown_path(context.path()), style, to_string(*given.input_layouts)));
   }
-  const auto& options = context.module().as<torch::nn::MultiheadAttentionImpl>()->options;
   const int64_t ranks = context.mesh().size(context.tensor_dim());
-  const Placement heads = by_heads(options, 1, ranks);
-  const Placement packed = by_heads(options, 3, ranks);
+  const Placement heads = by_heads(context.embed_dim(), context.num_heads(), 1, ranks);
+  const Placement packed = by_heads(context.embed_dim(), context.num_heads(), 3, ranks);
   const ContractLayouts projection{.operators = linear_operators(),
                                    .input = Replicate(),
                                    .desired = given.desired_input_layouts.value_or(Replicate()),
@@ -138,10 +144,11 @@ void apply_attention(ApplyContext& context, const std::string& style, const Styl
 }  // namespace
 
 void ColwiseParallel::apply(ApplyContext& context) const {
-  if (context.kind() == ModuleKind::kLinear) {
+  if (is_linear(context)) {
     const ContractLayouts layouts = layouts_of(layouts_, linear_operators(), Replicate(), Shard(-1));
     // An output brought elsewhere than to its features' pieces takes the whole bias, without communication.
-    return apply_linear(context, Shard(0), layouts.output == Shard(-1) ? Shard(0) : Replicate(), layouts);
+    const Placement bias = layouts.output == Shard(-1) ? Shard(0) : Replicate();
+    return apply_linear(context, Shard(features_dim(context, /*output=*/true)), bias, layouts);
   }
   refuse_gathering_again(context, name(), layouts_);
   if (context.kind() == ModuleKind::kEmbedding) {
@@ -155,8 +162,9 @@ std::string ColwiseParallel::to_string() const { return describe(name(), layouts
 
 void RowwiseParallel::apply(ApplyContext& context) const {
   refuse_gathering_again(context, name(), layouts_);
-  if (context.kind() == ModuleKind::kLinear) {
-    return apply_linear(context, Shard(1), Replicate(), layouts_of(layouts_, linear_operators(), Shard(-1), Replicate()));
+  if (is_linear(context)) {
+    return apply_linear(context, Shard(features_dim(context, /*output=*/false)), Replicate(),
+                        layouts_of(layouts_, linear_operators(), Shard(-1), Replicate()));
   }
   if (context.kind() == ModuleKind::kEmbedding) {
     return apply_embedding(context, name(), Shard(0), layouts_of(layouts_, {"embedding"}, Replicate(), Replicate()));

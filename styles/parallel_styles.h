@@ -25,6 +25,7 @@ struct StyleLayouts {
 // Cuts the columns of a Linear's weight as the formula x W^T + b sees it, that is its output features, or an Embedding's
 // embedding_dim: each rank computes its features of the output.
 //   Linear     weight S(0), bias S(0)   input R     -> output S(-1)
+//   Conv1D     weight S(1), bias S(0)   input R     -> output S(-1)     (GPT-2's linear layer: see ModuleKind::kConv1D)
 //   Embedding  weight S(1)              indices R   -> output S(-1)
 //   MultiheadAttention                  inputs R    -> output R
 //     Each rank has whole heads, of n ranks with h heads of d features h / n each: in_proj_weight and in_proj_bias, which hold
@@ -35,7 +36,8 @@ struct StyleLayouts {
 // all_reduce of the input's gradient, of an attention one for each different input. With an input_layouts of Shard(d) the all_reduce is a
 // reduce_scatter, and forward has one all_gather, backward another with gather_input_again.
 // Throws std::invalid_argument on every other module, naming its path and type; on an Embedding with max_norm; on an attention
-// with other input_layouts than Replicate(); on gather_input_again of another module than a Linear.
+// with other input_layouts than Replicate(); on gather_input_again of another module than a Linear or a Conv1D; on a
+// traced MultiheadAttention whose code does not say how many heads it has.
 // Source of the layouts: torch.distributed.tensor.parallel, as of PyTorch 2.11; so for all styles here.
 class ColwiseParallel : public ParallelStyle {
  public:
@@ -50,6 +52,7 @@ class ColwiseParallel : public ParallelStyle {
 
 // Cuts a Linear's input features, or an Embedding's rows (its vocabulary): each rank computes a term of the output.
 //   Linear     weight S(1), bias R      input S(-1) -> output R
+//   Conv1D     weight S(0), bias R      input S(-1) -> output R
 //   Embedding  weight S(0)              indices R   -> output R
 // The bias is added once, after the reduction.
 // Communication, forward: one all_reduce of the output, or one reduce_scatter where output_layouts is a Shard.

@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/function_impl.h>
+#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
 #include "tessera/dtensor/modes.h"
@@ -29,6 +29,32 @@ std::string type_of(const Module& module) {
   return out;
 }
 
+// A traced MultiheadAttention keeps no attributes. Where its code divides the features by a constant, with a rounding mode, that is the
+// number of heads: 0 where there is no such constant, or several that differ.
+int64_t traced_heads(const torch::jit::Block& block, int64_t embed_dim) {
+  int64_t found = 0;
+  for (const torch::jit::Node* node : block.nodes()) {
+    if (node->kind() != c10::aten::div || node->inputs().size() != 3) continue;
+    const auto divisor = torch::jit::toIValue(node->input(1));
+    if (!divisor || !(divisor->isTensor() || divisor->isInt())) continue;
+    const int64_t heads = divisor->isInt() ? divisor->toInt() : divisor->toTensor().item<int64_t>();
+    if (heads < 1 || embed_dim % heads != 0 || (found != 0 && found != heads)) return 0;
+    found = heads;
+  }
+  return found;
+}
+
+void note_attention(ModuleNode& node, const Module& module) {
+  node.kind = ModuleKind::kAttention;
+  node.embed_dim = module.attr("out_proj").toModule().attr("weight").toTensor().size(0);
+  const auto constant = module.type()->findConstant("num_heads");
+  if (constant || module.hasattr("num_heads")) {
+    node.num_heads = (constant ? *constant : module.attr("num_heads")).toInt();
+  } else if (const auto forward = module.find_method("forward")) {
+    node.num_heads = traced_heads(*forward->graph()->block(), node.embed_dim);
+  }
+}
+
 void note_kind(ModuleNode& node, const Module& module) {
   if (node.type == "torch.nn.modules.linear.Linear" ||
       node.type == "torch.nn.modules.linear.NonDynamicallyQuantizableLinear") {
@@ -38,6 +64,10 @@ void note_kind(ModuleNode& node, const Module& module) {
     const auto constant = module.type()->findConstant("max_norm");
     node.renormalizes =
         (constant && !constant->isNone()) || (module.hasattr("max_norm") && !module.attr("max_norm").isNone());
+  } else if (node.type == "torch.nn.modules.activation.MultiheadAttention") {
+    note_attention(node, module);
+  } else if (is_conv1d(std::string_view(node.type).substr(node.type.rfind('.') + 1), node)) {
+    node.kind = ModuleKind::kConv1D;
   }
 }
 
@@ -47,13 +77,13 @@ std::size_t add_module(ModuleTree& tree, const Module& module, const std::string
   node.path = path;
   node.type = type_of(module);
   node.identity = module._ivalue().get();
-  note_kind(node, module);
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     node.tensors.push_back({.name = item.name, .tensor = item.value, .is_parameter = true});
   }
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {
     node.tensors.push_back({.name = item.name, .tensor = item.value, .is_parameter = false});
   }
+  note_kind(node, module);
   for (const auto& item : module.named_children()) {
     const std::size_t child = add_module(tree, item.value, joined_path(path, item.name));
     tree[index].children.emplace_back(item.name, child);
@@ -115,25 +145,25 @@ void check_unfrozen(const Module& root) {
   }
 }
 
-// A function has compiled code for each setting of autocast, and gives that of the present one.
-void flush(torch::jit::GraphFunction& function) {
-  const bool cpu = at::autocast::is_autocast_enabled(at::kCPU), cuda = at::autocast::is_autocast_enabled(at::kCUDA);
-  for (const bool on_cpu : {false, true}) {
-    for (const bool on_cuda : {false, true}) {
-      at::autocast::set_autocast_enabled(at::kCPU, on_cpu);
-      at::autocast::set_autocast_enabled(at::kCUDA, on_cuda);
-      function.get_executor().debugFlushCompilationCache();
-    }
-  }
-  at::autocast::set_autocast_enabled(at::kCPU, cpu);
-  at::autocast::set_autocast_enabled(at::kCUDA, cuda);
-}
+// The compiled code of a function, for each of the four settings of autocast, where there is any. LibTorch has no way to ask: get_executor
+// would compile what is missing, and LibTorch's pass for autocast crashes on some functions, such as a MultiheadAttention's.
+using Executors = std::array<std::optional<torch::jit::GraphExecutor>, 4>;
+Executors& executors_of(torch::jit::GraphFunction& function);
+template <Executors torch::jit::GraphFunction::*Member>
+struct Reach {
+  friend Executors& executors_of(torch::jit::GraphFunction& function) { return function.*Member; }
+};
+template struct Reach<&torch::jit::GraphFunction::executors_>;
 
 // Later calls are compiled anew, for what they get.
 void forget_compiled(const Module& root) {
   for (const auto& item : root.named_modules()) {
     for (const auto& method : item.value.get_methods()) {
-      if (torch::jit::GraphFunction* const function = torch::jit::tryToGraphFunction(method.function())) flush(*function);
+      torch::jit::GraphFunction* const function = torch::jit::tryToGraphFunction(method.function());
+      if (function == nullptr) continue;
+      for (auto& executor : executors_of(*function)) {
+        if (executor) executor->debugFlushCompilationCache();
+      }
     }
   }
 }
@@ -149,8 +179,7 @@ ModuleTree tree_of(const Module& root) {
 
 at::IValue ParallelizedScript::forward(std::vector<at::IValue> inputs, const torch::jit::Kwargs& named) {
   const ImplicitReplication guard;
-  std::optional<torch::jit::GraphOptimizerEnabledGuard> no_fusion;
-  if (on_cuda_) no_fusion.emplace(false);
+  const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
   return module_.forward(std::move(inputs), named);
 }
 
@@ -162,7 +191,7 @@ ParallelizedScript parallelize_module(const Module& module, const DeviceMesh& me
     return made;
   };
   detail::parallelize(tree, mesh, plan, options);
-  return {module, mesh};
+  return ParallelizedScript(module);
 }
 
 }  // namespace tessera

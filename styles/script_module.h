@@ -12,13 +12,13 @@
 namespace tessera {
 
 // A TorchScript module with its forward called under ImplicitReplication, as Parallelized does for torch::nn. On CUDA TorchScript's
-// optimizer is off while it runs, on this thread alone: fused kernels read data pointers, which DTensors have not.
+// optimizer is off while it runs, on this thread alone: it makes mm and add of addmm, whose contract would be lost, and
+// fused kernels for CUDA read data pointers, which DTensors have not.
 //   auto tp = parallelize_module(script, mesh, plan);   tp(ids).toTensor();   tp->eval();
 // Shares the module with the handle that it was made of.
 class ParallelizedScript {
  public:
-  ParallelizedScript(torch::jit::Module module, const DeviceMesh& mesh)
-      : module_(std::move(module)), on_cuda_(mesh.device_type() == c10::DeviceType::CUDA) {}
+  explicit ParallelizedScript(torch::jit::Module module) : module_(std::move(module)) {}
 
   template <class... Args>
   at::IValue operator()(Args&&... args) {
@@ -31,12 +31,12 @@ class ParallelizedScript {
 
  private:
   torch::jit::Module module_;
-  bool on_cuda_;
 };
 
 // parallelize_module for a scripted or traced module, as torch::jit::load gives it: the same plans, patterns, styles and options.
 // Modules have their qualified names for types, without "__torch__." and mangling: torch.nn.modules.linear.Linear and
-// torch.nn.modules.sparse.Embedding are what styles know as Linear and Embedding. Compiled code that earlier calls left is dropped:
+// torch.nn.modules.sparse.Embedding are what styles know as Linear and Embedding, torch.nn.modules.activation.MultiheadAttention as an
+// attention, and classes called Conv1D as GPT-2's. Compiled code that earlier calls left is dropped:
 // it was specialized for plain tensors.
 // Communication and errors: as for torch::nn. Throws std::invalid_argument, too, for a frozen or optimized module, whose weights are
 // constants of its code, and for a Prepare style, which needs hooks.

@@ -80,6 +80,15 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
                          .also = nullptr});
 }
 
+int64_t ApplyContext::num_heads() const {
+  if (node_.num_heads > 0) return node_.num_heads;
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: {}: the code of this traced {} does not say into how many heads it cuts {} features, "
+                  "so that whole "
+                  "heads cannot be dealt out; script the module (torch.jit.script), or leave it out of the plan",
+                  by(), type(), embed_dim()));
+}
+
 Hookable& ApplyContext::hookable() const {
   auto* const hookable = dynamic_cast<Hookable*>(node_.module);
   if (hookable != nullptr) return *hookable;

@@ -51,6 +51,9 @@ class ApplyContext {
   bool has_children() const { return !node_.children.empty(); }
   // True when an embedding rewrites its rows in forward (max_norm).
   bool renormalizes() const { return node_.renormalizes; }
+  // Of an attention. Throws std::invalid_argument where the module is a traced one whose code does not say into how many heads it cuts.
+  int64_t embed_dim() const { return node_.embed_dim; }
+  int64_t num_heads() const;
 
   // The whole mesh, the mesh dimension that styles shard over, and those that split the batch.
   const DeviceMesh& mesh() const;

@@ -1,15 +1,18 @@
 // Attention above the kernels that LibTorch picks.
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/logical_not.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -20,9 +23,11 @@
 #include <torch/library.h>
 
 #include "tessera/dtensor/dispatch/execute.h"
+#include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/tensor.h"
+#include "tessera/ops/kernels/arguments.h"
 
 namespace tessera {
 namespace {
@@ -169,6 +174,44 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   return at::compositeimplicitautograd::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale,
                                                                      grouped);
 }
+
+// ---- the whole module in one operator, which torch.nn.MultiheadAttention calls where no gradient is asked for: in terms of others, so that
+// contracts of a style and cut heads count. Where a mask is true nothing is attended to; type 0 is one of positions, 1 of padded keys.
+
+std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                                    int64_t embed_dim, int64_t heads, const at::Tensor& in_weight,
+                                                    const at::Tensor& in_bias, const at::Tensor& out_weight,
+                                                    const at::Tensor& out_bias, const Optional& mask, bool need_weights,
+                                                    bool average, std::optional<int64_t> mask_type) {
+  const std::vector<at::Tensor> weights = in_weight.chunk(3), biases = in_bias.chunk(3);
+  const auto project = [&](const at::Tensor& x, std::size_t i) {
+    return at::linear(x, weights[i], biases[i]).unflatten(-1, {heads, embed_dim / heads}).transpose(1, 2);
+  };
+  const at::Tensor q = project(query, 0), k = project(key, 1), v = project(value, 2);
+  at::Tensor scores = q.matmul(k.transpose(-2, -1)).div(std::sqrt(static_cast<double>(embed_dim / heads)));
+  if (mask && mask->defined()) {
+    const at::Tensor hidden = mask_type == 1 ? mask->unsqueeze(1).unsqueeze(1) : *mask;
+    scores = scores.masked_fill(hidden.to(at::kBool), -std::numeric_limits<double>::infinity());
+  }
+  const at::Tensor attended = scores.softmax(-1);
+  const at::Tensor out = at::linear(attended.matmul(v).transpose(1, 2).flatten(2), out_weight, out_bias);
+  if (!need_weights) return {out, at::Tensor()};
+  return {out, average ? attended.mean(1) : attended};
+}
+
+// Where there is no autograd.
+bool native_attention_boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  if (writes(op)) return false;
+  const torch::jit::Stack a = take_args(op, stack);
+  auto [out, weights] =
+      native_attention(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), a[3].toInt(), a[4].toInt(), a[5].toTensor(),
+                       a[6].toTensor(), a[7].toTensor(), a[8].toTensor(), a[9].toOptional<at::Tensor>(), a[10].toBool(),
+                       a[11].toBool(), a[12].toOptional<int64_t>());
+  give(op, stack, torch::jit::Stack{std::move(out), std::move(weights)});
+  return true;
+}
+[[maybe_unused]] const bool registered = register_decomposition("_native_multi_head_attention", native_attention_boxed);
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("_native_multi_head_attention", native_attention); }
 
 void register_composites(torch::Library& m) {
   m.impl("scaled_dot_product_attention", attention);

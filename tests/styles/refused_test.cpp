@@ -94,8 +94,9 @@ TEST_CASE("plans that do not fit the module") {
   refused({{"up", ColwiseParallel()}, {"u*", RowwiseParallel()}},
           "two styles for up: 'up' gives ColwiseParallel and 'u*' gives RowwiseParallel");
   refused({{"", ColwiseParallel()}}, "ColwiseParallel does not know the module at the root of type");
-  refused({{"", RowwiseParallel()}}, "it knows torch::nn::Linear and torch::nn::Embedding");
-  refused({{"", ColwiseParallel()}}, "it knows torch::nn::MultiheadAttention, torch::nn::Linear and torch::nn::Embedding");
+  refused({{"", RowwiseParallel()}}, "it knows torch::nn::Linear, torch::nn::Embedding and GPT-2's Conv1D");
+  refused({{"", ColwiseParallel()}},
+          "it knows torch::nn::MultiheadAttention, torch::nn::Linear, torch::nn::Embedding and GPT-2's Conv1D");
   refused({{"", SequenceParallel()}}, "SequenceParallel does not know the module at the root of type");
   refused({{"up", SequenceParallel()}}, "SequenceParallel does not know the module up of type torch::nn::LinearImpl");
   refused({{"up", std::shared_ptr<const ParallelStyle>(

@@ -70,6 +70,60 @@ class Model(nn.Module):
         return self.head(x)
 
 
+class Attends(nn.Module):
+    """Attention of each element to all, of which only the values are asked for, or the weights too."""
+
+    def __init__(self, need_weights: bool, batch_first: bool = False, bias: bool = True):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 4, batch_first=batch_first, bias=bias)
+        self.need_weights = need_weights
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=self.need_weights)[0]
+
+
+class AttendsMasked(nn.Module):
+    """One key is padding; where causal, later ones are hidden too."""
+
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(12, 4, batch_first=True)
+        self.causal = causal
+
+    def forward(self, x):
+        length = x.size(1)
+        padding = (torch.arange(length) == 1).unsqueeze(0).expand(x.size(0), length)
+        later = torch.ones([length, length], dtype=torch.bool).triu(1)
+        if self.causal:
+            return self.attention(x, x, x, key_padding_mask=padding, attn_mask=later)[0]
+        return self.attention(x, x, x, key_padding_mask=padding)[0]
+
+
+class Conv1D(nn.Module):
+    """The linear layer of transformers' GPT-2."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf = nf
+        self.weight = nn.Parameter(torch.randn(nx, nf) * 0.3)
+        self.bias = nn.Parameter(torch.randn(nf))
+
+    def forward(self, x):
+        size_out = x.size()[:-1] + (self.nf,)
+        x = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return x.view(size_out)
+
+
+class Conv1DMlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c_fc = Conv1D(10, 12)
+        self.c_proj = Conv1D(12, 10)
+
+    def forward(self, x):
+        return self.c_proj(torch.nn.functional.gelu(self.c_fc(x)))
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     torch.set_default_dtype(torch.float64)
@@ -78,6 +132,15 @@ def main():
     torch.jit.script(mlp).save(folder / "mlp.pt")
     torch.jit.script(model).save(folder / "model.pt")
     torch.jit.trace(mlp, torch.randn(5, 10)).save(folder / "traced.pt")
+    x = torch.randn(5, 3, 12)
+    torch.jit.script(Attends(True)).save(folder / "attends.pt")
+    torch.jit.trace(Attends(False, batch_first=True, bias=False), x).save(folder / "attends_without_bias.pt")
+    torch.jit.script(Attends(False, batch_first=True).eval()).save(folder / "attends_in_eval.pt")
+    torch.jit.script(AttendsMasked(False).eval()).save(folder / "attends_padded_in_eval.pt")
+    torch.jit.script(AttendsMasked(True).eval()).save(folder / "attends_causal_in_eval.pt")
+    torch.jit.trace(Attends(True), x).save(folder / "attends_traced.pt")
+    torch.jit.trace(Attends(False, batch_first=True), x).save(folder / "attends_traced_without_weights.pt")
+    torch.jit.trace(Conv1DMlp(), x).save(folder / "conv1d.pt")
     embedding = nn.Sequential(nn.Embedding(13, 12, max_norm=1.0))
     torch.jit.script(embedding).save(folder / "renormalized.pt")
 

@@ -42,6 +42,9 @@ const ParallelPlan kModel = {
     {"tok", RowwiseParallel()},         {"layers.*.attn.w[qkv]", ColwiseParallel()}, {"layers.*.attn.wo", RowwiseParallel()},
     {"layers.*.up", ColwiseParallel()}, {"layers.*.down", RowwiseParallel()},        {"head", ColwiseParallel()}};
 
+const ParallelPlan kAttends = {{"attention", ColwiseParallel()}};
+const ParallelPlan kConv1D = {{"c_fc", ColwiseParallel()}, {"c_proj", RowwiseParallel()}};
+
 struct Row {
   std::string name;
   ParallelPlan plan;
@@ -52,7 +55,19 @@ struct Row {
 std::vector<Row> rows() {
   torch::manual_seed(5);
   const at::Tensor x = torch::randn({5, 10}, torch::kDouble), ids = torch::arange(10).remainder(13).view({2, 5});
-  return {{"mlp", kMlp, x}, {"traced", kMlp, x}, {"model", kModel, ids}, {"model", {}, ids}};
+  const at::Tensor sequences = torch::randn({5, 3, 12}, torch::kDouble);
+  return {{"mlp", kMlp, x},
+          {"traced", kMlp, x},
+          {"model", kModel, ids},
+          {"model", {}, ids},
+          {"attends", kAttends, sequences},
+          {"attends_without_bias", kAttends, sequences},
+          {"attends_in_eval", kAttends, sequences},
+          {"attends_padded_in_eval", kAttends, sequences},
+          {"attends_causal_in_eval", kAttends, sequences},
+          {"attends_traced", kAttends, sequences},
+          {"attends_traced_without_weights", kAttends, sequences},
+          {"conv1d", kConv1D, sequences}};
 }
 
 // Four calls, forward and backward: the first is profiled, those after it run code specialized for what came.
@@ -152,6 +167,55 @@ TEST_CASE("parameters lie as the plan says, tied ones stay tied, collectives are
       CHECK(counter.total() == 5);
     }
   });
+}
+
+TEST_CASE("MultiheadAttention by heads, and Conv1D, make one all_reduce in forward, with gradients and without") {
+  for (const Row& row : rows()) {
+    if (!row.name.starts_with("attends") && row.name != "conv1d") continue;
+    for (const int64_t size : {2, 3, 4}) {
+      run_in_process(size, [&](const std::shared_ptr<World>& world) {
+        const DeviceMesh mesh = init_device_mesh("cpu", {size}, {"tp"}, world);
+        torch::jit::Module module = load(row.name);
+        auto tp = parallelize_module(module, mesh, row.plan);
+        for (const int mode : {0, 0, 1, 1, 2, 2}) {  // with gradients, without, and where there is no autograd
+          CAPTURE(row.name);
+          CAPTURE(size);
+          CAPTURE(mode);
+          const at::AutoGradMode gradients(mode == 0);
+          const c10::InferenceMode inference(mode == 2);
+          CommCounter counter(mesh);
+          const Strict strict;
+          tp(row.input);
+          CAPTURE(counter.to_string());
+          CHECK(counter.count("all_reduce") == 1);
+          CHECK(counter.total() == 1);
+        }
+      });
+    }
+  }
+}
+
+TEST_CASE("parameters of a MultiheadAttention lie by whole heads, those of a Conv1D by columns or rows of x W") {
+  const auto placed = [](const torch::jit::Module& module, const std::string& name) {
+    return placements_of(module.attr(name).toTensor());
+  };
+  const DeviceMesh mesh = fake_mesh(0, {2}, {"tp"});
+  for (const std::string name : {"attends", "attends_traced", "attends_traced_without_weights"}) {
+    CAPTURE(name);
+    torch::jit::Module module = load(name);
+    parallelize_module(module, mesh, kAttends);
+    const torch::jit::Module attention = module.attr("attention").toModule();
+    CHECK(placed(attention, "in_proj_weight") == Placements{BlockCyclic(0, 6)});
+    CHECK(placed(attention, "in_proj_bias") == Placements{BlockCyclic(0, 6)});
+    CHECK(placed(attention.attr("out_proj").toModule(), "weight") == Placements{Shard(1)});
+    CHECK(placed(attention.attr("out_proj").toModule(), "bias") == Placements{Replicate()});
+  }
+  torch::jit::Module mlp = load("conv1d");
+  parallelize_module(mlp, mesh, kConv1D);
+  CHECK(placed(mlp.attr("c_fc").toModule(), "weight") == Placements{Shard(1)});
+  CHECK(placed(mlp.attr("c_fc").toModule(), "bias") == Placements{Shard(0)});
+  CHECK(placed(mlp.attr("c_proj").toModule(), "weight") == Placements{Shard(0)});
+  CHECK(placed(mlp.attr("c_proj").toModule(), "bias") == Placements{Replicate()});
 }
 
 TEST_CASE("data_placement: gathered in forward and backward of TorchScript too") {
