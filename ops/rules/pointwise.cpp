@@ -61,6 +61,14 @@ OpRule linear_in_first(const OpCall& call) {
   return rule;
 }
 
+// By a power of two. LibTorch has no kernel on meta tensors for whole exponents; the result has then the type of what is scaled.
+OpRule scaled(const OpCall& call) {
+  OpRule rule = linear_in_first(call);
+  const bool known = call.outputs.empty() && at::isFloatingType(call.inputs.at(0).dtype);
+  if (known) rule.outputs = {{.sizes = broadcast_sizes(call.inputs), .dtype = call.inputs[0].dtype}};
+  return rule;
+}
+
 // The greatest and the least of one tensor's terms stay so: of functions that never fall, and are numbers everywhere.
 void add_rising(OpRule& rule) {
   for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) rule.strategies.push_back(pass_partial(1, 1, {0}, op));
@@ -286,12 +294,13 @@ constexpr RuleEntry kSpecial[] = {
     {"copy", copy},
     {"zero", zero},
     {"fill", fill},
+    {"ldexp", scaled},
 };
 
 constexpr std::string_view kMovement = "clone detach alias lift lift_fresh _to_copy detach_copy alias_copy lift_fresh_copy ";
 
 constexpr std::string_view kLinearInFirst =
-    "_neg_view _neg_view_copy _conj _conj_copy _conj_physical conj_physical deg2rad rad2deg ldexp native_dropout_backward "
+    "_neg_view _neg_view_copy _conj _conj_copy _conj_physical conj_physical deg2rad rad2deg native_dropout_backward "
     "gelu_backward "
     "silu_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward leaky_relu_backward "
     "elu_backward softplus_backward hardsigmoid_backward hardswish_backward mish_backward hardshrink_backward "

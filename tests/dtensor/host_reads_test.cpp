@@ -168,3 +168,26 @@ TESSERA_RANKS_TEST_CASE("fill_diagonal_ in every layout, of matrices and cubes",
   const at::Tensor oblong = spread(sample({2, 3, 3}), line(), {R});
   CHECK_THROWS_WITH_AS(at::Tensor(oblong).fill_diagonal_(1), doctest::Contains("sizes [2, 3, 3]"), std::invalid_argument);
 }
+
+TESSERA_RANKS_TEST_CASE("ldexp by a plain number, by whole numbers and by others", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+    for (const Placement& placement : {R, S0, Shard(1), Partial()}) {
+      CAPTURE(to_string(placement));
+      const at::Tensor x = sample({5, 3}, 0, type), leaf = x.clone().requires_grad_();
+      const at::Tensor d = spread(x, mesh, {placement}).requires_grad_();
+      const double tolerance = type == at::kFloat ? 1e-6 : 1e-12;
+      for (const at::Tensor& by : {at::scalar_tensor(2, at::kLong), at::scalar_tensor(1.5, at::kDouble)}) {
+        CHECK(close(full_tensor(at::ldexp(d, by).detach()), at::ldexp(x, by), tolerance));
+      }
+      const at::Tensor whole = whole_numbers({3}, at::kLong) - 1;
+      CHECK(close(full_tensor(at::ldexp(d, spread(whole, mesh, {R})).detach()), at::ldexp(x, whole), tolerance));
+      at::ldexp(leaf, at::scalar_tensor(2, at::kLong)).square().sum().backward();
+      at::ldexp(d, at::scalar_tensor(2, at::kLong)).square().sum().backward();
+      CHECK(close(full_tensor(d.grad()), leaf.grad(), 1e-5));
+      at::Tensor y = d.detach().clone();
+      y.ldexp_(at::scalar_tensor(3, at::kLong));
+      CHECK(close(full_tensor(y), at::ldexp(x, at::scalar_tensor(3, at::kLong)), tolerance));
+    }
+  }
+}
