@@ -191,7 +191,8 @@ bool foreach_reduction(const c10::OperatorHandle& op, Stack& stack) {
 // rank's piece has a number that is not finite. One all_reduce of a flag a mesh dimension.
 bool unscale(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
-  if (!op.schema().returns().empty() || !any_spread(args)) return false;
+  const bool in_place = op.schema().name().ends_with('_');  // the form with out= returns nothing either
+  if (!in_place || !any_spread(args)) return false;
   std::vector<at::Tensor> flags;
   for (const at::Tensor& t : args[0].toTensorVector()) flags.push_back(at::any(at::logical_not(at::isfinite(t))));
   const at::Tensor found = full_tensor(at::any(at::stack(flags)));

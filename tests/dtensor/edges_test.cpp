@@ -242,3 +242,16 @@ TESSERA_RANKS_TEST_CASE("one rank alone may ask how an operator would run, under
   if (mesh.local_rank(0) == 0) CHECK(explain_op("aten::add.Tensor", {x, sample({4, 2})}).by_rule);
   CHECK(full_tensor(x.sum()).dim() == 0);
 }
+
+TESSERA_RANKS_TEST_CASE("gradients that are scaled back into other tensors stay as they were", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor whole = sample({5, 3}).to(at::kFloat);
+  const at::Tensor gradient = spread(whole, mesh, {S0});
+  const at::Tensor out = spread(at::zeros({5, 3}), mesh, {S0});
+  at::Tensor found = spread(at::zeros({1}), mesh, {R});
+  const at::Tensor half = spread(at::full({1}, 0.5), mesh, {R});
+  std::vector<at::Tensor> outs = {out};
+  at::_amp_foreach_non_finite_check_and_unscale_out(outs, {gradient}, found, half);
+  CHECK(at::allclose(full_tensor(out), whole * 0.5));
+  CHECK(at::equal(full_tensor(gradient), whole));
+}
