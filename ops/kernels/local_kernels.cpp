@@ -173,6 +173,25 @@ void contiguous(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
+// The matrices of `t` with rows, or columns, that begin at multiples of 16 bytes.
+at::Tensor with_aligned_rows(const at::Tensor& t) {
+  const bool by_columns = t.stride(-1) != 1 && t.stride(-2) == 1;
+  const at::Tensor rows = by_columns ? t.mT() : t;
+  const int64_t step = 16 / static_cast<int64_t>(t.element_size());
+  const auto aligned = [&](int64_t dim) { return rows.stride(dim) % step == 0; };
+  if (rows.stride(-1) == 1 && aligned(-2) && aligned(0)) return t;
+  std::vector<int64_t> sizes = rows.sizes().vec();
+  sizes.back() = std::max<int64_t>(1, (sizes.back() + step - 1) / step) * step;
+  const at::Tensor copy = at::empty(sizes, rows.options()).narrow(-1, 0, rows.size(-1)).copy_(rows);
+  return by_columns ? copy.mT() : copy;
+}
+
+// _grouped_mm refuses matrices whose rows begin elsewhere, as those of a piece may.
+void aligned_rows(const LocalCall& call, Stack& stack) {
+  for (const std::size_t i : {0, 1}) stack[i] = with_aligned_rows(stack[i].toTensor());
+  call.op.callBoxed(stack);
+}
+
 // native_group_norm and its backward: N, C and group as the piece of the first tensor has them. The kernels read dense memory.
 void group_norm(const LocalCall& call, Stack& stack) {
   const auto argument = [&](const char* name) -> at::IValue& {
@@ -205,6 +224,7 @@ void attention_backward(const LocalCall& call, Stack& stack) {
 [[maybe_unused]] const bool registered =
     register_local_kernel("attention_backward", attention_backward) && register_local_kernel("mean", mean) &&
     register_local_kernel("contiguous", contiguous, {.writes_out = true, .rearranges = true}) &&
+    register_local_kernel("aligned_rows", aligned_rows, {.rearranges = true}) &&
     register_local_kernel("extremum", extremum) && register_local_kernel("group_norm", group_norm, {.rearranges = true}) &&
     register_local_kernel("reshape", reshape) && register_local_kernel("mean_loss", mean_loss) &&
     register_local_kernel("contiguous_statistics", contiguous_statistics) && register_local_kernel("embedding", embedding) &&

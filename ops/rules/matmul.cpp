@@ -92,6 +92,7 @@ OpRule grouped_mm(const OpCall& call) {
   std::vector<int64_t> sizes = {size(call, 0, stacked ? 1 : 0), size(call, 1, other_stacked ? 2 : 1)};
   if (stacked == other_stacked) sizes.insert(sizes.begin(), stacked ? size(call, 0, 0) : size(call, 2, 0));
   rule.outputs = {{.sizes = std::move(sizes), .dtype = product_type(call)}};
+  rule.kernel = "aligned_rows";
   return rule;
 }
 

@@ -50,6 +50,7 @@ struct OpCall {
 //   parts_backward            zeros but where such a part is
 //   reshape                   input 0 with the local sizes of output 0
 //   contiguous                the operator on dense pieces: kernels of LibTorch's that take them for such without a look
+//   aligned_rows              the operator on matrices (inputs 0 and 1) whose rows begin at multiples of 16 bytes
 //   contiguous_statistics     the operator, with what forward saved (mean, rstd, logsumexp) contiguous
 //   attention_backward        the same, and zeros of a piece without elements
 //   embedding                 rows that this rank lacks give zeros

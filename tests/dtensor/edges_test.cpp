@@ -255,3 +255,15 @@ TESSERA_RANKS_TEST_CASE("gradients that are scaled back into other tensors stay 
   CHECK(at::allclose(full_tensor(out), whole * 0.5));
   CHECK(at::equal(full_tensor(gradient), whole));
 }
+
+TESSERA_RANKS_TEST_CASE("products of groups take pieces whose rows begin anywhere in memory", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor a = sample({6, 8}).to(at::kFloat), b = sample({3, 8, 4}).to(at::kFloat);
+  const at::Tensor ends = at::tensor({2, 3, 6}, at::kInt);
+  const at::Tensor expected = at::_grouped_mm(a, b, ends);
+  for (const auto& [left, right] : {std::pair{R, Shard(2)}, {Shard(1), Shard(1)}, {R, R}}) {
+    const at::Tensor got = at::_grouped_mm(spread(a, mesh, {left}), spread(b, mesh, {right}), spread(ends, mesh, {R}));
+    CHECK(at::allclose(full_tensor(got), expected, 1e-4, 1e-4));
+    if (!(left == R && right == R)) CHECK(!placements_of(got)[0].is_replicate());
+  }
+}
