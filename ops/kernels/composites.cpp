@@ -127,8 +127,17 @@ void replicate_plain(const c10::OperatorHandle& op, Stack& stack) {
   }
 }
 
+// How many sequences each step has is read from memory.
+void make_batch_sizes_plain(const c10::OperatorHandle& op, Stack& stack) {
+  const int at = argument(op, "batch_sizes");
+  if (at < 0) return;
+  at::IValue& sizes = stack[stack.size() - op.schema().arguments().size() + static_cast<std::size_t>(at)];
+  if (is_dtensor(sizes.toTensor())) sizes = full_tensor(sizes.toTensor()).cpu();
+}
+
 void with_plain_replicated(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   if (ImplicitReplication::enabled()) replicate_plain(op, *stack);
+  make_batch_sizes_plain(op, *stack);
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
