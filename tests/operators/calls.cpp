@@ -40,7 +40,7 @@ const std::map<std::string, std::vector<Sample>>& by_hand() {
     std::map<std::string, std::vector<Sample>> out;
     for (const auto family : {view_samples, join_samples, indexing_samples, norm_samples, reduction_samples, matmul_samples,
                               nn_samples, factory_samples, pointwise_samples, batched_samples, random_samples, more_samples,
-                              convolution_samples, pooling_samples}) {
+                              convolution_samples, pooling_samples, model_samples, step_samples}) {
       for (Sample& sample : family()) out[sample.op].push_back(std::move(sample));
     }
     return out;
@@ -245,6 +245,13 @@ std::vector<Sample> as_twin(const c10::OperatorHandle& op, const std::vector<Sam
   return out;
 }
 
+bool runs_on_cpu(const c10::OperatorHandle& op) {
+  using Key = c10::DispatchKey;
+  constexpr std::array kKeys = {Key::CPU, Key::CompositeImplicitAutograd, Key::CompositeExplicitAutograd,
+                                Key::CompositeExplicitAutogradNonFunctional};
+  return std::any_of(kKeys.begin(), kKeys.end(), [&](Key key) { return op.hasKernelForDispatchKey(key); });
+}
+
 }  // namespace
 
 std::vector<std::string> tensor_overloads() {
@@ -285,6 +292,11 @@ std::string out_of_scope(const std::string& overload) {
                                            Family{"_dimI", "sparse tensors"},
                                            Family{"_dimV", "sparse tensors"},
                                            Family{"dense_dim", "sparse tensors"},
+                                           Family{"::indices", "sparse tensors"},
+                                           Family{"::_indices", "sparse tensors"},
+                                           Family{"::values", "sparse tensors"},
+                                           Family{"::_values", "sparse tensors"},
+                                           Family{"native_norm", "sparse tensors"},
                                            Family{"spsolve", "sparse tensors"},
                                            Family{"_spdiags", "sparse tensors"},
                                            Family{"to_dense", "sparse tensors"},
@@ -341,6 +353,23 @@ std::string out_of_scope(const std::string& overload) {
   if (at != std::string::npos && overload.find("ame", at) != std::string::npos)
     return "named tensors";  // "dimname", "names_out"
   return {};
+}
+
+std::string why_not_called(const std::string& overload) {
+  static const std::map<std::string, std::string> reasons = {
+      {"aten::_backward", "of tensors that require gradients alone; tests/autograd calls it"},
+      {"aten::retain_grad", "of tensors that require gradients alone"},
+      {"aten::_propagate_xla_data", "of XLA's tensors"},
+      {"aten::_thnn_fused_lstm_cell_backward", "its one step has no kernel for CPU tensors"},
+      {"aten::_wrapped_linear_prepack", "of quantized weights"},
+      {"aten::convolution_overrideable", "a place that backends outside of LibTorch fill"},
+      {"aten::convolution_backward_overrideable", "a place that backends outside of LibTorch fill"},
+  };
+  if (const auto found = reasons.find(base_of(overload)); found != reasons.end()) return found->second;
+  const c10::OperatorHandle op = find_op(overload);
+  const std::string twin = functional_twin(op.schema());
+  const bool runs = runs_on_cpu(op) && (twin.empty() || runs_on_cpu(find_op(twin)));
+  return runs ? std::string() : "LibTorch has no kernel of it for CPU tensors";
 }
 
 std::vector<Sample> calls_of(const std::string& overload) {

@@ -15,12 +15,22 @@ torch::jit::Stack adam(const at::IValue& rate, bool amsgrad) {
   return {two(), two(), two(), two(), amsgrad ? two() : nothing(), steps(), rate, 0.9, 0.99, 0.1, 1e-8, amsgrad, false};
 }
 
+// Without scales of gradients; the tensors of the first list are written to another.
+torch::jit::Stack with_out(torch::jit::Stack args) {
+  args.insert(args.end(), {at::IValue(), at::IValue(), at::IValue(two())});
+  return args;
+}
+
 std::vector<Sample> optimizer_samples() {
   std::vector<Sample> out;
   for (const char* name : {"aten::_fused_adam", "aten::_fused_adam_", "aten::_fused_adamw", "aten::_fused_adamw_"}) {
     out.push_back({.op = name, .args = adam(0.1, false)});
     out.push_back({.op = name, .args = adam(0.1, true)});
     out.push_back({.op = std::string(name) + ".tensor_lr", .args = adam(at::scalar_tensor(0.1, at::kDouble), false)});
+    if (std::string(name).ends_with("_")) continue;
+    out.push_back({.op = std::string(name) + ".out", .args = with_out(adam(0.1, false))});
+    out.push_back(
+        {.op = std::string(name) + ".tensor_lr_out", .args = with_out(adam(at::scalar_tensor(0.1, at::kDouble), false))});
   }
   for (const char* name :
        {"aten::_foreach_addcdiv", "aten::_foreach_addcdiv_", "aten::_foreach_addcmul", "aten::_foreach_addcmul_"}) {

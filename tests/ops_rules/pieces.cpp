@@ -210,6 +210,7 @@ bool same_values(const at::Tensor& a, const at::Tensor& b) {
 }
 
 bool can_be_partial(at::ScalarType type, ReduceOp op) {
+  if (at::isFloat8Type(type) || at::isBarebonesUnsignedType(type)) return false;  // LibTorch adds none of them
   const bool picks = op == ReduceOp::kMax || op == ReduceOp::kMin;
   if (is_bitwise(op)) return at::isIntegralType(type, /*includeBool=*/true);
   if (type == at::kBool) return picks;

@@ -33,7 +33,8 @@ at::Tensor reduced(const std::vector<at::Tensor>& terms, ReduceOp op);
 // Equal, or close where the type is not integral (NaN equals NaN).
 bool same_values(const at::Tensor& a, const at::Tensor& b);
 
-// Whether a tensor of this type may be pending by this reduction: no sums of bool, no averages of integers.
+// Whether a tensor of this type may be pending by this reduction: no sums of bool, no averages of integers,
+// nothing of 8 bits of floating point.
 bool can_be_partial(at::ScalarType type, ReduceOp op);
 
 std::vector<int64_t> coordinate_of(std::size_t rank, std::span<const int64_t> mesh_shape);

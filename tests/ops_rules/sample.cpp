@@ -66,6 +66,10 @@ bool WholeCall::writes(std::size_t tensor) const {
   return alias != nullptr && alias->isWrite();
 }
 
+bool WholeCall::is_out(std::size_t tensor) const {
+  return writes(tensor) && schema().arguments()[arg_of_.at(tensor)].kwarg_only();
+}
+
 torch::jit::Stack WholeCall::args_with(const std::vector<at::Tensor>& tensors) const {
   torch::jit::Stack out = args_;
   for (std::size_t i = 0; i < out.size(); ++i) {

@@ -33,6 +33,8 @@ class WholeCall {
   bool in_place() const { return in_place_; }
   // Whether the operator writes that tensor.
   bool writes(std::size_t tensor) const;
+  // Whether it is an out= tensor.
+  bool is_out(std::size_t tensor) const;
 
   // The arguments with other tensors in the places of `tensors()`.
   torch::jit::Stack args_with(const std::vector<at::Tensor>& tensors) const;

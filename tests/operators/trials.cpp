@@ -1,0 +1,130 @@
+#include "tessera/tests/operators/trials.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <random>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/dispatch/dispatcher.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/in_process.h"
+#include "tessera/tests/ops_rules/pieces.h"
+
+namespace tessera::testing {
+namespace {
+
+std::string innermost(const std::exception& error) {
+  try {
+    std::rethrow_if_nested(error);
+  } catch (const std::exception& nested) {
+    return innermost(nested);
+  } catch (...) {
+  }
+  const std::string text = error.what();
+  return text.substr(0, std::min<std::size_t>(text.find('\n'), 400));
+}
+
+}  // namespace
+
+std::string to_string(const Trial& trial) {
+  std::string out = fmt::format("on {{{}}}:", fmt::join(trial.mesh_shape, ", "));
+  for (const Placements& p : trial.layouts) out += ' ' + to_string(p);
+  return out;
+}
+
+Placements candidates(const at::Tensor& t, bool written, bool random) {
+  Placements out = {Replicate()};
+  for (int64_t d = 0; d < t.dim(); ++d) out.push_back(Shard(d));
+  if (t.dim() > 0 && !written) out.push_back(BlockCyclic(0, 1));
+  if (written && random) return out;
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kAvg}) {
+    if (can_be_partial(t.scalar_type(), op)) out.push_back(Partial(op));
+  }
+  return out;
+}
+
+std::vector<Trial> trials(const WholeCall& call, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<Placements> of_each;
+  for (std::size_t j = 0; j < call.tensors().size(); ++j) {
+    const at::Tensor& t = call.tensors()[j];
+    of_each.push_back(t.defined() ? candidates(t, call.writes(j), call.random()) : Placements{Replicate()});
+  }
+  std::vector<Trial> out;
+  if (of_each.empty()) return out;
+  const auto draw = [&](std::size_t j) { return of_each[j][random() % of_each[j].size()]; };
+  for (const int64_t ranks : {2, 3}) {
+    for (const Placement& first : of_each[0]) {
+      Trial trial{.layouts = {}, .mesh_shape = {ranks}};
+      for (std::size_t j = 0; j < of_each.size(); ++j) trial.layouts.push_back({j == 0 ? first : draw(j)});
+      out.push_back(std::move(trial));
+    }
+  }
+  for (const std::vector<int64_t>& mesh_shape : {std::vector<int64_t>{4}, {2, 2}, {2, 2}}) {
+    Trial trial{.layouts = std::vector<Placements>(of_each.size()), .mesh_shape = mesh_shape};
+    for (std::size_t j = 0; j < of_each.size(); ++j) {
+      for (std::size_t i = 0; i < mesh_shape.size(); ++i) trial.layouts[j].push_back(draw(j));
+    }
+    if (std::all_of(trial.layouts.begin(), trial.layouts.end(), partials_commute)) out.push_back(std::move(trial));
+  }
+  return out;
+}
+
+Trial one_rank(const WholeCall& call) {
+  return {.layouts = std::vector<Placements>(call.tensors().size(), Placements{Replicate()}), .mesh_shape = {1}};
+}
+
+Placed::Placed(const std::vector<at::Tensor>& wholes, const Trial& trial) : wholes_(wholes), layouts_(trial.layouts) {
+  for (std::size_t j = 0; j < wholes_.size(); ++j) {
+    pieces_.push_back(wholes_[j].defined() ? distribute(wholes_[j], layouts_[j], trial.mesh_shape)
+                                           : std::vector<at::Tensor>());
+  }
+}
+
+std::vector<at::Tensor> Placed::on(const DeviceMesh& mesh, std::size_t rank) const {
+  std::vector<at::Tensor> out;
+  for (std::size_t j = 0; j < wholes_.size(); ++j) {
+    const at::Tensor& whole = wholes_[j];
+    out.push_back(whole.defined() ? from_local(pieces_[j][rank].contiguous(), mesh, layouts_[j],
+                                               {.shape = whole.sizes().vec(), .stride = whole.contiguous().strides().vec()})
+                                  : whole);
+  }
+  return out;
+}
+
+Finding on_ranks(const Trial& trial, const std::function<std::string(const DeviceMesh&, std::size_t)>& body) {
+  clear_dispatch_cache();
+  const uint64_t before = dispatch_statistics().replicated;
+  std::mutex mutex;
+  Finding out;
+  try {
+    run_in_process(static_cast<int64_t>(num_ranks(trial.mesh_shape)), [&](const std::shared_ptr<World>& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", trial.mesh_shape, {}, world);
+      const std::string wrong = body(mesh, static_cast<std::size_t>(world->rank()));
+      const std::lock_guard lock(mutex);
+      if (!wrong.empty()) out = {.verdict = Verdict::kWrong, .text = wrong};
+    });
+  } catch (const std::exception& error) {
+    out = {.verdict = Verdict::kRefused, .text = innermost(error)};
+  }
+  if (out.verdict == Verdict::kByRule && dispatch_statistics().replicated != before) out.verdict = Verdict::kReplicated;
+  if (out.verdict != Verdict::kByRule) out.text += "; " + to_string(trial);
+  return out;
+}
+
+std::string compare_tensor(const at::Tensor& mine, const at::Tensor& whole, bool values) {
+  if (mine.defined() != whole.defined()) return "is defined or not";
+  if (!whole.defined()) return {};
+  const at::Tensor full = is_dtensor(mine) ? full_tensor(mine) : mine;
+  if (full.scalar_type() != whole.scalar_type()) {
+    return fmt::format("is {}, not {}", c10::toString(full.scalar_type()), c10::toString(whole.scalar_type()));
+  }
+  if (full.sizes() != whole.sizes()) return "has other sizes";
+  return !values || same_values(full, whole) ? std::string() : "has other values";
+}
+
+}  // namespace tessera::testing
