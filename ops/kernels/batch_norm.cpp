@@ -170,7 +170,7 @@ void give_with_reserve(const c10::OperatorHandle& op, Stack& stack,
 // (input, weight, bias, running mean, running variance, momentum, eps): in training with an update, otherwise as it was trained.
 bool without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
-  if (argument(op, "out") >= 0 || !args.any_spread()) return false;
+  if (op.schema().overload_name() == "out" || !args.any_spread()) return false;
   const bool training = op.schema().name() == "aten::_batch_norm_with_update";
   give_with_reserve(
       op, stack,
