@@ -58,6 +58,9 @@ std::string who_did_not_come(const std::vector<int64_t>& ranks) {
   return ranks.empty() ? "" : fmt::format("; ranks [{}] did not come to it", fmt::join(ranks, ", "));
 }
 
+// Each Scope points to the one that its thread entered before it.
+thread_local const World::Scope* innermost_scope = nullptr;
+
 constexpr const char* kLocalSizeKey = "tessera/local_size";
 
 // Outlives the World in the tokens that observe() gives out.
@@ -166,9 +169,8 @@ struct World::Impl {
   RandomState random;
   CheckState checks;
   std::shared_ptr<Observers> observers = std::make_shared<Observers>();
-  std::atomic<const char*> op{""};  // a second thread reads it for its error
-  const std::string* path = &kNoPath;
   std::atomic<std::thread::id> owner{};
+  std::atomic<const char*> owner_op{""};  // what that thread came for; a second thread reads it for its error
   std::once_flag host_size_read;
   int64_t host_size = 1;  // of rank 0
   int depth = 0;          // of Exclusive on the owner's thread
@@ -379,18 +381,30 @@ void World::record(const CollectiveRecord& record) {
 bool World::observed() const { return impl_->observers->any.load(std::memory_order_relaxed); }
 
 World::Scope::Scope(World& world, const char* op, const std::string* path)
-    : world_(world), op_(world.impl_->op.load()), path_(world.impl_->path) {
-  if (op != nullptr) world.impl_->op = op;
-  if (path != nullptr) world.impl_->path = path;
+    : world_(world),
+      outer_(innermost_scope),
+      op_(op != nullptr ? op : world.current_op()),
+      path_(path != nullptr ? path : &world.current_path()) {
+  innermost_scope = this;
 }
 
-World::Scope::~Scope() {
-  world_.impl_->op = op_;
-  world_.impl_->path = path_;
+World::Scope::~Scope() { innermost_scope = outer_; }
+
+const World::Scope* World::Scope::of(const World& world) {
+  const Scope* scope = innermost_scope;
+  while (scope != nullptr && &scope->world_ != &world) scope = scope->outer_;
+  return scope;
 }
 
-const char* World::current_op() const { return impl_->op.load(); }
-const std::string& World::current_path() const { return *impl_->path; }
+const char* World::current_op() const {
+  const Scope* const scope = Scope::of(*this);
+  return scope != nullptr ? scope->op_ : "";
+}
+
+const std::string& World::current_path() const {
+  const Scope* const scope = Scope::of(*this);
+  return scope != nullptr ? *scope->path_ : kNoPath;
+}
 
 World::Exclusive::Exclusive(World& world) : world_(world) {
   const std::thread::id me = std::this_thread::get_id();
@@ -400,9 +414,9 @@ World::Exclusive::Exclusive(World& world) : world_(world) {
     throw std::runtime_error(fmt::format(
         "rank {}: two threads communicate at once, one of them in {}; all ranks must issue collectives in the same order, "
         "so give the work to one thread, or each thread a world of its own",
-        world_.rank(), *world_.current_op() == '\0' ? "a collective" : world_.current_op()));
+        world_.rank(), *world_.impl_->owner_op.load() == '\0' ? "a collective" : world_.impl_->owner_op.load()));
   }
-  ++world_.impl_->depth;
+  if (world_.impl_->depth++ == 0) world_.impl_->owner_op = world_.current_op();
 }
 
 World::Exclusive::~Exclusive() {

@@ -148,7 +148,8 @@ class World : public std::enable_shared_from_this<World> {
   // For mesh/checked.h.
   CheckState& check_state();
 
-  // The operator and path that the next collectives are charged to. Set by dispatch and by styles, restored on exit.
+  // The operator and path that the next collectives of this thread are charged to, while it lives; nullptr leaves what there is. Set by
+  // dispatch and by styles. Destroyed by the thread that made it, before those that the thread made earlier.
   struct Scope {
     Scope(World& world, const char* op, const std::string* path = nullptr);
     ~Scope();
@@ -156,9 +157,14 @@ class World : public std::enable_shared_from_this<World> {
     Scope& operator=(const Scope&) = delete;
 
    private:
+    friend class World;
+    // The thread's innermost of `world`; nullptr where there is none.
+    static const Scope* of(const World& world);
+
     World& world_;
-    const char* op_;
-    const std::string* path_;
+    const Scope* const outer_;  // of this thread, of any world
+    const char* const op_;
+    const std::string* const path_;
   };
   const char* current_op() const;
   const std::string& current_path() const;

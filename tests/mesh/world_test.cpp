@@ -1,7 +1,10 @@
 #include "tessera/mesh/world.h"
 
 #include <atomic>
+#include <barrier>
 #include <functional>
+#include <future>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -124,6 +127,60 @@ TEST_CASE("scopes nest: operator and path are those of the innermost that sets t
     CHECK(std::string(world->current_op()) == "aten::mm");
   }
   CHECK(world->current_path() == "-");
+}
+
+TEST_CASE("scopes are a thread's own: one that begins or ends elsewhere changes nothing here") {
+  const auto world = World::fake(0, 2), other_world = World::fake(0, 2);
+  const auto seen = [&] { return world->current_op() + (" " + world->current_path()); };
+  std::string during, after;
+  std::promise<void> entered, left;
+  std::thread other;
+  {
+    const auto path = std::make_unique<std::string>("main.0");
+    const World::Scope mine(*world, "aten::mm", path.get());
+    other = std::thread([&] {
+      const std::string theirs = "other.0";
+      const World::Scope scope(*world, nullptr, &theirs);
+      during = seen();
+      entered.set_value();
+      left.get_future().wait();
+      after = seen();
+    });
+    entered.get_future().wait();
+    CHECK(seen() == "aten::mm main.0");
+    const World::Scope elsewhere(*other_world, "aten::add");
+    CHECK(seen() == "aten::mm main.0");
+  }
+  CHECK(seen() == " -");
+  left.set_value();
+  other.join();
+  CHECK(during == " other.0");
+  CHECK(after == " other.0");
+  CHECK(seen() == " -");  // and not what the other thread found when it came, which is gone
+}
+
+TEST_CASE("collectives of two threads that take turns are each charged to their own scope") {
+  const auto world = World::fake(0, 2);
+  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, world);
+  std::vector<std::string> charged;
+  const auto token =
+      world->observe([&](const CollectiveRecord& record) { charged.push_back(record.op + " " + record.path); });
+  const std::string first = "first", second = "second";
+  std::barrier turn(2);
+  std::thread other([&] {
+    turn.arrive_and_wait();
+    const World::Scope scope(*world, "aten::add", &second);
+    turn.arrive_and_wait();
+    turn.arrive_and_wait();
+    barrier(mesh, 0);
+  });
+  const World::Scope scope(*world, "aten::mm", &first);
+  turn.arrive_and_wait();
+  turn.arrive_and_wait();
+  barrier(mesh, 0);
+  turn.arrive_and_wait();
+  other.join();
+  CHECK(charged == std::vector<std::string>{"aten::mm first", "aten::add second"});
 }
 
 TEST_CASE("a second thread that communicates at the same time gets an error; afterwards it may") {

@@ -1,5 +1,7 @@
+#include <future>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -176,6 +178,33 @@ TEST_CASE("clone: the root's hooks by clone(), those below by clone_module") {
   const auto whole = std::dynamic_pointer_cast<tessera::Hooked<NestedImpl>>(tessera::clone_module(*m));
   REQUIRE(whole != nullptr);
   CHECK(value(whole->forward(number(1))) == 9);
+}
+
+TEST_CASE("forwards on two threads are each charged to their own module") {
+  const auto world = tessera::World::fake(0, 2);
+  Double first, second;
+  first->set_place("first", world);
+  second->set_place("second", world);
+  std::string in_first, in_second;
+  std::promise<void> second_began, first_ended;
+  second->register_forward_pre_hook([&](std::vector<at::Tensor>&) {
+    second_began.set_value();
+    first_ended.get_future().wait();
+    in_second = world->current_path();
+  });
+  std::thread other;
+  first->register_forward_pre_hook([&](std::vector<at::Tensor>&) {
+    other = std::thread([&] { second(number(1)); });
+    second_began.get_future().wait();
+    in_first = world->current_path();
+  });
+  first(number(1));
+  CHECK(world->current_path() == "-");
+  first_ended.set_value();
+  other.join();
+  CHECK(in_first == "first");
+  CHECK(in_second == "second");
+  CHECK(world->current_path() == "-");
 }
 
 TEST_CASE("collectives inside forward are charged to the innermost hooked module") {
