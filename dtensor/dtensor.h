@@ -45,7 +45,7 @@ struct FromLocalOptions {
 
 // The global tensor of which `local` is this rank's piece. Shares storage with `local`, or copies it where it is not row-major and
 // no stride was given. Differentiable: the gradient comes back in `grad_placements` as a plain tensor. Communicates only with
-// `check`: one all_reduce of 40 bytes and one all_gather a mesh dimension.
+// `check`: one all_reduce of 40 bytes and two all_gathers per mesh dimension.
 // Throws std::invalid_argument on placements, options or a layout (a sparse tensor) that do not fit, alike on every rank. A piece of another size than shape
 // and placements say throws on the rank that has it and fails the job; with `check` every rank throws, and the job goes on.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,

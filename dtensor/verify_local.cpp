@@ -1,5 +1,6 @@
 #include "tessera/dtensor/verify_local.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string_view>
 
@@ -12,27 +13,15 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kMaxDims = 16;  // rows are of one length, whatever a rank was given
-
 int64_t content_hash(const at::Tensor& local) {
   const at::Tensor bytes = local.detach().contiguous().cpu();
   const std::string_view view(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
   return static_cast<int64_t>(std::hash<std::string_view>{}(view));
 }
 
-// rank's row: dtype, dimensions, hash, sizes.
-std::vector<int64_t> row_of(const at::Tensor& local) {
-  std::vector<int64_t> row(3 + kMaxDims, 0);
-  row[0] = static_cast<int64_t>(local.scalar_type());
-  row[1] = local.dim();
-  row[2] = content_hash(local);
-  for (int64_t d = 0; d < local.dim() && d < kMaxDims; ++d) row[static_cast<std::size_t>(3 + d)] = local.size(d);
-  return row;
-}
-
-// Every rank's row, in the order of the mesh's ranks.
-std::vector<std::vector<int64_t>> gather_rows(const at::Tensor& local, const DeviceMesh& mesh) {
-  at::Tensor rows = at::tensor(row_of(local), at::kLong).to(mesh.device()).unsqueeze(0);
+// Every rank's row, in the order of the mesh's ranks. Rows have one length on all ranks.
+std::vector<std::vector<int64_t>> gather_rows(const std::vector<int64_t>& row, const DeviceMesh& mesh) {
+  at::Tensor rows = at::tensor(row, at::kLong).to(mesh.device()).unsqueeze(0);
   for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) rows = all_gather(rows, mesh, dim).flatten(0, 1);
   rows = rows.cpu();
   std::vector<std::vector<int64_t>> out;
@@ -43,12 +32,34 @@ std::vector<std::vector<int64_t>> gather_rows(const at::Tensor& local, const Dev
   return out;
 }
 
-std::string problem_of(const std::vector<int64_t>& row, const std::vector<int64_t>& want, at::ScalarType dtype) {
-  const std::vector<int64_t> sizes(row.begin() + 3, row.begin() + 3 + row[1]);
-  if (row[0] != static_cast<int64_t>(dtype)) {
-    return fmt::format("has dtype {}, not {}", c10::toString(static_cast<at::ScalarType>(row[0])), c10::toString(dtype));
+// What a rank was given.
+struct Given {
+  at::ScalarType dtype;
+  int64_t hash;
+  std::vector<int64_t> sizes;
+};
+
+// Of every rank, in the order of the mesh's ranks. Pieces may differ in their number of dimensions, so that comes first.
+std::vector<Given> gather_given(const at::Tensor& local, const DeviceMesh& mesh) {
+  const auto dims = gather_rows({local.dim()}, mesh);
+  const auto most = static_cast<std::size_t>((*std::ranges::max_element(dims))[0]);
+  std::vector<int64_t> row = {static_cast<int64_t>(local.scalar_type()), content_hash(local)};
+  row.insert(row.end(), local.sizes().begin(), local.sizes().end());
+  row.resize(2 + most);
+  const auto rows = gather_rows(row, mesh);
+  std::vector<Given> out;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto sizes = rows[i].begin() + 2;
+    out.push_back({static_cast<at::ScalarType>(rows[i][0]), rows[i][1], {sizes, sizes + dims[i][0]}});
   }
-  if (sizes != want) return fmt::format("has a piece [{}], not [{}]", fmt::join(sizes, ", "), fmt::join(want, ", "));
+  return out;
+}
+
+std::string problem_of(const Given& given, const std::vector<int64_t>& want, at::ScalarType dtype) {
+  if (given.dtype != dtype) return fmt::format("has dtype {}, not {}", c10::toString(given.dtype), c10::toString(dtype));
+  if (given.sizes != want) {
+    return fmt::format("has a piece [{}], not [{}]", fmt::join(given.sizes, ", "), fmt::join(want, ", "));
+  }
   return {};
 }
 
@@ -67,16 +78,15 @@ std::size_t twin_of(std::vector<int64_t> coordinate, const Spec& spec) {
 void verify_local(const at::Tensor& local, const Spec& spec) {
   if (!spec.mesh.is_member() || spec.mesh.world().is_fake()) return;
   const Mesh& mesh = spec.mesh.mesh();
-  const auto rows = gather_rows(local, spec.mesh);
-  const auto dtype = static_cast<at::ScalarType>(rows[0][0]);
+  const std::vector<Given> given = gather_given(local, spec.mesh);
   std::string problems;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
+  for (std::size_t i = 0; i < given.size(); ++i) {
     const int64_t rank = mesh.ranks()[i];
     const auto coordinate = *mesh.coordinate_of(rank);
     const auto want = local_shape(spec.sizes, spec.placements, mesh.shape(), coordinate);
-    std::string problem = problem_of(rows[i], want, dtype);
+    std::string problem = problem_of(given[i], want, given[0].dtype);
     const std::size_t twin = twin_of(coordinate, spec);
-    if (problem.empty() && rows[twin][2] != rows[i][2]) {
+    if (problem.empty() && given[twin].hash != given[i].hash) {
       problem = fmt::format("differs in content from rank {}, which should hold the same piece", mesh.ranks()[twin]);
     }
     if (!problem.empty()) problems += fmt::format("; rank {} {}", rank, problem);

@@ -185,6 +185,27 @@ TESSERA_RANKS_TEST_CASE("from_local with check: what one rank alone gives wrong 
   CHECK(close(full_tensor(from_local(good, mesh, {S0}, {.check = true}).sum()), good.sum() * mesh.size()));
 }
 
+TESSERA_RANKS_TEST_CASE("from_local with check: of any number of dimensions, which may differ from rank to rank",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const int64_t dims : {0, 16, 17, 20, 64}) {
+    CAPTURE(dims);
+    std::vector<int64_t> sizes(static_cast<std::size_t>(dims), 1);
+    if (dims > 0) sizes.back() = 3;
+    const at::Tensor piece = sample(sizes);
+    const at::Tensor alike = from_local(piece, mesh, {R}, {.check = true});
+    CHECK(alike.sizes() == piece.sizes());
+    CHECK(same(to_local(alike), piece));
+    if (dims == 0) continue;
+    const at::Tensor cut = from_local(piece, mesh, {Shard(dims - 1)}, {.check = true});
+    CHECK(cut.size(-1) == 3 * mesh.size());
+    if (mesh.size() == 1) continue;
+    const at::Tensor odd = mesh.local_rank(0) == 0 ? piece : piece.flatten();
+    CHECK_THROWS_WITH_AS(from_local(odd, mesh, {R}, {.shape = sizes, .check = true}),
+                         doctest::Contains("; rank 1 has a piece [3], not [1, 1, 1"), std::invalid_argument);
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("operators on whole tensors refuse plain tensors as others do", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor plain = sample({3, 2}), x = spread(sample({5, 2}), mesh, {S0});
