@@ -43,13 +43,30 @@ void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
   Access::set_extra(impl, extra_of(c10::make_intrusive<Meta>(std::move(local), std::move(spec))));
 }
 
+void convert_in_place(const at::Tensor& dtensor, const at::Tensor& like) {
+  c10::TensorImpl& impl = *dtensor.unsafeGetTensorImpl();
+  impl.set_sizes_and_strides(like.sizes(), like.strides());
+  impl.set_backend_meta(like.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
+}
+
 void check_current(const at::Tensor& t, const char* who) {
   const Meta& m = meta(t);
-  if (m.copied_by == nullptr || !m.viewed.enabled() || m.viewed.current_version() == m.viewed_version) return;
+  const ViewCopy& copy = m.copy;
+  if (copy.made_by == nullptr || copy.viewed.current_version() == copy.version) return;
   throw std::runtime_error(fmt::format(
       "{}: would read {}, a copy that {} made because the viewed tensor had to be moved; the viewed tensor has been written "
       "since, so the copy's values are old. Take the view again after the write, or clone it before",
-      who, to_string(*m.spec), *m.copied_by));
+      who, to_string(*m.spec), *copy.made_by));
+}
+
+void check_writable(const at::Tensor& t, const char* who) {
+  const Meta& m = meta(t);
+  if (m.copy.made_by == nullptr) return;
+  throw std::invalid_argument(fmt::format(
+      "{}: would write {}, a copy that {} made because the viewed tensor had to be moved: the viewed tensor would not "
+      "change. "
+      "Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view needs no move",
+      who, to_string(*m.spec), *m.copy.made_by));
 }
 
 void check_local(const at::Tensor& local, const Spec& spec, const char* who) {

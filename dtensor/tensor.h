@@ -19,19 +19,34 @@ namespace tessera::detail {
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
 inline constexpr c10::DispatchKey kAutogradDTensorKey = c10::DispatchKey::AutogradPrivateUse3;
 
+// What a view is a copy of, where pieces had to be moved to make it.
+struct ViewCopy {
+  const std::string* made_by = nullptr;  // the view operator; nullptr: it is no copy
+  c10::VariableVersion viewed;           // Meta::writes() of the viewed tensor
+  uint32_t version = 0;                  // which it had when the copy was made
+};
+
+// Invariants:
+//   - writes() is one counter for all DTensors that LibTorch would have share memory: views that no piece was moved for, detach(),
+//     data(), from_local() of one tensor. Every operator that writes one of them in place, or as out=, raises it, in every mode.
+//   - a piece that is no inference tensor carries that counter as its own version, so that whoever writes the piece itself, from
+//     to_local() or before from_local(), raises it too.
 struct Meta final : c10::BackendMeta {
-  Meta(at::Tensor local_tensor, SpecPtr tensor_spec) : spec(std::move(tensor_spec)), local_(std::move(local_tensor)) {}
+  Meta(at::Tensor local_tensor, SpecPtr tensor_spec) : spec(std::move(tensor_spec)), local_(std::move(local_tensor)) {
+    count_own_writes();
+  }
   // Of a Meta that clear() has emptied, and that no Transit delivers to: as made anew.
   void fill(at::Tensor local_tensor, SpecPtr tensor_spec) {
     local_ = std::move(local_tensor);
     spec = std::move(tensor_spec);
+    count_own_writes();
   }
   void clear();
   // Whether it was made to await a Transit: never kept.
   bool travelled() const { return transit_ != nullptr; }
   // The piece that is item `item` of `transit`.
   Meta(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr tensor_spec)
-      : spec(std::move(tensor_spec)), transit_(std::move(transit)), item_(item), awaited_(true) {}
+      : spec(std::move(tensor_spec)), own_writes_(0), transit_(std::move(transit)), item_(item), awaited_(true) {}
   // detach() and friends alias: they share the local tensor.
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
     return self;
@@ -43,16 +58,41 @@ struct Meta final : c10::BackendMeta {
     return local_;
   }
 
+  const c10::VariableVersion& writes() const {
+    c10::TensorImpl& piece = *local().unsafeGetTensorImpl();
+    return piece.is_inference() ? own_writes_ : piece.version_counter();
+  }
+  // The memory that it shows has been written.
+  void count_write() {
+    c10::TensorImpl& piece = *local().unsafeGetTensorImpl();
+    if (piece.is_inference()) {
+      own_writes_.bump();
+    } else {
+      piece.bump_version();
+    }
+  }
+  // It is a view of what `writes` counts the writes of.
+  void share_writes(const c10::VariableVersion& writes) {
+    c10::TensorImpl& piece = *local_.unsafeGetTensorImpl();
+    if (piece.is_inference()) {
+      own_writes_ = writes;
+    } else {
+      piece.set_version_counter(writes);
+    }
+  }
+
   SpecPtr spec;
   ContractPtr contract;
-  // The view operator that had to move its input to give this tensor: what is written here would not reach the viewed one.
-  const std::string* copied_by = nullptr;
-  // Of the viewed tensor, as it was copied.
-  c10::VariableVersion viewed;
-  uint32_t viewed_version = 0;
+  ViewCopy copy;
 
  private:
+  // LibTorch gives an inference tensor no version.
+  void count_own_writes() {
+    if (local_.is_inference() && !own_writes_.enabled()) own_writes_ = c10::VariableVersion(0);
+  }
+
   mutable at::Tensor local_;
+  c10::VariableVersion own_writes_;  // of a piece that is an inference tensor
   const std::shared_ptr<Transit> transit_;
   const std::size_t item_ = 0;
   mutable std::atomic<bool> awaited_{false};
@@ -67,6 +107,8 @@ inline Meta& meta(const at::Tensor& t) { return *static_cast<Meta*>(t.unsafeGetT
 
 // Throws std::runtime_error if `t` is a view's copy and what it viewed has been written since: its values are old.
 void check_current(const at::Tensor& t, const char* who);
+// Throws std::invalid_argument if `t` is a view's copy: what is written there would not reach the viewed tensor.
+void check_writable(const at::Tensor& t, const char* who);
 
 // A DTensor of `spec` over `local`, whose sizes must be spec->local_sizes. Shares storage with `local`. Under InferenceMode it is an
 // inference tensor unless `normal_in_inference`: what a view of a normal tensor is, there too.
@@ -78,6 +120,8 @@ at::Tensor wrap(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr spec
 // Makes an existing plain tensor a DTensor, so that every handle to it is one at once. Keeps requires_grad; drops the plain
 // storage. The caller converts .grad.
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec);
+// Makes an existing DTensor what `like` is: it shares its memory, contract and all.
+void convert_in_place(const at::Tensor& dtensor, const at::Tensor& like);
 
 // Whether `local` has the sizes and dtype that `spec` says a piece has here.
 inline bool lies_as(const at::Tensor& local, const Spec& spec) {

@@ -40,10 +40,8 @@ void Meta::clear() {
   spec.reset();
   local_.reset();
   contract.reset();
-  if (copied_by == nullptr) return;
-  copied_by = nullptr;
-  viewed = c10::VariableVersion();
-  viewed_version = 0;
+  if (!own_writes_.unique()) own_writes_ = c10::VariableVersion();
+  if (copy.made_by != nullptr) copy = {};
 }
 
 // The wrappers that this thread has no use for now, by their layouts. Tensors may be freed after it: then nothing is kept.
@@ -115,6 +113,19 @@ Wrapper::Wrapper(const Spec& spec, const c10::Device& device)
 }
 
 Meta* Wrapper::meta() const { return extra_meta_ ? static_cast<Meta*>(extra_meta_->backend_meta_.get()) : nullptr; }
+
+void Wrapper::set_meta(at::Tensor local, SpecPtr spec) {
+  if (Meta* const kept = meta()) {
+    kept->fill(std::move(local), std::move(spec));
+    return;
+  }
+  auto made = c10::make_intrusive<Meta>(std::move(local), std::move(spec));
+  if (extra_meta_) {
+    extra_meta_->backend_meta_ = std::move(made);
+  } else {
+    extra_meta_ = extra_of(std::move(made));
+  }
+}
 
 void Wrapper::release_resources() {
   extra_meta_.reset();
@@ -188,16 +199,18 @@ at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
   } else if (!made->version_counter_.enabled()) {
     made->version_counter_ = c10::VariableVersion(0);
   }
-  if (Meta* const kept = made->meta()) {
-    kept->fill(std::move(local), std::move(spec));
-  } else {
-    auto meta = c10::make_intrusive<Meta>(std::move(local), std::move(spec));
-    if (made->extra_meta_) {
-      made->extra_meta_->backend_meta_ = std::move(meta);
-    } else {
-      made->extra_meta_ = extra_of(std::move(meta));
-    }
-  }
+  made->set_meta(std::move(local), std::move(spec));
+  return at::Tensor(std::move(out));
+}
+
+at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed) {
+  Wrapper* const made = Wrapper::make_bare(*spec, local.device());
+  auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
+  // Not one of its own, which LibTorch would replace by this.
+  made->version_counter_ = made->is_inference() ? c10::VariableVersion() : viewed.unsafeGetTensorImpl()->version_counter();
+  if (!made->is_inference() && !made->version_counter_.enabled()) made->version_counter_ = c10::VariableVersion(0);
+  made->set_meta(std::move(local), std::move(spec));
+  made->meta()->share_writes(detail::meta(viewed).writes());
   return at::Tensor(std::move(out));
 }
 

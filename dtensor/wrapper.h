@@ -16,6 +16,9 @@ c10::DispatchKeySet keys_on(const c10::Device& device);
 // What a DTensor holds beside its TensorImpl.
 std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> meta);
 
+// As wrap(), of a view of `viewed`: it counts writes together with it, as LibTorch has views do.
+at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed);
+
 // A DTensor made as one. Making a TensorImpl and freeing it takes as long as a small operator, so one that nobody holds any more is not
 // destroyed: the thread that dropped it last keeps it, with all that it allocated, for the next of the same layout.
 class Wrapper final : public c10::TensorImpl {
@@ -35,12 +38,15 @@ class Wrapper final : public c10::TensorImpl {
  private:
   friend class SpareWrappers;
   friend at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference);
+  friend at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed);
 
   Wrapper(const Spec& spec, const c10::Device& device);
   ~Wrapper() override = default;
   static void destroy(Wrapper* wrapper);
   // A kept one, or a new one, of the sizes and dtype of `spec`; its Meta and its version counter are still to be given.
   static Wrapper* make_bare(const Spec& spec, const c10::Device& device);
+  // A Meta of them; the one that was kept, if there is one.
+  void set_meta(at::Tensor local, SpecPtr spec);
   // To be kept: false if it is not as it was made, but for what reuse() sets.
   bool clear();
   void reuse(const Spec& spec, const c10::Device& device);

@@ -54,17 +54,6 @@ std::string origin_hint(const Call& call, const at::Tensor& plain) {
       call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead), origin_hint(call, plain)));
 }
 
-// Writing a view that is a copy would be lost without a word.
-void refuse_copy(const Call& call, const TensorArg& entry) {
-  const std::string* const view = detail::meta(*entry.tensor).copied_by;
-  if (view == nullptr || !call.writes(entry)) return;
-  throw std::invalid_argument(fmt::format(
-      "{}: would write {}, a copy that {} made because the viewed tensor had to be moved: the viewed tensor would not "
-      "change. "
-      "Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view needs no move",
-      call.traits.name, to_string(*entry.spec), *view));
-}
-
 // A style may say that a plain tensor which meets its parameter is this rank's piece. Operators that know contracts never come
 // here with one; any other must not take the piece for the whole. What writes the parameter is no activation.
 void refuse_piece(const Call& call, const TensorArg& plain) {
@@ -106,7 +95,7 @@ void add_plain(Call& call, TensorArg& entry, PlainTensors plain) {
 void add_dtensor(Call& call, TensorArg& entry) {
   entry.spec = detail::meta(*entry.tensor).spec.get();
   if (call.lead == nullptr) call.lead = entry.spec;
-  refuse_copy(call, entry);
+  if (call.writes(entry)) detail::check_writable(*entry.tensor, call.traits.name.c_str());
   detail::check_current(*entry.tensor, call.traits.name.c_str());
   if (entry.spec->mesh == call.lead->mesh) return;
   throw std::invalid_argument(fmt::format(

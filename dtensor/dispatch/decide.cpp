@@ -353,7 +353,8 @@ class Decider {
     out_.nothing_here = empty && !call_.traits.view;
     out_.direct = lead_.mesh.is_member() && !out_.nothing_here && !out_.write_back && out_.moves.empty() &&
                   out_.halos == nullptr && out_.kernel == nullptr && !out_.outputs_from_local &&
-                  call_.traits.out_args.empty() && !draws() && !call_.traits.as_real;
+                  call_.traits.out_args.empty() && !draws() && !call_.traits.as_real &&
+                  !(call_.traits.view && out_.make_dense);  // dense, it might be a copy
   }
 
   const Call& call_;

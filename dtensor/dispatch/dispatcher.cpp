@@ -11,6 +11,7 @@
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/tensor_lists.h"
 
 namespace tessera {
 namespace dispatch {
@@ -109,10 +110,16 @@ uint64_t DecisionCache::hits() {
 OpDispatcher::OpDispatcher(const c10::OperatorHandle& op) : traits_(op), foreach_(is_foreach(traits_.key)) {}
 
 void OpDispatcher::check_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
-  for (const at::IValue& value : torch::jit::last(stack, op.schema().arguments().size())) {
-    if (value.isTensor() && detail::is_dtensor(value.toTensor())) {
-      detail::check_current(value.toTensor(), traits_.name.c_str());
-    }
+  const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
+  for (const at::IValue& value : arguments) {
+    detail::each_tensor(value, [&](const at::Tensor& t, std::size_t) {
+      if (detail::is_dtensor(t)) detail::check_current(t, traits_.name.c_str());
+    });
+  }
+  for (const std::size_t out : traits_.out_args) {
+    detail::each_tensor(arguments[out], [&](const at::Tensor& t, std::size_t) {
+      if (detail::is_dtensor(t)) detail::check_writable(t, traits_.name.c_str());
+    });
   }
 }
 

@@ -58,7 +58,7 @@ class Execution {
 
   void run() {
     if (call_.traits.view) {
-      find_copy();
+      find_viewed();
       c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
       normal_view_ = c10::InferenceMode::is_enabled() && !call_.tensors[0].tensor->is_inference();
     }
@@ -76,6 +76,7 @@ class Execution {
     }
     if (mesh_.is_member()) refuse_resized();
     if (aside()) write_back();
+    for (const auto& [index, wrapper] : written_) detail::meta(wrapper).count_write();
     wrap();
   }
 
@@ -90,19 +91,26 @@ class Execution {
   }
 
   // A view of moved pieces is a copy, and so is a view of it.
-  void find_copy() {
+  void find_viewed() {
     const at::Tensor& viewed = *call_.tensors[0].tensor;
-    const detail::Meta* const meta = detail::is_dtensor(viewed) ? &detail::meta(viewed) : nullptr;
-    if (meta != nullptr && meta->copied_by != nullptr) {
-      copied_by_ = meta->copied_by;
-      viewed_ = meta->viewed;
-      viewed_version_ = meta->viewed_version;
+    if (!detail::is_dtensor(viewed)) return;
+    const detail::Meta& meta = detail::meta(viewed);
+    viewed_piece_ = meta.local();
+    writes_ = meta.writes();
+    version_ = writes_.current_version();
+    if (meta.copy.made_by != nullptr) {
+      copy_ = meta.copy;
     } else if (decision_.moved || copies_conjugate()) {
-      copied_by_ = &call_.traits.name;
-      viewed_ = viewed.unsafeGetTensorImpl()->version_counter();
-      viewed_version_ = viewed_.enabled() ? viewed_.current_version() : 0;
+      copy_ = copy_of_viewed();
     }
   }
+
+  // Whatever way it came.
+  bool lies_apart(const at::Tensor& piece) const {
+    return piece.numel() > 0 && piece.has_storage() && viewed_piece_.has_storage() && !piece.is_alias_of(viewed_piece_);
+  }
+
+  detail::ViewCopy copy_of_viewed() const { return {.made_by = &call_.traits.name, .viewed = writes_, .version = version_}; }
 
   // ---- before ----------------------------------------------------------------------------------------------------
   void bring_inputs() {
@@ -294,10 +302,11 @@ class Execution {
     const at::Tensor piece = decision_.make_dense ? as_dense(local, *spec) : local;
     at::Tensor out = detail::wrap(piece, std::move(spec), normal_view_);
     if (contract_) detail::meta(out).contract = contract_;
-    if (copied_by_ != nullptr) {
-      detail::meta(out).copied_by = copied_by_;
-      detail::meta(out).viewed = viewed_;
-      detail::meta(out).viewed_version = viewed_version_;
+    if (writes_.enabled() && copy_.made_by == nullptr && lies_apart(piece)) copy_ = copy_of_viewed();
+    if (copy_.made_by != nullptr) {
+      detail::meta(out).copy = copy_;
+    } else if (writes_.enabled()) {
+      detail::meta(out).share_writes(writes_);
     }
     return out;
   }
@@ -316,9 +325,10 @@ class Execution {
   ContractPtr contract_;
   std::optional<Fetched> fetched_;
   std::optional<detail::DrawKey> key_;
-  const std::string* copied_by_ = nullptr;
-  c10::VariableVersion viewed_;
-  uint32_t viewed_version_ = 0;
+  at::Tensor viewed_piece_;      // of a view; undefined elsewhere
+  c10::VariableVersion writes_;  // of what it views
+  uint32_t version_ = 0;         // of writes_, as the call began
+  detail::ViewCopy copy_;
   bool normal_view_ = false;  // the result views a normal tensor, under InferenceMode
 };
 

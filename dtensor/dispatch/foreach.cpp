@@ -152,6 +152,9 @@ bool run_foreach(const Call& call) {
     call.op.callBoxed(local);
   });
   write_back(call, lists, *moves, given);
+  for (const TensorArg& entry : call.tensors) {
+    if (call.writes(entry) && detail::is_dtensor(*entry.tensor)) detail::meta(*entry.tensor).count_write();
+  }
   for (at::IValue& value : local) {
     c10::List<at::Tensor> wrapped;
     std::size_t k = 0;

@@ -17,6 +17,7 @@
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/wrapper.h"
 
 // Kernels that take an operator's arguments as they come, without a stack of boxed values. They run calls that were decided before and
 // whose decision is direct; every other goes to the operator's OpDispatcher.
@@ -29,7 +30,7 @@ namespace tessera::dispatch {
 inline bool append_dtensor(const at::Tensor& t, const OpTraits& traits, Key& key, bool written = false) {
   if (!detail::is_dtensor(t)) return false;
   const detail::Meta& meta = detail::meta(t);
-  if (meta.copied_by != nullptr || (meta.spec->partial && traits.scales)) return false;
+  if (meta.copy.made_by != nullptr || (meta.spec->partial && traits.scales)) return false;
   if (!written && !traits.rides && is_gathered(meta)) return false;
   key.dtensor(*meta.spec);
   return true;
@@ -202,11 +203,22 @@ inline void make_ready(at::TensorList list) {
 template <class T>
 void make_ready(const T& /*not a tensor*/) {}
 
-inline at::Tensor wrapped(at::Tensor local, const Decision& decision, std::size_t output, const OpTraits& traits) {
+// `viewed`: nullptr for what is no view.
+inline at::Tensor wrapped(at::Tensor local, const Decision& decision, std::size_t output, const OpTraits& traits,
+                          const at::Tensor* viewed = nullptr) {
   const SpecPtr& spec = decision.outputs.at(output);
   if (!local.defined() || spec == nullptr) return {};
   if (!detail::lies_as(local, *spec)) detail::check_local(local, *spec, traits.name.c_str());
+  if (viewed != nullptr) return detail::wrap_view(std::move(local), spec, *viewed);
   return detail::wrap(decision.make_dense ? as_dense(local, *spec) : std::move(local), spec);
+}
+
+inline const at::Tensor* viewed_by(const OpTraits& traits, const at::Tensor& first) {
+  return traits.view ? &first : nullptr;
+}
+template <class T>
+const at::Tensor* viewed_by(const OpTraits& /*traits*/, const T& /*not a tensor*/) {
+  return nullptr;
 }
 
 // A view, or the same logical tensor: a contract goes along.
@@ -274,12 +286,13 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
     World& world = decision.mesh_spec->mesh.world();
     if constexpr (std::is_same_v<R, at::Tensor&>) {  // in place
       on_pieces(decision.ranks_differ, world, traits.name, [&] { call(); });
+      detail::meta(first).count_write();
       return first;
     } else {
       R local;
       on_pieces(decision.ranks_differ, world, traits.name, [&] { local = call(); });
       if constexpr (std::is_same_v<R, at::Tensor>) {
-        at::Tensor out = wrapped(std::move(local), decision, 0, traits);
+        at::Tensor out = wrapped(std::move(local), decision, 0, traits, viewed_by(traits, first));
         ride(first, out, traits);
         return out;
       } else {
@@ -321,7 +334,7 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
       if (!detail::is_dtensor(list[k]) || !detail::is_dtensor(first[k])) return false;
       const detail::Meta& meta = detail::meta(list[k]);
       const Spec* const spec = meta.spec.get();
-      if (meta.copied_by != nullptr || spec != detail::meta(first[k]).spec.get()) return false;
+      if (meta.copy.made_by != nullptr || spec != detail::meta(first[k]).spec.get()) return false;
       if (spec == before) continue;
       if (spec->partial || !spec->mesh.is_member() || (before != nullptr && !(spec->mesh == before->mesh))) return false;
       before = spec;
@@ -343,6 +356,7 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
       on_pieces(true, world, name_, call);
       // LibTorch's autograd leaves it to the operators that a list operator calls to count what is written.
       for (const at::Tensor& t : first) {
+        detail::meta(t).count_write();
         if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
       }
     } else {

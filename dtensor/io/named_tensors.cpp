@@ -20,6 +20,7 @@
 #include "tessera/dtensor/io/checkpoint_writer.h"
 #include "tessera/dtensor/io/strict_json.h"
 #include "tessera/dtensor/region.h"
+#include "tessera/dtensor/tensor.h"
 #include "tessera/mesh/deferred_tensor.h"
 #include "tessera/mesh/world.h"
 
@@ -173,7 +174,9 @@ void write_piece(const at::Tensor& tensor, const at::Tensor& piece) {
     return;
   }
   to_local(tensor).copy_(piece);
-  // detach() shares the version of a plain tensor; a DTensor's is its own, and the graph must see that the value changed.
+  // A piece shares no version with the DTensor, and the graph must see that the value changed. An inference tensor has none, and views
+  // of the DTensor must see it.
+  detail::meta(tensor).count_write();
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 

@@ -54,9 +54,8 @@ void set_strides(const at::Tensor& t, at::IntArrayRef strides) {
   const at::Tensor local = spec.mesh.is_member() ? ordered_piece(old.local(), spec.sizes, strides) : old.local();
   auto meta = c10::make_intrusive<detail::Meta>(local, to);
   meta->contract = old.contract;
-  meta->copied_by = old.copied_by;
-  meta->viewed = old.viewed;
-  meta->viewed_version = old.viewed_version;
+  meta->copy = old.copy;
+  meta->share_writes(detail::meta(t).writes());
   t.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
   t.unsafeGetTensorImpl()->set_sizes_and_strides(to->sizes, to->strides);
 }

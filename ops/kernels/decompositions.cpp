@@ -101,11 +101,7 @@ bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
                     to_string(*detail::meta(self).spec)));
   }
   view_op.callBoxed(args);
-  const detail::Meta& view = detail::meta(args[0].toTensor());
-  const at::Tensor local = view.local();
-  const ContractPtr contract = view.contract;
-  detail::convert_in_place(self, local, view.spec);
-  detail::meta(self).contract = contract;
+  detail::convert_in_place(self, args[0].toTensor());
   give(op, stack, self);
   return true;
 }

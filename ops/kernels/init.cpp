@@ -206,6 +206,7 @@ bool eye(const c10::OperatorHandle& op, Stack& stack) {
   if (spec.mesh.is_member()) {
     const at::AutoDispatchBelowADInplaceOrView below;
     detail::meta(out).local().copy_(is_diagonal(spec));
+    detail::meta(out).count_write();
   }
   give(op, stack, out);
   return true;

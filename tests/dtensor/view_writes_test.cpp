@@ -1,0 +1,342 @@
+// A view and what it views are one memory: what is written to one is read from the other. A view whose pieces had to be moved is a copy, and
+// is refused where its values would be old, on every rank alike: in every mode, whoever writes.
+
+#include <string>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/modes.h"
+#include "tessera/mesh/collectives.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+using at::indexing::Slice;
+
+namespace {
+
+const Placement S0 = Shard(0);
+const Placement S1 = Shard(1);
+const Placement R = Replicate();
+
+struct View {
+  std::string name;
+  at::Tensor (*of)(const at::Tensor& x);  // x is 4 x 6
+};
+
+const std::vector<View>& views() {
+  static const std::vector<View> all = {
+      {"view({3, 8})",
+       [](const at::Tensor& x) {
+         return x.view({3, 8});
+       }},
+      {"view({4, 3, 2})",
+       [](const at::Tensor& x) {
+         return x.view({4, 3, 2});
+       }},
+      {"view({24})", [](const at::Tensor& x) { return x.view({24}); }},
+      {"view({2, 2, 6})",
+       [](const at::Tensor& x) {
+         return x.view({2, 2, 6});
+       }},
+      {"diagonal", [](const at::Tensor& x) { return x.diagonal(); }},
+      {"diagonal above", [](const at::Tensor& x) { return x.diagonal(2, 1, 0); }},
+      {"unfold rows", [](const at::Tensor& x) { return x.unfold(0, 2, 1); }},
+      {"unfold columns", [](const at::Tensor& x) { return x.unfold(1, 3, 2); }},
+      {"a view of a copy",
+       [](const at::Tensor& x) {
+         return x.view({3, 8}).slice(1, 1, 7).t();
+       }},
+      {"a copy of a view", [](const at::Tensor& x) { return x.slice(1, 0, 4).diagonal(); }},
+      {"a copy of a view of a view", [](const at::Tensor& x) { return x.t().slice(0, 1, 5).t().unfold(0, 3, 1); }},
+      {"a copy of a copy",
+       [](const at::Tensor& x) {
+         return x.view({8, 3}).diagonal();
+       }},
+      {"a copy, detached",
+       [](const at::Tensor& x) {
+         return x.view({3, 8}).detach();
+       }},
+      {"a copy of what was detached",
+       [](const at::Tensor& x) {
+         return x.detach().view({3, 8});
+       }},
+      {"expand",
+       [](const at::Tensor& x) {
+         return x.unsqueeze(0).expand({2, 4, 6});
+       }},
+      {"split", [](const at::Tensor& x) { return x.split(3, 0)[0]; }},
+      {"split columns", [](const at::Tensor& x) { return x.split(4, 1)[1]; }},
+      {"chunk", [](const at::Tensor& x) { return x.chunk(3, 1)[1]; }},
+      {"tensor_split", [](const at::Tensor& x) { return x.tensor_split(3, 0)[2]; }},
+      {"unbind", [](const at::Tensor& x) { return x.unbind(0)[2]; }},
+      {"unbind columns", [](const at::Tensor& x) { return x.unbind(1)[4]; }},
+      {"narrow", [](const at::Tensor& x) { return x.narrow(0, 1, 2); }},
+      {"narrow columns", [](const at::Tensor& x) { return x.narrow(1, 1, 4); }},
+      {"select", [](const at::Tensor& x) { return x.select(1, 3); }},
+      {"every second row", [](const at::Tensor& x) { return x.slice(0, 0, 4, 2); }},
+      {"indexed by slices",
+       [](const at::Tensor& x) {
+         return x.index({Slice(1, 3), Slice(0, 6, 3)});
+       }},
+      {"movedim", [](const at::Tensor& x) { return x.movedim(0, 1); }},
+      {"permute",
+       [](const at::Tensor& x) {
+         return x.view({2, 2, 6}).permute({2, 0, 1});
+       }},
+      {"reshape",
+       [](const at::Tensor& x) {
+         return x.reshape({3, 8});
+       }},
+      {"reshape({2, 12})",
+       [](const at::Tensor& x) {
+         return x.reshape({2, 12});
+       }},
+      {"flatten", [](const at::Tensor& x) { return x.flatten(); }},
+      {"ravel", [](const at::Tensor& x) { return x.ravel(); }},
+      {"unflatten",
+       [](const at::Tensor& x) {
+         return x.unflatten(1, {2, 3});
+       }},
+      {"view_as",
+       [](const at::Tensor& x) {
+         return x.view_as(at::empty({12, 2}, at::kMeta));
+       }},
+      {"view(dtype)", [](const at::Tensor& x) { return x.view(at::kLong); }},
+      {"view of a smaller dtype", [](const at::Tensor& x) { return x.view(at::kInt); }},
+      {"as complex",
+       [](const at::Tensor& x) {
+         return at::view_as_complex(x.view({4, 3, 2}));
+       }},
+      {"the real parts",
+       [](const at::Tensor& x) {
+         return at::real(at::view_as_complex(x.view({4, 3, 2})));
+       }},
+      {"the imaginary parts",
+       [](const at::Tensor& x) {
+         return at::imag(at::view_as_complex(x.view({4, 3, 2})));
+       }},
+      {"the imaginary parts of the conjugate",
+       [](const at::Tensor& x) {
+         return at::imag(at::view_as_complex(x.view({4, 3, 2})).conj());
+       }},
+      {"squeezed", [](const at::Tensor& x) { return x.unsqueeze(1).squeeze(1).alias(); }},
+  };
+  return all;
+}
+
+struct Write {
+  std::string name;
+  void (*to)(at::Tensor& x);
+};
+
+const std::vector<Write>& writes() {
+  static const std::vector<Write> all = {
+      {"add_", [](at::Tensor& x) { x.add_(1); }},
+      {"add_ boxed", [](at::Tensor& x) { x.addcmul_(x, x, 2).remainder_(3); }},
+      {"out=", [](at::Tensor& x) { at::add_out(x, x, x); }},
+      {"out= that decomposes", [](at::Tensor& x) { at::square_out(x, x + 1); }},
+      {"copy_", [](at::Tensor& x) { x.copy_(x * 3); }},
+      {"a list", [](at::Tensor& x) { at::_foreach_add_({x}, 1); }},
+      {"a list with what lies elsewhere", [](at::Tensor& x) { at::_foreach_addcmul_({x}, {x * 2}, {x}, 2); }},
+      {"a decomposition", [](at::Tensor& x) { at::eye_out(x, 4, 6); }},
+      {"by detach", [](at::Tensor& x) { x.detach().mul_(2); }},
+      {"by data", [](at::Tensor& x) { x.data().zero_(); }},
+      {"by a row", [](at::Tensor& x) { x.select(0, 1).fill_(7); }},
+      {"by a view of a view", [](at::Tensor& x) { x.t().slice(0, 1, 5).unsqueeze(0).neg_(); }},
+      {"by columns of a split", [](at::Tensor& x) { x.detach().split(2, 1)[1].fill_(5); }},
+      {"by set_data's source",
+       [](at::Tensor& x) {
+         const c10::InferenceMode as_it_was_made(x.is_inference());
+         at::Tensor other = at::empty_like(x);
+         other.set_data(x);
+         other.sub_(4);
+       }},
+  };
+  return all;
+}
+
+enum Outcome : int64_t { kFollows, kRefused, kStale };
+
+// A read without communication first: refused, it is on every rank.
+Outcome read(const at::Tensor& view, const at::Tensor& want, const DeviceMesh& mesh) {
+  int64_t refused = 0;
+  try {
+    to_local(view);
+  } catch (const std::runtime_error& error) {
+    CHECK(std::string(error.what()).find("has been written since") != std::string::npos);
+    refused = 1;
+  }
+  const at::Tensor all = all_gather(at::tensor(refused), mesh, 0);
+  CHECK_MESSAGE((all == refused).all().item<bool>(), "refused on some ranks alone");
+  if (all.any().item<bool>()) return kRefused;
+  return same(full_tensor(view), want) ? kFollows : kStale;
+}
+
+// When the tensor is made, viewed and written: in InferenceMode or not.
+struct Mode {
+  std::string name;
+  bool made, viewed, written;
+};
+
+const std::vector<Mode>& modes() {
+  static const std::vector<Mode> all = {{"normal", false, false, false},
+                                        {"in inference", true, true, true},
+                                        {"written in inference", false, false, true},
+                                        {"viewed in inference", false, true, false},
+                                        {"viewed and written in inference", false, true, true},
+                                        {"an inference tensor viewed outside", true, false, true}};
+  return all;
+}
+
+template <class Body>
+auto in_mode(bool inference, const Body& body) {
+  const c10::InferenceMode mode(inference);
+  const at::NoGradGuard no_grad;
+  return body();
+}
+
+// The view's outcome after the write, and whether it was right before.
+void check(const View& view, const Write& write, const Mode& mode, const DeviceMesh& mesh, const Placement& cut) {
+  CAPTURE(view.name);
+  CAPTURE(write.name);
+  CAPTURE(mode.name);
+  CAPTURE(to_string(cut));
+  at::Tensor plain = sample({4, 6});
+  at::Tensor x = in_mode(mode.made, [&] { return spread(plain.clone(), mesh, {cut}); });
+  const at::Tensor want = view.of(plain);
+  const at::Tensor y = in_mode(mode.viewed, [&] { return view.of(x); });
+  CHECK(in_mode(mode.viewed, [&] { return read(y, want, mesh); }) == kFollows);
+  in_mode(false, [&] { write.to(plain); });
+  in_mode(mode.written, [&] { write.to(x); });
+  const Outcome outcome = in_mode(mode.written, [&] { return read(y, want, mesh); });
+  CHECK(outcome != kStale);
+  CHECK(same(in_mode(mode.written, [&] { return full_tensor(x); }), plain));
+  CHECK(read(in_mode(mode.viewed, [&] { return view.of(x); }), want, mesh) == kFollows);
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("no view is stale after the viewed tensor was written, in any mode", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const Placement& cut : {S0, S1, R}) {
+    for (const View& view : views()) {
+      for (const Mode& mode : modes()) check(view, writes()[0], mode, mesh, cut);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("no view is stale, by whatever operator the viewed tensor was written", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const Placement& cut : {S0, S1}) {
+    for (const std::size_t view : {0, 2, 4, 6}) {
+      for (const Write& write : writes()) {
+        for (const std::size_t mode : {0, 1, 2}) check(views()[view], write, modes()[mode], mesh, cut);
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("what is written to a view reaches what it views, or is refused", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const Placement& cut : {S0, S1, R}) {
+    for (const View& view : views()) {
+      for (const bool inference : {false, true}) {
+        CAPTURE(view.name);
+        CAPTURE(to_string(cut));
+        CAPTURE(inference);
+        const at::Tensor plain = sample({4, 6});
+        const c10::InferenceMode mode(inference);
+        const at::NoGradGuard no_grad;
+        const at::Tensor x = spread(plain.clone(), mesh, {cut});
+        const at::Tensor y = view.of(x);
+        if (view.name == "expand" || y.scalar_type() != at::kDouble) continue;  // several elements are one
+        const at::Tensor fives = at::full_like(y, 5);
+        int64_t refused = 0;
+        try {
+          y.copy_(fives);
+        } catch (const std::invalid_argument& error) {
+          CHECK(std::string(error.what()).find("would write") != std::string::npos);
+          refused = 1;
+        }
+        CHECK((all_gather(at::tensor(refused), mesh, 0) == refused).all().item<bool>());
+        const at::Tensor whole = plain.clone();
+        if (refused == 0 && view.name.find("unfold") == std::string::npos) view.of(whole).fill_(5);
+        if (refused == 0 && view.name.find("unfold") != std::string::npos) continue;
+        CHECK(same(full_tensor(x), whole));
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("what is written to a piece is seen by views of the tensor, where LibTorch counts it", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const auto refused = [&](const auto& make, const auto& write) {
+    const at::Tensor plain = sample({3, 4});
+    const at::Tensor x = make(plain);
+    const at::Tensor y = x.diagonal();
+    to_local(y);
+    write(plain, x);
+    CHECK_THROWS_WITH_AS(to_local(y), doctest::Contains("has been written since"), std::runtime_error);
+  };
+  const auto wrap = [&](const at::Tensor& plain) { return from_local(plain, mesh, {S0}); };
+  const auto wrap_in_inference = [&](const at::Tensor& plain) {
+    const c10::InferenceMode mode;
+    return from_local(plain, mesh, {S0});
+  };
+  using T = const at::Tensor&;
+  refused(wrap, [](T, T x) { to_local(x).add_(1); });
+  refused(wrap, [](T plain, T) { plain.add_(1); });
+  refused(wrap, [](T plain, T) { plain.select(1, 0).zero_(); });
+  refused(wrap, [](T, T x) { to_local(x.select(1, 0)).zero_(); });
+  refused(wrap, [](T, T x) { to_local(x.detach()).zero_(); });
+  refused(wrap, [&](T plain, T) { from_local(plain, mesh, {S1}).zero_(); });
+  refused(wrap_in_inference, [](T plain, T) { plain.add_(1); });
+  refused(wrap_in_inference, [](T plain, T) {
+    const c10::InferenceMode mode;
+    plain.add_(1);
+  });
+  refused(wrap_in_inference, [](T, T x) {
+    const c10::InferenceMode mode;
+    to_local(x).add_(1);
+  });
+  // A plain product that kept the piece for its gradient sees that the DTensor was written.
+  const at::Tensor weight = sample({4, 2}).requires_grad_();
+  at::Tensor x = wrap(sample({3, 4}));
+  const at::Tensor loss = to_local(x).mm(weight).sum();
+  x.add_(1);
+  CHECK_THROWS_WITH(loss.backward(), doctest::Contains("modified by an inplace operation"));
+}
+
+TESSERA_RANKS_TEST_CASE("a copy stays one when it changes its shape in place", {2}) {
+  const DeviceMesh mesh = line();
+  for (const bool inference : {false, true}) {
+    const c10::InferenceMode mode(inference);
+    const at::Tensor x = spread(sample({4, 6}), mesh, {S1});
+    const at::Tensor copy = x.view({3, 8});
+    copy.t_();
+    CHECK(same(full_tensor(copy), sample({4, 6}).view({3, 8}).t()));
+    CHECK_THROWS_WITH(copy.zero_(), doctest::Contains("a copy that aten::view made"));
+    x.add_(1);
+    CHECK_THROWS_WITH(full_tensor(copy), doctest::Contains("has been written since"));
+    // A tensor that is itself a view stays one too.
+    const at::Tensor row = x.select(0, 1).unsqueeze_(0);
+    row.zero_();
+    CHECK(full_tensor(x.select(0, 1)).eq(0).all().item<bool>());
+    const at::Tensor flat = x.view({3, 8});
+    row.add_(1);
+    CHECK_THROWS_WITH(to_local(flat), doctest::Contains("has been written since"));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("out= of an operator that decomposes does not write a copy", {2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = spread(sample({4, 6}), mesh, {S1});
+  at::Tensor copy = x.view({3, 8});
+  CHECK_THROWS_WITH(at::eye_out(copy, 3, 8), doctest::Contains("aten::eye: would write"));
+}
