@@ -13,6 +13,7 @@
 #include "tessera/dtensor/route.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/in_memory.h"
 #include "tessera/placement/exchange.h"
 
 namespace tessera {
@@ -85,7 +86,7 @@ at::Tensor from_source(const at::Tensor& t, const Spec& spec, const std::vector<
 
 at::Tensor piece_of(const at::Tensor& t, const Spec& spec, const std::optional<std::vector<int64_t>>& source) {
   if (!spec.mesh.is_member()) return at::empty({0}, t.options().device(spec.mesh.device()));
-  at::Tensor piece = t.detach().resolve_conj().resolve_neg();
+  at::Tensor piece = in_memory(t.detach());
   Placements sent(spec.placements.size(), Replicate());
   if (source) {
     piece = from_source(piece, spec, *source);

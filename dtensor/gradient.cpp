@@ -2,7 +2,6 @@
 
 #include <typeinfo>
 
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -28,8 +27,6 @@ class GradientHook final : public FunctionPreHook {
     at::Tensor& g = out[index_];
     if (!g.defined() || (spec_ == nullptr && !is_dtensor(g))) return out;
     if (spec_ != nullptr && !spec_->partial && is_dtensor(g) && meta(g).spec == spec_) return out;  // it is there
-    // Zeros of autograd's formulas have no memory.
-    if (g._is_zerotensor()) g = at::zeros(g.sizes(), g.options());
     // A plain one, such as the caller's own for a loss, counts as replicated.
     if (!is_dtensor(g)) g = wrap(g, replicated_spec(spec_->mesh, g));
     const Explicit guard;

@@ -39,7 +39,7 @@ at::Tensor LocalStep::embed(const at::Tensor& piece) const {
   at::Tensor only = piece;
   for (const Forming& each : embedded_) only = each.reduction->only_piece(only, each.ranks);
   at::Tensor out = at::full(sizes_, embedded_[0].reduction->neutral(piece.scalar_type()), piece.options());
-  inside_->unpack(only.contiguous(), 0, out);
+  inside_->unpack(row_major(only), 0, out);
   return out;
 }
 

@@ -19,6 +19,7 @@
 #include "tessera/dtensor/route.h"
 #include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/tensor_lists.h"
+#include "tessera/mesh/in_memory.h"
 
 namespace tessera::detail {
 namespace {
@@ -174,7 +175,7 @@ class Replay {
 
 // The piece alone, row-major: no part of a larger one.
 at::Tensor own(const at::Tensor& local) {
-  const at::Tensor dense = local.resolve_conj().resolve_neg().contiguous();
+  const at::Tensor dense = in_memory(local).contiguous();
   const auto bytes = static_cast<std::size_t>(dense.numel()) * dense.element_size();
   return dense.storage().nbytes() == bytes ? dense : dense.clone();
 }

@@ -11,6 +11,7 @@
 #include "tessera/dtensor/contract.h"
 #include "tessera/dtensor/spec.h"
 #include "tessera/dtensor/transit.h"
+#include "tessera/mesh/in_memory.h"
 
 // How a DTensor is made of an at::Tensor: a TensorImpl of the PrivateUse3 backend with the global sizes and strides, no
 // storage, and in its BackendMeta the local tensor and the Spec. The library's own; users take dtensor.h.
@@ -31,13 +32,16 @@ struct ViewCopy {
 //     data(), from_local() of one tensor. Every operator that writes one of them in place, or as out=, raises it, in every mode.
 //   - a piece that is no inference tensor carries that counter as its own version, so that whoever writes the piece itself, from
 //     to_local() or before from_local(), raises it too.
+//   - local() is never a ZeroTensor, which has no memory: what it was made of is written out here. It may have the Conjugate or
+//     Negative key, since conj() of a DTensor is a view of it: what reads memory asks for in_memory() or row_major().
 struct Meta final : c10::BackendMeta {
-  Meta(at::Tensor local_tensor, SpecPtr tensor_spec) : spec(std::move(tensor_spec)), local_(std::move(local_tensor)) {
+  Meta(at::Tensor local_tensor, SpecPtr tensor_spec)
+      : spec(std::move(tensor_spec)), local_(with_memory(std::move(local_tensor))) {
     count_own_writes();
   }
   // Of a Meta that clear() has emptied, and that no Transit delivers to: as made anew.
   void fill(at::Tensor local_tensor, SpecPtr tensor_spec) {
-    local_ = std::move(local_tensor);
+    local_ = with_memory(std::move(local_tensor));
     spec = std::move(tensor_spec);
     count_own_writes();
   }

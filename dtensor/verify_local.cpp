@@ -9,12 +9,13 @@
 #include <fmt/ranges.h>
 
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/in_memory.h"
 
 namespace tessera {
 namespace {
 
 int64_t content_hash(const at::Tensor& local) {
-  const at::Tensor bytes = local.detach().contiguous().cpu();
+  const at::Tensor bytes = in_memory(local.detach()).contiguous().cpu();
   const std::string_view view(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
   return static_cast<int64_t>(std::hash<std::string_view>{}(view));
 }

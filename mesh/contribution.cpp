@@ -13,6 +13,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/mesh/in_memory.h"
+
 namespace tessera {
 namespace {
 
@@ -60,7 +62,7 @@ bool same_operation(const Contribution& a, const Contribution& b) {
 }
 
 // Memory that a run of bytes describes.
-bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && is_in_memory(tensor); }
 
 char* start_of(const Piece& piece) {
   return static_cast<char*>(piece.tensor.data_ptr()) + piece.offset * piece.tensor.element_size();

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/mesh/in_memory.h"
+
 namespace tessera {
 
 void refuse_over_mpi(const char* op, const std::string& text) {
@@ -15,8 +17,7 @@ void refuse_over_mpi(const char* op, const std::string& text) {
 
 MpiSpan mpi_span(const at::Tensor& tensor, const char* op) {
   if (!tensor.defined()) refuse_over_mpi(op, "a tensor is undefined");
-  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided || !tensor.is_contiguous() || tensor.is_conj() ||
-      tensor.is_neg()) {
+  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided || !tensor.is_contiguous() || !is_in_memory(tensor)) {
     refuse_over_mpi(
         op, fmt::format("a tensor of shape ({}) and dtype {} on {} is not dense, contiguous memory on the CPU; "
                         "pass contiguous() ones, with resolve_conj() where they are complex",

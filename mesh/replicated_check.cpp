@@ -14,12 +14,13 @@
 #include "tessera/mesh/check_state.h"
 #include "tessera/mesh/checked.h"
 #include "tessera/mesh/collectives.h"
+#include "tessera/mesh/in_memory.h"
 
 namespace tessera {
 namespace {
 
 uint64_t content_hash(const at::Tensor& tensor) {
-  const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu();
+  const at::Tensor plain = in_memory(tensor.detach()).contiguous().cpu();
   return std::hash<std::string_view>{}({static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()});
 }
 

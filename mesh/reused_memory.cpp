@@ -12,6 +12,8 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/Storage.h>
 
+#include "tessera/mesh/in_memory.h"
+
 namespace tessera {
 namespace {
 
@@ -102,8 +104,7 @@ at::Tensor reused_empty(at::IntArrayRef sizes, const at::TensorOptions& options)
 
 at::Tensor reused_copy(const at::Tensor& tensor) {
   at::Tensor out = reused_empty(tensor.sizes(), tensor.options());
-  const bool small =
-      tensor.is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() && tensor.nbytes() < kSmallest;
+  const bool small = tensor.is_cpu() && tensor.is_contiguous() && is_in_memory(tensor) && tensor.nbytes() < kSmallest;
   if (small && tensor.nbytes() > 0) {
     std::memcpy(out.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
   } else {

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "tessera/mesh/contribution.h"
+#include "tessera/mesh/in_memory.h"
 #include "tessera/mesh/meeting.h"
 
 namespace tessera {
@@ -116,7 +117,7 @@ Builder& Builder::add(std::vector<Piece>& pieces, const Tensors& tensors, std::s
 
 Builder& Builder::cut(std::vector<Piece>& pieces, const at::Tensor& tensor, const std::vector<int64_t>& counts) {
   if (!usable(tensor)) return *this;
-  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) fault("the tensor is not contiguous");
+  if (!tensor.is_contiguous() || !is_in_memory(tensor)) fault("the tensor is not contiguous");
   int64_t offset = 0;
   for (const int64_t count : counts) {
     pieces.push_back({tensor, offset, count, false});

@@ -4,15 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/mesh/in_memory.h"
 #include "tessera/mesh/reduce_op.h"
 
 namespace tessera {
 
-// The same values, contiguous, neither conjugated nor negated by a flag.
-inline at::Tensor row_major(const at::Tensor& tensor) {
-  const bool plain = !tensor.is_conj() && !tensor.is_neg();  // asked here, it costs nothing
-  return (plain ? tensor : tensor.resolve_conj().resolve_neg()).contiguous();
-}
+// The same values, contiguous and in memory as they are: what as_bytes and the backends are given.
+inline at::Tensor row_major(const at::Tensor& tensor) { return in_memory(tensor).contiguous(); }
 
 // The forms in which tensors travel. Backends move every dtype as bytes; they reduce only some.
 

@@ -14,6 +14,7 @@
 
 #include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/strict_json.h"
+#include "tessera/mesh/in_memory.h"
 
 namespace tessera {
 namespace {
@@ -124,7 +125,7 @@ void CheckpointWriter::append(const at::Tensor& tensor) {
                                             in_quotes(entry.name), c10::toString(entry.dtype), fmt::join(entry.shape, ", "),
                                             c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
   }
-  const at::Tensor data = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
+  const at::Tensor data = in_memory(tensor.detach()).cpu().contiguous();
   files_.back().write(data.const_data_ptr(), entry.nbytes());
   ++next_tensor_;
   advance();

@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/random/philox.h"
+#include "tessera/mesh/in_memory.h"
 
 namespace tessera::detail {
 namespace {
@@ -84,7 +85,7 @@ void fill(T* out, const Spec& spec, DrawKey key, uint64_t lanes, int64_t width, 
 // Calls make_all with a row-major tensor in host memory that becomes what `out` holds.
 void on_host(const at::Tensor& out, c10::function_ref<void(const at::Tensor&)> make_all) {
   if (out.numel() == 0) return;
-  const bool direct = out.is_cpu() && out.is_contiguous() && !out.is_conj() && !out.is_neg();
+  const bool direct = out.is_cpu() && out.is_contiguous() && is_in_memory(out);
   const at::Tensor host = direct ? out : at::empty(out.sizes(), at::TensorOptions(out.scalar_type()));
   make_all(host);
   if (!direct) out.copy_(host);

@@ -89,3 +89,11 @@ TEST_CASE("reused_empty: memory whose holder put another in its place is not giv
   CHECK(next.storage().nbytes() == 7 * kFloats * 4);
   CHECK(next.fill_(1).sum().item<double>() == 7 * kFloats);
 }
+
+TEST_CASE("reused_copy: of zeros without memory, conjugates and negatives") {
+  const at::Tensor complex = at::complex(at::ones({2, 3}), at::arange(6.0).view({2, 3}));
+  const at::Tensor zeros = at::_efficientzerotensor({2, 3}, at::kFloat);
+  CHECK(at::equal(reused_copy(zeros), at::zeros({2, 3})));
+  CHECK(at::equal(at::imag(reused_copy(complex.conj())), -at::arange(6.0).view({2, 3})));
+  CHECK(at::equal(reused_copy(at::imag(complex.conj())), -at::arange(6.0).view({2, 3})));
+}

@@ -42,4 +42,7 @@ TEST_CASE("row_major: values of views, conjugates and negatives, and the tensor 
   const at::Tensor negative = row_major(at::imag(complex.conj()));
   CHECK(!negative.is_neg());
   CHECK(at::equal(negative, -at::ones(3, at::kFloat)));
+  const at::Tensor zeros = at::_efficientzerotensor({2, 3}, at::kDouble);
+  CHECK(row_major(zeros).const_data_ptr() != nullptr);
+  CHECK(at::equal(row_major(zeros), at::zeros({2, 3}, at::kDouble)));
 }
