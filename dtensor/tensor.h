@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/TensorImpl.h>
 
 #include "tessera/dtensor/contract.h"
@@ -50,7 +51,9 @@ struct Meta final : c10::BackendMeta {
   bool travelled() const { return transit_ != nullptr; }
   // The piece that is item `item` of `transit`.
   Meta(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr tensor_spec)
-      : spec(std::move(tensor_spec)), own_writes_(0), transit_(std::move(transit)), item_(item), awaited_(true) {}
+      : spec(std::move(tensor_spec)), transit_(std::move(transit)), item_(item), awaited_(true) {
+    if (c10::InferenceMode::is_enabled()) own_writes_ = c10::VariableVersion(0);  // so is the piece that will come
+  }
   // detach() and friends alias: they share the local tensor.
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
     return self;
@@ -63,16 +66,14 @@ struct Meta final : c10::BackendMeta {
   }
 
   const c10::VariableVersion& writes() const {
-    c10::TensorImpl& piece = *local().unsafeGetTensorImpl();
-    return piece.is_inference() ? own_writes_ : piece.version_counter();
+    return own_writes_.enabled() ? own_writes_ : local().unsafeGetTensorImpl()->version_counter();
   }
   // The memory that it shows has been written.
   void count_write() {
-    c10::TensorImpl& piece = *local().unsafeGetTensorImpl();
-    if (piece.is_inference()) {
+    if (own_writes_.enabled()) {
       own_writes_.bump();
     } else {
-      piece.bump_version();
+      local().unsafeGetTensorImpl()->bump_version();
     }
   }
   // It is a view of what `writes` counts the writes of.
@@ -92,11 +93,11 @@ struct Meta final : c10::BackendMeta {
  private:
   // LibTorch gives an inference tensor no version.
   void count_own_writes() {
-    if (local_.is_inference() && !own_writes_.enabled()) own_writes_ = c10::VariableVersion(0);
+    if (!local_.unsafeGetTensorImpl()->version_counter().enabled()) own_writes_ = c10::VariableVersion(0);
   }
 
   mutable at::Tensor local_;
-  c10::VariableVersion own_writes_;  // of a piece that is an inference tensor
+  c10::VariableVersion own_writes_;  // enabled where the piece is an inference tensor alone
   const std::shared_ptr<Transit> transit_;
   const std::size_t item_ = 0;
   mutable std::atomic<bool> awaited_{false};

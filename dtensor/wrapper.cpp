@@ -40,7 +40,7 @@ void Meta::clear() {
   spec.reset();
   local_.reset();
   contract.reset();
-  if (!own_writes_.unique()) own_writes_ = c10::VariableVersion();
+  if (own_writes_.enabled()) own_writes_ = c10::VariableVersion();
   if (copy.made_by != nullptr) copy = {};
 }
 
@@ -114,7 +114,7 @@ Wrapper::Wrapper(const Spec& spec, const c10::Device& device)
 
 Meta* Wrapper::meta() const { return extra_meta_ ? static_cast<Meta*>(extra_meta_->backend_meta_.get()) : nullptr; }
 
-void Wrapper::set_meta(at::Tensor local, SpecPtr spec) {
+inline void Wrapper::set_meta(at::Tensor&& local, SpecPtr&& spec) {
   if (Meta* const kept = meta()) {
     kept->fill(std::move(local), std::move(spec));
     return;
@@ -194,7 +194,7 @@ at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
   Wrapper* const made = Wrapper::make_bare(*spec, local.device());
   auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
   if (normal_in_inference) made->key_set_ = keys_on(*made->device_opt_);
-  if (made->is_inference()) {
+  if (made->is_inference_tensor()) {
     made->version_counter_ = c10::VariableVersion();
   } else if (!made->version_counter_.enabled()) {
     made->version_counter_ = c10::VariableVersion(0);
@@ -204,11 +204,16 @@ at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
 }
 
 at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed) {
+  const c10::VariableVersion& version = viewed.unsafeGetTensorImpl()->version_counter();
   Wrapper* const made = Wrapper::make_bare(*spec, local.device());
   auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
-  // Not one of its own, which LibTorch would replace by this.
-  made->version_counter_ = made->is_inference() ? c10::VariableVersion() : viewed.unsafeGetTensorImpl()->version_counter();
-  if (!made->is_inference() && !made->version_counter_.enabled()) made->version_counter_ = c10::VariableVersion(0);
+  if (made->is_inference_tensor()) {
+    made->version_counter_ = c10::VariableVersion();
+  } else if (version.enabled()) {
+    made->version_counter_ = version;  // not one of its own, which LibTorch would replace by this
+  } else if (!made->version_counter_.enabled()) {
+    made->version_counter_ = c10::VariableVersion(0);
+  }
   made->set_meta(std::move(local), std::move(spec));
   made->meta()->share_writes(detail::meta(viewed).writes());
   return at::Tensor(std::move(out));

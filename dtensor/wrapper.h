@@ -46,12 +46,14 @@ class Wrapper final : public c10::TensorImpl {
   // A kept one, or a new one, of the sizes and dtype of `spec`; its Meta and its version counter are still to be given.
   static Wrapper* make_bare(const Spec& spec, const c10::Device& device);
   // A Meta of them; the one that was kept, if there is one.
-  void set_meta(at::Tensor local, SpecPtr spec);
+  [[gnu::always_inline]] inline void set_meta(at::Tensor&& local, SpecPtr&& spec);
   // To be kept: false if it is not as it was made, but for what reuse() sets.
   bool clear();
   void reuse(const Spec& spec, const c10::Device& device);
   bool lies_as(const Spec& spec) const;
   Meta* meta() const;
+  // What is_inference() says, which asks for autograd's keys too.
+  bool is_inference_tensor() const { return !key_set_.has(c10::DispatchKey::ADInplaceOrView); }
 
   // What an alias does not use while it is one: empty, or a cleared Meta and a counter that nobody else has.
   struct Own {
