@@ -29,7 +29,7 @@ constexpr std::array kScales = {
 // By rule name too: those whose rule looks at numbers. What is written over pending terms decides which of them pass, and the power
 // whether an integer may be raised to it. What a user's rule looks at nobody knows.
 constexpr std::array kByValue = {"constant_pad_nd", "fill", "histc", "index_fill", "masked_fill", "pow", "scatter"};
-constexpr std::array kShapeChangers = {"aten::as_strided_", "aten::resize_", "aten::resize_as_", "aten::set_"};
+constexpr std::array kShapeChangers = {"aten::resize_", "aten::resize_as_", "aten::set_"};
 
 template <std::size_t N>
 bool contains(const std::array<const char*, N>& names, const std::string& name) {

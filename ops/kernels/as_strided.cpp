@@ -55,7 +55,7 @@ void set_strides(const at::Tensor& t, at::IntArrayRef strides) {
   auto meta = c10::make_intrusive<detail::Meta>(local, to);
   meta->contract = old.contract;
   meta->copy = old.copy;
-  meta->share_writes(detail::meta(t).writes());
+  meta->share_writes(old.writes());
   t.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
   t.unsafeGetTensorImpl()->set_sizes_and_strides(to->sizes, to->strides);
 }

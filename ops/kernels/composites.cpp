@@ -183,7 +183,7 @@ at::Tensor places_along(const at::Tensor& t, int64_t d) {
     if (!p.is_shard() || p.tensor_dim() != d) p = Replicate();
   }
   const at::Tensor whole = at::arange(t.size(d), at::TensorOptions(at::kLong).device(t.device())).view(shape);
-  return redistribute(from_local(whole, mesh_of(t), Placements(cut.size(), Replicate())), cut);
+  return distribute_tensor(whole, mesh_of(t), cut, kNoSource);
 }
 
 // `wrap`: in a matrix that has more rows than columns, the diagonal begins anew below each square and one row.

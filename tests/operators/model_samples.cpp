@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/tests/operators/more_samples.h"
+#include "tessera/tests/ops_rules/samples.h"
 
 namespace tessera::testing {
 namespace {
@@ -195,28 +196,12 @@ std::vector<Sample> signals() {
 }
 
 std::vector<Sample> resampling() {
-  struct Kind {
-    const char* name;
-    std::size_t dims;
-    bool corners;
-  };
   std::vector<Sample> out;
-  for (const Kind& kind : {Kind{"upsample_nearest1d", 1, false},
-                           {"upsample_nearest2d", 2, false},
-                           {"upsample_nearest3d", 3, false},
-                           {"_upsample_nearest_exact1d", 1, false},
-                           {"_upsample_nearest_exact2d", 2, false},
-                           {"_upsample_nearest_exact3d", 3, false},
-                           {"upsample_linear1d", 1, true},
-                           {"upsample_bilinear2d", 2, true},
-                           {"upsample_bicubic2d", 2, true},
-                           {"upsample_trilinear3d", 3, true},
-                           {"_upsample_bilinear2d_aa", 2, true},
-                           {"_upsample_bicubic2d_aa", 2, true}}) {
+  for (const ResamplingKind& kind : resampling_kinds()) {
     Ints sizes = {5, 3};
     sizes.resize(2 + kind.dims, 2);
     for (const bool by_factor : {false, true}) {
-      Sample sample{"aten::" + std::string(kind.name) + ".vec", {x(sizes)}};
+      Sample sample{"aten::" + kind.name + ".vec", {x(sizes)}};
       sample.args.push_back(by_factor ? none() : at::IValue(Ints(kind.dims, 3)));
       if (kind.corners) sample.args.emplace_back(false);
       sample.args.push_back(by_factor ? at::IValue(std::vector<double>(kind.dims, 2.0)) : none());

@@ -118,24 +118,8 @@ std::vector<Sample> padding() {
 
 // Resampling to 3 a dimension, and its gradient from there.
 std::vector<Sample> resampling() {
-  struct Kind {
-    std::string name;
-    std::size_t dims;
-    bool corners;  // takes align_corners
-  };
   std::vector<Sample> out;
-  for (const Kind& kind : std::vector<Kind>{{"upsample_nearest1d", 1, false},
-                                            {"upsample_nearest2d", 2, false},
-                                            {"upsample_nearest3d", 3, false},
-                                            {"_upsample_nearest_exact1d", 1, false},
-                                            {"_upsample_nearest_exact2d", 2, false},
-                                            {"_upsample_nearest_exact3d", 3, false},
-                                            {"upsample_linear1d", 1, true},
-                                            {"upsample_bilinear2d", 2, true},
-                                            {"upsample_bicubic2d", 2, true},
-                                            {"upsample_trilinear3d", 3, true},
-                                            {"_upsample_bilinear2d_aa", 2, true},
-                                            {"_upsample_bicubic2d_aa", 2, true}}) {
+  for (const ResamplingKind& kind : resampling_kinds()) {
     Ints before = {5, 3};
     Ints after = before;
     before.resize(2 + kind.dims, 2);
@@ -202,6 +186,17 @@ std::vector<Sample> losses() {
 }
 
 }  // namespace
+
+const std::vector<ResamplingKind>& resampling_kinds() {
+  static const std::vector<ResamplingKind> kinds = {
+      {"upsample_nearest1d", 1, false},        {"upsample_nearest2d", 2, false},
+      {"upsample_nearest3d", 3, false},        {"_upsample_nearest_exact1d", 1, false},
+      {"_upsample_nearest_exact2d", 2, false}, {"_upsample_nearest_exact3d", 3, false},
+      {"upsample_linear1d", 1, true},          {"upsample_bilinear2d", 2, true},
+      {"upsample_bicubic2d", 2, true},         {"upsample_trilinear3d", 3, true},
+      {"_upsample_bilinear2d_aa", 2, true},    {"_upsample_bicubic2d_aa", 2, true}};
+  return kinds;
+}
 
 std::vector<Sample> batched_samples() {
   std::vector<Sample> out;

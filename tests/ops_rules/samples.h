@@ -23,4 +23,12 @@ std::vector<Sample> random_samples();
 // arguments are left out.
 std::vector<Sample> made_samples(const std::string& base_name);
 
+// The operators that resample images: their names, how many dimensions they resample, and whether they take align_corners.
+struct ResamplingKind {
+  std::string name;
+  std::size_t dims;
+  bool corners;
+};
+const std::vector<ResamplingKind>& resampling_kinds();
+
 }  // namespace tessera::testing
