@@ -53,8 +53,8 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
 
 // This rank's piece, sharing storage. Differentiable: its gradient is taken to be laid out as `grad_placements`; default, the
 // placements with Partial as Replicate. No communication. An empty tensor outside the mesh.
-// What is written to the piece in place is written to `dtensor`. A view of `dtensor` whose pieces had to be moved is a copy, and reading it
-// afterwards throws; but nothing counts what is written to a piece that is an inference tensor, so take such views again.
+// A write to the piece in place writes `dtensor`. A view of `dtensor` whose pieces had to be moved is a copy, and reading it after such a
+// write throws. Writes to a piece that is an inference tensor are not counted: after one, take such views again.
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
 
 struct RedistributeOptions {

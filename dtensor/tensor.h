@@ -21,7 +21,7 @@ namespace tessera::detail {
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
 inline constexpr c10::DispatchKey kAutogradDTensorKey = c10::DispatchKey::AutogradPrivateUse3;
 
-// What a view is a copy of, where pieces had to be moved to make it.
+// Says that a view is a copy, since pieces had to be moved to make it, and of which tensor.
 struct ViewCopy {
   const std::string* made_by = nullptr;  // the view operator; nullptr: it is no copy
   c10::VariableVersion viewed;           // Meta::writes() of the viewed tensor

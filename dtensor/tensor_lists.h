@@ -11,7 +11,7 @@
 // compare what the types say, so that lists of every origin are read alike. The library's own.
 namespace tessera::detail {
 
-// Whether the value is a Tensor[] or a Tensor?[], empty ones included.
+// Says whether the value is a Tensor[] or a Tensor?[]; an empty list counts too.
 bool is_tensor_list(const at::IValue& value);
 
 // Calls `see` with each tensor and its index in the list, 0 for a tensor alone; absent elements are undefined tensors. Other values hold

@@ -33,14 +33,15 @@ std::vector<std::vector<int64_t>> gather_rows(const std::vector<int64_t>& row, c
   return out;
 }
 
-// What a rank was given.
+// Describes the tensor that one rank was given.
 struct Given {
   at::ScalarType dtype;
   int64_t hash;
   std::vector<int64_t> sizes;
 };
 
-// Of every rank, in the order of the mesh's ranks. Pieces may differ in their number of dimensions, so that comes first.
+// Gathers these from every rank, in the order of the mesh's ranks. Pieces may differ in their number of dimensions, so that is gathered
+// first.
 std::vector<Given> gather_given(const at::Tensor& local, const DeviceMesh& mesh) {
   const auto dims = gather_rows({local.dim()}, mesh);
   const auto most = static_cast<std::size_t>((*std::ranges::max_element(dims))[0]);

@@ -10,18 +10,16 @@
 namespace tessera::detail {
 namespace {
 
-// What reads memory by a pointer. LibTorch's operator<< does too, of as many elements as the whole tensor has, behind operators that
+// The error of a read by a pointer. LibTorch's operator<< reads so too, as many elements as the whole tensor has, behind operators that
 // everybody calls: no kernel can tell that it prints, and the whole would need a collective that this rank alone may enter.
 constexpr const char* kNoMemory =
     "a DTensor has no memory of its own, which printing (std::cout << t), accessor() and data_ptr() read: print "
-    "tessera::to_string(t) for the layout and to_local(t) for this rank's piece, or full_tensor(t), which every rank calls, "
-    "for "
-    "the whole value; read those in the place of t";
+    "tessera::to_string(t) for the layout and to_local(t) for this rank's piece, or full_tensor(t), which every rank "
+    "calls, for the whole value; read those in the place of t";
 constexpr const char* kNoStorage =
     "a DTensor has no storage of its own, which storage() and torch::save read: call to_local(t) for this rank's piece or "
-    "full_tensor(t) for the whole value; in the place of torch::save and torch::load, save_weights and load_weights of a "
-    "module "
-    "(tessera/dtensor/io/weights.h), save_optimizer and load_optimizer of an optimizer "
+    "full_tensor(t) for the whole value; in the place of torch::save and torch::load, save_weights and load_weights of "
+    "a module (tessera/dtensor/io/weights.h), save_optimizer and load_optimizer of an optimizer "
     "(tessera/dtensor/io/optimizer_state.h)";
 
 constexpr c10::DispatchKeySet kKeys({kDTensorKey, kAutogradDTensorKey, c10::DispatchKey::ADInplaceOrView});

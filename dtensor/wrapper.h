@@ -16,7 +16,7 @@ c10::DispatchKeySet keys_on(const c10::Device& device);
 // What a DTensor holds beside its TensorImpl.
 std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> meta);
 
-// As wrap(), of a view of `viewed`: it counts writes together with it, as LibTorch has views do.
+// Does what wrap() does, for a view of `viewed`: the two count writes together, as LibTorch has views do.
 at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed);
 
 // A DTensor made as one. Making a TensorImpl and freeing it takes as long as a small operator, so one that nobody holds any more is not
@@ -52,7 +52,7 @@ class Wrapper final : public c10::TensorImpl {
   void reuse(const Spec& spec, const c10::Device& device);
   bool lies_as(const Spec& spec) const;
   Meta* meta() const;
-  // What is_inference() says, which asks for autograd's keys too.
+  // Equals is_inference() for a wrapper, without asking for autograd's keys too.
   bool is_inference_tensor() const { return !key_set_.has(c10::DispatchKey::ADInplaceOrView); }
 
   // What an alias does not use while it is one: empty, or a cleared Meta and a counter that nobody else has.

@@ -7,13 +7,13 @@
 
 namespace tessera {
 
-// What a tensor's memory says of its values. LibTorch keeps three things outside of memory, as dispatch keys: ZeroTensor is zeros
+// These functions say how a tensor's memory relates to its values. LibTorch keeps three things outside of memory, as dispatch keys: ZeroTensor is zeros
 // that have no memory at all, which autograd's formulas make where a derivative is zero (data_ptr() is null); Conjugate and Negative
 // are views whose memory holds the conjugate or the negative of the values.
 
 inline bool has_memory(const at::Tensor& t) { return !t.key_set().has(c10::DispatchKey::ZeroTensor); }
 
-// Whether the memory holds the values as they are. Whatever reads or writes data_ptr() or storage() needs this.
+// Says whether the memory holds the values as they are. Whatever reads or writes data_ptr() or storage() needs this.
 inline bool is_in_memory(const at::Tensor& t) {
   constexpr c10::DispatchKeySet kOutside(
       {c10::DispatchKey::ZeroTensor, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
@@ -24,9 +24,9 @@ namespace detail {
 at::Tensor written_out(const at::Tensor& t);
 }
 
-// The same values with memory, perhaps conjugated or negated by a key: `t` itself unless it is a ZeroTensor. `t` must be defined.
+// Returns the same values with memory, perhaps conjugated or negated by a key: `t` itself unless it is a ZeroTensor. `t` must be defined.
 inline at::Tensor with_memory(at::Tensor t) { return has_memory(t) ? std::move(t) : detail::written_out(t); }
-// The same values in memory as they are: `t` itself where they are already.
+// Returns the same values in memory as they are: `t` itself where they are so already.
 inline at::Tensor in_memory(at::Tensor t) { return is_in_memory(t) ? std::move(t) : detail::written_out(t); }
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// A TorchScript module with its forward called under ImplicitReplication, as Parallelized does for torch::nn. On CUDA TorchScript's
+// A TorchScript module with its forward called under ImplicitReplication, as Parallelized does for torch::nn. TorchScript's
 // optimizer is off while it runs, on this thread alone: it makes mm and add of addmm, whose contract would be lost, and
 // fused kernels for CUDA read data pointers, which DTensors have not.
 //   auto tp = parallelize_module(script, mesh, plan);   tp(ids).toTensor();   tp->eval();

@@ -33,7 +33,7 @@ int64_t pieces_a_rank(const Partition& partition, int64_t size, int64_t ranks) {
   return std::max<int64_t>(1, pieces);
 }
 
-// What was set on plain tensors. LibTorch's own place for metadata on a tensor is emptied by set_data, so by Module::to. A weak pointer keeps
+// Keeps the attributes that were set on plain tensors. LibTorch's own place for metadata on a tensor is emptied by set_data, so by Module::to. A weak pointer keeps
 // the address of a tensor that is gone from being used again, so that an address stands for one tensor as long as it is here.
 class SetAttributes {
  public:

@@ -77,7 +77,7 @@ struct InputCheck {
   }
 };
 
-// What both print: first what each layer has, last what it rarely has.
+// Both layers print these: text_of first, the options that each has; with_rest last, those that are seldom set.
 detail::LayerText text_of(const char* who, const ParallelLinearOptions& options) {
   detail::LayerText text(who);
   return text.add("input_size", options.input_size).add("output_size", options.output_size).add("bias", options.bias);
