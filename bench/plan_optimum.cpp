@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "tessera/placement/plan.h"
+#include "tessera/placement/plan_redistribute.h"
 #include "tessera/tests/placement/brute/brute_force.h"
 
 namespace tessera::bench {

@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/placement/plan.h"
+#include "tessera/placement/plan_redistribute.h"
 #include "tessera/tests/placement/brute/brute_force.h"
 
 namespace tessera::bench {

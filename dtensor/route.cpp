@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "tessera/mesh/check_state.h"
+#include "tessera/placement/plan_redistribute.h"
 
 namespace tessera {
 namespace {

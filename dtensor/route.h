@@ -10,6 +10,7 @@
 #include "tessera/dtensor/local_step.h"
 #include "tessera/dtensor/spec.h"
 #include "tessera/dtensor/transfer.h"
+#include "tessera/placement/cost_model.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera {

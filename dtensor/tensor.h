@@ -10,8 +10,8 @@
 #include <c10/core/TensorImpl.h>
 
 #include "tessera/dtensor/contract.h"
+#include "tessera/dtensor/pending_pieces.h"
 #include "tessera/dtensor/spec.h"
-#include "tessera/dtensor/transit.h"
 #include "tessera/mesh/in_memory.h"
 
 // How a DTensor is made of an at::Tensor: a TensorImpl of the PrivateUse3 backend with the global sizes and strides, no
@@ -40,18 +40,18 @@ struct Meta final : c10::BackendMeta {
       : spec(std::move(tensor_spec)), local_(with_memory(std::move(local_tensor))) {
     count_own_writes();
   }
-  // Of a Meta that clear() has emptied, and that no Transit delivers to: as made anew.
+  // Of a Meta that clear() has emptied, and whose piece was never pending: as made anew.
   void fill(at::Tensor local_tensor, SpecPtr tensor_spec) {
     local_ = with_memory(std::move(local_tensor));
     spec = std::move(tensor_spec);
     count_own_writes();
   }
   void clear();
-  // Whether it was made to await a Transit: never kept.
-  bool travelled() const { return transit_ != nullptr; }
-  // The piece that is item `item` of `transit`.
-  Meta(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr tensor_spec)
-      : spec(std::move(tensor_spec)), transit_(std::move(transit)), item_(item), awaited_(true) {
+  // Whether its piece was pending when it was made: then it is never kept for another tensor.
+  bool was_pending() const { return pending_ != nullptr; }
+  // The piece that is item `item` of `pending`.
+  Meta(std::shared_ptr<PendingPieces> pending, std::size_t item, SpecPtr tensor_spec)
+      : spec(std::move(tensor_spec)), pending_(std::move(pending)), item_(item), awaited_(true) {
     if (c10::InferenceMode::is_enabled()) own_writes_ = c10::VariableVersion(0);  // so is the piece that will come
   }
   // detach() and friends alias: they share the local tensor.
@@ -61,7 +61,7 @@ struct Meta final : c10::BackendMeta {
 
   // Never requires grad. Of an asynchronous redistribution the first reader waits, from any thread.
   const at::Tensor& local() const {
-    if (awaited_.load(std::memory_order_acquire)) transit_->deliver(item_, local_, awaited_);
+    if (awaited_.load(std::memory_order_acquire)) pending_->deliver(item_, local_, awaited_);
     return local_;
   }
 
@@ -98,7 +98,7 @@ struct Meta final : c10::BackendMeta {
 
   mutable at::Tensor local_;
   c10::VariableVersion own_writes_;  // enabled where the piece is an inference tensor alone
-  const std::shared_ptr<Transit> transit_;
+  const std::shared_ptr<PendingPieces> pending_;
   const std::size_t item_ = 0;
   mutable std::atomic<bool> awaited_{false};
 };
@@ -119,8 +119,8 @@ void check_writable(const at::Tensor& t, const char* who);
 // inference tensor unless `normal_in_inference`: what a view of a normal tensor is, there too.
 at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference = false);
 
-// A DTensor of `spec` over the piece that is item `item` of `transit`.
-at::Tensor wrap(std::shared_ptr<Transit> transit, std::size_t item, SpecPtr spec);
+// A DTensor of `spec` over the piece that is item `item` of `pending`.
+at::Tensor wrap(std::shared_ptr<PendingPieces> pending, std::size_t item, SpecPtr spec);
 
 // Makes an existing plain tensor a DTensor, so that every handle to it is one at once. Keeps requires_grad; drops the plain
 // storage. The caller converts .grad.

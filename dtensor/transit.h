@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include "tessera/dtensor/pending_pieces.h"
 #include "tessera/dtensor/route.h"
 #include "tessera/dtensor/shipment.h"
 
@@ -17,7 +18,7 @@ namespace tessera {
 
 // Pieces on their way, each along its route, all over one mesh. In every round the next transfers of all of them are begun at
 // once, those that can go together as one collective; then the round is waited for.
-class Transit {
+class Transit final : public PendingPieces {
  public:
   struct Item {
     RoutePtr route;
@@ -25,13 +26,11 @@ class Transit {
   };
   // Begins the first round. Every rank of the mesh does, with the same routes in the same order.
   Transit(const DeviceMesh& mesh, std::vector<Item> items);
-  Transit(const Transit&) = delete;
-  Transit& operator=(const Transit&) = delete;
 
   // Puts item i's piece at the end of its route into `piece`, if it is still `awaited`: row-major, sharing no storage with the piece
   // that was given. The first call carries out what is left, on every rank alike; from any thread that may communicate, on CUDA in the
   // stream in which the transit began. Throws as redistribute does, and the same again later.
-  void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited);
+  void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited) override;
 
   // From now on `tensor` is not to be written until the pieces have come: deliver() throws std::runtime_error where it was.
   void watch(const at::Tensor& tensor);

@@ -147,7 +147,7 @@ bool Wrapper::clear() {
   set_autograd_meta(nullptr);
   if (own_.meta) {
     extra_meta_->backend_meta_ = std::move(own_.meta);
-  } else if (!extra_meta_->backend_meta_.is_uniquely_owned() || meta()->travelled()) {
+  } else if (!extra_meta_->backend_meta_.is_uniquely_owned() || meta()->was_pending()) {
     extra_meta_->backend_meta_.reset();
   } else {
     meta()->clear();
@@ -240,6 +240,46 @@ c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(c10::Variab
 c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(const c10::VariableVersion& version,
                                                                      bool allow_metadata_change) const {
   return shallow_copy_and_detach(c10::VariableVersion(version), allow_metadata_change);
+}
+
+namespace {
+
+// Reaches the protected members that an in-place conversion must change.
+struct Access : c10::TensorImpl {
+  static void set_keys(c10::TensorImpl& impl, c10::DispatchKeySet keys) { impl.*(&Access::key_set_) = keys; }
+  static void set_extra(c10::TensorImpl& impl, std::unique_ptr<c10::ExtraMeta> extra) {
+    impl.*(&Access::extra_meta_) = std::move(extra);
+  }
+  static void drop_storage(c10::TensorImpl& impl) { impl.*(&Access::storage_) = c10::Storage(); }
+  static void set_device(c10::TensorImpl& impl, const c10::Device& device) { impl.*(&Access::device_opt_) = device; }
+};
+
+}  // namespace
+
+at::Tensor wrap(std::shared_ptr<PendingPieces> pending, std::size_t item, SpecPtr spec) {
+  const c10::Device device = spec->mesh.device();
+  const Spec& of = *spec;
+  auto impl = c10::make_intrusive<c10::TensorImpl>(keys_on(device), c10::scalarTypeToTypeMeta(of.dtype), device);
+  impl->set_sizes_and_strides(of.sizes, of.strides);
+  impl->set_storage_access_should_throw();
+  Access::set_extra(*impl, extra_of(c10::make_intrusive<Meta>(std::move(pending), item, std::move(spec))));
+  return at::Tensor(std::move(impl));
+}
+
+void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
+  c10::TensorImpl& impl = *plain.unsafeGetTensorImpl();
+  Access::set_keys(impl, keys_on(local.device()));
+  Access::set_device(impl, local.device());
+  impl.set_sizes_and_strides(spec->sizes, spec->strides);
+  Access::drop_storage(impl);
+  impl.set_storage_access_should_throw();
+  Access::set_extra(impl, extra_of(c10::make_intrusive<Meta>(std::move(local), std::move(spec))));
+}
+
+void convert_in_place(const at::Tensor& dtensor, const at::Tensor& like) {
+  c10::TensorImpl& impl = *dtensor.unsafeGetTensorImpl();
+  impl.set_sizes_and_strides(like.sizes(), like.strides());
+  impl.set_backend_meta(like.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
 }
 
 }  // namespace tessera::detail

@@ -12,14 +12,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "tessera/mesh/checked.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/mesh/started.h"
 
 namespace tessera {
-
-// What every collective has in common: its arguments are checked, one thread at a time is in one, in a world that is alive; it is
-// recorded, compared under Checked, run below autograd, and its failure becomes the job's.
 
 // One collective: who calls what where. mesh_dim is in [0, ndim).
 struct CollectiveCall {
@@ -31,6 +26,9 @@ struct CollectiveCall {
   const c10::intrusive_ptr<c10d::Backend>& group() const;
   int64_t n() const { return mesh.size(mesh_dim); }
   std::size_t here() const { return static_cast<std::size_t>(mesh.local_rank(mesh_dim)); }
+  // For errors and logs, `op` being the operator that communicates or "":
+  // "aten::mm: all_reduce on mesh dimension tp of {dp: 2, tp: 2} on cpu"
+  std::string text(const char* op) const;
 };
 
 // Throws std::invalid_argument when this rank is outside the mesh, or the mesh dimension is not there.
@@ -65,12 +63,5 @@ struct Underway {
 
 // Runs `start` on the call's group. A failure there becomes the job's.
 void start_on_group(const CollectiveCall& call, c10::function_ref<void(c10d::Backend&)> start);
-
-// The frame. `bytes` are those that this rank puts in. What goes wrong in `begin` on one rank alone, such as memory, would leave the
-// others waiting: it is failed().
-Started start_call(const CollectiveCall& call, int64_t bytes, const Intent& intent, c10::function_ref<Underway()> begin);
-
-// What `start` starts, waited for; no other thread of this rank communicates meanwhile.
-at::Tensor run_call(const DeviceMesh& mesh, int64_t mesh_dim, c10::function_ref<Started()> start);
 
 }  // namespace tessera

@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/mesh/collective_call.h"
+#include "tessera/mesh/collective_frame.h"
 #include "tessera/mesh/group_moves.h"
 #include "tessera/mesh/wire.h"
 

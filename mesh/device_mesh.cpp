@@ -13,7 +13,8 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "tessera/mesh/device_mesh_operations.h"
+#include "tessera/mesh/device_type.h"
+#include "tessera/mesh/group_options.h"
 
 namespace tessera {
 
@@ -246,7 +247,9 @@ DeviceMesh DeviceMesh::merged(const std::vector<int64_t>& mesh_dims) const {
   if (ndim() == 1 && mesh_dims.size() == 1 && mesh_dims[0] == 0) return *this;
   if (const DeviceMesh* const found = impl_->merged.find(mesh_dims)) return *found;
   Mesh merged = mesh().merged(mesh_dims, impl_->through());
-  const MeshDimOptions options = {{merged.mesh_dim_name(0), shared_group_options(*this, mesh_dims)}};
+  std::vector<GroupOptions> of_dims;
+  for (const int64_t mesh_dim : mesh_dims) of_dims.push_back(group_options(mesh_dim));
+  const MeshDimOptions options = {{merged.mesh_dim_name(0), shared_group_options(of_dims)}};
   DeviceMesh made(world_ptr(), device_type(), std::move(merged), options);
   if (ndim() > 1) impl_->merged.add(mesh_dims, made);
   return made;

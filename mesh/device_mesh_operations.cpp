@@ -1,20 +1,27 @@
-#include "tessera/mesh/device_mesh_operations.h"
-
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/group_options.h"
 #include "tessera/mesh/replace_dims.h"
 
 namespace tessera {
 namespace {
 
-std::vector<GroupOptions> options_of(const DeviceMesh& mesh) {
+std::vector<GroupOptions> options_of(const DeviceMesh& mesh, const std::vector<int64_t>& mesh_dims) {
   std::vector<GroupOptions> options;
-  for (int64_t d = 0; d < mesh.ndim(); ++d) options.push_back(mesh.group_options(d));
+  for (const int64_t d : mesh_dims) options.push_back(mesh.group_options(d));
   return options;
+}
+
+std::vector<GroupOptions> options_of(const DeviceMesh& mesh) {
+  std::vector<int64_t> all(static_cast<std::size_t>(mesh.ndim()));
+  std::iota(all.begin(), all.end(), 0);
+  return options_of(mesh, all);
 }
 
 // A mesh over ranks of `from`, with the options of each of its mesh dimensions.
@@ -26,23 +33,11 @@ DeviceMesh make(const DeviceMesh& from, Mesh mesh, const std::vector<GroupOption
 
 }  // namespace
 
-GroupOptions shared_group_options(const DeviceMesh& mesh, const std::vector<int64_t>& mesh_dims) {
-  const GroupOptions& first = mesh.group_options(mesh_dims.front());
-  const bool shared =
-      std::all_of(mesh_dims.begin(), mesh_dims.end(), [&](int64_t d) { return mesh.group_options(d) == first; });
-  return shared ? first : GroupOptions{};
-}
-
-c10::DeviceType parse_device(const char* function, const std::string& device) {
-  if (device == "cpu") return c10::DeviceType::CPU;
-  if (device == "cuda") return c10::DeviceType::CUDA;
-  throw std::invalid_argument(fmt::format("{}: device '{}' is not supported; use \"cpu\" or \"cuda\"", function, device));
-}
-
 DeviceMesh DeviceMesh::flatten(const MeshDims& mesh_dims, const std::string& name) const {
   Mesh flat = mesh().flatten(mesh_dims, name);
   const std::vector<int64_t> dims = mesh().normalize(mesh_dims);
-  return make(*this, std::move(flat), replace_dims(options_of(*this), dims, {shared_group_options(*this, dims)}));
+  return make(*this, std::move(flat),
+              replace_dims(options_of(*this), dims, {shared_group_options(options_of(*this, dims))}));
 }
 
 DeviceMesh DeviceMesh::unflatten(int64_t mesh_dim, const std::vector<int64_t>& sizes,

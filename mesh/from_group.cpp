@@ -8,7 +8,8 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "tessera/mesh/device_mesh_operations.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/device_type.h"
 
 namespace tessera {
 namespace {

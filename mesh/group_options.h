@@ -4,6 +4,7 @@
 #include <compare>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace tessera {
 
@@ -14,5 +15,9 @@ struct GroupOptions {
 
   friend auto operator<=>(const GroupOptions&, const GroupOptions&) = default;
 };
+
+// The options of a group that spans several mesh dimensions, whose own options are `of_dims`: theirs where all are equal, else the
+// world's. `of_dims` must not be empty.
+GroupOptions shared_group_options(const std::vector<GroupOptions>& of_dims);
 
 }  // namespace tessera

@@ -12,7 +12,7 @@ namespace tessera {
 // Moved, not copied. One that nobody waits for is waited for when it is destroyed, without an error.
 class Started {
  public:
-  // What a World and a backend know of it; see mesh/collective_call.h.
+  // What a World and a backend know of it; see mesh/collective_frame.cpp.
   struct Work;
 
   // Nothing to wait for.

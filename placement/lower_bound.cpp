@@ -4,6 +4,7 @@
 #include "tessera/placement/byte_bounds.h"
 #include "tessera/placement/exchange.h"
 #include "tessera/placement/plan.h"
+#include "tessera/placement/plan_redistribute.h"
 
 namespace tessera {
 namespace {

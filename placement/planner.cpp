@@ -11,6 +11,7 @@
 
 #include "tessera/placement/layout_space.h"
 #include "tessera/placement/plan.h"
+#include "tessera/placement/plan_redistribute.h"
 #include "tessera/placement/reduction.h"
 #include "tessera/placement/step_costs.h"
 #include "tessera/placement/step_groups.h"

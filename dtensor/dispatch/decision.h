@@ -56,7 +56,4 @@ using DecisionPtr = std::shared_ptr<const Decision>;
 // std::invalid_argument for what cannot be; before any communication, alike on every rank. `considered` takes what the choice was made from.
 DecisionPtr decide(const Call& call, std::vector<rules::Considered>* considered = nullptr);
 
-// What a decision depends on; false when some argument cannot be put in a key.
-bool append_key(const Call& call, Key& key);
-
 }  // namespace tessera::dispatch

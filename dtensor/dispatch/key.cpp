@@ -1,6 +1,5 @@
 #include "tessera/dtensor/dispatch/key.h"
 
-#include "tessera/dtensor/dispatch/decision.h"
 #include "tessera/dtensor/tensor_lists.h"
 
 namespace tessera::dispatch {

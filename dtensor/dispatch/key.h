@@ -8,6 +8,7 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/SmallVector.h>
 
+#include "tessera/dtensor/dispatch/call.h"
 #include "tessera/dtensor/tensor.h"
 
 namespace tessera::dispatch {
@@ -103,5 +104,8 @@ class Key {
   c10::SmallVector<uint64_t, 32> words_;
   uint64_t hash_ = 0x9e3779b97f4a7c15ULL;
 };
+
+// What a decision depends on; false when some argument cannot be put in a key.
+bool append_key(const Call& call, Key& key);
 
 }  // namespace tessera::dispatch

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "tessera/ops/rules/rule.h"
-
 namespace tessera::rules {
 namespace {
 

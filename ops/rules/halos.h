@@ -5,12 +5,11 @@
 #include <span>
 #include <vector>
 
+#include "tessera/ops/rules/strategy.h"
 #include "tessera/placement/layout.h"
 
 // Operators that look at the neighbours of elements: convolution and pooling. Arithmetic alone.
 namespace tessera::rules {
-
-struct Strategy;
 
 // How windows lie along one dimension: place o of the narrow side meets the places o * stride - padding + j * dilation, j < kernel, of
 // the wide one. What is convolved or pooled is wide and the result narrow; of a transposed convolution the reverse.

@@ -20,6 +20,7 @@
 #include "tessera/mesh/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/plan.h"
+#include "tessera/placement/plan_redistribute.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/styles/script_module.h"
 #include "tessera/tests/docs/mlp.h"

@@ -11,6 +11,7 @@
 
 #include "tessera/placement/layout.h"
 #include "tessera/placement/plan.h"
+#include "tessera/placement/plan_redistribute.h"
 #include "tessera/tests/placement/brute/brute_force.h"
 
 using namespace tessera;

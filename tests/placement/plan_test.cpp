@@ -1,4 +1,6 @@
 #include "tessera/placement/plan.h"
+#include "tessera/placement/layout.h"
+#include "tessera/placement/plan_redistribute.h"
 
 #include <limits>
 #include <memory>

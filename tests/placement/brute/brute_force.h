@@ -14,6 +14,7 @@
 #include "tessera/placement/cost_model.h"
 #include "tessera/placement/placement.h"
 #include "tessera/placement/plan.h"
+#include "tessera/placement/plan_redistribute.h"
 
 namespace tessera::brute {
 

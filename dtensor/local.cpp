@@ -1,0 +1,256 @@
+// from_local and to_local: where plain pieces become DTensors and DTensors plain pieces.
+#include <algorithm>
+#include <stdexcept>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/verify_local.h"
+#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/deferred_tensor.h"
+#include "tessera/mesh/replicated_check.h"
+#include "tessera/placement/plan.h"
+#include "tessera/placement/reduction.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+// Shares storage and version counter with `t`; outside autograd.
+at::Tensor alias_of(const at::Tensor& t) {
+  const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
+  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), false));
+}
+
+at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
+  return detail::wrap(spec->mesh.is_member() ? alias_of(local) : at::empty({0}, local.options()), spec);
+}
+
+// What a piece of a pending value is multiplied with in its gradient: d value / d piece.
+class PieceDerivative {
+ public:
+  PieceDerivative(const Spec& spec, const at::Tensor& piece) : mesh_(spec.mesh), piece_(piece) {
+    for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+      if (!spec.placements[i].is_partial()) continue;
+      reduction_ = spec.placements[i].reduction_ptr();
+      const std::optional<double> slope = reduction_->slope(mesh_.size(static_cast<int64_t>(i)));
+      linear_ &= slope.has_value();
+      slope_ *= slope.value_or(1);
+      mesh_dims_.push_back(static_cast<int64_t>(i));
+    }
+  }
+
+  // All pending reductions of a tensor are of one kind, or all have a slope.
+  at::Tensor times(const at::Tensor& gradient) const {
+    if (linear_) return slope_ == 1 ? gradient : gradient.mul(slope_);
+    const DeviceMesh over = mesh_.merged(mesh_dims_);
+    const auto reduce = [&](const at::Tensor& t, ReduceOp op) { return all_reduce(t, over, 0, op); };
+    return gradient.mul(reduction_->derivative(piece_, {.ranks = over.size(), .all_reduce = reduce}));
+  }
+
+  static bool needs_piece(const Spec& spec) {
+    return std::ranges::any_of(spec.placements,
+                               [](const Placement& p) { return p.is_partial() && !p.reduction().slope(1); });
+  }
+
+ private:
+  const DeviceMesh mesh_;
+  const at::Tensor piece_;
+  ReductionPtr reduction_;
+  std::vector<int64_t> mesh_dims_;
+  bool linear_ = true;
+  double slope_ = 1;
+};
+
+// The piece with what a mask leaves out made neutral.
+at::Tensor masked_piece(const at::Tensor& local, const at::Tensor& mask, const Spec& spec) {
+  if (!mask.defined()) return local;
+  const auto masked = std::ranges::find_if(
+      spec.placements, [](const Placement& p) { return p.is_partial() && p.reduction().awaited() != nullptr; });
+  return at::where(mask, local, at::full_like(local, masked->reduction().neutral(local.scalar_type())));
+}
+
+struct FromLocal : torch::autograd::Function<FromLocal> {
+  using Wanted = std::optional<Placements>;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& local, const std::optional<at::Tensor>& given_mask,
+                            const SpecPtr& spec, const Wanted& wanted) {
+    const at::Tensor mask = given_mask.value_or(at::Tensor());
+    detail::saved<SpecPtr>(ctx, "spec") = spec;
+    detail::saved<Wanted>(ctx, "grad") = wanted;
+    ctx->save_for_backward({PieceDerivative::needs_piece(*spec) ? local : at::Tensor(), mask});
+    return wrap_local(masked_piece(local, mask, *spec), spec);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    tensor_list out(4);
+    if (!grads[0].defined()) return out;
+    const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
+    const Wanted& wanted = detail::saved<Wanted>(ctx, "grad");
+    const at::Tensor g = detail::as_dtensor(grads[0], spec);
+    const tensor_list saved = ctx->get_saved_variables();
+    const at::Tensor& mask = saved[1];
+    if (wanted) {
+      out[0] = to_local(redistribute(g, *wanted), *wanted);
+    } else {
+      const Placements layout = without_partial(spec.placements);
+      const at::Tensor piece = saved[0].defined() ? masked_piece(saved[0], mask, spec) : at::Tensor();
+      out[0] = PieceDerivative(spec, piece).times(to_local(redistribute(g, layout), layout));
+    }
+    if (mask.defined()) out[0] = at::where(mask, out[0], at::zeros_like(out[0]));
+    return out;
+  }
+};
+
+struct ToLocal : torch::autograd::Function<ToLocal> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& dtensor, const Placements& grad) {
+    const detail::Meta& meta = detail::meta(dtensor);
+    if (dtensor.requires_grad()) {
+      detail::saved<SpecPtr>(ctx, "spec") = meta.spec;
+      detail::saved<Placements>(ctx, "grad") = grad;
+      ctx->set_materialize_grads(false);  // a piece whose gradient went elsewhere has none
+    }
+    return meta.local().detach();
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    const Spec& spec = *detail::saved<SpecPtr>(ctx, "spec");
+    FromLocalOptions options;
+    options.shape = spec.sizes;
+    return {from_local(grads[0], spec.mesh, detail::saved<Placements>(ctx, "grad"), options), at::Tensor()};
+  }
+};
+
+std::vector<int64_t> inferred_shape(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
+  std::vector<int64_t> shape = local.sizes().vec();
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    if (placements[i].is_shard()) {
+      int64_t& size = shape[static_cast<std::size_t>(placements[i].tensor_dim())];
+      size = placements[i].partition().size().value_or(size * mesh.size(static_cast<int64_t>(i)));
+    }
+  }
+  return shape;
+}
+
+void check_mask(const at::Tensor& local, const Placements& placements, const at::Tensor& mask) {
+  if (!mask.defined()) return;
+  const bool masked = std::ranges::any_of(
+      placements, [](const Placement& p) { return p.is_partial() && p.reduction().awaited() != nullptr; });
+  if (masked && mask.scalar_type() == at::kBool && mask.sizes() == local.sizes() && mask.device() == local.device()) return;
+  throw std::invalid_argument(fmt::format(
+      "from_local: a mask of {} [{}] for a piece [{}] as {}; a mask is of bool, of the piece's sizes and device, and "
+      "goes with MaskedPartial",
+      c10::toString(mask.scalar_type()), fmt::join(mask.sizes(), ", "), fmt::join(local.sizes(), ", "),
+      to_string(placements)));
+}
+
+void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options) {
+  if (!local.defined()) throw std::invalid_argument("from_local: the local tensor is undefined; give a tensor");
+  detail::refuse_deferred("from_local", local);
+  detail::refuse_deferred("from_local: mask", options.mask);
+  if (detail::is_dtensor(local)) {
+    throw std::invalid_argument("from_local: the tensor is a DTensor already; call redistribute to change its placements");
+  }
+  if (local.layout() != at::kStrided) {
+    throw std::invalid_argument(
+        fmt::format("from_local: the tensor is of layout {}; give a dense one, to_dense()", c10::str(local.layout())));
+  }
+  if (local.device().type() != mesh.device_type()) {
+    throw std::invalid_argument(fmt::format("from_local: the tensor is on {}, the mesh {} on {}; move the tensor first",
+                                            local.device().str(), mesh.to_string(),
+                                            c10::DeviceTypeName(mesh.device_type(), true)));
+  }
+  check_mask(local, placements, options.mask);
+  if (options.stride && !options.shape) {
+    throw std::invalid_argument("from_local: stride without shape; give both, or shape alone");
+  }
+  if (options.stride && options.stride->size() != options.shape->size()) {
+    throw std::invalid_argument(fmt::format("from_local: stride [{}] for shape [{}]; give one stride a dimension",
+                                            fmt::join(*options.stride, ", "), fmt::join(*options.shape, ", ")));
+  }
+}
+
+SpecPtr spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& given,
+                      const FromLocalOptions& options) {
+  const int64_t ndim = options.shape ? static_cast<int64_t>(options.shape->size()) : local.dim();
+  const Placements placements = normalize(given, mesh.mesh(), ndim, "from_local");
+  check_partials(placements, local.scalar_type(), "from_local");
+  const std::vector<int64_t> shape = options.shape ? *options.shape : inferred_shape(local, mesh, placements);
+  check_layout(placements, mesh.mesh(), shape, "from_local");
+  // Never the piece's own: of an empty or thin piece they say nothing, and ranks must agree.
+  const std::vector<int64_t> strides = options.stride ? *options.stride : contiguous_strides(shape);
+  return intern_spec(mesh, placements, shape, strides, local.scalar_type());
+}
+
+// What ranks must give alike. Without a shape it is that of the pieces, which are compared by themselves.
+std::string text_of(const Spec& spec, const FromLocalOptions& options) {
+  const std::string shape =
+      options.shape ? fmt::format(" [{}] [{}]", fmt::join(spec.sizes, ", "), fmt::join(spec.strides, ", ")) : "";
+  return to_string(spec.placements) + shape;
+}
+
+// A piece of the wrong size is an error that this rank alone may see.
+void check_piece(const at::Tensor& local, const Spec& spec) {
+  if (!spec.mesh.is_member() || local.sizes() == at::IntArrayRef(spec.local_sizes)) return;
+  const std::string text = fmt::format(
+      "from_local: this rank's piece is [{}], but [{}] as {} on {} has [{}] here; pass the global shape in options.shape, "
+      "or options.check to compare all ranks first",
+      fmt::join(local.sizes(), ", "), fmt::join(spec.sizes, ", "), to_string(spec.placements), spec.mesh.to_string(),
+      fmt::join(spec.local_sizes, ", "));
+  spec.mesh.world().fail("from_local", text);
+  throw std::invalid_argument(text);
+}
+
+}  // namespace
+
+at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                      const FromLocalOptions& options) {
+  const detail::NotRecording own_tensors;
+  SpecPtr spec;
+  std::optional<Placements> grad;
+  const auto read = [&] {
+    check_from_local(local, mesh, placements, options);
+    spec = spec_of_local(local, mesh, placements, options);
+    if (!options.grad_placements) return;
+    grad = normalize(*options.grad_placements, mesh.mesh(), spec->ndim(), "from_local: grad_placements");
+  };
+  if (options.check) {
+    Agreement({mesh}, "from_local").run(read, [&] { return text_of(*spec, options); });
+    verify_local(local, *spec);
+  } else {
+    read();
+  }
+  check_piece(local, *spec);
+  std::vector<int64_t> alike;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
+    if (spec->placements[static_cast<std::size_t>(dim)].is_replicate()) alike.push_back(dim);
+  }
+  check_replicated(local, mesh, alike, "from_local");
+  // Row-major pieces under row-major global strides, so that what can be viewed globally can be viewed here.
+  const at::Tensor piece = options.stride ? local : local.contiguous();
+  const bool recorded = (piece.requires_grad() && at::GradMode::is_enabled()) || piece._fw_grad(0).defined();
+  if (!recorded) return wrap_local(masked_piece(piece, options.mask, *spec), spec);
+  return FromLocal::apply(piece, options.mask.defined() ? std::optional(options.mask) : std::nullopt, spec, grad);
+}
+
+at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
+  const Spec& spec = spec_of(dtensor);
+  const detail::NotRecording own_tensors;
+  detail::check_current(dtensor, "to_local");
+  detail::watch_gradient(dtensor);
+  return ToLocal::apply(
+      dtensor, grad_placements ? normalize(*grad_placements, spec.mesh.mesh(), spec.ndim(), "to_local: grad_placements")
+                               : without_partial(spec.placements));
+}
+
+}  // namespace tessera
