@@ -11,8 +11,8 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
+#include "tessera/layers/parallel_linear.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/styles/layers/parallel_linear.h"
 
 // A transformer block as several benchmarks measure it: norm, attention, norm, MLP of four times the features; activations lie
 // [sequence, batch, hidden], and each head's queries, keys and values beside each other, as Megatron has it.

@@ -13,7 +13,7 @@
 #include "tessera/bench/memory.h"
 #include "tessera/bench/rank_server.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
 #include "tessera/placement/partition.h"
 

@@ -1,4 +1,4 @@
-// Which way of a collective is fastest over Gloo, by size: the figures behind mesh/gloo_choice.h. Started alone it starts ranks of
+// Which way of a collective is fastest over Gloo, by size: the figures behind mesh/collectives/gloo_choice.h. Started alone it starts ranks of
 // itself; every row's ways are measured in turn.
 
 #include <cstdlib>
@@ -15,9 +15,9 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/bench/measure.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/collectives/gloo_choice.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/mesh/gloo_choice.h"
 
 namespace {
 
@@ -120,7 +120,7 @@ std::string reduce_choice(int64_t ranks, int64_t bytes) {
   return tessera::gloo_reduces_at_once(ranks, bytes) ? "all-to-all" : "own";
 }
 
-// One row: the own way's time over each other's, and what mesh/gloo_choice.h takes.
+// One row: the own way's time over each other's, and what mesh/collectives/gloo_choice.h takes.
 void measure(const Collectives& collectives, const std::string& what, int64_t bytes, const std::vector<WayOf>& ways,
              const std::string& choice, bool speaks, int rounds) {
   std::vector<std::vector<double>> times(ways.size());
@@ -150,7 +150,7 @@ void serve(int rounds) {
   const int64_t n = world->size();
   const Collectives collectives(tessera::init_device_mesh("cpu", {n}, {}, world));
   const bool speaks = world->rank() == 0;
-  if (speaks) fmt::print("\n{} ranks: medians, and what mesh/gloo_choice.h takes; bytes of each rank\n", n);
+  if (speaks) fmt::print("\n{} ranks: medians, and what mesh/collectives/gloo_choice.h takes; bytes of each rank\n", n);
   for (int64_t bytes = 256; bytes <= 4 << 20; bytes *= 4) {
     Tensors t(n, bytes);
     measure(collectives, "all_gather", bytes, collectives.all_gather(t), gather_choice(n, bytes), speaks, rounds);

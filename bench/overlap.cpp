@@ -22,7 +22,7 @@
 #include "tessera/bench/paired.h"
 #include "tessera/bench/two_sides.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/delayed_group.h"
 

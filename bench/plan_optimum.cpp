@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 
 #include "tessera/placement/plan.h"
-#include "tessera/placement/plan_redistribute.h"
-#include "tessera/tests/placement/brute/brute_force.h"
+#include "tessera/placement/planner/plan_redistribute.h"
+#include "tessera/tests/harness/brute_force.h"
 
 namespace tessera::bench {
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "tessera/mesh/mesh.h"
-#include "tessera/placement/cost_model.h"
 #include "tessera/placement/placement.h"
+#include "tessera/placement/planner/cost_model.h"
 
 namespace tessera::bench {
 

@@ -16,7 +16,7 @@
 #include "tessera/bench/plan_pairs.h"
 #include "tessera/bench/plan_peer.h"
 #include "tessera/placement/plan.h"
-#include "tessera/placement/plan_redistribute.h"
+#include "tessera/placement/planner/plan_redistribute.h"
 
 namespace {
 

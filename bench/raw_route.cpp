@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "tessera/mesh/gloo_choice.h"
+#include "tessera/mesh/collectives/gloo_choice.h"
 #include "tessera/placement/exchange.h"
 
 namespace tessera::bench {

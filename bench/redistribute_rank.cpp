@@ -16,8 +16,8 @@
 #include "tessera/bench/raw_route.h"
 #include "tessera/bench/redistribute_cases.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/route.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/dtensor/redistribute/route.h"
+#include "tessera/mesh/collectives/collectives.h"
 
 namespace tessera::bench {
 namespace {

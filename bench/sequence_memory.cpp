@@ -17,9 +17,9 @@
 #include "tessera/bench/memory.h"
 #include "tessera/bench/two_sides.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/reused_memory.h"
 #include "tessera/mesh/in_process.h"
-#include "tessera/mesh/reused_memory.h"
 #include "tessera/styles/parallelize.h"
 
 namespace {

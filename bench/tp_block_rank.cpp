@@ -14,7 +14,7 @@
 #include "tessera/bench/rank_server.h"
 #include "tessera/bench/raw_block.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/styles/parallelize.h"
 
 namespace tessera::bench {

@@ -10,8 +10,8 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
-#include "tessera/mesh/collectives.h"
-#include "tessera/mesh/deferred_tensor.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {

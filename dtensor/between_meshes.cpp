@@ -8,15 +8,15 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
-#include "tessera/dtensor/region.h"
-#include "tessera/dtensor/route.h"
+#include "tessera/dtensor/redistribute/region.h"
+#include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/transfer.h"
 #include "tessera/dtensor/saved.h"
-#include "tessera/dtensor/tensor.h"
-#include "tessera/dtensor/transfer.h"
-#include "tessera/mesh/deferred_tensor.h"
-#include "tessera/mesh/wire.h"
+#include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/core/wire.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera {

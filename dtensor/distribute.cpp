@@ -7,13 +7,13 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "tessera/dtensor/deferred.h"
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/region.h"
-#include "tessera/dtensor/route.h"
-#include "tessera/dtensor/tensor.h"
-#include "tessera/mesh/collectives.h"
-#include "tessera/mesh/in_memory.h"
+#include "tessera/dtensor/redistribute/region.h"
+#include "tessera/dtensor/redistribute/route.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/in_memory.h"
 #include "tessera/placement/exchange.h"
 
 namespace tessera {

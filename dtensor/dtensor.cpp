@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/saved.h"
-#include "tessera/dtensor/tensor.h"
-#include "tessera/mesh/deferred_tensor.h"
+#include "tessera/mesh/core/deferred_tensor.h"
 
 namespace tessera {
 at::Tensor detail::as_dtensor(const at::Tensor& gradient, const Spec& like) {

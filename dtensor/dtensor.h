@@ -7,10 +7,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/core/spec.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/placement/cost_model.h"
 #include "tessera/placement/placement.h"
+#include "tessera/placement/planner/cost_model.h"
 
 namespace tessera {
 
@@ -70,7 +70,7 @@ struct RedistributeOptions {
   // of several in the same order. The input may not be written until then: the reader would throw std::runtime_error. Holds for the
   // gradient too, unless backward_dtype is another than the input's. On CUDA begin and read in one stream.
   bool async = false;
-  // What plans are compared by, alike on every rank. Without links: default_cost_model (dtensor/route.h).
+  // What plans are compared by, alike on every rank. Without links: default_cost_model (dtensor/redistribute/route.h).
   CostModel cost_model;
 };
 

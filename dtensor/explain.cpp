@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/route.h"
+#include "tessera/dtensor/redistribute/route.h"
 
 namespace tessera {
 namespace {

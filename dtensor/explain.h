@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/placement/plan.h"
-#include "tessera/placement/plan_redistribute.h"
+#include "tessera/placement/planner/plan_redistribute.h"
 
 namespace tessera {
 

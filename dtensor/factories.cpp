@@ -13,10 +13,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/dtensor/deferred.h"
+#include "tessera/dtensor/core/spec.h"
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/dtensor/random/draws.h"
-#include "tessera/dtensor/spec.h"
-#include "tessera/dtensor/tensor.h"
 
 namespace tessera {
 namespace {

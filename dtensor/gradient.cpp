@@ -6,9 +6,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/tensor.h"
 
 namespace tessera::detail {
 namespace {

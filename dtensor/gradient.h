@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/core/spec.h"
 
 namespace tessera::detail {
 

@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/dtensor/deferred.h"
-#include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/deferred/deferred.h"
 
 namespace tessera {
 namespace {

@@ -10,14 +10,14 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/saved.h"
-#include "tessera/dtensor/tensor.h"
 #include "tessera/dtensor/verify_local.h"
-#include "tessera/mesh/collectives.h"
-#include "tessera/mesh/deferred_tensor.h"
-#include "tessera/mesh/replicated_check.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/collectives/replicated_check.h"
+#include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/placement/plan.h"
 #include "tessera/placement/reduction.h"
 

@@ -5,8 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/mesh/core/reduce_op.h"
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/mesh/reduce_op.h"
 
 // Code written by hand for tensor parallelism moves plain tensors, each rank's own, into and out of its parallel regions by these. Each
 // is one change of placement, with the placement that the result's gradient is taken to have:

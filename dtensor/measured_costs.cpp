@@ -14,8 +14,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
-#include "tessera/mesh/collectives.h"
-#include "tessera/mesh/deferred_tensor.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/deferred_tensor.h"
 
 namespace tessera {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/placement/cost_model.h"
+#include "tessera/placement/planner/cost_model.h"
 
 namespace tessera {
 

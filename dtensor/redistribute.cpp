@@ -6,14 +6,14 @@
 
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
-#include "tessera/dtensor/route.h"
+#include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/transit.h"
 #include "tessera/dtensor/saved.h"
-#include "tessera/dtensor/tensor.h"
-#include "tessera/dtensor/transit.h"
-#include "tessera/mesh/deferred_tensor.h"
-#include "tessera/mesh/reused_memory.h"
+#include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/core/reused_memory.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera {

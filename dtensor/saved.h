@@ -4,7 +4,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/core/spec.h"
 
 namespace tessera::detail {
 

@@ -8,8 +8,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/mesh/collectives.h"
-#include "tessera/mesh/in_memory.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/in_memory.h"
 
 namespace tessera {
 namespace {

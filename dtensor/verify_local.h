@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/core/spec.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// What Checked (mesh/checked.h) keeps in a World. But for `enabled`, touched by the thread that communicates alone.
+// What Checked (mesh/collectives/checked.h) keeps in a World. But for `enabled`, touched by the thread that communicates alone.
 struct CheckState {
   std::atomic<bool> enabled{false};
   bool inside = false;                              // a check: what it communicates is neither checked nor recorded

@@ -31,7 +31,7 @@ struct Environment {
 
   int64_t timeout_seconds = 300;  // TESSERA_TIMEOUT: for everything that waits
 
-  bool checked = false;  // TESSERA_CHECKED: 1 checks every collective; see mesh/checked.h
+  bool checked = false;  // TESSERA_CHECKED: 1 checks every collective; see mesh/collectives/checked.h
 
   bool one_host() const { return local_size == size; }
   friend bool operator==(const Environment&, const Environment&) = default;

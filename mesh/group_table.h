@@ -13,8 +13,8 @@
 
 #include <c10/core/Device.h>
 
-#include "tessera/mesh/backend_group.h"
-#include "tessera/mesh/cpu_backend.h"
+#include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/backends/cpu_backend.h"
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/group_options.h"
 

@@ -14,10 +14,10 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/backends/thread_group.h"
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
-#include "tessera/mesh/thread_group.h"
 
 namespace tessera {
 namespace {

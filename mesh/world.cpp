@@ -17,12 +17,12 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "tessera/mesh/backend_group.h"
+#include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/check_state.h"
+#include "tessera/mesh/core/mismatch.h"
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/group_table.h"
-#include "tessera/mesh/mismatch.h"
 #include "tessera/mesh/store.h"
 
 namespace tessera {

@@ -12,7 +12,7 @@
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include "tessera/mesh/cpu_backend.h"
+#include "tessera/mesh/backends/cpu_backend.h"
 #include "tessera/mesh/group_options.h"
 
 namespace c10d {
@@ -59,8 +59,8 @@ struct WorldOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for everything that waits
   CpuBackend cpu_backend = CpuBackend::kGloo;                   // kMpi: every rank a process of one MPI job
   bool fake = false;                                            // a fake group: plans at any size, moves nothing
-  bool checked = false;                                         // as if a Checked lived from the start; see mesh/checked.h
-  // Makes the process groups in the place of Gloo and NCCL; see mesh/backend_group.h.
+  bool checked = false;  // as if a Checked lived from the start; see mesh/collectives/checked.h
+  // Makes the process groups in the place of Gloo and NCCL; see mesh/backends/backend_group.h.
   std::function<BackendGroup(const GroupRequest&)> make_group;
   // Where the launcher notes a rank that it saw die, and with ".RANK" one that ended well; may be empty.
   std::string lost_file;
@@ -132,7 +132,7 @@ class World : public std::enable_shared_from_this<World> {
   void check_alive() const;
   // Turns an exception of a collective into the job's own error: the failure that another rank wrote to the store, else
   // a message that names `where`, the group's ranks, that a peer was lost, and the library's own text. A WaitError
-  // (mesh/backend_group.h) tells which of `ranks` may be lost; others may have left because they had done their part.
+  // (mesh/backends/backend_group.h) tells which of `ranks` may be lost; others may have left because they had done their part.
   [[noreturn]] void rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
                                                const std::exception& error);
   // Runs a user's callback; an exception in it is failed() with `where`, then thrown on.
@@ -145,7 +145,7 @@ class World : public std::enable_shared_from_this<World> {
   void record(const CollectiveRecord& record);
   bool observed() const;
 
-  // For mesh/checked.h.
+  // For mesh/collectives/checked.h.
   CheckState& check_state();
 
   // The operator and path that the next collectives of this thread are charged to, while it lives; nullptr leaves what there is. Set by

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/mesh/reduce_op.h"
+#include "tessera/mesh/core/reduce_op.h"
 #include "tessera/placement/partition.h"
 
 namespace tessera {

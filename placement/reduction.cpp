@@ -20,8 +20,8 @@
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
-#include "tessera/mesh/deferred_tensor.h"
-#include "tessera/mesh/wire.h"
+#include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/core/wire.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/mesh/reduce_op.h"
+#include "tessera/mesh/core/reduce_op.h"
 #include "tessera/placement/described.h"
 
 namespace tessera {

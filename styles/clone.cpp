@@ -3,7 +3,7 @@
 #include <torch/library.h>
 #include <torch/nn/module.h>
 
-#include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/styles/hookable.h"
 
 namespace tessera {

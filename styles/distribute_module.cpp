@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
-#include "tessera/dtensor/deferred.h"
+#include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/styles/layout_plan.h"
 #include "tessera/styles/module_tree.h"
 

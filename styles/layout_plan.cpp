@@ -8,9 +8,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/dtensor/deferred.h"
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/tensor.h"
 #include "tessera/placement/layout.h"
 
 namespace tessera {

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/contract.h"
+#include "tessera/dtensor/core/contract.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/module_tree.h"
 

@@ -13,7 +13,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "tessera/dtensor/agreement.h"
-#include "tessera/dtensor/deferred.h"
+#include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/styles/layout_plan.h"
 #include "tessera/styles/module_tree.h"
 

@@ -12,8 +12,8 @@
 
 #include <torch/nn/module.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/parallel_styles.h"
 #include "tessera/styles/prepare_styles.h"

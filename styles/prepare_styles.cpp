@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 
-#include "tessera/dtensor/contract.h"
+#include "tessera/dtensor/core/contract.h"
 #include "tessera/dtensor/dtensor.h"
 
 namespace tessera {

@@ -11,7 +11,7 @@
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 
-#include "tessera/dtensor/modes.h"
+#include "tessera/dtensor/core/modes.h"
 
 namespace tessera {
 namespace {

@@ -17,7 +17,7 @@ namespace tessera {
 
 class LayoutPlan;
 
-// The layouts that a style's contract names, on the tensor dimension; see Contract in dtensor/contract.h.
+// The layouts that a style's contract names, on the tensor dimension; see Contract in dtensor/core/contract.h.
 struct ContractLayouts {
   // Base names of the ATen operators that the activation meets the parameter in, of those that read contracts: matmul and addmm
   // (what linear comes down to), embedding, layer_norm, rms_norm, group_norm, conv2d; and add, of a bias to the plain result of a

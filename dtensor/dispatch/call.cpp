@@ -12,9 +12,9 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/tensor_lists.h"
-#include "tessera/mesh/replicated_check.h"
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor_lists.h"
+#include "tessera/mesh/collectives/replicated_check.h"
 #include "tessera/ops/rules/rule.h"
 
 namespace tessera::dispatch {

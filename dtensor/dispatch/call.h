@@ -9,8 +9,8 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
-#include "tessera/dtensor/spec.h"
-#include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/core/spec.h"
+#include "tessera/dtensor/core/tensor.h"
 
 namespace tessera::dispatch {
 

@@ -6,7 +6,7 @@
 
 #include "tessera/dtensor/dispatch/decision.h"
 #include "tessera/dtensor/dispatch/meta_run.h"
-#include "tessera/dtensor/route.h"
+#include "tessera/dtensor/redistribute/route.h"
 #include "tessera/placement/plan.h"
 
 namespace tessera::dispatch {

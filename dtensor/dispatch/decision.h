@@ -10,7 +10,7 @@
 #include "tessera/dtensor/dispatch/halo_exchange.h"
 #include "tessera/dtensor/dispatch/key.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
-#include "tessera/dtensor/route.h"
+#include "tessera/dtensor/redistribute/route.h"
 #include "tessera/ops/rules/search.h"
 
 namespace tessera::dispatch {

@@ -8,10 +8,10 @@
 #include <c10/core/InferenceMode.h>
 #include <spdlog/spdlog.h>
 
+#include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
-#include "tessera/dtensor/tensor_lists.h"
 
 namespace tessera {
 namespace dispatch {

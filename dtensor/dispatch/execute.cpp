@@ -12,10 +12,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/dtensor/dispatch/random.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/route.h"
-#include "tessera/dtensor/tensor_lists.h"
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor_lists.h"
+#include "tessera/dtensor/random/draw_guard.h"
+#include "tessera/dtensor/redistribute/route.h"
 
 namespace tessera::dispatch {
 namespace {

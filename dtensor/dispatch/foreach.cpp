@@ -5,10 +5,10 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/execute.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/route.h"
+#include "tessera/dtensor/redistribute/route.h"
 
 namespace tessera::dispatch {
 namespace {

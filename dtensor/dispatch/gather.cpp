@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/dispatch/execute.h"
-#include "tessera/dtensor/route.h"
+#include "tessera/dtensor/redistribute/route.h"
 #include "tessera/ops/rules/rule.h"
 #include "tessera/placement/exchange.h"
 #include "tessera/placement/layout.h"

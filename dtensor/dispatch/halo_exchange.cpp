@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/dtensor/shipment.h"
-#include "tessera/mesh/wire.h"
+#include "tessera/dtensor/redistribute/shipment.h"
+#include "tessera/mesh/core/wire.h"
 #include "tessera/placement/exchange.h"
 
 namespace tessera {

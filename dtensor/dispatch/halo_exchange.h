@@ -7,9 +7,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/region.h"
-#include "tessera/dtensor/spec.h"
-#include "tessera/dtensor/transfer.h"
+#include "tessera/dtensor/core/spec.h"
+#include "tessera/dtensor/redistribute/region.h"
+#include "tessera/dtensor/redistribute/transfer.h"
 #include "tessera/ops/rules/halos.h"
 
 namespace tessera {

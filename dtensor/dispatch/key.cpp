@@ -1,6 +1,6 @@
 #include "tessera/dtensor/dispatch/key.h"
 
-#include "tessera/dtensor/tensor_lists.h"
+#include "tessera/dtensor/core/tensor_lists.h"
 
 namespace tessera::dispatch {
 

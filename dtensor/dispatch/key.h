@@ -8,8 +8,8 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/SmallVector.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dispatch/call.h"
-#include "tessera/dtensor/tensor.h"
 
 namespace tessera::dispatch {
 

@@ -7,8 +7,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "tessera/dtensor/core/spec.h"
 #include "tessera/dtensor/random/draws.h"
-#include "tessera/dtensor/spec.h"
 #include "tessera/ops/rules/halos.h"
 
 namespace tessera {

@@ -5,7 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
 
-#include "tessera/dtensor/tensor_lists.h"
+#include "tessera/dtensor/core/tensor_lists.h"
 
 namespace tessera::dispatch {
 namespace {

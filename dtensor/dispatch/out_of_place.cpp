@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/dtensor/tensor_lists.h"
+#include "tessera/dtensor/core/tensor_lists.h"
 
 namespace tessera::dispatch {
 namespace {

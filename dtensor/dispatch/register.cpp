@@ -7,10 +7,10 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/out_of_place.h"
 #include "tessera/dtensor/dispatch/unboxed.h"
-#include "tessera/dtensor/tensor.h"
 
 namespace tessera::dispatch {
 namespace {

@@ -13,11 +13,11 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 
+#include "tessera/dtensor/core/wrapper.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
-#include "tessera/dtensor/wrapper.h"
 
 // Kernels that take an operator's arguments as they come, without a stack of boxed values. They run calls that were decided before and
 // whose decision is direct; every other goes to the operator's OpDispatcher.

@@ -14,7 +14,7 @@
 
 #include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/strict_json.h"
-#include "tessera/mesh/in_memory.h"
+#include "tessera/mesh/core/in_memory.h"
 
 namespace tessera {
 namespace {

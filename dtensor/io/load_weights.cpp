@@ -13,7 +13,7 @@
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/strict_json.h"
 #include "tessera/dtensor/io/weights.h"
-#include "tessera/mesh/deferred_tensor.h"
+#include "tessera/mesh/core/deferred_tensor.h"
 
 namespace tessera {
 namespace {

@@ -16,12 +16,12 @@
 
 #include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/assigned_weight.h"
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/checkpoint_writer.h"
 #include "tessera/dtensor/io/strict_json.h"
-#include "tessera/dtensor/region.h"
-#include "tessera/dtensor/tensor.h"
-#include "tessera/mesh/deferred_tensor.h"
+#include "tessera/dtensor/redistribute/region.h"
+#include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {

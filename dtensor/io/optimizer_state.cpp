@@ -18,7 +18,7 @@
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/optimizer_kind.h"
-#include "tessera/mesh/deferred_tensor.h"
+#include "tessera/mesh/core/deferred_tensor.h"
 
 namespace tessera {
 namespace {

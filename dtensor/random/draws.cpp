@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/random/philox.h"
-#include "tessera/mesh/in_memory.h"
+#include "tessera/mesh/core/in_memory.h"
 
 namespace tessera::detail {
 namespace {

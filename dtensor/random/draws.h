@@ -6,7 +6,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/core/spec.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera::detail {

@@ -22,15 +22,15 @@
 #include <torch/csrc/autograd/grad_mode.h>
 #include <CLI/CLI.hpp>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/weights.h"
-#include "tessera/dtensor/modes.h"
 #include "tessera/examples/embed/bert.h"
 #include "tessera/examples/embed/report.h"
 #include "tessera/examples/embed/sentences.h"
 #include "tessera/examples/embed/tokenizer.h"
-#include "tessera/mesh/collectives.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
 #include "tessera/styles/describe.h"

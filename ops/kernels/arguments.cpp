@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
+#include "tessera/dtensor/core/spec.h"
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/spec.h"
-#include "tessera/dtensor/tensor.h"
-#include "tessera/dtensor/tensor_lists.h"
 
 namespace tessera {
 

@@ -13,8 +13,8 @@
 #include <fmt/ranges.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
-#include "tessera/dtensor/tensor.h"
 #include "tessera/ops/kernels/arguments.h"
 
 namespace tessera {

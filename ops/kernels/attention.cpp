@@ -22,11 +22,11 @@
 #include <c10/core/GradMode.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/tensor.h"
 #include "tessera/ops/kernels/arguments.h"
 
 namespace tessera {

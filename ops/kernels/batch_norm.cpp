@@ -12,11 +12,11 @@
 #include <fmt/format.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/route.h"
-#include "tessera/dtensor/tensor.h"
+#include "tessera/dtensor/redistribute/route.h"
 #include "tessera/ops/kernels/arguments.h"
 
 namespace tessera {

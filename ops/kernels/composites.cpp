@@ -17,11 +17,11 @@
 #include <fmt/ranges.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/tensor_lists.h"
 #include "tessera/ops/kernels/arguments.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-// Whole-operator kernels where a style's contract (dtensor/contract.h) meets an activation. They stand above autograd, so that
+// Whole-operator kernels where a style's contract (dtensor/core/contract.h) meets an activation. They stand above autograd, so that
 // bringing an activation into its layout is differentiable, and at the DTensor key for InferenceMode, which excludes autograd.
 
 #include <algorithm>
@@ -18,11 +18,11 @@
 #include <fmt/ranges.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/tensor.h"
 #include "tessera/ops/kernels/matmul.h"
 #include "tessera/ops/kernels/styled_product.h"
 

@@ -15,8 +15,8 @@
 #include <fmt/format.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
 
 namespace tessera {

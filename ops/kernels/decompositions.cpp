@@ -30,13 +30,13 @@
 #include <fmt/format.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/route.h"
-#include "tessera/dtensor/tensor.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/dtensor/redistribute/route.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/ops/kernels/arguments.h"
 
 namespace tessera {

@@ -14,9 +14,9 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/random/draws.h"
-#include "tessera/dtensor/tensor.h"
 #include "tessera/ops/kernels/arguments.h"
 #include "tessera/ops/rules/labels.h"
 

@@ -17,7 +17,7 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/collectives/collectives.h"
 
 namespace tessera {
 namespace {

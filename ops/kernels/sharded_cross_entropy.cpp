@@ -19,7 +19,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/mappings.h"
 #include "tessera/dtensor/saved.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/partition.h"
 

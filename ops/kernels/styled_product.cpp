@@ -4,9 +4,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/saved.h"
-#include "tessera/dtensor/tensor.h"
 #include "tessera/ops/kernels/matmul.h"
 
 namespace tessera {

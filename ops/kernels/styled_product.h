@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/contract.h"
+#include "tessera/dtensor/core/contract.h"
 #include "tessera/placement/placement.h"
 
 namespace tessera {

@@ -13,8 +13,8 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/styles/parallelize.h"
-#include "tessera/tests/cases/beside_plain.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/pytorch_cases/beside_plain.h"
 #include "tessera/tests/styles/blocks.h"
 
 namespace tessera::testing {

@@ -14,8 +14,8 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/world.h"
-#include "tessera/tests/cases/beside_plain.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/pytorch_cases/beside_plain.h"
 
 namespace tessera::testing {
 namespace {

@@ -8,8 +8,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/layers/pairwise.h"
 #include "tessera/styles/hooks.h"
-#include "tessera/styles/pairwise.h"
 #include "tessera/styles/parallel_styles.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"

@@ -12,13 +12,13 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
-#include "tessera/dtensor/broadcast_data.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/mappings.h"
+#include "tessera/layers/broadcast_data.h"
+#include "tessera/layers/sharded_embedding.h"
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
-#include "tessera/ops/kernels/sharded_embedding.h"
 
 using namespace tessera;
 

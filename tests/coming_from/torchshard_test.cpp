@@ -14,9 +14,9 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/mesh/parallelism.h"
-#include "tessera/styles/layers/parallel_dim.h"
-#include "tessera/styles/layers/parallel_embedding.h"
+#include "tessera/layers/parallel_dim.h"
+#include "tessera/layers/parallel_embedding.h"
+#include "tessera/layers/parallelism.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

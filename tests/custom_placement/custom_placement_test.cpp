@@ -14,7 +14,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/examples/custom_placement/root_mean_square.h"
 #include "tessera/examples/custom_placement/zigzag_parallel.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/placement/layout.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"

@@ -12,15 +12,15 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #undef CHECK  // c10's
+#include "tessera/dtensor/deferred/sharded_init.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/measured_costs.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/dtensor/sharded_init.h"
-#include "tessera/mesh/backend_group.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/plan.h"
-#include "tessera/placement/plan_redistribute.h"
+#include "tessera/placement/planner/plan_redistribute.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/styles/script_module.h"
 #include "tessera/tests/docs/mlp.h"

@@ -7,7 +7,7 @@
 
 #include "tessera/dtensor/io/optimizer_state.h"
 #include "tessera/dtensor/io/weights.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/styles/describe.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/docs/mlp.h"

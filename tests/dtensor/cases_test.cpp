@@ -13,7 +13,7 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

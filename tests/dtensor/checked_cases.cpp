@@ -2,10 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/mesh/checked.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/checked.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 
 namespace tessera::testing {
 

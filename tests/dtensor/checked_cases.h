@@ -6,7 +6,7 @@
 #include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 
-#include "tessera/mesh/mismatch.h"
+#include "tessera/mesh/core/mismatch.h"
 #include "tessera/mesh/world.h"
 
 // What Checked compares of DTensors, on ranks of any kind.

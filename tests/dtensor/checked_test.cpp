@@ -1,5 +1,5 @@
 // What counts as the same on every rank, compared by Checked, on ranks that are threads.
-#include "tessera/mesh/checked.h"
+#include "tessera/mesh/collectives/checked.h"
 
 #include <string>
 

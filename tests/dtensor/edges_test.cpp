@@ -6,10 +6,10 @@
 #include <ATen/core/grad_mode.h>
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/dispatch/explain_op.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/explain_op.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/mesh/checked.h"
+#include "tessera/mesh/collectives/checked.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

@@ -8,7 +8,7 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

@@ -10,9 +10,9 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/checked.h"
-#include "tessera/mesh/comm_counter.h"
-#include "tessera/mesh/mismatch.h"
+#include "tessera/mesh/collectives/checked.h"
+#include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/mesh/core/mismatch.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

@@ -8,8 +8,8 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/collectives.h"
-#include "tessera/mesh/in_memory.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/in_memory.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

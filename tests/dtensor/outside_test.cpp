@@ -5,7 +5,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

@@ -6,10 +6,10 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
-#include "tessera/dtensor/broadcast_data.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/tensor_chunks.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/layers/broadcast_data.h"
+#include "tessera/layers/tensor_chunks.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

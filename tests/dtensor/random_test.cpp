@@ -9,7 +9,7 @@
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/random/philox.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

@@ -12,9 +12,9 @@
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
-#include "tessera/dtensor/modes.h"
 
 using namespace tessera;
 

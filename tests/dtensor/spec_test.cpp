@@ -1,6 +1,6 @@
 // What is kept about layouts and decisions, in one process.
 
-#include "tessera/dtensor/spec.h"
+#include "tessera/dtensor/core/spec.h"
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>

@@ -5,10 +5,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/ops/rules/rule.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"

@@ -5,10 +5,10 @@
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
 #include "tessera/examples/embed/bert.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
 #include "tessera/styles/describe.h"

@@ -10,15 +10,15 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/everyday/outcome.h"
 #include "tessera/tests/everyday/row.h"
-#include "tessera/tests/ops_rules/pieces.h"
+#include "tessera/tests/ops/rules/pieces.h"
 
 namespace tessera::testing {
 namespace {

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/tests/ops_rules/pieces.h"
+#include "tessera/tests/ops/rules/pieces.h"
 
 namespace tessera::testing {
 

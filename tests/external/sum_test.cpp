@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
 
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/tests/harness/ranks.h"
 

@@ -1,5 +1,6 @@
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <regex>
 #include <set>
@@ -15,27 +16,45 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The folders of the library, lowest first: a folder uses those above it in this list, and itself. The longest match counts,
-// so that dtensor/io lies above the rest of dtensor.
-const std::vector<std::string> kLayers = {
-    "mesh", "placement", "ops/rules", "dtensor", "dtensor/io", "ops/kernels", "styles", "styles/layers",
+// Every folder of the library, lowest first: a folder uses those above it in this list, and itself. So there is no cycle.
+const std::vector<std::string> kFolders = {
+    "mesh/core",
+    "mesh/backends",
+    "mesh",
+    "mesh/collectives",
+    "placement",
+    "placement/planner",
+    "ops/rules",
+    "dtensor/core",
+    "dtensor/random",
+    "dtensor/redistribute",
+    "dtensor/deferred",
+    "dtensor",
+    "dtensor/dispatch",
+    "dtensor/io",
+    "ops/kernels",
+    "styles",
+    "layers",
 };
 
 std::optional<std::size_t> layer_of(const std::string& folder) {
-  std::optional<std::size_t> best;
-  for (std::size_t i = 0; i < kLayers.size(); ++i) {
-    const bool inside = folder == kLayers[i] || folder.starts_with(kLayers[i] + "/");
-    if (inside && (!best || kLayers[i].size() > kLayers[*best].size())) best = i;
+  for (std::size_t i = 0; i < kFolders.size(); ++i) {
+    if (folder == kFolders[i]) return i;
   }
-  return best;
+  return std::nullopt;
 }
 
-// Whether `from`, a folder of the library, must not use `to`: a higher layer, or a folder that is no part of the library.
+// Whether a file of `folder` belongs to the library, so that kFolders must have its folder.
+bool is_library(const std::string& folder) {
+  static const std::set<std::string> tops = {"mesh", "placement", "ops", "dtensor", "styles", "layers"};
+  return tops.contains(folder.substr(0, folder.find('/')));
+}
+
+// Whether `from`, a folder of the library, must not use `to`: a higher folder, or one that is no part of the library.
 bool is_forbidden(const std::string& from, const std::string& to) {
   const std::optional<std::size_t> user = layer_of(from);
-  if (!user) return false;
   const std::optional<std::size_t> used = layer_of(to);
-  return !used || *used > *user;
+  return !user || !used || *used > *user;
 }
 
 std::set<std::string> matches(const std::string& text, const std::regex& pattern) {
@@ -57,9 +76,26 @@ std::set<std::string> packages_named(const std::string& build) {
   return matches(text, std::regex("\"(?:@tessera)?//([^\":]*)"));
 }
 
-// The folders whose headers a source file includes.
-std::set<std::string> folders_included(const std::string& source) {
-  return matches(source, std::regex("#include \"tessera/([^\"]*)/[^\"/]*\""));
+// The headers of ours that a source file includes: "mesh/mesh.h".
+std::set<std::string> headers_included(const std::string& source) {
+  return matches(source, std::regex("#include \"tessera/([^\"]*)\""));
+}
+
+std::string folder_of(const std::string& path) { return fs::path(path).parent_path().generic_string(); }
+std::string stem_of(const std::string& path) { return fs::path(path).replace_extension().generic_string(); }
+
+// Pairs of header and source, by their stems, of which each includes the other's header. `includes` has the headers that each file
+// includes.
+std::set<std::pair<std::string, std::string>> mutual_includes(const std::map<std::string, std::set<std::string>>& includes) {
+  std::set<std::pair<std::string, std::string>> edges;
+  for (const auto& [file, headers] : includes) {
+    for (const std::string& header : headers) edges.emplace(stem_of(file), stem_of(header));
+  }
+  std::set<std::pair<std::string, std::string>> found;
+  for (const auto& [from, to] : edges) {
+    if (from < to && edges.contains({to, from})) found.emplace(from, to);
+  }
+  return found;
 }
 
 std::string read_file(const fs::path& path) {
@@ -67,9 +103,17 @@ std::string read_file(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+std::vector<fs::path> library_files(const std::vector<std::string>& names) {
+  std::vector<fs::path> found;
+  for (const fs::path& file : tessera::testing::files_below(tessera::testing::source_root(), names)) {
+    if (is_library(file.parent_path().generic_string())) found.push_back(file);
+  }
+  return found;
+}
+
 }  // namespace
 
-TEST_CASE("layers: what a BUILD file names is found") {
+TEST_CASE("layers: what a BUILD file and a source file name is found") {
   const std::string build = R"(
     load("//tools:build_defs.bzl", "tessera_library")
     tessera_library(
@@ -79,8 +123,8 @@ TEST_CASE("layers: what a BUILD file names is found") {
     ))";
   CHECK(packages_named(build) == std::set<std::string>{"mesh", "ops/rules", "placement"});
   CHECK(
-      folders_included("#include \"tessera/mesh/mesh.h\"\n#include \"tessera/dtensor/io/weights.h\"\n#include <vector>\n") ==
-      std::set<std::string>{"mesh", "dtensor/io"});
+      headers_included("#include \"tessera/mesh/mesh.h\"\n#include \"tessera/dtensor/io/weights.h\"\n#include <vector>\n") ==
+      std::set<std::string>{"mesh/mesh.h", "dtensor/io/weights.h"});
 }
 
 TEST_CASE("layers: an edge upward is forbidden, one downward or within a folder is not") {
@@ -90,12 +134,25 @@ TEST_CASE("layers: an edge upward is forbidden, one downward or within a folder 
     bool forbidden;
   };
   const std::vector<Row> rows = {
-      {"placement", "mesh", false},         {"mesh", "placement", true},        {"dtensor", "ops/rules", false},
-      {"ops/rules", "dtensor", true},       {"dtensor", "ops/kernels", true},   {"ops/kernels", "dtensor", false},
-      {"dtensor/random", "dtensor", false}, {"dtensor", "dtensor/io", true},    {"dtensor/io", "dtensor", false},
-      {"dtensor", "styles", true},          {"styles", "ops/kernels", false},   {"styles/layers", "styles", false},
-      {"mesh", "tests/harness", true},      {"mesh", "tools/launcher", true},   {"tests/mesh", "styles", false},
-      {"examples/embed", "styles", false},  {"styles", "examples/embed", true},
+      {"placement", "mesh", false},
+      {"mesh", "placement", true},
+      {"mesh", "mesh/backends", false},
+      {"mesh/backends", "mesh", true},
+      {"mesh/collectives", "mesh", false},
+      {"mesh", "mesh/collectives", true},
+      {"placement", "placement/planner", true},
+      {"dtensor", "dtensor/dispatch", true},
+      {"dtensor/dispatch", "dtensor", false},
+      {"dtensor", "ops/rules", false},
+      {"ops/rules", "dtensor/core", true},
+      {"dtensor", "ops/kernels", true},
+      {"ops/kernels", "dtensor", false},
+      {"styles", "layers", true},
+      {"layers", "styles", false},
+      {"mesh", "tests/harness", true},
+      {"mesh", "tools/launcher", true},
+      {"styles", "examples/embed", true},
+      {"mesh/new_folder", "mesh", true},
   };
   for (const Row& row : rows) {
     CAPTURE(row.from);
@@ -104,19 +161,58 @@ TEST_CASE("layers: an edge upward is forbidden, one downward or within a folder 
   }
 }
 
-TEST_CASE("layers: no BUILD file and no source file uses a folder above its own") {
-  const fs::path root = tessera::testing::source_root();
-  int library_files = 0;
-  for (const fs::path& file : tessera::testing::files_below(root, {"BUILD.bazel", "BUILD", ".h", ".cpp"})) {
+TEST_CASE("layers: two pairs of header and source that include each other are found") {
+  const std::set<std::pair<std::string, std::string>> found = mutual_includes({
+      {"mesh/a.h", {}},
+      {"mesh/a.cpp", {"mesh/a.h", "mesh/b.h"}},
+      {"mesh/b.h", {"mesh/a.h"}},
+      {"mesh/c.cpp", {"mesh/a.h", "mesh/c.h"}},
+  });
+  CHECK(found == std::set<std::pair<std::string, std::string>>{{"mesh/a", "mesh/b"}});
+}
+
+TEST_CASE("layers: no BUILD file and no source file uses a folder above its own, and every folder is known") {
+  int checked = 0;
+  for (const fs::path& file : library_files({"BUILD.bazel", "BUILD", ".h", ".cpp"})) {
     const std::string folder = file.parent_path().generic_string();
-    if (!layer_of(folder)) continue;
-    ++library_files;
-    const std::string text = read_file(root / file);
-    const bool is_build = file.extension() != ".h" && file.extension() != ".cpp";
-    for (const std::string& used : is_build ? packages_named(text) : folders_included(text)) {
-      const std::string message = file.string() + " uses //" + used + ", which lies above " + folder;
-      CHECK_MESSAGE(!is_forbidden(folder, used), message);
+    const std::string unknown = folder + " has no place in kFolders; add it there and to docs/architecture.md";
+    CHECK_MESSAGE(layer_of(folder).has_value(), unknown);
+    ++checked;
+    const std::string text = read_file(tessera::testing::source_root() / file);
+    std::set<std::string> used;
+    if (file.extension() != ".h" && file.extension() != ".cpp") {
+      used = packages_named(text);
+    } else {
+      for (const std::string& header : headers_included(text)) used.insert(folder_of(header));
+    }
+    for (const std::string& to : used) {
+      const std::string message = file.string() + " uses //" + to + ", which lies above " + folder;
+      CHECK_MESSAGE(!is_forbidden(folder, to), message);
     }
   }
-  CHECK(library_files > 0);
+  CHECK(checked > 0);
+}
+
+TEST_CASE("layers: no two pairs of header and source include each other") {
+  std::map<std::string, std::set<std::string>> includes;
+  for (const fs::path& file : library_files({".h", ".cpp"})) {
+    includes[file.generic_string()] = headers_included(read_file(tessera::testing::source_root() / file));
+  }
+  CHECK(!includes.empty());
+  for (const auto& [a, b] : mutual_includes(includes)) {
+    const std::string message = a + " and " + b + " include each other";
+    CHECK_MESSAGE(false, message);
+  }
+}
+
+TEST_CASE("layers: docs/architecture.md lists every folder of the library, in this order") {
+  const std::string page = read_file(tessera::testing::source_root() / "docs/architecture.md");
+  std::size_t last = 0;
+  for (const std::string& folder : kFolders) {
+    CAPTURE(folder);
+    const std::size_t at = page.find("| `" + folder + "/` |");
+    REQUIRE(at != std::string::npos);
+    CHECK(at > last);
+    last = at;
+  }
 }

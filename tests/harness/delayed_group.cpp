@@ -10,8 +10,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "tessera/mesh/backend_group.h"
-#include "tessera/mesh/thread_group.h"
+#include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/backends/thread_group.h"
 
 namespace tessera::testing {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 
 namespace tessera::testing {
 

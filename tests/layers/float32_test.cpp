@@ -11,7 +11,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/styles/layers/parallel_dim.h"
+#include "tessera/layers/parallel_dim.h"
 #include "tessera/tests/dtensor/relative.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"

@@ -1,4 +1,4 @@
-#include "tessera/styles/layers/init_type.h"
+#include "tessera/layers/init_type.h"
 
 #include <stdexcept>
 #include <string>

@@ -1,4 +1,4 @@
-#include "tessera/styles/layers/parallel_dim.h"
+#include "tessera/layers/parallel_dim.h"
 
 #include <stdexcept>
 #include <string>
@@ -14,9 +14,9 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/layers/parallel_attributes.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
-#include "tessera/styles/layers/parallel_attributes.h"
 #include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"

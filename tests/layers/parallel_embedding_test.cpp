@@ -1,4 +1,4 @@
-#include "tessera/styles/layers/parallel_embedding.h"
+#include "tessera/layers/parallel_embedding.h"
 
 #include <stdexcept>
 #include <string>
@@ -12,7 +12,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

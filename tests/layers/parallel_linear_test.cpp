@@ -1,4 +1,4 @@
-#include "tessera/styles/layers/parallel_linear.h"
+#include "tessera/layers/parallel_linear.h"
 
 #include <algorithm>
 #include <optional>
@@ -14,7 +14,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"

@@ -1,4 +1,4 @@
-#include "tessera/styles/layers/sharded_state_dict.h"
+#include "tessera/layers/sharded_state_dict.h"
 
 #include <map>
 #include <stdexcept>
@@ -9,9 +9,9 @@
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/collectives.h"
-#include "tessera/styles/layers/parallel_embedding.h"
-#include "tessera/styles/layers/parallel_linear.h"
+#include "tessera/layers/parallel_embedding.h"
+#include "tessera/layers/parallel_linear.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 

@@ -17,8 +17,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "tessera/mesh/backend_group.h"
-#include "tessera/mesh/collectives.h"
+#include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;

@@ -17,10 +17,10 @@
 #include <doctest/doctest.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "tessera/mesh/checked.h"
-#include "tessera/mesh/collectives.h"
-#include "tessera/mesh/comm_counter.h"
-#include "tessera/mesh/mismatch.h"
+#include "tessera/mesh/collectives/checked.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/mesh/core/mismatch.h"
 
 using namespace tessera;
 

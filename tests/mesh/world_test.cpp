@@ -15,8 +15,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "tessera/mesh/collectives.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/failure.h"
 

@@ -9,11 +9,11 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/mesh/checked.h"
+#include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/everyday/outcome.h"

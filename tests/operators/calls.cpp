@@ -8,7 +8,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/tests/operators/more_samples.h"
-#include "tessera/tests/ops_rules/samples.h"
+#include "tessera/tests/ops/rules/samples.h"
 
 namespace tessera::testing {
 namespace {

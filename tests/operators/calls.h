@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/tests/ops_rules/sample.h"
+#include "tessera/tests/ops/rules/sample.h"
 
 namespace tessera::testing {
 

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "tessera/tests/ops_rules/sample.h"
+#include "tessera/tests/ops/rules/sample.h"
 
 namespace tessera::testing {
 

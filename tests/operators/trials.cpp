@@ -12,7 +12,7 @@
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/in_process.h"
-#include "tessera/tests/ops_rules/pieces.h"
+#include "tessera/tests/ops/rules/pieces.h"
 
 namespace tessera::testing {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
-#include "tessera/tests/ops_rules/sample.h"
+#include "tessera/tests/ops/rules/sample.h"
 
 namespace tessera::testing {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tessera/tests/operators/trials.h"
-#include "tessera/tests/ops_rules/sample.h"
+#include "tessera/tests/ops/rules/sample.h"
 
 namespace tessera::testing {
 

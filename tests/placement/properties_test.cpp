@@ -9,7 +9,7 @@
 #include "tessera/placement/exchange.h"
 #include "tessera/placement/layout.h"
 #include "tessera/placement/plan.h"
-#include "tessera/placement/plan_redistribute.h"
+#include "tessera/placement/planner/plan_redistribute.h"
 #include "tessera/tests/placement/any_layout.h"
 
 using namespace tessera;

@@ -26,8 +26,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/script_module.h"

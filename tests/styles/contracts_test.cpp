@@ -11,9 +11,9 @@
 #include <doctest/doctest.h>
 #include <torch/nn/modules/embedding.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/placement/layout.h"
 #include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"

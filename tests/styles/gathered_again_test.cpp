@@ -12,7 +12,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"

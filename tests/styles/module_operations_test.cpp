@@ -19,8 +19,8 @@
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/optim/sgd.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/tensor.h"
 #include "tessera/styles/clone.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"

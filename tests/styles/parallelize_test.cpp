@@ -16,8 +16,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
+#include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/tensor.h"
 #include "tessera/styles/describe.h"
 #include "tessera/styles/distribute_module.h"
 #include "tessera/styles/parallelize.h"

@@ -16,14 +16,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/deferred/sharded_init.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/dtensor/sharded_init.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/distribute_module.h"
 #include "tessera/tests/dtensor/values.h"
-#include "tessera/tests/ops_rules/pieces.h"
+#include "tessera/tests/ops/rules/pieces.h"
 #include "tessera/tests/styles/fake_mesh.h"
 
 namespace {

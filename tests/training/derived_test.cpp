@@ -12,10 +12,10 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/dispatch/explain_op.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/explain_op.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/styles/blocks.h"

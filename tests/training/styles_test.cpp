@@ -8,7 +8,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"

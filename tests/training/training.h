@@ -10,7 +10,7 @@
 #include <torch/optim/sgd.h>
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/region.h"
+#include "tessera/dtensor/redistribute/region.h"
 #include "tessera/placement/layout.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"

@@ -13,12 +13,12 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/modes.h"
-#include "tessera/mesh/comm_counter.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/parallelize.h"
-#include "tessera/tests/init/peak_memory.h"
+#include "tessera/tests/dtensor/deferred/peak_memory.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
 #include "tessera/tests/training/data_placement.h"

@@ -1,0 +1,285 @@
+#include "tessera/dtensor/core/wrapper.h"
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+namespace tessera::detail {
+namespace {
+
+// The error of a read by a pointer. LibTorch's operator<< reads so too, as many elements as the whole tensor has, behind operators that
+// everybody calls: no kernel can tell that it prints, and the whole would need a collective that this rank alone may enter.
+constexpr const char* kNoMemory =
+    "a DTensor has no memory of its own, which printing (std::cout << t), accessor() and data_ptr() read: print "
+    "tessera::to_string(t) for the layout and to_local(t) for this rank's piece, or full_tensor(t), which every rank "
+    "calls, for the whole value; read those in the place of t";
+constexpr const char* kNoStorage =
+    "a DTensor has no storage of its own, which storage() and torch::save read: call to_local(t) for this rank's piece or "
+    "full_tensor(t) for the whole value; in the place of torch::save and torch::load, save_weights and load_weights of "
+    "a module (tessera/dtensor/io/weights.h), save_optimizer and load_optimizer of an optimizer "
+    "(tessera/dtensor/io/optimizer_state.h)";
+
+constexpr c10::DispatchKeySet kKeys({kDTensorKey, kAutogradDTensorKey, c10::DispatchKey::ADInplaceOrView});
+constexpr c10::DispatchKeySet kCpuKeys = kKeys.add(c10::DispatchKey::AutocastCPU);
+constexpr c10::DispatchKeySet kCudaKeys = kKeys.add(c10::DispatchKey::AutocastCUDA);
+
+}  // namespace
+
+c10::DispatchKeySet keys_on(const c10::Device& device) { return device.is_cuda() ? kCudaKeys : kCpuKeys; }
+
+std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> meta) {
+  return std::make_unique<c10::ExtraMeta>(nullptr, nullptr, std::move(meta), kNoMemory, kNoStorage);
+}
+
+void Meta::clear() {
+  spec.reset();
+  local_.reset();
+  contract.reset();
+  if (own_writes_.enabled()) own_writes_ = c10::VariableVersion();
+  if (copy.made_by != nullptr) copy = {};
+}
+
+// The wrappers that this thread has no use for now, by their layouts. Tensors may be freed after it: then nothing is kept.
+class SpareWrappers {
+ public:
+  SpareWrappers() { place().here = this; }
+  ~SpareWrappers() {
+    place() = {.here = nullptr, .gone = true};
+    for (Bucket& bucket : buckets_) {
+      while (bucket.count > 0) Wrapper::destroy(bucket.items[--bucket.count]);
+    }
+  }
+  SpareWrappers(const SpareWrappers&) = delete;
+  SpareWrappers& operator=(const SpareWrappers&) = delete;
+  // nullptr: none is kept.
+  static Wrapper* take(const Spec& spec) {
+    SpareWrappers* const mine = of_this_thread();
+    if (mine == nullptr) return nullptr;
+    Bucket& bucket = mine->bucket(&spec);
+    return bucket.count == 0 ? nullptr : bucket.items[--bucket.count];
+  }
+  // False: it is the caller's to free.
+  static bool give(Wrapper* wrapper) {
+    const Meta* const meta = wrapper->meta();
+    SpareWrappers* const mine = of_this_thread();
+    if (mine == nullptr || meta == nullptr) return false;
+    Bucket& bucket = mine->bucket(meta->spec.get());
+    // What the wrapper holds may be the last to hold others, which come by here.
+    if (bucket.count == bucket.items.size() || !wrapper->clear() || bucket.count == bucket.items.size()) return false;
+    bucket.items[bucket.count++] = wrapper;
+    return true;
+  }
+
+ private:
+  struct Bucket {
+    std::array<Wrapper*, 128> items{};  // a foreach of a hundred results drops a hundred at once
+    std::size_t count = 0;
+  };
+  struct Place {
+    SpareWrappers* here = nullptr;
+    bool gone = false;
+  };
+  // Found by an offset in the thread's storage, where a thread_local of a shared library is found by a call: 16 bytes of what the loader
+  // has to spare for those that are opened late.
+  static Place& place() {
+    [[gnu::tls_model("initial-exec")]] static constinit thread_local Place value;
+    return value;
+  }
+  static SpareWrappers* of_this_thread() {
+#ifdef __SANITIZE_ADDRESS__
+    return nullptr;  // a use after the end is to be seen
+#endif
+    const Place& mine = place();
+    return mine.here != nullptr || mine.gone ? mine.here : make();
+  }
+  [[gnu::noinline]] static SpareWrappers* make() {
+    static thread_local SpareWrappers spares;
+    return &spares;
+  }
+  Bucket& bucket(const Spec* spec) { return buckets_[(reinterpret_cast<std::uintptr_t>(spec) / 64) % buckets_.size()]; }
+
+  std::array<Bucket, 16> buckets_;
+};
+
+Wrapper::Wrapper(const Spec& spec, const c10::Device& device)
+    : TensorImpl(keys_on(device), c10::scalarTypeToTypeMeta(spec.dtype), device) {
+  set_sizes_and_strides(spec.sizes, spec.strides);
+  set_storage_access_should_throw();
+}
+
+Meta* Wrapper::meta() const { return extra_meta_ ? static_cast<Meta*>(extra_meta_->backend_meta_.get()) : nullptr; }
+
+inline void Wrapper::set_meta(at::Tensor&& local, SpecPtr&& spec) {
+  if (Meta* const kept = meta()) {
+    kept->fill(std::move(local), std::move(spec));
+    return;
+  }
+  auto made = c10::make_intrusive<Meta>(std::move(local), std::move(spec));
+  if (extra_meta_) {
+    extra_meta_->backend_meta_ = std::move(made);
+  } else {
+    extra_meta_ = extra_of(std::move(made));
+  }
+}
+
+void Wrapper::release_resources() {
+  extra_meta_.reset();
+  TensorImpl::release_resources();
+}
+
+void Wrapper::destroy(Wrapper* wrapper) {
+  wrapper->~Wrapper();
+  ::operator delete(wrapper);
+}
+
+void Wrapper::operator delete(Wrapper* wrapper, std::destroying_delete_t) {
+  if (!SpareWrappers::give(wrapper)) destroy(wrapper);
+}
+
+bool Wrapper::clear() {
+  if (is_wrapped_number_ || storage_offset_ != 0 || !storage_access_should_throw_ || has_symbolic_sizes_strides_ ||
+      extra_meta_->named_tensor_meta_ || extra_meta_->symbolic_shape_meta_ || pyobj_slot_.load_pyobj() != nullptr) {
+    return false;
+  }
+  set_autograd_meta(nullptr);
+  if (own_.meta) {
+    extra_meta_->backend_meta_ = std::move(own_.meta);
+  } else if (!extra_meta_->backend_meta_.is_uniquely_owned() || meta()->was_pending()) {
+    extra_meta_->backend_meta_.reset();
+  } else {
+    meta()->clear();
+  }
+  if (own_.version.enabled()) version_counter_ = std::exchange(own_.version, c10::VariableVersion());
+  if (!version_counter_.unique() || !version_counter_.enabled()) {
+    version_counter_ = c10::VariableVersion();
+  } else if (version_counter_.current_version() != 0) {
+    version_counter_.set_version(0);
+  }
+  return true;
+}
+
+void Wrapper::reuse(const Spec& spec, const c10::Device& device) {
+  const c10::DispatchKeySet keys = keys_on(device);
+  key_set_ = c10::InferenceMode::is_enabled() ? keys - c10::autograd_dispatch_keyset_with_ADInplaceOrView : keys;
+  data_type_ = c10::scalarTypeToTypeMeta(spec.dtype);
+  device_opt_ = device;
+  allow_tensor_metadata_change_ = true;
+  if (!lies_as(spec)) set_sizes_and_strides(spec.sizes, spec.strides);
+}
+
+bool Wrapper::lies_as(const Spec& spec) const {
+  const std::size_t dims = spec.sizes.size();
+  if (sizes_and_strides_.size() != dims) return false;
+  const int64_t* const sizes = sizes_and_strides_.sizes_data();
+  const int64_t* const strides = sizes_and_strides_.strides_data();
+  for (std::size_t i = 0; i < dims; ++i) {
+    if (sizes[i] != spec.sizes[i] || strides[i] != spec.strides[i]) return false;
+  }
+  return true;
+}
+
+Wrapper* Wrapper::make_bare(const Spec& spec, const c10::Device& device) {
+  Wrapper* const spare = SpareWrappers::take(spec);
+  if (spare == nullptr) return ::new Wrapper(spec, device);
+  spare->reuse(spec, device);
+  return spare;
+}
+
+at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
+  Wrapper* const made = Wrapper::make_bare(*spec, local.device());
+  auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
+  if (normal_in_inference) made->key_set_ = keys_on(*made->device_opt_);
+  if (made->is_inference_tensor()) {
+    made->version_counter_ = c10::VariableVersion();
+  } else if (!made->version_counter_.enabled()) {
+    made->version_counter_ = c10::VariableVersion(0);
+  }
+  made->set_meta(std::move(local), std::move(spec));
+  return at::Tensor(std::move(out));
+}
+
+at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed) {
+  const c10::VariableVersion& version = viewed.unsafeGetTensorImpl()->version_counter();
+  Wrapper* const made = Wrapper::make_bare(*spec, local.device());
+  auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
+  if (made->is_inference_tensor()) {
+    made->version_counter_ = c10::VariableVersion();
+  } else if (version.enabled()) {
+    made->version_counter_ = version;  // not one of its own, which LibTorch would replace by this
+  } else if (!made->version_counter_.enabled()) {
+    made->version_counter_ = c10::VariableVersion(0);
+  }
+  made->set_meta(std::move(local), std::move(spec));
+  made->meta()->share_writes(detail::meta(viewed).writes());
+  return at::Tensor(std::move(out));
+}
+
+c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                                     bool allow_metadata_change) const {
+  const bool plain = !is_wrapped_number_ && storage_offset_ == 0 && !extra_meta_->named_tensor_meta_ &&
+                     !extra_meta_->symbolic_shape_meta_ && c10::impl::TorchDispatchModeTLS::stack_len() == 0;
+  if (!plain) return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
+  const Spec& spec = *meta()->spec;
+  Wrapper* const made = make_bare(spec, *device_opt_);
+  auto out = c10::intrusive_ptr<TensorImpl>::unsafe_steal_from_new(made);
+  if (made->extra_meta_) {
+    made->own_ = {.meta = std::move(made->extra_meta_->backend_meta_), .version = std::move(made->version_counter_)};
+    made->extra_meta_->backend_meta_ = extra_meta_->backend_meta_;
+  } else {
+    made->extra_meta_ = extra_of(extra_meta_->backend_meta_);
+  }
+  made->key_set_ = key_set_;
+  made->version_counter_ = made->is_inference() ? c10::VariableVersion() : std::move(version);
+  made->allow_tensor_metadata_change_ = allow_metadata_change;
+  return out;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                                     bool allow_metadata_change) const {
+  return shallow_copy_and_detach(c10::VariableVersion(version), allow_metadata_change);
+}
+
+namespace {
+
+// Reaches the protected members that an in-place conversion must change.
+struct Access : c10::TensorImpl {
+  static void set_keys(c10::TensorImpl& impl, c10::DispatchKeySet keys) { impl.*(&Access::key_set_) = keys; }
+  static void set_extra(c10::TensorImpl& impl, std::unique_ptr<c10::ExtraMeta> extra) {
+    impl.*(&Access::extra_meta_) = std::move(extra);
+  }
+  static void drop_storage(c10::TensorImpl& impl) { impl.*(&Access::storage_) = c10::Storage(); }
+  static void set_device(c10::TensorImpl& impl, const c10::Device& device) { impl.*(&Access::device_opt_) = device; }
+};
+
+}  // namespace
+
+at::Tensor wrap(std::shared_ptr<PendingPieces> pending, std::size_t item, SpecPtr spec) {
+  const c10::Device device = spec->mesh.device();
+  const Spec& of = *spec;
+  auto impl = c10::make_intrusive<c10::TensorImpl>(keys_on(device), c10::scalarTypeToTypeMeta(of.dtype), device);
+  impl->set_sizes_and_strides(of.sizes, of.strides);
+  impl->set_storage_access_should_throw();
+  Access::set_extra(*impl, extra_of(c10::make_intrusive<Meta>(std::move(pending), item, std::move(spec))));
+  return at::Tensor(std::move(impl));
+}
+
+void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
+  c10::TensorImpl& impl = *plain.unsafeGetTensorImpl();
+  Access::set_keys(impl, keys_on(local.device()));
+  Access::set_device(impl, local.device());
+  impl.set_sizes_and_strides(spec->sizes, spec->strides);
+  Access::drop_storage(impl);
+  impl.set_storage_access_should_throw();
+  Access::set_extra(impl, extra_of(c10::make_intrusive<Meta>(std::move(local), std::move(spec))));
+}
+
+void convert_in_place(const at::Tensor& dtensor, const at::Tensor& like) {
+  c10::TensorImpl& impl = *dtensor.unsafeGetTensorImpl();
+  impl.set_sizes_and_strides(like.sizes(), like.strides());
+  impl.set_backend_meta(like.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
+}
+
+}  // namespace tessera::detail

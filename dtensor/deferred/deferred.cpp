@@ -1,0 +1,274 @@
+#include "tessera/dtensor/deferred/deferred.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <tuple>
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
+
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/core/tensor_lists.h"
+
+namespace tessera::detail {
+namespace {
+
+using torch::jit::Stack;
+
+// That of this thread's Recording.
+thread_local std::shared_ptr<Tape> recording;
+
+constexpr const char* kNoMemory =
+    "this tensor was made under ShardedInit and has no memory yet: fill it by operators (normal_, fill_, copy_), not by its "
+    "data pointer; or make it before the guard, or after its scope, e.g. torch::tensor of a std::vector";
+
+// Of a storage: whether reading its data pointer throws. LibTorch sets it and has no way back.
+bool& throws(c10::StorageImpl& storage);
+template <bool c10::StorageImpl::*Flag>
+struct Reach {
+  friend bool& throws(c10::StorageImpl& storage) { return storage.*Flag; }
+};
+template struct Reach<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+struct DeferredMeta final : c10::BackendMeta {
+  explicit DeferredMeta(std::shared_ptr<Tape> t) : tape(std::move(t)) {}
+  c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
+    return self;
+  }
+  const std::shared_ptr<Tape> tape;
+};
+
+// Reaches the protected member that marks a tensor.
+struct Access : c10::TensorImpl {
+  static void defer(c10::TensorImpl& impl) {
+    impl.*(&Access::key_set_) = impl.key_set().add(c10::DispatchKey::DeferredInit);
+  }
+};
+
+const std::shared_ptr<Tape>& shared_tape(const at::Tensor& deferred) {
+  return static_cast<DeferredMeta*>(deferred.unsafeGetTensorImpl()->get_backend_meta())->tape;
+}
+
+void mark(const at::Tensor& t, const std::shared_ptr<Tape>& tape) {
+  c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
+  Access::defer(impl);
+  if (impl.get_backend_meta() == nullptr) impl.set_backend_meta(c10::make_intrusive<DeferredMeta>(tape));
+  impl.unsafe_storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
+}
+
+// Calls `see` with every tensor among the arguments.
+void each_tensor_of(c10::ArrayRef<at::IValue> args, c10::function_ref<void(const at::Tensor&)> see) {
+  for (const at::IValue& value : args) {
+    each_tensor(value, [&](const at::Tensor& t, std::size_t) { see(t); });
+  }
+}
+
+// While one lives, LibTorch's kernels may compare the arguments' data pointers, which are null.
+class Comparable {
+ public:
+  explicit Comparable(c10::ArrayRef<at::IValue> args) {
+    each_tensor_of(args, [&](const at::Tensor& t) {
+      if (!is_deferred(t)) return;
+      storages_.push_back(t.unsafeGetTensorImpl()->unsafe_storage());
+      throws(*storages_.back().unsafeGetStorageImpl()) = false;
+    });
+  }
+  ~Comparable() {
+    for (const c10::Storage& storage : storages_) throws(*storage.unsafeGetStorageImpl()) = true;
+  }
+  Comparable(const Comparable&) = delete;
+  Comparable& operator=(const Comparable&) = delete;
+
+ private:
+  std::vector<c10::Storage> storages_;
+};
+
+const at::IValue* find(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args, const char* name) {
+  const auto at = op.schema().argumentIndexWithName(name);
+  return at ? &args[static_cast<std::size_t>(*at)] : nullptr;
+}
+
+// Whether the operator makes a tensor of sizes and options alone, which is to be recorded.
+bool makes(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
+  const at::IValue* const device = find(op, args, "device");
+  if (device == nullptr || (device->isDevice() && device->toDevice().is_meta())) return false;
+  const at::IValue* const layout = find(op, args, "layout");
+  if (layout != nullptr && layout->isInt() && layout->toLayout() != at::kStrided) return false;
+  bool any = false;
+  each_tensor_of(args, [&](const at::Tensor& t) { any |= t.defined(); });
+  return !any;
+}
+
+// The arguments as the meta device takes them.
+void to_meta(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> given, Stack& stack) {
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const std::string& name = op.schema().arguments()[i].name();
+    at::IValue& value = stack[stack.size() - given.size() + i];
+    if (name == "device" || value.isDevice()) value = c10::Device(c10::kMeta);
+    if (name == "pin_memory" || value.isGenerator()) value = at::IValue();
+  }
+}
+
+std::vector<at::Tensor> results_of(const c10::OperatorHandle& op, Stack& stack) {
+  std::vector<at::Tensor> out;
+  each_tensor_of(torch::jit::last(stack, op.schema().returns().size()), [&](const at::Tensor& t) { out.push_back(t); });
+  return out;
+}
+
+// A call as it will be repeated; its results are added when they are known.
+Recorded read(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args, Tape& tape) {
+  Recorded call{.op = op,
+                .args = Stack(args.begin(), args.end()),
+                .inputs = {},
+                .plain = {},
+                .results = {},
+                .touched = {},
+                .draw = {}};
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    const auto* const alias = op.schema().arguments()[i].alias_info();
+    const bool writes = alias != nullptr && alias->isWrite();
+    replace_tensors(call.args[i], [&](const at::Tensor& t, std::size_t index) {
+      if (!is_deferred(t)) {
+        if (t.defined() && !t.is_inference())
+          call.plain.push_back({.tensor = t, .version = static_cast<uint32_t>(t._version())});
+        return t;
+      }
+      call.inputs.push_back({.arg = i, .index = index, .elements = Elements(t)});
+      if (writes) call.touched.push_back(call.inputs.back().elements.memory());
+      return at::Tensor();
+    });
+  }
+  if (!op.hasTag(at::Tag::nondeterministic_seeded)) return call;
+  std::optional<at::Generator> user;
+  for (at::IValue& value : call.args) {
+    if (!value.isGenerator()) continue;
+    user = value.toGenerator();
+    value = at::IValue();
+  }
+  call.draw = next_draw(*tape.world, user);
+  return call;
+}
+
+bool records(const c10::FunctionSchema& schema) {
+  if (schema.is_mutable()) return true;
+  return std::ranges::any_of(schema.returns(), [](const c10::Argument& result) {
+    return result.type()->kind() == c10::TypeKind::TensorType || result.type()->kind() == c10::TypeKind::ListType;
+  });
+}
+
+// An operator that only asks something: what needs values cannot be told.
+void ask(const c10::OperatorHandle& op, Stack& stack) {
+  try {
+    op.callBoxed(stack);
+  } catch (const c10::Error& error) {
+    throw std::invalid_argument(
+        fmt::format("{}: a tensor that was made under ShardedInit has no values yet, and one is asked for ({}); {}",
+                    op.schema().name(), error.what_without_backtrace(), deferred_way_out()));
+  }
+}
+
+// LibTorch's formulas of backward fill in zeros of their own.
+bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+// What would have to be computed now can not.
+void refuse_values(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
+  each_tensor_of(args, [&](const at::Tensor& t) {
+    if (!is_dtensor(t)) return;
+    throw std::invalid_argument(
+        fmt::format("{}: a DTensor, {}, meets a tensor that was made under ShardedInit and has no values yet; {}",
+                    op.schema().name(), to_string(*meta(t).spec), deferred_way_out()));
+  });
+}
+
+// Some factories have no kernel for meta tensors: what they make tells its sizes, and is forgotten.
+void call_on_meta(const c10::OperatorHandle& op, const Recorded& call, Stack& stack) {
+  const Stack given = stack;
+  try {
+    op.callBoxed(stack);
+  } catch (const c10::NotImplementedError&) {
+    if (!call.inputs.empty()) throw;
+    stack = call.args;
+    op.callBoxed(stack);
+    const at::Tensor made = stack.at(0).toTensor();
+    stack.assign(given.begin(), given.end() - static_cast<std::ptrdiff_t>(call.args.size()));
+    stack.emplace_back(at::empty_strided(made.sizes(), made.strides(), made.options().device(c10::kMeta)));
+  }
+}
+
+void record(const c10::OperatorHandle& op, const std::shared_ptr<Tape>& tape, Stack& stack) {
+  const c10::ArrayRef<at::IValue> args = torch::jit::last(stack, op.schema().arguments().size());
+  Recorded call = read(op, args, *tape);
+  to_meta(op, args, stack);
+  call_on_meta(op, call, stack);
+  for (const at::Tensor& t : results_of(op, stack)) {
+    if (!t.defined()) {
+      call.results.emplace_back();
+      continue;
+    }
+    if (!t.is_meta()) {
+      throw std::invalid_argument(fmt::format("{} under ShardedInit: gives a tensor with values from one that has none; {}",
+                                              op.schema().name(), deferred_way_out()));
+    }
+    mark(t, tape);
+    call.results.emplace_back(t);
+    call.touched.push_back(call.results.back()->memory());
+  }
+  tape->calls.push_back(std::move(call));
+}
+
+void defer(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  const NotRecording below;
+  const c10::ArrayRef<at::IValue> args = torch::jit::last(*stack, op.schema().arguments().size());
+  at::Tensor deferred;
+  each_tensor_of(args, [&](const at::Tensor& t) {
+    if (!is_deferred(t)) return;
+    if (deferred.defined() && shared_tape(t) != shared_tape(deferred)) {
+      throw std::invalid_argument(fmt::format(
+          "{}: two tensors without values yet, made under two ShardedInit guards, and each guard records on its own; "
+          "make both under one",
+          op.schema().name()));
+    }
+    deferred = t;
+  });
+  if (!deferred.defined() && (recording == nullptr || in_backward() || !makes(op, args))) return op.callBoxed(*stack);
+  const Comparable pointers(args);
+  if (!records(op.schema())) return ask(op, *stack);
+  if (recording == nullptr) refuse_deferred(op.schema().name(), deferred);
+  refuse_values(op, args);
+  record(op, deferred.defined() ? shared_tape(deferred) : recording, *stack);
+}
+
+TORCH_LIBRARY_IMPL(_, DeferredInit, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&defer>()); }
+
+}  // namespace
+
+Elements::Elements(const at::Tensor& t)
+    : storage(t.unsafeGetTensorImpl()->unsafe_storage()),
+      offset(t.storage_offset()),
+      sizes(t.sizes().vec()),
+      strides(t.strides().vec()),
+      dtype(t.scalar_type()),
+      conjugate(t.is_conj()),
+      negative(t.is_neg()) {}
+
+int64_t Elements::numel() const { return c10::multiply_integers(sizes); }
+
+bool operator<(const Elements& a, const Elements& b) {
+  const auto all = [](const Elements& e) { return std::tuple(e.memory(), e.offset, e.dtype, e.conjugate, e.negative); };
+  return std::tie(a.sizes, a.strides) != std::tie(b.sizes, b.strides)
+             ? std::tie(a.sizes, a.strides) < std::tie(b.sizes, b.strides)
+             : all(a) < all(b);
+}
+
+const Tape& tape_of(const at::Tensor& deferred) { return *shared_tape(deferred); }
+
+Recording::Recording(std::shared_ptr<World> world) : previous_(recording), include_(c10::DispatchKey::DeferredInit) {
+  if (recording == nullptr) recording = std::make_shared<Tape>(Tape{.world = std::move(world), .calls = {}});
+}
+Recording::~Recording() { recording = std::move(previous_); }
+
+}  // namespace tessera::detail

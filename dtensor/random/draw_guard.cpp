@@ -1,0 +1,28 @@
+#include "tessera/dtensor/random/draw_guard.h"
+
+#include <ATen/Context.h>
+
+namespace tessera::detail {
+namespace {
+
+// Held by who draws: LibTorch's default generators are the process's, and several ranks may be its threads.
+std::recursive_mutex& drawing() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
+}  // namespace
+
+DrawGuard::DrawGuard(const c10::Device& device, DrawKey key)
+    : drawing_(drawing()), generator_(at::globalContext().defaultGenerator(device)) {
+  const std::lock_guard lock(generator_.mutex());
+  saved_ = generator_.get_state();
+  generator_.set_current_seed(seed_of(key));
+}
+
+DrawGuard::~DrawGuard() {
+  const std::lock_guard lock(generator_.mutex());
+  generator_.set_state(saved_);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,46 @@
+#include "tessera/dtensor/redistribute/local_step.h"
+
+#include <ATen/ops/full.h>
+
+#include "tessera/mesh/core/wire.h"
+
+namespace tessera {
+
+LocalStep::LocalStep(const Place& at)
+    : slice_(Region::within(at.source(), intersect(at.source(), at.target()))), sizes_(shape_of(at.target())) {
+  for (std::size_t i = 0; i < at.mesh_shape.size(); ++i) {
+    const Placement& from = at.step.from[i];
+    const Placement& to = at.step.to[i];
+    if (from == to && from.is_partial() && !from.reduction().slope(1)) pending_ = from.reduction_ptr();
+    if (from == to || !to.is_partial()) continue;
+    if (from.is_partial()) {  // value = slope * sum of pieces, in both
+      scale_ *= from.reduction().slope(at.mesh_shape[i]).value() / to.reduction().slope(at.mesh_shape[i]).value();
+      continue;
+    }
+    (from.is_shard() ? embedded_ : formed_)
+        .push_back({.reduction = to.reduction_ptr(), .coordinate = at.coordinate[i], .ranks = at.mesh_shape[i]});
+  }
+  if (embedded_.empty() && formed_.empty()) pending_ = nullptr;
+  if (!embedded_.empty()) inside_ = Region::within(at.target(), intersect(at.source(), at.target()));
+}
+
+at::Tensor LocalStep::run(const at::Tensor& piece) const {
+  // A slice keeps the piece's order in memory.
+  at::Tensor out = slice_.is_box() ? slice_.read(piece) : slice_.read(row_major(piece));
+  if (pending_) out = pending_->from_terms(pending_->to_term(out), 1).to(out.scalar_type());
+  if (scale_ != 1) out = out.mul(scale_);
+  if (!embedded_.empty()) out = embed(row_major(out));
+  for (const Forming& each : formed_) out = each.reduction->spread(out, each.coordinate, each.ranks);
+  return out;
+}
+
+// The piece of the only rank that has these elements, among neutral ones.
+at::Tensor LocalStep::embed(const at::Tensor& piece) const {
+  at::Tensor only = piece;
+  for (const Forming& each : embedded_) only = each.reduction->only_piece(only, each.ranks);
+  at::Tensor out = at::full(sizes_, embedded_[0].reduction->neutral(piece.scalar_type()), piece.options());
+  inside_->unpack(row_major(only), 0, out);
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,200 @@
+#include "tessera/dtensor/redistribute/region.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <ATen/ops/empty.h>
+
+#include "tessera/mesh/core/reused_memory.h"
+#include "tessera/mesh/core/wire.h"
+
+namespace tessera {
+namespace {
+
+// Below this many bytes an ATen copy costs more to start than to do.
+constexpr int64_t kSmallCopy = 64 << 10;
+
+template <typename Byte>
+struct Side {
+  Byte* data;
+  const int64_t* strides;  // in elements
+};
+
+// Element by element of the outer dimensions, whole runs of the innermost.
+void copy_small(const Side<char>& to, const Side<const char>& from, const int64_t* sizes, std::size_t dims, int64_t width) {
+  if (dims == 0) {
+    std::memcpy(to.data, from.data, static_cast<std::size_t>(width));
+    return;
+  }
+  if (dims == 1 && to.strides[0] == 1 && from.strides[0] == 1) {
+    std::memcpy(to.data, from.data, static_cast<std::size_t>(width * sizes[0]));
+    return;
+  }
+  for (int64_t i = 0; i < sizes[0]; ++i) {
+    copy_small({.data = to.data + i * to.strides[0] * width, .strides = to.strides + 1},
+               {.data = from.data + i * from.strides[0] * width, .strides = from.strides + 1}, sizes + 1, dims - 1, width);
+  }
+}
+
+// Drops dimensions of size 1 and joins those that are one in both memories.
+void simplify(std::vector<int64_t>& sizes, std::vector<int64_t>& a, std::vector<int64_t>& b) {
+  std::size_t kept = 0;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 1) continue;
+    const bool joins = kept > 0 && a[kept - 1] == a[d] * sizes[d] && b[kept - 1] == b[d] * sizes[d];
+    if (joins) {
+      sizes[kept - 1] *= sizes[d];
+      a[kept - 1] = a[d];
+      b[kept - 1] = b[d];
+    } else {
+      sizes[kept] = sizes[d];
+      a[kept] = a[d];
+      b[kept] = b[d];
+      ++kept;
+    }
+  }
+  sizes.resize(kept);
+  a.resize(kept);
+  b.resize(kept);
+}
+
+void copy_strided(const at::Tensor& to, int64_t to_offset, const std::vector<int64_t>& to_strides, const at::Tensor& from,
+                  int64_t from_offset, const std::vector<int64_t>& from_strides, const std::vector<int64_t>& sizes) {
+  int64_t bytes = to.element_size();
+  for (const int64_t size : sizes) bytes *= size;
+  if (to.is_cpu() && from.is_cpu() && bytes <= kSmallCopy) {
+    const int64_t width = to.element_size();
+    char* const there = static_cast<char*>(to.mutable_data_ptr()) + to_offset * width;
+    const char* const here = static_cast<const char*>(from.const_data_ptr()) + from_offset * width;
+    copy_small({.data = there, .strides = to_strides.data()}, {.data = here, .strides = from_strides.data()}, sizes.data(),
+               sizes.size(), width);
+    return;
+  }
+  to.as_strided(sizes, to_strides, to.storage_offset() + to_offset)
+      .copy_(from.as_strided(sizes, from_strides, from.storage_offset() + from_offset));
+}
+
+}  // namespace
+
+Region::Region(const Tile& positions, const std::vector<int64_t>& tensor_sizes) {
+  std::vector<std::vector<Runs>> runs;
+  for (const Intervals& each : positions) {
+    sizes_.push_back(count(each));
+    numel_ *= sizes_.back();
+    box_ &= each.size() <= 1;
+    begins_.push_back(each.empty() ? 0 : each.front().begin);
+    runs.push_back(runs_of(each));
+  }
+  if (numel_ > 0) make_blocks(runs, tensor_sizes);
+  find_offset(positions, tensor_sizes);
+}
+
+Region Region::within(const Tile& whole, const Tile& part) {
+  Tile places;
+  for (std::size_t d = 0; d < whole.size(); ++d) places.push_back(positions(whole[d], part[d]));
+  return Region(places, shape_of(whole));
+}
+
+std::vector<Region::Runs> Region::runs_of(const Intervals& positions) {
+  std::vector<Runs> out;
+  int64_t packed = 0;
+  for (const Interval& next : positions) {
+    bool joins = !out.empty() && out.back().length == next.size();
+    if (joins && out.back().count > 1) joins = next.begin == out.back().begin + out.back().count * out.back().stride;
+    if (joins) {
+      if (out.back().count == 1) out.back().stride = next.begin - out.back().begin;
+      ++out.back().count;
+    } else {
+      out.push_back({.begin = next.begin, .length = next.size(), .count = 1, .stride = next.size(), .packed = packed});
+    }
+    packed += next.size();
+  }
+  return out;
+}
+
+void Region::make_blocks(const std::vector<std::vector<Runs>>& runs, const std::vector<int64_t>& tensor_sizes) {
+  std::vector<Block> blocks(1);
+  int64_t tensor_stride = 1;
+  int64_t packed_stride = 1;
+  // From the innermost dimension outwards; each prepends its runs.
+  for (std::size_t d = runs.size(); d-- > 0;) {
+    std::vector<Block> wider;
+    for (const Block& inner : blocks) {
+      for (const Runs& r : runs[d]) {
+        Block block = inner;
+        const auto prepend = [&](int64_t size, int64_t in_tensor, int64_t in_packed) {
+          block.sizes.insert(block.sizes.begin(), size);
+          block.tensor_strides.insert(block.tensor_strides.begin(), in_tensor);
+          block.packed_strides.insert(block.packed_strides.begin(), in_packed);
+        };
+        prepend(r.length, tensor_stride, packed_stride);
+        if (r.count > 1) prepend(r.count, r.stride * tensor_stride, r.length * packed_stride);
+        block.tensor_offset += r.begin * tensor_stride;
+        block.packed_offset += r.packed * packed_stride;
+        wider.push_back(std::move(block));
+      }
+    }
+    blocks = std::move(wider);
+    tensor_stride *= tensor_sizes[d];
+    packed_stride *= sizes_[d];
+  }
+  for (Block& block : blocks) simplify(block.sizes, block.tensor_strides, block.packed_strides);
+  blocks_ = std::move(blocks);
+}
+
+void Region::find_offset(const Tile& positions, const std::vector<int64_t>& tensor_sizes) {
+  int64_t offset = 0;
+  int64_t stride = 1;
+  bool one_row = false;  // outside a dimension that is not whole there may be one row only
+  for (std::size_t d = positions.size(); d-- > 0;) {
+    if (numel_ > 0 && (positions[d].size() != 1 || (one_row && sizes_[d] != 1))) return;
+    offset += begins_[d] * stride;
+    stride *= tensor_sizes[d];
+    one_row |= sizes_[d] != tensor_sizes[d];
+  }
+  flat_offset_ = numel_ > 0 ? offset : 0;
+}
+
+void Region::pack(const at::Tensor& tensor, const at::Tensor& packed, int64_t offset) const {
+  for (const Block& b : blocks_) {
+    copy_strided(packed, offset + b.packed_offset, b.packed_strides, tensor, b.tensor_offset, b.tensor_strides, b.sizes);
+  }
+}
+
+void Region::unpack(const at::Tensor& packed, int64_t offset, const at::Tensor& tensor) const {
+  for (const Block& b : blocks_) {
+    copy_strided(tensor, b.tensor_offset, b.tensor_strides, packed, offset + b.packed_offset, b.packed_strides, b.sizes);
+  }
+}
+
+void Region::copy(const at::Tensor& from, const Region& there, const at::Tensor& to) const {
+  if (numel_ == 0) return;
+  if (is_box() && there.is_box()) {
+    // The strides of a box are the tensor's own.
+    std::vector<int64_t> sizes = sizes_;
+    std::vector<int64_t> from_strides = from.strides().vec();
+    std::vector<int64_t> to_strides = to.strides().vec();
+    simplify(sizes, to_strides, from_strides);
+    copy_strided(to, there.blocks_[0].tensor_offset, to_strides, from, blocks_[0].tensor_offset, from_strides, sizes);
+    return;
+  }
+  there.unpack(read(from).contiguous(), 0, to);
+}
+
+at::Tensor Region::read(const at::Tensor& tensor) const {
+  if (tensor.sizes() == at::IntArrayRef(sizes_)) return tensor;
+  if (box_) {
+    int64_t offset = tensor.storage_offset();
+    for (std::size_t d = 0; d < sizes_.size(); ++d) offset += begins_[d] * tensor.stride(static_cast<int64_t>(d));
+    return as_view(tensor, sizes_, tensor.strides(), offset);
+  }
+  const at::Tensor out = at::empty(sizes_, tensor.options());
+  pack(tensor, out, 0);
+  return out;
+}
+
+at::Tensor unaliased(const at::Tensor& result, const at::Tensor& source) {
+  return result.is_alias_of(source) ? reused_copy(result) : result.contiguous();
+}
+
+}  // namespace tessera

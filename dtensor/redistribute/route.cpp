@@ -1,0 +1,194 @@
+#include "tessera/dtensor/redistribute/route.h"
+
+#include <bit>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "tessera/mesh/check_state.h"
+#include "tessera/placement/planner/plan_redistribute.h"
+
+namespace tessera {
+namespace {
+
+// What a route depends on.
+struct RouteKey {
+  RouteKey(const Spec& spec, const Placements& placements, const CostModel& cost_model)
+      : mesh(spec.mesh.id()),
+        dtype(spec.dtype),
+        sizes(spec.sizes),
+        from(spec.placements),
+        to(placements),
+        model(cost_model) {}
+
+  std::size_t hash() const {
+    std::size_t seed = mesh;
+    const auto mix = [&](std::size_t value) { seed = (seed ^ value) * 0x9e3779b97f4a7c15ULL; };
+    mix(static_cast<std::size_t>(dtype));
+    for (const int64_t size : sizes) mix(static_cast<std::size_t>(size));
+    for (const Placement& each : from) mix(each.hash());
+    for (const Placement& each : to) mix(each.hash());
+    for (const Link& link : model.links) {
+      mix(std::bit_cast<uint64_t>(link.microseconds));
+      mix(std::bit_cast<uint64_t>(link.bytes_per_microsecond));
+    }
+    return seed ^ (seed >> 32);
+  }
+
+  const uint64_t mesh;
+  const at::ScalarType dtype;
+  const std::vector<int64_t>& sizes;
+  const Placements& from;
+  const Placements& to;
+  const CostModel& model;
+};
+
+// Two halves: what is found in the older one moves to the newer; when that is full, it becomes the older, and the older goes. So the
+// routes in use stay, and no more than kMost are kept.
+class RouteCache {
+ public:
+  static constexpr std::size_t kMost = 1024;
+
+  RoutePtr find(const RouteKey& key) {
+    const std::size_t hash = key.hash();
+    const std::lock_guard lock(mutex_);
+    if (const auto found = find_in(newer_, key, hash); found != newer_.end()) return found->second.route;
+    const auto found = find_in(older_, key, hash);
+    if (found == older_.end()) return nullptr;
+    RoutePtr route = found->second.route;
+    auto node = older_.extract(found);
+    make_room();
+    newer_.insert(std::move(node));
+    return route;
+  }
+  void insert(const RouteKey& key, RoutePtr route) {
+    const std::lock_guard lock(mutex_);
+    make_room();
+    newer_.emplace(key.hash(), Entry{key.mesh, key.from, key.to, key.model, std::move(route)});
+  }
+
+ private:
+  struct Entry {
+    uint64_t mesh;
+    Placements from;
+    Placements to;
+    CostModel model;
+    RoutePtr route;  // knows the rest
+
+    bool is(const RouteKey& key) const {
+      return mesh == key.mesh && route->plan().dtype() == key.dtype && route->plan().shape() == key.sizes &&
+             from == key.from && to == key.to && model == key.model;
+    }
+  };
+  using Half = std::unordered_multimap<std::size_t, Entry>;
+
+  static Half::iterator find_in(Half& half, const RouteKey& key, std::size_t hash) {
+    for (auto [it, end] = half.equal_range(hash); it != end; ++it) {
+      if (it->second.is(key)) return it;
+    }
+    return half.end();
+  }
+  void make_room() {
+    if (newer_.size() < kMost / 2) return;
+    older_ = std::exchange(newer_, {});
+  }
+
+  std::mutex mutex_;
+  Half newer_, older_;
+};
+
+RouteCache& cache() {
+  static auto* const instance = new RouteCache();  // tensors may outlive static destruction
+  return *instance;
+}
+
+// A user's reduction that becomes pending says rightly how.
+void check_formed(const PlanStep& step, at::ScalarType dtype) {
+  for (std::size_t i = 0; i < step.to.size(); ++i) {
+    const Placement& to = step.to[i];
+    if (to == step.from[i] || !to.is_partial() || step.from[i].is_partial()) continue;
+    const bool plain = to.reduction_ptr() == plain_reduction(to.reduction().op()) || to.is_partial(ReduceOp::kAvg);
+    if (!plain) check_forms(to.reduction(), dtype, "redistribute");
+  }
+}
+
+std::variant<LocalStep, Transfer> make_step(const Place& at) {
+  if (at.step.kind == PlanStep::Kind::kLocal) return LocalStep(at);
+  return Transfer(at);
+}
+
+RoutePtr make_route(const Spec& from, const Placements& to, const CostModel& model) {
+  Plan plan = plan_redistribute(from.sizes, from.dtype, from.mesh.mesh(), from.placements, to, model);
+  for (const PlanStep& step : plan.steps()) check_formed(step, from.dtype);
+  return std::make_shared<const Route>(from, std::move(plan));
+}
+
+}  // namespace
+
+Route::Route(const Spec& from, Plan plan)
+    : plan_(std::move(plan)), communicates_(plan_.communicates()), member_(from.mesh.is_member()) {
+  if (!member_) return;
+  for (const PlanStep& step : plan_.steps()) steps_.push_back(make_step(Place(step, plan_, from.mesh)));
+}
+
+at::Tensor Route::walk(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const {
+  if (!member_) return at::empty({0}, piece.options());
+  for (; step < steps_.size(); ++step) {
+    const auto* const local = std::get_if<LocalStep>(&steps_[step]);
+    if (local == nullptr) break;
+    if (local->looks_at_own_values()) {
+      mesh.world().guard("redistribute", [&] { piece = local->run(piece); });
+    } else {
+      piece = local->run(piece);
+    }
+  }
+  return piece;
+}
+
+const Transfer* Route::transfer(std::size_t step) const {
+  return step < steps_.size() ? std::get_if<Transfer>(&steps_[step]) : nullptr;
+}
+
+at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  std::size_t step = 0;
+  at::Tensor piece = walk(mesh, step, local);
+  std::optional<World::Exclusive> exclusive;
+  if (communicates_) exclusive.emplace(mesh.world());
+  CheckState& checks = mesh.world().check_state();
+  while (const Transfer* const next = transfer(step)) {
+    const PlanStep& planned = plan_.steps()[step];
+    const CheckedStep named(checks,
+                            checks.enabled ? fmt::format("{} -> {}", to_string(planned.from), to_string(planned.to)) : "");
+    const at::Tensor load = next->loaded(piece);
+    piece = next->result(next->start(mesh, load, /*owned=*/!load.is_alias_of(local)).wait(), load);
+    piece = walk(mesh, ++step, std::move(piece));
+  }
+  return piece;
+}
+
+CostModel default_cost_model(const DeviceMesh& mesh) {
+  if (mesh.device_type() == c10::DeviceType::CUDA) {
+    return CostModel::nvlink_infiniband(mesh.mesh(), mesh.world().ranks_per_host());
+  }
+  return CostModel::gloo(mesh.ndim());
+}
+
+RoutePtr route_between(const Spec& from, const Placements& to, const CostModel& model) {
+  const RouteKey key(from, to, model);
+  if (RoutePtr found = cache().find(key)) return found;
+  RoutePtr made = make_route(from, to, model.links.empty() ? default_cost_model(from.mesh) : model);
+  cache().insert(key, made);
+  return made;
+}
+
+at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to) {
+  return route_between(from, to)->run(from.mesh, local);
+}
+
+}  // namespace tessera

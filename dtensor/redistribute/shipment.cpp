@@ -1,0 +1,105 @@
+#include "tessera/dtensor/redistribute/shipment.h"
+
+#include <numeric>
+#include <utility>
+
+#include "tessera/mesh/core/reused_memory.h"
+
+namespace tessera {
+namespace {
+
+using Kind = PlanStep::Kind;
+
+// A permutation is an all-to-all to the others.
+Kind collective_of(const Transfer& transfer) {
+  return transfer.kind() == Kind::kPermute ? Kind::kAllToAll : transfer.kind();
+}
+
+// Bytes: every dtype may begin where these end.
+constexpr int64_t kAlignment = 16;
+
+}  // namespace
+
+bool Shipment::together(const Load& a, const Load& b) {
+  if (collective_of(*a.transfer) != collective_of(*b.transfer) || a.transfer->mesh_dims() != b.transfer->mesh_dims()) {
+    return false;
+  }
+  return !a.transfer->reduces() ||
+         (a.transfer->op() == b.transfer->op() && a.tensor.scalar_type() == b.tensor.scalar_type());
+}
+
+Shipment::Shipment(const DeviceMesh& mesh, std::vector<Load> loads) : loads_(std::move(loads)) {
+  for (const Load& load : loads_) options_.push_back(load.tensor.options());
+  if (loads_.size() > 1) {
+    started_ = std::make_unique<Started>(start_together(mesh));
+  } else {
+    const Load& only = loads_[0];
+    started_ = std::make_unique<Started>(only.transfer->start(mesh, only.tensor, only.owned));
+  }
+  for (Load& load : loads_) {
+    if (!load.transfer->keeps_load()) load.tensor.reset();
+  }
+}
+
+std::vector<at::Tensor> Shipment::arrive() {
+  at::Tensor received = started_->wait();
+  if (loads_.size() > 1) return unpack_together(received);
+  return {loads_[0].transfer->result(std::move(received), loads_[0].tensor)};
+}
+
+// One after the other for each rank, or for all at once; `counts` says how much for each.
+std::vector<Shipment::Slot> Shipment::slots_of(Regions regions, std::vector<int64_t>& counts) const {
+  const bool bytes = !loads_[0].transfer->reduces();
+  std::vector<Slot> slots;
+  int64_t offset = 0;
+  for (std::size_t rank = 0; rank < (loads_[0].transfer->*regions)().size(); ++rank) {
+    const int64_t begin = offset;
+    for (std::size_t i = 0; i < loads_.size(); ++i) {
+      const Region& region = (loads_[i].transfer->*regions)()[rank];
+      slots.push_back({.load = i, .region = &region, .offset = offset});
+      const auto size = static_cast<int64_t>(options_[i].dtype().itemsize());
+      offset += bytes ? (region.numel() * size + kAlignment - 1) / kAlignment * kAlignment : region.numel();
+    }
+    counts.push_back(offset - begin);
+  }
+  return slots;
+}
+
+at::Tensor Shipment::part(const at::Tensor& wire, const Slot& slot) const {
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options_[slot.load].dtype());
+  if (wire.scalar_type() == dtype) return wire.narrow(0, slot.offset, slot.region->numel());
+  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
+  return wire.narrow(0, slot.offset, slot.region->numel() * size).view(dtype);
+}
+
+Started Shipment::start_together(const DeviceMesh& mesh) {
+  const Transfer& first = *loads_[0].transfer;
+  std::vector<int64_t> give;
+  std::vector<int64_t> take;
+  const std::vector<Slot> gives = slots_of(&Transfer::gives, give);
+  takes_ = slots_of(&Transfer::takes, take);
+  const at::TensorOptions options = first.reduces() ? options_[0] : options_[0].dtype(at::kByte);
+  const at::Tensor wire = reused_empty({std::accumulate(give.begin(), give.end(), int64_t{0})}, options);
+  for (const Slot& slot : gives) {
+    if (slot.region->numel() > 0) slot.region->pack(loads_[slot.load].tensor, part(wire, slot), 0);
+  }
+  const DeviceMesh over = mesh.merged(first.mesh_dims());
+  switch (collective_of(first)) {
+    case Kind::kAllGather: return start_all_gather(wire, take, over, 0);
+    case Kind::kAllReduce: return start_all_reduce(wire, over, 0, first.op(), /*owned=*/true);
+    case Kind::kReduceScatter: return start_reduce_scatter(wire, give, over, 0, first.op());
+    default: return start_all_to_all(wire, give, take, over, 0);
+  }
+}
+
+std::vector<at::Tensor> Shipment::unpack_together(const at::Tensor& wire) const {
+  std::vector<at::Tensor> out;
+  for (std::size_t i = 0; i < loads_.size(); ++i) out.push_back(loads_[i].transfer->empty_result(options_[i]));
+  for (const Slot& slot : takes_) {
+    if (slot.region->numel() > 0) slot.region->unpack(part(wire, slot), 0, out[slot.load]);
+  }
+  for (std::size_t i = 0; i < loads_.size(); ++i) out[i] = loads_[i].transfer->completed(out[i], loads_[i].tensor);
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,183 @@
+#include "tessera/dtensor/redistribute/transfer.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <utility>
+
+#include <c10/util/accumulate.h>
+
+#include "tessera/mesh/core/reused_memory.h"
+#include "tessera/mesh/core/wire.h"
+
+namespace tessera {
+namespace {
+
+using Counts = std::vector<int64_t>;
+
+Counts counts_of(const std::vector<Region>& regions) {
+  Counts out;
+  for (const Region& region : regions) out.push_back(region.numel());
+  return out;
+}
+
+// Whether the regions lie one after the other from the tensor's first element on, so that the tensor itself is what they make
+// when packed.
+bool in_sequence(const std::vector<Region>& regions) {
+  int64_t next = 0;
+  for (const Region& region : regions) {
+    if (region.numel() > 0 && region.flat_offset() != next) return false;
+    next += region.numel();
+  }
+  return true;
+}
+
+Region whole(const Tile& tile) { return Region::within(tile, tile); }
+
+int64_t sum_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+
+// One after the other.
+at::Tensor packed(const std::vector<Region>& regions, const at::Tensor& tensor) {
+  const at::Tensor out = reused_empty({sum_of(counts_of(regions))}, tensor.options());
+  int64_t offset = 0;
+  for (const Region& region : regions) {
+    region.pack(tensor, out, offset);
+    offset += region.numel();
+  }
+  return out;
+}
+
+}  // namespace
+
+Transfer::Transfer(const Place& at) : kind_(at.step.kind), mesh_dims_(at.step.mesh_dims), sizes_(shape_of(at.target())) {
+  switch (kind_) {
+    case PlanStep::Kind::kAllGather: gather(at); break;
+    case PlanStep::Kind::kAllToAll:
+    case PlanStep::Kind::kPermute:
+      exchange(exchange_of(at.shape, at.step.from, at.step.to, at.mesh_shape, at.group, at.coordinate),
+               static_cast<std::size_t>(at.group.index_of(at.coordinate)));
+      break;
+    case PlanStep::Kind::kAllReduce: reduce_all(at); break;
+    case PlanStep::Kind::kReduceScatter: reduce_parts(at); break;
+    case PlanStep::Kind::kLocal: throw std::logic_error("Transfer: a local step moves nothing");
+  }
+  count();
+}
+
+Transfer::Transfer(const Exchange& exchange, std::size_t me)
+    : kind_(PlanStep::Kind::kAllToAll), mesh_dims_({0}), sizes_(shape_of(exchange.target)) {
+  this->exchange(exchange, me);
+  count();
+}
+
+void Transfer::count() {
+  give_counts_ = counts_of(gives_);
+  take_counts_ = counts_of(takes_);
+  give_sum_ = sum_of(give_counts_);
+  gives_in_sequence_ = in_sequence(gives_);
+  takes_in_sequence_ = !stays_ && in_sequence(takes_);
+}
+
+void Transfer::gather(const Place& at) {
+  const Tile target = at.target();
+  gives_.push_back(whole(at.source()));
+  for (int64_t i = 0; i < at.group.size(); ++i) takes_.push_back(Region::within(target, at.source_of(i)));
+}
+
+// Each rank's part that stays goes the way of the others where it would otherwise break a sequence, else from tile to tile.
+void Transfer::exchange(const Exchange& exchange, std::size_t me) {
+  for (std::size_t i = 0; i < exchange.sends.size(); ++i) {
+    gives_.push_back(Region::within(exchange.source, i == me ? exchange.receives[i] : exchange.sends[i]));
+    takes_.push_back(Region::within(exchange.target, exchange.receives[i]));
+  }
+  if (in_sequence(gives_) || in_sequence(takes_)) return;
+  stays_ = std::pair(gives_[me], takes_[me]);
+  gives_[me] = takes_[me] = Region(Tile(sizes_.size()), Counts(sizes_.size(), 0));
+}
+
+void Transfer::reduce_all(const Place& at) {
+  add_reductions(at);
+  const Tile source = at.source();
+  const Together together = together_of(at.shape, at.step.to, at.mesh_shape, at.group, at.coordinate);
+  if (together.tiles.size() == 1) {
+    if (shape_of(source) != sizes_) needed_.push_back(Region::within(source, together.tiles[0]));
+  } else {
+    for (const Tile& tile : together.tiles) needed_.push_back(Region::within(source, tile));
+    const Counts counts = counts_of(needed_);
+    const auto own = counts.begin() + static_cast<std::ptrdiff_t>(together.own);
+    own_ = {std::accumulate(counts.begin(), own, int64_t{0}), std::move(sizes_)};
+    sizes_ = {sum_of(counts)};
+  }
+  Tile comes;
+  for (const int64_t size : sizes_) comes.push_back(one_interval(0, size));
+  gives_.push_back(whole(comes));
+  takes_.push_back(whole(comes));
+}
+
+void Transfer::reduce_parts(const Place& at) {
+  add_reductions(at);
+  const Tile source = at.source();
+  for (int64_t i = 0; i < at.group.size(); ++i) gives_.push_back(Region::within(source, at.target_of(i)));
+  takes_.push_back(whole(at.target()));
+}
+
+void Transfer::add_reductions(const Place& at) {
+  for (const int64_t mesh_dim : mesh_dims_) {
+    const auto i = static_cast<std::size_t>(mesh_dim);
+    const ReductionPtr reduction = at.step.from[i].reduction_ptr();
+    const auto found = std::ranges::find_if(reductions_, [&](const auto& one) { return *one.first == *reduction; });
+    if (found == reductions_.end()) {
+      reductions_.emplace_back(reduction, at.mesh_shape[i]);
+    } else {
+      found->second *= at.mesh_shape[i];
+    }
+  }
+  dtype_ = at.dtype;
+}
+
+at::Tensor Transfer::loaded(const at::Tensor& piece) const {
+  at::Tensor out = piece;
+  if (own_) {
+    out = packed(needed_, row_major(piece));
+  } else if (!needed_.empty()) {
+    out = needed_[0].read(row_major(piece));
+  }
+  for (const auto& [reduction, ranks] : reductions_) out = reduction->to_term(out);
+  return row_major(out);
+}
+
+Started Transfer::start(const DeviceMesh& mesh, const at::Tensor& load, bool owned) const {
+  const DeviceMesh over = mesh.merged(mesh_dims_);
+  const at::Tensor flat = gives_in_sequence_ ? as_sizes(load, give_sum_) : packed(gives_, load);
+  switch (kind_) {
+    case PlanStep::Kind::kAllGather: return start_all_gather(flat, take_counts_, over, 0);
+    case PlanStep::Kind::kAllToAll: return start_all_to_all(flat, give_counts_, take_counts_, over, 0);
+    case PlanStep::Kind::kPermute: return start_permute(flat, give_counts_, take_counts_, over, 0);
+    case PlanStep::Kind::kAllReduce: return start_all_reduce(flat, over, 0, op(), owned || !gives_in_sequence_);
+    default: return start_reduce_scatter(flat, give_counts_, over, 0, op());
+  }
+}
+
+at::Tensor Transfer::result(at::Tensor received, const at::Tensor& load) const {
+  if (takes_in_sequence_) return completed(as_sizes(std::move(received), sizes_), load);
+  at::Tensor out = empty_result(received.options());
+  int64_t offset = 0;
+  for (const Region& region : takes_) {
+    region.unpack(received, offset, out);
+    offset += region.numel();
+  }
+  return completed(std::move(out), load);
+}
+
+at::Tensor Transfer::empty_result(const at::TensorOptions& options) const { return reused_empty(sizes_, options); }
+
+at::Tensor Transfer::completed(at::Tensor value, const at::Tensor& load) const {
+  if (stays_) stays_->first.copy(load, stays_->second, value);
+  if (own_) {  // a copy: what the others need is not kept
+    value = reused_copy(value.narrow(0, own_->first, c10::multiply_integers(own_->second)).view(own_->second));
+  }
+  for (const auto& [reduction, ranks] : reductions_) value = reduction->from_terms(value, ranks);
+  return reduces() && value.scalar_type() != dtype_ ? value.to(dtype_) : value;
+}
+
+}  // namespace tessera

@@ -1,0 +1,265 @@
+#include "tessera/layers/activation_checkpoint.h"
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Generator.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/saved.h"
+#include "tessera/layers/rng_tracker.h"
+#include "tessera/layers/tensor_chunks.h"
+
+namespace tessera {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+// Where everything that `function` may draw from stands.
+class Generators {
+ public:
+  Generators() = default;
+  Generators(const tensor_list& inputs, const CheckpointOptions& options) {
+    remember(c10::kCPU);
+    if (options.mesh) worlds_.emplace_back(options.mesh->world_ptr(), options.mesh->world().random_state());
+    for (const at::Tensor& each : inputs) {
+      if (!each.defined()) continue;
+      if (each.is_cuda()) remember(each.device());
+      if (is_dtensor(each)) worlds_.emplace_back(mesh_of(each).world_ptr(), mesh_of(each).world().random_state());
+    }
+  }
+
+  // The same ones, as they stand now.
+  Generators now() const {
+    Generators out;
+    for (const auto& [device, state] : devices_) out.remember(device);
+    for (const auto& [world, state] : worlds_) out.worlds_.emplace_back(world, world->random_state());
+    return out;
+  }
+
+  void restore() const {
+    for (const auto& [device, states] : devices_) {
+      rng_tracker(device).set_position(states.streams);
+      at::Generator generator = at::globalContext().defaultGenerator(device);
+      const std::lock_guard lock(generator.mutex());
+      generator.set_state(states.generator);
+    }
+    for (const auto& [world, state] : worlds_) world->random_state() = state;
+  }
+
+ private:
+  struct States {
+    at::Tensor generator;
+    RngStatesTracker::Position streams;
+  };
+  void remember(c10::Device device) {
+    const bool known = std::ranges::any_of(devices_, [&](const auto& each) { return each.first == device; });
+    if (known) return;
+    RngStatesTracker::Position streams = rng_tracker(device).position();  // it takes the generator's lock within its own
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    devices_.emplace_back(device, States{.generator = generator.get_state(), .streams = std::move(streams)});
+  }
+
+  std::vector<std::pair<c10::Device, States>> devices_;
+  std::vector<std::pair<std::shared_ptr<World>, RandomState>> worlds_;
+};
+
+// While it lives generators stand where `then` says.
+class Rewound {
+ public:
+  explicit Rewound(const Generators& then) : now_(then.now()) { then.restore(); }
+  ~Rewound() { now_.restore(); }
+  Rewound(const Rewound&) = delete;
+  Rewound& operator=(const Rewound&) = delete;
+
+ private:
+  const Generators now_;
+};
+
+// Autocast as it is now, to be so again.
+class Autocast {
+ public:
+  Autocast() {
+    for (const c10::DeviceType device : {c10::kCPU, c10::kCUDA}) {
+      states_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
+    }
+  }
+  void set() const {
+    for (const State& state : states_) {
+      at::autocast::set_autocast_enabled(state.device, state.enabled);
+      at::autocast::set_autocast_dtype(state.device, state.dtype);
+    }
+  }
+
+ private:
+  struct State {
+    c10::DeviceType device;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+  std::vector<State> states_;
+};
+
+// While it lives autocast is as `then` says.
+class Recast {
+ public:
+  explicit Recast(const Autocast& then) {
+    at::autocast::increment_nesting();
+    then.set();
+  }
+  ~Recast() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    now_.set();
+  }
+  Recast(const Recast&) = delete;
+  Recast& operator=(const Recast&) = delete;
+
+ private:
+  const Autocast now_;
+};
+
+// What backward needs beside the inputs.
+struct Plan {
+  CheckpointFunction function;
+  CheckpointOptions options;
+  Generators generators;
+  Autocast autocast;
+  std::vector<std::size_t> places;   // of the inputs that are defined, which alone autograd takes
+  std::size_t count = 0;             // of all inputs
+  std::vector<int64_t> first_sizes;  // of the first input, where it is distributed
+};
+
+// What the function takes.
+tensor_list all_inputs(const tensor_list& defined, const Plan& plan) {
+  tensor_list out(plan.count);
+  for (std::size_t k = 0; k < defined.size(); ++k) out[plan.places[k]] = defined[k];
+  return out;
+}
+
+// The defined inputs again, of the same gradients wanted, for a graph of their own.
+tensor_list inputs_again(AutogradContext* ctx, const Plan& plan) {
+  tensor_list inputs = ctx->get_saved_variables();
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    const bool cut = k == 0 && plan.options.distribute_saved_activations;
+    inputs[k] = cut ? gather_split_1d_tensor(inputs[k], *plan.options.mesh).view(plan.first_sizes) : inputs[k].detach();
+    inputs[k].requires_grad_(ctx->needs_input_grad(k));
+  }
+  return inputs;
+}
+
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  // `marker` requires grad, so that what `function` holds gets its gradients where no input wants one.
+  static tensor_list forward(AutogradContext* ctx, at::TensorList inputs, const at::Tensor& /*marker*/, const Plan& plan) {
+    detail::saved<Plan>(ctx, "plan") = plan;
+    tensor_list saved = inputs.vec();
+    if (plan.options.distribute_saved_activations) {
+      saved[0] = split_into_1d_equal_chunks(saved[0], *plan.options.mesh, /*new_buffer=*/true);
+    }
+    ctx->save_for_backward(saved);
+    ctx->set_materialize_grads(false);
+    tensor_list results = plan.function(all_inputs(inputs.vec(), plan));
+    // Autograd makes what comes out of here results of this node: what `function` holds and gives back must not become one.
+    for (at::Tensor& each : results) {
+      const bool is_input = std::ranges::any_of(inputs, [&](const at::Tensor& input) { return input.is_same(each); });
+      if (each.defined() && !is_input) each = each.detach();
+    }
+    return results;
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      throw std::runtime_error(
+          "checkpoint: it is not compatible with torch::autograd::grad, nor with backward of chosen inputs, since gradients "
+          "of what "
+          "the function holds go to .grad; call backward() without them");
+    }
+    if (c10::GradMode::is_enabled()) {
+      throw std::runtime_error(
+          "checkpoint: backward with create_graph, but what is computed again leaves no graph behind; call the function "
+          "itself");
+    }
+    const Plan& plan = detail::saved<Plan>(ctx, "plan");
+    const tensor_list inputs = inputs_again(ctx, plan);
+    {
+      const Rewound generators(plan.generators);
+      const c10::AutoGradMode recording(true);
+      tensor_list results;
+      {
+        const Recast autocast(plan.autocast);
+        results = plan.function(all_inputs(inputs, plan));
+      }
+      backward_of(results, grads);
+    }
+    tensor_list out;
+    for (const at::Tensor& each : inputs) out.push_back(each.grad());
+    out.resize(out.size() + 2);
+    return out;
+  }
+
+  static void backward_of(const tensor_list& results, const tensor_list& grads) {
+    if (results.size() != grads.size()) {
+      throw std::runtime_error(fmt::format("checkpoint: the function gave {} results, and {} when it was computed again",
+                                           grads.size(), results.size()));
+    }
+    tensor_list roots, root_grads;
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      if (!grads[i].defined() || !results[i].defined() || !results[i].requires_grad()) continue;
+      roots.push_back(results[i]);
+      root_grads.push_back(grads[i]);
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, root_grads);
+  }
+};
+
+void check(const tensor_list& inputs, const CheckpointOptions& options) {
+  if (!options.distribute_saved_activations) return;
+  if (!options.mesh)
+    throw std::invalid_argument("checkpoint: distribute_saved_activations without a mesh; give options.mesh");
+  if (inputs.empty() || !inputs[0].defined() || is_dtensor(inputs[0])) {
+    throw std::invalid_argument(fmt::format(
+        "checkpoint: the first input is {}; distribute_saved_activations cuts a plain tensor that all ranks have alike",
+        inputs.empty()        ? "not there"
+        : inputs[0].defined() ? "a DTensor, which is cut by its placements"
+                              : "undefined"));
+  }
+  split_into_1d_equal_chunks(inputs[0], *options.mesh);  // what it refuses
+}
+
+}  // namespace
+
+std::vector<at::Tensor> checkpoint(const CheckpointFunction& function, const std::vector<at::Tensor>& inputs,
+                                   const CheckpointOptions& options) {
+  check(inputs, options);
+  if (!c10::GradMode::is_enabled()) return function(inputs);
+  Plan plan{.function = function,
+            .options = options,
+            .generators = Generators(inputs, options),
+            .autocast = {},
+            .places = {},
+            .count = inputs.size(),
+            .first_sizes = {}};
+  tensor_list defined;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) continue;
+    defined.push_back(inputs[i]);
+    plan.places.push_back(i);
+  }
+  if (options.distribute_saved_activations) plan.first_sizes = inputs[0].sizes().vec();
+  return Checkpoint::apply(at::TensorList(defined), at::zeros({0}).requires_grad_(), plan);
+}
+
+}  // namespace tessera

@@ -1,0 +1,64 @@
+#include "tessera/layers/layer.h"
+
+#include <stdexcept>
+
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/mesh_checks.h"
+
+namespace tessera::detail {
+namespace {
+
+SpecPtr wanted_of(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh) {
+  return intern_spec(mesh, {use.cut}, use.sizes, parameter.scalar_type());
+}
+
+void check_piece(const at::Tensor& piece, const ParameterUse& use, const DeviceMesh& mesh, const char* who) {
+  const SpecPtr wanted = wanted_of(piece, use, mesh);
+  if (piece.sizes() == at::IntArrayRef(wanted->local_sizes)) return;
+  refuse_alone(mesh, who,
+               fmt::format("supplied {}'s shape is [{}], not [{}] as expected", use.name, fmt::join(piece.sizes(), ", "),
+                           fmt::join(wanted->local_sizes, ", ")));
+}
+
+// A DTensor as the layer cuts it.
+at::Tensor laid(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh, const char* who) {
+  const Spec& spec = spec_of(parameter);
+  if (spec.sizes != use.sizes || !(spec.mesh == mesh)) {
+    throw std::invalid_argument(fmt::format("{}: supplied {} is {}, not {} as expected", who, use.name, to_string(spec),
+                                            to_string(*wanted_of(parameter, use, mesh))));
+  }
+  return spec.placements.front() == use.cut ? parameter : redistribute(parameter, {use.cut});
+}
+
+}  // namespace
+
+at::Tensor own_copy(const at::Tensor& t, const std::optional<at::Device>& device) {
+  const at::Tensor values = t.detach();
+  const at::Tensor copy = device && values.device() != *device ? values.to(*device) : values.clone();
+  return copy.set_requires_grad(t.requires_grad());
+}
+
+at::Tensor parameter_on_mesh(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh, const char* who) {
+  if (is_dtensor(parameter)) return laid(parameter, use, mesh, who);
+  check_piece(parameter, use, mesh, who);
+  return from_local(parameter, mesh, {use.cut}, {.shape = use.sizes});
+}
+
+at::Tensor parameter_piece(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh, const char* who) {
+  if (is_dtensor(parameter)) {
+    const at::Tensor here = laid(parameter, use, mesh, who);
+    return use.gradient ? to_local(here, Placements{*use.gradient}) : to_local(here);
+  }
+  check_piece(parameter, use, mesh, who);
+  return parameter;
+}
+
+std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
+  std::vector<int64_t> out = sizes.vec();
+  out.back() = last;
+  return out;
+}
+
+}  // namespace tessera::detail

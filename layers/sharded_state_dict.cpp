@@ -1,0 +1,146 @@
+#include "tessera/layers/sharded_state_dict.h"
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/layers/parallel_embedding.h"
+
+namespace tessera {
+namespace {
+
+void check(const ShardedStateDictOptions& options) {
+  for (const ShardOffset& each : options.sharded_offsets) {
+    if (each.offset >= 0 && each.offset < each.fragments) continue;
+    throw std::invalid_argument(
+        fmt::format("sharded_state_dict: offset {} is outside [0, {})", each.offset, each.fragments));
+  }
+}
+
+// Which of the ranks with the same piece this one is.
+int64_t replica(const Spec& spec) {
+  int64_t number = 0;
+  for (std::size_t i = 0; i < spec.placements.size(); ++i) {
+    const auto mesh_dim = static_cast<int64_t>(i);
+    if (spec.placements[i].is_replicate()) number = number * spec.mesh.size(mesh_dim) + spec.mesh.local_rank(mesh_dim);
+  }
+  return number;
+}
+
+// One box of a piece: along each dimension where it begins in the whole and in the piece, and how long it is.
+struct Box {
+  std::vector<int64_t> global, local, sizes;
+};
+
+std::vector<Box> boxes_of(const Tile& tile) {
+  std::vector<Box> boxes = {{}};
+  for (const Intervals& positions : tile) {
+    std::vector<Box> longer;
+    for (const Box& box : boxes) {
+      int64_t here = 0;
+      for (const Interval& each : positions) {
+        Box next = box;
+        next.global.push_back(each.begin);
+        next.local.push_back(here);
+        next.sizes.push_back(each.size());
+        here += each.size();
+        longer.push_back(std::move(next));
+      }
+    }
+    boxes = std::move(longer);
+  }
+  return boxes;
+}
+
+class Writer {
+ public:
+  Writer(const ShardedStateDictOptions& options, std::set<const void*> vocabularies, int64_t plain_replica)
+      : options_(options), vocabularies_(std::move(vocabularies)), plain_replica_(plain_replica) {}
+
+  void add(const std::string& key, const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const bool padded = vocabularies_.contains(tensor.unsafeGetTensorImpl());
+    if (!is_dtensor(tensor)) {
+      entries_.push_back(
+          entry(key, tensor.detach(), tensor.sizes().vec(), std::vector<int64_t>(tensor.dim(), 0), plain_replica_, padded));
+      return;
+    }
+    const Spec& spec = spec_of(tensor);
+    if (spec.partial) {
+      throw std::invalid_argument(
+          fmt::format("sharded_state_dict: {} is {}, a pending reduction; redistribute it first", key, to_string(spec)));
+    }
+    if (!spec.mesh.is_member()) return;
+    const at::Tensor piece = to_local(tensor.detach());
+    for (const Box& box : boxes_of(spec.tile)) {
+      at::Tensor part = piece;
+      for (std::size_t dim = 0; dim < box.sizes.size(); ++dim) {
+        part = part.narrow(static_cast<int64_t>(dim), box.local[dim], box.sizes[dim]);
+      }
+      entries_.push_back(entry(key, part, spec.sizes, box.global, replica(spec), padded));
+    }
+  }
+
+  std::vector<ShardedTensorEntry> take() { return std::move(entries_); }
+
+ private:
+  ShardedTensorEntry entry(const std::string& key, const at::Tensor& local, const std::vector<int64_t>& sizes,
+                           const std::vector<int64_t>& offset, int64_t tensor_replica, bool padded) const {
+    ShardedTensorEntry out{.key = key, .local = local, .global_shape = {}, .global_offset = {}};
+    for (const ShardOffset& each : options_.sharded_offsets) {
+      out.global_shape.push_back(each.fragments);
+      out.global_offset.push_back(each.offset);
+    }
+    out.prepended = static_cast<int64_t>(options_.sharded_offsets.size());
+    out.global_shape.insert(out.global_shape.end(), sizes.begin(), sizes.end());
+    out.global_offset.insert(out.global_offset.end(), offset.begin(), offset.end());
+    out.replica_id = {0, tensor_replica, options_.data_rank};
+    out.allow_shape_mismatch = padded;
+    return out;
+  }
+
+  const ShardedStateDictOptions& options_;
+  const std::set<const void*> vocabularies_;
+  const int64_t plain_replica_;
+  std::vector<ShardedTensorEntry> entries_;
+};
+
+// This rank's place on the mesh of the module's first DTensor; 0 without one, or outside its mesh.
+int64_t place_on_mesh(const torch::nn::Module& module) {
+  for (const at::Tensor& each : module.parameters()) {
+    if (!is_dtensor(each)) continue;
+    const std::vector<int64_t>& ranks = mesh_of(each).mesh().ranks();
+    const auto found = std::ranges::find(ranks, mesh_of(each).world().rank());
+    return found == ranks.end() ? 0 : found - ranks.begin();
+  }
+  return 0;
+}
+
+// Tables that are cut by their vocabulary.
+std::set<const void*> vocabularies(const torch::nn::Module& module) {
+  std::set<const void*> out;
+  for (const auto& each : module.modules(/*include_self=*/false)) {
+    const auto* const layer = dynamic_cast<const ParallelEmbeddingImpl*>(each.get());
+    if (layer != nullptr && layer->options.cut == EmbeddingCut::kVocabulary) out.insert(layer->weight.unsafeGetTensorImpl());
+  }
+  const auto* const self = dynamic_cast<const ParallelEmbeddingImpl*>(&module);
+  if (self != nullptr && self->options.cut == EmbeddingCut::kVocabulary) out.insert(self->weight.unsafeGetTensorImpl());
+  return out;
+}
+
+}  // namespace
+
+std::vector<ShardedTensorEntry> sharded_state_dict(const torch::nn::Module& module, const std::string& prefix,
+                                                   const ShardedStateDictOptions& options) {
+  check(options);
+  Writer writer(options, vocabularies(module), options.tensor_rank.value_or(place_on_mesh(module)));
+  for (const auto& each : module.named_parameters()) writer.add(prefix + each.key(), each.value());
+  for (const auto& each : module.named_buffers()) writer.add(prefix + each.key(), each.value());
+  return writer.take();
+}
+
+}  // namespace tessera

@@ -1,0 +1,200 @@
+#include "tessera/mesh/backends/contribution.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <stdexcept>
+#include <string_view>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/mesh/core/in_memory.h"
+
+namespace tessera {
+namespace {
+
+using RedOp = c10d::ReduceOp::RedOpType;
+
+const char* name_of(RedOp op) {
+  switch (op) {
+    case RedOp::SUM: return "sum";
+    case RedOp::AVG: return "avg";
+    case RedOp::PRODUCT: return "product";
+    case RedOp::MIN: return "min";
+    case RedOp::MAX: return "max";
+    case RedOp::BAND: return "bitwise and";
+    case RedOp::BOR: return "bitwise or";
+    case RedOp::BXOR: return "bitwise xor";
+    case RedOp::PREMUL_SUM: return "premultiplied sum";
+    case RedOp::UNUSED: break;
+  }
+  return "no reduction";
+}
+
+std::string describe(const std::vector<Piece>& pieces) {
+  if (pieces.empty()) return "nothing";
+  const at::Tensor& first = pieces.front().tensor;
+  if (pieces.size() == 1 && pieces.front().whole) {
+    return fmt::format("{} ({})", c10::toString(first.scalar_type()), fmt::join(first.sizes(), ", "));
+  }
+  std::vector<int64_t> counts;
+  for (const Piece& piece : pieces) counts.push_back(piece.count);
+  return fmt::format("{} x [{}]", c10::toString(first.scalar_type()), fmt::join(counts, ", "));
+}
+
+bool in_place(const Contribution& contribution) {
+  return contribution.take.size() == 1 && contribution.take.front().whole &&
+         (contribution.give.empty() || contribution.give.front().tensor.is_same(contribution.take.front().tensor));
+}
+
+// What `giver` has for the rank at place `taker`.
+const Piece& piece_for(const Contribution& giver, std::size_t taker) {
+  return giver.give.size() == 1 ? giver.give.front() : giver.give[taker];
+}
+
+bool same_operation(const Contribution& a, const Contribution& b) {
+  return std::string_view(a.kind) == b.kind && a.op == b.op && a.root == b.root;
+}
+
+// Memory that a run of bytes describes.
+bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && is_in_memory(tensor); }
+
+char* start_of(const Piece& piece) {
+  return static_cast<char*>(piece.tensor.data_ptr()) + piece.offset * piece.tensor.element_size();
+}
+
+at::Tensor as_tensor(const Piece& piece) {
+  return piece.whole ? piece.tensor : piece.tensor.reshape({-1}).narrow(0, piece.offset, piece.count);
+}
+
+std::string first_misfit(const std::vector<Contribution>& all, const std::vector<int64_t>& ranks) {
+  const auto refuse = [&](std::size_t giver, std::size_t taker, const std::string& text) {
+    return fmt::format("rank {} gives rank {} {}", ranks[giver], ranks[taker], text);
+  };
+  for (std::size_t taker = 0; taker < all.size(); ++taker) {
+    const std::vector<Piece>& take = all[taker].take;
+    for (std::size_t i = 0; i < all.size() && !take.empty(); ++i) {
+      const bool from_root = !all[i].op && take.size() == 1 && all[taker].root >= 0;
+      const std::size_t giver = from_root ? static_cast<std::size_t>(all[taker].root) : i;
+      const std::string text = misfit(piece_for(all[giver], taker), take.size() == 1 ? take.front() : take[i]);
+      if (!text.empty()) return refuse(giver, taker, text);
+      if (from_root) break;
+    }
+  }
+  return {};
+}
+
+std::string first_fault(const std::vector<Contribution>& all, const std::vector<int64_t>& ranks) {
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (!all[i].fault.empty()) return fmt::format("rank {}: {}", ranks[i], all[i].fault);
+    if (!same_operation(all[0], all[i])) {
+      return fmt::format("ranks {} and {} issue different operations", ranks[0], ranks[i]);
+    }
+  }
+  return first_misfit(all, ranks);
+}
+
+void add_in(at::Tensor& sum, const at::Tensor& next, RedOp op) {
+  switch (op) {
+    case RedOp::SUM:
+    case RedOp::AVG: sum.add_(next); return;
+    case RedOp::PRODUCT: sum.mul_(next); return;
+    case RedOp::MIN: at::minimum_out(sum, sum, next); return;
+    case RedOp::MAX: at::maximum_out(sum, sum, next); return;
+    case RedOp::BAND: sum.bitwise_and_(next); return;
+    case RedOp::BOR: sum.bitwise_or_(next); return;
+    case RedOp::BXOR: sum.bitwise_xor_(next); return;
+    case RedOp::PREMUL_SUM:
+    case RedOp::UNUSED: break;
+  }
+  throw std::invalid_argument(fmt::format(
+      "{} is not among the reductions of ranks that are threads: sum, avg, product, min, max, bitwise and, or, xor",
+      name_of(op)));
+}
+
+at::Tensor reduced_for(const std::vector<Contribution>& all, std::size_t taker, RedOp op) {
+  const Piece& first = piece_for(all[0], taker);
+  if (op == RedOp::AVG && c10::isIntegralType(first.tensor.scalar_type(), /*includeBool=*/true)) {
+    throw std::invalid_argument(fmt::format("avg of {} is not defined; use sum and divide, or a floating dtype",
+                                            c10::toString(first.tensor.scalar_type())));
+  }
+  at::Tensor sum = as_tensor(first).clone(at::MemoryFormat::Contiguous);
+  for (std::size_t i = 1; i < all.size(); ++i) add_in(sum, as_tensor(piece_for(all[i], taker)), op);
+  if (op == RedOp::AVG) sum.div_(static_cast<int64_t>(all.size()));
+  return sum;
+}
+
+void carry_out_reduction(const std::vector<Contribution>& all, RedOp op) {
+  const bool same_for_all = all[0].give.size() == 1;
+  Piece result;
+  for (std::size_t taker = 0; taker < all.size(); ++taker) {
+    if (all[taker].take.empty()) continue;
+    // Before anything is written: the take of an all_reduce is the give.
+    if (!same_for_all || !result.tensor.defined()) result = whole_piece(reduced_for(all, taker, op));
+    copy_piece(result, all[taker].take.front());
+  }
+}
+
+}  // namespace
+
+Piece whole_piece(const at::Tensor& tensor) { return {tensor, 0, tensor.numel(), true}; }
+
+std::string to_string(const Contribution& contribution) {
+  std::string text = contribution.kind;
+  if (contribution.op) text += fmt::format(" {}", name_of(*contribution.op));
+  if (contribution.root >= 0) text += fmt::format(" with root {}", contribution.root);
+  if (!contribution.fault.empty() || (contribution.give.empty() && contribution.take.empty())) return text;
+  if (in_place(contribution)) return fmt::format("{} of {}", text, describe(contribution.take));
+  return fmt::format("{}, gives {}, takes {}", text, describe(contribution.give), describe(contribution.take));
+}
+
+std::string misfit(const Piece& give, const Piece& take) {
+  const bool shapes = give.whole && take.whole;
+  const bool fits = give.tensor.scalar_type() == take.tensor.scalar_type() && give.count == take.count &&
+                    (!shapes || give.tensor.sizes() == take.tensor.sizes());
+  if (fits) return {};
+  if (shapes) return fmt::format("{} for a place of {}", describe({give}), describe({take}));
+  return fmt::format("{} of {} for a place of {} of {}", give.count, c10::toString(give.tensor.scalar_type()), take.count,
+                     c10::toString(take.tensor.scalar_type()));
+}
+
+void copy_piece(const Piece& give, const Piece& take) {
+  if (give.count == 0) return;
+  if (!is_plain(give.tensor) || !is_plain(take.tensor)) {
+    const at::Tensor to = as_tensor(take);
+    to.copy_(as_tensor(give).reshape(to.sizes()));
+    return;
+  }
+  const char* const from = start_of(give);
+  char* const to = start_of(take);
+  if (from != to) std::memcpy(to, from, static_cast<std::size_t>(give.count * give.tensor.element_size()));
+}
+
+std::string mismatch(const std::vector<Contribution>& contributions, const std::vector<int64_t>& ranks) {
+  const std::string reason = first_fault(contributions, ranks);
+  if (reason.empty()) return {};
+  std::map<std::string, std::vector<int64_t>> by_text;
+  for (std::size_t i = 0; i < ranks.size(); ++i) by_text[to_string(contributions[i])].push_back(ranks[i]);
+  std::string text = reason;
+  for (const auto& [what, who] : by_text) text += fmt::format("; ranks [{}]: {}", fmt::join(who, ", "), what);
+  return text;
+}
+
+void carry_out(const std::vector<Contribution>& contributions) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (contributions[0].op) return carry_out_reduction(contributions, *contributions[0].op);
+  for (std::size_t taker = 0; taker < contributions.size(); ++taker) {
+    const auto& [kind, op, root, give, take, fault] = contributions[taker];
+    for (std::size_t i = 0; i < take.size(); ++i) {
+      const std::size_t giver = take.size() == 1 && root >= 0 ? static_cast<std::size_t>(root) : i;
+      copy_piece(piece_for(contributions[giver], taker), take[i]);
+    }
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+// The only file that includes Gloo's names: libtorch_cpu has its code but not its headers.
+#include "tessera/mesh/backends/backend_group.h"
+
+#include <csignal>
+#include <exception>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+namespace tessera {
+namespace {
+
+// Gives access to the connections: c10d has no way to abort a Gloo group, and destroying one waits for what is in flight.
+struct Connections : c10d::ProcessGroupGloo {
+  static const auto& of(const c10d::ProcessGroupGloo& group) { return group.*(&Connections::contexts_); }
+};
+
+void close_connections(const c10d::ProcessGroupGloo& group) noexcept {
+  for (const auto& context : Connections::of(group)) {
+    try {
+      context->closeConnections();
+    } catch (const std::exception& error) {
+      spdlog::debug("closing a Gloo group: {}", error.what());
+    }
+  }
+}
+
+void abort(c10d::Backend& group) noexcept {
+  try {
+    group.abort();
+  } catch (const std::exception& error) {
+    spdlog::debug("closing a process group: {}", error.what());
+  }
+}
+
+// Gloo writes to connections whose other end may have gone; the signal for that would end the process before the error is told.
+// A handler that the program has set stays.
+void survive_lost_peers() {
+  struct sigaction now {};
+  if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
+c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupRequest& request) {
+  if (!request.one_host) return c10d::ProcessGroupGloo::Options::create_default(request.timeout);
+  auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  return options;
+}
+
+}  // namespace
+
+BackendGroup make_gloo_group(const GroupRequest& request) {
+  survive_lost_peers();
+  BackendGroup group = wrap_group(
+      c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size, options_for(request)));
+  // A member is done when its own ends are connected, maybe before another has taken up its end: were it to leave now, having
+  // nothing more to say to that one, it would look lost there.
+  group.backend->barrier()->wait();
+  return group;
+}
+
+BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend) {
+  const auto* const gloo = dynamic_cast<const c10d::ProcessGroupGloo*>(backend.get());
+  if (gloo != nullptr) survive_lost_peers();
+  const auto close = [backend, gloo] { gloo != nullptr ? close_connections(*gloo) : abort(*backend); };
+  return {.backend = std::move(backend), .close = close};
+}
+
+}  // namespace tessera

@@ -1,0 +1,349 @@
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/backends/mpi_exchange.h"
+#include "tessera/mesh/backends/mpi_reduction.h"
+#include "tessera/mesh/backends/mpi_transport.h"
+#include "tessera/mesh/backends/mpi_work.h"
+#include "tessera/mesh/core/reused_memory.h"
+
+namespace tessera {
+namespace {
+
+using Channel = MpiTransport::Channel;
+using Milliseconds = std::chrono::milliseconds;
+using Tensors = std::vector<at::Tensor>;
+using Transport = std::shared_ptr<MpiTransport>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// What is reduced or broadcast goes whole to everyone up to so many bytes: one step in the place of two.
+constexpr int64_t kSendAtOnce = 16 << 10;
+// What a rank collects at once to reduce it, in bytes.
+constexpr int64_t kReduceBlock = 4 << 20;
+
+// Makes a stage of this rank's reduced columns, and of where they are in the tensor of each rank's piece.
+using Spread = std::function<MpiStage(const MpiSpan& mine, const MpiSpans& columns)>;
+
+template <typename T>
+const T& only(const std::vector<T>& list, const char* op) {
+  if (list.size() != 1) refuse_over_mpi(op, fmt::format("{} tensors (or lists) were given; give one", list.size()));
+  return list.front();
+}
+
+// How many of `elements` each rank reduces: the first ones may have one more.
+std::vector<int64_t> shares(int64_t elements, int size) {
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < size; ++rank) counts.push_back(elements / size + (rank < elements % size ? 1 : 0));
+  return counts;
+}
+
+std::vector<int64_t> times(std::vector<int64_t> counts, int64_t factor) {
+  for (int64_t& count : counts) count *= factor;
+  return counts;
+}
+
+MpiStage compute(std::function<void()> body) {
+  return [body = std::move(body)](MpiRequests&) { body(); };
+}
+
+// c10d's backend over MPI. MPI moves bytes, and what is reduced is reduced here, in the order of ranks: so every dtype travels,
+// a result is the same on every rank, and no count is too large. In exchanges every rank writes to every other at once.
+class MpiBackend : public c10d::Backend {
+ public:
+  explicit MpiBackend(const Transport& transport) : Backend(transport->rank(), transport->size()), transport_(transport) {}
+
+  const std::string getBackendName() const override { return "mpi"; }
+  void setTimeout(Milliseconds timeout) override { timeout_ = timeout; }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    const at::Tensor& tensor = only(tensors, "broadcast");
+    const MpiSpan span = mpi_span(tensor, "broadcast");
+    const int root = checked_rank(options.rootRank, "broadcast");
+    const bool has_it = getRank() == root;
+    const MpiSpans nothing = repeat_span({}, getSize());
+    if (span.bytes <= kSendAtOnce || getSize() <= 2) {
+      const MpiSpans from = has_it ? repeat_span(span, getSize()) : nothing;
+      return start(options, {exchange_spans(*transport_, next_tag(), from, span_only_at(root, span, getSize()))}, {tensor});
+    }
+    // Each gets a piece, and sends it to the others. With one other, the pieces would come from the root alone all the same.
+    const MpiSpans pieces = cut_span(span, shares(span.bytes, getSize()));
+    const MpiSpan& mine = pieces[index()];
+    MpiSpans to_others = repeat_span(mine, getSize());
+    if (!has_it) to_others[static_cast<std::size_t>(root)] = {};
+    const MpiSpans only_mine = span_only_at(root, mine, getSize());
+    return start(options,
+                 {exchange_spans(*transport_, next_tag(), has_it ? pieces : nothing, only_mine),
+                  exchange_spans(*transport_, next_tag(), to_others, has_it ? only_mine : pieces)},
+                 {tensor});
+  }
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    const at::Tensor& tensor = only(tensors, "allreduce");
+    const MpiSpan span = mpi_span(tensor, "allreduce");
+    const MpiReduction reduction(options.reduceOp, tensor.scalar_type(), "allreduce");
+    const at::Tensor flat = tensor.view({-1});
+    if (span.bytes > kSendAtOnce) {
+      const std::vector<int64_t> counts = shares(flat.numel(), getSize());
+      const MpiSpans pieces = cut_span(span, times(counts, flat.element_size()));
+      Tensors memory = {flat};
+      const auto spread = [&](const MpiSpan& mine, const MpiSpans& columns) {
+        return exchange_spans(*transport_, next_tag(), repeat_span(mine, getSize()), columns);
+      };
+      // In place: nobody is sent this rank's own piece before it is reduced.
+      const int64_t first = std::accumulate(counts.begin(), counts.begin() + getRank(), int64_t{0});
+      const at::Tensor own = flat.narrow(0, first, counts[index()]);
+      std::vector<MpiStage> stages = reduce_pieces(reduction, pieces, own, spread, memory);
+      return start(options, std::move(stages), std::move(memory));
+    }
+    const at::Tensor rows = reused_empty({getSize(), flat.numel()}, flat.options());
+    return start(options,
+                 {exchange_spans(*transport_, next_tag(), repeat_span(span, getSize()), rows_of(rows)),
+                  compute([=] { reduction.apply(rows, flat); })},
+                 {flat, rows});
+  }
+
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    const at::Tensor& tensor = only(tensors, "reduce");
+    const MpiSpan span = mpi_span(tensor, "reduce");
+    const int root = checked_rank(options.rootRank, "reduce");
+    const MpiReduction reduction(options.reduceOp, tensor.scalar_type(), "reduce");
+    const std::vector<int64_t> counts = shares(tensor.numel(), getSize());
+    const MpiSpans pieces = cut_span(span, times(counts, tensor.element_size()));
+    // Elsewhere than in `tensor`, which stays as it is on the other ranks.
+    const at::Tensor own = reused_empty({counts[index()]}, tensor.options());
+    Tensors memory = {tensor, own};
+    const auto spread = [&](const MpiSpan& mine, const MpiSpans& columns) {
+      return exchange_spans(*transport_, next_tag(), span_only_at(root, mine, getSize()),
+                            getRank() == root ? columns : repeat_span({}, getSize()));
+    };
+    std::vector<MpiStage> stages = reduce_pieces(reduction, pieces, own, spread, memory);
+    return start(options, std::move(stages), std::move(memory));
+  }
+
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    const MpiSpan to = mpi_span(output, "_allgather_base");
+    const MpiSpan from = mpi_span(input, "_allgather_base");
+    check_parts("_allgather_base", output, input);
+    return start(options,
+                 {exchange_spans(*transport_, next_tag(), repeat_span(from, getSize()), cut_span_evenly(to, getSize()))},
+                 {output, input});
+  }
+
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    const at::Tensor& input = only(inputs, "allgather");
+    const MpiSpans to = mpi_spans(only(outputs, "allgather"), getSize(), "allgather");
+    return start(options,
+                 {exchange_spans(*transport_, next_tag(), repeat_span(mpi_span(input, "allgather"), getSize()), to)},
+                 with(outputs.front(), input));
+  }
+
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    const at::Tensor& input = only(inputs, "gather");
+    const int root = checked_rank(options.rootRank, "gather");
+    const Tensors to = getRank() == root ? only(outputs, "gather") : Tensors();
+    const MpiSpans spans = getRank() == root ? mpi_spans(to, getSize(), "gather") : repeat_span({}, getSize());
+    return start(options,
+                 {exchange_spans(*transport_, next_tag(), span_only_at(root, mpi_span(input, "gather"), getSize()), spans)},
+                 with(to, input));
+  }
+
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    const at::Tensor& output = only(outputs, "scatter");
+    const int root = checked_rank(options.rootRank, "scatter");
+    const Tensors from = getRank() == root ? only(inputs, "scatter") : Tensors();
+    const MpiSpans spans = getRank() == root ? mpi_spans(from, getSize(), "scatter") : repeat_span({}, getSize());
+    return start(
+        options,
+        {exchange_spans(*transport_, next_tag(), spans, span_only_at(root, mpi_span(output, "scatter"), getSize()))},
+        with(from, output));
+  }
+
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    const MpiSpan from = mpi_span(input, "_reduce_scatter_base");
+    check_parts("_reduce_scatter_base", input, output);
+    return reduce_rows(options, cut_span_evenly(from, getSize()), output, {input}, "_reduce_scatter_base");
+  }
+
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override {
+    const Tensors& list = only(inputs, "reduce_scatter");
+    return reduce_rows(options, mpi_spans(list, getSize(), "reduce_scatter"), only(outputs, "reduce_scatter"), list,
+                       "reduce_scatter");
+  }
+
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive, std::vector<int64_t>& send,
+                        const c10d::AllToAllOptions& options) override {
+    const MpiSpans from = split(input, send);
+    const MpiSpans to = split(output, receive);
+    return start(options, {checked_exchange(from, to, "alltoall_base")}, {output, input});
+  }
+
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+    Tensors memory = outputs;
+    memory.insert(memory.end(), inputs.begin(), inputs.end());
+    return start(
+        options,
+        {checked_exchange(mpi_spans(inputs, getSize(), "alltoall"), mpi_spans(outputs, getSize(), "alltoall"), "alltoall")},
+        memory);
+  }
+
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    const at::Tensor& tensor = only(tensors, "send");
+    const MpiSpan span = mpi_span(tensor, "send");
+    check_message(to, tag, "send");
+    const auto stage = [=, transport = transport_.get()](MpiRequests& requests) {
+      transport->send(requests, span.data, span.bytes, to, tag, Channel::kMessage);
+    };
+    return c10::make_intrusive<MpiWork>(transport_, timeout(), std::vector<MpiStage>{stage}, Tensors{tensor});
+  }
+
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    const at::Tensor& tensor = only(tensors, "recv");
+    const MpiSpan span = mpi_span(tensor, "recv");
+    check_message(from, tag, "recv");
+    const auto stage = [=, transport = transport_.get()](MpiRequests& requests) {
+      transport->receive(requests, span.data, span.bytes, from, tag, Channel::kMessage);
+    };
+    return c10::make_intrusive<MpiWork>(transport_, timeout(), std::vector<MpiStage>{stage}, Tensors{tensor}, from);
+  }
+
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    // A byte of each to each.
+    const at::Tensor here = reused_empty({1}, at::kByte);
+    const at::Tensor all = reused_empty({getSize()}, at::kByte);
+    return start(options,
+                 {exchange_spans(*transport_, next_tag(), repeat_span(mpi_span(here, "barrier"), getSize()), rows_of(all))},
+                 {here, all});
+  }
+
+ private:
+  template <typename Options>
+  WorkPtr start(const Options& options, std::vector<MpiStage> stages, Tensors memory) const {
+    const Milliseconds limit = options.timeout == c10d::kUnsetTimeout ? timeout() : options.timeout;
+    auto work = c10::make_intrusive<MpiWork>(transport_, limit, std::move(stages), std::move(memory));
+    if (!options.asyncOp) work->wait(kNoTimeout);
+    return work;
+  }
+
+  // Rank i reduces piece i of every rank into its `result`: some columns of all pieces after the others, so that little is
+  // collected at once. Memory fresh from the system costs more than the messages do. `spread` makes the stage for columns of
+  // `result` that are ready, given where these columns are in each piece.
+  std::vector<MpiStage> reduce_pieces(const MpiReduction& reduction, const MpiSpans& pieces, const at::Tensor& result,
+                                      const Spread& spread, Tensors& memory) {
+    const int64_t item = result.element_size();
+    int64_t longest = 0;
+    for (const MpiSpan& piece : pieces) longest = std::max(longest, piece.bytes / item);
+    const int64_t width = std::min(longest, std::max<int64_t>(kReduceBlock / (getSize() * item), 1));
+    const at::Tensor rows = reused_empty({getSize() * width}, result.options());
+    memory.push_back(rows);
+    std::vector<MpiStage> stages;
+    for (int64_t begin = 0; begin < longest; begin += width) {
+      MpiSpans from;
+      for (const MpiSpan& piece : pieces) {
+        const int64_t first = std::min(begin * item, piece.bytes);
+        from.push_back({piece.data + first, std::min(width * item, piece.bytes - first)});
+      }
+      const int64_t count = from[index()].bytes / item;
+      const at::Tensor ready = result.narrow(0, std::min(begin, result.numel()), count);
+      const at::Tensor block = rows.narrow(0, 0, getSize() * count).view({getSize(), count});
+      stages.push_back(exchange_spans(*transport_, next_tag(), from, rows_of(block)));
+      stages.push_back([=, then = spread(mpi_span(ready, "reduce"), from)](MpiRequests& requests) {
+        reduction.apply(block, ready);
+        if (then) then(requests);
+      });
+    }
+    return stages;
+  }
+
+  WorkPtr reduce_rows(const c10d::ReduceScatterOptions& options, const MpiSpans& pieces, const at::Tensor& output,
+                      const Tensors& inputs, const char* op) {
+    const MpiSpan to = mpi_span(output, op);
+    if (pieces[index()].bytes != to.bytes) {
+      refuse_over_mpi(
+          op, fmt::format("this rank's part of the input has {} bytes, its output {}", pieces[index()].bytes, to.bytes));
+    }
+    const MpiReduction reduction(options.reduceOp, output.scalar_type(), op);
+    Tensors memory = with(inputs, output);
+    const auto nothing = [](const MpiSpan&, const MpiSpans&) { return MpiStage(); };
+    std::vector<MpiStage> stages = reduce_pieces(reduction, pieces, output.view({-1}), nothing, memory);
+    return start(options, std::move(stages), std::move(memory));
+  }
+
+  MpiStage checked_exchange(const MpiSpans& from, const MpiSpans& to, const char* op) {
+    if (from[index()].bytes != to[index()].bytes) {
+      refuse_over_mpi(op, fmt::format("rank {} sends itself {} bytes and expects {}", getRank(), from[index()].bytes,
+                                      to[index()].bytes));
+    }
+    return exchange_spans(*transport_, next_tag(), from, to);
+  }
+
+  std::size_t index() const { return static_cast<std::size_t>(getRank()); }
+  MpiSpans rows_of(const at::Tensor& rows) const { return cut_span_evenly(mpi_span(rows, "rows"), getSize()); }
+
+  // The parts of a tensor by counts along its first dimension; equal ones where none are given.
+  MpiSpans split(const at::Tensor& tensor, const std::vector<int64_t>& counts) const {
+    const MpiSpan span = mpi_span(tensor, "alltoall_base");
+    const int64_t first = tensor.dim() == 0 ? 1 : tensor.size(0);
+    if (counts.empty() && first % getSize() == 0) return cut_span_evenly(span, getSize());
+    int64_t total = 0;
+    for (const int64_t count : counts) total += count;
+    const bool negative = std::any_of(counts.begin(), counts.end(), [](int64_t count) { return count < 0; });
+    if (counts.size() != static_cast<std::size_t>(getSize()) || negative || total != first) {
+      refuse_over_mpi("alltoall_base", fmt::format("split sizes [{}] do not divide {} rows over {} ranks",
+                                                   fmt::join(counts, ", "), first, getSize()));
+    }
+    return cut_span(span, times(counts, first == 0 ? 0 : span.bytes / first));
+  }
+
+  void check_parts(const char* op, const at::Tensor& whole, const at::Tensor& part) const {
+    if (whole.scalar_type() == part.scalar_type() && whole.numel() == part.numel() * getSize()) return;
+    refuse_over_mpi(
+        op, fmt::format("{} elements of {} are not {} times {} elements of {}", whole.numel(),
+                        c10::toString(whole.scalar_type()), getSize(), part.numel(), c10::toString(part.scalar_type())));
+  }
+
+  int checked_rank(int64_t rank, const char* op) const {
+    if (rank < 0 || rank >= getSize())
+      refuse_over_mpi(op, fmt::format("rank {} is outside the group of {}", rank, getSize()));
+    return static_cast<int>(rank);
+  }
+
+  void check_message(int peer, int tag, const char* op) const {
+    checked_rank(peer, op);
+    if (tag < 0 || tag > MpiTransport::largest_tag()) {
+      refuse_over_mpi(op, fmt::format("tag {} is outside [0, {}]", tag, MpiTransport::largest_tag()));
+    }
+  }
+
+  static Tensors with(Tensors list, const at::Tensor& tensor) {
+    list.push_back(tensor);
+    return list;
+  }
+
+  // Operations that are under way at once keep apart by it; all ranks start them in the same order.
+  int next_tag() { return tag_ = (tag_ + 1) % 32768; }
+  Milliseconds timeout() const { return timeout_.value_or(transport_->timeout()); }
+
+  const Transport transport_;
+  std::optional<Milliseconds> timeout_;
+  int tag_ = 0;
+};
+
+}  // namespace
+
+BackendGroup make_mpi_group(const GroupRequest& request) {
+  const auto transport = std::make_shared<MpiTransport>(request);
+  return {.backend = c10::make_intrusive<MpiBackend>(transport), .close = [transport] { transport->close(); }};
+}
+
+}  // namespace tessera

@@ -1,0 +1,301 @@
+// The only file that includes MPI's header.
+#include "tessera/mesh/backends/mpi_transport.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <mpi.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace tessera {
+
+struct MpiRequests {
+  std::vector<MPI_Request> pending;
+  std::vector<int> peers;  // of each
+  std::vector<MPI_Status> statuses;
+
+  MPI_Request* add(int peer) {
+    peers.push_back(peer);
+    return &pending.emplace_back(MPI_REQUEST_NULL);
+  }
+  void clear() {
+    pending.clear();
+    peers.clear();
+  }
+};
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// MPI counts in int; one message holds at most this many bytes.
+constexpr int64_t kLongestMessage = int64_t{1} << 30;
+// A wait looks again at once so many times, then gives way to other processes between two looks, and then sleeps between them:
+// after a while, or when giving way took so long that the core is another's, whose turn comes back only after long ones.
+constexpr int kEagerLooks = 200;
+constexpr auto kYieldsFor = std::chrono::milliseconds(1);
+constexpr auto kLongYield = std::chrono::microseconds(200);
+constexpr auto kNap = std::chrono::microseconds(20);
+constexpr auto kLookForFailure = std::chrono::milliseconds(200);
+
+// MPI belongs to the process, and so does what must be known when the process ends.
+struct Process {
+  std::mutex mutex;  // guards abandoned
+  std::vector<std::pair<std::shared_ptr<MpiRequests>, std::vector<at::Tensor>>> abandoned;
+  std::atomic<bool> has_failed{false};
+};
+
+// Never destroyed: other threads, and MPI itself, may use the memory until the process is gone.
+Process& process() {
+  static Process* const only = new Process;
+  return *only;
+}
+
+void check(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw std::runtime_error(
+      fmt::format("MPI: {}: {}", what, std::string_view(text.data(), static_cast<std::size_t>(length))));
+}
+
+bool asked(int (*question)(int*)) {
+  int answer = 0;
+  question(&answer);
+  return answer != 0;
+}
+
+bool all_done(MpiRequests& requests) {
+  auto& [pending, peers, statuses] = requests;
+  if (pending.empty()) return true;
+  statuses.resize(pending.size());
+  int done = 0;
+  const int code = MPI_Testall(static_cast<int>(pending.size()), pending.data(), &done, statuses.data());
+  if (code == MPI_ERR_IN_STATUS) {
+    for (const MPI_Status& status : statuses) {
+      if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, "a message");
+    }
+  }
+  check(code, "MPI_Testall");
+  if (done != 0) requests.clear();
+  return done != 0;
+}
+
+// Of several looks, as long as there is something to wait for.
+bool soon_done(MpiRequests& requests) {
+  for (int i = 0; i < kEagerLooks; ++i) {
+    if (all_done(requests)) return true;
+  }
+  return false;
+}
+
+// The peers of those that are not done, each once, as the ranks of the job that `ranks` has for them.
+std::vector<int64_t> awaited(const MpiRequests& requests, const std::vector<int64_t>& ranks) {
+  std::vector<int64_t> found;
+  for (std::size_t i = 0; i < requests.pending.size(); ++i) {
+    int done = 0;
+    check(MPI_Request_get_status(requests.pending[i], &done, MPI_STATUS_IGNORE), "MPI_Request_get_status");
+    if (done == 0) found.push_back(ranks.at(static_cast<std::size_t>(requests.peers[i])));
+  }
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
+
+// At the end of the process.
+void end_mpi() {
+  if (!asked(MPI_Finalized) && !process().has_failed) MPI_Finalize();
+}
+
+// Every member writes `mine`, and gets what all wrote, in the order of ranks.
+std::vector<std::string> meet(const GroupRequest& request, const char* what, const std::string& mine) {
+  const auto key = [&](int rank) { return fmt::format("{}/{}", what, rank); };
+  request.store->set(key(request.rank), mine);
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < request.size; ++rank) keys.push_back(key(rank));
+  request.store->wait(keys);
+  std::vector<std::string> all;
+  for (const std::string& each : keys) all.push_back(request.store->get_to_str(each));
+  return all;
+}
+
+// The members' ranks in MPI_COMM_WORLD.
+std::vector<int> mpi_ranks(const GroupRequest& request) {
+  int mine = 0;
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &mine), "MPI_Comm_rank");
+  std::vector<int> ranks;
+  for (const std::string& text : meet(request, "mpi_rank", std::to_string(mine))) ranks.push_back(std::stoi(text));
+  std::vector<int> sorted = ranks;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end()) return ranks;
+  throw std::runtime_error(
+      fmt::format("MPI counts the members of this group as its ranks [{}], which are not {} different processes of one job; "
+                  "start them with the mpirun of this MPI ({}), or with tools/launch --backend mpi",
+                  fmt::join(ranks, ", "), request.size, mpi_flavor()));
+}
+
+// The processes of a group that makes another communicator at the same time have other ranks, and nearly always another tag.
+int tag_of(const std::vector<int>& ranks, int which) {
+  uint32_t hash = 2166136261U;
+  for (const int rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 16777619U;
+  return static_cast<int>(hash % 16000U) * 2 + which;
+}
+
+}  // namespace
+
+std::string_view mpi_flavor() {
+#if defined(OPEN_MPI)
+  return "Open MPI";
+#elif defined(MPICH_VERSION)
+  return "MPICH";
+#else
+  return "another MPI";
+#endif
+}
+
+void skip_mpi_end() noexcept { process().has_failed = true; }
+
+void start_mpi(const GroupRequest& world) {
+  // MPI_Init waits for every process and cannot be woken.
+  meet(world, "start", "here");
+  const std::lock_guard lock(process().mutex);
+  if (asked(MPI_Finalized))
+    throw std::runtime_error("MPI has been ended in this process; keep it until all worlds are gone");
+  int level = MPI_THREAD_SINGLE;
+  if (asked(MPI_Initialized)) {
+    check(MPI_Query_thread(&level), "MPI_Query_thread");
+  } else {
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    std::atexit(end_mpi);
+  }
+  if (level == MPI_THREAD_MULTIPLE) return;
+  throw std::runtime_error(
+      fmt::format("MPI was started with thread level {}, and {} (MPI_THREAD_MULTIPLE) is needed; start it with "
+                  "MPI_Init_thread, or leave the start to Tessera",
+                  level, MPI_THREAD_MULTIPLE));
+}
+
+struct MpiTransport::Communicators {
+  explicit Communicators(const std::vector<int>& ranks) {
+    MPI_Group world = MPI_GROUP_NULL;
+    MPI_Group members = MPI_GROUP_NULL;
+    check(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+    check(MPI_Group_incl(world, static_cast<int>(ranks.size()), ranks.data(), &members), "MPI_Group_incl");
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      check(MPI_Comm_create_group(MPI_COMM_WORLD, members, tag_of(ranks, static_cast<int>(i)), &all[i]),
+            "MPI_Comm_create_group");
+      check(MPI_Comm_set_errhandler(all[i], MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    }
+    MPI_Group_free(&members);
+    MPI_Group_free(&world);
+  }
+
+  ~Communicators() {
+    if (process().has_failed || asked(MPI_Finalized)) return;
+    for (MPI_Comm& communicator : all) MPI_Comm_free(&communicator);
+  }
+
+  MPI_Comm of(Channel channel) const { return all[static_cast<std::size_t>(channel)]; }
+
+  std::array<MPI_Comm, 2> all{MPI_COMM_NULL, MPI_COMM_NULL};
+};
+
+MpiTransport::MpiTransport(GroupRequest request)
+    : request_(std::move(request)), communicators_(std::make_unique<Communicators>(mpi_ranks(request_))) {}
+
+MpiTransport::~MpiTransport() = default;
+
+int MpiTransport::largest_tag() {
+  int* value = nullptr;
+  int found = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &found);
+  return found != 0 ? *value : 32767;  // what MPI promises
+}
+
+std::shared_ptr<MpiRequests> MpiTransport::begin() const {
+  check_open();
+  return std::make_shared<MpiRequests>();
+}
+
+void MpiTransport::check_open() const {
+  if (closed_) throw std::runtime_error("MPI: the group has been closed, because the job has failed");
+}
+
+void MpiTransport::send(MpiRequests& requests, const char* data, int64_t bytes, int to, int tag, Channel channel) {
+  for (int64_t at = 0; at < bytes; at += kLongestMessage) {
+    const int count = static_cast<int>(std::min(kLongestMessage, bytes - at));
+    check(MPI_Isend(data + at, count, MPI_BYTE, to, tag, communicators_->of(channel), requests.add(to)), "MPI_Isend");
+  }
+}
+
+void MpiTransport::receive(MpiRequests& requests, char* data, int64_t bytes, int from, int tag, Channel channel) {
+  for (int64_t at = 0; at < bytes; at += kLongestMessage) {
+    const int count = static_cast<int>(std::min(kLongestMessage, bytes - at));
+    check(MPI_Irecv(data + at, count, MPI_BYTE, from, tag, communicators_->of(channel), requests.add(from)), "MPI_Irecv");
+  }
+}
+
+// Whether the job has failed, or one that is waited for has ended, at this look and at the one before, between which nothing has
+// come. What that one sent before it ended may not have been taken at the first of them.
+bool MpiTransport::is_in_vain(MpiRequests& requests, std::vector<int64_t>& lost_before) const {
+  std::vector<int64_t> lost = awaited(requests, request_.ranks);
+  if (lost.empty() || !request_.lost(lost)) lost.clear();
+  const bool again = !lost.empty() && lost == lost_before;
+  lost_before = std::move(lost);
+  return again && !soon_done(requests);
+}
+
+void MpiTransport::throw_wait_error(const MpiRequests& requests, const std::string& what) const {
+  const std::vector<int64_t> ranks = awaited(requests, request_.ranks);
+  throw WaitError(fmt::format("MPI: {}, waiting for ranks [{}]", what, fmt::join(ranks, ", ")), ranks);
+}
+
+bool MpiTransport::test(MpiRequests& requests) {
+  check_open();
+  return all_done(requests);
+}
+
+void MpiTransport::wait(MpiRequests& requests, std::chrono::milliseconds timeout, Clock::time_point start) {
+  check_open();
+  if (soon_done(requests)) return;
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point next_look = begin + kLookForFailure;
+  Clock::time_point now = begin;
+  std::vector<int64_t> lost_before;
+  for (bool naps = false; !all_done(requests);) {
+    check_open();
+    const Clock::time_point before = std::exchange(now, Clock::now());
+    naps = naps || now - before > kLongYield || now - begin > kYieldsFor;
+    if (now - start >= timeout) throw_wait_error(requests, fmt::format("timed out after {} ms", timeout.count()));
+    if (now >= next_look) {
+      if (is_in_vain(requests, lost_before)) throw_wait_error(requests, "gave up");
+      next_look = now + kLookForFailure;
+    }
+    if (naps) {
+      std::this_thread::sleep_for(kNap);
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+void MpiTransport::abandon(std::shared_ptr<MpiRequests> requests, std::vector<at::Tensor> memory) noexcept {
+  Process& here = process();
+  here.has_failed = true;
+  const std::lock_guard lock(here.mutex);
+  here.abandoned.emplace_back(std::move(requests), std::move(memory));
+}
+
+}  // namespace tessera

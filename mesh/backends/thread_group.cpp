@@ -1,0 +1,294 @@
+#include "tessera/mesh/backends/thread_group.h"
+
+#include <algorithm>
+#include <exception>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "tessera/mesh/backends/contribution.h"
+#include "tessera/mesh/backends/meeting.h"
+#include "tessera/mesh/core/in_memory.h"
+
+namespace tessera {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+class ThreadWork : public c10d::Work {
+ public:
+  ThreadWork(std::shared_ptr<Meeting> meeting, Meeting::EventPtr event, std::chrono::milliseconds timeout)
+      : meeting_(std::move(meeting)), event_(std::move(event)), timeout_(timeout) {}
+
+  bool isCompleted() override { return meeting_->is_done(*event_); }
+  bool isSuccess() const override { return meeting_->is_done(*event_) && !meeting_->is_failed(*event_); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    meeting_->wait(event_, timeout == kNoTimeout ? timeout_ : timeout);
+    return true;
+  }
+  std::exception_ptr exception() const override {
+    if (!meeting_->is_done(*event_) || !meeting_->is_failed(*event_)) return nullptr;
+    try {
+      meeting_->wait(event_, timeout_);
+    } catch (...) {
+      return std::current_exception();
+    }
+    return nullptr;
+  }
+  void synchronize() override {}
+
+ private:
+  const std::shared_ptr<Meeting> meeting_;
+  const Meeting::EventPtr event_;
+  const std::chrono::milliseconds timeout_;
+};
+
+// Gathers what a rank brings; the first thing that is wrong stays.
+class Builder {
+ public:
+  Builder(const char* kind, std::size_t size) : size_(size) { made_.kind = kind; }
+
+  Builder& op(const c10d::ReduceOp& op) {
+    made_.op = static_cast<c10d::ReduceOp::RedOpType>(op);
+    return *this;
+  }
+  Builder& root(int64_t root) {
+    made_.root = root;
+    if (root < 0 || root >= static_cast<int64_t>(size_)) {
+      fault(fmt::format("root {} is outside [0, {}); pass the place in the group", root, size_));
+    }
+    return *this;
+  }
+  // Every tensor as a piece.
+  Builder& give(const Tensors& tensors, std::size_t count) { return add(made_.give, tensors, count); }
+  Builder& take(const Tensors& tensors, std::size_t count) { return add(made_.take, tensors, count); }
+  // One tensor, cut into `counts`, or the whole with none.
+  Builder& give_parts(const at::Tensor& tensor, const std::vector<int64_t>& counts) {
+    return cut(made_.give, tensor, counts);
+  }
+  Builder& take_parts(const at::Tensor& tensor, const std::vector<int64_t>& counts) {
+    return cut(made_.take, tensor, counts);
+  }
+  void fault(const std::string& text) {
+    if (made_.fault.empty()) made_.fault = fmt::format("{}: {}", made_.kind, text);
+  }
+  // Elements for each rank of a tensor that is split along its first dimension, evenly without `splits`.
+  std::vector<int64_t> counts(const at::Tensor& tensor, const std::vector<int64_t>& splits);
+
+  Contribution done() {
+    if (!made_.fault.empty()) {
+      made_.give.clear();
+      made_.take.clear();
+    }
+    return std::move(made_);
+  }
+
+ private:
+  bool usable(const at::Tensor& tensor) {
+    const bool fits =
+        tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() && tensor.has_storage();
+    if (!fits) {
+      fault(fmt::format("a tensor of {} cannot travel between threads; give a dense tensor on the CPU",
+                        tensor.defined() ? tensor.toString() : "no type"));
+    }
+    return fits;
+  }
+  Builder& add(std::vector<Piece>& pieces, const Tensors& tensors, std::size_t count);
+  Builder& cut(std::vector<Piece>& pieces, const at::Tensor& tensor, const std::vector<int64_t>& counts);
+
+  Contribution made_;
+  const std::size_t size_;
+};
+
+Builder& Builder::add(std::vector<Piece>& pieces, const Tensors& tensors, std::size_t count) {
+  if (tensors.size() != count) fault(fmt::format("{} tensors were given where {} belong", tensors.size(), count));
+  for (const at::Tensor& tensor : tensors) {
+    if (usable(tensor)) pieces.push_back(whole_piece(tensor));
+  }
+  return *this;
+}
+
+Builder& Builder::cut(std::vector<Piece>& pieces, const at::Tensor& tensor, const std::vector<int64_t>& counts) {
+  if (!usable(tensor)) return *this;
+  if (!tensor.is_contiguous() || !is_in_memory(tensor)) fault("the tensor is not contiguous");
+  int64_t offset = 0;
+  for (const int64_t count : counts) {
+    pieces.push_back({tensor, offset, count, false});
+    offset += count;
+  }
+  if (offset != tensor.numel() || std::any_of(counts.begin(), counts.end(), [](int64_t count) { return count < 0; })) {
+    fault(fmt::format("a tensor of {} elements does not hold [{}]", tensor.numel(), fmt::join(counts, ", ")));
+  }
+  return *this;
+}
+
+std::vector<int64_t> Builder::counts(const at::Tensor& tensor, const std::vector<int64_t>& splits) {
+  if (!usable(tensor) || (tensor.dim() == 0 && splits.empty())) {
+    fault("a tensor without dimensions cannot be split");
+    return {};
+  }
+  const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
+  const auto n = static_cast<int64_t>(size_);
+  if (splits.empty() ? rows % n != 0 : splits.size() != size_) {
+    fault(fmt::format("splits [{}] do not cut {} rows for {} ranks", fmt::join(splits, ", "), rows, n));
+    return {};
+  }
+  std::vector<int64_t> counts = splits.empty() ? std::vector<int64_t>(size_, rows / n) : splits;
+  const int64_t width = rows == 0 ? 0 : tensor.numel() / rows;
+  if (std::accumulate(counts.begin(), counts.end(), int64_t{0}) != rows) {
+    fault(fmt::format("splits [{}] do not sum to {} rows", fmt::join(counts, ", "), rows));
+  }
+  for (int64_t& count : counts) count *= width;
+  return counts;
+}
+
+class ThreadBackend : public c10d::Backend {
+ public:
+  ThreadBackend(std::shared_ptr<Meeting> meeting, int rank, int size, std::chrono::milliseconds timeout)
+      : Backend(rank, size), meeting_(std::move(meeting)), timeout_(timeout) {}
+
+  const std::string getBackendName() const override { return "threads"; }
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    Builder builder = start("broadcast");
+    builder.root(options.rootRank).take(tensors, 1);
+    if (getRank() == options.rootRank) builder.give(tensors, 1);
+    return post(builder, options.timeout);
+  }
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    return post(start("all_reduce").op(options.reduceOp).give(tensors, 1).take(tensors, 1), options.timeout);
+  }
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    Builder builder = start("reduce");
+    builder.root(options.rootRank).op(options.reduceOp).give(tensors, 1);
+    if (getRank() == options.rootRank) builder.take(tensors, 1);
+    return post(builder, options.timeout);
+  }
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
+    Builder builder = start("all_gather");
+    builder.give(inputs, 1).take(only(builder, outputs), size());
+    return post(builder, options.timeout);
+  }
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    const std::vector<int64_t> counts(size(), input.numel());
+    return post(start("all_gather").give_parts(input, {input.numel()}).take_parts(output, counts), options.timeout);
+  }
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override {
+    Builder builder = start("gather");
+    builder.root(options.rootRank).give(inputs, 1);
+    if (getRank() == options.rootRank) builder.take(only(builder, outputs), size());
+    return post(builder, options.timeout);
+  }
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
+    Builder builder = start("scatter");
+    builder.root(options.rootRank).take(outputs, 1);
+    if (getRank() == options.rootRank) builder.give(only(builder, inputs), size());
+    return post(builder, options.timeout);
+  }
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override {
+    Builder builder = start("reduce_scatter");
+    builder.op(options.reduceOp).give(only(builder, inputs), size()).take(outputs, 1);
+    return post(builder, options.timeout);
+  }
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    const std::vector<int64_t> counts(size(), output.numel());
+    return post(start("reduce_scatter").op(options.reduceOp).give_parts(input, counts).take_parts(output, {output.numel()}),
+                options.timeout);
+  }
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive, std::vector<int64_t>& send,
+                        const c10d::AllToAllOptions& options) override {
+    Builder builder = start("all_to_all");
+    builder.give_parts(input, builder.counts(input, send)).take_parts(output, builder.counts(output, receive));
+    return post(builder, options.timeout);
+  }
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
+    return post(start("all_to_all").give(inputs, size()).take(outputs, size()), options.timeout);
+  }
+  WorkPtr barrier(const c10d::BarrierOptions& options) override {
+    Builder builder = start("barrier");
+    return post(builder, options.timeout);
+  }
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    return work(meeting_->send(getRank(), peer(to), tag, message(tensors)), c10d::kUnsetTimeout);
+  }
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    return work(meeting_->receive(getRank(), peer(from), tag, message(tensors)), c10d::kUnsetTimeout);
+  }
+
+ private:
+  std::size_t size() const { return static_cast<std::size_t>(getSize()); }
+  Builder start(const char* kind) const { return {kind, size()}; }
+
+  // c10d's lists hold one list for each of this rank's devices, of which there is one.
+  static const Tensors& only(Builder& builder, const std::vector<Tensors>& lists) {
+    static const Tensors none;
+    if (lists.size() == 1) return lists.front();
+    builder.fault(fmt::format("{} lists of tensors were given where 1 belongs", lists.size()));
+    return none;
+  }
+  WorkPtr post(Builder& builder, std::chrono::milliseconds timeout) {
+    return work(meeting_->contribute(getRank(), builder.done()), timeout);
+  }
+  WorkPtr work(Meeting::EventPtr event, std::chrono::milliseconds timeout) const {
+    return c10::make_intrusive<ThreadWork>(meeting_, std::move(event), timeout == c10d::kUnsetTimeout ? timeout_ : timeout);
+  }
+  int peer(int rank) const {
+    if (rank >= 0 && rank < getSize()) return rank;
+    throw std::invalid_argument(
+        fmt::format("rank {} is outside [0, {}); pass the place in the group, not the global rank", rank, getSize()));
+  }
+  Piece message(const Tensors& tensors) const {
+    Builder builder = start("a message");
+    const Contribution made = builder.give(tensors, 1).done();
+    if (!made.fault.empty()) throw std::invalid_argument(made.fault);
+    return made.give.front();
+  }
+
+  const std::shared_ptr<Meeting> meeting_;
+  std::chrono::milliseconds timeout_;
+};
+
+}  // namespace
+
+std::shared_ptr<Meeting> ThreadHub::meeting(const std::vector<int64_t>& ranks) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<Meeting>& found = meetings_[ranks];
+  if (found) return found;
+  found = std::make_shared<Meeting>(ranks);
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (left_.contains(ranks[i])) found->leave(static_cast<int>(i));
+  }
+  return found;
+}
+
+void ThreadHub::leave(int64_t rank) {
+  const std::lock_guard lock(mutex_);
+  left_.insert(rank);
+  for (const auto& [ranks, meeting] : meetings_) {
+    const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    if (place < static_cast<int64_t>(ranks.size())) meeting->leave(static_cast<int>(place));
+  }
+}
+
+BackendGroup make_thread_group(const std::shared_ptr<ThreadHub>& hub, const GroupRequest& request) {
+  if (request.device != c10::DeviceType::CPU) {
+    throw std::invalid_argument(fmt::format(
+        "ranks that are threads of one process exchange CPU tensors alone, not those on {}; use a mesh on \"cpu\"",
+        c10::DeviceTypeName(request.device, /*lower_case=*/true)));
+  }
+  const std::shared_ptr<Meeting> meeting = hub->meeting(request.ranks);
+  return {.backend = c10::make_intrusive<ThreadBackend>(meeting, request.rank, request.size, request.timeout),
+          .close = [meeting] { meeting->close(); },
+          .closes_while_busy = true};
+}
+
+}  // namespace tessera

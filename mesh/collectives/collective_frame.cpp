@@ -1,0 +1,132 @@
+#include "tessera/mesh/collectives/collective_frame.h"
+
+#include <exception>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+#include <spdlog/spdlog.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "tessera/mesh/check_state.h"
+#include "tessera/mesh/collectives/group_moves.h"
+#include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/core/mismatch.h"
+
+namespace tessera {
+namespace {
+
+std::string text_of(const std::exception& error) {
+  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+}
+
+void report(const CollectiveCall& call, int64_t bytes) {
+  World& world = call.mesh.world();
+  if (spdlog::should_log(spdlog::level::debug)) {
+    spdlog::debug("rank {}: {}, {} bytes", world.rank(), call.text(world.current_op()), bytes);
+  }
+  if (!world.observed() || world.check_state().inside) return;
+  world.record({.kind = call.kind,
+                .mesh_dim = call.mesh.mesh_dim_name(call.mesh_dim),
+                .bytes = bytes,
+                .op = world.current_op(),
+                .path = world.current_path()});
+}
+
+// Runs `body`; what it throws fails the world, for the others may wait for this rank.
+template <typename Body>
+auto failing(const CollectiveCall& call, const char* op, const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    call.mesh.world().fail(call.text(op), text_of(error));
+    throw;
+  }
+}
+
+}  // namespace
+
+struct Started::Work {
+  CollectiveCall call;
+  std::string op;  // that started it
+  Underway underway;
+
+  void wait() const {
+    try {
+      for (const auto& work : underway.works) work->wait();
+    } catch (const MismatchError&) {
+      throw;  // every rank has it: nobody was lost
+    } catch (const std::exception& error) {
+      call.mesh.world().rethrow_collective_failure(call.text(op.c_str()), call.mesh.group_ranks(call.mesh_dim), error);
+    }
+  }
+};
+
+namespace {
+
+// Under Checked: the ranks of the group compare what they are about to do.
+void check(const CollectiveCall& call, const Intent& intent) {
+  if (!Checked::enabled(call.mesh.world())) return;
+  check_collective(call.kind, call.mesh, call.mesh_dim, intent, [&](const at::Tensor& row) {
+    Started::Work gathered{
+        .call = call, .op = call.mesh.world().current_op(), .underway = gather_rows(call, row.to(call.mesh.device()))};
+    gathered.wait();
+    return gathered.underway.result().cpu();
+  });
+}
+
+}  // namespace
+
+Started::Started(at::Tensor result) : result_(std::move(result)) {}
+Started::Started(std::unique_ptr<Work> work) : work_(std::move(work)) {}
+Started::Started(Started&&) noexcept = default;
+
+Started::~Started() {
+  if (!work_) return;
+  try {
+    for (const auto& work : work_->underway.works) work->wait();
+  } catch (const std::exception& error) {
+    spdlog::debug("a collective that nobody waited for: {}", text_of(error));
+  }
+}
+
+at::Tensor Started::wait() {
+  if (!work_) {
+    if (!result_.defined()) throw std::logic_error("Started::wait: it has been waited for");
+    return std::exchange(result_, at::Tensor());
+  }
+  const World::Exclusive exclusive(work_->call.mesh.world());
+  const detail::NotRecording own_tensors;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  std::unique_ptr<Work> work = std::move(work_);
+  return failing(work->call, work->op.c_str(), [&] {
+    work->wait();
+    return work->underway.result();
+  });
+}
+
+Started start_call(const CollectiveCall& call, int64_t bytes, const Intent& intent, c10::function_ref<Underway()> begin) {
+  World& world = call.mesh.world();
+  const World::Exclusive exclusive(world);
+  const detail::NotRecording own_tensors;
+  world.check_alive();
+  report(call, bytes);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  check(call, intent);
+  Underway underway = failing(call, world.current_op(), begin);
+  return Started(std::make_unique<Started::Work>(
+      Started::Work{.call = call, .op = world.current_op(), .underway = std::move(underway)}));
+}
+
+at::Tensor run_call(const DeviceMesh& mesh, int64_t mesh_dim, c10::function_ref<Started()> start) {
+  std::optional<World::Exclusive> exclusive;
+  if (mesh.is_member() && mesh.size(mesh_dim) > 1) exclusive.emplace(mesh.world());
+  return start().wait();
+}
+
+}  // namespace tessera

@@ -1,0 +1,166 @@
+#include "tessera/mesh/core/wire.h"
+
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
+#include <ATen/ops/bitwise_and.h>
+#include <ATen/ops/bitwise_right_shift.h>
+#include <ATen/ops/bitwise_xor.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/masked_fill.h>
+#include <ATen/ops/prod.h>
+#include <ATen/ops/sum.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/Storage.h>
+#include <fmt/format.h>
+
+#include "tessera/mesh/core/reused_memory.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void refuse(const char* where, at::ScalarType dtype, ReduceOp op, const char* remedy) {
+  throw std::invalid_argument(
+      fmt::format("{}: {} of {} is not defined; {}", where, to_string(op), c10::toString(dtype), remedy));
+}
+
+bool goes_ordered(at::ScalarType dtype, ReduceOp op) {
+  return c10::isFloatingType(dtype) && (op == ReduceOp::kMax || op == ReduceOp::kMin);
+}
+
+// The bits of floating numbers as integers of the numbers' order, and back: with the sign bit set, the other bits count
+// downwards.
+at::Tensor reordered(const at::Tensor& bits) {
+  const bool wide = bits.scalar_type() == at::kLong;
+  const int64_t magnitude = wide ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int32_t>::max();
+  return at::bitwise_xor(bits, at::bitwise_and(at::bitwise_right_shift(bits, wide ? 63 : 31), magnitude));
+}
+
+at::Tensor reduce_bits(const at::Tensor& rows, ReduceOp op) {
+  at::Tensor out = rows.select(0, 0).clone();
+  for (int64_t i = 1; i < rows.size(0); ++i) {
+    const at::Tensor row = rows.select(0, i);
+    if (op == ReduceOp::kBitAnd) out.bitwise_and_(row);
+    if (op == ReduceOp::kBitOr) out.bitwise_or_(row);
+    if (op == ReduceOp::kBitXor) out.bitwise_xor_(row);
+  }
+  return out;
+}
+
+// NaN as the number that max (positive) or min (negative) keeps.
+int64_t nan_bits(bool wide, ReduceOp op) {
+  const double nan = std::copysign(std::numeric_limits<double>::quiet_NaN(), op == ReduceOp::kMax ? 1.0 : -1.0);
+  return wide ? std::bit_cast<int64_t>(nan) : std::bit_cast<int32_t>(static_cast<float>(nan));
+}
+
+// A tensor without elements yet over the same storage: what a view makes, without the dispatcher.
+c10::intrusive_ptr<c10::TensorImpl> over_storage_of(const at::Tensor& tensor, caffe2::TypeMeta dtype) {
+  return c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(),
+                                              dtype);
+}
+
+}  // namespace
+
+at::Tensor to_wire(const at::Tensor& t, ReduceOp op, const char* where) {
+  const at::ScalarType wire = reduced_as(t.scalar_type(), op, where);
+  if (!goes_ordered(t.scalar_type(), op)) return t.to(wire);
+  const bool wide = wire == at::kLong;
+  const at::Tensor numbers = t.to(wide ? at::kDouble : at::kFloat).contiguous();
+  return reordered(at::masked_fill(numbers.view(wire), numbers.isnan(), nan_bits(wide, op)));
+}
+
+bool is_other_wire(at::ScalarType dtype, ReduceOp op) { return reduced_as(dtype, op, "") != dtype; }
+
+at::Tensor from_wire(const at::Tensor& wire, at::ScalarType dtype, ReduceOp op) {
+  if (!goes_ordered(dtype, op)) return wire.to(dtype);
+  return reordered(wire).view(wire.scalar_type() == at::kLong ? at::kDouble : at::kFloat).to(dtype);
+}
+
+at::Tensor as_bytes(const at::Tensor& contiguous) {
+  auto impl = over_storage_of(contiguous, caffe2::TypeMeta::Make<uint8_t>());
+  impl->set_storage_offset(contiguous.storage_offset() * contiguous.element_size());
+  impl->set_sizes_contiguous({static_cast<int64_t>(contiguous.nbytes())});
+  return at::Tensor(std::move(impl));
+}
+
+at::Tensor as_view(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
+  auto impl = over_storage_of(tensor, tensor.dtype());
+  impl->set_sizes_and_strides(sizes, strides, offset);
+  return at::Tensor(std::move(impl));
+}
+
+at::Tensor as_sizes(const at::Tensor& contiguous, at::IntArrayRef sizes) {
+  auto impl = over_storage_of(contiguous, contiguous.dtype());
+  impl->set_storage_offset(contiguous.storage_offset());
+  impl->set_sizes_contiguous(sizes);
+  return at::Tensor(std::move(impl));
+}
+
+at::Tensor as_sizes(at::Tensor&& contiguous, at::IntArrayRef sizes) {
+  if (contiguous.sizes() != sizes) {
+    if (contiguous.use_count() > 1) return as_sizes(std::as_const(contiguous), sizes);
+    contiguous.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  }
+  return std::move(contiguous);
+}
+
+at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) {
+  if (is_bitwise(op)) {
+    if (!c10::isIntegralType(dtype, /*includeBool=*/true)) refuse(where, dtype, op, "bits are those of integers and bool");
+    if (dtype == at::kBool) return at::kByte;
+  }
+  if (dtype == at::kBool) {
+    if (op == ReduceOp::kMax || op == ReduceOp::kMin) return at::kByte;
+    refuse(where, dtype, op, "use max (any) or min (all), or convert to an integer dtype");
+  }
+  if (c10::isIntegralType(dtype, /*includeBool=*/false) && op == ReduceOp::kAvg) {
+    refuse(where, dtype, op, "use sum and divide, or convert to a floating dtype");
+  }
+  if (c10::isComplexType(dtype) && (op == ReduceOp::kMax || op == ReduceOp::kMin)) {
+    refuse(where, dtype, op, "complex numbers have no order; reduce abs() or the real part");
+  }
+  if (goes_ordered(dtype, op)) return dtype == at::kDouble ? at::kLong : at::kInt;
+  if (c10::isFloat8Type(dtype)) return at::kFloat;
+  if (dtype == at::kChar || dtype == at::kShort || dtype == at::kUInt16) return at::kInt;
+  if (dtype == at::kUInt32) return at::kLong;
+  const bool native = dtype == at::kByte || dtype == at::kInt || dtype == at::kLong || dtype == at::kHalf ||
+                      dtype == at::kBFloat16 || dtype == at::kFloat || dtype == at::kDouble || c10::isComplexType(dtype);
+  if (!native) refuse(where, dtype, op, "convert to a floating or integer dtype of up to 64 signed bits");
+  return dtype;
+}
+
+void sum_rows(const at::Tensor& rows, at::Tensor& out) {
+  // Of two long rows add takes half the time of sum, of short ones twice as long.
+  if (rows.size(0) == 2 && out.numel() >= 4096) {
+    at::add_out(out, rows.select(0, 0), rows.select(0, 1));
+  } else {
+    at::sum_out(out, rows, {0}, /*keepdim=*/false, rows.scalar_type());
+  }
+}
+
+at::Tensor reduce_rows(const at::Tensor& rows, ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg: {
+      at::Tensor out = reused_empty(rows.sizes().slice(1), rows.options());
+      sum_rows(rows, out);
+      return op == ReduceOp::kAvg ? out.div_(rows.size(0)) : out;
+    }
+    case ReduceOp::kMax: return at::amax(rows, {0});
+    case ReduceOp::kMin: return at::amin(rows, {0});
+    case ReduceOp::kProduct: return at::prod(rows, 0, /*keepdim=*/false, rows.scalar_type());
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor: return reduce_bits(rows, op);
+  }
+  throw std::logic_error("reduce_rows: not a ReduceOp");
+}
+
+}  // namespace tessera

@@ -1,0 +1,288 @@
+#include "tessera/placement/planner/cut_table.h"
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <numeric>
+
+namespace tessera {
+namespace {
+
+uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
+
+// Whether `partition` cuts `size` elements into `parts`, as check_partition says it.
+bool fits(const Partition& partition, int64_t size, int64_t parts) {
+  if (partition.exact()) return partition.parts().value_or(parts) == parts && partition.size().value_or(size) == size;
+  check_partition(partition, size, parts, "");
+  return true;
+}
+
+// The elements in any of several disjoint sets.
+Intervals joined(std::vector<Interval> all) {
+  std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  Intervals out;
+  for (const Interval& interval : all) append(out, interval);
+  return out;
+}
+
+}  // namespace
+
+ComparedRanks::ComparedRanks(std::span<const int64_t> shape, const std::vector<std::set<int64_t>>& some)
+    : mesh_shape(shape.begin(), shape.end()), coordinates{{}} {
+  for (const int64_t n : mesh_shape) ranks *= n;
+  all = some.empty();
+  for (std::size_t i = 0; i < mesh_shape.size(); ++i) {
+    std::vector<int64_t> here(static_cast<std::size_t>(mesh_shape[i]));
+    std::iota(here.begin(), here.end(), 0);
+    if (!all) here.assign(some[i].begin(), some[i].end());
+    std::vector<std::vector<int64_t>> longer;
+    for (const auto& start : coordinates) {
+      for (const int64_t c : here) {
+        longer.push_back(start);
+        longer.back().push_back(c);
+      }
+    }
+    coordinates = std::move(longer);
+  }
+}
+
+std::size_t ComparedRanks::first_of_group(std::size_t rank, uint32_t mesh_dims) const {
+  std::size_t out = 0;
+  for (std::size_t i = 0; i < mesh_shape.size(); ++i) {
+    const int64_t at = (mesh_dims & bit(i)) != 0 ? 0 : coordinates[rank][i];
+    out = out * static_cast<std::size_t>(mesh_shape[i]) + static_cast<std::size_t>(at);
+  }
+  return out;
+}
+
+CutTable::CutTable(int64_t tensor_dim, int64_t size, const ComparedRanks& ranks, const std::vector<Placements>& choices)
+    : tensor_dim_(tensor_dim), size_(size), ranks_(ranks), choices_(choices) {
+  for (const Placements& each : choices_) fan_ = std::max(fan_, each.size());
+  ways_.emplace_back().even = size > 0;
+  extensions_.assign(choices_.size() * fan_, 0);
+  begins_.assign(ranks_.count(), 0);
+  sizes_.assign(ranks_.count(), size);
+  pairs_.emplace_back();
+  common_.emplace_back();
+}
+
+int CutTable::extended(int way, std::size_t mesh_dim, std::size_t choice) {
+  const std::size_t place = (index(way) * choices_.size() + mesh_dim) * fan_ + choice;
+  if (extensions_[place] == 0) {
+    const int fresh = add(way, mesh_dim, choice);
+    extensions_[place] = fresh;
+  }
+  return extensions_[place];
+}
+
+int CutTable::add(int from, std::size_t mesh_dim, std::size_t choice) {
+  const auto number = static_cast<int>(ways_.size());
+  const int64_t parts = ranks_.mesh_shape[mesh_dim];
+  Way way = ways_[index(from)];
+  way.intervals.clear();
+  way.merged.clear();
+  way.dims[way.length] = static_cast<uint8_t>(mesh_dim);
+  way.choices[way.length++] = static_cast<uint8_t>(choice);
+  way.cutters |= bit(mesh_dim);
+  const bool chunked = way.legal && way.single && choices_[mesh_dim][choice].is_chunks();
+  way.even = way.even && chunked && sizes(from)[0] % parts == 0;
+  way.binary = way.binary && std::has_single_bit(static_cast<uint64_t>(parts));
+  extensions_.resize(extensions_.size() + choices_.size() * fan_, 0);
+  begins_.resize(begins_.size() + ranks_.count(), 0);
+  sizes_.resize(sizes_.size() + ranks_.count(), 0);
+  pairs_.emplace_back();
+  common_.emplace_back();
+  ways_.push_back(std::move(way));
+  if (chunked) {
+    cut_chunks(ways_.back(), from, parts);
+  } else {
+    cut_anyhow(ways_.back());
+  }
+  return number;
+}
+
+// Cuts the one interval that each rank has in `from`.
+void CutTable::cut_chunks(const Way& way, int from, int64_t parts) {
+  const std::size_t mesh_dim = way.dims[way.length - 1U];
+  const std::size_t before = index(from) * ranks_.count();
+  const std::size_t after = begins_.size() - ranks_.count();
+  for (std::size_t r = 0; r < ranks_.count(); ++r) {
+    const Interval chunk = chunk_range(sizes_[before + r], parts, ranks_.coordinates[r][mesh_dim]);
+    begins_[after + r] = begins_[before + r] + chunk.begin;
+    sizes_[after + r] = chunk.size();
+  }
+}
+
+void CutTable::cut_anyhow(Way& way) {
+  Placements placements(ranks_.mesh_shape.size());
+  for (uint8_t k = 0; k < way.length; ++k) {
+    placements[way.dims[k]] = choices_[way.dims[k]][way.choices[k]].ordered(k);
+  }
+  const std::vector<Cut> cuts = cuts_of(tensor_dim_, placements, ranks_.mesh_shape);
+  try {
+    way.legal = every_cut(size_, cuts, fits);
+    if (way.legal) take_parts(way, cuts);
+  } catch (const std::exception&) {  // a user's partition that cannot cut what it has not been asked to
+    way.legal = false;
+  }
+}
+
+void CutTable::take_parts(Way& way, const std::vector<Cut>& cuts) {
+  const std::size_t start = begins_.size() - ranks_.count();
+  way.single = true;
+  for (std::size_t r = 0; r < ranks_.count(); ++r) {
+    // A rank that agrees with an earlier one in all coordinates that cut has the same.
+    std::size_t like = ranks_.all ? ranks_.first_of_group(r, ~way.cutters) : r;
+    way.intervals.push_back(like < r ? way.intervals[like] : part_of(size_, cuts, ranks_.mesh_shape, ranks_.coordinates[r]));
+    const Intervals& mine = way.intervals.back();
+    begins_[start + r] = mine.empty() ? 0 : mine.front().begin;
+    sizes_[start + r] = count(mine);
+    way.single = way.single && mine.size() <= 1;
+  }
+  if (way.single) way.intervals.clear();
+}
+
+// ---- two ways -------------------------------------------------------------------------------------------------------
+
+const CutTable::Pair& CutTable::pair(int from, int to) {
+  std::vector<Pair>& row = pairs_[index(from)];
+  if (row.size() <= index(to)) row.resize(ways_.size());
+  if (!row[index(to)].known) {
+    Pair found = find_pair(from, to);
+    found.known = true;
+    found.common = {common(from, ranks_.count() / 3, to, ranks_.count() / 3),
+                    common(from, ranks_.count() * 3 / 5, to, ranks_.count() * 3 / 5)};
+    row[index(to)] = found;
+  }
+  return row[index(to)];
+}
+
+CutTable::Pair CutTable::find_pair(int from, int to) {
+  const Way& a = ways_[index(from)];
+  const Way& b = ways_[index(to)];
+  if (from == to) return {.needs = 0, .whole = true};
+  if (a.even && b.even) return even_pair(a, b);
+  Pair out;
+  if (ranks_.all) {
+    for (int fewest = 0; fewest <= std::popcount(a.cutters); ++fewest) {
+      for (uint32_t mesh_dims = 0; mesh_dims <= a.cutters; ++mesh_dims) {
+        if ((mesh_dims & ~a.cutters) != 0 || std::popcount(mesh_dims) != fewest) continue;
+        out.needs = mesh_dims;
+        if (covers(from, mesh_dims, to, out.whole)) return out;
+      }
+    }
+  }
+  // What is cut alike from the front stays; all inside it is needed.
+  uint8_t same = 0;
+  while (same < a.length && same < b.length && a.dims[same] == b.dims[same] && a.choices[same] == b.choices[same]) ++same;
+  out.needs = 0;
+  for (uint8_t k = same; k < a.length; ++k) out.needs |= bit(a.dims[k]);
+  out.whole = same == b.length;
+  return out;
+}
+
+const CutTable::Common& CutTable::least_common(int from, int to) {
+  std::vector<Common>& row = common_[index(from)];
+  if (row.size() <= index(to)) row.resize(ways_.size());
+  Common& out = row[index(to)];
+  if (out.least >= 0) return out;
+  each_common_.assign(ranks_.count(), 1);
+  multiply_common(from, to, each_common_.data());
+  const auto [least, most] = std::ranges::minmax_element(each_common_);
+  out = {.least = *least, .alike = *least == *most};
+  return out;
+}
+
+int64_t CutTable::parts_before(const Way& way, std::size_t mesh_dim) const {
+  int64_t parts = 1;
+  for (uint8_t k = 0; k < way.length; ++k) {
+    if (way.dims[k] == mesh_dim) return parts;
+    parts *= ranks_.mesh_shape[way.dims[k]];
+  }
+  return 0;
+}
+
+// A cut into equal chunks gives an element's place a digit: its coordinate on the mesh dimension. Ranks find what they need
+// among those of their own coordinate exactly where both ways give that digit the same weight.
+CutTable::Pair CutTable::even_pair(const Way& a, const Way& b) const {
+  Pair out;
+  int64_t parts = 1;   // of the first way
+  int64_t needed = 1;  // of its mesh dimensions that are needed
+  for (uint8_t k = 0; k < a.length; ++k) {
+    const int64_t n = ranks_.mesh_shape[a.dims[k]];
+    if (parts_before(b, a.dims[k]) != parts) {
+      out.needs |= bit(a.dims[k]);
+      needed *= n;
+    }
+    parts *= n;
+  }
+  int64_t wanted = size_;
+  for (uint8_t k = 0; k < b.length; ++k) wanted /= ranks_.mesh_shape[b.dims[k]];
+  out.whole = size_ / parts * needed == wanted;
+  return out;
+}
+
+int CutTable::first_bit(int way, std::size_t mesh_dim) const {
+  const Way& it = ways_[index(way)];
+  const int64_t parts = it.even && it.binary ? parts_before(it, mesh_dim) : 0;
+  return parts == 0 ? -1 : std::countr_zero(static_cast<uint64_t>(parts));
+}
+
+bool CutTable::covers(int from, uint32_t mesh_dims, int to, bool& whole) {
+  whole = true;
+  if (mesh_dims == 0) {
+    for (std::size_t r = 0; r < ranks_.count(); ++r) {
+      if (common(from, r, to, r) != sizes(to)[r]) return false;
+      whole &= sizes(from)[r] == sizes(to)[r];
+    }
+    return true;
+  }
+  const std::vector<Intervals>& have = merged(from, mesh_dims);
+  for (std::size_t r = 0; r < ranks_.count(); ++r) {
+    const Intervals& found = have[ranks_.first_of_group(r, mesh_dims)];
+    if (overlap(found, part(to, r)) != sizes(to)[r]) return false;
+    whole &= count(found) == sizes(to)[r];
+  }
+  return true;
+}
+
+// For the first rank of every group.
+const std::vector<Intervals>& CutTable::merged(int way, uint32_t mesh_dims) {
+  std::vector<Intervals>& out = ways_[index(way)].merged[mesh_dims];
+  if (!out.empty()) return out;
+  std::vector<std::vector<Interval>> all(ranks_.count());
+  for (std::size_t r = 0; r < ranks_.count(); ++r) {
+    const Intervals mine = part(way, r);
+    std::vector<Interval>& group = all[ranks_.first_of_group(r, mesh_dims)];
+    group.insert(group.end(), mine.begin(), mine.end());
+  }
+  for (auto& each : all) out.push_back(joined(std::move(each)));
+  return out;
+}
+
+Intervals CutTable::part(int way, std::size_t rank) const {
+  const Way& it = ways_[index(way)];
+  if (!it.single) return it.intervals[rank];
+  const std::size_t place = index(way) * ranks_.count() + rank;
+  return one_interval(begins_[place], begins_[place] + sizes_[place]);
+}
+
+void CutTable::multiply_common(int from, int to, int64_t* numbers) const {
+  const std::size_t count = ranks_.count();
+  const int64_t* const size_a = sizes(from);
+  if (from == to) {
+    for (std::size_t r = 0; r < count; ++r) numbers[r] *= size_a[r];
+  } else if (ways_[index(from)].single && ways_[index(to)].single) {
+    const int64_t* const size_b = sizes(to);
+    const int64_t* const a = &begins_[index(from) * count];
+    const int64_t* const b = &begins_[index(to) * count];
+    for (std::size_t r = 0; r < count; ++r) {
+      const int64_t common = std::min(a[r] + size_a[r], b[r] + size_b[r]) - std::max(a[r], b[r]);
+      numbers[r] *= std::max<int64_t>(common, 0);
+    }
+  } else {
+    for (std::size_t r = 0; r < count; ++r) numbers[r] *= common(from, r, to, r);
+  }
+}
+
+}  // namespace tessera

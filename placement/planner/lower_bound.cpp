@@ -1,0 +1,75 @@
+#include <algorithm>
+#include <numeric>
+
+#include "tessera/placement/exchange.h"
+#include "tessera/placement/plan.h"
+#include "tessera/placement/planner/byte_bounds.h"
+#include "tessera/placement/planner/plan_redistribute.h"
+
+namespace tessera {
+namespace {
+
+// Elements of their target tiles that ranks lack, counted rank by rank; of pending values they have terms.
+struct Lacks {
+  double most = 0;     // of the rank that lacks most
+  double held = 0;     // of all ranks: those that they have
+  double wanted = 0;   // of all ranks: all
+  double largest = 0;  // target tile
+};
+
+Lacks count_lacks(const std::vector<int64_t>& shape, const Mesh& mesh, const Placements& from, const Placements& to) {
+  Lacks out;
+  std::vector<int64_t> every(mesh.shape().size());
+  std::iota(every.begin(), every.end(), 0);
+  const MergedDims ranks(mesh.shape(), every);
+  for (int64_t i = 0; i < ranks.size(); ++i) {
+    const std::vector<int64_t> at = ranks.coordinate_of(std::vector<int64_t>(every.size()), i);
+    const Tile target = local_tile(shape, to, mesh.shape(), at);
+    const auto wanted = static_cast<double>(numel(target));
+    const auto held = static_cast<double>(overlap(local_tile(shape, from, mesh.shape(), at), target));
+    out.most = std::max(out.most, wanted - held);
+    out.held += held;
+    out.wanted += wanted;
+    out.largest = std::max(out.largest, wanted);
+  }
+  return out;
+}
+
+// The ranks along the mesh dimensions for which `condition` holds.
+template <typename Condition>
+double ranks_where(const Mesh& mesh, const Condition& condition) {
+  double out = 1;
+  for (std::size_t i = 0; i < mesh.shape().size(); ++i) out *= condition(i) ? static_cast<double>(mesh.shape()[i]) : 1;
+  return out;
+}
+
+}  // namespace
+
+LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
+                       const Placements& to) {
+  check_shape(shape, "lower_bound");
+  const auto legal = [&](const Placements& written) {
+    Placements out = normalize(written, mesh, static_cast<int64_t>(shape.size()), "lower_bound");
+    check_layout(out, mesh, shape, "lower_bound");
+    return out;
+  };
+  const Lacks lacks = count_lacks(shape, mesh, legal(from), legal(to));
+  const auto copied = [&](std::size_t i) { return to[i].is_partial() && from[i].is_replicate(); };
+  const auto spread = [&](std::size_t i) { return to[i].is_replicate() && !from[i].is_replicate(); };
+  Ends ends{
+      .terms = ranks_where(mesh, [&](std::size_t i) { return from[i].is_partial(); }),
+      .slices = ranks_where(mesh, [&](std::size_t i) { return to[i].is_partial(); }),
+      .copies = ranks_where(mesh, [&](std::size_t i) { return to[i].is_replicate(); }),
+      .held = lacks.held,
+      .reachable = lacks.held / ranks_where(mesh, copied),
+      .spreads = ranks_where(mesh, spread) > 1,
+  };
+  ends.elements = lacks.wanted / (ends.copies * ends.slices);
+  const double total = least_received(ends);
+  double most = total / static_cast<double>(mesh.size());
+  if (ends.slices == 1) most = std::max(most, ends.terms == 1 ? lacks.most : lacks.largest);
+  const auto width = static_cast<double>(c10::elementSize(dtype));
+  return {.max_bytes = static_cast<int64_t>(most * width + 0.5), .total_bytes = static_cast<int64_t>(total * width + 0.5)};
+}
+
+}  // namespace tessera

@@ -1,0 +1,297 @@
+// The search of plan_redistribute.
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <queue>
+#include <stdexcept>
+#include <tuple>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/placement/plan.h"
+#include "tessera/placement/planner/layout_space.h"
+#include "tessera/placement/planner/plan_redistribute.h"
+#include "tessera/placement/planner/step_costs.h"
+#include "tessera/placement/planner/step_groups.h"
+#include "tessera/placement/reduction.h"
+
+namespace tessera {
+namespace {
+
+using Node = LayoutSpace::Node;
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kSlack = 1e-12;  // of a time: rounding
+
+// Costs are compared by time, where what differs by rounding alone is equal; then by the steps that communicate, by the mesh
+// dimensions over which they do, and by all steps.
+struct Cost {
+  double microseconds = 0;
+  int messages = 0;
+  int mesh_dims = 0;
+  int steps = 0;
+
+  friend bool operator<(const Cost& a, const Cost& b) {
+    const double slack = kSlack * std::min(a.microseconds, b.microseconds);  // of the finite one, if one is
+    if (a.microseconds < b.microseconds - slack) return true;
+    if (a.microseconds > b.microseconds + slack) return false;
+    return std::tie(a.messages, a.mesh_dims, a.steps) < std::tie(b.messages, b.mesh_dims, b.steps);
+  }
+};
+
+// `cost` and a step more.
+Cost after(const Cost& cost, const Step& step) {
+  return {.microseconds = cost.microseconds + step.microseconds,
+          .messages = cost.messages + (step.kind == PlanStep::Kind::kLocal ? 0 : 1),
+          .mesh_dims = cost.mesh_dims + std::popcount(step.mesh_dims),
+          .steps = cost.steps + 1};
+}
+
+// What may be added to the time of `cost` for it to stay the lesser.
+double most_before(const Cost& other, const Cost& cost) {
+  if (other.microseconds == kNever) return kNever;  // a link so slow that its time is no number
+  const bool wins_tie =
+      std::tie(cost.messages, cost.mesh_dims, cost.steps) < std::tie(other.messages, other.mesh_dims, other.steps);
+  return other.microseconds - cost.microseconds + (wins_tie ? kSlack : -kSlack) * other.microseconds;
+}
+
+// A* over the layouts of a space.
+class Search {
+ public:
+  Search(LayoutSpace& space, StepCosts& costs)
+      : space_(space), costs_(costs), seen_(static_cast<std::size_t>(space.size())) {}
+
+  // The nodes of the cheapest way; empty when there is none.
+  std::vector<Node> run() {
+    reach(space_.from(), {}, -1);
+    while (!open_.empty()) {
+      const Open next = open_.top();
+      open_.pop();
+      Seen& at = seen(next.node);
+      if (at.done) continue;
+      at.done = true;
+      if (next.node == space_.to()) return way_to(next.node);
+      expand(next.node, at.cost);
+    }
+    return {};
+  }
+
+ private:
+  struct Seen {
+    Cost cost;
+    Node before = -1;
+    bool kept = false;  // the step from there changes nothing that is pending
+    bool reached = false;
+    bool done = false;
+  };
+  struct Open {
+    Cost least;  // of a way through the node
+    Node node;
+    friend bool operator<(const Open& a, const Open& b) {  // for a heap with the cheapest on top
+      if (b.least < a.least) return true;
+      if (a.least < b.least) return false;
+      return a.node > b.node;
+    }
+  };
+
+  Seen& seen(Node node) { return seen_[static_cast<std::size_t>(node)]; }
+
+  // What a way to the target costs at least that comes to `node` at `cost`.
+  Cost least_through(Node node, Cost cost) {
+    if (node == space_.to()) return cost;
+    const double bound = costs_.bound(node);
+    cost.microseconds += bound;
+    cost.messages += bound > 0 ? 1 : 0;
+    cost.mesh_dims += bound > 0 ? 1 : 0;
+    ++cost.steps;
+    return cost;
+  }
+
+  void reach(Node node, const Cost& cost, Node before) {
+    const bool kept = before >= 0 && keeps_pending(before, node);
+    seen(node) = {.cost = cost, .before = before, .kept = kept, .reached = true, .done = false};
+    open_.push({.least = least_through(node, cost), .node = node});
+  }
+
+  void expand(Node node, const Cost& cost) {
+    // The target first: it bounds the others.
+    step(node, space_.to(), cost);
+    for (Node next = 0; next < space_.size(); ++next) {
+      if (next != node && next != space_.to()) step(node, next, cost);
+    }
+  }
+
+  bool keeps_pending(Node node, Node next) const {
+    return space_.pending(node) == space_.pending(next) && (space_.repended(node, next) | space_.rescaled(node, next)) == 0;
+  }
+
+  // Where links are equal, two steps in turn that change nothing pending do no more than one over all their mesh dimensions,
+  // in which no rank receives more than in both.
+  bool is_detour(Node node, Node next) {
+    if (!costs_.equal_links() || !seen(node).kept || !keeps_pending(node, next)) return false;
+    return costs_.most_live(seen(node).before, next) <= costs_.live_limit();
+  }
+
+  void step(Node node, Node next, const Cost& cost) {
+    const Seen& there = seen(next);
+    if (there.reached && !(cost < there.cost)) return;
+    if (!costs_.is_possible(node, next) || is_detour(node, next)) return;
+    const bool ends = next == space_.to();
+    const Seen& target = seen(space_.to());
+    Cost arrival = cost;
+    ++arrival.steps;
+    if (!ends && target.reached && !(least_through(next, arrival) < target.cost)) return;
+    // What a step that communicates may take for the way through it to be the best yet.
+    const Cost soonest = after(cost, {.kind = PlanStep::Kind::kAllToAll, .mesh_dims = 1});
+    double most = there.reached ? most_before(there.cost, soonest) : kNever;
+    if (target.reached) most = std::min(most, most_before(target.cost, least_through(next, soonest)));
+    const std::optional<Step> step = costs_.step(node, next, most);
+    if (!step) return;
+    arrival = after(cost, *step);
+    if (there.reached && !(arrival < there.cost)) return;
+    if (!ends && target.reached && !(least_through(next, arrival) < target.cost)) return;
+    reach(next, arrival, node);
+  }
+
+  std::vector<Node> way_to(Node node) {
+    std::vector<Node> way;
+    for (Node at = node; at >= 0; at = seen(at).before) way.push_back(at);
+    std::reverse(way.begin(), way.end());
+    return way;
+  }
+
+  LayoutSpace& space_;
+  StepCosts& costs_;
+  std::vector<Seen> seen_;
+  std::priority_queue<Open> open_;
+};
+
+// The nodes of the cheapest way: one step where nothing can undercut it, and else what the search finds, within the limit of
+// live bytes if it can be.
+std::vector<Node> find_way(LayoutSpace& space, StepCosts& costs) {
+  const std::vector<Node> direct = {space.from(), space.to()};
+  const std::optional<Step> step = costs.step(space.from(), space.to(), kNever);
+  if (step && step->microseconds <= costs.bound(space.from())) return direct;
+  space.grow();
+  std::vector<Node> way = Search(space, costs).run();
+  if (!way.empty()) return way;
+  costs.set_live_limit(kNever);
+  return Search(space, costs).run();
+}
+
+std::vector<int64_t> dims_of(uint32_t bits) {
+  std::vector<int64_t> out;
+  for (int64_t i = 0; bits >> i != 0; ++i) {
+    if (((bits >> i) & 1) != 0) out.push_back(i);
+  }
+  return out;
+}
+
+// In the place of a masked reduction the one that it awaits.
+Placements without_masks(Placements placements) {
+  for (Placement& p : placements) {
+    if (p.is_partial() && p.reduction().awaited()) p = Partial(p.reduction().awaited());
+  }
+  return placements;
+}
+
+// On a mesh dimension of one rank the piece is the value, whatever the placement, but for a reduction with a term of its own.
+Placements whole_where_alone(Placements placements, const std::vector<int64_t>& mesh_shape) {
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    const Placement& p = placements[i];
+    const bool plain =
+        !p.is_partial() || &p.reduction() == plain_reduction(p.reduction().op()).get() || p.is_partial(ReduceOp::kAvg);
+    if (mesh_shape[i] == 1 && plain) placements[i] = Replicate();
+  }
+  return placements;
+}
+
+PlanStep step_of(LayoutSpace& space, StepCosts& costs, Node from, Node to, const Step& found) {
+  PlanStep step{.kind = found.kind,
+                .mesh_dims = dims_of(found.mesh_dims),
+                .from = space.placements_of(from),
+                .to = space.placements_of(to),
+                .max_bytes = static_cast<int64_t>(found.bytes + 0.5),
+                .peak_bytes = static_cast<int64_t>(found.peak + 0.5),
+                .microseconds = found.microseconds};
+  if (step.kind == PlanStep::Kind::kAllToAll) {
+    const uint32_t shared = shared_mesh_dims(space, costs, from, to, found.mesh_dims);
+    step.mesh_dims = dims_of(shared);
+    if (permutes(space, from, to, shared)) step.kind = PlanStep::Kind::kPermute;
+  }
+  return step;
+}
+
+// A tensor and what its plans are compared by.
+struct Problem {
+  const std::vector<int64_t>& shape;
+  at::ScalarType dtype;
+  const std::vector<int64_t>& mesh_shape;
+  const Placements& from;
+  const Placements& to;
+  const CostModel& model;
+};
+
+// The step that a search saw on some ranks, with the figures of all; nothing where it is none there, or costs more than was seen.
+std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, double live_limit) {
+  LayoutSpace space(problem.shape, problem.mesh_shape, seen.from, seen.to, /*sample=*/false);
+  StepCosts costs(space, problem.dtype, problem.model);
+  costs.set_live_limit(live_limit);
+  const std::optional<Step> found = costs.step(space.from(), space.to(), kNever);
+  if (!found || found->microseconds > seen.microseconds * (1 + kSlack)) return std::nullopt;
+  return step_of(space, costs, space.from(), space.to(), *found);
+}
+
+// The steps of the cheapest plan. With `sample`, nothing where the ranks that were compared stand for the others badly: a step costs
+// more than was seen. It may cost less, over fewer mesh dimensions, than some ranks can tell: then another plan may be cheaper still.
+std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sample) {
+  LayoutSpace space(problem.shape, problem.mesh_shape, problem.from, problem.to, sample);
+  StepCosts costs(space, problem.dtype, problem.model);
+  const std::vector<Node> way = find_way(space, costs);
+  if (way.empty()) {
+    throw std::logic_error(
+        fmt::format("plan_redistribute: no way from {} to {}", to_string(problem.from), to_string(problem.to)));
+  }
+  std::vector<PlanStep> steps;
+  for (std::size_t i = 0; i + 1 < way.size(); ++i) {
+    std::optional<PlanStep> step = step_of(space, costs, way[i], way[i + 1], *costs.step(way[i], way[i + 1], kNever));
+    if (!space.is_exact(way[i], way[i + 1])) step = counted(problem, *step, costs.live_limit());
+    if (!step) return std::nullopt;
+    steps.push_back(*std::move(step));
+  }
+  return steps;
+}
+
+void check_ends(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& placements) {
+  if (mesh.ndim() > static_cast<int64_t>(kMostMeshDims)) {
+    throw std::invalid_argument(
+        fmt::format("plan_redistribute: a mesh of {} dimensions; merge some, there may be {}", mesh.ndim(), kMostMeshDims));
+  }
+  check_layout(placements, mesh, shape, "plan_redistribute");
+  check_partials(placements, dtype, "plan_redistribute");
+}
+
+}  // namespace
+
+Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
+                       const Placements& to, const CostModel& model) {
+  check_shape(shape, "plan_redistribute");
+  const auto ndim = static_cast<int64_t>(shape.size());
+  const Placements source = normalize(from, mesh, ndim, "plan_redistribute");
+  const Placements target = normalize(to, mesh, ndim, "plan_redistribute");
+  check_ends(shape, dtype, mesh, source);
+  check_ends(shape, dtype, mesh, target);
+  const CostModel costs = model.links.empty() ? CostModel::gloo(mesh.ndim()) : model;
+  check_cost_model(costs, mesh.ndim(), "plan_redistribute");
+  const Placements begin = whole_where_alone(without_masks(source), mesh.shape());
+  const Placements end = whole_where_alone(without_masks(target), mesh.shape());
+  if (begin == end) return Plan(mesh, shape, dtype, {});
+  const Problem problem{
+      .shape = shape, .dtype = dtype, .mesh_shape = mesh.shape(), .from = begin, .to = end, .model = costs};
+  auto steps = find_steps(problem, /*sample=*/true);
+  if (!steps) steps = find_steps(problem, /*sample=*/false);
+  return Plan(mesh, shape, dtype, *std::move(steps));
+}
+
+}  // namespace tessera

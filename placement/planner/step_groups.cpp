@@ -1,0 +1,96 @@
+#include "tessera/placement/planner/step_groups.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+using Node = LayoutSpace::Node;
+
+uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
+
+// Too large to compare every rank with every other; nor may all be known, for only of such a mesh a space compares some.
+bool is_large(const LayoutSpace& space) { return space.ranks().ranks > static_cast<int64_t>(LayoutSpace::kCompareAll); }
+
+// A step that moves elements, rank by rank.
+class Messages {
+ public:
+  Messages(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims)
+      : space_(space), from_(from), to_(to), mesh_dims_(mesh_dims), sharded_(space.sharded(from)) {
+    for (std::size_t r = 0; r < space.ranks().count(); ++r) {
+      copies_of_.push_back(space.ranks().first_of_group(r, mesh_dims & ~sharded_));
+    }
+  }
+
+  // Calls visit(sender, receiver, elements) for what exchange_of would have them send.
+  template <typename Visit>
+  void for_each(const Visit& visit) const {
+    const int64_t copies = space_.ranks_of(mesh_dims_ & ~sharded_);
+    for (std::size_t sender = 0; sender < copies_of_.size(); ++sender) {
+      const std::size_t group = space_.ranks().first_of_group(sender, mesh_dims_);
+      const int64_t mine = copy_number(sender);
+      int64_t turn = 0;
+      for (std::size_t receiver = 0; receiver < copies_of_.size(); ++receiver) {
+        if (copies_of_[sender] == copies_of_[receiver]) continue;  // they hold the same
+        if (space_.ranks().first_of_group(receiver, mesh_dims_) != group) continue;
+        const int64_t needed = space_.common(from_, sender, to_, receiver);
+        if (needed > 0 && turn++ % copies == mine) visit(sender, receiver, needed);
+      }
+    }
+  }
+
+ private:
+  // Which of those that hold the same the rank is.
+  int64_t copy_number(std::size_t rank) const {
+    int64_t out = 0;
+    for (std::size_t i = 0; i < space_.mesh_ndim(); ++i) {
+      if ((mesh_dims_ & ~sharded_ & bit(i)) == 0) continue;
+      out = out * space_.ranks().mesh_shape[i] + space_.ranks().coordinates[rank][i];
+    }
+    return out;
+  }
+
+  const LayoutSpace& space_;
+  const Node from_, to_;
+  const uint32_t mesh_dims_;
+  const uint32_t sharded_;
+  std::vector<std::size_t> copies_of_;  // the first rank that holds the same
+};
+
+// Elements that the rank that sends most sends.
+int64_t most_sent(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims) {
+  std::vector<int64_t> sent(space.ranks().count(), 0);
+  Messages(space, from, to, mesh_dims).for_each([&](std::size_t sender, std::size_t, int64_t elements) {
+    sent[sender] += elements;
+  });
+  return std::ranges::max(sent);
+}
+
+}  // namespace
+
+uint32_t shared_mesh_dims(const LayoutSpace& space, const StepCosts& costs, Node from, Node to, uint32_t mesh_dims) {
+  if (is_large(space)) return mesh_dims;
+  const uint32_t copies = space.replicated(from) & space.changed(from, to);
+  uint32_t out = mesh_dims;
+  for (std::size_t i = 0; copies >> i != 0; ++i) {
+    if ((copies & bit(i)) == 0 || space.ranks().mesh_shape[i] == 1) continue;
+    if (costs.slowest(mesh_dims | bit(i)) == costs.slowest(mesh_dims)) out |= bit(i);
+  }
+  return out != mesh_dims && most_sent(space, from, to, out) < most_sent(space, from, to, mesh_dims) ? out : mesh_dims;
+}
+
+bool permutes(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims) {
+  if (is_large(space)) return false;
+  std::vector<int> sends(space.ranks().count(), 0);
+  std::vector<int> receives;  // what stays counts as from itself
+  for (std::size_t r = 0; r < sends.size(); ++r) receives.push_back(space.common(from, r, to, r) > 0 ? 1 : 0);
+  Messages(space, from, to, mesh_dims).for_each([&](std::size_t sender, std::size_t receiver, int64_t) {
+    ++sends[sender];
+    ++receives[receiver];
+  });
+  const auto several = [](int messages) { return messages > 1; };
+  return std::ranges::none_of(sends, several) && std::ranges::none_of(receives, several);
+}
+
+}  // namespace tessera

@@ -1,0 +1,307 @@
+#include "tessera/dtensor/io/checkpoint.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/io/checkpoint_index.h"
+#include "tessera/dtensor/io/checkpoint_writer.h"
+#include "tessera/tests/dtensor/io/test_files.h"
+
+namespace tessera {
+namespace {
+
+std::set<std::string> files_in(const std::string& folder) {
+  std::set<std::string> names;
+  for (const auto& item : std::filesystem::directory_iterator(folder)) names.insert(item.path().filename().string());
+  return names;
+}
+
+// Saves `count` float tensors t00, t01, .. of 100 elements (400 bytes), all of `value`.
+void save(const std::string& path, float value, int64_t count, int64_t max_shard_bytes, int64_t elements = 100) {
+  std::vector<TensorEntry> entries;
+  for (int64_t i = 0; i < count; ++i) {
+    entries.push_back({"t" + std::to_string(i / 10) + std::to_string(i % 10), at::kFloat, {elements}, 0, 0});
+  }
+  const std::vector<SafetensorsHeader> plan = plan_checkpoint(entries, max_shard_bytes, {});
+  CheckpointWriter writer(path, plan);
+  const at::Tensor tensor = at::full({elements}, value);
+  for (int64_t i = 0; i < count; ++i) writer.append(tensor);
+  writer.publish();
+}
+
+// The one value of all tensors of a checkpoint. Throws when they differ: a mix of two.
+float value_of(const std::string& path) {
+  const Checkpoint checkpoint(path);
+  std::set<float> values;
+  for (const auto& [name, entry] : checkpoint.tensors()) {
+    const at::Tensor t = checkpoint.read_box(name, whole_box(entry->shape));
+    values.insert(t.min().item<float>());
+    values.insert(t.max().item<float>());
+  }
+  if (values.size() != 1) throw std::runtime_error("the checkpoint mixes " + std::to_string(values.size()) + " values");
+  return *values.begin();
+}
+
+TEST_CASE("checkpoint: split where the next tensor would make a file too large, and read again") {
+  const TempFolder folder;
+  save(folder / "model.safetensors", 1, 5, 800);
+  CHECK(files_in(folder.path()) ==
+        std::set<std::string>{"model-00001-of-00003.safetensors", "model-00002-of-00003.safetensors",
+                              "model-00003-of-00003.safetensors", "model.safetensors.index.json"});
+  for (const char* path : {"", "model.safetensors", "model.safetensors.index.json"}) {
+    CAPTURE(path);
+    const Checkpoint checkpoint(*path == '\0' ? folder.path() : folder / path);
+    CHECK(checkpoint.tensors().size() == 5);
+    CHECK(checkpoint.file_of("t02").path() == folder / "model-00002-of-00003.safetensors");
+    CHECK(checkpoint.read_box("t04", {{90}, {10}}).equal(at::ones({10})));
+    CHECK(checkpoint.bytes_read() == 40);
+  }
+  const std::string index = read_text(folder / "model.safetensors.index.json");
+  CHECK(index.find("\"total_size\": 2000") != std::string::npos);
+  CHECK(index.find("\"t00\": \"model-00001-of-00003.safetensors\"") != std::string::npos);
+}
+
+TEST_CASE("checkpoint: one file when it suffices, in a folder, of no tensors, and a tensor above the limit") {
+  const TempFolder folder;
+  save(folder.path(), 1, 2, 800);
+  CHECK(files_in(folder.path()) == std::set<std::string>{"model.safetensors"});
+  CHECK(Checkpoint(folder.path()).tensors().size() == 2);
+  save(folder / "none", 0, 0, 0);
+  CHECK(Checkpoint(folder / "none").tensors().empty());
+  CHECK(
+      plan_checkpoint({{"a", at::kFloat, {100}, 0, 0}, {"b", at::kFloat, {1}, 0, 0}, {"c", at::kFloat, {1}, 0, 0}}, 100, {})
+          .size() == 2);
+}
+
+TEST_CASE("checkpoint: written over in either form, only the new one is left") {
+  const TempFolder folder;
+  const std::string path = folder / "model.safetensors";
+  struct Row {
+    int64_t max_shard_bytes;
+    std::vector<std::string> part;
+  };
+  const std::vector<Row> rows = {{800, {"model-00001-of-00002.safetensors"}},
+                                 {800, {"model-v2-00001-of-00002.safetensors"}},
+                                 {800, {"model-00001-of-00002.safetensors"}},
+                                 {400, {"model-00001-of-00004.safetensors"}},
+                                 {0, {"model.safetensors"}},
+                                 {800, {"model-00001-of-00002.safetensors"}},
+                                 {0, {"model.safetensors"}}};
+  float value = 0;
+  for (const Row& row : rows) {
+    CAPTURE(value);
+    save(path, ++value, 4, row.max_shard_bytes);
+    CHECK(value_of(folder.path()) == value);
+    const std::set<std::string> files = files_in(folder.path());
+    CHECK(files.contains(row.part.front()));
+    CHECK(files.size() == (row.max_shard_bytes == 0 ? 1 : row.max_shard_bytes == 800 ? 3 : 5));
+  }
+}
+
+TEST_CASE("checkpoint: a save that is not published leaves nothing, and the old one as it was") {
+  const TempFolder folder;
+  const std::string path = folder / "model.safetensors";
+  save(path, 1, 4, 0);
+  {
+    const std::vector<SafetensorsHeader> plan =
+        plan_checkpoint({{"a", at::kFloat, {2}, 0, 0}, {"b", at::kFloat, {2}, 0, 0}}, 8, {});
+    CheckpointWriter writer(path, plan);
+    writer.append(at::zeros({2}));
+    CHECK_THROWS_WITH_AS(writer.append(at::zeros({3})),
+                         doctest::Contains("tensor 'b': planned as Float of shape [2], given Float of shape [3]"),
+                         std::invalid_argument);
+    CHECK_THROWS_WITH_AS(writer.publish(), doctest::Contains("publish() before the last tensor"), std::invalid_argument);
+    CHECK(files_in(folder.path()).size() == 3);
+  }
+  CHECK(files_in(folder.path()) == std::set<std::string>{"model.safetensors"});
+  CHECK(value_of(path) == 1);
+}
+
+TEST_CASE("checkpoint: the mode is that of the file replaced, else what the umask leaves; temporary files are private") {
+  const TempFolder folder;
+  const auto mode = [](const std::string& path) {
+    struct stat status = {};
+    REQUIRE(::stat(path.c_str(), &status) == 0);
+    return status.st_mode & 07777;
+  };
+  const mode_t before = ::umask(027);
+  save(folder / "a", 1, 1, 0);
+  CHECK(mode(folder / "a") == 0640);
+  REQUIRE(::chmod((folder / "a").c_str(), 0604) == 0);
+  save(folder / "a", 2, 1, 0);
+  CHECK(mode(folder / "a") == 0604);
+  ::umask(before);
+  AtomicFile file(folder / "b");
+  for (const std::string& name : files_in(folder.path())) {
+    if (name.starts_with(".b.tmp-")) CHECK(mode(folder / name) == 0600);
+  }
+}
+
+TEST_CASE("checkpoint: temporary files of a process that ended are removed by the next save, those of a live one are not") {
+  const TempFolder folder;
+  write_text(folder / ".a.tmp-0123456789abcdef", "left behind");
+  AtomicFile live(folder / "a");
+  save(folder / "a", 1, 1, 0);
+  CHECK(files_in(folder.path()).size() == 2);
+  CHECK_FALSE(files_in(folder.path()).contains(".a.tmp-0123456789abcdef"));
+  live.write("x", 1);
+  live.sync();
+  live.publish();
+  CHECK(read_text(folder / "a") == "x");
+}
+
+TEST_CASE("checkpoint: a path that cannot be written says why") {
+  const TempFolder folder;
+  CHECK_THROWS_WITH_AS(save(folder / "no/such/f", 1, 1, 0), doctest::Contains("there is no folder '"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(save(folder / "f.index.json", 1, 1, 0), doctest::Contains("pass the name without '.index.json'"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(plan_checkpoint({}, -1, {}), doctest::Contains("max_shard_bytes is -1"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(save("/proc/f", 1, 1, 0), doctest::Contains("cannot create a file to save '/proc/f'"),
+                       std::runtime_error);
+}
+
+TEST_CASE("checkpoint: what is there and is no regular file is refused, and stays as it was") {
+  const TempFolder folder;
+  save(folder / "whole", 1, 1, 0);
+  REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
+  REQUIRE(::mkfifo((folder / "indexed.index.json").c_str(), 0600) == 0);
+  std::filesystem::create_symlink("whole", folder / "link");
+  std::filesystem::create_symlink("nothing", folder / "dangling");
+  std::filesystem::create_directories(folder / "in/model.safetensors");
+  std::filesystem::create_directory_symlink("sub", folder / "to_folder");
+  std::filesystem::create_directory(folder / "sub");
+  struct Row {
+    const char* name;
+    const char* want;
+  };
+  const std::vector<Row> rows = {
+      {"pipe", "pipe': it is a pipe, which a save would replace; name a file"},
+      {"indexed", "indexed.index.json': it is a pipe"},
+      {"link", "link': it is a symbolic link, which a save would replace; name the file that it points to, or remove it"},
+      {"dangling", "it is a symbolic link"},
+      {"in", "in/model.safetensors': it is a folder"},
+  };
+  const std::set<std::string> before = files_in(folder.path());
+  for (const Row& row : rows) {
+    CAPTURE(row.name);
+    for (const int64_t max_shard_bytes : {0, 400}) {
+      CHECK_THROWS_WITH_AS(save(folder / row.name, 2, 2, max_shard_bytes), doctest::Contains(row.want),
+                           std::invalid_argument);
+    }
+  }
+  CHECK(files_in(folder.path()) == before);
+  CHECK(std::filesystem::is_fifo(folder / "pipe"));
+  CHECK(std::filesystem::is_symlink(folder / "link"));
+  CHECK(value_of(folder / "whole") == 1);
+  CHECK_THROWS_WITH_AS(AtomicFile(folder / "pipe"), doctest::Contains("it is a pipe"), std::invalid_argument);
+  save(folder / "to_folder", 3, 1, 0);
+  CHECK(value_of(folder / "sub/model.safetensors") == 3);
+  CHECK_THROWS_WITH_AS(save("", 1, 1, 0), "saving to '': the path is empty; name a file, or a folder that is there",
+                       std::invalid_argument);
+}
+
+TEST_CASE("checkpoint: an index that is damaged, leads astray or mixes checkpoints is refused") {
+  const TempFolder folder;
+  const std::string index = folder / "model.safetensors.index.json";
+  save(folder / "a.safetensors", 1, 2, 0);
+  save(folder / "b.safetensors", 1, 2, 0);
+  struct Row {
+    const char* why;
+    std::string json;
+    const char* want;
+  };
+  const std::vector<Row> rows = {
+      {"empty", "", "not valid JSON"},
+      {"a list", "[]", "expected an object, found an array"},
+      {"no map", R"({"metadata":{"total_size":1,"x":[{"y":null}, true, -1, 1.5, "s"]}})", "the key 'weight_map' is missing"},
+      {"no tensors", R"({"weight_map":{}})", "it names no tensor"},
+      {"map twice", R"({"weight_map":{},"weight_map":{}})", "the key 'weight_map' appears twice"},
+      {"unknown key", R"({"weights":{}})", "found the key 'weights'"},
+      {"tensor twice", R"({"weight_map":{"t00":"a.safetensors","t00":"b.safetensors"}})", "the tensor 't00' appears twice"},
+      {"a number", R"({"weight_map":{"t00":1}})", "expected the file of tensor 't00', found the number 1"},
+      {"an absolute path", R"({"weight_map":{"t00":"/etc/passwd"}})",
+       "tensor 't00': '/etc/passwd' is not the name of a file in the index's folder"},
+      {"the folder above", R"({"weight_map":{"t00":".."}})", "is not the name of a file"},
+      {"out and in", R"({"weight_map":{"t00":"../x/a.safetensors"}})", "is not the name of a file"},
+      {"a NUL", R"({"weight_map":{"t00":"a\u0000b"}})", "is not the name of a file"},
+      {"no such file", R"({"weight_map":{"t00":"c.safetensors"}})", "c.safetensors': No such file or directory"},
+      {"no such tensor", R"({"weight_map":{"t00":"a.safetensors","t01":"a.safetensors","x":"a.safetensors"}})",
+       "tensor 'x' is not in '"},
+      {"a tensor left out", R"({"weight_map":{"t00":"a.safetensors"}})", "holds tensor 't01', which the index lacks"},
+      {"a tensor in two files", R"({"weight_map":{"t00":"a.safetensors","t01":"b.safetensors"}})",
+       "holds tensor 't01', which the index gives to 'b.safetensors'"},
+      {"cut off", R"({"weight_map":{"t00":"a.safet)", "not valid JSON"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    write_text(index, row.json);
+    const std::string text = message_of([&] { const Checkpoint checkpoint(folder.path()); });
+    CAPTURE(text);
+    CHECK(text.find(row.want) != std::string::npos);
+  }
+}
+
+TEST_CASE("checkpoint: a folder without one says what it looked for") {
+  const TempFolder folder;
+  CHECK_THROWS_WITH_AS(Checkpoint(folder.path()), doctest::Contains("holds neither model.safetensors nor"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(Checkpoint(folder / "x"), doctest::Contains("x': No such file or directory"), std::runtime_error);
+}
+
+// In a child process: saves value after value, in turn as one file and as parts, until it is killed.
+[[noreturn]] void save_for_ever(const std::string& path, float first) {
+  try {
+    for (float value = first;; ++value) save(path, value, 8, static_cast<int>(value) % 3 == 0 ? 0 : 60000, 5000);
+  } catch (...) {
+    ::_exit(3);
+  }
+}
+
+TEST_CASE("checkpoint: killed at any moment while saving, a whole checkpoint loads, no older than the last that was there") {
+  const TempFolder folder;
+  const std::string path = folder / "model.safetensors";
+  at::set_num_threads(1);  // the child has no other thread
+  // Long enough for a few saves, however slow the machine or the build is.
+  const auto start = std::chrono::steady_clock::now();
+  save(path, 0, 8, 60000, 5000);
+  save(path, 1, 8, 0, 5000);
+  const auto two_saves = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
+  const auto longest = static_cast<int>(20000 + 4 * two_saves.count());
+  std::mt19937 random(7);
+  float last = 1;
+  for (int round = 0; round < 60; ++round) {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) save_for_ever(path, last + 1);
+    std::this_thread::sleep_for(std::chrono::microseconds(std::uniform_int_distribution<int>(0, longest)(random)));
+    REQUIRE(::kill(child, SIGKILL) == 0);
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status));
+    const float now = value_of(path);
+    REQUIRE(now >= last);
+    last = now;
+  }
+  CHECK(last > 1);
+  save(path, last + 1, 8, 0, 5000);
+  for (const std::string& name : files_in(folder.path())) CHECK_FALSE(name.starts_with(".model.safetensors.tmp-"));
+}
+
+}  // namespace
+}  // namespace tessera

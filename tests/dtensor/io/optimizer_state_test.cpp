@@ -1,0 +1,239 @@
+#include "tessera/dtensor/io/optimizer_state.h"
+
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/modules/linear.h>
+#include <torch/optim.h>
+#include <torch/types.h>
+// After LibTorch, whose logging has a CHECK of its own.
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/io/safetensors_file.h"
+#include "tessera/dtensor/io/weights.h"
+#include "tessera/tests/dtensor/io/test_files.h"
+
+namespace tessera {
+namespace {
+
+using torch::optim::Optimizer;
+using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(std::vector<at::Tensor>)>;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  at::Tensor forward(const at::Tensor& x) { return b(torch::tanh(a(x))); }
+  torch::nn::Linear a{3, 5};
+  torch::nn::Linear b{5, 2};
+};
+TORCH_MODULE(Net);
+
+template <typename Class, typename Options>
+MakeOptimizer make(Options options) {
+  return [options](std::vector<at::Tensor> params) { return std::make_unique<Class>(std::move(params), options); };
+}
+
+std::vector<std::pair<const char*, MakeOptimizer>> optimizers() {
+  using namespace torch::optim;
+  return {
+      {"SGD", make<SGD>(SGDOptions(0.1))},
+      {"SGD with momentum", make<SGD>(SGDOptions(0.1).momentum(0.9).nesterov(true))},
+      {"Adam", make<Adam>(AdamOptions(0.01).amsgrad(true).weight_decay(0.1))},
+      {"AdamW", make<AdamW>(AdamWOptions(0.01).betas({0.8, 0.99}))},
+      {"RMSprop", make<RMSprop>(RMSpropOptions(0.01).momentum(0.5).centered(true))},
+      {"Adagrad", make<Adagrad>(AdagradOptions(0.1).lr_decay(0.01))},
+      {"LBFGS", make<LBFGS>(LBFGSOptions(0.5).max_iter(3).history_size(4).line_search_fn("strong_wolfe"))},
+  };
+}
+
+void step(Net& net, Optimizer& optimizer, int64_t i) {
+  const at::Tensor x = torch::sin(torch::arange(12, torch::kFloat) * (0.3 + static_cast<double>(i))).view({4, 3});
+  optimizer.step([&] {
+    optimizer.zero_grad();
+    const at::Tensor loss = net(x).square().mean();
+    loss.backward();
+    return loss;
+  });
+}
+
+TEST_CASE("optimizer state: 3 steps, saved, loaded into a new one, 3 more steps: equal to 6 steps, for every class") {
+  for (const auto& [why, make_optimizer] : optimizers()) {
+    CAPTURE(why);
+    const TempFolder folder;
+    torch::manual_seed(3);
+    Net whole;
+    Net start;
+    save_weights(*whole, folder / "w");
+    load_weights(*start, folder / "w");
+    const std::unique_ptr<Optimizer> through = make_optimizer(whole->parameters());
+    const std::unique_ptr<Optimizer> before = make_optimizer(start->parameters());
+    for (int64_t i = 0; i < 3; ++i) {
+      step(whole, *through, i);
+      step(start, *before, i);
+    }
+    before->param_groups()[0].options().set_lr(0.125);  // as a scheduler does
+    through->param_groups()[0].options().set_lr(0.125);
+    save_weights(*start, folder / "w");
+    save_optimizer(*before, *start, folder / "o");
+
+    Net resumed;
+    const std::unique_ptr<Optimizer> after = make_optimizer(resumed->parameters());
+    load_weights(*resumed, folder / "w");
+    load_optimizer(*after, *resumed, folder / "o");
+    CHECK(after->param_groups()[0].options().get_lr() == 0.125);
+    save_optimizer(*after, *resumed, folder / "again");
+    CHECK(read_text(folder / "o") == read_text(folder / "again"));
+    for (int64_t i = 3; i < 6; ++i) {
+      step(whole, *through, i);
+      step(resumed, *after, i);
+    }
+    for (std::size_t i = 0; i < whole->parameters().size(); ++i)
+      CHECK(resumed->parameters()[i].equal(whole->parameters()[i]));
+  }
+}
+
+TEST_CASE("optimizer state: kept by the parameters' paths, groups and options as JSON") {
+  const TempFolder folder;
+  Net net;
+  torch::optim::AdamW optimizer(
+      {torch::optim::OptimizerParamGroup({net->a->weight}),
+       torch::optim::OptimizerParamGroup({net->b->weight, net->b->bias}, std::make_unique<torch::optim::AdamWOptions>(0.5))},
+      torch::optim::AdamWOptions(0.25));
+  net(torch::ones({2, 3})).sum().backward();
+  optimizer.step();
+  save_optimizer(optimizer, *net, folder / "o");
+  const SafetensorsFile file(folder / "o");
+  CHECK(file.tensors().size() == 9);
+  CHECK(file.read(*file.find("a.weight/step")).item<int64_t>() == 1);
+  CHECK(file.find("b.bias/exp_avg")->shape == std::vector<int64_t>{2});
+  CHECK(file.metadata().at("optimizer") == "AdamW");
+  CHECK(
+      file.metadata().at("param_groups") ==
+      R"([{"options":{"lr":0.25,"beta1":0.9,"beta2":0.999,"eps":1e-08,"weight_decay":0.01,"amsgrad":false},"params":["a.weight"]},)"
+      R"({"options":{"lr":0.5,"beta1":0.9,"beta2":0.999,"eps":1e-08,"weight_decay":0.01,"amsgrad":false},"params":["b.weight","b.bias"]}])");
+}
+
+TEST_CASE("optimizer state: options that JSON cannot say come back") {
+  const TempFolder folder;
+  Net net;
+  torch::optim::LBFGS optimizer(net->parameters(),
+                                torch::optim::LBFGSOptions(1).tolerance_grad(-INFINITY).tolerance_change(1.0 / 3));
+  save_optimizer(optimizer, *net, folder / "o");
+  torch::optim::LBFGS loaded(net->parameters(), torch::optim::LBFGSOptions(2).max_eval(5).line_search_fn("strong_wolfe"));
+  load_optimizer(loaded, *net, folder / "o");
+  CHECK(static_cast<torch::optim::LBFGSOptions&>(loaded.param_groups()[0].options()) ==
+        static_cast<torch::optim::LBFGSOptions&>(optimizer.param_groups()[0].options()));
+}
+
+// A class of the user's.
+struct Mine : torch::optim::Optimizer {
+  explicit Mine(std::vector<at::Tensor> params)
+      : Optimizer(std::move(params), std::make_unique<torch::optim::SGDOptions>(0.1)) {}
+  at::Tensor step(LossClosure) override { return {}; }
+};
+
+TEST_CASE("optimizer state: what does not fit is refused by message, and the optimizer stays as it was") {
+  const TempFolder folder;
+  Net net;
+  torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.1));
+  net(torch::ones({2, 3})).sum().backward();
+  adam.step();
+  save_optimizer(adam, *net, folder / "adam");
+  save_weights(*net, folder / "weights");
+
+  Net other;
+  torch::optim::AdamW adamw(net->parameters());
+  torch::optim::Adam fewer({net->a->weight}, torch::optim::AdamOptions(0.1));
+  torch::optim::Adam foreign(other->parameters(), torch::optim::AdamOptions(0.1));
+  torch::optim::Adam two(
+      {torch::optim::OptimizerParamGroup({net->a->weight}), torch::optim::OptimizerParamGroup({net->b->weight})},
+      torch::optim::AdamOptions(0.1));
+  Mine mine(net->parameters());
+  const auto refusal = [&](Optimizer& optimizer, const char* file) {
+    return message_of([&] { load_optimizer(optimizer, *net, folder / file); });
+  };
+  const auto contains = [](const std::string& text, const char* want) {
+    CAPTURE(text);
+    CAPTURE(want);
+    CHECK(text.find(want) != std::string::npos);
+  };
+  contains(refusal(adamw, "adam"), "holds the state of Adam, the optimizer is AdamW");
+  contains(refusal(fewer, "adam"),
+           "has 4 parameters, that of the optimizer 1; the first that differs is \"a.bias\" in the file and the end of the "
+           "list here");
+  contains(refusal(two, "adam"), "has 1 parameter groups, the optimizer 2");
+  contains(refusal(foreign, "adam"), "parameter 0 of group 0 of the optimizer (shape [5, 3]) is not in the module");
+  contains(refusal(mine, "adam"), "none of torch::optim's Adagrad, Adam, AdamW, LBFGS, RMSprop and SGD");
+  contains(refusal(adam, "weights"), "has no 'optimizer' in its __metadata__; it was not written by save_optimizer");
+  contains(refusal(adam, "absent"), "No such file or directory");
+  contains(message_of([&] { save_optimizer(mine, *net, folder / "mine"); }), "save_optimizer: the optimizer is none of");
+  CHECK(adam.state().size() == 4);
+
+  const std::string params = R"(\"params\":[\"a.weight\",\"a.bias\",\"b.weight\",\"b.bias\"]}])";
+  const std::string options =
+      R"([{\"options\":{\"lr\":0.1,\"beta1\":0.9,\"beta2\":0.999,\"eps\":1e-8,\"weight_decay\":0,\"amsgrad\":false},)";
+  struct Row {
+    const char* why;
+    std::string groups;
+    std::string tensors;
+    int64_t bytes;
+    const char* want;
+  };
+  const std::vector<Row> rows = {
+      {"groups that are no JSON", "[{", "", 0, "param_groups is not a list of"},
+      {"groups that are a number", "7", "", 0, "param_groups is not a list of"},
+      {"a missing option", R"([{\"options\":{\"lr\":0.1},)" + params, "", 0, "the option 'beta1' is missing"},
+      {"an option of another type", R"([{\"options\":{\"lr\":true},)" + params, "", 0, "the option 'lr' is not a number"},
+      {"one option too many",
+       R"([{\"options\":{\"x\":1,\"lr\":0.1,\"beta1\":0.9,\"beta2\":0.999,\"eps\":1e-8,\"weight_decay\":0,\"amsgrad\":false},)" +
+           params,
+       "", 0, "a group has 7 options, Adam has 6"},
+      {"half a state", options + params, R"(,"a.bias/step":{"dtype":"I64","shape":[],"data_offsets":[0,8]})", 8,
+       "'a.bias/exp_avg' is missing in the file"},
+      {"a counter that is none", options + params, R"(,"a.bias/step":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})", 8,
+       "'a.bias/step' is Float of shape [2] in the file, not one Long"},
+      {"state of another shape", options + params,
+       R"(,"a.bias/step":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"a.bias/exp_avg":{"dtype":"F32","shape":[2],"data_offsets":[8,16]})",
+       16, "'a.bias/exp_avg' is [2] in the file, but its parameter is [5] in the module"},
+      {"unknown state", options + params, R"(,"c.bias/step":{"dtype":"I64","shape":[],"data_offsets":[0,8]})", 8,
+       "holds what Adam does not keep for these parameters: 'c.bias/step'"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    write_text(folder / "bad", safetensors_bytes(R"({"__metadata__":{"optimizer":"Adam","param_groups":")" + row.groups +
+                                                     "\"}" + row.tensors + "}",
+                                                 std::string(static_cast<std::size_t>(row.bytes), '\0')));
+    contains(refusal(adam, "bad"), row.want);
+    CHECK(adam.state().size() == 4);
+    CHECK(adam.param_groups()[0].options().get_lr() == 0.1);
+  }
+}
+
+TEST_CASE(
+    "optimizer state: a weight that was tied by assigning the member has left a tensor, which the optimizer holds too") {
+  struct Model : torch::nn::Module {
+    Model() {
+      register_module("a", a);
+      register_module("b", b);
+      b->weight = a->weight;
+    }
+    torch::nn::Linear a{3, 3}, b{3, 3};
+  };
+  const TempFolder folder;
+  Model saved, loaded;
+  torch::optim::AdamW first(saved.parameters()), second(loaded.parameters());
+  saved.b->forward(saved.a->forward(torch::ones({2, 3}))).sum().backward();
+  first.step();
+  save_optimizer(first, saved, folder / "o");
+  load_optimizer(second, loaded, folder / "o");
+  CHECK(second.state().size() == first.state().size());
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,152 @@
+#include "tessera/tests/dtensor/redistribute/pairs.h"
+
+#include <algorithm>
+#include <random>
+#include <stdexcept>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/in_process.h"
+#include "tessera/placement/layout.h"
+#include "tessera/tests/dtensor/values.h"
+
+namespace tessera::testing {
+namespace {
+
+// All but the last part short, the last with the rest; for two ranks or more the first has nothing.
+std::vector<int64_t> ragged_sizes(int64_t size, int64_t parts) {
+  std::vector<int64_t> sizes(static_cast<std::size_t>(parts), size / (2 * parts));
+  if (parts > 1) sizes.front() = 0;
+  int64_t rest = size;
+  for (const int64_t each : sizes) rest -= each;
+  sizes.back() += rest;
+  return sizes;
+}
+
+// Part i has the elements i, i + parts, ..., in runs of one.
+std::vector<Intervals> dealt(int64_t size, int64_t parts) {
+  std::vector<Intervals> out(static_cast<std::size_t>(parts));
+  for (int64_t i = 0; i < size; ++i) append(out[static_cast<std::size_t>((i * 2 + 1) % parts)], {.begin = i, .end = i + 1});
+  return out;
+}
+
+// Every list of `kinds`, and of a RaggedShard of each mesh dimension's size, that is legal.
+std::vector<Placements> layouts_of(Placements kinds, const std::vector<int64_t>& shape,
+                                   const std::vector<int64_t>& mesh_shape) {
+  const Mesh mesh(mesh_shape);
+  for (const int64_t n : mesh_shape) kinds.push_back(RaggedShard(0, ragged_sizes(shape[0], n)));
+  std::vector<Placements> out;
+  for (const Placements& layout : all_layouts(static_cast<int64_t>(mesh_shape.size()), kinds)) {
+    const Placements normal = normalize(layout, mesh, 2, "test");
+    if (std::ranges::find(out, normal) == out.end() && partials_commute(normal) && is_layout(normal, mesh, shape))
+      out.push_back(normal);
+  }
+  return out;
+}
+
+[[noreturn]] void fail(const char* what, const Pair& pair, at::IntArrayRef shape, const DeviceMesh& mesh) {
+  throw std::runtime_error(fmt::format("{}: {} -> {} of [{}] on {}, rank {}", what, to_string(pair.from), to_string(pair.to),
+                                       fmt::join(shape, ", "), mesh.to_string(), mesh.world().rank()));
+}
+
+// Whether `t` has the value `whole`: from the pieces, where these are parts of it.
+bool is_value(const at::Tensor& t, const at::Tensor& whole) {
+  const Placements& placements = placements_of(t);
+  if (any_partial(placements)) return same(full_tensor(t), whole);
+  return same(to_local(t), piece_of(whole, mesh_of(t), placements));
+}
+
+}  // namespace
+
+std::vector<Placements> built_in_layouts(const std::vector<int64_t>& shape, const std::vector<int64_t>& mesh_shape) {
+  const Mesh mesh(mesh_shape);
+  std::vector<Placements> out =
+      layouts_of({Replicate(), Shard(0), Shard(1), Shard(0).ordered(1), BlockCyclic(0, 2), BlockCyclic(1, 1), Partial(),
+                  Partial(ReduceOp::kAvg), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin), Partial(ReduceOp::kProduct),
+                  NormPartial(2), MaskedPartial()},
+                 shape, mesh_shape);
+  const Placements together(mesh_shape.size(), RaggedShard(1, ragged_sizes(shape[1], mesh.size())));
+  const Placements lists(mesh_shape.size(), IntervalShard(0, dealt(shape[0], mesh.size())));
+  for (const Placements& layout : {together, lists}) {
+    if (std::ranges::find(out, layout) == out.end()) out.push_back(layout);
+  }
+  return out;
+}
+
+std::vector<Placements> integer_layouts(const std::vector<int64_t>& shape, const std::vector<int64_t>& mesh_shape) {
+  return layouts_of(
+      {Replicate(), Shard(0), Shard(1), Shard(0).ordered(1), BlockCyclic(0, 2), Partial(), Partial(ReduceOp::kMax),
+       Partial(ReduceOp::kBitAnd), Partial(ReduceOp::kBitOr), Partial(ReduceOp::kBitXor)},
+      shape, mesh_shape);
+}
+
+// Eight layouts by eight at a time, and each pair after its reverse, so that few routes are looked for twice: a thousand are kept.
+std::vector<Pair> all_pairs(const std::vector<Placements>& layouts) {
+  constexpr std::size_t kBlock = 8;
+  std::vector<Pair> out;
+  const auto add = [&](std::size_t i, std::size_t j) {
+    out.push_back({.from = layouts[i], .to = layouts[j]});
+    if (i != j) out.push_back({.from = layouts[j], .to = layouts[i]});
+  };
+  for (std::size_t a = 0; a < layouts.size(); a += kBlock) {
+    for (std::size_t b = 0; b <= a; b += kBlock) {
+      for (std::size_t i = a; i < std::min(a + kBlock, layouts.size()); ++i) {
+        for (std::size_t j = b; j < std::min(b + kBlock, i + 1); ++j) add(i, j);
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<Pair> out;
+  for (int64_t i = 0; i < count; ++i) {
+    const Placements& from = layouts[random() % layouts.size()];
+    out.push_back({.from = from, .to = layouts[random() % layouts.size()]});
+  }
+  return out;
+}
+
+void check_pair(const Pair& pair, const at::Tensor& whole, const DeviceMesh& mesh) {
+  const at::IntArrayRef shape = whole.sizes();
+  const at::Tensor source = spread(whole, mesh, pair.from);
+  const at::Tensor before = to_local(source).clone();
+  const at::Tensor moved = redistribute(source, pair.to);
+  if (placements_of(moved) != pair.to || moved.sizes() != shape) fail("laid out otherwise", pair, shape, mesh);
+  if (!is_value(moved, whole)) fail("the value", pair, shape, mesh);
+  if (!same(to_local(source), before)) fail("the source was written", pair, shape, mesh);
+  const at::Tensor back = redistribute(moved, pair.from);
+  if (placements_of(back) != pair.from) fail("laid out otherwise when it came back", pair, shape, mesh);
+  if (!is_value(back, whole)) fail("the value when it came back", pair, shape, mesh);
+}
+
+void check_gradient(const Pair& pair, const std::vector<int64_t>& shape, const DeviceMesh& mesh) {
+  const at::Tensor weight = whole_numbers(shape, at::kDouble, 1);
+  at::Tensor source = spread(whole_numbers(shape), mesh, pair.from);
+  source.requires_grad_(true);
+  (full_tensor(redistribute(source, pair.to)) * weight).sum().backward();
+  if (placements_of(source.grad()) != without_partial(pair.from)) fail("the gradient's layout", pair, shape, mesh);
+  if (!is_value(source.grad(), weight)) fail("the gradient", pair, shape, mesh);
+}
+
+void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh,
+                 at::ScalarType dtype) {
+  const at::Tensor whole = whole_numbers(shape, dtype);
+  for (const Pair& pair : pairs) {
+    check_pair(pair, whole, mesh);
+    if (whole.is_floating_point()) check_gradient(pair, shape, mesh);
+  }
+}
+
+void check_in_process(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape,
+                      const std::vector<int64_t>& mesh_shape, at::ScalarType dtype) {
+  run_in_process(Mesh(mesh_shape).size(), [&](const std::shared_ptr<World>& world) {
+    check_pairs(pairs, shape, init_device_mesh("cpu", mesh_shape, {}, world), dtype);
+  });
+}
+
+}  // namespace tessera::testing

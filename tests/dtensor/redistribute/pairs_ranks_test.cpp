@@ -1,0 +1,22 @@
+// A thousand pairs of layouts on ranks that are processes: over Gloo and, in a test of its own, the same over MPI.
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "tessera/tests/dtensor/redistribute/pairs.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera::testing;
+using Sizes = std::vector<int64_t>;
+
+TESSERA_RANKS_TEST_CASE("a thousand pairs of layouts: value and gradients",
+                        Ranks({4}).time_limit(std::chrono::seconds(200))) {
+  for (const Sizes& mesh_shape : {Sizes{4}, Sizes{2, 2}}) {
+    const tessera::DeviceMesh mesh = mesh_over(mesh_shape);
+    for (const Sizes& shape : kShapes) {
+      check_pairs(some_pairs(built_in_layouts(shape, mesh_shape), 100, 20260105), shape, mesh);
+    }
+  }
+}

@@ -1,0 +1,300 @@
+#include "tessera/layers/activation_checkpoint.h"
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/GradMode.h>
+#include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/factories.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/layers/rng_tracker.h"
+#include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
+
+// The results and gradients of `function` of two leaves and a weight that it holds, with and without a checkpoint.
+Tensors run(bool checkpointed, const CheckpointOptions& options = {}) {
+  const at::Tensor x = leaf(sample({4, 6}, 1)), y = leaf(sample({4, 6}, 2)), w = leaf(sample({6, 6}, 3));
+  at::manual_seed(7);
+  const CheckpointFunction function = [w](const Tensors& in) -> Tensors {
+    const at::Tensor hidden = at::dropout(at::tanh(at::matmul(in[0], w)), 0.4, true);
+    return {hidden * in[1], hidden.sum()};
+  };
+  const Tensors out = checkpointed ? checkpoint(function, {x, y}, options) : function({x, y});
+  const at::Tensor after_forward = at::rand({3});
+  (out[0].pow(2).sum() + out[1]).backward();
+  return {out[0].detach(), out[1].detach(), x.grad(), y.grad(), w.grad(), after_forward, at::rand({3})};
+}
+
+void check_alike(const Tensors& a, const Tensors& b) {
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    CAPTURE(i);
+    CHECK(same(a[i], b[i]));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint gives the same results, gradients and draws as without") { check_alike(run(true), run(false)); }
+
+TESSERA_RANKS_TEST_CASE("the first input distributed: the same, gathered once, and the caller's tensor is left alone",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  CommCounter counter(mesh);
+  const Tensors direct = run(false);
+  CHECK(counter.total() == 0);
+  check_alike(run(true, {.distribute_saved_activations = true, .mesh = mesh}), direct);
+  CHECK(counter.count("all_gather") == (mesh.size() == 1 ? 0 : 1));
+  CHECK(counter.total() == (mesh.size() == 1 ? 0 : 1));
+  const at::Tensor x = leaf(at::ones({4, 4 * mesh.size()})), y = leaf(at::ones({4, 4 * mesh.size()}) * 2);
+  const Tensors out = checkpoint([](const Tensors& in) -> Tensors { return {in[0] + in[1]}; }, {x, y},
+                                 {.distribute_saved_activations = true, .mesh = mesh});
+  CHECK(same(out[0].detach(), at::ones_like(out[0]) * 3));
+  CHECK(x.sizes() == at::IntArrayRef({4, 4 * mesh.size()}));
+  CHECK(same(x.detach(), at::ones({4, 4 * mesh.size()})));
+  out[0].sum().backward();
+  CHECK(same(x.grad(), at::ones_like(x)));
+}
+
+TESSERA_RANKS_TEST_CASE("DTensors: the draws of forward again, sharded or not", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  for (const Placement& placement : {Shard(0), Shard(1), Replicate()}) {
+    const auto gradients = [&](bool checkpointed) {
+      manual_seed(3, mesh.world());
+      const at::Tensor x = leaf(spread(sample({5, 4}, 1), mesh, {placement}));
+      const CheckpointFunction function = [](const Tensors& in) -> Tensors {
+        return {at::dropout(in[0], 0.5, true).pow(2)};
+      };
+      at::Tensor y = x;
+      for (int i = 0; i < 2; ++i) y = checkpointed ? checkpoint(function, {y})[0] : function({y})[0];
+      y.sum().backward();
+      return Tensors{full_tensor(y.detach()), full_tensor(x.grad()), full_tensor(at::rand_like(x.detach()))};
+    };
+    check_alike(gradients(true), gradients(false));
+  }
+}
+
+TEST_CASE("streams are rewound for the second run, and put back after it") {
+  at::manual_seed(9);
+  rng_tracker().reset();
+  rng_tracker().add("test", 11);
+  const auto noisy = [](const Tensors& in) -> Tensors {
+    const auto fork = rng_tracker().fork("test");
+    return {at::dropout(in[0], 0.5, true)};
+  };
+  const at::Tensor x = leaf(at::ones({64}));
+  const at::Tensor y = checkpoint(noisy, {x})[0];
+  const auto next = [] {
+    const auto fork = rng_tracker().fork("test");
+    return at::rand({4});
+  };
+  const auto states = rng_tracker().get_states();
+  const at::Tensor wanted = next();
+  rng_tracker().set_states(states);
+  y.sum().backward();
+  CHECK(same(x.grad(), y.detach()));  // the same elements were dropped
+  CHECK(same(next(), wanted));
+  rng_tracker().reset();
+}
+
+TEST_CASE(
+    "within a fork, in forward, in backward or in both: the draws of forward again, and the fork goes on where it was") {
+  const at::Tensor x = leaf(at::ones({64}));
+  // Draws from what its caller draws from, and from the same stream by a fork of its own.
+  const auto noisy = [](const Tensors& in) -> Tensors {
+    const at::Tensor first = at::dropout(in[0], 0.5, true);
+    const auto fork = rng_tracker().fork("test");
+    return {at::dropout(first, 0.5, true)};
+  };
+  const auto forked = [](bool yes) {
+    return std::unique_ptr<RngStatesTracker::Fork>(yes ? new RngStatesTracker::Fork(rng_tracker().fork("test")) : nullptr);
+  };
+  for (const bool forked_forward : {false, true}) {
+    for (const bool forked_backward : {false, true}) {
+      at::manual_seed(9);
+      rng_tracker().reset();
+      rng_tracker().add("test", 11);
+      at::Tensor y;
+      {
+        const auto fork = forked(forked_forward);
+        y = checkpoint(noisy, {x})[0];
+      }
+      const auto fork = forked(forked_backward);
+      const at::Tensor before = at::globalContext().defaultGenerator(c10::kCPU).get_state();
+      x.mutable_grad().reset();
+      y.sum().backward();
+      CHECK(same(x.grad(), y.detach()));  // the same elements were dropped
+      CHECK(same(at::globalContext().defaultGenerator(c10::kCPU).get_state(), before));
+    }
+  }
+  rng_tracker().reset();
+}
+
+TEST_CASE("an exception of the second run puts every generator back") {
+  const DeviceMesh mesh(World::fake(0, 1), c10::kCPU, Mesh({1}));
+  rng_tracker().reset();
+  rng_tracker().add("test", 11);
+  int calls = 0;
+  const at::Tensor x = leaf(at::ones({4}));
+  const at::Tensor y = checkpoint(
+      [&](const Tensors& in) -> Tensors {
+        const auto fork = rng_tracker().fork("test");
+        at::rand({5});
+        tessera::rand({5}, mesh, {Replicate()});
+        if (++calls == 2) throw std::runtime_error("not again");
+        return {in[0] * 2};
+      },
+      {x}, {.mesh = mesh})[0];
+  const auto states = rng_tracker().get_states();
+  const auto next = [&]() -> Tensors {  // of the default generator, the stream and DTensors
+    const at::Tensor plain = at::rand({4}), global = full_tensor(tessera::rand({4}, mesh, {Replicate()}));
+    const auto fork = rng_tracker().fork("test");
+    return {plain, at::rand({4}), global};
+  };
+  const auto begin = [&] {
+    at::manual_seed(5);
+    manual_seed(5, mesh.world());
+    rng_tracker().set_states(states);
+  };
+  begin();
+  const Tensors wanted = next();
+  begin();
+  CHECK_THROWS_WITH(y.sum().backward(), doctest::Contains("not again"));
+  check_alike(next(), wanted);
+  rng_tracker().reset();
+}
+
+TEST_CASE("gradients_lost_by_frozen_layers: what the function holds gets its gradient where no input wants one") {
+  const at::Tensor x = at::ones({2, 3}, at::kDouble), w = leaf(sample({3, 3}));
+  const at::Tensor y = checkpoint([w](const Tensors& in) -> Tensors { return {at::matmul(in[0], w)}; }, {x})[0];
+  y.sum().backward();
+  CHECK(same(w.grad(), at::full({3, 3}, 2, at::kDouble)));
+}
+
+TEST_CASE("what the function holds and gives back stays as it was, and gets its gradient") {
+  const at::Tensor x = leaf(sample({3})), held = leaf(sample({3}, 2)), buffer = sample({3}, 4);
+  const Tensors out = checkpoint([&](const Tensors& in) -> Tensors { return {in[0] * held, held, buffer, in[0]}; }, {x});
+  CHECK(held.is_leaf());
+  CHECK_FALSE(buffer.requires_grad());
+  CHECK(same(out[1].detach(), held.detach()));
+  CHECK(same(out[3].detach(), x.detach()));
+  (out[0] + out[1] * 2 + out[2] + out[3]).sum().backward();
+  CHECK(close(held.grad(), x.detach() + 2));
+  CHECK(close(x.grad(), held.detach() + 1));
+}
+
+TESSERA_RANKS_TEST_CASE("distributed over one of two mesh dimensions", {4}) {
+  const DeviceMesh plane = mesh_over({2, 2});
+  const at::Tensor x = leaf(sample({4, 6}, static_cast<int64_t>(plane.local_rank(0))));  // a replica's own
+  CommCounter counter(plane);
+  const at::Tensor y = checkpoint([](const Tensors& in) -> Tensors { return {in[0].pow(2)}; }, {x},
+                                  {.distribute_saved_activations = true, .mesh = plane["d1"]})[0];
+  y.sum().backward();
+  CHECK(close(x.grad(), x.detach() * 2));
+  CHECK(counter.count("all_gather") == 1);
+}
+
+TEST_CASE("the second run is under the autocast of the first") {
+  const auto gradient = [](bool checkpointed) {
+    const at::Tensor x = leaf(sample({4, 6}, 1, at::kFloat)), w = leaf(sample({6, 6}, 2, at::kFloat));
+    const CheckpointFunction function = [w](const Tensors& in) -> Tensors {
+      const at::Tensor y = at::matmul(in[0], w);
+      CHECK(c10::toString(y.scalar_type()) == std::string("BFloat16"));
+      return {y};
+    };
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const at::Tensor y = checkpointed ? checkpoint(function, {x})[0] : function({x})[0];
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    y.sum().backward();
+    CHECK_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+    return Tensors{y.detach(), x.grad(), w.grad()};
+  };
+  check_alike(gradient(true), gradient(false));
+}
+
+TEST_CASE("autocast's cache takes no gradient: of what a checkpoint and the region before and after it share") {
+  const auto gradient = [](bool checkpointed, bool before, bool after) {
+    const at::Tensor x = leaf(sample({6, 6}, 1, at::kFloat)), w = leaf(sample({6, 6}, 2, at::kFloat));
+    const CheckpointFunction function = [w](const Tensors& in) -> Tensors { return {at::matmul(in[0], w)}; };
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::Tensor y = before ? at::matmul(x, w) : x;
+    y = checkpointed ? checkpoint(function, {y})[0] : function({y})[0];
+    if (after) y = at::matmul(y, w);
+    y.sum().backward();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    REQUIRE(w.grad().defined());
+    return Tensors{x.grad(), w.grad()};
+  };
+  for (const bool before : {false, true}) {
+    for (const bool after : {false, true}) {
+      CAPTURE(before);
+      CAPTURE(after);
+      const Tensors got = gradient(true, before, after), want = gradient(false, before, after);
+      // The gradients of a cast that is used twice are summed in bfloat16, those of two in float32.
+      for (std::size_t i = 0; i < want.size(); ++i) CHECK(at::allclose(got[i], want[i], 1e-2, 1e-2));
+    }
+  }
+}
+
+TEST_CASE("inputs and results that are undefined, unused or want no gradient") {
+  const at::Tensor x = leaf(sample({3}));
+  const at::Tensor ids = at::arange(3);
+  const Tensors out = checkpoint(
+      [](const Tensors& in) -> Tensors {
+        CHECK_FALSE(in[1].defined());
+        return {in[0].index({in[2]}) * 3, in[2] + 1};
+      },
+      {x, at::Tensor(), ids});
+  CHECK(same(out[1], ids + 1));
+  out[0].sum().backward();
+  CHECK(same(x.grad(), at::full({3}, 3, at::kDouble)));
+  const c10::AutoGradMode none(false);
+  CHECK_FALSE(checkpoint([](const Tensors& in) -> Tensors { return {in[0] + 1}; }, {x})[0].requires_grad());
+}
+
+TEST_CASE("second_backward and single gradients are errors that say what to do") {
+  const at::Tensor x = leaf(sample({3}));
+  const auto twice = [](const Tensors& in) -> Tensors { return {in[0] * in[0]}; };
+  const at::Tensor y = checkpoint(twice, {x})[0].sum();
+  CHECK_THROWS_WITH(torch::autograd::grad({y}, {x}), doctest::Contains("not compatible with torch::autograd::grad"));
+  const at::Tensor z = checkpoint(twice, {x})[0].sum();
+  z.backward();
+  CHECK_THROWS_WITH(z.backward(), doctest::Contains("second time"));
+}
+
+TESSERA_RANKS_TEST_CASE("what cannot be distributed is refused before anything runs", {2}) {
+  const DeviceMesh mesh = line();
+  const CheckpointFunction function = [](const Tensors& in) -> Tensors {
+    FAIL("it ran");
+    return in;
+  };
+  const auto distribute = [&](const Tensors& inputs, const std::optional<DeviceMesh>& over) {
+    checkpoint(function, inputs, {.distribute_saved_activations = true, .mesh = over});
+  };
+  CHECK_THROWS_WITH_AS(distribute({at::ones({4})}, std::nullopt), doctest::Contains("give options.mesh"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(distribute({at::ones({5})}, mesh), doctest::Contains("5 is not divisible by 2"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(distribute({}, mesh), doctest::Contains("the first input is not there"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(distribute({spread(sample({4}), mesh, {Shard(0)})}, mesh), doctest::Contains("a DTensor"),
+                       std::invalid_argument);
+}

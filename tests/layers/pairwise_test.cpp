@@ -1,0 +1,246 @@
+#include "tessera/layers/pairwise.h"
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/styles/hooks.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/layers/counted.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+// Linear layers between those widths, with ReLU between them, of the same values on every rank.
+torch::nn::Sequential mlp(const std::vector<int64_t>& widths) {
+  torch::nn::Sequential out;
+  for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
+    if (i > 0) out->push_back(torch::nn::ReLU());
+    out->push_back(torch::nn::Linear(widths[i], widths[i + 1]));
+  }
+  out->to(at::kDouble);
+  const c10::AutoGradMode none(false);
+  int64_t seed = 5;
+  for (const at::Tensor& each : out->parameters()) at::Tensor(each).copy_(sample(each.sizes(), ++seed));
+  return out;
+}
+
+struct PlainLinearImpl : torch::nn::LinearImpl {
+  using torch::nn::LinearImpl::LinearImpl;
+};
+TESSERA_MODULE(PlainLinear);
+
+int64_t get_dim(const at::Tensor& t) { return placements_of(t)[0].tensor_dim(); }
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("pairs of layers equal one process: results, gradients and a step of SGD", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  for (const bool sequence : {false, true}) {
+    for (const std::vector<int64_t>& widths :
+         std::vector<std::vector<int64_t>>{{10, 16, 12}, {10, 16, 12, 8, 4}, {10, 16, 12, 5}}) {
+      CAPTURE(sequence);
+      CAPTURE(widths.size());
+      const bool pairs_alone = widths.size() % 2 == 1;
+      torch::nn::Sequential model = mlp(widths), one = mlp(widths);
+      auto tp = parallelize_module(model, mesh, PairwiseParallel(sequence));
+      torch::optim::SGD here(model->parameters(), 0.25), there(one->parameters(), 0.25);
+      const at::Tensor x = sample({2 * n, 10}), mine = sequence ? piece_of(x, mesh, {Shard(0)}) : x;
+      CommCounter counter(mesh);
+      const at::Tensor y = tp(mine), want = one->forward(x);
+      if (n > 1 && widths.size() == 3) {
+        CHECK(counter.count("all_reduce") == (sequence ? 0 : 1));
+        CHECK(counter.count("all_gather") == (sequence ? 1 : 0));
+        CHECK(counter.count("reduce_scatter") == (sequence ? 1 : 0));
+      }
+      CHECK(is_dtensor(y) != pairs_alone);  // a layer that is whole gives what it is given: a DTensor
+      const at::Tensor whole = is_dtensor(y) ? full_tensor(y) : sequence ? full_tensor(from_local(y, mesh, {Shard(0)})) : y;
+      CHECK(close(whole.detach(), want.detach()));
+      whole.pow(2).sum().backward();
+      want.pow(2).sum().backward();
+      here.step();
+      there.step();
+      const auto parameters = model->parameters(), expected = one->parameters();
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        CHECK(close(full_tensor(parameters[i].grad()), expected[i].grad(), 1e-11));
+        CHECK(close(full_tensor(parameters[i].detach()), expected[i].detach(), 1e-11));
+      }
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a pair's gradient of the input, and its collectives", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  for (const bool sequence : {false, true}) {
+    torch::nn::Sequential model = mlp({10, 16, 12}), one = mlp({10, 16, 12});
+    auto tp = parallelize_module(model, mesh, PairwiseParallel(sequence));
+    const at::Tensor whole = sample({2 * n, 10}).requires_grad_(), g = sample({2 * n, 12}, 2);
+    const Placement cut = sequence ? Shard(0) : Replicate();
+    const at::Tensor mine = piece_of(whole, mesh, {cut}).clone().requires_grad_();
+    CommCounter counter(mesh);
+    const at::Tensor y = tp(mine);
+    CHECK(counted(counter) == (n == 1 ? "" : sequence ? "1 all_gather, 1 reduce_scatter" : "1 all_reduce"));
+    counter.reset();
+    y.backward(piece_of(g, mesh, {cut}));
+    CHECK(counted(counter) == (n == 1 ? "" : sequence ? "1 all_gather, 1 reduce_scatter" : "1 all_reduce"));
+    one->forward(whole).backward(g);
+    CHECK(close(mine.grad(), piece_of(whole.grad(), mesh, {cut})));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("pairs are found below other modules, and a module without one is refused", {2}) {
+  const DeviceMesh mesh = line();
+  torch::nn::Module outer;
+  outer.register_module("act", torch::nn::ReLU());
+  outer.register_module("mlp", mlp({6, 8, 6}));
+  const ParallelPlan plan = PairwiseParallel().plan(outer);
+  REQUIRE(plan.size() == 2);
+  CHECK(plan[0].first == "mlp.0");
+  CHECK(plan[0].second->name() == "ColwiseParallel");
+  CHECK(plan[1].first == "mlp.2");
+  CHECK(plan[1].second->name() == "RowwiseParallel");
+  torch::nn::Linear alone(4, 4);
+  CHECK_THROWS_WITH_AS(parallelize_module(alone, mesh, PairwiseParallel()),
+                       doctest::Contains("more than one Linear is needed"), std::invalid_argument);
+}
+
+TESSERA_RANKS_TEST_CASE("inputs are made DTensors, outputs what a caller wants", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  const at::Tensor x = sample({8, 16}), cut = spread(sample({8 * n, 16}), mesh, {Shard(0)});
+  const auto lies = [](const at::Tensor& t, const Placement& p) { return placements_of(t) == Placements{p}; };
+  for (const MaybeMesh& given : {MaybeMesh(mesh), MaybeMesh()}) {
+    CHECK(lies(make_input_shard_1d(cut, given, 1), Shard(1)));
+    CHECK(lies(make_input_shard_1d_last_dim(cut, given), Shard(1)));
+    CHECK(lies(make_input_replicate_1d(cut, given), Replicate()));
+    CHECK(same(to_local(make_input_reshard_replicate(cut, given)), full_tensor(cut)));
+    for (const Placement& p : {Shard(0), Replicate(), Partial()}) {
+      const at::Tensor value = sample({8 * n, 16}, 3), y = spread(value, mesh, {p});
+      CHECK(close(full_tensor(make_output_shard_1d(y, given, 1)), value));
+      CHECK(lies(make_output_shard_1d(y, given), Shard(0)));
+      CHECK(lies(make_output_replicate_1d(y, given), Replicate()));
+      CHECK(close(make_output_tensor(y, given), value));
+      CHECK(close(make_output_reshard_tensor(y, given), piece_of(value, mesh, {Shard(0)})));
+    }
+    CHECK(same(make_sharded_output_tensor(cut, given), to_local(cut)));
+  }
+  CHECK(lies(make_input_shard_1d(x, mesh), Shard(0)));
+  CHECK(make_input_shard_1d(x, mesh).sizes() == at::IntArrayRef({8 * n, 16}));
+  CHECK(make_input_shard_1d_last_dim(x, mesh).sizes() == at::IntArrayRef({8, 16 * n}));
+  CHECK(make_input_reshard_replicate(x, mesh).sizes() == at::IntArrayRef({8 * n, 16}));
+  CHECK(same(to_local(make_input_replicate_1d(x, mesh)), x));
+}
+
+TESSERA_RANKS_TEST_CASE("functions of one's own before and after a style's module", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({2 * mesh.size(), 6}), weight = sample({8, 6}, 2);
+  PlainLinear layer(6, 8);
+  layer->to(at::kDouble);
+  {
+    const c10::AutoGradMode none(false);
+    layer->weight.copy_(weight);
+    layer->bias.zero_();
+  }
+  const PrepareFunction doubled = [](const at::Tensor& y, const MaybeMesh& given) {
+    return make_output_tensor(y, given) * 2;
+  };
+  const Prepared style(
+      ColwiseParallel(), [](const at::Tensor& t, const MaybeMesh& m) { return make_input_reshard_replicate(t, m); },
+      doubled);
+  CHECK(style.to_string() == "ColwiseParallel, prepared before and after");
+  auto tp = parallelize_module(layer, mesh, style);
+  CHECK(get_dim(layer->weight) == 0);
+  CHECK(close(tp(piece_of(x, mesh, {Shard(0)})).detach(), at::linear(x, weight) * 2));
+  torch::nn::Linear plain(6, 8);
+  CHECK_THROWS_WITH_AS(parallelize_module(plain, mesh, style), doctest::Contains("TESSERA_MODULE"), std::invalid_argument);
+  PlainLinear refusing(6, 8);
+  auto checked = parallelize_module(refusing, mesh,
+                                    Prepared(ColwiseParallel(), nullptr, [](const at::Tensor& y, const MaybeMesh& given) {
+                                      return make_output_tensor(to_local(y), given);
+                                    }));
+  CHECK_THROWS_WITH_AS(checked(at::ones({2, 6})), doctest::Contains("Expect output of Tensor Parallel to be a DTensor"),
+                       std::invalid_argument);
+}
+
+struct PairImpl : torch::nn::Module {
+  torch::nn::Linear up{6, 8}, down{8, 5};
+  PairImpl() {
+    register_module("up", up);
+    register_module("down", down);
+    to(at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) { return down(at::relu(up(x))); }
+};
+TESSERA_MODULE(Pair);
+
+TESSERA_RANKS_TEST_CASE("a pair with functions of one's own before and after it", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  at::manual_seed(3);
+  Pair model;
+  const at::Tensor x = sample({2 * mesh.size(), 6}), want = model(x).detach() * 2;
+  const PairwiseParallel style(
+      /*sequence=*/false, [](const at::Tensor& t, const MaybeMesh& m) { return make_input_reshard_replicate(t, m); },
+      [](const at::Tensor& y, const MaybeMesh& m) { return make_output_tensor(y, m) * 2; });
+  auto tp = parallelize_module(model, mesh, style);
+  const at::Tensor y = tp(piece_of(x, mesh, {Shard(0)}));
+  CHECK_FALSE(is_dtensor(y));
+  CHECK(close(y.detach(), want));
+  y.sum().backward();
+  CHECK(get_dim(model->up->weight.grad()) == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("a layer with two names is one of a pair once, and functions alone leave the style to the plan",
+                        {2}) {
+  const DeviceMesh mesh = line();
+  torch::nn::Module tied;
+  torch::nn::Linear up(4, 4), down(4, 4);
+  tied.register_module("up", up);
+  tied.register_module("again", up);
+  tied.register_module("down", down);
+  const ParallelPlan plan = PairwiseParallel().plan(tied);
+  REQUIRE(plan.size() == 2);
+  CHECK(plan[1].first == "down");
+
+  at::manual_seed(3);
+  PlainLinear layer(6, 8);
+  const at::Tensor x = at::ones({2, 6}), want = layer(x).detach();
+  const Prepared functions(nullptr, [](const at::Tensor& y, const MaybeMesh& m) { return make_output_tensor(y, m); });
+  CHECK(functions.to_string() == "Prepared, prepared after");
+  auto tp = parallelize_module(layer, mesh, {{"", ColwiseParallel()}, {"", functions}});
+  CHECK(at::allclose(tp(x).detach(), want));
+}
+
+TESSERA_RANKS_TEST_CASE("what cannot be made is refused by the messages of PyTorch 2.0", {2}) {
+  const DeviceMesh mesh = line(), plane = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world());
+  const at::Tensor x = sample({4, 4}), d = spread(x, mesh, {Shard(0)}), pending = spread(x, mesh, {Partial()});
+  const auto refused = [](const auto& call, const std::string& text) {
+    CHECK_THROWS_WITH_AS(call(), doctest::Contains(text.c_str()), std::invalid_argument);
+  };
+  refused([&] { make_input_shard_1d(x); }, "device_mesh is not passed nor can be inferred");
+  refused([&] { make_input_shard_1d_last_dim(x); }, "device_mesh is not passed nor can be inferred");
+  refused([&] { make_input_reshard_replicate(x); }, "device_mesh is not passed nor can be inferred");
+  refused([&] { make_input_replicate_1d(x, plane); }, "device_mesh has dims 2 but expected to be 1 for input");
+  refused([&] { make_input_replicate_1d(at::Tensor(), mesh); }, "expects torch.Tensor or DTensor input but received");
+  refused([&] { make_output_shard_1d(d, plane); }, "device_mesh has dims 2 but expected to be 1 for output");
+  const DeviceMesh other = init_device_mesh("cpu", {2}, {"other"}, world());
+  refused([&] { make_input_shard_1d(d, other); }, "redistribute_to brings it there");
+  refused([&] { make_output_tensor(d, other); }, "redistribute_to brings it there");
+  refused([&] { make_output_tensor(x, mesh); },
+          "Expect output of Tensor Parallel to be a DTensor, but found a plain tensor");
+  refused([&] { make_output_reshard_tensor(x); }, "Expect output of Tensor Parallel to be a DTensor");
+  refused([&] { make_sharded_output_tensor(pending, mesh); }, "is a pending reduction");
+}

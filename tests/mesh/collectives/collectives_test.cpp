@@ -1,0 +1,375 @@
+#include "tessera/mesh/collectives/collectives.h"
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using tessera::testing::world;
+
+namespace {
+
+const std::vector<at::ScalarType> kAll = {
+    at::kBool,     at::kByte,          at::kChar,   at::kShort,        at::kInt,           at::kLong,   at::kHalf,
+    at::kBFloat16, at::kFloat,         at::kDouble, at::kComplexFloat, at::kComplexDouble, at::kUInt16, at::kUInt32,
+    at::kUInt64,   at::kFloat8_e4m3fn, at::kHalf,   at::kFloat8_e5m2,  at::kComplexHalf};
+const std::vector<at::ScalarType> kReal = {at::kByte,        at::kChar,     at::kShort, at::kInt,    at::kLong,
+                                           at::kHalf,        at::kBFloat16, at::kFloat, at::kDouble, at::kFloat8_e4m3fn,
+                                           at::kFloat8_e5m2, at::kUInt16,   at::kUInt32};
+
+DeviceMesh line() { return init_device_mesh("cpu", {world()->size()}, {"tp"}, world()); }
+
+// What a rank holds: small whole numbers, different on every rank, exact in every dtype.
+at::Tensor held(int64_t rank, at::ScalarType dtype, at::IntArrayRef shape = {2, 3}) {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return ((at::arange(count, at::kLong) * (rank + 1) + rank) % 4).reshape(shape).to(dtype);
+}
+
+// Byte by byte, so that every dtype can be compared.
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
+  if (a.numel() == 0) return true;
+  return at::equal(a.contiguous().flatten().view(at::kByte), b.contiguous().flatten().view(at::kByte));
+}
+
+// The reduction in float64 of what all ranks hold, in the dtype.
+at::Tensor reduced(ReduceOp op, at::ScalarType dtype, at::IntArrayRef shape = {2, 3}) {
+  std::vector<at::Tensor> all;
+  for (int64_t rank = 0; rank < world()->size(); ++rank) all.push_back(held(rank, dtype, shape).to(at::kDouble));
+  const at::Tensor rows = at::stack(all);
+  const at::Tensor result = op == ReduceOp::kSum   ? rows.sum(0)
+                            : op == ReduceOp::kAvg ? rows.mean(0)
+                            : op == ReduceOp::kMax ? std::get<0>(rows.max(0))
+                            : op == ReduceOp::kMin ? std::get<0>(rows.min(0))
+                                                   : rows.prod(0);
+  return result.to(dtype);
+}
+
+template <typename Call>
+void check_refused(const Call& call, const std::string& part) {
+  CAPTURE(part);
+  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), std::invalid_argument);
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("all_gather brings every rank's tensor, of every dtype", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const at::ScalarType dtype : kAll) {
+    CAPTURE(c10::toString(dtype));
+    const at::Tensor rows = all_gather(held(world()->rank(), dtype), mesh, 0);
+    CHECK(rows.sizes() == at::IntArrayRef({world()->size(), 2, 3}));
+    for (int64_t rank = 0; rank < world()->size(); ++rank) CHECK(same(rows[rank], held(rank, dtype)));
+  }
+  // Large ones go another way.
+  const at::Tensor large = all_gather(held(world()->rank(), at::kInt, {100000}), mesh, 0);
+  for (int64_t rank = 0; rank < world()->size(); ++rank) CHECK(same(large[rank], held(rank, at::kInt, {100000})));
+  CHECK(all_gather(at::scalar_tensor(world()->rank(), at::kLong), mesh, -1).sum().item<int64_t>() ==
+        world()->size() * (world()->size() - 1) / 2);
+}
+
+TESSERA_RANKS_TEST_CASE("all_reduce and reduce_scatter agree with the reduction in one process", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct}) {
+    for (const at::ScalarType dtype : kReal) {
+      if (op == ReduceOp::kAvg && c10::isIntegralType(dtype, false)) continue;
+      CAPTURE(to_string(op));
+      CAPTURE(c10::toString(dtype));
+      CHECK(same(all_reduce(held(world()->rank(), dtype), mesh, 0, op), reduced(op, dtype)));
+      const at::Tensor piece = reduce_scatter(held(world()->rank(), dtype, {n, 5}), mesh, 0, op);
+      CHECK(same(piece, reduced(op, dtype, {n, 5})[world()->rank()]));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("bool and complex are reduced where that means something", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  const at::Tensor mine = at::arange(3) == world()->rank();
+  CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kMax), at::arange(3) < n));
+  CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kMin), at::zeros({3}, at::kBool)));
+  CHECK(same(reduce_scatter(at::ones({n, 2}, at::kBool), mesh, 0, ReduceOp::kMin), at::ones({2}, at::kBool)));
+  const at::Tensor z = at::complex(at::full({2}, 1.0, at::kDouble), at::full({2}, 1.0, at::kDouble));
+  const at::Tensor total = z * static_cast<double>(n);
+  CHECK(same(all_reduce(z, mesh, 0, ReduceOp::kSum), total));
+  CHECK(same(all_reduce(z, mesh, 0, ReduceOp::kAvg), z));
+  CHECK(same(all_reduce(z, mesh, 0, ReduceOp::kProduct), at::pow(z, n).mul(0).add(n == 2 ? z * z : z * z * z)));
+  const at::Tensor rows = z.expand({n, 2});
+  CHECK(same(reduce_scatter(rows, mesh, 0, ReduceOp::kSum), total));
+  CHECK(same(reduce_scatter(rows, mesh, 0, ReduceOp::kProduct), n == 2 ? z * z : z * z * z));
+}
+
+TESSERA_RANKS_TEST_CASE("max and min keep a NaN of any sign on any rank, infinities and the sign of zero", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
+    CAPTURE(c10::toString(dtype));
+    const at::Tensor first = at::tensor({nan, 1.0, -1.0, -infinity, -0.0, 3.0, -nan, 1e-3, -2.0}, at::kDouble).to(dtype);
+    const at::Tensor others =
+        at::tensor({1.0, nan, -nan, infinity, -0.0, -4.0, -infinity, -1e-3, -5.0}, at::kDouble).to(dtype);
+    const at::Tensor mine = world()->rank() == 0 ? first : others;
+    const at::Tensor rows = at::stack({first, others});
+    for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
+      const at::Tensor want = op == ReduceOp::kMax ? at::amax(rows, {0}) : at::amin(rows, {0});
+      const at::Tensor got = all_reduce(mine, mesh, 0, op);
+      CHECK(at::allclose(got, want, 0, 0, /*equal_nan=*/true));
+      CHECK(got[4].signbit().item<bool>());
+      const at::Tensor scattered = reduce_scatter(mine.unsqueeze(0).repeat({mesh.size(0), 1}), mesh, 0, op);
+      CHECK(at::allclose(scattered, want, 0, 0, /*equal_nan=*/true));
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("small integers wrap as in one process", {2}) {
+  const at::Tensor big = at::full({2}, 100, at::kChar);
+  CHECK(same(all_reduce(big, line(), 0, ReduceOp::kSum), big + big));
+}
+
+TESSERA_RANKS_TEST_CASE("all_to_all moves uneven pieces, empty ones too", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  const int64_t me = world()->rank();
+  // Rank i sends (i + 2 j) % 3 elements of value 10 i + j to rank j.
+  const auto count = [](int64_t from, int64_t to) { return (from + 2 * to) % 3; };
+  for (const at::ScalarType dtype : kAll) {
+    CAPTURE(c10::toString(dtype));
+    std::vector<int64_t> send;
+    std::vector<int64_t> receive;
+    std::vector<at::Tensor> pieces;
+    std::vector<at::Tensor> expected;
+    for (int64_t other = 0; other < n; ++other) {
+      send.push_back(count(me, other));
+      receive.push_back(count(other, me));
+      pieces.push_back(at::full({send.back()}, 10 * me + other, at::kLong));
+      expected.push_back(at::full({receive.back()}, 10 * other + me, at::kLong));
+    }
+    const at::Tensor got = all_to_all(at::cat(pieces).to(dtype), send, receive, mesh, 0);
+    CHECK(same(got, at::cat(expected).to(dtype)));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a rank that neither sends nor receives takes part in an all_to_all", {3}) {
+  // 0 and 2 exchange; 1 has nothing.
+  const int64_t me = world()->rank();
+  const std::vector<int64_t> counts = me == 1   ? std::vector<int64_t>{0, 0, 0}
+                                      : me == 0 ? std::vector<int64_t>{0, 0, 4}
+                                                : std::vector<int64_t>{4, 0, 0};
+  const at::Tensor got = all_to_all(at::full({me == 1 ? 0 : 4}, me, at::kFloat), counts, counts, line(), 0);
+  CHECK(same(got, me == 1 ? at::empty({0}) : at::full({4}, 2 - me, at::kFloat)));
+}
+
+TESSERA_RANKS_TEST_CASE("broadcast and scatter bring the source's values, from every source", {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  const int64_t me = world()->rank();
+  for (int64_t source = 0; source < n; ++source) {
+    for (const at::ScalarType dtype : kAll) {
+      CAPTURE(c10::toString(dtype));
+      CHECK(same(broadcast(held(me, dtype), mesh, 0, source), held(source, dtype)));
+      const at::Tensor rows = me == source ? held(source, dtype, {n, 2, 2}) : at::Tensor();
+      CHECK(same(scatter(rows, at::empty({2, 2}, dtype), mesh, 0, source), held(source, dtype, {n, 2, 2})[me]));
+    }
+  }
+  barrier(mesh, 0);
+}
+
+TESSERA_RANKS_TEST_CASE("any strides and lazy conjugates go in, contiguous tensors come out, and the input stays", {2}) {
+  const DeviceMesh mesh = line();
+  const int64_t me = world()->rank();
+  const at::Tensor base = at::arange(12, at::kDouble).reshape({3, 4}) + me;
+  const at::Tensor turned = base.t();
+  const at::Tensor before = turned.clone();
+  const at::Tensor sum = all_reduce(turned, mesh, 0, ReduceOp::kSum);
+  CHECK(sum.is_contiguous());
+  CHECK(same(sum, (at::arange(12, at::kDouble).reshape({3, 4}) * 2 + 1).t()));
+  CHECK(same(all_gather(turned, mesh, 0)[1 - me], (base - me + (1 - me)).t()));
+  CHECK(same(broadcast(turned, mesh, 0, 1), (base - me + 1).t()));
+  CHECK(same(turned, before));
+  const at::Tensor z = at::complex(at::ones({2}), at::full({2}, float(me + 1)));
+  CHECK(same(all_gather(z.conj(), mesh, 0)[1], at::complex(at::ones({2}), at::full({2}, -2.f))));
+}
+
+TESSERA_RANKS_TEST_CASE("no gradient passes a collective, and inference mode is fine", {2}) {
+  const DeviceMesh mesh = line();
+  at::Tensor input = at::ones({2});
+  input.requires_grad_(true);
+  CHECK_FALSE(all_reduce(input * 2, mesh, 0, ReduceOp::kSum).requires_grad());
+  CHECK_FALSE(all_gather(input, mesh, 0).requires_grad());
+  const c10::InferenceMode inference;
+  CHECK(all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum).sum().item<float>() == 4);
+  CHECK(reduce_scatter(at::ones({2, 2}), mesh, 0, ReduceOp::kAvg).sum().item<float>() == 2);
+}
+
+TESSERA_RANKS_TEST_CASE("each mesh dimension has its own groups, and a slice shares them", {4}) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const at::Tensor mine = at::full({1}, world()->rank(), at::kLong);
+  const int64_t d = mesh.local_rank("dp");
+  const int64_t t = mesh.local_rank("tp");
+  CHECK(all_reduce(mine, mesh, 0, ReduceOp::kSum).item<int64_t>() == t + (t + 2));
+  CHECK(all_reduce(mine, mesh, 1, ReduceOp::kSum).item<int64_t>() == 2 * d + (2 * d + 1));
+  CHECK(all_reduce(mine, mesh["tp"], 0, ReduceOp::kSum).item<int64_t>() == 4 * d + 1);
+  CHECK(mesh["tp"].group(0) == mesh.group("tp"));
+  const DeviceMesh turned = mesh[{"tp", "dp"}];
+  CHECK(all_reduce(mine, turned, 0, ReduceOp::kSum).item<int64_t>() == 4 * d + 1);
+  CHECK(turned.group(1) == mesh.group(0));
+}
+
+TESSERA_RANKS_TEST_CASE("a mesh over a part of the world, in any order of ranks", {4}) {
+  const DeviceMesh mesh(world(), c10::kCPU, Mesh({3}, {"tp"}, {3, 0, 2}));
+  const at::Tensor mine = at::full({1}, world()->rank(), at::kLong);
+  if (world()->rank() == 1) {
+    CHECK_FALSE(mesh.is_member());
+    check_refused([&] { all_reduce(mine, mesh, 0, ReduceOp::kSum); },
+                  "all_reduce: rank 1 is outside mesh {tp: 3} over ranks [3, 0, 2]");
+    check_refused([&] { barrier(mesh, 0); }, "barrier: rank 1 is outside mesh");
+    check_refused([&] { mesh.group(0); }, "rank 1 is outside mesh");
+    return;
+  }
+  CHECK(same(all_gather(mine, mesh, 0).flatten(), at::tensor({3, 0, 2}, at::kLong)));
+  CHECK(broadcast(mine, mesh, 0, 0).item<int64_t>() == 3);
+}
+
+TESSERA_RANKS_TEST_CASE("collectives are counted by kind, mesh dimension, operator and path", {4}) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  CommCounter counter(mesh);
+  const std::string path = "layers.0.w2.weight";
+  {
+    const World::Scope scope(*world(), "aten::mm", &path);
+    all_reduce(at::ones({8}), mesh, 1, ReduceOp::kSum);
+    all_reduce(at::ones({8}), mesh, 1, ReduceOp::kSum);
+  }
+  all_gather(at::ones({2}, at::kDouble), mesh, 0);
+  reduce_scatter(at::ones({2, 3}), mesh, 0, ReduceOp::kSum);
+  barrier(mesh, 0);
+  CHECK(counter.total() == 5);
+  CHECK(counter.count("all_reduce") == 2);
+  CHECK(counter.bytes("all_reduce") == 64);
+  CHECK(counter.bytes("all_gather") == 16);
+  CHECK(counter.bytes("reduce_scatter") == 24);
+  CHECK(counter.total_bytes() == 104);
+  CHECK(counter.count_on("tp") == 2);
+  CHECK(counter.count_on("dp") == 3);
+  CHECK(counter.count_by_op("aten::mm") == 2);
+  CHECK(counter.count_by_path(path) == 2);
+  CHECK(counter.count_by_path("-") == 3);
+  CHECK(counter.to_string().find("all_reduce      tp            2            64  aten::mm  layers.0.w2.weight\n") !=
+        std::string::npos);
+  counter.reset();
+  CHECK(counter.total() == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("one rank and empty tensors communicate nothing, and are checked all the same", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  CommCounter counter(mesh);
+  CHECK(all_gather(at::empty({0, 3}), mesh, 0).sizes() == at::IntArrayRef({n, 0, 3}));
+  CHECK(same(all_reduce(at::empty({0, 3}, at::kHalf), mesh, 0, ReduceOp::kSum), at::empty({0, 3}, at::kHalf)));
+  CHECK(reduce_scatter(at::empty({n, 0}), mesh, 0, ReduceOp::kMax).sizes() == at::IntArrayRef({0}));
+  CHECK(broadcast(at::empty({0}), mesh, 0, 0).numel() == 0);
+  CHECK(scatter(at::empty({n, 0}), at::empty({0}), mesh, 0, 0).numel() == 0);
+  CHECK(counter.total() == 0);
+  check_refused([&] { all_reduce(at::empty({0}, at::kInt), mesh, 0, ReduceOp::kAvg); },
+                "all_reduce: avg of Int is not defined");
+  if (n > 1) return;
+  CHECK(same(all_to_all(at::arange(3), {3}, {3}, mesh, 0), at::arange(3)));
+  CHECK(same(reduce_scatter(at::ones({1, 2}), mesh, 0, ReduceOp::kAvg), at::ones({2})));
+  barrier(mesh, 0);
+  CHECK(counter.total() == 0);
+  CHECK(mesh.group(0) == mesh.group(0));
+}
+
+TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anything is sent", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  CommCounter counter(mesh);
+  const at::Tensor x = at::ones({3});
+  check_refused([&] { all_gather(at::Tensor(), mesh, 0); }, "all_gather: the tensor is undefined");
+  check_refused([&] { all_gather(x.to_sparse(), mesh, 0); }, "all_gather: a sparse tensor on cpu cannot travel");
+  check_refused([&] { all_gather(x.to(at::kMeta), mesh, 0); }, "dense tensor on meta cannot travel on mesh {tp: ");
+  // As a DTensor is made.
+  at::Tensor bare(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3),
+                                                       c10::scalarTypeToTypeMeta(at::kFloat), c10::Device(c10::kCPU)));
+  bare.unsafeGetTensorImpl()->set_sizes_contiguous({n});
+  const char* const no_data =
+      ": the tensor has no data of its own; a DTensor communicates by redistribute() or full_tensor()";
+  check_refused([&] { all_gather(bare, mesh, 0); }, no_data);
+  check_refused([&] { all_reduce(bare, mesh, 0, ReduceOp::kSum); }, no_data);
+  check_refused([&] { reduce_scatter(bare, mesh, 0, ReduceOp::kSum); }, no_data);
+  check_refused([&] { broadcast(bare, mesh, 0, 0); }, no_data);
+  check_refused([&] { scatter(x, bare, mesh, 0, 0); }, no_data);
+  check_refused([&] { all_gather(x, mesh, 1); }, "mesh dimension 1 is out of range");
+  check_refused([&] { all_reduce(x.to(at::kLong), mesh, 0, ReduceOp::kAvg); },
+                "avg of Long is not defined; use sum and divide");
+  check_refused([&] { all_reduce(x > 0, mesh, 0, ReduceOp::kSum); },
+                "sum of Bool is not defined; use max (any) or min (all)");
+  check_refused([&] { all_reduce(x > 0, mesh, 0, ReduceOp::kProduct); }, "product of Bool");
+  check_refused([&] { all_reduce(x.to(at::kComplexFloat), mesh, 0, ReduceOp::kMax); }, "complex numbers have no order");
+  check_refused([&] { all_reduce(x.to(at::kUInt64), mesh, 0, ReduceOp::kSum); }, "sum of UInt64 is not defined");
+  check_refused(
+      [&] {
+        reduce_scatter(at::ones({n + 1, 2}), mesh, 0, ReduceOp::kSum);
+      },
+      "rows, one for each rank of mesh dimension tp");
+  check_refused([&] { reduce_scatter(at::scalar_tensor(1), mesh, 0, ReduceOp::kSum); },
+                "reduce_scatter: input of shape () needs");
+  check_refused([&] { broadcast(x, mesh, 0, n); }, "pass the coordinate there, not the global rank");
+  check_refused([&] { broadcast(x, mesh, 0, -1); }, "broadcast: source -1 is outside [0, ");
+  check_refused([&] { scatter(x, x, mesh, 0, n); }, "scatter: source");
+  const std::vector<int64_t> ones(static_cast<std::size_t>(n), 1);
+  check_refused([&] { all_to_all(at::ones({n + 1}), ones, ones, mesh, 0); }, "all_to_all: input of shape");
+  check_refused([&] { all_to_all(at::ones({1, n}), ones, ones, mesh, 0); }, "a 1-D input of the sum of the send counts");
+  check_refused([&] { all_to_all(at::ones({1}), {1, 0, 0}, ones, mesh, 0); }, "send counts [1, 0, 0]");
+  check_refused([&] { all_to_all(at::ones({n}), ones, std::vector<int64_t>(ones.size(), -1), mesh, 0); },
+                "receive counts [-1");
+  check_refused([&] { permute(at::ones({n + 1}), ones, ones, mesh, 0); }, "permute: input of shape");
+  CHECK(counter.total() == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("counts that do not fit the ranks or the input are refused on every rank, before anything is sent",
+                        {1, 2}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = world()->size();
+  const CommCounter counter(mesh);
+  const std::vector<int64_t> ones(static_cast<std::size_t>(n), 1), none(static_cast<std::size_t>(n), -1);
+  const at::Tensor x = at::ones({2});
+  const std::string for_ranks = fmt::format(" for {} ranks on mesh dimension tp; give each one of at least 0", n);
+  check_refused([&] { all_gather(x, {1, 1, 1}, mesh, 0); }, "all_gather: counts [1, 1, 1]" + for_ranks);
+  check_refused([&] { all_gather(x, none, mesh, 0); }, for_ranks);
+  check_refused([&] { all_gather(x, ones, mesh, 0); }, "all_gather: input of shape (2) where counts [1");
+  check_refused([&] { all_gather(x.view({2, 1}), ones, mesh, 0); }, "give this rank 1; pass it flat");
+  check_refused(
+      [&] {
+        reduce_scatter(x, {1, 1, 1}, mesh, 0, ReduceOp::kSum);
+      },
+      "reduce_scatter: counts [1, 1, 1]" + for_ranks);
+  check_refused([&] { reduce_scatter(at::ones({n + 1}), ones, mesh, 0, ReduceOp::kSum); },
+                fmt::format("add up to {}; pass it flat", n));
+  check_refused(
+      [&] {
+        reduce_scatter(at::ones({1, n}), ones, mesh, 0, ReduceOp::kSum);
+      },
+      fmt::format("reduce_scatter: input of shape (1, {}) where counts", n));
+  CHECK(counter.total() == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("collectives go over merged mesh dimensions in their order, under their name", {4}) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const CommCounter counter(mesh);
+  const at::Tensor mine = at::scalar_tensor(world()->rank(), at::kLong);
+  CHECK(at::equal(all_gather(mine, mesh.merged({0, 1}), 0), at::tensor({0, 1, 2, 3}, at::kLong)));
+  CHECK(at::equal(all_gather(mine, mesh.merged({1, 0}), 0), at::tensor({0, 2, 1, 3}, at::kLong)));
+  CHECK(all_reduce(mine, mesh.merged({0, 1}), 0, ReduceOp::kSum).item<int64_t>() == 6);
+  CHECK(counter.count_on("dp+tp") == 2);
+  CHECK(counter.count_on("tp+dp") == 1);
+}

@@ -1,0 +1,187 @@
+#include <map>
+#include <set>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "tessera/tests/ops/rules/pieces.h"
+#include "tessera/tests/ops/rules/samples.h"
+#include "tessera/tests/ops/rules/simulate.h"
+
+// Every strategy of every rule, run in one process as the ranks of a mesh would run it, and compared with the whole.
+namespace tessera::testing {
+namespace {
+
+using rules::OpRule;
+using rules::Strategy;
+
+Placements column(const Placement& p) { return {p}; }
+
+Layouts layouts_of(const OpRule& rule, const Strategy& strategy) {
+  Layouts out{.inputs = {}, .outputs = {}, .kernel = strategy.kernel.empty() ? rule.kernel : strategy.kernel};
+  for (const Placement& p : strategy.inputs) out.inputs.push_back(column(p));
+  for (const Placement& p : strategy.outputs) out.outputs.push_back(column(p));
+  return out;
+}
+
+std::string text(const Strategy& strategy) {
+  return fmt::format("{} -> {} {}", to_string(strategy.inputs), to_string(strategy.outputs), strategy.kernel);
+}
+
+// What no call could ask for: terms of a type that has none, in place an input that changes its layout.
+bool applies(const Prepared& sample, const Strategy& strategy) {
+  for (std::size_t j = 0; j < strategy.inputs.size(); ++j) {
+    const at::Tensor& t = sample.tensors()[j];
+    const Placement& p = strategy.inputs[j];
+    if (t.defined() && p.is_partial() && !can_be_partial(t.scalar_type(), plain_op(p))) return false;
+  }
+  return !sample.in_place() || strategy.inputs[0] == strategy.outputs[0];
+}
+
+void check_outputs(const Prepared& sample) {
+  const auto& outputs = sample.has_meta() ? sample.call().outputs : sample.rule().outputs;
+  if (outputs.empty()) return;
+  REQUIRE(outputs.size() == sample.results().size());
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    const at::Tensor& t = sample.results()[k];
+    CHECK(outputs[k].defined == t.defined());
+    if (!t.defined()) continue;
+    CHECK(outputs[k].sizes == t.sizes().vec());
+    CHECK_MESSAGE((outputs[k].dtype == t.scalar_type()), fmt::format("result {} is {}", k, c10::toString(t.scalar_type())));
+  }
+}
+
+// Every cut that a view can be taken of where it is.
+int check_kept(const Prepared& sample) {
+  int count = 0;
+  for (int64_t d = 0; sample.rule().keep && d < sample.tensors()[0].dim(); ++d) {
+    for (const Placement& cut : {Shard(d), BlockCyclic(d, 1), BlockCyclic(d, 2)}) {
+      for (const int64_t n : {2, 3, 4}) {
+        std::vector<Placements> inputs(sample.tensors().size(), column(Replicate()));
+        inputs[0] = column(cut);
+        const std::vector<int64_t> mesh = {n};
+        const auto outputs = sample.rule().keep(inputs, mesh);
+        if (!outputs) continue;
+        const std::string_view kernel = sample.rule().keep_kernel;
+        const std::string wrong = simulate(
+            sample, {.inputs = inputs, .outputs = *outputs, .kernel = kernel.empty() ? sample.rule().kernel : kernel}, mesh);
+        CHECK_MESSAGE(wrong.empty(), fmt::format("{} -> {}: {}", to_string(cut), to_string((*outputs)[0]), wrong));
+        ++count;
+      }
+    }
+  }
+  return count;
+}
+
+int check_sample(const Sample& sample) {
+  CAPTURE(sample.op);
+  const Prepared prepared(sample);
+  check_outputs(prepared);
+  int count = check_kept(prepared);
+  for (const Strategy& strategy : prepared.rule().strategies) {
+    REQUIRE(strategy.inputs.size() == prepared.tensors().size());
+    REQUIRE(strategy.outputs.size() == prepared.results().size());
+    if (!applies(prepared, strategy)) continue;
+    const Layouts layouts = layouts_of(prepared.rule(), strategy);
+    for (const int64_t n : {2, 3, 4}) {
+      const std::vector<int64_t> mesh = {n};
+      if (prepared.rule().valid && !prepared.rule().valid(layouts.inputs, layouts.outputs, mesh)) continue;
+      const std::string wrong = simulate(prepared, layouts, mesh);
+      CAPTURE(n);
+      CHECK_MESSAGE(wrong.empty(), fmt::format("{}: {}", text(strategy), wrong));
+      ++count;
+    }
+  }
+  return count;
+}
+
+using Names = std::set<std::string, std::less<>>;
+
+// Each rule of the table with a sample at least; what cannot be called is listed by name, and so are the operators whose results
+// nobody tells before they ran: the dispatcher replicates those.
+void check_table(std::span<const rules::RuleEntry> table, const std::vector<Sample>& samples, const Names& not_called,
+                 const Names& replicated) {
+  at::manual_seed(1);
+  Names seen;
+  Names without_result;
+  int count = 0;
+  for (const Sample& sample : samples) {
+    count += check_sample(sample);
+    seen.insert(sample.rule.empty() ? rules::rule_key(find_op(sample.op).schema().name()) : sample.rule);
+    const Prepared prepared(sample);
+    if (!prepared.has_meta() && prepared.rule().outputs.empty()) without_result.insert(sample.op);
+  }
+  for (const rules::RuleEntry& entry : table) {
+    const bool known = seen.contains(entry.name) || not_called.contains(entry.name);
+    CHECK_MESSAGE(known, fmt::format("no sample of {}", entry.name));
+  }
+  MESSAGE(fmt::format("{} strategies run", count));
+  for (const std::string& op : without_result) {
+    CHECK_MESSAGE(replicated.contains(op), fmt::format("no result without running: {}", op));
+  }
+}
+
+TEST_CASE("views: every strategy gives the whole's result") { check_table(rules::view_rules(), view_samples(), {}, {}); }
+
+TEST_CASE("tensors put together: every strategy gives the whole's result") {
+  check_table(rules::join_rules(), join_samples(), {}, {});
+}
+
+TEST_CASE("elements by their indices: every strategy gives the whole's result") {
+  check_table(rules::indexing_rules(), indexing_samples(), {}, {"aten::index.Tensor"});
+}
+
+TEST_CASE("norms: every strategy gives the whole's result") {
+  check_table(rules::norm_rules(), norm_samples(), {"_fused_rms_norm_backward"}, {"aten::native_batch_norm"});
+}
+
+TEST_CASE("reductions: every strategy gives the whole's result") {
+  check_table(rules::reduction_rules(), reduction_samples(), {}, {"aten::median", "aten::nanmedian"});
+}
+
+TEST_CASE("products: every strategy gives the whole's result") {
+  check_table(rules::matmul_rules(), matmul_samples(), {"_grouped_mm", "_scaled_mm"}, {});
+}
+
+TEST_CASE("softmax, embeddings, losses, attention: every strategy gives the whole's result") {
+  check_table(rules::nn_rules(), nn_samples(), {}, {});
+}
+
+TEST_CASE("convolution: every strategy gives the whole's result") {
+  check_table(rules::convolution_rules(), convolution_samples(), {}, {});
+}
+
+TEST_CASE("pooling: every strategy gives the whole's result") {
+  check_table(rules::pooling_rules(), pooling_samples(), {}, {});
+}
+
+TEST_CASE("factories: every strategy gives the whole's sizes and values") {
+  check_table(rules::factory_rules(), factory_samples(), {}, {});
+}
+
+TEST_CASE("operators on the items of a batch: every strategy gives the whole's result") {
+  check_table(rules::batched_rules(), batched_samples(), {}, {"aten::geqrf"});
+}
+
+TEST_CASE("random operators: every strategy gives the whole's sizes") {
+  std::vector<Sample> samples = random_samples();
+  for (const rules::RuleEntry& entry : rules::random_rules()) {
+    for (Sample& sample : made_samples(std::string(entry.name))) samples.push_back(std::move(sample));
+  }
+  check_table(rules::random_rules(), samples, {}, {});
+}
+
+TEST_CASE("pointwise operators: every strategy of every overload gives the whole's result") {
+  at::manual_seed(2);
+  std::vector<Sample> samples = pointwise_samples();
+  for (const rules::RuleEntry& entry : rules::pointwise_rules()) {
+    for (Sample& sample : made_samples(std::string(entry.name))) samples.push_back(std::move(sample));
+  }
+  // Pairs of results, of which one is of another type.
+  const Names replicated = {"aten::frexp.Tensor"};
+  check_table(rules::pointwise_rules(), samples, {}, replicated);
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,134 @@
+#include "tessera/placement/planner/layout_space.h"
+
+#include <algorithm>
+#include <bit>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+using namespace tessera;
+
+namespace {
+
+using Sizes = std::vector<int64_t>;
+
+const Placement R = Replicate();
+const Placement S0 = Shard(0);
+const Placement S1 = Shard(1);
+const Placement P = Partial();
+
+std::set<std::string> texts(const Sizes& shape, const Sizes& mesh_shape, const Placements& from, const Placements& to) {
+  LayoutSpace space(shape, mesh_shape, from, to, /*sample=*/true);
+  space.grow();
+  std::set<std::string> out;
+  for (LayoutSpace::Node node = 0; node < space.size(); ++node) {
+    const Placements placements = space.placements_of(node);
+    CHECK(normalize(placements, Mesh(mesh_shape), static_cast<int64_t>(shape.size()), "test") == placements);
+    CHECK(out.insert(to_string(placements)).second);
+  }
+  return out;
+}
+
+// The ways to cut by up to all mesh dimensions, as sequences and as the table's numbers.
+struct Way {
+  Sizes sequence;
+  int number = 0;
+};
+void add_ways(CutTable& table, const Way& way, std::size_t mesh_ndim, std::vector<Way>& out) {
+  out.push_back(way);
+  for (std::size_t i = 0; i < mesh_ndim; ++i) {
+    if (std::ranges::find(way.sequence, static_cast<int64_t>(i)) != way.sequence.end()) continue;
+    Way longer{way.sequence, table.extended(way.number, i, 1)};
+    longer.sequence.push_back(static_cast<int64_t>(i));
+    add_ways(table, longer, mesh_ndim, out);
+  }
+}
+
+// Which elements of a dimension each rank has, cut by the mesh dimensions of `sequence` in turn.
+std::vector<std::set<int64_t>> held(int64_t size, const Sizes& sequence, const ComparedRanks& ranks) {
+  std::vector<std::set<int64_t>> out;
+  for (const Sizes& at : ranks.coordinates) {
+    Interval part{.begin = 0, .end = size};
+    for (const int64_t i : sequence) {
+      const auto d = static_cast<std::size_t>(i);
+      const Interval chunk = chunk_range(part.size(), ranks.mesh_shape[d], at[d]);
+      part = {.begin = part.begin + chunk.begin, .end = part.begin + chunk.end};
+    }
+    std::set<int64_t>& mine = out.emplace_back();
+    for (int64_t i = part.begin; i < part.end; ++i) mine.insert(i);
+  }
+  return out;
+}
+
+// Whether the ranks that agree on all but `mesh_dims` have together what each needs.
+bool enough(const std::vector<std::set<int64_t>>& have, const std::vector<std::set<int64_t>>& need, uint32_t mesh_dims,
+            const ComparedRanks& ranks) {
+  for (std::size_t r = 0; r < need.size(); ++r) {
+    std::set<int64_t> found;
+    for (std::size_t other = 0; other < have.size(); ++other) {
+      if (ranks.first_of_group(r, mesh_dims) == ranks.first_of_group(other, mesh_dims)) {
+        found.insert(have[other].begin(), have[other].end());
+      }
+    }
+    if (!std::ranges::includes(found, need[r])) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("layouts on the way: every choice of every mesh dimension, in every order of cuts, each once") {
+  // Of 2 mesh dimensions, R, S(0) and S(1) each: 9, and two of them in another order.
+  const std::set<std::string> all = texts({4, 4}, {2, 2}, {S0, R}, {R, S0});
+  CHECK(all.size() == 11);
+  CHECK(all.contains("[S(0)@1, S(0)]"));
+  CHECK(all.contains("[S(1)@1, S(1)]"));
+  // Of 3: 27, and for 3 that cut one tensor dimension 5 more orders, for 2 that do 1 more.
+  const std::set<std::string> three = texts({8, 8}, {2, 2, 2}, {S0, S0, S0}, {R, R, R});
+  CHECK(three.size() == 27 + 2 * 5 + 2 * 3 * 2);
+  CHECK(three.contains("[S(0)@2, S(0), S(0)@1]"));
+  // Placements of the ends, and reductions that do not commute.
+  CHECK(texts({4, 4}, {2}, {BlockCyclic(0, 1)}, {P}) ==
+        std::set<std::string>{"[BC(0,1)]", "[P(sum)]", "[R]", "[S(0)]", "[S(1)]"});
+  CHECK_FALSE(texts({4, 4}, {2, 2}, {P, R}, {R, Partial(ReduceOp::kMax)}).contains("[P(sum), P(max)]"));
+  CHECK(texts({4, 4}, {2, 2}, {P, R}, {R, Partial(ReduceOp::kAvg)}).contains("[P(sum), P(avg)]"));
+  // A partition of a fixed number of parts fits where mesh dimensions carry it together.
+  const Placement ragged = RaggedShard(0, {1, 0, 1, 2});
+  const std::set<std::string> joint = texts({4, 1}, {2, 2}, {ragged, ragged}, {R, R});
+  CHECK(joint.contains("[RS(0,1,0,1,2)@1, RS(0,1,0,1,2)]"));
+  CHECK_FALSE(joint.contains("[RS(0,1,0,1,2), R]"));
+}
+
+TEST_CASE("where all orders would be too many layouts, cuts are in the order of the mesh") {
+  const Placements from(7, S0);
+  const Placements to(7, R);
+  const Sizes mesh_shape(7, 2);
+  const std::set<std::string> all = texts({128, 128}, mesh_shape, from, to);
+  CHECK(all.size() == 2187);  // 3 ^ 7
+}
+
+TEST_CASE("the fewest mesh dimensions along which ranks find what they need") {
+  const Sizes mesh_shape = {2, 3, 2};
+  const ComparedRanks ranks(mesh_shape);
+  const std::vector<Placements> choices(3, {R, S0});
+  for (const int64_t size : {24, 7}) {  // all parts equal; not
+    CutTable table(0, size, ranks, choices);
+    std::vector<Way> ways;
+    add_ways(table, {}, 3, ways);
+    CHECK(ways.size() == 16);
+    for (const Way& from : ways) {
+      for (const Way& to : ways) {
+        CAPTURE(size);
+        const auto have = held(size, from.sequence, ranks);
+        const auto need = held(size, to.sequence, ranks);
+        const uint32_t found = table.pair(from.number, to.number).needs;
+        CHECK(enough(have, need, found, ranks));
+        for (uint32_t fewer = 0; fewer < 8; ++fewer) {
+          if (std::popcount(fewer) < std::popcount(found)) CHECK_FALSE(enough(have, need, fewer, ranks));
+        }
+      }
+    }
+  }
+}
