@@ -22,7 +22,7 @@ namespace {
 
 using namespace tessera::bench;
 
-const std::vector<Way> kWays = {{"ours"}, {"gather"}, {"peer", true}};
+const std::vector<Variant> kVariants = {{"ours"}, {"gather"}, {"peer", true}};
 constexpr double kMostOfBound = 1.05;
 
 struct LossRow {
@@ -35,7 +35,7 @@ struct LossRow {
   Ratio from_peer, from_gather;                // their times over ours
 
   std::string name() const { return fmt::format("{} ranks, {} classes, {}", ranks, classes, dtype); }
-  double of_bound(const std::string& way) const { return peak.at(way) / bound; }
+  double of_bound(const std::string& variant) const { return peak.at(variant) / bound; }
 };
 
 double most_of(const std::vector<std::string>& answers) {
@@ -44,14 +44,14 @@ double most_of(const std::vector<std::string>& answers) {
   return out;
 }
 
-Ranks& side_of(TwoSides& sides, const Way& way) { return way.peer ? sides.peer : sides.ours; }
+Ranks& side_of(TwoSides& sides, const Variant& variant) { return variant.peer ? sides.peer : sides.ours; }
 
 // LOSS SUM MAGNITUDE: losses, and sums of the gradient, that differ by rounding alone.
 void check_alike(TwoSides& sides, const std::string& dtype) {
   const double tolerance = dtype == "float32" ? 1e-4 : 2e-2;
   const std::vector<std::string> ours = sides.ours.ask("digest ours");
-  for (const Way& way : {kWays[1], kWays[2]}) {
-    const std::vector<std::string> answers = side_of(sides, way).ask("digest " + way.name);
+  for (const Variant& variant : {kVariants[1], kVariants[2]}) {
+    const std::vector<std::string> answers = side_of(sides, variant).ask("digest " + variant.name);
     for (std::size_t rank = 0; rank < ours.size(); ++rank) {
       double loss = 0, sum = 0, magnitude = 0, loss_of_ours = 0, sum_of_ours = 0;
       std::istringstream(answers[rank]) >> loss >> sum >> magnitude;
@@ -61,7 +61,7 @@ void check_alike(TwoSides& sides, const std::string& dtype) {
         continue;
       }
       throw std::runtime_error(fmt::format("on rank {} {} gives {}, ours {}: no loss and gradient of the same logits", rank,
-                                           way.name, answers[rank], ours[rank]));
+                                           variant.name, answers[rank], ours[rank]));
     }
   }
 }
@@ -73,9 +73,10 @@ LossRow measure(int64_t ranks, int64_t classes, const std::string& dtype, int64_
   row.bound = 2 * most_of(sides.ours.ask(text));
   sides.peer.ask(text);
   check_alike(sides, dtype);
-  for (const Way& way : kWays) row.peak[way.name] = most_of(side_of(sides, way).ask("peak " + way.name));
-  auto times = interleaved(sides, kWays, arguments);
-  for (const auto& [way, each] : times) row.microseconds[way] = figure_of(each).median;
+  for (const Variant& variant : kVariants)
+    row.peak[variant.name] = most_of(side_of(sides, variant).ask("peak " + variant.name));
+  auto times = interleaved(sides, kVariants, arguments);
+  for (const auto& [variant, each] : times) row.microseconds[variant] = figure_of(each).median;
   row.from_peer = ratio_of(times["peer"], times["ours"]);
   row.from_gather = ratio_of(times["gather"], times["ours"]);
   return row;
@@ -83,14 +84,14 @@ LossRow measure(int64_t ranks, int64_t classes, const std::string& dtype, int64_
 
 void print_heading(int64_t ranks, const std::string& backend) {
   fmt::print("\n{} ranks over {}\n{:<36}", ranks, backend, "ms a step, and peak / bound");
-  for (const char* way : {"ours", "gathering", "PyTorch"}) fmt::print("{:>11}{:>8}", way, "");
+  for (const char* variant : {"ours", "gathering", "PyTorch"}) fmt::print("{:>11}{:>8}", variant, "");
   fmt::print("{:>24}{:>24}\n", "gathering/ours", "PyTorch/ours");
 }
 
 void print_row(const LossRow& row) {
   fmt::print("{:<36}", row.name());
-  for (const Way& way : kWays) {
-    fmt::print("{:>11.1f}{:>8.3f}", row.microseconds.at(way.name) / 1000, row.of_bound(way.name));
+  for (const Variant& variant : kVariants) {
+    fmt::print("{:>11.1f}{:>8.3f}", row.microseconds.at(variant.name) / 1000, row.of_bound(variant.name));
   }
   fmt::print("{:>24}{:>24}\n", to_string(row.from_gather), to_string(row.from_peer));
   std::fflush(stdout);
@@ -110,8 +111,8 @@ std::vector<Goal> goals_of(const std::vector<LossRow>& rows) {
 nlohmann::json json_of(const LossRow& row) {
   nlohmann::json out = {{"name", row.name()}, {"ranks", row.ranks},       {"classes", row.classes},
                         {"dtype", row.dtype}, {"bound_bytes", row.bound}, {"of_bound", row.of_bound("ours")}};
-  for (const auto& [way, bytes] : row.peak) out[way + "_peak_bytes"] = bytes;
-  for (const auto& [way, time] : row.microseconds) out[way + "_us"] = time;
+  for (const auto& [variant, bytes] : row.peak) out[variant + "_peak_bytes"] = bytes;
+  for (const auto& [variant, time] : row.microseconds) out[variant + "_us"] = time;
   put(out, "peer_to_ours", row.from_peer);
   put(out, "gather_to_ours", row.from_gather);
   return out;

@@ -37,7 +37,7 @@ std::string judge(brute::BruteForce& optimum_of, const Sizes& shape, const Mesh&
   const bool bytes_only = by.name == "bytes_only";
   quality.to_optimum.add(plan.microseconds(), optimum.microseconds);
   double peak = 0;
-  for (const brute::Leg& leg : optimum.legs) peak = std::max(peak, leg.way.live);
+  for (const brute::Leg& leg : optimum.legs) peak = std::max(peak, leg.step.live);
   quality.peak_to_optimum.add(static_cast<double>(plan.peak_bytes()), peak);
   quality.above_limit += static_cast<double>(plan.peak_bytes()) > optimum_of.live_limit(from, to);
 

@@ -56,10 +56,10 @@ bool follow(std::istringstream& words, Placements now, brute::BruteForce& steps_
     const auto mesh_dim = static_cast<std::size_t>(std::stoll(word.substr(0, colon)));
     Placements next = now;
     next[mesh_dim] = parse_placement(word.substr(colon + 1));
-    std::optional<brute::Way> cheapest;  // the peer's reductions too are of the better kind
-    for (const brute::Way& way : steps_of.ways(now, next)) {
-      const bool along = (way.over & ~(brute::MeshDims{1} << mesh_dim)) == 0;
-      if (along && (!cheapest || way.bytes < cheapest->bytes)) cheapest = way;
+    std::optional<brute::Step> cheapest;  // the peer's reductions too are of the better kind
+    for (const brute::Step& step : steps_of.steps(now, next)) {
+      const bool along = (step.over & ~(brute::MeshDims{1} << mesh_dim)) == 0;
+      if (along && (!cheapest || step.bytes < cheapest->bytes)) cheapest = step;
     }
     if (!cheapest) return false;
     bytes += cheapest->bytes;

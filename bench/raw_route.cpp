@@ -82,8 +82,8 @@ void copy_into(const at::Tensor& flat, const std::vector<Box>& boxes, const at::
 }
 
 // One step at this rank.
-struct Place {
-  Place(const PlanStep& plan_step, const Plan& whole_plan, const DeviceMesh& device_mesh)
+struct StepOnRank {
+  StepOnRank(const PlanStep& plan_step, const Plan& whole_plan, const DeviceMesh& device_mesh)
       : step(plan_step),
         plan(whole_plan),
         mesh(device_mesh),
@@ -118,7 +118,8 @@ void exchange(const Backend& backend, at::Tensor to, at::Tensor from, Counts sen
 
 class Local final : public RawRoute::Step {
  public:
-  explicit Local(const Place& at) : slice_(box_of(at.source, intersect(at.source, at.target))), sizes_(shape_of(at.target)) {
+  explicit Local(const StepOnRank& at)
+      : slice_(box_of(at.source, intersect(at.source, at.target))), sizes_(shape_of(at.target)) {
     inside_ = box_of(at.target, intersect(at.source, at.target));
     for (std::size_t i = 0; i < at.step.to.size(); ++i) {
       if (at.step.from[i] == at.step.to[i] || !at.step.to[i].is_partial()) continue;
@@ -147,7 +148,7 @@ class Local final : public RawRoute::Step {
 
 class Gather final : public RawRoute::Step {
  public:
-  explicit Gather(const Place& at)
+  explicit Gather(const StepOnRank& at)
       : backend_(at.backend()), me_(at.me), sizes_(shape_of(at.target)), is_gloo_(backend_->getBackendName() == "gloo") {
     for (int64_t i = 0; i < at.group.size(); ++i) boxes_.push_back(box_of(at.target, at.tile_of(at.step.from, i)));
     counts_ = counts_of(boxes_);
@@ -212,7 +213,7 @@ class Gather final : public RawRoute::Step {
 
 class Exchanging final : public RawRoute::Step {
  public:
-  explicit Exchanging(const Place& at) : backend_(at.backend()), sizes_(shape_of(at.target)) {
+  explicit Exchanging(const StepOnRank& at) : backend_(at.backend()), sizes_(shape_of(at.target)) {
     const Exchange exchange =
         exchange_of(at.plan.shape(), at.step.from, at.step.to, at.mesh.mesh().shape(), at.group, at.coordinate);
     for (std::size_t i = 0; i < exchange.sends.size(); ++i) {
@@ -255,7 +256,7 @@ class Exchanging final : public RawRoute::Step {
 
 class AllReduce final : public RawRoute::Step {
  public:
-  explicit AllReduce(const Place& at) : backend_(at.backend()) {
+  explicit AllReduce(const StepOnRank& at) : backend_(at.backend()) {
     const Together together = together_of(at.plan.shape(), at.step.to, at.mesh.mesh().shape(), at.group, at.coordinate);
     for (const Tile& tile : together.tiles) boxes_.push_back(box_of(at.source, tile));
     const Counts counts = counts_of(boxes_);
@@ -294,7 +295,7 @@ class AllReduce final : public RawRoute::Step {
 
 class ReduceScatter final : public RawRoute::Step {
  public:
-  explicit ReduceScatter(const Place& at) : backend_(at.backend()), me_(at.me), sizes_(shape_of(at.target)) {
+  explicit ReduceScatter(const StepOnRank& at) : backend_(at.backend()), me_(at.me), sizes_(shape_of(at.target)) {
     for (int64_t i = 0; i < at.group.size(); ++i) boxes_.push_back(box_of(at.source, at.tile_of(at.step.to, i)));
     counts_ = counts_of(boxes_);
     in_order_ = rows_in_order(boxes_, shape_of(at.source));
@@ -329,7 +330,7 @@ class ReduceScatter final : public RawRoute::Step {
   at::Tensor packed_, received_, out_;
 };
 
-std::unique_ptr<const RawRoute::Step> make_step(const Place& at) {
+std::unique_ptr<const RawRoute::Step> make_step(const StepOnRank& at) {
   switch (at.step.kind) {
     case PlanStep::Kind::kLocal: return std::make_unique<Local>(at);
     case PlanStep::Kind::kAllGather: return std::make_unique<Gather>(at);
@@ -344,7 +345,7 @@ std::unique_ptr<const RawRoute::Step> make_step(const Place& at) {
 }  // namespace
 
 RawRoute::RawRoute(const Plan& plan, const DeviceMesh& mesh) {
-  for (const PlanStep& step : plan.steps()) steps_.push_back(make_step(Place(step, plan, mesh)));
+  for (const PlanStep& step : plan.steps()) steps_.push_back(make_step(StepOnRank(step, plan, mesh)));
 }
 
 at::Tensor RawRoute::run(const at::Tensor& local) const {

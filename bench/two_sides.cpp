@@ -66,20 +66,20 @@ double slowest(Ranks& ranks, const std::string& line) {
   return out;
 }
 
-std::map<std::string, std::vector<double>> interleaved(TwoSides& sides, const std::vector<Way>& ways,
+std::map<std::string, std::vector<double>> interleaved(TwoSides& sides, const std::vector<Variant>& variants,
                                                        const SidesArguments& arguments) {
-  const auto timed = [&](const Way& way, int calls) {
-    return slowest(way.peer ? sides.peer : sides.ours, fmt::format("{} {}", way.name, calls));
+  const auto timed = [&](const Variant& variant, int calls) {
+    return slowest(variant.peer ? sides.peer : sides.ours, fmt::format("{} {}", variant.name, calls));
   };
   std::vector<int> calls;
-  for (const Way& way : ways) calls.push_back(calls_for(timed(way, 1), arguments.round_ms));
+  for (const Variant& variant : variants) calls.push_back(calls_for(timed(variant, 1), arguments.round_ms));
   std::map<std::string, std::vector<double>> out;
-  std::vector<std::size_t> order(ways.size());
+  std::vector<std::size_t> order(variants.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::mt19937 random(1);
   for (int round = 0; round < arguments.rounds; ++round) {
     std::shuffle(order.begin(), order.end(), random);
-    for (const std::size_t at : order) out[ways[at].name].push_back(timed(ways[at], calls[at]));
+    for (const std::size_t at : order) out[variants[at].name].push_back(timed(variants[at], calls[at]));
   }
   return out;
 }

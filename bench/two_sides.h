@@ -42,14 +42,15 @@ struct TwoSides {
 // The slowest rank's answer, in microseconds.
 double slowest(Ranks& ranks, const std::string& line);
 
-// One way of doing what is measured.
-struct Way {
+// One variant of what is measured.
+struct Variant {
   std::string name;  // of ours what its ranks are told
   bool peer = false;
 };
-// Microseconds a call of each way by rounds, after one that is not counted. In every round each way is measured once, in an order
-// drawn anew, so that none is always behind the same other, with so many calls of its own that it takes `round_ms` or so.
-std::map<std::string, std::vector<double>> interleaved(TwoSides& sides, const std::vector<Way>& ways,
+// Microseconds per call of each variant by rounds, after one that is not counted. In every round each variant is measured
+// once, in an order drawn anew, so that none is always behind the same other, with so many calls of its own that it takes
+// `round_ms` or so.
+std::map<std::string, std::vector<double>> interleaved(TwoSides& sides, const std::vector<Variant>& variants,
                                                        const SidesArguments& arguments);
 
 // `body`, whose result is the exit status, with what it throws written out under `name`.

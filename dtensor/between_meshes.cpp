@@ -81,8 +81,8 @@ at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) 
   const Transfer transfer(
       exchange_between(from.sizes, before, from.placements, after, to.placements, both.mesh().ranks(), both.world().rank()),
       static_cast<std::size_t>(both.local_rank(0)));
-  const at::Tensor load = transfer.loaded(piece);
-  return transfer.result(transfer.start(both, load, /*owned=*/false).wait(), load);
+  const at::Tensor input = transfer.input_of(piece);
+  return transfer.result(transfer.start(both, input, /*owned=*/false).wait(), input);
 }
 
 // On the way between the meshes nothing is pending: a reduction is carried out before, or formed after it.

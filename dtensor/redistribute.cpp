@@ -9,8 +9,8 @@
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/redistribute/pending_redistributions.h"
 #include "tessera/dtensor/redistribute/route.h"
-#include "tessera/dtensor/redistribute/transit.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/reused_memory.h"
@@ -22,53 +22,55 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// Where a tensor comes from and goes to.
-struct Way {
+// What becomes of one tensor: from which layout to which.
+struct Redistribution {
   SpecPtr from;
   SpecPtr to;                          // the piece is row-major there, and so is the global tensor
   std::optional<Placements> gradient;  // where the caller said
 
   RoutePtr route(const CostModel& model) const {
-    // What travels has the result's dtype.
+    // Pieces are sent in the result's dtype.
     if (from->dtype == to->dtype) return route_between(*from, to->placements, model);
     return route_between(*intern_spec(from->mesh, from->placements, from->sizes, from->strides, to->dtype), to->placements,
                          model);
   }
 };
 
-// One call.
-struct Journey {
-  std::vector<Way> ways;
+// One call of redistribute or redistribute_many.
+struct RedistributeCall {
+  std::vector<Redistribution> redistributions;
   RedistributeOptions options;
 
-  const DeviceMesh& mesh() const { return ways[0].from->mesh; }
+  const DeviceMesh& mesh() const { return redistributions[0].from->mesh; }
 };
 
-at::Tensor carry(const at::Tensor& dtensor, const Way& way, const CostModel& model) {
+at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistribution, const CostModel& model) {
   const at::Tensor& local = detail::meta(dtensor).local();
-  const bool same = way.from->dtype == way.to->dtype;
-  const at::Tensor moved = way.route(model)->run(way.from->mesh, same ? local : local.to(way.to->dtype));
-  return detail::wrap(unaliased(moved, local), way.to);
+  const bool same = redistribution.from->dtype == redistribution.to->dtype;
+  const at::Tensor moved =
+      redistribution.route(model)->run(redistribution.from->mesh, same ? local : local.to(redistribution.to->dtype));
+  return detail::wrap(unaliased(moved, local), redistribution.to);
 }
 
-tensor_list carry_together(at::TensorList dtensors, const Journey& journey) {
-  std::vector<Transit::Item> items;
+tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
+  std::vector<PendingRedistributions::Item> items;
   bool communicates = false;
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
-    const Way& way = journey.ways[i];
-    items.push_back({way.route(journey.options.cost_model), detail::meta(dtensors[i]).local().to(way.to->dtype)});
+    const Redistribution& redistribution = call.redistributions[i];
+    items.push_back(
+        {redistribution.route(call.options.cost_model), detail::meta(dtensors[i]).local().to(redistribution.to->dtype)});
     // Nobody counts what is written to an inference tensor, so what is sent later must not be it.
     at::Tensor& piece = items.back().piece;
-    if (journey.options.async && piece.is_inference()) piece = reused_copy(piece);
+    if (call.options.async && piece.is_inference()) piece = reused_copy(piece);
     communicates |= items.back().route->communicates();
   }
-  const auto transit = std::make_shared<Transit>(journey.mesh(), items);
+  const auto pending = std::make_shared<PendingRedistributions>(call.mesh(), items);
   tensor_list out;
-  for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(transit, i, journey.ways[i].to));
-  if (journey.options.async && communicates) {
+  for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(pending, i, call.redistributions[i].to));
+  if (call.options.async && communicates) {
     for (std::size_t i = 0; i < dtensors.size(); ++i) {
-      transit->watch(dtensors[i]);
-      transit->watch(items[i].piece);
+      pending->watch(dtensors[i]);
+      pending->watch(items[i].piece);
     }
   } else {
     for (const at::Tensor& each : out) detail::meta(each).local();
@@ -76,10 +78,11 @@ tensor_list carry_together(at::TensorList dtensors, const Journey& journey) {
   return out;
 }
 
-// Says whom to charge, where a contract or a gradient under way has not said it already.
-class Charge {
+// Counts the collectives as redistribute's, and under the path of the tensor's contract, where no scope around the call says
+// otherwise.
+class RedistributeScope {
  public:
-  explicit Charge(const at::Tensor& dtensor) {
+  explicit RedistributeScope(const at::Tensor& dtensor) {
     World& world = mesh_of(dtensor).world();
     if (*world.current_op() != '\0') return;
     const ContractPtr& contract = detail::meta(dtensor).contract;
@@ -90,12 +93,12 @@ class Charge {
   std::optional<World::Scope> scope_;
 };
 
-tensor_list carry_all(at::TensorList dtensors, const Journey& journey) {
-  const Charge charge(dtensors[0]);
-  if (dtensors.size() == 1 && !journey.options.async) {
-    return {carry(dtensors[0], journey.ways[0], journey.options.cost_model)};
+tensor_list run_all(at::TensorList dtensors, const RedistributeCall& call) {
+  const RedistributeScope scope(dtensors[0]);
+  if (dtensors.size() == 1 && !call.options.async) {
+    return {run_one(dtensors[0], call.redistributions[0], call.options.cost_model)};
   }
-  return carry_together(dtensors, journey);
+  return run_batch(dtensors, call);
 }
 
 bool is_recorded(at::TensorList dtensors) {
@@ -113,40 +116,40 @@ Placements default_gradient(const Spec& input, const Placements& gradient) {
 }
 
 struct Redistribute : torch::autograd::Function<Redistribute> {
-  static tensor_list forward(AutogradContext* ctx, at::TensorList dtensors, const Journey& journey) {
+  static tensor_list forward(AutogradContext* ctx, at::TensorList dtensors, const RedistributeCall& call) {
     if (std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); })) {
-      detail::saved<Journey>(ctx, "journey") = journey;
+      detail::saved<RedistributeCall>(ctx, "call") = call;
       ctx->set_materialize_grads(false);  // a result that nobody used has none
     }
-    return carry_all(dtensors, journey);
+    return run_all(dtensors, call);
   }
 
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const auto& journey = detail::saved<Journey>(ctx, "journey");
+    const auto& call = detail::saved<RedistributeCall>(ctx, "call");
     tensor_list moving;
     std::vector<Placements> wanted;
     for (std::size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i].defined()) continue;
-      const Spec& input = *journey.ways[i].from;
-      moving.push_back(detail::as_dtensor(grads[i], input).to(journey.options.backward_dtype.value_or(input.dtype)));
-      wanted.push_back(journey.ways[i].gradient.value_or(default_gradient(input, placements_of(moving.back()))));
+      const Spec& input = *call.redistributions[i].from;
+      moving.push_back(detail::as_dtensor(grads[i], input).to(call.options.backward_dtype.value_or(input.dtype)));
+      wanted.push_back(call.redistributions[i].gradient.value_or(default_gradient(input, placements_of(moving.back()))));
     }
     tensor_list out(grads.size() + 1);
     if (moving.empty()) return out;
     const tensor_list moved =
-        redistribute_many(moving, wanted, {.async = journey.options.async, .cost_model = journey.options.cost_model});
+        redistribute_many(moving, wanted, {.async = call.options.async, .cost_model = call.options.cost_model});
     for (std::size_t i = 0, next = 0; i < grads.size(); ++i) {
-      if (grads[i].defined()) out[i] = moved[next++].to(journey.ways[i].from->dtype);
+      if (grads[i].defined()) out[i] = moved[next++].to(call.redistributions[i].from->dtype);
     }
     return out;
   }
 };
 
 // Autograd costs as much as the rest where there is nothing for it to do.
-tensor_list move_all(at::TensorList dtensors, const Journey& journey) {
-  if (is_recorded(dtensors)) return Redistribute::apply(dtensors, journey);
+tensor_list move_all(at::TensorList dtensors, const RedistributeCall& call) {
+  if (is_recorded(dtensors)) return Redistribute::apply(dtensors, call);
   const c10::AutoGradMode no_gradient(false);
-  return carry_all(dtensors, journey);
+  return run_all(dtensors, call);
 }
 
 void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions& options, bool requires_grad) {
@@ -161,13 +164,14 @@ void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions
   }
 }
 
-// The way of one tensor, or none where nothing changes.
-std::optional<Way> way_of(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
+// The redistribution of one tensor, or none where nothing changes.
+std::optional<Redistribution> redistribution_of(const at::Tensor& dtensor, const Placements& placements,
+                                                const RedistributeOptions& options) {
   const SpecPtr from = spec_ptr_of(dtensor);
   const Mesh& mesh = from->mesh.mesh();
-  Way way{.from = from, .to = nullptr, .gradient = {}};
+  Redistribution redistribution{.from = from, .to = nullptr, .gradient = {}};
   if (options.grad_placements) {
-    way.gradient = normalize(*options.grad_placements, mesh, from->ndim(), "redistribute: grad_placements");
+    redistribution.gradient = normalize(*options.grad_placements, mesh, from->ndim(), "redistribute: grad_placements");
   }
   const Placements to = normalize(placements, mesh, from->ndim(), "redistribute");
   const at::ScalarType dtype = options.forward_dtype.value_or(from->dtype);
@@ -179,8 +183,8 @@ std::optional<Way> way_of(const at::Tensor& dtensor, const Placements& placement
   check_partials(to, dtype, "redistribute");
   check_layout(to, mesh, from->sizes, "redistribute");
   if (!options.cost_model.links.empty()) check_cost_model(options.cost_model, mesh.ndim(), "redistribute");
-  way.to = intern_spec(from->mesh, to, from->sizes, dtype);
-  return way;
+  redistribution.to = intern_spec(from->mesh, to, from->sizes, dtype);
+  return redistribution;
 }
 
 void check_many(const std::vector<at::Tensor>& dtensors, const std::vector<Placements>& placements) {
@@ -205,19 +209,19 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
   const detail::NotRecording own_tensors;
   check_many(dtensors, placements);
   std::vector<at::Tensor> out = dtensors;
-  Journey journey{.ways = {}, .options = options};
+  RedistributeCall call{.redistributions = {}, .options = options};
   tensor_list moving;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
-    std::optional<Way> way = way_of(dtensors[i], placements[i], options);
-    if (!way) continue;
-    journey.ways.push_back(*std::move(way));
+    std::optional<Redistribution> redistribution = redistribution_of(dtensors[i], placements[i], options);
+    if (!redistribution) continue;
+    call.redistributions.push_back(*std::move(redistribution));
     moving.push_back(dtensors[i]);
     places.push_back(i);
   }
   if (moving.empty()) return out;
   for (const at::Tensor& each : moving) detail::watch_gradient(each);
-  const tensor_list moved = move_all(moving, journey);
+  const tensor_list moved = move_all(moving, call);
   for (std::size_t k = 0; k < places.size(); ++k) out[places[k]] = moved[k];
   return out;
 }
@@ -225,12 +229,12 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
 at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
   const detail::NotRecording own_tensors;
   if (options.async || is_recorded(dtensor)) return redistribute_many({dtensor}, {placements}, options)[0];
-  const std::optional<Way> way = way_of(dtensor, placements, options);
-  if (!way) return dtensor;
+  const std::optional<Redistribution> redistribution = redistribution_of(dtensor, placements, options);
+  if (!redistribution) return dtensor;
   detail::watch_gradient(dtensor);
   const c10::AutoGradMode no_gradient(false);
-  const Charge charge(dtensor);
-  return carry(dtensor, *way, options.cost_model);
+  const RedistributeScope scope(dtensor);
+  return run_one(dtensor, *redistribution, options.cost_model);
 }
 
 }  // namespace tessera

@@ -51,7 +51,7 @@ struct Plan {
 
 int64_t row_numel(const at::Tensor& t) { return c10::multiply_integers(t.sizes().slice(1)); }
 
-// Rows of all ranks on their way to each.
+// The rows of all ranks, gathered to each while other work goes on.
 struct Rows {
   Rows(const at::Tensor& piece, const Plan& plan)
       : sizes(piece.sizes().vec()),
@@ -62,7 +62,7 @@ struct Rows {
   at::Tensor wait() { return flat.wait().view(sizes); }
 
   std::vector<int64_t> sizes;
-  Started flat;
+  PendingCollective flat;
 };
 
 at::Tensor by_rows(const at::Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
@@ -98,7 +98,7 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
       if (wants_weight && plan.gathers()) rows.emplace(input, plan);
       const auto whole_input = [&] { return rows ? rows->wait() : input; };
       // What travels does so while the next product is computed.
-      std::optional<Started> reduced;
+      std::optional<PendingCollective> reduced;
       if (ctx->needs_input_grad(0)) {
         const at::Tensor term = at::matmul(g, weight);
         const at::Tensor whole = whole_input();
@@ -114,10 +114,10 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
   }
 
  private:
-  // The gradient of the input, of which `term` is this rank's term, on its way.
-  static Started begin_reduction(const at::Tensor& term, const Plan& plan) {
+  // Starts the reduction of the input's gradient, of which `term` is this rank's term.
+  static PendingCollective begin_reduction(const at::Tensor& term, const Plan& plan) {
     if (plan.reduces()) return start_all_reduce(term, *plan.mesh, 0, ReduceOp::kSum, /*owned=*/true);
-    if (!plan.gathers()) return Started(term);
+    if (!plan.gathers()) return PendingCollective(term);
     return start_reduce_scatter(term.contiguous().view({-1}), plan.counts(term.size(0), row_numel(term)), *plan.mesh, 0,
                                 ReduceOp::kSum);
   }

@@ -84,7 +84,7 @@ void check_parts(const Mesh& mesh, const std::vector<Mesh>& parts) {
 }
 
 // A rank that is in all parts.
-int64_t meeting_rank(const std::vector<Mesh>& parts) {
+int64_t common_rank(const std::vector<Mesh>& parts) {
   std::vector<int64_t> common = parts.front().ranks();
   std::sort(common.begin(), common.end());
   for (const Mesh& part : parts) {
@@ -168,9 +168,9 @@ Mesh Mesh::unflatten(std::string_view name, const std::vector<int64_t>& sizes, c
 
 Mesh Mesh::concatenate(const std::vector<Mesh>& parts) const {
   check_parts(*this, parts);
-  const int64_t meeting = meeting_rank(parts);
-  check_apart(*this, parts, coordinate_of(meeting).value());
-  const int64_t origin = index_of(meeting).value();
+  const int64_t common = common_rank(parts);
+  check_apart(*this, parts, coordinate_of(common).value());
+  const int64_t origin = index_of(common).value();
   std::vector<int64_t> shape;
   std::vector<std::string> names;
   std::vector<int64_t> indexes = {origin};

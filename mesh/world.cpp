@@ -213,16 +213,16 @@ std::shared_ptr<World> World::from_environment() {
   static std::mutex mutex;
   static std::weak_ptr<World> current;
   // The store stays for the life of the process: a later World must not meet a peer's server or file on its way out.
-  static std::optional<std::pair<Environment, c10::intrusive_ptr<c10d::Store>>> meeting_place;
+  static std::optional<std::pair<Environment, c10::intrusive_ptr<c10d::Store>>> process_store;
   static int64_t generation = 0;
   const std::lock_guard lock(mutex);
   if (auto world = current.lock()) return world;
   const Environment environment = resolve_environment(process_environment());
   WorldOptions options = options_from(environment);
   if (environment.size > 1) {
-    if (!meeting_place || meeting_place->first != environment) meeting_place.emplace(environment, make_store(environment));
+    if (!process_store || process_store->first != environment) process_store.emplace(environment, make_store(environment));
     // A second world of this process must not meet the keys of the first.
-    options.store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", generation), meeting_place->second);
+    options.store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", generation), process_store->second);
   }
   auto world = create(std::move(options));
   ++generation;

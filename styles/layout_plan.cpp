@@ -210,7 +210,7 @@ ContractPtr LayoutPlan::contract_of(const TensorPlan& plan) const {
   ContractPtr chain;
   for (auto contract = plan.contracts.rbegin(); contract != plan.contracts.rend(); ++contract) {
     Contract link = *contract;
-    link.also = chain;
+    link.next = chain;
     chain = std::make_shared<const Contract>(std::move(link));
   }
   Contract first = chain ? *chain : Contract();

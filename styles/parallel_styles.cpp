@@ -43,7 +43,7 @@ ContractLayouts layouts_of(const StyleLayouts& given, std::vector<std::string> o
           .desired = desired,
           .output = given.output_layouts.value_or(output),
           .use_local_output = given.use_local_output,
-          .brings_again = given.gather_input_again};
+          .gather_input_again = given.gather_input_again};
 }
 
 void refuse_gathering_again(const ApplyContext& context, const std::string& style, const StyleLayouts& given) {

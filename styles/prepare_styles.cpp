@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 // Where a hook stands, for its messages and its redistributions.
-struct Place {
+struct HookSite {
   std::string who;  // "PrepareModuleInput of layers.0.attn"
   DeviceMesh mesh;
   int64_t tensor_dim;
@@ -40,41 +40,42 @@ void check_lists(const char* who, const Layouts& from, const Layouts& to) {
   }
 }
 
-at::Tensor as_dtensor(const at::Tensor& t, const Placement& layout, const Place& place, std::size_t i) {
+at::Tensor as_dtensor(const at::Tensor& t, const Placement& layout, const HookSite& site, std::size_t i) {
   if (is_dtensor(t)) {
-    if (mesh_of(t) == place.mesh) return t;
+    if (mesh_of(t) == site.mesh) return t;
     throw std::invalid_argument(fmt::format("{}: tensor {} is {}, but the module lies on {}; bring it to that mesh",
-                                            place.who, i, to_string(t), place.mesh.to_string()));
+                                            site.who, i, to_string(t), site.mesh.to_string()));
   }
-  if (!place.data_dims.empty()) {
+  if (!site.data_dims.empty()) {
     throw std::invalid_argument(fmt::format(
         "{}: tensor {} is plain, and on a mesh with data dimensions nobody can know which part of the batch it is; give "
         "from_local(piece, mesh, placements) with Shard(0) on the data dimensions",
-        place.who, i));
+        site.who, i));
   }
-  const Placements replicated(static_cast<std::size_t>(place.mesh.ndim()), Replicate());
-  return from_local(t, place.mesh, on_mesh_dim(replicated, place.tensor_dim, layout, t.dim()));
+  const Placements replicated(static_cast<std::size_t>(site.mesh.ndim()), Replicate());
+  return from_local(t, site.mesh, on_mesh_dim(replicated, site.tensor_dim, layout, t.dim()));
 }
 
 // Layouts that name nothing may stand beyond the last tensor: forward's arguments with a default may be left out.
-void lay_out(std::vector<at::Tensor>& tensors, const Layouts& from, const Layouts& to, bool use_local, const Place& place) {
+void lay_out(std::vector<at::Tensor>& tensors, const Layouts& from, const Layouts& to, bool use_local,
+             const HookSite& site) {
   const std::size_t named = static_cast<std::size_t>(
       std::find_if(from.rbegin(), from.rend(), [](const auto& layout) { return layout.has_value(); }).base() - from.begin());
   if (tensors.size() > from.size() || tensors.size() < named) {
     throw std::invalid_argument(fmt::format(
         "{}: {} layouts {} for {} tensors; give one for every tensor among forward's arguments or results, std::nullopt to "
         "leave one as it is",
-        place.who, from.size(), shown(from), tensors.size()));
+        site.who, from.size(), shown(from), tensors.size()));
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!from[i] || !tensors[i].defined()) continue;
-    const at::Tensor t = as_dtensor(tensors[i], *from[i], place, i);
-    const at::Tensor moved = redistribute(t, on_mesh_dim(placements_of(t), place.tensor_dim, *to[i], t.dim()));
+    const at::Tensor t = as_dtensor(tensors[i], *from[i], site, i);
+    const at::Tensor moved = redistribute(t, on_mesh_dim(placements_of(t), site.tensor_dim, *to[i], t.dim()));
     tensors[i] = use_local ? to_local(moved) : moved;
   }
 }
 
-Place place_of(const ApplyContext& context, const std::string& name) {
+HookSite site_of(const ApplyContext& context, const std::string& name) {
   return {.who = fmt::format("{} of {}", name, shown_path(context.path())),
           .mesh = context.mesh(),
           .tensor_dim = context.tensor_dim(),
@@ -89,8 +90,8 @@ PrepareModuleInput::PrepareModuleInput(PrepareInputOptions options) : options_(s
 
 void PrepareModuleInput::apply(ApplyContext& context) const {
   context.forward_pre_hook(
-      [options = options_, place = place_of(context, name())](std::vector<at::Tensor>& inputs) {
-        lay_out(inputs, options.input_layouts, options.desired_input_layouts, options.use_local_input, place);
+      [options = options_, site = site_of(context, name())](std::vector<at::Tensor>& inputs) {
+        lay_out(inputs, options.input_layouts, options.desired_input_layouts, options.use_local_input, site);
       },
       /*throws_alike=*/true);
 }
@@ -106,9 +107,9 @@ PrepareModuleOutput::PrepareModuleOutput(PrepareOutputOptions options) : options
 
 void PrepareModuleOutput::apply(ApplyContext& context) const {
   context.forward_hook(
-      [options = options_, place = place_of(context, name())](const std::vector<at::Tensor>&,
-                                                              std::vector<at::Tensor>& outputs) {
-        lay_out(outputs, options.output_layouts, options.desired_output_layouts, options.use_local_output, place);
+      [options = options_, site = site_of(context, name())](const std::vector<at::Tensor>&,
+                                                            std::vector<at::Tensor>& outputs) {
+        lay_out(outputs, options.output_layouts, options.desired_output_layouts, options.use_local_output, site);
       },
       /*throws_alike=*/true);
 }

@@ -76,8 +76,8 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
                          .desired = layouts.desired,
                          .output = layouts.output,
                          .use_local_output = layouts.use_local_output,
-                         .brings_again = layouts.brings_again,
-                         .also = nullptr});
+                         .gather_input_again = layouts.gather_input_again,
+                         .next = nullptr});
 }
 
 int64_t ApplyContext::num_heads() const {

@@ -27,7 +27,7 @@ struct ContractLayouts {
   Placement desired;                // into which it is brought
   std::optional<Placement> output;  // into which the result is brought; none: as the operator left it
   bool use_local_output = false;
-  bool brings_again = false;  // of matmul: see Contract
+  bool gather_input_again = false;  // of matmul: see Contract
 };
 
 // One module while a style is applied to it. What a style asks for is collected; nothing is converted, and nothing

@@ -45,12 +45,12 @@ struct Contract {
   std::optional<Placement> output;  // none: as the operator left it
   bool use_local_output = false;    // the result is a plain tensor, this rank's piece
   // Of a matmul: backward keeps the activation as it came, and brings it into `desired` once more.
-  bool brings_again = false;
+  bool gather_input_again = false;
   // Of a chain's first contract: mesh dimensions that cut the parameter besides, to spare memory. Operators that use it take it whole
   // there (dtensor/dispatch/gather.h).
   std::vector<int64_t> gathered;
   // A tied weight's contract for other operators, such as "matmul" beside "embedding"; no operator is named twice.
-  std::shared_ptr<const Contract> also;
+  std::shared_ptr<const Contract> next;
 
   bool names(std::string_view op) const {
     for (const std::string& name : operators) {
@@ -64,7 +64,7 @@ using ContractPtr = std::shared_ptr<const Contract>;
 
 // The contract among `contract` and what it chains that names `op`, or nullptr.
 inline const Contract* contract_for(const ContractPtr& contract, std::string_view op) {
-  for (const Contract* c = contract.get(); c != nullptr; c = c->also.get()) {
+  for (const Contract* c = contract.get(); c != nullptr; c = c->next.get()) {
     if (c->names(op)) return c;
   }
   return nullptr;
@@ -75,7 +75,7 @@ inline const Contract* contract_for(const ContractPtr& contract, std::string_vie
 inline const Contract* piece_contract(const ContractPtr& contract, std::string_view op) {
   const Contract* const named = contract_for(contract, op);
   if (named != nullptr) return named->input.is_replicate() ? nullptr : named;
-  for (const Contract* c = contract.get(); c != nullptr; c = c->also.get()) {
+  for (const Contract* c = contract.get(); c != nullptr; c = c->next.get()) {
     if (!c->input.is_replicate()) return c;
   }
   return nullptr;

@@ -45,9 +45,9 @@ void Meta::clear() {
 // The wrappers that this thread has no use for now, by their layouts. Tensors may be freed after it: then nothing is kept.
 class SpareWrappers {
  public:
-  SpareWrappers() { place().here = this; }
+  SpareWrappers() { thread_state().here = this; }
   ~SpareWrappers() {
-    place() = {.here = nullptr, .gone = true};
+    thread_state() = {.here = nullptr, .gone = true};
     for (Bucket& bucket : buckets_) {
       while (bucket.count > 0) Wrapper::destroy(bucket.items[--bucket.count]);
     }
@@ -78,21 +78,21 @@ class SpareWrappers {
     std::array<Wrapper*, 128> items{};  // a foreach of a hundred results drops a hundred at once
     std::size_t count = 0;
   };
-  struct Place {
+  struct ThreadState {
     SpareWrappers* here = nullptr;
     bool gone = false;
   };
   // Found by an offset in the thread's storage, where a thread_local of a shared library is found by a call: 16 bytes of what the loader
   // has to spare for those that are opened late.
-  static Place& place() {
-    [[gnu::tls_model("initial-exec")]] static constinit thread_local Place value;
+  static ThreadState& thread_state() {
+    [[gnu::tls_model("initial-exec")]] static constinit thread_local ThreadState value;
     return value;
   }
   static SpareWrappers* of_this_thread() {
 #ifdef __SANITIZE_ADDRESS__
     return nullptr;  // a use after the end is to be seen
 #endif
-    const Place& mine = place();
+    const ThreadState& mine = thread_state();
     return mine.here != nullptr || mine.gone ? mine.here : make();
   }
   [[gnu::noinline]] static SpareWrappers* make() {

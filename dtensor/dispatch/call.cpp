@@ -21,7 +21,7 @@ namespace tessera::dispatch {
 namespace {
 
 // Views apart: a contract goes along with all of them.
-constexpr std::array kRides = {"aten::_to_copy", "aten::clone", "aten::contiguous", "aten::_unsafe_view"};
+constexpr std::array kKeepContract = {"aten::_to_copy", "aten::clone", "aten::contiguous", "aten::_unsafe_view"};
 // By rule name: those of them that let a Partial through.
 constexpr std::array kScales = {
     "mul",    "div",  "add",  "sub", "rsub",  "addcmul",   "addcdiv",          "addmm", "addmv", "baddbmm",
@@ -142,7 +142,7 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   scales = contains(kScales, key);
   as_real = key == "view_as_real";
-  rides = view || contains(kRides, name);
+  keeps_contract = view || contains(kKeepContract, name);
   changes_shape_in_place = contains(kShapeChangers, name);
 }
 
@@ -162,31 +162,32 @@ bool Call::writes(const TensorArg& entry) const {
 
 namespace {
 
-bool is_odd(const at::Scalar& number) {
+bool is_zero_or_nonfinite(const at::Scalar& number) {
   const double size = number.isComplex() ? std::abs(number.toComplexDouble()) : std::abs(number.toDouble());
   return size == 0 || !std::isfinite(size);
 }
 
-bool is_odd(const TensorArg& entry) {
+bool is_zero_or_nonfinite(const TensorArg& entry) {
   if (!entry.tensor->defined()) return false;
   const bool spread = entry.spec != nullptr && detail::is_dtensor(*entry.tensor);
   if (spread && (!all_replicate(entry.spec->placements) || entry.spec->mesh.world().is_fake())) return false;
   // A rank outside the mesh does not see the number.
   if (spread && entry.spec->mesh.size() < entry.spec->mesh.world().size()) return entry.spec->numel() == 1;
   const at::Tensor& local = spread ? detail::meta(*entry.tensor).local() : *entry.tensor;
-  return local.is_cpu() && local.numel() == 1 && is_odd(local.item());
+  return local.is_cpu() && local.numel() == 1 && is_zero_or_nonfinite(local.item());
 }
 
 }  // namespace
 
-bool meets_odd_number(const Call& call) {
+bool has_zero_or_nonfinite_number(const Call& call) {
   if (!call.traits.scales) return false;
   const auto pending = [](const TensorArg& entry) { return entry.spec != nullptr && entry.spec->partial; };
   if (std::none_of(call.tensors.begin(), call.tensors.end(), pending)) return false;
   for (std::size_t i = 0; i < call.traits.num_args; ++i) {
-    if (call.traits.number_arg[i] && call.arg(i).isScalar() && is_odd(call.arg(i).toScalar())) return true;
+    if (call.traits.number_arg[i] && call.arg(i).isScalar() && is_zero_or_nonfinite(call.arg(i).toScalar())) return true;
   }
-  return std::any_of(call.tensors.begin(), call.tensors.end(), [](const TensorArg& entry) { return is_odd(entry); });
+  return std::any_of(call.tensors.begin(), call.tensors.end(),
+                     [](const TensorArg& entry) { return is_zero_or_nonfinite(entry); });
 }
 
 Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack, PlainTensors plain_tensors) {

@@ -32,12 +32,12 @@ struct OpTraits {
   std::vector<std::size_t> out_args;      // those of them that are out= arguments
   std::vector<int> written_results;       // for each written argument the result that it is, -1 where it is none
   int generator_arg = -1;
-  int dropout_arg = -1;  // a probability called dropout_p: at 0 nothing is drawn
-  bool random = false;   // draws numbers
-  bool scales = false;   // multiplies or divides its tensors by numbers
-  bool rides = false;    // returns the same logical tensor or a part of it: a contract goes along
-  bool view = false;     // the result aliases an input
-  bool as_real = false;  // view_as_real: a lazily conjugated piece has no such view
+  int dropout_arg = -1;         // a probability called dropout_p: at 0 nothing is drawn
+  bool random = false;          // draws numbers
+  bool scales = false;          // multiplies or divides its tensors by numbers
+  bool keeps_contract = false;  // returns the same logical tensor or a part of it: a contract goes along
+  bool view = false;            // the result aliases an input
+  bool as_real = false;         // view_as_real: a lazily conjugated piece has no such view
   bool changes_shape_in_place = false;
 
   explicit OpTraits(const c10::OperatorHandle& op);
@@ -64,7 +64,7 @@ struct Call {
 // Whether terms of a sum would be multiplied or divided by a zero or a number that is not finite: each alone, 0 * inf or
 // 1 / 0 - 1 / 0, they would not add up to what their sum gives. A number is a Scalar, or a tensor of one element in host memory that
 // every rank has; one on a GPU is not read.
-bool meets_odd_number(const Call& call);
+bool has_zero_or_nonfinite_number(const Call& call);
 
 // What to say of `plain` in the place of a DTensor where an operator writes in place: an optimizer's state may be older than the
 // parameters' layouts. "" elsewhere.

@@ -168,7 +168,7 @@ class Decider {
 
   // Terms that would not add up are reduced first.
   void keep_terms_finite(OpRule& rule) const {
-    if (!meets_odd_number(call_)) return;
+    if (!has_zero_or_nonfinite_number(call_)) return;
     std::erase_if(rule.strategies, [&](const rules::Strategy& strategy) {
       return std::any_of(strategy.inputs.begin(), strategy.inputs.end(), [](const Placement& p) { return p.is_partial(); });
     });

@@ -174,7 +174,7 @@ DecisionPtr OpDispatcher::direct(const Key& key) {
 }
 
 DecisionPtr OpDispatcher::decision_for(const Call& call) {
-  Key key(meets_odd_number(call));
+  Key key(has_zero_or_nonfinite_number(call));
   if (!append_key(call, key)) return decide(call);
   if (DecisionPtr found = cache_.find(key)) return found;
   registry().misses.fetch_add(1, std::memory_order_relaxed);

@@ -64,7 +64,7 @@ class Execution {
     }
     bring_inputs();
     keep_written();
-    if (call_.traits.rides && detail::is_dtensor(*call_.tensors[0].tensor)) keep_contract();
+    if (call_.traits.keeps_contract && detail::is_dtensor(*call_.tensors[0].tensor)) keep_contract();
     if (call_.derived) contract_ = call_.derived;
     // From here on the wrappers may be gone from the stack: what is needed of them is in the decision.
     localize_stack();
@@ -311,7 +311,7 @@ class Execution {
     return out;
   }
 
-  struct Written {
+  struct WrittenTensor {
     std::size_t index;  // in call.tensors
     at::Tensor wrapper;
   };
@@ -321,7 +321,7 @@ class Execution {
   const DeviceMesh& mesh_;
   c10::SmallVector<at::Tensor, 6> locals_;
   c10::SmallVector<std::size_t, 6> args_;  // the schema argument of each
-  c10::SmallVector<Written, 2> written_;
+  c10::SmallVector<WrittenTensor, 2> written_;
   ContractPtr contract_;
   std::optional<Fetched> fetched_;
   std::optional<detail::DrawKey> key_;

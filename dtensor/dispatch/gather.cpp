@@ -68,7 +68,7 @@ bool of_parameters_alone(const Call& call, const TensorArg& first) {
 
 // For a result that is computed from the parameter: to be gathered as it is, charged to it, and no operator's.
 ContractPtr derived_from(const ContractPtr& contract) {
-  if (contract->operators.empty() && contract->also == nullptr) return contract;
+  if (contract->operators.empty() && contract->next == nullptr) return contract;
   Contract out;
   out.path = contract->path;
   out.gathered = contract->gathered;
@@ -176,7 +176,7 @@ class Gathering {
 
   DecisionPtr run() {
     const auto first =
-        call_.traits.rides
+        call_.traits.keeps_contract
             ? call_.tensors.end()
             : std::ranges::find_if(call_.tensors, [&](const auto& entry) { return held(call_, entry) != Held::kWhole; });
     if (first == call_.tensors.end()) return decide_(call_);

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/dtensor/redistribute/shipment.h"
+#include "tessera/dtensor/redistribute/transfer_batch.h"
 #include "tessera/mesh/core/wire.h"
 #include "tessera/placement/exchange.h"
 
@@ -69,11 +69,11 @@ std::vector<at::Tensor> HaloExchange::run(const DeviceMesh& mesh, std::span<cons
   std::vector<at::Tensor> out;
   for (std::size_t i = 0; i < regions_.size(); ++i) out.push_back(regions_[i].read(pieces[i]));
   if (transfers_.empty()) return out;
-  std::vector<Shipment::Load> loads;
+  std::vector<TransferBatch::Entry> entries;
   for (std::size_t i = 0; i < transfers_.size(); ++i) {
-    loads.push_back({.transfer = &transfers_[i], .tensor = transfers_[i].loaded(pieces[i]), .owned = false});
+    entries.push_back({.transfer = &transfers_[i], .tensor = transfers_[i].input_of(pieces[i]), .owned = false});
   }
-  return Shipment(mesh.merged(mesh_dims_), std::move(loads)).arrive();
+  return TransferBatch(mesh.merged(mesh_dims_), std::move(entries)).wait();
 }
 
 std::string HaloExchange::to_string() const {

@@ -16,10 +16,10 @@ namespace tessera::dispatch {
 // The words that a decision depends on: of each argument what append_key and the kernels of unboxed.h put here, alike.
 class Key {
  public:
-  // `odd`: whether a zero or an infinite number meets pending terms.
-  explicit Key(bool odd) {
+  // `zero_or_nonfinite`: whether a zero or a number that is not finite meets pending terms.
+  explicit Key(bool zero_or_nonfinite) {
     // The default dtype is what integers become, as by sqrt.
-    put((static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1) | (odd ? 1 : 0));
+    put((static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1) | (zero_or_nonfinite ? 1 : 0));
   }
 
   void none() { put(kNone); }

@@ -31,7 +31,7 @@ inline bool append_dtensor(const at::Tensor& t, const OpTraits& traits, Key& key
   if (!detail::is_dtensor(t)) return false;
   const detail::Meta& meta = detail::meta(t);
   if (meta.copy.made_by != nullptr || (meta.spec->partial && traits.scales)) return false;
-  if (!written && !traits.rides && is_gathered(meta)) return false;
+  if (!written && !traits.keeps_contract && is_gathered(meta)) return false;
   key.dtensor(*meta.spec);
   return true;
 }
@@ -185,7 +185,7 @@ using Locals = std::tuple<Local<std::remove_reference_t<Args>>...>;
 
 // ---- before and after ------------------------------------------------------------------------------------------------------------
 
-// Argument by argument, as OpDispatcher does: a piece that is still on its way is waited for, and all ranks wait in one order.
+// Argument by argument, as OpDispatcher does: a piece that is still pending is waited for, and all ranks wait in one order.
 inline void make_ready(const at::Tensor& t) {
   if (!t.defined()) return;
   if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr) detail::watch_gradient(t);
@@ -222,12 +222,12 @@ const at::Tensor* viewed_by(const OpTraits& /*traits*/, const T& /*not a tensor*
 }
 
 // A view, or the same logical tensor: a contract goes along.
-inline void ride(const at::Tensor& from, const at::Tensor& to, const OpTraits& traits) {
+inline void inherit_contract(const at::Tensor& from, const at::Tensor& to, const OpTraits& traits) {
   if (traits.view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
-  if (traits.rides && detail::meta(from).contract) detail::meta(to).contract = detail::meta(from).contract;
+  if (traits.keeps_contract && detail::meta(from).contract) detail::meta(to).contract = detail::meta(from).contract;
 }
 template <class T>
-void ride(const T& /*not a tensor*/, const at::Tensor& /*to*/, const OpTraits& /*traits*/) {}
+void inherit_contract(const T& /*not a tensor*/, const at::Tensor& /*to*/, const OpTraits& /*traits*/) {}
 
 // Calls the operator on the pieces, below autograd; an error that this rank alone may see is told to the world.
 template <class Call>
@@ -293,7 +293,7 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
       on_pieces(decision.ranks_differ, world, traits.name, [&] { local = call(); });
       if constexpr (std::is_same_v<R, at::Tensor>) {
         at::Tensor out = wrapped(std::move(local), decision, 0, traits, viewed_by(traits, first));
-        ride(first, out, traits);
+        inherit_contract(first, out, traits);
         return out;
       } else {
         std::size_t k = 0;

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-LocalStep::LocalStep(const Place& at)
+LocalStep::LocalStep(const StepOnRank& at)
     : slice_(Region::within(at.source(), intersect(at.source(), at.target()))), sizes_(shape_of(at.target())) {
   for (std::size_t i = 0; i < at.mesh_shape.size(); ++i) {
     const Placement& from = at.step.from[i];

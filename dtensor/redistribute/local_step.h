@@ -6,8 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/redistribute/place.h"
 #include "tessera/dtensor/redistribute/region.h"
+#include "tessera/dtensor/redistribute/step_on_rank.h"
 #include "tessera/placement/reduction.h"
 
 namespace tessera {
@@ -16,7 +16,7 @@ namespace tessera {
 // and a Partial that becomes another is scaled.
 class LocalStep {
  public:
-  explicit LocalStep(const Place& at);
+  explicit LocalStep(const StepOnRank& at);
 
   // Whether a reduction sees what some ranks alone hold, so that it may throw there alone.
   bool looks_at_own_values() const { return !embedded_.empty() || !formed_.empty() || pending_ != nullptr; }

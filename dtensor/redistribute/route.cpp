@@ -117,7 +117,7 @@ void check_formed(const PlanStep& step, at::ScalarType dtype) {
   }
 }
 
-std::variant<LocalStep, Transfer> make_step(const Place& at) {
+std::variant<LocalStep, Transfer> make_step(const StepOnRank& at) {
   if (at.step.kind == PlanStep::Kind::kLocal) return LocalStep(at);
   return Transfer(at);
 }
@@ -133,7 +133,7 @@ RoutePtr make_route(const Spec& from, const Placements& to, const CostModel& mod
 Route::Route(const Spec& from, Plan plan)
     : plan_(std::move(plan)), communicates_(plan_.communicates()), member_(from.mesh.is_member()) {
   if (!member_) return;
-  for (const PlanStep& step : plan_.steps()) steps_.push_back(make_step(Place(step, plan_, from.mesh)));
+  for (const PlanStep& step : plan_.steps()) steps_.push_back(make_step(StepOnRank(step, plan_, from.mesh)));
 }
 
 at::Tensor Route::walk(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const {
@@ -165,8 +165,8 @@ at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
     const PlanStep& planned = plan_.steps()[step];
     const CheckedStep named(checks,
                             checks.enabled ? fmt::format("{} -> {}", to_string(planned.from), to_string(planned.to)) : "");
-    const at::Tensor load = next->loaded(piece);
-    piece = next->result(next->start(mesh, load, /*owned=*/!load.is_alias_of(local)).wait(), load);
+    const at::Tensor input = next->input_of(piece);
+    piece = next->result(next->start(mesh, input, /*owned=*/!input.is_alias_of(local)).wait(), input);
     piece = walk(mesh, ++step, std::move(piece));
   }
   return piece;

@@ -49,7 +49,8 @@ at::Tensor packed(const std::vector<Region>& regions, const at::Tensor& tensor) 
 
 }  // namespace
 
-Transfer::Transfer(const Place& at) : kind_(at.step.kind), mesh_dims_(at.step.mesh_dims), sizes_(shape_of(at.target())) {
+Transfer::Transfer(const StepOnRank& at)
+    : kind_(at.step.kind), mesh_dims_(at.step.mesh_dims), sizes_(shape_of(at.target())) {
   switch (kind_) {
     case PlanStep::Kind::kAllGather: gather(at); break;
     case PlanStep::Kind::kAllToAll:
@@ -78,7 +79,7 @@ void Transfer::count() {
   takes_in_sequence_ = !stays_ && in_sequence(takes_);
 }
 
-void Transfer::gather(const Place& at) {
+void Transfer::gather(const StepOnRank& at) {
   const Tile target = at.target();
   gives_.push_back(whole(at.source()));
   for (int64_t i = 0; i < at.group.size(); ++i) takes_.push_back(Region::within(target, at.source_of(i)));
@@ -95,7 +96,7 @@ void Transfer::exchange(const Exchange& exchange, std::size_t me) {
   gives_[me] = takes_[me] = Region(Tile(sizes_.size()), Counts(sizes_.size(), 0));
 }
 
-void Transfer::reduce_all(const Place& at) {
+void Transfer::reduce_all(const StepOnRank& at) {
   add_reductions(at);
   const Tile source = at.source();
   const Together together = together_of(at.shape, at.step.to, at.mesh_shape, at.group, at.coordinate);
@@ -114,14 +115,14 @@ void Transfer::reduce_all(const Place& at) {
   takes_.push_back(whole(comes));
 }
 
-void Transfer::reduce_parts(const Place& at) {
+void Transfer::reduce_parts(const StepOnRank& at) {
   add_reductions(at);
   const Tile source = at.source();
   for (int64_t i = 0; i < at.group.size(); ++i) gives_.push_back(Region::within(source, at.target_of(i)));
   takes_.push_back(whole(at.target()));
 }
 
-void Transfer::add_reductions(const Place& at) {
+void Transfer::add_reductions(const StepOnRank& at) {
   for (const int64_t mesh_dim : mesh_dims_) {
     const auto i = static_cast<std::size_t>(mesh_dim);
     const ReductionPtr reduction = at.step.from[i].reduction_ptr();
@@ -135,7 +136,7 @@ void Transfer::add_reductions(const Place& at) {
   dtype_ = at.dtype;
 }
 
-at::Tensor Transfer::loaded(const at::Tensor& piece) const {
+at::Tensor Transfer::input_of(const at::Tensor& piece) const {
   at::Tensor out = piece;
   if (own_) {
     out = packed(needed_, row_major(piece));
@@ -146,9 +147,9 @@ at::Tensor Transfer::loaded(const at::Tensor& piece) const {
   return row_major(out);
 }
 
-Started Transfer::start(const DeviceMesh& mesh, const at::Tensor& load, bool owned) const {
+PendingCollective Transfer::start(const DeviceMesh& mesh, const at::Tensor& input, bool owned) const {
   const DeviceMesh over = mesh.merged(mesh_dims_);
-  const at::Tensor flat = gives_in_sequence_ ? as_sizes(load, give_sum_) : packed(gives_, load);
+  const at::Tensor flat = gives_in_sequence_ ? as_sizes(input, give_sum_) : packed(gives_, input);
   switch (kind_) {
     case PlanStep::Kind::kAllGather: return start_all_gather(flat, take_counts_, over, 0);
     case PlanStep::Kind::kAllToAll: return start_all_to_all(flat, give_counts_, take_counts_, over, 0);
@@ -158,21 +159,21 @@ Started Transfer::start(const DeviceMesh& mesh, const at::Tensor& load, bool own
   }
 }
 
-at::Tensor Transfer::result(at::Tensor received, const at::Tensor& load) const {
-  if (takes_in_sequence_) return completed(as_sizes(std::move(received), sizes_), load);
+at::Tensor Transfer::result(at::Tensor received, const at::Tensor& input) const {
+  if (takes_in_sequence_) return completed(as_sizes(std::move(received), sizes_), input);
   at::Tensor out = empty_result(received.options());
   int64_t offset = 0;
   for (const Region& region : takes_) {
     region.unpack(received, offset, out);
     offset += region.numel();
   }
-  return completed(std::move(out), load);
+  return completed(std::move(out), input);
 }
 
 at::Tensor Transfer::empty_result(const at::TensorOptions& options) const { return reused_empty(sizes_, options); }
 
-at::Tensor Transfer::completed(at::Tensor value, const at::Tensor& load) const {
-  if (stays_) stays_->first.copy(load, stays_->second, value);
+at::Tensor Transfer::completed(at::Tensor value, const at::Tensor& input) const {
+  if (stays_) stays_->first.copy(input, stays_->second, value);
   if (own_) {  // a copy: what the others need is not kept
     value = reused_copy(value.narrow(0, own_->first, c10::multiply_integers(own_->second)).view(own_->second));
   }

@@ -7,8 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/redistribute/place.h"
 #include "tessera/dtensor/redistribute/region.h"
+#include "tessera/dtensor/redistribute/step_on_rank.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/placement/reduction.h"
 
@@ -18,7 +18,7 @@ namespace tessera {
 // what comes is put.
 class Transfer {
  public:
-  explicit Transfer(const Place& at);
+  explicit Transfer(const StepOnRank& at);
   // An all-to-all over a mesh of one dimension, this rank being member `me` of it.
   Transfer(const Exchange& exchange, std::size_t me);
 
@@ -28,30 +28,30 @@ class Transfer {
   bool reduces() const { return !reductions_.empty(); }
 
   // What regions are of: the piece, row-major, or its terms of the reduction.
-  at::Tensor loaded(const at::Tensor& piece) const;
+  at::Tensor input_of(const at::Tensor& piece) const;
   // The regions of it that go: one a receiver, or one alone when all get the same; and of the result that come: one a sender, or
   // one alone.
   const std::vector<Region>& gives() const { return gives_; }
   const std::vector<Region>& takes() const { return takes_; }
 
-  // Whether result() and completed() need what was loaded.
-  bool keeps_load() const { return stays_.has_value(); }
+  // Whether result() and completed() need what input_of() gave.
+  bool keeps_input() const { return stays_.has_value(); }
 
-  // The collective of this transfer alone, with what loaded() gave, and the result of what has come. A load that is `owned`, shared with
-  // nobody who may read it later, is reduced in place.
-  Started start(const DeviceMesh& mesh, const at::Tensor& load, bool owned) const;
-  at::Tensor result(at::Tensor received, const at::Tensor& load) const;
-  // The same in parts, where several transfers travel together: an empty result, and what is left to do when all that comes has been
-  // put into it.
+  // The collective of this transfer alone, on what input_of() gave, and the result of what has come. An input that is
+  // `owned`, shared with nobody who may read it later, is reduced in place.
+  PendingCollective start(const DeviceMesh& mesh, const at::Tensor& input, bool owned) const;
+  at::Tensor result(at::Tensor received, const at::Tensor& input) const;
+  // The same in parts, where several transfers share a collective: an empty result, and what is left to do when all that
+  // comes has been put into it.
   at::Tensor empty_result(const at::TensorOptions& options) const;
-  at::Tensor completed(at::Tensor value, const at::Tensor& load) const;
+  at::Tensor completed(at::Tensor value, const at::Tensor& input) const;
 
  private:
-  void gather(const Place& at);
+  void gather(const StepOnRank& at);
   void exchange(const Exchange& exchange, std::size_t me);
-  void reduce_all(const Place& at);
-  void reduce_parts(const Place& at);
-  void add_reductions(const Place& at);
+  void reduce_all(const StepOnRank& at);
+  void reduce_parts(const StepOnRank& at);
+  void add_reductions(const StepOnRank& at);
   void count();
 
   PlanStep::Kind kind_;

@@ -12,8 +12,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "tessera/mesh/backends/contribution.h"
-#include "tessera/mesh/backends/meeting.h"
+#include "tessera/mesh/backends/collective_arguments.h"
+#include "tessera/mesh/backends/rendezvous.h"
 #include "tessera/mesh/core/in_memory.h"
 
 namespace tessera {
@@ -24,19 +24,19 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class ThreadWork : public c10d::Work {
  public:
-  ThreadWork(std::shared_ptr<Meeting> meeting, Meeting::EventPtr event, std::chrono::milliseconds timeout)
-      : meeting_(std::move(meeting)), event_(std::move(event)), timeout_(timeout) {}
+  ThreadWork(std::shared_ptr<Rendezvous> rendezvous, Rendezvous::EventPtr event, std::chrono::milliseconds timeout)
+      : rendezvous_(std::move(rendezvous)), event_(std::move(event)), timeout_(timeout) {}
 
-  bool isCompleted() override { return meeting_->is_done(*event_); }
-  bool isSuccess() const override { return meeting_->is_done(*event_) && !meeting_->is_failed(*event_); }
+  bool isCompleted() override { return rendezvous_->is_done(*event_); }
+  bool isSuccess() const override { return rendezvous_->is_done(*event_) && !rendezvous_->is_failed(*event_); }
   bool wait(std::chrono::milliseconds timeout) override {
-    meeting_->wait(event_, timeout == kNoTimeout ? timeout_ : timeout);
+    rendezvous_->wait(event_, timeout == kNoTimeout ? timeout_ : timeout);
     return true;
   }
   std::exception_ptr exception() const override {
-    if (!meeting_->is_done(*event_) || !meeting_->is_failed(*event_)) return nullptr;
+    if (!rendezvous_->is_done(*event_) || !rendezvous_->is_failed(*event_)) return nullptr;
     try {
-      meeting_->wait(event_, timeout_);
+      rendezvous_->wait(event_, timeout_);
     } catch (...) {
       return std::current_exception();
     }
@@ -45,12 +45,12 @@ class ThreadWork : public c10d::Work {
   void synchronize() override {}
 
  private:
-  const std::shared_ptr<Meeting> meeting_;
-  const Meeting::EventPtr event_;
+  const std::shared_ptr<Rendezvous> rendezvous_;
+  const Rendezvous::EventPtr event_;
   const std::chrono::milliseconds timeout_;
 };
 
-// Gathers what a rank brings; the first thing that is wrong stays.
+// Collects the arguments of a rank; of what is wrong with them it keeps the first.
 class Builder {
  public:
   Builder(const char* kind, std::size_t size) : size_(size) { made_.kind = kind; }
@@ -66,7 +66,7 @@ class Builder {
     }
     return *this;
   }
-  // Every tensor as a piece.
+  // Every tensor as a buffer.
   Builder& give(const Tensors& tensors, std::size_t count) { return add(made_.give, tensors, count); }
   Builder& take(const Tensors& tensors, std::size_t count) { return add(made_.take, tensors, count); }
   // One tensor, cut into `counts`, or the whole with none.
@@ -82,7 +82,7 @@ class Builder {
   // Elements for each rank of a tensor that is split along its first dimension, evenly without `splits`.
   std::vector<int64_t> counts(const at::Tensor& tensor, const std::vector<int64_t>& splits);
 
-  Contribution done() {
+  CollectiveArguments done() {
     if (!made_.fault.empty()) {
       made_.give.clear();
       made_.take.clear();
@@ -100,27 +100,27 @@ class Builder {
     }
     return fits;
   }
-  Builder& add(std::vector<Piece>& pieces, const Tensors& tensors, std::size_t count);
-  Builder& cut(std::vector<Piece>& pieces, const at::Tensor& tensor, const std::vector<int64_t>& counts);
+  Builder& add(std::vector<Buffer>& buffers, const Tensors& tensors, std::size_t count);
+  Builder& cut(std::vector<Buffer>& buffers, const at::Tensor& tensor, const std::vector<int64_t>& counts);
 
-  Contribution made_;
+  CollectiveArguments made_;
   const std::size_t size_;
 };
 
-Builder& Builder::add(std::vector<Piece>& pieces, const Tensors& tensors, std::size_t count) {
+Builder& Builder::add(std::vector<Buffer>& buffers, const Tensors& tensors, std::size_t count) {
   if (tensors.size() != count) fault(fmt::format("{} tensors were given where {} belong", tensors.size(), count));
   for (const at::Tensor& tensor : tensors) {
-    if (usable(tensor)) pieces.push_back(whole_piece(tensor));
+    if (usable(tensor)) buffers.push_back(whole_buffer(tensor));
   }
   return *this;
 }
 
-Builder& Builder::cut(std::vector<Piece>& pieces, const at::Tensor& tensor, const std::vector<int64_t>& counts) {
+Builder& Builder::cut(std::vector<Buffer>& buffers, const at::Tensor& tensor, const std::vector<int64_t>& counts) {
   if (!usable(tensor)) return *this;
   if (!tensor.is_contiguous() || !is_in_memory(tensor)) fault("the tensor is not contiguous");
   int64_t offset = 0;
   for (const int64_t count : counts) {
-    pieces.push_back({tensor, offset, count, false});
+    buffers.push_back({tensor, offset, count, false});
     offset += count;
   }
   if (offset != tensor.numel() || std::any_of(counts.begin(), counts.end(), [](int64_t count) { return count < 0; })) {
@@ -151,8 +151,8 @@ std::vector<int64_t> Builder::counts(const at::Tensor& tensor, const std::vector
 
 class ThreadBackend : public c10d::Backend {
  public:
-  ThreadBackend(std::shared_ptr<Meeting> meeting, int rank, int size, std::chrono::milliseconds timeout)
-      : Backend(rank, size), meeting_(std::move(meeting)), timeout_(timeout) {}
+  ThreadBackend(std::shared_ptr<Rendezvous> rendezvous, int rank, int size, std::chrono::milliseconds timeout)
+      : Backend(rank, size), rendezvous_(std::move(rendezvous)), timeout_(timeout) {}
 
   const std::string getBackendName() const override { return "threads"; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
@@ -218,10 +218,10 @@ class ThreadBackend : public c10d::Backend {
     return post(builder, options.timeout);
   }
   WorkPtr send(Tensors& tensors, int to, int tag) override {
-    return work(meeting_->send(getRank(), peer(to), tag, message(tensors)), c10d::kUnsetTimeout);
+    return work(rendezvous_->send(getRank(), peer(to), tag, message(tensors)), c10d::kUnsetTimeout);
   }
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
-    return work(meeting_->receive(getRank(), peer(from), tag, message(tensors)), c10d::kUnsetTimeout);
+    return work(rendezvous_->receive(getRank(), peer(from), tag, message(tensors)), c10d::kUnsetTimeout);
   }
 
  private:
@@ -236,34 +236,35 @@ class ThreadBackend : public c10d::Backend {
     return none;
   }
   WorkPtr post(Builder& builder, std::chrono::milliseconds timeout) {
-    return work(meeting_->contribute(getRank(), builder.done()), timeout);
+    return work(rendezvous_->join(getRank(), builder.done()), timeout);
   }
-  WorkPtr work(Meeting::EventPtr event, std::chrono::milliseconds timeout) const {
-    return c10::make_intrusive<ThreadWork>(meeting_, std::move(event), timeout == c10d::kUnsetTimeout ? timeout_ : timeout);
+  WorkPtr work(Rendezvous::EventPtr event, std::chrono::milliseconds timeout) const {
+    return c10::make_intrusive<ThreadWork>(rendezvous_, std::move(event),
+                                           timeout == c10d::kUnsetTimeout ? timeout_ : timeout);
   }
   int peer(int rank) const {
     if (rank >= 0 && rank < getSize()) return rank;
     throw std::invalid_argument(
         fmt::format("rank {} is outside [0, {}); pass the place in the group, not the global rank", rank, getSize()));
   }
-  Piece message(const Tensors& tensors) const {
+  Buffer message(const Tensors& tensors) const {
     Builder builder = start("a message");
-    const Contribution made = builder.give(tensors, 1).done();
+    const CollectiveArguments made = builder.give(tensors, 1).done();
     if (!made.fault.empty()) throw std::invalid_argument(made.fault);
     return made.give.front();
   }
 
-  const std::shared_ptr<Meeting> meeting_;
+  const std::shared_ptr<Rendezvous> rendezvous_;
   std::chrono::milliseconds timeout_;
 };
 
 }  // namespace
 
-std::shared_ptr<Meeting> ThreadHub::meeting(const std::vector<int64_t>& ranks) {
+std::shared_ptr<Rendezvous> ThreadHub::rendezvous(const std::vector<int64_t>& ranks) {
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<Meeting>& found = meetings_[ranks];
+  std::shared_ptr<Rendezvous>& found = rendezvous_of_[ranks];
   if (found) return found;
-  found = std::make_shared<Meeting>(ranks);
+  found = std::make_shared<Rendezvous>(ranks);
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (left_.contains(ranks[i])) found->leave(static_cast<int>(i));
   }
@@ -273,9 +274,9 @@ std::shared_ptr<Meeting> ThreadHub::meeting(const std::vector<int64_t>& ranks) {
 void ThreadHub::leave(int64_t rank) {
   const std::lock_guard lock(mutex_);
   left_.insert(rank);
-  for (const auto& [ranks, meeting] : meetings_) {
+  for (const auto& [ranks, rendezvous] : rendezvous_of_) {
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
-    if (place < static_cast<int64_t>(ranks.size())) meeting->leave(static_cast<int>(place));
+    if (place < static_cast<int64_t>(ranks.size())) rendezvous->leave(static_cast<int>(place));
   }
 }
 
@@ -285,9 +286,9 @@ BackendGroup make_thread_group(const std::shared_ptr<ThreadHub>& hub, const Grou
         "ranks that are threads of one process exchange CPU tensors alone, not those on {}; use a mesh on \"cpu\"",
         c10::DeviceTypeName(request.device, /*lower_case=*/true)));
   }
-  const std::shared_ptr<Meeting> meeting = hub->meeting(request.ranks);
-  return {.backend = c10::make_intrusive<ThreadBackend>(meeting, request.rank, request.size, request.timeout),
-          .close = [meeting] { meeting->close(); },
+  const std::shared_ptr<Rendezvous> rendezvous = hub->rendezvous(request.ranks);
+  return {.backend = c10::make_intrusive<ThreadBackend>(rendezvous, request.rank, request.size, request.timeout),
+          .close = [rendezvous] { rendezvous->close(); },
           .closes_while_busy = true};
 }
 

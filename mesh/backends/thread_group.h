@@ -11,19 +11,19 @@
 
 namespace tessera {
 
-class Meeting;
+class Rendezvous;
 
 // The groups of an in-process world, found by their ranks. Each rank's World shares it.
 class ThreadHub {
  public:
   // The one for `ranks`, made by whoever asks first.
-  std::shared_ptr<Meeting> meeting(const std::vector<int64_t>& ranks);
+  std::shared_ptr<Rendezvous> rendezvous(const std::vector<int64_t>& ranks);
   // This rank will not come to any group again: those that wait for it get an error.
   void leave(int64_t rank);
 
  private:
   std::mutex mutex_;
-  std::map<std::vector<int64_t>, std::shared_ptr<Meeting>> meetings_;
+  std::map<std::vector<int64_t>, std::shared_ptr<Rendezvous>> rendezvous_of_;
   std::set<int64_t> left_;
 };
 

@@ -17,7 +17,7 @@ namespace tessera {
 namespace {
 
 // True of a DTensor, which the layers above make: what it stands for lies in other tensors.
-bool lacks_data(const at::Tensor& tensor) { return tensor.layout() == at::kStrided && !tensor.has_storage(); }
+bool has_no_data(const at::Tensor& tensor) { return tensor.layout() == at::kStrided && !tensor.has_storage(); }
 
 std::string no_data(const char* kind) {
   return fmt::format(
@@ -51,7 +51,7 @@ CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh
 void check_tensor(const CollectiveCall& call, const at::Tensor& tensor) {
   if (!tensor.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined", call.kind));
   detail::refuse_deferred(call.kind, tensor);
-  if (lacks_data(tensor)) throw std::invalid_argument(no_data(call.kind));
+  if (has_no_data(tensor)) throw std::invalid_argument(no_data(call.kind));
   if (tensor.device().type() != call.mesh.device_type() || tensor.layout() != at::kStrided) {
     throw std::invalid_argument(fmt::format("{}: a {} tensor on {} cannot travel on mesh {}; move it with to(mesh.device())",
                                             call.kind, tensor.layout() == at::kStrided ? "dense" : "sparse",
@@ -84,7 +84,7 @@ int64_t check_counts(const CollectiveCall& call, const std::vector<int64_t>& cou
 }
 
 void check_scattered(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like) {
-  const bool empty_handed = input.defined() && lacks_data(input);
+  const bool empty_handed = input.defined() && has_no_data(input);
   const bool fits = input.defined() && !empty_handed && !detail::is_deferred(input) && input.dim() == like.dim() + 1 &&
                     input.size(0) == call.n() && input.sizes().slice(1) == like.sizes() &&
                     input.scalar_type() == like.scalar_type() && input.device() == like.device();
@@ -101,7 +101,7 @@ void check_scattered(const CollectiveCall& call, const at::Tensor& input, const 
 
 // ---- running ----------------------------------------------------------------------------------------------------------
 
-void Underway::then(Step next) {
+void BackendWork::then(Step next) {
   if (!rest) {
     rest = std::move(next);
   } else {

@@ -46,8 +46,8 @@ void check_scattered(const CollectiveCall& call, const at::Tensor& input, const 
 // ---- running ------------------------------------------------------------------------------------------------------
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-// What has been started on a group.
-struct Underway {
+// What a backend has started for one collective, and how its result is made once that is done.
+struct BackendWork {
   using Step = std::function<at::Tensor(at::Tensor)>;
 
   Works works;

@@ -13,7 +13,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/mesh/check_state.h"
-#include "tessera/mesh/collectives/group_moves.h"
+#include "tessera/mesh/collectives/backend_collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/mismatch.h"
 
@@ -51,14 +51,14 @@ auto failing(const CollectiveCall& call, const char* op, const Body& body) {
 
 }  // namespace
 
-struct Started::Work {
+struct PendingCollective::Work {
   CollectiveCall call;
   std::string op;  // that started it
-  Underway underway;
+  BackendWork backend_work;
 
   void wait() const {
     try {
-      for (const auto& work : underway.works) work->wait();
+      for (const auto& work : backend_work.works) work->wait();
     } catch (const MismatchError&) {
       throw;  // every rank has it: nobody was lost
     } catch (const std::exception& error) {
@@ -73,31 +73,31 @@ namespace {
 void check(const CollectiveCall& call, const Intent& intent) {
   if (!Checked::enabled(call.mesh.world())) return;
   check_collective(call.kind, call.mesh, call.mesh_dim, intent, [&](const at::Tensor& row) {
-    Started::Work gathered{
-        .call = call, .op = call.mesh.world().current_op(), .underway = gather_rows(call, row.to(call.mesh.device()))};
+    PendingCollective::Work gathered{
+        .call = call, .op = call.mesh.world().current_op(), .backend_work = gather_rows(call, row.to(call.mesh.device()))};
     gathered.wait();
-    return gathered.underway.result().cpu();
+    return gathered.backend_work.result().cpu();
   });
 }
 
 }  // namespace
 
-Started::Started(at::Tensor result) : result_(std::move(result)) {}
-Started::Started(std::unique_ptr<Work> work) : work_(std::move(work)) {}
-Started::Started(Started&&) noexcept = default;
+PendingCollective::PendingCollective(at::Tensor result) : result_(std::move(result)) {}
+PendingCollective::PendingCollective(std::unique_ptr<Work> work) : work_(std::move(work)) {}
+PendingCollective::PendingCollective(PendingCollective&&) noexcept = default;
 
-Started::~Started() {
+PendingCollective::~PendingCollective() {
   if (!work_) return;
   try {
-    for (const auto& work : work_->underway.works) work->wait();
+    for (const auto& work : work_->backend_work.works) work->wait();
   } catch (const std::exception& error) {
     spdlog::debug("a collective that nobody waited for: {}", text_of(error));
   }
 }
 
-at::Tensor Started::wait() {
+at::Tensor PendingCollective::wait() {
   if (!work_) {
-    if (!result_.defined()) throw std::logic_error("Started::wait: it has been waited for");
+    if (!result_.defined()) throw std::logic_error("PendingCollective::wait: it has been waited for");
     return std::exchange(result_, at::Tensor());
   }
   const World::Exclusive exclusive(work_->call.mesh.world());
@@ -106,11 +106,12 @@ at::Tensor Started::wait() {
   std::unique_ptr<Work> work = std::move(work_);
   return failing(work->call, work->op.c_str(), [&] {
     work->wait();
-    return work->underway.result();
+    return work->backend_work.result();
   });
 }
 
-Started start_call(const CollectiveCall& call, int64_t bytes, const Intent& intent, c10::function_ref<Underway()> begin) {
+PendingCollective start_call(const CollectiveCall& call, int64_t bytes, const Intent& intent,
+                             c10::function_ref<BackendWork()> begin) {
   World& world = call.mesh.world();
   const World::Exclusive exclusive(world);
   const detail::NotRecording own_tensors;
@@ -118,12 +119,12 @@ Started start_call(const CollectiveCall& call, int64_t bytes, const Intent& inte
   report(call, bytes);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check(call, intent);
-  Underway underway = failing(call, world.current_op(), begin);
-  return Started(std::make_unique<Started::Work>(
-      Started::Work{.call = call, .op = world.current_op(), .underway = std::move(underway)}));
+  BackendWork backend_work = failing(call, world.current_op(), begin);
+  return PendingCollective(std::make_unique<PendingCollective::Work>(
+      PendingCollective::Work{.call = call, .op = world.current_op(), .backend_work = std::move(backend_work)}));
 }
 
-at::Tensor run_call(const DeviceMesh& mesh, int64_t mesh_dim, c10::function_ref<Started()> start) {
+at::Tensor run_call(const DeviceMesh& mesh, int64_t mesh_dim, c10::function_ref<PendingCollective()> start) {
   std::optional<World::Exclusive> exclusive;
   if (mesh.is_member() && mesh.size(mesh_dim) > 1) exclusive.emplace(mesh.world());
   return start().wait();

@@ -9,9 +9,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/mesh/collectives/backend_collectives.h"
 #include "tessera/mesh/collectives/collective_call.h"
 #include "tessera/mesh/collectives/collective_frame.h"
-#include "tessera/mesh/collectives/group_moves.h"
 #include "tessera/mesh/core/wire.h"
 
 namespace tessera {
@@ -42,19 +42,19 @@ at::Tensor gather_now(const Call& call, const at::Tensor& input) {
   });
 }
 
-Started start_reduce_parts(const Call& call, const at::Tensor& input, const Counts& counts, const Intent& intent,
-                           ReduceOp op) {
+PendingCollective start_reduce_parts(const Call& call, const at::Tensor& input, const Counts& counts, const Intent& intent,
+                                     ReduceOp op) {
   return start_call(call, bytes_of(input), intent, [&] {
     const at::ScalarType dtype = input.scalar_type();
     const at::Tensor terms = to_wire(row_major(input), op, call.kind);
-    Underway out = reduce_parts(call, terms.dim() == 1 ? terms : terms.view({-1}), counts, op);
+    BackendWork out = reduce_parts(call, terms.dim() == 1 ? terms : terms.view({-1}), counts, op);
     if (is_other_wire(dtype, op)) out.then([dtype, op](const at::Tensor& wire) { return from_wire(wire, dtype, op); });
     return out;
   });
 }
 
-Started start_exchange(const char* kind, const at::Tensor& input, const Counts& send, const Counts& receive,
-                       const DeviceMesh& mesh, int64_t mesh_dim) {
+PendingCollective start_exchange(const char* kind, const at::Tensor& input, const Counts& send, const Counts& receive,
+                                 const DeviceMesh& mesh, int64_t mesh_dim) {
   const Call call = begin_call(kind, mesh, mesh_dim);
   check_tensor(call, input);
   const auto bad = [](int64_t count) { return count < 0; };
@@ -70,7 +70,7 @@ Started start_exchange(const char* kind, const at::Tensor& input, const Counts& 
                     kind, fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
                     mesh.mesh_dim_name(call.mesh_dim)));
   }
-  if (call.n() == 1) return Started(row_major(input));
+  if (call.n() == 1) return PendingCollective(row_major(input));
   return start_call(call, bytes_of(input), {.tensor = &input, .send = &send, .receive = &receive},
                     [&] { return exchange(call, row_major(input), send, receive); });
 }
@@ -79,7 +79,7 @@ Started start_exchange(const char* kind, const at::Tensor& input, const Counts& 
 
 // ---- begun ------------------------------------------------------------------------------------------------------------
 
-Started start_all_gather(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh, int64_t mesh_dim) {
+PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh, int64_t mesh_dim) {
   const Call call = begin_call("all_gather", mesh, mesh_dim);
   check_tensor(call, input);
   const int64_t sum = check_counts(call, counts);
@@ -89,28 +89,29 @@ Started start_all_gather(const at::Tensor& input, const Counts& counts, const De
         fmt::format("all_gather: input of shape ({}) where counts [{}] give this rank {}; pass it flat",
                     fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), mine));
   }
-  if (call.n() == 1 || sum == 0) return Started(row_major(input));
+  if (call.n() == 1 || sum == 0) return PendingCollective(row_major(input));
   return start_call(call, bytes_of(input), {.tensor = &input, .counts = &counts},
                     [&] { return gather(call, row_major(input), counts); });
 }
 
-Started start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op, bool owned) {
+PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op,
+                                   bool owned) {
   const Call call = begin_call("all_reduce", mesh, mesh_dim);
   check_tensor(call, input);
   const at::ScalarType dtype = input.scalar_type();
   reduced_as(dtype, op, call.kind);  // or throws, on every rank
-  if (call.n() == 1) return Started(row_major(input));
-  if (input.numel() == 0) return Started(input.new_empty(input.sizes()));
+  if (call.n() == 1) return PendingCollective(row_major(input));
+  if (input.numel() == 0) return PendingCollective(input.new_empty(input.sizes()));
   return start_call(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
     const at::Tensor wire = to_wire(row_major(input), op, call.kind);
-    Underway out = reduce_all(call, wire, op, /*owned=*/owned || !wire.is_alias_of(input));
+    BackendWork out = reduce_all(call, wire, op, /*owned=*/owned || !wire.is_alias_of(input));
     if (is_other_wire(dtype, op)) out.then([dtype, op](const at::Tensor& reduced) { return from_wire(reduced, dtype, op); });
     return out;
   });
 }
 
-Started start_reduce_scatter(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh, int64_t mesh_dim,
-                             ReduceOp op) {
+PendingCollective start_reduce_scatter(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh,
+                                       int64_t mesh_dim, ReduceOp op) {
   const Call call = begin_call("reduce_scatter", mesh, mesh_dim);
   check_tensor(call, input);
   reduced_as(input.scalar_type(), op, call.kind);  // or throws, on every rank
@@ -120,18 +121,18 @@ Started start_reduce_scatter(const at::Tensor& input, const Counts& counts, cons
         fmt::format("reduce_scatter: input of shape ({}) where counts [{}] add up to {}; pass it flat",
                     fmt::join(input.sizes(), ", "), fmt::join(counts, ", "), sum));
   }
-  if (call.n() == 1 || sum == 0) return Started(row_major(input));
+  if (call.n() == 1 || sum == 0) return PendingCollective(row_major(input));
   const Intent intent{.tensor = &input, .op = op, .counts = same(counts, counts[0]) ? nullptr : &counts};
   return start_reduce_parts(call, input, counts, intent, op);
 }
 
-Started start_all_to_all(const at::Tensor& input, const Counts& send, const Counts& receive, const DeviceMesh& mesh,
-                         int64_t mesh_dim) {
+PendingCollective start_all_to_all(const at::Tensor& input, const Counts& send, const Counts& receive,
+                                   const DeviceMesh& mesh, int64_t mesh_dim) {
   return start_exchange("all_to_all", input, send, receive, mesh, mesh_dim);
 }
 
-Started start_permute(const at::Tensor& input, const Counts& send, const Counts& receive, const DeviceMesh& mesh,
-                      int64_t mesh_dim) {
+PendingCollective start_permute(const at::Tensor& input, const Counts& send, const Counts& receive, const DeviceMesh& mesh,
+                                int64_t mesh_dim) {
   return start_exchange("permute", input, send, receive, mesh, mesh_dim);
 }
 
@@ -213,7 +214,7 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
 void barrier(const DeviceMesh& mesh, int64_t mesh_dim) {
   const Call call = begin_call("barrier", mesh, mesh_dim);
   if (call.n() == 1) return;
-  run_call(mesh, mesh_dim, [&] { return start_call(call, 0, {}, [&] { return meet(call); }); });
+  run_call(mesh, mesh_dim, [&] { return start_call(call, 0, {}, [&] { return barrier_all(call); }); });
 }
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/mesh/collectives/started.h"
+#include "tessera/mesh/collectives/pending_collective.h"
 #include "tessera/mesh/core/reduce_op.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -51,14 +51,15 @@ void barrier(const DeviceMesh& mesh, int64_t mesh_dim);
 
 // The same, begun alone: wait() returns what these return. What is given must stay as it is until then; an input of start_all_reduce
 // that is `owned` is reduced in place where its dtype can be.
-Started start_all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
-                         int64_t mesh_dim);
-Started start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op, bool owned = false);
-Started start_reduce_scatter(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
-                             int64_t mesh_dim, ReduceOp op);
-Started start_all_to_all(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
-                         const DeviceMesh& mesh, int64_t mesh_dim);
-Started start_permute(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
-                      const DeviceMesh& mesh, int64_t mesh_dim);
+PendingCollective start_all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
+                                   int64_t mesh_dim);
+PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op,
+                                   bool owned = false);
+PendingCollective start_reduce_scatter(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
+                                       int64_t mesh_dim, ReduceOp op);
+PendingCollective start_all_to_all(const at::Tensor& input, const std::vector<int64_t>& send,
+                                   const std::vector<int64_t>& receive, const DeviceMesh& mesh, int64_t mesh_dim);
+PendingCollective start_permute(const at::Tensor& input, const std::vector<int64_t>& send,
+                                const std::vector<int64_t>& receive, const DeviceMesh& mesh, int64_t mesh_dim);
 
 }  // namespace tessera

@@ -289,7 +289,7 @@ void addmm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   const at::Tensor parameter = argument(*stack, n, kAddmm.parameter).toTensor();
   const ContractPtr contract = contract_of(kAddmm.op, parameter);
   const auto is_one = [&](std::size_t i) { return argument(*stack, n, i).toScalar().equal(1); };
-  if (contract == nullptr || !contract->brings_again || !is_one(3) || !is_one(4)) {
+  if (contract == nullptr || !contract->gather_input_again || !is_one(3) || !is_one(4)) {
     return to_autograd_kernel<kAddmm>(op, keys, stack);
   }
   const at::Tensor bias = argument(*stack, n, 0).toTensor();

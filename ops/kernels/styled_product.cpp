@@ -16,7 +16,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
 // What backward needs beside tensors.
-struct Journey {
+struct BackwardState {
   StyledProduct how;
   Placements from;
   bool moves = false;
@@ -37,26 +37,26 @@ struct Journey {
 };
 
 struct StyledDense : torch::autograd::Function<StyledDense> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w, const Journey& journey) {
-    detail::saved<Journey>(ctx, "journey") = journey;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w, const BackwardState& state) {
+    detail::saved<BackwardState>(ctx, "state") = state;
     ctx->save_for_backward({w.requires_grad() ? x : at::Tensor(), x.requires_grad() ? w : at::Tensor()});
-    const at::Tensor brought = redistribute(x, journey.how.desired);
+    const at::Tensor brought = redistribute(x, state.how.desired);
     const at::AutoDispatchBelowADInplaceOrView below;
     return dense(brought, w);
   }
 
   // As DenseGradients of matmul.cpp, and differentiable as those are.
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const Journey& journey = detail::saved<Journey>(ctx, "journey");
+    const BackwardState& state = detail::saved<BackwardState>(ctx, "state");
     const tensor_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1], &g = grads[0];
     tensor_list out(3);
     if (!g.defined()) return out;
     const bool wants_weight = x.defined() && ctx->needs_input_grad(1);
-    const at::Tensor brought = wants_weight ? journey.move(x, journey.how.desired) : at::Tensor();
+    const at::Tensor brought = wants_weight ? state.move(x, state.how.desired) : at::Tensor();
     if (ctx->needs_input_grad(0)) {
       const at::Tensor term = dense(g, w.t().conj());
-      out[0] = journey.move(term, journey.goal(term));
+      out[0] = state.move(term, state.goal(term));
     }
     if (wants_weight) out[1] = dense_wgrad(brought.conj(), g);
     return out;
@@ -76,8 +76,8 @@ std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& 
   const Placements to = normalize(how.desired, from.mesh.mesh(), from.ndim(), "matmul");
   if (any_partial(to)) return std::nullopt;
   const bool moves = to != from.placements;
-  if (moves ? !how.contract->brings_again : x.dim() < 3) return std::nullopt;
-  return StyledDense::apply(x, w, Journey{.how = how, .from = from.placements, .moves = moves});
+  if (moves ? !how.contract->gather_input_again : x.dim() < 3) return std::nullopt;
+  return StyledDense::apply(x, w, BackwardState{.how = how, .from = from.placements, .moves = moves});
 }
 
 }  // namespace tessera

@@ -50,15 +50,15 @@ class CutTable {
   // cuts: the first of them, the most significant being 0. -1 where it is not so.
   int first_bit(int way, std::size_t mesh_dim) const;
 
-  // Of two ranks whose coordinates differ in most mesh dimensions.
-  using Probes = std::array<int64_t, 2>;
+  // Numbers of two sampled ranks, whose coordinates differ in most mesh dimensions.
+  using SampledCounts = std::array<int64_t, 2>;
 
   // Of two legal ways.
   struct Pair {
     uint32_t needs = 0;  // the fewest mesh dimensions along which ranks find what they need, a bit for each
     bool whole = false;  // all that is found there is needed
     bool known = false;
-    Probes common = {};  // elements that a rank has and needs
+    SampledCounts common = {};  // elements that a rank has and needs
   };
   const Pair& pair(int from, int to);
   // Of two even ways: elements that the compared rank has and needs of which that is least, and whether all have as many.

@@ -311,11 +311,11 @@ bool LayoutSpace::put(const Draft& draft) {
     for (std::size_t t = 0; t < tables_.size(); ++t) mine *= tables_[t].sizes(ways_[start + t])[r];
     layout.largest = std::max(layout.largest, mine);
   }
-  layout.probes.fill(layout.even ? layout.largest : uncut_);
+  layout.sampled_sizes.fill(layout.even ? layout.largest : uncut_);
   if (!layout.even) {
     for (std::size_t t = 0; t < tables_.size(); ++t) {
       const CutTable::Pair& same = tables_[t].pair(ways_[start + t], ways_[start + t]);
-      for (std::size_t k = 0; k < layout.probes.size(); ++k) layout.probes[k] *= same.common[k];
+      for (std::size_t k = 0; k < layout.sampled_sizes.size(); ++k) layout.sampled_sizes[k] *= same.common[k];
     }
   }
   layouts_.push_back(layout);
@@ -374,16 +374,16 @@ int64_t LayoutSpace::least_common(Node from, Node to) {
 
 // Ranks along dimensions that do not cut at all in `to` need the same tile, of which each has another part. Of those along one that
 // cuts another tensor dimension there, one has no more than its share of what all need in the first: as much, if tiles are even.
-int64_t LayoutSpace::least_lack(Node to, uint32_t dropped) const {
+int64_t LayoutSpace::least_missing(Node to, uint32_t dropped) const {
   const uint32_t alike = dropped & ~sharded(to);
   const uint32_t one = dropped & (~dropped + 1);
   if (alike == 0 && !is_even(to)) return 0;
   return largest(to) - largest(to) / ranks_of(alike != 0 ? alike : one);
 }
 
-int64_t LayoutSpace::probed_lack(Node to, const Needs& needs) const {
+int64_t LayoutSpace::sampled_missing(Node to, const Needs& needs) const {
   int64_t most = 0;
-  for (std::size_t k = 0; k < needs.common.size(); ++k) most = std::max(most, at(to).probes[k] - needs.common[k]);
+  for (std::size_t k = 0; k < needs.common.size(); ++k) most = std::max(most, at(to).sampled_sizes[k] - needs.common[k]);
   return most;
 }
 
@@ -421,7 +421,7 @@ double LayoutSpace::common_of_groups(Node from, Node to, uint32_t mesh_dims) con
   return out;
 }
 
-uint32_t LayoutSpace::repended(Node from, Node to) const {
+uint32_t LayoutSpace::changed_partials(Node from, Node to) const {
   return kind_count_ < 2 ? 0 : pending(from) & pending(to) & changed(from, to) & ~rescaled(from, to);
 }
 

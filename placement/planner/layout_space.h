@@ -60,7 +60,7 @@ class LayoutSpace {
   struct Needs {
     uint32_t mesh_dims = 0;  // the fewest along which ranks find what they need
     bool whole = true;       // all that is there is needed
-    CutTable::Probes common = {};
+    CutTable::SampledCounts common = {};
   };
   Needs needs(Node from, Node to);
   // Mesh dimensions that cut a tensor dimension in `from` and not in `to`. Of ranks that differ along one alone, each has other
@@ -73,10 +73,10 @@ class LayoutSpace {
     for (std::size_t t = 0; t < tables_.size(); ++t) out |= a[t] & ~b[t];
     return out;
   }
-  // Elements that the rank that lacks most does at least, for these; a few of them.
-  int64_t least_lack(Node to, uint32_t dropped) const;
-  // Elements that a probed rank lacks, of that which lacks more.
-  int64_t probed_lack(Node to, const Needs& needs) const;
+  // At least how many elements the rank that misses most does not have, by these mesh dimensions alone; it may miss more.
+  int64_t least_missing(Node to, uint32_t dropped) const;
+  // Elements that a sampled rank does not have, of that which misses more.
+  int64_t sampled_missing(Node to, const Needs& needs) const;
   // Of two even layouts: elements that the compared rank has and needs of which that is least; -1: only common() tells.
   int64_t least_common(Node from, Node to);
   // Elements that each compared rank has and needs.
@@ -93,7 +93,7 @@ class LayoutSpace {
     return out;
   }
   // Mesh dimensions along which one reduction is pending in `from` and another in `to`.
-  uint32_t repended(Node from, Node to) const;
+  uint32_t changed_partials(Node from, Node to) const;
   // Mesh dimensions along which one linear reduction becomes another: every rank scales its piece.
   uint32_t rescaled(Node from, Node to) const;
   // Whether what is pending in `from` along these mesh dimensions goes in one step.
@@ -107,7 +107,7 @@ class LayoutSpace {
     std::array<uint8_t, kMostMeshDims> shards = {};  // the table of what it shards
     int64_t largest = 0;
     bool even = true;
-    CutTable::Probes probes = {};
+    CutTable::SampledCounts sampled_sizes = {};
   };
   // A layout in the making: the mesh dimensions before some have their placements.
   struct Draft {

@@ -10,15 +10,16 @@ namespace tessera {
 namespace {
 
 // Elements of their target tiles that ranks lack, counted rank by rank; of pending values they have terms.
-struct Lacks {
+struct MissingElements {
   double most = 0;     // of the rank that lacks most
   double held = 0;     // of all ranks: those that they have
   double wanted = 0;   // of all ranks: all
   double largest = 0;  // target tile
 };
 
-Lacks count_lacks(const std::vector<int64_t>& shape, const Mesh& mesh, const Placements& from, const Placements& to) {
-  Lacks out;
+MissingElements count_missing(const std::vector<int64_t>& shape, const Mesh& mesh, const Placements& from,
+                              const Placements& to) {
+  MissingElements out;
   std::vector<int64_t> every(mesh.shape().size());
   std::iota(every.begin(), every.end(), 0);
   const MergedDims ranks(mesh.shape(), every);
@@ -53,21 +54,21 @@ LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, 
     check_layout(out, mesh, shape, "lower_bound");
     return out;
   };
-  const Lacks lacks = count_lacks(shape, mesh, legal(from), legal(to));
+  const MissingElements missing = count_missing(shape, mesh, legal(from), legal(to));
   const auto copied = [&](std::size_t i) { return to[i].is_partial() && from[i].is_replicate(); };
   const auto spread = [&](std::size_t i) { return to[i].is_replicate() && !from[i].is_replicate(); };
   Ends ends{
       .terms = ranks_where(mesh, [&](std::size_t i) { return from[i].is_partial(); }),
       .slices = ranks_where(mesh, [&](std::size_t i) { return to[i].is_partial(); }),
       .copies = ranks_where(mesh, [&](std::size_t i) { return to[i].is_replicate(); }),
-      .held = lacks.held,
-      .reachable = lacks.held / ranks_where(mesh, copied),
+      .held = missing.held,
+      .reachable = missing.held / ranks_where(mesh, copied),
       .spreads = ranks_where(mesh, spread) > 1,
   };
-  ends.elements = lacks.wanted / (ends.copies * ends.slices);
+  ends.elements = missing.wanted / (ends.copies * ends.slices);
   const double total = least_received(ends);
   double most = total / static_cast<double>(mesh.size());
-  if (ends.slices == 1) most = std::max(most, ends.terms == 1 ? lacks.most : lacks.largest);
+  if (ends.slices == 1) most = std::max(most, ends.terms == 1 ? missing.most : missing.largest);
   const auto width = static_cast<double>(c10::elementSize(dtype));
   return {.max_bytes = static_cast<int64_t>(most * width + 0.5), .total_bytes = static_cast<int64_t>(total * width + 0.5)};
 }

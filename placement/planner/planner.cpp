@@ -57,12 +57,12 @@ double most_before(const Cost& other, const Cost& cost) {
 }
 
 // A* over the layouts of a space.
-class Search {
+class PathSearch {
  public:
-  Search(LayoutSpace& space, StepCosts& costs)
+  PathSearch(LayoutSpace& space, StepCosts& costs)
       : space_(space), costs_(costs), seen_(static_cast<std::size_t>(space.size())) {}
 
-  // The nodes of the cheapest way; empty when there is none.
+  // The nodes of the cheapest path; empty when there is none.
   std::vector<Node> run() {
     reach(space_.from(), {}, -1);
     while (!open_.empty()) {
@@ -71,7 +71,7 @@ class Search {
       Seen& at = seen(next.node);
       if (at.done) continue;
       at.done = true;
-      if (next.node == space_.to()) return way_to(next.node);
+      if (next.node == space_.to()) return path_to(next.node);
       expand(next.node, at.cost);
     }
     return {};
@@ -86,7 +86,7 @@ class Search {
     bool done = false;
   };
   struct Open {
-    Cost least;  // of a way through the node
+    Cost least;  // of a path through the node
     Node node;
     friend bool operator<(const Open& a, const Open& b) {  // for a heap with the cheapest on top
       if (b.least < a.least) return true;
@@ -97,7 +97,7 @@ class Search {
 
   Seen& seen(Node node) { return seen_[static_cast<std::size_t>(node)]; }
 
-  // What a way to the target costs at least that comes to `node` at `cost`.
+  // What a path to the target costs at least that comes to `node` at `cost`.
   Cost least_through(Node node, Cost cost) {
     if (node == space_.to()) return cost;
     const double bound = costs_.bound(node);
@@ -123,7 +123,8 @@ class Search {
   }
 
   bool keeps_pending(Node node, Node next) const {
-    return space_.pending(node) == space_.pending(next) && (space_.repended(node, next) | space_.rescaled(node, next)) == 0;
+    return space_.pending(node) == space_.pending(next) &&
+           (space_.changed_partials(node, next) | space_.rescaled(node, next)) == 0;
   }
 
   // Where links are equal, two steps in turn that change nothing pending do no more than one over all their mesh dimensions,
@@ -142,7 +143,7 @@ class Search {
     Cost arrival = cost;
     ++arrival.steps;
     if (!ends && target.reached && !(least_through(next, arrival) < target.cost)) return;
-    // What a step that communicates may take for the way through it to be the best yet.
+    // What a step that communicates may take for the path through it to be the best yet.
     const Cost soonest = after(cost, {.kind = PlanStep::Kind::kAllToAll, .mesh_dims = 1});
     double most = there.reached ? most_before(there.cost, soonest) : kNever;
     if (target.reached) most = std::min(most, most_before(target.cost, least_through(next, soonest)));
@@ -154,11 +155,11 @@ class Search {
     reach(next, arrival, node);
   }
 
-  std::vector<Node> way_to(Node node) {
-    std::vector<Node> way;
-    for (Node at = node; at >= 0; at = seen(at).before) way.push_back(at);
-    std::reverse(way.begin(), way.end());
-    return way;
+  std::vector<Node> path_to(Node node) {
+    std::vector<Node> path;
+    for (Node at = node; at >= 0; at = seen(at).before) path.push_back(at);
+    std::reverse(path.begin(), path.end());
+    return path;
   }
 
   LayoutSpace& space_;
@@ -167,17 +168,17 @@ class Search {
   std::priority_queue<Open> open_;
 };
 
-// The nodes of the cheapest way: one step where nothing can undercut it, and else what the search finds, within the limit of
-// live bytes if it can be.
-std::vector<Node> find_way(LayoutSpace& space, StepCosts& costs) {
+// The nodes of the cheapest path: one step where nothing can undercut it, and else what the search finds, within the limit
+// of live bytes if it can be.
+std::vector<Node> find_path(LayoutSpace& space, StepCosts& costs) {
   const std::vector<Node> direct = {space.from(), space.to()};
   const std::optional<Step> step = costs.step(space.from(), space.to(), kNever);
   if (step && step->microseconds <= costs.bound(space.from())) return direct;
   space.grow();
-  std::vector<Node> way = Search(space, costs).run();
-  if (!way.empty()) return way;
+  std::vector<Node> path = PathSearch(space, costs).run();
+  if (!path.empty()) return path;
   costs.set_live_limit(kNever);
-  return Search(space, costs).run();
+  return PathSearch(space, costs).run();
 }
 
 std::vector<int64_t> dims_of(uint32_t bits) {
@@ -248,15 +249,15 @@ std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, do
 std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sample) {
   LayoutSpace space(problem.shape, problem.mesh_shape, problem.from, problem.to, sample);
   StepCosts costs(space, problem.dtype, problem.model);
-  const std::vector<Node> way = find_way(space, costs);
-  if (way.empty()) {
+  const std::vector<Node> path = find_path(space, costs);
+  if (path.empty()) {
     throw std::logic_error(
         fmt::format("plan_redistribute: no way from {} to {}", to_string(problem.from), to_string(problem.to)));
   }
   std::vector<PlanStep> steps;
-  for (std::size_t i = 0; i + 1 < way.size(); ++i) {
-    std::optional<PlanStep> step = step_of(space, costs, way[i], way[i + 1], *costs.step(way[i], way[i + 1], kNever));
-    if (!space.is_exact(way[i], way[i + 1])) step = counted(problem, *step, costs.live_limit());
+  for (std::size_t i = 0; i + 1 < path.size(); ++i) {
+    std::optional<PlanStep> step = step_of(space, costs, path[i], path[i + 1], *costs.step(path[i], path[i + 1], kNever));
+    if (!space.is_exact(path[i], path[i + 1])) step = counted(problem, *step, costs.live_limit());
     if (!step) return std::nullopt;
     steps.push_back(*std::move(step));
   }

@@ -65,19 +65,19 @@ std::optional<Step> StepCosts::step(Node from, Node to, double limit) {
 std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
   if (!is_possible(from, to)) return std::nullopt;
   const Changes change = changes(from, to);
-  if (space_.repended(from, to) != 0) return std::nullopt;  // but for linear ones no Partial becomes another in one step
+  if (space_.changed_partials(from, to) != 0) return std::nullopt;  // but for linear ones none becomes another in one step
   const bool rescales = space_.rescaled(from, to) != 0;
   if (change.reduced != 0) return rescales ? std::nullopt : reduction(from, to, change, limit);
   const bool moves = !rescales && (change.embedded | change.formed) == 0;
   const uint32_t dropped = moves ? space_.dropped_cuts(from, to) : 0;  // quick to see
-  if (dropped != 0 && is_dearer(dropped, space_.least_lack(to, dropped), limit)) return std::nullopt;
+  if (dropped != 0 && is_dearer(dropped, space_.least_missing(to, dropped), limit)) return std::nullopt;
   const LayoutSpace::Needs needs = space_.needs(from, to);
   // A Shard's piece among neutral elements is a term: what its mesh dimension holds apart need not come together.
   if ((needs.mesh_dims & ~change.embedded) == 0) {
     return rescales && !scales_ ? std::nullopt : std::optional(Step{.peak = live(from, to, 0)});
   }
-  // By the ranks that LayoutSpace probes alone: quick, and seldom wrong.
-  if (!moves || is_dearer(needs.mesh_dims, space_.probed_lack(to, needs), limit)) return std::nullopt;
+  // By the ranks that LayoutSpace samples alone: quick, and seldom wrong.
+  if (!moves || is_dearer(needs.mesh_dims, space_.sampled_missing(to, needs), limit)) return std::nullopt;
   const Step out = move(from, to, needs);
   return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
@@ -143,7 +143,7 @@ double StepCosts::most_live(Node from, Node to) const {
 
 Step StepCosts::move(Node from, Node to, const LayoutSpace::Needs& needs) {
   const uint32_t needed = needs.mesh_dims;
-  const auto [most, live] = lacking(from, to);
+  const auto [most, live] = missing(from, to);
   const bool gathers =
       needs.whole && space_.changed(from, to) == needed && (space_.sharded(from) & space_.replicated(to)) == needed;
   Step out = priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, static_cast<double>(most));
@@ -151,7 +151,7 @@ Step StepCosts::move(Node from, Node to, const LayoutSpace::Needs& needs) {
   return out;
 }
 
-StepCosts::Lacking StepCosts::lacking(Node from, Node to) {
+StepCosts::Missing StepCosts::missing(Node from, Node to) {
   const bool even = space_.is_even(from) && space_.is_even(to);
   const int64_t common = even ? space_.least_common(from, to) : -1;
   if (common >= 0) {
@@ -160,11 +160,11 @@ StepCosts::Lacking StepCosts::lacking(Node from, Node to) {
   }
   look_at(from, to);
   space_.common(from, to, common_);
-  Lacking out;
+  Missing out;
   for (std::size_t r = 0; r < have_.size(); ++r) {
-    const int64_t lacks = get_[r] - common_[r];
-    out.most = std::max(out.most, lacks);
-    out.live = std::max(out.live, have_[r] + get_[r] + 2 * lacks);
+    const int64_t elements = get_[r] - common_[r];
+    out.most = std::max(out.most, elements);
+    out.live = std::max(out.live, have_[r] + get_[r] + 2 * elements);
   }
   return out;
 }
@@ -233,7 +233,7 @@ double StepCosts::find_bound(Node node) {
 
 double StepCosts::least_over(Node node, uint32_t mesh_dims) {
   const Node target = space_.to();
-  const uint32_t other = space_.repended(node, target);
+  const uint32_t other = space_.changed_partials(node, target);
   const uint32_t formed = (space_.pending(target) & ~space_.pending(node)) | other;
   const auto ranks_of = [&](uint32_t some) { return static_cast<double>(space_.ranks_of(some & mesh_dims)); };
   const double held = space_.common_of_groups(node, target, mesh_dims);
@@ -253,7 +253,7 @@ double StepCosts::least_over(Node node, uint32_t mesh_dims) {
 // Elements that the rank that receives most does at least.
 double StepCosts::most_received(Node node) {
   const Node target = space_.to();
-  if ((space_.pending(node) | space_.pending(target)) == 0) return static_cast<double>(lacking(node, target).most);
+  if ((space_.pending(node) | space_.pending(target)) == 0) return static_cast<double>(missing(node, target).most);
   // No rank has the value of an element that is pending.
   const bool whole = space_.pending(target) == 0 && space_.ranks_of(space_.pending(node)) > 1;
   return whole ? static_cast<double>(space_.largest(target)) : 0;

@@ -64,15 +64,15 @@ class StepCosts {
   std::optional<Step> reduction(Node from, Node to, const Changes& change, double limit);
   Step whole_reduction(Node from, Node to, const Changes& change, double limit);
   // Whether a move over these mesh dimensions of ranks that lack so many elements takes more than `limit` microseconds.
-  bool is_dearer(uint32_t mesh_dims, int64_t lacks, double limit) const {
-    return priced(PlanStep::Kind::kAllToAll, mesh_dims, static_cast<double>(lacks)).microseconds > limit;
+  bool is_dearer(uint32_t mesh_dims, int64_t elements, double limit) const {
+    return priced(PlanStep::Kind::kAllToAll, mesh_dims, static_cast<double>(elements)).microseconds > limit;
   }
   Step move(Node from, Node to, const LayoutSpace::Needs& needs);
-  struct Lacking {
+  struct Missing {
     int64_t most = 0;  // elements, of any rank
     int64_t live = 0;  // of both tiles, and twice what a rank lacks
   };
-  Lacking lacking(Node from, Node to);
+  Missing missing(Node from, Node to);
   // Fills have_ and get_.
   void look_at(Node from, Node to);
   // Bytes live at most where a rank receives `received` times its target tile.

@@ -31,10 +31,10 @@ bool inside(MeshDims part, MeshDims whole) { return (part & ~whole) == 0; }
 
 bool reduces(PlanStep::Kind kind) { return kind == PlanStep::Kind::kAllReduce || kind == PlanStep::Kind::kReduceScatter; }
 
-// Whether a step of the planner's kind can be this way: all_to_all stands for all that only move.
-bool could_be(PlanStep::Kind way, PlanStep::Kind step) {
-  if (reduces(way) || reduces(step)) return way == step;
-  return way == PlanStep::Kind::kLocal || step != PlanStep::Kind::kLocal;
+// Whether a step of the planner's kind can be the `allowed` one: all_to_all stands for all that only move.
+bool could_be(PlanStep::Kind allowed, PlanStep::Kind step) {
+  if (reduces(allowed) || reduces(step)) return allowed == step;
+  return allowed == PlanStep::Kind::kLocal || step != PlanStep::Kind::kLocal;
 }
 
 // With every permutation of 0, 1, ... as the orders of its mesh dimensions; a Shard has an order, and others say the same in all.
@@ -68,8 +68,8 @@ std::string to_string(const Optimum& optimum) {
   std::string out =
       fmt::format("{:.3f} us{}:", optimum.microseconds, optimum.within_limit ? "" : ", above the limit of live bytes");
   for (const Leg& leg : optimum.legs) {
-    out += fmt::format(" {} over {{{}}} to {} ({:.0f} B, {:.0f} live);", tessera::to_string(leg.way.kind),
-                       fmt::join(listed(leg.way.over), ","), tessera::to_string(leg.to), leg.way.bytes, leg.way.live);
+    out += fmt::format(" {} over {{{}}} to {} ({:.0f} B, {:.0f} live);", tessera::to_string(leg.step.kind),
+                       fmt::join(listed(leg.step.over), ","), tessera::to_string(leg.to), leg.step.bytes, leg.step.live);
   }
   return out;
 }
@@ -178,7 +178,7 @@ double BruteForce::live(int from, int to, double extra_times) const {
   return most * item_;
 }
 
-std::vector<Way> BruteForce::reductions(int from, int to, MeshDims over) {
+std::vector<Step> BruteForce::reductions(int from, int to, MeshDims over) {
   double ranks = 1;
   for (const int64_t i : listed(over)) ranks *= static_cast<double>(mesh_.size(i));
   // An all_reduce leaves in every rank what its group needs together: its target tile or more.
@@ -196,7 +196,7 @@ std::vector<Way> BruteForce::reductions(int from, int to, MeshDims over) {
       {.kind = PlanStep::Kind::kReduceScatter, .over = over, .bytes = scattered, .live = live(from, to, 0) + scattered}};
 }
 
-std::vector<Way> BruteForce::find_ways(int from, int to) {
+std::vector<Step> BruteForce::find_steps(int from, int to) {
   const Layout& a = layouts_[static_cast<std::size_t>(from)];
   const Layout& b = layouts_[static_cast<std::size_t>(to)];
   const auto same = [&](std::size_t i) {
@@ -213,28 +213,28 @@ std::vector<Way> BruteForce::find_ways(int from, int to) {
   }
   if (move_is_legal(from, to, formed)) return {{.live = live(from, to, 0)}};
   if (formed) return {};
-  std::vector<Way> out;
+  std::vector<Step> out;
   const MeshDims every = (MeshDims{1} << mesh_.ndim()) - 1;
   for (MeshDims over = 1; over <= every; ++over) {
     const bool needless =
-        std::any_of(out.begin(), out.end(), [&](const Way& smaller) { return inside(smaller.over, over); });
+        std::any_of(out.begin(), out.end(), [&](const Step& smaller) { return inside(smaller.over, over); });
     if (needless || (over & kept) || !move_is_legal(from, to, over)) continue;
     out.push_back({.kind = PlanStep::Kind::kAllToAll, .over = over, .bytes = received(from, to), .live = live(from, to, 2)});
   }
   return out;
 }
 
-const std::vector<Way>& BruteForce::ways(int from, int to) {
+const std::vector<Step>& BruteForce::steps(int from, int to) {
   const uint64_t key = static_cast<uint64_t>(from) << 32 | static_cast<uint32_t>(to);
-  const auto known = ways_.find(key);
-  if (known != ways_.end()) return known->second;
-  return ways_.emplace(key, find_ways(from, to)).first->second;
+  const auto known = steps_.find(key);
+  if (known != steps_.end()) return known->second;
+  return steps_.emplace(key, find_steps(from, to)).first->second;
 }
 
-std::vector<Way> BruteForce::ways(const Placements& from, const Placements& to) {
+std::vector<Step> BruteForce::steps(const Placements& from, const Placements& to) {
   const int a = layout(from), b = layout(to);
   if (a < 0 || b < 0) throw std::invalid_argument("BruteForce: not a layout");
-  return ways(a, b);
+  return steps(a, b);
 }
 
 LowerBound BruteForce::missing(const Placements& from, const Placements& to) {
@@ -269,16 +269,16 @@ std::string BruteForce::objection(const Plan& plan, const Placements& from, cons
     if (a < 0 || b < 0) return say("not a layout");
     MeshDims over = 0;
     for (const int64_t i : step.mesh_dims) over |= MeshDims{1} << i;
-    const Way* way = nullptr;
-    for (const Way& known : ways(a, b)) {
-      if (inside(known.over, over) && could_be(known.kind, step.kind)) way = &known;
+    const Step* allowed = nullptr;
+    for (const Step& known : steps(a, b)) {
+      if (inside(known.over, over) && could_be(known.kind, step.kind)) allowed = &known;
     }
-    if (!way) return say("its groups do not hold what they need");
-    if (static_cast<double>(step.max_bytes) < way->bytes - kRounding) {
-      return say(fmt::format("it says {} bytes received, which are {:.2f}", step.max_bytes, way->bytes));
+    if (!allowed) return say("its groups do not hold what they need");
+    if (static_cast<double>(step.max_bytes) < allowed->bytes - kRounding) {
+      return say(fmt::format("it says {} bytes received, which are {:.2f}", step.max_bytes, allowed->bytes));
     }
-    if (static_cast<double>(step.peak_bytes) < way->live - kRounding) {
-      return say(fmt::format("it says {} bytes live, which are {:.2f}", step.peak_bytes, way->live));
+    if (static_cast<double>(step.peak_bytes) < allowed->live - kRounding) {
+      return say(fmt::format("it says {} bytes live, which are {:.2f}", step.peak_bytes, allowed->live));
     }
     now = step.to;
   }
@@ -334,7 +334,7 @@ const BruteForce::Graph& BruteForce::graph(const Placements& from, const Placeme
     if (a == target) graph_.target = i;
     for (int j = 0; j < size; ++j) {
       if (i == j) continue;
-      for (const Way& way : ways(a, graph_.layouts[static_cast<std::size_t>(j)])) graph_.edges.push_back({i, j, way});
+      for (const Step& step : steps(a, graph_.layouts[static_cast<std::size_t>(j)])) graph_.edges.push_back({i, j, step});
     }
   }
   graph_.begin.push_back(graph_.edges.size());
@@ -349,8 +349,8 @@ bool BruteForce::search(const Graph& graph, const CostModel& model, double limit
     const std::vector<int64_t> dims = listed(over);
     links.push_back(over ? model.over(dims) : Link{});
   }
-  const auto time_of = [&](const Way& way) {
-    return way.over ? links[way.over].microseconds + way.bytes / links[way.over].bytes_per_microsecond : 0;
+  const auto time_of = [&](const Step& step) {
+    return step.over ? links[step.over].microseconds + step.bytes / links[step.over].bytes_per_microsecond : 0;
   };
   const std::size_t size = graph.layouts.size();
   std::vector<double> time(size, kNever);
@@ -367,8 +367,8 @@ bool BruteForce::search(const Graph& graph, const CostModel& model, double limit
     for (std::size_t e = graph.begin[nearest]; e < graph.begin[nearest + 1]; ++e) {
       const Edge& edge = graph.edges[e];
       const auto to = static_cast<std::size_t>(edge.to);
-      const double arrival = time[nearest] + time_of(edge.way);
-      if (edge.way.live > limit + kRounding || arrival >= time[to]) continue;
+      const double arrival = time[nearest] + time_of(edge.step);
+      if (edge.step.live > limit + kRounding || arrival >= time[to]) continue;
       time[to] = arrival;
       last[to] = &edge;
     }
@@ -380,7 +380,7 @@ bool BruteForce::search(const Graph& graph, const CostModel& model, double limit
     const auto placements = [&](int i) {
       return layouts_[static_cast<std::size_t>(graph.layouts[static_cast<std::size_t>(i)])].placements;
     };
-    out.legs.push_back({placements(last[at]->from), placements(last[at]->to), last[at]->way, time_of(last[at]->way)});
+    out.legs.push_back({placements(last[at]->from), placements(last[at]->to), last[at]->step, time_of(last[at]->step)});
   }
   std::reverse(out.legs.begin(), out.legs.end());
   return true;

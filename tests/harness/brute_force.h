@@ -26,11 +26,11 @@ using Elements = std::bitset<kMostElements>;
 using MeshDims = uint32_t;
 std::vector<int64_t> listed(MeshDims dims);
 
-// One way from a layout to another in one step, decided by the elements that every rank holds:
+// One step from a layout to another, decided by the elements that every rank holds:
 //   local        every rank holds the elements of its target tile; where a Partial is formed, one of its ranks does;
 //   all_to_all   every rank's target elements are held in its group (all_gather and permute are counted as this);
 //   all_reduce, reduce_scatter   every rank holds a piece of all the elements of its target tile.
-struct Way {
+struct Step {
   PlanStep::Kind kind = PlanStep::Kind::kLocal;
   MeshDims over = 0;  // 0: no communication
   double bytes = 0;   // received by the rank that receives most
@@ -40,7 +40,7 @@ struct Way {
 struct Leg {
   Placements from;
   Placements to;
-  Way way;
+  Step step;
   double microseconds = 0;
 };
 struct Optimum {
@@ -64,8 +64,8 @@ class BruteForce {
   // The bytes of its target tile that a rank lacks: of the rank that lacks most, and of all.
   LowerBound missing(const Placements& from, const Placements& to);
 
-  // All ways in one step, each over a smallest set of mesh dimensions; {} when it takes more than one.
-  std::vector<Way> ways(const Placements& from, const Placements& to);
+  // All single steps, each over a smallest set of mesh dimensions; {} when it takes more than one.
+  std::vector<Step> steps(const Placements& from, const Placements& to);
 
   // What is wrong with the plan: it does not lead from `from` to `to`, a step needs elements that its groups do not hold, or
   // says that less is received or live than is. "" when nothing is.
@@ -84,7 +84,7 @@ class BruteForce {
   };
   struct Edge {
     int from, to;
-    Way way;
+    Step step;
   };
   struct Graph {
     Placements from, to;
@@ -98,12 +98,12 @@ class BruteForce {
   Elements elements_of(const std::vector<int64_t>& coordinate, const Placements& placements) const;
   int layout(const Placements& placements);  // -1: cannot be
   const std::vector<Elements>& within(int layout, MeshDims over);
-  const std::vector<Way>& ways(int from, int to);
-  std::vector<Way> find_ways(int from, int to);
+  const std::vector<Step>& steps(int from, int to);
+  std::vector<Step> find_steps(int from, int to);
   bool move_is_legal(int from, int to, MeshDims over);
   double received(int from, int to) const;
   double live(int from, int to, double extra_times) const;
-  std::vector<Way> reductions(int from, int to, MeshDims over);
+  std::vector<Step> reductions(int from, int to, MeshDims over);
   std::vector<Placements> on_the_way(const Placements& from, const Placements& to) const;
   const Graph& graph(const Placements& from, const Placements& to);
   bool search(const Graph& graph, const CostModel& model, double limit, Optimum& out) const;
@@ -115,7 +115,7 @@ class BruteForce {
   std::vector<std::vector<int>> group_;  // [set of mesh dims][rank]: the first rank of its group
   std::vector<Layout> layouts_;
   std::unordered_map<std::string, int> number_of_;
-  std::unordered_map<uint64_t, std::vector<Way>> ways_;
+  std::unordered_map<uint64_t, std::vector<Step>> steps_;
   Graph graph_;
 };
 

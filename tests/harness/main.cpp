@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "tessera/tests/harness/nursery.h"
+#include "tessera/tests/harness/fork_server.h"
 #include "tessera/tests/harness/rank_report.h"
 #include "tessera/tests/harness/skip.h"
 
@@ -94,9 +94,9 @@ void skip(const std::string& reason) {
 
 int main(int argc, char** argv) {
   using tessera::testing::counts;
-  // Before anything else: a rank that a nursery forked is to find a process in which nothing has run.
+  // Before anything else: a rank that a fork server forked is to find a process in which nothing has run.
   std::vector<const char*> arguments(argv, argv + argc);
-  const std::optional<std::vector<std::string>> of_rank = tessera::testing::serve_if_nursery();
+  const std::optional<std::vector<std::string>> of_rank = tessera::testing::serve_if_fork_server();
   if (of_rank) {
     arguments.clear();
     for (const std::string& argument : *of_rank) arguments.push_back(argument.c_str());

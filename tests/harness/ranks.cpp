@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "tessera/tests/harness/nursery.h"
+#include "tessera/tests/harness/fork_server.h"
 #include "tessera/tests/harness/over_mpi.h"
 #include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
@@ -50,15 +50,15 @@ struct Run {
 };
 
 // One for the life of the test program, made by the first case that needs it.
-Nursery& nursery() {
-  static Nursery only;
+ForkServer& fork_server() {
+  static ForkServer only;
   return only;
 }
 
-// How ranks are started. The nursery is made here, before a group of processes is: what comes later, the group ends.
+// How ranks are started. The fork server is made here, before a group of processes is: what comes later, the group ends.
 decltype(ProcessGroupOptions::spawn) starter() {
   if (std::getenv("TESSERA_TEST_EXEC") != nullptr) return spawn;
-  return [&from = nursery()](const auto& command, const auto& environment, pid_t group) {
+  return [&from = fork_server()](const auto& command, const auto& environment, pid_t group) {
     return from.start(command, environment, group);
   };
 }

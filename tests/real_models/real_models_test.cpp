@@ -1,5 +1,5 @@
 // Models of torchvision and transformers as their authors wrote them, traced by trace_models.py when the test starts, on DTensors
-// beside plain tensors: results, gradients of inputs and parameters, and buffers. models.json says what each way of running gives.
+// beside plain tensors: results, gradients of inputs and parameters, and buffers. models.json says what each setup gives.
 
 #include <algorithm>
 #include <chrono>
@@ -50,8 +50,8 @@ struct Model {
   Json row;
 };
 
-// One way of running a model.
-struct Way {
+// How a model is run: on which mesh, what is cut.
+struct Setup {
   std::string name;
   std::vector<int64_t> mesh_shape;
   Placements inputs;
@@ -60,15 +60,15 @@ struct Way {
 };
 
 // Batches are of 3. "places": the height of images, the frames of clips, the length of texts.
-std::vector<Way> ways_of(const Model& model) {
+std::vector<Setup> setups_of(const Model& model) {
   const int64_t place = model.inputs[0].dim() > 3 ? 2 : 1;
   const bool planned = !model.plan.empty();
-  std::vector<Way> ways = {
+  std::vector<Setup> setups = {
       {"batch", {2}, {Shard(0)}}, {"places", {2}, {Shard(place)}}, {"parameters", {3}, {Replicate()}, Shard(0)}};
-  if (planned) ways.push_back({"plan", {2}, {Replicate()}, Replicate(), true});
-  ways.push_back(
+  if (planned) setups.push_back({"plan", {2}, {Replicate()}, Replicate(), true});
+  setups.push_back(
       {"2 x 2", {2, 2}, {Shard(0), planned ? Placement(Replicate()) : Placement(Shard(place))}, Replicate(), planned});
-  return ways;
+  return setups;
 }
 
 std::string environment(const char* name) {
@@ -159,20 +159,20 @@ void distribute_tensors(const torch::jit::Module& module, const DeviceMesh& mesh
   }
 }
 
-Outcome run_rank(const Model& model, const Way& way, const DeviceMesh& mesh) {
+Outcome run_rank(const Model& model, const Setup& setup, const DeviceMesh& mesh) {
   torch::jit::Module module = torch::jit::load(model.file);
   Tensors inputs;
   for (const at::Tensor& t : model.inputs)
-    inputs.push_back(distribute_tensor(t, mesh, way.inputs, kNoSource).detach().requires_grad_(t.is_floating_point()));
+    inputs.push_back(distribute_tensor(t, mesh, setup.inputs, kNoSource).detach().requires_grad_(t.is_floating_point()));
   std::optional<ParallelizedScript> parallelized;
-  if (way.planned) {
+  if (setup.planned) {
     parallelized.emplace(parallelize_module(module, mesh, model.plan, {.src_rank = kNoSource}));
   } else {
-    distribute_tensors(module, mesh, way.parameters);
+    distribute_tensors(module, mesh, setup.parameters);
   }
   const ImplicitReplication guard;
   return outcome_of(module, inputs, [&](std::vector<at::IValue> in) {
-    return way.planned ? parallelized->forward(std::move(in)) : module.forward(std::move(in));
+    return setup.planned ? parallelized->forward(std::move(in)) : module.forward(std::move(in));
   });
 }
 
@@ -209,15 +209,15 @@ std::string one_line(std::string text) {
 }
 
 // "right", what is off, or the error.
-std::string run(const Model& model, const Way& way, const Outcome& plain) {
+std::string run(const Model& model, const Setup& setup, const Outcome& plain) {
   std::mutex mutex;
   std::string came = "right";
   try {
-    run_in_process(c10::multiply_integers(way.mesh_shape), [&](const std::shared_ptr<World>& world) {
+    run_in_process(c10::multiply_integers(setup.mesh_shape), [&](const std::shared_ptr<World>& world) {
       const std::vector<std::string> names =
-          way.mesh_shape.size() == 1 ? std::vector<std::string>{"tp"} : std::vector<std::string>{"dp", "tp"};
-      const DeviceMesh mesh = init_device_mesh("cpu", way.mesh_shape, names, world);
-      const std::string rank = verdict(run_rank(model, way, mesh), plain);
+          setup.mesh_shape.size() == 1 ? std::vector<std::string>{"tp"} : std::vector<std::string>{"dp", "tp"};
+      const DeviceMesh mesh = init_device_mesh("cpu", setup.mesh_shape, names, world);
+      const std::string rank = verdict(run_rank(model, setup, mesh), plain);
       const std::lock_guard lock(mutex);
       if (rank != "right") came = rank;
     });
@@ -236,14 +236,14 @@ bool as_told(const std::string& came, const Json& told) {
 
 void check(const Model& model) {
   const Outcome plain = run_plain(model);
-  for (const Way& way : ways_of(model)) {
+  for (const Setup& setup : setups_of(model)) {
     const auto start = std::chrono::steady_clock::now();
-    const std::string came = run(model, way, plain);
+    const std::string came = run(model, setup, plain);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    std::cout << fmt::format("ROW {} | {} | {:.1f} s | {}\n", model.name, way.name, took.count(), came) << std::flush;
-    CHECK_MESSAGE(as_told(came, model.row.value(way.name, Json())),
-                  fmt::format("{}, {}: models.json says {}, and it was {}", model.name, way.name,
-                              model.row.value(way.name, Json()).dump(), came));
+    std::cout << fmt::format("ROW {} | {} | {:.1f} s | {}\n", model.name, setup.name, took.count(), came) << std::flush;
+    CHECK_MESSAGE(as_told(came, model.row.value(setup.name, Json())),
+                  fmt::format("{}, {}: models.json says {}, and it was {}", model.name, setup.name,
+                              model.row.value(setup.name, Json()).dump(), came));
   }
 }
 

@@ -240,7 +240,7 @@ TEST_CASE("one style on a tied tensor's two modules is one contract") {
   Tied model;
   torch::nn::Sequential two(model->head, TiedHead(model->tok->weight));
   parallelize_module(two, fake_mesh(0, {2}), {{"*", ColwiseParallel()}}, {.src_rank = kNoSource});
-  CHECK(contract_of(model->tok->weight).also == nullptr);
+  CHECK(contract_of(model->tok->weight).next == nullptr);
 }
 
 TEST_CASE("a weight tied by assigning the member is the one that is laid out") {
@@ -267,7 +267,7 @@ TEST_CASE("a module with two names is styled once") {
   torch::nn::Sequential model(shared, shared);
   parallelize_module(model, fake_mesh(0, {2}), {{"*", ColwiseParallel()}}, {.src_rank = kNoSource});
   CHECK(contract_of(shared->weight).path == "0.weight");
-  CHECK(contract_of(shared->weight).also == nullptr);
+  CHECK(contract_of(shared->weight).next == nullptr);
 }
 
 TEST_CASE("SequenceParallel: whole parameters, activations cut along the sequence; nothing on a module without any") {

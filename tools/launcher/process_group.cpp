@@ -15,8 +15,8 @@
 
 #include <fmt/format.h>
 
-#include "tessera/tools/launcher/adoption.h"
 #include "tessera/tools/launcher/rank_environment.h"
+#include "tessera/tools/launcher/subreaper.h"
 
 namespace tessera {
 namespace {
@@ -59,7 +59,7 @@ class ProcessGroup {
   void end_after(std::chrono::milliseconds wait);
 
   const ProcessGroupOptions& options_;
-  const Adoption adoption_;  // before the group has a process
+  const Subreaper subreaper_;  // before the group has a process
   ProcessGroupResult result_;
   pid_t group_ = 0;
   std::vector<pid_t> pids_;  // by rank; 0 once it has ended
@@ -80,7 +80,7 @@ ProcessGroup::~ProcessGroup() {
     if (pid != 0) ::waitpid(pid, nullptr, 0);
   }
   ::waitpid(group_, nullptr, 0);
-  adoption_.end_all();
+  subreaper_.end_all();
   for (const Output& output : outputs_) ::close(output.fd);
 }
 
@@ -253,7 +253,7 @@ ProcessGroupResult run_process_group(const ProcessGroupOptions& options) {
     throw std::invalid_argument(
         fmt::format("run_process_group: {} ranks were asked for; at least 1 is needed", options.size));
   }
-  // A group adopts what its ranks leave behind; two at once would take each other's.
+  // A group becomes the parent of what its ranks leave behind; two at once would take each other's.
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   return ProcessGroup(options).run();

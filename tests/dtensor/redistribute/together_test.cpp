@@ -37,16 +37,16 @@ const Placement P = Partial();
 const Placements kKinds = {S0, S1, R, P, Partial(ReduceOp::kMax), BlockCyclic(0, 2)};
 const RedistributeOptions kAsync{.async = true};
 
-struct Load {
+struct Case {
   at::Tensor whole;
   Placements from, to;
 };
 
 // Layouts of all kinds and several dtypes, some of which do not move at all.
-std::vector<Load> loads(const DeviceMesh& mesh, at::IntArrayRef shape) {
+std::vector<Case> cases(const DeviceMesh& mesh, at::IntArrayRef shape) {
   const std::vector<at::ScalarType> dtypes = {at::kDouble, at::kFloat, at::kLong, at::kShort};
   const auto layouts = all_layouts(mesh.ndim(), kKinds);
-  std::vector<Load> out;
+  std::vector<Case> out;
   for (std::size_t i = 0; i < layouts.size() * 3; ++i) {
     out.push_back({whole_numbers(shape, dtypes[i % dtypes.size()], static_cast<int64_t>(i)), layouts[i % layouts.size()],
                    layouts[i * 7 % layouts.size()]});
@@ -54,19 +54,19 @@ std::vector<Load> loads(const DeviceMesh& mesh, at::IntArrayRef shape) {
   return out;
 }
 
-std::vector<at::Tensor> sources(const std::vector<Load>& all, const DeviceMesh& mesh) {
+std::vector<at::Tensor> sources(const std::vector<Case>& all, const DeviceMesh& mesh) {
   std::vector<at::Tensor> out;
-  for (const Load& each : all) out.push_back(spread(each.whole, mesh, each.from));
+  for (const Case& each : all) out.push_back(spread(each.whole, mesh, each.from));
   return out;
 }
 
-std::vector<Placements> targets(const std::vector<Load>& all) {
+std::vector<Placements> targets(const std::vector<Case>& all) {
   std::vector<Placements> out;
-  for (const Load& each : all) out.push_back(each.to);
+  for (const Case& each : all) out.push_back(each.to);
   return out;
 }
 
-void check_arrived(const std::vector<Load>& all, const std::vector<at::Tensor>& moved) {
+void check_arrived(const std::vector<Case>& all, const std::vector<at::Tensor>& moved) {
   REQUIRE(moved.size() == all.size());
   for (std::size_t i = 0; i < all.size(); ++i) {
     CAPTURE(i);
@@ -125,7 +125,7 @@ void begin_alone(const std::shared_ptr<World>& world) {
 TESSERA_RANKS_TEST_CASE("async: the first reader waits, in any order that ranks share", {1, 2, 3, 4}) {
   for (const DeviceMesh& mesh : meshes()) {
     for (const auto& shape : std::vector<std::vector<int64_t>>{{8, 4}, {5, 7}, {0, 3}}) {
-      const std::vector<Load> all = loads(mesh, shape);
+      const std::vector<Case> all = cases(mesh, shape);
       const std::vector<at::Tensor> given = sources(all, mesh);
       std::vector<at::Tensor> moved;
       for (std::size_t i = 0; i < all.size(); ++i) moved.push_back(redistribute(given[i], all[i].to, kAsync));
@@ -253,7 +253,7 @@ TESSERA_RANKS_TEST_CASE("async: a source that is written while it is sent is ref
 TESSERA_RANKS_TEST_CASE("redistribute_many: every tensor arrives, whatever the others are", {1, 2, 3, 4}) {
   for (const DeviceMesh& mesh : meshes()) {
     for (const auto& shape : std::vector<std::vector<int64_t>>{{8, 4}, {5, 7}, {1, 1}}) {
-      const std::vector<Load> all = loads(mesh, shape);
+      const std::vector<Case> all = cases(mesh, shape);
       check_arrived(all, redistribute_many(sources(all, mesh), targets(all)));
       check_arrived(all, redistribute_many(sources(all, mesh), targets(all), kAsync));
     }

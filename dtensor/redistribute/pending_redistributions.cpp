@@ -1,4 +1,4 @@
-#include "tessera/dtensor/redistribute/transit.h"
+#include "tessera/dtensor/redistribute/pending_redistributions.h"
 
 #include <algorithm>
 #include <stdexcept>
@@ -14,86 +14,86 @@
 
 namespace tessera {
 
-Transit::Transit(const DeviceMesh& mesh, std::vector<Item> items)
+PendingRedistributions::PendingRedistributions(const DeviceMesh& mesh, std::vector<Item> items)
     : mesh_(mesh),
       op_(mesh.world().current_op()),
       path_(mesh.world().current_path()),
       inference_(c10::InferenceMode::is_enabled()) {
   for (Item& item : items) {
     given_.push_back(item.piece);
-    travellers_.push_back({.route = std::move(item.route), .piece = std::move(item.piece)});
+    progress_.push_back({.route = std::move(item.route), .piece = std::move(item.piece)});
   }
   begin_round();
 }
 
-void Transit::watch(const at::Tensor& tensor) {
+void PendingRedistributions::watch(const at::Tensor& tensor) {
   if (tensor.is_inference()) return;  // nobody counts what is written to it
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
   watched_.push_back({.version = version, .seen = version.current_version(), .text = tensor.toString()});
 }
 
-// Takes every traveller to its next transfer, and begins these.
-void Transit::begin_round() {
-  std::vector<std::vector<Shipment::Load>> loads;
-  for (std::size_t i = 0; i < travellers_.size(); ++i) {
-    Traveller& at = travellers_[i];
+// Brings every item to its next transfer, and starts these.
+void PendingRedistributions::begin_round() {
+  std::vector<std::vector<TransferBatch::Entry>> entries;
+  for (std::size_t i = 0; i < progress_.size(); ++i) {
+    Progress& at = progress_[i];
     at.piece = at.route->walk(mesh_, at.step, at.piece);
     const Transfer* const transfer = at.route->transfer(at.step);
     if (transfer == nullptr) continue;
-    const at::Tensor loaded = transfer->loaded(at.piece);
-    Shipment::Load load{.transfer = transfer, .tensor = loaded, .owned = !loaded.is_alias_of(given_[i])};
+    const at::Tensor input = transfer->input_of(at.piece);
+    TransferBatch::Entry entry{.transfer = transfer, .tensor = input, .owned = !input.is_alias_of(given_[i])};
     at.piece.reset();
-    const auto fits = [&](const auto& others) { return Shipment::together(others.front(), load); };
-    const auto found = std::ranges::find_if(loads, fits) - loads.begin();
-    if (found == std::ssize(loads)) {
-      loads.emplace_back();
-      aboard_.emplace_back();
+    const auto fits = [&](const auto& others) { return TransferBatch::together(others.front(), entry); };
+    const auto found = std::ranges::find_if(entries, fits) - entries.begin();
+    if (found == std::ssize(entries)) {
+      entries.emplace_back();
+      batch_items_.emplace_back();
     }
-    loads[static_cast<std::size_t>(found)].push_back(std::move(load));
-    aboard_[static_cast<std::size_t>(found)].push_back(i);
+    entries[static_cast<std::size_t>(found)].push_back(std::move(entry));
+    batch_items_[static_cast<std::size_t>(found)].push_back(i);
   }
   CheckState& checks = mesh_.world().check_state();
-  for (std::size_t k = 0; k < loads.size(); ++k) {
-    const Traveller& first = travellers_[aboard_[k].front()];
+  for (std::size_t k = 0; k < entries.size(); ++k) {
+    const Progress& first = progress_[batch_items_[k].front()];
     const PlanStep& step = first.route->plan().steps()[first.step];
     const CheckedStep named(checks, checks.enabled ? fmt::format("{} -> {}, {} together", to_string(step.from),
-                                                                 to_string(step.to), loads[k].size())
+                                                                 to_string(step.to), entries[k].size())
                                                    : "");
-    shipments_.emplace_back(mesh_, std::move(loads[k]));
+    batches_.emplace_back(mesh_, std::move(entries[k]));
   }
 }
 
-void Transit::end_round() {
-  for (std::size_t k = 0; k < shipments_.size(); ++k) {
-    const std::vector<at::Tensor> pieces = shipments_[k].arrive();
+void PendingRedistributions::end_round() {
+  for (std::size_t k = 0; k < batches_.size(); ++k) {
+    const std::vector<at::Tensor> pieces = batches_[k].wait();
     for (std::size_t i = 0; i < pieces.size(); ++i) {
-      Traveller& at = travellers_[aboard_[k][i]];
+      Progress& at = progress_[batch_items_[k][i]];
       at.piece = pieces[i];
       ++at.step;
     }
   }
-  shipments_.clear();
-  aboard_.clear();
+  batches_.clear();
+  batch_items_.clear();
 }
 
-void Transit::finish() {
+void PendingRedistributions::finish() {
   const c10::InferenceMode mode(inference_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const World::Scope scope(mesh_.world(), op_.c_str(), &path_);
-  while (!shipments_.empty()) {
+  while (!batches_.empty()) {
     end_round();
     begin_round();
   }
-  for (std::size_t i = 0; i < travellers_.size(); ++i) {
-    at::Tensor& piece = travellers_[i].piece;
+  for (std::size_t i = 0; i < progress_.size(); ++i) {
+    at::Tensor& piece = progress_[i].piece;
     piece = unaliased(piece, given_[i]);
   }
   given_.clear();
   check_unwritten();
 }
 
-void Transit::check_unwritten() const {
-  for (const Written& each : watched_) {
+void PendingRedistributions::check_unwritten() const {
+  for (const WatchedVersion& each : watched_) {
     if (each.version.current_version() == each.seen) continue;
     throw std::runtime_error(fmt::format(
         "redistribute: the {} was written while it was being sent, so what has come may be either value; read an "
@@ -102,7 +102,7 @@ void Transit::check_unwritten() const {
   }
 }
 
-void Transit::deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited) {
+void PendingRedistributions::deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited) {
   const std::lock_guard lock(mutex_);
   if (!awaited) return;
   if (error_) std::rethrow_exception(error_);
@@ -115,7 +115,7 @@ void Transit::deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& await
     throw;
   }
   finished_ = true;
-  piece = std::move(travellers_[i].piece);
+  piece = std::move(progress_[i].piece);
   awaited = false;
 }
 

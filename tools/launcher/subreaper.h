@@ -13,15 +13,15 @@ namespace tessera {
 //
 // Left alone are the children that this process had before, and those in its own process group: other threads may have
 // started them.
-class Adoption {
+class Subreaper {
  public:
-  Adoption();
-  ~Adoption();
-  Adoption(const Adoption&) = delete;
-  Adoption& operator=(const Adoption&) = delete;
+  Subreaper();
+  ~Subreaper();
+  Subreaper(const Subreaper&) = delete;
+  Subreaper& operator=(const Subreaper&) = delete;
 
-  // Kills what was adopted, and then what that leaves behind, until there is none, at most 2 seconds: call it when the
-  // children whose descendants are meant have ended.
+  // Kills the processes whose parent this one became, and then what they leave behind, until there is none, at most 2
+  // seconds: call it when the children whose descendants are meant have ended.
   void end_all() const;
 
  private:
@@ -34,7 +34,7 @@ class Adoption {
   static void for_each_child(const Visit& visit);
 
   std::set<Process> before_;
-  int adopted_before_ = 0;  // whether it is so without this object
+  int was_subreaper_ = 0;  // whether it is so without this object
 };
 
 }  // namespace tessera

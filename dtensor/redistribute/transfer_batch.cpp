@@ -1,4 +1,4 @@
-#include "tessera/dtensor/redistribute/shipment.h"
+#include "tessera/dtensor/redistribute/transfer_batch.h"
 
 #include <numeric>
 #include <utility>
@@ -20,7 +20,7 @@ constexpr int64_t kAlignment = 16;
 
 }  // namespace
 
-bool Shipment::together(const Load& a, const Load& b) {
+bool TransferBatch::together(const Entry& a, const Entry& b) {
   if (collective_of(*a.transfer) != collective_of(*b.transfer) || a.transfer->mesh_dims() != b.transfer->mesh_dims()) {
     return false;
   }
@@ -28,35 +28,35 @@ bool Shipment::together(const Load& a, const Load& b) {
          (a.transfer->op() == b.transfer->op() && a.tensor.scalar_type() == b.tensor.scalar_type());
 }
 
-Shipment::Shipment(const DeviceMesh& mesh, std::vector<Load> loads) : loads_(std::move(loads)) {
-  for (const Load& load : loads_) options_.push_back(load.tensor.options());
-  if (loads_.size() > 1) {
-    started_ = std::make_unique<Started>(start_together(mesh));
+TransferBatch::TransferBatch(const DeviceMesh& mesh, std::vector<Entry> entries) : entries_(std::move(entries)) {
+  for (const Entry& entry : entries_) options_.push_back(entry.tensor.options());
+  if (entries_.size() > 1) {
+    pending_ = std::make_unique<PendingCollective>(start_together(mesh));
   } else {
-    const Load& only = loads_[0];
-    started_ = std::make_unique<Started>(only.transfer->start(mesh, only.tensor, only.owned));
+    const Entry& only = entries_[0];
+    pending_ = std::make_unique<PendingCollective>(only.transfer->start(mesh, only.tensor, only.owned));
   }
-  for (Load& load : loads_) {
-    if (!load.transfer->keeps_load()) load.tensor.reset();
+  for (Entry& entry : entries_) {
+    if (!entry.transfer->keeps_input()) entry.tensor.reset();
   }
 }
 
-std::vector<at::Tensor> Shipment::arrive() {
-  at::Tensor received = started_->wait();
-  if (loads_.size() > 1) return unpack_together(received);
-  return {loads_[0].transfer->result(std::move(received), loads_[0].tensor)};
+std::vector<at::Tensor> TransferBatch::wait() {
+  at::Tensor received = pending_->wait();
+  if (entries_.size() > 1) return unpack_together(received);
+  return {entries_[0].transfer->result(std::move(received), entries_[0].tensor)};
 }
 
 // One after the other for each rank, or for all at once; `counts` says how much for each.
-std::vector<Shipment::Slot> Shipment::slots_of(Regions regions, std::vector<int64_t>& counts) const {
-  const bool bytes = !loads_[0].transfer->reduces();
+std::vector<TransferBatch::Slot> TransferBatch::slots_of(Regions regions, std::vector<int64_t>& counts) const {
+  const bool bytes = !entries_[0].transfer->reduces();
   std::vector<Slot> slots;
   int64_t offset = 0;
-  for (std::size_t rank = 0; rank < (loads_[0].transfer->*regions)().size(); ++rank) {
+  for (std::size_t rank = 0; rank < (entries_[0].transfer->*regions)().size(); ++rank) {
     const int64_t begin = offset;
-    for (std::size_t i = 0; i < loads_.size(); ++i) {
-      const Region& region = (loads_[i].transfer->*regions)()[rank];
-      slots.push_back({.load = i, .region = &region, .offset = offset});
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const Region& region = (entries_[i].transfer->*regions)()[rank];
+      slots.push_back({.entry = i, .region = &region, .offset = offset});
       const auto size = static_cast<int64_t>(options_[i].dtype().itemsize());
       offset += bytes ? (region.numel() * size + kAlignment - 1) / kAlignment * kAlignment : region.numel();
     }
@@ -65,15 +65,15 @@ std::vector<Shipment::Slot> Shipment::slots_of(Regions regions, std::vector<int6
   return slots;
 }
 
-at::Tensor Shipment::part(const at::Tensor& wire, const Slot& slot) const {
-  const at::ScalarType dtype = c10::typeMetaToScalarType(options_[slot.load].dtype());
+at::Tensor TransferBatch::part(const at::Tensor& wire, const Slot& slot) const {
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options_[slot.entry].dtype());
   if (wire.scalar_type() == dtype) return wire.narrow(0, slot.offset, slot.region->numel());
   const auto size = static_cast<int64_t>(c10::elementSize(dtype));
   return wire.narrow(0, slot.offset, slot.region->numel() * size).view(dtype);
 }
 
-Started Shipment::start_together(const DeviceMesh& mesh) {
-  const Transfer& first = *loads_[0].transfer;
+PendingCollective TransferBatch::start_together(const DeviceMesh& mesh) {
+  const Transfer& first = *entries_[0].transfer;
   std::vector<int64_t> give;
   std::vector<int64_t> take;
   const std::vector<Slot> gives = slots_of(&Transfer::gives, give);
@@ -81,7 +81,7 @@ Started Shipment::start_together(const DeviceMesh& mesh) {
   const at::TensorOptions options = first.reduces() ? options_[0] : options_[0].dtype(at::kByte);
   const at::Tensor wire = reused_empty({std::accumulate(give.begin(), give.end(), int64_t{0})}, options);
   for (const Slot& slot : gives) {
-    if (slot.region->numel() > 0) slot.region->pack(loads_[slot.load].tensor, part(wire, slot), 0);
+    if (slot.region->numel() > 0) slot.region->pack(entries_[slot.entry].tensor, part(wire, slot), 0);
   }
   const DeviceMesh over = mesh.merged(first.mesh_dims());
   switch (collective_of(first)) {
@@ -92,13 +92,13 @@ Started Shipment::start_together(const DeviceMesh& mesh) {
   }
 }
 
-std::vector<at::Tensor> Shipment::unpack_together(const at::Tensor& wire) const {
+std::vector<at::Tensor> TransferBatch::unpack_together(const at::Tensor& wire) const {
   std::vector<at::Tensor> out;
-  for (std::size_t i = 0; i < loads_.size(); ++i) out.push_back(loads_[i].transfer->empty_result(options_[i]));
+  for (std::size_t i = 0; i < entries_.size(); ++i) out.push_back(entries_[i].transfer->empty_result(options_[i]));
   for (const Slot& slot : takes_) {
-    if (slot.region->numel() > 0) slot.region->unpack(part(wire, slot), 0, out[slot.load]);
+    if (slot.region->numel() > 0) slot.region->unpack(part(wire, slot), 0, out[slot.entry]);
   }
-  for (std::size_t i = 0; i < loads_.size(); ++i) out[i] = loads_[i].transfer->completed(out[i], loads_[i].tensor);
+  for (std::size_t i = 0; i < entries_.size(); ++i) out[i] = entries_[i].transfer->completed(out[i], entries_[i].tensor);
   return out;
 }
 

@@ -1,4 +1,4 @@
-#include "tessera/tests/harness/nursery.h"
+#include "tessera/tests/harness/fork_server.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -20,8 +20,8 @@
 namespace tessera::testing {
 namespace {
 
-// In a nursery: the number of the socket on which requests come.
-constexpr const char* kSocketVariable = "TESSERA_TEST_NURSERY";
+// In a fork server: the number of the socket on which requests come.
+constexpr const char* kSocketVariable = "TESSERA_TEST_FORK_SERVER";
 
 // What goes over the socket: this, then `bytes` of strings, each with its terminating zero, `arguments` of them first.
 struct Request {
@@ -101,7 +101,7 @@ std::vector<std::string> become_rank(int socket, const Request& request, std::ve
   return strings;
 }
 
-// Forks twice: a rank whose parent has ended becomes the child of the owner, its nearest ancestor that adopts.
+// Forks twice: a rank whose parent has ended becomes the child of the owner, its nearest ancestor that is a subreaper.
 bool fork_rank() {
   const pid_t between = ::fork();
   if (between == 0) {
@@ -125,8 +125,8 @@ std::vector<std::string> serve(int socket) {
   }
 }
 
-// This process's environment with what a nursery needs in it.
-std::vector<std::string> nursery_environment(int socket) {
+// This process's environment with what a fork server needs in it.
+std::vector<std::string> fork_server_environment(int socket) {
   std::vector<std::string> lines = {fmt::format("{}={}", kSocketVariable, socket), "OMP_NUM_THREADS=1"};
   for (char** line = environ; *line != nullptr; ++line) {
     if (!std::string_view(*line).starts_with("OMP_NUM_THREADS=")) lines.emplace_back(*line);
@@ -135,11 +135,11 @@ std::vector<std::string> nursery_environment(int socket) {
 }
 
 // Only what is safe in a signal handler: the owner may have other threads.
-[[noreturn]] void exec_nursery(pid_t owner, char* const* environment) {
+[[noreturn]] void exec_fork_server(pid_t owner, char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != owner) ::_exit(127);
   ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
-  char name[] = "nursery";
+  char name[] = "fork_server";
   char* const arguments[] = {name, nullptr};
   ::execve("/proc/self/exe", arguments, environment);
   ::_exit(127);
@@ -147,31 +147,31 @@ std::vector<std::string> nursery_environment(int socket) {
 
 }  // namespace
 
-Nursery::Nursery() {
+ForkServer::ForkServer() {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) != 0) {
     throw std::runtime_error(fmt::format("socketpair: {}", std::strerror(errno)));
   }
   ::fcntl(ends[0], F_SETFD, FD_CLOEXEC);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  std::vector<std::string> lines = nursery_environment(ends[1]);
+  std::vector<std::string> lines = fork_server_environment(ends[1]);
   std::vector<char*> environment;
   for (std::string& line : lines) environment.push_back(line.data());
   environment.push_back(nullptr);
   const pid_t owner = ::getpid();
   pid_ = ::fork();
-  if (pid_ == 0) exec_nursery(owner, environment.data());
+  if (pid_ == 0) exec_fork_server(owner, environment.data());
   ::close(ends[1]);
   socket_ = ends[0];
   if (pid_ < 0) throw std::runtime_error(fmt::format("fork: {}", std::strerror(errno)));
 }
 
-Nursery::~Nursery() {
+ForkServer::~ForkServer() {
   ::close(socket_);
   ::waitpid(pid_, nullptr, 0);
 }
 
-Child Nursery::start(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group) {
+Child ForkServer::start(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group) {
   OutputPipe out;
   OutputPipe err;
   std::string strings;
@@ -187,11 +187,11 @@ Child Nursery::start(const std::vector<std::string>& command, const std::vector<
   pid_t pid = 0;
   const bool started = write_all(socket_, &request, sizeof request) && write_all(socket_, strings.data(), strings.size()) &&
                        read_all(socket_, &pid, sizeof pid);
-  if (!started) throw std::runtime_error("the nursery, which forks the ranks of a test case, has died");
+  if (!started) throw std::runtime_error("the fork server, from which the ranks of a test case are forked, has died");
   return {.pid = pid, .out = out.take_read_end(), .err = err.take_read_end()};
 }
 
-std::optional<std::vector<std::string>> serve_if_nursery() {
+std::optional<std::vector<std::string>> serve_if_fork_server() {
   const char* socket = std::getenv(kSocketVariable);
   if (socket == nullptr) return std::nullopt;
   return serve(std::stoi(socket));

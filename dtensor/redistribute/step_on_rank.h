@@ -10,8 +10,8 @@
 namespace tessera {
 
 // One step of a plan as this rank, a member of the mesh, sees it. Refers to the plan and the mesh.
-struct Place {
-  Place(const PlanStep& plan_step, const Plan& plan, const DeviceMesh& device_mesh)
+struct StepOnRank {
+  StepOnRank(const PlanStep& plan_step, const Plan& plan, const DeviceMesh& device_mesh)
       : step(plan_step),
         shape(plan.shape()),
         dtype(plan.dtype()),

@@ -1,4 +1,4 @@
-#include "tessera/mesh/backends/meeting.h"
+#include "tessera/mesh/backends/rendezvous.h"
 
 #include <algorithm>
 #include <exception>
@@ -40,34 +40,34 @@ std::string error_of(const Body& body) {
 
 }  // namespace
 
-class Meeting::Event {
+class Rendezvous::Event {
  public:
   virtual ~Event() = default;
   std::atomic<bool> done{false};
-  // Under the mutex of the meeting.
+  // Under the mutex of the rendezvous.
   bool running = false;  // everyone has come; it ends soon whatever happens
   bool is_mismatch = false;
   std::string error;
   std::condition_variable finished;
 };
 
-struct Meeting::Round : Meeting::Event {
-  std::vector<Contribution> contributions;
+struct Rendezvous::Round : Rendezvous::Event {
+  std::vector<CollectiveArguments> arguments;
   std::vector<bool> came;
   std::size_t count = 0;
   uint64_t number = 0;
 };
 
-struct Meeting::Message : Meeting::Event {
-  Piece piece;
+struct Rendezvous::Message : Rendezvous::Event {
+  Buffer buffer;
   Address address;
   Half half = Half::kSend;
 };
 
-Meeting::Meeting(std::vector<int64_t> ranks)
+Rendezvous::Rendezvous(std::vector<int64_t> ranks)
     : ranks_(std::move(ranks)), next_(ranks_.size(), 0), left_(ranks_.size(), false) {}
 
-Meeting::EventPtr Meeting::contribute(int rank, Contribution contribution) {
+Rendezvous::EventPtr Rendezvous::join(int rank, CollectiveArguments arguments) {
   const auto place = static_cast<std::size_t>(rank);
   std::shared_ptr<Round> round;
   {
@@ -75,12 +75,12 @@ Meeting::EventPtr Meeting::contribute(int rank, Contribution contribution) {
     const uint64_t number = next_[place]++;
     while (first_ + rounds_.size() <= number) {
       rounds_.push_back(std::make_shared<Round>());
-      rounds_.back()->contributions.resize(ranks_.size());
+      rounds_.back()->arguments.resize(ranks_.size());
       rounds_.back()->came.resize(ranks_.size());
       rounds_.back()->number = first_ + rounds_.size() - 1;
     }
     round = rounds_[static_cast<std::size_t>(number - first_)];
-    round->contributions[place] = std::move(contribution);
+    round->arguments[place] = std::move(arguments);
     round->came[place] = true;
     if (++round->count == ranks_.size()) {
       // Ranks issue their rounds in order, so that the first is complete first.
@@ -96,30 +96,30 @@ Meeting::EventPtr Meeting::contribute(int rank, Contribution contribution) {
   return round;
 }
 
-void Meeting::run(Round& round) {
-  std::string error = mismatch(round.contributions, ranks_);
+void Rendezvous::run(Round& round) {
+  std::string error = mismatch(round.arguments, ranks_);
   const bool is_mismatch = !error.empty();
   if (is_mismatch) {
     error = fmt::format("the ranks disagree on collective {} of their group: {}", round.number, error);
   } else {
-    error = error_of([&] { carry_out(round.contributions); });
+    error = error_of([&] { carry_out(round.arguments); });
   }
   const std::lock_guard lock(mutex_);
-  round.contributions.clear();
+  round.arguments.clear();
   finish(round, error, is_mismatch);
 }
 
-Meeting::EventPtr Meeting::send(int from, int to, int tag, Piece piece) {
-  return post({from, to, tag}, Half::kSend, std::move(piece));
+Rendezvous::EventPtr Rendezvous::send(int from, int to, int tag, Buffer buffer) {
+  return post({from, to, tag}, Half::kSend, std::move(buffer));
 }
 
-Meeting::EventPtr Meeting::receive(int at, int from, int tag, Piece piece) {
-  return post({from, at, tag}, Half::kReceive, std::move(piece));
+Rendezvous::EventPtr Rendezvous::receive(int at, int from, int tag, Buffer buffer) {
+  return post({from, at, tag}, Half::kReceive, std::move(buffer));
 }
 
-Meeting::EventPtr Meeting::post(const Address& address, Half half, Piece piece) {
+Rendezvous::EventPtr Rendezvous::post(const Address& address, Half half, Buffer buffer) {
   auto message = std::make_shared<Message>();
-  message->piece = std::move(piece);
+  message->buffer = std::move(buffer);
   message->address = address;
   message->half = half;
   std::shared_ptr<Message> other;
@@ -144,30 +144,30 @@ Meeting::EventPtr Meeting::post(const Address& address, Half half, Piece piece) 
   return message;
 }
 
-void Meeting::deliver(Message& sent, Message& awaited) {
-  std::string error = misfit(sent.piece, awaited.piece);
+void Rendezvous::deliver(Message& sent, Message& awaited) {
+  std::string error = misfit(sent.buffer, awaited.buffer);
   const bool is_mismatch = !error.empty();
   if (is_mismatch) {
     const auto [from, to, tag] = sent.address;
     error = fmt::format("rank {} sends rank {} with tag {} {}", job_rank(from), job_rank(to), tag, error);
   } else {
-    error = error_of([&] { copy_piece(sent.piece, awaited.piece); });
+    error = error_of([&] { copy_buffer(sent.buffer, awaited.buffer); });
   }
   const std::lock_guard lock(mutex_);
   for (Message* message : {&sent, &awaited}) {
-    message->piece = {};
+    message->buffer = {};
     finish(*message, error, is_mismatch);
   }
 }
 
-bool Meeting::is_done(const Event& event) const { return event.done.load(std::memory_order_acquire); }
+bool Rendezvous::is_done(const Event& event) const { return event.done.load(std::memory_order_acquire); }
 
-bool Meeting::is_failed(const Event& event) const {
+bool Rendezvous::is_failed(const Event& event) const {
   const std::lock_guard lock(mutex_);
   return !event.error.empty();
 }
 
-void Meeting::wait(const EventPtr& event, std::chrono::milliseconds timeout) {
+void Rendezvous::wait(const EventPtr& event, std::chrono::milliseconds timeout) {
   for (int i = 0; i < kYields && !is_done(*event); ++i) std::this_thread::yield();
   std::unique_lock lock(mutex_);
   const auto done = [&] { return event->done.load(); };
@@ -180,12 +180,12 @@ void Meeting::wait(const EventPtr& event, std::chrono::milliseconds timeout) {
   throw std::runtime_error(event->error);
 }
 
-void Meeting::give_up(Event& event, std::chrono::milliseconds after) {
+void Rendezvous::give_up(Event& event, std::chrono::milliseconds after) {
   if (const auto* const round = dynamic_cast<const Round*>(&event)) {
     const auto here = std::find(round->came.begin(), round->came.end(), true) - round->came.begin();
     finish(event,
            fmt::format("timed out after {} ms in {}: ranks [{}] did not come", after.count(),
-                       to_string(round->contributions[static_cast<std::size_t>(here)]), fmt::join(missing(*round), ", ")),
+                       to_string(round->arguments[static_cast<std::size_t>(here)]), fmt::join(missing(*round), ", ")),
            false);
     return;
   }
@@ -200,7 +200,7 @@ void Meeting::give_up(Event& event, std::chrono::milliseconds after) {
          false);
 }
 
-void Meeting::close() {
+void Rendezvous::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
   for (const auto& round : rounds_) finish(*round, kClosed, false);
@@ -212,7 +212,7 @@ void Meeting::close() {
   boxes_.clear();
 }
 
-void Meeting::leave(int rank) {
+void Rendezvous::leave(int rank) {
   const std::lock_guard lock(mutex_);
   left_[static_cast<std::size_t>(rank)] = true;
   for (const auto& round : rounds_) end_if_left(*round);
@@ -227,7 +227,7 @@ void Meeting::leave(int rank) {
   }
 }
 
-void Meeting::end_if_left(Round& round) {
+void Rendezvous::end_if_left(Round& round) {
   std::vector<int64_t> gone;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (left_[i] && !round.came[i]) gone.push_back(ranks_[i]);
@@ -235,7 +235,7 @@ void Meeting::end_if_left(Round& round) {
   if (!gone.empty()) finish(round, has_left(gone), false);
 }
 
-void Meeting::finish(Event& event, const std::string& error, bool is_mismatch) {
+void Rendezvous::finish(Event& event, const std::string& error, bool is_mismatch) {
   if (event.done) return;
   event.error = error;
   event.is_mismatch = is_mismatch;
@@ -243,7 +243,7 @@ void Meeting::finish(Event& event, const std::string& error, bool is_mismatch) {
   event.finished.notify_all();
 }
 
-std::vector<int64_t> Meeting::missing(const Round& round) const {
+std::vector<int64_t> Rendezvous::missing(const Round& round) const {
   std::vector<int64_t> ranks;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (!round.came[i]) ranks.push_back(ranks_[i]);
@@ -251,7 +251,7 @@ std::vector<int64_t> Meeting::missing(const Round& round) const {
   return ranks;
 }
 
-std::string Meeting::text_of(const Address& address, Half half) const {
+std::string Rendezvous::text_of(const Address& address, Half half) const {
   const auto [from, to, tag] = address;
   if (half == Half::kSend) return fmt::format("a send to rank {} with tag {}", job_rank(to), tag);
   return fmt::format("a receive from rank {} with tag {}", job_rank(from), tag);

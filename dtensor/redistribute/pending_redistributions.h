@@ -12,36 +12,36 @@
 
 #include "tessera/dtensor/core/pending_pieces.h"
 #include "tessera/dtensor/redistribute/route.h"
-#include "tessera/dtensor/redistribute/shipment.h"
+#include "tessera/dtensor/redistribute/transfer_batch.h"
 
 namespace tessera {
 
-// Pieces on their way, each along its route, all over one mesh. In every round the next transfers of all of them are begun at
-// once, those that can go together as one collective; then the round is waited for.
-class Transit final : public PendingPieces {
+// Several redistributions on one mesh, executed together. In every round the next transfers of all of them are started at
+// once, those that fit together as one collective; then the round is waited for.
+class PendingRedistributions final : public PendingPieces {
  public:
   struct Item {
     RoutePtr route;
     at::Tensor piece;
   };
   // Begins the first round. Every rank of the mesh does, with the same routes in the same order.
-  Transit(const DeviceMesh& mesh, std::vector<Item> items);
+  PendingRedistributions(const DeviceMesh& mesh, std::vector<Item> items);
 
   // Puts item i's piece at the end of its route into `piece`, if it is still `awaited`: row-major, sharing no storage with the piece
-  // that was given. The first call carries out what is left, on every rank alike; from any thread that may communicate, on CUDA in the
-  // stream in which the transit began. Throws as redistribute does, and the same again later.
+  // that was given. The first call carries out what is left, on every rank alike; from any thread that may communicate, on
+  // CUDA in the stream in which the redistributions began. Throws as redistribute does, and the same again later.
   void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited) override;
 
   // From now on `tensor` is not to be written until the pieces have come: deliver() throws std::runtime_error where it was.
   void watch(const at::Tensor& tensor);
 
  private:
-  struct Traveller {
+  struct Progress {
     RoutePtr route;
     at::Tensor piece;
-    std::size_t step = 0;  // that is next
+    std::size_t step = 0;  // of the route: the next one
   };
-  struct Written {
+  struct WatchedVersion {
     c10::VariableVersion version;
     uint32_t seen;
     std::string text;
@@ -52,14 +52,14 @@ class Transit final : public PendingPieces {
   void check_unwritten() const;
 
   const DeviceMesh mesh_;
-  const std::string op_;  // that is charged
+  const std::string op_;  // for which the collectives are counted
   const std::string path_;
   const bool inference_;
-  std::vector<Traveller> travellers_;
+  std::vector<Progress> progress_;
   std::vector<at::Tensor> given_;
-  std::vector<Written> watched_;
-  std::vector<Shipment> shipments_;               // of this round
-  std::vector<std::vector<std::size_t>> aboard_;  // which travellers are in each
+  std::vector<WatchedVersion> watched_;
+  std::vector<TransferBatch> batches_;                 // of this round
+  std::vector<std::vector<std::size_t>> batch_items_;  // for each batch, the items that it moves
 
   std::mutex mutex_;
   bool finished_ = false;

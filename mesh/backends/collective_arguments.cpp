@@ -1,4 +1,4 @@
-#include "tessera/mesh/backends/contribution.h"
+#include "tessera/mesh/backends/collective_arguments.h"
 
 #include <algorithm>
 #include <cstring>
@@ -36,52 +36,52 @@ const char* name_of(RedOp op) {
   return "no reduction";
 }
 
-std::string describe(const std::vector<Piece>& pieces) {
-  if (pieces.empty()) return "nothing";
-  const at::Tensor& first = pieces.front().tensor;
-  if (pieces.size() == 1 && pieces.front().whole) {
+std::string describe(const std::vector<Buffer>& buffers) {
+  if (buffers.empty()) return "nothing";
+  const at::Tensor& first = buffers.front().tensor;
+  if (buffers.size() == 1 && buffers.front().whole) {
     return fmt::format("{} ({})", c10::toString(first.scalar_type()), fmt::join(first.sizes(), ", "));
   }
   std::vector<int64_t> counts;
-  for (const Piece& piece : pieces) counts.push_back(piece.count);
+  for (const Buffer& buffer : buffers) counts.push_back(buffer.count);
   return fmt::format("{} x [{}]", c10::toString(first.scalar_type()), fmt::join(counts, ", "));
 }
 
-bool in_place(const Contribution& contribution) {
-  return contribution.take.size() == 1 && contribution.take.front().whole &&
-         (contribution.give.empty() || contribution.give.front().tensor.is_same(contribution.take.front().tensor));
+bool in_place(const CollectiveArguments& arguments) {
+  return arguments.take.size() == 1 && arguments.take.front().whole &&
+         (arguments.give.empty() || arguments.give.front().tensor.is_same(arguments.take.front().tensor));
 }
 
 // What `giver` has for the rank at place `taker`.
-const Piece& piece_for(const Contribution& giver, std::size_t taker) {
+const Buffer& buffer_for(const CollectiveArguments& giver, std::size_t taker) {
   return giver.give.size() == 1 ? giver.give.front() : giver.give[taker];
 }
 
-bool same_operation(const Contribution& a, const Contribution& b) {
+bool same_operation(const CollectiveArguments& a, const CollectiveArguments& b) {
   return std::string_view(a.kind) == b.kind && a.op == b.op && a.root == b.root;
 }
 
 // Memory that a run of bytes describes.
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && is_in_memory(tensor); }
 
-char* start_of(const Piece& piece) {
-  return static_cast<char*>(piece.tensor.data_ptr()) + piece.offset * piece.tensor.element_size();
+char* start_of(const Buffer& buffer) {
+  return static_cast<char*>(buffer.tensor.data_ptr()) + buffer.offset * buffer.tensor.element_size();
 }
 
-at::Tensor as_tensor(const Piece& piece) {
-  return piece.whole ? piece.tensor : piece.tensor.reshape({-1}).narrow(0, piece.offset, piece.count);
+at::Tensor as_tensor(const Buffer& buffer) {
+  return buffer.whole ? buffer.tensor : buffer.tensor.reshape({-1}).narrow(0, buffer.offset, buffer.count);
 }
 
-std::string first_misfit(const std::vector<Contribution>& all, const std::vector<int64_t>& ranks) {
+std::string first_misfit(const std::vector<CollectiveArguments>& all, const std::vector<int64_t>& ranks) {
   const auto refuse = [&](std::size_t giver, std::size_t taker, const std::string& text) {
     return fmt::format("rank {} gives rank {} {}", ranks[giver], ranks[taker], text);
   };
   for (std::size_t taker = 0; taker < all.size(); ++taker) {
-    const std::vector<Piece>& take = all[taker].take;
+    const std::vector<Buffer>& take = all[taker].take;
     for (std::size_t i = 0; i < all.size() && !take.empty(); ++i) {
       const bool from_root = !all[i].op && take.size() == 1 && all[taker].root >= 0;
       const std::size_t giver = from_root ? static_cast<std::size_t>(all[taker].root) : i;
-      const std::string text = misfit(piece_for(all[giver], taker), take.size() == 1 ? take.front() : take[i]);
+      const std::string text = misfit(buffer_for(all[giver], taker), take.size() == 1 ? take.front() : take[i]);
       if (!text.empty()) return refuse(giver, taker, text);
       if (from_root) break;
     }
@@ -89,7 +89,7 @@ std::string first_misfit(const std::vector<Contribution>& all, const std::vector
   return {};
 }
 
-std::string first_fault(const std::vector<Contribution>& all, const std::vector<int64_t>& ranks) {
+std::string first_fault(const std::vector<CollectiveArguments>& all, const std::vector<int64_t>& ranks) {
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (!all[i].fault.empty()) return fmt::format("rank {}: {}", ranks[i], all[i].fault);
     if (!same_operation(all[0], all[i])) {
@@ -117,43 +117,43 @@ void add_in(at::Tensor& sum, const at::Tensor& next, RedOp op) {
       name_of(op)));
 }
 
-at::Tensor reduced_for(const std::vector<Contribution>& all, std::size_t taker, RedOp op) {
-  const Piece& first = piece_for(all[0], taker);
+at::Tensor reduced_for(const std::vector<CollectiveArguments>& all, std::size_t taker, RedOp op) {
+  const Buffer& first = buffer_for(all[0], taker);
   if (op == RedOp::AVG && c10::isIntegralType(first.tensor.scalar_type(), /*includeBool=*/true)) {
     throw std::invalid_argument(fmt::format("avg of {} is not defined; use sum and divide, or a floating dtype",
                                             c10::toString(first.tensor.scalar_type())));
   }
   at::Tensor sum = as_tensor(first).clone(at::MemoryFormat::Contiguous);
-  for (std::size_t i = 1; i < all.size(); ++i) add_in(sum, as_tensor(piece_for(all[i], taker)), op);
+  for (std::size_t i = 1; i < all.size(); ++i) add_in(sum, as_tensor(buffer_for(all[i], taker)), op);
   if (op == RedOp::AVG) sum.div_(static_cast<int64_t>(all.size()));
   return sum;
 }
 
-void carry_out_reduction(const std::vector<Contribution>& all, RedOp op) {
+void carry_out_reduction(const std::vector<CollectiveArguments>& all, RedOp op) {
   const bool same_for_all = all[0].give.size() == 1;
-  Piece result;
+  Buffer result;
   for (std::size_t taker = 0; taker < all.size(); ++taker) {
     if (all[taker].take.empty()) continue;
     // Before anything is written: the take of an all_reduce is the give.
-    if (!same_for_all || !result.tensor.defined()) result = whole_piece(reduced_for(all, taker, op));
-    copy_piece(result, all[taker].take.front());
+    if (!same_for_all || !result.tensor.defined()) result = whole_buffer(reduced_for(all, taker, op));
+    copy_buffer(result, all[taker].take.front());
   }
 }
 
 }  // namespace
 
-Piece whole_piece(const at::Tensor& tensor) { return {tensor, 0, tensor.numel(), true}; }
+Buffer whole_buffer(const at::Tensor& tensor) { return {tensor, 0, tensor.numel(), true}; }
 
-std::string to_string(const Contribution& contribution) {
-  std::string text = contribution.kind;
-  if (contribution.op) text += fmt::format(" {}", name_of(*contribution.op));
-  if (contribution.root >= 0) text += fmt::format(" with root {}", contribution.root);
-  if (!contribution.fault.empty() || (contribution.give.empty() && contribution.take.empty())) return text;
-  if (in_place(contribution)) return fmt::format("{} of {}", text, describe(contribution.take));
-  return fmt::format("{}, gives {}, takes {}", text, describe(contribution.give), describe(contribution.take));
+std::string to_string(const CollectiveArguments& arguments) {
+  std::string text = arguments.kind;
+  if (arguments.op) text += fmt::format(" {}", name_of(*arguments.op));
+  if (arguments.root >= 0) text += fmt::format(" with root {}", arguments.root);
+  if (!arguments.fault.empty() || (arguments.give.empty() && arguments.take.empty())) return text;
+  if (in_place(arguments)) return fmt::format("{} of {}", text, describe(arguments.take));
+  return fmt::format("{}, gives {}, takes {}", text, describe(arguments.give), describe(arguments.take));
 }
 
-std::string misfit(const Piece& give, const Piece& take) {
+std::string misfit(const Buffer& give, const Buffer& take) {
   const bool shapes = give.whole && take.whole;
   const bool fits = give.tensor.scalar_type() == take.tensor.scalar_type() && give.count == take.count &&
                     (!shapes || give.tensor.sizes() == take.tensor.sizes());
@@ -163,7 +163,7 @@ std::string misfit(const Piece& give, const Piece& take) {
                      c10::toString(take.tensor.scalar_type()));
 }
 
-void copy_piece(const Piece& give, const Piece& take) {
+void copy_buffer(const Buffer& give, const Buffer& take) {
   if (give.count == 0) return;
   if (!is_plain(give.tensor) || !is_plain(take.tensor)) {
     const at::Tensor to = as_tensor(take);
@@ -175,24 +175,24 @@ void copy_piece(const Piece& give, const Piece& take) {
   if (from != to) std::memcpy(to, from, static_cast<std::size_t>(give.count * give.tensor.element_size()));
 }
 
-std::string mismatch(const std::vector<Contribution>& contributions, const std::vector<int64_t>& ranks) {
-  const std::string reason = first_fault(contributions, ranks);
+std::string mismatch(const std::vector<CollectiveArguments>& arguments, const std::vector<int64_t>& ranks) {
+  const std::string reason = first_fault(arguments, ranks);
   if (reason.empty()) return {};
   std::map<std::string, std::vector<int64_t>> by_text;
-  for (std::size_t i = 0; i < ranks.size(); ++i) by_text[to_string(contributions[i])].push_back(ranks[i]);
+  for (std::size_t i = 0; i < ranks.size(); ++i) by_text[to_string(arguments[i])].push_back(ranks[i]);
   std::string text = reason;
   for (const auto& [what, who] : by_text) text += fmt::format("; ranks [{}]: {}", fmt::join(who, ", "), what);
   return text;
 }
 
-void carry_out(const std::vector<Contribution>& contributions) {
+void carry_out(const std::vector<CollectiveArguments>& arguments) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (contributions[0].op) return carry_out_reduction(contributions, *contributions[0].op);
-  for (std::size_t taker = 0; taker < contributions.size(); ++taker) {
-    const auto& [kind, op, root, give, take, fault] = contributions[taker];
+  if (arguments[0].op) return carry_out_reduction(arguments, *arguments[0].op);
+  for (std::size_t taker = 0; taker < arguments.size(); ++taker) {
+    const auto& [kind, op, root, give, take, fault] = arguments[taker];
     for (std::size_t i = 0; i < take.size(); ++i) {
       const std::size_t giver = take.size() == 1 && root >= 0 ? static_cast<std::size_t>(root) : i;
-      copy_piece(piece_for(contributions[giver], taker), take[i]);
+      copy_buffer(buffer_for(arguments[giver], taker), take[i]);
     }
   }
 }

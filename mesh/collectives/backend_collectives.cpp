@@ -1,4 +1,4 @@
-#include "tessera/mesh/collectives/group_moves.h"
+#include "tessera/mesh/collectives/backend_collectives.h"
 
 #include <algorithm>
 #include <numeric>
@@ -89,24 +89,24 @@ void gather_by_messages(const CollectiveCall& call, Works& works, const std::vec
 }
 
 // For everyone's elements of `input`'s dtype, counts[c] of coordinate c.
-Underway into_flat(const Counts& counts, const at::Tensor& input) {
+BackendWork into_flat(const Counts& counts, const at::Tensor& input) {
   const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   return {.works = {}, .output = reused_empty({sum}, input.options()), .input = input};
 }
 
 // Each rank sends counts[i] elements of flat `wire` to coordinate i and adds up what it gets in the order of coordinates, in one
 // pass: Gloo's own reduce-scatter is an all-reduce inside, 1.9 to 4.2 times slower (2 and 4 ranks, 64 B to 16 MiB).
-Underway reduce_by_exchange(const CollectiveCall& call, const at::Tensor& wire, const Counts& counts, ReduceOp op) {
+BackendWork reduce_by_exchange(const CollectiveCall& call, const at::Tensor& wire, const Counts& counts, ReduceOp op) {
   const int64_t mine = counts[call.here()];
   const at::Tensor received = reused_empty({call.n(), mine}, wire.options());
-  Underway out{.works = {}, .output = received, .input = wire, .rest = [op](const at::Tensor& rows) {
-                 return reduce_rows(rows, op);
-               }};
+  BackendWork out{.works = {}, .output = received, .input = wire, .rest = [op](const at::Tensor& rows) {
+                    return reduce_rows(rows, op);
+                  }};
   exchange_into(call, out.works, received.view({-1}), wire, counts, Counts(counts.size(), mine));
   return out;
 }
 
-void divide_mean(const CollectiveCall& call, Underway& sum, ReduceOp op) {
+void divide_mean(const CollectiveCall& call, BackendWork& sum, ReduceOp op) {
   if (op == ReduceOp::kAvg) sum.then([n = call.n()](at::Tensor output) { return output.div_(n); });
 }
 
@@ -114,8 +114,8 @@ at::Tensor as_reals(const at::Tensor& tensor) { return tensor.is_complex() ? at:
 
 at::Tensor flat_reals(const at::Tensor& flat) { return flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat; }
 
-Underway reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor& wire, int64_t mine, ReduceOp op) {
-  Underway out{.works = {}, .output = reused_empty({mine}, wire.options()), .input = wire};
+BackendWork reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor& wire, int64_t mine, ReduceOp op) {
+  BackendWork out{.works = {}, .output = reused_empty({mine}, wire.options()), .input = wire};
   at::Tensor to = flat_reals(out.output), from = flat_reals(wire);
   c10d::ReduceScatterOptions options;
   options.reduceOp = backend_op(op);
@@ -126,14 +126,14 @@ Underway reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor& w
 
 }  // namespace
 
-Underway exchange(const CollectiveCall& call, const at::Tensor& input, const Counts& send, const Counts& receive) {
-  Underway out = into_flat(receive, input);
+BackendWork exchange(const CollectiveCall& call, const at::Tensor& input, const Counts& send, const Counts& receive) {
+  BackendWork out = into_flat(receive, input);
   exchange_into(call, out.works, out.output, input, send, receive);
   return out;
 }
 
-Underway gather(const CollectiveCall& call, const at::Tensor& input, const Counts& counts) {
-  Underway out = into_flat(counts, input);
+BackendWork gather(const CollectiveCall& call, const at::Tensor& input, const Counts& counts) {
+  BackendWork out = into_flat(counts, input);
   at::Tensor to = as_bytes(out.output), from = as_bytes(input);
   const auto bytes = [&] { return times(counts, input.element_size()); };
   const bool even = equal(counts);
@@ -153,27 +153,27 @@ Underway gather(const CollectiveCall& call, const at::Tensor& input, const Count
   return out;
 }
 
-Underway gather_rows(const CollectiveCall& call, const at::Tensor& input) {
-  Underway out = gather(call, input.view({-1}), Counts(static_cast<std::size_t>(call.n()), input.numel()));
+BackendWork gather_rows(const CollectiveCall& call, const at::Tensor& input) {
+  BackendWork out = gather(call, input.view({-1}), Counts(static_cast<std::size_t>(call.n()), input.numel()));
   Counts shape = {call.n()};
   shape.insert(shape.end(), input.sizes().begin(), input.sizes().end());
   out.then([shape](const at::Tensor& flat) { return flat.view(shape); });
   return out;
 }
 
-Underway reduce_all(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op, bool owned) {
+BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op, bool owned) {
   if (over_gloo(call) && gloo_reduces_at_once(call.n(), static_cast<int64_t>(wire.nbytes()))) {
     const Counts counts(static_cast<std::size_t>(call.n()), wire.numel());
-    Underway out = reduce_by_exchange(call, wire.view({-1}).repeat({call.n()}), counts, op);
+    BackendWork out = reduce_by_exchange(call, wire.view({-1}).repeat({call.n()}), counts, op);
     out.then([shape = wire.sizes().vec()](const at::Tensor& flat) { return flat.view(shape); });
     return out;
   }
   if (reduces_here_alone(call, wire, op)) {
-    Underway out = gather_rows(call, wire);
+    BackendWork out = gather_rows(call, wire);
     out.then([op](const at::Tensor& rows) { return reduce_rows(rows, op); });
     return out;
   }
-  Underway out{.works = {}, .output = owned ? wire : reused_copy(wire)};
+  BackendWork out{.works = {}, .output = owned ? wire : reused_copy(wire)};
   std::vector<at::Tensor> tensors = {as_reals(out.output)};
   c10d::AllreduceOptions options;
   options.reduceOp = backend_op(op);
@@ -182,24 +182,24 @@ Underway reduce_all(const CollectiveCall& call, const at::Tensor& wire, ReduceOp
   return out;
 }
 
-Underway reduce_parts(const CollectiveCall& call, const at::Tensor& wire, const Counts& counts, ReduceOp op) {
+BackendWork reduce_parts(const CollectiveCall& call, const at::Tensor& wire, const Counts& counts, ReduceOp op) {
   if (!equal(counts) || over_gloo(call) || reduces_here_alone(call, wire, op)) {
     return reduce_by_exchange(call, wire, counts, op);
   }
   return reduce_parts_by_backend(call, wire, counts[call.here()], op);
 }
 
-Underway broadcast_from(const CollectiveCall& call, const at::Tensor& fresh, int64_t source) {
+BackendWork broadcast_from(const CollectiveCall& call, const at::Tensor& fresh, int64_t source) {
   std::vector<at::Tensor> tensors = {as_bytes(fresh)};
   c10d::BroadcastOptions options;
   options.rootRank = source;
-  Underway out{.works = {}, .output = fresh};
+  BackendWork out{.works = {}, .output = fresh};
   start_one(call, out.works, [&](c10d::Backend& group) { return group.broadcast(tensors, options); });
   return out;
 }
 
-Underway scatter_from(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like, int64_t source) {
-  Underway out{.works = {}, .output = at::empty(like.sizes(), like.options()), .input = input};
+BackendWork scatter_from(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like, int64_t source) {
+  BackendWork out{.works = {}, .output = at::empty(like.sizes(), like.options()), .input = input};
   std::vector<at::Tensor> outputs = {as_bytes(out.output)};
   std::vector<std::vector<at::Tensor>> inputs;
   if (input.defined()) inputs.push_back(as_bytes(input).view({call.n(), -1}).unbind(0));
@@ -209,10 +209,10 @@ Underway scatter_from(const CollectiveCall& call, const at::Tensor& input, const
   return out;
 }
 
-Underway meet(const CollectiveCall& call) {
+BackendWork barrier_all(const CollectiveCall& call) {
   c10d::BarrierOptions options;
   if (!on_cpu(call)) options.device = call.mesh.device();
-  Underway out;
+  BackendWork out;
   start_one(call, out.works, [&](c10d::Backend& group) { return group.barrier(options); });
   return out;
 }

@@ -1,4 +1,4 @@
-#include "tessera/tools/launcher/adoption.h"
+#include "tessera/tools/launcher/subreaper.h"
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -22,7 +22,7 @@ constexpr std::chrono::seconds kPatience{2};
 }  // namespace
 
 template <typename Visit>
-void Adoption::for_each_child(const Visit& visit) {
+void Subreaper::for_each_child(const Visit& visit) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
     const std::string name = entry.path().filename().string();
@@ -42,15 +42,15 @@ void Adoption::for_each_child(const Visit& visit) {
   }
 }
 
-Adoption::Adoption() {
-  ::prctl(PR_GET_CHILD_SUBREAPER, &adopted_before_);
+Subreaper::Subreaper() {
+  ::prctl(PR_GET_CHILD_SUBREAPER, &was_subreaper_);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   for_each_child([&](const Child& child) { before_.insert(child.process); });
 }
 
-Adoption::~Adoption() { ::prctl(PR_SET_CHILD_SUBREAPER, adopted_before_); }
+Subreaper::~Subreaper() { ::prctl(PR_SET_CHILD_SUBREAPER, was_subreaper_); }
 
-void Adoption::end_all() const {
+void Subreaper::end_all() const {
   const auto until = std::chrono::steady_clock::now() + kPatience;
   bool any = true;
   while (any && std::chrono::steady_clock::now() < until) {

@@ -13,33 +13,34 @@
 #include <tuple>
 #include <vector>
 
-#include "tessera/mesh/backends/contribution.h"
+#include "tessera/mesh/backends/collective_arguments.h"
 
 namespace tessera {
 
-// Where the threads of one group meet. Each rank's n-th collective joins the n-th round; the rank that comes last carries the
-// round out for all and wakes them, so that a rank sleeps at most once. A message waits for its other half in the same way.
+// Where the threads of one group come together. Each rank's n-th collective joins the n-th round; the rank that comes last
+// carries the round out for all and wakes them, so that a rank sleeps at most once. A message waits for its other half in
+// the same way.
 //
 // All that ranks share is written and read under the mutex, or by the one thread that carries a round out between two
 // acquisitions of it. A rank is a place in the group, 0 to size - 1; ranks of the job are in texts alone.
-class Meeting {
+class Rendezvous {
  public:
-  // A round or a message under way.
+  // A round or a message that is not done yet.
   class Event;
   using EventPtr = std::shared_ptr<Event>;
 
-  explicit Meeting(std::vector<int64_t> ranks);
+  explicit Rendezvous(std::vector<int64_t> ranks);
 
-  // None of these waits for another rank; bad arguments, a closed meeting and the like are told by wait().
-  EventPtr contribute(int rank, Contribution contribution);
-  EventPtr send(int from, int to, int tag, Piece piece);
-  EventPtr receive(int at, int from, int tag, Piece piece);
+  // None of these waits for another rank; bad arguments, a closed rendezvous and the like are told by wait().
+  EventPtr join(int rank, CollectiveArguments arguments);
+  EventPtr send(int from, int to, int tag, Buffer buffer);
+  EventPtr receive(int at, int from, int tag, Buffer buffer);
 
   bool is_done(const Event& event) const;
   bool is_failed(const Event& event) const;
   // Returns when the event is done. Throws MismatchError when ranks disagree, std::runtime_error on a reduction that ATen
-  // refuses, after `timeout`, in a closed meeting and when a rank that must come has left. A rank that gives up waiting ends
-  // the event for the others too.
+  // refuses, after `timeout`, in a closed rendezvous and when a rank that must come has left. A rank that gives up waiting
+  // ends the event for the others too.
   void wait(const EventPtr& event, std::chrono::milliseconds timeout);
 
   // Ends every event that waits for a rank, and all later ones.
@@ -57,7 +58,7 @@ class Meeting {
   enum class Half { kSend, kReceive };
   using Address = std::tuple<int, int, int>;  // from, to, tag
 
-  EventPtr post(const Address& address, Half half, Piece piece);
+  EventPtr post(const Address& address, Half half, Buffer buffer);
   void run(Round& round);
   void deliver(Message& sent, Message& awaited);
   void give_up(Event& event, std::chrono::milliseconds after);

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/dtensor/redistribute/transfer.h"
+
+namespace tessera {
+
+// Transfers that share one collective: one message from each rank to each. Those that move elements are sent as bytes, so
+// that dtypes mix; those that reduce are sent in their dtype.
+class TransferBatch {
+ public:
+  struct Entry {
+    const Transfer* transfer;
+    at::Tensor tensor;  // what Transfer::input_of gave
+    bool owned;         // nobody else reads it
+  };
+  // Whether `a` and `b` may share a collective.
+  static bool together(const Entry& a, const Entry& b);
+
+  // Packs, and starts the collective.
+  TransferBatch(const DeviceMesh& mesh, std::vector<Entry> entries);
+  // Waits and unpacks: the pieces, in the order of the entries. Once.
+  std::vector<at::Tensor> wait();
+
+ private:
+  // Where a region of an entry lies in the tensor that is sent or received, in elements of that tensor.
+  struct Slot {
+    std::size_t entry;
+    const Region* region;
+    int64_t offset;
+  };
+  using Regions = const std::vector<Region>& (Transfer::*)() const;
+  std::vector<Slot> slots_of(Regions regions, std::vector<int64_t>& counts) const;
+  at::Tensor part(const at::Tensor& wire, const Slot& slot) const;
+  PendingCollective start_together(const DeviceMesh& mesh);
+  std::vector<at::Tensor> unpack_together(const at::Tensor& wire) const;
+
+  std::vector<Entry> entries_;
+  std::vector<at::TensorOptions> options_;  // of each entry
+  std::vector<Slot> takes_;
+  std::unique_ptr<PendingCollective> pending_;
+};
+
+}  // namespace tessera
