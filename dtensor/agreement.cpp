@@ -7,11 +7,11 @@
 #include <utility>
 
 #include <ATen/Functions.h>
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -27,12 +27,9 @@ std::string outcome_of(const std::function<void()>& part, std::exception_ptr& th
   } catch (const std::logic_error& error) {
     thrown = std::current_exception();
     return std::string("i") + error.what();
-  } catch (const c10::Error& error) {
-    thrown = std::current_exception();
-    return std::string("r") + error.what_without_backtrace();
   } catch (const std::exception& error) {
     thrown = std::current_exception();
-    return std::string("r") + error.what();
+    return "r" + error_text(error);
   } catch (...) {
     thrown = std::current_exception();
     return "ran exception that is no std::exception";

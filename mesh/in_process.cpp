@@ -9,13 +9,13 @@
 #include <utility>
 
 #include <ATen/autocast_mode.h>
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/backends/thread_group.h"
+#include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
 
@@ -96,16 +96,14 @@ void run_rank(std::shared_ptr<World> world, ThreadHub& hub, const std::function<
               Errors& errors) {
   // LibTorch has one cache of casts for all threads, and whichever leaves autocast empties it: ranks would record different graphs.
   at::autocast::set_autocast_cache_enabled(false);
-  const auto failed = [&](const char* text) {
+  const auto failed = [&](const std::string& text) {
     errors.add(world->rank(), text);
     world->fail("the body of run_in_process", text);
   };
   try {
     body(world);
-  } catch (const c10::Error& error) {
-    failed(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    failed(error.what());
+    failed(error_text(error));
   } catch (...) {
     failed("an exception that is not a std::exception");
   }

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <c10/util/hash.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -87,17 +88,15 @@ std::vector<int64_t> first_ranks(int64_t count) {
   return ranks;
 }
 
-void mix(std::size_t& seed, std::size_t value) { seed ^= value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2); }
-
 std::size_t hash_of(const std::vector<int64_t>& shape, const std::vector<std::string>& names,
                     const std::vector<int64_t>& ranks, int64_t step) {
   std::size_t seed = shape.size();
-  for (const int64_t size : shape) mix(seed, std::hash<int64_t>{}(size));
-  for (const std::string& name : names) mix(seed, std::hash<std::string>{}(name));
-  mix(seed, std::hash<int64_t>{}(step));
+  for (const int64_t size : shape) seed = c10::hash_combine(seed, std::hash<int64_t>{}(size));
+  for (const std::string& name : names) seed = c10::hash_combine(seed, std::hash<std::string>{}(name));
+  seed = c10::hash_combine(seed, std::hash<int64_t>{}(step));
   // Where there is a step, it and the first rank say all.
   const auto told = step == 0 ? ranks.end() : ranks.begin() + 1;
-  for (auto rank = ranks.begin(); rank != told; ++rank) mix(seed, std::hash<int64_t>{}(*rank));
+  for (auto rank = ranks.begin(); rank != told; ++rank) seed = c10::hash_combine(seed, std::hash<int64_t>{}(*rank));
   return seed;
 }
 

@@ -10,7 +10,6 @@
 #include <thread>
 #include <utility>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -19,6 +18,7 @@
 
 #include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/check_state.h"
+#include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/mismatch.h"
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
@@ -41,17 +41,10 @@ uint64_t next_world_id() {
   return ++last;
 }
 
-std::string text_of(const std::exception& error) {
-  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-}
-
+// Gloo and NCCL have no type for it.
 bool says_timeout(const std::string& text) {
   return text.find("imed out") != std::string::npos || text.find("timeout") != std::string::npos;
 }
-
-// As in-process groups do, which know their members.
-bool says_who_left(const std::string& text) { return text.find("have left the group") != std::string::npos; }
 
 // "; ranks [2] did not come to it"
 std::string who_did_not_come(const std::vector<int64_t>& ranks) {
@@ -316,12 +309,12 @@ void World::check_alive() const {
 void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
                                        const std::exception& error) {
   FailureBoard& board = *impl_->board;
-  const std::string library_text = text_of(error);
+  const std::string library_text = error_text(error);
   if (!board.failed()) {
-    const bool timeout = says_timeout(library_text);
-    const bool known = says_who_left(library_text);
     // Of ranks that have ended before a time limit, or were not waited for, nobody knows that they had not done their part.
     const auto* const wait = dynamic_cast<const WaitError*>(&error);
+    const bool timeout = wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(library_text);
+    const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
     const std::vector<int64_t> awaited = timeout ? std::vector<int64_t>() : wait != nullptr ? wait->awaited : ranks;
     std::optional<Failure> found = board.search(awaited, timeout || known ? kShortPatience : kSearchPatience);
     if (!found.has_value()) {
@@ -349,7 +342,7 @@ void World::guard(const std::string& where, const std::function<void()>& callbac
   } catch (const MismatchError&) {
     throw;  // every rank of the group has it, and nothing has moved
   } catch (const std::exception& error) {
-    fail(where, text_of(error));
+    fail(where, error_text(error));
     throw;
   } catch (...) {
     fail(where, "an exception that is not a std::exception");

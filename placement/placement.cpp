@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <c10/util/hash.h>
 #include <fmt/format.h>
 
 #include "tessera/placement/reduction.h"
@@ -63,7 +64,7 @@ Placement Placement::on(int64_t tensor_dim) const {
 std::size_t Placement::hash() const {
   const std::size_t small =
       (static_cast<std::size_t>(kind_) << 60) ^ (static_cast<std::size_t>(order_) << 40) ^ static_cast<std::size_t>(dim_);
-  return what_ ? what_->hash() * 0x9e3779b97f4a7c15ULL ^ small : small;
+  return what_ ? c10::hash_combine(what_->hash(), small) : small;
 }
 
 Placement Partial(ReduceOp op) { return Placement::partial(plain_reduction(op)); }
@@ -118,7 +119,7 @@ bool partials_commute(const Placements& placements) {
 
 std::size_t hash_of(const Placements& placements) {
   std::size_t seed = placements.size();
-  for (const Placement& p : placements) seed ^= p.hash() + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2);
+  for (const Placement& p : placements) seed = c10::hash_combine(seed, p.hash());
   return seed;
 }
 

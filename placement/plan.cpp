@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include <c10/util/hash.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,8 +14,6 @@
 
 namespace tessera {
 namespace {
-
-void mix(std::size_t& seed, uint64_t value) { seed ^= value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2); }
 
 std::string dims_text(const PlanStep& step, const Mesh& mesh) {
   std::vector<std::string> names;
@@ -77,13 +76,13 @@ const char* to_string(PlanStep::Kind kind) {
 Plan::Plan(const Mesh& mesh, std::vector<int64_t> shape, at::ScalarType dtype, std::vector<PlanStep> steps)
     : mesh_(mesh), shape_(std::move(shape)), dtype_(dtype), steps_(std::move(steps)) {
   hash_ = mesh_.hash();
-  for (const int64_t size : shape_) mix(hash_, static_cast<uint64_t>(size));
-  mix(hash_, static_cast<uint64_t>(dtype_));
+  for (const int64_t size : shape_) hash_ = c10::hash_combine(hash_, static_cast<uint64_t>(size));
+  hash_ = c10::hash_combine(hash_, static_cast<uint64_t>(dtype_));
   for (const PlanStep& step : steps_) {
-    mix(hash_, static_cast<uint64_t>(step.kind));
-    for (const int64_t mesh_dim : step.mesh_dims) mix(hash_, static_cast<uint64_t>(mesh_dim));
-    mix(hash_, hash_of(step.from));
-    mix(hash_, hash_of(step.to));
+    hash_ = c10::hash_combine(hash_, static_cast<uint64_t>(step.kind));
+    for (const int64_t mesh_dim : step.mesh_dims) hash_ = c10::hash_combine(hash_, static_cast<uint64_t>(mesh_dim));
+    hash_ = c10::hash_combine(hash_, hash_of(step.from));
+    hash_ = c10::hash_combine(hash_, hash_of(step.to));
   }
 }
 

@@ -6,21 +6,20 @@
 #include <unordered_map>
 
 #include <ATen/ops/empty_strided.h>
+#include <c10/util/hash.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 namespace tessera {
 namespace {
 
-void mix(std::size_t& seed, uint64_t value) { seed ^= value + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2); }
-
 std::size_t hash_of(uint64_t mesh_id, const Placements& placements, at::IntArrayRef sizes, at::IntArrayRef strides,
                     at::ScalarType dtype) {
   std::size_t seed = mesh_id;
-  for (const Placement& p : placements) mix(seed, p.hash());
-  for (const int64_t size : sizes) mix(seed, static_cast<uint64_t>(size));
-  for (const int64_t stride : strides) mix(seed, static_cast<uint64_t>(stride));
-  mix(seed, static_cast<uint64_t>(dtype));
+  for (const Placement& p : placements) seed = c10::hash_combine(seed, p.hash());
+  for (const int64_t size : sizes) seed = c10::hash_combine(seed, static_cast<uint64_t>(size));
+  for (const int64_t stride : strides) seed = c10::hash_combine(seed, static_cast<uint64_t>(stride));
+  seed = c10::hash_combine(seed, static_cast<uint64_t>(dtype));
   return seed;
 }
 

@@ -8,6 +8,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/hash.h>
 #include <fmt/format.h>
 
 #include "tessera/mesh/check_state.h"
@@ -28,16 +29,15 @@ struct RouteKey {
 
   std::size_t hash() const {
     std::size_t seed = mesh;
-    const auto mix = [&](std::size_t value) { seed = (seed ^ value) * 0x9e3779b97f4a7c15ULL; };
-    mix(static_cast<std::size_t>(dtype));
-    for (const int64_t size : sizes) mix(static_cast<std::size_t>(size));
-    for (const Placement& each : from) mix(each.hash());
-    for (const Placement& each : to) mix(each.hash());
+    seed = c10::hash_combine(seed, static_cast<std::size_t>(dtype));
+    for (const int64_t size : sizes) seed = c10::hash_combine(seed, static_cast<std::size_t>(size));
+    for (const Placement& each : from) seed = c10::hash_combine(seed, each.hash());
+    for (const Placement& each : to) seed = c10::hash_combine(seed, each.hash());
     for (const Link& link : model.links) {
-      mix(std::bit_cast<uint64_t>(link.microseconds));
-      mix(std::bit_cast<uint64_t>(link.bytes_per_microsecond));
+      seed = c10::hash_combine(seed, std::bit_cast<uint64_t>(link.microseconds));
+      seed = c10::hash_combine(seed, std::bit_cast<uint64_t>(link.bytes_per_microsecond));
     }
-    return seed ^ (seed >> 32);
+    return seed;
   }
 
   const uint64_t mesh;

@@ -3,6 +3,8 @@
 #include <numeric>
 #include <utility>
 
+#include <ATen/ceil_div.h>
+
 #include "tessera/mesh/core/reused_memory.h"
 
 namespace tessera {
@@ -58,7 +60,7 @@ std::vector<TransferBatch::Slot> TransferBatch::slots_of(Regions regions, std::v
       const Region& region = (entries_[i].transfer->*regions)()[rank];
       slots.push_back({.entry = i, .region = &region, .offset = offset});
       const auto size = static_cast<int64_t>(options_[i].dtype().itemsize());
-      offset += bytes ? (region.numel() * size + kAlignment - 1) / kAlignment * kAlignment : region.numel();
+      offset += bytes ? at::ceil_div(region.numel() * size, kAlignment) * kAlignment : region.numel();
     }
     counts.push_back(offset - begin);
   }

@@ -45,9 +45,17 @@ struct GroupRequest {
   std::function<bool(const std::vector<int64_t>& awaited)> lost = [](const std::vector<int64_t>&) { return false; };
 };
 
-// A wait that has ended in vain, by its time limit or because one that it was for is lost.
+// A wait that ended without what it was for.
 struct WaitError : std::runtime_error {
-  WaitError(const std::string& text, std::vector<int64_t> for_ranks) : runtime_error(text), awaited(std::move(for_ranks)) {}
+  enum class Cause {
+    kTimeout,
+    kLeft,  // a rank that is a thread has ended its part of the job
+    kLost,  // GroupRequest::lost said so
+  };
+  WaitError(Cause why, const std::string& text, std::vector<int64_t> for_ranks)
+      : runtime_error(text), cause(why), awaited(std::move(for_ranks)) {}
+
+  Cause cause;
   std::vector<int64_t> awaited;  // ranks of the job, whose messages had not come or been taken
 };
 

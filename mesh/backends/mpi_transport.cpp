@@ -257,9 +257,9 @@ bool MpiTransport::is_in_vain(MpiRequests& requests, std::vector<int64_t>& lost_
   return again && !soon_done(requests);
 }
 
-void MpiTransport::throw_wait_error(const MpiRequests& requests, const std::string& what) const {
+void MpiTransport::throw_wait_error(const MpiRequests& requests, WaitError::Cause cause, const std::string& what) const {
   const std::vector<int64_t> ranks = awaited(requests, request_.ranks);
-  throw WaitError(fmt::format("MPI: {}, waiting for ranks [{}]", what, fmt::join(ranks, ", ")), ranks);
+  throw WaitError(cause, fmt::format("MPI: {}, waiting for ranks [{}]", what, fmt::join(ranks, ", ")), ranks);
 }
 
 bool MpiTransport::test(MpiRequests& requests) {
@@ -278,9 +278,10 @@ void MpiTransport::wait(MpiRequests& requests, std::chrono::milliseconds timeout
     check_open();
     const Clock::time_point before = std::exchange(now, Clock::now());
     naps = naps || now - before > kLongYield || now - begin > kYieldsFor;
-    if (now - start >= timeout) throw_wait_error(requests, fmt::format("timed out after {} ms", timeout.count()));
+    if (now - start >= timeout)
+      throw_wait_error(requests, WaitError::Cause::kTimeout, fmt::format("timed out after {} ms", timeout.count()));
     if (now >= next_look) {
-      if (is_in_vain(requests, lost_before)) throw_wait_error(requests, "gave up");
+      if (is_in_vain(requests, lost_before)) throw_wait_error(requests, WaitError::Cause::kLost, "gave up");
       next_look = now + kLookForFailure;
     }
     if (naps) {

@@ -61,7 +61,7 @@ class MpiTransport {
   struct Communicators;
   void check_open() const;
   bool is_in_vain(MpiRequests& requests, std::vector<int64_t>& lost_before) const;
-  [[noreturn]] void throw_wait_error(const MpiRequests& requests, const std::string& what) const;
+  [[noreturn]] void throw_wait_error(const MpiRequests& requests, WaitError::Cause cause, const std::string& what) const;
 
   const GroupRequest request_;
   std::unique_ptr<Communicators> communicators_;

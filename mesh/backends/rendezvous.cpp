@@ -2,14 +2,16 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/mismatch.h"
 
 namespace tessera {
@@ -18,23 +20,29 @@ namespace {
 // To let others run is cheaper than to sleep and be woken, as long as they come soon.
 constexpr int kYields = 20;
 
-const char* const kClosed = "the group was closed";
+// Throws what ended an event, a new error for each thread that waited.
+using Raise = std::function<void()>;
 
-std::string has_left(const std::vector<int64_t>& ranks) {
-  return fmt::format("ranks [{}] have left the group: the body of such a rank has returned, or its World is gone",
-                     fmt::join(ranks, ", "));
+void closed() { throw std::runtime_error("the group was closed"); }
+
+Raise mismatched(const std::string& text) {
+  return [text] { throw MismatchError(text); };
 }
 
-// Runs `body`; what it throws, as text, else nothing.
+Raise has_left(const std::vector<int64_t>& ranks) {
+  const std::string text = fmt::format(
+      "ranks [{}] have left the group: the body of such a rank has returned, or its World is gone", fmt::join(ranks, ", "));
+  return [text, ranks] { throw WaitError(WaitError::Cause::kLeft, text, ranks); };
+}
+
+// Runs `body`; says what it threw, or nothing.
 template <typename Body>
-std::string error_of(const Body& body) {
+Raise error_of(const Body& body) {
   try {
     body();
-    return {};
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
+    return nullptr;
   } catch (const std::exception& error) {
-    return error.what();
+    return [text = error_text(error)] { throw std::runtime_error(text); };
   }
 }
 
@@ -45,9 +53,8 @@ class Rendezvous::Event {
   virtual ~Event() = default;
   std::atomic<bool> done{false};
   // Under the mutex of the rendezvous.
-  bool running = false;  // everyone has come; it ends soon whatever happens
-  bool is_mismatch = false;
-  std::string error;
+  bool running = false;         // everyone has come; it ends soon whatever happens
+  std::function<void()> raise;  // where it failed
   std::condition_variable finished;
 };
 
@@ -87,7 +94,7 @@ Rendezvous::EventPtr Rendezvous::join(int rank, CollectiveArguments arguments) {
       rounds_.pop_front();
       ++first_;
     }
-    if (closed_) finish(*round, kClosed, false);
+    if (closed_) finish(*round, closed);
     end_if_left(*round);
     if (round->count < ranks_.size() || round->done) return round;
     round->running = true;
@@ -97,16 +104,14 @@ Rendezvous::EventPtr Rendezvous::join(int rank, CollectiveArguments arguments) {
 }
 
 void Rendezvous::run(Round& round) {
-  std::string error = mismatch(round.arguments, ranks_);
-  const bool is_mismatch = !error.empty();
-  if (is_mismatch) {
-    error = fmt::format("the ranks disagree on collective {} of their group: {}", round.number, error);
-  } else {
-    error = error_of([&] { carry_out(round.arguments); });
-  }
+  const std::string difference = mismatch(round.arguments, ranks_);
+  const Raise raise =
+      difference.empty()
+          ? error_of([&] { carry_out(round.arguments); })
+          : mismatched(fmt::format("the ranks disagree on collective {} of their group: {}", round.number, difference));
   const std::lock_guard lock(mutex_);
   round.arguments.clear();
-  finish(round, error, is_mismatch);
+  finish(round, raise);
 }
 
 Rendezvous::EventPtr Rendezvous::send(int from, int to, int tag, Buffer buffer) {
@@ -129,13 +134,13 @@ Rendezvous::EventPtr Rendezvous::post(const Address& address, Half half, Buffer 
     auto& waiting = half == Half::kSend ? box.awaited : box.sent;
     const int peer = half == Half::kSend ? std::get<1>(address) : std::get<0>(address);
     if (closed_) {
-      finish(*message, kClosed, false);
+      finish(*message, closed);
     } else if (!waiting.empty()) {
       other = waiting.front();
       waiting.pop_front();
       message->running = other->running = true;
     } else if (left_[static_cast<std::size_t>(peer)]) {
-      finish(*message, has_left({job_rank(peer)}), false);
+      finish(*message, has_left({job_rank(peer)}));
     } else {
       (half == Half::kSend ? box.sent : box.awaited).push_back(message);
     }
@@ -145,18 +150,16 @@ Rendezvous::EventPtr Rendezvous::post(const Address& address, Half half, Buffer 
 }
 
 void Rendezvous::deliver(Message& sent, Message& awaited) {
-  std::string error = misfit(sent.buffer, awaited.buffer);
-  const bool is_mismatch = !error.empty();
-  if (is_mismatch) {
-    const auto [from, to, tag] = sent.address;
-    error = fmt::format("rank {} sends rank {} with tag {} {}", job_rank(from), job_rank(to), tag, error);
-  } else {
-    error = error_of([&] { copy_buffer(sent.buffer, awaited.buffer); });
-  }
+  const std::string difference = misfit(sent.buffer, awaited.buffer);
+  const auto [from, to, tag] = sent.address;
+  const Raise raise =
+      difference.empty()
+          ? error_of([&] { copy_buffer(sent.buffer, awaited.buffer); })
+          : mismatched(fmt::format("rank {} sends rank {} with tag {} {}", job_rank(from), job_rank(to), tag, difference));
   const std::lock_guard lock(mutex_);
   for (Message* message : {&sent, &awaited}) {
     message->buffer = {};
-    finish(*message, error, is_mismatch);
+    finish(*message, raise);
   }
 }
 
@@ -164,7 +167,7 @@ bool Rendezvous::is_done(const Event& event) const { return event.done.load(std:
 
 bool Rendezvous::is_failed(const Event& event) const {
   const std::lock_guard lock(mutex_);
-  return !event.error.empty();
+  return event.raise != nullptr;
 }
 
 void Rendezvous::wait(const EventPtr& event, std::chrono::milliseconds timeout) {
@@ -175,18 +178,17 @@ void Rendezvous::wait(const EventPtr& event, std::chrono::milliseconds timeout) 
     if (!event->running) give_up(*event, timeout);
     event->finished.wait(lock, done);
   }
-  if (event->error.empty()) return;
-  if (event->is_mismatch) throw MismatchError(event->error);
-  throw std::runtime_error(event->error);
+  if (event->raise != nullptr) event->raise();
 }
 
 void Rendezvous::give_up(Event& event, std::chrono::milliseconds after) {
   if (const auto* const round = dynamic_cast<const Round*>(&event)) {
     const auto here = std::find(round->came.begin(), round->came.end(), true) - round->came.begin();
-    finish(event,
-           fmt::format("timed out after {} ms in {}: ranks [{}] did not come", after.count(),
-                       to_string(round->arguments[static_cast<std::size_t>(here)]), fmt::join(missing(*round), ", ")),
-           false);
+    const std::vector<int64_t> ranks = missing(*round);
+    const std::string text =
+        fmt::format("timed out after {} ms in {}: ranks [{}] did not come", after.count(),
+                    to_string(round->arguments[static_cast<std::size_t>(here)]), fmt::join(ranks, ", "));
+    finish(event, [text, ranks] { throw WaitError(WaitError::Cause::kTimeout, text, ranks); });
     return;
   }
   auto& message = dynamic_cast<Message&>(event);
@@ -194,19 +196,20 @@ void Rendezvous::give_up(Event& event, std::chrono::milliseconds after) {
   for (auto* queue : {&box.sent, &box.awaited}) {
     std::erase_if(*queue, [&](const auto& held) { return held.get() == &message; });
   }
-  finish(event,
-         fmt::format("timed out after {} ms in {}: the other did not come", after.count(),
-                     text_of(message.address, message.half)),
-         false);
+  const auto [from, to, tag] = message.address;
+  const std::string text = fmt::format("timed out after {} ms in {}: the other did not come", after.count(),
+                                       text_of(message.address, message.half));
+  const int64_t other = job_rank(message.half == Half::kSend ? to : from);
+  finish(event, [text, other] { throw WaitError(WaitError::Cause::kTimeout, text, {other}); });
 }
 
 void Rendezvous::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
-  for (const auto& round : rounds_) finish(*round, kClosed, false);
+  for (const auto& round : rounds_) finish(*round, closed);
   for (const auto& [address, box] : boxes_) {
     for (const auto* queue : {&box.sent, &box.awaited}) {
-      for (const auto& message : *queue) finish(*message, kClosed, false);
+      for (const auto& message : *queue) finish(*message, closed);
     }
   }
   boxes_.clear();
@@ -219,10 +222,10 @@ void Rendezvous::leave(int rank) {
   for (auto& [address, box] : boxes_) {
     const auto [from, to, tag] = address;
     if (to == rank) {
-      for (const auto& message : std::exchange(box.sent, {})) finish(*message, has_left({job_rank(rank)}), false);
+      for (const auto& message : std::exchange(box.sent, {})) finish(*message, has_left({job_rank(rank)}));
     }
     if (from == rank) {
-      for (const auto& message : std::exchange(box.awaited, {})) finish(*message, has_left({job_rank(rank)}), false);
+      for (const auto& message : std::exchange(box.awaited, {})) finish(*message, has_left({job_rank(rank)}));
     }
   }
 }
@@ -232,13 +235,12 @@ void Rendezvous::end_if_left(Round& round) {
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     if (left_[i] && !round.came[i]) gone.push_back(ranks_[i]);
   }
-  if (!gone.empty()) finish(round, has_left(gone), false);
+  if (!gone.empty()) finish(round, has_left(gone));
 }
 
-void Rendezvous::finish(Event& event, const std::string& error, bool is_mismatch) {
+void Rendezvous::finish(Event& event, std::function<void()> raise) {
   if (event.done) return;
-  event.error = error;
-  event.is_mismatch = is_mismatch;
+  event.raise = std::move(raise);
   event.done.store(true, std::memory_order_release);
   event.finished.notify_all();
 }

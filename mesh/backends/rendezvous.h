@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,8 +39,8 @@ class Rendezvous {
 
   bool is_done(const Event& event) const;
   bool is_failed(const Event& event) const;
-  // Returns when the event is done. Throws MismatchError when ranks disagree, std::runtime_error on a reduction that ATen
-  // refuses, after `timeout`, in a closed rendezvous and when a rank that must come has left. A rank that gives up waiting
+  // Returns when the event is done. Throws MismatchError when ranks disagree, WaitError after `timeout` and when a rank that must
+  // come has left, std::runtime_error on a reduction that ATen refuses and in a closed rendezvous. A rank that gives up waiting
   // ends the event for the others too.
   void wait(const EventPtr& event, std::chrono::milliseconds timeout);
 
@@ -63,8 +64,8 @@ class Rendezvous {
   void deliver(Message& sent, Message& awaited);
   void give_up(Event& event, std::chrono::milliseconds after);
   void end_if_left(Round& round);
-  // With the mutex held.
-  void finish(Event& event, const std::string& error, bool is_mismatch);
+  // With the mutex held. `raise` throws what wait() is to throw; nullptr: the event went well.
+  void finish(Event& event, std::function<void()> raise);
   std::vector<int64_t> missing(const Round& round) const;
   int64_t job_rank(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
   std::string text_of(const Address& address, Half half) const;

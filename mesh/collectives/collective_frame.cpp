@@ -8,22 +8,17 @@
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/util/Exception.h>
 #include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/mesh/check_state.h"
 #include "tessera/mesh/collectives/backend_collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/mismatch.h"
 
 namespace tessera {
 namespace {
-
-std::string text_of(const std::exception& error) {
-  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
-}
 
 void report(const CollectiveCall& call, int64_t bytes) {
   World& world = call.mesh.world();
@@ -44,7 +39,7 @@ auto failing(const CollectiveCall& call, const char* op, const Body& body) {
   try {
     return body();
   } catch (const std::exception& error) {
-    call.mesh.world().fail(call.text(op), text_of(error));
+    call.mesh.world().fail(call.text(op), error_text(error));
     throw;
   }
 }
@@ -91,7 +86,7 @@ PendingCollective::~PendingCollective() {
   try {
     for (const auto& work : work_->backend_work.works) work->wait();
   } catch (const std::exception& error) {
-    spdlog::debug("a collective that nobody waited for: {}", text_of(error));
+    spdlog::debug("a collective that nobody waited for: {}", error_text(error));
   }
 }
 

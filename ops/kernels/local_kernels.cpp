@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ceil_div.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/full.h>
@@ -181,7 +182,7 @@ at::Tensor with_aligned_rows(const at::Tensor& t) {
   const auto aligned = [&](int64_t dim) { return rows.stride(dim) % step == 0; };
   if (rows.stride(-1) == 1 && aligned(-2) && aligned(0)) return t;
   std::vector<int64_t> sizes = rows.sizes().vec();
-  sizes.back() = std::max<int64_t>(1, (sizes.back() + step - 1) / step) * step;
+  sizes.back() = std::max<int64_t>(1, at::ceil_div(sizes.back(), step)) * step;
   const at::Tensor copy = at::empty(sizes, rows.options()).narrow(-1, 0, rows.size(-1)).copy_(rows);
   return by_columns ? copy.mT() : copy;
 }

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
+#include <ATen/ceil_div.h>
+
 namespace tessera::rules {
 namespace {
 
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
-int64_t ceil_div(int64_t a, int64_t b) { return -floor_div(-a, b); }
 
 // Empty ones are all alike.
 Interval clipped(int64_t begin, int64_t end, int64_t size) {
@@ -73,8 +74,8 @@ Interval Window::wide_of(const Interval& places) const {
 
 Interval Window::narrow_of(const Interval& places) const {
   if (places.size() <= 0) return {};
-  return clipped(ceil_div(places.begin + padding - dilation * (kernel - 1), stride), ceil_div(places.end + padding, stride),
-                 narrow);
+  const auto first_from = [&](int64_t wide_place) { return at::ceil_div(std::max<int64_t>(wide_place, 0), stride); };
+  return clipped(first_from(places.begin + padding - dilation * (kernel - 1)), first_from(places.end + padding), narrow);
 }
 
 Interval Halos::needed(std::size_t k, const Intervals& held, const Intervals& computed) const {

@@ -4,12 +4,12 @@
 #include <numeric>
 #include <span>
 
+#include <ATen/ceil_div.h>
+
 namespace tessera::rules {
 namespace {
 
 using Sizes = std::vector<int64_t>;
-
-int64_t ceil_div(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
 
 bool contains(const Intervals& part, int64_t index) {
   return std::ranges::any_of(part, [&](const Interval& i) { return i.begin <= index && index < i.end; });
@@ -135,8 +135,10 @@ TileView slice_tiles(int64_t dim, int64_t start, int64_t step, int64_t length) {
     Intervals& left = out[static_cast<std::size_t>(dim)];
     left.clear();
     for (const Interval& i : held) {
-      append(left, {.begin = std::min(ceil_div(i.begin - start, step), length),
-                    .end = std::min(ceil_div(i.end - start, step), length)});
+      const auto first_from = [&](int64_t at) {
+        return std::min(at::ceil_div(std::max<int64_t>(at - start, 0), step), length);
+      };
+      append(left, {.begin = first_from(i.begin), .end = first_from(i.end)});
     }
     return out;
   };

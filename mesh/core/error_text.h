@@ -1,0 +1,16 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+namespace tessera {
+
+// What an error says, without the backtrace that LibTorch appends to its own.
+inline std::string error_text(const std::exception& error) {
+  const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
+  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
+}
+
+}  // namespace tessera
