@@ -29,9 +29,10 @@ BlockSize BlockSize::parse(const std::string& text) {
 
 std::vector<BlockParameter> block_parameters(const BlockSize& size) {
   const int64_t h = size.hidden;
-  return {{"norm1.weight", {h}, -1},    {"norm1.bias", {h}, -1}, {"qkv.weight", {3 * h, h}, 0},  {"qkv.bias", {3 * h}, 0},
-          {"out.weight", {h, h}, 1},    {"out.bias", {h}, -1},   {"norm2.weight", {h}, -1},      {"norm2.bias", {h}, -1},
-          {"up.weight", {4 * h, h}, 0}, {"up.bias", {4 * h}, 0}, {"down.weight", {h, 4 * h}, 1}, {"down.bias", {h}, -1}};
+  return {{"norm1.weight", {h}, -1}, {"norm1.bias", {h}, -1},        {"qkv.weight", {3 * h, h}, 0},
+          {"qkv.bias", {3 * h}, 0},  {"out.weight", {h, h}, 1},      {"out.bias", {h}, -1},
+          {"norm2.weight", {h}, -1}, {"norm2.bias", {h}, -1},        {"up.weight", {4 * h, h}, 0},
+          {"up.bias", {4 * h}, 0},   {"down.weight", {h, 4 * h}, 1}, {"down.bias", {h}, -1}};
 }
 
 at::Tensor numbers(const std::vector<int64_t>& sizes, int64_t seed, double scale) {
@@ -68,7 +69,8 @@ std::shared_ptr<PlainBlock> plain_block(const BlockSize& size, at::ScalarType dt
   return out;
 }
 
-std::shared_ptr<LayersBlock> layers_block(const BlockSize& size, const DeviceMesh& mesh, const ModelParallelConfig& config) {
+std::shared_ptr<LayersBlock> layers_block(const BlockSize& size, const DeviceMesh& mesh,
+                                          const ModelParallelConfig& config) {
   const int64_t h = size.hidden;
   const auto column = [&](int64_t in, int64_t out) {
     ColumnParallelOptions options(in, out);

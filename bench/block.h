@@ -14,8 +14,9 @@
 #include "tessera/layers/parallel_linear.h"
 #include "tessera/mesh/device_mesh.h"
 
-// A transformer block as several benchmarks measure it: norm, attention, norm, MLP of four times the features; activations lie
-// [sequence, batch, hidden], and each head's queries, keys and values beside each other, as Megatron has it.
+// A transformer block as several benchmarks measure it: norm, attention, norm, MLP of four times the features;
+// activations lie [sequence, batch, hidden], and each head's queries, keys and values beside each other, as Megatron
+// has it.
 namespace tessera::bench {
 
 struct BlockSize {
@@ -38,7 +39,8 @@ struct BlockParameter {
 };
 std::vector<BlockParameter> block_parameters(const BlockSize& size);
 
-// A tensor of `sizes` by formula, so that every process has it: numbers around 0 of deviation `scale`. As in tp_block_peer.py.
+// A tensor of `sizes` by formula, so that every process has it: numbers around 0 of deviation `scale`. As in
+// tp_block_peer.py.
 at::Tensor numbers(const std::vector<int64_t>& sizes, int64_t seed, double scale);
 // The values of the `index`th parameter.
 at::Tensor block_values(const BlockParameter& parameter, int64_t index);

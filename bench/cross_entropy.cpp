@@ -1,5 +1,5 @@
-// What cross entropy of logits whose classes are cut costs, in time and memory: ours beside PyTorch's loss_parallel and beside
-// gathering the logits.
+// What cross entropy of logits whose classes are cut costs, in time and memory: ours beside PyTorch's loss_parallel and
+// beside gathering the logits.
 
 #include <algorithm>
 #include <cmath>
@@ -60,8 +60,8 @@ void check_alike(TwoSides& sides, const std::string& dtype) {
           std::abs(sum - sum_of_ours) <= tolerance * magnitude) {
         continue;
       }
-      throw std::runtime_error(fmt::format("on rank {} {} gives {}, ours {}: no loss and gradient of the same logits", rank,
-                                           variant.name, answers[rank], ours[rank]));
+      throw std::runtime_error(fmt::format("on rank {} {} gives {}, ours {}: no loss and gradient of the same logits",
+                                           rank, variant.name, answers[rank], ours[rank]));
     }
   }
 }
@@ -144,7 +144,8 @@ bool run(const SidesArguments& arguments, const std::vector<int64_t>& classes, c
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Cross entropy of logits whose classes are cut, beside PyTorch's loss_parallel and beside gathering: time and memory");
+      "Cross entropy of logits whose classes are cut, beside PyTorch's loss_parallel and beside gathering: time and "
+      "memory");
   SidesArguments arguments;
   arguments.ranks = {1, 2, 4};
   std::vector<int64_t> classes = {32768, 65536, 131072};

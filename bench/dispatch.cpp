@@ -1,5 +1,5 @@
-// What a DTensor adds to an operator's time, beside what PyTorch's DTensor adds to its own: no real communication (a fake
-// group of 8 ranks), small tensors.
+// What a DTensor adds to an operator's time, beside what PyTorch's DTensor adds to its own: no real communication (a
+// fake group of 8 ranks), small tensors.
 
 #include <cstdlib>
 #include <iostream>
@@ -17,14 +17,15 @@ using tessera::bench::Case;
 using tessera::bench::Row;
 
 void print(const std::vector<Row>& rows) {
-  fmt::print("{:<24}{:>9}{:>9}{:>9}{:>16}{:>10}{:>10}{:>10}{:>8}\n", "us a call", "ours", "plain", "added", "(quartiles)",
-             "peer", "plain", "added", "ratio");
+  fmt::print("{:<24}{:>9}{:>9}{:>9}{:>16}{:>10}{:>10}{:>10}{:>8}\n", "us a call", "ours", "plain", "added",
+             "(quartiles)", "peer", "plain", "added", "ratio");
   for (const Row& r : rows) {
     const double ours = r.ours.median - r.plain.median;
     const double theirs = r.peer.median - r.peer_plain.median;
     fmt::print("{:<24}{:>9.2f}{:>9.2f}{:>9.2f}{:>16}{:>10.2f}{:>10.2f}{:>10.2f}{:>8.1f}\n", r.name, r.ours.median,
-               r.plain.median, ours, fmt::format("{:.2f}-{:.2f}", r.ours.low - r.plain.median, r.ours.high - r.plain.median),
-               r.peer.median, r.peer_plain.median, theirs, ours > 0 ? theirs / ours : 0);
+               r.plain.median, ours,
+               fmt::format("{:.2f}-{:.2f}", r.ours.low - r.plain.median, r.ours.high - r.plain.median), r.peer.median,
+               r.peer_plain.median, theirs, ours > 0 ? theirs / ours : 0);
   }
   fmt::print("ratio: what the peer (PyTorch's DTensor) adds over what ours adds; 0: it has no such call\n");
 }

@@ -45,7 +45,8 @@ Tensors on_mesh(const DeviceMesh& mesh) {
                 .q = at::randn({2, 8, 8, 8}),
                 .list = {}};
   for (int i = 0; i < 100; ++i) whole.list.push_back(at::randn({8, 8}));
-  return each(whole, [&](const at::Tensor& t, const Placement& p) { return distribute_tensor(t, mesh, {p}, kNoSource); });
+  return each(whole,
+              [&](const at::Tensor& t, const Placement& p) { return distribute_tensor(t, mesh, {p}, kNoSource); });
 }
 
 Tensors pieces_of(const Tensors& ours) {
@@ -61,9 +62,11 @@ std::function<void()> without_grad(std::function<void()> body) {
 
 using Call = std::function<void(const Tensors&)>;
 
-Case operator_case(const std::string& name, double most_added, const Call& call, const Tensors& ours, const Tensors& plain) {
-  return {.subject = {.name = name, .ours = without_grad([=] { call(ours); }), .plain = without_grad([=] { call(plain); })},
-          .most_added = most_added};
+Case operator_case(const std::string& name, double most_added, const Call& call, const Tensors& ours,
+                   const Tensors& plain) {
+  return {
+      .subject = {.name = name, .ours = without_grad([=] { call(ours); }), .plain = without_grad([=] { call(plain); })},
+      .most_added = most_added};
 }
 
 std::vector<Case> operators(const Tensors& ours, const Tensors& plain) {

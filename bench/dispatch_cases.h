@@ -14,8 +14,8 @@ struct Case {
   double most_times = 0;  // of plain's time at most; 0: not asked
 };
 
-// On a mesh of one dimension in a world that moves nothing; those of a first call make meshes of more. Tensors have 8 x 8
-// elements on 8 ranks, so that a call's own work is least; an optimizer's have 256 x 256 a piece.
+// On a mesh of one dimension in a world that moves nothing; those of a first call make meshes of more. Tensors have 8 x
+// 8 elements on 8 ranks, so that a call's own work is least; an optimizer's have 256 x 256 a piece.
 std::vector<Case> dispatch_cases(const DeviceMesh& mesh);
 
 }  // namespace tessera::bench

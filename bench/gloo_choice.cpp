@@ -1,5 +1,5 @@
-// Which way of a collective is fastest over Gloo, by size: the figures behind mesh/collectives/gloo_choice.h. Started alone it starts ranks of
-// itself; every row's ways are measured in turn.
+// Which way of a collective is fastest over Gloo, by size: the figures behind mesh/collectives/gloo_choice.h. Started
+// alone it starts ranks of itself; every row's ways are measured in turn.
 
 #include <cstdlib>
 #include <filesystem>
@@ -86,7 +86,8 @@ class Collectives {
              }}};
   }
   double slowest(double microseconds) const {
-    return tessera::all_reduce(at::full({1}, microseconds, at::kDouble), mesh_, 0, tessera::ReduceOp::kMax).item<double>();
+    return tessera::all_reduce(at::full({1}, microseconds, at::kDouble), mesh_, 0, tessera::ReduceOp::kMax)
+        .item<double>();
   }
   void meet() const { tessera::barrier(mesh_, 0); }
 

@@ -1,5 +1,5 @@
-// Instructions of a cached call, counted by Valgrind's callgrind: the same on a noisy machine as on a quiet one. The program
-// starts itself under Valgrind, where it asks for a dump after each subject, and reads the dumps.
+// Instructions of a cached call, counted by Valgrind's callgrind: the same on a noisy machine as on a quiet one. The
+// program starts itself under Valgrind, where it asks for a dump after each subject, and reads the dumps.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -65,7 +65,8 @@ void run_under_valgrind(const std::string& folder, char** argv) {
   }
   int status = 0;
   waitpid(pid, &status, 0);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) throw std::runtime_error("the run under valgrind failed: see above");
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+    throw std::runtime_error("the run under valgrind failed: see above");
 }
 
 // By what each dump was asked for, instructions a call.
@@ -83,7 +84,8 @@ std::map<std::string, double> read_dumps(const std::string& folder) {
   return out;
 }
 
-void report(const std::vector<std::string>& names, const std::map<std::string, double>& counts, const std::string& json) {
+void report(const std::vector<std::string>& names, const std::map<std::string, double>& counts,
+            const std::string& json) {
   fmt::print("{:<24}{:>10}{:>10}{:>10}\n", "instructions a call", "ours", "plain", "added");
   nlohmann::json rows = nlohmann::json::array();
   for (const std::string& name : names) {

@@ -19,8 +19,8 @@ Figure figure_of(std::vector<double> samples);
 // Microseconds of one call of `body`, averaged over `calls`.
 double time_calls(const std::function<void()>& body, int calls);
 
-// A program that measures the peer: it reads "NAME CALLS" lines and answers each with one number, the microseconds of a call
-// of that name averaged over so many. Kept open, so that its measurements can be taken in turn with ours.
+// A program that measures the peer: it reads "NAME CALLS" lines and answers each with one number, the microseconds of a
+// call of that name averaged over so many. Kept open, so that its measurements can be taken in turn with ours.
 class Peer {
  public:
   // Throws std::runtime_error when the program cannot be started.
@@ -52,8 +52,8 @@ struct Row {
   Figure ours, plain, peer, peer_plain;
 };
 
-// Measures each subject in `rounds` rounds, each of ours, plain, peer's, peer's plain in turn, so that the machine's drift meets
-// all alike. The peer answers to NAME and to "plain_" + NAME.
+// Measures each subject in `rounds` rounds, each of ours, plain, peer's, peer's plain in turn, so that the machine's
+// drift meets all alike. The peer answers to NAME and to "plain_" + NAME.
 std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int rounds, int calls);
 
 // What we want to hold, and whether it did.

@@ -57,8 +57,9 @@ int main(int argc, char** argv) {
   if (!json.empty()) {
     nlohmann::json out = nlohmann::json::array();
     for (const Timed& row : rows) {
-      out.push_back(
-          {{"name", row.name}, {"ours_us", row.figure.median}, {"ours_quartiles_us", {row.figure.low, row.figure.high}}});
+      out.push_back({{"name", row.name},
+                     {"ours_us", row.figure.median},
+                     {"ours_quartiles_us", {row.figure.low, row.figure.high}}});
     }
     tessera::bench::write_json(json, "mesh", out);
   }

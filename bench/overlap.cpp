@@ -1,5 +1,5 @@
-// How much of the input gradient's reduction hides behind the weight's gradient: a step of linear layers over a group that adds a
-// stated delay.
+// How much of the input gradient's reduction hides behind the weight's gradient: a step of linear layers over a group
+// that adds a stated delay.
 
 #include <algorithm>
 #include <atomic>
@@ -100,7 +100,8 @@ OverlapRow measure(const std::string& way, double share, const Sizes& sizes) {
     at::set_num_threads(1);
     const DeviceMesh mesh = init_device_mesh("cpu", {sizes.ranks}, {"tp"}, world);
     Step step = way == "layers" ? by_layers(sizes, mesh) : by_styles(sizes, mesh);
-    const at::Tensor g = numbers({sizes.tokens, sizes.out / sizes.ranks}, 2, 1), x = numbers({sizes.tokens, sizes.in}, 1, 1);
+    const at::Tensor g = numbers({sizes.tokens, sizes.out / sizes.ranks}, 2, 1),
+                     x = numbers({sizes.tokens, sizes.in}, 1, 1);
     const auto timed = [&](int64_t wanted, const std::function<void()>& body) {
       barrier(mesh, 0);
       if (world->rank() == 0) delay = wanted;
@@ -150,8 +151,8 @@ nlohmann::json json_of(const OverlapRow& row) {
 }
 
 bool run(const Sizes& sizes, const std::vector<double>& shares, const std::string& json, bool check) {
-  fmt::print("{} ranks\n{:<10}{:>8}{:>12}{:>14}{:>12}{:>12}{:>28}\n", sizes.ranks, "us", "share", "delay", "weight's grad.",
-             "no delay", "step", "step / the longer");
+  fmt::print("{} ranks\n{:<10}{:>8}{:>12}{:>14}{:>12}{:>12}{:>28}\n", sizes.ranks, "us", "share", "delay",
+             "weight's grad.", "no delay", "step", "step / the longer");
   std::vector<Goal> goals;
   nlohmann::json rows = nlohmann::json::array();
   for (const std::string way : {"layers", "styles"}) {

@@ -11,15 +11,15 @@
 namespace tessera::bench {
 namespace {
 
-// How many of `n` lie outside of the interval at each end: the most k so that at most k heads of n coins come in at most 2.5% of
-// throws.
+// How many of `n` lie outside of the interval at each end: the most k so that at most k heads of n coins come in at
+// most 2.5% of throws.
 std::size_t outside(std::size_t n) {
   const auto count = static_cast<double>(n);
   double below = 0;
   for (std::size_t k = 0; 2 * k < n; ++k) {
     const auto heads = static_cast<double>(k);
-    below +=
-        std::exp(std::lgamma(count + 1) - std::lgamma(heads + 1) - std::lgamma(count - heads + 1) - count * std::log(2.0));
+    below += std::exp(std::lgamma(count + 1) - std::lgamma(heads + 1) - std::lgamma(count - heads + 1) -
+                      count * std::log(2.0));
     if (below > 0.025) return k > 0 ? k - 1 : 0;
   }
   return 0;

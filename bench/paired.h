@@ -7,9 +7,9 @@
 
 namespace tessera::bench {
 
-// The median of ratios whose two times were measured in one round, so that drift meets both alike, and its 95% interval: of
-// the sample in order the elements that the true median lies between, by the binomial distribution. Fewer than 6 have none: then
-// it is the whole sample's.
+// The median of ratios whose two times were measured in one round, so that drift meets both alike, and its 95%
+// interval: of the sample in order the elements that the true median lies between, by the binomial distribution. Fewer
+// than 6 have none: then it is the whole sample's.
 struct Ratio {
   double median = 0;
   double low = 0;

@@ -20,8 +20,8 @@ struct NamedModel {
   std::string name;
   CostModel model;
 };
-// The tensors here have some hundred bytes, so for the measured models latency is all. The made-up ones let bytes weigh as
-// much as steps do, and alone.
+// The tensors here have some hundred bytes, so for the measured models latency is all. The made-up ones let bytes weigh
+// as much as steps do, and alone.
 std::vector<NamedModel> models(const Mesh& mesh);
 
 // Replicate, Shards of two tensor dimensions, Partial; these and other kinds that may fit `ranks` of a mesh dimension.

@@ -88,7 +88,8 @@ Comparison compare_with_peer(const Mesh& mesh, const Sizes& shape, std::size_t m
     double counted = 0, least = 0;
     int64_t steps = 0;
     std::string bar;
-    if (!(words >> counted >> bar) || bar != "|") throw std::runtime_error(fmt::format("--peer: answers {}", answers[i]));
+    if (!(words >> counted >> bar) || bar != "|")
+      throw std::runtime_error(fmt::format("--peer: answers {}", answers[i]));
     if (!follow(words, asked[i].first, steps_of, least, steps)) {
       ++out.wrong;
       continue;

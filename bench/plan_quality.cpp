@@ -1,6 +1,6 @@
-// How good plans are, by counting: ours beside the optimum that trying everything finds, beside the bytes that no plan can
-// save, and beside PyTorch's own planner for the same pairs; and how long planning takes. No processes, no tensors: but for
-// the times, the figures are the same on every machine. Fails when a plan is not the best.
+// How good plans are, by counting: ours beside the optimum that trying everything finds, beside the bytes that no plan
+// can save, and beside PyTorch's own planner for the same pairs; and how long planning takes. No processes, no tensors:
+// but for the times, the figures are the same on every machine. Fails when a plan is not the best.
 
 #include <algorithm>
 #include <cstdlib>
@@ -23,7 +23,8 @@ namespace {
 using namespace tessera;
 using namespace tessera::bench;
 
-// ---- the time of planning -----------------------------------------------------------------------------------------------
+// ---- the time of planning
+// -----------------------------------------------------------------------------------------------
 
 struct PlanningTime {
   std::string mesh, model;
@@ -55,7 +56,8 @@ std::vector<PlanningTime> time_planning(const Mesh& mesh, const Sizes& shape, st
   return out;
 }
 
-// ---- what is written ----------------------------------------------------------------------------------------------------
+// ---- what is written
+// ----------------------------------------------------------------------------------------------------
 
 struct Results {
   std::vector<Quality> quality;
@@ -65,12 +67,13 @@ struct Results {
 
 void print(const Results& results) {
   fmt::print(
-      "## Plans beside the optimum\n\n| mesh | tensor | model | pairs | off | time, geomean | worst | cost for nothing |"
+      "## Plans beside the optimum\n\n| mesh | tensor | model | pairs | off | time, geomean | worst | cost for nothing "
+      "|"
       " bytes/bound, worst | live bytes, geomean | worst | above the limit "
       "|\n|---|---|---|---|---|---|---|---|---|---|---|---|\n");
   for (const Quality& q : results.quality) {
-    fmt::print("| {} | {} | {} | {} | {} | {:.3f} | {:.2f} | {} | {} | {:.3f} | {:.2f} | {} |\n", q.mesh, q.shape, q.model,
-               q.pairs, q.off, q.to_optimum.geomean(), q.to_optimum.worst(), q.to_optimum.for_nothing(),
+    fmt::print("| {} | {} | {} | {} | {} | {:.3f} | {:.2f} | {} | {} | {:.3f} | {:.2f} | {} |\n", q.mesh, q.shape,
+               q.model, q.pairs, q.off, q.to_optimum.geomean(), q.to_optimum.worst(), q.to_optimum.for_nothing(),
                q.model == "bytes_only" ? fmt::format("{:.2f}", q.to_bound.worst()) : "", q.peak_to_optimum.geomean(),
                q.peak_to_optimum.worst(), q.above_limit);
   }
@@ -83,8 +86,8 @@ void print(const Results& results) {
   for (const Comparison& c : results.comparison) {
     const Ratios &counted = c.peer_to_ours, &least = c.peer_least_to_ours;
     fmt::print("| {} | {} | {} | {} | {} | {:.2f} | {:.2f} | {} | {:.2f} | {:.2f} | {} | {} / {} |\n", c.mesh, c.shape,
-               c.pairs, c.unsupported, c.wrong, counted.geomean(), counted.worst(), counted.for_nothing(), least.geomean(),
-               least.worst(), least.for_nothing(), c.peer_steps, c.our_steps);
+               c.pairs, c.unsupported, c.wrong, counted.geomean(), counted.worst(), counted.for_nothing(),
+               least.geomean(), least.worst(), least.for_nothing(), c.peer_steps, c.our_steps);
   }
   if (!results.times.empty()) {
     fmt::print("\n## Planning time\n\n| mesh | model | median us | quartiles | worst |\n|---|---|---|---|---|\n");
@@ -100,9 +103,9 @@ std::vector<bench::Goal> goals_of(const std::vector<PlanningTime>& times) {
   std::vector<bench::Goal> out;
   for (const PlanningTime& t : times) {
     const double most = t.mesh_ndim <= 3 ? 100 : 5000;
-    out.push_back(
-        {fmt::format("planning on {} by {}: at most {} us in the median: {:.0f}", t.mesh, t.model, most, t.figure.median),
-         t.figure.median <= most});
+    out.push_back({fmt::format("planning on {} by {}: at most {} us in the median: {:.0f}", t.mesh, t.model, most,
+                               t.figure.median),
+                   t.figure.median <= most});
   }
   return out;
 }
@@ -145,7 +148,8 @@ void write_results(const std::string& path, const Results& results) {
   bench::write_json(path, "plan_quality", rows);
 }
 
-// ---- what is measured ---------------------------------------------------------------------------------------------------
+// ---- what is measured
+// ---------------------------------------------------------------------------------------------------
 
 struct Setting {
   Sizes mesh, shape;
@@ -165,7 +169,8 @@ std::vector<Setting> settings(std::size_t pairs_3d, std::size_t pairs_64) {
 Results measure(const std::vector<Setting>& settings, int examples, const std::string& peer, std::size_t timed) {
   Results out;
   for (const auto& [mesh, shape, most] : settings) {
-    for (Quality& quality : measure_quality(Mesh(mesh), shape, most, examples)) out.quality.push_back(std::move(quality));
+    for (Quality& quality : measure_quality(Mesh(mesh), shape, most, examples))
+      out.quality.push_back(std::move(quality));
     if (!peer.empty()) out.comparison.push_back(compare_with_peer(Mesh(mesh), shape, most, peer));
   }
   if (timed == 0) return out;

@@ -6,11 +6,13 @@
 
 namespace tessera::bench {
 
-// Processes, one a rank, that do what this one tells them: a line goes to all, and all answer with a line. They listen at a
-// socket, which is no file but a name, so that neither who starts them nor MPI matters, and use no processor while they wait.
+// Processes, one a rank, that do what this one tells them: a line goes to all, and all answer with a line. They listen
+// at a socket, which is no file but a name, so that neither who starts them nor MPI matters, and use no processor while
+// they wait.
 class Ranks {
  public:
-  // Starts `command` SOCKET, which starts `size` ranks, and waits for them. Throws std::runtime_error when it ends before.
+  // Starts `command` SOCKET, which starts `size` ranks, and waits for them. Throws std::runtime_error when it ends
+  // before.
   Ranks(const std::string& name, std::vector<std::string> command, int64_t size);
   ~Ranks();
   Ranks(const Ranks&) = delete;

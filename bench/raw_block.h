@@ -10,8 +10,8 @@
 
 namespace tessera::bench {
 
-// The block as somebody would write it by hand for tensor parallel ranks: plain LibTorch, and c10d's own all-reduces, two in
-// forward and two in backward, those of backward while the weight's gradient is computed.
+// The block as somebody would write it by hand for tensor parallel ranks: plain LibTorch, and c10d's own all-reduces,
+// two in forward and two in backward, those of backward while the weight's gradient is computed.
 class RawBlock {
  public:
   RawBlock(const BlockSize& size, const DeviceMesh& mesh);

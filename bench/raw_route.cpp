@@ -41,11 +41,11 @@ Box box_of(const Tile& whole, const Tile& part) {
   return out;
 }
 
-// Whether the boxes of a tensor of `sizes` lie one after the other, so that nothing is to be packed: slices of the first
-// dimension that has more than one position.
+// Whether the boxes of a tensor of `sizes` lie one after the other, so that nothing is to be packed: slices of the
+// first dimension that has more than one position.
 bool rows_in_order(const std::vector<Box>& boxes, const std::vector<int64_t>& sizes) {
-  const auto cut = static_cast<std::size_t>(std::find_if(sizes.begin(), sizes.end(), [](int64_t size) { return size > 1; }) -
-                                            sizes.begin());
+  const auto cut = static_cast<std::size_t>(
+      std::find_if(sizes.begin(), sizes.end(), [](int64_t size) { return size > 1; }) - sizes.begin());
   int64_t next = 0;
   for (const Box& box : boxes) {
     if (box.numel() == 0) continue;
@@ -149,7 +149,10 @@ class Local final : public RawRoute::Step {
 class Gather final : public RawRoute::Step {
  public:
   explicit Gather(const StepOnRank& at)
-      : backend_(at.backend()), me_(at.me), sizes_(shape_of(at.target)), is_gloo_(backend_->getBackendName() == "gloo") {
+      : backend_(at.backend()),
+        me_(at.me),
+        sizes_(shape_of(at.target)),
+        is_gloo_(backend_->getBackendName() == "gloo") {
     for (int64_t i = 0; i < at.group.size(); ++i) boxes_.push_back(box_of(at.target, at.tile_of(at.step.from, i)));
     counts_ = counts_of(boxes_);
     in_order_ = rows_in_order(boxes_, sizes_);

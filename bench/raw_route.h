@@ -10,9 +10,8 @@
 
 namespace tessera::bench {
 
-// What somebody would write by hand for one plan of float32 tensors, Shards and sums on the CPU: c10d's own calls, and one copy
-// where the layout forces it to be packed or unpacked. All buffers, results too, are
-// kept from call to call.
+// What somebody would write by hand for one plan of float32 tensors, Shards and sums on the CPU: c10d's own calls, and
+// one copy where the layout forces it to be packed or unpacked. All buffers, results too, are kept from call to call.
 class RawRoute {
  public:
   RawRoute(const Plan& plan, const DeviceMesh& mesh);

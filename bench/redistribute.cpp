@@ -1,5 +1,5 @@
-// How fast tensors are redistributed, beside PyTorch's DTensor over Gloo and beside raw c10d calls of the same plan: real
-// processes, ours and the peer's measured in turn, one side at a time.
+// How fast tensors are redistributed, beside PyTorch's DTensor over Gloo and beside raw c10d calls of the same plan:
+// real processes, ours and the peer's measured in turn, one side at a time.
 
 #include <algorithm>
 #include <sstream>
@@ -108,8 +108,8 @@ RedistributeRow measure(const RedistributeCase& wanted, Ranks& ours, Ranks& peer
 
 std::vector<RedistributeRow> measure_on(int64_t size, const Arguments& arguments) {
   TwoSides sides(arguments, size);
-  fmt::print("\n{} ranks over {}\n{:<52}{:>11}{:>11}{:>11}{:>9}{:>9}\n", size, arguments.backend, "us a call", "ours", "raw",
-             "peer", "peer/ours", "ours/raw");
+  fmt::print("\n{} ranks over {}\n{:<52}{:>11}{:>11}{:>11}{:>9}{:>9}\n", size, arguments.backend, "us a call", "ours",
+             "raw", "peer", "peer/ours", "ours/raw");
   std::vector<RedistributeRow> rows;
   for (const RedistributeCase& each : tessera::bench::redistribute_cases(size, arguments.sizes)) {
     if (!arguments.only.empty() && each.text().find(arguments.only) == std::string::npos) continue;

@@ -22,8 +22,8 @@ struct RedistributeCase {
   static RedistributeCase parse(const std::string& text);
 };
 
-// Every pair of {S(0), S(1), R, P} that differs on a mesh of `ranks`, and for 4 ranks 12 pairs on (2, 2); for each size n a
-// tensor of n x n and one of (n - 1) x (n + 1).
+// Every pair of {S(0), S(1), R, P} that differs on a mesh of `ranks`, and for 4 ranks 12 pairs on (2, 2); for each size
+// n a tensor of n x n and one of (n - 1) x (n + 1).
 std::vector<RedistributeCase> redistribute_cases(int64_t ranks, const std::vector<int64_t>& sizes);
 
 }  // namespace tessera::bench

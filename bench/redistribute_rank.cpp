@@ -22,7 +22,8 @@
 namespace tessera::bench {
 namespace {
 
-// Of values and their places: another order gives another one. As in redistribute_peer.py; exact, these being whole numbers.
+// Of values and their places: another order gives another one. As in redistribute_peer.py; exact, these being whole
+// numbers.
 int64_t checksum(const at::Tensor& local) {
   const at::Tensor places = at::arange(local.numel(), at::kLong);
   return local.flatten().to(at::kLong).mul(places.mul(2654435761).remainder(1009)).sum().item<int64_t>();
@@ -50,7 +51,8 @@ class Redistribution {
  private:
   // The pieces of a Partial are the whole on every rank.
   at::Tensor make(const RedistributeCase& wanted, const DeviceMesh& mesh) {
-    const at::Tensor whole = at::arange(wanted.bytes() / 4, at::kLong).remainder_(251).to(at::kFloat).view(wanted.shape);
+    const at::Tensor whole =
+        at::arange(wanted.bytes() / 4, at::kLong).remainder_(251).to(at::kFloat).view(wanted.shape);
     Placements cut = wanted.from;
     for (Placement& each : cut) each = each.is_partial() ? Replicate() : each;
     local_ = to_local(distribute_tensor(whole, mesh, cut, kNoSource)).clone();

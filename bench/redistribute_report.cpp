@@ -115,7 +115,8 @@ std::vector<Goal> goals_of(const std::string& backend, const std::vector<Redistr
   return out;
 }
 
-void write_redistribute_json(const std::string& path, const std::string& backend, const std::vector<RedistributeRow>& rows) {
+void write_redistribute_json(const std::string& path, const std::string& backend,
+                             const std::vector<RedistributeRow>& rows) {
   nlohmann::json out = {{"benchmark", "redistribute"},
                         {"backend", backend},
                         {"rows", nlohmann::json::array()},

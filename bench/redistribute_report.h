@@ -21,11 +21,12 @@ struct RedistributeRow {
 };
 
 void print_row(const RedistributeRow& row);
-// Over the rows that communicate: geometric means, the least row, changes of Shards apart, and what is added to raw calls. Then
-// what the peer refused, and why.
+// Over the rows that communicate: geometric means, the least row, changes of Shards apart, and what is added to raw
+// calls. Then what the peer refused, and why.
 void print_summary(const std::vector<RedistributeRow>& rows);
 // What is wanted of them over `backend`.
 std::vector<Goal> goals_of(const std::string& backend, const std::vector<RedistributeRow>& rows);
-void write_redistribute_json(const std::string& path, const std::string& backend, const std::vector<RedistributeRow>& rows);
+void write_redistribute_json(const std::string& path, const std::string& backend,
+                             const std::vector<RedistributeRow>& rows);
 
 }  // namespace tessera::bench

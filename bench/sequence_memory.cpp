@@ -1,5 +1,5 @@
-// What a transformer block keeps for backward when its activations are cut along the sequence, beside one process's part and beside
-// the published formula.
+// What a transformer block keeps for backward when its activations are cut along the sequence, beside one process's
+// part and beside the published formula.
 
 #include <functional>
 #include <map>
@@ -70,7 +70,8 @@ Subject in_one_process(const BlockSize& size, const DeviceMesh&) {
 
 int64_t own_bytes(const at::Tensor& t) { return static_cast<int64_t>((is_dtensor(t) ? to_local(t) : t).nbytes()); }
 
-// Bytes that all ranks together keep between forward and backward. The output is the next block's input, and counts there.
+// Bytes that all ranks together keep between forward and backward. The output is the next block's input, and counts
+// there.
 int64_t saved_bytes(int64_t ranks, const BlockSize& size, const MakeSubject& make) {
   std::vector<int64_t> outputs(static_cast<std::size_t>(ranks));
   int64_t before = 0, after = 0;
@@ -95,7 +96,8 @@ int64_t saved_bytes(int64_t ranks, const BlockSize& size, const MakeSubject& mak
   return out;
 }
 
-// Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, table 2: 16-bit activations of one layer.
+// Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, table 2: 16-bit activations of one
+// layer.
 double published_bytes(const BlockSize& size) {
   const auto s = static_cast<double>(size.sequence), b = static_cast<double>(size.batch);
   return s * b * (34 * static_cast<double>(size.hidden) + 5 * static_cast<double>(size.heads) * s);

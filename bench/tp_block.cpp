@@ -1,5 +1,5 @@
-// What a step of a transformer block costs on tensor parallel ranks: by styles and by layers, beside the same written by hand
-// with c10d's own calls and beside PyTorch's parallelize_module.
+// What a step of a transformer block costs on tensor parallel ranks: by styles and by layers, beside the same written
+// by hand with c10d's own calls and beside PyTorch's parallelize_module.
 
 #include <cmath>
 #include <map>
@@ -134,7 +134,8 @@ bool run(const SidesArguments& arguments, const std::vector<int64_t>& hidden, co
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("A transformer block's step by styles and by layers, beside by hand and beside PyTorch's parallelize_module");
+  CLI::App app(
+      "A transformer block's step by styles and by layers, beside by hand and beside PyTorch's parallelize_module");
   SidesArguments arguments;
   arguments.round_ms = 100;
   std::vector<int64_t> hidden = {256, 512, 1024};

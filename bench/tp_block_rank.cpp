@@ -70,12 +70,12 @@ std::map<std::string, BlockWay> ways_of(const BlockSize& size, const DeviceMesh&
   const auto styled = std::make_shared<Parallelized<std::shared_ptr<PlainBlock>>>(
       parallelize_module(plain, mesh, kPlan, {.src_rank = kNoSource}));
   fill_block(*plain, size, mesh);
-  return {
-      {"hand", {[raw](const at::Tensor& in) { return raw->forward(in); }, raw->parameters(), leaf(), gradient}},
-      {"layers", {[layers](const at::Tensor& in) { return layers->forward(in); }, layers->parameters(), leaf(), gradient}},
-      {"styles",
-       {[styled](const at::Tensor& in) { return (*styled)(in); }, plain->parameters(), whole(x).requires_grad_(),
-        whole(gradient)}}};
+  return {{"hand", {[raw](const at::Tensor& in) { return raw->forward(in); }, raw->parameters(), leaf(), gradient}},
+          {"layers",
+           {[layers](const at::Tensor& in) { return layers->forward(in); }, layers->parameters(), leaf(), gradient}},
+          {"styles",
+           {[styled](const at::Tensor& in) { return (*styled)(in); }, plain->parameters(), whole(x).requires_grad_(),
+            whole(gradient)}}};
 }
 
 }  // namespace

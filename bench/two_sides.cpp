@@ -22,7 +22,9 @@ std::vector<std::string> started_by(const SidesArguments& arguments, int64_t siz
   return out;
 }
 
-std::vector<std::string> own_command() { return {std::filesystem::read_symlink("/proc/self/exe").string(), "--rank-at"}; }
+std::vector<std::string> own_command() {
+  return {std::filesystem::read_symlink("/proc/self/exe").string(), "--rank-at"};
+}
 
 std::vector<std::string> peer_command(const SidesArguments& arguments) {
   const char* python = std::getenv("TESSERA_PYTHON");

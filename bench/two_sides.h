@@ -47,9 +47,9 @@ struct Variant {
   std::string name;  // of ours what its ranks are told
   bool peer = false;
 };
-// Microseconds per call of each variant by rounds, after one that is not counted. In every round each variant is measured
-// once, in an order drawn anew, so that none is always behind the same other, with so many calls of its own that it takes
-// `round_ms` or so.
+// Microseconds per call of each variant by rounds, after one that is not counted. In every round each variant is
+// measured once, in an order drawn anew, so that none is always behind the same other, with so many calls of its own
+// that it takes `round_ms` or so.
 std::map<std::string, std::vector<double>> interleaved(TwoSides& sides, const std::vector<Variant>& variants,
                                                        const SidesArguments& arguments);
 

@@ -38,8 +38,8 @@ std::string outcome_of(const std::function<void()>& part, std::exception_ptr& th
 
 }  // namespace
 
-// Over every mesh this rank is in; several times when there are several, so that what one mesh knows goes through a shared
-// rank to the others.
+// Over every mesh this rank is in; several times when there are several, so that what one mesh knows goes through a
+// shared rank to the others.
 at::Tensor Agreement::reduce_max(at::Tensor values) const {
   for (std::size_t round = 0; round < meshes_.size(); ++round) {
     for (const DeviceMesh& mesh : meshes_) {
@@ -58,7 +58,8 @@ void Agreement::run(const std::function<void()>& part, const std::function<std::
   int64_t print = 0;
   const auto both = [&] {
     part();
-    if (fingerprint) print = static_cast<int64_t>(std::hash<std::string>()(fingerprint()) >> 1);  // -print is an int64 too
+    if (fingerprint)
+      print = static_cast<int64_t>(std::hash<std::string>()(fingerprint()) >> 1);  // -print is an int64 too
   };
   const std::string mine = outcome_of(both, thrown).substr(0, kLongestText);
   if (meshes_.empty()) {
@@ -83,7 +84,8 @@ void Agreement::throw_alike(int64_t first_rank, int64_t text_bytes, bool all_fai
   text = reduce_max(text);
   std::string outcome(static_cast<const char*>(text.const_data_ptr()), static_cast<std::size_t>(text_bytes));
   outcome.erase(outcome.find_last_not_of('\0') + 1);
-  const std::string message = all_failed ? outcome.substr(1) : fmt::format("rank {}: {}", first_rank, outcome.substr(1));
+  const std::string message =
+      all_failed ? outcome.substr(1) : fmt::format("rank {}: {}", first_rank, outcome.substr(1));
   if (outcome.front() == 'i') throw std::invalid_argument(message);
   throw std::runtime_error(message);
 }

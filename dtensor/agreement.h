@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-// Work that each rank does for itself but that succeeds or fails on all of them: a file that one rank cannot open is the
-// same exception on every rank, before any of them went on.
+// Work that each rank does for itself but that succeeds or fails on all of them: a file that one rank cannot open is
+// the same exception on every rank, before any of them went on.
 class Agreement {
  public:
   // `op` is charged with the communication ("load_weights"). Without meshes every rank is on its own.
@@ -21,12 +21,13 @@ class Agreement {
 
   const std::vector<DeviceMesh>& meshes() const { return meshes_; }
 
-  // Runs `part` here and learns how it went elsewhere. Throws on every rank of the meshes what the lowest rank that failed
-  // threw: std::invalid_argument for that and std::logic_error, else std::runtime_error; the rank is named unless all failed.
-  // Ranks whose `fingerprint`, asked after `part`, is not the same get std::invalid_argument that starts with op and says `differ`.
+  // Runs `part` here and learns how it went elsewhere. Throws on every rank of the meshes what the lowest rank that
+  // failed threw: std::invalid_argument for that and std::logic_error, else std::runtime_error; the rank is named
+  // unless all failed. Ranks whose `fingerprint`, asked after `part`, is not the same get std::invalid_argument that
+  // starts with op and says `differ`.
   //
-  // One all-reduce of 40 bytes a mesh dimension (of several meshes: as many times as there are meshes), and after a failure
-  // one more of the text. A rank outside the meshes hears nothing.
+  // One all-reduce of 40 bytes a mesh dimension (of several meshes: as many times as there are meshes), and after a
+  // failure one more of the text. A rank outside the meshes hears nothing.
   void run(const std::function<void()>& part, const std::function<std::string()>& fingerprint = nullptr,
            const char* differ =
                "the ranks were called with different arguments; every rank must pass the same names, shapes, "

@@ -78,9 +78,9 @@ at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) 
   }
   const DeviceMesh both = joined(from.mesh, to.mesh);
   if (!both.is_member()) return piece;
-  const Transfer transfer(
-      exchange_between(from.sizes, before, from.placements, after, to.placements, both.mesh().ranks(), both.world().rank()),
-      static_cast<std::size_t>(both.local_rank(0)));
+  const Transfer transfer(exchange_between(from.sizes, before, from.placements, after, to.placements,
+                                           both.mesh().ranks(), both.world().rank()),
+                          static_cast<std::size_t>(both.local_rank(0)));
   const at::Tensor input = transfer.input_of(piece);
   return transfer.result(transfer.start(both, input, /*owned=*/false).wait(), input);
 }
@@ -122,9 +122,9 @@ struct RedistributeTo : torch::autograd::Function<RedistributeTo> {
 
 void check_meshes(const DeviceMesh& from, const DeviceMesh& to) {
   if (&from.world() != &to.world() || from.device_type() != to.device_type()) {
-    throw std::invalid_argument(fmt::format("redistribute_to: mesh {} is of another {} than {}; both must have the tensor's",
-                                            to.to_string(), &from.world() != &to.world() ? "World" : "device type",
-                                            from.to_string()));
+    throw std::invalid_argument(
+        fmt::format("redistribute_to: mesh {} is of another {} than {}; both must have the tensor's", to.to_string(),
+                    &from.world() != &to.world() ? "World" : "device type", from.to_string()));
   }
 }
 

@@ -25,10 +25,10 @@ std::optional<std::vector<int64_t>> source_coordinate(const DeviceMesh& mesh, in
   const int64_t rank = src_rank == kMeshFirstRank ? mesh.mesh().ranks().front() : src_rank;
   auto coordinate = mesh.mesh().coordinate_of(rank);
   if (!coordinate) {
-    throw std::invalid_argument(
-        fmt::format("distribute_tensor: src_rank {} is not on the mesh {}; give one of its ranks, or kNoSource for each "
-                    "rank's own values",
-                    src_rank, mesh.mesh().to_string()));
+    throw std::invalid_argument(fmt::format(
+        "distribute_tensor: src_rank {} is not on the mesh {}; give one of its ranks, or kNoSource for each "
+        "rank's own values",
+        src_rank, mesh.mesh().to_string()));
   }
   return coordinate;
 }
@@ -42,28 +42,30 @@ std::vector<int64_t> mesh_dims_where(const Spec& spec, bool cut) {
   return out;
 }
 
-// The source's tensor `t`, every rank's tile of it flat and padded to one length: [n, *]. `cut` are the ranks that get one each.
-at::Tensor padded_tiles(const at::Tensor& t, const Spec& spec, const MergedDims& cut, const std::vector<int64_t>& coordinate,
-                        int64_t length) {
+// The source's tensor `t`, every rank's tile of it flat and padded to one length: [n, *]. `cut` are the ranks that get
+// one each.
+at::Tensor padded_tiles(const at::Tensor& t, const Spec& spec, const MergedDims& cut,
+                        const std::vector<int64_t>& coordinate, int64_t length) {
   const at::Tensor whole = t.contiguous();
   const at::Tensor rows = at::zeros({cut.size(), length}, t.options());
   for (int64_t i = 0; i < cut.size(); ++i) {
-    const Tile tile = local_tile(spec.sizes, spec.placements, spec.mesh.mesh().shape(), cut.coordinate_of(coordinate, i));
+    const Tile tile =
+        local_tile(spec.sizes, spec.placements, spec.mesh.mesh().shape(), cut.coordinate_of(coordinate, i));
     Region(tile, spec.sizes).pack(whole, rows, i * length);
   }
   return rows;
 }
 
-// The tile of the rank at this coordinate, from the source at the same one of the mesh dimensions that do not cut. One scatter
-// over the others together.
+// The tile of the rank at this coordinate, from the source at the same one of the mesh dimensions that do not cut. One
+// scatter over the others together.
 at::Tensor scatter_tiles(const at::Tensor& t, const Spec& spec, const std::vector<int64_t>& source,
                          const std::vector<int64_t>& mesh_dims) {
   const std::vector<int64_t>& coordinate = *spec.mesh.coordinate();
   const MergedDims cut(spec.mesh.mesh().shape(), mesh_dims);
   int64_t length = 0;
   for (int64_t i = 0; i < cut.size(); ++i) {
-    length = std::max(
-        length, numel(local_tile(spec.sizes, spec.placements, spec.mesh.mesh().shape(), cut.coordinate_of(coordinate, i))));
+    length = std::max(length, numel(local_tile(spec.sizes, spec.placements, spec.mesh.mesh().shape(),
+                                               cut.coordinate_of(coordinate, i))));
   }
   const at::Tensor like = at::empty({length}, t.options().device(spec.mesh.device()));
   at::Tensor rows;
@@ -118,7 +120,8 @@ struct Distribute : torch::autograd::Function<Distribute> {
 
 }  // namespace
 
-at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements, int64_t src_rank) {
+at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements,
+                             int64_t src_rank) {
   if (!t.defined()) throw std::invalid_argument("distribute_tensor: the tensor is undefined; give a tensor");
   detail::refuse_deferred("distribute_tensor", t);
   const detail::NotRecording own_tensors;
@@ -126,12 +129,13 @@ at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const 
   const SpecPtr spec = spec_of_whole(t, mesh, placements, "distribute_tensor");
   if (!is_dtensor(t)) return Distribute::apply(t, spec, source);
   if (mesh_of(t) == mesh && placements_of(t) == spec->placements) return t;
-  throw std::invalid_argument(
-      fmt::format("distribute_tensor: the tensor is a DTensor already, {}, and {} on {} is asked for; call redistribute",
-                  to_string(t), to_string(spec->placements), mesh.to_string()));
+  throw std::invalid_argument(fmt::format(
+      "distribute_tensor: the tensor is a DTensor already, {}, and {} on {} is asked for; call redistribute",
+      to_string(t), to_string(spec->placements), mesh.to_string()));
 }
 
-void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& placements, int64_t src_rank) {
+void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& placements,
+                         int64_t src_rank) {
   if (!plain.defined()) throw std::invalid_argument("distribute_in_place: the tensor is undefined; give a tensor");
   if (is_dtensor(plain) || plain.grad_fn()) {
     throw std::invalid_argument(

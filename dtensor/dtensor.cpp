@@ -39,7 +39,8 @@ const Placements& placements_of(const at::Tensor& t) { return spec_of(t).placeme
 std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors) {
   std::vector<DeviceMesh> meshes;
   for (const at::Tensor& tensor : tensors) {
-    if (is_dtensor(tensor) && std::ranges::find(meshes, mesh_of(tensor)) == meshes.end()) meshes.push_back(mesh_of(tensor));
+    if (is_dtensor(tensor) && std::ranges::find(meshes, mesh_of(tensor)) == meshes.end())
+      meshes.push_back(mesh_of(tensor));
   }
   return meshes;
 }

@@ -28,14 +28,14 @@ template <class Fill>
 at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& given,
                 at::ScalarType dtype, const Fill& fill) {
   if (std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; })) {
-    throw std::invalid_argument(
-        fmt::format("{}: the global shape [{}] has a negative size; give sizes of 0 or more", who, fmt::join(sizes, ", ")));
+    throw std::invalid_argument(fmt::format("{}: the global shape [{}] has a negative size; give sizes of 0 or more",
+                                            who, fmt::join(sizes, ", ")));
   }
   const Placements placements = normalize(given, mesh.mesh(), static_cast<int64_t>(sizes.size()), who);
   if (any_partial(placements)) {
-    throw std::invalid_argument(
-        fmt::format("{}: {} has a pending reduction, which has no one way to be filled; make it Replicate and redistribute",
-                    who, to_string(placements)));
+    throw std::invalid_argument(fmt::format(
+        "{}: {} has a pending reduction, which has no one way to be filled; make it Replicate and redistribute", who,
+        to_string(placements)));
   }
   check_layout(placements, mesh.mesh(), sizes, who);
   const SpecPtr spec = intern_spec(mesh, placements, sizes, dtype);
@@ -71,7 +71,8 @@ at::Tensor full(at::IntArrayRef sizes, const at::Scalar& value, const DeviceMesh
       [&](const Spec& spec, const at::TensorOptions& options) { return at::full(spec.local_sizes, value, options); });
 }
 
-at::Tensor arange(int64_t size, const DeviceMesh& mesh, const Placements& placements, std::optional<at::ScalarType> dtype) {
+at::Tensor arange(int64_t size, const DeviceMesh& mesh, const Placements& placements,
+                  std::optional<at::ScalarType> dtype) {
   return make("arange", {size}, mesh, placements, dtype.value_or(at::kLong),
               [](const Spec& spec, const at::TensorOptions& options) {
                 std::vector<at::Tensor> ranges = {at::empty({0}, options)};
@@ -102,8 +103,8 @@ at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements
               });
 }
 
-at::Tensor randint(int64_t low, int64_t high, at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
-                   std::optional<at::ScalarType> dtype) {
+at::Tensor randint(int64_t low, int64_t high, at::IntArrayRef sizes, const DeviceMesh& mesh,
+                   const Placements& placements, std::optional<at::ScalarType> dtype) {
   if (low >= high) {
     throw std::invalid_argument(
         fmt::format("randint: no number is at least {} and below {}; give low below high", low, high));

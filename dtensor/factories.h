@@ -9,8 +9,9 @@
 
 namespace tessera {
 
-// DTensors made in place: each rank fills its own piece, without communication. `sizes` are global. dtype defaults to LibTorch's
-// default. Throw std::invalid_argument on a negative size, on placements that do not fit, and on a Partial, which has no one way to be filled.
+// DTensors made in place: each rank fills its own piece, without communication. `sizes` are global. dtype defaults to
+// LibTorch's default. Throw std::invalid_argument on a negative size, on placements that do not fit, and on a Partial,
+// which has no one way to be filled.
 at::Tensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                  std::optional<at::ScalarType> dtype = std::nullopt);
 at::Tensor zeros(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
@@ -28,7 +29,7 @@ at::Tensor rand(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements&
 at::Tensor randn(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                  std::optional<at::ScalarType> dtype = std::nullopt);
 // Whole numbers, low <= x < high (int64 unless dtype says otherwise).
-at::Tensor randint(int64_t low, int64_t high, at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
-                   std::optional<at::ScalarType> dtype = std::nullopt);
+at::Tensor randint(int64_t low, int64_t high, at::IntArrayRef sizes, const DeviceMesh& mesh,
+                   const Placements& placements, std::optional<at::ScalarType> dtype = std::nullopt);
 
 }  // namespace tessera

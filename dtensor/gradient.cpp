@@ -16,7 +16,8 @@ namespace {
 using torch::autograd::FunctionPreHook;
 using torch::autograd::variable_list;
 
-// Brings the summed gradient of one tensor where it belongs. The reduction of a gradient into its parameter is explicit.
+// Brings the summed gradient of one tensor where it belongs. The reduction of a gradient into its parameter is
+// explicit.
 class GradientHook final : public FunctionPreHook {
  public:
   GradientHook(std::size_t index, SpecPtr spec, std::string path, bool terms_alone = false)
@@ -86,8 +87,9 @@ GradientHook* find_hook(const Hooks& hooks, std::size_t index, const SpecPtr& sp
   return found;
 }
 
-// Before and behind the caller's own hooks, so that they get a gradient that lies as the leaf does, and what they return does too. Their
-// list is made here: register_hook, where it finds none, would make it and drop all hooks that there are.
+// Before and behind the caller's own hooks, so that they get a gradient that lies as the leaf does, and what they
+// return does too. Their list is made here: register_hook, where it finds none, would make it and drop all hooks that
+// there are.
 void watch_leaf(const at::Tensor& t, torch::autograd::AutogradMeta& autograd) {
   static const SpecPtr none;
   const SpecPtr& spec = is_dtensor(t) ? meta(t).spec : none;

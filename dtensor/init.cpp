@@ -16,21 +16,23 @@ namespace {
 void check(const char* who, const at::Tensor& t, int64_t least, int64_t most) {
   const bool known = detail::is_dtensor(t) || detail::is_deferred(t);
   if (known && t.is_floating_point() && t.dim() >= least && t.dim() <= most) return;
-  throw std::invalid_argument(fmt::format(
-      "{}: takes a DTensor of floating point with {} to {} dimensions, not {}; a plain tensor goes to torch::nn::init::{}",
-      who, least, most,
-      t.defined() ? fmt::format("{} {} [{}]", known ? "a DTensor" : "a plain tensor", c10::toString(t.scalar_type()),
-                                fmt::join(t.sizes(), ", "))
-                  : "an undefined tensor",
-      who));
+  throw std::invalid_argument(
+      fmt::format("{}: takes a DTensor of floating point with {} to {} dimensions, not {}; a plain tensor goes to "
+                  "torch::nn::init::{}",
+                  who, least, most,
+                  t.defined() ? fmt::format("{} {} [{}]", known ? "a DTensor" : "a plain tensor",
+                                            c10::toString(t.scalar_type()), fmt::join(t.sizes(), ", "))
+                              : "an undefined tensor",
+                  who));
 }
 
 }  // namespace
 
 at::Tensor orthogonal_(at::Tensor t, double gain) {
   check("orthogonal_", t, 2, 64);
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("tessera::orthogonal_", "").typed<at::Tensor&(at::Tensor&, double)>();
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("tessera::orthogonal_", "")
+                             .typed<at::Tensor&(at::Tensor&, double)>();
   const at::NoGradGuard no_grad;
   return op.call(t, gain);
 }

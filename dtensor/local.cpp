@@ -145,7 +145,8 @@ void check_mask(const at::Tensor& local, const Placements& placements, const at:
   if (!mask.defined()) return;
   const bool masked = std::ranges::any_of(
       placements, [](const Placement& p) { return p.is_partial() && p.reduction().awaited() != nullptr; });
-  if (masked && mask.scalar_type() == at::kBool && mask.sizes() == local.sizes() && mask.device() == local.device()) return;
+  if (masked && mask.scalar_type() == at::kBool && mask.sizes() == local.sizes() && mask.device() == local.device())
+    return;
   throw std::invalid_argument(fmt::format(
       "from_local: a mask of {} [{}] for a piece [{}] as {}; a mask is of bool, of the piece's sizes and device, and "
       "goes with MaskedPartial",
@@ -159,7 +160,8 @@ void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   detail::refuse_deferred("from_local", local);
   detail::refuse_deferred("from_local: mask", options.mask);
   if (detail::is_dtensor(local)) {
-    throw std::invalid_argument("from_local: the tensor is a DTensor already; call redistribute to change its placements");
+    throw std::invalid_argument(
+        "from_local: the tensor is a DTensor already; call redistribute to change its placements");
   }
   if (local.layout() != at::kStrided) {
     throw std::invalid_argument(
@@ -203,7 +205,8 @@ std::string text_of(const Spec& spec, const FromLocalOptions& options) {
 void check_piece(const at::Tensor& local, const Spec& spec) {
   if (!spec.mesh.is_member() || local.sizes() == at::IntArrayRef(spec.local_sizes)) return;
   const std::string text = fmt::format(
-      "from_local: this rank's piece is [{}], but [{}] as {} on {} has [{}] here; pass the global shape in options.shape, "
+      "from_local: this rank's piece is [{}], but [{}] as {} on {} has [{}] here; pass the global shape in "
+      "options.shape, "
       "or options.check to compare all ranks first",
       fmt::join(local.sizes(), ", "), fmt::join(spec.sizes, ", "), to_string(spec.placements), spec.mesh.to_string(),
       fmt::join(spec.local_sizes, ", "));

@@ -26,29 +26,31 @@ struct Mapping {
 void check(const at::Tensor& x, const DeviceMesh& mesh, const char* who) {
   if (!x.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined; give a tensor", who));
   if (is_dtensor(x)) {
-    throw std::invalid_argument(fmt::format(
-        "{}: {} says itself how it lies; call redistribute, whose grad_placements are the gradient's", who, to_string(x)));
+    throw std::invalid_argument(
+        fmt::format("{}: {} says itself how it lies; call redistribute, whose grad_placements are the gradient's", who,
+                    to_string(x)));
   }
   check_one_dimension(mesh, who);
 }
 
 int64_t checked_dim(const at::Tensor& x, int64_t tensor_dim, const char* who) {
   if (tensor_dim < -x.dim() || tensor_dim >= x.dim()) {
-    throw std::invalid_argument(fmt::format("{}: dimension {} of a tensor [{}]; it has dimensions {} to {}", who, tensor_dim,
-                                            fmt::join(x.sizes(), ", "), -x.dim(), x.dim() - 1));
+    throw std::invalid_argument(fmt::format("{}: dimension {} of a tensor [{}]; it has dimensions {} to {}", who,
+                                            tensor_dim, fmt::join(x.sizes(), ", "), -x.dim(), x.dim() - 1));
   }
   return c10::maybe_wrap_dim(tensor_dim, x.dim());
 }
 
 void check_even(const at::Tensor& x, const DeviceMesh& mesh, int64_t tensor_dim, bool allow_uneven, const char* who) {
   if (allow_uneven || x.size(tensor_dim) % mesh.size() == 0) return;
-  throw std::invalid_argument(fmt::format(
-      "{}: dimension {} of [{}] is not divisible by the {} ranks of {}; pad it, or allow_uneven, and give gathers the size",
-      who, tensor_dim, fmt::join(x.sizes(), ", "), mesh.size(), mesh.to_string()));
+  throw std::invalid_argument(
+      fmt::format("{}: dimension {} of [{}] is not divisible by the {} ranks of {}; pad it, or allow_uneven, and give "
+                  "gathers the size",
+                  who, tensor_dim, fmt::join(x.sizes(), ", "), mesh.size(), mesh.to_string()));
 }
 
-// `result`, which shares the memory of `x`, as what autograd knows for a view of `x`: it then refuses writes in place that would change
-// what gradients are computed from. The gradient goes by `result`.
+// `result`, which shares the memory of `x`, as what autograd knows for a view of `x`: it then refuses writes in place
+// that would change what gradients are computed from. The gradient goes by `result`.
 struct AsView : torch::autograd::Function<AsView> {
   static at::Tensor forward(torch::autograd::AutogradContext* /*ctx*/, const at::Tensor& x, const at::Tensor& result) {
     return x.as_strided(result.sizes(), result.strides(), result.storage_offset());
@@ -87,15 +89,17 @@ at::Tensor gather(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptio
   if (options.size) {
     // Of several ranks from_local compares it.
     if (mesh.size() == 1 && *options.size != x.size(tensor_dim)) {
-      throw std::invalid_argument(fmt::format("{}: size {} along dimension {}, but the only rank has [{}]; give the whole's",
-                                              who, *options.size, tensor_dim, fmt::join(x.sizes(), ", ")));
+      throw std::invalid_argument(
+          fmt::format("{}: size {} along dimension {}, but the only rank has [{}]; give the whole's", who,
+                      *options.size, tensor_dim, fmt::join(x.sizes(), ", ")));
     }
     shape = x.sizes().vec();
     (*shape)[static_cast<std::size_t>(tensor_dim)] = *options.size;
   }
-  return run(x, mesh,
-             {.from = Shard(tensor_dim), .to = Replicate(), .gradient = options.pending_gradient ? Partial() : Replicate()},
-             who, std::move(shape));
+  return run(
+      x, mesh,
+      {.from = Shard(tensor_dim), .to = Replicate(), .gradient = options.pending_gradient ? Partial() : Replicate()},
+      who, std::move(shape));
 }
 
 }  // namespace
@@ -103,7 +107,8 @@ at::Tensor gather(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptio
 at::Tensor copy_to_region(const at::Tensor& x, const DeviceMesh& mesh, ReduceOp op) {
   check(x, mesh, "copy_to_region");
   // Not first in backward.
-  if (torch::autograd::isDifferentiableType(x.scalar_type())) check_reduces(op, x.scalar_type(), "copy_to_region: gradient");
+  if (torch::autograd::isDifferentiableType(x.scalar_type()))
+    check_reduces(op, x.scalar_type(), "copy_to_region: gradient");
   return run(x, mesh, {.from = Replicate(), .to = Replicate(), .gradient = Partial(op)}, "copy_to_region");
 }
 
@@ -116,7 +121,8 @@ at::Tensor scatter_to_region(const at::Tensor& x, const DeviceMesh& mesh, int64_
   return cut(x, mesh, Replicate(), tensor_dim, allow_uneven, "scatter_to_region");
 }
 
-at::Tensor reduce_scatter_to_region(const at::Tensor& x, const DeviceMesh& mesh, int64_t tensor_dim, bool allow_uneven) {
+at::Tensor reduce_scatter_to_region(const at::Tensor& x, const DeviceMesh& mesh, int64_t tensor_dim,
+                                    bool allow_uneven) {
   return cut(x, mesh, Partial(), tensor_dim, allow_uneven, "reduce_scatter_to_region");
 }
 

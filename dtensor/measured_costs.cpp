@@ -54,8 +54,8 @@ struct Exchange {
   at::Tensor input;
 };
 
-// The slowest rank's microseconds of each exchange, the least of some repeats: what else runs on a machine only adds. The exchanges
-// take turns, so that a slow time of the machine meets them all.
+// The slowest rank's microseconds of each exchange, the least of some repeats: what else runs on a machine only adds.
+// The exchanges take turns, so that a slow time of the machine meets them all.
 std::vector<double> times_of(const std::vector<Exchange>& exchanges, const DeviceMesh& mesh) {
   std::vector<std::vector<double>> times;
   for (int i = 0; i < kRepeats; ++i) {
@@ -63,15 +63,16 @@ std::vector<double> times_of(const std::vector<Exchange>& exchanges, const Devic
     for (const Exchange& exchange : exchanges) now.push_back(exchange.time(mesh));
   }
   at::Tensor slowest = at::empty({kRepeats, std::ssize(exchanges)}, at::kDouble);
-  for (int i = 0; i < kRepeats; ++i) std::ranges::copy(times[static_cast<std::size_t>(i)], slowest[i].data_ptr<double>());
+  for (int i = 0; i < kRepeats; ++i)
+    std::ranges::copy(times[static_cast<std::size_t>(i)], slowest[i].data_ptr<double>());
   slowest = slowest.to(mesh.device());
   for (int64_t d = 0; d < mesh.ndim(); ++d) slowest = all_reduce(slowest, mesh, d, ReduceOp::kMax);
   const at::Tensor least = slowest.cpu().amin(0);
   return {least.data_ptr<double>(), least.data_ptr<double>() + least.numel()};
 }
 
-// Whether the most bytes take the longest along every mesh dimension, without which no link can be fitted. The samples of a mesh
-// dimension stand together, in the order of kBytes.
+// Whether the most bytes take the longest along every mesh dimension, without which no link can be fitted. The samples
+// of a mesh dimension stand together, in the order of kBytes.
 bool grow(const std::vector<LinkSample>& samples) {
   for (auto most = samples.begin() + (kBytes.size() - 1);; most += kBytes.size()) {
     const auto is_less = [&](const LinkSample& sample) { return sample.microseconds < most->microseconds; };
@@ -84,10 +85,10 @@ bool grow(const std::vector<LinkSample>& samples) {
 
 CostModel measured_costs(const DeviceMesh& mesh) {
   if (!mesh.is_member() || mesh.world().is_fake()) {
-    throw std::invalid_argument(
-        fmt::format("measured_costs: {}; call it on every rank of a mesh that communicates, or give CostModel's own figures",
-                    mesh.is_member() ? "nothing travels in a fake world"
-                                     : fmt::format("rank {} is outside mesh {}", mesh.world().rank(), mesh.to_string())));
+    throw std::invalid_argument(fmt::format(
+        "measured_costs: {}; call it on every rank of a mesh that communicates, or give CostModel's own figures",
+        mesh.is_member() ? "nothing travels in a fake world"
+                         : fmt::format("rank {} is outside mesh {}", mesh.world().rank(), mesh.to_string())));
   }
   const detail::NotRecording own_tensors;
   std::vector<Exchange> exchanges;
@@ -108,7 +109,8 @@ CostModel measured_costs(const DeviceMesh& mesh) {
   // Times are alike on every rank, so all stop alike.
   for (int round = 0; round == 0 || (round < kRounds && !grow(samples)); ++round) {
     const std::vector<double> times = times_of(exchanges, mesh);
-    for (std::size_t i = 0; i < samples.size(); ++i) samples[i].microseconds = std::min(samples[i].microseconds, times[i]);
+    for (std::size_t i = 0; i < samples.size(); ++i)
+      samples[i].microseconds = std::min(samples[i].microseconds, times[i]);
   }
   return CostModel::fitted(mesh.mesh(), samples);
 }

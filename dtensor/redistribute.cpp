@@ -31,8 +31,8 @@ struct Redistribution {
   RoutePtr route(const CostModel& model) const {
     // Pieces are sent in the result's dtype.
     if (from->dtype == to->dtype) return route_between(*from, to->placements, model);
-    return route_between(*intern_spec(from->mesh, from->placements, from->sizes, from->strides, to->dtype), to->placements,
-                         model);
+    return route_between(*intern_spec(from->mesh, from->placements, from->sizes, from->strides, to->dtype),
+                         to->placements, model);
   }
 };
 
@@ -57,8 +57,8 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   bool communicates = false;
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
     const Redistribution& redistribution = call.redistributions[i];
-    items.push_back(
-        {redistribution.route(call.options.cost_model), detail::meta(dtensors[i]).local().to(redistribution.to->dtype)});
+    items.push_back({redistribution.route(call.options.cost_model),
+                     detail::meta(dtensors[i]).local().to(redistribution.to->dtype)});
     // Nobody counts what is written to an inference tensor, so what is sent later must not be it.
     at::Tensor& piece = items.back().piece;
     if (call.options.async && piece.is_inference()) piece = reused_copy(piece);
@@ -78,8 +78,8 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   return out;
 }
 
-// Counts the collectives as redistribute's, and under the path of the tensor's contract, where no scope around the call says
-// otherwise.
+// Counts the collectives as redistribute's, and under the path of the tensor's contract, where no scope around the call
+// says otherwise.
 class RedistributeScope {
  public:
   explicit RedistributeScope(const at::Tensor& dtensor) {
@@ -102,11 +102,12 @@ tensor_list run_all(at::TensorList dtensors, const RedistributeCall& call) {
 }
 
 bool is_recorded(at::TensorList dtensors) {
-  return c10::GradMode::is_enabled() && std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); });
+  return c10::GradMode::is_enabled() &&
+         std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); });
 }
 
-// Where an input's gradient goes when the caller did not say: its own layout; under a Partial, the gradient's where the two make
-// one, else whole.
+// Where an input's gradient goes when the caller did not say: its own layout; under a Partial, the gradient's where the
+// two make one, else whole.
 Placements default_gradient(const Spec& input, const Placements& gradient) {
   Placements out = input.placements;
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -132,7 +133,8 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
       if (!grads[i].defined()) continue;
       const Spec& input = *call.redistributions[i].from;
       moving.push_back(detail::as_dtensor(grads[i], input).to(call.options.backward_dtype.value_or(input.dtype)));
-      wanted.push_back(call.redistributions[i].gradient.value_or(default_gradient(input, placements_of(moving.back()))));
+      wanted.push_back(
+          call.redistributions[i].gradient.value_or(default_gradient(input, placements_of(moving.back()))));
     }
     tensor_list out(grads.size() + 1);
     if (moving.empty()) return out;
@@ -155,8 +157,8 @@ tensor_list move_all(at::TensorList dtensors, const RedistributeCall& call) {
 void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions& options, bool requires_grad) {
   const at::ScalarType back = options.backward_dtype.value_or(from.dtype);
   if (requires_grad && !(isFloatingType(to) || isComplexType(to))) {
-    throw std::invalid_argument(
-        fmt::format("redistribute: a tensor that requires grad as {}, which has no gradients; detach it", toString(to)));
+    throw std::invalid_argument(fmt::format(
+        "redistribute: a tensor that requires grad as {}, which has no gradients; detach it", toString(to)));
   }
   if (requires_grad && !(isFloatingType(back) || isComplexType(back))) {
     throw std::invalid_argument(
@@ -204,7 +206,8 @@ void check_many(const std::vector<at::Tensor>& dtensors, const std::vector<Place
 
 }  // namespace
 
-std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensors, const std::vector<Placements>& placements,
+std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensors,
+                                          const std::vector<Placements>& placements,
                                           const RedistributeOptions& options) {
   const detail::NotRecording own_tensors;
   check_many(dtensors, placements);

@@ -40,8 +40,8 @@ struct Given {
   std::vector<int64_t> sizes;
 };
 
-// Gathers these from every rank, in the order of the mesh's ranks. Pieces may differ in their number of dimensions, so that is gathered
-// first.
+// Gathers these from every rank, in the order of the mesh's ranks. Pieces may differ in their number of dimensions, so
+// that is gathered first.
 std::vector<Given> gather_given(const at::Tensor& local, const DeviceMesh& mesh) {
   const auto dims = gather_rows({local.dim()}, mesh);
   const auto most = static_cast<std::size_t>((*std::ranges::max_element(dims))[0]);
@@ -58,7 +58,8 @@ std::vector<Given> gather_given(const at::Tensor& local, const DeviceMesh& mesh)
 }
 
 std::string problem_of(const Given& given, const std::vector<int64_t>& want, at::ScalarType dtype) {
-  if (given.dtype != dtype) return fmt::format("has dtype {}, not {}", c10::toString(given.dtype), c10::toString(dtype));
+  if (given.dtype != dtype)
+    return fmt::format("has dtype {}, not {}", c10::toString(given.dtype), c10::toString(dtype));
   if (given.sizes != want) {
     return fmt::format("has a piece [{}], not [{}]", fmt::join(given.sizes, ", "), fmt::join(want, ", "));
   }
@@ -95,8 +96,8 @@ void verify_local(const at::Tensor& local, const Spec& spec) {
   }
   if (problems.empty()) return;
   throw std::invalid_argument(fmt::format("from_local: the pieces do not make one tensor [{}] as {} on {}{}",
-                                          fmt::join(spec.sizes, ", "), to_string(spec.placements), spec.mesh.to_string(),
-                                          problems));
+                                          fmt::join(spec.sizes, ", "), to_string(spec.placements),
+                                          spec.mesh.to_string(), problems));
 }
 
 }  // namespace tessera

@@ -68,7 +68,8 @@ class Generators {
   void remember(c10::Device device) {
     const bool known = std::ranges::any_of(devices_, [&](const auto& each) { return each.first == device; });
     if (known) return;
-    RngStatesTracker::Position streams = rng_tracker(device).position();  // it takes the generator's lock within its own
+    RngStatesTracker::Position streams =
+        rng_tracker(device).position();  // it takes the generator's lock within its own
     at::Generator generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());
     devices_.emplace_back(device, States{.generator = generator.get_state(), .streams = std::move(streams)});
@@ -163,7 +164,8 @@ tensor_list inputs_again(AutogradContext* ctx, const Plan& plan) {
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   // `marker` requires grad, so that what `function` holds gets its gradients where no input wants one.
-  static tensor_list forward(AutogradContext* ctx, at::TensorList inputs, const at::Tensor& /*marker*/, const Plan& plan) {
+  static tensor_list forward(AutogradContext* ctx, at::TensorList inputs, const at::Tensor& /*marker*/,
+                             const Plan& plan) {
     detail::saved<Plan>(ctx, "plan") = plan;
     tensor_list saved = inputs.vec();
     if (plan.options.distribute_saved_activations) {
@@ -172,7 +174,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     ctx->save_for_backward(saved);
     ctx->set_materialize_grads(false);
     tensor_list results = plan.function(all_inputs(inputs.vec(), plan));
-    // Autograd makes what comes out of here results of this node: what `function` holds and gives back must not become one.
+    // Autograd makes what comes out of here results of this node: what `function` holds and gives back must not become
+    // one.
     for (at::Tensor& each : results) {
       const bool is_input = std::ranges::any_of(inputs, [&](const at::Tensor& input) { return input.is_same(each); });
       if (each.defined() && !is_input) each = each.detach();
@@ -183,13 +186,15 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw std::runtime_error(
-          "checkpoint: it is not compatible with torch::autograd::grad, nor with backward of chosen inputs, since gradients "
+          "checkpoint: it is not compatible with torch::autograd::grad, nor with backward of chosen inputs, since "
+          "gradients "
           "of what "
           "the function holds go to .grad; call backward() without them");
     }
     if (c10::GradMode::is_enabled()) {
       throw std::runtime_error(
-          "checkpoint: backward with create_graph, but what is computed again leaves no graph behind; call the function "
+          "checkpoint: backward with create_graph, but what is computed again leaves no graph behind; call the "
+          "function "
           "itself");
     }
     const Plan& plan = detail::saved<Plan>(ctx, "plan");
@@ -212,8 +217,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 
   static void backward_of(const tensor_list& results, const tensor_list& grads) {
     if (results.size() != grads.size()) {
-      throw std::runtime_error(fmt::format("checkpoint: the function gave {} results, and {} when it was computed again",
-                                           grads.size(), results.size()));
+      throw std::runtime_error(fmt::format(
+          "checkpoint: the function gave {} results, and {} when it was computed again", grads.size(), results.size()));
     }
     tensor_list roots, root_grads;
     for (std::size_t i = 0; i < results.size(); ++i) {

@@ -51,7 +51,8 @@ void check_data(const std::vector<std::string>& keys, const Data& data, at::Scal
 
 // Numbers that only the first rank has.
 std::vector<int64_t> numbers_of_first(const std::vector<int64_t>& mine, std::size_t count, const DeviceMesh& mesh) {
-  const at::Tensor given = mine.empty() ? at::empty({static_cast<int64_t>(count)}, at::kLong) : at::tensor(mine, at::kLong);
+  const at::Tensor given =
+      mine.empty() ? at::empty({static_cast<int64_t>(count)}, at::kLong) : at::tensor(mine, at::kLong);
   const at::Tensor got = broadcast(given.to(mesh.device()), mesh, 0, 0).cpu();
   return {got.const_data_ptr<int64_t>(), got.const_data_ptr<int64_t>() + count};
 }

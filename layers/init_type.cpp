@@ -38,7 +38,9 @@ constexpr std::array kNames = {
 };
 
 // The ends are two hundred deviations away: no number has to be drawn again.
-void truncated_normal_(at::Tensor weight, double deviation, double end) { weight.normal_(0, deviation).clamp_(-end, end); }
+void truncated_normal_(at::Tensor weight, double deviation, double end) {
+  weight.normal_(0, deviation).clamp_(-end, end);
+}
 
 void orthogonal(const at::Tensor& weight) {
   if (is_dtensor(weight)) {
@@ -104,7 +106,8 @@ void initialize_affine_weight_(const at::Tensor& weight, int64_t out_features, i
                                int64_t per_partition_size, int64_t partition_dim, const DeviceMesh& mesh,
                                const InitMethod& method, int64_t stride) {
   if (partition_dim != 0 && partition_dim != 1) {
-    throw std::invalid_argument(fmt::format("initialize_affine_weight_: partition_dim {}; it is 0 or 1", partition_dim));
+    throw std::invalid_argument(
+        fmt::format("initialize_affine_weight_: partition_dim {}; it is 0 or 1", partition_dim));
   }
   const std::array<int64_t, 2> sizes = {out_features, in_features};
   std::array<int64_t, 2> here = sizes;
@@ -112,9 +115,11 @@ void initialize_affine_weight_(const at::Tensor& weight, int64_t out_features, i
   check_one_dimension(mesh, "initialize_affine_weight_");
   if (is_dtensor(weight) || weight.sizes() != at::IntArrayRef(here) ||
       per_partition_size * mesh.size() != sizes[static_cast<std::size_t>(partition_dim)]) {
-    throw std::invalid_argument(fmt::format(
-        "initialize_affine_weight_: a weight [{}] for {} of [{}, {}] along {} on mesh {}; it is this rank's plain piece",
-        fmt::join(weight.sizes(), ", "), per_partition_size, out_features, in_features, partition_dim, mesh.to_string()));
+    throw std::invalid_argument(
+        fmt::format("initialize_affine_weight_: a weight [{}] for {} of [{}, {}] along {} on mesh {}; it is this "
+                    "rank's plain piece",
+                    fmt::join(weight.sizes(), ", "), per_partition_size, out_features, in_features, partition_dim,
+                    mesh.to_string()));
   }
   const c10::AutoGradMode none(false);
   const Placement placement =

@@ -11,8 +11,9 @@
 
 namespace tessera {
 
-// Gives a weight its first values, in place, without a gradient: any of torch::nn::init that takes one tensor, or one's own. It is given
-// the whole weight, a DTensor: what depends on its sizes, such as a fan, is right, and the values are the same on any number of ranks.
+// Gives a weight its first values, in place, without a gradient: any of torch::nn::init that takes one tensor, or one's
+// own. It is given the whole weight, a DTensor: what depends on its sizes, such as a fan, is right, and the values are
+// the same on any number of ranks.
 using InitMethod = std::function<void(at::Tensor weight)>;
 
 enum class InitType {
@@ -39,14 +40,15 @@ InitType init_type(std::string_view name);
 void initialize_(const at::Tensor& weight, InitType type);
 InitMethod init_method(InitType type);
 
-// How the pieces of a layer's weight lie along the dimension that is cut: `stride` pieces a rank, dealt out in turn, so that a fused
-// projection of `stride` parts has a share of each on every rank. 1: one piece, by torch.chunk's rule.
+// How the pieces of a layer's weight lie along the dimension that is cut: `stride` pieces a rank, dealt out in turn, so
+// that a fused projection of `stride` parts has a share of each on every rank. 1: one piece, by torch.chunk's rule.
 // Throws std::invalid_argument when the ranks times stride do not divide `size`, unless stride is 1 and `allow_uneven`.
-Placement affine_placement(int64_t tensor_dim, int64_t size, int64_t ranks, int64_t stride = 1, bool allow_uneven = false);
+Placement affine_placement(int64_t tensor_dim, int64_t size, int64_t ranks, int64_t stride = 1,
+                           bool allow_uneven = false);
 
-// Fills `weight`, a plain tensor, with this rank's piece of a weight [out_features, in_features] that is cut over the one dimension of
-// `mesh` along `partition_dim`, per_partition_size on each rank, in `stride` pieces. The same whole on any number of ranks, drawn as
-// dtensor/random.h says. No communication.
+// Fills `weight`, a plain tensor, with this rank's piece of a weight [out_features, in_features] that is cut over the
+// one dimension of `mesh` along `partition_dim`, per_partition_size on each rank, in `stride` pieces. The same whole on
+// any number of ranks, drawn as dtensor/random.h says. No communication.
 // Throws std::invalid_argument, on every rank alike, on sizes that do not fit, and as affine_placement.
 void initialize_affine_weight_(const at::Tensor& weight, int64_t out_features, int64_t in_features,
                                int64_t per_partition_size, int64_t partition_dim, const DeviceMesh& mesh,

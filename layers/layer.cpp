@@ -18,8 +18,8 @@ void check_piece(const at::Tensor& piece, const ParameterUse& use, const DeviceM
   const SpecPtr wanted = wanted_of(piece, use, mesh);
   if (piece.sizes() == at::IntArrayRef(wanted->local_sizes)) return;
   refuse_alone(mesh, who,
-               fmt::format("supplied {}'s shape is [{}], not [{}] as expected", use.name, fmt::join(piece.sizes(), ", "),
-                           fmt::join(wanted->local_sizes, ", ")));
+               fmt::format("supplied {}'s shape is [{}], not [{}] as expected", use.name,
+                           fmt::join(piece.sizes(), ", "), fmt::join(wanted->local_sizes, ", ")));
 }
 
 // A DTensor as the layer cuts it.
@@ -40,13 +40,15 @@ at::Tensor own_copy(const at::Tensor& t, const std::optional<at::Device>& device
   return copy.set_requires_grad(t.requires_grad());
 }
 
-at::Tensor parameter_on_mesh(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh, const char* who) {
+at::Tensor parameter_on_mesh(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
+                             const char* who) {
   if (is_dtensor(parameter)) return laid(parameter, use, mesh, who);
   check_piece(parameter, use, mesh, who);
   return from_local(parameter, mesh, {use.cut}, {.shape = use.sizes});
 }
 
-at::Tensor parameter_piece(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh, const char* who) {
+at::Tensor parameter_piece(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
+                           const char* who) {
   if (is_dtensor(parameter)) {
     const at::Tensor here = laid(parameter, use, mesh, who);
     return use.gradient ? to_local(here, Placements{*use.gradient}) : to_local(here);

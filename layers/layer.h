@@ -18,8 +18,8 @@
 namespace tessera {
 namespace detail {
 
-// A tensor of a layer's own memory with the values and the layout of `t`, on `device` where one is given; a leaf that requires a gradient
-// where `t` does.
+// A tensor of a layer's own memory with the values and the layout of `t`, on `device` where one is given; a leaf that
+// requires a gradient where `t` does.
 at::Tensor own_copy(const at::Tensor& t, const std::optional<at::Device>& device);
 
 // How a layer uses a parameter. `sizes` are those of the whole.
@@ -30,11 +30,14 @@ struct ParameterUse {
   std::optional<Placement> gradient = std::nullopt;  // of the piece; default: as it is cut
 };
 
-// A member of a layer is a tensor that a caller may assign, such as another layer's to tie the two. These give what stands there now as
-// the layer uses it: a DTensor on `mesh`, or this rank's piece. Communicates only where a DTensor lies otherwise, as redistribute does.
-// Throw std::invalid_argument on a DTensor of other sizes or on another mesh; a plain piece of other sizes fails the job.
-at::Tensor parameter_on_mesh(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh, const char* who);
-at::Tensor parameter_piece(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh, const char* who);
+// A member of a layer is a tensor that a caller may assign, such as another layer's to tie the two. These give what
+// stands there now as the layer uses it: a DTensor on `mesh`, or this rank's piece. Communicates only where a DTensor
+// lies otherwise, as redistribute does. Throw std::invalid_argument on a DTensor of other sizes or on another mesh; a
+// plain piece of other sizes fails the job.
+at::Tensor parameter_on_mesh(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
+                             const char* who);
+at::Tensor parameter_piece(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
+                           const char* who);
 
 // `sizes` with another last one.
 std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last);
@@ -69,14 +72,15 @@ struct LayerParameter {
   bool registered = true;
 };
 
-// The base of a named layer. `Derived` lists its parameters in a public `layer_parameters() const`, and its constructor gives them their
-// tensors and then calls reset().
+// The base of a named layer. `Derived` lists its parameters in a public `layer_parameters() const`, and its constructor
+// gives them their tensors and then calls reset().
 template <class Derived>
 class Layer : public torch::nn::Cloneable<Derived> {
  public:
   using torch::nn::Cloneable<Derived>::Cloneable;
 
-  // Registers the parameters. Those of a copy still share memory with the original's: Cloneable gives each its own afterwards.
+  // Registers the parameters. Those of a copy still share memory with the original's: Cloneable gives each its own
+  // afterwards.
   void reset() override {
     auto& self = static_cast<Derived&>(*this);
     for (const LayerParameter<Derived>& each : self.layer_parameters()) {
@@ -87,8 +91,9 @@ class Layer : public torch::nn::Cloneable<Derived> {
     }
   }
 
-  // A layer with parameters of its own, of the same layouts, values and requires_grad, which computes what this one does: of a member that
-  // was assigned it has a copy too, no longer tied to the other layer. Nothing is drawn, and there is no communication.
+  // A layer with parameters of its own, of the same layouts, values and requires_grad, which computes what this one
+  // does: of a member that was assigned it has a copy too, no longer tied to the other layer. Nothing is drawn, and
+  // there is no communication.
   std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override {
     const auto copy = std::dynamic_pointer_cast<Derived>(torch::nn::Cloneable<Derived>::clone(device));
     const c10::AutoGradMode none(false);

@@ -45,14 +45,16 @@ void add_pairs(const ModuleTree& tree, std::size_t node, const Wanted& wanted, s
     StyleLayouts up, down;
     if (wanted.sequence && i == 0) up = {.input_layouts = Shard(0), .desired_input_layouts = Replicate()};
     const bool is_last = i + 2 == layers.size();  // else a layer that is whole comes after it
-    if (is_last) down = {.output_layouts = wanted.sequence ? Shard(0) : Replicate(), .use_local_output = !wanted.output};
+    if (is_last)
+      down = {.output_layouts = wanted.sequence ? Shard(0) : Replicate(), .use_local_output = !wanted.output};
     plan.emplace_back(tree[layers[i]].path, ColwiseParallel(up));
     plan.emplace_back(tree[layers[i + 1]].path, RowwiseParallel(down));
   }
 }
 
 DeviceMesh mesh_for(const at::Tensor& t, const MaybeMesh& given, const char* what) {
-  if (!given && !is_dtensor(t)) throw std::invalid_argument("device_mesh is not passed nor can be inferred: give a mesh");
+  if (!given && !is_dtensor(t))
+    throw std::invalid_argument("device_mesh is not passed nor can be inferred: give a mesh");
   const DeviceMesh mesh = given ? *given : mesh_of(t);
   if (mesh.ndim() != 1) {
     throw std::invalid_argument(fmt::format("device_mesh has dims {} but expected to be 1 for {}: give one of {}",
@@ -91,24 +93,29 @@ ParallelPlan PairwiseParallel::plan(torch::nn::Module& module) const {
   std::set<const void*> seen;
   add_pairs(tree, 0, {.sequence = sequence_, .input = input_, .output = output_}, seen, plan);
   if (!plan.empty()) return plan;
-  throw std::invalid_argument(fmt::format(
-      "PairwiseParallel: more than one Linear is needed for an MLP, side by side in one module; {} has no such module in it",
-      tree[0].type));
+  throw std::invalid_argument(
+      fmt::format("PairwiseParallel: more than one Linear is needed for an MLP, side by side in one module; {} has no "
+                  "such module in it",
+                  tree[0].type));
 }
 
 void Prepared::apply(ApplyContext& context) const {
   if (style_) (*style_)->apply(context);
-  const auto prepare_first = [mesh = context.mesh()](const PrepareFunction& function, std::vector<at::Tensor>& tensors) {
+  const auto prepare_first = [mesh = context.mesh()](const PrepareFunction& function,
+                                                     std::vector<at::Tensor>& tensors) {
     if (!tensors.empty() && tensors[0].defined()) tensors[0] = function(tensors[0], mesh);
   };
   if (input_) {
-    context.forward_pre_hook([=, function = input_](std::vector<at::Tensor>& inputs) { prepare_first(function, inputs); },
-                             /*throws_alike=*/true);
+    context.forward_pre_hook(
+        [=, function = input_](std::vector<at::Tensor>& inputs) { prepare_first(function, inputs); },
+        /*throws_alike=*/true);
   }
   if (output_) {
-    context.forward_hook([=, function = output_](const std::vector<at::Tensor>& /*inputs*/,
-                                                 std::vector<at::Tensor>& outputs) { prepare_first(function, outputs); },
-                         /*throws_alike=*/true);
+    context.forward_hook(
+        [=, function = output_](const std::vector<at::Tensor>& /*inputs*/, std::vector<at::Tensor>& outputs) {
+          prepare_first(function, outputs);
+        },
+        /*throws_alike=*/true);
   }
 }
 

@@ -33,8 +33,9 @@ int64_t pieces_a_rank(const Partition& partition, int64_t size, int64_t ranks) {
   return std::max<int64_t>(1, pieces);
 }
 
-// Keeps the attributes that were set on plain tensors. LibTorch's own place for metadata on a tensor is emptied by set_data, so by Module::to. A weak pointer keeps
-// the address of a tensor that is gone from being used again, so that an address stands for one tensor as long as it is here.
+// Keeps the attributes that were set on plain tensors. LibTorch's own place for metadata on a tensor is emptied by
+// set_data, so by Module::to. A weak pointer keeps the address of a tensor that is gone from being used again, so that
+// an address stands for one tensor as long as it is here.
 class SetAttributes {
  public:
   static SetAttributes& of_process() {
@@ -84,14 +85,16 @@ void put_on(const at::Tensor& plain, const TensorParallelAttributes& attributes,
     refuse(who, fmt::format("dim {} of a tensor of {} dimensions; it is one of them, from 0", attributes.partition_dim,
                             plain.dim()));
   }
-  if (attributes.partition_stride < 1) refuse(who, fmt::format("stride {}; it is at least 1", attributes.partition_stride));
+  if (attributes.partition_stride < 1)
+    refuse(who, fmt::format("stride {}; it is at least 1", attributes.partition_stride));
   SetAttributes::of_process().put(plain, attributes);
 }
 
 void check_alike(const at::Tensor& tensor, const TensorParallelAttributes& wanted, const char* who) {
   const TensorParallelAttributes is = tensor_parallel_attributes(tensor);
   if (is == wanted) return;
-  refuse(who, fmt::format("the tensor is {}, and was to be {}; redistribute makes it so", text_of(is), text_of(wanted)));
+  refuse(who,
+         fmt::format("the tensor is {}, and was to be {}; redistribute makes it so", text_of(is), text_of(wanted)));
 }
 
 }  // namespace
@@ -115,9 +118,9 @@ void set_tensor_parallel_attributes(const at::Tensor& tensor, bool is_parallel, 
   const TensorParallelAttributes wanted{.is_parallel = is_parallel, .partition_dim = dim, .partition_stride = stride};
   if (is_dtensor(tensor)) return check_alike(tensor, is_parallel ? wanted : TensorParallelAttributes(), kWho);
   if (const auto before = set_on(tensor); before && *before != wanted) {
-    refuse(kWho,
-           fmt::format("the tensor was set to be {} before, and now to be {}; copy_tensor_parallel_attributes overwrites",
-                       text_of(*before), text_of(wanted)));
+    refuse(kWho, fmt::format(
+                     "the tensor was set to be {} before, and now to be {}; copy_tensor_parallel_attributes overwrites",
+                     text_of(*before), text_of(wanted)));
   }
   put_on(tensor, wanted, kWho);
 }
@@ -139,8 +142,8 @@ bool is_not_tensor_parallel_duplicate(const at::Tensor& parameter, const DeviceM
   if (!is_dtensor(parameter)) return tensor_parallel_attributes(parameter).is_parallel || mesh.local_rank(0) == 0;
   const Spec& spec = spec_of(parameter);
   if (spec.partial) {
-    throw std::invalid_argument(
-        fmt::format("is_not_tensor_parallel_duplicate: {} is a pending reduction; redistribute it first", to_string(spec)));
+    throw std::invalid_argument(fmt::format(
+        "is_not_tensor_parallel_duplicate: {} is a pending reduction; redistribute it first", to_string(spec)));
   }
   if (!spec.mesh.is_member()) return false;
   for (const int64_t rank : mesh.group_ranks(0)) {

@@ -65,11 +65,12 @@ Placement cut_of(int64_t tensor_dim, int64_t size, const DeviceMesh& mesh, const
   }
 }
 
-Placement weight_cut(int64_t in_features, int64_t out_features, const DeviceMesh& mesh, const ParallelDimOptions& options) {
+Placement weight_cut(int64_t in_features, int64_t out_features, const DeviceMesh& mesh,
+                     const ParallelDimOptions& options) {
   check_one_dimension(mesh, kLinear);
   if (in_features < 1 || out_features < 1) {
-    throw std::invalid_argument(fmt::format("{}: {} input and {} output features; there is at least one of each", kLinear,
-                                            in_features, out_features));
+    throw std::invalid_argument(fmt::format("{}: {} input and {} output features; there is at least one of each",
+                                            kLinear, in_features, out_features));
   }
   switch (along_of(options.dim, kLinear)) {
     case Along::kFirst: return cut_of(1, in_features, mesh, options);
@@ -126,7 +127,8 @@ void ParallelLinearImpl::pretty_print(std::ostream& stream) const {
 // A DTensor, and what a plain input is taken for.
 at::Tensor ParallelLinearImpl::input_on_mesh(const at::Tensor& input) const {
   const auto wanted = [&] {
-    return fmt::format("input [{}]; it has {} features in its last dimension", fmt::join(input.sizes(), ", "), in_features_);
+    return fmt::format("input [{}]; it has {} features in its last dimension", fmt::join(input.sizes(), ", "),
+                       in_features_);
   };
   if (!input.defined()) throw std::invalid_argument(fmt::format("{}: the input is undefined", kLinear));
   const int64_t features = input.dim() == 0 ? -1 : input.size(-1);
@@ -142,7 +144,8 @@ at::Tensor ParallelLinearImpl::input_on_mesh(const at::Tensor& input) const {
   if (features == in_features_) return from_local(input, mesh_, {Replicate()});
   const int64_t here = intern_spec(mesh_, {Shard(0)}, {in_features_}, input.scalar_type())->local_sizes.front();
   if (input_is_cut_ && in_features_ > 1 && features == here) {
-    return from_local(input, mesh_, {Shard(input.dim() - 1)}, {.shape = detail::with_last(input.sizes(), in_features_)});
+    return from_local(input, mesh_, {Shard(input.dim() - 1)},
+                      {.shape = detail::with_last(input.sizes(), in_features_)});
   }
   refuse_alone(mesh_, kLinear, input_is_cut_ ? wanted() + ", or this rank's part of them" : wanted());
 }
@@ -156,7 +159,8 @@ at::Tensor ParallelLinearImpl::forward(const at::Tensor& input) {
       bias.defined() ? detail::parameter_piece(bias, {"bias", {out_features_}, bias_cut_}, mesh_, kLinear) : bias;
   const at::Tensor here = to_local(redistribute(x, {input_is_cut_ ? last : whole}));
   const at::Tensor output = parallel_linear(here, weight_here, bias_here, options.dim, mesh_);
-  return from_local(output, mesh_, {output_is_cut_ ? last : whole}, {.shape = detail::with_last(x.sizes(), out_features_)});
+  return from_local(output, mesh_, {output_is_cut_ ? last : whole},
+                    {.shape = detail::with_last(x.sizes(), out_features_)});
 }
 
 ParallelEmbedding parallel_embedding_layer(ParallelEmbeddingOptions options, ParallelDim dim, const DeviceMesh& mesh) {
@@ -224,8 +228,8 @@ void check_rows(const at::Tensor& input, const at::Tensor& weight, const at::Ten
   check_one_dimension(mesh, kWho);
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(fmt::format("{}: {}", kWho, why)); };
   if (is_dtensor(input) && !(mesh_of(input) == mesh)) {
-    refuse(fmt::format("the input lies on mesh {}, not on {}; redistribute_to brings it there", mesh_of(input).to_string(),
-                       mesh.to_string()));
+    refuse(fmt::format("the input lies on mesh {}, not on {}; redistribute_to brings it there",
+                       mesh_of(input).to_string(), mesh.to_string()));
   }
   if (!bias.defined()) return;
   if (is_dtensor(bias)) refuse("the bias is a DTensor; full_tensor(bias) is the plain one");
@@ -271,7 +275,8 @@ at::Tensor register_parallel_dim(const at::Tensor& t, ParallelDim dim, const Dev
   return from_local(t, mesh, {placement_of(t, dim)});
 }
 
-std::vector<at::Tensor> register_parallel_dim(const std::vector<at::Tensor>& list, ParallelDim dim, const DeviceMesh& mesh) {
+std::vector<at::Tensor> register_parallel_dim(const std::vector<at::Tensor>& list, ParallelDim dim,
+                                              const DeviceMesh& mesh) {
   std::vector<at::Tensor> out;
   for (const at::Tensor& t : list) out.push_back(register_parallel_dim(t, dim, mesh));
   return out;
@@ -286,8 +291,9 @@ at::Tensor RegisterParallelDimImpl::forward(const at::Tensor& input) {
   if (!is_dtensor(input)) return register_parallel_dim(input, dim, mesh_);
   const Placement wanted = placement_of(input, dim);
   if (mesh_of(input) == mesh_ && placements_of(input) == Placements{wanted}) return input;
-  throw std::invalid_argument(fmt::format("RegisterParallelDim: the input is {}, not cut as {} on mesh {}; redistribute it",
-                                          to_string(input), to_string(wanted), mesh_.to_string()));
+  throw std::invalid_argument(
+      fmt::format("RegisterParallelDim: the input is {}, not cut as {} on mesh {}; redistribute it", to_string(input),
+                  to_string(wanted), mesh_.to_string()));
 }
 
 void RegisterParallelDimImpl::pretty_print(std::ostream& stream) const {
@@ -321,7 +327,8 @@ ParallelPlan linear_plan(torch::nn::Module& module, ParallelDim dim) {
 
 ParallelPlan embedding_plan(torch::nn::Module& module, ParallelDim dim) {
   switch (along_of(dim, "convert_parallel_embedding")) {
-    case Along::kSecond: return plan_of(module, ModuleKind::kEmbedding, ColwiseParallel({.output_layouts = Replicate()}));
+    case Along::kSecond:
+      return plan_of(module, ModuleKind::kEmbedding, ColwiseParallel({.output_layouts = Replicate()}));
     case Along::kFirst: return plan_of(module, ModuleKind::kEmbedding, RowwiseParallel());
     default: return {};
   }

@@ -35,8 +35,8 @@ void check_even(const ParallelEmbeddingOptions& options, int64_t ranks) {
   const bool by_rows = cut.tensor_dim() == 0;
   const int64_t size = by_rows ? options.num_embeddings : options.embedding_dim;
   if (size % ranks == 0) return;
-  refuse(fmt::format("{} {} are not divisible by {} ranks; allow_uneven, or pad them", size, by_rows ? "rows" : "columns",
-                     ranks));
+  refuse(fmt::format("{} {} are not divisible by {} ranks; allow_uneven, or pad them", size,
+                     by_rows ? "rows" : "columns", ranks));
 }
 
 ParallelEmbeddingOptions checked(ParallelEmbeddingOptions options, const DeviceMesh& mesh) {
@@ -52,8 +52,8 @@ ParallelEmbeddingOptions checked(ParallelEmbeddingOptions options, const DeviceM
   }
   const at::Tensor& given = options.given_weight;
   if (given.defined() && (is_dtensor(given) || given.sizes() != at::IntArrayRef({rows, columns}))) {
-    refuse(fmt::format("given_weight is [{}]; it is the whole table, plain, [{}, {}]", fmt::join(given.sizes(), ", "), rows,
-                       columns));
+    refuse(fmt::format("given_weight is [{}]; it is the whole table, plain, [{}, {}]", fmt::join(given.sizes(), ", "),
+                       rows, columns));
   }
   if (options.config.sequence_parallel && options.cut != EmbeddingCut::kVocabulary) {
     refuse("sequence_parallel of a table of which each rank looks every id up; cut it by the vocabulary");
@@ -118,10 +118,10 @@ void ParallelEmbeddingImpl::pretty_print(std::ostream& stream) const {
 at::Tensor ParallelEmbeddingImpl::piece() const {
   const Placement cut = placement_of(options.cut);
   if (options.max_norm && is_dtensor(weight) && placements_of(weight) != Placements{cut}) {
-    refuse(
-        fmt::format("max_norm writes the table, and the assigned weight is {}, not cut as {}: what is written to a copy "
-                    "would be lost; redistribute the weight",
-                    to_string(weight), to_string(cut)));
+    refuse(fmt::format(
+        "max_norm writes the table, and the assigned weight is {}, not cut as {}: what is written to a copy "
+        "would be lost; redistribute the weight",
+        to_string(weight), to_string(cut)));
   }
   const std::vector<int64_t> sizes = {options.num_embeddings, options.embedding_dim};
   return detail::parameter_piece(weight, {"weight", sizes, cut}, mesh_, "ParallelEmbedding");
@@ -137,7 +137,8 @@ at::Tensor ParallelEmbeddingImpl::of_plain(const at::Tensor& ids) const {
                                     .scale_grad_by_freq = options.scale_grad_by_freq};
   const at::Tensor table = piece();
   if (!options.config.sequence_parallel) return sharded_embedding(ids, table, mesh_, how);
-  if (ids.defined() && ids.dim() == 0) refuse("one id without a dimension; with sequence_parallel ids are [sequence, *]");
+  if (ids.defined() && ids.dim() == 0)
+    refuse("one id without a dimension; with sequence_parallel ids are [sequence, *]");
   return reduce_scatter_to_sequence_region(sharded_embedding_local(ids, table, mesh_, how), mesh_);
 }
 

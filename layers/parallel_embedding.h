@@ -14,9 +14,9 @@
 #include "tessera/layers/sharded_embedding.h"
 #include "tessera/mesh/device_mesh.h"
 
-// Embeddings whose table is cut over the ranks of a mesh of one dimension, by the vocabulary, by the width, or not. The table is a DTensor, of
-// values that do not depend on the number of ranks. Of plain ids, alike on every rank, the output is plain and whole on every rank; of a
-// DTensor of ids it is a DTensor.
+// Embeddings whose table is cut over the ranks of a mesh of one dimension, by the vocabulary, by the width, or not. The
+// table is a DTensor, of values that do not depend on the number of ranks. Of plain ids, alike on every rank, the
+// output is plain and whole on every rank; of a DTensor of ids it is a DTensor.
 namespace tessera {
 
 struct ParallelEmbeddingOptions {
@@ -32,8 +32,8 @@ struct ParallelEmbeddingOptions {
   double norm_type = 2;
   bool scale_grad_by_freq = false;
   bool sparse = false;  // the gradient of a DTensor is dense, so this changes nothing
-  // First values; the row of padding_idx is 0 afterwards. None: the kXavierNormal of ml's and FairScale's, and the normal values of
-  // TorchShard's (parallel_embedding_layer).
+  // First values; the row of padding_idx is 0 afterwards. None: the kXavierNormal of ml's and FairScale's, and the
+  // normal values of TorchShard's (parallel_embedding_layer).
   InitMethod init_method;
   // In their place: the whole table, plain and alike on every rank. The layer keeps its piece alone.
   at::Tensor given_weight;
@@ -41,17 +41,17 @@ struct ParallelEmbeddingOptions {
   ModelParallelConfig config = {};  // sequence_parallel: the output is cut along dimension 0
 };
 
-// Collectives, on more than one rank: those of sharded_embedding; under sequence_parallel by the vocabulary one reduce_scatter in the place
-// of the all_reduce, and one all_gather in backward.
-// The constructor throws std::invalid_argument, on every rank alike, on rows or columns that the ranks do not divide (unless
-// allow_uneven), a padding_idx outside the table, a given_weight of other sizes, sequence_parallel of a table that is not cut by the
-// vocabulary, and a mesh of several dimensions or without this rank.
+// Collectives, on more than one rank: those of sharded_embedding; under sequence_parallel by the vocabulary one
+// reduce_scatter in the place of the all_reduce, and one all_gather in backward.
+// The constructor throws std::invalid_argument, on every rank alike, on rows or columns that the ranks do not divide
+// (unless allow_uneven), a padding_idx outside the table, a given_weight of other sizes, sequence_parallel of a table
+// that is not cut by the vocabulary, and a mesh of several dimensions or without this rank.
 // The weight may be assigned, and the layer cloned, printed and put into containers, as parallel_linear.h says.
 class ParallelEmbeddingImpl : public Layer<ParallelEmbeddingImpl> {
  public:
   ParallelEmbeddingImpl(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh);
-  // ids [*] -> [*, embedding_dim]. Throws as sharded_embedding, on an id without a dimension under sequence_parallel, and with max_norm, which
-  // writes the table, on an assigned one that lies otherwise.
+  // ids [*] -> [*, embedding_dim]. Throws as sharded_embedding, on an id without a dimension under sequence_parallel,
+  // and with max_norm, which writes the table, on an assigned one that lies otherwise.
   at::Tensor forward(const at::Tensor& ids);
 
   // The whole table, plain and detached. One all_gather on more than one rank.

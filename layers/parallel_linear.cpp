@@ -52,8 +52,8 @@ bool routed_outside(const ParallelLinearOptions& options) {
   return options.is_expert && (options.config.sequence_parallel || options.config.expert_model_parallel_size > 1);
 }
 
-// What an input has: its features, and with a sequence, which is its dimension 0, another dimension. Every rank sees alike what is wrong
-// with a whole one, and this rank alone what is with a piece.
+// What an input has: its features, and with a sequence, which is its dimension 0, another dimension. Every rank sees
+// alike what is wrong with a whole one, and this rank alone what is with a piece.
 struct InputCheck {
   const DeviceMesh& mesh;
   const char* who;
@@ -62,12 +62,13 @@ struct InputCheck {
   void features(const at::Tensor& input, int64_t wanted) const {
     if (!input.defined()) refuse(who, "the input is undefined");
     if (input.dim() >= 1 && input.size(-1) == wanted) return;
-    fail(fmt::format("input [{}]; it has {} features, input_size, in its last dimension", fmt::join(input.sizes(), ", "),
-                     wanted));
+    fail(fmt::format("input [{}]; it has {} features, input_size, in its last dimension",
+                     fmt::join(input.sizes(), ", "), wanted));
   }
   void sequence(const at::Tensor& input) const {
     if (input.dim() >= 2) return;
-    fail(fmt::format("input [{}] with sequence_parallel; it is [sequence, *, features]", fmt::join(input.sizes(), ", ")));
+    fail(fmt::format("input [{}] with sequence_parallel; it is [sequence, *, features]",
+                     fmt::join(input.sizes(), ", ")));
   }
 
  private:
@@ -183,9 +184,9 @@ at::Tensor ParallelLinearBase::checked_main_grad(const at::Tensor& piece, const 
   const bool wanted = c10::GradMode::is_enabled() && piece.requires_grad();
   if (!config.gradient_accumulation_fusion || !wanted) return {};
   if (main_grad.defined()) return main_grad;
-  refuse_alone(
-      mesh_, who_,
-      "gradient_accumulation_fusion without main_grad; set the layer's, a plain tensor of this rank's piece of the weight");
+  refuse_alone(mesh_, who_,
+               "gradient_accumulation_fusion without main_grad; set the layer's, a plain tensor of this rank's piece "
+               "of the weight");
 }
 
 at::Tensor ParallelLinearBase::master_weight() const {
@@ -193,7 +194,9 @@ at::Tensor ParallelLinearBase::master_weight() const {
   return full_tensor(weight.detach());
 }
 
-at::Tensor ParallelLinearBase::master_bias() const { return bias.defined() ? full_tensor(bias.detach()) : at::Tensor(); }
+at::Tensor ParallelLinearBase::master_bias() const {
+  return bias.defined() ? full_tensor(bias.detach()) : at::Tensor();
+}
 
 // ---- by columns ---------------------------------------------------------------------------------------------------
 
@@ -286,7 +289,8 @@ RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelOptions& given, co
     refuse(who_, "to enable sequence_parallel, input_is_parallel must be true");
   }
   if (routed_outside(options) && options.bias && !options.skip_bias_add) {
-    refuse(who_, "an expert's output is reduced by who routes its tokens, so its bias is added there: set skip_bias_add");
+    refuse(who_,
+           "an expert's output is reduced by who routes its tokens, so its bias is added there: set skip_bias_add");
   }
   make_parameters(options, true);
   reset();
@@ -310,7 +314,8 @@ void RowParallelLinearImpl::pretty_print(std::ostream& stream) const {
 // This rank's term of the output, without the bias.
 at::Tensor RowParallelLinearImpl::multiply(const at::Tensor& input) const {
   const at::Tensor piece = weight_piece(options, weight);
-  const at::Tensor term = sharded_linear(input, piece, {}, mesh_, {.main_grad = checked_main_grad(piece, options.config)});
+  const at::Tensor term =
+      sharded_linear(input, piece, {}, mesh_, {.main_grad = checked_main_grad(piece, options.config)});
   return lora_a.defined() ? term + adapted(options, input) : term;
 }
 
@@ -323,8 +328,9 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
   if (!lora_a.defined() && !in_sequence && !routed_outside(options)) {
     const at::Tensor whole_bias = bias_piece(options);
     const at::Tensor piece = weight_piece(options, weight);
-    const at::Tensor output = sharded_linear(here, piece, options.skip_bias_add ? at::Tensor() : whole_bias, mesh_,
-                                             {.reduce_output = true, .main_grad = checked_main_grad(piece, options.config)});
+    const at::Tensor output =
+        sharded_linear(here, piece, options.skip_bias_add ? at::Tensor() : whole_bias, mesh_,
+                       {.reduce_output = true, .main_grad = checked_main_grad(piece, options.config)});
     return {.output = output, .bias = options.skip_bias_add ? whole_bias : at::Tensor()};
   }
   at::Tensor output = multiply(here);
@@ -341,7 +347,8 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
 LinearOutput RowParallelLinearImpl::of_dtensor(const at::Tensor& input) const {
   const Placement wanted = cut_.on(input.dim() - 1);
   const at::Tensor term = multiply(piece_as(input, mesh_, wanted, wanted, who_));
-  at::Tensor output = from_local(term, mesh_, {Partial()}, {.shape = detail::with_last(input.sizes(), options.output_size)});
+  at::Tensor output =
+      from_local(term, mesh_, {Partial()}, {.shape = detail::with_last(input.sizes(), options.output_size)});
   if (!routed_outside(options)) {
     output = redistribute(output, {options.config.sequence_parallel ? Shard(0) : Replicate()});
   }

@@ -25,13 +25,15 @@ std::optional<DeviceMesh> current() {
 
 void check(const ParallelismOptions& options, int64_t world_size) {
   if (options.model < 1 || options.pipeline < 1) {
-    throw ParallelismError(
-        fmt::format("init_parallelism: model {} and pipeline {}; both are at least 1", options.model, options.pipeline));
+    throw ParallelismError(fmt::format("init_parallelism: model {} and pipeline {}; both are at least 1", options.model,
+                                       options.pipeline));
   }
-  if (options.model > world_size || options.pipeline > world_size || world_size % (options.model * options.pipeline) != 0) {
-    throw ParallelismError(fmt::format(
-        "init_parallelism: model {} times pipeline {} does not divide the world of {} ranks; start another number of ranks",
-        options.model, options.pipeline, world_size));
+  if (options.model > world_size || options.pipeline > world_size ||
+      world_size % (options.model * options.pipeline) != 0) {
+    throw ParallelismError(
+        fmt::format("init_parallelism: model {} times pipeline {} does not divide the world of {} ranks; start another "
+                    "number of ranks",
+                    options.model, options.pipeline, world_size));
   }
 }
 
@@ -46,12 +48,13 @@ DeviceMesh init_parallelism(const ParallelismOptions& options) {
   check(options, world->size());
   const std::lock_guard lock(kept().mutex);
   if (kept().mesh) {
-    throw ParallelismError(fmt::format("init_parallelism: there is parallelism already, {}; call reset_parallelism first",
-                                       kept().mesh->to_string()));
+    throw ParallelismError(fmt::format(
+        "init_parallelism: there is parallelism already, {}; call reset_parallelism first", kept().mesh->to_string()));
   }
   const int64_t data = world->size() / (options.model * options.pipeline);
-  kept().mesh = init_device_mesh(options.device, {data, options.pipeline, options.model}, {"dp", "pp", "mp"}, world,
-                                 {{"dp", options.data_group}, {"pp", options.pipeline_group}, {"mp", options.model_group}});
+  kept().mesh =
+      init_device_mesh(options.device, {data, options.pipeline, options.model}, {"dp", "pp", "mp"}, world,
+                       {{"dp", options.data_group}, {"pp", options.pipeline_group}, {"mp", options.model_group}});
   return *kept().mesh;
 }
 

@@ -85,11 +85,11 @@ RngStatesTracker::Fork::Fork(RngStatesTracker& tracker, const std::string& name)
   if (!tracker.states_.contains(name)) {
     std::vector<std::string> names;
     for (const auto& [each, state] : tracker.states_) names.push_back(each);
-    throw std::invalid_argument(
-        fmt::format("RngStatesTracker: rng state {} is not added; there are [{}]. Call model_parallel_manual_seed(seed, "
-                    "mesh) once at the "
-                    "start, or add(name, seed)",
-                    name, fmt::join(names, ", ")));
+    throw std::invalid_argument(fmt::format(
+        "RngStatesTracker: rng state {} is not added; there are [{}]. Call model_parallel_manual_seed(seed, "
+        "mesh) once at the "
+        "start, or add(name, seed)",
+        name, fmt::join(names, ", ")));
   }
   const at::Tensor now = state_of(tracker.generator());
   if (tracker.active_) {
@@ -156,8 +156,8 @@ RngStatesTracker& rng_tracker(c10::Device device) {
 void model_parallel_manual_seed(uint64_t seed, const ModelParallelSeeds& ranks) {
   if (ranks.tensor_rank < 0 || ranks.expert_rank < 0) {
     throw std::invalid_argument(
-        fmt::format("model_parallel_manual_seed: tensor rank {} and expert rank {}; ranks begin at 0", ranks.tensor_rank,
-                    ranks.expert_rank));
+        fmt::format("model_parallel_manual_seed: tensor rank {} and expert rank {}; ranks begin at 0",
+                    ranks.tensor_rank, ranks.expert_rank));
   }
   const c10::Device device = indexed(ranks.device);
   RngStatesTracker& tracker = rng_tracker(device);
@@ -170,8 +170,8 @@ void model_parallel_manual_seed(uint64_t seed, const ModelParallelSeeds& ranks) 
   tracker.add(kExpertParallelRng, seed + 1024 + 100 * expert_rank + tensor_rank);
 }
 
-void model_parallel_manual_seed(uint64_t seed, const DeviceMesh& tensor_mesh, const std::optional<DeviceMesh>& expert_mesh,
-                                uint64_t replica_offset) {
+void model_parallel_manual_seed(uint64_t seed, const DeviceMesh& tensor_mesh,
+                                const std::optional<DeviceMesh>& expert_mesh, uint64_t replica_offset) {
   for (const DeviceMesh* const mesh : {&tensor_mesh, expert_mesh ? &*expert_mesh : &tensor_mesh}) {
     check_one_dimension(*mesh, "model_parallel_manual_seed");
   }

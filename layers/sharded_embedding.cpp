@@ -78,31 +78,34 @@ Table table_of(const at::Tensor& weight, const DeviceMesh& mesh, const ShardedEm
   const int64_t columns = by_rows ? table.columns : table.mine.size();
   if (weight.size(0) != rows || weight.size(1) != columns) {
     refuse_alone(mesh, kName,
-                 fmt::format("weight [{}] here, of a table [{}, {}] this rank has [{}, {}]", fmt::join(weight.sizes(), ", "),
-                             table.rows, table.columns, rows, columns));
+                 fmt::format("weight [{}] here, of a table [{}, {}] this rank has [{}, {}]",
+                             fmt::join(weight.sizes(), ", "), table.rows, table.columns, rows, columns));
   }
   if (!options.padding_idx) return table;
   if (*options.padding_idx < -table.rows || *options.padding_idx >= table.rows) {
-    refuse_count(fmt::format("padding_idx {} must be within num_embeddings, {}", *options.padding_idx, table.rows), mesh,
-                 options);
+    refuse_count(fmt::format("padding_idx {} must be within num_embeddings, {}", *options.padding_idx, table.rows),
+                 mesh, options);
   }
   table.padding = *options.padding_idx < 0 ? *options.padding_idx + table.rows : *options.padding_idx;
   return table;
 }
 
-void check_ids(const at::Tensor& ids, const Table& table, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
+void check_ids(const at::Tensor& ids, const Table& table, const DeviceMesh& mesh,
+               const ShardedEmbeddingOptions& options) {
   if (ids.numel() == 0) return;
   const at::Tensor outside = ids.lt(0).logical_or_(ids.ge(table.rows));
   if (!outside.any().item<bool>()) return;
   refuse_count(
-      fmt::format("id {} is outside the table of {} rows", ids.masked_select(outside)[0].item<int64_t>(), table.rows), mesh,
-      options);
+      fmt::format("id {} is outside the table of {} rows", ids.masked_select(outside)[0].item<int64_t>(), table.rows),
+      mesh, options);
 }
 
-// The p-norm of each row, of all its columns where ranks have parts of them: the greatest or least magnitude for p of plus or minus
-// infinity, for 0 how many elements are not 0. As at::norm has them.
+// The p-norm of each row, of all its columns where ranks have parts of them: the greatest or least magnitude for p of
+// plus or minus infinity, for 0 how many elements are not 0. As at::norm has them.
 at::Tensor norms_of(const at::Tensor& rows, double p, bool in_parts, const DeviceMesh& mesh) {
-  const auto total = [&](const at::Tensor& mine, ReduceOp op) { return in_parts ? all_reduce(mine, mesh, 0, op) : mine; };
+  const auto total = [&](const at::Tensor& mine, ReduceOp op) {
+    return in_parts ? all_reduce(mine, mesh, 0, op) : mine;
+  };
   if (std::isinf(p)) {
     const bool greatest = p > 0, empty = rows.size(1) == 0;
     const at::Tensor none =
@@ -118,11 +121,14 @@ at::Tensor norms_of(const at::Tensor& rows, double p, bool in_parts, const Devic
 void renormalize(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
                  const ShardedEmbeddingOptions& options) {
   const c10::AutoGradMode none(false);
-  const at::Tensor used = std::get<0>(at::_unique(ids.reshape({-1}).to(at::kLong)));  // sorted, so in one order everywhere
+  const at::Tensor used =
+      std::get<0>(at::_unique(ids.reshape({-1}).to(at::kLong)));  // sorted, so in one order everywhere
   const at::ScalarType dtype = weight.scalar_type();
-  const at::Tensor rows = weight.detach().index_select(0, used).to(at::isReducedFloatingType(dtype) ? at::kFloat : dtype);
+  const at::Tensor rows =
+      weight.detach().index_select(0, used).to(at::isReducedFloatingType(dtype) ? at::kFloat : dtype);
   const at::Tensor norms = norms_of(rows, options.norm_type, options.cut == EmbeddingCut::kWidth, mesh);
-  const at::Tensor scale = at::where(norms > *options.max_norm, *options.max_norm / (norms + 1e-7), at::ones_like(norms));
+  const at::Tensor scale =
+      at::where(norms > *options.max_norm, *options.max_norm / (norms + 1e-7), at::ones_like(norms));
   weight.detach().index_copy_(0, used, (rows * scale.unsqueeze(1)).to(weight.scalar_type()));
 }
 
@@ -133,8 +139,8 @@ at::Tensor look_up(const at::Tensor& ids, const at::Tensor& weight, int64_t padd
   return at::embedding(weight, ids, padding, options.scale_grad_by_freq, options.sparse);
 }
 
-// Zero where another rank has the row. The ids that are this rank's are looked up by themselves, so that no other counts for a row's
-// frequency, norm or padding, and a rank without rows has nothing to look up.
+// Zero where another rank has the row. The ids that are this rank's are looked up by themselves, so that no other
+// counts for a row's frequency, norm or padding, and a rank without rows has nothing to look up.
 at::Tensor own_rows(const at::Tensor& ids, const at::Tensor& weight, const Table& table, const DeviceMesh& mesh,
                     const ShardedEmbeddingOptions& options) {
   const at::Tensor flat = ids.reshape({-1});

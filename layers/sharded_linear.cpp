@@ -44,7 +44,8 @@ struct Plan {
   // Elements of each rank's rows, where the whole has `rows` of `row` elements.
   std::vector<int64_t> counts(int64_t rows, int64_t row) const {
     std::vector<int64_t> out;
-    for (int64_t rank = 0; rank < mesh->size(); ++rank) out.push_back(chunk_range(rows, mesh->size(), rank).size() * row);
+    for (int64_t rank = 0; rank < mesh->size(); ++rank)
+      out.push_back(chunk_range(rows, mesh->size(), rank).size() * row);
     return out;
   }
 };
@@ -76,7 +77,8 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
     ctx->saved_data["bias"] = bias.has_value();
     ctx->save_for_backward({keeps ? input : at::Tensor(), weight});
     if (!plan.sums_output()) return at::linear(plan.gathers() ? Rows(input, plan).wait() : input, weight, bias);
-    const at::Tensor sum = start_all_reduce(at::linear(input, weight), *plan.mesh, 0, ReduceOp::kSum, /*owned=*/true).wait();
+    const at::Tensor sum =
+        start_all_reduce(at::linear(input, weight), *plan.mesh, 0, ReduceOp::kSum, /*owned=*/true).wait();
     return bias ? sum.add_(*bias) : sum;
   }
 
@@ -151,7 +153,8 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
   }
 };
 
-// As autocast has it for a linear layer: here, since backward, which runs without autocast, must find what forward multiplied.
+// As autocast has it for a linear layer: here, since backward, which runs without autocast, must find what forward
+// multiplied.
 at::Tensor as_cast(const at::Tensor& t) {
   if (!t.defined() || !at::isFloatingType(t.scalar_type()) || t.scalar_type() == at::kDouble || is_dtensor(t)) return t;
   const c10::DeviceType device = t.device().type();
@@ -171,7 +174,8 @@ void check_call(const at::Tensor& input, const at::Tensor& weight, const at::Ten
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(fmt::format("{}: {}", kName, why)); };
   check_one_dimension(mesh, kName);
   if (options.reduce_output && (options.reduce_input_gradient || options.sequence_parallel)) {
-    refuse("reduce_output is of columns of the weight, reduce_input_gradient and sequence_parallel are of rows; give one");
+    refuse(
+        "reduce_output is of columns of the weight, reduce_input_gradient and sequence_parallel are of rows; give one");
   }
   if (!input.defined() || !weight.defined()) refuse("the input or the weight is undefined");
   if (is_dtensor(input) || is_dtensor(weight) || is_dtensor(bias) || is_dtensor(main_grad)) {
@@ -193,12 +197,14 @@ void check_pieces(const at::Tensor& input, const at::Tensor& weight, const at::T
   if (input.scalar_type() != weight.scalar_type()) {
     refuse(fmt::format("input {} and weight {}; they have one dtype", shown(input), shown(weight)));
   }
-  if (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0) || bias.scalar_type() != weight.scalar_type())) {
-    refuse(
-        fmt::format("bias {} for weight {}; it has one element an output, of the same dtype", shown(bias), shown(weight)));
+  if (bias.defined() &&
+      (bias.dim() != 1 || bias.size(0) != weight.size(0) || bias.scalar_type() != weight.scalar_type())) {
+    refuse(fmt::format("bias {} for weight {}; it has one element an output, of the same dtype", shown(bias),
+                       shown(weight)));
   }
-  if (main_grad.defined() && (main_grad.sizes() != weight.sizes() ||
-                              (main_grad.scalar_type() != at::kFloat && main_grad.scalar_type() != weight.scalar_type()))) {
+  if (main_grad.defined() &&
+      (main_grad.sizes() != weight.sizes() ||
+       (main_grad.scalar_type() != at::kFloat && main_grad.scalar_type() != weight.scalar_type()))) {
     refuse(fmt::format("main_grad is {}, the weight {}; it has the weight's sizes, and float32 or its dtype",
                        shown(main_grad), shown(weight)));
   }

@@ -65,14 +65,14 @@ class Writer {
     if (!tensor.defined()) return;
     const bool padded = vocabularies_.contains(tensor.unsafeGetTensorImpl());
     if (!is_dtensor(tensor)) {
-      entries_.push_back(
-          entry(key, tensor.detach(), tensor.sizes().vec(), std::vector<int64_t>(tensor.dim(), 0), plain_replica_, padded));
+      entries_.push_back(entry(key, tensor.detach(), tensor.sizes().vec(), std::vector<int64_t>(tensor.dim(), 0),
+                               plain_replica_, padded));
       return;
     }
     const Spec& spec = spec_of(tensor);
     if (spec.partial) {
-      throw std::invalid_argument(
-          fmt::format("sharded_state_dict: {} is {}, a pending reduction; redistribute it first", key, to_string(spec)));
+      throw std::invalid_argument(fmt::format(
+          "sharded_state_dict: {} is {}, a pending reduction; redistribute it first", key, to_string(spec)));
     }
     if (!spec.mesh.is_member()) return;
     const at::Tensor piece = to_local(tensor.detach());
@@ -125,7 +125,8 @@ std::set<const void*> vocabularies(const torch::nn::Module& module) {
   std::set<const void*> out;
   for (const auto& each : module.modules(/*include_self=*/false)) {
     const auto* const layer = dynamic_cast<const ParallelEmbeddingImpl*>(each.get());
-    if (layer != nullptr && layer->options.cut == EmbeddingCut::kVocabulary) out.insert(layer->weight.unsafeGetTensorImpl());
+    if (layer != nullptr && layer->options.cut == EmbeddingCut::kVocabulary)
+      out.insert(layer->weight.unsafeGetTensorImpl());
   }
   const auto* const self = dynamic_cast<const ParallelEmbeddingImpl*>(&module);
   if (self != nullptr && self->options.cut == EmbeddingCut::kVocabulary) out.insert(self->weight.unsafeGetTensorImpl());

@@ -32,7 +32,8 @@ Interval vocab_range_from_per_partition_vocab_size(int64_t per_partition_vocab_s
   return {.begin = begin, .end = begin + per_partition_vocab_size};
 }
 
-Interval vocab_range_from_global_vocab_size(int64_t global_vocab_size, int64_t rank, int64_t world_size, bool allow_uneven) {
+Interval vocab_range_from_global_vocab_size(int64_t global_vocab_size, int64_t rank, int64_t world_size,
+                                            bool allow_uneven) {
   constexpr std::string_view who = "vocab_range_from_global_vocab_size";
   check(global_vocab_size, rank, world_size, who);
   if (allow_uneven) return chunk_range(global_vocab_size, world_size, rank);

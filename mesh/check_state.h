@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-// What Checked (mesh/collectives/checked.h) keeps in a World. But for `enabled`, touched by the thread that communicates alone.
+// What Checked (mesh/collectives/checked.h) keeps in a World. But for `enabled`, touched by the thread that
+// communicates alone.
 struct CheckState {
   std::atomic<bool> enabled{false};
   bool inside = false;                              // a check: what it communicates is neither checked nor recorded
@@ -33,7 +34,8 @@ class InsideCheck {
 // Names the step of a redistribution while it lives.
 class CheckedStep {
  public:
-  CheckedStep(CheckState& state, std::string step) : state_(state), previous_(std::exchange(state.step, std::move(step))) {}
+  CheckedStep(CheckState& state, std::string step)
+      : state_(state), previous_(std::exchange(state.step, std::move(step))) {}
   ~CheckedStep() { state_.step = std::move(previous_); }
   CheckedStep(const CheckedStep&) = delete;
   CheckedStep& operator=(const CheckedStep&) = delete;

@@ -51,7 +51,8 @@ class MergedMeshes {
 }  // namespace
 
 struct DeviceMesh::Impl {
-  Impl(std::shared_ptr<World> given_world, c10::DeviceType type, Mesh given_mesh, std::vector<GroupOptions> given_options);
+  Impl(std::shared_ptr<World> given_world, c10::DeviceType type, Mesh given_mesh,
+       std::vector<GroupOptions> given_options);
 
   // This rank's coordinate; outside the mesh, the first.
   std::vector<int64_t> through() const { return coordinate.value_or(std::vector<int64_t>(mesh.shape().size(), 0)); }
@@ -198,7 +199,8 @@ DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type,
   }
 }
 
-DeviceMesh::DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh, const MeshDimOptions& options) {
+DeviceMesh::DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh,
+                       const MeshDimOptions& options) {
   check_arguments(world, device_type, mesh);
   std::vector<GroupOptions> by_dim = options_by_dim(*world, device_type, mesh, options);
   const InternTable::Key key{world->id(), device_type, std::move(mesh), std::move(by_dim)};
@@ -221,8 +223,8 @@ std::string DeviceMesh::mesh_dim_name(int64_t mesh_dim) const {
 int64_t DeviceMesh::local_rank(int64_t mesh_dim) const {
   const int64_t d = mesh().normalize(mesh_dim);
   if (!is_member()) {
-    throw std::invalid_argument(
-        fmt::format("rank {} is outside mesh {} and has no coordinate; ask is_member() first", world().rank(), to_string()));
+    throw std::invalid_argument(fmt::format("rank {} is outside mesh {} and has no coordinate; ask is_member() first",
+                                            world().rank(), to_string()));
   }
   return (*coordinate())[static_cast<std::size_t>(d)];
 }
@@ -258,8 +260,8 @@ DeviceMesh DeviceMesh::merged(const std::vector<int64_t>& mesh_dims) const {
 c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(int64_t mesh_dim) const {
   const std::vector<int64_t>& ranks = group_ranks(mesh_dim);
   if (!is_member()) {
-    throw std::invalid_argument(fmt::format("rank {} is outside mesh {} and in none of its groups; ask is_member() first",
-                                            world().rank(), to_string()));
+    throw std::invalid_argument(fmt::format(
+        "rank {} is outside mesh {} and in none of its groups; ask is_member() first", world().rank(), to_string()));
   }
   const World::Exclusive exclusive(world());
   world().check_alive();
@@ -272,7 +274,9 @@ c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(int64_t mesh_dim) const {
   return group;
 }
 
-c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(std::string_view name) const { return group(mesh().mesh_dim(name)); }
+c10::intrusive_ptr<c10d::Backend> DeviceMesh::group(std::string_view name) const {
+  return group(mesh().mesh_dim(name));
+}
 
 const std::vector<int64_t>& DeviceMesh::group_ranks(int64_t mesh_dim) const {
   return impl_->groups[static_cast<std::size_t>(mesh().normalize(mesh_dim))];
@@ -292,10 +296,10 @@ DeviceMesh init_device_mesh(const std::string& device, std::vector<int64_t> shap
   Mesh mesh(std::move(shape), std::move(names));
   if (!world) world = World::from_environment();
   if (mesh.size() != world->size()) {
-    throw std::invalid_argument(
-        fmt::format("init_device_mesh: shape ({}) needs {} ranks, the world has {}; start that many, or give DeviceMesh a "
-                    "Mesh over some",
-                    fmt::join(mesh.shape(), ", "), mesh.size(), world->size()));
+    throw std::invalid_argument(fmt::format(
+        "init_device_mesh: shape ({}) needs {} ranks, the world has {}; start that many, or give DeviceMesh a "
+        "Mesh over some",
+        fmt::join(mesh.shape(), ", "), mesh.size(), world->size()));
   }
   return DeviceMesh(std::move(world), type, std::move(mesh), options);
 }

@@ -18,25 +18,25 @@
 
 namespace tessera {
 
-// How the groups of single mesh dimensions differ from others, by the mesh dimension's name, or its index as text in a mesh
-// without names: {{"tp", {.timeout = std::chrono::seconds(30)}}}.
+// How the groups of single mesh dimensions differ from others, by the mesh dimension's name, or its index as text in a
+// mesh without names: {{"tp", {.timeout = std::chrono::seconds(30)}}}.
 using MeshDimOptions = std::map<std::string, GroupOptions>;
 
-// The handle a user holds: a Mesh in a World, with the device type whose tensors live on it. Cheap to copy; equal when the
-// mesh, the world, the device type and the groups' options are. Groups are made at first use, not with the mesh.
+// The handle a user holds: a Mesh in a World, with the device type whose tensors live on it. Cheap to copy; equal when
+// the mesh, the world, the device type and the groups' options are. Groups are made at first use, not with the mesh.
 class DeviceMesh {
  public:
-  // Throws std::invalid_argument when a rank of `mesh` is outside the world, and on options of a mesh dimension that is not
-  // there or that World::normalized refuses; std::runtime_error when `device_type` is CUDA and there is none. No
+  // Throws std::invalid_argument when a rank of `mesh` is outside the world, and on options of a mesh dimension that is
+  // not there or that World::normalized refuses; std::runtime_error when `device_type` is CUDA and there is none. No
   // communication.
   DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh, const MeshDimOptions& options = {});
 
   // The mesh whose groups a caller has made, one a mesh dimension of `mesh`; a c10d::ProcessGroup gives its own by
-  // getBackend(device). From now on they are the groups of their ranks in this world, on every mesh; the caller does not
-  // use them, or another group with them, while a collective runs. Other groups, such as those of merged mesh dimensions,
-  // the world makes. `world` is the environment's when none is given. Called by every member of `mesh`. No communication.
-  // Throws std::invalid_argument when this rank is outside `mesh`, and when a group's number of ranks, this rank's place in
-  // it, or the global ranks that it tells are not those along its mesh dimension.
+  // getBackend(device). From now on they are the groups of their ranks in this world, on every mesh; the caller does
+  // not use them, or another group with them, while a collective runs. Other groups, such as those of merged mesh
+  // dimensions, the world makes. `world` is the environment's when none is given. Called by every member of `mesh`. No
+  // communication. Throws std::invalid_argument when this rank is outside `mesh`, and when a group's number of ranks,
+  // this rank's place in it, or the global ranks that it tells are not those along its mesh dimension.
   static DeviceMesh from_group(const std::vector<c10::intrusive_ptr<c10d::Backend>>& groups, const std::string& device,
                                const Mesh& mesh, std::shared_ptr<World> world = nullptr);
   // The mesh of one dimension over one group. Its ranks are those that the group tells (global_ranks_in_group of its
@@ -64,25 +64,27 @@ class DeviceMesh {
   int64_t local_rank(int64_t mesh_dim) const;
   int64_t local_rank(std::string_view name) const;
 
-  // The mesh over the named dimensions, in that order, that this rank is in (a rank outside gets the one at coordinate 0).
+  // The mesh over the named dimensions, in that order, that this rank is in (a rank outside gets the one at coordinate
+  // 0).
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](const std::vector<std::string>& names) const;
   DeviceMesh operator[](std::initializer_list<std::string> names) const;  // mesh[{"tp", "dp"}]
 
-  // As the same of Mesh. The groups of mesh dimensions that stay keep their options; merged mesh dimensions keep those that
-  // all of them share; each part of a mesh dimension has that one's.
+  // As the same of Mesh. The groups of mesh dimensions that stay keep their options; merged mesh dimensions keep those
+  // that all of them share; each part of a mesh dimension has that one's.
   DeviceMesh flatten(const MeshDims& mesh_dims, const std::string& name = "") const;
   DeviceMesh unflatten(int64_t mesh_dim, const std::vector<int64_t>& sizes,
                        const std::vector<std::string>& names = {}) const;
   DeviceMesh unflatten(std::string_view name, const std::vector<int64_t>& sizes,
                        const std::vector<std::string>& names) const;
-  // mesh.concatenate({mesh["tp"], mesh["pp"]}). Throws std::invalid_argument, too, on parts of another world or device type.
+  // mesh.concatenate({mesh["tp"], mesh["pp"]}). Throws std::invalid_argument, too, on parts of another world or device
+  // type.
   DeviceMesh concatenate(const std::vector<DeviceMesh>& parts) const;
 
-  // The mesh of one dimension over `mesh_dims` through this rank, for collectives over several mesh dimensions at once; see
-  // Mesh::merged for the order of its ranks and its name ("dp+tp"). One mesh dimension gives that one's own mesh. No
-  // communication: the group is made at first use. Kept with this mesh, so that asking again takes tens of nanoseconds;
-  // safe from any thread.
+  // The mesh of one dimension over `mesh_dims` through this rank, for collectives over several mesh dimensions at once;
+  // see Mesh::merged for the order of its ranks and its name ("dp+tp"). One mesh dimension gives that one's own mesh.
+  // No communication: the group is made at first use. Kept with this mesh, so that asking again takes tens of
+  // nanoseconds; safe from any thread.
   DeviceMesh merged(const std::vector<int64_t>& mesh_dims) const;
 
   // The process group along one mesh dimension through this rank, made at first use by its members. To use it, include

@@ -9,7 +9,8 @@ namespace tessera {
 c10::DeviceType parse_device(const char* function, const std::string& device) {
   if (device == "cpu") return c10::DeviceType::CPU;
   if (device == "cuda") return c10::DeviceType::CUDA;
-  throw std::invalid_argument(fmt::format("{}: device '{}' is not supported; use \"cpu\" or \"cuda\"", function, device));
+  throw std::invalid_argument(
+      fmt::format("{}: device '{}' is not supported; use \"cpu\" or \"cuda\"", function, device));
 }
 
 }  // namespace tessera

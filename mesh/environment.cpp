@@ -83,9 +83,9 @@ std::optional<int64_t> tasks_on_node(const std::string& text, int64_t node) {
     const std::string item = text.substr(start, comma - start);
     const std::size_t times = item.find("(x");
     const int64_t tasks = parse_number("SLURM_STEP_TASKS_PER_NODE", item.substr(0, times));
-    const int64_t nodes = times == std::string::npos
-                              ? 1
-                              : parse_number("SLURM_STEP_TASKS_PER_NODE", item.substr(times + 2, item.size() - times - 3));
+    const int64_t nodes = times == std::string::npos ? 1
+                                                     : parse_number("SLURM_STEP_TASKS_PER_NODE",
+                                                                    item.substr(times + 2, item.size() - times - 3));
     if (node < first + nodes) return tasks;
     first += nodes;
     start = comma + 1;
@@ -106,12 +106,14 @@ std::optional<int64_t> slurm_local_size(const EnvironmentVariables& variables, c
 }
 
 bool is_slurm_step(const EnvironmentVariables& variables) {
-  return variables.contains("SLURM_PROCID") && (variables.contains("SLURM_STEP_ID") || variables.contains("SLURM_STEPID"));
+  return variables.contains("SLURM_PROCID") &&
+         (variables.contains("SLURM_STEP_ID") || variables.contains("SLURM_STEPID"));
 }
 
 void check_complete(const Found& found, const Names& names) {
   if (found.rank.has_value() == found.size.has_value()) return;
-  throw std::invalid_argument(fmt::format("environment: {} without {}; set both, or neither", fmt::join(found.seen, ", "),
+  throw std::invalid_argument(fmt::format("environment: {} without {}; set both, or neither",
+                                          fmt::join(found.seen, ", "),
                                           found.rank.has_value() ? names.size.front() : names.rank.front()));
 }
 
@@ -121,9 +123,10 @@ void check_range(const Found& found) {
   const bool local_rank_ok = !found.local_rank.has_value() ||
                              (*found.local_rank >= 0 && *found.local_rank < found.local_size.value_or(*found.size));
   if (rank_ok && local_ok && local_rank_ok) return;
-  throw std::invalid_argument(fmt::format(
-      "environment: {} says {}; a rank must be in [0, size), a local rank in [0, local size), a local size at most the size",
-      found.launcher, fmt::join(found.seen, ", ")));
+  throw std::invalid_argument(
+      fmt::format("environment: {} says {}; a rank must be in [0, size), a local rank in [0, local size), a local size "
+                  "at most the size",
+                  found.launcher, fmt::join(found.seen, ", ")));
 }
 
 std::optional<Found> find_launcher(const EnvironmentVariables& variables, const Names& names) {
@@ -197,15 +200,17 @@ void read_address(const EnvironmentVariables& variables, Environment& environmen
   if (!restarts.empty()) environment.restart_count = parse_number("TORCHELASTIC_RESTART_COUNT", restarts);
 }
 
-// Without local variables: ranks that meet in a file or at a loopback address are on one host; others count as one a host.
+// Without local variables: ranks that meet in a file or at a loopback address are on one host; others count as one a
+// host.
 void fill_local(const Found& found, Environment& environment) {
   const bool meets_here = !environment.store_path.empty() || is_loopback(environment.master_address);
   if (!found.local_size.has_value() && found.local_rank.has_value() && !meets_here && environment.size > 1) {
-    throw std::invalid_argument(fmt::format(
-        "environment: {} says {} but not how many ranks this host has; set {}", found.launcher, fmt::join(found.seen, ", "),
-        found.launcher == "torchrun" ? "LOCAL_WORLD_SIZE"
-                                     : "TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK and "
-                                       "TESSERA_LOCAL_WORLD_SIZE"));
+    throw std::invalid_argument(fmt::format("environment: {} says {} but not how many ranks this host has; set {}",
+                                            found.launcher, fmt::join(found.seen, ", "),
+                                            found.launcher == "torchrun"
+                                                ? "LOCAL_WORLD_SIZE"
+                                                : "TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK and "
+                                                  "TESSERA_LOCAL_WORLD_SIZE"));
   }
   environment.local_size = found.local_size.value_or(meets_here ? environment.size : 1);
   environment.local_rank = found.local_rank.value_or(environment.one_host() ? environment.rank : 0);
@@ -245,8 +250,8 @@ void read_backend(const EnvironmentVariables& variables, const std::optional<Fou
   environment.backend = value_or_empty(variables, "TESSERA_BACKEND");
   if (chosen.has_value()) environment.mpi = mpi_launcher(variables, *chosen);
   if (!environment.backend.empty() && environment.backend != "mpi" && environment.backend != "gloo") {
-    throw std::invalid_argument(
-        fmt::format("environment: TESSERA_BACKEND={} is no backend; set mpi or gloo, or unset it", environment.backend));
+    throw std::invalid_argument(fmt::format(
+        "environment: TESSERA_BACKEND={} is no backend; set mpi or gloo, or unset it", environment.backend));
   }
   if (environment.backend != "mpi" || environment.size == 1 || !environment.mpi.empty()) return;
   throw std::invalid_argument(

@@ -44,8 +44,8 @@ struct Environment {
 //   torchrun   RANK, WORLD_SIZE [, LOCAL_RANK, LOCAL_WORLD_SIZE]
 //   Open MPI   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
 //   MPICH      PMI_RANK, PMI_SIZE [, MPI_LOCALRANKID, MPI_LOCALNRANKS]
-//   Slurm      SLURM_PROCID and SLURM_STEP_NUM_TASKS (or SLURM_NTASKS, SLURM_NPROCS), only inside a step (SLURM_STEP_ID):
-//              a plain salloc or sbatch shell has SLURM_NTASKS too and is one process
+//   Slurm      SLURM_PROCID and SLURM_STEP_NUM_TASKS (or SLURM_NTASKS, SLURM_NPROCS), only inside a step
+//              (SLURM_STEP_ID): a plain salloc or sbatch shell has SLURM_NTASKS too and is one process
 // TESSERA_* is explicit and is compared with nothing. The others must agree on rank and size where several are there; a
 // Slurm step of one task a node that runs another launcher holds that launcher's daemons, not ranks, and is left out.
 // Without local variables all ranks count as on one host when they meet in a file or at a loopback address.

@@ -72,7 +72,8 @@ bool process_has_ended(const std::string& description) {
 
 std::string to_string(const Failure& failure) {
   switch (failure.kind) {
-    case Failure::Kind::kError: return fmt::format("rank {} failed in {}: {}", failure.rank, failure.where, failure.text);
+    case Failure::Kind::kError:
+      return fmt::format("rank {} failed in {}: {}", failure.rank, failure.where, failure.text);
     case Failure::Kind::kLost: return fmt::format("a peer was lost: {}", failure.text);
     case Failure::Kind::kTimeout:
       return fmt::format("rank {} waited in vain in {}: {}", failure.rank, failure.where, failure.text);
@@ -94,8 +95,10 @@ std::optional<Failure> decode_failure(const std::string& text) {
   if (!in || kind < 0 || kind > 2 || in.get() != ' ') return std::nullopt;
   const std::string rest = text.substr(static_cast<std::size_t>(in.tellg()));
   if (where > rest.size()) return std::nullopt;
-  return Failure{
-      .kind = static_cast<Failure::Kind>(kind), .rank = rank, .where = rest.substr(0, where), .text = rest.substr(where)};
+  return Failure{.kind = static_cast<Failure::Kind>(kind),
+                 .rank = rank,
+                 .where = rest.substr(0, where),
+                 .text = rest.substr(where)};
 }
 
 FailureBoard::FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::string lost_file)
@@ -185,7 +188,8 @@ std::string FailureBoard::how_it_ended(int64_t rank) {
   return line + " before it joined the others";
 }
 
-std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept {
+std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks,
+                                            std::chrono::milliseconds patience) noexcept {
   auto deadline = std::chrono::steady_clock::now() + patience;
   std::optional<Failure> ended;
   while (true) {
@@ -210,7 +214,8 @@ void FailureBoard::come() noexcept {
   }
 }
 
-std::vector<int64_t> FailureBoard::absent(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept {
+std::vector<int64_t> FailureBoard::absent(const std::vector<int64_t>& ranks,
+                                          std::chrono::milliseconds patience) noexcept {
   std::vector<int64_t> left;
   try {
     std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(left), [&](int64_t r) { return r != rank_; });

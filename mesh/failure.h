@@ -40,12 +40,13 @@ std::optional<Failure> decode_failure(const std::string& text);
 // Where the record of a failed job is in its store.
 inline constexpr const char* kFailureKey = "tessera/failure";
 
-// What one rank knows and tells of the job's failure: a local flag, a record in the store, and the file in which a launcher
-// notes a rank that it saw die. Safe from several threads.
+// What one rank knows and tells of the job's failure: a local flag, a record in the store, and the file in which a
+// launcher notes a rank that it saw die. Safe from several threads.
 class FailureBoard {
  public:
-  // `store` may be null for a world of one. `lost_file` may be empty. Announces this process to the store, so that others
-  // can see on the same host that it has ended; of one that ended before it came here, the launcher's `lost_file`.RANK tells.
+  // `store` may be null for a world of one. `lost_file` may be empty. Announces this process to the store, so that
+  // others can see on the same host that it has ended; of one that ended before it came here, the launcher's
+  // `lost_file`.RANK tells.
   FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::string lost_file);
 
   bool failed() const noexcept { return failed_.load(); }

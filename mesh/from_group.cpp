@@ -57,8 +57,9 @@ DeviceMesh DeviceMesh::from_group(const std::vector<Group>& groups, const std::s
   if (!world) world = World::from_environment();
   const DeviceMesh made(std::move(world), parse_device("from_group", device), mesh);
   if (static_cast<int64_t>(groups.size()) != mesh.ndim()) {
-    throw std::invalid_argument(fmt::format("from_group: {} groups for the {} mesh dimensions of mesh {}; give one each",
-                                            groups.size(), mesh.ndim(), mesh.to_string()));
+    throw std::invalid_argument(
+        fmt::format("from_group: {} groups for the {} mesh dimensions of mesh {}; give one each", groups.size(),
+                    mesh.ndim(), mesh.to_string()));
   }
   if (!made.is_member()) {
     throw std::invalid_argument(fmt::format("from_group: rank {} is outside mesh {}; only its members have its groups",

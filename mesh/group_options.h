@@ -16,8 +16,8 @@ struct GroupOptions {
   friend auto operator<=>(const GroupOptions&, const GroupOptions&) = default;
 };
 
-// The options of a group that spans several mesh dimensions, whose own options are `of_dims`: theirs where all are equal, else the
-// world's. `of_dims` must not be empty.
+// The options of a group that spans several mesh dimensions, whose own options are `of_dims`: theirs where all are
+// equal, else the world's. `of_dims` must not be empty.
 GroupOptions shared_group_options(const std::vector<GroupOptions>& of_dims);
 
 }  // namespace tessera

@@ -115,9 +115,10 @@ void GroupTable::start() {
 
 BackendGroup GroupTable::make(const Key& key) const {
   const auto& [device, ranks, options] = key;
-  const GroupRequest asked = request(fmt::format("tessera/group/{}/{}{}", c10::DeviceTypeName(device, /*lower_case=*/true),
-                                                 fmt::join(ranks, "-"), suffix_of(options)),
-                                     ranks, options, device);
+  const GroupRequest asked =
+      request(fmt::format("tessera/group/{}/{}{}", c10::DeviceTypeName(device, /*lower_case=*/true),
+                          fmt::join(ranks, "-"), suffix_of(options)),
+              ranks, options, device);
   if (options_.fake) return make_fake_group(asked.rank, asked.size);
   if (options_.make_group) return options_.make_group(asked);
   return device == c10::DeviceType::CUDA ? make_nccl_group(asked) : make_cpu_group(asked, options.backend);
@@ -133,8 +134,8 @@ BackendGroup GroupTable::make_cpu_group(const GroupRequest& request, const std::
   throw std::logic_error("make_cpu_group: not a CpuBackend");
 }
 
-GroupRequest GroupTable::request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options,
-                                 c10::DeviceType device) const {
+GroupRequest GroupTable::request(const std::string& prefix, const std::vector<int64_t>& ranks,
+                                 const GroupOptions& options, c10::DeviceType device) const {
   const auto place = std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin();
   // A world of one has no store; its group of one wants one all the same.
   c10::intrusive_ptr<c10d::Store> base = options_.store;

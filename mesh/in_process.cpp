@@ -53,7 +53,9 @@ Worlds make_worlds(int64_t size, const InProcessOptions& options, const std::sha
     one.store = store;
     one.timeout = options.timeout;
     one.checked = checked;
-    one.make_group = [seat = std::make_shared<Seat>(hub, rank)](const GroupRequest& request) { return seat->make(request); };
+    one.make_group = [seat = std::make_shared<Seat>(hub, rank)](const GroupRequest& request) {
+      return seat->make(request);
+    };
     worlds.push_back(World::create(std::move(one)));
   }
   return worlds;
@@ -68,8 +70,8 @@ class Errors {
     all_.push_back({rank, std::move(text), std::current_exception()});
   }
   bool empty() const { return all_.empty(); }
-  // The rank whose failure the job recorded, else the one that came first: a rank may be woken by a failure before the rank
-  // that failed has reached its catch block.
+  // The rank whose failure the job recorded, else the one that came first: a rank may be woken by a failure before the
+  // rank that failed has reached its catch block.
   [[noreturn]] void rethrow_first(int64_t size, const std::optional<Failure>& recorded) const {
     const Entry* first = &all_.front();
     for (const Entry& entry : all_) {
@@ -92,9 +94,10 @@ class Errors {
   std::vector<Entry> all_;
 };
 
-void run_rank(std::shared_ptr<World> world, ThreadHub& hub, const std::function<void(const std::shared_ptr<World>&)>& body,
-              Errors& errors) {
-  // LibTorch has one cache of casts for all threads, and whichever leaves autocast empties it: ranks would record different graphs.
+void run_rank(std::shared_ptr<World> world, ThreadHub& hub,
+              const std::function<void(const std::shared_ptr<World>&)>& body, Errors& errors) {
+  // LibTorch has one cache of casts for all threads, and whichever leaves autocast empties it: ranks would record
+  // different graphs.
   at::autocast::set_autocast_cache_enabled(false);
   const auto failed = [&](const std::string& text) {
     errors.add(world->rank(), text);

@@ -29,17 +29,18 @@ uint64_t stable_hash(const std::string& text) {
 void make_private(const std::string& path) {
   if (mkdir(path.c_str(), S_IRWXU) == 0) return;
   if (errno != EEXIST) {
-    throw std::runtime_error(fmt::format("cannot make folder {} for the ranks to meet in: {}; set TESSERA_STORE to a file",
-                                         path, std::strerror(errno)));
+    throw std::runtime_error(fmt::format(
+        "cannot make folder {} for the ranks to meet in: {}; set TESSERA_STORE to a file", path, std::strerror(errno)));
   }
   struct stat status {};
   if (lstat(path.c_str(), &status) != 0) {
     throw std::runtime_error(fmt::format("cannot look at folder {}: {}", path, std::strerror(errno)));
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    throw std::runtime_error(fmt::format(
-        "{} is not a folder of mode 0700 of this user; remove it, or set TESSERA_STORE to a file that only you can write",
-        path));
+    throw std::runtime_error(
+        fmt::format("{} is not a folder of mode 0700 of this user; remove it, or set TESSERA_STORE to a file that only "
+                    "you can write",
+                    path));
   }
 }
 
@@ -64,14 +65,14 @@ bool JobFolder::lock() {
     if (errno == ENOENT) return false;
     throw std::runtime_error(fmt::format("cannot open {}: {}", lock_name(path_), std::strerror(errno)));
   }
-  // Alone in the folder: whatever lies here was left behind. Two first comers may both empty it: neither has written yet,
-  // since each writes only under the shared lock.
+  // Alone in the folder: whatever lies here was left behind. Two first comers may both empty it: neither has written
+  // yet, since each writes only under the shared lock.
   if (flock(lock_, LOCK_EX | LOCK_NB) == 0) remove_content();
   const bool locked = flock(lock_, LOCK_SH) == 0;
   struct stat opened {};
   struct stat there {};
-  if (locked && fstat(lock_, &opened) == 0 && stat(lock_name(path_).c_str(), &there) == 0 && opened.st_ino == there.st_ino &&
-      opened.st_dev == there.st_dev) {
+  if (locked && fstat(lock_, &opened) == 0 && stat(lock_name(path_).c_str(), &there) == 0 &&
+      opened.st_ino == there.st_ino && opened.st_dev == there.st_dev) {
     return true;
   }
   close(lock_);

@@ -19,8 +19,9 @@ int64_t checked_product(const std::vector<int64_t>& shape) {
   int64_t product = 1;
   for (const int64_t size : shape) {
     if (size < 1) {
-      throw std::invalid_argument(fmt::format(
-          "Mesh: shape ({}) has a size below 1; leave a mesh dimension out, or give it size 1", fmt::join(shape, ", ")));
+      throw std::invalid_argument(
+          fmt::format("Mesh: shape ({}) has a size below 1; leave a mesh dimension out, or give it size 1",
+                      fmt::join(shape, ", ")));
     }
     if (__builtin_mul_overflow(product, size, &product)) {
       throw std::invalid_argument(
@@ -125,7 +126,8 @@ int64_t place_of(const std::vector<int64_t>& strides, const std::vector<int64_t>
 
 }  // namespace
 
-Mesh::Mesh(std::vector<int64_t> shape, std::vector<std::string> names) : shape_(std::move(shape)), names_(std::move(names)) {
+Mesh::Mesh(std::vector<int64_t> shape, std::vector<std::string> names)
+    : shape_(std::move(shape)), names_(std::move(names)) {
   const int64_t product = checked_product(shape_);
   check_names(shape_, names_);
   ranks_ = first_ranks(product);
@@ -146,8 +148,8 @@ Mesh::Mesh(std::vector<int64_t> shape, std::vector<std::string> names, std::vect
 int64_t Mesh::normalize(int64_t mesh_dim) const {
   const int64_t wrapped = mesh_dim < 0 ? mesh_dim + ndim() : mesh_dim;
   if (wrapped < 0 || wrapped >= ndim()) {
-    throw std::invalid_argument(
-        fmt::format("mesh dimension {} is out of range for mesh {} of {} mesh dimensions", mesh_dim, to_string(), ndim()));
+    throw std::invalid_argument(fmt::format("mesh dimension {} is out of range for mesh {} of {} mesh dimensions",
+                                            mesh_dim, to_string(), ndim()));
   }
   return wrapped;
 }
@@ -161,7 +163,8 @@ int64_t Mesh::mesh_dim(std::string_view name) const {
         names_.empty()
             ? fmt::format("mesh {} has no names; '{}' was asked for: pass the index, or name the mesh dimensions",
                           to_string(), name)
-            : fmt::format("mesh {} has no mesh dimension '{}'; there are: {}", to_string(), name, fmt::join(names_, ", ")));
+            : fmt::format("mesh {} has no mesh dimension '{}'; there are: {}", to_string(), name,
+                          fmt::join(names_, ", ")));
   }
   return found - names_.begin();
 }
@@ -209,7 +212,8 @@ std::vector<int64_t> Mesh::ranks_along(int64_t mesh_dim, const std::vector<int64
   return ranks_over({mesh_dim}, coordinate);
 }
 
-std::vector<int64_t> Mesh::ranks_over(const std::vector<int64_t>& mesh_dims, const std::vector<int64_t>& coordinate) const {
+std::vector<int64_t> Mesh::ranks_over(const std::vector<int64_t>& mesh_dims,
+                                      const std::vector<int64_t>& coordinate) const {
   const std::vector<int64_t> dims = normalize(MeshDims(mesh_dims));
   check_coordinate(*this, coordinate);
   const std::vector<int64_t> strides = strides_of(shape_);

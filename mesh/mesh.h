@@ -58,11 +58,12 @@ class Mesh {
   // In [0, ndim), in the order given. Throws std::invalid_argument on one that is not there or is given twice.
   std::vector<int64_t> normalize(const MeshDims& mesh_dims) const;
 
-  // The coordinate of a global rank, or nullopt for a rank outside the mesh. Looks through the ranks only where they do not
-  // go up by one step, as 0, 1, 2 and 1, 9, 17 do.
+  // The coordinate of a global rank, or nullopt for a rank outside the mesh. Looks through the ranks only where they do
+  // not go up by one step, as 0, 1, 2 and 1, 9, 17 do.
   std::optional<std::vector<int64_t>> coordinate_of(int64_t rank) const;
 
-  // The global ranks that share `coordinate` on every other mesh dimension, in the order of their coordinate on `mesh_dim`.
+  // The global ranks that share `coordinate` on every other mesh dimension, in the order of their coordinate on
+  // `mesh_dim`.
   std::vector<int64_t> ranks_along(int64_t mesh_dim, const std::vector<int64_t>& coordinate) const;
 
   // The global ranks that share `coordinate` on every mesh dimension but `mesh_dims`, the last of `mesh_dims` varying
@@ -86,24 +87,24 @@ class Mesh {
   // Throws std::invalid_argument on an unknown or repeated name, or a mesh without names.
   Mesh slice(const std::vector<std::string>& names, const std::vector<int64_t>& coordinate) const;
 
-  // This mesh with `mesh_dims` merged into one, row-major in the order given. It stands where the leftmost of them stood;
-  // the others keep their order. Its name is theirs joined by '+' when `name` is empty.
+  // This mesh with `mesh_dims` merged into one, row-major in the order given. It stands where the leftmost of them
+  // stood; the others keep their order. Its name is theirs joined by '+' when `name` is empty.
   //   {pp: 2, dp: 2, tp: 2}.flatten({"dp", "tp"})   -> {pp: 2, dp+tp: 4}
   //   {pp: 2, dp: 2, tp: 2}.flatten({2, 0}, "edge") -> {edge: 4, dp: 2} over ranks 0, 2, 4, 6, 1, 3, 5, 7
-  // Throws std::invalid_argument as normalize(), on no mesh dimensions, on a name that another mesh dimension has, and on
-  // one for a mesh without names of which others are left.
+  // Throws std::invalid_argument as normalize(), on no mesh dimensions, on a name that another mesh dimension has, and
+  // on one for a mesh without names of which others are left.
   Mesh flatten(const MeshDims& mesh_dims, const std::string& name = "") const;
 
   // This mesh with one mesh dimension split into several, the last varying fastest: the ranks stay in their order.
   //   {world: 8}.unflatten("world", {2, 4}, {"dp", "tp"}) -> {dp: 2, tp: 4}
-  // Throws std::invalid_argument when the product of `sizes` is not the mesh dimension's size, on names that are not one a
-  // size or that other mesh dimensions have, and on names for a mesh without names of which others are left.
+  // Throws std::invalid_argument when the product of `sizes` is not the mesh dimension's size, on names that are not
+  // one a size or that other mesh dimensions have, and on names for a mesh without names of which others are left.
   Mesh unflatten(int64_t mesh_dim, const std::vector<int64_t>& sizes, const std::vector<std::string>& names = {}) const;
   Mesh unflatten(std::string_view name, const std::vector<int64_t>& sizes, const std::vector<std::string>& names) const;
 
-  // The mesh whose mesh dimensions are those of all `parts`, one part after the other. A part is a mesh over some of this
-  // one's ranks; all go through one rank, and each along mesh dimensions of this mesh on which no other extends. The rank
-  // at (a, b) is the one that is as far from that rank as part 0's at a and part 1's at b together.
+  // The mesh whose mesh dimensions are those of all `parts`, one part after the other. A part is a mesh over some of
+  // this one's ranks; all go through one rank, and each along mesh dimensions of this mesh on which no other extends.
+  // The rank at (a, b) is the one that is as far from that rank as part 0's at a and part 1's at b together.
   //   with mesh = {pp: 2, dp: 2, tp: 2} and c = {1, 0, 0}:
   //   mesh.concatenate({mesh.slice({"tp"}, c), mesh.slice({"pp"}, c)}) -> {tp: 2, pp: 2} over ranks 0, 4, 1, 5
   //   mesh.concatenate({mesh.merged({0, 1}, c), mesh.slice({"tp"}, c)}) -> {pp+dp: 4, tp: 2}

@@ -9,8 +9,8 @@ namespace tessera {
 void check_one_dimension(const DeviceMesh& mesh, const char* who) {
   if (mesh.ndim() != 1) {
     throw std::invalid_argument(fmt::format(
-        "{}: mesh {} has {} dimensions; give one of them, mesh[\"name\"], or several as one, mesh.merged({{0, 1}})", who,
-        mesh.to_string(), mesh.ndim()));
+        "{}: mesh {} has {} dimensions; give one of them, mesh[\"name\"], or several as one, mesh.merged({{0, 1}})",
+        who, mesh.to_string(), mesh.ndim()));
   }
   if (mesh.is_member()) return;
   throw std::invalid_argument(

@@ -56,7 +56,8 @@ void check_names(const Mesh& mesh, const std::vector<int64_t>& sizes, const std:
                                           mesh.to_string()));
 }
 
-// ---- concatenate ------------------------------------------------------------------------------------------------------
+// ---- concatenate
+// ------------------------------------------------------------------------------------------------------
 
 std::string list_of(const std::vector<Mesh>& meshes) {
   std::vector<std::string> texts;
@@ -162,7 +163,8 @@ Mesh Mesh::unflatten(int64_t mesh_dim, const std::vector<int64_t>& sizes, const 
   return Mesh(replace_dims(shape_, {d}, sizes), names_.empty() ? names : replace_dims(names_, {d}, names), ranks_);
 }
 
-Mesh Mesh::unflatten(std::string_view name, const std::vector<int64_t>& sizes, const std::vector<std::string>& names) const {
+Mesh Mesh::unflatten(std::string_view name, const std::vector<int64_t>& sizes,
+                     const std::vector<std::string>& names) const {
   return unflatten(mesh_dim(name), sizes, names);
 }
 

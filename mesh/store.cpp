@@ -26,7 +26,8 @@ namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
 
-// A FileStore in a folder that goes with it. The folder is a base so that it ends after the store, which removes its file.
+// A FileStore in a folder that goes with it. The folder is a base so that it ends after the store, which removes its
+// file.
 class FolderHolder {
  public:
   explicit FolderHolder(const std::string& job_id) : folder_(job_id) {}
@@ -66,14 +67,14 @@ int loopback_socket(int64_t port) {
   if (bound) return fd;
   const std::string reason = std::strerror(errno);
   if (fd >= 0) close(fd);
-  throw std::runtime_error(
-      fmt::format("the store's server cannot listen on {}:{}: {}; choose another MASTER_PORT", kLoopback, port, reason));
+  throw std::runtime_error(fmt::format("the store's server cannot listen on {}:{}: {}; choose another MASTER_PORT",
+                                       kLoopback, port, reason));
 }
 
 c10::intrusive_ptr<c10d::Store> make_tcp_store(const Environment& environment) {
   if (environment.master_port == 0) {
-    throw std::invalid_argument(fmt::format("MASTER_ADDR={} without MASTER_PORT; set both, to an address of rank 0's host",
-                                            environment.master_address));
+    throw std::invalid_argument(fmt::format(
+        "MASTER_ADDR={} without MASTER_PORT; set both, to an address of rank 0's host", environment.master_address));
   }
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(environment.master_port);

@@ -28,8 +28,8 @@
 namespace tessera {
 namespace {
 
-// How long a rank whose collective failed looks for the reason, and how long the rank that serves the store waits for the
-// others to read it. Together under the 5 seconds in which a job must end.
+// How long a rank whose collective failed looks for the reason, and how long the rank that serves the store waits for
+// the others to read it. Together under the 5 seconds in which a job must end.
 constexpr auto kSearchPatience = std::chrono::milliseconds(3000);
 constexpr auto kShortPatience = std::chrono::milliseconds(100);
 constexpr auto kLingerPatience = std::chrono::milliseconds(1000);
@@ -88,11 +88,13 @@ void check_options(const WorldOptions& options) {
   }
 }
 
-// By MPI without being asked only where the same MPI started this process: another's processes know nothing of each other.
+// By MPI without being asked only where the same MPI started this process: another's processes know nothing of each
+// other.
 CpuBackend cpu_backend_for(const Environment& environment) {
   if (environment.backend == to_string(CpuBackend::kGloo) || environment.size == 1) return CpuBackend::kGloo;
   const std::string_view built = mpi_flavor();
-  if (environment.backend.empty()) return !built.empty() && environment.mpi == built ? CpuBackend::kMpi : CpuBackend::kGloo;
+  if (environment.backend.empty())
+    return !built.empty() && environment.mpi == built ? CpuBackend::kMpi : CpuBackend::kGloo;
   if (!built.empty()) return CpuBackend::kMpi;
   throw std::invalid_argument(
       "environment: TESSERA_BACKEND=mpi, and this build has no MPI; install libopenmpi-dev (tools/setup does), or set "
@@ -213,7 +215,8 @@ std::shared_ptr<World> World::from_environment() {
   const Environment environment = resolve_environment(process_environment());
   WorldOptions options = options_from(environment);
   if (environment.size > 1) {
-    if (!process_store || process_store->first != environment) process_store.emplace(environment, make_store(environment));
+    if (!process_store || process_store->first != environment)
+      process_store.emplace(environment, make_store(environment));
     // A second world of this process must not meet the keys of the first.
     options.store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", generation), process_store->second);
   }
@@ -267,7 +270,8 @@ GroupOptions World::normalized(const GroupOptions& options, c10::DeviceType devi
   return impl_->groups.normalized(options, device);
 }
 
-void World::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend) {
+void World::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device,
+                  c10::intrusive_ptr<c10d::Backend> backend) {
   check_members(*this, ranks);
   if (!backend) throw std::invalid_argument(fmt::format("group of ranks [{}]: it is null", fmt::join(ranks, ", ")));
   const auto place = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
@@ -311,7 +315,8 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
   FailureBoard& board = *impl_->board;
   const std::string library_text = error_text(error);
   if (!board.failed()) {
-    // Of ranks that have ended before a time limit, or were not waited for, nobody knows that they had not done their part.
+    // Of ranks that have ended before a time limit, or were not waited for, nobody knows that they had not done their
+    // part.
     const auto* const wait = dynamic_cast<const WaitError*>(&error);
     const bool timeout = wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(library_text);
     const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
@@ -405,7 +410,8 @@ World::Exclusive::Exclusive(World& world) : world_(world) {
   if (world_.impl_->owner.load(std::memory_order_relaxed) != me &&
       !world_.impl_->owner.compare_exchange_strong(nobody, me)) {
     throw std::runtime_error(fmt::format(
-        "rank {}: two threads communicate at once, one of them in {}; all ranks must issue collectives in the same order, "
+        "rank {}: two threads communicate at once, one of them in {}; all ranks must issue collectives in the same "
+        "order, "
         "so give the work to one thread, or each thread a world of its own",
         world_.rank(), *world_.impl_->owner_op.load() == '\0' ? "a collective" : world_.impl_->owner_op.load()));
   }

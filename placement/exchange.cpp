@@ -36,7 +36,8 @@ class Group {
   const Tile& target(int64_t i) const { return targets_[static_cast<std::size_t>(i)]; }
   int64_t holding(int64_t i) const { return holdings_[static_cast<std::size_t>(i)]; }
 
-  // Whether `sender` is the one of its like that sends to `receiver`: those that need this holding ask its copies in turn.
+  // Whether `sender` is the one of its like that sends to `receiver`: those that need this holding ask its copies in
+  // turn.
   bool sends(int64_t sender, int64_t receiver) const {
     if (holding(sender) == holding(receiver)) return sender == receiver;
     if (num_copies_ == 1) return true;
@@ -58,8 +59,8 @@ struct Numbers {
   int64_t cut = 0;
   int64_t copy = 0;
 };
-Numbers numbers_of(const Placements& placements, std::span<const int64_t> mesh_dims, std::span<const int64_t> mesh_shape,
-                   std::span<const int64_t> coordinate) {
+Numbers numbers_of(const Placements& placements, std::span<const int64_t> mesh_dims,
+                   std::span<const int64_t> mesh_shape, std::span<const int64_t> coordinate) {
   Numbers out;
   for (const int64_t mesh_dim : mesh_dims) {
     const auto d = static_cast<std::size_t>(mesh_dim);
@@ -95,18 +96,20 @@ std::vector<int64_t> MergedDims::coordinate_of(std::vector<int64_t> coordinate, 
 }
 
 Exchange exchange_of(std::span<const int64_t> shape, const Placements& from, const Placements& to,
-                     std::span<const int64_t> mesh_shape, const MergedDims& dims, const std::vector<int64_t>& coordinate) {
+                     std::span<const int64_t> mesh_shape, const MergedDims& dims,
+                     const std::vector<int64_t>& coordinate) {
   Group group;
   for (int64_t i = 0; i < dims.size(); ++i) {
     const std::vector<int64_t> at = dims.coordinate_of(coordinate, i);
     const Numbers numbers = numbers_of(from, dims.mesh_dims(), mesh_shape, at);
-    group.add(local_tile(shape, from, mesh_shape, at), local_tile(shape, to, mesh_shape, at), numbers.cut, numbers.copy);
+    group.add(local_tile(shape, from, mesh_shape, at), local_tile(shape, to, mesh_shape, at), numbers.cut,
+              numbers.copy);
   }
   return group.of(dims.index_of(coordinate));
 }
 
-Exchange exchange_between(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
-                          const Placements& to, const std::vector<int64_t>& ranks, int64_t rank) {
+Exchange exchange_between(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from,
+                          const Mesh& to_mesh, const Placements& to, const std::vector<int64_t>& ranks, int64_t rank) {
   std::vector<int64_t> from_dims(static_cast<std::size_t>(from_mesh.ndim()));
   std::iota(from_dims.begin(), from_dims.end(), 0);
   const Tile nothing(shape.size());

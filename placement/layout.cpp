@@ -11,7 +11,8 @@ namespace tessera {
 namespace {
 
 // The mesh dimensions of more than one rank that cut `tensor_dim`, in the order in which they do.
-std::vector<int64_t> cutting_dims(int64_t tensor_dim, const Placements& placements, std::span<const int64_t> mesh_shape) {
+std::vector<int64_t> cutting_dims(int64_t tensor_dim, const Placements& placements,
+                                  std::span<const int64_t> mesh_shape) {
   std::vector<int64_t> out;
   for (std::size_t i = 0; i < placements.size(); ++i) {
     if (mesh_shape[i] > 1 && placements[i].is_shard(tensor_dim)) out.push_back(static_cast<int64_t>(i));
@@ -24,8 +25,10 @@ std::vector<int64_t> cutting_dims(int64_t tensor_dim, const Placements& placemen
   return out;
 }
 
-// A mesh dimension of one rank cuts nothing, but may not contradict: a partition of several parts needs peers that carry it.
-void check_lone(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape, const std::string& who) {
+// A mesh dimension of one rank cuts nothing, but may not contradict: a partition of several parts needs peers that
+// carry it.
+void check_lone(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape,
+                const std::string& who) {
   for (std::size_t i = 0; i < placements.size(); ++i) {
     const Placement& lone = placements[i];
     if (mesh.shape()[i] > 1 || !lone.is_shard() || !lone.partition().parts()) continue;
@@ -91,9 +94,9 @@ std::vector<int64_t> local_shape(std::span<const int64_t> shape, const Placement
 
 Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndim, std::string_view who) {
   if (static_cast<int64_t>(placements.size()) != mesh.ndim()) {
-    throw std::invalid_argument(
-        fmt::format("{}: {} placements {} for the mesh {}, which has {} dimensions; give one placement a mesh dimension",
-                    who, placements.size(), to_string(placements), mesh.to_string(), mesh.ndim()));
+    throw std::invalid_argument(fmt::format(
+        "{}: {} placements {} for the mesh {}, which has {} dimensions; give one placement a mesh dimension", who,
+        placements.size(), to_string(placements), mesh.to_string(), mesh.ndim()));
   }
   Placements out = placements;
   std::set<int64_t> cut;
@@ -101,8 +104,9 @@ Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndi
     if (!placement.is_shard()) continue;
     const int64_t dim = placement.tensor_dim();
     if (dim < -ndim || dim >= ndim) {
-      throw std::invalid_argument(fmt::format("{}: {} is outside a tensor of {} dimensions; its dimensions are [{}, {})",
-                                              who, to_string(placement), ndim, -ndim, ndim));
+      throw std::invalid_argument(
+          fmt::format("{}: {} is outside a tensor of {} dimensions; its dimensions are [{}, {})", who,
+                      to_string(placement), ndim, -ndim, ndim));
     }
     if (dim < 0) placement = placement.on(dim + ndim);
     if (placement.order() != 0) cut.insert(placement.tensor_dim());
@@ -147,7 +151,8 @@ bool every_cut(int64_t size, std::span<const Cut> cuts,
   return true;
 }
 
-void check_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape, std::string_view who) {
+void check_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape,
+                  std::string_view who) {
   const auto plain = [](const Placement& p) { return !p.is_shard() || p.is_chunks(); };
   if (std::all_of(placements.begin(), placements.end(), plain)) return;
   const std::string where = fmt::format("{}: {} of shape [{}]", who, to_string(placements), fmt::join(shape, ", "));

@@ -135,7 +135,8 @@ Placement parse_placement(std::string_view text) {
   if (const auto placement = try_parse(trim(text))) return *placement;
   throw std::invalid_argument(fmt::format(
       "parse_placement: \"{}\" is no placement; write R, S(dim) such as S(0), BC(dim,block), RS(dim,size,size...), "
-      "IS(dim,0-2+6-8,2-6...), each with @order behind it where the left mesh dimension does not cut first, or P(op) with "
+      "IS(dim,0-2+6-8,2-6...), each with @order behind it where the left mesh dimension does not cut first, or P(op) "
+      "with "
       "op one "
       "of sum, avg, max, min, product, bit_and, bit_or, bit_xor, \"masked op\", \"norm p\"",
       text));
@@ -148,7 +149,8 @@ Placements parse_placements(std::string_view text) {
         fmt::format("parse_placements: \"{}\" is no list of placements; write e.g. [S(0), R]", text));
   }
   Placements out;
-  for (const std::string_view each : split(whole.substr(1, whole.size() - 2), ',')) out.push_back(parse_placement(each));
+  for (const std::string_view each : split(whole.substr(1, whole.size() - 2), ','))
+    out.push_back(parse_placement(each));
   return out;
 }
 

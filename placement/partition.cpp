@@ -25,8 +25,8 @@ class Ragged final : public Partition {
   explicit Ragged(const std::vector<int64_t>& sizes)
       : Partition("RS", fmt::format("{}", fmt::join(sizes, ","))), starts_(sizes.size() + 1, 0) {
     if (sizes.empty() || std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; })) {
-      throw std::invalid_argument(
-          fmt::format("RaggedShard: sizes [{}] are no parts; give one size of at least 0 a rank", fmt::join(sizes, ", ")));
+      throw std::invalid_argument(fmt::format(
+          "RaggedShard: sizes [{}] are no parts; give one size of at least 0 a rank", fmt::join(sizes, ", ")));
     }
     std::partial_sum(sizes.begin(), sizes.end(), starts_.begin() + 1);
   }
@@ -80,9 +80,10 @@ class IntervalLists final : public Partition {
       for (std::size_t i = 0; i < part.size(); ++i) {
         const bool after = i == 0 ? part[i].begin >= 0 : part[i].begin > part[i - 1].end;
         if (part[i].size() > 0 && after) continue;
-        throw std::invalid_argument(fmt::format(
-            "IntervalShard: part {} is not a list of intervals, each of at least one element, each beyond the one before",
-            to_string(part)));
+        throw std::invalid_argument(
+            fmt::format("IntervalShard: part {} is not a list of intervals, each of at least one element, each beyond "
+                        "the one before",
+                        to_string(part)));
       }
     }
   }
@@ -128,10 +129,10 @@ void check_cover(const Partition& partition, int64_t size, int64_t parts, const 
 
 Interval chunk_range(int64_t dim_size, int64_t num_parts, int64_t index) {
   if (dim_size < 0 || num_parts < 1 || index < 0 || index >= num_parts) {
-    throw std::invalid_argument(
-        fmt::format("chunk_range: part {} of {} parts of {} elements does not exist; need a size of at least 0 and a part "
-                    "in [0, {}), the coordinate on the sharded mesh dimension, not the global rank",
-                    index, num_parts, dim_size, num_parts));
+    throw std::invalid_argument(fmt::format(
+        "chunk_range: part {} of {} parts of {} elements does not exist; need a size of at least 0 and a part "
+        "in [0, {}), the coordinate on the sharded mesh dimension, not the global rank",
+        index, num_parts, dim_size, num_parts));
   }
   const int64_t full = dim_size / num_parts + (dim_size % num_parts != 0);
   // Not index * full, which may overflow.
@@ -148,14 +149,16 @@ const PartitionPtr& chunks() {
 
 PartitionPtr ragged(const std::vector<int64_t>& sizes) { return std::make_shared<const Ragged>(sizes); }
 PartitionPtr block_cyclic(int64_t block) { return std::make_shared<const BlockCyclicPartition>(block); }
-PartitionPtr interval_lists(const std::vector<Intervals>& parts) { return std::make_shared<const IntervalLists>(parts); }
+PartitionPtr interval_lists(const std::vector<Intervals>& parts) {
+  return std::make_shared<const IntervalLists>(parts);
+}
 
 void check_partition(const Partition& partition, int64_t size, int64_t parts, const std::string& who) {
   if (partition.parts().value_or(parts) != parts) {
-    throw std::invalid_argument(
-        fmt::format("{}: {} has {} parts, and the mesh dimensions that carry it have {} coordinates together; give one part "
-                    "a coordinate",
-                    who, partition.text(), *partition.parts(), parts));
+    throw std::invalid_argument(fmt::format(
+        "{}: {} has {} parts, and the mesh dimensions that carry it have {} coordinates together; give one part "
+        "a coordinate",
+        who, partition.text(), *partition.parts(), parts));
   }
   if (partition.size().value_or(size) != size) {
     throw std::invalid_argument(

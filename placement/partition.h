@@ -11,9 +11,10 @@
 
 namespace tessera {
 
-// How a tensor dimension is cut into parts, one for each coordinate: what stands behind Shard and its kind. Open: derive from
-// it, implement part(), and `Shard(dim, std::make_shared<const Mine>(...))` is a placement that redistributes to and from every
-// other one, because the intersections of intervals say who sends what to whom. Immutable; read from any thread.
+// How a tensor dimension is cut into parts, one for each coordinate: what stands behind Shard and its kind. Open:
+// derive from it, implement part(), and `Shard(dim, std::make_shared<const Mine>(...))` is a placement that
+// redistributes to and from every other one, because the intersections of intervals say who sends what to whom.
+// Immutable; read from any thread.
 //
 //   class Halves final : public Partition {   // even elements first, odd ones second
 //    public:
@@ -21,8 +22,8 @@ namespace tessera {
 //     Intervals part(int64_t size, int64_t parts, int64_t index) const override;
 //   };
 //
-// Several mesh dimensions may cut one tensor dimension: each cuts what the one before it left, of which it sees the size alone
-// (elements 0 .. size-1 in the order of the tensor), unless parts() takes them together.
+// Several mesh dimensions may cut one tensor dimension: each cuts what the one before it left, of which it sees the
+// size alone (elements 0 .. size-1 in the order of the tensor), unless parts() takes them together.
 class Partition : public Described {
  public:
   // `name` and `parameters` are what the placement's text shows: name(dim) or name(dim,parameters).
@@ -32,12 +33,12 @@ class Partition : public Described {
   const std::string& name() const { return name_; }
   const std::string& parameters() const { return parameters_; }
 
-  // The elements of part `index`, 0 <= index < parts, of a dimension of `size` elements. The parts together hold every element
-  // exactly once, which is checked at first use of a layout.
+  // The elements of part `index`, 0 <= index < parts, of a dimension of `size` elements. The parts together hold every
+  // element exactly once, which is checked at first use of a layout.
   virtual Intervals part(int64_t size, int64_t parts, int64_t index) const = 0;
 
-  // The number of parts, when it is fixed: then the mesh dimensions that carry this partition for one tensor dimension cut it
-  // together, by their combined coordinate (the first varies slowest), and their sizes must multiply to it.
+  // The number of parts, when it is fixed: then the mesh dimensions that carry this partition for one tensor dimension
+  // cut it together, by their combined coordinate (the first varies slowest), and their sizes must multiply to it.
   virtual std::optional<int64_t> parts() const { return std::nullopt; }
   // The size of the dimension, when it is fixed.
   virtual std::optional<int64_t> size() const { return std::nullopt; }
@@ -67,8 +68,8 @@ PartitionPtr block_cyclic(int64_t block);
 // Any: part i is parts[i]. "IS,0-2+6-8,2-6".
 PartitionPtr interval_lists(const std::vector<Intervals>& parts);
 
-// Throws std::invalid_argument, prefixed with `who`, when `partition` cannot cut `size` elements into `parts`: another number
-// of parts or another size is fixed, or its parts leave out an element or hold one twice.
+// Throws std::invalid_argument, prefixed with `who`, when `partition` cannot cut `size` elements into `parts`: another
+// number of parts or another size is fixed, or its parts leave out an element or hold one twice.
 void check_partition(const Partition& partition, int64_t size, int64_t parts, const std::string& who);
 
 }  // namespace tessera

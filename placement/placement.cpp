@@ -13,7 +13,8 @@
 namespace tessera {
 
 Placement Placement::shard(int64_t tensor_dim, PartitionPtr partition) {
-  if (!partition) throw std::invalid_argument("Shard: the partition is null; give one, or none for torch.chunk's parts");
+  if (!partition)
+    throw std::invalid_argument("Shard: the partition is null; give one, or none for torch.chunk's parts");
   Placement out;
   out.kind_ = Kind::kShard;
   out.dim_ = tensor_dim;
@@ -62,8 +63,8 @@ Placement Placement::on(int64_t tensor_dim) const {
 }
 
 std::size_t Placement::hash() const {
-  const std::size_t small =
-      (static_cast<std::size_t>(kind_) << 60) ^ (static_cast<std::size_t>(order_) << 40) ^ static_cast<std::size_t>(dim_);
+  const std::size_t small = (static_cast<std::size_t>(kind_) << 60) ^ (static_cast<std::size_t>(order_) << 40) ^
+                            static_cast<std::size_t>(dim_);
   return what_ ? c10::hash_combine(what_->hash(), small) : small;
 }
 
@@ -75,8 +76,9 @@ std::string to_string(const Placement& placement) {
   if (placement.is_replicate()) return "R";
   if (placement.is_partial()) return fmt::format("P({})", placement.reduction().text());
   const Partition& partition = placement.partition();
-  return fmt::format("{}({}{}{}){}", partition.name(), placement.tensor_dim(), partition.parameters().empty() ? "" : ",",
-                     partition.parameters(), placement.order() == 0 ? "" : fmt::format("@{}", placement.order()));
+  return fmt::format("{}({}{}{}){}", partition.name(), placement.tensor_dim(),
+                     partition.parameters().empty() ? "" : ",", partition.parameters(),
+                     placement.order() == 0 ? "" : fmt::format("@{}", placement.order()));
 }
 
 std::string to_string(const Placements& placements) {
@@ -111,7 +113,8 @@ bool partials_commute(const Placements& placements) {
     return masked ? Partial(masked) : p;
   };
   const auto linear = [](const Placement& p) { return p.reduction().slope(1).has_value(); };
-  const auto first = std::find_if(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+  const auto first =
+      std::find_if(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
   return std::all_of(first, placements.end(), [&](const Placement& p) {
     return !p.is_partial() || p == *first || (linear(p) && linear(*first)) || awaited(p) == awaited(*first);
   });

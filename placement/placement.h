@@ -72,14 +72,16 @@ inline Placement Shard(int64_t tensor_dim, PartitionPtr partition) {
 }
 inline Placement Replicate() { return {}; }
 
-// Part i has sizes[i] elements. On several mesh dimensions, written on each: sizes for their combined coordinate, the first of
-// them varying slowest.
+// Part i has sizes[i] elements. On several mesh dimensions, written on each: sizes for their combined coordinate, the
+// first of them varying slowest.
 inline Placement RaggedShard(int64_t tensor_dim, const std::vector<int64_t>& sizes) {
   return Placement::shard(tensor_dim, ragged(sizes));
 }
-// Blocks of `block` elements dealt out in turn. A fused projection [q; k; v] of 3h rows over n ranks, each with its part of
-// every one, is BlockCyclic(0, h / n).
-inline Placement BlockCyclic(int64_t tensor_dim, int64_t block) { return Placement::shard(tensor_dim, block_cyclic(block)); }
+// Blocks of `block` elements dealt out in turn. A fused projection [q; k; v] of 3h rows over n ranks, each with its
+// part of every one, is BlockCyclic(0, h / n).
+inline Placement BlockCyclic(int64_t tensor_dim, int64_t block) {
+  return Placement::shard(tensor_dim, block_cyclic(block));
+}
 // Part i is parts[i], any ascending intervals; over several mesh dimensions as RaggedShard.
 inline Placement IntervalShard(int64_t tensor_dim, const std::vector<Intervals>& parts) {
   return Placement::shard(tensor_dim, interval_lists(parts));
@@ -96,12 +98,14 @@ Placement MaskedPartial(ReduceOp op = ReduceOp::kSum);
 // tensor, the next its pieces (Placement::order says otherwise).
 using Placements = std::vector<Placement>;
 
-// "S(0)", "R", "P(sum)", "BC(0,4)", "RS(0,3,5)", "IS(0,0-2+6-8,2-6)", "S(0)@1", "P(norm 2)", "P(masked sum)"; "[S(0), R]".
+// "S(0)", "R", "P(sum)", "BC(0,4)", "RS(0,3,5)", "IS(0,0-2+6-8,2-6)", "S(0)@1", "P(norm 2)", "P(masked sum)"; "[S(0),
+// R]".
 std::string to_string(const Placement& placement);
 std::string to_string(const Placements& placements);
 std::ostream& operator<<(std::ostream& out, const Placement& placement);
 
-// The inverse of to_string, of the built-in ones. Throws std::invalid_argument that shows the text and the forms there are.
+// The inverse of to_string, of the built-in ones. Throws std::invalid_argument that shows the text and the forms there
+// are.
 Placement parse_placement(std::string_view text);
 Placements parse_placements(std::string_view text);
 
@@ -109,7 +113,8 @@ bool any_partial(const Placements& placements);
 bool all_replicate(const Placements& placements);
 // Replicate in the place of every Partial: how the gradient of such a value is laid out.
 Placements without_partial(Placements placements);
-// Whether the order in which pending reductions are carried out does not matter: all are of one kind, or all have a slope.
+// Whether the order in which pending reductions are carried out does not matter: all are of one kind, or all have a
+// slope.
 bool partials_commute(const Placements& placements);
 std::size_t hash_of(const Placements& placements);
 

@@ -39,7 +39,8 @@ double received(const PlanStep& step, const std::vector<int64_t>& shape, const M
     case PlanStep::Kind::kLocal: return 0;
     case PlanStep::Kind::kAllReduce: {
       int64_t together = 0;
-      for (const Tile& each : together_of(shape, step.to, mesh.shape(), dims, coordinate).tiles) together += numel(each);
+      for (const Tile& each : together_of(shape, step.to, mesh.shape(), dims, coordinate).tiles)
+        together += numel(each);
       return 2 * static_cast<double>(together) * (n - 1) / n;
     }
     case PlanStep::Kind::kReduceScatter: return size * (n - 1);
@@ -148,7 +149,8 @@ std::string Plan::to_string() const {
                            ? std::string("local")
                            : fmt::format("{} on {}", tessera::to_string(step.kind), dims_text(step, mesh_)),
                        tessera::to_string(step.from), tessera::to_string(step.to));
-    if (step.kind != PlanStep::Kind::kLocal) out += fmt::format(", {} bytes, {:.4g} us", step.max_bytes, step.microseconds);
+    if (step.kind != PlanStep::Kind::kLocal)
+      out += fmt::format(", {} bytes, {:.4g} us", step.max_bytes, step.microseconds);
   }
   return out;
 }
@@ -156,7 +158,8 @@ std::string Plan::to_string() const {
 void check_shape(const std::vector<int64_t>& shape, const std::string& who) {
   constexpr double kMostElements = 1e17;  // whose bytes, four times over, fit 63 bits
   double elements = 1;
-  for (const int64_t size : shape) elements *= static_cast<double>(std::max<int64_t>(size, 1));  // a 0 hides no overflow
+  for (const int64_t size : shape)
+    elements *= static_cast<double>(std::max<int64_t>(size, 1));  // a 0 hides no overflow
   if (elements <= kMostElements && std::ranges::none_of(shape, [](int64_t size) { return size < 0; })) return;
   throw std::invalid_argument(
       fmt::format("{}: a tensor of shape [{}]; sizes are at least 0, and make at most {:.0e} elements", who,

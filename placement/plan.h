@@ -13,7 +13,8 @@
 
 namespace tessera {
 
-// One step of a redistribution: some mesh dimensions' placements change together, over the groups that these dimensions span.
+// One step of a redistribution: some mesh dimensions' placements change together, over the groups that these dimensions
+// span.
 struct PlanStep {
   enum class Kind : uint8_t {
     kLocal,      // nothing moves: slicing, forming a Partial, scaling the pieces of one linear reduction into another's
@@ -37,8 +38,8 @@ struct PlanStep {
 // "local", "all_gather", "all_to_all", "permute", "all_reduce", "reduce_scatter": as CommCounter names them.
 const char* to_string(PlanStep::Kind kind);
 
-// What a rank sends and receives in one step of all_gather, all_to_all or permute, in elements: one count for each member of
-// its group, in the order of their combined coordinate; what stays is not counted. {} for other kinds.
+// What a rank sends and receives in one step of all_gather, all_to_all or permute, in elements: one count for each
+// member of its group, in the order of their combined coordinate; what stays is not counted. {} for other kinds.
 struct Splits {
   std::vector<int64_t> send;
   std::vector<int64_t> receive;
@@ -56,8 +57,8 @@ class Plan {
   const std::vector<PlanStep>& steps() const { return steps_; }
   bool communicates() const;
 
-  // Received by the rank that receives most in each step, summed over the steps; by all ranks in all steps; live at most; and
-  // the estimated time.
+  // Received by the rank that receives most in each step, summed over the steps; by all ranks in all steps; live at
+  // most; and the estimated time.
   int64_t max_bytes() const;
   int64_t total_bytes() const;  // looks at every rank
   int64_t peak_bytes() const;
@@ -70,7 +71,8 @@ class Plan {
   std::string to_string() const;
   std::size_t hash() const { return hash_; }
   friend bool operator==(const Plan& a, const Plan& b) {
-    return a.hash_ == b.hash_ && a.mesh_ == b.mesh_ && a.shape_ == b.shape_ && a.dtype_ == b.dtype_ && a.steps_ == b.steps_;
+    return a.hash_ == b.hash_ && a.mesh_ == b.mesh_ && a.shape_ == b.shape_ && a.dtype_ == b.dtype_ &&
+           a.steps_ == b.steps_;
   }
 
  private:
@@ -84,8 +86,8 @@ class Plan {
 // Throws std::invalid_argument, prefixed with `who`, on sizes below 0 or more elements than can be numbered.
 void check_shape(const std::vector<int64_t>& shape, const std::string& who);
 
-// Throws std::invalid_argument, prefixed with `who`, when a Partial in `placements` cannot be formed of `dtype`, or two kinds
-// are pending that do not commute.
+// Throws std::invalid_argument, prefixed with `who`, when a Partial in `placements` cannot be formed of `dtype`, or two
+// kinds are pending that do not commute.
 void check_partials(const Placements& placements, at::ScalarType dtype, const std::string& who);
 
 }  // namespace tessera

@@ -86,7 +86,8 @@ class Plain : public Reduction {
         const at::Tensor others_zero = peers.all_reduce(mine, ReduceOp::kSum).sub(mine);
         const at::Tensor factor = at::where(zero, at::ones_like(piece), piece);
         const at::Tensor rest = peers.all_reduce(factor, ReduceOp::kProduct).div(factor);
-        // Autograd multiplies gradients with the conjugate of a derivative; of real numbers that is the number, and no copy.
+        // Autograd multiplies gradients with the conjugate of a derivative; of real numbers that is the number, and no
+        // copy.
         return at::where(at::eq(others_zero, 0), rest, at::zeros_like(rest)).conj().resolve_conj();
       }
       default: return Reduction::derivative(piece, peers);
@@ -102,10 +103,10 @@ class Norm final : public Reduction {
  public:
   explicit Norm(double p) : Reduction(fmt::format("norm {}", p), ReduceOp::kSum), p_(p) {
     if (!std::isfinite(p) || p == 0) {
-      throw std::invalid_argument(
-          fmt::format("NormPartial: a norm of order {}; give a finite order other than 0 (of infinity, Partial(max) of the "
-                      "absolute values is the same; of 0, Partial(sum) of what is not zero)",
-                      p));
+      throw std::invalid_argument(fmt::format(
+          "NormPartial: a norm of order {}; give a finite order other than 0 (of infinity, Partial(max) of the "
+          "absolute values is the same; of 0, Partial(sum) of what is not zero)",
+          p));
     }
   }
   at::Tensor to_term(const at::Tensor& piece) const override {
@@ -148,7 +149,9 @@ class Masked final : public Reduction {
   }
   at::Tensor only_piece(const at::Tensor& value, int64_t ranks) const override { return of_->only_piece(value, ranks); }
   std::optional<double> slope(int64_t ranks) const override { return of_->slope(ranks); }
-  at::Tensor derivative(const at::Tensor& piece, const Peers& peers) const override { return of_->derivative(piece, peers); }
+  at::Tensor derivative(const at::Tensor& piece, const Peers& peers) const override {
+    return of_->derivative(piece, peers);
+  }
   void check(at::ScalarType dtype, const std::string& who) const override { of_->check(dtype, who); }
   ReductionPtr awaited() const override { return of_; }
 

@@ -75,7 +75,8 @@ std::optional<Placements> placements_of(const DimCut& cut) {
 class Recovery {
  public:
   // `exact`: of a tile without elements too every dimension is as it is given.
-  Recovery(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const std::vector<Tile>& tiles, bool exact)
+  Recovery(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const std::vector<Tile>& tiles,
+           bool exact)
       : shape_(shape), mesh_shape_(mesh_shape), tiles_(tiles), exact_(exact), strides_(mesh_shape.size(), 1) {
     for (std::size_t i = mesh_shape.size(); i-- > 1;) strides_[i - 1] = strides_[i] * mesh_shape[i];
   }
@@ -110,8 +111,8 @@ class Recovery {
     return !exact_ && std::ranges::any_of(tile, [](const Intervals& part) { return part.empty(); });
   }
 
-  // The tensor dimension in which the tiles of ranks that differ in this coordinate alone differ. Where one of them at most holds
-  // anything it may be any: the first that is longest; or one without elements.
+  // The tensor dimension in which the tiles of ranks that differ in this coordinate alone differ. Where one of them at
+  // most holds anything it may be any: the first that is longest; or one without elements.
   std::optional<std::size_t> dim_cut_by(std::size_t mesh_dim) const {
     std::optional<std::size_t> out;
     for (std::size_t r = 0; r < tiles_.size(); ++r) {
@@ -127,7 +128,8 @@ class Recovery {
     }
     if (out) return out;
     const auto empty = std::ranges::find(shape_, 0);
-    return static_cast<std::size_t>((empty != shape_.end() ? empty : std::ranges::max_element(shape_)) - shape_.begin());
+    return static_cast<std::size_t>((empty != shape_.end() ? empty : std::ranges::max_element(shape_)) -
+                                    shape_.begin());
   }
 
   DimCut cut_of(std::size_t d) const {

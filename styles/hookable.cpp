@@ -19,9 +19,10 @@ int64_t Hookable::register_forward_hook(Hook hook, bool throws_alike) {
 void Hookable::remove_hook(int64_t id) {
   const auto has_id = [id](const auto& entry) { return entry.id == id; };
   if (std::erase_if(pre_hooks_, has_id) + std::erase_if(hooks_, has_id) == 0) {
-    throw std::invalid_argument(fmt::format(
-        "remove_hook: there is no hook {}; give a number that register_forward_pre_hook or register_forward_hook returned",
-        id));
+    throw std::invalid_argument(
+        fmt::format("remove_hook: there is no hook {}; give a number that register_forward_pre_hook or "
+                    "register_forward_hook returned",
+                    id));
   }
 }
 

@@ -15,9 +15,9 @@ namespace tessera {
 
 // A module whose forward can be hooked: what Hooked<BlockImpl> (hooks.h) derives from beside BlockImpl.
 //
-// A hook sees the tensors among the arguments (or results) in order, an absent one as an undefined tensor, and may replace
-// them; it must not change their number. Hooks run in the order of registration. One that throws fails the whole job with
-// its text (World::guard), because the other ranks may not have thrown.
+// A hook sees the tensors among the arguments (or results) in order, an absent one as an undefined tensor, and may
+// replace them; it must not change their number. Hooks run in the order of registration. One that throws fails the
+// whole job with its text (World::guard), because the other ranks may not have thrown.
 class Hookable {
  public:
   using PreHook = std::function<void(std::vector<at::Tensor>& inputs)>;
@@ -25,8 +25,8 @@ class Hookable {
 
   virtual ~Hookable() = default;
 
-  // Return a number by which remove_hook takes it out again. `throws_alike`: an exception in it comes on every rank or on
-  // none, so that it need not fail the job.
+  // Return a number by which remove_hook takes it out again. `throws_alike`: an exception in it comes on every rank or
+  // on none, so that it need not fail the job.
   int64_t register_forward_pre_hook(PreHook hook, bool throws_alike = false);
   int64_t register_forward_hook(Hook hook, bool throws_alike = false);
   // Throws std::invalid_argument when there is no such hook.

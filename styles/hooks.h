@@ -16,16 +16,19 @@
 
 #include "tessera/styles/hookable.h"
 
-// A module whose forward runs hooks: TESSERA_MODULE(Block); in the place of TORCH_MODULE(Block);. LibTorch's own modules have
-// no hooks, and their forward is not virtual, so this is where a style can reach the boundary of a container.
+// A module whose forward runs hooks: TESSERA_MODULE(Block); in the place of TORCH_MODULE(Block);. LibTorch's own
+// modules have no hooks, and their forward is not virtual, so this is where a style can reach the boundary of a
+// container.
 //
 // Block is then a holder over Hooked<BlockImpl>, whose forward has BlockImpl's signature: m(x), m->forward(x) and
-// torch::nn::Sequential all run the hooks. BlockImpl::forward must be one function: not a template, not overloaded. Default
-// arguments work in m(x), and in Sequential with FORWARD_HAS_DEFAULT_ARGS; m->forward(x, y) must be given all of them.
+// torch::nn::Sequential all run the hooks. BlockImpl::forward must be one function: not a template, not overloaded.
+// Default arguments work in m(x), and in Sequential with FORWARD_HAS_DEFAULT_ARGS; m->forward(x, y) must be given all
+// of them.
 namespace tessera {
 namespace detail {
 
-// ---- the tensors among values: at::Tensor, std::optional<at::Tensor>, tuples and vectors of tensors -----------------------
+// ---- the tensors among values: at::Tensor, std::optional<at::Tensor>, tuples and vectors of tensors
+// -----------------------
 
 inline void collect(const at::Tensor& t, std::vector<at::Tensor>& out) { out.push_back(t); }
 inline void collect(const std::optional<at::Tensor>& t, std::vector<at::Tensor>& out) {
@@ -117,7 +120,8 @@ class HookedForward<Impl, R (Class::*)(Args...)> : public HookedBase<Impl> {
   R forward(Args... args) {
     std::tuple<Kept<Args>...> values(std::forward<Args>(args)...);
     return this->template run<R>(values, [this](auto& kept) -> R {
-      return std::apply([this](Kept<Args>&... value) -> R { return Impl::forward(static_cast<Args&&>(value)...); }, kept);
+      return std::apply([this](Kept<Args>&... value) -> R { return Impl::forward(static_cast<Args&&>(value)...); },
+                        kept);
     });
   }
 

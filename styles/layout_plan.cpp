@@ -52,11 +52,11 @@ std::vector<std::size_t> first_alike(const std::vector<TensorPlan>& tensors) {
     for (const std::size_t other : others) {
       if (!overlap(tensors[other].tensor, t)) continue;
       if (!same_elements(tensors[other].tensor, t)) {
-        throw std::invalid_argument(
-            fmt::format("parallelize_module: {} and {} view overlapping parts of one storage, and would come apart when "
-                        "each is laid out "
-                        "over the ranks; give each its own memory (clone), or register one tensor under both names",
-                        tensors[other].paths.front(), tensors[i].paths.front()));
+        throw std::invalid_argument(fmt::format(
+            "parallelize_module: {} and {} view overlapping parts of one storage, and would come apart when "
+            "each is laid out "
+            "over the ranks; give each its own memory (clone), or register one tensor under both names",
+            tensors[other].paths.front(), tensors[i].paths.front()));
       }
       alike[i] = alike[other];
       break;
@@ -74,7 +74,8 @@ void check_convertible(const TensorPlan& plan) {
     throw std::invalid_argument(fmt::format("parallelize_module: {} {}; {}", path, what, remedy));
   };
   if (!t.is_leaf()) refuse("is the result of an operator, not a leaf", "register a leaf tensor, such as t.detach()");
-  if (t.layout() != at::kStrided) refuse("is sparse", "only dense tensors have a layout over ranks; call to_dense() first");
+  if (t.layout() != at::kStrided)
+    refuse("is sparse", "only dense tensors have a layout over ranks; call to_dense() first");
   if (t.is_quantized()) refuse("is quantized", "dequantize it first");
   if (t.is_meta() && !detail::is_deferred(t))
     refuse("is on the meta device, without values", "give it memory (to_empty, or build it on a device) first");
@@ -84,10 +85,11 @@ void check_convertible(const TensorPlan& plan) {
 void check_gathered(const TensorPlan& plan) {
   for (const Contract& contract : plan.contracts) {
     if (!contract.use_local_output) continue;
-    throw std::invalid_argument(fmt::format(
-        "parallelize_module: {} ({}): use_local_output does not go with data_placement; leave one of them out: outputs that "
-        "are DTensors know their piece of the batch",
-        contract.path, contract.style));
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: {} ({}): use_local_output does not go with data_placement; leave one of them "
+                    "out: outputs that "
+                    "are DTensors know their piece of the batch",
+                    contract.path, contract.style));
   }
 }
 
@@ -135,7 +137,8 @@ LayoutPlan::LayoutPlan(DeviceMesh mesh, int64_t tensor_dim, const ModuleTree& tr
 TensorPlan& LayoutPlan::plan_of(const at::Tensor& tensor, const std::string& by) {
   TensorPlan& plan = tensors_.at(index_.at(tensor.unsafeGetTensorImpl()));
   if (is_dtensor(tensor)) {
-    throw std::invalid_argument(fmt::format("parallelize_module: {}: the parameter {} {}", by, plan.paths.front(), kDone));
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: {}: the parameter {} {}", by, plan.paths.front(), kDone));
   }
   return plan;
 }
@@ -144,17 +147,18 @@ void LayoutPlan::place(const at::Tensor& tensor, const Placement& placement, con
   TensorPlan& plan = plan_of(tensor, by);
   const Placement wanted = on_mesh_dim({Replicate()}, 0, placement, tensor.dim()).front();
   if (wanted.is_partial() || (wanted.is_shard() && (wanted.tensor_dim() < 0 || wanted.tensor_dim() >= tensor.dim()))) {
-    throw std::invalid_argument(
-        fmt::format("parallelize_module: {}: {} of shape [{}] cannot lie as {}; a parameter is Replicate or a Shard of one "
-                    "of its dimensions",
-                    by, plan.paths.front(), fmt::join(tensor.sizes(), ", "), tessera::to_string(placement)));
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {}: {} of shape [{}] cannot lie as {}; a parameter is Replicate or a Shard of one "
+        "of its dimensions",
+        by, plan.paths.front(), fmt::join(tensor.sizes(), ", "), tessera::to_string(placement)));
   }
   if (plan.placement && *plan.placement != wanted) {
-    throw std::invalid_argument(fmt::format(
-        "parallelize_module: {} is one tensor: {} lays it out as {}, and {} as {}; give both modules styles that agree, or "
-        "each its own tensor",
-        fmt::join(plan.paths, " and "), plan.placed_by, tessera::to_string(*plan.placement), by,
-        tessera::to_string(wanted)));
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: {} is one tensor: {} lays it out as {}, and {} as {}; give both modules "
+                    "styles that agree, or "
+                    "each its own tensor",
+                    fmt::join(plan.paths, " and "), plan.placed_by, tessera::to_string(*plan.placement), by,
+                    tessera::to_string(wanted)));
   }
   if (!plan.placement) plan.placed_by = by;
   plan.placement = wanted;
@@ -170,10 +174,11 @@ void LayoutPlan::add_contract(const at::Tensor& tensor, const Contract& contract
     if (as_other == other) return;
     for (const std::string& op : contract.operators) {
       if (!other.names(op)) continue;
-      throw std::invalid_argument(fmt::format(
-          "parallelize_module: {} and {} are one tensor, and their styles say different layouts for the operator '{}'; give "
-          "both modules the same style and options, or each its own tensor",
-          other.path, contract.path, op));
+      throw std::invalid_argument(
+          fmt::format("parallelize_module: {} and {} are one tensor, and their styles say different layouts for the "
+                      "operator '{}'; give "
+                      "both modules the same style and options, or each its own tensor",
+                      other.path, contract.path, op));
     }
   }
   plan.contracts.push_back(contract);
@@ -188,12 +193,12 @@ void LayoutPlan::check() const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const TensorPlan& first = tensors_[alike[i]];
     if (placements_of(first) == placements_of(tensors_[i])) continue;
-    throw std::invalid_argument(
-        fmt::format("parallelize_module: {} and {} share their memory, but would lie as {} and {}; style both alike, or "
-                    "give each its own "
-                    "memory (clone)",
-                    first.paths.front(), tensors_[i].paths.front(), tessera::to_string(placements_of(first)),
-                    tessera::to_string(placements_of(tensors_[i]))));
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {} and {} share their memory, but would lie as {} and {}; style both alike, or "
+        "give each its own "
+        "memory (clone)",
+        first.paths.front(), tensors_[i].paths.front(), tessera::to_string(placements_of(first)),
+        tessera::to_string(placements_of(tensors_[i]))));
   }
 }
 

@@ -67,7 +67,9 @@ std::vector<std::string> parts_of(const std::string& pattern) {
 
 std::string shown_path(const std::string& path) { return path.empty() ? "the root module" : path; }
 
-std::string joined_path(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
+std::string joined_path(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
 
 bool is_conv1d(std::string_view class_name, const ModuleNode& node) {
   if (class_name != "Conv1D" && class_name != "Conv1DImpl") return false;

@@ -15,9 +15,9 @@ class Module;
 
 namespace tessera {
 
-// What a module is to a style. kLinear, kEmbedding and kAttention (MultiheadAttention) are those of torch::nn, or of torch.nn in
-// TorchScript, and classes derived from them; kConv1D is GPT-2's linear layer, x W + b: a class called Conv1D, or Conv1DImpl, whose weight
-// is a matrix and whose bias, if it has one, has an element per column.
+// What a module is to a style. kLinear, kEmbedding and kAttention (MultiheadAttention) are those of torch::nn, or of
+// torch.nn in TorchScript, and classes derived from them; kConv1D is GPT-2's linear layer, x W + b: a class called
+// Conv1D, or Conv1DImpl, whose weight is a matrix and whose bias, if it has one, has an element per column.
 enum class ModuleKind { kLinear, kEmbedding, kAttention, kConv1D, kOther };
 
 struct NamedTensor {
@@ -36,8 +36,8 @@ struct ModuleNode {
   bool renormalizes = false;            // an embedding with max_norm, which rewrites its rows in forward
   torch::nn::Module* module = nullptr;  // nullptr: a torch::jit::Module
   const void* identity = nullptr;       // the same for a module with two names
-  // Defined ones, parameters first. A Linear's or Embedding's "weight" that was assigned, so that it is not the registered one,
-  // comes before that.
+  // Defined ones, parameters first. A Linear's or Embedding's "weight" that was assigned, so that it is not the
+  // registered one, comes before that.
   std::vector<NamedTensor> tensors;
   std::vector<std::pair<std::string, std::size_t>> children;  // name, index in the tree
 };
@@ -50,8 +50,8 @@ using ModuleTree = std::vector<ModuleNode>;
 bool is_conv1d(std::string_view class_name, const ModuleNode& node);
 ModuleTree tree_of(torch::nn::Module& root);
 
-// The indices of the modules whose path matches `pattern`: each dotted part is matched with fnmatch (*, ?, [..]) against the
-// names of direct children, so that a * never crosses a dot; "" is the root. In the order of the tree.
+// The indices of the modules whose path matches `pattern`: each dotted part is matched with fnmatch (*, ?, [..])
+// against the names of direct children, so that a * never crosses a dot; "" is the root. In the order of the tree.
 //   "layers.*.attn.w?" -> layers.0.attn.wq, layers.0.attn.wk, layers.1.attn.wq, ...
 std::vector<std::size_t> match(const ModuleTree& tree, const std::string& pattern);
 

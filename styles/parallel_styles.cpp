@@ -48,11 +48,11 @@ ContractLayouts layouts_of(const StyleLayouts& given, std::vector<std::string> o
 
 void refuse_gathering_again(const ApplyContext& context, const std::string& style, const StyleLayouts& given) {
   if (!given.gather_input_again) return;
-  throw std::invalid_argument(
-      fmt::format("parallelize_module: {} ({}): gather_input_again is for the columns of a torch::nn::Linear, whose input "
-                  "may be gathered; "
-                  "leave it out",
-                  shown_path(context.path()), style));
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: {} ({}): gather_input_again is for the columns of a torch::nn::Linear, whose input "
+      "may be gathered; "
+      "leave it out",
+      shown_path(context.path()), style));
 }
 
 // `output += bias` of a plain output: what this rank holds lies as the matmul's contract left it.
@@ -87,18 +87,18 @@ void apply_linear(ApplyContext& context, const Placement& weight, const Placemen
 void apply_embedding(ApplyContext& context, const std::string& style, const Placement& weight,
                      const ContractLayouts& layouts) {
   if (context.renormalizes()) {
-    throw std::invalid_argument(
-        fmt::format("parallelize_module: {} ({}): an Embedding with max_norm rewrites whole rows in forward, which no rank "
-                    "has; leave it "
-                    "out of the plan, so that it is replicated, or clip its rows after each step",
-                    shown_path(context.path()), style));
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {} ({}): an Embedding with max_norm rewrites whole rows in forward, which no rank "
+        "has; leave it "
+        "out of the plan, so that it is replicated, or clip its rows after each step",
+        shown_path(context.path()), style));
   }
   context.place("weight", weight);
   context.contract("weight", layouts);
 }
 
-// How the features of `copies` tensors under one another lie, as of [q; k; v]: each rank has its heads' of every one. Heads are
-// dealt out as torch.chunk has it.
+// How the features of `copies` tensors under one another lie, as of [q; k; v]: each rank has its heads' of every one.
+// Heads are dealt out as torch.chunk has it.
 Placement by_heads(int64_t features, int64_t num_heads, int64_t copies, int64_t ranks) {
   const int64_t of_head = features / num_heads;
   std::vector<Tile> tiles;
@@ -116,7 +116,8 @@ Placement by_heads(int64_t features, int64_t num_heads, int64_t copies, int64_t 
 void apply_attention(ApplyContext& context, const std::string& style, const StyleLayouts& given) {
   if (given.input_layouts && !given.input_layouts->is_replicate()) {
     throw std::invalid_argument(fmt::format(
-        "parallelize_module: {} ({}): a MultiheadAttention reads the sizes of what it is given, so a plain input must be "
+        "parallelize_module: {} ({}): a MultiheadAttention reads the sizes of what it is given, so a plain input must "
+        "be "
         "the whole, not a piece laid out as {}; give it a DTensor of that layout, and leave input_layouts out",
         shown_path(context.path()), style, to_string(*given.input_layouts)));
   }

@@ -42,10 +42,10 @@ std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptio
   for (const int64_t given : *options.data_dims) {
     const int64_t dim = mesh.mesh().normalize(given);
     if (dim == tensor_dim || std::find(dims.begin(), dims.end(), dim) != dims.end()) {
-      throw std::invalid_argument(
-          fmt::format("parallelize_module: data_dims [{}] name mesh dimension {} {}; give each dimension of {} one task",
-                      fmt::join(*options.data_dims, ", "), given,
-                      dim == tensor_dim ? "which is the tensor dimension" : "twice", mesh.mesh().to_string()));
+      throw std::invalid_argument(fmt::format(
+          "parallelize_module: data_dims [{}] name mesh dimension {} {}; give each dimension of {} one task",
+          fmt::join(*options.data_dims, ", "), given, dim == tensor_dim ? "which is the tensor dimension" : "twice",
+          mesh.mesh().to_string()));
     }
     dims.push_back(dim);
   }
@@ -61,10 +61,11 @@ std::vector<int64_t> cut_dims(const DeviceMesh& mesh, const ParallelizeOptions& 
                                             tessera::to_string(*options.data_placement)));
   }
   if (data_dims.empty()) {
-    throw std::invalid_argument(fmt::format(
-        "parallelize_module: data_placement on the mesh {}, which has no data dimension; give a mesh of two, such as {{dp: "
-        "4, tp: 1}}, or name options.data_dims",
-        mesh.mesh().to_string()));
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: data_placement on the mesh {}, which has no data dimension; give a mesh of "
+                    "two, such as {{dp: "
+                    "4, tp: 1}}, or name options.data_dims",
+                    mesh.mesh().to_string()));
   }
   return data_dims;
 }
@@ -79,13 +80,15 @@ void check_source(const DeviceMesh& mesh, int64_t src_rank) {
 
 void check_optimizers(const LayoutPlan& plan, const ParallelizeOptions& options) {
   for (const torch::optim::Optimizer* optimizer : options.optimizers) {
-    if (optimizer == nullptr) throw std::invalid_argument("parallelize_module: options.optimizers holds a null pointer");
+    if (optimizer == nullptr)
+      throw std::invalid_argument("parallelize_module: options.optimizers holds a null pointer");
     for (const TensorPlan& tensor : plan.tensors()) {
       if (optimizer->state().find(tensor.tensor.unsafeGetTensorImpl()) == optimizer->state().end()) continue;
-      throw std::invalid_argument(fmt::format(
-          "parallelize_module: an optimizer holds state for {}, laid out as the parameter is now; parallelize the module "
-          "first, then make the optimizer and, to go on from a checkpoint, load its state (load_optimizer)",
-          tensor.paths.front()));
+      throw std::invalid_argument(
+          fmt::format("parallelize_module: an optimizer holds state for {}, laid out as the parameter is now; "
+                      "parallelize the module "
+                      "first, then make the optimizer and, to go on from a checkpoint, load its state (load_optimizer)",
+                      tensor.paths.front()));
     }
   }
 }
@@ -107,7 +110,8 @@ void add_entry(Assigned& assigned, const ModuleNode& node, const ParallelPlan::v
     if (other == &entry) return;
     if (other->second->joins_others() || entry.second->joins_others()) continue;
     throw std::invalid_argument(fmt::format(
-        "parallelize_module: two styles for {}: '{}' gives {} and '{}' gives {}; let one pattern match it, or make one of "
+        "parallelize_module: two styles for {}: '{}' gives {} and '{}' gives {}; let one pattern match it, or make one "
+        "of "
         "them a "
         "Prepare style",
         shown_path(node.path), other->first, other->second->to_string(), entry.first, entry.second->to_string()));
@@ -122,11 +126,11 @@ std::vector<Assigned> assign(const ModuleTree& tree, const ParallelPlan& plan, b
   for (const auto& entry : plan) {
     const std::vector<std::size_t> found = match(tree, entry.first);
     if (found.empty() && !allow_unmatched) {
-      throw std::invalid_argument(
-          fmt::format("parallelize_module: the pattern '{}' ({}) matches no module; each dotted part is matched against the "
-                      "names of direct "
-                      "children, and the root's are: {}. Set options.allow_unmatched if that may be",
-                      entry.first, entry.second->name(), child_names(tree)));
+      throw std::invalid_argument(fmt::format(
+          "parallelize_module: the pattern '{}' ({}) matches no module; each dotted part is matched against the "
+          "names of direct "
+          "children, and the root's are: {}. Set options.allow_unmatched if that may be",
+          entry.first, entry.second->name(), child_names(tree)));
     }
     for (const std::size_t index : found) {
       const std::size_t node = first_name.at(tree[index].identity);
@@ -146,9 +150,10 @@ struct Planned {
 
 // All that the ranks must have alike: who would communicate for what, and the plan that says how.
 std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
-  std::string all = fmt::format("{}\n{} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
-                                fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
-                                to_string(options.data_placement.value_or(Replicate())));
+  std::string all =
+      fmt::format("{}\n{} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
+                  fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
+                  to_string(options.data_placement.value_or(Replicate())));
   std::map<const void*, std::size_t> first, first_memory;
   for (const ModuleNode& node : tree) {
     all += fmt::format("{} {}\n", node.path, node.type);
@@ -158,16 +163,16 @@ std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, con
       const void* const memory = t.has_storage() ? t.storage().unsafeGetStorageImpl() : nullptr;
       const auto shared = first_memory.emplace(memory, first_memory.size()).first->second;
       all += fmt::format("{} [{}] {} {} {} {} {} {} {}\n", item.name, fmt::join(t.sizes(), ","),
-                         c10::toString(t.scalar_type()), t.requires_grad(), t.is_leaf() && t.grad().defined(), tied, shared,
-                         memory == nullptr ? 0 : t.storage_offset(), is_dtensor(t));
+                         c10::toString(t.scalar_type()), t.requires_grad(), t.is_leaf() && t.grad().defined(), tied,
+                         shared, memory == nullptr ? 0 : t.storage_offset(), is_dtensor(t));
     }
   }
   return all;
 }
 
 // Applies the styles and checks what they asked for; changes nothing.
-void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const DeviceMesh& mesh, const ParallelPlan& plan,
-               const ParallelizeOptions& options) {
+void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const DeviceMesh& mesh,
+               const ParallelPlan& plan, const ParallelizeOptions& options) {
   planned.tree = tree();
   const int64_t tensor_dim = tensor_dim_of(mesh, options);
   const std::vector<int64_t> data_dims = data_dims_of(mesh, options, tensor_dim);
@@ -220,7 +225,8 @@ void detail::parallelize(const std::function<ModuleTree()>& tree, const DeviceMe
     Agreement({mesh}, "parallelize_module")
         .run([&] { make_plan(planned, tree, mesh, plan, options); },
              [&] { return fingerprint_of(planned.tree, plan, options); },
-             "the ranks' modules or plans differ; every rank must give a module of the same parameters and buffers (names, "
+             "the ranks' modules or plans differ; every rank must give a module of the same parameters and buffers "
+             "(names, "
              "shapes, dtypes, requires_grad, which have gradients, which share memory), and the same plan and options");
   }
   spdlog::debug("parallelize_module on {}:\n{}", mesh.to_string(), planned.layout->to_string());

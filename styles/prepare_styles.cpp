@@ -28,15 +28,16 @@ std::string shown(const Layouts& layouts) {
 
 void check_lists(const char* who, const Layouts& from, const Layouts& to) {
   if (from.size() != to.size()) {
-    throw std::invalid_argument(fmt::format(
-        "{}: {} layouts {} but {} desired ones {}; give one of each for every tensor, std::nullopt to leave one as it is",
-        who, from.size(), shown(from), to.size(), shown(to)));
+    throw std::invalid_argument(
+        fmt::format("{}: {} layouts {} but {} desired ones {}; give one of each for every tensor, std::nullopt to "
+                    "leave one as it is",
+                    who, from.size(), shown(from), to.size(), shown(to)));
   }
   for (std::size_t i = 0; i < from.size(); ++i) {
     if (from[i].has_value() == to[i].has_value()) continue;
     throw std::invalid_argument(
-        fmt::format("{}: tensor {} has {} in {} and {} in {}; give it a layout in both, or std::nullopt in both", who, i,
-                    from[i] ? "a layout" : "none", shown(from), to[i] ? "one" : "none", shown(to)));
+        fmt::format("{}: tensor {} has {} in {} and {} in {}; give it a layout in both, or std::nullopt in both", who,
+                    i, from[i] ? "a layout" : "none", shown(from), to[i] ? "one" : "none", shown(to)));
   }
 }
 
@@ -47,10 +48,11 @@ at::Tensor as_dtensor(const at::Tensor& t, const Placement& layout, const HookSi
                                             site.who, i, to_string(t), site.mesh.to_string()));
   }
   if (!site.data_dims.empty()) {
-    throw std::invalid_argument(fmt::format(
-        "{}: tensor {} is plain, and on a mesh with data dimensions nobody can know which part of the batch it is; give "
-        "from_local(piece, mesh, placements) with Shard(0) on the data dimensions",
-        site.who, i));
+    throw std::invalid_argument(
+        fmt::format("{}: tensor {} is plain, and on a mesh with data dimensions nobody can know which part of the "
+                    "batch it is; give "
+                    "from_local(piece, mesh, placements) with Shard(0) on the data dimensions",
+                    site.who, i));
   }
   const Placements replicated(static_cast<std::size_t>(site.mesh.ndim()), Replicate());
   return from_local(t, site.mesh, on_mesh_dim(replicated, site.tensor_dim, layout, t.dim()));
@@ -60,12 +62,14 @@ at::Tensor as_dtensor(const at::Tensor& t, const Placement& layout, const HookSi
 void lay_out(std::vector<at::Tensor>& tensors, const Layouts& from, const Layouts& to, bool use_local,
              const HookSite& site) {
   const std::size_t named = static_cast<std::size_t>(
-      std::find_if(from.rbegin(), from.rend(), [](const auto& layout) { return layout.has_value(); }).base() - from.begin());
+      std::find_if(from.rbegin(), from.rend(), [](const auto& layout) { return layout.has_value(); }).base() -
+      from.begin());
   if (tensors.size() > from.size() || tensors.size() < named) {
-    throw std::invalid_argument(fmt::format(
-        "{}: {} layouts {} for {} tensors; give one for every tensor among forward's arguments or results, std::nullopt to "
-        "leave one as it is",
-        site.who, from.size(), shown(from), tensors.size()));
+    throw std::invalid_argument(
+        fmt::format("{}: {} layouts {} for {} tensors; give one for every tensor among forward's arguments or results, "
+                    "std::nullopt to "
+                    "leave one as it is",
+                    site.who, from.size(), shown(from), tensors.size()));
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!from[i] || !tensors[i].defined()) continue;
@@ -97,8 +101,8 @@ void PrepareModuleInput::apply(ApplyContext& context) const {
 }
 
 std::string PrepareModuleInput::to_string() const {
-  return fmt::format("PrepareModuleInput({} -> {}{})", shown(options_.input_layouts), shown(options_.desired_input_layouts),
-                     options_.use_local_input ? ", local input" : "");
+  return fmt::format("PrepareModuleInput({} -> {}{})", shown(options_.input_layouts),
+                     shown(options_.desired_input_layouts), options_.use_local_input ? ", local input" : "");
 }
 
 PrepareModuleOutput::PrepareModuleOutput(PrepareOutputOptions options) : options_(std::move(options)) {

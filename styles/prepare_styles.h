@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// One layout for each tensor among forward's arguments (or results), on the tensor dimension; nullopt leaves it as it is.
-// Every other mesh dimension keeps its placement. An undefined tensor must be nullopt or stays undefined. A nullopt at the end may
-// have no tensor: forward was called without an argument that has a default.
+// One layout for each tensor among forward's arguments (or results), on the tensor dimension; nullopt leaves it as it
+// is. Every other mesh dimension keeps its placement. An undefined tensor must be nullopt or stays undefined. A nullopt
+// at the end may have no tensor: forward was called without an argument that has a default.
 using Layouts = std::vector<std::optional<Placement>>;
 
 struct PrepareInputOptions {
@@ -31,8 +31,10 @@ struct PrepareInputOutputOptions {
   PrepareOutputOptions output;
 };
 
-// Lays out what enters a container. The container is a TESSERA_MODULE (hooks.h): LibTorch's own modules cannot be hooked.
-//   {"attn", PrepareModuleInput({.input_layouts = {Shard(1), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}})}
+// Lays out what enters a container. The container is a TESSERA_MODULE (hooks.h): LibTorch's own modules cannot be
+// hooked.
+//   {"attn", PrepareModuleInput({.input_layouts = {Shard(1), std::nullopt}, .desired_input_layouts = {Replicate(),
+//   std::nullopt}})}
 // A plain tensor under data dimensions is refused at forward: nobody could know which part of the batch it is.
 // Throws std::invalid_argument when the two lists differ in length (at once), and when forward is given more tensors,
 // or none for a layout (there, on every rank alike).

@@ -29,8 +29,8 @@ std::string type_of(const Module& module) {
   return out;
 }
 
-// A traced MultiheadAttention keeps no attributes. Where its code divides the features by a constant, with a rounding mode, that is the
-// number of heads: 0 where there is no such constant, or several that differ.
+// A traced MultiheadAttention keeps no attributes. Where its code divides the features by a constant, with a rounding
+// mode, that is the number of heads: 0 where there is no such constant, or several that differ.
 int64_t traced_heads(const torch::jit::Block& block, int64_t embed_dim) {
   int64_t found = 0;
   for (const torch::jit::Node* node : block.nodes()) {
@@ -94,13 +94,13 @@ std::size_t add_module(ModuleTree& tree, const Module& module, const std::string
 // ---- what freezing and optimizing leave
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
-  throw std::invalid_argument(
-      fmt::format("parallelize_module: {} is a frozen or optimized TorchScript module ({}): its weights are constants of "
-                  "its code, which no style "
-                  "can lay out. Load the module as it was before torch.jit.freeze, optimize_for_inference or "
-                  "optimize_for_mobile, and parallelize "
-                  "that",
-                  shown_path(path), what));
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: {} is a frozen or optimized TorchScript module ({}): its weights are constants of "
+      "its code, which no style "
+      "can lay out. Load the module as it was before torch.jit.freeze, optimize_for_inference or "
+      "optimize_for_mobile, and parallelize "
+      "that",
+      shown_path(path), what));
 }
 
 // Operators that an optimizer puts in the place of LibTorch's own, with weights packed for them.
@@ -118,26 +118,30 @@ void check_code(const torch::jit::Block& block, const std::string& path, bool we
     const std::string name = node->kind().toQualString();
     if (is_packed(name)) refuse(path, "it calls " + name);
     if (name == "prim::fork") {
-      throw std::invalid_argument("parallelize_module: " + (path.empty() ? std::string("the module") : path) +
-                                  " calls torch.jit.fork: collectives of several threads have no order that all ranks know; "
-                                  "call the function itself");
+      throw std::invalid_argument(
+          "parallelize_module: " + (path.empty() ? std::string("the module") : path) +
+          " calls torch.jit.fork: collectives of several threads have no order that all ranks know; "
+          "call the function itself");
     }
     if (weights_may_be_constants && name == "prim::Constant" && node->hasAttribute(c10::attr::value) &&
         node->kindOf(c10::attr::value) == torch::jit::AttributeKind::t) {
       const at::Tensor constant = node->t(c10::attr::value);
       if (constant.dim() > 0 && constant.is_floating_point())
-        refuse(path, "it has no parameters or no attribute called training, and a tensor of numbers among its constants");
+        refuse(path,
+               "it has no parameters or no attribute called training, and a tensor of numbers among its constants");
     }
     for (const torch::jit::Block* inner : node->blocks()) check_code(*inner, path, weights_may_be_constants);
   }
 }
 
 void check_unfrozen(const Module& root) {
-  // Freezing drops the attribute called training, and makes constants of parameters; a module that was made by hand may have neither.
+  // Freezing drops the attribute called training, and makes constants of parameters; a module that was made by hand may
+  // have neither.
   const bool bare = !root.hasattr("training") || root.named_parameters(/*recurse=*/true).size() == 0;
   for (const auto& item : root.named_modules()) {
     for (const auto& attribute : item.value.named_attributes(/*recurse=*/false)) {
-      if (attribute.value.isCustomClass()) refuse(item.name, "its attribute " + attribute.name + " holds packed weights");
+      if (attribute.value.isCustomClass())
+        refuse(item.name, "its attribute " + attribute.name + " holds packed weights");
     }
     for (const auto& method : item.value.get_methods()) {
       check_code(*method.graph()->block(), item.name, bare);
@@ -145,8 +149,9 @@ void check_unfrozen(const Module& root) {
   }
 }
 
-// The compiled code of a function, for each of the four settings of autocast, where there is any. LibTorch has no way to ask: get_executor
-// would compile what is missing, and LibTorch's pass for autocast crashes on some functions, such as a MultiheadAttention's.
+// The compiled code of a function, for each of the four settings of autocast, where there is any. LibTorch has no way
+// to ask: get_executor would compile what is missing, and LibTorch's pass for autocast crashes on some functions, such
+// as a MultiheadAttention's.
 using Executors = std::array<std::optional<torch::jit::GraphExecutor>, 4>;
 Executors& executors_of(torch::jit::GraphFunction& function);
 template <Executors torch::jit::GraphFunction::*Member>

@@ -15,8 +15,8 @@ namespace {
 const NamedTensor* find_tensor(const ModuleTree& tree, const ModuleNode& node, const std::string& name) {
   const std::size_t dot = name.find('.');
   if (dot == std::string::npos) {
-    const auto found =
-        std::find_if(node.tensors.begin(), node.tensors.end(), [&](const NamedTensor& item) { return item.name == name; });
+    const auto found = std::find_if(node.tensors.begin(), node.tensors.end(),
+                                    [&](const NamedTensor& item) { return item.name == name; });
     return found == node.tensors.end() ? nullptr : &*found;
   }
   for (const auto& [child, index] : node.children) {
@@ -35,10 +35,11 @@ const DeviceMesh& ApplyContext::mesh() const { return plan_.mesh(); }
 
 torch::nn::Module& ApplyContext::module() const {
   if (node_.module != nullptr) return *node_.module;
-  throw std::invalid_argument(fmt::format(
-      "parallelize_module: {}: a {} of TorchScript is no torch::nn::Module; a style for both uses tensors(), place() and "
-      "contract() alone",
-      by(), type()));
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: {}: a {} of TorchScript is no torch::nn::Module; a style for both uses "
+                  "tensors(), place() and "
+                  "contract() alone",
+                  by(), type()));
 }
 
 std::string ApplyContext::by() const { return fmt::format("{} ({})", shown_path(path()), style_); }
@@ -51,8 +52,8 @@ const NamedTensor& ApplyContext::tensor(const std::string& name) const {
   if (const NamedTensor* const found = find(name)) return *found;
   std::string names;
   for (const NamedTensor& item : node_.tensors) names += (names.empty() ? "" : ", ") + item.name;
-  throw std::invalid_argument(fmt::format("parallelize_module: {}: a {} has no parameter or buffer '{}'; it has {}", by(),
-                                          type(), name, names.empty() ? "none" : names));
+  throw std::invalid_argument(fmt::format("parallelize_module: {}: a {} has no parameter or buffer '{}'; it has {}",
+                                          by(), type(), name, names.empty() ? "none" : names));
 }
 
 void ApplyContext::place(const std::string& name, const Placement& placement) {
@@ -63,8 +64,9 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
   const at::Tensor& t = tensor(name).tensor;
   for (const Placement* placement : {&layouts.input, &layouts.desired}) {
     if (placement->is_partial()) {
-      throw std::invalid_argument(fmt::format(
-          "parallelize_module: {}: an input cannot lie as {}; give Replicate() or Shard(d)", by(), to_string(*placement)));
+      throw std::invalid_argument(
+          fmt::format("parallelize_module: {}: an input cannot lie as {}; give Replicate() or Shard(d)", by(),
+                      to_string(*placement)));
     }
   }
   plan_.add_contract(t, {.path = joined_path(path(), name),
@@ -82,11 +84,11 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
 
 int64_t ApplyContext::num_heads() const {
   if (node_.num_heads > 0) return node_.num_heads;
-  throw std::invalid_argument(
-      fmt::format("parallelize_module: {}: the code of this traced {} does not say into how many heads it cuts {} features, "
-                  "so that whole "
-                  "heads cannot be dealt out; script the module (torch.jit.script), or leave it out of the plan",
-                  by(), type(), embed_dim()));
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: {}: the code of this traced {} does not say into how many heads it cuts {} features, "
+      "so that whole "
+      "heads cannot be dealt out; script the module (torch.jit.script), or leave it out of the plan",
+      by(), type(), embed_dim()));
 }
 
 Hookable& ApplyContext::hookable() const {
@@ -95,19 +97,23 @@ Hookable& ApplyContext::hookable() const {
   if (node_.module == nullptr) {
     throw std::invalid_argument(fmt::format(
         "parallelize_module: {}: the forward of a {} of TorchScript cannot be hooked; call the script module from a "
-        "TESSERA_MODULE (tessera/styles/hooks.h) that has this style, or redistribute what enters and leaves it yourself",
+        "TESSERA_MODULE (tessera/styles/hooks.h) that has this style, or redistribute what enters and leaves it "
+        "yourself",
         by(), type()));
   }
-  throw std::invalid_argument(fmt::format(
-      "parallelize_module: {}: the forward of a {} cannot be hooked, because LibTorch's modules have no hooks; declare the "
-      "class with TESSERA_MODULE(Name) of tessera/styles/hooks.h in the place of TORCH_MODULE(Name), or give this style to "
-      "such a container around it",
-      by(), type()));
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: {}: the forward of a {} cannot be hooked, because LibTorch's modules have no "
+                  "hooks; declare the "
+                  "class with TESSERA_MODULE(Name) of tessera/styles/hooks.h in the place of TORCH_MODULE(Name), or "
+                  "give this style to "
+                  "such a container around it",
+                  by(), type()));
 }
 
 void ApplyContext::forward_pre_hook(Hookable::PreHook hook, bool throws_alike) {
   Hookable& target = hookable();
-  plan_.at_end([&target, hook = std::move(hook), throws_alike] { target.register_forward_pre_hook(hook, throws_alike); });
+  plan_.at_end(
+      [&target, hook = std::move(hook), throws_alike] { target.register_forward_pre_hook(hook, throws_alike); });
 }
 
 void ApplyContext::forward_hook(Hookable::Hook hook, bool throws_alike) {
@@ -116,11 +122,11 @@ void ApplyContext::forward_hook(Hookable::Hook hook, bool throws_alike) {
 }
 
 void ApplyContext::unknown_module(const std::string& knows) const {
-  throw std::invalid_argument(
-      fmt::format("parallelize_module: {} does not know the module {} of type {}; it knows {}. Leave the module out of the "
-                  "plan, so that it "
-                  "is replicated, or derive a style of your own from ParallelStyle",
-                  style_, path().empty() ? "at the root" : path(), type(), knows));
+  throw std::invalid_argument(fmt::format(
+      "parallelize_module: {} does not know the module {} of type {}; it knows {}. Leave the module out of the "
+      "plan, so that it "
+      "is replicated, or derive a style of your own from ParallelStyle",
+      style_, path().empty() ? "at the root" : path(), type(), knows));
 }
 
 std::string to_string(const ParallelPlan& plan) {

@@ -19,9 +19,9 @@ class LayoutPlan;
 
 // The layouts that a style's contract names, on the tensor dimension; see Contract in dtensor/core/contract.h.
 struct ContractLayouts {
-  // Base names of the ATen operators that the activation meets the parameter in, of those that read contracts: matmul and addmm
-  // (what linear comes down to), embedding, layer_norm, rms_norm, group_norm, conv2d; and add, of a bias to the plain result of a
-  // contract with use_local_output.
+  // Base names of the ATen operators that the activation meets the parameter in, of those that read contracts: matmul
+  // and addmm (what linear comes down to), embedding, layer_norm, rms_norm, group_norm, conv2d; and add, of a bias to
+  // the plain result of a contract with use_local_output.
   std::vector<std::string> operators;
   Placement input;                  // how a plain activation lies
   Placement desired;                // into which it is brought
@@ -46,12 +46,14 @@ class ApplyContext {
   ModuleKind kind() const { return node_.kind; }
   // The module's own defined parameters and buffers.
   const std::vector<NamedTensor>& tensors() const { return node_.tensors; }
-  // Whether there is one of that name; "out_proj.bias" is the bias of the child out_proj. So it is for `place` and `contract`.
+  // Whether there is one of that name; "out_proj.bias" is the bias of the child out_proj. So it is for `place` and
+  // `contract`.
   bool has(const std::string& name) const;
   bool has_children() const { return !node_.children.empty(); }
   // True when an embedding rewrites its rows in forward (max_norm).
   bool renormalizes() const { return node_.renormalizes; }
-  // Of an attention. Throws std::invalid_argument where the module is a traced one whose code does not say into how many heads it cuts.
+  // Of an attention. Throws std::invalid_argument where the module is a traced one whose code does not say into how
+  // many heads it cuts.
   int64_t embed_dim() const { return node_.embed_dim; }
   int64_t num_heads() const;
 
@@ -60,17 +62,19 @@ class ApplyContext {
   int64_t tensor_dim() const { return tensor_dim_; }
   const std::vector<int64_t>& data_dims() const { return data_dims_; }
 
-  // The module's own parameter or buffer `name` will lie as `placement` on the tensor dimension, Replicate on every other.
-  // What no style places is replicated. Throws std::invalid_argument when there is none of that name, or another style has
-  // placed the same (tied) tensor otherwise.
+  // The module's own parameter or buffer `name` will lie as `placement` on the tensor dimension, Replicate on every
+  // other. What no style places is replicated. Throws std::invalid_argument when there is none of that name, or another
+  // style has placed the same (tied) tensor otherwise.
   void place(const std::string& name, const Placement& placement);
-  // Leaves a contract on it: in those operators a plain activation is this rank's piece, laid out as `input`. In every other
-  // operator a plain tensor that meets the parameter, or a view of it, is refused at forward, unless `input` is Replicate.
-  // Throws std::invalid_argument when an operator does not read contracts, or a tied tensor's other style says otherwise of one.
+  // Leaves a contract on it: in those operators a plain activation is this rank's piece, laid out as `input`. In every
+  // other operator a plain tensor that meets the parameter, or a view of it, is refused at forward, unless `input` is
+  // Replicate. Throws std::invalid_argument when an operator does not read contracts, or a tied tensor's other style
+  // says otherwise of one.
   void contract(const std::string& name, const ContractLayouts& layouts);
 
-  // Runs at every forward of the module. An exception in it fails the job (World::guard), unless `throws_alike` says that it
-  // comes on every rank or on none. Throws std::invalid_argument, naming the remedy, when it is not a TESSERA_MODULE.
+  // Runs at every forward of the module. An exception in it fails the job (World::guard), unless `throws_alike` says
+  // that it comes on every rank or on none. Throws std::invalid_argument, naming the remedy, when it is not a
+  // TESSERA_MODULE.
   void forward_pre_hook(Hookable::PreHook hook, bool throws_alike = false);
   void forward_hook(Hookable::Hook hook, bool throws_alike = false);
 
@@ -96,8 +100,8 @@ class ApplyContext {
 //     void apply(ApplyContext& context) const override { context.place("weight", Shard(0)); ... }
 //     std::string name() const override { return "BilinearByOutput"; }
 //   };
-// `apply` must do the same on every rank, and says what it cannot do by std::invalid_argument; parallelize_module throws that, and
-// any other exception, on every rank.
+// `apply` must do the same on every rank, and says what it cannot do by std::invalid_argument; parallelize_module
+// throws that, and any other exception, on every rank.
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;

@@ -26,7 +26,9 @@ void WarnImplicit::warn(const std::string& text) {
   if (enabled() && warning->said_.insert(text).second) spdlog::warn(text);
 }
 
-ImplicitReplication::ImplicitReplication(bool enabled) : previous_(implicit_replication) { implicit_replication = enabled; }
+ImplicitReplication::ImplicitReplication(bool enabled) : previous_(implicit_replication) {
+  implicit_replication = enabled;
+}
 ImplicitReplication::~ImplicitReplication() { implicit_replication = previous_; }
 bool ImplicitReplication::enabled() { return implicit_replication; }
 

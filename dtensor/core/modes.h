@@ -6,10 +6,11 @@
 
 namespace tessera {
 
-// While one lives, on its thread, an operator that would communicate on its own throws std::runtime_error that names the
-// operator, the tensors' layouts and the collective, before anything is sent. Explicit, and so allowed:
+// While one lives, on its thread, an operator that would communicate on its own throws std::runtime_error that names
+// the operator, the tensors' layouts and the collective, before anything is sent. Explicit, and so allowed:
 //   redistribute and its kin, full_tensor, distribute_tensor, from_local with check, loading and saving;
-//   what gives the program a value: item, equal of tensors that lie alike, one_hot, tensor_split at a tensor's indices, the lengths of
+//   what gives the program a value: item, equal of tensors that lie alike, one_hot, tensor_split at a tensor's indices,
+//   the lengths of
 //   packed sequences, a GradScaler's search for infinite numbers;
 //   contracts of styles, parameters gathered by data_placement, the reduction of a gradient into its parameter.
 class Strict {
@@ -24,8 +25,9 @@ class Strict {
   bool previous_;
 };
 
-// While one lives, on its thread, an operator that communicates on its own says so in spdlog's default logger, as a warning: the operator,
-// the tensors' layouts and the collective, each text once. Nothing is refused; for what counts, see CommCounter.
+// While one lives, on its thread, an operator that communicates on its own says so in spdlog's default logger, as a
+// warning: the operator, the tensors' layouts and the collective, each text once. Nothing is refused; for what counts,
+// see CommCounter.
 class WarnImplicit {
  public:
   explicit WarnImplicit(bool enabled = true);
@@ -41,9 +43,9 @@ class WarnImplicit {
   std::set<std::string> said_;
 };
 
-// While one lives, on its thread, a plain tensor among an operator's DTensors counts as replicated: every rank must hold the
-// same values. Without it such a tensor is refused unless it has no dimensions. Beside a parameter whose style takes plain tensors
-// for this rank's piece it is a piece, or refused: see dtensor/core/contract.h.
+// While one lives, on its thread, a plain tensor among an operator's DTensors counts as replicated: every rank must
+// hold the same values. Without it such a tensor is refused unless it has no dimensions. Beside a parameter whose style
+// takes plain tensors for this rank's piece it is a piece, or refused: see dtensor/core/contract.h.
 class ImplicitReplication {
  public:
   explicit ImplicitReplication(bool enabled = true);
@@ -67,8 +69,8 @@ class Explicit {
   WarnImplicit warn_;
 };
 
-// Before communication that nobody asked for: throws under Strict, warns under WarnImplicit. `moves` says, only where it is asked, what
-// would move: "; Float [4] ... would go to [R] by ...".
+// Before communication that nobody asked for: throws under Strict, warns under WarnImplicit. `moves` says, only where
+// it is asked, what would move: "; Float [4] ... would go to [R] by ...".
 void implicit_communication(const std::string& op, const std::function<std::string()>& moves);
 }  // namespace detail
 

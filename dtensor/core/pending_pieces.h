@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-// Pieces of DTensors that an asynchronous redistribution has begun to move: what a DTensor must know of it before it can be read.
+// Pieces of DTensors that an asynchronous redistribution has begun to move: what a DTensor must know of it before it
+// can be read.
 class PendingPieces {
  public:
   PendingPieces() = default;
@@ -15,8 +16,8 @@ class PendingPieces {
   PendingPieces& operator=(const PendingPieces&) = delete;
   virtual ~PendingPieces() = default;
 
-  // Waits for piece i and puts it into `piece`, if it is still `awaited`. Every rank waits for the pieces in the same order; from any
-  // thread that may communicate.
+  // Waits for piece i and puts it into `piece`, if it is still `awaited`. Every rank waits for the pieces in the same
+  // order; from any thread that may communicate.
   virtual void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited) = 0;
 };
 

@@ -23,11 +23,12 @@ std::size_t hash_of(uint64_t mesh_id, const Placements& placements, at::IntArray
   return seed;
 }
 
-// Weak references by hash; swept whenever it has doubled since the last sweep, so that it stays within twice the live specs.
+// Weak references by hash; swept whenever it has doubled since the last sweep, so that it stays within twice the live
+// specs.
 class InternTable {
  public:
-  SpecPtr find_or_make(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes, at::IntArrayRef strides,
-                       at::ScalarType dtype) {
+  SpecPtr find_or_make(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes,
+                       at::IntArrayRef strides, at::ScalarType dtype) {
     const std::size_t hash = hash_of(mesh.id(), placements, sizes, strides, dtype);
     const std::lock_guard lock(mutex_);
     auto [it, end] = entries_.equal_range(hash);
@@ -105,8 +106,8 @@ int64_t product(const std::vector<int64_t>& sizes) {
 int64_t Spec::numel() const { return product(sizes); }
 int64_t Spec::local_numel() const { return product(local_sizes); }
 
-SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes, at::IntArrayRef strides,
-                    at::ScalarType dtype) {
+SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes,
+                    at::IntArrayRef strides, at::ScalarType dtype) {
   return table().find_or_make(mesh, placements, sizes, strides, dtype);
 }
 
@@ -157,8 +158,8 @@ std::vector<int64_t> dense_strides(const Spec& spec) {
 }
 
 std::string to_string(const Spec& spec) {
-  return fmt::format("{} [{}] on {} as {}", c10::toString(spec.dtype), fmt::join(spec.sizes, ", "), spec.mesh.to_string(),
-                     to_string(spec.placements));
+  return fmt::format("{} [{}] on {} as {}", c10::toString(spec.dtype), fmt::join(spec.sizes, ", "),
+                     spec.mesh.to_string(), to_string(spec.placements));
 }
 
 }  // namespace tessera

@@ -35,10 +35,10 @@ struct Spec {
 };
 using SpecPtr = std::shared_ptr<const Spec>;
 
-// The Spec of these properties, made or found. `placements` must be normalized. Throws std::invalid_argument when they do not
-// fit `sizes` (see check_layout), on every rank alike.
-SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes, at::IntArrayRef strides,
-                    at::ScalarType dtype);
+// The Spec of these properties, made or found. `placements` must be normalized. Throws std::invalid_argument when they
+// do not fit `sizes` (see check_layout), on every rank alike.
+SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes,
+                    at::IntArrayRef strides, at::ScalarType dtype);
 // The same with row-major strides.
 SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes, at::ScalarType dtype);
 // Of a plain tensor taken as replicated over `mesh`.
@@ -50,7 +50,8 @@ SpecPtr with_placements(const Spec& spec, const Placements& placements);
 std::size_t interned_specs();
 
 std::vector<int64_t> contiguous_strides(at::IntArrayRef sizes);
-// Strides of a dense tensor of `sizes` whose dimensions are ordered in memory as `local`'s are; expanded dimensions keep 0.
+// Strides of a dense tensor of `sizes` whose dimensions are ordered in memory as `local`'s are; expanded dimensions
+// keep 0.
 std::vector<int64_t> strides_like(at::IntArrayRef sizes, const at::Tensor& local);
 
 // The same of this rank's piece, ordered as the global tensor is.

@@ -11,10 +11,11 @@ void check_current(const at::Tensor& t, const char* who) {
   const Meta& m = meta(t);
   const ViewCopy& copy = m.copy;
   if (copy.made_by == nullptr || copy.viewed.current_version() == copy.version) return;
-  throw std::runtime_error(fmt::format(
-      "{}: would read {}, a copy that {} made because the viewed tensor had to be moved; the viewed tensor has been written "
-      "since, so the copy's values are old. Take the view again after the write, or clone it before",
-      who, to_string(*m.spec), *copy.made_by));
+  throw std::runtime_error(
+      fmt::format("{}: would read {}, a copy that {} made because the viewed tensor had to be moved; the viewed tensor "
+                  "has been written "
+                  "since, so the copy's values are old. Take the view again after the write, or clone it before",
+                  who, to_string(*m.spec), *copy.made_by));
 }
 
 void check_writable(const at::Tensor& t, const char* who) {
@@ -29,10 +30,10 @@ void check_writable(const at::Tensor& t, const char* who) {
 
 void check_local(const at::Tensor& local, const Spec& spec, const char* who) {
   if (lies_as(local, spec)) return;
-  const std::string text =
-      fmt::format("{}: internal error: the local tensor is {} [{}], but {} needs [{}] here; please report it with this text",
-                  who, c10::toString(local.scalar_type()), fmt::join(local.sizes(), ", "), to_string(spec),
-                  fmt::join(spec.local_sizes, ", "));
+  const std::string text = fmt::format(
+      "{}: internal error: the local tensor is {} [{}], but {} needs [{}] here; please report it with this text", who,
+      c10::toString(local.scalar_type()), fmt::join(local.sizes(), ", "), to_string(spec),
+      fmt::join(spec.local_sizes, ", "));
   spec.mesh.world().fail(who, text);
   throw std::runtime_error(text);
 }

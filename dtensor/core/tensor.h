@@ -29,12 +29,14 @@ struct ViewCopy {
 };
 
 // Invariants:
-//   - writes() is one counter for all DTensors that LibTorch would have share memory: views that no piece was moved for, detach(),
-//     data(), from_local() of one tensor. Every operator that writes one of them in place, or as out=, raises it, in every mode.
-//   - a piece that is no inference tensor carries that counter as its own version, so that whoever writes the piece itself, from
-//     to_local() or before from_local(), raises it too.
-//   - local() is never a ZeroTensor, which has no memory: what it was made of is written out here. It may have the Conjugate or
-//     Negative key, since conj() of a DTensor is a view of it: what reads memory asks for in_memory() or row_major().
+//   - writes() is one counter for all DTensors that LibTorch would have share memory: views that no piece was moved
+//     for, detach(), data(), from_local() of one tensor. Every operator that writes one of them in place, or as out=,
+//     raises it, in every mode.
+//   - a piece that is no inference tensor carries that counter as its own version, so that whoever writes the piece
+//     itself, from to_local() or before from_local(), raises it too.
+//   - local() is never a ZeroTensor, which has no memory: what it was made of is written out here. It may have the
+//     Conjugate or Negative key, since conj() of a DTensor is a view of it: what reads memory asks for in_memory() or
+//     row_major().
 struct Meta final : c10::BackendMeta {
   Meta(at::Tensor local_tensor, SpecPtr tensor_spec)
       : spec(std::move(tensor_spec)), local_(with_memory(std::move(local_tensor))) {
@@ -115,15 +117,15 @@ void check_current(const at::Tensor& t, const char* who);
 // Throws std::invalid_argument if `t` is a view's copy: what is written there would not reach the viewed tensor.
 void check_writable(const at::Tensor& t, const char* who);
 
-// A DTensor of `spec` over `local`, whose sizes must be spec->local_sizes. Shares storage with `local`. Under InferenceMode it is an
-// inference tensor unless `normal_in_inference`: what a view of a normal tensor is, there too.
+// A DTensor of `spec` over `local`, whose sizes must be spec->local_sizes. Shares storage with `local`. Under
+// InferenceMode it is an inference tensor unless `normal_in_inference`: what a view of a normal tensor is, there too.
 at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference = false);
 
 // A DTensor of `spec` over the piece that is item `item` of `pending`.
 at::Tensor wrap(std::shared_ptr<PendingPieces> pending, std::size_t item, SpecPtr spec);
 
-// Makes an existing plain tensor a DTensor, so that every handle to it is one at once. Keeps requires_grad; drops the plain
-// storage. The caller converts .grad.
+// Makes an existing plain tensor a DTensor, so that every handle to it is one at once. Keeps requires_grad; drops the
+// plain storage. The caller converts .grad.
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec);
 // Makes an existing DTensor what `like` is: it shares its memory, contract and all.
 void convert_in_place(const at::Tensor& dtensor, const at::Tensor& like);
@@ -138,8 +140,8 @@ inline bool lies_as(const at::Tensor& local, const Spec& spec) {
   return true;
 }
 
-// Throws std::runtime_error if `local` has not the sizes and dtype that `spec` says: a bug of ours, found early. Other ranks may not
-// have it, so the world is failed too.
+// Throws std::runtime_error if `local` has not the sizes and dtype that `spec` says: a bug of ours, found early. Other
+// ranks may not have it, so the world is failed too.
 void check_local(const at::Tensor& local, const Spec& spec, const char* who);
 
 }  // namespace tessera::detail

@@ -10,14 +10,16 @@
 namespace tessera::detail {
 namespace {
 
-// The error of a read by a pointer. LibTorch's operator<< reads so too, as many elements as the whole tensor has, behind operators that
-// everybody calls: no kernel can tell that it prints, and the whole would need a collective that this rank alone may enter.
+// The error of a read by a pointer. LibTorch's operator<< reads so too, as many elements as the whole tensor has,
+// behind operators that everybody calls: no kernel can tell that it prints, and the whole would need a collective that
+// this rank alone may enter.
 constexpr const char* kNoMemory =
     "a DTensor has no memory of its own, which printing (std::cout << t), accessor() and data_ptr() read: print "
     "tessera::to_string(t) for the layout and to_local(t) for this rank's piece, or full_tensor(t), which every rank "
     "calls, for the whole value; read those in the place of t";
 constexpr const char* kNoStorage =
-    "a DTensor has no storage of its own, which storage() and torch::save read: call to_local(t) for this rank's piece or "
+    "a DTensor has no storage of its own, which storage() and torch::save read: call to_local(t) for this rank's piece "
+    "or "
     "full_tensor(t) for the whole value; in the place of torch::save and torch::load, save_weights and load_weights of "
     "a module (tessera/dtensor/io/weights.h), save_optimizer and load_optimizer of an optimizer "
     "(tessera/dtensor/io/optimizer_state.h)";
@@ -42,7 +44,8 @@ void Meta::clear() {
   if (copy.made_by != nullptr) copy = {};
 }
 
-// The wrappers that this thread has no use for now, by their layouts. Tensors may be freed after it: then nothing is kept.
+// The wrappers that this thread has no use for now, by their layouts. Tensors may be freed after it: then nothing is
+// kept.
 class SpareWrappers {
  public:
   SpareWrappers() { thread_state().here = this; }
@@ -82,8 +85,8 @@ class SpareWrappers {
     SpareWrappers* here = nullptr;
     bool gone = false;
   };
-  // Found by an offset in the thread's storage, where a thread_local of a shared library is found by a call: 16 bytes of what the loader
-  // has to spare for those that are opened late.
+  // Found by an offset in the thread's storage, where a thread_local of a shared library is found by a call: 16 bytes
+  // of what the loader has to spare for those that are opened late.
   static ThreadState& thread_state() {
     [[gnu::tls_model("initial-exec")]] static constinit thread_local ThreadState value;
     return value;

@@ -19,8 +19,9 @@ std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> me
 // Does what wrap() does, for a view of `viewed`: the two count writes together, as LibTorch has views do.
 at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed);
 
-// A DTensor made as one. Making a TensorImpl and freeing it takes as long as a small operator, so one that nobody holds any more is not
-// destroyed: the thread that dropped it last keeps it, with all that it allocated, for the next of the same layout.
+// A DTensor made as one. Making a TensorImpl and freeing it takes as long as a small operator, so one that nobody holds
+// any more is not destroyed: the thread that dropped it last keeps it, with all that it allocated, for the next of the
+// same layout.
 class Wrapper final : public c10::TensorImpl {
  public:
   // An alias, as detach() and saved tensors are: it shares the Meta.

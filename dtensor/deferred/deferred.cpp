@@ -23,7 +23,8 @@ using torch::jit::Stack;
 thread_local std::shared_ptr<Tape> recording;
 
 constexpr const char* kNoMemory =
-    "this tensor was made under ShardedInit and has no memory yet: fill it by operators (normal_, fill_, copy_), not by its "
+    "this tensor was made under ShardedInit and has no memory yet: fill it by operators (normal_, fill_, copy_), not "
+    "by its "
     "data pointer; or make it before the guard, or after its scope, e.g. torch::tensor of a std::vector";
 
 // Of a storage: whether reading its data pointer throws. LibTorch sets it and has no way back.
@@ -210,8 +211,9 @@ void record(const c10::OperatorHandle& op, const std::shared_ptr<Tape>& tape, St
       continue;
     }
     if (!t.is_meta()) {
-      throw std::invalid_argument(fmt::format("{} under ShardedInit: gives a tensor with values from one that has none; {}",
-                                              op.schema().name(), deferred_way_out()));
+      throw std::invalid_argument(
+          fmt::format("{} under ShardedInit: gives a tensor with values from one that has none; {}", op.schema().name(),
+                      deferred_way_out()));
     }
     mark(t, tape);
     call.results.emplace_back(t);

@@ -16,8 +16,9 @@
 #include "tessera/dtensor/random/draws.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 
-// What stands behind ShardedInit: tensors without values, and the record of the operators that give them theirs. Such a tensor is on the
-// meta device with the key DeferredInit, by which every operator on it comes to deferred.cpp. The library's own.
+// What stands behind ShardedInit: tensors without values, and the record of the operators that give them theirs. Such a
+// tensor is on the meta device with the key DeferredInit, by which every operator on it comes to deferred.cpp. The
+// library's own.
 namespace tessera::detail {
 
 // Some elements of a storage: tensors that say the same of it hold the same values, whatever handles they are.
@@ -65,7 +66,8 @@ struct Tape {
 // That of a deferred tensor.
 const Tape& tape_of(const at::Tensor& deferred);
 
-// While one lives, on its thread, new tensors are recorded on `tape`. One made while another lives goes on with the other's.
+// While one lives, on its thread, new tensors are recorded on `tape`. One made while another lives goes on with the
+// other's.
 class Recording {
  public:
   explicit Recording(std::shared_ptr<World> world);
@@ -78,9 +80,10 @@ class Recording {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-// Makes the deferred tensor `t` a DTensor of `spec` with the values that its calls give; what it shares with other tensors is computed
-// anew. `path` is the parameter's, for messages; may be empty. Throws std::invalid_argument, alike on every rank, where a whole sharded
-// tensor or communication would be needed; std::runtime_error when the job fails meanwhile.
+// Makes the deferred tensor `t` a DTensor of `spec` with the values that its calls give; what it shares with other
+// tensors is computed anew. `path` is the parameter's, for messages; may be empty. Throws std::invalid_argument, alike
+// on every rank, where a whole sharded tensor or communication would be needed; std::runtime_error when the job fails
+// meanwhile.
 void materialize(const at::Tensor& t, const SpecPtr& spec, const std::string& path = "");
 
 }  // namespace tessera::detail

@@ -119,7 +119,8 @@ class Replay {
   // No rank shall hold as much as the whole of what is sharded.
   void refuse_whole(const Elements& elements, bool sharded) const {
     if (sharded || !is_cut() || elements.numel() < wanted_.numel()) return;
-    throw std::invalid_argument(fmt::format("every rank would hold a whole tensor [{}]", fmt::join(elements.sizes, ", ")));
+    throw std::invalid_argument(
+        fmt::format("every rank would hold a whole tensor [{}]", fmt::join(elements.sizes, ", ")));
   }
 
   // As the wanted one where it has its shape; another of as many elements is cut along its longest dimension.
@@ -195,8 +196,8 @@ class Making {
   Making(const at::Tensor& t, const Spec& spec, const std::string& path)
       : name_(path.empty() ? "a tensor" : path), sizes_(t.sizes().vec()), spec_(spec) {}
 
-  // Runs one part, the repetition of `op`. What LibTorch or Strict refuses there is the caller's mistake, alike on every rank, unless the
-  // job has failed.
+  // Runs one part, the repetition of `op`. What LibTorch or Strict refuses there is the caller's mistake, alike on
+  // every rank, unless the job has failed.
   template <class Part>
   void run(const std::string& op, const Part& part) const {
     try {
@@ -222,7 +223,8 @@ class Making {
     if (has_failed(spec_.mesh.world())) throw std::runtime_error(text(op, why));
     throw std::invalid_argument(
         text(op, why) +
-        ". Initialize it by operators that work on pieces (uniform_, normal_, fill_, pointwise ones; tessera::orthogonal_ "
+        ". Initialize it by operators that work on pieces (uniform_, normal_, fill_, pointwise ones; "
+        "tessera::orthogonal_ "
         "and "
         "tessera::sparse_ of tessera/dtensor/init.h), leave it Replicate, or initialize it after parallelize_module");
   }

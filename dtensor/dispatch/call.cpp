@@ -26,8 +26,8 @@ constexpr std::array kKeepContract = {"aten::_to_copy", "aten::clone", "aten::co
 constexpr std::array kScales = {
     "mul",    "div",  "add",  "sub", "rsub",  "addcmul",   "addcdiv",          "addmm", "addmv", "baddbmm",
     "addbmm", "addr", "lerp", "dot", "ldexp", "index_add", "mse_loss_backward"};
-// By rule name too: those whose rule looks at numbers. What is written over pending terms decides which of them pass, and the power
-// whether an integer may be raised to it. What a user's rule looks at nobody knows.
+// By rule name too: those whose rule looks at numbers. What is written over pending terms decides which of them pass,
+// and the power whether an integer may be raised to it. What a user's rule looks at nobody knows.
 constexpr std::array kByValue = {"constant_pad_nd", "fill", "histc", "index_fill", "masked_fill", "pow", "scatter"};
 constexpr std::array kShapeChangers = {"aten::resize_", "aten::resize_as_", "aten::set_"};
 
@@ -46,16 +46,19 @@ std::string origin_hint(const Call& call, const at::Tensor& plain) {
 }
 
 [[noreturn]] void refuse_plain(const Call& call, const at::Tensor& plain) {
-  throw std::invalid_argument(fmt::format(
-      "{}: a plain tensor [{}] among DTensors, the first of them {}{}. Make it one by from_local (each rank has its piece) "
-      "or "
-      "distribute_tensor (each rank has the whole); or hold an ImplicitReplication guard, under which plain tensors count "
-      "as replicated",
-      call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead), origin_hint(call, plain)));
+  throw std::invalid_argument(
+      fmt::format("{}: a plain tensor [{}] among DTensors, the first of them {}{}. Make it one by from_local (each "
+                  "rank has its piece) "
+                  "or "
+                  "distribute_tensor (each rank has the whole); or hold an ImplicitReplication guard, under which "
+                  "plain tensors count "
+                  "as replicated",
+                  call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead), origin_hint(call, plain)));
 }
 
-// A style may say that a plain tensor which meets its parameter is this rank's piece. Operators that know contracts never come
-// here with one; any other must not take the piece for the whole. What writes the parameter is no activation.
+// A style may say that a plain tensor which meets its parameter is this rank's piece. Operators that know contracts
+// never come here with one; any other must not take the piece for the whole. What writes the parameter is no
+// activation.
 void refuse_piece(const Call& call, const TensorArg& plain) {
   if (call.writes(plain)) return;
   std::string_view op = std::string_view(call.traits.name).substr(call.traits.name.find("::") + 2);
@@ -98,9 +101,10 @@ void add_dtensor(Call& call, TensorArg& entry) {
   if (call.writes(entry)) detail::check_writable(*entry.tensor, call.traits.name.c_str());
   detail::check_current(*entry.tensor, call.traits.name.c_str());
   if (entry.spec->mesh == call.lead->mesh) return;
-  throw std::invalid_argument(fmt::format(
-      "{}: DTensors on different meshes, {} and {}; bring them to one mesh first, e.g. by full_tensor and distribute_tensor",
-      call.traits.name, to_string(*call.lead), to_string(*entry.spec)));
+  throw std::invalid_argument(
+      fmt::format("{}: DTensors on different meshes, {} and {}; bring them to one mesh first, e.g. by full_tensor and "
+                  "distribute_tensor",
+                  call.traits.name, to_string(*call.lead), to_string(*entry.spec)));
 }
 
 // The result that is a written argument: they have the same letter in the schema.
@@ -151,7 +155,8 @@ std::string old_state_hint(const Call& call, const at::Tensor& plain) {
     return detail::is_dtensor(*entry.tensor) && entry.tensor->sizes() == plain.sizes();
   });
   if (!alike || call.traits.written_args.empty()) return "";
-  return ". If this is an optimizer's step: one that was made or stepped before parallelize_module keeps plain state; make "
+  return ". If this is an optimizer's step: one that was made or stepped before parallelize_module keeps plain state; "
+         "make "
          "it "
          "afterwards";
 }
@@ -184,13 +189,15 @@ bool has_zero_or_nonfinite_number(const Call& call) {
   const auto pending = [](const TensorArg& entry) { return entry.spec != nullptr && entry.spec->partial; };
   if (std::none_of(call.tensors.begin(), call.tensors.end(), pending)) return false;
   for (std::size_t i = 0; i < call.traits.num_args; ++i) {
-    if (call.traits.number_arg[i] && call.arg(i).isScalar() && is_zero_or_nonfinite(call.arg(i).toScalar())) return true;
+    if (call.traits.number_arg[i] && call.arg(i).isScalar() && is_zero_or_nonfinite(call.arg(i).toScalar()))
+      return true;
   }
   return std::any_of(call.tensors.begin(), call.tensors.end(),
                      [](const TensorArg& entry) { return is_zero_or_nonfinite(entry); });
 }
 
-Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack, PlainTensors plain_tensors) {
+Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack,
+               PlainTensors plain_tensors) {
   Call call{.op = op,
             .traits = traits,
             .stack = stack,

@@ -61,18 +61,18 @@ struct Call {
   bool writes(const TensorArg& entry) const;
 };
 
-// Whether terms of a sum would be multiplied or divided by a zero or a number that is not finite: each alone, 0 * inf or
-// 1 / 0 - 1 / 0, they would not add up to what their sum gives. A number is a Scalar, or a tensor of one element in host memory that
-// every rank has; one on a GPU is not read.
+// Whether terms of a sum would be multiplied or divided by a zero or a number that is not finite: each alone, 0 * inf
+// or 1 / 0 - 1 / 0, they would not add up to what their sum gives. A number is a Scalar, or a tensor of one element in
+// host memory that every rank has; one on a GPU is not read.
 bool has_zero_or_nonfinite_number(const Call& call);
 
-// What to say of `plain` in the place of a DTensor where an operator writes in place: an optimizer's state may be older than the
-// parameters' layouts. "" elsewhere.
+// What to say of `plain` in the place of a DTensor where an operator writes in place: an optimizer's state may be older
+// than the parameters' layouts. "" elsewhere.
 std::string old_state_hint(const Call& call, const at::Tensor& plain);
 
-// Finds the tensors. Throws std::invalid_argument when DTensors lie on different meshes, or a plain tensor of one dimension
-// or more is among them outside ImplicitReplication and backward, naming operator, shapes, placements and the ways out.
-// Under Checked the plain ones are compared over the mesh, unless they are just taken for equal.
+// Finds the tensors. Throws std::invalid_argument when DTensors lie on different meshes, or a plain tensor of one
+// dimension or more is among them outside ImplicitReplication and backward, naming operator, shapes, placements and the
+// ways out. Under Checked the plain ones are compared over the mesh, unless they are just taken for equal.
 enum class PlainTensors : uint8_t { kCompared, kTaken };
 Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack,
                PlainTensors plain_tensors = PlainTensors::kCompared);

@@ -46,10 +46,12 @@ class Decider {
       if (!call_.writes(entry)) continue;
       if (!entry.tensor->defined()) continue;
       if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) {
-        throw std::invalid_argument(fmt::format(
-            "{}: a plain tensor [{}] would be written with the value of a DTensor, {}; call full_tensor or to_local on the "
-            "DTensor first{}",
-            traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(lead_), old_state_hint(call_, *entry.tensor)));
+        throw std::invalid_argument(
+            fmt::format("{}: a plain tensor [{}] would be written with the value of a DTensor, {}; call full_tensor or "
+                        "to_local on the "
+                        "DTensor first{}",
+                        traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(lead_),
+                        old_state_hint(call_, *entry.tensor)));
       }
       if (traits.random && entry.spec->partial) {
         throw std::invalid_argument(fmt::format(
@@ -59,7 +61,8 @@ class Decider {
     }
   }
 
-  // Norms that train write their running statistics, which their schemas do not say: gathered into copies, the update would be lost.
+  // Norms that train write their running statistics, which their schemas do not say: gathered into copies, the update
+  // would be lost.
   void refuse_spread_statistics() const {
     const auto training = call_.op.schema().argumentIndexWithName("training");
     if (training && !call_.arg(static_cast<std::size_t>(*training)).toBool()) return;
@@ -74,7 +77,8 @@ class Decider {
   }
 
   bool is_out(const TensorArg& entry) const {
-    return std::find(call_.traits.out_args.begin(), call_.traits.out_args.end(), entry.arg) != call_.traits.out_args.end();
+    return std::find(call_.traits.out_args.begin(), call_.traits.out_args.end(), entry.arg) !=
+           call_.traits.out_args.end();
   }
 
   // ---- by rule -------------------------------------------------------------------------------------------------
@@ -135,7 +139,9 @@ class Decider {
     return true;
   }
 
-  static bool writes_out(std::string_view kernel) { return kernel.empty() || find_local_kernel(kernel).traits.writes_out; }
+  static bool writes_out(std::string_view kernel) {
+    return kernel.empty() || find_local_kernel(kernel).traits.writes_out;
+  }
 
   // What OpRule::keep says is of all mesh dimensions at once: together they may leave two kinds of reductions pending.
   static bool commutes(const rules::Choice& choice) {
@@ -170,7 +176,8 @@ class Decider {
   void keep_terms_finite(OpRule& rule) const {
     if (!has_zero_or_nonfinite_number(call_)) return;
     std::erase_if(rule.strategies, [&](const rules::Strategy& strategy) {
-      return std::any_of(strategy.inputs.begin(), strategy.inputs.end(), [](const Placement& p) { return p.is_partial(); });
+      return std::any_of(strategy.inputs.begin(), strategy.inputs.end(),
+                         [](const Placement& p) { return p.is_partial(); });
     });
   }
 
@@ -214,8 +221,8 @@ class Decider {
     for (std::size_t k = 0; k < outs_.size(); ++k) {
       for (rules::Strategy& strategy : rule.strategies) strategy.inputs.push_back(strategy.outputs.at(k));
       written.push_back({.input = inputs.size(), .output = k});
-      inputs.push_back(
-          {.sizes = call_.tensors[outs_[k]].tensor->sizes().vec(), .dtype = call_.tensors[outs_[k]].tensor->scalar_type()});
+      inputs.push_back({.sizes = call_.tensors[outs_[k]].tensor->sizes().vec(),
+                        .dtype = call_.tensors[outs_[k]].tensor->scalar_type()});
       rule_inputs_.push_back(outs_[k]);
     }
   }
@@ -313,7 +320,8 @@ class Decider {
                       call_.traits.name, lead_.mesh.to_string()));
     }
     for (const MetaResult& r : *meta_) {
-      out_.outputs.push_back(r.info.defined ? intern_spec(lead_.mesh, all, r.info.sizes, r.strides, r.info.dtype) : nullptr);
+      out_.outputs.push_back(r.info.defined ? intern_spec(lead_.mesh, all, r.info.sizes, r.strides, r.info.dtype)
+                                            : nullptr);
     }
   }
 
@@ -370,6 +378,8 @@ class Decider {
 
 }  // namespace
 
-DecisionPtr decide(const Call& call, std::vector<rules::Considered>* considered) { return Decider(call, considered).run(); }
+DecisionPtr decide(const Call& call, std::vector<rules::Considered>* considered) {
+  return Decider(call, considered).run();
+}
 
 }  // namespace tessera::dispatch

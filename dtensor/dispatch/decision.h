@@ -15,8 +15,8 @@
 
 namespace tessera::dispatch {
 
-// What to do for a call, as far as it follows from layouts, shapes and options: found once, then cached. The same on every
-// rank but for sizes of pieces.
+// What to do for a call, as far as it follows from layouts, shapes and options: found once, then cached. The same on
+// every rank but for sizes of pieces.
 struct Decision {
   struct Move {
     std::size_t tensor;  // index in Call::tensors
@@ -46,14 +46,15 @@ struct Decision {
   bool moved = false;         // some input is another tensor than the caller's
   bool communicates = false;  // moves, halos or a kernel that communicate
   bool ranks_differ = false;  // some tensor is not replicated: an error in the local call may be this rank's alone
-  bool write_back = false;    // written arguments are computed aside in `inputs`' layout and brought back into their own
+  bool write_back = false;  // written arguments are computed aside in `inputs`' layout and brought back into their own
   bool nothing_here = false;  // every result's piece is empty on this rank: do not run the operator
   bool direct = false;        // the operator itself, on the pieces that are there; nothing before it, nothing after it
 };
 using DecisionPtr = std::shared_ptr<const Decision>;
 
 // Decides by the operator's rule, or, without one, to replicate. Throws what the operator throws on global shapes, and
-// std::invalid_argument for what cannot be; before any communication, alike on every rank. `considered` takes what the choice was made from.
+// std::invalid_argument for what cannot be; before any communication, alike on every rank. `considered` takes what the
+// choice was made from.
 DecisionPtr decide(const Call& call, std::vector<rules::Considered>* considered = nullptr);
 
 }  // namespace tessera::dispatch

@@ -39,7 +39,8 @@ bool decomposed_now(const DecompositionEntry& entry) {
 }  // namespace
 
 bool is_foreach(const std::string& key) {
-  static const std::set<std::string, std::less<>> fused = {"_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"};
+  static const std::set<std::string, std::less<>> fused = {"_fused_adam", "_fused_adamw", "_fused_sgd",
+                                                           "_fused_adagrad"};
   return key.starts_with("_foreach_") || fused.contains(key);
 }
 

@@ -76,7 +76,8 @@ class OpDispatcher final : public c10::OperatorKernel {
   ~OpDispatcher() override;
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
   const OpTraits& traits() const { return traits_; }
-  // Of a call that has been decided; nullptr where it has not, where it is not direct, and where the operator is decomposed.
+  // Of a call that has been decided; nullptr where it has not, where it is not direct, and where the operator is
+  // decomposed.
   DecisionPtr direct(const Key& key);
 
  private:
@@ -107,8 +108,8 @@ bool moves_inputs(const c10::OperatorHandle& op, torch::jit::Stack& args);
 // Counts a call on whole tensors for want of another way.
 void count_replicated(const std::string& op);
 
-// A `_foreach_` operator, or a fused optimizer's step, on the pieces of all lists at once; tensors that lie otherwise than the first list's
-// are brought there. False where that cannot be.
+// A `_foreach_` operator, or a fused optimizer's step, on the pieces of all lists at once; tensors that lie otherwise
+// than the first list's are brought there. False where that cannot be.
 bool run_foreach(const Call& call);
 
 }  // namespace dispatch

@@ -36,7 +36,8 @@ std::string moves_of(const Call& call, const Decision& decision) {
   }
   if (out.empty() && decision.mesh_spec != nullptr) {
     out = fmt::format(
-        "; the ranks add up what they computed of {} by all_reduce: use reduction sum and divide, or end Strict before it",
+        "; the ranks add up what they computed of {} by all_reduce: use reduction sum and divide, or end Strict before "
+        "it",
         to_string(*decision.mesh_spec));
   }
   return out;
@@ -81,7 +82,8 @@ class Execution {
   }
 
  private:
-  // Written arguments are computed in other tensors: also where LibTorch, not knowing their pieces' sizes, may resize what it writes.
+  // Written arguments are computed in other tensors: also where LibTorch, not knowing their pieces' sizes, may resize
+  // what it writes.
   bool aside() const { return decision_.write_back || decision_.outputs_from_local; }
 
   bool copies_conjugate() const {
@@ -110,7 +112,9 @@ class Execution {
     return piece.numel() > 0 && piece.has_storage() && viewed_piece_.has_storage() && !piece.is_alias_of(viewed_piece_);
   }
 
-  detail::ViewCopy copy_of_viewed() const { return {.made_by = &call_.traits.name, .viewed = writes_, .version = version_}; }
+  detail::ViewCopy copy_of_viewed() const {
+    return {.made_by = &call_.traits.name, .viewed = writes_, .version = version_};
+  }
 
   // ---- before ----------------------------------------------------------------------------------------------------
   void bring_inputs() {
@@ -224,9 +228,9 @@ class Execution {
     std::size_t next = 0;
     const auto empty = [&] {
       if (next >= decision_.outputs.size()) {
-        throw std::runtime_error(
-            fmt::format("{}: this rank is outside the mesh {} and cannot know the result; call it on the mesh's ranks alone",
-                        call_.traits.name, mesh_.to_string()));
+        throw std::runtime_error(fmt::format(
+            "{}: this rank is outside the mesh {} and cannot know the result; call it on the mesh's ranks alone",
+            call_.traits.name, mesh_.to_string()));
       }
       const SpecPtr& spec = decision_.outputs[next++];
       if (spec == nullptr) return at::Tensor();
@@ -240,21 +244,22 @@ class Execution {
         while (next < decision_.outputs.size()) list.push_back(empty());
         local.emplace_back(std::move(list));
       } else {
-        throw std::runtime_error(
-            fmt::format("{}: this rank is outside the mesh {} and has no value to give; call it on the mesh's ranks alone",
-                        call_.traits.name, mesh_.to_string()));
+        throw std::runtime_error(fmt::format(
+            "{}: this rank is outside the mesh {} and has no value to give; call it on the mesh's ranks alone",
+            call_.traits.name, mesh_.to_string()));
       }
     }
   }
 
-  // LibTorch gives what it writes the sizes of the result; where nothing was known of it before, only now is it seen, by every rank.
+  // LibTorch gives what it writes the sizes of the result; where nothing was known of it before, only now is it seen,
+  // by every rank.
   void refuse_resized() const {
     for (const auto& [index, wrapper] : written_) {
       const Spec& spec = *decision_.inputs[index];
       if (locals_[index].sizes() == at::IntArrayRef(spec.local_sizes)) continue;
       throw std::invalid_argument(
-          fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes", call_.traits.name,
-                      fmt::join(locals_[index].sizes(), ", "), fmt::join(spec.sizes, ", ")));
+          fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes",
+                      call_.traits.name, fmt::join(locals_[index].sizes(), ", "), fmt::join(spec.sizes, ", ")));
     }
   }
 

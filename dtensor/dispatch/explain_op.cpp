@@ -42,11 +42,11 @@ void refuse_composite(const c10::OperatorHandle& op, const dispatch::OpTraits& t
                          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
   const DecompositionEntry decomposition = find_decomposition(op.schema().name());
   if (!composite && (decomposition.run == nullptr || decomposition.calls != DecomposedCalls::kAll)) return;
-  throw std::invalid_argument(
-      fmt::format("explain_op: {} is carried out by other operators (aten::matmul by aten::mm or tessera::dense, for one), "
-                  "at least where ranks "
-                  "hold pieces; explain the one that CommCounter names",
-                  name));
+  throw std::invalid_argument(fmt::format(
+      "explain_op: {} is carried out by other operators (aten::matmul by aten::mm or tessera::dense, for one), "
+      "at least where ranks "
+      "hold pieces; explain the one that CommCounter names",
+      name));
 }
 
 std::vector<Placements> placements_of(const std::vector<SpecPtr>& specs) {
@@ -66,8 +66,9 @@ std::string texts(const std::vector<Placement>& placements) {
 std::string OpExplanation::to_string() const {
   std::string out = fmt::format("{}: {}\n", op, by_rule ? "by its rule" : "no rule fits; every input to Replicate");
   for (const OpCandidate& c : candidates) {
-    out += fmt::format("  {} mesh dimension {}: {} -> {}  {:.4g} us{}\n", c.chosen ? '*' : ' ', c.mesh_dim, texts(c.inputs),
-                       texts(c.outputs), c.microseconds, c.refused.empty() ? "" : "  not: " + c.refused);
+    out +=
+        fmt::format("  {} mesh dimension {}: {} -> {}  {:.4g} us{}\n", c.chosen ? '*' : ' ', c.mesh_dim,
+                    texts(c.inputs), texts(c.outputs), c.microseconds, c.refused.empty() ? "" : "  not: " + c.refused);
   }
   const auto chosen = [](const OpCandidate& c) { return c.chosen; };
   if (by_rule && std::none_of(candidates.begin(), candidates.end(), chosen))

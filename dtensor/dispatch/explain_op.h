@@ -20,8 +20,9 @@ struct OpCandidate {
   bool chosen = false;
 };
 
-// How an operator would run: each mesh dimension, outermost first, takes the candidate that costs least of those that can be; of equal ones
-// the first, and the candidates stand in the order that counts: everything replicated, then the rule's.
+// How an operator would run: each mesh dimension, outermost first, takes the candidate that costs least of those that
+// can be; of equal ones the first, and the candidates stand in the order that counts: everything replicated, then the
+// rule's.
 struct OpExplanation {
   std::string op;
   bool by_rule = false;  // else every input is brought to Replicate
@@ -34,13 +35,14 @@ struct OpExplanation {
 };
 std::ostream& operator<<(std::ostream& out, const OpExplanation& explanation);
 
-// What the operator, "aten::mm" or "aten::add.Tensor", would do with these arguments in schema order; those left out take their defaults.
+// What the operator, "aten::mm" or "aten::add.Tensor", would do with these arguments in schema order; those left out
+// take their defaults.
 //
 //   std::cout << explain_op("aten::mm", {x, w});
 //
-// Nothing runs and nothing is communicated; the same on every rank. Throws std::invalid_argument on a name that is none, on an operator that
-// LibTorch or this library writes in others (explain those) or that takes lists piece by piece, and what the operator throws. What a
-// style's contract does to a call is not in it.
+// Nothing runs and nothing is communicated; the same on every rank. Throws std::invalid_argument on a name that is
+// none, on an operator that LibTorch or this library writes in others (explain those) or that takes lists piece by
+// piece, and what the operator throws. What a style's contract does to a call is not in it.
 OpExplanation explain_op(const std::string& op, std::vector<c10::IValue> args);
 
 }  // namespace tessera

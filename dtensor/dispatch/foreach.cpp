@@ -13,7 +13,8 @@
 namespace tessera::dispatch {
 namespace {
 
-// Which list operators reduce each tensor: the others compute element by element, so that pieces laid out alike give the result's pieces.
+// Which list operators reduce each tensor: the others compute element by element, so that pieces laid out alike give
+// the result's pieces.
 constexpr std::array kReducing = {"_foreach_norm", "_foreach_max", "_foreach_powsum"};
 
 // The tensors of one list argument, by their place in Call::tensors.
@@ -35,8 +36,9 @@ std::vector<List> lists_of(const Call& call) {
 // A tensor beside the lists, such as a factor or a count of steps, is one number.
 bool one_number(const TensorArg& entry) { return !entry.tensor->defined() || entry.tensor->numel() == 1; }
 
-// How the tensors of a call are to lie so that the operator on their pieces gives the pieces of the results: for each tensor, nullopt where
-// it lies so already. The first list says how, without its pending terms; numbers are whole. nullopt where shapes differ.
+// How the tensors of a call are to lie so that the operator on their pieces gives the pieces of the results: for each
+// tensor, nullopt where it lies so already. The first list says how, without its pending terms; numbers are whole.
+// nullopt where shapes differ.
 using Moves = std::vector<std::optional<Placements>>;
 
 std::optional<Moves> moves_of(const Call& call, const std::vector<List>& lists) {
@@ -50,7 +52,8 @@ std::optional<Moves> moves_of(const Call& call, const std::vector<List>& lists) 
       const TensorArg& first = call.tensors[lists[0].begin + k];
       const bool follows = is_list && entry.tensor->sizes() == first.tensor->sizes() && first.spec != nullptr;
       if (!follows && !one_number(entry) && (is_list || entry.tensor->dim() > 1)) return std::nullopt;
-      if (!follows && is_list && entry.tensor->defined() && entry.tensor->dim() > first.tensor->dim()) return std::nullopt;
+      if (!follows && is_list && entry.tensor->defined() && entry.tensor->dim() > first.tensor->dim())
+        return std::nullopt;
       if (call.writes(entry) && !detail::is_dtensor(*entry.tensor)) return std::nullopt;
       if (entry.spec == nullptr) {
         if (follows && first.spec->sharded) return std::nullopt;
@@ -158,7 +161,8 @@ bool run_foreach(const Call& call) {
   for (at::IValue& value : local) {
     c10::List<at::Tensor> wrapped;
     std::size_t k = 0;
-    for (const at::Tensor& t : value.toTensorVector()) wrapped.push_back(wrap_like(t, call.tensors[lists[0].begin + k++]));
+    for (const at::Tensor& t : value.toTensorVector())
+      wrapped.push_back(wrap_like(t, call.tensors[lists[0].begin + k++]));
     value = std::move(wrapped);
   }
   call.stack.resize(call.base);

@@ -45,8 +45,10 @@ bool is_pointwise(const std::string& key) {
   return names.contains(key);
 }
 
-// A tensor that changes nothing of where the elements of a parameter lie: a number, or, element by element, no more than one for each.
-bool goes_beside(const Call& call, const TensorArg& entry, const Spec& parameter, const std::vector<int64_t>& mesh_dims) {
+// A tensor that changes nothing of where the elements of a parameter lie: a number, or, element by element, no more
+// than one for each.
+bool goes_beside(const Call& call, const TensorArg& entry, const Spec& parameter,
+                 const std::vector<int64_t>& mesh_dims) {
   const bool whole = std::ranges::all_of(mesh_dims, [&](int64_t mesh_dim) {
     return entry.spec->placements[static_cast<std::size_t>(mesh_dim)].is_replicate();
   });
@@ -98,8 +100,8 @@ Tile united(const Spec& spec, const MergedDims& over, const std::vector<int64_t>
   return out;
 }
 
-// Placements without the cuts over `mesh_dims`, from what coordinates hold: a partition that these carry together with others has a
-// part for each combined coordinate.
+// Placements without the cuts over `mesh_dims`, from what coordinates hold: a partition that these carry together with
+// others has a part for each combined coordinate.
 Placements taken_apart(const Spec& spec, Placements placements, const std::vector<int64_t>& mesh_dims) {
   const std::vector<int64_t>& mesh_shape = spec.mesh.mesh().shape();
   std::vector<int64_t> cut, cut_shape;
@@ -166,7 +168,8 @@ at::Tensor gather(const Call& call, const detail::Meta& meta) {
 at::Tensor stand_in(const Call& call, const detail::Meta& meta, std::vector<std::string>& steps) {
   const SpecPtr to = whole_spec(call, meta);
   steps.push_back(fmt::format("{} of {} gathered to {} by {}", to_string(*meta.spec), meta.contract->path,
-                              to_string(to->placements), route_between(*meta.spec, to->placements)->plan().to_string()));
+                              to_string(to->placements),
+                              route_between(*meta.spec, to->placements)->plan().to_string()));
   return detail::wrap(at::ones({}, at::TensorOptions(to->dtype).device(to->mesh.device())).expand(to->local_sizes), to);
 }
 
@@ -176,9 +179,9 @@ class Gathering {
 
   DecisionPtr run() {
     const auto first =
-        call_.traits.keeps_contract
-            ? call_.tensors.end()
-            : std::ranges::find_if(call_.tensors, [&](const auto& entry) { return held(call_, entry) != Held::kWhole; });
+        call_.traits.keeps_contract ? call_.tensors.end() : std::ranges::find_if(call_.tensors, [&](const auto& entry) {
+          return held(call_, entry) != Held::kWhole;
+        });
     if (first == call_.tensors.end()) return decide_(call_);
     if (DecisionPtr there = decide_on_pieces(*first)) return there;
     bring(Held::kPiece);
@@ -207,7 +210,8 @@ class Gathering {
       if (call_.gathered.empty()) call_.gathered.reserve(call_.tensors.size());
       const detail::Meta& meta = detail::meta(*entry.tensor);
       const bool lead = call_.lead == entry.spec;
-      entry.tensor = &call_.gathered.emplace_back(steps_ != nullptr ? stand_in(call_, meta, *steps_) : gather(call_, meta));
+      entry.tensor =
+          &call_.gathered.emplace_back(steps_ != nullptr ? stand_in(call_, meta, *steps_) : gather(call_, meta));
       detail::meta(*entry.tensor).contract = meta.contract;
       entry.spec = detail::meta(*entry.tensor).spec.get();
       if (lead) call_.lead = entry.spec;

@@ -12,10 +12,11 @@ namespace tessera::dispatch {
 
 using Decide = c10::function_ref<DecisionPtr(const Call&)>;
 
-// Decides a call by `decide`, where parameters that are cut over data dimensions to spare memory (Contract::gathered) are whole. They are
-// gathered there for the call, below autograd: what autograd keeps for backward is the piece, and a formula that uses it comes by here
-// again. Explicit communication: one all-gather a parameter and mesh dimension. Left as they lie are: what the call writes; a tensor
-// whose result is a view or a copy of it; and, where the call then needs no communication,
+// Decides a call by `decide`, where parameters that are cut over data dimensions to spare memory (Contract::gathered)
+// are whole. They are gathered there for the call, below autograd: what autograd keeps for backward is the piece, and a
+// formula that uses it comes by here again. Explicit communication: one all-gather a parameter and mesh dimension. Left
+// as they lie are: what the call writes; a tensor whose result is a view or a copy of it; and, where the call then
+// needs no communication,
 //   - parameters alone, with numbers beside them: the result is gathered at its own use as they are (Call::derived);
 //   - tensors that all lie alike, as those of an optimizer's step.
 DecisionPtr decide_gathered(Call& call, Decide decide);

@@ -33,10 +33,10 @@ bool register_local_kernel(std::string_view name, LocalKernel kernel, LocalKerne
 LocalKernelEntry find_local_kernel(std::string_view name) {
   const auto it = kernels().find(name);
   if (it != kernels().end()) return it->second;
-  throw std::logic_error(
-      fmt::format("a sharding rule names the local kernel \"{}\", which is not there; register_local_kernel it, or, where "
-                  "the library's own are missing, depend on //ops/kernels",
-                  name));
+  throw std::logic_error(fmt::format(
+      "a sharding rule names the local kernel \"{}\", which is not there; register_local_kernel it, or, where "
+      "the library's own are missing, depend on //ops/kernels",
+      name));
 }
 
 at::Tensor own_if_copy(const c10::OperatorHandle& op, const at::Tensor& view) {

@@ -58,7 +58,8 @@ std::optional<std::vector<MetaResult>> run_on_meta(const Call& call) {
   } catch (const c10::NotImplementedError&) {
     return std::nullopt;
   } catch (const c10::Error& error) {
-    // Composite kernels that ask a table of kernels by device, which has none for meta tensors: LibTorch throws no type of its own.
+    // Composite kernels that ask a table of kernels by device, which has none for meta tensors: LibTorch throws no type
+    // of its own.
     if (!std::string_view(error.what_without_backtrace()).starts_with("DispatchStub: unsupported device type")) throw;
     return std::nullopt;
   }

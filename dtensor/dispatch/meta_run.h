@@ -15,8 +15,8 @@ struct MetaResult {
   std::vector<int64_t> strides;
 };
 
-// The results of `call`, lists flattened, by LibTorch's kernel for meta tensors; nullopt where there is none. Throws what the operator
-// throws.
+// The results of `call`, lists flattened, by LibTorch's kernel for meta tensors; nullopt where there is none. Throws
+// what the operator throws.
 std::optional<std::vector<MetaResult>> run_on_meta(const Call& call);
 
 }  // namespace tessera::dispatch

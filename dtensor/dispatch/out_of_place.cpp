@@ -83,8 +83,8 @@ void OutOfPlace::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /
   for (std::size_t k = 0; k < written.size() && k < results.size(); ++k) {
     if (written[k].sizes() != results[k].sizes()) {
       throw std::invalid_argument(
-          fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes", op.schema().name(),
-                      fmt::join(results[k].sizes(), ", "), fmt::join(written[k].sizes(), ", ")));
+          fmt::format("{}: the result is [{}], and would be written to [{}]; give a tensor of its sizes",
+                      op.schema().name(), fmt::join(results[k].sizes(), ", "), fmt::join(written[k].sizes(), ", ")));
     }
     written[k].copy_(results[k]);
   }

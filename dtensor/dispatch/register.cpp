@@ -47,7 +47,8 @@ std::vector<c10::RegistrationHandleRAII> register_all() {
   return handles;
 }
 
-const auto* const handles = new std::vector<c10::RegistrationHandleRAII>(register_all());  // NOLINT: for the program's life
+const auto* const handles =
+    new std::vector<c10::RegistrationHandleRAII>(register_all());  // NOLINT: for the program's life
 
 // Operators registered later, such as a user's own library loaded at run time.
 TORCH_LIBRARY_IMPL(_, PrivateUse3, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch_boxed>()); }

@@ -98,30 +98,32 @@ void add(Table& table) {
   (table.emplace(std::string(Ops::name) + "." + Ops::overload_name, &make<Kernel<Ops, typename Ops::schema>>), ...);
 }
 
-// Those that models and optimizers call most. Any whose arguments unboxed.h knows may be added; a list operator, if it computes element
-// by element and has no decomposition.
+// Those that models and optimizers call most. Any whose arguments unboxed.h knows may be added; a list operator, if it
+// computes element by element and has no decomposition.
 Table make_table() {
   Table table;
-  add<Unboxed, aten::add_Tensor, aten::add_Scalar, aten::add__Tensor, aten::add__Scalar, aten::sub_Tensor, aten::sub_Scalar,
-      aten::sub__Tensor, aten::sub__Scalar, aten::mul_Tensor, aten::mul_Scalar, aten::mul__Tensor, aten::mul__Scalar,
-      aten::div_Tensor, aten::div_Scalar, aten::div__Tensor, aten::div__Scalar, aten::addcmul, aten::addcmul_, aten::addcdiv,
-      aten::addcdiv_, aten::lerp_Scalar, aten::lerp__Scalar, aten::neg, aten::neg_, aten::sqrt, aten::sqrt_, aten::rsqrt,
-      aten::exp, aten::exp_, aten::log, aten::abs, aten::reciprocal, aten::sigmoid, aten::sigmoid_, aten::tanh, aten::tanh_,
-      aten::relu, aten::relu_, aten::silu, aten::gelu, aten::where_self, aten::maximum, aten::minimum, aten::clamp,
-      aten::clamp_, aten::sigmoid_backward, aten::tanh_backward, aten::silu_backward, aten::gelu_backward,
-      aten::threshold_backward, aten::mm, aten::bmm, aten::addmm, aten::t, aten::view, aten::_unsafe_view, aten::detach,
-      aten::transpose_int, aten::permute, aten::expand, aten::unsqueeze, aten::squeeze_dim, aten::select_int,
-      aten::slice_Tensor, aten::alias, aten::clone, aten::_to_copy, aten::copy_, aten::zero_, aten::fill__Scalar, aten::sum,
-      aten::sum_dim_IntList, aten::mean, aten::mean_dim, aten::cat, aten::native_layer_norm,
-      aten::native_layer_norm_backward, aten::_softmax, aten::_softmax_backward_data, aten::_log_softmax,
-      aten::_log_softmax_backward_data, aten::_scaled_dot_product_flash_attention_for_cpu,
-      aten::_scaled_dot_product_flash_attention_for_cpu_backward, aten::embedding>(table);
-  add<UnboxedList, aten::_foreach_add_List, aten::_foreach_add__List, aten::_foreach_add_Scalar, aten::_foreach_add__Scalar,
-      aten::_foreach_add_ScalarList, aten::_foreach_add__ScalarList, aten::_foreach_sub_List, aten::_foreach_sub__List,
-      aten::_foreach_sub_Scalar, aten::_foreach_sub__Scalar, aten::_foreach_sub_ScalarList, aten::_foreach_sub__ScalarList,
-      aten::_foreach_mul_List, aten::_foreach_mul__List, aten::_foreach_mul_Scalar, aten::_foreach_mul__Scalar,
-      aten::_foreach_mul_ScalarList, aten::_foreach_mul__ScalarList, aten::_foreach_div_List, aten::_foreach_div__List,
-      aten::_foreach_div_Scalar, aten::_foreach_div__Scalar, aten::_foreach_div_ScalarList, aten::_foreach_div__ScalarList,
+  add<Unboxed, aten::add_Tensor, aten::add_Scalar, aten::add__Tensor, aten::add__Scalar, aten::sub_Tensor,
+      aten::sub_Scalar, aten::sub__Tensor, aten::sub__Scalar, aten::mul_Tensor, aten::mul_Scalar, aten::mul__Tensor,
+      aten::mul__Scalar, aten::div_Tensor, aten::div_Scalar, aten::div__Tensor, aten::div__Scalar, aten::addcmul,
+      aten::addcmul_, aten::addcdiv, aten::addcdiv_, aten::lerp_Scalar, aten::lerp__Scalar, aten::neg, aten::neg_,
+      aten::sqrt, aten::sqrt_, aten::rsqrt, aten::exp, aten::exp_, aten::log, aten::abs, aten::reciprocal,
+      aten::sigmoid, aten::sigmoid_, aten::tanh, aten::tanh_, aten::relu, aten::relu_, aten::silu, aten::gelu,
+      aten::where_self, aten::maximum, aten::minimum, aten::clamp, aten::clamp_, aten::sigmoid_backward,
+      aten::tanh_backward, aten::silu_backward, aten::gelu_backward, aten::threshold_backward, aten::mm, aten::bmm,
+      aten::addmm, aten::t, aten::view, aten::_unsafe_view, aten::detach, aten::transpose_int, aten::permute,
+      aten::expand, aten::unsqueeze, aten::squeeze_dim, aten::select_int, aten::slice_Tensor, aten::alias, aten::clone,
+      aten::_to_copy, aten::copy_, aten::zero_, aten::fill__Scalar, aten::sum, aten::sum_dim_IntList, aten::mean,
+      aten::mean_dim, aten::cat, aten::native_layer_norm, aten::native_layer_norm_backward, aten::_softmax,
+      aten::_softmax_backward_data, aten::_log_softmax, aten::_log_softmax_backward_data,
+      aten::_scaled_dot_product_flash_attention_for_cpu, aten::_scaled_dot_product_flash_attention_for_cpu_backward,
+      aten::embedding>(table);
+  add<UnboxedList, aten::_foreach_add_List, aten::_foreach_add__List, aten::_foreach_add_Scalar,
+      aten::_foreach_add__Scalar, aten::_foreach_add_ScalarList, aten::_foreach_add__ScalarList,
+      aten::_foreach_sub_List, aten::_foreach_sub__List, aten::_foreach_sub_Scalar, aten::_foreach_sub__Scalar,
+      aten::_foreach_sub_ScalarList, aten::_foreach_sub__ScalarList, aten::_foreach_mul_List, aten::_foreach_mul__List,
+      aten::_foreach_mul_Scalar, aten::_foreach_mul__Scalar, aten::_foreach_mul_ScalarList,
+      aten::_foreach_mul__ScalarList, aten::_foreach_div_List, aten::_foreach_div__List, aten::_foreach_div_Scalar,
+      aten::_foreach_div__Scalar, aten::_foreach_div_ScalarList, aten::_foreach_div__ScalarList,
       aten::_foreach_addcmul_Scalar, aten::_foreach_addcmul__Scalar, aten::_foreach_addcmul_ScalarList,
       aten::_foreach_addcmul__ScalarList, aten::_foreach_addcdiv_Scalar, aten::_foreach_addcdiv__Scalar,
       aten::_foreach_addcdiv_ScalarList, aten::_foreach_addcdiv__ScalarList, aten::_foreach_sqrt, aten::_foreach_sqrt_,

@@ -19,11 +19,12 @@
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
 
-// Kernels that take an operator's arguments as they come, without a stack of boxed values. They run calls that were decided before and
-// whose decision is direct; every other goes to the operator's OpDispatcher.
+// Kernels that take an operator's arguments as they come, without a stack of boxed values. They run calls that were
+// decided before and whose decision is direct; every other goes to the operator's OpDispatcher.
 namespace tessera::dispatch {
 
-// ---- what an argument puts in a key, as append_key does ----------------------------------------------------------------------
+// ---- what an argument puts in a key, as append_key does
+// ----------------------------------------------------------------------
 // False: not here; OpDispatcher sees to the call.
 
 // `written`: in place. A parameter that operators take whole (gather.h) is written as it lies.
@@ -118,14 +119,17 @@ bool append_argument(const std::optional<T>& value, const OpTraits& traits, Key&
   return true;
 }
 
-// ---- an argument's local value -------------------------------------------------------------------------------------------------
+// ---- an argument's local value
+// -------------------------------------------------------------------------------------------------
 
 template <class Arg>
 struct Local {
   explicit Local(Arg& given) : value(given) {}
   Arg& get() { return value; }
   // Sizes or strides of this rank's in the place of the caller's.
-  void take(const std::vector<int64_t>& /*ints*/) { throw std::logic_error("an argument that takes no sizes of a piece"); }
+  void take(const std::vector<int64_t>& /*ints*/) {
+    throw std::logic_error("an argument that takes no sizes of a piece");
+  }
   Arg& value;
 };
 template <>
@@ -183,9 +187,11 @@ struct Local<at::TensorList> : LocalList<at::TensorList> {
 template <class... Args>
 using Locals = std::tuple<Local<std::remove_reference_t<Args>>...>;
 
-// ---- before and after ------------------------------------------------------------------------------------------------------------
+// ---- before and after
+// ------------------------------------------------------------------------------------------------------------
 
-// Argument by argument, as OpDispatcher does: a piece that is still pending is waited for, and all ranks wait in one order.
+// Argument by argument, as OpDispatcher does: a piece that is still pending is waited for, and all ranks wait in one
+// order.
 inline void make_ready(const at::Tensor& t) {
   if (!t.defined()) return;
   if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr) detail::watch_gradient(t);
@@ -241,7 +247,8 @@ void on_pieces(bool ranks_differ, World& world, const std::string& name, const C
   }
 }
 
-// ---- the kernel ------------------------------------------------------------------------------------------------------------------
+// ---- the kernel
+// ------------------------------------------------------------------------------------------------------------------
 
 template <class Op, class Schema = typename Op::schema>
 class Unboxed;
@@ -271,12 +278,15 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
     (make_ready(args), ...);
     Locals<Args...> locals(args...);
     for (const auto& [arg, ints] : decision.local_args) take(locals, arg, ints, std::index_sequence_for<Args...>());
-    const auto call = [&]() -> R { return std::apply([](auto&... each) -> R { return Op::call(each.get()...); }, locals); };
+    const auto call = [&]() -> R {
+      return std::apply([](auto&... each) -> R { return Op::call(each.get()...); }, locals);
+    };
     return after(decision, call, args...);
   }
 
   template <std::size_t... I>
-  static void take(Locals<Args...>& locals, std::size_t arg, const std::vector<int64_t>& ints, std::index_sequence<I...>) {
+  static void take(Locals<Args...>& locals, std::size_t arg, const std::vector<int64_t>& ints,
+                   std::index_sequence<I...>) {
     ((I == arg ? std::get<I>(locals).take(ints) : void()), ...);
   }
 
@@ -308,8 +318,8 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
   c10::KernelFunction boxed_;
 };
 
-// For operators on lists that compute element by element, whose tensors lie alike: the same specs, place by place, in every list.
-// Nothing is decided, so nothing is kept.
+// For operators on lists that compute element by element, whose tensors lie alike: the same specs, place by place, in
+// every list. Nothing is decided, so nothing is kept.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedList;
 
@@ -336,7 +346,8 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
       const Spec* const spec = meta.spec.get();
       if (meta.copy.made_by != nullptr || spec != detail::meta(first[k]).spec.get()) return false;
       if (spec == before) continue;
-      if (spec->partial || !spec->mesh.is_member() || (before != nullptr && !(spec->mesh == before->mesh))) return false;
+      if (spec->partial || !spec->mesh.is_member() || (before != nullptr && !(spec->mesh == before->mesh)))
+        return false;
       before = spec;
     }
     return true;

@@ -7,13 +7,13 @@
 
 namespace tessera {
 
-// A file that appears under its name all at once: written beside under a temporary name (".<name>.tmp-<random>", readable
-// by its owner alone), then synced and renamed. Until publish() the old file of that name is untouched, also when the
-// process is killed; without publish() the temporary file is removed. What an earlier process that was killed left behind
-// for the same name is removed at the start (a live one holds a lock on its file).
+// A file that appears under its name all at once: written beside under a temporary name (".<name>.tmp-<random>",
+// readable by its owner alone), then synced and renamed. Until publish() the old file of that name is untouched, also
+// when the process is killed; without publish() the temporary file is removed. What an earlier process that was killed
+// left behind for the same name is removed at the start (a live one holds a lock on its file).
 //
-// Every member throws std::runtime_error with the path and the system's text when the system refuses. The constructor throws as
-// check_replaceable does.
+// Every member throws std::runtime_error with the path and the system's text when the system refuses. The constructor
+// throws as check_replaceable does.
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
@@ -34,8 +34,8 @@ class AtomicFile {
   FileDescriptor file_;
 };
 
-// Throws std::invalid_argument when `path` is there and is no regular file: a rename would replace a device, pipe or socket,
-// and a symbolic link instead of what it points to.
+// Throws std::invalid_argument when `path` is there and is no regular file: a rename would replace a device, pipe or
+// socket, and a symbolic link instead of what it points to.
 void check_replaceable(const std::string& path);
 
 // Puts the names in `folder` on disk. Throws std::runtime_error.

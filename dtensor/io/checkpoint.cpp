@@ -20,8 +20,8 @@ bool exists(const std::string& path) {
   return fs::exists(path, ignored);
 }
 
-// The file to open for what the user named: a single file goes before an index, as when a save was cut short between the
-// two either is whole.
+// The file to open for what the user named: a single file goes before an index, as when a save was cut short between
+// the two either is whole.
 std::string resolve(const std::string& path) {
   std::error_code ignored;
   const std::string file = fs::is_directory(path, ignored) ? (fs::path(path) / "model.safetensors").string() : path;
@@ -59,8 +59,9 @@ void Checkpoint::open_index(const std::string& path) {
     if (opened.emplace(file, files_.size()).second) files_.emplace_back((fs::path(folder_of(path)) / file).string());
     const SafetensorsFile& holder = files_[opened.at(file)];
     if (holder.find(tensor) != nullptr) continue;
-    throw std::invalid_argument(fmt::format("'{}': index: tensor {} is not in '{}'; the files are of different checkpoints",
-                                            path, in_quotes(tensor), holder.path()));
+    throw std::invalid_argument(
+        fmt::format("'{}': index: tensor {} is not in '{}'; the files are of different checkpoints", path,
+                    in_quotes(tensor), holder.path()));
   }
   for (const auto& [name, i] : opened) {
     for (const TensorEntry& entry : files_[i].tensors()) {
@@ -80,7 +81,9 @@ const TensorEntry* Checkpoint::find(std::string_view name) const {
   return found == entries_.end() ? nullptr : found->second;
 }
 
-const SafetensorsFile& Checkpoint::file_of(std::string_view name) const { return files_[file_index_.find(name)->second]; }
+const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
+  return files_[file_index_.find(name)->second];
+}
 
 at::Tensor Checkpoint::read_box(std::string_view name, const TensorBox& box) const {
   return file_of(name).read_box(*find(name), box);

@@ -17,8 +17,8 @@ namespace tessera {
 class Checkpoint {
  public:
   // `path` is as in load_weights: a file, an index (".index.json"), or a folder.
-  // Throws std::runtime_error when the system cannot open or read a file, std::invalid_argument when there is no checkpoint,
-  // a file breaks the format, or the files and the index disagree.
+  // Throws std::runtime_error when the system cannot open or read a file, std::invalid_argument when there is no
+  // checkpoint, a file breaks the format, or the files and the index disagree.
   explicit Checkpoint(const std::string& path);
 
   // Every tensor by name.

@@ -162,7 +162,8 @@ bool take(std::string_view& text, std::string_view prefix) {
 WeightMap parse_checkpoint_index(std::string_view json, const std::string& file) {
   IndexParser parser(file);
   parser.parse(json);
-  if (!parser.complete()) throw std::invalid_argument(fmt::format("'{}': index: the key 'weight_map' is missing", file));
+  if (!parser.complete())
+    throw std::invalid_argument(fmt::format("'{}': index: the key 'weight_map' is missing", file));
   return parser.take();
 }
 
@@ -170,7 +171,8 @@ WeightMap read_checkpoint_index(const std::string& path) {
   int64_t bytes = 0;
   const FileDescriptor file = open_regular_file(path, bytes);
   if (bytes > kMaxIndexBytes) {
-    throw std::invalid_argument(fmt::format("'{}': an index of {} bytes is longer than {}", path, bytes, kMaxIndexBytes));
+    throw std::invalid_argument(
+        fmt::format("'{}': an index of {} bytes is longer than {}", path, bytes, kMaxIndexBytes));
   }
   std::string text(static_cast<std::size_t>(bytes), '\0');
   read_at(file, path, 0, bytes, text.data());

@@ -12,8 +12,8 @@ namespace tessera {
 // names in the index's own folder.
 using WeightMap = std::map<std::string, std::string>;
 
-// Parses {"metadata": {...}, "weight_map": {tensor: file}}. `file` is for messages only. Throws std::invalid_argument on
-// anything else, duplicate keys, and file names that lead out of the folder.
+// Parses {"metadata": {...}, "weight_map": {tensor: file}}. `file` is for messages only. Throws std::invalid_argument
+// on anything else, duplicate keys, and file names that lead out of the folder.
 WeightMap parse_checkpoint_index(std::string_view json, const std::string& file);
 // Reads and parses. Throws std::runtime_error as well, when the system cannot read it.
 WeightMap read_checkpoint_index(const std::string& path);

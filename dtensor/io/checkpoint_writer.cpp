@@ -22,7 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string find_target(const std::string& path) {
-  if (path.empty()) throw std::invalid_argument("saving to '': the path is empty; name a file, or a folder that is there");
+  if (path.empty())
+    throw std::invalid_argument("saving to '': the path is empty; name a file, or a folder that is there");
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) return (fs::path(path) / "model.safetensors").string();
   if (path.ends_with(index_path(""))) {
@@ -102,7 +103,8 @@ CheckpointWriter::CheckpointWriter(const std::string& path, std::vector<Safetens
 
 void CheckpointWriter::open_file() {
   const std::size_t i = files_.size();
-  const std::string name = part_name(name_of(path_), static_cast<int64_t>(i), static_cast<int64_t>(plan_.size()), version_);
+  const std::string name =
+      part_name(name_of(path_), static_cast<int64_t>(i), static_cast<int64_t>(plan_.size()), version_);
   files_.emplace_back(plan_.size() == 1 ? path_ : (fs::path(folder_of(path_)) / name).string());
   const std::string header = serialize_safetensors_header(plan_[i]);
   files_.back().write(header.data(), static_cast<int64_t>(header.size()));
@@ -122,8 +124,9 @@ void CheckpointWriter::append(const at::Tensor& tensor) {
   const TensorEntry& entry = entries[next_tensor_];
   if (tensor.scalar_type() != entry.dtype || tensor.sizes() != at::IntArrayRef(entry.shape)) {
     throw std::invalid_argument(fmt::format("saving tensor {}: planned as {} of shape [{}], given {} of shape [{}]",
-                                            in_quotes(entry.name), c10::toString(entry.dtype), fmt::join(entry.shape, ", "),
-                                            c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
+                                            in_quotes(entry.name), c10::toString(entry.dtype),
+                                            fmt::join(entry.shape, ", "), c10::toString(tensor.scalar_type()),
+                                            fmt::join(tensor.sizes(), ", ")));
   }
   const at::Tensor data = in_memory(tensor.detach()).cpu().contiguous();
   files_.back().write(data.const_data_ptr(), entry.nbytes());

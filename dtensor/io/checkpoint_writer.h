@@ -15,15 +15,15 @@
 namespace tessera {
 
 // The files of a checkpoint to be, decided before any data is there: a pure function of the tensors, so that every rank
-// makes the same one. Tensors go into files in the order of their names, until the next would make a file's data larger than
-// max_shard_bytes (0: one file). Their data is written file by file, in the order of the headers.
-// Throws std::invalid_argument as lay_out_tensors does, or when max_shard_bytes is negative.
+// makes the same one. Tensors go into files in the order of their names, until the next would make a file's data larger
+// than max_shard_bytes (0: one file). Their data is written file by file, in the order of the headers. Throws
+// std::invalid_argument as lay_out_tensors does, or when max_shard_bytes is negative.
 std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors, int64_t max_shard_bytes,
                                                const std::map<std::string, std::string>& metadata);
 
-// Writes a checkpoint so that, whenever the process ends, the one that was there before loads until the new one is whole
-// (see save_weights in weights.h). One file is written to `path`; of several, the parts stand beside it and the index at
-// path + ".index.json".
+// Writes a checkpoint so that, whenever the process ends, the one that was there before loads until the new one is
+// whole (see save_weights in weights.h). One file is written to `path`; of several, the parts stand beside it and the
+// index at path + ".index.json".
 //
 //   CheckpointWriter writer(path, plan_checkpoint(...));
 //   for (each header of the plan) for (each tensor in it) writer.append(tensor);

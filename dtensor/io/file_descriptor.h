@@ -23,11 +23,12 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-// Opens for reading and gives the size. Throws std::runtime_error when the system cannot, std::invalid_argument when it is
-// a folder, pipe or device.
+// Opens for reading and gives the size. Throws std::runtime_error when the system cannot, std::invalid_argument when it
+// is a folder, pipe or device.
 FileDescriptor open_regular_file(const std::string& path, int64_t& file_bytes);
 
-// Reads bytes [position, position + count) into `to`. Throws std::runtime_error when the system cannot or the file ends.
+// Reads bytes [position, position + count) into `to`. Throws std::runtime_error when the system cannot or the file
+// ends.
 void read_at(const FileDescriptor& file, const std::string& path, int64_t position, int64_t count, void* to);
 
 // Throws std::runtime_error "cannot <action> '<path>': <errno's text>".

@@ -87,8 +87,8 @@ std::string joined(const std::vector<std::string>& lines) {
                         list_names(misfits.missing));
   }
   if (!misfits.unexpected.empty()) {
-    text +=
-        fmt::format(" Not in the module: {} (set `allow_unexpected` to pass over them).", list_names(misfits.unexpected));
+    text += fmt::format(" Not in the module: {} (set `allow_unexpected` to pass over them).",
+                        list_names(misfits.unexpected));
   }
   if (!misfits.shapes.empty()) text += fmt::format(" Of another shape: {}.", joined(misfits.shapes));
   if (!misfits.dtypes.empty()) {
@@ -130,7 +130,8 @@ std::vector<Slot> match(const std::vector<ModuleTensor>& tensors, const Checkpoi
     }
   }
   for (const auto& [name, entry] : checkpoint.tensors()) {
-    if (!options.allow_unexpected && !wanted.contains(name) && !is_extra_state(name)) misfits.unexpected.push_back(name);
+    if (!options.allow_unexpected && !wanted.contains(name) && !is_extra_state(name))
+      misfits.unexpected.push_back(name);
   }
   if (!misfits.empty()) throw_misfits(misfits, path);
   return slots;

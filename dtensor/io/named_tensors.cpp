@@ -67,8 +67,8 @@ std::vector<SafetensorsHeader> make_plan(const std::vector<SavedTensor>& tensors
   return plan_checkpoint(std::move(entries), max_shard_bytes, metadata);
 }
 
-// Gathers and appends tensor after tensor. The writing rank goes on after an error, for the others are in the gathering;
-// what it was is returned.
+// Gathers and appends tensor after tensor. The writing rank goes on after an error, for the others are in the
+// gathering; what it was is returned.
 std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, const std::vector<SavedTensor>& tensors,
                                  std::optional<CheckpointWriter>& writer) {
   std::unordered_map<std::string, const at::Tensor*> by_name;
@@ -90,7 +90,8 @@ std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, con
 }
 
 // The weights below `module` that its members were assigned, by name.
-void find_assigned(const torch::nn::Module& module, const std::string& prefix, std::map<std::string, at::Tensor>& found) {
+void find_assigned(const torch::nn::Module& module, const std::string& prefix,
+                   std::map<std::string, at::Tensor>& found) {
   const at::Tensor weight = assigned_weight(module);
   if (weight.defined()) found.emplace(prefix + "weight", weight);
   for (const auto& child : module.named_children()) find_assigned(*child.value(), prefix + child.key() + ".", found);
@@ -118,8 +119,9 @@ std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
   return result;
 }
 
-void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes, const std::string& path,
-                  int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata, const char* op) {
+void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes,
+                  const std::string& path, int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,
+                  const char* op) {
   const at::NoGradGuard no_grad;
   const detail::NotRecording own_tensors;
   const Agreement agreement(meshes, op);
@@ -174,8 +176,8 @@ void write_piece(const at::Tensor& tensor, const at::Tensor& piece) {
     return;
   }
   to_local(tensor).copy_(piece);
-  // A piece shares no version with the DTensor, and the graph must see that the value changed. An inference tensor has none, and views
-  // of the DTensor must see it.
+  // A piece shares no version with the DTensor, and the graph must see that the value changed. An inference tensor has
+  // none, and views of the DTensor must see it.
   detail::meta(tensor).count_write();
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }

@@ -107,14 +107,14 @@ struct StatePlanner {
     const TensorEntry& entry = need(field);
     if (entry.dtype == dtype && entry.shape.empty()) return;
     throw std::invalid_argument(fmt::format("load_optimizer: {} is {} of shape [{}] in the file, not one {}",
-                                            in_quotes(entry.name), c10::toString(entry.dtype), fmt::join(entry.shape, ", "),
-                                            c10::toString(dtype)));
+                                            in_quotes(entry.name), c10::toString(entry.dtype),
+                                            fmt::join(entry.shape, ", "), c10::toString(dtype)));
   }
   void check_shape(const TensorEntry& entry) const {
     if (tensor.sizes() == at::IntArrayRef(entry.shape)) return;
     throw std::invalid_argument(
-        fmt::format("load_optimizer: {} is [{}] in the file, but its parameter is [{}] in the module", in_quotes(entry.name),
-                    fmt::join(entry.shape, ", "), fmt::join(tensor.sizes(), ", ")));
+        fmt::format("load_optimizer: {} is [{}] in the file, but its parameter is [{}] in the module",
+                    in_quotes(entry.name), fmt::join(entry.shape, ", "), fmt::join(tensor.sizes(), ", ")));
   }
 
   void counter(const char* field, int64_t&) { need_scalar(field, at::kLong); }
@@ -248,13 +248,14 @@ class Kind final : public OptimizerKind {
     return saver.json;
   }
 
-  std::unique_ptr<OptimizerOptions> read_options(const nlohmann::json& json, const OptimizerOptions& base) const override {
+  std::unique_ptr<OptimizerOptions> read_options(const nlohmann::json& json,
+                                                 const OptimizerOptions& base) const override {
     auto options = std::make_unique<Options>(static_cast<const Options&>(base));
     OptionsReader reader{json};
     visit_options(*options, reader);
     if (reader.taken != json.size()) {
-      throw std::invalid_argument(
-          fmt::format("load_optimizer: param_groups: a group has {} options, {} has {}", json.size(), name_, reader.taken));
+      throw std::invalid_argument(fmt::format("load_optimizer: param_groups: a group has {} options, {} has {}",
+                                              json.size(), name_, reader.taken));
     }
     return options;
   }

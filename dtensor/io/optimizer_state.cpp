@@ -85,14 +85,16 @@ nlohmann::json parse_groups(const Checkpoint& checkpoint, const std::string& pat
            group.contains("params") && group["params"].is_array();
   };
   if (groups.is_array() && std::ranges::all_of(groups, is_group)) return groups;
-  throw std::invalid_argument(fmt::format("load_optimizer: '{}': param_groups is not a list of {{options, params}}", path));
+  throw std::invalid_argument(
+      fmt::format("load_optimizer: '{}': param_groups is not a list of {{options, params}}", path));
 }
 
 void check_class(const Checkpoint& checkpoint, const OptimizerKind& kind, const std::string& path) {
   const std::string& saved = metadata_of(checkpoint, "optimizer", path);
   if (saved == kind.name()) return;
-  throw std::invalid_argument(fmt::format(
-      "load_optimizer: '{}' holds the state of {}, the optimizer is {}; make one of that class", path, saved, kind.name()));
+  throw std::invalid_argument(
+      fmt::format("load_optimizer: '{}' holds the state of {}, the optimizer is {}; make one of that class", path,
+                  saved, kind.name()));
 }
 
 void check_params(const nlohmann::json& saved, const std::vector<std::string>& params, std::size_t group,
@@ -108,14 +110,15 @@ void check_params(const nlohmann::json& saved, const std::vector<std::string>& p
                   group, path, saved.size(), here.size(), at(saved), at(here)));
 }
 
-Planned plan(const Optimizer& optimizer, const OptimizerKind& kind, const GroupPaths& paths, const Checkpoint& checkpoint,
-             const std::string& path) {
+Planned plan(const Optimizer& optimizer, const OptimizerKind& kind, const GroupPaths& paths,
+             const Checkpoint& checkpoint, const std::string& path) {
   check_class(checkpoint, kind, path);
   const nlohmann::json groups = parse_groups(checkpoint, path);
   if (groups.size() != paths.size()) {
-    throw std::invalid_argument(fmt::format(
-        "load_optimizer: '{}' has {} parameter groups, the optimizer {}; make the groups as they were when it was saved",
-        path, groups.size(), paths.size()));
+    throw std::invalid_argument(
+        fmt::format("load_optimizer: '{}' has {} parameter groups, the optimizer {}; make the groups as they were when "
+                    "it was saved",
+                    path, groups.size(), paths.size()));
   }
   std::set<std::string> unused;
   for (const auto& [name, entry] : checkpoint.tensors()) unused.insert(name);
@@ -130,13 +133,14 @@ Planned plan(const Optimizer& optimizer, const OptimizerKind& kind, const GroupP
     }
   }
   if (unused.empty()) return planned;
-  throw std::invalid_argument(fmt::format("load_optimizer: '{}' holds what {} does not keep for these parameters: {}", path,
-                                          kind.name(), list_names({unused.begin(), unused.end()})));
+  throw std::invalid_argument(fmt::format("load_optimizer: '{}' holds what {} does not keep for these parameters: {}",
+                                          path, kind.name(), list_names({unused.begin(), unused.end()})));
 }
 
 std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
   std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups()) all.insert(all.end(), group.params().begin(), group.params().end());
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
   return all;
 }
 

@@ -19,10 +19,10 @@ namespace tessera {
 // `module` does not have, and any other optimizer class, is std::invalid_argument.
 void save_optimizer(const torch::optim::Optimizer& optimizer, const torch::nn::Module& module, const std::string& path);
 
-// Loads what save_optimizer wrote, on any number of ranks and any placements: state that has its parameter's shape takes
-// that parameter's layout, other state is replicated, and each rank reads only the bytes that it keeps.
-// The optimizer must be of the class that was saved, over the same parameters in the same groups. Its state and options
-// are replaced when every rank has read everything; a throw leaves them as they were. Errors as load_weights.
+// Loads what save_optimizer wrote, on any number of ranks and any placements: state that has its parameter's shape
+// takes that parameter's layout, other state is replicated, and each rank reads only the bytes that it keeps. The
+// optimizer must be of the class that was saved, over the same parameters in the same groups. Its state and options are
+// replaced when every rank has read everything; a throw leaves them as they were. Errors as load_weights.
 void load_optimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& module, const std::string& path);
 
 }  // namespace tessera

@@ -18,7 +18,8 @@ static_assert(std::endian::native == std::endian::little, "safetensors data is l
 
 constexpr int64_t kLengthBytes = 8;
 
-int64_t header_length(const std::array<unsigned char, kLengthBytes>& bytes, int64_t file_bytes, const std::string& path) {
+int64_t header_length(const std::array<unsigned char, kLengthBytes>& bytes, int64_t file_bytes,
+                      const std::string& path) {
   uint64_t length = 0;
   for (std::size_t i = 0; i < bytes.size(); ++i) length |= static_cast<uint64_t>(bytes[i]) << (8 * i);
   if (length > static_cast<uint64_t>(kMaxHeaderBytes)) {
@@ -45,9 +46,9 @@ void check_box(const TensorEntry& entry, const TensorBox& box, const std::string
              box.sizes[d] <= entry.shape[d] - box.offsets[d];
   }
   if (inside) return;
-  throw std::invalid_argument(fmt::format("'{}': tensor {}: the box at [{}] of sizes [{}] is not within shape [{}]", path,
-                                          in_quotes(entry.name), fmt::join(box.offsets, ", "), fmt::join(box.sizes, ", "),
-                                          fmt::join(entry.shape, ", ")));
+  throw std::invalid_argument(fmt::format("'{}': tensor {}: the box at [{}] of sizes [{}] is not within shape [{}]",
+                                          path, in_quotes(entry.name), fmt::join(box.offsets, ", "),
+                                          fmt::join(box.sizes, ", "), fmt::join(entry.shape, ", ")));
 }
 
 // A bool that is neither 0 nor 1 is undefined behaviour wherever it is used later.

@@ -24,8 +24,8 @@ struct TensorBox {
 // The whole of a tensor of this shape.
 TensorBox whole_box(const std::vector<int64_t>& shape);
 
-// The contiguous runs of a row-major tensor of `shape` that make up `box`, in order, in elements: all of the same length,
-// runs that touch merged.
+// The contiguous runs of a row-major tensor of `shape` that make up `box`, in order, in elements: all of the same
+// length, runs that touch merged.
 //   shape {4, 6}, box {1, 0} {2, 6} -> one run of 12 at 6;  box {1, 2} {2, 3} -> runs of 3 at 8 and 14
 struct BoxRuns {
   std::vector<int64_t> starts;

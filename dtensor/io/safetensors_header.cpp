@@ -269,8 +269,8 @@ void check_size(const TensorEntry& entry, int64_t data_bytes, const std::string&
   }
   const int64_t want = checked_nbytes(entry.shape, entry.dtype, what);
   if (entry.nbytes() != want) {
-    throw std::invalid_argument(fmt::format("{}: data_offsets [{}, {}] hold {} bytes, but shape [{}] of {} takes {}", what,
-                                            entry.begin, entry.end, entry.nbytes(), fmt::join(entry.shape, ", "),
+    throw std::invalid_argument(fmt::format("{}: data_offsets [{}, {}] hold {} bytes, but shape [{}] of {} takes {}",
+                                            what, entry.begin, entry.end, entry.nbytes(), fmt::join(entry.shape, ", "),
                                             safetensors_dtype_name(entry.dtype), want));
   }
 }
@@ -304,8 +304,8 @@ int64_t checked_nbytes(const std::vector<int64_t>& shape, ScalarType dtype, cons
   int64_t bytes = static_cast<int64_t>(c10::elementSize(dtype));
   for (const int64_t size : shape) {
     if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes)) {
-      throw std::invalid_argument(fmt::format("{}: the size of shape [{}] of {} overflows", what, fmt::join(shape, ", "),
-                                              safetensors_dtype_name(dtype)));
+      throw std::invalid_argument(fmt::format("{}: the size of shape [{}] of {} overflows", what,
+                                              fmt::join(shape, ", "), safetensors_dtype_name(dtype)));
     }
   }
   return bytes;

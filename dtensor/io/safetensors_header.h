@@ -10,7 +10,8 @@
 
 namespace tessera {
 
-// One tensor of a safetensors file: row-major, little-endian, in bytes [begin, end) of the data that follows the header.
+// One tensor of a safetensors file: row-major, little-endian, in bytes [begin, end) of the data that follows the
+// header.
 struct TensorEntry {
   std::string name;
   c10::ScalarType dtype = c10::ScalarType::Float;
@@ -22,8 +23,8 @@ struct TensorEntry {
   friend bool operator==(const TensorEntry&, const TensorEntry&) = default;
 };
 
-// What stands before the data of a safetensors file. Invariants: names are different; the tensors, sorted by offset, tile
-// [0, data_bytes()) without hole or overlap; end - begin is the number of elements times the size of one.
+// What stands before the data of a safetensors file. Invariants: names are different; the tensors, sorted by offset,
+// tile [0, data_bytes()) without hole or overlap; end - begin is the number of elements times the size of one.
 struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
   std::vector<TensorEntry> tensors;
@@ -35,10 +36,10 @@ struct SafetensorsHeader {
 // The format's cap on the length of the header.
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 
-// Parses the JSON of a header whose file holds `data_bytes` bytes after it. `file` is for messages only.
-// Throws std::invalid_argument that names the file and the tensor on anything that breaks the format or an invariant above,
-// duplicate keys, unknown keys, sizes that overflow and dtypes that LibTorch lacks included.
-// Source: the format's description at github.com/huggingface/safetensors (README.md).
+// Parses the JSON of a header whose file holds `data_bytes` bytes after it. `file` is for messages only. Throws
+// std::invalid_argument that names the file and the tensor on anything that breaks the format or an invariant above,
+// duplicate keys, unknown keys, sizes that overflow and dtypes that LibTorch lacks included. Source: the format's
+// description at github.com/huggingface/safetensors (README.md).
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& file);
 
 // Gives each tensor its place in the data: larger elements first, then by name, so that every tensor is aligned to its
@@ -53,7 +54,8 @@ std::string serialize_safetensors_header(const SafetensorsHeader& header);
 // "BF16" for kBFloat16 and so on; LibTorch's own name for a dtype that the format lacks.
 std::string_view safetensors_dtype_name(c10::ScalarType dtype);
 
-// Elements times bytes of one; shape must not be negative. Throws std::invalid_argument starting with `what` on overflow.
+// Elements times bytes of one; shape must not be negative. Throws std::invalid_argument starting with `what` on
+// overflow.
 int64_t checked_nbytes(const std::vector<int64_t>& shape, c10::ScalarType dtype, const std::string& what);
 
 }  // namespace tessera

@@ -13,9 +13,9 @@ namespace tessera {
 // 'text' in quotes for a message: control characters as \x1b and so on, and a long one (names in hostile files) cut.
 std::string in_quotes(std::string_view text);
 
-// The base of parsers of JSON that may be hostile: every event is an error until a derived class allows it, so nothing is
-// built that was not asked for (nlohmann's own tree keeps the last of duplicate keys in silence). Handlers throw; the parser
-// itself does not recurse.
+// The base of parsers of JSON that may be hostile: every event is an error until a derived class allows it, so nothing
+// is built that was not asked for (nlohmann's own tree keeps the last of duplicate keys in silence). Handlers throw;
+// the parser itself does not recurse.
 class StrictJson : public nlohmann::json_sax<nlohmann::json> {
  public:
   // `file` starts every message.
@@ -39,7 +39,8 @@ class StrictJson : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t position, const std::string& token, const nlohmann::json::exception& error) override;
 
  protected:
-  // Where in the document the parser is and what belongs there, for messages: "tensor 'w': shape: expected a list of ...".
+  // Where in the document the parser is and what belongs there, for messages: "tensor 'w': shape: expected a list of
+  // ...".
   virtual std::string where() const = 0;
   virtual std::string expected() const = 0;
 

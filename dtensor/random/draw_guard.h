@@ -9,8 +9,8 @@
 
 namespace tessera::detail {
 
-// For operators whose own kernels draw: while it lives, the device's default generator is a fresh one with a seed made of `key`;
-// afterwards it is as it was. Ranks whose keys are alike draw alike.
+// For operators whose own kernels draw: while it lives, the device's default generator is a fresh one with a seed made
+// of `key`; afterwards it is as it was. Ranks whose keys are alike draw alike.
 class DrawGuard {
  public:
   DrawGuard(const c10::Device& device, DrawKey key);

@@ -35,12 +35,12 @@ uint64_t word64(const PhiloxWords& words, uint64_t lane) {
 
 // ---- which elements a rank holds
 
-// run(first element in the global tensor, first element of the piece, how many) for each stretch of elements that lie side by side
-// in both, row-major; an element counts as `width` numbers.
+// run(first element in the global tensor, first element of the piece, how many) for each stretch of elements that lie
+// side by side in both, row-major; an element counts as `width` numbers.
 using Run = c10::function_ref<void(int64_t global, int64_t local, int64_t count)>;
 
-// Those of the dimensions from `dim` on, of which those behind `last` are whole and make `inner` numbers an element. `prefix`: the
-// index in the dimensions before, as one number.
+// Those of the dimensions from `dim` on, of which those behind `last` are whole and make `inner` numbers an element.
+// `prefix`: the index in the dimensions before, as one number.
 void walk(const Spec& spec, std::size_t dim, std::size_t last, int64_t inner, int64_t prefix, int64_t& local, Run run) {
   for (const Interval& part : spec.tile[dim]) {
     const int64_t first = prefix * spec.sizes[dim] + part.begin;
@@ -150,7 +150,8 @@ bool chance(const PhiloxWords& words, uint64_t lane, double probability) {
   return static_cast<double>(words[lane]) * 0x1p-32 < probability;
 }
 
-// floor(count * word / 2^64), which is uniform but for 2^-64 * count. Source: Lemire (ACM TOMACS 2019), without its rejection.
+// floor(count * word / 2^64), which is uniform but for 2^-64 * count. Source: Lemire (ACM TOMACS 2019), without its
+// rejection.
 uint64_t below(uint64_t word, uint64_t count) {
   using Wide = unsigned __int128;
   return count == 0 ? word : static_cast<uint64_t>((static_cast<Wide>(word) * count) >> 64);
@@ -193,7 +194,9 @@ void draw_normal(const at::Tensor& out, const Spec& spec, DrawKey key, double me
       const C scale = static_cast<C>(width == 2 ? deviation / std::numbers::sqrt2 : deviation);
       const C middle = static_cast<C>(mean);
       fill(host.data_ptr<scalar_t>(), spec, key, kLanes<scalar_t>, width,
-           [&](const PhiloxWords& words, uint64_t lane, int64_t) { return middle + scale * normal<scalar_t>(words, lane); });
+           [&](const PhiloxWords& words, uint64_t lane, int64_t) {
+             return middle + scale * normal<scalar_t>(words, lane);
+           });
     });
   });
 }

@@ -36,7 +36,8 @@ class LocalStep {
   std::vector<int64_t> sizes_;
   std::vector<Forming> formed_;  // of the whole value
   double scale_ = 1;             // of a piece of one linear reduction as a piece of another
-  // That stays pending on other mesh dimensions: a piece of it alone may be what no value is, such as a norm's negative one.
+  // That stays pending on other mesh dimensions: a piece of it alone may be what no value is, such as a norm's negative
+  // one.
   ReductionPtr pending_;
   std::vector<Forming> embedded_;  // of a Shard's piece
 };

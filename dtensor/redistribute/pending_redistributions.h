@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-// Several redistributions on one mesh, executed together. In every round the next transfers of all of them are started at
-// once, those that fit together as one collective; then the round is waited for.
+// Several redistributions on one mesh, executed together. In every round the next transfers of all of them are started
+// at once, those that fit together as one collective; then the round is waited for.
 class PendingRedistributions final : public PendingPieces {
  public:
   struct Item {
@@ -27,12 +27,14 @@ class PendingRedistributions final : public PendingPieces {
   // Begins the first round. Every rank of the mesh does, with the same routes in the same order.
   PendingRedistributions(const DeviceMesh& mesh, std::vector<Item> items);
 
-  // Puts item i's piece at the end of its route into `piece`, if it is still `awaited`: row-major, sharing no storage with the piece
-  // that was given. The first call carries out what is left, on every rank alike; from any thread that may communicate, on
-  // CUDA in the stream in which the redistributions began. Throws as redistribute does, and the same again later.
+  // Puts item i's piece at the end of its route into `piece`, if it is still `awaited`: row-major, sharing no storage
+  // with the piece that was given. The first call carries out what is left, on every rank alike; from any thread that
+  // may communicate, on CUDA in the stream in which the redistributions began. Throws as redistribute does, and the
+  // same again later.
   void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited) override;
 
-  // From now on `tensor` is not to be written until the pieces have come: deliver() throws std::runtime_error where it was.
+  // From now on `tensor` is not to be written until the pieces have come: deliver() throws std::runtime_error where it
+  // was.
   void watch(const at::Tensor& tensor);
 
  private:

@@ -21,7 +21,8 @@ struct Side {
 };
 
 // Element by element of the outer dimensions, whole runs of the innermost.
-void copy_small(const Side<char>& to, const Side<const char>& from, const int64_t* sizes, std::size_t dims, int64_t width) {
+void copy_small(const Side<char>& to, const Side<const char>& from, const int64_t* sizes, std::size_t dims,
+                int64_t width) {
   if (dims == 0) {
     std::memcpy(to.data, from.data, static_cast<std::size_t>(width));
     return;
@@ -32,7 +33,8 @@ void copy_small(const Side<char>& to, const Side<const char>& from, const int64_
   }
   for (int64_t i = 0; i < sizes[0]; ++i) {
     copy_small({.data = to.data + i * to.strides[0] * width, .strides = to.strides + 1},
-               {.data = from.data + i * from.strides[0] * width, .strides = from.strides + 1}, sizes + 1, dims - 1, width);
+               {.data = from.data + i * from.strides[0] * width, .strides = from.strides + 1}, sizes + 1, dims - 1,
+               width);
   }
 }
 
@@ -58,16 +60,17 @@ void simplify(std::vector<int64_t>& sizes, std::vector<int64_t>& a, std::vector<
   b.resize(kept);
 }
 
-void copy_strided(const at::Tensor& to, int64_t to_offset, const std::vector<int64_t>& to_strides, const at::Tensor& from,
-                  int64_t from_offset, const std::vector<int64_t>& from_strides, const std::vector<int64_t>& sizes) {
+void copy_strided(const at::Tensor& to, int64_t to_offset, const std::vector<int64_t>& to_strides,
+                  const at::Tensor& from, int64_t from_offset, const std::vector<int64_t>& from_strides,
+                  const std::vector<int64_t>& sizes) {
   int64_t bytes = to.element_size();
   for (const int64_t size : sizes) bytes *= size;
   if (to.is_cpu() && from.is_cpu() && bytes <= kSmallCopy) {
     const int64_t width = to.element_size();
     char* const there = static_cast<char*>(to.mutable_data_ptr()) + to_offset * width;
     const char* const here = static_cast<const char*>(from.const_data_ptr()) + from_offset * width;
-    copy_small({.data = there, .strides = to_strides.data()}, {.data = here, .strides = from_strides.data()}, sizes.data(),
-               sizes.size(), width);
+    copy_small({.data = there, .strides = to_strides.data()}, {.data = here, .strides = from_strides.data()},
+               sizes.data(), sizes.size(), width);
     return;
   }
   to.as_strided(sizes, to_strides, to.storage_offset() + to_offset)
@@ -157,13 +160,15 @@ void Region::find_offset(const Tile& positions, const std::vector<int64_t>& tens
 
 void Region::pack(const at::Tensor& tensor, const at::Tensor& packed, int64_t offset) const {
   for (const Block& b : blocks_) {
-    copy_strided(packed, offset + b.packed_offset, b.packed_strides, tensor, b.tensor_offset, b.tensor_strides, b.sizes);
+    copy_strided(packed, offset + b.packed_offset, b.packed_strides, tensor, b.tensor_offset, b.tensor_strides,
+                 b.sizes);
   }
 }
 
 void Region::unpack(const at::Tensor& packed, int64_t offset, const at::Tensor& tensor) const {
   for (const Block& b : blocks_) {
-    copy_strided(tensor, b.tensor_offset, b.tensor_strides, packed, offset + b.packed_offset, b.packed_strides, b.sizes);
+    copy_strided(tensor, b.tensor_offset, b.tensor_strides, packed, offset + b.packed_offset, b.packed_strides,
+                 b.sizes);
   }
 }
 

@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-// A part of a row-major tensor: for each of its dimensions some positions, and all combinations of them. Packed, it is a row-major
-// tensor of sizes(). Copies go by blocks of evenly spaced runs, so that cyclic parts cost no more than ranges.
+// A part of a row-major tensor: for each of its dimensions some positions, and all combinations of them. Packed, it is
+// a row-major tensor of sizes(). Copies go by blocks of evenly spaced runs, so that cyclic parts cost no more than
+// ranges.
 class Region {
  public:
   // `positions` within a tensor of `tensor_sizes`.
@@ -23,10 +24,12 @@ class Region {
   int64_t numel() const { return numel_; }
   // One range in each dimension.
   bool is_box() const { return box_; }
-  // The first element's place in the tensor when the region lies there in one piece, in order; nullopt otherwise. 0 when empty.
+  // The first element's place in the tensor when the region lies there in one piece, in order; nullopt otherwise. 0
+  // when empty.
   std::optional<int64_t> flat_offset() const { return flat_offset_; }
 
-  // Between a contiguous `tensor` and `packed`, contiguous, of numel() elements of the same dtype, from its element `offset` on.
+  // Between a contiguous `tensor` and `packed`, contiguous, of numel() elements of the same dtype, from its element
+  // `offset` on.
   void pack(const at::Tensor& tensor, const at::Tensor& packed, int64_t offset) const;
   void unpack(const at::Tensor& packed, int64_t offset, const at::Tensor& tensor) const;
   // From here in `from` to `there` in `to`, a region of the same sizes.

@@ -48,8 +48,8 @@ struct RouteKey {
   const CostModel& model;
 };
 
-// Two halves: what is found in the older one moves to the newer; when that is full, it becomes the older, and the older goes. So the
-// routes in use stay, and no more than kMost are kept.
+// Two halves: what is found in the older one moves to the newer; when that is full, it becomes the older, and the older
+// goes. So the routes in use stay, and no more than kMost are kept.
 class RouteCache {
  public:
   static constexpr std::size_t kMost = 1024;
@@ -163,8 +163,8 @@ at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
   CheckState& checks = mesh.world().check_state();
   while (const Transfer* const next = transfer(step)) {
     const PlanStep& planned = plan_.steps()[step];
-    const CheckedStep named(checks,
-                            checks.enabled ? fmt::format("{} -> {}", to_string(planned.from), to_string(planned.to)) : "");
+    const CheckedStep named(
+        checks, checks.enabled ? fmt::format("{} -> {}", to_string(planned.from), to_string(planned.to)) : "");
     const at::Tensor input = next->input_of(piece);
     piece = next->result(next->start(mesh, input, /*owned=*/!input.is_alias_of(local)).wait(), input);
     piece = walk(mesh, ++step, std::move(piece));

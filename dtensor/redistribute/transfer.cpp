@@ -21,8 +21,8 @@ Counts counts_of(const std::vector<Region>& regions) {
   return out;
 }
 
-// Whether the regions lie one after the other from the tensor's first element on, so that the tensor itself is what they make
-// when packed.
+// Whether the regions lie one after the other from the tensor's first element on, so that the tensor itself is what
+// they make when packed.
 bool in_sequence(const std::vector<Region>& regions) {
   int64_t next = 0;
   for (const Region& region : regions) {
@@ -85,7 +85,8 @@ void Transfer::gather(const StepOnRank& at) {
   for (int64_t i = 0; i < at.group.size(); ++i) takes_.push_back(Region::within(target, at.source_of(i)));
 }
 
-// Each rank's part that stays goes the way of the others where it would otherwise break a sequence, else from tile to tile.
+// Each rank's part that stays goes the way of the others where it would otherwise break a sequence, else from tile to
+// tile.
 void Transfer::exchange(const Exchange& exchange, std::size_t me) {
   for (std::size_t i = 0; i < exchange.sends.size(); ++i) {
     gives_.push_back(Region::within(exchange.source, i == me ? exchange.receives[i] : exchange.sends[i]));

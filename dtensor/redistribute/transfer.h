@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// A step that communicates, made ready for this rank: which regions of its piece go, by which collective, and where in the result
-// what comes is put.
+// A step that communicates, made ready for this rank: which regions of its piece go, by which collective, and where in
+// the result what comes is put.
 class Transfer {
  public:
   explicit Transfer(const StepOnRank& at);
@@ -29,8 +29,8 @@ class Transfer {
 
   // What regions are of: the piece, row-major, or its terms of the reduction.
   at::Tensor input_of(const at::Tensor& piece) const;
-  // The regions of it that go: one a receiver, or one alone when all get the same; and of the result that come: one a sender, or
-  // one alone.
+  // The regions of it that go: one a receiver, or one alone when all get the same; and of the result that come: one a
+  // sender, or one alone.
   const std::vector<Region>& gives() const { return gives_; }
   const std::vector<Region>& takes() const { return takes_; }
 
@@ -41,8 +41,8 @@ class Transfer {
   // `owned`, shared with nobody who may read it later, is reduced in place.
   PendingCollective start(const DeviceMesh& mesh, const at::Tensor& input, bool owned) const;
   at::Tensor result(at::Tensor received, const at::Tensor& input) const;
-  // The same in parts, where several transfers share a collective: an empty result, and what is left to do when all that
-  // comes has been put into it.
+  // The same in parts, where several transfers share a collective: an empty result, and what is left to do when all
+  // that comes has been put into it.
   at::Tensor empty_result(const at::TensorOptions& options) const;
   at::Tensor completed(at::Tensor value, const at::Tensor& input) const;
 
@@ -56,7 +56,8 @@ class Transfer {
 
   PlanStep::Kind kind_;
   std::vector<int64_t> mesh_dims_;
-  std::vector<Region> needed_;  // parts of the piece that are reduced by all, one after the other, when not all of it is
+  std::vector<Region>
+      needed_;  // parts of the piece that are reduced by all, one after the other, when not all of it is
   std::vector<Region> gives_;
   std::vector<Region> takes_;
   std::optional<std::pair<Region, Region>> stays_;  // where the part that stays was and is, when it is not among those
@@ -67,8 +68,8 @@ class Transfer {
   bool takes_in_sequence_ = false;
   std::vector<int64_t> sizes_;  // of what comes
   std::optional<std::pair<int64_t, std::vector<int64_t>>>
-      own_;                                                   // what is kept of it, when not all: from where on, which sizes
-  at::ScalarType dtype_ = at::kFloat;                         // of the value, where something is reduced; terms may be wider
+      own_;                            // what is kept of it, when not all: from where on, which sizes
+  at::ScalarType dtype_ = at::kFloat;  // of the value, where something is reduced; terms may be wider
   std::vector<std::pair<ReductionPtr, int64_t>> reductions_;  // that are carried out together, each over so many ranks
 };
 

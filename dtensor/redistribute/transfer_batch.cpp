@@ -100,7 +100,8 @@ std::vector<at::Tensor> TransferBatch::unpack_together(const at::Tensor& wire) c
   for (const Slot& slot : takes_) {
     if (slot.region->numel() > 0) slot.region->unpack(part(wire, slot), 0, out[slot.entry]);
   }
-  for (std::size_t i = 0; i < entries_.size(); ++i) out[i] = entries_[i].transfer->completed(out[i], entries_[i].tensor);
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    out[i] = entries_[i].transfer->completed(out[i], entries_[i].tensor);
   return out;
 }
 

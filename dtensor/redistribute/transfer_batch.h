@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-// Transfers that share one collective: one message from each rank to each. Those that move elements are sent as bytes, so
-// that dtypes mix; those that reduce are sent in their dtype.
+// Transfers that share one collective: one message from each rank to each. Those that move elements are sent as bytes,
+// so that dtypes mix; those that reduce are sent in their dtype.
 class TransferBatch {
  public:
   struct Entry {

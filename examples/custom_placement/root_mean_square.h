@@ -11,8 +11,8 @@
 
 namespace custom_placement {
 
-// The root of the mean square of equally many numbers on every rank: a piece is the root mean square of a rank's own. What an
-// RMSNorm over a sharded hidden dimension waits for.
+// The root of the mean square of equally many numbers on every rank: a piece is the root mean square of a rank's own.
+// What an RMSNorm over a sharded hidden dimension waits for.
 class RootMeanSquare final : public tessera::Reduction {
  public:
   RootMeanSquare() : Reduction("rms", tessera::ReduceOp::kSum) {}

@@ -4,10 +4,11 @@
 
 namespace custom_placement {
 
-// Cuts a dimension into two halves' worth of chunks and gives part i the i-th from the front and the i-th from the back:
+// Cuts a dimension into two halves' worth of chunks and gives part i the i-th from the front and the i-th from the
+// back:
 //   8 elements over 2 parts -> {0-2, 6-8}, {2-6}
-// Under a causal mask row k of attention costs k + 1 products: every rank then has as much to do, where plain chunks give the
-// last one almost twice the mean. Source: Megatron-Core's context parallelism, which loads its ranks so.
+// Under a causal mask row k of attention costs k + 1 products: every rank then has as much to do, where plain chunks
+// give the last one almost twice the mean. Source: Megatron-Core's context parallelism, which loads its ranks so.
 class Zigzag final : public tessera::Partition {
  public:
   Zigzag() : Partition("Zigzag", "") {}

@@ -1,7 +1,7 @@
 #pragma once
 
-// The encoder of BERT, as one writes it for one process. Nothing in this file knows of ranks, meshes or shards, and it must
-// stay so: main.cpp parallelizes it as it is.
+// The encoder of BERT, as one writes it for one process. Nothing in this file knows of ranks, meshes or shards, and it
+// must stay so: main.cpp parallelizes it as it is.
 
 #include <cstdint>
 #include <limits>

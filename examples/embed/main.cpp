@@ -1,5 +1,5 @@
-// The main job: sentences through all-MiniLM-L6-v2 on n processes, each with its part of the weights, and the same numbers
-// as one process. Start it with tools/demo, tools/launch, torchrun or mpirun; alone it is a job of one process.
+// The main job: sentences through all-MiniLM-L6-v2 on n processes, each with its part of the weights, and the same
+// numbers as one process. Start it with tools/demo, tools/launch, torchrun or mpirun; alone it is a job of one process.
 
 #include <unistd.h>
 
@@ -160,7 +160,8 @@ void show_plan(const Output& output, const tessera::DeviceMesh& mesh, const tess
   output.part(fmt::format("plan on {}", mesh.to_string()), tessera::to_string(plan));
 }
 
-// Loads the parallel model, runs it and shows what there is to know of it; returns the sentences' vectors, plain and whole.
+// Loads the parallel model, runs it and shows what there is to know of it; returns the sentences' vectors, plain and
+// whole.
 at::Tensor vectors_of_all_ranks(const Sentences& sentences, const Options& options, const tessera::DeviceMesh& mesh,
                                 const Output& output) {
   embed::BertModel model;
@@ -170,7 +171,8 @@ at::Tensor vectors_of_all_ranks(const Sentences& sentences, const Options& optio
   load(*model, options.weights, progress_line(output));
   const tessera::Description description = tessera::describe(*model);
   output.part("weights on rank 0", tessera::to_string(description));
-  output.part("weight bytes", embed::weight_table(weight_bytes_of_ranks(description, mesh), description.bytes_global()));
+  output.part("weight bytes",
+              embed::weight_table(weight_bytes_of_ranks(description, mesh), description.bytes_global()));
 
   const tessera::Strict strict;
   const tessera::CommCounter counter(mesh);
@@ -199,7 +201,8 @@ void add_options(CLI::App& app, Options& options) {
   // So that what a user adds to tools/demo's own arguments counts.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--text", options.text, "A file of sentences, one a line; without it some built-in ones");
-  app.add_option("--weights", options.weights, "model.safetensors of all-MiniLM-L6-v2 or its folder; tools/demo passes it")
+  app.add_option("--weights", options.weights,
+                 "model.safetensors of all-MiniLM-L6-v2 or its folder; tools/demo passes it")
       ->required();
   app.add_option("--vocab", options.vocab, "vocab.txt of all-MiniLM-L6-v2; tools/demo passes it")->required();
 }

@@ -87,9 +87,10 @@ std::string nearest_table(const std::vector<std::string>& sentences, const Matri
 std::string weight_table(const std::vector<int64_t>& bytes_of_rank, int64_t one_process) {
   std::vector<std::vector<std::string>> rows = {{"one process", with_commas(one_process) + " bytes", ""}};
   for (std::size_t rank = 0; rank < bytes_of_rank.size(); ++rank) {
-    const double share = one_process > 0 ? static_cast<double>(bytes_of_rank[rank]) / static_cast<double>(one_process) : 0.0;
-    rows.push_back(
-        {fmt::format("rank {}", rank), with_commas(bytes_of_rank[rank]) + " bytes", fmt::format("{:.1f}%", share * 100)});
+    const double share =
+        one_process > 0 ? static_cast<double>(bytes_of_rank[rank]) / static_cast<double>(one_process) : 0.0;
+    rows.push_back({fmt::format("rank {}", rank), with_commas(bytes_of_rank[rank]) + " bytes",
+                    fmt::format("{:.1f}%", share * 100)});
   }
   return columns(rows);
 }

@@ -28,10 +28,12 @@ bool is_space(char32_t code) {
          code == 0x3000;
 }
 
-// Han characters, which are words of one character each: the CJK Unified Ideographs blocks and their compatibility forms.
+// Han characters, which are words of one character each: the CJK Unified Ideographs blocks and their compatibility
+// forms.
 bool is_chinese(char32_t code) {
-  return (code >= 0x4E00 && code <= 0x9FFF) || (code >= 0x3400 && code <= 0x4DBF) || (code >= 0x20000 && code <= 0x2A6DF) ||
-         (code >= 0x2A700 && code <= 0x2CEAF) || (code >= 0xF900 && code <= 0xFAFF) || (code >= 0x2F800 && code <= 0x2FA1F);
+  return (code >= 0x4E00 && code <= 0x9FFF) || (code >= 0x3400 && code <= 0x4DBF) ||
+         (code >= 0x20000 && code <= 0x2A6DF) || (code >= 0x2A700 && code <= 0x2CEAF) ||
+         (code >= 0xF900 && code <= 0xFAFF) || (code >= 0x2F800 && code <= 0x2FA1F);
 }
 
 // Looks `code` up in a table of groups of `width` characters whose first one is the key; returns the rest of the group.

@@ -17,14 +17,14 @@ struct Batch {
   std::vector<int64_t> mask;  // 1 where a token stands, 0 where padding does
 };
 
-// The uncased BERT tokenizer: clean-up, lower case without accents, split at spaces, punctuation and Chinese characters,
-// then WordPiece (the longest piece of the vocabulary first; a word that cannot be spelled is [UNK]).
+// The uncased BERT tokenizer: clean-up, lower case without accents, split at spaces, punctuation and Chinese
+// characters, then WordPiece (the longest piece of the vocabulary first; a word that cannot be spelled is [UNK]).
 //   "Déjà vu!"  ->  [CLS] deja vu ! [SEP]      "unaffable"  ->  [CLS] una ##ffa ##ble [SEP]
 //
-// Unicode: combining marks and controls are removed everywhere; letters are folded where the result is in the vocabulary
-// (Latin, Greek, Cyrillic, Hebrew, Arabic, kana, Hangul and others; see unicode_tables.h). The text "[SEP]" in a sentence
-// is five characters, not the separator. Characters that Unicode 8 did not have may be split differently by tokenizers whose
-// tables are older or newer than these.
+// Unicode: combining marks and controls are removed everywhere; letters are folded where the result is in the
+// vocabulary (Latin, Greek, Cyrillic, Hebrew, Arabic, kana, Hangul and others; see unicode_tables.h). The text "[SEP]"
+// in a sentence is five characters, not the separator. Characters that Unicode 8 did not have may be split differently
+// by tokenizers whose tables are older or newer than these.
 //
 // Source: J. Devlin et al., BERT (2018), and the reference tokenizer published with it. Tests compare with the Python
 // package `tokenizers`.
@@ -32,8 +32,8 @@ class Tokenizer {
  public:
   static constexpr int64_t kMaxLength = 256;  // what all-MiniLM-L6-v2 is used with; its position table has 512 rows
 
-  // `vocabulary`: the piece with id i at index i. Throws std::invalid_argument when [PAD], [UNK], [CLS] or [SEP] is missing,
-  // or a piece stands twice.
+  // `vocabulary`: the piece with id i at index i. Throws std::invalid_argument when [PAD], [UNK], [CLS] or [SEP] is
+  // missing, or a piece stands twice.
   explicit Tokenizer(const std::vector<std::string>& vocabulary);
 
   // Reads vocab.txt, one piece a line. Throws std::invalid_argument when it cannot be read.

@@ -23,9 +23,9 @@ namespace tessera {
 // A c10d backend and the way to end it at once.
 struct BackendGroup {
   c10::intrusive_ptr<c10d::Backend> backend;
-  // Makes the current collective of the other members, and every later one, fail now; over MPI only those of this rank: the
-  // others learn of it by GroupRequest::lost. Not during one of this rank's own: it may then wait for its time limit. Any
-  // thread, any number of times; never throws.
+  // Makes the current collective of the other members, and every later one, fail now; over MPI only those of this rank:
+  // the others learn of it by GroupRequest::lost. Not during one of this rank's own: it may then wait for its time
+  // limit. Any thread, any number of times; never throws.
   std::function<void()> close;
   // Whether it may be closed during one too, which then ends.
   bool closes_while_busy = false;
@@ -40,8 +40,9 @@ struct GroupRequest {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool one_host = false;  // then nothing listens on an outside interface
   int device_index = 0;   // NCCL: this rank's CUDA device
-  // Whether the job has failed, or the process of one of `awaited` (ranks of the job) has ended. For a backend whose waits do
-  // not see that themselves: to be asked a few times a second of those it waits for. The others may have done their part.
+  // Whether the job has failed, or the process of one of `awaited` (ranks of the job) has ended. For a backend whose
+  // waits do not see that themselves: to be asked a few times a second of those it waits for. The others may have done
+  // their part.
   std::function<bool(const std::vector<int64_t>& awaited)> lost = [](const std::vector<int64_t>&) { return false; };
 };
 
@@ -62,8 +63,8 @@ struct WaitError : std::runtime_error {
 // A World's own way to make groups. Collective over the group; throws what making it throws.
 using MakeGroup = std::function<BackendGroup(const GroupRequest&)>;
 
-// Collective over the group; each throws what the backend throws. Gloo's makes the process ignore SIGPIPE, unless it handles it: a
-// lost peer is an error then, not its end.
+// Collective over the group; each throws what the backend throws. Gloo's makes the process ignore SIGPIPE, unless it
+// handles it: a lost peer is an error then, not its end.
 BackendGroup make_gloo_group(const GroupRequest& request);
 // Throws std::runtime_error in a build without NCCL, or without a GPU.
 BackendGroup make_nccl_group(const GroupRequest& request);
@@ -79,7 +80,8 @@ std::string_view mpi_flavor();
 // Starts MPI in this process, unless it has been; `world` is a request of all ranks of the job, who come here together.
 // Throws std::runtime_error in a build without MPI, or when MPI does not start.
 void start_mpi(const GroupRequest& world);
-// MPI that was started here is ended at exit(), where all processes meet. After a failure they do not: then this is called.
+// MPI that was started here is ended at exit(), where all processes meet. After a failure they do not: then this is
+// called.
 void skip_mpi_end() noexcept;
 
 }  // namespace tessera

@@ -159,8 +159,8 @@ std::string misfit(const Buffer& give, const Buffer& take) {
                     (!shapes || give.tensor.sizes() == take.tensor.sizes());
   if (fits) return {};
   if (shapes) return fmt::format("{} for a place of {}", describe({give}), describe({take}));
-  return fmt::format("{} of {} for a place of {} of {}", give.count, c10::toString(give.tensor.scalar_type()), take.count,
-                     c10::toString(take.tensor.scalar_type()));
+  return fmt::format("{} of {} for a place of {} of {}", give.count, c10::toString(give.tensor.scalar_type()),
+                     take.count, c10::toString(take.tensor.scalar_type()));
 }
 
 void copy_buffer(const Buffer& give, const Buffer& take) {

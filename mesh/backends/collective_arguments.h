@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Elements of a CPU tensor that one rank gives to another, or the place for what it takes: `count` of them from `offset` on, in
-// row-major order; with `whole`, the tensor as it is.
+// Elements of a CPU tensor that one rank gives to another, or the place for what it takes: `count` of them from
+// `offset` on, in row-major order; with `whole`, the tensor as it is.
 struct Buffer {
   at::Tensor tensor;
   int64_t offset = 0;
@@ -45,12 +45,13 @@ std::string misfit(const Buffer& give, const Buffer& take);
 // Copies what fits.
 void copy_buffer(const Buffer& give, const Buffer& take);
 
-// Why the arguments of a group's ranks do not make a collective, and what each rank gave; empty when they do. `ranks` are
-// the global ones, for the text.
+// Why the arguments of a group's ranks do not make a collective, and what each rank gave; empty when they do. `ranks`
+// are the global ones, for the text.
 std::string mismatch(const std::vector<CollectiveArguments>& arguments, const std::vector<int64_t>& ranks);
 
-// Carries out a collective without mismatch(): reads every give, writes every take. Reductions go in the order of ranks.
-// Throws what ATen throws on a dtype for which it has no such reduction, and std::invalid_argument on avg of integers.
+// Carries out a collective without mismatch(): reads every give, writes every take. Reductions go in the order of
+// ranks. Throws what ATen throws on a dtype for which it has no such reduction, and std::invalid_argument on avg of
+// integers.
 void carry_out(const std::vector<CollectiveArguments>& arguments);
 
 }  // namespace tessera

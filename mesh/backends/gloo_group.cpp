@@ -11,7 +11,8 @@
 namespace tessera {
 namespace {
 
-// Gives access to the connections: c10d has no way to abort a Gloo group, and destroying one waits for what is in flight.
+// Gives access to the connections: c10d has no way to abort a Gloo group, and destroying one waits for what is in
+// flight.
 struct Connections : c10d::ProcessGroupGloo {
   static const auto& of(const c10d::ProcessGroupGloo& group) { return group.*(&Connections::contexts_); }
 };
@@ -34,8 +35,8 @@ void abort(c10d::Backend& group) noexcept {
   }
 }
 
-// Gloo writes to connections whose other end may have gone; the signal for that would end the process before the error is told.
-// A handler that the program has set stays.
+// Gloo writes to connections whose other end may have gone; the signal for that would end the process before the error
+// is told. A handler that the program has set stays.
 void survive_lost_peers() {
   struct sigaction now {};
   if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
@@ -54,8 +55,8 @@ BackendGroup make_gloo_group(const GroupRequest& request) {
   survive_lost_peers();
   BackendGroup group = wrap_group(
       c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size, options_for(request)));
-  // A member is done when its own ends are connected, maybe before another has taken up its end: were it to leave now, having
-  // nothing more to say to that one, it would look lost there.
+  // A member is done when its own ends are connected, maybe before another has taken up its end: were it to leave now,
+  // having nothing more to say to that one, it would look lost there.
   group.backend->barrier()->wait();
   return group;
 }

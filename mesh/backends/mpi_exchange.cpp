@@ -17,7 +17,8 @@ void refuse_over_mpi(const char* op, const std::string& text) {
 
 MpiSpan mpi_span(const at::Tensor& tensor, const char* op) {
   if (!tensor.defined()) refuse_over_mpi(op, "a tensor is undefined");
-  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided || !tensor.is_contiguous() || !is_in_memory(tensor)) {
+  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided || !tensor.is_contiguous() ||
+      !is_in_memory(tensor)) {
     refuse_over_mpi(
         op, fmt::format("a tensor of shape ({}) and dtype {} on {} is not dense, contiguous memory on the CPU; "
                         "pass contiguous() ones, with resolve_conj() where they are complex",
@@ -73,7 +74,8 @@ MpiStage exchange_spans(MpiTransport& transport, int tag, MpiSpans from, MpiSpan
     }
     const MpiSpan& mine = from[static_cast<std::size_t>(me)];
     const MpiSpan& here = to[static_cast<std::size_t>(me)];
-    if (mine.bytes > 0 && mine.data != here.data) std::memcpy(here.data, mine.data, static_cast<std::size_t>(mine.bytes));
+    if (mine.bytes > 0 && mine.data != here.data)
+      std::memcpy(here.data, mine.data, static_cast<std::size_t>(mine.bytes));
   };
 }
 

@@ -32,8 +32,8 @@ MpiSpans span_only_at(int rank, MpiSpan span, int size);
 MpiSpans cut_span(MpiSpan span, const std::vector<int64_t>& bytes);
 MpiSpans cut_span_evenly(MpiSpan span, int size);
 
-// Sends from[i] to rank i, and receives to[i] from it; each pair of ranks agrees on the sizes, 0 sends nothing. All ranks are
-// written to at once, the next one first. `transport` lives as long as the work that the stage is given to.
+// Sends from[i] to rank i, and receives to[i] from it; each pair of ranks agrees on the sizes, 0 sends nothing. All
+// ranks are written to at once, the next one first. `transport` lives as long as the work that the stage is given to.
 MpiStage exchange_spans(MpiTransport& transport, int tag, MpiSpans from, MpiSpans to);
 
 }  // namespace tessera

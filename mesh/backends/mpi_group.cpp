@@ -56,11 +56,13 @@ MpiStage compute(std::function<void()> body) {
   return [body = std::move(body)](MpiRequests&) { body(); };
 }
 
-// c10d's backend over MPI. MPI moves bytes, and what is reduced is reduced here, in the order of ranks: so every dtype travels,
-// a result is the same on every rank, and no count is too large. In exchanges every rank writes to every other at once.
+// c10d's backend over MPI. MPI moves bytes, and what is reduced is reduced here, in the order of ranks: so every dtype
+// travels, a result is the same on every rank, and no count is too large. In exchanges every rank writes to every other
+// at once.
 class MpiBackend : public c10d::Backend {
  public:
-  explicit MpiBackend(const Transport& transport) : Backend(transport->rank(), transport->size()), transport_(transport) {}
+  explicit MpiBackend(const Transport& transport)
+      : Backend(transport->rank(), transport->size()), transport_(transport) {}
 
   const std::string getBackendName() const override { return "mpi"; }
   void setTimeout(Milliseconds timeout) override { timeout_ = timeout; }
@@ -73,9 +75,11 @@ class MpiBackend : public c10d::Backend {
     const MpiSpans nothing = repeat_span({}, getSize());
     if (span.bytes <= kSendAtOnce || getSize() <= 2) {
       const MpiSpans from = has_it ? repeat_span(span, getSize()) : nothing;
-      return start(options, {exchange_spans(*transport_, next_tag(), from, span_only_at(root, span, getSize()))}, {tensor});
+      return start(options, {exchange_spans(*transport_, next_tag(), from, span_only_at(root, span, getSize()))},
+                   {tensor});
     }
-    // Each gets a piece, and sends it to the others. With one other, the pieces would come from the root alone all the same.
+    // Each gets a piece, and sends it to the others. With one other, the pieces would come from the root alone all the
+    // same.
     const MpiSpans pieces = cut_span(span, shares(span.bytes, getSize()));
     const MpiSpan& mine = pieces[index()];
     MpiSpans to_others = repeat_span(mine, getSize());
@@ -134,9 +138,10 @@ class MpiBackend : public c10d::Backend {
     const MpiSpan to = mpi_span(output, "_allgather_base");
     const MpiSpan from = mpi_span(input, "_allgather_base");
     check_parts("_allgather_base", output, input);
-    return start(options,
-                 {exchange_spans(*transport_, next_tag(), repeat_span(from, getSize()), cut_span_evenly(to, getSize()))},
-                 {output, input});
+    return start(
+        options,
+        {exchange_spans(*transport_, next_tag(), repeat_span(from, getSize()), cut_span_evenly(to, getSize()))},
+        {output, input});
   }
 
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
@@ -152,9 +157,10 @@ class MpiBackend : public c10d::Backend {
     const int root = checked_rank(options.rootRank, "gather");
     const Tensors to = getRank() == root ? only(outputs, "gather") : Tensors();
     const MpiSpans spans = getRank() == root ? mpi_spans(to, getSize(), "gather") : repeat_span({}, getSize());
-    return start(options,
-                 {exchange_spans(*transport_, next_tag(), span_only_at(root, mpi_span(input, "gather"), getSize()), spans)},
-                 with(to, input));
+    return start(
+        options,
+        {exchange_spans(*transport_, next_tag(), span_only_at(root, mpi_span(input, "gather"), getSize()), spans)},
+        with(to, input));
   }
 
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override {
@@ -168,7 +174,8 @@ class MpiBackend : public c10d::Backend {
         with(from, output));
   }
 
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
     const MpiSpan from = mpi_span(input, "_reduce_scatter_base");
     check_parts("_reduce_scatter_base", input, output);
     return reduce_rows(options, cut_span_evenly(from, getSize()), output, {input}, "_reduce_scatter_base");
@@ -181,8 +188,8 @@ class MpiBackend : public c10d::Backend {
                        "reduce_scatter");
   }
 
-  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive, std::vector<int64_t>& send,
-                        const c10d::AllToAllOptions& options) override {
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive,
+                        std::vector<int64_t>& send, const c10d::AllToAllOptions& options) override {
     const MpiSpans from = split(input, send);
     const MpiSpans to = split(output, receive);
     return start(options, {checked_exchange(from, to, "alltoall_base")}, {output, input});
@@ -191,10 +198,10 @@ class MpiBackend : public c10d::Backend {
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override {
     Tensors memory = outputs;
     memory.insert(memory.end(), inputs.begin(), inputs.end());
-    return start(
-        options,
-        {checked_exchange(mpi_spans(inputs, getSize(), "alltoall"), mpi_spans(outputs, getSize(), "alltoall"), "alltoall")},
-        memory);
+    return start(options,
+                 {checked_exchange(mpi_spans(inputs, getSize(), "alltoall"), mpi_spans(outputs, getSize(), "alltoall"),
+                                   "alltoall")},
+                 memory);
   }
 
   WorkPtr send(Tensors& tensors, int to, int tag) override {
@@ -221,9 +228,10 @@ class MpiBackend : public c10d::Backend {
     // A byte of each to each.
     const at::Tensor here = reused_empty({1}, at::kByte);
     const at::Tensor all = reused_empty({getSize()}, at::kByte);
-    return start(options,
-                 {exchange_spans(*transport_, next_tag(), repeat_span(mpi_span(here, "barrier"), getSize()), rows_of(all))},
-                 {here, all});
+    return start(
+        options,
+        {exchange_spans(*transport_, next_tag(), repeat_span(mpi_span(here, "barrier"), getSize()), rows_of(all))},
+        {here, all});
   }
 
  private:
@@ -235,9 +243,9 @@ class MpiBackend : public c10d::Backend {
     return work;
   }
 
-  // Rank i reduces piece i of every rank into its `result`: some columns of all pieces after the others, so that little is
-  // collected at once. Memory fresh from the system costs more than the messages do. `spread` makes the stage for columns of
-  // `result` that are ready, given where these columns are in each piece.
+  // Rank i reduces piece i of every rank into its `result`: some columns of all pieces after the others, so that little
+  // is collected at once. Memory fresh from the system costs more than the messages do. `spread` makes the stage for
+  // columns of `result` that are ready, given where these columns are in each piece.
   std::vector<MpiStage> reduce_pieces(const MpiReduction& reduction, const MpiSpans& pieces, const at::Tensor& result,
                                       const Spread& spread, Tensors& memory) {
     const int64_t item = result.element_size();
@@ -269,8 +277,8 @@ class MpiBackend : public c10d::Backend {
                       const Tensors& inputs, const char* op) {
     const MpiSpan to = mpi_span(output, op);
     if (pieces[index()].bytes != to.bytes) {
-      refuse_over_mpi(
-          op, fmt::format("this rank's part of the input has {} bytes, its output {}", pieces[index()].bytes, to.bytes));
+      refuse_over_mpi(op, fmt::format("this rank's part of the input has {} bytes, its output {}",
+                                      pieces[index()].bytes, to.bytes));
     }
     const MpiReduction reduction(options.reduceOp, output.scalar_type(), op);
     Tensors memory = with(inputs, output);
@@ -307,9 +315,9 @@ class MpiBackend : public c10d::Backend {
 
   void check_parts(const char* op, const at::Tensor& whole, const at::Tensor& part) const {
     if (whole.scalar_type() == part.scalar_type() && whole.numel() == part.numel() * getSize()) return;
-    refuse_over_mpi(
-        op, fmt::format("{} elements of {} are not {} times {} elements of {}", whole.numel(),
-                        c10::toString(whole.scalar_type()), getSize(), part.numel(), c10::toString(part.scalar_type())));
+    refuse_over_mpi(op, fmt::format("{} elements of {} are not {} times {} elements of {}", whole.numel(),
+                                    c10::toString(whole.scalar_type()), getSize(), part.numel(),
+                                    c10::toString(part.scalar_type())));
   }
 
   int checked_rank(int64_t rank, const char* op) const {

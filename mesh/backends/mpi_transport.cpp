@@ -40,8 +40,9 @@ using Clock = std::chrono::steady_clock;
 
 // MPI counts in int; one message holds at most this many bytes.
 constexpr int64_t kLongestMessage = int64_t{1} << 30;
-// A wait looks again at once so many times, then gives way to other processes between two looks, and then sleeps between them:
-// after a while, or when giving way took so long that the core is another's, whose turn comes back only after long ones.
+// A wait looks again at once so many times, then gives way to other processes between two looks, and then sleeps
+// between them: after a while, or when giving way took so long that the core is another's, whose turn comes back only
+// after long ones.
 constexpr int kEagerLooks = 200;
 constexpr auto kYieldsFor = std::chrono::milliseconds(1);
 constexpr auto kLongYield = std::chrono::microseconds(200);
@@ -139,13 +140,14 @@ std::vector<int> mpi_ranks(const GroupRequest& request) {
   std::vector<int> sorted = ranks;
   std::sort(sorted.begin(), sorted.end());
   if (std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end()) return ranks;
-  throw std::runtime_error(
-      fmt::format("MPI counts the members of this group as its ranks [{}], which are not {} different processes of one job; "
-                  "start them with the mpirun of this MPI ({}), or with tools/launch --backend mpi",
-                  fmt::join(ranks, ", "), request.size, mpi_flavor()));
+  throw std::runtime_error(fmt::format(
+      "MPI counts the members of this group as its ranks [{}], which are not {} different processes of one job; "
+      "start them with the mpirun of this MPI ({}), or with tools/launch --backend mpi",
+      fmt::join(ranks, ", "), request.size, mpi_flavor()));
 }
 
-// The processes of a group that makes another communicator at the same time have other ranks, and nearly always another tag.
+// The processes of a group that makes another communicator at the same time have other ranks, and nearly always another
+// tag.
 int tag_of(const std::vector<int>& ranks, int which) {
   uint32_t hash = 2166136261U;
   for (const int rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 16777619U;
@@ -243,12 +245,13 @@ void MpiTransport::send(MpiRequests& requests, const char* data, int64_t bytes, 
 void MpiTransport::receive(MpiRequests& requests, char* data, int64_t bytes, int from, int tag, Channel channel) {
   for (int64_t at = 0; at < bytes; at += kLongestMessage) {
     const int count = static_cast<int>(std::min(kLongestMessage, bytes - at));
-    check(MPI_Irecv(data + at, count, MPI_BYTE, from, tag, communicators_->of(channel), requests.add(from)), "MPI_Irecv");
+    check(MPI_Irecv(data + at, count, MPI_BYTE, from, tag, communicators_->of(channel), requests.add(from)),
+          "MPI_Irecv");
   }
 }
 
-// Whether the job has failed, or one that is waited for has ended, at this look and at the one before, between which nothing has
-// come. What that one sent before it ended may not have been taken at the first of them.
+// Whether the job has failed, or one that is waited for has ended, at this look and at the one before, between which
+// nothing has come. What that one sent before it ended may not have been taken at the first of them.
 bool MpiTransport::is_in_vain(MpiRequests& requests, std::vector<int64_t>& lost_before) const {
   std::vector<int64_t> lost = awaited(requests, request_.ranks);
   if (lost.empty() || !request_.lost(lost)) lost.clear();
@@ -257,7 +260,8 @@ bool MpiTransport::is_in_vain(MpiRequests& requests, std::vector<int64_t>& lost_
   return again && !soon_done(requests);
 }
 
-void MpiTransport::throw_wait_error(const MpiRequests& requests, WaitError::Cause cause, const std::string& what) const {
+void MpiTransport::throw_wait_error(const MpiRequests& requests, WaitError::Cause cause,
+                                    const std::string& what) const {
   const std::vector<int64_t> ranks = awaited(requests, request_.ranks);
   throw WaitError(cause, fmt::format("MPI: {}, waiting for ranks [{}]", what, fmt::join(ranks, ", ")), ranks);
 }

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-MpiWork::MpiWork(std::shared_ptr<MpiTransport> transport, std::chrono::milliseconds timeout, std::vector<MpiStage> stages,
-                 std::vector<at::Tensor> memory, int source)
+MpiWork::MpiWork(std::shared_ptr<MpiTransport> transport, std::chrono::milliseconds timeout,
+                 std::vector<MpiStage> stages, std::vector<at::Tensor> memory, int source)
     : transport_(std::move(transport)),
       timeout_(timeout),
       stages_(std::move(stages)),

@@ -15,11 +15,12 @@ namespace tessera {
 // One step of an operation: starts messages, or computes.
 using MpiStage = std::function<void(MpiRequests&)>;
 
-// An operation over MPI, made of stages; the next one starts when the messages of the one before have come. Messages travel
-// while somebody waits or asks, and later stages run then, on that thread: there is no other. One that nobody waits for is
-// waited for when it is destroyed.
+// An operation over MPI, made of stages; the next one starts when the messages of the one before have come. Messages
+// travel while somebody waits or asks, and later stages run then, on that thread: there is no other. One that nobody
+// waits for is waited for when it is destroyed.
 //
-// What its stages use stays until it is done. After an exception it stays until the process ends (MpiTransport::abandon).
+// What its stages use stays until it is done. After an exception it stays until the process ends
+// (MpiTransport::abandon).
 class MpiWork : public c10d::Work {
  public:
   // Starts the first stage. `source` is the rank from which a message comes, or -1. Throws what the stage throws.

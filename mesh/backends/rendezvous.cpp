@@ -30,8 +30,9 @@ Raise mismatched(const std::string& text) {
 }
 
 Raise has_left(const std::vector<int64_t>& ranks) {
-  const std::string text = fmt::format(
-      "ranks [{}] have left the group: the body of such a rank has returned, or its World is gone", fmt::join(ranks, ", "));
+  const std::string text =
+      fmt::format("ranks [{}] have left the group: the body of such a rank has returned, or its World is gone",
+                  fmt::join(ranks, ", "));
   return [text, ranks] { throw WaitError(WaitError::Cause::kLeft, text, ranks); };
 }
 
@@ -152,10 +153,9 @@ Rendezvous::EventPtr Rendezvous::post(const Address& address, Half half, Buffer 
 void Rendezvous::deliver(Message& sent, Message& awaited) {
   const std::string difference = misfit(sent.buffer, awaited.buffer);
   const auto [from, to, tag] = sent.address;
-  const Raise raise =
-      difference.empty()
-          ? error_of([&] { copy_buffer(sent.buffer, awaited.buffer); })
-          : mismatched(fmt::format("rank {} sends rank {} with tag {} {}", job_rank(from), job_rank(to), tag, difference));
+  const Raise raise = difference.empty() ? error_of([&] { copy_buffer(sent.buffer, awaited.buffer); })
+                                         : mismatched(fmt::format("rank {} sends rank {} with tag {} {}",
+                                                                  job_rank(from), job_rank(to), tag, difference));
   const std::lock_guard lock(mutex_);
   for (Message* message : {&sent, &awaited}) {
     message->buffer = {};

@@ -18,9 +18,9 @@
 
 namespace tessera {
 
-// Where the threads of one group come together. Each rank's n-th collective joins the n-th round; the rank that comes last
-// carries the round out for all and wakes them, so that a rank sleeps at most once. A message waits for its other half in
-// the same way.
+// Where the threads of one group come together. Each rank's n-th collective joins the n-th round; the rank that comes
+// last carries the round out for all and wakes them, so that a rank sleeps at most once. A message waits for its other
+// half in the same way.
 //
 // All that ranks share is written and read under the mutex, or by the one thread that carries a round out between two
 // acquisitions of it. A rank is a place in the group, 0 to size - 1; ranks of the job are in texts alone.
@@ -39,9 +39,9 @@ class Rendezvous {
 
   bool is_done(const Event& event) const;
   bool is_failed(const Event& event) const;
-  // Returns when the event is done. Throws MismatchError when ranks disagree, WaitError after `timeout` and when a rank that must
-  // come has left, std::runtime_error on a reduction that ATen refuses and in a closed rendezvous. A rank that gives up waiting
-  // ends the event for the others too.
+  // Returns when the event is done. Throws MismatchError when ranks disagree, WaitError after `timeout` and when a rank
+  // that must come has left, std::runtime_error on a reduction that ATen refuses and in a closed rendezvous. A rank
+  // that gives up waiting ends the event for the others too.
   void wait(const EventPtr& event, std::chrono::milliseconds timeout);
 
   // Ends every event that waits for a rank, and all later ones.

@@ -199,13 +199,15 @@ class ThreadBackend : public c10d::Backend {
     builder.op(options.reduceOp).give(only(builder, inputs), size()).take(outputs, 1);
     return post(builder, options.timeout);
   }
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
     const std::vector<int64_t> counts(size(), output.numel());
-    return post(start("reduce_scatter").op(options.reduceOp).give_parts(input, counts).take_parts(output, {output.numel()}),
-                options.timeout);
+    return post(
+        start("reduce_scatter").op(options.reduceOp).give_parts(input, counts).take_parts(output, {output.numel()}),
+        options.timeout);
   }
-  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive, std::vector<int64_t>& send,
-                        const c10d::AllToAllOptions& options) override {
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive,
+                        std::vector<int64_t>& send, const c10d::AllToAllOptions& options) override {
     Builder builder = start("all_to_all");
     builder.give_parts(input, builder.counts(input, send)).take_parts(output, builder.counts(output, receive));
     return post(builder, options.timeout);

@@ -27,10 +27,11 @@ class ThreadHub {
   std::set<int64_t> left_;
 };
 
-// A c10d::Backend over memory that the ranks, threads of one process, share. It has broadcast, allreduce, reduce, allgather,
-// gather, scatter, reduce_scatter, alltoall (each in all its forms but the coalesced ones), send, recv and barrier, for every
-// dtype that ATen copies; reductions go in the order of ranks. Ranks that disagree on operation, reduction, dtype or counts all
-// get MismatchError when they wait. A send is done when its message was received; works may be waited for in any order.
+// A c10d::Backend over memory that the ranks, threads of one process, share. It has broadcast, allreduce, reduce,
+// allgather, gather, scatter, reduce_scatter, alltoall (each in all its forms but the coalesced ones), send, recv and
+// barrier, for every dtype that ATen copies; reductions go in the order of ranks. Ranks that disagree on operation,
+// reduction, dtype or counts all get MismatchError when they wait. A send is done when its message was received; works
+// may be waited for in any order.
 //
 // Throws std::invalid_argument for CUDA tensors: threads share the CPU's memory.
 BackendGroup make_thread_group(const std::shared_ptr<ThreadHub>& hub, const GroupRequest& request);

@@ -41,8 +41,8 @@ bool over(const char* backend, const CollectiveCall& call) {
 }
 bool over_gloo(const CollectiveCall& call) { return over("gloo", call); }
 
-// Reductions that no backend carries out, so that the terms are brought together and reduced here: products of complex numbers,
-// and bits on CUDA.
+// Reductions that no backend carries out, so that the terms are brought together and reduced here: products of complex
+// numbers, and bits on CUDA.
 bool reduces_here_alone(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op) {
   return (wire.is_complex() && op == ReduceOp::kProduct) || (is_bitwise(op) && !on_cpu(call));
 }
@@ -94,8 +94,9 @@ BackendWork into_flat(const Counts& counts, const at::Tensor& input) {
   return {.works = {}, .output = reused_empty({sum}, input.options()), .input = input};
 }
 
-// Each rank sends counts[i] elements of flat `wire` to coordinate i and adds up what it gets in the order of coordinates, in one
-// pass: Gloo's own reduce-scatter is an all-reduce inside, 1.9 to 4.2 times slower (2 and 4 ranks, 64 B to 16 MiB).
+// Each rank sends counts[i] elements of flat `wire` to coordinate i and adds up what it gets in the order of
+// coordinates, in one pass: Gloo's own reduce-scatter is an all-reduce inside, 1.9 to 4.2 times slower (2 and 4 ranks,
+// 64 B to 16 MiB).
 BackendWork reduce_by_exchange(const CollectiveCall& call, const at::Tensor& wire, const Counts& counts, ReduceOp op) {
   const int64_t mine = counts[call.here()];
   const at::Tensor received = reused_empty({call.n(), mine}, wire.options());

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// Collectives by the primitives of a group's backend: each takes the one that is fastest there, starts it and does not wait.
-// Arguments have been checked. Tensors are contiguous; counts are of elements, one a rank.
+// Collectives by the primitives of a group's backend: each takes the one that is fastest there, starts it and does not
+// wait. Arguments have been checked. Tensors are contiguous; counts are of elements, one a rank.
 
 // Flat `input`, cut by `send`, to everyone; what comes, cut by `receive`, in a new flat tensor.
 BackendWork exchange(const CollectiveCall& call, const at::Tensor& input, const std::vector<int64_t>& send,

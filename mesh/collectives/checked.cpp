@@ -18,7 +18,8 @@
 namespace tessera {
 namespace {
 
-// "aten::mm: all_reduce sum of Float (2, 3) on mesh dimension tp, step P(sum) -> R, for mlp.up, collective 3 of the group"
+// "aten::mm: all_reduce sum of Float (2, 3) on mesh dimension tp, step P(sum) -> R, for mlp.up, collective 3 of the
+// group"
 std::string describe(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim, const Intent& intent, int64_t serial) {
   const char* const op = mesh.world().current_op();
   std::string text = fmt::format("{}{}{}", op, *op == '\0' ? "" : ": ", kind);
@@ -51,8 +52,8 @@ void check_splits(const char* kind, const std::vector<int64_t>& ranks, const Int
       const int64_t sent = counts[from * 2 * n + to];
       const int64_t expected = counts[to * 2 * n + n + from];
       if (sent == expected) continue;
-      throw MismatchError(fmt::format("{}: rank {} would send {} elements to rank {}, which expects {}", kind, ranks[from],
-                                      sent, ranks[to], expected));
+      throw MismatchError(fmt::format("{}: rank {} would send {} elements to rank {}, which expects {}", kind,
+                                      ranks[from], sent, ranks[to], expected));
     }
   }
 }
@@ -65,7 +66,8 @@ std::string text_of_row(const at::Tensor& rows, int64_t row, int64_t size) {
 }  // namespace
 
 Checked::Checked(const DeviceMesh& mesh, bool enabled) : Checked(mesh.world(), enabled) {}
-Checked::Checked(World& world, bool enabled) : world_(world), previous_(world.check_state().enabled.exchange(enabled)) {}
+Checked::Checked(World& world, bool enabled)
+    : world_(world), previous_(world.check_state().enabled.exchange(enabled)) {}
 Checked::~Checked() { world_.check_state().enabled = previous_; }
 
 bool Checked::enabled(World& world) {
@@ -94,7 +96,8 @@ void check_alike(const std::string& headline, const std::string& text, int64_t r
   }
   std::string message = headline;
   for (const auto& [what, who] : by_text) {
-    message += fmt::format("{} ranks [{}]: {}", message.size() == headline.size() ? ":" : ";", fmt::join(who, ", "), what);
+    message +=
+        fmt::format("{} ranks [{}]: {}", message.size() == headline.size() ? ":" : ";", fmt::join(who, ", "), what);
   }
   throw MismatchError(message);
 }

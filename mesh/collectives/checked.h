@@ -13,19 +13,20 @@
 
 namespace tessera {
 
-// While one lives, ranks compare what they are about to do before they do it: for finding why a job hangs or computes nonsense.
+// While one lives, ranks compare what they are about to do before they do it: for finding why a job hangs or computes
+// nonsense.
 //
 //   Checked checked(mesh);  // or TESSERA_CHECKED=1 for the whole run
 //
-// Before each collective the ranks of its group exchange a 64-bit hash of operator, kind, reduction, source, shape, dtype, mesh
-// dimension, step of the redistribution, and the number of the collective on the group; for all_to_all the splits too. Where
-// they differ every rank of the group throws MismatchError, with what each rank was about to do, before anything has moved; the
-// job can go on. Plain tensors that an operator or from_local takes as the same on every rank are compared by a hash of their
-// values.
+// Before each collective the ranks of its group exchange a 64-bit hash of operator, kind, reduction, source, shape,
+// dtype, mesh dimension, step of the redistribution, and the number of the collective on the group; for all_to_all the
+// splits too. Where they differ every rank of the group throws MismatchError, with what each rank was about to do,
+// before anything has moved; the job can go on. Plain tensors that an operator or from_local takes as the same on every
+// rank are compared by a hash of their values.
 //
-// It holds for the World, on every mesh of it: all ranks make and end it at the same place. Checks cost a small all-gather each
-// and are not recorded: CommCounter counts what it counts without. A fake world checks nothing, and a collective of empty
-// tensors, which communicates nothing, is not compared.
+// It holds for the World, on every mesh of it: all ranks make and end it at the same place. Checks cost a small
+// all-gather each and are not recorded: CommCounter counts what it counts without. A fake world checks nothing, and a
+// collective of empty tensors, which communicates nothing, is not compared.
 class Checked {
  public:
   explicit Checked(const DeviceMesh& mesh, bool enabled = true);

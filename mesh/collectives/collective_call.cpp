@@ -29,8 +29,8 @@ std::string no_data(const char* kind) {
 }  // namespace
 
 std::string CollectiveCall::text(const char* op) const {
-  return fmt::format("{}{}{} on mesh dimension {} of {}", op, *op == '\0' ? "" : ": ", kind, mesh.mesh_dim_name(mesh_dim),
-                     mesh.to_string());
+  return fmt::format("{}{}{} on mesh dimension {} of {}", op, *op == '\0' ? "" : ": ", kind,
+                     mesh.mesh_dim_name(mesh_dim), mesh.to_string());
 }
 
 const c10::intrusive_ptr<c10d::Backend>& CollectiveCall::group() const {
@@ -40,47 +40,50 @@ const c10::intrusive_ptr<c10d::Backend>& CollectiveCall::group() const {
 
 CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim) {
   if (!mesh.is_member()) {
-    throw std::invalid_argument(fmt::format("{}: rank {} is outside mesh {} and must not call it; ask is_member() first",
-                                            kind, mesh.world().rank(), mesh.to_string()));
+    throw std::invalid_argument(
+        fmt::format("{}: rank {} is outside mesh {} and must not call it; ask is_member() first", kind,
+                    mesh.world().rank(), mesh.to_string()));
   }
   return {.kind = kind, .mesh = mesh, .mesh_dim = mesh.mesh().normalize(mesh_dim)};
 }
 
-// ---- arguments --------------------------------------------------------------------------------------------------------
+// ---- arguments
+// --------------------------------------------------------------------------------------------------------
 
 void check_tensor(const CollectiveCall& call, const at::Tensor& tensor) {
   if (!tensor.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined", call.kind));
   detail::refuse_deferred(call.kind, tensor);
   if (has_no_data(tensor)) throw std::invalid_argument(no_data(call.kind));
   if (tensor.device().type() != call.mesh.device_type() || tensor.layout() != at::kStrided) {
-    throw std::invalid_argument(fmt::format("{}: a {} tensor on {} cannot travel on mesh {}; move it with to(mesh.device())",
-                                            call.kind, tensor.layout() == at::kStrided ? "dense" : "sparse",
-                                            tensor.device().str(), call.mesh.to_string()));
+    throw std::invalid_argument(fmt::format(
+        "{}: a {} tensor on {} cannot travel on mesh {}; move it with to(mesh.device())", call.kind,
+        tensor.layout() == at::kStrided ? "dense" : "sparse", tensor.device().str(), call.mesh.to_string()));
   }
 }
 
 void check_rows(const CollectiveCall& call, const at::Tensor& input) {
   check_tensor(call, input);
   if (input.dim() >= 1 && input.size(0) == call.n()) return;
-  throw std::invalid_argument(fmt::format("{}: input of shape ({}) needs {} rows, one for each rank of mesh dimension {}",
-                                          call.kind, fmt::join(input.sizes(), ", "), call.n(),
-                                          call.mesh.mesh_dim_name(call.mesh_dim)));
+  throw std::invalid_argument(
+      fmt::format("{}: input of shape ({}) needs {} rows, one for each rank of mesh dimension {}", call.kind,
+                  fmt::join(input.sizes(), ", "), call.n(), call.mesh.mesh_dim_name(call.mesh_dim)));
 }
 
 void check_source(const CollectiveCall& call, int64_t source) {
   if (source >= 0 && source < call.n()) return;
-  throw std::invalid_argument(
-      fmt::format("{}: source {} is outside [0, {}) on mesh dimension {}; pass the coordinate there, not the global rank",
-                  call.kind, source, call.n(), call.mesh.mesh_dim_name(call.mesh_dim)));
+  throw std::invalid_argument(fmt::format(
+      "{}: source {} is outside [0, {}) on mesh dimension {}; pass the coordinate there, not the global rank",
+      call.kind, source, call.n(), call.mesh.mesh_dim_name(call.mesh_dim)));
 }
 
 int64_t check_counts(const CollectiveCall& call, const std::vector<int64_t>& counts) {
-  if (static_cast<int64_t>(counts.size()) == call.n() && std::ranges::none_of(counts, [](int64_t n) { return n < 0; })) {
+  if (static_cast<int64_t>(counts.size()) == call.n() &&
+      std::ranges::none_of(counts, [](int64_t n) { return n < 0; })) {
     return std::accumulate(counts.begin(), counts.end(), int64_t{0});
   }
-  throw std::invalid_argument(fmt::format("{}: counts [{}] for {} ranks on mesh dimension {}; give each one of at least 0",
-                                          call.kind, fmt::join(counts, ", "), call.n(),
-                                          call.mesh.mesh_dim_name(call.mesh_dim)));
+  throw std::invalid_argument(
+      fmt::format("{}: counts [{}] for {} ranks on mesh dimension {}; give each one of at least 0", call.kind,
+                  fmt::join(counts, ", "), call.n(), call.mesh.mesh_dim_name(call.mesh_dim)));
 }
 
 void check_scattered(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like) {
@@ -92,20 +95,24 @@ void check_scattered(const CollectiveCall& call, const at::Tensor& input, const 
   const std::string text =
       empty_handed
           ? no_data("scatter")
-          : fmt::format("scatter: the source's input of shape ({}) must be {} rows of shape ({}), of dtype and device {}",
-                        input.defined() ? fmt::format("{}", fmt::join(input.sizes(), ", ")) : "undefined", call.n(),
-                        fmt::join(like.sizes(), ", "), like.toString());
+          : fmt::format(
+                "scatter: the source's input of shape ({}) must be {} rows of shape ({}), of dtype and device {}",
+                input.defined() ? fmt::format("{}", fmt::join(input.sizes(), ", ")) : "undefined", call.n(),
+                fmt::join(like.sizes(), ", "), like.toString());
   call.mesh.world().fail("scatter", text);
   throw std::invalid_argument(text);
 }
 
-// ---- running ----------------------------------------------------------------------------------------------------------
+// ---- running
+// ----------------------------------------------------------------------------------------------------------
 
 void BackendWork::then(Step next) {
   if (!rest) {
     rest = std::move(next);
   } else {
-    rest = [first = std::move(rest), next = std::move(next)](at::Tensor output) { return next(first(std::move(output))); };
+    rest = [first = std::move(rest), next = std::move(next)](at::Tensor output) {
+      return next(first(std::move(output)));
+    };
   }
 }
 

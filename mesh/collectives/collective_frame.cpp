@@ -68,8 +68,9 @@ namespace {
 void check(const CollectiveCall& call, const Intent& intent) {
   if (!Checked::enabled(call.mesh.world())) return;
   check_collective(call.kind, call.mesh, call.mesh_dim, intent, [&](const at::Tensor& row) {
-    PendingCollective::Work gathered{
-        .call = call, .op = call.mesh.world().current_op(), .backend_work = gather_rows(call, row.to(call.mesh.device()))};
+    PendingCollective::Work gathered{.call = call,
+                                     .op = call.mesh.world().current_op(),
+                                     .backend_work = gather_rows(call, row.to(call.mesh.device()))};
     gathered.wait();
     return gathered.backend_work.result().cpu();
   });

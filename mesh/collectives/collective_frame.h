@@ -12,11 +12,11 @@
 
 namespace tessera {
 
-// The frame in which every collective runs: one thread at a time is in one, in a world that is alive; it is recorded, compared under
-// Checked, run below autograd, and its failure becomes the job's.
+// The frame in which every collective runs: one thread at a time is in one, in a world that is alive; it is recorded,
+// compared under Checked, run below autograd, and its failure becomes the job's.
 
-// Starts one. `bytes` are those that this rank puts in. What goes wrong in `begin` on one rank alone, such as memory, would leave the
-// others waiting: it is failed().
+// Starts one. `bytes` are those that this rank puts in. What goes wrong in `begin` on one rank alone, such as memory,
+// would leave the others waiting: it is failed().
 PendingCollective start_call(const CollectiveCall& call, int64_t bytes, const Intent& intent,
                              c10::function_ref<BackendWork()> begin);
 

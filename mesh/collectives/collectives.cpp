@@ -29,7 +29,8 @@ bool same(const Counts& counts, int64_t count) {
   return std::ranges::all_of(counts, [&](int64_t each) { return each == count; });
 }
 
-// ---- that are waited for -----------------------------------------------------------------------------------------------
+// ---- that are waited for
+// -----------------------------------------------------------------------------------------------
 
 at::Tensor gather_now(const Call& call, const at::Tensor& input) {
   check_tensor(call, input);
@@ -42,8 +43,8 @@ at::Tensor gather_now(const Call& call, const at::Tensor& input) {
   });
 }
 
-PendingCollective start_reduce_parts(const Call& call, const at::Tensor& input, const Counts& counts, const Intent& intent,
-                                     ReduceOp op) {
+PendingCollective start_reduce_parts(const Call& call, const at::Tensor& input, const Counts& counts,
+                                     const Intent& intent, ReduceOp op) {
   return start_call(call, bytes_of(input), intent, [&] {
     const at::ScalarType dtype = input.scalar_type();
     const at::Tensor terms = to_wire(row_major(input), op, call.kind);
@@ -61,8 +62,8 @@ PendingCollective start_exchange(const char* kind, const at::Tensor& input, cons
   const int64_t sent = std::accumulate(send.begin(), send.end(), int64_t{0});
   const int64_t received = std::accumulate(receive.begin(), receive.end(), int64_t{0});
   if (static_cast<int64_t>(send.size()) != call.n() || static_cast<int64_t>(receive.size()) != call.n() ||
-      std::any_of(send.begin(), send.end(), bad) || std::any_of(receive.begin(), receive.end(), bad) || input.dim() != 1 ||
-      input.numel() != sent || (call.n() == 1 && sent != received)) {
+      std::any_of(send.begin(), send.end(), bad) || std::any_of(receive.begin(), receive.end(), bad) ||
+      input.dim() != 1 || input.numel() != sent || (call.n() == 1 && sent != received)) {
     throw std::invalid_argument(
         fmt::format("{}: input of shape ({}), send counts [{}] and receive counts [{}] do not fit {} ranks on mesh "
                     "dimension {}; "
@@ -77,9 +78,11 @@ PendingCollective start_exchange(const char* kind, const at::Tensor& input, cons
 
 }  // namespace
 
-// ---- begun ------------------------------------------------------------------------------------------------------------
+// ---- begun
+// ------------------------------------------------------------------------------------------------------------
 
-PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh, int64_t mesh_dim) {
+PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh,
+                                   int64_t mesh_dim) {
   const Call call = begin_call("all_gather", mesh, mesh_dim);
   check_tensor(call, input);
   const int64_t sum = check_counts(call, counts);
@@ -105,7 +108,8 @@ PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& me
   return start_call(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
     const at::Tensor wire = to_wire(row_major(input), op, call.kind);
     BackendWork out = reduce_all(call, wire, op, /*owned=*/owned || !wire.is_alias_of(input));
-    if (is_other_wire(dtype, op)) out.then([dtype, op](const at::Tensor& reduced) { return from_wire(reduced, dtype, op); });
+    if (is_other_wire(dtype, op))
+      out.then([dtype, op](const at::Tensor& reduced) { return from_wire(reduced, dtype, op); });
     return out;
   });
 }
@@ -131,12 +135,13 @@ PendingCollective start_all_to_all(const at::Tensor& input, const Counts& send, 
   return start_exchange("all_to_all", input, send, receive, mesh, mesh_dim);
 }
 
-PendingCollective start_permute(const at::Tensor& input, const Counts& send, const Counts& receive, const DeviceMesh& mesh,
-                                int64_t mesh_dim) {
+PendingCollective start_permute(const at::Tensor& input, const Counts& send, const Counts& receive,
+                                const DeviceMesh& mesh, int64_t mesh_dim) {
   return start_exchange("permute", input, send, receive, mesh, mesh_dim);
 }
 
-// ---- waited for -------------------------------------------------------------------------------------------------------
+// ---- waited for
+// -------------------------------------------------------------------------------------------------------
 
 at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim) {
   return gather_now(begin_call("all_gather", mesh, mesh_dim), input);

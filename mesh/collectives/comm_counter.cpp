@@ -87,12 +87,12 @@ std::string CommCounter::to_string() const {
     widths[1] = std::max(widths[1], line.record.mesh_dim.size());
     widths[2] = std::max(widths[2], line.record.op.size());
   }
-  std::string text = fmt::format("{:<{}}  {:<{}}  {:>5}  {:>12}  {:<{}}  path\n", "kind", widths[0], "mesh dim", widths[1],
-                                 "count", "bytes", "operator", widths[2]);
+  std::string text = fmt::format("{:<{}}  {:<{}}  {:>5}  {:>12}  {:<{}}  path\n", "kind", widths[0], "mesh dim",
+                                 widths[1], "count", "bytes", "operator", widths[2]);
   for (const Line& line : lines) {
-    text += fmt::format("{:<{}}  {:<{}}  {:>5}  {:>12}  {:<{}}  {}\n", line.record.kind, widths[0], line.record.mesh_dim,
-                        widths[1], line.count, line.record.bytes, line.record.op.empty() ? "-" : line.record.op, widths[2],
-                        line.record.path);
+    text += fmt::format("{:<{}}  {:<{}}  {:>5}  {:>12}  {:<{}}  {}\n", line.record.kind, widths[0],
+                        line.record.mesh_dim, widths[1], line.count, line.record.bytes,
+                        line.record.op.empty() ? "-" : line.record.op, widths[2], line.record.path);
   }
   return text;
 }

@@ -15,8 +15,8 @@ namespace tessera {
 //   CommCounter counter(mesh);
 //   forward();
 //   CHECK(counter.count("all_reduce") == 1);
-// It sees those of the whole World of `mesh`, on every mesh of it. Collectives over one rank communicate nothing and are not
-// counted. Bytes are those of this rank's contribution, as in CollectiveRecord. To be read between collectives.
+// It sees those of the whole World of `mesh`, on every mesh of it. Collectives over one rank communicate nothing and
+// are not counted. Bytes are those of this rank's contribution, as in CollectiveRecord. To be read between collectives.
 class CommCounter {
  public:
   explicit CommCounter(const DeviceMesh& mesh);

@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// A collective that this rank has started, and whose result wait() returns. Other collectives may be started meanwhile, by
-// every rank in the same order.
+// A collective that this rank has started, and whose result wait() returns. Other collectives may be started meanwhile,
+// by every rank in the same order.
 //
 // Moved, not copied. One that nobody waits for is waited for when it is destroyed, without an error.
 class PendingCollective {
@@ -22,8 +22,8 @@ class PendingCollective {
   PendingCollective& operator=(PendingCollective&&) = delete;
   ~PendingCollective();
 
-  // Once. Throws std::runtime_error when the group fails, as a collective does that waits at once, or when another thread of this
-  // rank is in a collective; std::logic_error the second time.
+  // Once. Throws std::runtime_error when the group fails, as a collective does that waits at once, or when another
+  // thread of this rank is in a collective; std::logic_error the second time.
   at::Tensor wait();
 
  private:

@@ -46,8 +46,8 @@ void check_replicated(const at::Tensor& plain, const DeviceMesh& mesh, const std
     for (const int64_t dim : mesh_dims) rows = all_gather(rows, mesh, dim).flatten(0, 1);
     return rows.cpu();
   };
-  check_alike(fmt::format("Checked: {}: a plain tensor that counts as replicated is not the same on every rank of {}", who,
-                          mesh.to_string()),
+  check_alike(fmt::format("Checked: {}: a plain tensor that counts as replicated is not the same on every rank of {}",
+                          who, mesh.to_string()),
               text, world.rank(), gather);
 }
 

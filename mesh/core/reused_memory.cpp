@@ -96,8 +96,8 @@ at::Tensor reused_empty(at::IntArrayRef sizes, const at::TensorOptions& options)
     kept().add(made.storage());
     return made;
   }
-  auto impl =
-      c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), options.dtype());
+  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                   options.dtype());
   impl->set_sizes_contiguous(sizes);
   return at::Tensor(std::move(impl));
 }

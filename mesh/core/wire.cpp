@@ -113,7 +113,8 @@ at::Tensor as_sizes(at::Tensor&& contiguous, at::IntArrayRef sizes) {
 
 at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) {
   if (is_bitwise(op)) {
-    if (!c10::isIntegralType(dtype, /*includeBool=*/true)) refuse(where, dtype, op, "bits are those of integers and bool");
+    if (!c10::isIntegralType(dtype, /*includeBool=*/true))
+      refuse(where, dtype, op, "bits are those of integers and bool");
     if (dtype == at::kBool) return at::kByte;
   }
   if (dtype == at::kBool) {
@@ -131,7 +132,8 @@ at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) 
   if (dtype == at::kChar || dtype == at::kShort || dtype == at::kUInt16) return at::kInt;
   if (dtype == at::kUInt32) return at::kLong;
   const bool native = dtype == at::kByte || dtype == at::kInt || dtype == at::kLong || dtype == at::kHalf ||
-                      dtype == at::kBFloat16 || dtype == at::kFloat || dtype == at::kDouble || c10::isComplexType(dtype);
+                      dtype == at::kBFloat16 || dtype == at::kFloat || dtype == at::kDouble ||
+                      c10::isComplexType(dtype);
   if (!native) refuse(where, dtype, op, "convert to a floating or integer dtype of up to 64 signed bits");
   return dtype;
 }

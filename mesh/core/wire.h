@@ -17,8 +17,8 @@ inline at::Tensor row_major(const at::Tensor& tensor) { return in_memory(tensor)
 // `contiguous`, flat, as bytes over the same storage.
 at::Tensor as_bytes(const at::Tensor& contiguous);
 
-// The first elements of `contiguous` as a tensor of `sizes`, over the same storage: what view({-1}), narrow and view make, without the
-// dispatcher and without autograd.
+// The first elements of `contiguous` as a tensor of `sizes`, over the same storage: what view({-1}), narrow and view
+// make, without the dispatcher and without autograd.
 at::Tensor as_sizes(const at::Tensor& contiguous, at::IntArrayRef sizes);
 // The same, of the tensor itself where nobody else holds it.
 at::Tensor as_sizes(at::Tensor&& contiguous, at::IntArrayRef sizes);
@@ -26,10 +26,10 @@ at::Tensor as_sizes(at::Tensor&& contiguous, at::IntArrayRef sizes);
 at::Tensor as_view(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
 
 // The dtype in which `dtype` is reduced by `op`: itself, a wider one (int8, int16 and uint16 as int32, uint32 as int64,
-// float8 as float32), or uint8 for bool. Max and min of floating numbers go as integers of the same order (float64 as int64,
-// the others as int32), the largest or smallest of which stands for NaN: backends compare, so a NaN may be lost to a number.
-// Throws std::invalid_argument, naming `where`, when `op` has no meaning for `dtype`: avg of integers, sum of bool, max of
-// complex, bits of anything but integers and bool, and dtypes that cannot be reduced at all.
+// float8 as float32), or uint8 for bool. Max and min of floating numbers go as integers of the same order (float64 as
+// int64, the others as int32), the largest or smallest of which stands for NaN: backends compare, so a NaN may be lost
+// to a number. Throws std::invalid_argument, naming `where`, when `op` has no meaning for `dtype`: avg of integers, sum
+// of bool, max of complex, bits of anything but integers and bool, and dtypes that cannot be reduced at all.
 at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where);
 
 // `t` in the form in which it is reduced, of dtype reduced_as(); may share t's storage.

@@ -25,8 +25,8 @@ bool writes(const c10::OperatorHandle& op);
 bool spread(const at::IValue& value);
 bool any_spread(const torch::jit::Stack& args);
 
-// The whole numbers of a tensor that an operator takes for sizes: read on the host, as item() reads one number. Of a DTensor that is
-// spread over ranks this runs the collectives of full_tensor.
+// The whole numbers of a tensor that an operator takes for sizes: read on the host, as item() reads one number. Of a
+// DTensor that is spread over ranks this runs the collectives of full_tensor.
 std::vector<int64_t> read_numbers(const at::Tensor& t);
 
 }  // namespace tessera

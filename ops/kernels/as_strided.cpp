@@ -1,5 +1,6 @@
-// as_strided(self, size, stride, offset) speaks of memory that a DTensor does not have. What LibTorch's own composite kernels ask for is
-// the tensor itself, with other strides for dimensions of one element, by which it tells channels-last: that is a view of every piece.
+// as_strided(self, size, stride, offset) speaks of memory that a DTensor does not have. What LibTorch's own composite
+// kernels ask for is the tensor itself, with other strides for dimensions of one element, by which it tells
+// channels-last: that is a view of every piece.
 
 #include <algorithm>
 #include <optional>
@@ -30,8 +31,8 @@ bool reaches_same(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef st
   return true;
 }
 
-// The piece with its dimensions in the order in memory that `strides` give the whole: a dimension of one element comes behind those that
-// have smaller strides there.
+// The piece with its dimensions in the order in memory that `strides` give the whole: a dimension of one element comes
+// behind those that have smaller strides there.
 at::Tensor ordered_piece(const at::Tensor& local, at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::vector<int64_t> of_piece = local.strides().vec();
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -64,11 +65,12 @@ void check_same(const char* op, const at::Tensor& self, at::IntArrayRef size, at
                 std::optional<int64_t> offset) {
   const int64_t from = offset.value_or(self.storage_offset());
   if (reaches_same(self, size, stride) && from == self.storage_offset()) return;
-  throw std::invalid_argument(fmt::format(
-      "{}: [{}] by strides [{}] from {} of {}, by strides [{}] from {}: a DTensor's pieces lie in other memory than one "
-      "process's; use view, transpose, slice, diagonal or unfold, or call full_tensor first",
-      op, fmt::join(size, ", "), fmt::join(stride, ", "), from, to_string(*detail::meta(self).spec),
-      fmt::join(self.strides(), ", "), self.storage_offset()));
+  throw std::invalid_argument(
+      fmt::format("{}: [{}] by strides [{}] from {} of {}, by strides [{}] from {}: a DTensor's pieces lie in other "
+                  "memory than one "
+                  "process's; use view, transpose, slice, diagonal or unfold, or call full_tensor first",
+                  op, fmt::join(size, ", "), fmt::join(stride, ", "), from, to_string(*detail::meta(self).spec),
+                  fmt::join(self.strides(), ", "), self.storage_offset()));
 }
 
 at::Tensor strided_view(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,

@@ -38,11 +38,14 @@ constexpr const char* kName = "aten::scaled_dot_product_attention";
 
 bool is_plain(const at::Tensor& t) { return t.defined() && !detail::is_dtensor(t); }
 
-// LibTorch makes a causal mask of its own, a plain tensor that every rank has. The caller's tensors are not taken for such.
-std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                                  const Optional& mask, double dropout, bool causal,
-                                                  const Optional& dropout_mask, std::optional<double> scale, bool grouped) {
-  const bool any_plain = is_plain(query) || is_plain(key) || is_plain(value) || (dropout_mask && is_plain(*dropout_mask));
+// LibTorch makes a causal mask of its own, a plain tensor that every rank has. The caller's tensors are not taken for
+// such.
+std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key,
+                                                  const at::Tensor& value, const Optional& mask, double dropout,
+                                                  bool causal, const Optional& dropout_mask,
+                                                  std::optional<double> scale, bool grouped) {
+  const bool any_plain =
+      is_plain(query) || is_plain(key) || is_plain(value) || (dropout_mask && is_plain(*dropout_mask));
   const ImplicitReplication own_mask((causal && !any_plain) || ImplicitReplication::enabled());
   return at::native::_scaled_dot_product_attention_math(query, key, value, mask, dropout, causal, dropout_mask, scale,
                                                         grouped);
@@ -86,15 +89,17 @@ bool mask_fits(const at::Tensor& mask, const at::Tensor& query, const Placements
 bool mask_is_valid(const Operands& in) {
   const at::Tensor& mask = *in.mask;
   const bool type = mask.scalar_type() == at::kBool || mask.scalar_type() == in.query.scalar_type();
-  return type && at::is_expandable_to(mask.sizes(), {in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)});
+  return type &&
+         at::is_expandable_to(mask.sizes(), {in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)});
 }
 
-// Whether every rank has whole items and heads, the same of all tensors: attention on the pieces gives a piece of the result. What LibTorch
-// would refuse is left to it.
+// Whether every rank has whole items and heads, the same of all tensors: attention on the pieces gives a piece of the
+// result. What LibTorch would refuse is left to it.
 bool fits_pieces(const Operands& in) {
   static const Placement items = Shard(0), heads = Shard(1);
   for (const at::Tensor* const t : {&in.query, &in.key, &in.value}) {
-    if (!is_dtensor(*t) || t->dim() != 4 || !(mesh_of(*t) == mesh_of(in.query)) || !mesh_of(*t).is_member()) return false;
+    if (!is_dtensor(*t) || t->dim() != 4 || !(mesh_of(*t) == mesh_of(in.query)) || !mesh_of(*t).is_member())
+      return false;
     if (t->scalar_type() != in.query.scalar_type() || placements_of(*t) != placements_of(in.query)) return false;
     if (t->size(0) != in.query.size(0) || t->size(1) != in.query.size(1)) return false;
   }
@@ -105,7 +110,8 @@ bool fits_pieces(const Operands& in) {
          std::ranges::all_of(placements, whole_heads) && (!in.masked() || mask_fits(*in.mask, in.query, placements));
 }
 
-// On plain tensors, by the kernel that LibTorch picks, which may not take a piece without items or heads: of that the sizes and the graph.
+// On plain tensors, by the kernel that LibTorch picks, which may not take a piece without items or heads: of that the
+// sizes and the graph.
 at::Tensor on_plain(const Operands& in, bool causal, std::optional<double> scale) {
   if (in.query.size(0) * in.query.size(1) > 0)
     return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, 0, causal, scale);
@@ -135,8 +141,8 @@ Placements mask_gradient(const at::Tensor& mask, const Placements& query) {
 // Every rank on its pieces, whatever the kernel. Laid out in memory as the query is.
 at::Tensor on_pieces(const Operands& in, bool causal, std::optional<double> scale) {
   const auto records = [](const at::Tensor& t) { return t.requires_grad(); };
-  const bool recorded = at::GradMode::is_enabled() &&
-                        (records(in.query) || records(in.key) || records(in.value) || (in.masked() && records(*in.mask)));
+  const bool recorded = at::GradMode::is_enabled() && (records(in.query) || records(in.key) || records(in.value) ||
+                                                       (in.masked() && records(*in.mask)));
   const Spec& query = spec_of(in.query);
   const auto piece = [&](const at::Tensor& t, const std::optional<Placements>& gradient = std::nullopt) {
     detail::check_current(t, kName);
@@ -144,12 +150,13 @@ at::Tensor on_pieces(const Operands& in, bool causal, std::optional<double> scal
   };
   const std::vector<int64_t> sizes = {in.query.size(0), in.query.size(1), in.query.size(2), in.value.size(3)};
   const bool as_query = sizes == query.sizes && dispatch::is_row_major(query);
-  const SpecPtr spec = as_query
-                           ? spec_ptr_of(in.query)
-                           : intern_spec(query.mesh, query.placements, sizes, strides_like(sizes, in.query), query.dtype);
+  const SpecPtr spec =
+      as_query ? spec_ptr_of(in.query)
+               : intern_spec(query.mesh, query.placements, sizes, strides_like(sizes, in.query), query.dtype);
   at::Tensor result;
   query.mesh.world().guard(kName, [&] {
-    const Optional mask = in.masked() ? Optional(piece(*in.mask, mask_gradient(*in.mask, query.placements))) : std::nullopt;
+    const Optional mask =
+        in.masked() ? Optional(piece(*in.mask, mask_gradient(*in.mask, query.placements))) : std::nullopt;
     const at::Tensor local = on_plain({piece(in.query), piece(in.key), piece(in.value), mask}, causal, scale);
     result = dispatch::as_dense(local, *spec);
   });
@@ -157,8 +164,8 @@ at::Tensor on_pieces(const Operands& in, bool causal, std::optional<double> scal
   return from_local(result, query.mesh, query.placements, {.shape = sizes, .stride = spec->strides});
 }
 
-// With dropout in terms of other operators, as LibTorch has it on a CPU: its kernels for a GPU draw numbers inside, and those depend on
-// where the pieces lie. Without, on the pieces where it can be.
+// With dropout in terms of other operators, as LibTorch has it on a CPU: its kernels for a GPU draw numbers inside, and
+// those depend on where the pieces lie. Without, on the pieces where it can be.
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Optional& mask,
                      double dropout, bool causal, std::optional<double> scale, bool grouped) {
   if (causal && mask && mask->defined()) {
@@ -175,14 +182,17 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
                                                                      grouped);
 }
 
-// ---- the whole module in one operator, which torch.nn.MultiheadAttention calls where no gradient is asked for: in terms of others, so that
-// contracts of a style and cut heads count. Where a mask is true nothing is attended to; type 0 is one of positions, 1 of padded keys.
+// ---- the whole module in one operator, which torch.nn.MultiheadAttention calls where no gradient is asked for: in
+// terms of others, so that
+// contracts of a style and cut heads count. Where a mask is true nothing is attended to; type 0 is one of positions, 1
+// of padded keys.
 
-std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                                                    int64_t embed_dim, int64_t heads, const at::Tensor& in_weight,
-                                                    const at::Tensor& in_bias, const at::Tensor& out_weight,
-                                                    const at::Tensor& out_bias, const Optional& mask, bool need_weights,
-                                                    bool average, std::optional<int64_t> mask_type) {
+std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, const at::Tensor& key,
+                                                    const at::Tensor& value, int64_t embed_dim, int64_t heads,
+                                                    const at::Tensor& in_weight, const at::Tensor& in_bias,
+                                                    const at::Tensor& out_weight, const at::Tensor& out_bias,
+                                                    const Optional& mask, bool need_weights, bool average,
+                                                    std::optional<int64_t> mask_type) {
   const std::vector<at::Tensor> weights = in_weight.chunk(3), biases = in_bias.chunk(3);
   const auto project = [&](const at::Tensor& x, std::size_t i) {
     return at::linear(x, weights[i], biases[i]).unflatten(-1, {heads, embed_dim / heads}).transpose(1, 2);

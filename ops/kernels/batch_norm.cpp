@@ -1,5 +1,6 @@
-// Batch norms that are trained on a batch which ranks share: the statistics are those of the whole batch. Written in operators on DTensors;
-// the terms of the statistics are reduced on the mesh dimensions that cut the batch, or the places in it.
+// Batch norms that are trained on a batch which ranks share: the statistics are those of the whole batch. Written in
+// operators on DTensors; the terms of the statistics are reduced on the mesh dimensions that cut the batch, or the
+// places in it.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -27,7 +28,8 @@ using torch::jit::Stack;
 // Without pending terms: one all_reduce on each mesh dimension that has some.
 at::Tensor reduced(const at::Tensor& t) {
   if (!detail::is_dtensor(t) || !detail::meta(t).spec->partial) return t;
-  detail::implicit_communication("batch_norm", [&] { return fmt::format("; statistics of a batch, {}", to_string(t)); });
+  detail::implicit_communication("batch_norm",
+                                 [&] { return fmt::format("; statistics of a batch, {}", to_string(t)); });
   return redistribute(t, without_partial(detail::meta(t).spec->placements));
 }
 
@@ -97,7 +99,8 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor input = args.tensor("input");
   const at::Tensor running_mean = args.tensor("running_mean");
-  if (argument(op, "out") >= 0 || !args.any_spread() || !args["training"].toBool() || input.dim() < 2 || input.numel() == 0)
+  if (argument(op, "out") >= 0 || !args.any_spread() || !args["training"].toBool() || input.dim() < 2 ||
+      input.numel() == 0)
     return false;
   const Batch batch = read_batch(input);
   const at::Tensor mean = reduced(at::mean(batch.x, batch.dims));
@@ -118,8 +121,8 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// (grad, input, weight, running mean, running variance, mean, inverse deviation, train, eps, output_mask) -> the gradients of input,
-// weight and bias
+// (grad, input, weight, running mean, running variance, mean, inverse deviation, train, eps, output_mask) -> the
+// gradients of input, weight and bias
 bool backward(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor input = args.tensor("input");
@@ -153,7 +156,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> choose(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
     double momentum, double eps, bool /*cudnn_enabled*/) {
-  auto [out, mean, scale] = at::native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps);
+  auto [out, mean, scale] =
+      at::native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps);
   return {out, mean, scale, at::empty({0}, at::TensorOptions(at::kByte).device(input.device())), 0};
 }
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("_batch_norm_impl_index", choose); }
@@ -167,15 +171,16 @@ void give_with_reserve(const c10::OperatorHandle& op, Stack& stack,
   give(op, stack, Stack{out, mean, scale, at::empty({0}, at::TensorOptions(at::kByte).device(out.device()))});
 }
 
-// (input, weight, bias, running mean, running variance, momentum, eps): in training with an update, otherwise as it was trained.
+// (input, weight, bias, running mean, running variance, momentum, eps): in training with an update, otherwise as it was
+// trained.
 bool without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   if (op.schema().overload_name() == "out" || !args.any_spread()) return false;
   const bool training = op.schema().name() == "aten::_batch_norm_with_update";
-  give_with_reserve(
-      op, stack,
-      at::native_batch_norm(args.tensor("input"), args.tensor("weight"), args.tensor("bias"), args.tensor("running_mean"),
-                            args.tensor("running_var"), training, args["momentum"].toDouble(), args["eps"].toDouble()));
+  give_with_reserve(op, stack,
+                    at::native_batch_norm(args.tensor("input"), args.tensor("weight"), args.tensor("bias"),
+                                          args.tensor("running_mean"), args.tensor("running_var"), training,
+                                          args["momentum"].toDouble(), args["eps"].toDouble()));
   return true;
 }
 

@@ -110,9 +110,10 @@ constexpr std::array kOnWhole = {"linalg_matrix_rank",
                                  "pad_sequence",
                                  "vander"};
 
-// ---- they write into what they compute from some of their tensors with what they compute from the others: where plain tensors count as
-// replicated, such as a state of zeros that a module makes and its parameters, they become DTensors first. Differentiable. Whole numbers
-// are sizes, which these operators read.
+// ---- they write into what they compute from some of their tensors with what they compute from the others: where plain
+// tensors count as
+// replicated, such as a state of zeros that a module makes and its parameters, they become DTensors first.
+// Differentiable. Whole numbers are sizes, which these operators read.
 
 void replicate_plain(const c10::OperatorHandle& op, Stack& stack) {
   const dispatch::OpTraits traits(op);

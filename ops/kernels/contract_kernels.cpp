@@ -1,5 +1,6 @@
-// Whole-operator kernels where a style's contract (dtensor/core/contract.h) meets an activation. They stand above autograd, so that
-// bringing an activation into its layout is differentiable, and at the DTensor key for InferenceMode, which excludes autograd.
+// Whole-operator kernels where a style's contract (dtensor/core/contract.h) meets an activation. They stand above
+// autograd, so that bringing an activation into its layout is differentiable, and at the DTensor key for InferenceMode,
+// which excludes autograd.
 
 #include <algorithm>
 #include <array>
@@ -63,7 +64,8 @@ const at::IValue& argument(const Stack& stack, std::size_t num_args, std::size_t
 
 std::string by(const Contract& contract) { return fmt::format("{} ({})", contract.path, contract.style); }
 
-// `placements` of a tensor of `shape` with the contract's `there` on its mesh dimension; `what` the tensor is, for the message.
+// `placements` of a tensor of `shape` with the contract's `there` on its mesh dimension; `what` the tensor is, for the
+// message.
 Placements as_contract_says(const Placements& placements, const Contract& contract, const Placement& there,
                             at::IntArrayRef shape, std::string_view op, const char* what) {
   const auto ndim = static_cast<int64_t>(shape.size());
@@ -76,9 +78,12 @@ Placements as_contract_says(const Placements& placements, const Contract& contra
       op, by(contract), what, to_string(there), fmt::join(shape, ", "), ndim));
 }
 
-Placements replicated_on(const DeviceMesh& mesh) { return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate()); }
+Placements replicated_on(const DeviceMesh& mesh) {
+  return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate());
+}
 
-// The global shape of a plain activation's pieces. Where its last dimension is the product's summed one, the parameter knows it.
+// The global shape of a plain activation's pieces. Where its last dimension is the product's summed one, the parameter
+// knows it.
 std::vector<int64_t> global_shape(const at::Tensor& piece, const Placements& placements, const DeviceMesh& mesh,
                                   const at::Tensor& parameter, std::string_view op) {
   std::vector<int64_t> shape = piece.sizes().vec();
@@ -93,14 +98,15 @@ std::vector<int64_t> global_shape(const at::Tensor& piece, const Placements& pla
 }
 
 // A plain activation is this rank's piece, laid out as the contract's input.
-at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const at::Tensor& parameter, std::string_view op) {
+at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const at::Tensor& parameter,
+                      std::string_view op) {
   const DeviceMesh& mesh = mesh_of(parameter);
   if (!contract.data_dims.empty()) {
-    throw std::invalid_argument(
-        fmt::format("{} with {}: a plain activation [{}] on the mesh {} with data dimensions: nobody can know which part of "
-                    "the batch it is. "
-                    "Pass from_local(piece, mesh, {{Shard(0) on the data dimensions}})",
-                    op, contract.path, fmt::join(piece.sizes(), ", "), mesh.to_string()));
+    throw std::invalid_argument(fmt::format(
+        "{} with {}: a plain activation [{}] on the mesh {} with data dimensions: nobody can know which part of "
+        "the batch it is. "
+        "Pass from_local(piece, mesh, {{Shard(0) on the data dimensions}})",
+        op, contract.path, fmt::join(piece.sizes(), ", "), mesh.to_string()));
   }
   const Placements placements =
       normalize(as_contract_says(replicated_on(mesh), contract, contract.input, piece.sizes(), op, "plain input"),
@@ -117,13 +123,14 @@ struct Activation {
   std::shared_ptr<const int> uses;  // by contracts
 };
 
-Activation activation_of(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter, std::string_view op) {
+Activation activation_of(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,
+                         std::string_view op) {
   Activation out{.tensor = is_dtensor(x) ? x : from_piece(x, contract, parameter, op), .desired = {}, .uses = {}};
   out.uses = detail::watch_terms(out.tensor);
   const Spec& spec = spec_of(out.tensor);
   if (!(spec.mesh == mesh_of(parameter))) {
-    throw std::invalid_argument(fmt::format("{} with {}: the activation is {}, the parameter {}; put both on one mesh", op,
-                                            contract.path, to_string(spec), to_string(spec_of(parameter))));
+    throw std::invalid_argument(fmt::format("{} with {}: the activation is {}, the parameter {}; put both on one mesh",
+                                            op, contract.path, to_string(spec), to_string(spec_of(parameter))));
   }
   out.desired = as_contract_says(spec.placements, contract, contract.desired, out.tensor.sizes(), op, "input");
   return out;
@@ -140,19 +147,21 @@ void to_autograd(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, stack);
 }
 
-// ---- a bias added to a local result -----------------------------------------------------------------------------------
+// ---- a bias added to a local result
+// -----------------------------------------------------------------------------------
 
-// The piece of `bias` that fits a plain result laid out as the contract's output. Where the result is split along another
-// dimension than the bias's, every rank adds the whole bias to its part, and the gradient is a sum over ranks.
+// The piece of `bias` that fits a plain result laid out as the contract's output. Where the result is split along
+// another dimension than the bias's, every rank adds the whole bias to its part, and the gradient is a sum over ranks.
 at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, int64_t result_ndim) {
   const DeviceMesh& mesh = mesh_of(bias);
   const bool pieces_of_batch =
       std::ranges::any_of(contract.data_dims, [&](int64_t mesh_dim) { return mesh.size(mesh_dim) > 1; });
   if (pieces_of_batch && bias.requires_grad() && at::GradMode::is_enabled()) {
-    throw std::invalid_argument(fmt::format(
-        "add with {}: a plain output (use_local_output) on the mesh {} with data dimensions: nobody can know which part "
-        "of the batch it is, and so how the bias's gradient is summed. Leave use_local_output out",
-        by(contract), mesh.to_string()));
+    throw std::invalid_argument(
+        fmt::format("add with {}: a plain output (use_local_output) on the mesh {} with data dimensions: nobody can "
+                    "know which part "
+                    "of the batch it is, and so how the bias's gradient is summed. Leave use_local_output out",
+                    by(contract), mesh.to_string()));
   }
   const Placement result = contract.output.value_or(Replicate());
   const bool last = result.is_shard() && (result.tensor_dim() == -1 || result.tensor_dim() == result_ndim - 1);
@@ -175,7 +184,8 @@ c10::DispatchKeySet past_ours(c10::DispatchKeySet keys) {
   return (keys - c10::autograd_dispatch_keyset) | c10::DispatchKeySet(c10::DispatchKey::AutogradOther);
 }
 
-// self + alpha * other where self is a plain local result and other a bias whose contract says so; anything else goes on.
+// self + alpha * other where self is a plain local result and other a bias whose contract says so; anything else goes
+// on.
 template <class Op, class Result, class Self>
 Result add_kernel(c10::DispatchKeySet keys, Self self, const at::Tensor& other, const at::Scalar& alpha) {
   const Contract* const contract = beside_local(self, other);
@@ -217,8 +227,8 @@ at::Tensor contracted(ContractOp op, const at::Tensor& activation, const at::Ten
 
 using Continuation = void (*)(const c10::OperatorHandle& op, Stack& stack);
 
-// The same for a call on a stack, for operators that go on to a kernel of LibTorch's own; `go_on` replaces the arguments by the
-// result.
+// The same for a call on a stack, for operators that go on to a kernel of LibTorch's own; `go_on` replaces the
+// arguments by the result.
 void with_contract(const c10::OperatorHandle& op, const Site& site, Stack& stack, Continuation go_on) {
   const std::size_t n = op.schema().arguments().size();
   const at::Tensor parameter = argument(stack, n, site.parameter).toTensor();
@@ -232,7 +242,8 @@ void with_contract(const c10::OperatorHandle& op, const Site& site, Stack& stack
   stack[base] = result;
 }
 
-// ---- each operator ------------------------------------------------------------------------------------------------------
+// ---- each operator
+// ------------------------------------------------------------------------------------------------------
 
 using Optional = std::optional<at::Tensor>;
 
@@ -245,7 +256,8 @@ at::Tensor matmul_kernel(const at::Tensor& a, const at::Tensor& b) {
   const Activation given = activation_of(a, *contract, b, kMatmul.name);
   const std::optional<at::Tensor> product =
       styled_product(given.tensor, b, {.desired = given.desired, .contract = contract, .uses = given.uses});
-  return bring_result(product ? *product : matmul(redistribute(given.tensor, given.desired), b), *contract, kMatmul.name);
+  return bring_result(product ? *product : matmul(redistribute(given.tensor, given.desired), b), *contract,
+                      kMatmul.name);
 }
 
 at::Tensor layer_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const Optional& weight, const Optional& bias,
@@ -255,7 +267,8 @@ at::Tensor layer_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const 
   });
 }
 
-at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const Optional& weight, std::optional<double> eps) {
+at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const Optional& weight,
+                    std::optional<double> eps) {
   return contracted("rms_norm", input, weight.value_or(at::Tensor()), [&](const at::Tensor& x) {
     return at::compositeimplicitautograd::rms_norm_symint(x, shape, weight, eps);
   });
@@ -283,7 +296,8 @@ void to_autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*key
   with_contract(op, At, *stack, to_autograd);
 }
 
-// addmm keeps the activation that it is given: where it is to be brought again, the product does it, and the bias is added.
+// addmm keeps the activation that it is given: where it is to be brought again, the product does it, and the bias is
+// added.
 void addmm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const std::size_t n = op.schema().arguments().size();
   const at::Tensor parameter = argument(*stack, n, kAddmm.parameter).toTensor();
@@ -306,7 +320,8 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
   return has_bias ? product.add(*bias) : product;
 }
 
-// ---- InferenceMode ----------------------------------------------------------------------------------------------------
+// ---- InferenceMode
+// ----------------------------------------------------------------------------------------------------
 
 // For operators that have a dispatcher of their own at the DTensor key: it asks here first.
 template <const Site& At>

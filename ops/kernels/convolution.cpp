@@ -1,5 +1,5 @@
-// The local kernels "convolution" and "convolution_backward": pieces of channels, of groups, and of places with the rows that their
-// windows meet.
+// The local kernels "convolution" and "convolution_backward": pieces of channels, of groups, and of places with the
+// rows that their windows meet.
 
 #include <algorithm>
 
@@ -112,8 +112,8 @@ void convolution_backward(const LocalCall& call, Stack& stack) {
   stack = {out.first, out.second, of_bias};
 }
 
-[[maybe_unused]] const bool registered =
-    register_local_kernel("convolution", convolution) && register_local_kernel("convolution_backward", convolution_backward);
+[[maybe_unused]] const bool registered = register_local_kernel("convolution", convolution) &&
+                                         register_local_kernel("convolution_backward", convolution_backward);
 
 }  // namespace
 }  // namespace tessera

@@ -40,8 +40,8 @@ bool may_join(const at::Tensor& t, const at::Tensor& logits) {
   return is_dtensor(t) ? mesh_of(t) == mesh_of(logits) : ImplicitReplication::enabled();
 }
 
-// The mesh dimension that cuts the classes, where the sharded kernel takes the call: it alone does, by torch.chunk's rule, and every other
-// one leaves each rank whole rows. What LibTorch would refuse is left to it.
+// The mesh dimension that cuts the classes, where the sharded kernel takes the call: it alone does, by torch.chunk's
+// rule, and every other one leaves each rank whole rows. What LibTorch would refuse is left to it.
 std::optional<int64_t> classes_dim(const Call& call) {
   if (!is_dtensor(call.logits) || call.logits.dim() < 1 || !at::isFloatingType(call.logits.scalar_type())) return {};
   if (!mesh_of(call.logits).is_member()) return {};
@@ -135,7 +135,9 @@ Losses losses_of(const Call& call, int64_t mesh_dim, bool count) {
                                   .label_smoothing = call.label_smoothing,
                                   .classes = call.logits.size(call.class_dim())});
   });
-  const auto as_rows = [&](const at::Tensor& t) { return from_local(t, mesh, rows, {.shape = call.target.sizes().vec()}); };
+  const auto as_rows = [&](const at::Tensor& t) {
+    return from_local(t, mesh, rows, {.shape = call.target.sizes().vec()});
+  };
   Losses out{.loss = as_rows(loss), .count = {}};
   if (!count) return out;
   const at::Tensor ignored = target.eq(call.ignore_index);

@@ -1,4 +1,5 @@
-// Operators that are right on pieces only when written in terms of others. Each leaves plain and replicated calls to the rules.
+// Operators that are right on pieces only when written in terms of others. Each leaves plain and replicated calls to
+// the rules.
 
 #include <cmath>
 #include <optional>
@@ -55,9 +56,9 @@ bool item(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// equal(a, b) gives every rank a bool, as item() does: explicit communication, one all_reduce of a flag a mesh dimension that cuts them.
-// Bringing b to a's layout, and reducing pending terms, is not. A tensor of whole numbers is equal to itself without a look; another
-// is not where it has a NaN, which the rank knows that holds it.
+// equal(a, b) gives every rank a bool, as item() does: explicit communication, one all_reduce of a flag a mesh
+// dimension that cuts them. Bringing b to a's layout, and reducing pending terms, is not. A tensor of whole numbers is
+// equal to itself without a look; another is not where it has a NaN, which the rank knows that holds it.
 bool equal(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   if (!any_spread(args) || !is_dtensor(args[0].toTensor()) || !is_dtensor(args[1].toTensor())) return false;
@@ -87,7 +88,8 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// t_, transpose_, squeeze_ and unsqueeze_: the tensor becomes the view of itself that the operator without the underscore gives.
+// t_, transpose_, squeeze_ and unsqueeze_: the tensor becomes the view of itself that the operator without the
+// underscore gives.
 bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
   const c10::FunctionSchema& schema = op.schema();
   Stack args = take_args(op, stack);
@@ -97,8 +99,8 @@ bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
   const c10::OperatorHandle view_op = c10::Dispatcher::singleton().findSchemaOrThrow(viewing.c_str(), overload);
   if (dispatch::moves_inputs(view_op, args)) {
     throw std::invalid_argument(
-        fmt::format("{}: of {} pieces would have to move; use the operator without the trailing underscore", schema.name(),
-                    to_string(*detail::meta(self).spec)));
+        fmt::format("{}: of {} pieces would have to move; use the operator without the trailing underscore",
+                    schema.name(), to_string(*detail::meta(self).spec)));
   }
   view_op.callBoxed(args);
   detail::convert_in_place(self, args[0].toTensor());
@@ -106,7 +108,8 @@ bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// A new tensor of no elements is given the shape of a DTensor: it becomes one that lies alike, its values not yet written.
+// A new tensor of no elements is given the shape of a DTensor: it becomes one that lies alike, its values not yet
+// written.
 bool resize_as(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   const at::Tensor self = args[0].toTensor();
@@ -131,7 +134,8 @@ at::Tensor norm_of(const at::Tensor& x, double p, const std::vector<int64_t>& di
   return at::pow(sum(at::pow(magnitude, p)), 1 / p);
 }
 
-// Throws what LibTorch throws of a norm of whole numbers, or in a type that would not hold the values, before anything moves.
+// Throws what LibTorch throws of a norm of whole numbers, or in a type that would not hold the values, before anything
+// moves.
 void check_norm_types(at::ScalarType type, const std::optional<at::ScalarType>& dtype) {
   if (at::isFloatingType(type) && dtype.value_or(type) == type) return;
   at::linalg_vector_norm(at::empty({1}, at::TensorOptions(type).device(at::kMeta)), 2, std::nullopt, false, dtype);
@@ -151,14 +155,16 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
   if (dim_at >= 0 && args[static_cast<std::size_t>(dim_at)].isIntList()) {
     dims = args[static_cast<std::size_t>(dim_at)].toIntVector();
   }
-  const auto dtype = dtype_at >= 0 ? args[static_cast<std::size_t>(dtype_at)].toOptional<at::ScalarType>() : std::nullopt;
+  const auto dtype =
+      dtype_at >= 0 ? args[static_cast<std::size_t>(dtype_at)].toOptional<at::ScalarType>() : std::nullopt;
   check_norm_types(x.scalar_type(), dtype);
   if (dtype) x = x.to(*dtype);
   const bool keepdim = keep_at >= 0 && args[static_cast<std::size_t>(keep_at)].toBool();
   // The half types' squares and sums overflow where their norms do not.
   const at::ScalarType type = x.scalar_type();
   const bool half = type == at::kHalf || type == at::kBFloat16;
-  const at::Tensor result = norm_of(half ? x.to(at::kFloat) : x, p.isNone() ? 2.0 : p.toScalar().toDouble(), dims, keepdim);
+  const at::Tensor result =
+      norm_of(half ? x.to(at::kFloat) : x, p.isNone() ? 2.0 : p.toScalar().toDouble(), dims, keepdim);
   give(op, stack, half ? result.to(type) : result);
   return true;
 }
@@ -183,8 +189,8 @@ bool foreach_reduction(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale): gradients scaled back; found_inf is 1 on every rank where any
-// rank's piece has a number that is not finite. One all_reduce of a flag a mesh dimension.
+// _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale): gradients scaled back; found_inf is 1 on
+// every rank where any rank's piece has a number that is not finite. One all_reduce of a flag a mesh dimension.
 bool unscale(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   const bool in_place = op.schema().name().ends_with('_');  // the form with out= returns nothing either
@@ -199,16 +205,17 @@ bool unscale(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// median(x) and nanmedian(x) of a pending sum. The derivative is where x equals the result: backward would reduce x once more,
-// maybe in another order, and find no such place.
+// median(x) and nanmedian(x) of a pending sum. The derivative is where x equals the result: backward would reduce x
+// once more, maybe in another order, and find no such place.
 bool whole_median(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = take_args(op, stack)[0].toTensor();
   if (op.schema().returns().size() != 1 || !self.requires_grad() || !c10::GradMode::is_enabled()) return false;
   if (!detail::meta(self).spec->partial) return false;
-  throw std::invalid_argument(fmt::format(
-      "{}: of {}, it has no exact derivative: the sum would be reduced again in backward; redistribute it to Replicate or "
-      "Shard first",
-      op.schema().name(), to_string(*detail::meta(self).spec)));
+  throw std::invalid_argument(
+      fmt::format("{}: of {}, it has no exact derivative: the sum would be reduced again in backward; redistribute it "
+                  "to Replicate or "
+                  "Shard first",
+                  op.schema().name(), to_string(*detail::meta(self).spec)));
 }
 
 // Which reduction to take from the call, where ranks hold pieces; the operator's own is then none.
@@ -236,8 +243,8 @@ bool reduced_loss(const c10::OperatorHandle& op, Stack& stack) {
 
 // One a number; one an item where its classes make it together.
 std::vector<int64_t> sizes_of_losses(const c10::OperatorHandle& op, at::IntArrayRef self) {
-  const bool of_items =
-      op.schema().name().find("margin_loss") != std::string::npos && op.schema().name().find("soft") == std::string::npos;
+  const bool of_items = op.schema().name().find("margin_loss") != std::string::npos &&
+                        op.schema().name().find("soft") == std::string::npos;
   return (of_items ? self.slice(0, self.size() - 1) : self).vec();
 }
 
@@ -261,7 +268,8 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
         fmt::format("one_hot: classes are Long, not {}; convert them", c10::toString(self.scalar_type())));
   }
   if (self.numel() == 0 && num_classes <= 0) {
-    throw std::invalid_argument("one_hot: a tensor without elements does not tell the number of classes; give num_classes");
+    throw std::invalid_argument(
+        "one_hot: a tensor without elements does not tell the number of classes; give num_classes");
   }
   if (self.numel() > 0) {
     const auto lowest = self.min().item<int64_t>();
@@ -283,7 +291,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
 [[maybe_unused]] const bool registered = [] {
   register_decomposition("_local_scalar_dense", item);
   register_decomposition("equal", equal);
-  for (const char* name : {"t_", "transpose_", "squeeze_", "unsqueeze_"}) register_decomposition(name, reshape_in_place);
+  for (const char* name : {"t_", "transpose_", "squeeze_", "unsqueeze_"})
+    register_decomposition(name, reshape_in_place);
   register_decomposition("resize_as", resize_as);
   for (const char* name : {"median", "nanmedian"}) register_decomposition(name, whole_median);
   for (const char* name : {"_foreach_norm", "_foreach_max", "_foreach_powsum"}) {

@@ -106,7 +106,9 @@ void integers(const Drawing& d, const at::Tensor& out) {
   draw_integers(out, d.spec(), d.key(), range.first, range.count);
 }
 
-void exponential(const Drawing& d, const at::Tensor& out) { draw_exponential(out, d.spec(), d.key(), d.number("lambd")); }
+void exponential(const Drawing& d, const at::Tensor& out) {
+  draw_exponential(out, d.spec(), d.key(), d.number("lambd"));
+}
 
 // Numbers made from others of double precision, then brought into the result's type.
 template <class Make>

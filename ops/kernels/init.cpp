@@ -1,4 +1,5 @@
-// tessera::orthogonal_, tessera::sparse_ and tessera::dirac_ (dtensor/init.h), and eye: what each element gets follows from its place.
+// tessera::orthogonal_, tessera::sparse_ and tessera::dirac_ (dtensor/init.h), and eye: what each element gets follows
+// from its place.
 
 #include <algorithm>
 #include <cmath>
@@ -61,7 +62,9 @@ at::Tensor is_diagonal(const Spec& spec) {
 // What is drawn for a matrix that no rank holds, [rows, size] by rows.
 class Rows {
  public:
-  Rows(const Spec& like, int64_t rows, int64_t size, DrawKey key) : spec_(like), key_(key) { spec_.sizes = {rows, size}; }
+  Rows(const Spec& like, int64_t rows, int64_t size, DrawKey key) : spec_(like), key_(key) {
+    spec_.sizes = {rows, size};
+  }
 
   // Row `row` from element `first` on.
   template <void (*Draw)(const at::Tensor&, const Spec&, DrawKey, double, double)>
@@ -91,8 +94,8 @@ double dot(const double* a, const double* b, int64_t n) {
   return std::accumulate(std::begin(sums), std::end(sums), 0.0);
 }
 
-// Columns of Q = H_0 H_1 .. H_(k-1) S, an n x k matrix of orthonormal columns: H_i reflects the coordinates from i on by a normal
-// vector, and S has signs, as the QR decomposition of a normal matrix with a positive diagonal would.
+// Columns of Q = H_0 H_1 .. H_(k-1) S, an n x k matrix of orthonormal columns: H_i reflects the coordinates from i on
+// by a normal vector, and S has signs, as the QR decomposition of a normal matrix with a positive diagonal would.
 at::Tensor columns_of_rotation(Rows& normals, int64_t n, const std::vector<int64_t>& which) {
   const auto count = static_cast<int64_t>(which.size());
   const at::Tensor out = at::zeros({count, n}, at::TensorOptions(at::kDouble));
@@ -137,8 +140,9 @@ void orthogonal(const LocalCall& call, Stack& stack) {
                                     at::TensorOptions(self.scalar_type()));
   const auto step = static_cast<std::size_t>(std::clamp<int64_t>(k / 8, 1, 128));
   for (std::size_t begin = 0; begin < vectors.size(); begin += step) {
-    const std::vector<int64_t> some(vectors.begin() + static_cast<std::ptrdiff_t>(begin),
-                                    vectors.begin() + static_cast<std::ptrdiff_t>(std::min(begin + step, vectors.size())));
+    const std::vector<int64_t> some(
+        vectors.begin() + static_cast<std::ptrdiff_t>(begin),
+        vectors.begin() + static_cast<std::ptrdiff_t>(std::min(begin + step, vectors.size())));
     const at::Tensor made = columns_of_rotation(normals, n, some).index_select(1, at_coordinates).mul_(gain);
     flat.narrow(tall ? 1 : 0, static_cast<int64_t>(begin), made.size(0)).copy_(tall ? made.t() : made);
   }
@@ -169,7 +173,8 @@ void sparse(const LocalCall& call, Stack& stack) {
     std::nth_element(order.begin(), order.begin() + std::min<std::ptrdiff_t>(zeros, rows - 1), order.end(),
                      [&](int64_t a, int64_t b) { return std::pair(rank[a], a) < std::pair(rank[b], b); });
     std::fill(is_zero.begin(), is_zero.end(), false);
-    for (std::ptrdiff_t i = 0; i < zeros; ++i) is_zero[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = true;
+    for (std::ptrdiff_t i = 0; i < zeros; ++i)
+      is_zero[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] = true;
     for (std::size_t r = 0; r < my_rows.size(); ++r) {
       keep[static_cast<int64_t>(r)][static_cast<int64_t>(c)] = !is_zero[static_cast<std::size_t>(my_rows[r])];
     }
@@ -213,8 +218,8 @@ bool eye(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 [[maybe_unused]] const bool registered = register_local_kernel(kOrthogonal, orthogonal) &&
-                                         register_local_kernel(kSparse, sparse) && register_local_kernel(kDirac, dirac) &&
-                                         register_decomposition("eye", eye);
+                                         register_local_kernel(kSparse, sparse) &&
+                                         register_local_kernel(kDirac, dirac) && register_decomposition("eye", eye);
 
 // ---- the operators; their meta kernels are for the rules
 
@@ -239,7 +244,8 @@ at::Tensor& sparse_meta(at::Tensor& self, double, double) { return self; }
 // As LibTorch's own operators that write: the version counter moves on, by which autograd sees it.
 template <class... Numbers>
 at::Tensor& counted(const char* name, c10::DispatchKeySet keys, at::Tensor& self, Numbers... numbers) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<at::Tensor&(at::Tensor&, Numbers...)>();
+  const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<at::Tensor&(at::Tensor&, Numbers...)>();
   {
     const at::AutoDispatchBelowADInplaceOrView below;
     op.redispatch(keys & c10::after_ADInplaceOrView_keyset, self, numbers...);

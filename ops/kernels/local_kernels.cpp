@@ -25,8 +25,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// mean(self, *, dtype) and mean.dim(self, dim, keepdim, *, dtype): the local sum over the global count, so that uneven and empty
-// pieces count as what they hold.
+// mean(self, *, dtype) and mean.dim(self, dim, keepdim, *, dtype): the local sum over the global count, so that uneven
+// and empty pieces count as what they hold.
 void mean(const LocalCall& call, Stack& stack) {
   const bool by_dim = stack.size() == 4;
   const at::Tensor self = stack[0].toTensor();
@@ -90,7 +90,8 @@ at::Tensor local_rows(const at::Tensor& indices, const Intervals& held, int64_t 
   return out;
 }
 
-// embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse) on this rank's rows; other ranks' rows give zeros, to be summed.
+// embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse) on this rank's rows; other ranks' rows give
+// zeros, to be summed.
 void embedding(const LocalCall& call, Stack& stack) {
   const Spec& weight_spec = *call.inputs[0];
   const at::Tensor weight = stack[0].toTensor();
@@ -107,8 +108,8 @@ void embedding(const LocalCall& call, Stack& stack) {
   stack.assign({at::embedding(weight, rows.clamp_min(0)).masked_fill_(elsewhere.unsqueeze(-1), 0)});
 }
 
-// embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq): this rank's rows of the gradient.
-// Ids of other rows go to one row more, which is dropped; so do those of padding.
+// embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq): this rank's rows of the
+// gradient. Ids of other rows go to one row more, which is dropped; so do those of padding.
 void embedding_dense_backward(const LocalCall& call, Stack& stack) {
   const Intervals& held = call.outputs[0]->tile[0];
   const int64_t rows = count(held);
@@ -121,8 +122,8 @@ void embedding_dense_backward(const LocalCall& call, Stack& stack) {
       {at::embedding_dense_backward(grad, here, rows + 1, /*padding_idx=*/-1, stack[4].toBool()).narrow(0, 0, rows)});
 }
 
-// nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and its 2-D twin on pieces of the batch: the local sum over
-// the global total weight. One all_reduce of one number on each mesh dimension that splits the batch.
+// nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and its 2-D twin on pieces of the batch: the
+// local sum over the global total weight. One all_reduce of one number on each mesh dimension that splits the batch.
 void nll_loss_mean(const LocalCall& call, Stack& stack) {
   constexpr int64_t kSum = 2;
   const at::Tensor self = stack[0].toTensor();
@@ -137,14 +138,16 @@ void nll_loss_mean(const LocalCall& call, Stack& stack) {
   stack.assign({loss / total, total});
 }
 
-// Input 0 with the local sizes of the result, for operators that would read more from the piece's sizes or strides than is true of
-// the whole: squeeze drops dimensions of size 1, and a piece may have more of them; _reshape_alias names the whole's strides.
+// Input 0 with the local sizes of the result, for operators that would read more from the piece's sizes or strides than
+// is true of the whole: squeeze drops dimensions of size 1, and a piece may have more of them; _reshape_alias names the
+// whole's strides.
 void reshape(const LocalCall& call, Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
   stack.assign({own_if_copy(call.op, self.reshape(call.outputs[0]->local_sizes))});
 }
 
-// Losses by element with reduction = mean, and their backward: the sum over the pieces, divided by the elements of the whole.
+// Losses by element with reduction = mean, and their backward: the sum over the pieces, divided by the elements of the
+// whole.
 void mean_loss(const LocalCall& call, Stack& stack) {
   constexpr int64_t kSum = 2;
   int64_t count = 1;
@@ -193,7 +196,8 @@ void aligned_rows(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
-// native_group_norm and its backward: N, C and group as the piece of the first tensor has them. The kernels read dense memory.
+// native_group_norm and its backward: N, C and group as the piece of the first tensor has them. The kernels read dense
+// memory.
 void group_norm(const LocalCall& call, Stack& stack) {
   const auto argument = [&](const char* name) -> at::IValue& {
     return stack[static_cast<std::size_t>(call.op.schema().argumentIndexWithName(name).value())];
@@ -209,8 +213,8 @@ void group_norm(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
-// _scaled_dot_product_flash_attention_for_cpu_backward: the kernel divides by the number of heads, which may be none here while
-// the gradients of key and value are terms of a sum.
+// _scaled_dot_product_flash_attention_for_cpu_backward: the kernel divides by the number of heads, which may be none
+// here while the gradients of key and value are terms of a sum.
 void attention_backward(const LocalCall& call, Stack& stack) {
   const at::Tensor grad = stack[0].toTensor();
   if (grad.numel() != 0) {
@@ -226,9 +230,11 @@ void attention_backward(const LocalCall& call, Stack& stack) {
     register_local_kernel("attention_backward", attention_backward) && register_local_kernel("mean", mean) &&
     register_local_kernel("contiguous", contiguous, {.writes_out = true, .rearranges = true}) &&
     register_local_kernel("aligned_rows", aligned_rows, {.rearranges = true}) &&
-    register_local_kernel("extremum", extremum) && register_local_kernel("group_norm", group_norm, {.rearranges = true}) &&
+    register_local_kernel("extremum", extremum) &&
+    register_local_kernel("group_norm", group_norm, {.rearranges = true}) &&
     register_local_kernel("reshape", reshape) && register_local_kernel("mean_loss", mean_loss) &&
-    register_local_kernel("contiguous_statistics", contiguous_statistics) && register_local_kernel("embedding", embedding) &&
+    register_local_kernel("contiguous_statistics", contiguous_statistics) &&
+    register_local_kernel("embedding", embedding) &&
     register_local_kernel("embedding_dense_backward", embedding_dense_backward) &&
     register_local_kernel("nll_loss_mean", nll_loss_mean, {.communicates = true});
 

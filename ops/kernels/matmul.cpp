@@ -34,9 +34,12 @@ at::Tensor call_batched_matmul(const at::Tensor& a, const at::Tensor& b) {
   return op.call(a, b);
 }
 
-// ---- on plain tensors ------------------------------------------------------------------------------------------------
+// ---- on plain tensors
+// ------------------------------------------------------------------------------------------------
 
-at::Tensor rows_of(const at::Tensor& t) { return t.reshape({t.numel() / std::max<int64_t>(t.size(-1), 1), t.size(-1)}); }
+at::Tensor rows_of(const at::Tensor& t) {
+  return t.reshape({t.numel() / std::max<int64_t>(t.size(-1), 1), t.size(-1)});
+}
 
 at::Tensor dense_plain(const at::Tensor& x, const at::Tensor& w) { return at::matmul(x, w); }
 
@@ -48,7 +51,8 @@ at::Tensor dense_wgrad_plain(const at::Tensor& x, const at::Tensor& g) {
 
 at::Tensor batched_matmul_plain(const at::Tensor& a, const at::Tensor& b) { return at::matmul(a, b); }
 
-// ---- gradients -------------------------------------------------------------------------------------------------------
+// ---- gradients
+// -------------------------------------------------------------------------------------------------------
 
 // Calls the operator below autograd on saved inputs, and `Gradients` of them backward.
 template <at::Tensor (*Op)(const at::Tensor&, const at::Tensor&), class Gradients>

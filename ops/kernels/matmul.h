@@ -4,8 +4,9 @@
 
 namespace tessera {
 
-// Products of whole operators, so that no dimension is flattened on the way (flattening a sharded dimension that is not the
-// leftmost would gather it). Differentiable any number of times; ordinary operators to the dispatcher, with rules of their own.
+// Products of whole operators, so that no dimension is flattened on the way (flattening a sharded dimension that is not
+// the leftmost would gather it). Differentiable any number of times; ordinary operators to the dispatcher, with rules
+// of their own.
 
 // x (..., k), w (k, n) -> (..., n)
 at::Tensor dense(const at::Tensor& x, const at::Tensor& w);

@@ -1,6 +1,6 @@
-// Sequences of different lengths, packed for recurrent modules. LibTorch's kernels copy them into plain tensors of their own; here
-// they are views put together, which DTensors have. The numbers of sequences a step stay plain, as they stay on the CPU beside a GPU's
-// tensors: recurrent modules read them.
+// Sequences of different lengths, packed for recurrent modules. LibTorch's kernels copy them into plain tensors of
+// their own; here they are views put together, which DTensors have. The numbers of sequences a step stay plain, as they
+// stay on the CPU beside a GPU's tensors: recurrent modules read them.
 
 #include <algorithm>
 #include <stdexcept>
@@ -64,7 +64,8 @@ Numbers longer(const at::Tensor& t, int64_t dim, int64_t by) {
   return out;
 }
 
-Two unpack(const at::Tensor& data, const at::Tensor& batch_sizes, bool batch_first, const at::Scalar& value, int64_t total) {
+Two unpack(const at::Tensor& data, const at::Tensor& batch_sizes, bool batch_first, const at::Scalar& value,
+           int64_t total) {
   const Numbers left = read_numbers(batch_sizes);
   const auto longest = static_cast<int64_t>(left.size());
   if (left.empty() || (total > 0 && total < longest)) {

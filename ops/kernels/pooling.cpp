@@ -1,4 +1,5 @@
-// The local kernel "pooling": maxima and means over windows, and their gradients, of rows with those that their windows meet.
+// The local kernel "pooling": maxima and means over windows, and their gradients, of rows with those that their windows
+// meet.
 
 #include <algorithm>
 #include <limits>
@@ -107,7 +108,8 @@ at::Tensor counts(const WindowRows& r, bool with_padding, int64_t ndim) {
 
 // `sums` of the narrow rows over their divisors.
 at::Tensor divided(const LocalCall& call, Stack& stack, const Rows& rows, const at::Tensor& sums) {
-  const auto mode = at::isIntegralType(sums.scalar_type(), false) ? std::optional<std::string_view>("trunc") : std::nullopt;
+  const auto mode =
+      at::isIntegralType(sums.scalar_type(), false) ? std::optional<std::string_view>("trunc") : std::nullopt;
   const auto fixed = named(call, stack, "divisor_override").toOptional<int64_t>();
   at::Tensor divisor = at::full({}, fixed.value_or(1), at::kLong);
   for (std::size_t k = 0; !fixed && k < rows.size(); ++k) {

@@ -29,7 +29,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// What is worked on at once: so little of the logits that it does not count beside them, yet enough for its calls not to count.
+// What is worked on at once: so little of the logits that it does not count beside them, yet enough for its calls not
+// to count.
 constexpr int64_t kPartsOfLogits = 128;
 constexpr int64_t kLeastPartBytes = 128 << 10;
 constexpr int64_t kMostPartBytes = 4 << 20;
@@ -41,8 +42,8 @@ at::Tensor by_rows(const at::Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) :
 
 // One call, rows and classes counted.
 //
-// With x the logits, S = sum over classes of exp(x - m), m a row's greatest logit, w the classes' weights, t the target, a the
-// probability that smoothing spreads over all classes alike:
+// With x the logits, S = sum over classes of exp(x - m), m a row's greatest logit, w the classes' weights, t the
+// target, a the probability that smoothing spreads over all classes alike:
 //   loss = (1 - a) w_t (log S + m - x_t) + a / K * sum over k of w_k (log S + m - x_k)
 struct Problem {
   std::optional<DeviceMesh> mesh;
@@ -72,7 +73,8 @@ Rows rows_of(const at::Tensor& target, const Problem& p, at::ScalarType type) {
   Rows rows;
   rows.kept = ignored.logical_not().to(type);
   rows.target = flat.masked_fill(ignored, 0);
-  rows.weight = p.options.weight.defined() ? p.options.weight.to(type).index_select(0, rows.target) * rows.kept : rows.kept;
+  rows.weight =
+      p.options.weight.defined() ? p.options.weight.to(type).index_select(0, rows.target) * rows.kept : rows.kept;
   rows.here = rows.target.ge(p.mine.begin).logical_and_(rows.target.lt(p.mine.end));
   rows.column = (rows.target - p.mine.begin).masked_fill_(rows.here.logical_not(), 0);
   return rows;
@@ -84,21 +86,23 @@ void by_parts(const at::Tensor& logits, const Body& body) {
   const int64_t n = logits.size(0);
   const int64_t row =
       std::max<int64_t>(1, logits.size(1)) * static_cast<int64_t>(elementSize(sum_type(logits.scalar_type())));
-  const int64_t step = std::max<int64_t>(1, std::clamp(n * row / kPartsOfLogits, kLeastPartBytes, kMostPartBytes) / row);
+  const int64_t step =
+      std::max<int64_t>(1, std::clamp(n * row / kPartsOfLogits, kLeastPartBytes, kMostPartBytes) / row);
   for (int64_t begin = 0; begin < n; begin += step) body(begin, std::min(n, begin + step));
 }
 
 constexpr const char* kName = "sharded_cross_entropy";
 
-// Where each rank took the number of classes from its own: whether all together have so many, which they have not where they are uneven.
+// Where each rank took the number of classes from its own: whether all together have so many, which they have not where
+// they are uneven.
 void check_count(const at::Tensor& counted, const Problem& p) {
   constexpr int64_t kExact = 1 << 24;  // sums of float32
   if (p.options.classes || p.mesh->size() == 1 || p.classes > kExact) return;
   const auto all = static_cast<int64_t>(counted.item<double>());
   if (all == p.classes) return;
   refuse_alone(*p.mesh, kName,
-               fmt::format("{} classes here, of {} on all {} ranks; uneven ones need options.classes", p.mine.size(), all,
-                           p.mesh->size()));
+               fmt::format("{} classes here, of {} on all {} ranks; uneven ones need options.classes", p.mine.size(),
+                           all, p.mesh->size()));
 }
 
 // What is summed over all classes of each row: [n] each.
@@ -137,7 +141,8 @@ Sums sums_of(const at::Tensor& logits, const Rows& rows, const Problem& p) {
   const at::Tensor log_sum = sums[0].log();
   out.loss = (log_sum - sums[1]) * rows.weight * (1 - p.spread);
   if (p.spread > 0) {
-    const at::Tensor total = p.options.weight.defined() ? p.options.weight.to(type).sum() : at::full({}, p.classes, options);
+    const at::Tensor total =
+        p.options.weight.defined() ? p.options.weight.to(type).sum() : at::full({}, p.classes, options);
     out.loss = out.loss + (log_sum * total - sums[2]) * rows.kept * (p.spread / static_cast<double>(p.classes));
   }
   // A row that is ignored counts for nothing, whatever its logits are.
@@ -185,7 +190,8 @@ at::Tensor gradient_of(const at::Tensor& softmax, const at::Tensor& g, const Row
 }
 
 struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& target, const Problem& p) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& target,
+                            const Problem& p) {
     detail::saved<Problem>(ctx, "problem") = p;
     const at::Tensor flat = by_rows(logits);
     const Rows rows = rows_of(target, p, sum_type(logits.scalar_type()));
@@ -267,8 +273,8 @@ void check_tensors(const at::Tensor& logits, const at::Tensor& target, const Dev
   // Logits are this rank's, which may be wrong alone.
   if (logits.dim() < 1 || target.sizes() != logits.sizes().slice(0, static_cast<std::size_t>(logits.dim() - 1))) {
     refuse_alone(mesh, kName,
-                 fmt::format("logits [{}] and target [{}]; they are [*, classes] and [*]", fmt::join(logits.sizes(), ", "),
-                             fmt::join(target.sizes(), ", ")));
+                 fmt::format("logits [{}] and target [{}]; they are [*, classes] and [*]",
+                             fmt::join(logits.sizes(), ", "), fmt::join(target.sizes(), ", ")));
   }
   if (!at::isFloatingType(logits.scalar_type())) {
     refuse_alone(mesh, kName,
@@ -311,7 +317,8 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
   } else {
     p.spread = a;
   }
-  const at::Tensor outside = target.ne(options.ignore_index).logical_and_(target.lt(0).logical_or_(target.ge(p.classes)));
+  const at::Tensor outside =
+      target.ne(options.ignore_index).logical_and_(target.lt(0).logical_or_(target.ge(p.classes)));
   if (target.numel() > 0 && outside.any().item<bool>()) {
     refuse_count(fmt::format("target {} is out of bounds: there are {} classes, and ignore_index is {}",
                              target.masked_select(outside)[0].item<int64_t>(), p.classes, options.ignore_index));

@@ -21,7 +21,8 @@ struct BackwardState {
   Placements from;
   bool moves = false;
 
-  // Where the input's gradient is to go that lies as `term`. With others who take x it waits for theirs: see watch_terms.
+  // Where the input's gradient is to go that lies as `term`. With others who take x it waits for theirs: see
+  // watch_terms.
   Placements goal(const at::Tensor& term) const {
     Placements out = placements_of(term);
     if (how.uses == nullptr || *how.uses != 1) return out;
@@ -37,7 +38,8 @@ struct BackwardState {
 };
 
 struct StyledDense : torch::autograd::Function<StyledDense> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w, const BackwardState& state) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
+                            const BackwardState& state) {
     detail::saved<BackwardState>(ctx, "state") = state;
     ctx->save_for_backward({w.requires_grad() ? x : at::Tensor(), x.requires_grad() ? w : at::Tensor()});
     const at::Tensor brought = redistribute(x, state.how.desired);

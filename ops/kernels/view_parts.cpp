@@ -1,5 +1,5 @@
-// The local kernels "parts" and "parts_backward": slice, split, select and unbind along a dimension that is cut, and their gradients,
-// each rank on its own piece.
+// The local kernels "parts" and "parts_backward": slice, split, select and unbind along a dimension that is cut, and
+// their gradients, each rank on its own piece.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

@@ -6,7 +6,8 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/signature.h"
 
-// Operators that work on the last dimensions of each item of a batch: linear algebra, adaptive pooling, resampling, padding, Fourier transforms.
+// Operators that work on the last dimensions of each item of a batch: linear algebra, adaptive pooling, resampling,
+// padding, Fourier transforms.
 namespace tessera::rules {
 namespace {
 
@@ -71,7 +72,9 @@ Results labelled(const OpCall& call) {
   return out;
 }
 
-Results of_output_size(const OpCall& call) { return {resized(call.inputs.at(0), call.arg("output_size").toIntVector())}; }
+Results of_output_size(const OpCall& call) {
+  return {resized(call.inputs.at(0), call.arg("output_size").toIntVector())};
+}
 
 // Matrices of a batch for which those of inputs 0 and 1 broadcast.
 Results matrices(const OpCall& call, int64_t rows, int64_t columns) {
@@ -124,8 +127,9 @@ Sizes windows(const OpCall& call, const Sizes& inner) {
   Sizes out;
   for (std::size_t d = 0; d < inner.size(); ++d) {
     const int64_t kernel = at_dim(call, "kernel_size", d);
-    out.push_back(at::native::pooling_output_shape<int64_t>(
-        inner[d], kernel, at_dim(call, "padding", d), at_dim(call, "stride", d, kernel), at_dim(call, "dilation", d), ceil));
+    out.push_back(at::native::pooling_output_shape<int64_t>(inner[d], kernel, at_dim(call, "padding", d),
+                                                            at_dim(call, "stride", d, kernel),
+                                                            at_dim(call, "dilation", d), ceil));
   }
   return out;
 }

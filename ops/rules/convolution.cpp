@@ -3,7 +3,8 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
 
-// Convolution, cut along the batch (n), the channels that go in (c) and come out (o), the groups of channels (g), and the places.
+// Convolution, cut along the batch (n), the channels that go in (c) and come out (o), the groups of channels (g), and
+// the places.
 namespace tessera::rules {
 namespace {
 
@@ -123,8 +124,9 @@ OpRule convolution(const OpCall& call) {
   return rule;
 }
 
-// (grad, input, weight) -> the gradients of input, weight and bias. Where places are cut, each rank takes all that its rows of the
-// input are convolved with: rows of the gradient are fetched, and terms of the weight's gradient meet each pair of rows once.
+// (grad, input, weight) -> the gradients of input, weight and bias. Where places are cut, each rank takes all that its
+// rows of the input are convolved with: rows of the gradient are fetched, and terms of the weight's gradient meet each
+// pair of rows once.
 OpRule convolution_backward(const OpCall& call) {
   const Convolution conv(call, 1, 2);
   OpRule rule{.strategies = shard_factors({conv.gives(), conv.given(), conv.kernels()},

@@ -24,7 +24,8 @@ int64_t middle(const Window& w, bool given_wide, int64_t o) {
   return std::clamp<int64_t>(place, 0, (given_wide ? w.wide : w.narrow) - 1);
 }
 
-// How the dimension of what is given is cut, taken over to what the operator gives; nullptr where its parts are no ranges in order.
+// How the dimension of what is given is cut, taken over to what the operator gives; nullptr where its parts are no
+// ranges in order.
 PartitionPtr followed(const Window& w, bool given_wide, const Partition& given) {
   const int64_t parts = *given.parts();
   const int64_t size = given_wide ? w.wide : w.narrow;
@@ -75,11 +76,13 @@ Interval Window::wide_of(const Interval& places) const {
 Interval Window::narrow_of(const Interval& places) const {
   if (places.size() <= 0) return {};
   const auto first_from = [&](int64_t wide_place) { return at::ceil_div(std::max<int64_t>(wide_place, 0), stride); };
-  return clipped(first_from(places.begin + padding - dilation * (kernel - 1)), first_from(places.end + padding), narrow);
+  return clipped(first_from(places.begin + padding - dilation * (kernel - 1)), first_from(places.end + padding),
+                 narrow);
 }
 
 Interval Halos::needed(std::size_t k, const Intervals& held, const Intervals& computed) const {
-  if (is_whole(held, fetched_size(k)) && is_whole(computed, computed_size(k))) return {.begin = 0, .end = fetched_size(k)};
+  if (is_whole(held, fetched_size(k)) && is_whole(computed, computed_size(k)))
+    return {.begin = 0, .end = fetched_size(k)};
   const Interval rows = hull(computed);
   return wide ? windows[k].wide_of(rows) : windows[k].narrow_of(rows);
 }

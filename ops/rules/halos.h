@@ -11,8 +11,9 @@
 // Operators that look at the neighbours of elements: convolution and pooling. Arithmetic alone.
 namespace tessera::rules {
 
-// How windows lie along one dimension: place o of the narrow side meets the places o * stride - padding + j * dilation, j < kernel, of
-// the wide one. What is convolved or pooled is wide and the result narrow; of a transposed convolution the reverse.
+// How windows lie along one dimension: place o of the narrow side meets the places o * stride - padding + j * dilation,
+// j < kernel, of the wide one. What is convolved or pooled is wide and the result narrow; of a transposed convolution
+// the reverse.
 struct Window {
   int64_t wide;  // sizes
   int64_t narrow;
@@ -30,8 +31,9 @@ struct Window {
   Interval narrow_of(const Interval& places) const;
 };
 
-// What a rank computes from where some dimensions are cut: not its own rows of an input, but those that the rows which it computes
-// meet. Ranks exchange the rest before the kernel runs: all inputs in one all_to_all over the mesh dimensions that cut `dims`.
+// What a rank computes from where some dimensions are cut: not its own rows of an input, but those that the rows which
+// it computes meet. Ranks exchange the rest before the kernel runs: all inputs in one all_to_all over the mesh
+// dimensions that cut `dims`.
 struct Halos {
   std::vector<int64_t> dims;          // tensor dimensions, of every tensor named here
   std::vector<Window> windows;        // one each
@@ -54,8 +56,9 @@ Interval hull(const Intervals& rows);
 // Of what is fetched, the share that a rank gets from others at most, where `ranks` cut it; 0: nobody gets anything.
 double fetched_share(const Halos& halos, const Strategy& strategy, int64_t ranks);
 
-// For a strategy in which a partition of a fixed size cuts what the operator is given and what it gives alike: makes the latter's a
-// RaggedShard by which each result lies where the middle of its window does. False where the partition does not fit.
+// For a strategy in which a partition of a fixed size cuts what the operator is given and what it gives alike: makes
+// the latter's a RaggedShard by which each result lies where the middle of its window does. False where the partition
+// does not fit.
 bool follow_partition(const Halos& halos, Strategy& strategy);
 
 // Whether each rank computes one range of rows, of placements chosen for the first mesh dimensions.

@@ -3,8 +3,8 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Operators that read or write elements by their indices. Dimensions that are indexed stay whole, the others pass. Where what is
-// written adds up, pieces of the indices give terms of the result.
+// Operators that read or write elements by their indices. Dimensions that are indexed stay whole, the others pass.
+// Where what is written adds up, pieces of the indices give terms of the result.
 namespace tessera::rules {
 namespace {
 
@@ -45,7 +45,8 @@ void add_up(OpRule& rule, const OpCall& call, std::size_t source) {
 // Elements of self replaced by those of the source: both pending together.
 void replace(OpRule& rule, const OpCall& call, std::size_t source) {
   if (call.inputs.at(source).dtype != call.inputs[0].dtype || !writes_in_order(call)) return;
-  for (const ReduceOp op : kPlainReductions) rule.strategies.push_back(pass_partial(call.inputs.size(), 1, {0, source}, op));
+  for (const ReduceOp op : kPlainReductions)
+    rule.strategies.push_back(pass_partial(call.inputs.size(), 1, {0, source}, op));
 }
 
 // (self, index)
@@ -94,7 +95,8 @@ OpRule index_fill(const OpCall& call) {
   return rule;
 }
 
-// ---- gather and scatter: an index of as many dimensions, which elsewhere than at `dim` may be shorter than self: its elements then
+// ---- gather and scatter: an index of as many dimensions, which elsewhere than at `dim` may be shorter than self: its
+// elements then
 // stand for the first ones
 
 // The labels of self, those that every other tensor shares with it.
@@ -124,7 +126,8 @@ OpRule scatter(const OpCall& call) {
   const auto shared = shared_labels(call);
   if (!shared || call.inputs.at(1).ndim() == 0) return no_rule();
   const Labels labels = along(*shared, dim_of(call)).whole;
-  std::vector<Labels> inputs = {labels, labels, call.inputs.size() > 2 && call.inputs[2].ndim() > 0 ? labels : Labels()};
+  std::vector<Labels> inputs = {labels, labels,
+                                call.inputs.size() > 2 && call.inputs[2].ndim() > 0 ? labels : Labels()};
   inputs.resize(call.inputs.size());
   OpRule rule{.strategies = shard_factors(inputs, {labels})};
   rule.outputs = {call.inputs[0]};
@@ -137,7 +140,8 @@ OpRule scatter(const OpCall& call) {
   return rule;
 }
 
-// By what the elements that a scatter writes are reduced with what is there; nullopt where they are not, or not as terms would be.
+// By what the elements that a scatter writes are reduced with what is there; nullopt where they are not, or not as
+// terms would be.
 std::optional<ReduceOp> reduction_of(const OpCall& call) {
   if (!call.has_arg("reduce")) return ReduceOp::kSum;  // scatter_add
   const std::string& name = call.arg("reduce").toStringRef();
@@ -148,8 +152,8 @@ std::optional<ReduceOp> reduction_of(const OpCall& call) {
   return std::nullopt;
 }
 
-// (self, index, src): pieces of the index write terms of a sum. Of an extremum they could too, but its gradient would cost more than
-// that saves.
+// (self, index, src): pieces of the index write terms of a sum. Of an extremum they could too, but its gradient would
+// cost more than that saves.
 OpRule scatter_reduced(const OpCall& call) {
   const auto op = reduction_of(call);
   if (!op || call.inputs.size() < 3 || !adds_exactly(call, call.inputs[2])) return scatter(call);
@@ -188,7 +192,8 @@ bool is_mask(const TensorInfo& info) { return info.defined && (info.dtype == at:
 // nullopt where which elements are chosen depends on values.
 std::optional<Indexed> read_indices(const OpCall& call, std::size_t count) {
   const TensorInfo& self = call.inputs.at(0);
-  const std::vector<TensorInfo> given(call.inputs.begin() + 1, call.inputs.begin() + 1 + static_cast<std::ptrdiff_t>(count));
+  const std::vector<TensorInfo> given(call.inputs.begin() + 1,
+                                      call.inputs.begin() + 1 + static_cast<std::ptrdiff_t>(count));
   if (given.size() > self.sizes.size() || std::any_of(given.begin(), given.end(), is_mask)) return std::nullopt;
   const Sizes places = broadcast_sizes(given);
   const Labels factors = letters(places.size(), 'A');

@@ -20,7 +20,8 @@ template <class T>
 constexpr Bounds bounds() {
   using Limits = std::numeric_limits<T>;
   if constexpr (std::is_same_v<T, bool>) return {0, 1};
-  if constexpr (std::is_integral_v<T>) return {static_cast<int64_t>(Limits::min()), static_cast<int64_t>(Limits::max())};
+  if constexpr (std::is_integral_v<T>)
+    return {static_cast<int64_t>(Limits::min()), static_cast<int64_t>(Limits::max())};
   return {-(int64_t{1} << Limits::digits), int64_t{1} << Limits::digits};
 }
 
@@ -30,7 +31,8 @@ Bounds bounds_of(at::ScalarType dtype) {
 }
 
 // The argument called `name`; nullopt when the operator has none or it is None.
-std::optional<int64_t> argument(const c10::FunctionSchema& schema, std::span<const c10::IValue> args, const char* name) {
+std::optional<int64_t> argument(const c10::FunctionSchema& schema, std::span<const c10::IValue> args,
+                                const char* name) {
   const auto at = schema.argumentIndexWithName(name);
   if (!at || args[static_cast<std::size_t>(*at)].isNone()) return std::nullopt;
   return args[static_cast<std::size_t>(*at)].toInt();
@@ -45,12 +47,14 @@ IntegerRange integer_range(const c10::FunctionSchema& schema, std::span<const c1
   if (!end) end = argument(schema, args, "high");
   const int64_t last = end ? *end - 1 : type.highest;
   if (end == std::numeric_limits<int64_t>::min() || first > last) {
-    throw std::invalid_argument(fmt::format("{}: no number is at least {} and below {}; give a first number below the end",
-                                            schema.name(), first, end.value_or(last)));
+    throw std::invalid_argument(
+        fmt::format("{}: no number is at least {} and below {}; give a first number below the end", schema.name(),
+                    first, end.value_or(last)));
   }
   if (first < type.lowest || last > type.highest) {
     throw std::invalid_argument(fmt::format("{}: {} has the whole numbers from {} to {}, not all from {} to {}",
-                                            schema.name(), c10::toString(dtype), type.lowest, type.highest, first, last));
+                                            schema.name(), c10::toString(dtype), type.lowest, type.highest, first,
+                                            last));
   }
   return {.first = first, .count = static_cast<uint64_t>(last) - static_cast<uint64_t>(first) + 1};
 }

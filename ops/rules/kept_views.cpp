@@ -23,14 +23,15 @@ bool fits(const Sizes& sizes, const Placements& cuts, std::span<const int64_t> m
   return true;
 }
 
-// What mesh dimensions do that cut tensors alike: each tensor's Shards, one such mesh dimension after another; their sizes.
+// What mesh dimensions do that cut tensors alike: each tensor's Shards, one such mesh dimension after another; their
+// sizes.
 struct Cutting {
   std::vector<Placements> tensors;
   Sizes mesh_shape;
 };
 
-// nullopt where the tensors do not lie alike but for how they are cut, none is, or a reduction is pending that may not know what
-// becomes of its elements.
+// nullopt where the tensors do not lie alike but for how they are cut, none is, or a reduction is pending that may not
+// know what becomes of its elements.
 std::optional<Cutting> cutting(const std::vector<Placements>& tensors, std::span<const int64_t> mesh_shape) {
   constexpr int64_t kMostRanks = 1 << 16;
   Cutting out{.tensors = std::vector<Placements>(tensors.size()), .mesh_shape = {}};
@@ -76,8 +77,8 @@ std::optional<std::vector<Tile>> tiles_of(const Sizes& mesh_shape, const TileAt&
 }
 
 // The layout of a view of sizes `to` of a tensor of sizes `from` in layout `input`.
-std::optional<Placements> viewed_layout(const Sizes& from, const Sizes& to, const TileView& view, const Placements& input,
-                                        std::span<const int64_t> mesh_shape) {
+std::optional<Placements> viewed_layout(const Sizes& from, const Sizes& to, const TileView& view,
+                                        const Placements& input, std::span<const int64_t> mesh_shape) {
   const std::optional<Cutting> cut = cutting({input}, mesh_shape);
   if (!cut || !fits(from, cut->tensors[0], cut->mesh_shape)) return std::nullopt;
   const auto tiles = tiles_of(cut->mesh_shape, [&](const Sizes& coordinate) {
@@ -88,9 +89,10 @@ std::optional<Placements> viewed_layout(const Sizes& from, const Sizes& to, cons
   return cut_by(input, *found);
 }
 
-// What the rank at `coordinate` has of tensors of sizes `from`, put one after another along `dim`; nullopt where its pieces do not
-// fit together.
-std::optional<Tile> joined_tile(const std::vector<Sizes>& from, int64_t dim, const Cutting& cut, const Sizes& coordinate) {
+// What the rank at `coordinate` has of tensors of sizes `from`, put one after another along `dim`; nullopt where its
+// pieces do not fit together.
+std::optional<Tile> joined_tile(const std::vector<Sizes>& from, int64_t dim, const Cutting& cut,
+                                const Sizes& coordinate) {
   const auto along = static_cast<std::size_t>(dim);
   std::optional<Tile> joined;
   Intervals mine;
@@ -120,8 +122,8 @@ std::optional<Placements> joined_layout(const std::vector<Sizes>& from, const Si
   const std::optional<Placements> found = tiles ? layout_of_tiles(to, cut->mesh_shape, *tiles) : std::nullopt;
   if (!found) return std::nullopt;
   // A piece without elements must have the sizes that its layout says.
-  const auto said =
-      tiles_of(cut->mesh_shape, [&](const Sizes& c) { return std::optional(local_tile(to, *found, cut->mesh_shape, c)); });
+  const auto said = tiles_of(cut->mesh_shape,
+                             [&](const Sizes& c) { return std::optional(local_tile(to, *found, cut->mesh_shape, c)); });
   for (std::size_t i = 0; i < tiles->size(); ++i) {
     if (shape_of((*tiles)[i]) != shape_of((*said)[i])) return std::nullopt;
   }
@@ -136,8 +138,8 @@ Placements lifted(Placements placements, int64_t dim) {
   return placements;
 }
 
-// Layouts of a tensor of which `part` is the layout of a part along `dim`: Shard(dim) in the place of some of its cuts. `has_dim` tells
-// whether the part has that dimension.
+// Layouts of a tensor of which `part` is the layout of a part along `dim`: Shard(dim) in the place of some of its cuts.
+// `has_dim` tells whether the part has that dimension.
 std::vector<Placements> with_shards(const Placements& part, int64_t dim, bool has_dim) {
   constexpr std::size_t kMostTried = 5;  // of mesh dimensions
   std::vector<Placements> out;
@@ -155,8 +157,8 @@ std::vector<Placements> with_shards(const Placements& part, int64_t dim, bool ha
   return out;
 }
 
-// The layout of a tensor of sizes `whole` that is cut along `dim` as its part from `start` on is, over and over: so the parts of
-// [q; k; v] that lie alike are parts of one layout. Not where the part is small.
+// The layout of a tensor of sizes `whole` that is cut along `dim` as its part from `start` on is, over and over: so the
+// parts of [q; k; v] that lie alike are parts of one layout. Not where the part is small.
 std::optional<Placements> repeated_layout(const Sizes& part, const Sizes& whole, int64_t dim, int64_t start,
                                           const Placements& layout, std::span<const int64_t> mesh_shape) {
   constexpr int64_t kMostCopies = 4;
@@ -180,7 +182,8 @@ std::optional<Placements> repeated_layout(const Sizes& part, const Sizes& whole,
   return cut_by(layout, *found);
 }
 
-// Whether a part from `start` on is one of several as long that make the whole, each rank having as much of it as any other.
+// Whether a part from `start` on is one of several as long that make the whole, each rank having as much of it as any
+// other.
 bool is_one_of_equals(const Sizes& part, const Sizes& whole, int64_t dim, int64_t start, const Placements& layout) {
   const auto along = static_cast<std::size_t>(dim);
   if (part[along] == 0 || whole[along] % part[along] != 0 || start % part[along] != 0) return false;

@@ -80,7 +80,8 @@ void add_joint(OpRule& rule, const OpCall& call) {
   for (const TensorInfo& input : call.inputs) {
     if (input.dtype != call.inputs[0].dtype) return;
   }
-  for (const ReduceOp op : kPlainReductions) rule.strategies.push_back(pass_partial(all.size(), num_outputs(call), all, op));
+  for (const ReduceOp op : kPlainReductions)
+    rule.strategies.push_back(pass_partial(all.size(), num_outputs(call), all, op));
 }
 
 namespace {
@@ -88,8 +89,9 @@ namespace {
 // Whether terms that are all `number` can be added up before they are divided by how many they are.
 bool averages(double number, at::ScalarType type) {
   constexpr double kMostRanks = 1 << 20;
-  const double greatest = c10::toRealValueType(type) == at::kDouble ? std::numeric_limits<double>::max()
-                                                                    : static_cast<double>(std::numeric_limits<float>::max());
+  const double greatest = c10::toRealValueType(type) == at::kDouble
+                              ? std::numeric_limits<double>::max()
+                              : static_cast<double>(std::numeric_limits<float>::max());
   return !std::isfinite(number) || std::abs(number) <= greatest / kMostRanks;
 }
 

@@ -42,7 +42,9 @@ OpRule dot(const OpCall& call) {
 
 OpRule outer(const OpCall&) { return product({"m", "n"}, "mn"); }
 
-OpRule addmm(const OpCall& call) { return plus_product(call, {"mk", "kn"}, {size(call, 1, 0), size(call, 2, 1)}, "mn"); }
+OpRule addmm(const OpCall& call) {
+  return plus_product(call, {"mk", "kn"}, {size(call, 1, 0), size(call, 2, 1)}, "mn");
+}
 OpRule baddbmm(const OpCall& call) {
   return plus_product(call, {"bmk", "bkn"}, {size(call, 1, 0), size(call, 1, 1), size(call, 2, 2)}, "bmn");
 }
@@ -79,7 +81,8 @@ at::ScalarType product_type(const OpCall& call) {
   return asked.isNone() ? call.inputs.at(0).dtype : asked.toScalarType();
 }
 
-// (a, b, offsets, bias): products of groups. A dimension in which the groups follow one another, where the offsets say, stays whole.
+// (a, b, offsets, bias): products of groups. A dimension in which the groups follow one another, where the offsets say,
+// stays whole.
 OpRule grouped_mm(const OpCall& call) {
   const bool stacked = call.inputs.at(0).ndim() == 3;  // a group each
   const bool other_stacked = call.inputs.at(1).ndim() == 3;
@@ -109,7 +112,8 @@ OpRule scaled_mm(const OpCall& call) {
   const auto of_b = scale(3, {1, sizes[1]});
   if (!of_a || !of_b) return no_rule();
   const bool alone = !call.inputs.at(4).defined && !call.inputs.at(5).defined;
-  OpRule rule{.strategies = shard_factors({"mk", "kn", *of_a, *of_b, "n", ""}, {"mn"}, ReduceOp::kSum, alone ? "" : "k")};
+  OpRule rule{.strategies =
+                  shard_factors({"mk", "kn", *of_a, *of_b, "n", ""}, {"mn"}, ReduceOp::kSum, alone ? "" : "k")};
   rule.outputs = {{.sizes = sizes, .dtype = product_type(call)}};
   return rule;
 }
@@ -135,7 +139,8 @@ OpRule batched_matmul(const OpCall& call) {
   return product({batch + "MK", batch + "KN"}, batch + "MN");
 }
 
-// Three tensors, each without the dimensions that its argument names, multiplied and summed over some: what bilinear runs.
+// Three tensors, each without the dimensions that its argument names, multiplied and summed over some: what bilinear
+// runs.
 OpRule trilinear(const OpCall& call) {
   constexpr std::array kExpanded = {"expand1", "expand2", "expand3"};
   const auto ndim = call.inputs.at(0).ndim() + static_cast<int64_t>(call.arg(kExpanded[0]).toIntVector().size());

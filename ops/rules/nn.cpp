@@ -7,7 +7,9 @@ namespace tessera::rules {
 namespace {
 
 // Several operators here have no kernel for meta tensors in LibTorch: their rules tell the results.
-TensorInfo info(std::vector<int64_t> sizes, at::ScalarType dtype) { return {.sizes = std::move(sizes), .dtype = dtype}; }
+TensorInfo info(std::vector<int64_t> sizes, at::ScalarType dtype) {
+  return {.sizes = std::move(sizes), .dtype = dtype};
+}
 
 // ---- softmax and whatever else works along one dimension of all its tensors
 
@@ -55,17 +57,20 @@ OpRule embedding(const OpCall& call) {
   return rule;
 }
 
-// (grad, indices): pieces of the indices give terms of every row. Scaling by how often an index occurs needs all of them.
+// (grad, indices): pieces of the indices give terms of every row. Scaling by how often an index occurs needs all of
+// them.
 OpRule embedding_dense_backward(const OpCall& call) {
   const Labels indices = letters(call.inputs.at(1).sizes.size());
   const bool needs_all = call.arg("scale_grad_by_freq").toBool();
-  OpRule rule{.strategies = shard_factors({indices + 'H', indices}, {"VH"}, ReduceOp::kSum, needs_all ? indices : Labels())};
+  OpRule rule{.strategies =
+                  shard_factors({indices + 'H', indices}, {"VH"}, ReduceOp::kSum, needs_all ? indices : Labels())};
   for (Strategy& strategy : rule.strategies) {
     if (strategy.outputs[0] == Shard(0)) strategy.kernel = "embedding_dense_backward";
   }
   // The rows alone, of inputs that are whole, come last; a pending gradient before them.
   add_linear(rule, 2, 1, {{0}});
-  std::stable_partition(rule.strategies.begin(), rule.strategies.end(), [](const Strategy& s) { return s.kernel.empty(); });
+  std::stable_partition(rule.strategies.begin(), rule.strategies.end(),
+                        [](const Strategy& s) { return s.kernel.empty(); });
   const TensorInfo& grad = call.inputs[0];
   rule.outputs = {info({call.arg("num_weights").toInt(), grad.sizes.back()}, grad.dtype)};
   return rule;
@@ -133,7 +138,9 @@ AttentionLabels attention_labels(const OpCall& call, const TensorInfo& query, co
 }
 
 // Single precision for the half types.
-at::ScalarType logsumexp_type(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type; }
+at::ScalarType logsumexp_type(at::ScalarType type) {
+  return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
+}
 
 // (query, key, value, mask) -> (result, logsumexp)
 OpRule attention(const OpCall& call) {
@@ -147,7 +154,8 @@ OpRule attention(const OpCall& call) {
   return rule;
 }
 
-// (grad, query, key, value, result, logsumexp, mask): pieces of the queries give terms of the gradients of key and value.
+// (grad, query, key, value, result, logsumexp, mask): pieces of the queries give terms of the gradients of key and
+// value.
 OpRule attention_backward(const OpCall& call) {
   const auto& in = call.inputs;
   const auto [q, k, mask] = attention_labels(call, in.at(1), in.at(2), in.at(6));

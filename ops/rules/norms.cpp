@@ -3,7 +3,8 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
 
-// Norms. Batches that share statistics while they are trained are not here: ops/kernels/batch_norm.cpp writes them in other operators.
+// Norms. Batches that share statistics while they are trained are not here: ops/kernels/batch_norm.cpp writes them in
+// other operators.
 namespace tessera::rules {
 namespace {
 
@@ -39,8 +40,8 @@ OpRule layer_norm(const OpCall& call) {
   return rule;
 }
 
-// (grad, input, mean, rstd, weight, bias) -> the gradients of input, weight and bias. A pending gradient is reduced here:
-// passed on, it would be reduced three times.
+// (grad, input, mean, rstd, weight, bias) -> the gradients of input, weight and bias. A pending gradient is reduced
+// here: passed on, it would be reduced three times.
 OpRule layer_norm_backward(const OpCall& call) {
   const auto [input, weight] = norm_labels(call);
   OpRule rule{.strategies = shard_factors({input, input, input, input, weight, weight}, {input, weight, weight})};
@@ -99,7 +100,8 @@ OpRule group_norm(const OpCall& call) {
   const Labels channel = labels.substr(1);
   const Labels input = with_rest(labels, call.inputs.at(0));
   OpRule rule{.strategies = shard_factors({input, channel, channel}, {input, labels, labels})};
-  const TensorInfo statistics{.sizes = {call.arg("N").toInt(), call.arg("group").toInt()}, .dtype = statistics_type(call)};
+  const TensorInfo statistics{.sizes = {call.arg("N").toInt(), call.arg("group").toInt()},
+                              .dtype = statistics_type(call)};
   rule.outputs = {call.inputs[0], statistics, statistics};
   keep_groups(rule, call, 0);
   return rule;

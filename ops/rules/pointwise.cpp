@@ -39,7 +39,8 @@ std::optional<at::ScalarType> common_type(const OpCall& call) {
   return type;
 }
 
-// The result of an operator that LibTorch cannot find without running it, as relu and where; empty where that is doubtful.
+// The result of an operator that LibTorch cannot find without running it, as relu and where; empty where that is
+// doubtful.
 std::vector<TensorInfo> result(const OpCall& call) {
   if (writes_first(call) && num_outputs(call) == 1) return {call.inputs.at(0)};
   const auto type = common_type(call);
@@ -61,7 +62,8 @@ OpRule linear_in_first(const OpCall& call) {
   return rule;
 }
 
-// By a power of two. LibTorch has no kernel on meta tensors for whole exponents; the result has then the type of what is scaled.
+// By a power of two. LibTorch has no kernel on meta tensors for whole exponents; the result has then the type of what
+// is scaled.
 OpRule scaled(const OpCall& call) {
   OpRule rule = linear_in_first(call);
   const bool known = call.outputs.empty() && at::isFloatingType(call.inputs.at(0).dtype);
@@ -97,7 +99,8 @@ OpRule movement(const OpCall& call) {
   return rule;
 }
 
-// Sums of tensors. A Number as the second operand would be added once a term, which an average, a maximum and a minimum bear.
+// Sums of tensors. A Number as the second operand would be added once a term, which an average, a maximum and a minimum
+// bear.
 OpRule sum_of_tensors(const OpCall& call) {
   OpRule rule = plain(call);
   if (call.inputs.size() == 2) {
@@ -204,12 +207,13 @@ enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 int64_t reduction(const OpCall& call) { return call.arg("reduction").toInt(); }
 
 bool same_sizes(const OpCall& call, std::size_t first) {
-  return std::all_of(call.inputs.begin() + static_cast<std::ptrdiff_t>(first), call.inputs.end(),
-                     [&](const TensorInfo& input) { return !input.defined || input.sizes == call.inputs[first].sizes; });
+  return std::all_of(
+      call.inputs.begin() + static_cast<std::ptrdiff_t>(first), call.inputs.end(),
+      [&](const TensorInfo& input) { return !input.defined || input.sizes == call.inputs[first].sizes; });
 }
 
-// (self, target, ...): pieces give terms of the sum, and of the mean by a kernel that knows the count of the whole. A term of a
-// broadcast input would be counted once a piece.
+// (self, target, ...): pieces give terms of the sum, and of the mean by a kernel that knows the count of the whole. A
+// term of a broadcast input would be counted once a piece.
 OpRule loss(const OpCall& call) {
   if (reduction(call) == kNone) return plain(call);
   OpRule rule;
@@ -297,7 +301,8 @@ constexpr RuleEntry kSpecial[] = {
     {"ldexp", scaled},
 };
 
-constexpr std::string_view kMovement = "clone detach alias lift lift_fresh _to_copy detach_copy alias_copy lift_fresh_copy ";
+constexpr std::string_view kMovement =
+    "clone detach alias lift lift_fresh _to_copy detach_copy alias_copy lift_fresh_copy ";
 
 constexpr std::string_view kLinearInFirst =
     "_neg_view _neg_view_copy _conj _conj_copy _conj_physical conj_physical deg2rad rad2deg native_dropout_backward "
@@ -307,7 +312,8 @@ constexpr std::string_view kLinearInFirst =
     "softshrink_backward logit_backward log_sigmoid_backward ";
 
 constexpr std::string_view kRising =
-    "asinh atan ceil clamp clamp_max clamp_min erf exp exp2 expm1 floor hardsigmoid hardtanh relu round sigmoid sinh tanh "
+    "asinh atan ceil clamp clamp_max clamp_min erf exp exp2 expm1 floor hardsigmoid hardtanh relu round sigmoid sinh "
+    "tanh "
     "trunc ";
 
 constexpr std::string_view kLosses = "mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss ";
@@ -339,7 +345,8 @@ constexpr std::string_view kPlain =
     "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
     "special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he "
     "special_laguerre_polynomial_l special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t "
-    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w ";
+    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
+    "special_shifted_chebyshev_polynomial_w ";
 
 // `names` has a space after each.
 void append(std::vector<RuleEntry>& table, std::string_view names, RuleFn rule) {

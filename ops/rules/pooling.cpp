@@ -5,7 +5,8 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/signature.h"
 
-// Pooling by windows that lie at even distances: free in the leading dimensions; along those of the windows ranks exchange halos.
+// Pooling by windows that lie at even distances: free in the leading dimensions; along those of the windows ranks
+// exchange halos.
 namespace tessera::rules {
 namespace {
 
@@ -58,7 +59,8 @@ constexpr SignatureEntry kPooling[] = {
     {"max_pool3d_with_indices_backward", "*---, *---, *--- -> *---", Passes::kLinear, "", as_pooled},
 };
 
-// Adds the strategies that cut the dimensions of the windows; inputs are (self) or (grad, self) or (grad, self, indices).
+// Adds the strategies that cut the dimensions of the windows; inputs are (self) or (grad, self) or (grad, self,
+// indices).
 void add_windows(OpRule& rule, const OpCall& call, const Sizes& wide, const Sizes& narrow, bool backward) {
   const auto has_zero = [](const Sizes& sizes) { return std::ranges::find(sizes, 0) != sizes.end(); };
   if (has_zero(wide) || has_zero(narrow)) return;
@@ -71,8 +73,9 @@ void add_windows(OpRule& rule, const OpCall& call, const Sizes& wide, const Size
     halos.dims.push_back(static_cast<int64_t>(leading + d));
     halos.windows.push_back(window_of(call, d, wide[leading + d], narrow[leading + d]));
     const Placement cut = Shard(halos.dims.back());
-    rule.strategies.push_back(
-        {.inputs = Placements(call.inputs.size(), cut), .outputs = Placements(num_outputs(call), cut), .kernel = "pooling"});
+    rule.strategies.push_back({.inputs = Placements(call.inputs.size(), cut),
+                               .outputs = Placements(num_outputs(call), cut),
+                               .kernel = "pooling"});
   }
   rule.halos = halos;
   rule.valid = [halos, backward](const std::vector<Placements>& inputs, const std::vector<Placements>& outputs,

@@ -33,7 +33,8 @@ void check_parameters(const OpCall& call) {
     if (!inside) refuse(call, "p", p, key == "geometric" ? "a number between 0 and 1" : "a number from 0 to 1");
   }
   for (const std::string_view name : {"std", "sigma"}) {
-    if (is_number(call, name) && !(number(call, name) >= 0)) refuse(call, name, number(call, name), "a number of 0 or more");
+    if (is_number(call, name) && !(number(call, name) >= 0))
+      refuse(call, name, number(call, name), "a number of 0 or more");
   }
   if (is_number(call, "lambd") && !(number(call, "lambd") > 0)) {
     refuse(call, "lambd", number(call, "lambd"), "a number above 0");

@@ -7,7 +7,8 @@
 namespace tessera::rules {
 namespace {
 
-// LibTorch tells the results of some of these only by running them, so the rules do: values, and indices where there are two.
+// LibTorch tells the results of some of these only by running them, so the rules do: values, and indices where there
+// are two.
 
 using Sizes = std::vector<int64_t>;
 
@@ -39,7 +40,8 @@ Sizes reduced_sizes(const OpCall& call) {
   const Reduced reduced = read(call);
   const Sizes& sizes = call.inputs.at(0).sizes;
   Sizes out;
-  for (const char label : reduced.output) out.push_back(label == '-' ? 1 : sizes[static_cast<std::size_t>(label - 'a')]);
+  for (const char label : reduced.output)
+    out.push_back(label == '-' ? 1 : sizes[static_cast<std::size_t>(label - 'a')]);
   return out;
 }
 
@@ -129,7 +131,8 @@ OpRule logsumexp(const OpCall& call) {
   return with_results(whole(call), reduced_sizes(call), {type});
 }
 
-// any and all. Of terms that are 0 or more, those of a pending max or min pass: any(max(-1, 0)) is not any(-1) or any(0).
+// any and all. Of terms that are 0 or more, those of a pending max or min pass: any(max(-1, 0)) is not any(-1) or
+// any(0).
 template <ReduceOp op>
 OpRule idempotent(const OpCall& call) {
   if (names_no_dim(call)) return {};
@@ -142,7 +145,8 @@ OpRule idempotent(const OpCall& call) {
 template <ReduceOp op>
 OpRule extremum(const OpCall& call) {
   const Sizes& sizes = call.inputs.at(0).sizes;
-  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return {};  // nothing to choose from: LibTorch's own error
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end())
+    return {};  // nothing to choose from: LibTorch's own error
   OpRule rule = by_terms(call, op, call.inputs.at(0).dtype, "extremum");
   rule.strategies.push_back(pass_partial(1, 1, {0}, op));
   return rule;

@@ -19,9 +19,9 @@ Placement placement_of(const Labels& labels, char f, Placement otherwise) {
 class Registry {
  public:
   Registry() {
-    for (const auto table :
-         {pointwise_rules(), view_rules(), join_rules(), indexing_rules(), reduction_rules(), matmul_rules(), nn_rules(),
-          convolution_rules(), pooling_rules(), norm_rules(), factory_rules(), random_rules(), batched_rules()}) {
+    for (const auto table : {pointwise_rules(), view_rules(), join_rules(), indexing_rules(), reduction_rules(),
+                             matmul_rules(), nn_rules(), convolution_rules(), pooling_rules(), norm_rules(),
+                             factory_rules(), random_rules(), batched_rules()}) {
       for (const RuleEntry& entry : table) {
         if (!rules_.emplace(entry.name, entry.rule).second) {
           throw std::logic_error(fmt::format("two sharding rules for {}", entry.name));
@@ -99,13 +99,15 @@ std::vector<Strategy> shard_factors(const std::vector<Labels>& inputs, const std
     Strategy strategy;
     for (const Labels& labels : inputs) strategy.inputs.push_back(placement_of(labels, f, Replicate()));
     for (const Labels& labels : outputs) strategy.outputs.push_back(placement_of(labels, f, Partial(op)));
-    const bool sums = std::any_of(strategy.outputs.begin(), strategy.outputs.end(), [](auto p) { return p.is_partial(); });
+    const bool sums =
+        std::any_of(strategy.outputs.begin(), strategy.outputs.end(), [](auto p) { return p.is_partial(); });
     if (!sums || unsummable.find(f) == std::string_view::npos) out.push_back(std::move(strategy));
   }
   return out;
 }
 
-Strategy pass_partial(std::size_t num_inputs, std::size_t num_outputs, const std::vector<std::size_t>& group, ReduceOp op) {
+Strategy pass_partial(std::size_t num_inputs, std::size_t num_outputs, const std::vector<std::size_t>& group,
+                      ReduceOp op) {
   Strategy strategy{.inputs = Placements(num_inputs, Replicate()), .outputs = Placements(num_outputs, Partial(op))};
   for (const std::size_t i : group) strategy.inputs.at(i) = Partial(op);
   return strategy;

@@ -51,10 +51,11 @@ struct OpRule {
   std::string_view kernel = {};
   // The argument that holds the sizes of the result, which the local call gets as the local ones; -1 for none.
   int size_arg = -1;
-  // The argument that holds the strides of the result: the local call gets dense ones in the same memory order; -1 for none.
+  // The argument that holds the strides of the result: the local call gets dense ones in the same memory order; -1 for
+  // none.
   int stride_arg = -1;
-  // Where the results lie when every input stays where it is, for views of dimensions that are cut; nullopt where they could not.
-  // Asked before the strategies. `keep_kernel` then computes the pieces; "" for the operator itself.
+  // Where the results lie when every input stays where it is, for views of dimensions that are cut; nullopt where they
+  // could not. Asked before the strategies. `keep_kernel` then computes the pieces; "" for the operator itself.
   std::function<std::optional<std::vector<Placements>>(const std::vector<Placements>& inputs,
                                                        std::span<const int64_t> mesh_shape)>
       keep = {};
@@ -63,8 +64,8 @@ struct OpRule {
   std::optional<Halos> halos = {};
   // Results that cannot be found by running the operator on meta tensors.
   std::vector<TensorInfo> outputs;
-  // Whether placements chosen for the first mesh dimensions go together; empty for always. For views, where a split of one
-  // dimension must be a split of the other.
+  // Whether placements chosen for the first mesh dimensions go together; empty for always. For views, where a split of
+  // one dimension must be a split of the other.
   std::function<bool(const std::vector<Placements>& inputs, const std::vector<Placements>& outputs,
                      std::span<const int64_t> mesh_shape)>
       valid;
@@ -76,13 +77,15 @@ inline OpRule no_rule() { return {.strategies = {}, .declines = true}; }
 // letter is the same factor; '-' is a dimension that must stay whole.
 using Labels = std::string;
 
-// For each factor, in order of appearance: it sharded wherever it stands; a result without it is Partial(op) ("summed").
-// `unsummable` lists factors that may be sharded only where every result has them.
+// For each factor, in order of appearance: it sharded wherever it stands; a result without it is Partial(op)
+// ("summed"). `unsummable` lists factors that may be sharded only where every result has them.
 std::vector<Strategy> shard_factors(const std::vector<Labels>& inputs, const std::vector<Labels>& outputs,
                                     ReduceOp op = ReduceOp::kSum, std::string_view unsummable = {});
 
-// The inputs of `group` Partial(op) together, the others replicated: every result is Partial(op). For what is linear in them.
-Strategy pass_partial(std::size_t num_inputs, std::size_t num_outputs, const std::vector<std::size_t>& group, ReduceOp op);
+// The inputs of `group` Partial(op) together, the others replicated: every result is Partial(op). For what is linear in
+// them.
+Strategy pass_partial(std::size_t num_inputs, std::size_t num_outputs, const std::vector<std::size_t>& group,
+                      ReduceOp op);
 
 // pass_partial for sum and avg of each group.
 void add_linear(OpRule& rule, std::size_t num_inputs, std::size_t num_outputs,
@@ -100,9 +103,10 @@ using RuleFn = OpRule (*)(const OpCall&);
 RuleFn find_rule(std::string_view op_name);
 // A rule for a user's operator by namespace and name, without overload: "mylib::scale". It replaces one that is there.
 // Every rank registers it before the operator's first use on a DTensor: decisions are kept (clear_dispatch_cache in
-// dtensor/dispatch/dispatcher.h). The results' shapes come from a Meta kernel, else from OpRule::outputs; with neither the rule is
-// not used. Placements count dimensions from 0 up; each Strategy has a placement for every entry of OpCall::inputs and every result.
-// Throws std::invalid_argument on a null rule, and on a name with an overload or without a namespace.
+// dtensor/dispatch/dispatcher.h). The results' shapes come from a Meta kernel, else from OpRule::outputs; with neither
+// the rule is not used. Placements count dimensions from 0 up; each Strategy has a placement for every entry of
+// OpCall::inputs and every result. Throws std::invalid_argument on a null rule, and on a name with an overload or
+// without a namespace.
 void register_rule(const std::string& op_name, RuleFn rule);
 
 // The key of `find_rule` for an operator's full name.

@@ -36,16 +36,18 @@ double largest_part(int64_t size, int64_t ranks) {
   return size == 0 ? 0 : static_cast<double>((size + ranks - 1) / ranks) / static_cast<double>(size);
 }
 
-// A rough time for one mesh dimension's change of a piece of `bytes` (whole along that dimension) of a tensor of `sizes`: 0 for what moves
-// nothing.
+// A rough time for one mesh dimension's change of a piece of `bytes` (whole along that dimension) of a tensor of
+// `sizes`: 0 for what moves nothing.
 double change_cost(const Placement& from, const Placement& to, double bytes, const std::vector<int64_t>& sizes,
                    int64_t ranks) {
-  const bool applies_mask = from.is_partial() && from.reduction().awaited() && to == Partial(from.reduction().awaited());
+  const bool applies_mask =
+      from.is_partial() && from.reduction().awaited() && to == Partial(from.reduction().awaited());
   if (ranks == 1 || from.is_replicate() || applies_mask) return 0;
   const auto n = static_cast<double>(ranks);
   double moved = bytes * (n - 1) / n;
   if (from.is_partial() && to.is_replicate()) moved *= 2;
-  if (from.is_shard() && to.is_shard()) moved *= largest_part(sizes.at(static_cast<std::size_t>(to.tensor_dim())), ranks);
+  if (from.is_shard() && to.is_shard())
+    moved *= largest_part(sizes.at(static_cast<std::size_t>(to.tensor_dim())), ranks);
   return kLatency + moved / kBytesPerMicrosecond;
 }
 
@@ -115,8 +117,8 @@ class Search {
   }
 
  private:
-  // The ways other than torch.chunk's in which inputs are cut on this mesh dimension: what a rule says of a factor holds however
-  // it is cut.
+  // The ways other than torch.chunk's in which inputs are cut on this mesh dimension: what a rule says of a factor
+  // holds however it is cut.
   Placements other_cuts(std::size_t mesh_dim) const {
     Placements out;
     for (std::size_t j = 0; any_cut_ && j < inputs_.size(); ++j) {
@@ -263,8 +265,8 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
     if (moved == current || (best && microseconds >= best->microseconds)) continue;
     auto outputs = rule.keep(moved, mesh_shape);
     if (!outputs) continue;
-    best =
-        Choice{.inputs = std::move(moved), .outputs = *std::move(outputs), .kernel = kernel, .microseconds = microseconds};
+    best = Choice{
+        .inputs = std::move(moved), .outputs = *std::move(outputs), .kernel = kernel, .microseconds = microseconds};
   }
   return best;
 }

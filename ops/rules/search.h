@@ -17,8 +17,8 @@ struct Choice {
   double microseconds = 0;          // estimated time to bring the inputs there, halos included
 };
 
-// An input that the operator writes and the output that it is, kNoOutput where it is none. Both keep the placements that the input has; or, where `moves`, both
-// have the same ones, in which the operator runs aside.
+// An input that the operator writes and the output that it is, kNoOutput where it is none. Both keep the placements
+// that the input has; or, where `moves`, both have the same ones, in which the operator runs aside.
 constexpr std::size_t kNoOutput = static_cast<std::size_t>(-1);
 struct Written {
   std::size_t input;
@@ -35,11 +35,11 @@ struct Considered {
   bool chosen = false;
 };
 
-// For each mesh dimension, outermost first, the strategy that costs least to reach from `current` (one Placements an input),
-// given what the mesh dimensions before it chose; ties go to what communicates nothing and changes fewest inputs, then to the
-// order in the rule. The work is the sum over mesh dimensions, never the product. Alike on every rank.
-// nullopt when `written` leaves a mesh dimension without a strategy. `considered` takes all that was looked at, in that order; nothing of it
-// is chosen where every input stays where it is (OpRule::keep).
+// For each mesh dimension, outermost first, the strategy that costs least to reach from `current` (one Placements an
+// input), given what the mesh dimensions before it chose; ties go to what communicates nothing and changes fewest
+// inputs, then to the order in the rule. The work is the sum over mesh dimensions, never the product. Alike on every
+// rank. nullopt when `written` leaves a mesh dimension without a strategy. `considered` takes all that was looked at,
+// in that order; nothing of it is chosen where every input stays where it is (OpRule::keep).
 std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
                              const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
                              std::span<const Written> written = {}, std::vector<Considered>* considered = nullptr);

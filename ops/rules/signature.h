@@ -7,10 +7,11 @@
 
 namespace tessera::rules {
 
-// An operator's tensors in factors, written as text: "*--, *-k -> *-k". One word a tensor, inputs in schema order (lists are not for
-// this), results after the arrow, nothing for one of no dimensions. A letter is a factor (lower case), '-' a dimension that must stay whole, '*' in front any number of
-// leading dimensions, which broadcast from the right and are factors each; '~' any number of whole ones.
-// What tensor dimensions do not fit the text: nullopt. A result that has fewer leading dimensions than the inputs does not fit either.
+// An operator's tensors in factors, written as text: "*--, *-k -> *-k". One word a tensor, inputs in schema order
+// (lists are not for this), results after the arrow, nothing for one of no dimensions. A letter is a factor (lower
+// case), '-' a dimension that must stay whole, '*' in front any number of leading dimensions, which broadcast from the
+// right and are factors each; '~' any number of whole ones. What tensor dimensions do not fit the text: nullopt. A
+// result that has fewer leading dimensions than the inputs does not fit either.
 struct Signature {
   std::vector<Labels> inputs;
   std::vector<Labels> outputs;

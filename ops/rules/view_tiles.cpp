@@ -168,7 +168,8 @@ TileView regroup_tiles(const Sizes& from, const Sizes& to) {
       const std::span<const Intervals> parts(tile.data() + r.from_begin, r.from_end - r.from_begin);
       const std::span<const int64_t> sizes(from.data() + r.from_begin, r.from_end - r.from_begin);
       const std::span<const int64_t> wanted(to.data() + r.to_begin, r.to_end - r.to_begin);
-      const std::optional<Intervals> elements = parts.empty() ? std::optional(one_interval(0, 1)) : flattened(parts, sizes);
+      const std::optional<Intervals> elements =
+          parts.empty() ? std::optional(one_interval(0, 1)) : flattened(parts, sizes);
       if (!elements) return std::nullopt;
       if (wanted.empty()) {
         if (elements->empty()) return std::nullopt;  // a cut of a dimension of size 1 that is gone

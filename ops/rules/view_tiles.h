@@ -9,12 +9,12 @@
 
 namespace tessera::rules {
 
-// Which elements of a view a rank holds whose piece of the viewed tensor is `tile`, the piece being viewed where it lies.
-// nullopt where these are no Tile, or no view of the piece.
+// Which elements of a view a rank holds whose piece of the viewed tensor is `tile`, the piece being viewed where it
+// lies. nullopt where these are no Tile, or no view of the piece.
 using TileView = std::function<std::optional<Tile>(const Tile& tile)>;
 
-// Elements start, start + step, ... of a dimension, `length` of them. A piece of several intervals is sliced in steps of 1 alone: others
-// do not lie evenly in it.
+// Elements start, start + step, ... of a dimension, `length` of them. A piece of several intervals is sliced in steps
+// of 1 alone: others do not lie evenly in it.
 TileView slice_tiles(int64_t dim, int64_t start, int64_t step, int64_t length);
 
 // The first element that a slice of a dimension of `size` elements takes, as its argument asks.

@@ -35,7 +35,9 @@ OpRule regroup(const OpCall& call, const Sizes& from, const Sizes& to) {
 // The sizes of a view as asked for, with one -1 worked out.
 Sizes asked_sizes(const OpCall& call, const Sizes& from) {
   Sizes to = call.arg("size").toIntVector();
-  const auto product = [](const Sizes& s) { return std::accumulate(s.begin(), s.end(), int64_t{1}, std::multiplies<>()); };
+  const auto product = [](const Sizes& s) {
+    return std::accumulate(s.begin(), s.end(), int64_t{1}, std::multiplies<>());
+  };
   const int64_t known = std::abs(product(to));
   for (int64_t& size : to) {
     if (size == -1) size = known == 0 ? 0 : product(from) / known;
@@ -46,7 +48,8 @@ Sizes asked_sizes(const OpCall& call, const Sizes& from) {
 // view.dtype: the last dimension holds more or fewer elements unless the types are as wide as one another.
 OpRule view_dtype(const OpCall& call) {
   const auto& in = call.inputs.at(0);
-  const bool same_width = !call.outputs.empty() && c10::elementSize(call.outputs[0].dtype) == c10::elementSize(in.dtype);
+  const bool same_width =
+      !call.outputs.empty() && c10::elementSize(call.outputs[0].dtype) == c10::elementSize(in.dtype);
   const std::array last = {in.ndim() - 1};
   const Labels labels = same_width ? labels_of(in) : with_whole(labels_of(in), last);
   return {.strategies = shard_factors({labels}, {labels})};
@@ -97,7 +100,9 @@ OpRule swapped(const OpCall& call, int64_t a, int64_t b) {
   return moved(call, {input}, output);
 }
 
-OpRule transpose(const OpCall& call) { return swapped(call, call.dim("dim0", ndim(call)), call.dim("dim1", ndim(call))); }
+OpRule transpose(const OpCall& call) {
+  return swapped(call, call.dim("dim0", ndim(call)), call.dim("dim1", ndim(call)));
+}
 
 OpRule t(const OpCall& call) { return swapped(call, 0, std::max<int64_t>(ndim(call) - 1, 0)); }
 

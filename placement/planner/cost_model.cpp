@@ -53,10 +53,10 @@ Link fitted_link(const std::vector<LinkSample>& samples, int64_t mesh_dim) {
     time += sample.microseconds / static_cast<double>(samples.size());
   }
   if (sizes.size() < 2) {
-    throw std::invalid_argument(
-        fmt::format("CostModel::fitted: mesh dimension {} has samples of {} numbers of bytes; measure at least 2, one small "
-                    "and one large",
-                    mesh_dim, sizes.size()));
+    throw std::invalid_argument(fmt::format(
+        "CostModel::fitted: mesh dimension {} has samples of {} numbers of bytes; measure at least 2, one small "
+        "and one large",
+        mesh_dim, sizes.size()));
   }
   // About the means; and about nothing, where that line would begin below 0.
   const auto slope = [&](double from_bytes, double from_time) {
@@ -70,10 +70,10 @@ Link fitted_link(const std::vector<LinkSample>& samples, int64_t mesh_dim) {
   };
   double per_byte = slope(bytes, time);
   if (per_byte <= 0) {
-    throw std::invalid_argument(
-        fmt::format("CostModel::fitted: the times of mesh dimension {} do not grow with the bytes, up to {}; measure larger "
-                    "messages, or more often",
-                    mesh_dim, *sizes.rbegin()));
+    throw std::invalid_argument(fmt::format(
+        "CostModel::fitted: the times of mesh dimension {} do not grow with the bytes, up to {}; measure larger "
+        "messages, or more often",
+        mesh_dim, *sizes.rbegin()));
   }
   double latency = time - per_byte * bytes;
   if (latency < 0) {
@@ -116,8 +116,9 @@ CostModel CostModel::nvlink_infiniband(const Mesh& mesh, int64_t ranks_per_host)
   }
   CostModel model;
   for (int64_t d = 0; d < mesh.ndim(); ++d) {
-    model.links.push_back(inside_hosts(mesh, d, ranks_per_host) ? Link{.microseconds = 10, .bytes_per_microsecond = 200e3}
-                                                                : Link{.microseconds = 20, .bytes_per_microsecond = 25e3});
+    model.links.push_back(inside_hosts(mesh, d, ranks_per_host)
+                              ? Link{.microseconds = 10, .bytes_per_microsecond = 200e3}
+                              : Link{.microseconds = 20, .bytes_per_microsecond = 25e3});
   }
   return model;
 }
@@ -136,7 +137,8 @@ CostModel CostModel::fitted(const Mesh& mesh, std::span<const LinkSample> sample
 }
 
 Link CostModel::over(std::span<const int64_t> mesh_dims) const {
-  if (mesh_dims.empty()) throw std::invalid_argument("CostModel::over: no mesh dimensions; give those that a step is over");
+  if (mesh_dims.empty())
+    throw std::invalid_argument("CostModel::over: no mesh dimensions; give those that a step is over");
   Link slowest = links.at(static_cast<std::size_t>(mesh_dims[0]));
   for (const int64_t mesh_dim : mesh_dims) {
     const Link& link = links.at(static_cast<std::size_t>(mesh_dim));
@@ -166,11 +168,11 @@ CostModel parse_cost_model(std::string_view text) {
     const std::size_t end = std::min(rest.find(kBetween), rest.size());
     const std::optional<Link> link = parse_link(rest.substr(0, end));
     if (!link || end + kBetween.size() == rest.size()) {
-      throw std::invalid_argument(
-          fmt::format("parse_cost_model: \"{}\" is no cost model; write a link for each mesh dimension, e.g. 120 us + 2000 "
-                      "MB/s, 10 us + "
-                      "25000 MB/s",
-                      text));
+      throw std::invalid_argument(fmt::format(
+          "parse_cost_model: \"{}\" is no cost model; write a link for each mesh dimension, e.g. 120 us + 2000 "
+          "MB/s, 10 us + "
+          "25000 MB/s",
+          text));
     }
     out.links.push_back(*link);
     rest.remove_prefix(std::min(end + kBetween.size(), rest.size()));
@@ -182,12 +184,13 @@ void check_cost_model(const CostModel& model, int64_t mesh_ndim, const std::stri
   const auto bad = [](const Link& link) {
     return !(link.microseconds >= 0) || !(link.bytes_per_microsecond > 0) || !std::isfinite(link.microseconds);
   };
-  if (static_cast<int64_t>(model.links.size()) == mesh_ndim && std::none_of(model.links.begin(), model.links.end(), bad))
+  if (static_cast<int64_t>(model.links.size()) == mesh_ndim &&
+      std::none_of(model.links.begin(), model.links.end(), bad))
     return;
-  throw std::invalid_argument(
-      fmt::format("{}: the cost model [{}] does not fit a mesh of {} dimensions; give each a latency of at least 0 and a "
-                  "bandwidth above 0",
-                  who, model.to_string(), mesh_ndim));
+  throw std::invalid_argument(fmt::format(
+      "{}: the cost model [{}] does not fit a mesh of {} dimensions; give each a latency of at least 0 and a "
+      "bandwidth above 0",
+      who, model.to_string(), mesh_ndim));
 }
 
 }  // namespace tessera

@@ -133,7 +133,8 @@ void CutTable::take_parts(Way& way, const std::vector<Cut>& cuts) {
   for (std::size_t r = 0; r < ranks_.count(); ++r) {
     // A rank that agrees with an earlier one in all coordinates that cut has the same.
     std::size_t like = ranks_.all ? ranks_.first_of_group(r, ~way.cutters) : r;
-    way.intervals.push_back(like < r ? way.intervals[like] : part_of(size_, cuts, ranks_.mesh_shape, ranks_.coordinates[r]));
+    way.intervals.push_back(like < r ? way.intervals[like]
+                                     : part_of(size_, cuts, ranks_.mesh_shape, ranks_.coordinates[r]));
     const Intervals& mine = way.intervals.back();
     begins_[start + r] = mine.empty() ? 0 : mine.front().begin;
     sizes_[start + r] = count(mine);
@@ -174,7 +175,8 @@ CutTable::Pair CutTable::find_pair(int from, int to) {
   }
   // What is cut alike from the front stays; all inside it is needed.
   uint8_t same = 0;
-  while (same < a.length && same < b.length && a.dims[same] == b.dims[same] && a.choices[same] == b.choices[same]) ++same;
+  while (same < a.length && same < b.length && a.dims[same] == b.dims[same] && a.choices[same] == b.choices[same])
+    ++same;
   out.needs = 0;
   for (uint8_t k = same; k < a.length; ++k) out.needs |= bit(a.dims[k]);
   out.whole = same == b.length;
@@ -202,8 +204,8 @@ int64_t CutTable::parts_before(const Way& way, std::size_t mesh_dim) const {
   return 0;
 }
 
-// A cut into equal chunks gives an element's place a digit: its coordinate on the mesh dimension. Ranks find what they need
-// among those of their own coordinate exactly where both ways give that digit the same weight.
+// A cut into equal chunks gives an element's place a digit: its coordinate on the mesh dimension. Ranks find what they
+// need among those of their own coordinate exactly where both ways give that digit the same weight.
 CutTable::Pair CutTable::even_pair(const Way& a, const Way& b) const {
   Pair out;
   int64_t parts = 1;   // of the first way

@@ -29,8 +29,9 @@ struct ComparedRanks {
   bool all = true;
 };
 
-// The ways in which layouts cut one tensor dimension: by which mesh dimensions, in which order, each as which Placement. A way
-// has a number, given when it is first asked for; 0 is not to cut. Of two ways the table knows what ranks need of each other.
+// The ways in which layouts cut one tensor dimension: by which mesh dimensions, in which order, each as which
+// Placement. A way has a number, given when it is first asked for; 0 is not to cut. Of two ways the table knows what
+// ranks need of each other.
 class CutTable {
  public:
   // `choices[i]` are the placements that mesh dimension i may have; both references must outlive the table.
@@ -46,8 +47,8 @@ class CutTable {
   // Of a legal way: how many elements each compared rank has.
   const int64_t* sizes(int way) const { return &sizes_[index(way) * ranks_.count()]; }
 
-  // Where chunks are equal and sizes powers of two, some bits of an element's place are its coordinate on a mesh dimension that
-  // cuts: the first of them, the most significant being 0. -1 where it is not so.
+  // Where chunks are equal and sizes powers of two, some bits of an element's place are its coordinate on a mesh
+  // dimension that cuts: the first of them, the most significant being 0. -1 where it is not so.
   int first_bit(int way, std::size_t mesh_dim) const;
 
   // Numbers of two sampled ranks, whose coordinates differ in most mesh dimensions.
@@ -61,7 +62,8 @@ class CutTable {
     SampledCounts common = {};  // elements that a rank has and needs
   };
   const Pair& pair(int from, int to);
-  // Of two even ways: elements that the compared rank has and needs of which that is least, and whether all have as many.
+  // Of two even ways: elements that the compared rank has and needs of which that is least, and whether all have as
+  // many.
   struct Common {
     int64_t least = -1;
     bool alike = false;

@@ -36,7 +36,8 @@ std::vector<int64_t> shardable(std::span<const int64_t> shape, std::span<const i
   return dims;
 }
 
-// Adds the coordinates at which the parts of `size` elements change in size, of chunks, or are the largest and smallest.
+// Adds the coordinates at which the parts of `size` elements change in size, of chunks, or are the largest and
+// smallest.
 void add_extremes(const Partition& partition, int64_t size, int64_t parts, std::set<int64_t>& out) {
   if (partition.parts().value_or(parts) != parts || partition.size().value_or(size) != size) return;
   if (&partition == chunks().get()) {
@@ -56,8 +57,8 @@ void add_extremes(const Partition& partition, int64_t size, int64_t parts, std::
   out.insert({least - sizes.begin(), most - sizes.begin()});
 }
 
-// All ranks, or of a large mesh those at the first, second and last coordinates and where one mesh dimension alone has the
-// largest and smallest parts.
+// All ranks, or of a large mesh those at the first, second and last coordinates and where one mesh dimension alone has
+// the largest and smallest parts.
 ComparedRanks compared(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const Placements& from,
                        const Placements& to, bool sample) {
   const int64_t ranks = std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());
@@ -69,7 +70,8 @@ ComparedRanks compared(std::span<const int64_t> shape, std::span<const int64_t> 
     Placements cuts = {from[i], to[i]};
     for (const int64_t d : shardable(shape, mesh_shape)) cuts.push_back(Shard(d));
     for (const Placement& p : cuts) {
-      if (p.is_shard()) add_extremes(p.partition(), shape[static_cast<std::size_t>(p.tensor_dim())], mesh_shape[i], here);
+      if (p.is_shard())
+        add_extremes(p.partition(), shape[static_cast<std::size_t>(p.tensor_dim())], mesh_shape[i], here);
     }
   }
   return ComparedRanks(mesh_shape, some);
@@ -111,7 +113,9 @@ class EqualBits {
 
 LayoutSpace::LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const Placements& from,
                          const Placements& to, bool sample)
-    : ranks_(compared(shape, mesh_shape, from, to, sample)), every_(bit(mesh_shape.size()) - 1), table_of_(shape.size()) {
+    : ranks_(compared(shape, mesh_shape, from, to, sample)),
+      every_(bit(mesh_shape.size()) - 1),
+      table_of_(shape.size()) {
   ranks_of_.push_back(1);
   for (const int64_t n : mesh_shape) {
     for (std::size_t others = 0, count = ranks_of_.size(); others < count; ++others)
@@ -189,10 +193,12 @@ LayoutSpace::Draft LayoutSpace::draft_of(const Placements& placements) const {
   draft.sequences.resize(tables_.size());
   std::vector<std::size_t> dims(mesh_ndim());
   std::iota(dims.begin(), dims.end(), 0);
-  std::ranges::stable_sort(dims, {}, [&](std::size_t i) { return placements[i].is_shard() ? placements[i].order() : 0; });
+  std::ranges::stable_sort(dims, {},
+                           [&](std::size_t i) { return placements[i].is_shard() ? placements[i].order() : 0; });
   for (const std::size_t i : dims) {
     const Placement& p = placements[i];
-    draft.layout.choices[i] = static_cast<uint8_t>(std::ranges::find(choices_[i], without_order(p)) - choices_[i].begin());
+    draft.layout.choices[i] =
+        static_cast<uint8_t>(std::ranges::find(choices_[i], without_order(p)) - choices_[i].begin());
     if (p.is_partial()) draft.layout.pending |= bit(i);
     if (!p.is_shard()) continue;
     draft.layout.sharded |= bit(i);
@@ -335,7 +341,8 @@ Placements LayoutSpace::placements_of(Node node) const {
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const auto sequence = tables_[t].sequence(ways(node)[t]);
     if (std::ranges::is_sorted(sequence)) continue;
-    for (std::size_t k = 0; k < sequence.size(); ++k) out[sequence[k]] = out[sequence[k]].ordered(static_cast<int64_t>(k));
+    for (std::size_t k = 0; k < sequence.size(); ++k)
+      out[sequence[k]] = out[sequence[k]].ordered(static_cast<int64_t>(k));
   }
   return out;
 }
@@ -372,8 +379,9 @@ int64_t LayoutSpace::least_common(Node from, Node to) {
   return alike ? product : -1;
 }
 
-// Ranks along dimensions that do not cut at all in `to` need the same tile, of which each has another part. Of those along one that
-// cuts another tensor dimension there, one has no more than its share of what all need in the first: as much, if tiles are even.
+// Ranks along dimensions that do not cut at all in `to` need the same tile, of which each has another part. Of those
+// along one that cuts another tensor dimension there, one has no more than its share of what all need in the first: as
+// much, if tiles are even.
 int64_t LayoutSpace::least_missing(Node to, uint32_t dropped) const {
   const uint32_t alike = dropped & ~sharded(to);
   const uint32_t one = dropped & (~dropped + 1);
@@ -383,7 +391,8 @@ int64_t LayoutSpace::least_missing(Node to, uint32_t dropped) const {
 
 int64_t LayoutSpace::sampled_missing(Node to, const Needs& needs) const {
   int64_t most = 0;
-  for (std::size_t k = 0; k < needs.common.size(); ++k) most = std::max(most, at(to).sampled_sizes[k] - needs.common[k]);
+  for (std::size_t k = 0; k < needs.common.size(); ++k)
+    most = std::max(most, at(to).sampled_sizes[k] - needs.common[k]);
   return most;
 }
 
@@ -400,9 +409,9 @@ void LayoutSpace::common(Node from, Node to, std::vector<int64_t>& out) const {
   for (std::size_t t = 0; t < tables_.size(); ++t) tables_[t].multiply_common(ways(from)[t], ways(to)[t], out.data());
 }
 
-// An element is had and needed by those whose coordinates are named by its place in both layouts. Where both say with which
-// bits of its place, that they name the same is that these are equal, and each such equation that does not follow from those
-// before halves the elements.
+// An element is had and needed by those whose coordinates are named by its place in both layouts. Where both say with
+// which bits of its place, that they name the same is that these are equal, and each such equation that does not follow
+// from those before halves the elements.
 double LayoutSpace::common_of_groups(Node from, Node to, uint32_t mesh_dims) const {
   const uint32_t both = sharded(from) & sharded(to) & mesh_dims;
   double out = elements_ * static_cast<double>(ranks_of(mesh_dims & ~sharded(from) & ~sharded(to)));

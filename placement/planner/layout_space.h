@@ -10,11 +10,12 @@
 
 namespace tessera {
 
-// The layouts that a plan may pass through, by number: the source, the target and, once grow() has run, the others. Each mesh
-// dimension has its placement in the source or the target, Replicate, or torch.chunk's Shard of a tensor dimension (of the four
-// that divide best), pending reductions commute, and mesh dimensions that cut one tensor dimension do so in any order. Where
-// that makes more than kMostLayouts, the order is that of the mesh; where these are still more, placements are those of the
-// source and the target and Replicate; and then only Replicate everywhere. Made for one search; not thread-safe.
+// The layouts that a plan may pass through, by number: the source, the target and, once grow() has run, the others.
+// Each mesh dimension has its placement in the source or the target, Replicate, or torch.chunk's Shard of a tensor
+// dimension (of the four that divide best), pending reductions commute, and mesh dimensions that cut one tensor
+// dimension do so in any order. Where that makes more than kMostLayouts, the order is that of the mesh; where these are
+// still more, placements are those of the source and the target and Replicate; and then only Replicate everywhere. Made
+// for one search; not thread-safe.
 class LayoutSpace {
  public:
   using Node = int32_t;
@@ -44,7 +45,8 @@ class LayoutSpace {
   double elements() const { return elements_; }                                // of the tensor
   int64_t ranks_of(uint32_t mesh_dims) const { return ranks_of_[mesh_dims]; }  // the product of their sizes
 
-  // ---- of a layout: mesh dimensions as bits --------------------------------------------------------------------------
+  // ---- of a layout: mesh dimensions as bits
+  // --------------------------------------------------------------------------
   uint32_t sharded(Node node) const { return at(node).sharded; }
   uint32_t pending(Node node) const { return at(node).pending; }
   uint32_t replicated(Node node) const { return every_ & ~sharded(node) & ~pending(node); }
@@ -54,7 +56,8 @@ class LayoutSpace {
   }
   void sizes(Node node, std::vector<int64_t>& out) const;  // elements that each compared rank has
 
-  // ---- of two layouts -------------------------------------------------------------------------------------------------
+  // ---- of two layouts
+  // -------------------------------------------------------------------------------------------------
   // Mesh dimensions whose placements differ, orders aside.
   uint32_t changed(Node from, Node to) const;
   struct Needs {
@@ -63,8 +66,9 @@ class LayoutSpace {
     CutTable::SampledCounts common = {};
   };
   Needs needs(Node from, Node to);
-  // Mesh dimensions that cut a tensor dimension in `from` and not in `to`. Of ranks that differ along one alone, each has other
-  // elements of it than the others and needs the same: so they are among needs(), found without comparing ranks.
+  // Mesh dimensions that cut a tensor dimension in `from` and not in `to`. Of ranks that differ along one alone, each
+  // has other elements of it than the others and needs the same: so they are among needs(), found without comparing
+  // ranks.
   uint32_t dropped_cuts(Node from, Node to) const {
     if (elements_ == 0) return 0;
     const uint32_t* const a = cutters_.data() + static_cast<std::size_t>(from) * tables_.size();
@@ -73,7 +77,8 @@ class LayoutSpace {
     for (std::size_t t = 0; t < tables_.size(); ++t) out |= a[t] & ~b[t];
     return out;
   }
-  // At least how many elements the rank that misses most does not have, by these mesh dimensions alone; it may miss more.
+  // At least how many elements the rank that misses most does not have, by these mesh dimensions alone; it may miss
+  // more.
   int64_t least_missing(Node to, uint32_t dropped) const;
   // Elements that a sampled rank does not have, of that which misses more.
   int64_t sampled_missing(Node to, const Needs& needs) const;
@@ -81,8 +86,8 @@ class LayoutSpace {
   int64_t least_common(Node from, Node to);
   // Elements that each compared rank has and needs.
   void common(Node from, Node to, std::vector<int64_t>& out) const;
-  // The same, summed over the groups of ranks that agree on `mesh_dims`, each taken as one, what is pending as if it were whole;
-  // no less.
+  // The same, summed over the groups of ranks that agree on `mesh_dims`, each taken as one, what is pending as if it
+  // were whole; no less.
   double common_of_groups(Node from, Node to, uint32_t mesh_dims) const;
   // Elements that one rank has and another needs.
   int64_t common(Node from, std::size_t sender, Node to, std::size_t receiver) const {

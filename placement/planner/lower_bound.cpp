@@ -46,8 +46,8 @@ double ranks_where(const Mesh& mesh, const Condition& condition) {
 
 }  // namespace
 
-LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
-                       const Placements& to) {
+LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh,
+                       const Placements& from, const Placements& to) {
   check_shape(shape, "lower_bound");
   const auto legal = [&](const Placements& written) {
     Placements out = normalize(written, mesh, static_cast<int64_t>(shape.size()), "lower_bound");
@@ -70,7 +70,8 @@ LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, 
   double most = total / static_cast<double>(mesh.size());
   if (ends.slices == 1) most = std::max(most, ends.terms == 1 ? missing.most : missing.largest);
   const auto width = static_cast<double>(c10::elementSize(dtype));
-  return {.max_bytes = static_cast<int64_t>(most * width + 0.5), .total_bytes = static_cast<int64_t>(total * width + 0.5)};
+  return {.max_bytes = static_cast<int64_t>(most * width + 0.5),
+          .total_bytes = static_cast<int64_t>(total * width + 0.5)};
 }
 
 }  // namespace tessera

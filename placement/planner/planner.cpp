@@ -24,8 +24,8 @@ using Node = LayoutSpace::Node;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 constexpr double kSlack = 1e-12;  // of a time: rounding
 
-// Costs are compared by time, where what differs by rounding alone is equal; then by the steps that communicate, by the mesh
-// dimensions over which they do, and by all steps.
+// Costs are compared by time, where what differs by rounding alone is equal; then by the steps that communicate, by the
+// mesh dimensions over which they do, and by all steps.
 struct Cost {
   double microseconds = 0;
   int messages = 0;
@@ -127,8 +127,8 @@ class PathSearch {
            (space_.changed_partials(node, next) | space_.rescaled(node, next)) == 0;
   }
 
-  // Where links are equal, two steps in turn that change nothing pending do no more than one over all their mesh dimensions,
-  // in which no rank receives more than in both.
+  // Where links are equal, two steps in turn that change nothing pending do no more than one over all their mesh
+  // dimensions, in which no rank receives more than in both.
   bool is_detour(Node node, Node next) {
     if (!costs_.equal_links() || !seen(node).kept || !keeps_pending(node, next)) return false;
     return costs_.most_live(seen(node).before, next) <= costs_.live_limit();
@@ -168,8 +168,8 @@ class PathSearch {
   std::priority_queue<Open> open_;
 };
 
-// The nodes of the cheapest path: one step where nothing can undercut it, and else what the search finds, within the limit
-// of live bytes if it can be.
+// The nodes of the cheapest path: one step where nothing can undercut it, and else what the search finds, within the
+// limit of live bytes if it can be.
 std::vector<Node> find_path(LayoutSpace& space, StepCosts& costs) {
   const std::vector<Node> direct = {space.from(), space.to()};
   const std::optional<Step> step = costs.step(space.from(), space.to(), kNever);
@@ -197,7 +197,8 @@ Placements without_masks(Placements placements) {
   return placements;
 }
 
-// On a mesh dimension of one rank the piece is the value, whatever the placement, but for a reduction with a term of its own.
+// On a mesh dimension of one rank the piece is the value, whatever the placement, but for a reduction with a term of
+// its own.
 Placements whole_where_alone(Placements placements, const std::vector<int64_t>& mesh_shape) {
   for (std::size_t i = 0; i < placements.size(); ++i) {
     const Placement& p = placements[i];
@@ -234,7 +235,8 @@ struct Problem {
   const CostModel& model;
 };
 
-// The step that a search saw on some ranks, with the figures of all; nothing where it is none there, or costs more than was seen.
+// The step that a search saw on some ranks, with the figures of all; nothing where it is none there, or costs more than
+// was seen.
 std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, double live_limit) {
   LayoutSpace space(problem.shape, problem.mesh_shape, seen.from, seen.to, /*sample=*/false);
   StepCosts costs(space, problem.dtype, problem.model);
@@ -244,8 +246,9 @@ std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, do
   return step_of(space, costs, space.from(), space.to(), *found);
 }
 
-// The steps of the cheapest plan. With `sample`, nothing where the ranks that were compared stand for the others badly: a step costs
-// more than was seen. It may cost less, over fewer mesh dimensions, than some ranks can tell: then another plan may be cheaper still.
+// The steps of the cheapest plan. With `sample`, nothing where the ranks that were compared stand for the others badly:
+// a step costs more than was seen. It may cost less, over fewer mesh dimensions, than some ranks can tell: then another
+// plan may be cheaper still.
 std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sample) {
   LayoutSpace space(problem.shape, problem.mesh_shape, problem.from, problem.to, sample);
   StepCosts costs(space, problem.dtype, problem.model);
@@ -256,7 +259,8 @@ std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sam
   }
   std::vector<PlanStep> steps;
   for (std::size_t i = 0; i + 1 < path.size(); ++i) {
-    std::optional<PlanStep> step = step_of(space, costs, path[i], path[i + 1], *costs.step(path[i], path[i + 1], kNever));
+    std::optional<PlanStep> step =
+        step_of(space, costs, path[i], path[i + 1], *costs.step(path[i], path[i + 1], kNever));
     if (!space.is_exact(path[i], path[i + 1])) step = counted(problem, *step, costs.live_limit());
     if (!step) return std::nullopt;
     steps.push_back(*std::move(step));
@@ -264,10 +268,11 @@ std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sam
   return steps;
 }
 
-void check_ends(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& placements) {
+void check_ends(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh,
+                const Placements& placements) {
   if (mesh.ndim() > static_cast<int64_t>(kMostMeshDims)) {
-    throw std::invalid_argument(
-        fmt::format("plan_redistribute: a mesh of {} dimensions; merge some, there may be {}", mesh.ndim(), kMostMeshDims));
+    throw std::invalid_argument(fmt::format("plan_redistribute: a mesh of {} dimensions; merge some, there may be {}",
+                                            mesh.ndim(), kMostMeshDims));
   }
   check_layout(placements, mesh, shape, "plan_redistribute");
   check_partials(placements, dtype, "plan_redistribute");
@@ -275,8 +280,8 @@ void check_ends(const std::vector<int64_t>& shape, at::ScalarType dtype, const M
 
 }  // namespace
 
-Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh, const Placements& from,
-                       const Placements& to, const CostModel& model) {
+Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh,
+                       const Placements& from, const Placements& to, const CostModel& model) {
   check_shape(shape, "plan_redistribute");
   const auto ndim = static_cast<int64_t>(shape.size());
   const Placements source = normalize(from, mesh, ndim, "plan_redistribute");

@@ -65,7 +65,8 @@ std::optional<Step> StepCosts::step(Node from, Node to, double limit) {
 std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
   if (!is_possible(from, to)) return std::nullopt;
   const Changes change = changes(from, to);
-  if (space_.changed_partials(from, to) != 0) return std::nullopt;  // but for linear ones none becomes another in one step
+  if (space_.changed_partials(from, to) != 0)
+    return std::nullopt;  // but for linear ones none becomes another in one step
   const bool rescales = space_.rescaled(from, to) != 0;
   if (change.reduced != 0) return rescales ? std::nullopt : reduction(from, to, change, limit);
   const bool moves = !rescales && (change.embedded | change.formed) == 0;
@@ -101,13 +102,15 @@ std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& chan
   return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
 
-// The all_reduce of what the group is to have together, of which every rank keeps its own: where tiles are so uneven, or so many
-// alike, that a reduce_scatter would send more. Never cheaper than `limit` where it is not looked for.
+// The all_reduce of what the group is to have together, of which every rank keeps its own: where tiles are so uneven,
+// or so many alike, that a reduce_scatter would send more. Never cheaper than `limit` where it is not looked for.
 Step StepCosts::whole_reduction(Node from, Node to, const Changes& change, double limit) {
   const auto n = static_cast<double>(space_.ranks_of(change.reduced));
   const double share = 2 * (n - 1) / n;
   const Step never{.microseconds = kNever};
-  const auto reduce = [&](double elements) { return priced(PlanStep::Kind::kAllReduce, change.reduced, share * elements); };
+  const auto reduce = [&](double elements) {
+    return priced(PlanStep::Kind::kAllReduce, change.reduced, share * elements);
+  };
   const uint32_t apart = change.reduced & space_.sharded(to);
   const bool even = space_.is_even(to);
   const int64_t least = space_.largest(to) * (even ? space_.ranks_of(apart) : 1);
@@ -146,7 +149,8 @@ Step StepCosts::move(Node from, Node to, const LayoutSpace::Needs& needs) {
   const auto [most, live] = missing(from, to);
   const bool gathers =
       needs.whole && space_.changed(from, to) == needed && (space_.sharded(from) & space_.replicated(to)) == needed;
-  Step out = priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, static_cast<double>(most));
+  Step out =
+      priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, static_cast<double>(most));
   out.peak = element_size_ * static_cast<double>(live);
   return out;
 }
@@ -204,14 +208,15 @@ Step StepCosts::priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements)
 // ---- bounds ---------------------------------------------------------------------------------------------------------
 
 double StepCosts::bound(Node node) {
-  if (bounds_.size() < static_cast<std::size_t>(space_.size())) bounds_.resize(static_cast<std::size_t>(space_.size()), -1);
+  if (bounds_.size() < static_cast<std::size_t>(space_.size()))
+    bounds_.resize(static_cast<std::size_t>(space_.size()), -1);
   double& known = bounds_[static_cast<std::size_t>(node)];
   if (known < 0) known = find_bound(node);
   return known;
 }
 
-// A step over some mesh dimensions is no faster than the fastest of them; and what must cross the slower ones cannot go by
-// steps over the faster ones alone.
+// A step over some mesh dimensions is no faster than the fastest of them; and what must cross the slower ones cannot go
+// by steps over the faster ones alone.
 double StepCosts::find_bound(Node node) {
   const Node target = space_.to();
   if (node == target) return 0;

@@ -19,7 +19,8 @@ struct Step {
   double microseconds = 0;
 };
 
-// The steps between the layouts of a space and their costs: see plan_redistribute. Made for one search; not thread-safe.
+// The steps between the layouts of a space and their costs: see plan_redistribute. Made for one search; not
+// thread-safe.
 class StepCosts {
  public:
   using Node = LayoutSpace::Node;
@@ -27,16 +28,16 @@ class StepCosts {
   // `space` must outlive this.
   StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& model);
 
-  // Whether there may be a step, by what is pending and cut alone: none reduces and forms; and one that does either moves no
-  // elements but what it reduces.
+  // Whether there may be a step, by what is pending and cut alone: none reduces and forms; and one that does either
+  // moves no elements but what it reduces.
   bool is_possible(Node from, Node to) const {
     const uint32_t reduced = space_.pending(from) & ~space_.pending(to);
     const uint32_t formed = space_.pending(to) & ~space_.pending(from);
     if ((reduced | formed) == 0) return true;
     return (reduced == 0 || formed == 0) && (space_.dropped_cuts(from, to) & ~formed) == 0;
   }
-  // The cheapest step from one layout to another with no more live bytes than live_limit(), if one does it in less than `limit`
-  // microseconds.
+  // The cheapest step from one layout to another with no more live bytes than live_limit(), if one does it in less than
+  // `limit` microseconds.
   std::optional<Step> step(Node from, Node to, double limit);
   // What every way from `node` to the target costs at least.
   double bound(Node node);
@@ -79,7 +80,8 @@ class StepCosts {
   double live(Node from, Node to, double received);
   // Elements that the rank that receives most does at least, on every way to the target.
   double most_received(Node node);
-  // Elements that a rank receives at least, on the average, in steps over some of `mesh_dims`, on every way to the target.
+  // Elements that a rank receives at least, on the average, in steps over some of `mesh_dims`, on every way to the
+  // target.
   double least_over(Node node, uint32_t mesh_dims);
   Step priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements) const;
   double find_bound(Node node);

@@ -10,7 +10,8 @@ using Node = LayoutSpace::Node;
 
 uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 
-// Too large to compare every rank with every other; nor may all be known, for only of such a mesh a space compares some.
+// Too large to compare every rank with every other; nor may all be known, for only of such a mesh a space compares
+// some.
 bool is_large(const LayoutSpace& space) { return space.ranks().ranks > static_cast<int64_t>(LayoutSpace::kCompareAll); }
 
 // A step that moves elements, rank by rank.

@@ -95,7 +95,8 @@ struct Row {
 
 std::vector<Row> table() {
   const at::Tensor x = numbers_of({6, 5}, 0), w = numbers_of({4, 5}, 1), bias = numbers_of({4}, 2);
-  const at::Tensor batch = numbers_of({4, 3, 5}, 3), other = numbers_of({4, 5, 2}, 4), heads = numbers_of({4, 2, 5, 6}, 5);
+  const at::Tensor batch = numbers_of({4, 3, 5}, 3), other = numbers_of({4, 5, 2}, 4),
+                   heads = numbers_of({4, 2, 5, 6}, 5);
   const at::Tensor image = numbers_of({4, 2, 6, 6}, 6), filter = numbers_of({3, 2, 3, 3}, 7), rows = numbers_of({5}, 8);
   return {
       {"linear", {x, w, bias}, [](const Tensors& t) { return at::linear(t[0], t[1], t[2]); }},
@@ -104,7 +105,9 @@ std::vector<Row> table() {
       {"addmm", {bias, x, w}, [](const Tensors& t) { return at::addmm(t[0], t[1], t[2].t()); }},
       {"bmm", {batch, other}, [](const Tensors& t) { return at::bmm(t[0], t[1]); }},
       {"conv2d", {image, filter}, [](const Tensors& t) { return at::conv2d(t[0], t[1]); }},
-      {"attention", {heads, heads}, [](const Tensors& t) { return at::scaled_dot_product_attention(t[0], t[1], t[1]); }},
+      {"attention",
+       {heads, heads},
+       [](const Tensors& t) { return at::scaled_dot_product_attention(t[0], t[1], t[1]); }},
       {"softmax of a product", {x, w}, [](const Tensors& t) { return at::softmax(at::matmul(t[0], t[1].t()), 1); }},
       {"layer_norm", {x, rows, rows}, [](const Tensors& t) { return at::layer_norm(t[0], {5}, t[1], t[2]); }},
       {"layer_norm of a product",

@@ -95,7 +95,8 @@ TEST_CASE("register_hook: on leaves and on results; what a hook returns is the g
   });
 }
 
-TEST_CASE("register_hook before and after the first use, and one that returns another layout: the gradient is the leaf's") {
+TEST_CASE(
+    "register_hook before and after the first use, and one that returns another layout: the gradient is the leaf's") {
   on_lines([](const DeviceMesh& mesh) {
     for (const Placement& placement : {R, S0, S1}) {
       for (const bool before : {true, false}) {
@@ -119,7 +120,8 @@ TEST_CASE("register_hook before and after the first use, and one that returns an
           return w.grad();
         };
         const at::Tensor want = run(plain_leaf(sample({4, 5})), sample({6, 5}, 1), false);
-        const at::Tensor got = run(leaf(sample({4, 5}), mesh, {placement}), spread(sample({6, 5}, 1), mesh, {S0}), true);
+        const at::Tensor got =
+            run(leaf(sample({4, 5}), mesh, {placement}), spread(sample({6, 5}, 1), mesh, {S0}), true);
         CHECK(placements_of(got) == Placements{placement});
         CHECK(close(full_tensor(got), want));
       }
@@ -184,7 +186,8 @@ TEST_CASE("no_grad and InferenceMode: operators give what they give under autogr
         const Tensors plain = {whole, w, image, filter};
         const at::Tensor want = f(plain);
         const auto run = [&] {
-          return f({leaf(whole, mesh, {first}), leaf(w, mesh, {R}), leaf(image, mesh, {first}), leaf(filter, mesh, {R})});
+          return f(
+              {leaf(whole, mesh, {first}), leaf(w, mesh, {R}), leaf(image, mesh, {first}), leaf(filter, mesh, {R})});
         };
         {
           const at::NoGradGuard no_grad;
@@ -210,7 +213,8 @@ at::Tensor with_dropout(const at::Tensor& x, const at::Tensor& w1, const at::Ten
   return at::linear(at::dropout(at::gelu(at::linear(x, w1)), 0.4, true), w2);
 }
 
-// What a checkpoint does: forward without gradients; in backward forward again, with the numbers that were drawn the first time.
+// What a checkpoint does: forward without gradients; in backward forward again, with the numbers that were drawn the
+// first time.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w1,
                             const at::Tensor& w2) {

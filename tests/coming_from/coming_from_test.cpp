@@ -1,5 +1,6 @@
-// Every name and parameter that people come with has a row on docs/coming-from.md and a test that calls it, and every bug that they
-// come from a test of its name. What the libraries have stands in names.json, where each is called in calls.json.
+// Every name and parameter that people come with has a row on docs/coming-from.md and a test that calls it, and every
+// bug that they come from a test of its name. What the libraries have stands in names.json, where each is called in
+// calls.json.
 
 #include <algorithm>
 #include <filesystem>
@@ -44,15 +45,16 @@ const std::vector<std::string> kBugs = {
 
 // A library of one name, its page, and a test.
 const json kNames = {{"doc", {{"their_layer", {"bias", "input is cut"}}, {"example: 2 ranks", json::array()}}}};
-const json kCalls = {
-    {"tests", {{"layer", {{"file", "tests/a.cpp"}, {"case", "a layer: its bias"}}}}},
-    {"documents",
-     {{"doc",
-       {{"section", "Theirs"},
-        {"calls",
-         {{"their_layer",
-           {{"", {"layer", "our_layer(2)"}}, {"bias", {"layer", ".bias = true"}}, {"input is cut", {"layer", "cut(x)"}}}},
-          {"example: 2 ranks", {{"", {"layer", "our_layer(2)"}}}}}}}}}}};
+const json kCalls = {{"tests", {{"layer", {{"file", "tests/a.cpp"}, {"case", "a layer: its bias"}}}}},
+                     {"documents",
+                      {{"doc",
+                        {{"section", "Theirs"},
+                         {"calls",
+                          {{"their_layer",
+                            {{"", {"layer", "our_layer(2)"}},
+                             {"bias", {"layer", ".bias = true"}},
+                             {"input is cut", {"layer", "cut(x)"}}}},
+                           {"example: 2 ranks", {{"", {"layer", "our_layer(2)"}}}}}}}}}}};
 const std::string kPage =
     "# Page\n\n## Theirs\n\n| theirs | ours | what differs |\n| --- | --- | --- |\n| `their_layer` | `our_layer` | |\n"
     "| `their_layer`: `bias`; input is cut | `.bias` | more |\n| example: 2 ranks | the same | |\n";
@@ -152,7 +154,8 @@ TEST_CASE("a call counts where the case comes by it: itself, or what it names in
   const std::string source =
       "#define DEFINED(x) macro(x)\n"
       "namespace {\nconst int kSizes[] = {1'000, 2};\nint used(int x) { return helped(x); }\n"
-      "template <class T>\nstruct Held {\n  void run() { held(); }\n};\nint unused() { return other(2); }\n}  // namespace\n"
+      "template <class T>\nstruct Held {\n  void run() { held(); }\n};\nint unused() { return other(2); }\n}  // "
+      "namespace\n"
       "TESSERA_RANKS_TEST_CASE(\"one \\\"case\\\"\", {1, 2}) {\n  /* in_block(1) */ used(kSizes[0]);//in_line(1)\n"
       "  const char* const text = \"in_quotes(1) // \"; named(\"a\");  // Held\n}\n"
       "TEST_CASE(\"two\") { Held<int> h; in_two(used); }\n";

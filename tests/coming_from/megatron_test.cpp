@@ -76,11 +76,13 @@ TESSERA_RANKS_TEST_CASE("without initialization nothing is drawn, and parameters
   config.perform_initialization = false;
   ParallelEmbedding table = vocab_parallel_embedding(12, 6, mesh, init_method(InitType::kNormal), config);
   CHECK(same(next(), first));
-  CHECK(tensor_parallel_attributes(layer->weight) == tensor_parallel_attributes(spread(sample({12, 6}), mesh, {Shard(0)})));
+  CHECK(tensor_parallel_attributes(layer->weight) ==
+        tensor_parallel_attributes(spread(sample({12, 6}), mesh, {Shard(0)})));
   CHECK(placements_of(table->weight) == Placements{Shard(0)});
 }
 
-TESSERA_RANKS_TEST_CASE("VocabParallelEmbedding equals an embedding of the whole table, in a sequence too", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("VocabParallelEmbedding equals an embedding of the whole table, in a sequence too",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor ids = at::remainder(at::arange(36) * 7, 48).view({12, 3});
   for (const bool sequence : {false, true}) {
@@ -124,8 +126,8 @@ TESSERA_RANKS_TEST_CASE("a frozen weight has nothing to accumulate", {1, 2, 3, 4
                    main_grad = at::ones({12 / mesh.size(), 5}, at::kDouble);
   const at::Tensor mine = leaf(x.detach()), my_w = leaf(piece_of(w, mesh, {Shard(0)}));
   at::linear(x, w).pow(2).sum().backward();
-  const at::Tensor y =
-      sharded_linear(mine, my_w, {}, mesh, {.reduce_input_gradient = true, .frozen_weight = true, .main_grad = main_grad});
+  const at::Tensor y = sharded_linear(mine, my_w, {}, mesh,
+                                      {.reduce_input_gradient = true, .frozen_weight = true, .main_grad = main_grad});
   y.pow(2).sum().backward();
   CHECK(close(mine.grad(), x.grad()));
   CHECK(same(main_grad, at::ones_like(main_grad)));

@@ -29,7 +29,8 @@ using Errors = std::vector<std::string>;
 
 DeviceMesh line(const std::shared_ptr<World>& world) { return init_device_mesh("cpu", {world->size()}, {"tp"}, world); }
 
-// What `body` throws on each of `size` ranks, in their order; "nothing" where it ends. A rank that waited would fail at the time limit.
+// What `body` throws on each of `size` ranks, in their order; "nothing" where it ends. A rank that waited would fail at
+// the time limit.
 Errors errors_of(int64_t size, const Body& body) {
   Errors errors(static_cast<std::size_t>(size), "nothing");
   const auto run = [&](const std::shared_ptr<World>& world) {

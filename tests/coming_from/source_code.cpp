@@ -43,7 +43,8 @@ constexpr char kQuoted = '\x80';
 std::string marked(const std::string& code) {
   std::string out;
   for (std::size_t i = 0; i < code.size();) {
-    const bool line_begins = out.find_last_not_of(" \t") == std::string::npos || out[out.find_last_not_of(" \t")] == '\n';
+    const bool line_begins =
+        out.find_last_not_of(" \t") == std::string::npos || out[out.find_last_not_of(" \t")] == '\n';
     if (begins_literal(code, i)) {
       const std::size_t end = end_of_literal(code, i);
       out += code[i];

@@ -119,7 +119,8 @@ TESSERA_RANKS_TEST_CASE("the loss by the older arguments, as a module and as a f
   }
 }
 
-TESSERA_RANKS_TEST_CASE("first values of a cut tensor are those of the whole, whatever the method takes", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("first values of a cut tensor are those of the whole, whatever the method takes",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line(), alone(World::fake(0, 1), c10::kCPU, Mesh({1}));
   const double bound = 0.3;
   const InitMethod method = [=](const at::Tensor& t) { torch::nn::init::uniform_(t, -bound, bound); };

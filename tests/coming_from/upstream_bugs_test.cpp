@@ -33,7 +33,8 @@ at::Tensor columns_of(const at::Tensor& whole, const DeviceMesh& mesh) {
   return piece_of(whole, mesh, {Shard(whole.dim() - 1)});
 }
 
-// Megatron's formula in one process, from the probabilities that it gives: 1 - a to the target, a / (K - 1) to every other class.
+// Megatron's formula in one process, from the probabilities that it gives: 1 - a to the target, a / (K - 1) to every
+// other class.
 at::Tensor smoothed(const at::Tensor& logits, const at::Tensor& target, double a) {
   const int64_t classes = logits.size(-1);
   const at::Tensor hit = at::one_hot(target, classes).to(logits.scalar_type());
@@ -67,8 +68,9 @@ TESSERA_RANKS_TEST_CASE("smoothing_over_the_shard", {1, 2, 3, 4}) {
   }
   // By hand: 4.45834 without smoothing. Two ranks that smooth over their parts have 4.65834 and 4.12501.
   const at::Tensor logits = at::arange(8, at::kDouble).view({1, 8}), third = at::full({1}, 3, at::kLong);
-  const CrossEntropyOptions options{
-      .label_smoothing = 0.1, .smoothing = SmoothingFormula::kMegatron, .classes = 8};  // of which three ranks have 3, 3, 2
+  const CrossEntropyOptions options{.label_smoothing = 0.1,
+                                    .smoothing = SmoothingFormula::kMegatron,
+                                    .classes = 8};  // of which three ranks have 3, 3, 2
   const at::Tensor loss = sharded_cross_entropy(columns_of(logits, mesh), third, mesh, options);
   CHECK(fmt::format("{:.5f}", loss.item<double>()) == "4.40120");
 }
@@ -100,8 +102,8 @@ TESSERA_RANKS_TEST_CASE("bias_counted_n_plus_1_times", {1, 2, 3, 4}) {
   }
 }
 
-// Theirs hands the id, which is of the whole table, to every rank's part of it: an unrelated row gets no gradient, or there is no
-// such row.
+// Theirs hands the id, which is of the whole table, to every rank's part of it: an unrelated row gets no gradient, or
+// there is no such row.
 TESSERA_RANKS_TEST_CASE("padding_idx_on_the_wrong_rank", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor ids = at::remainder(at::arange(36) * 5, 12).view({4, 9});

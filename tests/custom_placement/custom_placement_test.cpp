@@ -159,7 +159,9 @@ TESSERA_RANKS_TEST_CASE("gradients go through both", {2, 3}) {
   const at::Tensor weight = sample({9, 5}, 2);
   at::Tensor x = spread(sample({9, 5}), mesh, {Shard(0)});
   x.requires_grad_(true);
-  (redistribute(redistribute(x, {ZigzagShard(0)}), {Replicate()}) * spread(weight, mesh, {Replicate()})).sum().backward();
+  (redistribute(redistribute(x, {ZigzagShard(0)}), {Replicate()}) * spread(weight, mesh, {Replicate()}))
+      .sum()
+      .backward();
   CHECK(close(full_tensor(x.grad()), weight));
   // Of a piece's root mean square, against one process.
   const at::Tensor all = sample({mesh.size(), 7}, 4);

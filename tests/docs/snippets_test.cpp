@@ -1,4 +1,5 @@
-// The C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md, docs/large-models.md and docs/styles.md that stands in no program: docs_test compares them.
+// The C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md, docs/large-models.md and
+// docs/styles.md that stands in no program: docs_test compares them.
 
 #include <chrono>
 #include <optional>
@@ -31,8 +32,8 @@ TESSERA_RANKS_TEST_CASE("README.md: an MLP on four ranks", {4}) {
   const at::Tensor whole = [&] {
     Mlp model;
     const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {4}, {"tp"});
-    auto tp =
-        tessera::parallelize_module(model, mesh, {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}});
+    auto tp = tessera::parallelize_module(model, mesh,
+                                          {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}});
     torch::optim::AdamW optimizer(model->parameters());
 
     const at::Tensor y = tp(x);  // x: a plain tensor, the same on every rank; y: a DTensor
@@ -54,8 +55,8 @@ TESSERA_RANKS_TEST_CASE("a parallel MLP gives the plain one's numbers", {1, 2, 4
   }
   const int64_t size = tessera::testing::world_size();
   const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {size}, {"tp"}, tessera::testing::world());
-  auto tp =
-      tessera::parallelize_module(model, mesh, {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}});
+  auto tp = tessera::parallelize_module(model, mesh,
+                                        {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}});
   const at::Tensor x = torch::randn({8, 16});
   CHECK(torch::allclose(tessera::full_tensor(tp(x)), plain(x), 1e-5, 1e-6));
 }
@@ -239,8 +240,9 @@ TESSERA_RANKS_TEST_CASE("docs/meshes.md: groups that you have made", {4}) {
 
 TESSERA_RANKS_TEST_CASE("docs/redistribution.md: a plan", {1}) {
   const tessera::Mesh mesh({2, 4}, {"dp", "tp"});
-  const tessera::Plan plan = tessera::plan_redistribute(
-      {1024, 1024}, at::kFloat, mesh, {tessera::Shard(0), tessera::Replicate()}, {tessera::Replicate(), tessera::Shard(0)});
+  const tessera::Plan plan =
+      tessera::plan_redistribute({1024, 1024}, at::kFloat, mesh, {tessera::Shard(0), tessera::Replicate()},
+                                 {tessera::Replicate(), tessera::Shard(0)});
   const std::string text = plan.to_string();
   CAPTURE(text);
   CHECK(text.find("permute on dp: [S(0), R] -> [R, S(0)], ") == 0);
@@ -258,7 +260,8 @@ TESSERA_RANKS_TEST_CASE("docs/redistribution.md: begun, together, in another dty
     const at::Tensor y = torch::matmul(h, weight);                                                // waits
     CHECK(torch::equal(tessera::full_tensor(y), torch::ones({4, 8})));
   }
-  const std::vector<at::Tensor> whole = tessera::redistribute_many({w, x}, {{tessera::Replicate()}, {tessera::Shard(1)}});
+  const std::vector<at::Tensor> whole =
+      tessera::redistribute_many({w, x}, {{tessera::Replicate()}, {tessera::Shard(1)}});
   CHECK(torch::equal(tessera::full_tensor(whole[0]), torch::eye(8)));
   const at::Tensor compute = tessera::redistribute(w, {tessera::Replicate()}, {.forward_dtype = at::kBFloat16});
   CHECK((compute.scalar_type() == at::kBFloat16));

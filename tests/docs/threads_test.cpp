@@ -35,11 +35,12 @@ TEST_CASE("a parallel MLP gives the plain one's numbers and gradients on eight r
 TEST_CASE("a training step on two by two ranks of this process") {
   tessera::run_in_process(4, [](const std::shared_ptr<tessera::World>& world) {
     const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
-    const at::Tensor x = tessera::distribute_tensor(torch::ones({4, 16}), mesh, {tessera::Shard(0), tessera::Replicate()});
+    const at::Tensor x =
+        tessera::distribute_tensor(torch::ones({4, 16}), mesh, {tessera::Shard(0), tessera::Replicate()});
     Mlp model;
-    auto tp =
-        tessera::parallelize_module(model, mesh, {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}},
-                                    {.tensor_dim = 1, .data_dims = {{0}}});
+    auto tp = tessera::parallelize_module(model, mesh,
+                                          {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}},
+                                          {.tensor_dim = 1, .data_dims = {{0}}});
     torch::optim::SGD optimizer(model->parameters(), 0.01);
     const at::Tensor before = tp(x).square().mean();
     before.backward();

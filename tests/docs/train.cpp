@@ -21,8 +21,8 @@ void train(const std::string& folder) {
 
   Mlp model;
   const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {4}, {"tp"});
-  auto tp =
-      tessera::parallelize_module(model, mesh, {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}});
+  auto tp = tessera::parallelize_module(model, mesh,
+                                        {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}});
 
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
   for (int step = 0; step < 3; ++step) {

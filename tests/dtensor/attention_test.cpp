@@ -1,5 +1,5 @@
-// scaled_dot_product_attention beside one process: results, gradients, the mask's too, and that nothing is communicated where every rank
-// has whole items and heads.
+// scaled_dot_product_attention beside one process: results, gradients, the mask's too, and that nothing is communicated
+// where every rank has whole items and heads.
 
 #include <optional>
 #include <string>

@@ -58,7 +58,9 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 TESSERA_RANKS_TEST_CASE("a tied weight's gradient is reduced once, after its uses are summed", {2, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({8, 6});
-  const auto run = [](const at::Tensor& a, const at::Tensor& w) { return at::matmul(at::matmul(a, w), w.t()).pow(2).sum(); };
+  const auto run = [](const at::Tensor& a, const at::Tensor& w) {
+    return at::matmul(at::matmul(a, w), w.t()).pow(2).sum();
+  };
   const at::Tensor want_w = plain_leaf(sample({6, 5}, 1));
   run(x, want_w).backward();
   const at::Tensor w = leaf(sample({6, 5}, 1), mesh, {R});

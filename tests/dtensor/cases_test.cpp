@@ -238,8 +238,10 @@ TESSERA_RANKS_TEST_CASE("12: pieces of any layout on a 4 x 2 mesh go to every ot
   const at::Tensor whole = sample({16, 24});
   for (const Placements& from : all_layouts(2, {R, S0, S1, P})) {
     double factor = 1;  // every rank gives the piece as its term
-    for (std::size_t i = 0; i < 2; ++i) factor *= from[i].is_partial() ? static_cast<double>(mesh.mesh().shape()[i]) : 1.0;
-    const at::Tensor source = from_local(piece_of(whole, mesh, from), mesh, from, {.shape = std::vector<int64_t>{16, 24}});
+    for (std::size_t i = 0; i < 2; ++i)
+      factor *= from[i].is_partial() ? static_cast<double>(mesh.mesh().shape()[i]) : 1.0;
+    const at::Tensor source =
+        from_local(piece_of(whole, mesh, from), mesh, from, {.shape = std::vector<int64_t>{16, 24}});
     for (const Placements& to : all_layouts(2, {R, S0, S1})) {
       CAPTURE(to_string(from));
       CAPTURE(to_string(to));

@@ -71,7 +71,8 @@ TESSERA_RANKS_TEST_CASE("attention under a mask, causal too, where a rank has no
       const at::Tensor d = spread(mask, mesh, {R});
       CHECK(close(full_tensor(attend(cut(q), cut(k), cut(v), d, true)), attend(q, k, v, mask, true)));
       if (!mask.is_floating_point()) continue;
-      const at::Tensor leaf = mask.detach().clone().requires_grad_(true), d_leaf = d.detach().clone().requires_grad_(true);
+      const at::Tensor leaf = mask.detach().clone().requires_grad_(true),
+                       d_leaf = d.detach().clone().requires_grad_(true);
       attend(q, k, v, leaf, false).square().sum().backward();
       attend(cut(q), cut(k), cut(v), d_leaf, false).square().sum().backward();
       CHECK(close(full_tensor(d_leaf.grad()), leaf.grad()));
@@ -108,8 +109,10 @@ TESSERA_RANKS_TEST_CASE("what is pooled or resized channels-last can be viewed a
   }
 }
 
-// LibTorch's own kernels end in as_strided where an image is pooled to one place: the tensor itself, and by its strides channels-last.
-TESSERA_RANKS_TEST_CASE("an image channels-last that is pooled to one place stays so, and has gradients", {1, 2, 3, 4}) {
+// LibTorch's own kernels end in as_strided where an image is pooled to one place: the tensor itself, and by its strides
+// channels-last.
+TESSERA_RANKS_TEST_CASE("an image channels-last that is pooled to one place stays so, and has gradients",
+                        {1, 2, 3, 4}) {
   const at::Tensor flat = sample({3, 4, 6, 2}).contiguous(at::MemoryFormat::ChannelsLast);
   const at::Tensor deep = sample({3, 4, 2, 5, 2}).contiguous(at::MemoryFormat::ChannelsLast3d);
   const at::Tensor kernel = sample({5, 4, 1, 1}, 1);
@@ -164,8 +167,8 @@ TESSERA_RANKS_TEST_CASE("complex numbers beside real and complex tensors", {1, 2
   }
 }
 
-TESSERA_RANKS_TEST_CASE("from_local with check: what one rank alone gives wrong is an error on all, and the job goes on",
-                        {2, 3}) {
+TESSERA_RANKS_TEST_CASE(
+    "from_local with check: what one rank alone gives wrong is an error on all, and the job goes on", {2, 3}) {
   const DeviceMesh mesh = line();
   const bool last = mesh.local_rank(0) == mesh.size() - 1;
   const auto thrown = [&](const at::Tensor& local, const Placement& placement, FromLocalOptions options) {
@@ -181,7 +184,8 @@ TESSERA_RANKS_TEST_CASE("from_local with check: what one rank alone gives wrong 
   CHECK(thrown(last ? sample({3}) : good, Shard(1), {}).find("from_local") != std::string::npos);
   CHECK(thrown(last ? at::Tensor() : good, S0, {}).find("undefined") != std::string::npos);
   const std::vector<int64_t> shape = {3 * mesh.size() - (last ? 1 : 0), 2};
-  CHECK(thrown(good, S0, {.shape = shape}).find("from_local: the ranks were called with different") != std::string::npos);
+  CHECK(thrown(good, S0, {.shape = shape}).find("from_local: the ranks were called with different") !=
+        std::string::npos);
   CHECK(close(full_tensor(from_local(good, mesh, {S0}, {.check = true}).sum()), good.sum() * mesh.size()));
 }
 

@@ -73,8 +73,8 @@ TESSERA_RANKS_TEST_CASE("a piece of the wrong size on one rank is told to all, w
   const std::string replicas =
       thrown_soon([&] { from_local(at::ones({2}) * (mesh.local_rank(0) == 1), mesh, {R}, options); });
   CHECK(contains(replicas, "rank 1 differs in content from rank 0"));
-  const std::string types =
-      thrown_soon([&] { from_local(at::ones({2}, mesh.local_rank(0) == 1 ? at::kLong : at::kFloat), mesh, {S0}, options); });
+  const std::string types = thrown_soon(
+      [&] { from_local(at::ones({2}, mesh.local_rank(0) == 1 ? at::kLong : at::kFloat), mesh, {S0}, options); });
   CHECK(contains(types, "rank 1 has dtype Long, not Float"));
   // The ranks are still of one mind.
   CHECK(full_tensor(from_local(at::ones({2}), mesh, {S0}, options)).size(0) == 6);

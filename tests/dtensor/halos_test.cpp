@@ -1,4 +1,5 @@
-// Convolution and pooling of images that are cut along their places: beside one process, results, gradients and collectives.
+// Convolution and pooling of images that are cut along their places: beside one process, results, gradients and
+// collectives.
 
 #include <numeric>
 #include <string>
@@ -23,7 +24,8 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-// One operator on an image and whole weights; the image is (1, 1, places...), so that nothing but its places can be cut.
+// One operator on an image and whole weights; the image is (1, 1, places...), so that nothing but its places can be
+// cut.
 struct Case {
   std::string name;
   Sizes image;
@@ -41,7 +43,10 @@ Case conv(std::string name, Sizes image, const Sizes& weight, F f) {
 
 template <class F>
 Case pool(std::string name, Sizes image, F f) {
-  return {.name = std::move(name), .image = std::move(image), .weights = {}, .op = [f](const at::Tensor& x, const Tensors&) {
+  return {.name = std::move(name),
+          .image = std::move(image),
+          .weights = {},
+          .op = [f](const at::Tensor& x, const Tensors&) {
             if constexpr (std::is_same_v<std::invoke_result_t<F, const at::Tensor&>, at::Tensor>) {
               return Tensors{f(x)};
             } else {
@@ -58,15 +63,19 @@ std::vector<Case> convolutions() {
       conv("as it is", {1, 1, 13}, {1, 1, 3}, [](T x, T w, T b) { return at::conv1d(x, w, b, 1, 1); }),
       conv("without padding", {1, 1, 13}, {1, 1, 3}, [](T x, T w, T b) { return at::conv1d(x, w, b); }),
       conv("in steps", {1, 1, 17}, {1, 1, 5}, [](T x, T w, T b) { return at::conv1d(x, w, b, 2, 2); }),
-      conv("steps larger than the kernel", {1, 1, 26}, {1, 1, 2}, [](T x, T w, T b) { return at::conv1d(x, w, b, 5, 1); }),
+      conv("steps larger than the kernel", {1, 1, 26}, {1, 1, 2},
+           [](T x, T w, T b) { return at::conv1d(x, w, b, 5, 1); }),
       conv("dilated", {1, 1, 19}, {1, 1, 3}, [](T x, T w, T b) { return at::conv1d(x, w, b, 1, 3, 3); }),
-      conv("a kernel of several pieces", {1, 1, 12}, {1, 1, 5}, [](T x, T w, T b) { return at::conv1d(x, w, b, 1, 2); }),
-      conv("fewer rows than ranks", {1, 1, 3, 5}, {1, 1, 2, 3}, [](T x, T w, T b) { return at::conv2d(x, w, b, 1, 1); }),
+      conv("a kernel of several pieces", {1, 1, 12}, {1, 1, 5},
+           [](T x, T w, T b) { return at::conv1d(x, w, b, 1, 2); }),
+      conv("fewer rows than ranks", {1, 1, 3, 5}, {1, 1, 2, 3},
+           [](T x, T w, T b) { return at::conv2d(x, w, b, 1, 1); }),
       conv("two dimensions", {1, 1, 9, 8}, {1, 1, 3, 2},
            [](T x, T w, T b) {
              return at::conv2d(x, w, b, {2, 1}, {1, 0});
            }),
-      conv("three dimensions", {1, 1, 8, 5, 4}, {1, 1, 3, 2, 3}, [](T x, T w, T b) { return at::conv3d(x, w, b, 1, 1); }),
+      conv("three dimensions", {1, 1, 8, 5, 4}, {1, 1, 3, 2, 3},
+           [](T x, T w, T b) { return at::conv3d(x, w, b, 1, 1); }),
       conv("transposed", {1, 1, 11}, {1, 1, 3}, [](T x, T w, T b) { return at::conv_transpose1d(x, w, b); }),
       conv("transposed, in steps", {1, 1, 11, 4}, {1, 1, 3, 3},
            [](T x, T w, T b) { return at::conv_transpose2d(x, w, b, 2, 1, 1); }),
@@ -89,7 +98,8 @@ std::vector<Case> poolings() {
       pool("maxima of three dimensions", {1, 1, 9, 4, 5}, [](T x) { return at::max_pool3d_with_indices(x, 3, 2, 1); }),
       pool("means side by side", {1, 1, 12, 4}, [](T x) { return at::avg_pool2d(x, 2); }),
       pool("means that overlap", {1, 1, 13, 9}, [](T x) { return at::avg_pool2d(x, 3, 1, 1); }),
-      pool("means without padding's places", {1, 1, 13, 9}, [](T x) { return at::avg_pool2d(x, 3, 2, 1, true, false); }),
+      pool("means without padding's places", {1, 1, 13, 9},
+           [](T x) { return at::avg_pool2d(x, 3, 2, 1, true, false); }),
       pool("means of windows that stick out", {1, 1, 11, 5}, [](T x) { return at::avg_pool2d(x, 3, 2, 1, true); }),
       pool("sums over a number", {1, 1, 11, 5}, [](T x) { return at::avg_pool2d(x, 3, 1, 0, false, true, 4); }),
       pool("means of one dimension", {1, 1, 13}, [](T x) { return at::avg_pool1d(x, 3, 1, 1); }),
@@ -197,8 +207,8 @@ TESSERA_RANKS_TEST_CASE("a cut image is convolved with one exchange of rows, and
   CHECK(counter.total_bytes() <= 2 * (2 * 4 * 6 * 8));
   CHECK(placements_of(y) == Placements{Shard(2)});
   counter.reset();
-  const auto [of_input, of_weight, of_bias] = at::convolution_backward(y, image, weight, at::IntArrayRef({3}), {1, 1},
-                                                                       {1, 1}, {1, 1}, false, {0, 0}, 1, {true, true, true});
+  const auto [of_input, of_weight, of_bias] = at::convolution_backward(
+      y, image, weight, at::IntArrayRef({3}), {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1, {true, true, true});
   CHECK(kinds(counter) == "all_to_all");
   CHECK(placements_of(of_input) == Placements{Shard(2)});
   CHECK(placements_of(of_weight) == Placements{Partial()});
@@ -240,7 +250,8 @@ TESSERA_RANKS_TEST_CASE("one exchange brings corners and the rows of ranks that 
   CHECK(close(full_tensor(z), far_apart(rows, far)));
 }
 
-TESSERA_RANKS_TEST_CASE("channels that go in, channels that come out, groups: cut without communication", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("channels that go in, channels that come out, groups: cut without communication",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   struct Row {
     std::string name;
@@ -295,11 +306,14 @@ TESSERA_RANKS_TEST_CASE("half precision, whole numbers and other memory formats 
     const at::Tensor x = sample({1, 1, 24, 6}, 0, type);
     const at::Tensor image = spread(x, mesh, {Shard(2)});
     CHECK(same(full_tensor(at::max_pool2d(image, 3, 1, 1)), at::max_pool2d(x, 3, 1, 1)));
-    CHECK(close(full_tensor(at::avg_pool2d(image, 3, 1, 1)), at::avg_pool2d(x, 3, 1, 1), type == at::kFloat ? 1e-6 : 1e-2));
+    CHECK(close(full_tensor(at::avg_pool2d(image, 3, 1, 1)), at::avg_pool2d(x, 3, 1, 1),
+                type == at::kFloat ? 1e-6 : 1e-2));
   }
   const at::Tensor counted = whole_numbers({1, 1, 24, 6}, at::kLong) - 2;
-  CHECK(same(full_tensor(at::max_pool2d(spread(counted, mesh, {Shard(2)}), 3, 2, 1)), at::max_pool2d(counted, 3, 2, 1)));
-  CHECK(same(full_tensor(at::avg_pool2d(spread(counted, mesh, {Shard(2)}), 3, 2, 1)), at::avg_pool2d(counted, 3, 2, 1)));
+  CHECK(
+      same(full_tensor(at::max_pool2d(spread(counted, mesh, {Shard(2)}), 3, 2, 1)), at::max_pool2d(counted, 3, 2, 1)));
+  CHECK(
+      same(full_tensor(at::avg_pool2d(spread(counted, mesh, {Shard(2)}), 3, 2, 1)), at::avg_pool2d(counted, 3, 2, 1)));
   const at::Tensor last = sample({2, 4, 24, 6}).contiguous(at::MemoryFormat::ChannelsLast);
   const at::Tensor filter = sample({3, 4, 3, 3}, 1);
   const at::Tensor cut = distribute_tensor(last, mesh, {Shard(2)});

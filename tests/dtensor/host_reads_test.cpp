@@ -1,5 +1,5 @@
-// Operators whose LibTorch kernels read a tensor argument on the host, or write a statistic that their schemas do not name: with
-// DTensors for these arguments, beside plain tensors.
+// Operators whose LibTorch kernels read a tensor argument on the host, or write a statistic that their schemas do not
+// name: with DTensors for these arguments, beside plain tensors.
 
 #include <functional>
 #include <string>
@@ -107,13 +107,15 @@ TESSERA_RANKS_TEST_CASE("ctc_loss takes lengths as DTensors, as plain tensors an
 TESSERA_RANKS_TEST_CASE("ctc_loss refuses lengths that are no whole numbers, and plain targets among DTensors", {2}) {
   const Ctc c;
   const at::Tensor d = spread(c.log_probs, line(), {R});
-  CHECK_THROWS_WITH_AS(at::ctc_loss(d, spread(c.targets, line(), {R}), c.input_lengths.to(at::kDouble), c.target_lengths),
-                       doctest::Contains("input_lengths are of Double"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      at::ctc_loss(d, spread(c.targets, line(), {R}), c.input_lengths.to(at::kDouble), c.target_lengths),
+      doctest::Contains("input_lengths are of Double"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(at::ctc_loss(d, c.targets, c.input_lengths, c.target_lengths),
                        doctest::Contains("a plain tensor [6, 2] among DTensors"), std::invalid_argument);
 }
 
-TESSERA_RANKS_TEST_CASE("_batch_norm_with_update updates statistics however they lie, and has gradients", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("_batch_norm_with_update updates statistics however they lie, and has gradients",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({5, 4, 3}), weight = sample({4}, 3), bias = sample({4}, 4), seed = sample({5, 4, 3}, 5);
   const auto run = [&](at::Tensor input, const at::Tensor& w, const at::Tensor& b, at::Tensor mean, at::Tensor variance,
@@ -132,7 +134,9 @@ TESSERA_RANKS_TEST_CASE("_batch_norm_with_update updates statistics however they
       for (const Placement& cut : {R, S0, Shard(1), Shard(2)}) {
         CAPTURE(to_string(lies));
         CAPTURE(to_string(cut));
-        const auto leaf = [&](const at::Tensor& t, const Placement& p) { return spread(t, mesh, {p}).requires_grad_(); };
+        const auto leaf = [&](const at::Tensor& t, const Placement& p) {
+          return spread(t, mesh, {p}).requires_grad_();
+        };
         const at::Tensor dx = leaf(x, cut), dw = leaf(weight, lies), db = leaf(bias, R);
         const at::Tensor dmean = spread(sample({4}, 1), mesh, {lies}),
                          dvariance = spread(sample({4}, 2).abs() + 1, mesh, {lies});
@@ -166,7 +170,8 @@ TESSERA_RANKS_TEST_CASE("fill_diagonal_ in every layout, of matrices and cubes",
     }
   }
   const at::Tensor oblong = spread(sample({2, 3, 3}), line(), {R});
-  CHECK_THROWS_WITH_AS(at::Tensor(oblong).fill_diagonal_(1), doctest::Contains("sizes [2, 3, 3]"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(at::Tensor(oblong).fill_diagonal_(1), doctest::Contains("sizes [2, 3, 3]"),
+                       std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("ldexp by a plain number, by whole numbers and by others", {1, 2, 3, 4}) {

@@ -151,7 +151,8 @@ void check_collectives(const CommCounter& counter, const std::string& kind, cons
 }
 
 // `x` has the strides that `laid` gives it.
-void check_region(const Region& region, const DeviceMesh& mesh, const std::function<at::Tensor(const at::Tensor&)>& laid) {
+void check_region(const Region& region, const DeviceMesh& mesh,
+                  const std::function<at::Tensor(const at::Tensor&)>& laid) {
   CAPTURE(region.name);
   // Each rank has rows of its own, also where a region takes them as alike, so that no rank's can stand for another's.
   const Checked not_compared(mesh, /*enabled=*/false);
@@ -185,7 +186,8 @@ TESSERA_RANKS_TEST_CASE("regions give what one process computes, forward and bac
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a gather of dimension 0 or of other dtypes, and ranks numbered in tensors, come out exactly", {4}) {
+TESSERA_RANKS_TEST_CASE("a gather of dimension 0 or of other dtypes, and ranks numbered in tensors, come out exactly",
+                        {4}) {
   const DeviceMesh mesh = line();
   const int64_t me = mesh.local_rank(0);
   const at::Tensor ones = at::ones({8, 4}) * me;
@@ -209,9 +211,12 @@ TESSERA_RANKS_TEST_CASE("dropped_remainders: uneven parts are refused, or whole,
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size(), me = mesh.local_rank(0);
   const at::Tensor x = sample({2 * n + 1, 3});
-  CHECK_THROWS_WITH_AS(scatter_to_region(x, mesh, 0), doctest::Contains("is not divisible by the"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(scatter_to_sequence_region(x, mesh), doctest::Contains("dimension 0 of ["), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(reduce_scatter_to_sequence_region(x, mesh), doctest::Contains("allow_uneven"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(scatter_to_region(x, mesh, 0), doctest::Contains("is not divisible by the"),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(scatter_to_sequence_region(x, mesh), doctest::Contains("dimension 0 of ["),
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(reduce_scatter_to_sequence_region(x, mesh), doctest::Contains("allow_uneven"),
+                       std::invalid_argument);
   at::Tensor leaf = x.clone().requires_grad_();
   const at::Tensor mine = scatter_to_sequence_region(leaf, mesh, /*allow_uneven=*/true);
   const at::Tensor whole = gather_from_sequence_region(mine, mesh, false, 2 * n + 1);
@@ -232,8 +237,8 @@ TESSERA_RANKS_TEST_CASE("what regions cannot take is refused before anything mov
   CHECK_THROWS_WITH_AS(gather_from_region(x, mesh, {.tensor_dim = 2}), doctest::Contains("it has dimensions -2 to 1"),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(scatter_to_region(at::ones({}), mesh), doctest::Contains("dimension -1"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(reduce_from_region(from_local(x, mesh, {Shard(0)}), mesh), doctest::Contains("call redistribute"),
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(reduce_from_region(from_local(x, mesh, {Shard(0)}), mesh),
+                       doctest::Contains("call redistribute"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(reduce_from_region(at::Tensor(), mesh), doctest::Contains("undefined"), std::invalid_argument);
   CHECK(counter.total() == 0);
 }
@@ -250,7 +255,8 @@ TESSERA_RANKS_TEST_CASE("a product of complex numbers has the gradient that one 
   at::Tensor product = all[0];
   for (int64_t i = 1; i < n; ++i) product = product * all[i];
   CHECK(at::allclose(y.detach(), product.detach()));
-  CHECK(at::allclose(torch::autograd::grad({y}, {x}, {grad})[0], torch::autograd::grad({product}, {all}, {grad})[0][me]));
+  CHECK(
+      at::allclose(torch::autograd::grad({y}, {x}, {grad})[0], torch::autograd::grad({product}, {all}, {grad})[0][me]));
 }
 
 TESSERA_RANKS_TEST_CASE("writing a result that is a view of x in place is refused, and x stays as it was", {1, 2, 3}) {
@@ -280,7 +286,8 @@ TESSERA_RANKS_TEST_CASE("what only backward, or only several ranks, would refuse
   CHECK(same(copy_to_region(ids, mesh, ReduceOp::kAvg), ids));
   if (mesh.size() == 1) {
     CHECK_THROWS_WITH_AS(gather_from_region(x, mesh, {.tensor_dim = 0, .size = 5}),
-                         doctest::Contains("size 5 along dimension 0, but the only rank has [4, 2]"), std::invalid_argument);
+                         doctest::Contains("size 5 along dimension 0, but the only rank has [4, 2]"),
+                         std::invalid_argument);
   }
 }
 

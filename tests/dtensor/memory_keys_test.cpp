@@ -1,4 +1,5 @@
-// Tensors whose memory does not hold their values: zeros without memory (the ZeroTensor key), conjugates and negatives by a key.
+// Tensors whose memory does not hold their values: zeros without memory (the ZeroTensor key), conjugates and negatives
+// by a key.
 
 #include <string>
 #include <vector>

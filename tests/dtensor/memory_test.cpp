@@ -26,7 +26,8 @@ extern "C" std::size_t __sanitizer_get_current_allocated_bytes();
 
 namespace {
 
-// Memory of this process, in KiB: what is resident. AddressSanitizer keeps what is freed resident for a while: there, what is in use.
+// Memory of this process, in KiB: what is resident. AddressSanitizer keeps what is freed resident for a while: there,
+// what is in use.
 #if defined(__SANITIZE_ADDRESS__)
 int64_t memory() { return static_cast<int64_t>(__sanitizer_get_current_allocated_bytes() / 1024); }
 #else
@@ -56,7 +57,8 @@ TEST_CASE("a million different ragged shardings, one in twenty redistributed, le
   const at::Tensor rows = at::zeros({kSize});
   const auto use = [&](int64_t n) {
     const Placements ragged = {RaggedShard(0, sizes(n))};
-    const at::Tensor t = from_local(rows.narrow(0, 0, sizes(n)[0]), mesh, ragged, {.shape = std::vector<int64_t>{kSize}});
+    const at::Tensor t =
+        from_local(rows.narrow(0, 0, sizes(n)[0]), mesh, ragged, {.shape = std::vector<int64_t>{kSize}});
     if (n % 20 == 0) redistribute(redistribute(t, {Shard(0)}), ragged);
     if (n % 500 == 0) t.add(t);  // an operator's decision
   };
@@ -68,7 +70,8 @@ TEST_CASE("a million different ragged shardings, one in twenty redistributed, le
   CHECK(after - before < 4096);
 }
 
-TEST_CASE("three thousand different redistributions, of which not all are remembered, arrive; so do the first ones again") {
+TEST_CASE(
+    "three thousand different redistributions, of which not all are remembered, arrive; so do the first ones again") {
   run_in_process(2, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, world);
     const auto check = [&](int64_t rows) {

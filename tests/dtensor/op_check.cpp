@@ -64,7 +64,8 @@ Placements whole_terms(Placements placements) {
 }
 
 // What is wrong with `c` on inputs laid out so; "" when nothing is.
-std::string problem(const OpCase& c, const DeviceMesh& mesh, const std::vector<Placements>& layouts, const Outcome& want) {
+std::string problem(const OpCase& c, const DeviceMesh& mesh, const std::vector<Placements>& layouts,
+                    const Outcome& want) {
   Tensors inputs;
   for (std::size_t i = 0; i < c.inputs.size(); ++i) inputs.push_back(spread(c.inputs[i], mesh, layouts[i]));
   const Placements whole(static_cast<std::size_t>(mesh.ndim()), Replicate());

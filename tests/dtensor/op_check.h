@@ -34,9 +34,9 @@ OpCase op_case(std::string name, Tensors inputs, F f, std::vector<Placements> ki
   }
 }
 
-// Runs every case on DTensors of many layouts (all of them where they are few, else a seeded sample of `most`) and compares the
-// results, their dtypes, and the gradients of all inputs with those of plain tensors. The layouts of gradients are checked too.
-// On line(), and with four ranks on {2, 2}.
+// Runs every case on DTensors of many layouts (all of them where they are few, else a seeded sample of `most`) and
+// compares the results, their dtypes, and the gradients of all inputs with those of plain tensors. The layouts of
+// gradients are checked too. On line(), and with four ranks on {2, 2}.
 void check_ops(const std::vector<OpCase>& cases, std::size_t most = 10);
 
 }  // namespace tessera::testing

@@ -1,4 +1,5 @@
-// Operators on the items of a batch, by indices, and on lists, on DTensors of many layouts against plain tensors: what others left out.
+// Operators on the items of a batch, by indices, and on lists, on DTensors of many layouts against plain tensors: what
+// others left out.
 
 #include <stdexcept>
 
@@ -58,7 +59,8 @@ TESSERA_RANKS_TEST_CASE("terms of whole numbers are reduced before a mean rounds
   CHECK(full_tensor(at::avg_pool2d(x, {2, 2})).item<int64_t>() == 1);
 }
 
-TESSERA_RANKS_TEST_CASE("a fused step on a parameter that is not row-major takes a moved gradient by its elements", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("a fused step on a parameter that is not row-major takes a moved gradient by its elements",
+                        {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor value = sample({4, 5});
   const at::Tensor grad = sample({4, 5}, 1);
@@ -71,7 +73,8 @@ TESSERA_RANKS_TEST_CASE("a fused step on a parameter that is not row-major takes
   const at::Tensor plain = value.t().contiguous().t();
   step(plain, grad.t().contiguous().t());
   const at::Tensor spread = distribute_tensor(value.t().contiguous(), mesh, {Shard(0)}, kNoSource).t();
-  const at::Tensor terms = from_local((grad / static_cast<double>(mesh.size())).t().contiguous(), mesh, {Partial()}).t();
+  const at::Tensor terms =
+      from_local((grad / static_cast<double>(mesh.size())).t().contiguous(), mesh, {Partial()}).t();
   step(spread, terms);
   CHECK(at::allclose(full_tensor(spread), plain));
 }
@@ -93,7 +96,8 @@ TESSERA_RANKS_TEST_CASE("plain running statistics are updated whole", {2}) {
   const Tensors beside = {plain[0].clone(), plain[1].clone()};
   at::batch_norm(x, {}, {}, plain[0], plain[1], true, 0.3, 1e-5, false);
   const ImplicitReplication guard;
-  at::batch_norm(distribute_tensor(x, mesh, {Shard(0)}, kNoSource), {}, {}, beside[0], beside[1], true, 0.3, 1e-5, false);
+  at::batch_norm(distribute_tensor(x, mesh, {Shard(0)}, kNoSource), {}, {}, beside[0], beside[1], true, 0.3, 1e-5,
+                 false);
   CHECK(at::allclose(beside[0], plain[0]));
   CHECK(at::allclose(beside[1], plain[1]));
 }

@@ -50,7 +50,8 @@ at::Tensor step(Random& random, const at::Tensor& x) {
     case 7: return at::tanh(x);
     case 8: return x * x;
     case 9: return x.numel() < 100 ? at::cat({x, x * 2}, dim) : x.neg();
-    case 10: return ndim > 1 ? at::matmul(x.reshape({x.size(0), -1}), x.reshape({x.size(0), -1}).t()).div(x.numel()) : x / 2;
+    case 10:
+      return ndim > 1 ? at::matmul(x.reshape({x.size(0), -1}), x.reshape({x.size(0), -1}).t()).div(x.numel()) : x / 2;
     case 11: return at::layer_norm(x, {x.size(-1)});
     case 12: return x.clone().add_(1).mul_(0.5);
     case 13: return ndim > 1 ? x.flatten(0, 1) : x.view({1, -1});
@@ -61,12 +62,13 @@ at::Tensor step(Random& random, const at::Tensor& x) {
 OpCase chain(unsigned seed, int64_t length) {
   Random shapes(seed);
   const int64_t numel = std::vector<int64_t>{12, 24, 30, 36, 40}[seed % 5];
-  return op_case("chain " + std::to_string(seed), {sample(shape_of(shapes, numel), seed)}, [seed, length](const Tensors& x) {
-    Random random(seed + 1000);
-    at::Tensor y = x[0];
-    for (int64_t i = 0; i < length; ++i) y = step(random, y);
-    return y;
-  });
+  return op_case("chain " + std::to_string(seed), {sample(shape_of(shapes, numel), seed)},
+                 [seed, length](const Tensors& x) {
+                   Random random(seed + 1000);
+                   at::Tensor y = x[0];
+                   for (int64_t i = 0; i < length; ++i) y = step(random, y);
+                   return y;
+                 });
 }
 
 }  // namespace
@@ -78,8 +80,8 @@ TESSERA_RANKS_TEST_CASE("reshapes of every kind", {2, 3, 4}) {
     const int64_t numel = std::vector<int64_t>{12, 24, 30, 36}[static_cast<std::size_t>(i) % 4];
     const auto from = shape_of(random, numel);
     const auto to = shape_of(random, numel);
-    cases.push_back(
-        op_case("reshape " + std::to_string(i), {sample(from)}, [to](const Tensors& x) { return x[0].reshape(to) * 2; }));
+    cases.push_back(op_case("reshape " + std::to_string(i), {sample(from)},
+                            [to](const Tensors& x) { return x[0].reshape(to) * 2; }));
   }
   check_ops(cases, 8);
 }

@@ -74,25 +74,27 @@ TESSERA_RANKS_TEST_CASE("pointwise operators, pending reductions among their inp
               [](const Tensors& x) {
                 return Tensors{at::maximum(x[0], x[1]), at::minimum(x[0], x[1])};
               }),
-      op_case("addcmul, addcdiv, lerp", {a, b, positive},
-              [](const Tensors& x) {
-                return Tensors{at::addcmul(x[0], x[1], x[2], 2), at::addcdiv(x[0], x[1], x[2]), at::lerp(x[0], x[1], 0.3)};
-              }),
+      op_case(
+          "addcmul, addcdiv, lerp", {a, b, positive},
+          [](const Tensors& x) {
+            return Tensors{at::addcmul(x[0], x[1], x[2], 2), at::addcdiv(x[0], x[1], x[2]), at::lerp(x[0], x[1], 0.3)};
+          }),
       op_case("dtype changes", {a},
               [](const Tensors& x) {
                 return Tensors{x[0].to(at::kLong), x[0].to(at::kDouble) * 2, x[0].to(at::kBool)};
               }),
       op_case("likes", {a},
               [](const Tensors& x) {
-                return Tensors{at::zeros_like(x[0]), at::ones_like(x[0]), at::full_like(x[0], 3), x[0].new_zeros({4, 2}),
-                               x[0].new_ones({5, 3})};
+                return Tensors{at::zeros_like(x[0]), at::ones_like(x[0]), at::full_like(x[0], 3),
+                               x[0].new_zeros({4, 2}), x[0].new_ones({5, 3})};
               }),
       op_case("pow of tensors, atan2", {positive, b},
               [](const Tensors& x) { return x[0].pow(x[1]) + at::atan2(x[0], x[1]); }),
   });
 }
 
-TESSERA_RANKS_TEST_CASE("other pending reductions go through what keeps them, and are carried out elsewhere", {2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("other pending reductions go through what keeps them, and are carried out elsewhere",
+                        {2, 3, 4}) {
   const Placements extrema = {Replicate(), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin), Shard(0)};
   const Placements means = {Replicate(), Partial(ReduceOp::kAvg), Partial(), Shard(1)};
   const Placements products = {Replicate(), Partial(ReduceOp::kProduct), Partial()};
@@ -106,9 +108,9 @@ TESSERA_RANKS_TEST_CASE("other pending reductions go through what keeps them, an
                    x[0].amax(0), x[0].sum(),   x[0].mean(1),          x[0].amin({0, 1})};
   };
   for (const Placements& kinds : {extrema, means, products}) {
-    check_ops(
-        {op_case("arithmetic", {a, b}, arithmetic, {kinds, kinds}), op_case("movement", {a, b}, movement, {kinds, kinds})},
-        12);
+    check_ops({op_case("arithmetic", {a, b}, arithmetic, {kinds, kinds}),
+               op_case("movement", {a, b}, movement, {kinds, kinds})},
+              12);
   }
 }
 

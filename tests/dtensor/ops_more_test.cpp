@@ -31,7 +31,8 @@ TESSERA_RANKS_TEST_CASE("operators that write into a clone", {1, 2, 3, 4}) {
       op_case("activations", {a}, [](const Tensors& x) { return x[0].clone().mul_(2).sigmoid_(); }),
       op_case("masked_fill_", {a, whole_numbers({5, 3}, at::kBool)},
               [](const Tensors& x) { return x[0].clone().masked_fill_(x[1], -2.0); }),
-      op_case("copy_, broadcast", {a, sample({3}, 4)}, [](const Tensors& x) { return x[0].clone().copy_(x[1]) * x[0]; }),
+      op_case("copy_, broadcast", {a, sample({3}, 4)},
+              [](const Tensors& x) { return x[0].clone().copy_(x[1]) * x[0]; }),
       op_case("index_put_", {a, rows, sample({3, 3}, 2)},
               [](const Tensors& x) { return x[0].clone().index_put_({x[1]}, x[2]); }),
       op_case("index_put_ that adds", {a, rows, sample({3, 3}, 2)},
@@ -40,8 +41,9 @@ TESSERA_RANKS_TEST_CASE("operators that write into a clone", {1, 2, 3, 4}) {
               [](const Tensors& x) { return x[0].clone().index_add_(0, x[1], x[2]); }),
       op_case("scatter_add_", {a, whole_numbers({5, 3}, at::kLong), b},
               [](const Tensors& x) { return x[0].clone().scatter_add_(0, x[1], x[2]); }),
-      op_case("addmm_, addcmul_, lerp_", {a, b, sample({3, 3}, 2)},
-              [](const Tensors& x) { return x[0].clone().addmm_(x[1], x[2]).addcmul_(x[1], x[1], 0.5).lerp_(x[1], 0.25); }),
+      op_case(
+          "addmm_, addcmul_, lerp_", {a, b, sample({3, 3}, 2)},
+          [](const Tensors& x) { return x[0].clone().addmm_(x[1], x[2]).addcmul_(x[1], x[1], 0.5).lerp_(x[1], 0.25); }),
       op_case("clamp_, abs_, neg_", {a}, [](const Tensors& x) { return x[0].clone().clamp_(-0.5, 0.5).neg_(); }),
       op_case("parts of a clone", {a, sample({2, 3}, 1)},
               [](const Tensors& x) {
@@ -74,10 +76,11 @@ TESSERA_RANKS_TEST_CASE("operators of convolution, of images, of sequences, of i
                   [](const Tensors& x) {
                     return Tensors{x[0].var(), x[0].std(0), x[0].var(1)};
                   }),
-          op_case("by conditions", {sample({5, 3})},
-                  [](const Tensors& x) {
-                    return Tensors{x[0].masked_select(x[0] > 0), (x[0] > 0).nonzero(), x[0].index({x[0].select(1, 0) > 0})};
-                  }),
+          op_case(
+              "by conditions", {sample({5, 3})},
+              [](const Tensors& x) {
+                return Tensors{x[0].masked_select(x[0] > 0), (x[0] > 0).nonzero(), x[0].index({x[0].select(1, 0) > 0})};
+              }),
           op_case("one_hot and bincount", {whole_numbers({5}, at::kLong)},
                   [](const Tensors& x) {
                     return Tensors{at::one_hot(x[0], 5), at::bincount(x[0])};
@@ -196,7 +199,8 @@ TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2
   const at::Tensor many = at::full({700, 300}, 300.0, at::kHalf);
   const at::Tensor pieces = spread(many, mesh, {S0});
   CHECK(close(full_tensor(pieces.mean()), many.mean(), 1e-2));
-  CHECK(close(full_tensor(pieces.slice(1, 0, 1).slice(0, 0, 8).norm()), many.slice(1, 0, 1).slice(0, 0, 8).norm(), 1e-2));
+  CHECK(
+      close(full_tensor(pieces.slice(1, 0, 1).slice(0, 0, 8).norm()), many.slice(1, 0, 1).slice(0, 0, 8).norm(), 1e-2));
 
   CHECK(same(full_tensor(at::sum(spread(x, mesh, {S0}), at::kBool)), at::sum(x, at::kBool)));
   CHECK(spread(at::zeros({0, 3}), mesh, {R}).unbind(0).empty());
@@ -205,7 +209,8 @@ TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2
   CHECK(close(full_tensor(out), x.mean(0)));
 }
 
-TESSERA_RANKS_TEST_CASE("transposed tensors, whose order in memory LibTorch's kernels and formulas ask for", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("transposed tensors, whose order in memory LibTorch's kernels and formulas ask for",
+                        {1, 2, 3, 4}) {
   // Well conditioned, so that the rounding of a sum's terms stays small.
   const at::Tensor a = sample({4, 4}) + 4 * at::eye(4, at::kDouble), b = sample({4, 4}, 1);
   const std::vector<Placements> kinds = {{R, S0, Shard(1), Partial()}, {R, S0, Shard(1)}};
@@ -229,7 +234,8 @@ TESSERA_RANKS_TEST_CASE("transposed tensors, whose order in memory LibTorch's ke
               [](const Tensors& x) { return at::addmv(x[0], x[1], x[2], 0.5, 2.0); }),
       op_case("addmv, of no matrix", {sample({1}), sample({3, 0}), sample({0}, 1)},
               [](const Tensors& x) { return at::addmv(x[0].expand({3}), x[1], x[2]); }),
-      op_case("imag of a conjugate", {a, b}, [](const Tensors& x) { return at::imag(at::complex(x[0], x[1]).conj()) * 2; }),
+      op_case("imag of a conjugate", {a, b},
+              [](const Tensors& x) { return at::imag(at::complex(x[0], x[1]).conj()) * 2; }),
   });
 }
 
@@ -244,8 +250,8 @@ TESSERA_RANKS_TEST_CASE("a pending product or maximum is not converted between r
   CHECK(close(full_tensor(largest.to(at::kComplexDouble)), at::full({4}, n - 1, at::kComplexDouble)));
 }
 
-TESSERA_RANKS_TEST_CASE("the derivative of a pending sum's median is refused: it would be looked for in other roundings",
-                        {2, 3}) {
+TESSERA_RANKS_TEST_CASE(
+    "the derivative of a pending sum's median is refused: it would be looked for in other roundings", {2, 3}) {
   const at::Tensor terms = spread(sample({5, 3}), line(), {Partial()}).requires_grad_(true);
   CHECK_THROWS_WITH_AS(terms.median(), doctest::Contains("aten::median: of Double [5, 3]"), std::invalid_argument);
   CHECK_NOTHROW(std::get<0>(terms.median(0)).sum().backward());
@@ -350,7 +356,8 @@ TESSERA_RANKS_TEST_CASE("channels-last stays so", {1, 2, 3}) {
     const at::Tensor d = spread(sample({4, 3, 5, 6}), line(), {placement}).contiguous(at::MemoryFormat::ChannelsLast);
     for (const auto& f :
          {+[](const at::Tensor& t) { return t.relu(); }, +[](const at::Tensor& t) { return at::hardtanh(t); },
-          +[](const at::Tensor& t) { return t.sin(); }, +[](const at::Tensor& t) { return at::where(t > 0, t, t * 2); }}) {
+          +[](const at::Tensor& t) { return t.sin(); },
+          +[](const at::Tensor& t) { return at::where(t > 0, t, t * 2); }}) {
       CHECK(f(d).strides() == f(x).strides());
       CHECK(close(full_tensor(f(d)), f(x)));
     }

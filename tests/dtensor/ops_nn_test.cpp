@@ -56,8 +56,8 @@ TESSERA_RANKS_TEST_CASE("norms and softmax", {1, 2, 3, 4}) {
 
 TESSERA_RANKS_TEST_CASE("batch norm has the statistics of the whole batch", {1, 2, 3, 4}) {
   const auto trained = [](const Tensors& x) {
-    return at::batch_norm(x[0], x.size() > 1 ? x[1] : at::Tensor(), x.size() > 1 ? x[2] : at::Tensor(), {}, {}, true, 0.1,
-                          1e-5, false);
+    return at::batch_norm(x[0], x.size() > 1 ? x[1] : at::Tensor(), x.size() > 1 ? x[2] : at::Tensor(), {}, {}, true,
+                          0.1, 1e-5, false);
   };
   check_ops({
       op_case("batch_norm", {sample({3, 4, 5}), sample({4}, 1), sample({4}, 2)}, trained),
@@ -72,8 +72,8 @@ TESSERA_RANKS_TEST_CASE("batch norm has the statistics of the whole batch", {1, 
   });
 }
 
-TESSERA_RANKS_TEST_CASE("a batch norm that is trained updates its running statistics as one process does, however they lie",
-                        {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE(
+    "a batch norm that is trained updates its running statistics as one process does, however they lie", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({5, 4, 3});
   at::Tensor mean = sample({4}, 1);
@@ -124,8 +124,8 @@ TESSERA_RANKS_TEST_CASE("attention, with and without masks", {1, 2, 3, 4}) {
   const Placements some = {Replicate(), Shard(0), Shard(1)};
   check_ops({
       op_case("attention", qkv, [](const Tensors& x) { return attention(x, std::nullopt, false); }),
-      op_case("attention, laid out as is usual", qkv, [](const Tensors& x) { return attention(x, std::nullopt, false); },
-              {some, some, some}),
+      op_case("attention, laid out as is usual", qkv,
+              [](const Tensors& x) { return attention(x, std::nullopt, false); }, {some, some, some}),
       op_case("causal attention", square, [](const Tensors& x) { return attention(x, std::nullopt, true); }),
       op_case("attention with a mask to add", masked, [](const Tensors& x) { return attention(x, x[3], false); }),
       op_case("attention with a mask of bool", allowed, [](const Tensors& x) { return attention(x, x[3], false); }),
@@ -156,19 +156,22 @@ TESSERA_RANKS_TEST_CASE("losses", {1, 2, 3, 4}) {
                 const at::Tensor w = x[2].detach();
                 return three_reductions([&](int64_t r) { return at::cross_entropy_loss(x[0], x[1], w, r); });
               }),
-      op_case(
-          "cross entropy of probabilities, smoothed", {sample({5, 4}), sample({5, 4}, 1).softmax(-1)},
-          [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1].detach(), {}, at::Reduction::Mean, -100, 0.1); }),
+      op_case("cross entropy of probabilities, smoothed", {sample({5, 4}), sample({5, 4}, 1).softmax(-1)},
+              [](const Tensors& x) {
+                return at::cross_entropy_loss(x[0], x[1].detach(), {}, at::Reduction::Mean, -100, 0.1);
+              }),
       op_case("cross entropy of classes, smoothed", {sample({5, 4}), target},
               [](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1], {}, at::Reduction::Mean, -100, 0.1); }),
       op_case("cross entropy with places", {sample({3, 4, 5}), ids({3, 5}, 4)},
               [](const Tensors& x) {
                 return three_reductions([&](int64_t r) { return at::cross_entropy_loss(x[0], x[1], {}, r); });
               }),
-      op_case("mse", {sample({6, 5}), sample({6, 5}, 1)},
-              [](const Tensors& x) { return three_reductions([&](int64_t r) { return at::mse_loss(x[0], x[1], r); }); }),
-      op_case("mse of fewer rows than ranks", {sample({2, 3}), sample({2, 3}, 1)},
-              [](const Tensors& x) { return three_reductions([&](int64_t r) { return at::mse_loss(x[0], x[1], r); }); }),
+      op_case(
+          "mse", {sample({6, 5}), sample({6, 5}, 1)},
+          [](const Tensors& x) { return three_reductions([&](int64_t r) { return at::mse_loss(x[0], x[1], r); }); }),
+      op_case(
+          "mse of fewer rows than ranks", {sample({2, 3}), sample({2, 3}, 1)},
+          [](const Tensors& x) { return three_reductions([&](int64_t r) { return at::mse_loss(x[0], x[1], r); }); }),
       op_case("l1", {sample({5, 3}), sample({5, 3}, 1)},
               [](const Tensors& x) { return three_reductions([&](int64_t r) { return at::l1_loss(x[0], x[1], r); }); }),
       op_case("smooth l1 and huber", {sample({5, 3}), sample({5, 3}, 1)},
@@ -181,9 +184,10 @@ TESSERA_RANKS_TEST_CASE("losses", {1, 2, 3, 4}) {
                 return three_reductions(
                     [&](int64_t r) { return at::binary_cross_entropy_with_logits(x[0], x[1].detach(), {}, {}, r); });
               }),
-      op_case(
-          "kl_div", {sample({5, 3}).log_softmax(-1), sample({5, 3}, 1).softmax(-1)},
-          [](const Tensors& x) { return three_reductions([&](int64_t r) { return at::kl_div(x[0], x[1].detach(), r); }); }),
+      op_case("kl_div", {sample({5, 3}).log_softmax(-1), sample({5, 3}, 1).softmax(-1)},
+              [](const Tensors& x) {
+                return three_reductions([&](int64_t r) { return at::kl_div(x[0], x[1].detach(), r); });
+              }),
       op_case("nll of spatial pieces", {sample({3, 4, 2, 2}), ids({3, 2, 2}, 4)},
               [](const Tensors& x) {
                 return three_reductions([&](int64_t r) { return at::nll_loss2d(x[0].log_softmax(1), x[1], {}, r); });

@@ -15,9 +15,12 @@ TESSERA_RANKS_TEST_CASE("the matmul family", {1, 2, 3, 4}) {
       op_case("mm", {sample({5, 3}), sample({3, 7}, 1)}, [](const Tensors& x) { return at::mm(x[0], x[1]); }),
       op_case("mm of an empty sum", {sample({5, 0}), sample({0, 4}, 1)},
               [](const Tensors& x) { return at::mm(x[0], x[1]); }),
-      op_case("mm of one row", {sample({1, 6}), sample({6, 2}, 1)}, [](const Tensors& x) { return at::mm(x[0], x[1]); }),
-      op_case("mm of no rows", {sample({0, 4}), sample({4, 2}, 1)}, [](const Tensors& x) { return at::mm(x[0], x[1]); }),
-      op_case("mm with t", {sample({5, 3}), sample({7, 3}, 1)}, [](const Tensors& x) { return at::mm(x[0], x[1].t()); }),
+      op_case("mm of one row", {sample({1, 6}), sample({6, 2}, 1)},
+              [](const Tensors& x) { return at::mm(x[0], x[1]); }),
+      op_case("mm of no rows", {sample({0, 4}), sample({4, 2}, 1)},
+              [](const Tensors& x) { return at::mm(x[0], x[1]); }),
+      op_case("mm with t", {sample({5, 3}), sample({7, 3}, 1)},
+              [](const Tensors& x) { return at::mm(x[0], x[1].t()); }),
       op_case("addmm", {sample({7}), sample({5, 3}, 1), sample({3, 7}, 2)},
               [](const Tensors& x) { return at::addmm(x[0], x[1], x[2]); }),
       op_case("addmm of a matrix, scaled", {sample({5, 7}), sample({5, 3}, 1), sample({3, 7}, 2)},
@@ -32,7 +35,8 @@ TESSERA_RANKS_TEST_CASE("the matmul family", {1, 2, 3, 4}) {
               [](const Tensors& x) { return at::linear(x[0], x[1]); }),
       op_case("matmul, 4-D by 2-D", {sample({2, 3, 5, 4}), sample({4, 6}, 1)},
               [](const Tensors& x) { return at::matmul(x[0], x[1]); }),
-      op_case("matmul of vectors", {sample({5}), sample({5}, 1)}, [](const Tensors& x) { return at::matmul(x[0], x[1]); }),
+      op_case("matmul of vectors", {sample({5}), sample({5}, 1)},
+              [](const Tensors& x) { return at::matmul(x[0], x[1]); }),
       op_case("matmul, matrix by vector", {sample({5, 3}), sample({3}, 1)},
               [](const Tensors& x) { return at::matmul(x[0], x[1]); }),
       op_case("matmul, vector by matrix", {sample({3}), sample({3, 5}, 1)},
@@ -138,10 +142,11 @@ TESSERA_RANKS_TEST_CASE("views", {1, 2, 3, 4}) {
               [](const Tensors& x) {
                 return at::constant_pad_nd(x[0], {1, 0, 0, 2}, 0.5);
               }),
-      op_case("index_select, gather", {sample({5, 3}), at::tensor({4, 0, 0, 2})},
-              [](const Tensors& x) {
-                return Tensors{at::index_select(x[0], 0, x[1]), at::gather(x[0], 0, x[1].unsqueeze(1)), x[0].index({x[1]})};
-              }),
+      op_case(
+          "index_select, gather", {sample({5, 3}), at::tensor({4, 0, 0, 2})},
+          [](const Tensors& x) {
+            return Tensors{at::index_select(x[0], 0, x[1]), at::gather(x[0], 0, x[1].unsqueeze(1)), x[0].index({x[1]})};
+          }),
       op_case("select of a turned one", {sample({5, 3})},
               [](const Tensors& x) { return x[0].unsqueeze(0).transpose(0, 1).select(1, 0); }),
   });

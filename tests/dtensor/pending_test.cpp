@@ -59,7 +59,8 @@ TESSERA_RANKS_TEST_CASE("the gradient of a piece is the derivative of the value,
   const at::Tensor weight = sample({8}, 3);
   for (const Pending& kind : all_kinds()) {
     CAPTURE(to_string(kind.placement));
-    const at::Tensor whole = rows_with_ties(mesh.size()) + (kind.placement.reduction().text().starts_with("norm") ? 10 : 0);
+    const at::Tensor whole =
+        rows_with_ties(mesh.size()) + (kind.placement.reduction().text().starts_with("norm") ? 10 : 0);
     const at::Tensor rows = whole.clone().requires_grad_(true);
     const at::Tensor want = kind.reduce(rows);
     (want * weight).sum().backward();
@@ -121,7 +122,8 @@ TESSERA_RANKS_TEST_CASE("what a mask leaves out counts for nothing and gets no g
 TESSERA_RANKS_TEST_CASE("pending reductions and masks that make no sense are refused", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor piece = at::ones({3});
-  const auto refused = [&](const at::Tensor& local, const Placement& placement, const at::Tensor& mask, const char* part) {
+  const auto refused = [&](const at::Tensor& local, const Placement& placement, const at::Tensor& mask,
+                           const char* part) {
     CAPTURE(part);
     FromLocalOptions options;
     options.mask = mask;
@@ -137,18 +139,20 @@ TESSERA_RANKS_TEST_CASE("pending reductions and masks that make no sense are ref
                        std::invalid_argument);
   // What a norm cannot be.
   const at::Tensor negative = from_local(at::full({3}, -1.0), mesh, {Replicate()});
-  CHECK_THROWS_WITH_AS(redistribute(negative, {NormPartial(2)}), doctest::Contains("negative elements cannot be P(norm 2)"),
-                       std::runtime_error);
+  CHECK_THROWS_WITH_AS(redistribute(negative, {NormPartial(2)}),
+                       doctest::Contains("negative elements cannot be P(norm 2)"), std::runtime_error);
 }
 
-TESSERA_RANKS_TEST_CASE("a user's reduction redistributes by its operator, and its gradient names what is missing", {2}) {
+TESSERA_RANKS_TEST_CASE("a user's reduction redistributes by its operator, and its gradient names what is missing",
+                        {2}) {
   const DeviceMesh mesh = line();
   const Placement bare = Partial(std::make_shared<const Bare>());
   const at::Tensor piece = at::full({4}, 3.0, at::kDouble).requires_grad_(true);
   const at::Tensor value = from_local(piece, mesh, {bare});
   CHECK(same(full_tensor(value).detach(), at::full({4}, 9.0, at::kDouble)));
-  CHECK(same(full_tensor(redistribute(redistribute(value, {Shard(0)}), {bare})).detach(), at::full({4}, 9.0, at::kDouble)));
+  CHECK(same(full_tensor(redistribute(redistribute(value, {Shard(0)}), {bare})).detach(),
+             at::full({4}, 9.0, at::kDouble)));
   CHECK(to_string(bare) == "P(bare)");
-  CHECK_THROWS_WITH_AS(full_tensor(value).sum().backward(), doctest::Contains("implement Reduction::derivative (or slope)"),
-                       std::runtime_error);
+  CHECK_THROWS_WITH_AS(full_tensor(value).sum().backward(),
+                       doctest::Contains("implement Reduction::derivative (or slope)"), std::runtime_error);
 }

@@ -41,8 +41,10 @@ TEST_CASE("split_along_last_dim: views, or contiguous copies") {
     }
     CHECK(at::equal(whole, before));
   }
-  CHECK_THROWS_WITH_AS(split_along_last_dim(x, 3), "split_along_last_dim: 4 is not divisible by 3", std::invalid_argument);
-  CHECK_THROWS_WITH_AS(split_along_last_dim(at::ones({}), 1), doctest::Contains("no dimensions"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(split_along_last_dim(x, 3), "split_along_last_dim: 4 is not divisible by 3",
+                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(split_along_last_dim(at::ones({}), 1), doctest::Contains("no dimensions"),
+                       std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("equal chunks of a tensor go round, and no element is dropped", {1, 2, 3, 4}) {
@@ -104,7 +106,8 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: what broadcast_data finds on the first
   const bool first = mesh.local_rank(0) == 0;
   const Data data = first ? Data{{"tokens", at::ones({2}, at::kLong)}, {"mask", at::ones({2})}} : Data{};
   CHECK_THROWS_WITH_AS(broadcast_data({"tokens", "mask"}, data, at::kLong, mesh),
-                       doctest::Contains("mask has data type Float which is different than Long"), std::invalid_argument);
+                       doctest::Contains("mask has data type Float which is different than Long"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(broadcast_data({"labels"}, data, at::kLong, mesh), doctest::Contains("no tensor \"labels\""),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(broadcast_data({first ? "tokens" : "mask"}, data, at::kLong, mesh),
@@ -113,6 +116,7 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: what broadcast_data finds on the first
                        std::invalid_argument);
   // Elements that share one memory until they are laid one behind the other.
   const Data huge = first ? Data{{"huge", at::ones({1}).expand({int64_t{1} << 46})}} : Data{};
-  CHECK_THROWS_WITH_AS(broadcast_data({"huge"}, huge, at::kFloat, mesh), doctest::Contains("memory"), std::runtime_error);
+  CHECK_THROWS_WITH_AS(broadcast_data({"huge"}, huge, at::kFloat, mesh), doctest::Contains("memory"),
+                       std::runtime_error);
   CHECK(same(broadcast_data({"tokens"}, data, at::kLong, mesh).at("tokens"), at::ones({2}, at::kLong)));
 }

@@ -65,7 +65,8 @@ std::vector<Operator> operators() {
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("every random operator gives an element the same number however the tensor is cut", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("every random operator gives an element the same number however the tensor is cut",
+                        {1, 2, 3, 4}) {
   at::Generator mine = at::globalContext().defaultGenerator(at::kCPU);
   mine.set_current_seed(100 + static_cast<uint64_t>(world()->rank()));  // which must not matter
   for (const DeviceMesh& mesh : meshes()) {
@@ -174,7 +175,9 @@ TESSERA_RANKS_TEST_CASE("neighbours, draws and seeds are unrelated", {1}) {
     const at::Tensor first = to_local(tessera::randn({100000}, mesh, {R}, at::kDouble));
     return std::pair(first, to_local(tessera::randn({100000}, mesh, {R}, at::kDouble)));
   };
-  const auto correlation = [](const at::Tensor& a, const at::Tensor& b) { return std::abs((a * b).mean().item<double>()); };
+  const auto correlation = [](const at::Tensor& a, const at::Tensor& b) {
+    return std::abs((a * b).mean().item<double>());
+  };
   const auto [a, b] = draw(1);
   const auto [c, d] = draw(2);
   const double limit = 4 / std::sqrt(100000.0);
@@ -275,7 +278,8 @@ TESSERA_RANKS_TEST_CASE("what cannot be drawn is refused before anything is", {1
   CHECK_THROWS_WITH(t.uniform_(3, 2), doctest::Contains("from=3 > to=2"));
   CHECK_THROWS_WITH(t.random_(4, 4),
                     "aten::random_: no number is at least 4 and below 4; give a first number below the end");
-  CHECK_THROWS_WITH(bytes.random_(300), "aten::random_: Byte has the whole numbers from 0 to 255, not all from 0 to 299");
+  CHECK_THROWS_WITH(bytes.random_(300),
+                    "aten::random_: Byte has the whole numbers from 0 to 255, not all from 0 to 299");
   CHECK_THROWS_WITH(at::randint_like(bytes, -1, 5),
                     "aten::randint_like: Byte has the whole numbers from 0 to 255, not all from -1 to 4");
   CHECK_THROWS_WITH(tessera::randint(3, 3, {2}, mesh, {S0}),

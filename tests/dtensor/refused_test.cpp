@@ -1,4 +1,5 @@
-// What is refused, by message: on every rank alike, before anything is sent. Ranks are those of fake worlds, one after another.
+// What is refused, by message: on every rank alike, before anything is sent. Ranks are those of fake worlds, one after
+// another.
 
 #include <sstream>
 #include <stdexcept>
@@ -61,7 +62,8 @@ TEST_CASE("placements that do not fit") {
   refused({"distribute_tensor: 2 placements [R, R] for the mesh {tp: 3}"}, [](const DeviceMesh& mesh) {
     distribute_tensor(at::ones({6}), mesh, {R, R});
   });
-  refused({"distribute_tensor: 0 placements"}, [](const DeviceMesh& mesh) { distribute_tensor(at::ones({6}), mesh, {}); });
+  refused({"distribute_tensor: 0 placements"},
+          [](const DeviceMesh& mesh) { distribute_tensor(at::ones({6}), mesh, {}); });
   refused({"distribute_tensor: S(1) is outside a tensor of 1 dimensions"},
           [](const DeviceMesh& mesh) { distribute_tensor(at::ones({6}), mesh, {Shard(1)}); });
   refused({"distribute_tensor: S(-2) is outside"},
@@ -74,10 +76,12 @@ TEST_CASE("placements that do not fit") {
   refused({"redistribute: 2 placements"}, [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}), {R, R}); });
   refused({"to_local: grad_placements: 0 placements"},
           [](const DeviceMesh& mesh) { to_local(ones(mesh, {R}), Placements{}); });
-  refused({"redistribute: grad_placements: S(7)"},
-          [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}), {S0}, {.grad_placements = Placements{Shard(7)}}); });
-  refused({"from_local: grad_placements: S(7)"},
-          [](const DeviceMesh& mesh) { from_local(at::ones({2}), mesh, {R}, {.grad_placements = Placements{Shard(7)}}); });
+  refused({"redistribute: grad_placements: S(7)"}, [](const DeviceMesh& mesh) {
+    redistribute(ones(mesh, {R}), {S0}, {.grad_placements = Placements{Shard(7)}});
+  });
+  refused({"from_local: grad_placements: S(7)"}, [](const DeviceMesh& mesh) {
+    from_local(at::ones({2}), mesh, {R}, {.grad_placements = Placements{Shard(7)}});
+  });
   refused({"ones: S(5) is outside"}, [](const DeviceMesh& mesh) { ones(mesh, {Shard(5)}); });
 }
 
@@ -89,10 +93,12 @@ TEST_CASE("pending reductions that mean nothing") {
           [&](const DeviceMesh& mesh) { from_local(at::ones({2}, at::kInt), mesh, {avg}); });
   refused({"from_local: sum of Bool is not defined", "use max (any) or min (all)"},
           [](const DeviceMesh& mesh) { from_local(at::ones({2}, at::kBool), mesh, {P}); });
-  refused({"distribute_tensor: product of Bool is not defined"},
-          [](const DeviceMesh& mesh) { distribute_tensor(at::ones({2}, at::kBool), mesh, {Partial(ReduceOp::kProduct)}); });
-  refused({"redistribute: max of ComplexFloat is not defined", "complex numbers have no order"},
-          [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}, {6}, at::kComplexFloat), {Partial(ReduceOp::kMax)}); });
+  refused({"distribute_tensor: product of Bool is not defined"}, [](const DeviceMesh& mesh) {
+    distribute_tensor(at::ones({2}, at::kBool), mesh, {Partial(ReduceOp::kProduct)});
+  });
+  refused(
+      {"redistribute: max of ComplexFloat is not defined", "complex numbers have no order"},
+      [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}, {6}, at::kComplexFloat), {Partial(ReduceOp::kMax)}); });
   refused({"zeros: [P(sum)] has a pending reduction, which has no one way to be filled"},
           [](const DeviceMesh& mesh) { tessera::zeros({4}, mesh, {P}); });
   refused({"empty: the global shape [4, -1] has a negative size"}, [](const DeviceMesh& mesh) {
@@ -132,7 +138,8 @@ TEST_CASE("from_local and distribute_tensor of the wrong thing") {
           });
   refused({"from_local: this rank's piece is [2], but [3] as [R]"},
           [](const DeviceMesh& mesh) { from_local(at::ones({2}), mesh, {R}, {.shape = std::vector<int64_t>{3}}); });
-  refused({"distribute_tensor: the tensor is undefined"}, [](const DeviceMesh& mesh) { distribute_tensor({}, mesh, {R}); });
+  refused({"distribute_tensor: the tensor is undefined"},
+          [](const DeviceMesh& mesh) { distribute_tensor({}, mesh, {R}); });
   refused({"distribute_tensor: the tensor is a DTensor already", "[S(0)]", "call redistribute"},
           [](const DeviceMesh& mesh) { distribute_tensor(ones(mesh, {R}), mesh, {S0}); });
   refused({"distribute_tensor: the tensor is a DTensor already"}, [](const DeviceMesh& mesh) {
@@ -178,10 +185,12 @@ TEST_CASE("a plain tensor where a DTensor is needed") {
 
 TEST_CASE("plain tensors among DTensors") {
   const std::vector<std::string> ways_out = {"from_local", "distribute_tensor", "ImplicitReplication"};
-  refused(
-      {"aten::add: a plain tensor [3] among DTensors", "Float [6, 3] on {tp: 3} on cpu as [S(0)]", "ImplicitReplication"},
-      [](const DeviceMesh& mesh) { at::add(ones(mesh, {S0}), at::ones({3})); });
-  refused({"aten::mm: a plain tensor [3, 4]"}, [](const DeviceMesh& mesh) { at::mm(ones(mesh, {S0}), at::ones({3, 4})); });
+  refused({"aten::add: a plain tensor [3] among DTensors", "Float [6, 3] on {tp: 3} on cpu as [S(0)]",
+           "ImplicitReplication"},
+          [](const DeviceMesh& mesh) { at::add(ones(mesh, {S0}), at::ones({3})); });
+  refused({"aten::mm: a plain tensor [3, 4]"}, [](const DeviceMesh& mesh) {
+    at::mm(ones(mesh, {S0}), at::ones({3, 4}));
+  });
   refused({"aten::cat: a plain tensor [1, 3]"}, [](const DeviceMesh& mesh) {
     at::cat({ones(mesh, {S0}), at::ones({1, 3})});
   });
@@ -190,8 +199,11 @@ TEST_CASE("plain tensors among DTensors") {
   });
   refused({"aten::mul", "a plain tensor [3]"},
           [](const DeviceMesh& mesh) { at::mul(at::ones({3}).requires_grad_(true), ones(mesh, {S0})); });
-  refused({"aten::add_: a plain tensor [6, 3]"}, [](const DeviceMesh& mesh) { at::ones({6, 3}).add_(ones(mesh, {S0})); });
-  refused({"aten::add_: a plain tensor [6, 3] would be written with the value of a DTensor", "call full_tensor or to_local"},
+  refused({"aten::add_: a plain tensor [6, 3]"}, [](const DeviceMesh& mesh) {
+    at::ones({6, 3}).add_(ones(mesh, {S0}));
+  });
+  refused({"aten::add_: a plain tensor [6, 3] would be written with the value of a DTensor",
+           "call full_tensor or to_local"},
           [](const DeviceMesh& mesh) {
             const ImplicitReplication guard;
             at::ones({6, 3}).add_(ones(mesh, {R}));
@@ -222,10 +234,11 @@ TEST_CASE("changes of shape or storage in place, and what does not fit into out=
           [](const DeviceMesh& mesh) {
             ones(mesh, {S0}, {1, 3}).squeeze_();
           });
-  refused({"the result is [6, 3], and would be written to [2]; give a tensor of its sizes"}, [](const DeviceMesh& mesh) {
-    at::Tensor out = ones(mesh, {R}, {2});
-    at::add_out(out, ones(mesh, {R}), ones(mesh, {R}));
-  });
+  refused({"the result is [6, 3], and would be written to [2]; give a tensor of its sizes"},
+          [](const DeviceMesh& mesh) {
+            at::Tensor out = ones(mesh, {R}, {2});
+            at::add_out(out, ones(mesh, {R}), ones(mesh, {R}));
+          });
   refused({"output with shape [3] doesn't match the broadcast shape [6, 3]"},
           [](const DeviceMesh& mesh) { ones(mesh, {R}, {3}).add_(ones(mesh, {R})); });
 }
@@ -242,8 +255,8 @@ TEST_CASE("what LibTorch refuses of the global shapes is refused on every rank, 
 
 TEST_CASE("a DTensor whose memory is read says that it has none: printed, by an accessor, by a pointer") {
   const std::vector<std::string> parts = {"a DTensor has no memory of its own",
-                                          "printing (std::cout << t), accessor() and data_ptr()", "tessera::to_string(t)",
-                                          "to_local(t)", "full_tensor(t)"};
+                                          "printing (std::cout << t), accessor() and data_ptr()",
+                                          "tessera::to_string(t)", "to_local(t)", "full_tensor(t)"};
   for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{}, {6}, {6, 3}, {6, 3, 2}}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kLong}) {
       refused(parts, [&](const DeviceMesh& mesh) {
@@ -278,7 +291,8 @@ TEST_CASE("a DTensor whose memory is read says that it has none: printed, by an 
 }
 
 TEST_CASE(
-    "a DTensor whose storage is read says that it has none: storage(), pickled, torch::save of it, a module, an optimizer") {
+    "a DTensor whose storage is read says that it has none: storage(), pickled, torch::save of it, a module, an "
+    "optimizer") {
   const std::vector<std::string> parts = {"a DTensor has no storage of its own, which storage() and torch::save read",
                                           "to_local(t)", "full_tensor(t)", "save_weights and load_weights of a module",
                                           "save_optimizer and load_optimizer of an optimizer"};
@@ -357,8 +371,9 @@ TEST_CASE("reading a view that had to be a copy, after what it viewed was writte
 }
 
 TEST_CASE("writing a view that had to be a copy is refused") {
-  refused({"aten::zero_: would write Float [3]", "a copy that aten::diagonal made", "redistribute the viewed tensor first"},
-          [](const DeviceMesh& mesh) { ones(mesh, {S0}).diagonal().zero_(); });
+  refused(
+      {"aten::zero_: would write Float [3]", "a copy that aten::diagonal made", "redistribute the viewed tensor first"},
+      [](const DeviceMesh& mesh) { ones(mesh, {S0}).diagonal().zero_(); });
   refused({"a copy that aten::unfold made"},
           [](const DeviceMesh& mesh) { ones(mesh, {S0}).unfold(0, 2, 1).select(0, 0).fill_(1); });
   refused({"aten::_foreach_add_", "a copy"},

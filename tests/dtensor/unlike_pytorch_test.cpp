@@ -83,7 +83,8 @@ TESSERA_RANKS_TEST_CASE("V6: Partial and Replicate of int64 add up to int64, exa
   CHECK(same(full_tensor(redistribute(replicated, {P})), other));
 }
 
-TESSERA_RANKS_TEST_CASE("V8: nine elements as _StridedShard(0, 2) on four ranks are scattered, uneven as they are", {4}) {
+TESSERA_RANKS_TEST_CASE("V8: nine elements as _StridedShard(0, 2) on four ranks are scattered, uneven as they are",
+                        {4}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = at::arange(9);
   const std::vector<at::Tensor> parts = strided_parts(whole, 2, 4);
@@ -113,7 +114,8 @@ TESSERA_RANKS_TEST_CASE(
 }
 
 TESSERA_RANKS_TEST_CASE(
-    "7: forward_dtype and backward_dtype, each of none, float and bfloat16: what travels, both ways, and what comes", {4}) {
+    "7: forward_dtype and backward_dtype, each of none, float and bfloat16: what travels, both ways, and what comes",
+    {4}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = whole_numbers({13, 3}, at::kFloat), weight = whole_numbers({13, 3}, at::kFloat, 1);
   const std::vector<std::optional<at::ScalarType>> dtypes = {std::nullopt, at::kFloat, at::kBFloat16};

@@ -12,7 +12,8 @@
 // Tensors that every rank of a test makes alike, and DTensors of them with different terms on every rank.
 namespace tessera::testing {
 
-// All ranks of this test's world as a mesh of that shape, its dimensions called d0, d1, ...; line() is of one dimension.
+// All ranks of this test's world as a mesh of that shape, its dimensions called d0, d1, ...; line() is of one
+// dimension.
 DeviceMesh mesh_over(std::vector<int64_t> shape);
 DeviceMesh line();
 // line(), and on four ranks {2, 2} too.

@@ -1,5 +1,5 @@
-// A view and what it views are one memory: what is written to one is read from the other. A view whose pieces had to be moved is a copy, and
-// is refused where its values would be old, on every rank alike: in every mode, whoever writes.
+// A view and what it views are one memory: what is written to one is read from the other. A view whose pieces had to be
+// moved is a copy, and is refused where its values would be old, on every rank alike: in every mode, whoever writes.
 
 #include <string>
 

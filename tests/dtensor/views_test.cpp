@@ -1,4 +1,5 @@
-// Views of dimensions that are cut: each rank views its own piece, nothing moves, and what is written through the view is written.
+// Views of dimensions that are cut: each rank views its own piece, nothing moves, and what is written through the view
+// is written.
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>

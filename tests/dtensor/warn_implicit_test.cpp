@@ -47,7 +47,8 @@ TEST_CASE("WarnImplicit names what communicates on its own, each once; explicit 
   });
   CAPTURE(text);
   CHECK(count(text, "communicates on its own") == 2);
-  CHECK(count(text, "aten::mm: communicates on its own; Float [6, 6] on {tp: 3} on cpu as [S(1)] would go to [R]") == 1);
+  CHECK(count(text, "aten::mm: communicates on its own; Float [6, 6] on {tp: 3} on cpu as [S(1)] would go to [R]") ==
+        1);
   CHECK(count(text, "aten::_foreach_add: communicates on its own") == 1);
 }
 

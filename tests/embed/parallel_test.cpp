@@ -30,8 +30,8 @@ tessera::ParallelPlan make_plan() {
           {"encoder.layer.*.output.dense", RowwiseParallel()}};
 }
 
-// Bytes of float weights that a rank of n may hold at most: 1/n of the sharded ones, rounded up to whole rows (or columns), and
-// the replicated ones.
+// Bytes of float weights that a rank of n may hold at most: 1/n of the sharded ones, rounded up to whole rows (or
+// columns), and the replicated ones.
 int64_t most_bytes(int64_t n) {
   const auto part = [n](int64_t rows) { return (rows + n - 1) / n; };
   const int64_t tables = part(30522) * 384 + (512 + 2) * 384;

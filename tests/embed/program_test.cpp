@@ -51,8 +51,8 @@ TEST_CASE("embed on 4 ranks prints everything once and ends with the difference 
   check_success(outcome);
   CAPTURE(outcome.output);
   for (const std::string part :
-       {"plan on {tp: 4} on cpu\n", "encoder.layer.*.attention.self.query", "ColwiseParallel", "100%", "weights on rank 0\n",
-        "embeddings.word_embeddings", "[30522, 384]", "[7631, 384]", "weight bytes\n", "rank 3",
+       {"plan on {tp: 4} on cpu\n", "encoder.layer.*.attention.self.query", "ColwiseParallel", "100%",
+        "weights on rank 0\n", "embeddings.word_embeddings", "[30522, 384]", "[7631, 384]", "weight bytes\n", "rank 3",
         "collectives of one forward: 13\n", "all_reduce", "similarities\n", "the nearest sentence to each\n",
         "The cat is sleeping on the warm windowsill."}) {
     CAPTURE(part);

@@ -76,12 +76,13 @@ std::vector<at::Tensor Operands::*> spread_operands() {
   return {&Operands::x, &Operands::y, &Operands::mask, &Operands::image, &Operands::heads};
 }
 std::vector<at::Tensor Operands::*> replicated_operands() {
-  return {&Operands::weight, &Operands::vector, &Operands::rows, &Operands::columns, &Operands::classes, &Operands::filter};
+  return {&Operands::weight,  &Operands::vector,  &Operands::rows,
+          &Operands::columns, &Operands::classes, &Operands::filter};
 }
 
 void require_grad(Operands& operands) {
-  for (at::Tensor Operands::*member : {&Operands::x, &Operands::y, &Operands::image, &Operands::heads, &Operands::weight,
-                                       &Operands::vector, &Operands::filter}) {
+  for (at::Tensor Operands::*member : {&Operands::x, &Operands::y, &Operands::image, &Operands::heads,
+                                       &Operands::weight, &Operands::vector, &Operands::filter}) {
     (operands.*member).requires_grad_(true);
   }
 }
@@ -126,8 +127,9 @@ Outcome run_rank(const Row& row, const Column& column, const std::vector<Tensors
   std::size_t next = 0;
   for (at::Tensor Operands::*member : spread_operands()) {
     const at::Tensor whole = operands.*member;
-    operands.*member = from_local(pieces[next++][static_cast<std::size_t>(world->rank())].contiguous(), mesh,
-                                  fitting(column, whole), {.shape = whole.sizes().vec(), .stride = whole.strides().vec()});
+    operands.*member =
+        from_local(pieces[next++][static_cast<std::size_t>(world->rank())].contiguous(), mesh, fitting(column, whole),
+                   {.shape = whole.sizes().vec(), .stride = whole.strides().vec()});
   }
   const Placements replicated(column.mesh_shape.size(), Replicate());
   for (at::Tensor Operands::*member : replicated_operands()) {

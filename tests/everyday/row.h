@@ -24,9 +24,10 @@ struct Operands {
   at::Tensor filter;   // (3, 4, 3, 3)
 };
 
-// A call that people make every day, and the collectives that it and its backward make on each layout of x: S(0), S(1), P(sum),
-// Ragged(0) on four ranks, and [S(0), S(1)] on {2, 2}. One letter a collective, in the order in which they run: g all_gather,
-// r all_reduce, s reduce_scatter, a all_to_all, b broadcast, p permute; "-" for none; after '/' those of backward, where there is one.
+// A call that people make every day, and the collectives that it and its backward make on each layout of x: S(0), S(1),
+// P(sum), Ragged(0) on four ranks, and [S(0), S(1)] on {2, 2}. One letter a collective, in the order in which they run:
+// g all_gather, r all_reduce, s reduce_scatter, a all_to_all, b broadcast, p permute; "-" for none; after '/' those of
+// backward, where there is one.
 struct Row {
   std::string call;
   std::function<Tensors(const Operands&)> run;

@@ -16,7 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Every folder of the library, lowest first: a folder uses those above it in this list, and itself. So there is no cycle.
+// Every folder of the library, lowest first: a folder uses those above it in this list, and itself. So there is no
+// cycle.
 const std::vector<std::string> kFolders = {
     "mesh/core",
     "mesh/backends",
@@ -84,9 +85,10 @@ std::set<std::string> headers_included(const std::string& source) {
 std::string folder_of(const std::string& path) { return fs::path(path).parent_path().generic_string(); }
 std::string stem_of(const std::string& path) { return fs::path(path).replace_extension().generic_string(); }
 
-// Pairs of header and source, by their stems, of which each includes the other's header. `includes` has the headers that each file
-// includes.
-std::set<std::pair<std::string, std::string>> mutual_includes(const std::map<std::string, std::set<std::string>>& includes) {
+// Pairs of header and source, by their stems, of which each includes the other's header. `includes` has the headers
+// that each file includes.
+std::set<std::pair<std::string, std::string>> mutual_includes(
+    const std::map<std::string, std::set<std::string>>& includes) {
   std::set<std::pair<std::string, std::string>> edges;
   for (const auto& [file, headers] : includes) {
     for (const std::string& header : headers) edges.emplace(stem_of(file), stem_of(header));
@@ -122,9 +124,9 @@ TEST_CASE("layers: what a BUILD file and a source file name is found") {
         deps = [":y", "//mesh", "//ops/rules:search", "@tessera//placement:plan", "@fmt"],
     ))";
   CHECK(packages_named(build) == std::set<std::string>{"mesh", "ops/rules", "placement"});
-  CHECK(
-      headers_included("#include \"tessera/mesh/mesh.h\"\n#include \"tessera/dtensor/io/weights.h\"\n#include <vector>\n") ==
-      std::set<std::string>{"mesh/mesh.h", "dtensor/io/weights.h"});
+  CHECK(headers_included(
+            "#include \"tessera/mesh/mesh.h\"\n#include \"tessera/dtensor/io/weights.h\"\n#include <vector>\n") ==
+        std::set<std::string>{"mesh/mesh.h", "dtensor/io/weights.h"});
 }
 
 TEST_CASE("layers: an edge upward is forbidden, one downward or within a folder is not") {

@@ -181,6 +181,7 @@ TEST_CASE("retired names: no code and no C++ file has one") {
     for (const std::string& name : retired_in(read_file(root / file), retired)) {
       FAIL_CHECK(file.string() << " uses " << name << ", a name of tests/ground/retired_names.txt");
     }
-    if (retired.stems.contains(stem_of(file))) FAIL_CHECK(file.string() << " has a name of tests/ground/retired_names.txt");
+    if (retired.stems.contains(stem_of(file)))
+      FAIL_CHECK(file.string() << " has a name of tests/ground/retired_names.txt");
   }
 }

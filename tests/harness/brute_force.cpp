@@ -29,7 +29,9 @@ bool contains(const Elements& whole, const Elements& part) { return (part & ~who
 
 bool inside(MeshDims part, MeshDims whole) { return (part & ~whole) == 0; }
 
-bool reduces(PlanStep::Kind kind) { return kind == PlanStep::Kind::kAllReduce || kind == PlanStep::Kind::kReduceScatter; }
+bool reduces(PlanStep::Kind kind) {
+  return kind == PlanStep::Kind::kAllReduce || kind == PlanStep::Kind::kReduceScatter;
+}
 
 // Whether a step of the planner's kind can be the `allowed` one: all_to_all stands for all that only move.
 bool could_be(PlanStep::Kind allowed, PlanStep::Kind step) {
@@ -37,7 +39,8 @@ bool could_be(PlanStep::Kind allowed, PlanStep::Kind step) {
   return allowed == PlanStep::Kind::kLocal || step != PlanStep::Kind::kLocal;
 }
 
-// With every permutation of 0, 1, ... as the orders of its mesh dimensions; a Shard has an order, and others say the same in all.
+// With every permutation of 0, 1, ... as the orders of its mesh dimensions; a Shard has an order, and others say the
+// same in all.
 std::vector<Placements> in_every_order(const Placements& placements) {
   std::vector<int64_t> orders;
   for (const Placement& p : placements) {
@@ -68,8 +71,9 @@ std::string to_string(const Optimum& optimum) {
   std::string out =
       fmt::format("{:.3f} us{}:", optimum.microseconds, optimum.within_limit ? "" : ", above the limit of live bytes");
   for (const Leg& leg : optimum.legs) {
-    out += fmt::format(" {} over {{{}}} to {} ({:.0f} B, {:.0f} live);", tessera::to_string(leg.step.kind),
-                       fmt::join(listed(leg.step.over), ","), tessera::to_string(leg.to), leg.step.bytes, leg.step.live);
+    out +=
+        fmt::format(" {} over {{{}}} to {} ({:.0f} B, {:.0f} live);", tessera::to_string(leg.step.kind),
+                    fmt::join(listed(leg.step.over), ","), tessera::to_string(leg.to), leg.step.bytes, leg.step.live);
   }
   return out;
 }
@@ -191,9 +195,14 @@ std::vector<Step> BruteForce::reductions(int from, int to, MeshDims over) {
   }
   const double all = 2 * static_cast<double>(most) * item_ * (ranks - 1) / ranks;
   const double scattered = (ranks - 1) * layouts_[static_cast<std::size_t>(to)].largest;
-  return {
-      {.kind = PlanStep::Kind::kAllReduce, .over = over, .bytes = all, .live = static_cast<double>(most_live) * item_ + all},
-      {.kind = PlanStep::Kind::kReduceScatter, .over = over, .bytes = scattered, .live = live(from, to, 0) + scattered}};
+  return {{.kind = PlanStep::Kind::kAllReduce,
+           .over = over,
+           .bytes = all,
+           .live = static_cast<double>(most_live) * item_ + all},
+          {.kind = PlanStep::Kind::kReduceScatter,
+           .over = over,
+           .bytes = scattered,
+           .live = live(from, to, 0) + scattered}};
 }
 
 std::vector<Step> BruteForce::find_steps(int from, int to) {
@@ -219,7 +228,8 @@ std::vector<Step> BruteForce::find_steps(int from, int to) {
     const bool needless =
         std::any_of(out.begin(), out.end(), [&](const Step& smaller) { return inside(smaller.over, over); });
     if (needless || (over & kept) || !move_is_legal(from, to, over)) continue;
-    out.push_back({.kind = PlanStep::Kind::kAllToAll, .over = over, .bytes = received(from, to), .live = live(from, to, 2)});
+    out.push_back(
+        {.kind = PlanStep::Kind::kAllToAll, .over = over, .bytes = received(from, to), .live = live(from, to, 2)});
   }
   return out;
 }
@@ -261,8 +271,9 @@ std::string BruteForce::objection(const Plan& plan, const Placements& from, cons
   Placements now = from;
   for (const PlanStep& step : plan.steps()) {
     const auto say = [&](const std::string& what) {
-      return fmt::format("{} on {{{}}} from {} to {}: {}", tessera::to_string(step.kind), fmt::join(step.mesh_dims, ","),
-                         tessera::to_string(step.from), tessera::to_string(step.to), what);
+      return fmt::format("{} on {{{}}} from {} to {}: {}", tessera::to_string(step.kind),
+                         fmt::join(step.mesh_dims, ","), tessera::to_string(step.from), tessera::to_string(step.to),
+                         what);
     };
     if (step.from != now) return say("it does not begin where the step before ends");
     const int a = layout(step.from), b = layout(step.to);
@@ -334,7 +345,8 @@ const BruteForce::Graph& BruteForce::graph(const Placements& from, const Placeme
     if (a == target) graph_.target = i;
     for (int j = 0; j < size; ++j) {
       if (i == j) continue;
-      for (const Step& step : steps(a, graph_.layouts[static_cast<std::size_t>(j)])) graph_.edges.push_back({i, j, step});
+      for (const Step& step : steps(a, graph_.layouts[static_cast<std::size_t>(j)]))
+        graph_.edges.push_back({i, j, step});
     }
   }
   graph_.begin.push_back(graph_.edges.size());

@@ -34,7 +34,8 @@ struct Step {
   PlanStep::Kind kind = PlanStep::Kind::kLocal;
   MeshDims over = 0;  // 0: no communication
   double bytes = 0;   // received by the rank that receives most
-  double live = 0;  // bytes, in the rank that has most: source, target, twice what a move and once what a reduction receives
+  double live =
+      0;  // bytes, in the rank that has most: source, target, twice what a move and once what a reduction receives
 };
 
 struct Leg {
@@ -50,10 +51,10 @@ struct Optimum {
 };
 std::string to_string(const Optimum& optimum);
 
-// The cheapest redistribution of one small tensor, found by trying all: every layout that plan_redistribute's comment allows
-// on the way, every step between two of them, every set of mesh dimensions. With the planner it shares what a layout means
-// (local_tile, normalize, check_layout, partials_commute, Reduction::slope) and what a link costs (CostModel::over). It remembers
-// layouts and steps, so that many pairs of one tensor are quick; not thread-safe.
+// The cheapest redistribution of one small tensor, found by trying all: every layout that plan_redistribute's comment
+// allows on the way, every step between two of them, every set of mesh dimensions. With the planner it shares what a
+// layout means (local_tile, normalize, check_layout, partials_commute, Reduction::slope) and what a link costs
+// (CostModel::over). It remembers layouts and steps, so that many pairs of one tensor are quick; not thread-safe.
 class BruteForce {
  public:
   // Throws std::invalid_argument for a tensor of more than kMostElements.
@@ -67,8 +68,8 @@ class BruteForce {
   // All single steps, each over a smallest set of mesh dimensions; {} when it takes more than one.
   std::vector<Step> steps(const Placements& from, const Placements& to);
 
-  // What is wrong with the plan: it does not lead from `from` to `to`, a step needs elements that its groups do not hold, or
-  // says that less is received or live than is. "" when nothing is.
+  // What is wrong with the plan: it does not lead from `from` to `to`, a step needs elements that its groups do not
+  // hold, or says that less is received or live than is. "" when nothing is.
   std::string objection(const Plan& plan, const Placements& from, const Placements& to);
 
   // max |source tile| + max |target tile| + twice the larger of the two.
@@ -77,8 +78,9 @@ class BruteForce {
  private:
   struct Layout {
     Placements placements;
-    std::vector<Elements> held;                 // by each rank
-    std::vector<std::vector<Elements>> within;  // [set of mesh dims][rank]: by its group together; filled when asked for
+    std::vector<Elements> held;  // by each rank
+    std::vector<std::vector<Elements>>
+        within;  // [set of mesh dims][rank]: by its group together; filled when asked for
     MeshDims pending = 0;
     double largest = 0;  // tile, in bytes
   };

@@ -75,8 +75,10 @@ class DelayedBackend : public c10d::Backend {
     const int64_t bytes = inputs.empty() ? 0 : bytes_of(inputs.front());
     return later("reduce_scatter", bytes, [&] { return inner_->reduce_scatter(outputs, inputs, options); });
   }
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
-    return later("reduce_scatter", bytes_of({input}), [&] { return inner_->_reduce_scatter_base(output, input, options); });
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    return later("reduce_scatter", bytes_of({input}),
+                 [&] { return inner_->_reduce_scatter_base(output, input, options); });
   }
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {

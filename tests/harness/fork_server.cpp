@@ -171,7 +171,8 @@ ForkServer::~ForkServer() {
   ::waitpid(pid_, nullptr, 0);
 }
 
-Child ForkServer::start(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group) {
+Child ForkServer::start(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+                        pid_t group) {
   OutputPipe out;
   OutputPipe err;
   std::string strings;
@@ -185,8 +186,8 @@ Child ForkServer::start(const std::vector<std::string>& command, const std::vect
                            .arguments = command.size(),
                            .bytes = strings.size()};
   pid_t pid = 0;
-  const bool started = write_all(socket_, &request, sizeof request) && write_all(socket_, strings.data(), strings.size()) &&
-                       read_all(socket_, &pid, sizeof pid);
+  const bool started = write_all(socket_, &request, sizeof request) &&
+                       write_all(socket_, strings.data(), strings.size()) && read_all(socket_, &pid, sizeof pid);
   if (!started) throw std::runtime_error("the fork server, from which the ranks of a test case are forked, has died");
   return {.pid = pid, .out = out.take_read_end(), .err = err.take_read_end()};
 }

@@ -12,11 +12,12 @@ namespace tessera::testing {
 
 // A process of the same program that waits at the start of main() and forks a rank at each request.
 //
-// To load LibTorch takes a quarter of a second of a core, most of what a small test case costs: here it is paid once a test
-// program and not once a rank. A rank is as good as newly started: nothing has run in the fork server but what runs before
-// main(), it has one thread, and OMP_NUM_THREADS was 1 when it was loaded.
+// To load LibTorch takes a quarter of a second of a core, most of what a small test case costs: here it is paid once a
+// test program and not once a rank. A rank is as good as newly started: nothing has run in the fork server but what
+// runs before main(), it has one thread, and OMP_NUM_THREADS was 1 when it was loaded.
 //
-// The ranks become children of the process that owns the ForkServer, which waits for them as for its own. Not thread-safe.
+// The ranks become children of the process that owns the ForkServer, which waits for them as for its own. Not
+// thread-safe.
 class ForkServer {
  public:
   // Throws std::runtime_error when no process can be made.
@@ -34,8 +35,8 @@ class ForkServer {
   int socket_ = -1;
 };
 
-// Called at the start of main(). In a fork server: serves until its owner ends and does not return, but in the ranks that it
-// forks, where the result is the command line. In any other process: nullopt.
+// Called at the start of main(). In a fork server: serves until its owner ends and does not return, but in the ranks
+// that it forks, where the result is the command line. In any other process: nullopt.
 std::optional<std::vector<std::string>> serve_if_fork_server();
 
 }  // namespace tessera::testing

@@ -41,7 +41,8 @@ Outcome run_case(const std::string& test_case, const std::string& pids = "") {
       .store_path = folder.path() + "/store",
       .environment = {{"TESSERA_TEST_PIDS", pids}},
       .time_limit = std::chrono::seconds(50),
-      .on_line = [&](int64_t, tessera::OutputStream, std::string_view line) { outcome.text += std::string(line) + "\n"; },
+      .on_line = [&](int64_t, tessera::OutputStream,
+                     std::string_view line) { outcome.text += std::string(line) + "\n"; },
   });
   outcome.exit_code = result.timed_out ? 124 : result.failure ? result.failure->shell_code() : 0;
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

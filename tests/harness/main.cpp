@@ -1,5 +1,6 @@
-// The main function of every test: doctest's, and a last line "[tessera] N passed, N failed, N skipped" of test cases, from
-// which tools/test counts. In a rank of TESSERA_RANKS_TEST_CASE it tells the parent when the first check failed instead.
+// The main function of every test: doctest's, and a last line "[tessera] N passed, N failed, N skipped" of test cases,
+// from which tools/test counts. In a rank of TESSERA_RANKS_TEST_CASE it tells the parent when the first check failed
+// instead.
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
@@ -106,7 +107,8 @@ int main(int argc, char** argv) {
   if (context.shouldExit()) return code;
   tessera::testing::report_end();
   if (of_rank) {
-    // To undo what LibTorch registered at load takes longer than most bodies. Ranks that are programs of their own do it.
+    // To undo what LibTorch registered at load takes longer than most bodies. Ranks that are programs of their own do
+    // it.
     std::fflush(nullptr);
     ::_exit(code);
   }

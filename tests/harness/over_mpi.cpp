@@ -17,7 +17,8 @@ std::string why_no_mpi() {
   if (has_mpirun()) return "";
   return "mpirun is not installed; tools/setup installs it (Debian's openmpi-bin)";
 #else
-  return "this build has no MPI; tools/setup installs it (Debian's libopenmpi-dev), and --define=tessera_mpi=false leaves "
+  return "this build has no MPI; tools/setup installs it (Debian's libopenmpi-dev), and --define=tessera_mpi=false "
+         "leaves "
          "it out";
 #endif
 }

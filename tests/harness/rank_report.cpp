@@ -33,7 +33,9 @@ std::string store_path() { return rank_variable("TESSERA_STORE"); }
 std::string failure_file(const std::string& store_path, int64_t rank) {
   return fmt::format("{}.failed.{}", store_path, rank);
 }
-std::string skip_file(const std::string& store_path, int64_t rank) { return fmt::format("{}.skipped.{}", store_path, rank); }
+std::string skip_file(const std::string& store_path, int64_t rank) {
+  return fmt::format("{}.skipped.{}", store_path, rank);
+}
 std::string end_file(const std::string& store_path, int64_t rank) { return fmt::format("{}.end.{}", store_path, rank); }
 
 void body_begins() { ran_body = ::getpid(); }

@@ -23,8 +23,8 @@ std::string skip_file(const std::string& store_path, int64_t rank);
 // What a rank writes when its body has ended, well or not: one that exits without it has not run its test.
 std::string end_file(const std::string& store_path, int64_t rank);
 
-// In a rank: its body begins, maybe again; and at the end of main(), the report of that. A process that the body forked, and
-// one that found no body, reports nothing.
+// In a rank: its body begins, maybe again; and at the end of main(), the report of that. A process that the body
+// forked, and one that found no body, reports nothing.
 void body_begins();
 void report_end();
 

@@ -55,7 +55,8 @@ ForkServer& fork_server() {
   return only;
 }
 
-// How ranks are started. The fork server is made here, before a group of processes is: what comes later, the group ends.
+// How ranks are started. The fork server is made here, before a group of processes is: what comes later, the group
+// ends.
 decltype(ProcessGroupOptions::spawn) starter() {
   if (std::getenv("TESSERA_TEST_EXEC") != nullptr) return spawn;
   return [&from = fork_server()](const auto& command, const auto& environment, pid_t group) {
@@ -88,8 +89,8 @@ void start(Run& run, const char* name, const char* place, std::chrono::milliseco
   });
 }
 
-// The rank that failed before the others: one that was killed or left early, else the one whose check failed first, else the
-// one that ended first. Peers of a lost rank fail too, some of them sooner than it ends.
+// The rank that failed before the others: one that was killed or left early, else the one whose check failed first,
+// else the one that ended first. Peers of a lost rank fail too, some of them sooner than it ends.
 int64_t first_failure(const Run& run) {
   if (run.result.failure->signal != 0 || run.result.failure->early) return run.result.failure->rank;
   int64_t first = run.result.failure->rank;

@@ -22,15 +22,17 @@
 // With another time limit than 60 seconds for each number of ranks:
 //   TESSERA_RANKS_TEST_CASE("a long one", tessera::testing::Ranks({2, 4}).time_limit(std::chrono::seconds(200)))
 //
-// The body's processes are new ones, so it sees nothing of other cases; SUBCASEs work, alike on every rank. It fails when
-// one rank fails, or ends before its body does (exit(0)), and shows what the first of them wrote. The numbers of ranks, at
-// least one, run one after another and end at a failure.
+// The body's processes are new ones, so it sees nothing of other cases; SUBCASEs work, alike on every rank. It fails
+// when one rank fails, or ends before its body does (exit(0)), and shows what the first of them wrote. The numbers of
+// ranks, at least one, run one after another and end at a failure.
 #define TESSERA_RANKS_TEST_CASE(name, ...) \
   TESSERA_RANKS_TEST_CASE_(DOCTEST_ANONYMOUS(tessera_ranks_body_), name, __VA_ARGS__)
 
-#define TESSERA_RANKS_TEST_CASE_(body, name, ...)                                                                           \
-  static void body();                                                                                                       \
-  DOCTEST_TEST_CASE(name) { ::tessera::testing::run_on_ranks(name, __FILE__ ":" DOCTEST_TOSTR(body), __VA_ARGS__, &body); } \
+#define TESSERA_RANKS_TEST_CASE_(body, name, ...)                                                 \
+  static void body();                                                                             \
+  DOCTEST_TEST_CASE(name) {                                                                       \
+    ::tessera::testing::run_on_ranks(name, __FILE__ ":" DOCTEST_TOSTR(body), __VA_ARGS__, &body); \
+  }                                                                                               \
   static void body()
 
 namespace tessera {
@@ -58,8 +60,8 @@ class Ranks {
   std::chrono::milliseconds limit_ = std::chrono::seconds(60);
 };
 
-// What TESSERA_RANKS_TEST_CASE calls: in the test's own process starts the ranks, in a rank that was started for `place`
-// runs `body`. Cases may share a name, not a place.
+// What TESSERA_RANKS_TEST_CASE calls: in the test's own process starts the ranks, in a rank that was started for
+// `place` runs `body`. Cases may share a name, not a place.
 void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void (*body)());
 
 // In a rank: World::from_environment(), the same one for the life of the process. Throws std::logic_error elsewhere.

@@ -2,7 +2,8 @@
 
 #include <string>
 
-// Ends the test case (or a rank's body) here, counted as skipped, never as passed. Say what is missing and how to get it.
+// Ends the test case (or a rank's body) here, counted as skipped, never as passed. Say what is missing and how to get
+// it.
 #define TESSERA_SKIP(reason)            \
   do {                                  \
     ::tessera::testing::skip((reason)); \

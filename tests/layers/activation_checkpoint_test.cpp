@@ -115,7 +115,8 @@ TEST_CASE("streams are rewound for the second run, and put back after it") {
 }
 
 TEST_CASE(
-    "within a fork, in forward, in backward or in both: the draws of forward again, and the fork goes on where it was") {
+    "within a fork, in forward, in backward or in both: the draws of forward again, and the fork goes on where it "
+    "was") {
   const at::Tensor x = leaf(at::ones({64}));
   // Draws from what its caller draws from, and from the same stream by a fork of its own.
   const auto noisy = [](const Tensors& in) -> Tensors {
@@ -124,7 +125,8 @@ TEST_CASE(
     return {at::dropout(first, 0.5, true)};
   };
   const auto forked = [](bool yes) {
-    return std::unique_ptr<RngStatesTracker::Fork>(yes ? new RngStatesTracker::Fork(rng_tracker().fork("test")) : nullptr);
+    return std::unique_ptr<RngStatesTracker::Fork>(yes ? new RngStatesTracker::Fork(rng_tracker().fork("test"))
+                                                       : nullptr);
   };
   for (const bool forked_forward : {false, true}) {
     for (const bool forked_backward : {false, true}) {
@@ -190,7 +192,11 @@ TEST_CASE("gradients_lost_by_frozen_layers: what the function holds gets its gra
 
 TEST_CASE("what the function holds and gives back stays as it was, and gets its gradient") {
   const at::Tensor x = leaf(sample({3})), held = leaf(sample({3}, 2)), buffer = sample({3}, 4);
-  const Tensors out = checkpoint([&](const Tensors& in) -> Tensors { return {in[0] * held, held, buffer, in[0]}; }, {x});
+  const Tensors out = checkpoint(
+      [&](const Tensors& in) -> Tensors {
+        return {in[0] * held, held, buffer, in[0]};
+      },
+      {x});
   CHECK(held.is_leaf());
   CHECK_FALSE(buffer.requires_grad());
   CHECK(same(out[1].detach(), held.detach()));

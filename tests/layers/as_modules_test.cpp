@@ -1,4 +1,5 @@
-// Every named layer as LibTorch's own modules are used: in AnyModule and Sequential, cloned, printed, and with parameters assigned.
+// Every named layer as LibTorch's own modules are used: in AnyModule and Sequential, cloned, printed, and with
+// parameters assigned.
 
 #include <functional>
 #include <memory>
@@ -46,7 +47,8 @@ at::Tensor whole_of(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.
 bool alike(const at::Tensor& a, const at::Tensor& b) {
   if (is_dtensor(a) != is_dtensor(b)) return false;
   if (!is_dtensor(a)) return same(a.detach(), b.detach());
-  return placements_of(a) == placements_of(b) && a.sizes() == b.sizes() && same(to_local(a.detach()), to_local(b.detach()));
+  return placements_of(a) == placements_of(b) && a.sizes() == b.sizes() &&
+         same(to_local(a.detach()), to_local(b.detach()));
 }
 
 std::string printed(const torch::nn::Module& module) {
@@ -155,7 +157,9 @@ void check_module(const DeviceMesh& mesh, const std::string& text, const std::fu
   }
 }
 
-ModelParallelConfig doubles(bool sequence = false) { return {.params_dtype = at::kDouble, .sequence_parallel = sequence}; }
+ModelParallelConfig doubles(bool sequence = false) {
+  return {.params_dtype = at::kDouble, .sequence_parallel = sequence};
+}
 
 const std::vector<std::pair<int64_t, int64_t>> kSizes = {{12, 24}, {7, 5}, {1, 1}};
 
@@ -179,7 +183,8 @@ TESSERA_RANKS_TEST_CASE("ColumnParallelLinear in containers, printed and cloned"
       const std::string rest = ", allow_uneven=true, params_dtype=Double)";
       const auto make = [&] { return ColumnParallelLinear(options, mesh); };
       check_module<ColumnParallelLinear>(mesh, head + ", bias=true" + gathers + rest, make, x);
-      check_module<ColumnParallelLinear>(mesh, head + ", bias=true" + gathers + rest, make, spread(x, mesh, {Replicate()}));
+      check_module<ColumnParallelLinear>(mesh, head + ", bias=true" + gathers + rest, make,
+                                         spread(x, mesh, {Replicate()}));
       options.bias = false;
       options.lora_rank = 2;
       check_module<ColumnParallelLinear>(
@@ -243,9 +248,11 @@ TESSERA_RANKS_TEST_CASE("ParallelEmbedding in containers, printed and cloned", {
         "tessera::ParallelEmbedding(num_embeddings=12, embedding_dim=6, cut=vocabulary)");
 }
 
-TESSERA_RANKS_TEST_CASE("ParallelLinear, the loss and RegisterParallelDim in containers, printed and cloned", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("ParallelLinear, the loss and RegisterParallelDim in containers, printed and cloned",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
-  const std::vector<std::pair<ParallelDim, std::string>> dims = {{std::nullopt, "none"}, {0, "0"}, {1, "1"}, {-1, "-1"}};
+  const std::vector<std::pair<ParallelDim, std::string>> dims = {
+      {std::nullopt, "none"}, {0, "0"}, {1, "1"}, {-1, "-1"}};
   for (const auto& [dim, name] : dims) {
     for (const auto& [in, out] : kSizes) {
       for (const bool bias : {true, false}) {
@@ -327,7 +334,8 @@ TESSERA_RANKS_TEST_CASE("a stack of named layers in one Sequential equals one pr
 
 namespace {
 
-// `weight` [10, 6] stands in two layers: a table of ids and a head of 10 features. Compared with one process; `head` is given x [*, 6].
+// `weight` [10, 6] stands in two layers: a table of ids and a head of 10 features. Compared with one process; `head` is
+// given x [*, 6].
 template <class Head>
 void check_tied(Head& head, const at::Tensor& weight, const DeviceMesh& mesh, bool with_bias) {
   head.weight = weight;
@@ -481,7 +489,8 @@ TESSERA_RANKS_TEST_CASE("assigned biases and pieces, and tensors that do not fit
   options.config = doubles();
   ParallelEmbedding table(options, mesh);
   table->weight = spread(w, mesh, {Shard(0)});
-  CHECK_THROWS_WITH_AS(table->forward(at::arange(4)), doctest::Contains("max_norm writes the table"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(table->forward(at::arange(4)), doctest::Contains("max_norm writes the table"),
+                       std::invalid_argument);
 }
 
 TEST_CASE("one_rank_errors: a plain weight or input of other sizes fails the job") {
@@ -509,14 +518,16 @@ TEST_CASE("one_rank_errors: a plain weight or input of other sizes fails the job
   });
 }
 
-TESSERA_RANKS_TEST_CASE("ParallelLinear by rows takes this rank's features as a plain input, or the whole", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("ParallelLinear by rows takes this rank's features as a plain input, or the whole",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{12, 24}, {7, 5}, {2, 3}}) {
     CAPTURE(in);
     ParallelLinear layer(in, out, mesh, ParallelDimOptions{.dim = 0, .allow_uneven = true});
     layer->to(at::kDouble);
     const at::Tensor weight = leaf(full_tensor(layer->weight.detach())), bias = leaf(full_tensor(layer->bias.detach()));
-    const at::Tensor whole = leaf(sample({5, 3, in})), g = sample({5, 3, out}, 2), want = at::linear(whole, weight, bias);
+    const at::Tensor whole = leaf(sample({5, 3, in})), g = sample({5, 3, out}, 2),
+                     want = at::linear(whole, weight, bias);
     want.backward(g);
     const at::Tensor piece = leaf(piece_of(whole.detach(), mesh, {Shard(2)}));
     CommCounter counter(mesh);

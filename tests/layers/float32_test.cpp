@@ -68,12 +68,14 @@ std::vector<Subject> linears(const DeviceMesh& mesh) {
   const ColumnParallelLinear column(columns, mesh);
   rows.allow_uneven = true;
   const RowParallelLinear row(rows, mesh);
-  std::vector<Subject> out = {
-      {"columns",
-       [column](const at::Tensor& x) { return ColumnParallelLinear(column)->forward(x); },
-       affine,
-       {column->weight, column->bias}},
-      {"rows", [row](const at::Tensor& x) { return RowParallelLinear(row)->forward(x); }, affine, {row->weight, row->bias}}};
+  std::vector<Subject> out = {{"columns",
+                               [column](const at::Tensor& x) { return ColumnParallelLinear(column)->forward(x); },
+                               affine,
+                               {column->weight, column->bias}},
+                              {"rows",
+                               [row](const at::Tensor& x) { return RowParallelLinear(row)->forward(x); },
+                               affine,
+                               {row->weight, row->bias}}};
   for (const ParallelDim dim : {ParallelDim(), ParallelDim(0), ParallelDim(1)}) {
     const ParallelLinear layer(40, 24, mesh, ParallelDimOptions{.dim = dim, .allow_uneven = true});
     out.push_back({fmt::format("dim {}", dim.value_or(-1)),
@@ -112,16 +114,18 @@ TESSERA_RANKS_TEST_CASE("embeddings in float32", {1, 2, 3, 4}) {
 TESSERA_RANKS_TEST_CASE("losses in float32", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const int64_t classes = 11 * mesh.size();
-  const at::Tensor logits = sample({13, classes}, 1, at::kFloat) * 30, target = at::remainder(at::arange(13) * 5, classes);
+  const at::Tensor logits = sample({13, classes}, 1, at::kFloat) * 30,
+                   target = at::remainder(at::arange(13) * 5, classes);
   const auto cut = [&](const at::Tensor& x) { return redistribute(from_local(x, mesh, {Replicate()}), {Shard(1)}); };
   for (const auto reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
     const ParallelCrossEntropyOptions options{.reduction = reduction, .label_smoothing = 0.1};
-    check_subject(
-        {fmt::format("reduction {}", static_cast<int>(reduction)),
-         [&](const at::Tensor& x) { return parallel_cross_entropy(cut(x), target, options); },
-         [&](const at::Tensor& x, const Parameters&) { return at::cross_entropy_loss(x, target, {}, reduction, -100, 0.1); },
-         {}},
-        logits);
+    check_subject({fmt::format("reduction {}", static_cast<int>(reduction)),
+                   [&](const at::Tensor& x) { return parallel_cross_entropy(cut(x), target, options); },
+                   [&](const at::Tensor& x, const Parameters&) {
+                     return at::cross_entropy_loss(x, target, {}, reduction, -100, 0.1);
+                   },
+                   {}},
+                  logits);
   }
   const double spread = 0.1 * static_cast<double>(classes) / static_cast<double>(classes - 1);
   check_subject({"Megatron's",

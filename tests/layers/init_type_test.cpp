@@ -87,7 +87,8 @@ TESSERA_RANKS_TEST_CASE("a rank's piece of an affine weight, in strides, is cut 
       const at::Tensor whole = initialized(InitType::kXavierNormal, sizes, alone(), Replicate());
       manual_seed(5, mesh.world());
       at::Tensor piece = at::empty(dim == 0 ? at::IntArrayRef{16 / n, 6} : at::IntArrayRef{6, 16 / n}, at::kDouble);
-      initialize_affine_weight_(piece, sizes[0], sizes[1], 16 / n, dim, mesh, init_method(InitType::kXavierNormal), stride);
+      initialize_affine_weight_(piece, sizes[0], sizes[1], 16 / n, dim, mesh, init_method(InitType::kXavierNormal),
+                                stride);
       std::vector<at::Tensor> mine;
       for (int64_t part = 0; part < stride; ++part)
         mine.push_back(whole.chunk(n * stride, dim)[part * n + mesh.local_rank(0)]);

@@ -1,4 +1,5 @@
-// That the reduction of the input's gradient is on its way while the weight's gradient is computed: by the order of events, not by time.
+// That the reduction of the input's gradient is on its way while the weight's gradient is computed: by the order of
+// events, not by time.
 
 #include <algorithm>
 #include <functional>
@@ -33,8 +34,8 @@ void note(const std::string& text) {
 class ProductsNoted {
  public:
   ProductsNoted()
-      : handle_(
-            at::addThreadLocalCallback(at::RecordFunctionCallback(nullptr, finished).scopes({at::RecordScope::FUNCTION}))) {}
+      : handle_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(nullptr, finished).scopes({at::RecordScope::FUNCTION}))) {}
   ~ProductsNoted() { at::removeCallback(handle_); }
 
  private:
@@ -105,7 +106,8 @@ TEST_CASE("under a style, the input's gradient travels while the weight's is com
   CHECK(all[3].ends_with(" came"));
 }
 
-TEST_CASE("in sequence parallel the input is gathered while its gradient is computed, which travels while the weight's is") {
+TEST_CASE(
+    "in sequence parallel the input is gathered while its gradient is computed, which travels while the weight's is") {
   for (const bool style : {false, true}) {
     CAPTURE(style);
     const std::vector<std::string> all =

@@ -67,7 +67,9 @@ TESSERA_RANKS_TEST_CASE("pairs of layers equal one process: results, gradients a
         CHECK(counter.count("reduce_scatter") == (sequence ? 1 : 0));
       }
       CHECK(is_dtensor(y) != pairs_alone);  // a layer that is whole gives what it is given: a DTensor
-      const at::Tensor whole = is_dtensor(y) ? full_tensor(y) : sequence ? full_tensor(from_local(y, mesh, {Shard(0)})) : y;
+      const at::Tensor whole = is_dtensor(y) ? full_tensor(y)
+                               : sequence    ? full_tensor(from_local(y, mesh, {Shard(0)}))
+                                             : y;
       CHECK(close(whole.detach(), want.detach()));
       whole.pow(2).sum().backward();
       want.pow(2).sum().backward();
@@ -166,12 +168,13 @@ TESSERA_RANKS_TEST_CASE("functions of one's own before and after a style's modul
   CHECK(get_dim(layer->weight) == 0);
   CHECK(close(tp(piece_of(x, mesh, {Shard(0)})).detach(), at::linear(x, weight) * 2));
   torch::nn::Linear plain(6, 8);
-  CHECK_THROWS_WITH_AS(parallelize_module(plain, mesh, style), doctest::Contains("TESSERA_MODULE"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(parallelize_module(plain, mesh, style), doctest::Contains("TESSERA_MODULE"),
+                       std::invalid_argument);
   PlainLinear refusing(6, 8);
-  auto checked = parallelize_module(refusing, mesh,
-                                    Prepared(ColwiseParallel(), nullptr, [](const at::Tensor& y, const MaybeMesh& given) {
-                                      return make_output_tensor(to_local(y), given);
-                                    }));
+  auto checked = parallelize_module(
+      refusing, mesh, Prepared(ColwiseParallel(), nullptr, [](const at::Tensor& y, const MaybeMesh& given) {
+        return make_output_tensor(to_local(y), given);
+      }));
   CHECK_THROWS_WITH_AS(checked(at::ones({2, 6})), doctest::Contains("Expect output of Tensor Parallel to be a DTensor"),
                        std::invalid_argument);
 }

@@ -76,7 +76,8 @@ TESSERA_RANKS_TEST_CASE("one ParallelLinear of each dim, even, uneven and empty:
       CAPTURE(dim.value_or(-2));
       ParallelLinear layer(in, out, mesh, ParallelDimOptions{.dim = dim, .allow_uneven = true});
       layer->to(at::kDouble);
-      const at::Tensor weight = leaf(full_tensor(layer->weight.detach())), bias = leaf(full_tensor(layer->bias.detach()));
+      const at::Tensor weight = leaf(full_tensor(layer->weight.detach())),
+                       bias = leaf(full_tensor(layer->bias.detach()));
       const at::Tensor whole = leaf(sample({5, 3, in})), x = leaf(whole.detach());
       const at::Tensor want = at::linear(whole, weight, bias), g = sample(want.sizes(), 2);
       CommCounter counter(mesh);
@@ -122,15 +123,16 @@ TESSERA_RANKS_TEST_CASE("first values are torch::nn's distributions, and alike o
   const ParallelEmbedding table = parallel_embedding_layer(ParallelEmbeddingOptions(60, 12), 0, mesh);
   CHECK(get_parallel_dim(table->weight) == ParallelDim(0));
   CHECK(table->master_weight().std().item<float>() == doctest::Approx(1).epsilon(0.1));
-  CHECK(get_parallel_dim(parallel_embedding_layer(ParallelEmbeddingOptions(60, 12), -1, mesh)->weight) == ParallelDim(1));
+  CHECK(get_parallel_dim(parallel_embedding_layer(ParallelEmbeddingOptions(60, 12), -1, mesh)->weight) ==
+        ParallelDim(1));
 }
 
 TESSERA_RANKS_TEST_CASE("the cross entropy loss sees by itself whether the classes are cut", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor target = at::remainder(at::arange(13) * 5, 17);
   for (const auto reduction : {at::Reduction::Mean, at::Reduction::Sum, at::Reduction::None}) {
-    ParallelCrossEntropyLoss loss(
-        ParallelCrossEntropyOptions{.weight = at::rsub(sample({17}, 2), 1.5), .ignore_index = 5, .reduction = reduction});
+    ParallelCrossEntropyLoss loss(ParallelCrossEntropyOptions{
+        .weight = at::rsub(sample({17}, 2), 1.5), .ignore_index = 5, .reduction = reduction});
     const at::Tensor plain = leaf(sample({13, 17}) * 1000);
     const at::Tensor want = loss->forward(plain, target);
     CHECK(close(want.detach(), at::cross_entropy_loss(plain, target, loss->options.weight, reduction, 5).detach()));
@@ -153,7 +155,9 @@ TESSERA_RANKS_TEST_CASE("the cross entropy loss sees by itself whether the class
   CHECK(close(parallel_cross_entropy(spread(image[0].t().contiguous()[0], mesh, {Shard(0)}), points[0][0]),
               parallel_cross_entropy(image[0].t().contiguous()[0], points[0][0])));
   const at::Tensor logits = at::arange(12, at::kDouble).view({1, 12});
-  CHECK(vocab_parallel_cross_entropy(piece_of(logits, mesh, {Shard(1)}), at::full({1}, 3, at::kLong), mesh, 0.1).dim() == 1);
+  CHECK(
+      vocab_parallel_cross_entropy(piece_of(logits, mesh, {Shard(1)}), at::full({1}, 3, at::kLong), mesh, 0.1).dim() ==
+      1);
 }
 
 TESSERA_RANKS_TEST_CASE("uneven classes, and whole logits where pieces belong", {2, 3}) {
@@ -222,7 +226,8 @@ TEST_CASE("one_rank_errors: a bias that does not fit one rank's weight") {
 
 TESSERA_RANKS_TEST_CASE("rows of a linear function under autocast: the bias is cast as the product is", {1, 2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor x = sample({4, 12}, 1, at::kFloat), w = sample({8, 12}, 2, at::kFloat), b = sample({8}, 3, at::kFloat);
+  const at::Tensor x = sample({4, 12}, 1, at::kFloat), w = sample({8, 12}, 2, at::kFloat),
+                   b = sample({8}, 3, at::kFloat);
   at::autocast::set_autocast_enabled(at::kCPU, true);
   const at::Tensor y = parallel_linear(piece_of(x, mesh, {Shard(1)}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh);
   at::autocast::clear_cache();
@@ -326,7 +331,9 @@ TESSERA_RANKS_TEST_CASE("converted modules keep their values and compute what th
 
 TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagree with them", {1, 2, 4}) {
   const DeviceMesh mesh = line();
-  const auto attributes = [&](const Placement& p) { return tensor_parallel_attributes(spread(sample({16, 8}), mesh, {p})); };
+  const auto attributes = [&](const Placement& p) {
+    return tensor_parallel_attributes(spread(sample({16, 8}), mesh, {p}));
+  };
   CHECK(attributes(Replicate()) == TensorParallelAttributes());
   CHECK(tensor_parallel_attributes(at::ones({2})) == TensorParallelAttributes());
   CHECK(attributes(Shard(1)) == TensorParallelAttributes{.is_parallel = true, .partition_dim = 1});
@@ -337,9 +344,10 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
   copy_tensor_parallel_attributes(strided.detach(), strided);
   set_defaults_if_not_set_tensor_parallel_attributes(strided);  // placements have said it
   CHECK(tensor_parallel_attributes(strided).partition_stride == stride);
-  CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(strided, true, 1),
-                       doctest::Contains("was to be parallel along dimension 1 with stride 1; redistribute makes it so"),
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      set_tensor_parallel_attributes(strided, true, 1),
+      doctest::Contains("was to be parallel along dimension 1 with stride 1; redistribute makes it so"),
+      std::invalid_argument);
   CHECK_THROWS_AS(copy_tensor_parallel_attributes(strided, at::ones({2})), std::invalid_argument);
   const bool first = mesh.local_rank(0) == 0;
   CHECK(is_not_tensor_parallel_duplicate(strided, mesh));
@@ -410,13 +418,14 @@ TEST_CASE("attributes of a plain tensor are what was set on it") {
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(at::ones({2}), true, 0, 0), doctest::Contains("stride 0"),
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(copy_tensor_parallel_attributes(at::ones({2}), t), doctest::Contains("dim 1"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(copy_tensor_parallel_attributes(at::ones({2}), t), doctest::Contains("dim 1"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(set_tensor_parallel_attributes(at::Tensor(), true, 0), doctest::Contains("undefined"),
                        std::invalid_argument);
 }
 
-TESSERA_RANKS_TEST_CASE("attributes that a DTensor's placements say are copied to a plain tensor, and go when it is cut",
-                        {1, 2}) {
+TESSERA_RANKS_TEST_CASE(
+    "attributes that a DTensor's placements say are copied to a plain tensor, and go when it is cut", {1, 2}) {
   const DeviceMesh mesh = line();
   const at::Tensor plain = at::ones({4, 6});
   copy_tensor_parallel_attributes(plain, spread(sample({4, 6}), mesh, {Shard(1)}));

@@ -136,7 +136,8 @@ TESSERA_RANKS_TEST_CASE("tables begin alike on any number of ranks, the padding'
   CHECK(vocab_parallel_embedding(12, 6, mesh, init_method(InitType::kOnes))->options.cut == EmbeddingCut::kVocabulary);
 }
 
-TESSERA_RANKS_TEST_CASE("the document's example: an embedding and two linear layers equal one Sequential", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("the document's example: an embedding and two linear layers equal one Sequential",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   ColumnParallelOptions columns(12, 24);
   RowParallelOptions rows(24, 8);

@@ -87,7 +87,8 @@ void stir(const ParallelLinearBase& layer) {
   }
 }
 
-// Runs `layer` on this rank's `x` of `whole_x` and compares with one process; `in` and `out` say how they are cut. DTensors when global.
+// Runs `layer` on this rank's `x` of `whole_x` and compares with one process; `in` and `out` say how they are cut.
+// DTensors when global.
 template <class Layer>
 void check_layer(Layer& layer, const Case& c, const DeviceMesh& mesh, const Placement& in, const Placement& out,
                  bool global) {
@@ -98,7 +99,8 @@ void check_layer(Layer& layer, const Case& c, const DeviceMesh& mesh, const Plac
   std::vector<int64_t> sizes = c.batch;
   sizes.push_back(c.in);
   const at::Tensor whole_x = leaf(sample(sizes, 1));
-  const at::Tensor x = global ? leaf(spread(whole_x.detach(), mesh, {in})) : leaf(piece_of(whole_x.detach(), mesh, {in}));
+  const at::Tensor x =
+      global ? leaf(spread(whole_x.detach(), mesh, {in})) : leaf(piece_of(whole_x.detach(), mesh, {in}));
   const at::Tensor want = dense.forward(whole_x);
   const at::Tensor g = sample(want.sizes(), 2);
   CommCounter counter(mesh);
@@ -107,7 +109,8 @@ void check_layer(Layer& layer, const Case& c, const DeviceMesh& mesh, const Plac
   if (mesh.size() == 1) CHECK(counter.total() == 0);
   CHECK(is_dtensor(y) == global);
   if (global) CHECK(placements_of(y) == Placements{out});
-  CHECK(close(global ? full_tensor(y.detach()) : y.detach(), global ? want.detach() : piece_of(want.detach(), mesh, {out})));
+  CHECK(close(global ? full_tensor(y.detach()) : y.detach(),
+              global ? want.detach() : piece_of(want.detach(), mesh, {out})));
   want.backward(g);
   counter.reset();
   y.backward(global ? spread(g, mesh, {out}) : piece_of(g, mesh, {out}));
@@ -260,8 +263,8 @@ TESSERA_RANKS_TEST_CASE(
   }
 }
 
-TESSERA_RANKS_TEST_CASE("first values are the same on any number of ranks, and the master weight is in the features' order",
-                        {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE(
+    "first values are the same on any number of ranks, and the master weight is in the features' order", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const DeviceMesh alone(World::fake(0, 1), c10::kCPU, Mesh({1}));
   for (const int64_t stride : {0, 1, 2}) {  // 0: uneven
@@ -328,7 +331,8 @@ TESSERA_RANKS_TEST_CASE("a weight given to forward: a tied embedding's, whole or
   y.sum().backward();
   CHECK(close(full_tensor(tied.grad()), x.sum(0).expand({12, 6})));
   CHECK(close(layer->forward(x, piece_of(whole, mesh, {Shard(0)})).detach(), y.detach()));
-  CHECK_THROWS_WITH_AS(layer->forward(x), doctest::Contains("weight was not supplied to forward"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(layer->forward(x), doctest::Contains("weight was not supplied to forward"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(layer->forward(x, spread(sample({6, 6}), mesh, {Shard(0)})),
                        doctest::Contains("supplied weight is Double [6, 6]"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(layer->master_weight(), doctest::Contains("no weight of its own"), std::invalid_argument);
@@ -380,7 +384,8 @@ TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad where th
     columns.config = rows.config = {.params_dtype = at::kDouble, .gradient_accumulation_fusion = true};
     ColumnParallelLinear column(columns, mesh);
     RowParallelLinear row(rows, mesh);
-    ParallelLinearBase& layer = by_rows ? static_cast<ParallelLinearBase&>(*row) : static_cast<ParallelLinearBase&>(*column);
+    ParallelLinearBase& layer =
+        by_rows ? static_cast<ParallelLinearBase&>(*row) : static_cast<ParallelLinearBase&>(*column);
     const at::Tensor x = leaf(by_rows ? piece_of(sample({4, 6}), mesh, {Shard(1)}) : sample({4, 6}));
     const at::Tensor none = at::zeros_like(to_local(layer.weight.detach()));
     layer.main_grad = none.clone();
@@ -415,8 +420,8 @@ TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion asks the weight that is us
   }
 }
 
-TESSERA_RANKS_TEST_CASE("experts communicate outside: each rank has its terms of the output and of the input's gradient",
-                        {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE(
+    "experts communicate outside: each rank has its terms of the output and of the input's gradient", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size();
   const auto total = [&](const at::Tensor& term) { return full_tensor(from_local(term, mesh, {Partial()})); };
@@ -488,7 +493,8 @@ TESSERA_RANKS_TEST_CASE("two layers of a sequence at once: what travels for one 
   ColumnParallelLinear left(options, mesh), right(options, mesh);
   const at::Tensor whole = leaf(sample({12, 3, 6})), x = leaf(piece_of(whole.detach(), mesh, {Shard(0)}));
   const at::Tensor a = left->forward(x), b = right->forward(x * 2);
-  const at::Tensor want_a = at::linear(whole, left->master_weight()), want_b = at::linear(whole * 2, right->master_weight());
+  const at::Tensor want_a = at::linear(whole, left->master_weight()),
+                   want_b = at::linear(whole * 2, right->master_weight());
   CHECK(close(a.detach(), piece_of(want_a.detach(), mesh, {Shard(2)})));
   CHECK(close(b.detach(), piece_of(want_b.detach(), mesh, {Shard(2)})));
   (a * b).sum().backward();
@@ -530,7 +536,8 @@ TESSERA_RANKS_TEST_CASE("an input of other features is refused alike, and the jo
   ColumnParallelLinear column(columns, mesh);
   RowParallelLinear row(rows, mesh);
   CHECK_THROWS_WITH_AS(column->forward(sample({4, 5})),
-                       doctest::Contains("ColumnParallelLinear: input [4, 5]; it has 6 features"), std::invalid_argument);
+                       doctest::Contains("ColumnParallelLinear: input [4, 5]; it has 6 features"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(row->forward(sample({4, 5})),
                        doctest::Contains("RowParallelLinear: input [4, 5]; it has 12 features"), std::invalid_argument);
   CHECK(row->forward(full_tensor(column->forward(spread(sample({4, 6}), mesh, {Replicate()})))).sizes() ==
@@ -546,7 +553,8 @@ TESSERA_RANKS_TEST_CASE("an uneven plain sequence is refused: the next layer cou
   const at::Tensor x = sample({2 * mesh.size() + 1, 3, 12});
   CHECK_THROWS_WITH_AS(layer->forward(piece_of(x, mesh, {Shard(2)})), doctest::Contains("dimension 0 of ["),
                        std::invalid_argument);
-  CHECK(close(full_tensor(layer->forward(spread(x, mesh, {Shard(2)})).detach()), at::linear(x, layer->master_weight())));
+  CHECK(
+      close(full_tensor(layer->forward(spread(x, mesh, {Shard(2)})).detach()), at::linear(x, layer->master_weight())));
 }
 
 TESSERA_RANKS_TEST_CASE("under autocast the result is of the narrow dtype, with a bias too", {1, 2}) {

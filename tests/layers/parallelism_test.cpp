@@ -78,7 +78,8 @@ TEST_CASE("parallelism begins once, and again after a reset") {
   CHECK(parallelism_is_initialized());
   const ParallelGroupInfo kept = parallel_group_info();
   CHECK_THROWS_WITH_AS(init_parallelism({.world = World::fake(0, 4)}),
-                       doctest::Contains("{dp: 2, pp: 1, mp: 2} on cpu; call reset_parallelism first"), ParallelismError);
+                       doctest::Contains("{dp: 2, pp: 1, mp: 2} on cpu; call reset_parallelism first"),
+                       ParallelismError);
   reset_parallelism();
   CHECK_FALSE(parallelism_is_initialized());
   CHECK(kept.mp.mesh.size() == 2);
@@ -92,7 +93,8 @@ TEST_CASE("sizes that do not fit the world are refused, and leave nothing behind
   const auto begin = [](int64_t model, int64_t pipeline, int64_t size) {
     init_parallelism({.model = model, .pipeline = pipeline, .world = World::fake(0, size)});
   };
-  CHECK_THROWS_WITH_AS(begin(3, 1, 8), doctest::Contains("model 3 times pipeline 1 does not divide the world of 8 ranks"),
+  CHECK_THROWS_WITH_AS(begin(3, 1, 8),
+                       doctest::Contains("model 3 times pipeline 1 does not divide the world of 8 ranks"),
                        ParallelismError);
   CHECK_THROWS_WITH_AS(begin(2, 3, 8), doctest::Contains("model 2 times pipeline 3"), ParallelismError);
   CHECK_THROWS_WITH_AS(begin(16, 1, 8), doctest::Contains("model 16"), ParallelismError);

@@ -65,15 +65,17 @@ TEST_CASE("one_rank_errors: pieces of a linear layer that one rank alone has wro
       },
       5, 3, at::kFloat);
   check_both_hear("sharded_linear", "no piece of a sequence of 6", [&](const DeviceMesh& mesh, bool odd) {
-    sharded_linear(at::ones({odd ? 2 : 3, 5}), at::ones({3, 5}), {}, mesh, {.sequence_parallel = true, .sequence_size = 6});
+    sharded_linear(at::ones({odd ? 2 : 3, 5}), at::ones({3, 5}), {}, mesh,
+                   {.sequence_parallel = true, .sequence_size = 6});
   });
 }
 
 TEST_CASE("one_rank_errors: a piece of a table that one rank alone has wrong") {
-  check_both_hear("sharded_embedding", "weight [5, 3] here, of a table [8, 3] this rank has [4, 3]",
-                  [](const DeviceMesh& mesh, bool odd) {
-                    sharded_embedding(at::zeros({2}, at::kLong), at::ones({odd ? 5 : 4, 3}), mesh, {.num_embeddings = 8});
-                  });
+  check_both_hear(
+      "sharded_embedding", "weight [5, 3] here, of a table [8, 3] this rank has [4, 3]",
+      [](const DeviceMesh& mesh, bool odd) {
+        sharded_embedding(at::zeros({2}, at::kLong), at::ones({odd ? 5 : 4, 3}), mesh, {.num_embeddings = 8});
+      });
 }
 
 TEST_CASE(

@@ -136,8 +136,8 @@ TEST_CASE("states that the generator does not take are refused, and leave neithe
   RngStatesTracker tracker;
   tracker.add("a", 5);
   const auto states = tracker.get_states();
-  CHECK_THROWS_WITH_AS(tracker.set_states({{"b", at::ones({3})}}), doctest::Contains("the state of \"b\" is none of cpu's"),
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(tracker.set_states({{"b", at::ones({3})}}),
+                       doctest::Contains("the state of \"b\" is none of cpu's"), std::invalid_argument);
   CHECK_THROWS_AS(tracker.set_states({{"a", states.at("a")}, {"b", at::Tensor()}}), std::invalid_argument);
   CHECK(tracker.get_states().size() == 1);
   CHECK(same(tracker.get_states().at("a"), states.at("a")));

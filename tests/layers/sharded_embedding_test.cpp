@@ -137,7 +137,8 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: an id outside the table is an error on
                         {1, 2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor mine = at::ones({4, 3});
-  const auto refused = [&](const at::Tensor& ids, const std::string& text, const ShardedEmbeddingOptions& options = {}) {
+  const auto refused = [&](const at::Tensor& ids, const std::string& text,
+                           const ShardedEmbeddingOptions& options = {}) {
     CHECK_THROWS_WITH_AS(sharded_embedding(ids, mine, mesh, options), doctest::Contains(text.c_str()),
                          std::invalid_argument);
   };

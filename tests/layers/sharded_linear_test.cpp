@@ -33,7 +33,8 @@ struct Case {
   bool in_main_grad = false;
 };
 
-// Columns of one weight over the ranks: each has its rows of W and of b, its piece of the input where that is a sequence.
+// Columns of one weight over the ranks: each has its rows of W and of b, its piece of the input where that is a
+// sequence.
 struct Setup {
   Setup(const Case& c, const DeviceMesh& mesh)
       : x(leaf(sample(c.input, 1))),
@@ -120,8 +121,8 @@ TESSERA_RANKS_TEST_CASE("gradients of gradients equal one process's", {1, 2, 3})
   }
 }
 
-TESSERA_RANKS_TEST_CASE("columns of the weight, whose products are reduced: results, gradients, theirs, and collectives",
-                        {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE(
+    "columns of the weight, whose products are reduced: results, gradients, theirs, and collectives", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const auto penalty = [](const at::Tensor& y, const at::Tensor& x) {
     return torch::autograd::grad({y.pow(3).sum()}, {x}, {}, true, true)[0].pow(2).sum();
@@ -170,7 +171,8 @@ TESSERA_RANKS_TEST_CASE("a second backward of one graph gives the gradients agai
   CHECK(close(s.my_x.grad(), once * 2));
 }
 
-TESSERA_RANKS_TEST_CASE("a gradient of the input alone leaves main_grad as it is, and gathers no input for it", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("a gradient of the input alone leaves main_grad as it is, and gathers no input for it",
+                        {1, 2, 3}) {
   const DeviceMesh mesh = line();
   for (const bool sequence : {false, true}) {
     const at::Tensor x = leaf(sample({4, 5})), w = leaf(sample({6, 5}, 2)), main_grad = at::ones({6, 5}, at::kDouble);

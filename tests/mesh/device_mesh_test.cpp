@@ -64,7 +64,11 @@ TEST_CASE("merged mesh dimensions go through this rank, and are kept") {
   CHECK(mesh["tp"].merged({0}) == mesh["tp"]);
   CHECK(mesh.merged({0, 1, 2}).mesh() == Mesh({8}, {"pp+dp+tp"}));
   check_refused([&] { mesh.merged({}); }, "no mesh dimensions of mesh {pp: 2, dp: 2, tp: 2} were given");
-  check_refused([&] { mesh.merged({1, 1}); }, "mesh dimension dp of mesh {pp: 2, dp: 2, tp: 2} appears twice in (1, 1)");
+  check_refused(
+      [&] {
+        mesh.merged({1, 1});
+      },
+      "mesh dimension dp of mesh {pp: 2, dp: 2, tp: 2} appears twice in (1, 1)");
   check_refused([&] { mesh.merged({3}); }, "mesh dimension 3 is out of range");
 }
 
@@ -166,8 +170,8 @@ TEST_CASE("options of a mesh dimension go with it, and make groups of their own"
   using namespace std::chrono_literals;
   const auto world = World::fake(5, 8);
   const DeviceMesh plain = init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, world);
-  const DeviceMesh mesh =
-      init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, world, {{"dp", {.timeout = 30s}}, {"tp", {.timeout = 30s}}});
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, world,
+                                           {{"dp", {.timeout = 30s}}, {"tp", {.timeout = 30s}}});
   const GroupOptions slow = {.timeout = 30s}, none;
   CHECK(mesh.group_options(0) == none);
   CHECK(mesh.group_options(-1) == slow);
@@ -216,8 +220,13 @@ TEST_CASE("what is no mesh of this world is refused") {
   const auto world = World::fake(0, 4);
   check_refused([&] { init_device_mesh("cpu", {3}, {}, world); }, "shape (3) needs 3 ranks, the world has 4");
   check_refused([&] { init_device_mesh("cpu", {2, 2}, {"dp"}, world); }, "1 names (dp) for 2 mesh dimensions");
-  check_refused([&] { init_device_mesh("tpu", {4}, {}, world); }, "device 'tpu' is not supported; use \"cpu\" or \"cuda\"");
-  check_refused([&] { DeviceMesh(world, c10::kCPU, Mesh({2}, {}, {0, 4})); }, "names rank 4, outside the world of 4 ranks");
+  check_refused([&] { init_device_mesh("tpu", {4}, {}, world); },
+                "device 'tpu' is not supported; use \"cpu\" or \"cuda\"");
+  check_refused(
+      [&] {
+        DeviceMesh(world, c10::kCPU, Mesh({2}, {}, {0, 4}));
+      },
+      "names rank 4, outside the world of 4 ranks");
   check_refused([&] { DeviceMesh(nullptr, c10::kCPU, Mesh({1})); }, "the world is null");
   check_refused([&] { DeviceMesh(world, c10::kMeta, Mesh({1})); }, "device type 'meta' is not supported");
   const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);

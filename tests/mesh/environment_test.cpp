@@ -68,7 +68,8 @@ TEST_CASE("each launcher's variables give rank, size, local rank and local size"
   check_place(kOpenMpi, "Open MPI", {1, 4, 1, 4});
   check_place(kMpich, "MPICH", {2, 4, 0, 2});
   check_place(kSrun, "Slurm", {3, 6, 1, 2});
-  check_place({{"TESSERA_RANK", "1"}, {"TESSERA_WORLD_SIZE", "3"}, {"TESSERA_STORE", "/tmp/s"}}, "TESSERA_*", {1, 3, 1, 3});
+  check_place({{"TESSERA_RANK", "1"}, {"TESSERA_WORLD_SIZE", "3"}, {"TESSERA_STORE", "/tmp/s"}}, "TESSERA_*",
+              {1, 3, 1, 3});
 }
 
 TEST_CASE("address, store, restarts and time limit are read as they are") {
@@ -147,14 +148,16 @@ TEST_CASE("a Slurm step of one task a node holds the daemons of the launcher ins
                                         {"SLURM_STEP_ID", "0"}};
   check_place(with(kTorchrun, daemons), "torchrun", {5, 8, 1, 4});
   check_place(
-      with(kOpenMpi, with(daemons, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_STEP_NUM_NODES", "1"}})),
+      with(kOpenMpi,
+           with(daemons, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_STEP_NUM_NODES", "1"}})),
       "Open MPI", {1, 4, 1, 4});
 }
 
 TEST_CASE("sets that disagree are an error that lists what was seen") {
-  check_refused(with(kOpenMpi, {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "localhost"}}),
-                "torchrun and Open MPI disagree about this process: RANK=0, WORLD_SIZE=4 against OMPI_COMM_WORLD_RANK=1, "
-                "OMPI_COMM_WORLD_SIZE=4");
+  check_refused(
+      with(kOpenMpi, {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "localhost"}}),
+      "torchrun and Open MPI disagree about this process: RANK=0, WORLD_SIZE=4 against OMPI_COMM_WORLD_RANK=1, "
+      "OMPI_COMM_WORLD_SIZE=4");
   check_refused(with(kMpich, kSrun), "MPICH and Slurm disagree");
   check_refused(with(kOpenMpi, kMpich), "unset one set, or set TESSERA_RANK and TESSERA_WORLD_SIZE");
 }
@@ -167,7 +170,8 @@ TEST_CASE("half a set, numbers that are none, and ranks out of range are errors 
   check_refused({{"RANK", ""}, {"WORLD_SIZE", "4"}}, "RANK='' is not a whole number");
   check_refused({{"RANK", "1 "}, {"WORLD_SIZE", "4"}}, "RANK='1 ' is not a whole number");
   check_refused({{"RANK", "99999999999999999999"}, {"WORLD_SIZE", "4"}}, "is not a whole number");
-  check_refused({{"RANK", "4"}, {"WORLD_SIZE", "4"}}, "torchrun says RANK=4, WORLD_SIZE=4; a rank must be in [0, size)");
+  check_refused({{"RANK", "4"}, {"WORLD_SIZE", "4"}},
+                "torchrun says RANK=4, WORLD_SIZE=4; a rank must be in [0, size)");
   check_refused({{"RANK", "-1"}, {"WORLD_SIZE", "4"}}, "RANK=-1");
   check_refused({{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE=0");
   check_refused(with(kTorchrun, {{"LOCAL_RANK", "4"}}), "LOCAL_RANK=4, LOCAL_WORLD_SIZE=4");
@@ -181,7 +185,8 @@ TEST_CASE("half a set, numbers that are none, and ranks out of range are errors 
 
 TEST_CASE("loopback addresses") {
   for (const char* address : {"localhost", "127.0.0.1", "127.9.8.7", "::1"}) CHECK(tessera::is_loopback(address));
-  for (const char* address : {"", "node0", "10.0.0.1", "0.0.0.0", "1127.0.0.1"}) CHECK_FALSE(tessera::is_loopback(address));
+  for (const char* address : {"", "node0", "10.0.0.1", "0.0.0.0", "1127.0.0.1"})
+    CHECK_FALSE(tessera::is_loopback(address));
 }
 
 TEST_CASE("the launcher of MPI counts where it gave this process the place that counts") {
@@ -194,8 +199,9 @@ TEST_CASE("the launcher of MPI counts where it gave this process the place that 
   CHECK(resolve_environment(with(kOpenMpi, {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"TESSERA_STORE", "/tmp/s"}})).mpi ==
         "Open MPI");
   // An explicit world inside an MPI job is not that job.
-  CHECK(resolve_environment(with(kOpenMpi, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}, {"TESSERA_STORE", "/s"}}))
-            .mpi.empty());
+  CHECK(
+      resolve_environment(with(kOpenMpi, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}, {"TESSERA_STORE", "/s"}}))
+          .mpi.empty());
 }
 
 TEST_CASE("TESSERA_BACKEND is read, and must fit how the process was started") {

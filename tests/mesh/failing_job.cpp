@@ -1,5 +1,5 @@
-// A rank of a job in which something goes wrong, for failure_test. The argument says what. A rank that gets an error writes
-// "error: TEXT", the one that goes wrong "fault" just before.
+// A rank of a job in which something goes wrong, for failure_test. The argument says what. A rank that gets an error
+// writes "error: TEXT", the one that goes wrong "fault" just before.
 #include <csignal>
 #include <cstdlib>
 #include <exception>

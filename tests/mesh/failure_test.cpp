@@ -74,8 +74,8 @@ Job run_job(const std::string& how, int64_t size, std::map<std::string, std::str
   return job;
 }
 
-// Every rank but the last got an error with each of `parts` within 5 seconds of the fault, and the same failure again at
-// its next collective.
+// Every rank but the last got an error with each of `parts` within 5 seconds of the fault, and the same failure again
+// at its next collective.
 void check_others_ended(const Job& job, int64_t size, const std::vector<std::string>& parts) {
   const std::string all = job.all();
   INFO(all);
@@ -189,8 +189,8 @@ TEST_CASE("an exception that leaves main still leaves its text") {
 TEST_CASE("only the source sees a wrong tensor to scatter: the others get its text") {
   TESSERA_SKIP_WITHOUT_MPI();
   const Job job = run_job("scatters a wrong shape", 3);
-  check_others_ended(job, 3,
-                     {"rank 2 failed in scatter: scatter: the source's input of shape (7) must be 3 rows of shape (2)"});
+  check_others_ended(
+      job, 3, {"rank 2 failed in scatter: scatter: the source's input of shape (7) must be 3 rows of shape (2)"});
   CHECK(job.starting_with(2, "own error: scatter: the source's input").size() == 1);
 }
 
@@ -199,7 +199,8 @@ TEST_CASE("a rank that has done its part and left is not blamed for one that doe
   TESSERA_SKIP_WITHOUT_MPI();
   const std::string lost = "a peer was lost: the process of rank ";
   // Checked, every rank comes to every exchange: none would have left.
-  const Job late = run_job("does not come, and another has left", 3, {{"TESSERA_TIMEOUT", "2"}, {"TESSERA_CHECKED", "0"}});
+  const Job late =
+      run_job("does not come, and another has left", 3, {{"TESSERA_TIMEOUT", "2"}, {"TESSERA_CHECKED", "0"}});
   const std::string late_text = late.all();
   INFO(late_text);
   REQUIRE_FALSE(late.starting_with(1, "error: ").empty());

@@ -31,8 +31,8 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// Gives what others have written only after a while, so that its rank connects later than they do; meanwhile looks whether
-// one has its group.
+// Gives what others have written only after a while, so that its rank connects later than they do; meanwhile looks
+// whether one has its group.
 class LateStore : public c10d::PrefixStore {
  public:
   using PrefixStore::PrefixStore;
@@ -148,7 +148,8 @@ TESSERA_RANKS_TEST_CASE("from_group: what does not fit is refused, with the valu
     return [=] { DeviceMesh::from_group(groups, "cpu", mesh, world()); };
   };
   check_refused(one(nullptr), "from_group: the group is null");
-  check_refused(one(tp), "the group of 2 ranks does not tell which of the world's 4 they are; set global_ranks_in_group");
+  check_refused(one(tp),
+                "the group of 2 ranks does not tell which of the world's 4 they are; set global_ranks_in_group");
   check_refused(one(telling(tp, {0, 9})), "names rank 9, outside the world of 4 ranks");
   check_refused(one(telling(tp, {0, 1, 2, 3})),
                 "the group for mesh dimension tp has 2 ranks, mesh {tp: 4} on cpu has 4 there");
@@ -157,7 +158,8 @@ TESSERA_RANKS_TEST_CASE("from_group: what does not fit is refused, with the valu
   check_refused(several({tp, tp}, Mesh({2}, {"tp"}, mine)),
                 "from_group: 2 groups for the 1 mesh dimensions of mesh {tp: 2}");
   check_refused(several({nullptr}, Mesh({2}, {"tp"}, mine)), "the group for mesh dimension tp is null");
-  check_refused(several({tp}, Mesh({2}, {"tp"}, other)), fmt::format("from_group: rank {} is outside mesh {{tp: 2}}", rank));
+  check_refused(several({tp}, Mesh({2}, {"tp"}, other)),
+                fmt::format("from_group: rank {} is outside mesh {{tp: 2}}", rank));
   check_refused(several({telling(tp, {})}, Mesh({2}, {"tp"}, {mine[1], mine[0]})),
                 fmt::format("rank {} has place {} in the group for mesh dimension tp and coordinate {} there", rank,
                             rank % 2, 1 - rank % 2));

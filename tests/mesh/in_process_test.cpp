@@ -99,8 +99,8 @@ TEST_CASE("every collective gives what a direct computation gives") {
         for (const ReduceOp op : kOps) {
           if (op == ReduceOp::kAvg && c10::isIntegralType(dtype, false)) continue;
           CHECK(at::equal(all_reduce(held(me, dtype, {2, 3}), mesh, 0, op), reduced(op, ranks, dtype, {2, 3})));
-          CHECK(
-              at::equal(reduce_scatter(held(me, dtype, {size, 5}), mesh, 0, op), reduced(op, ranks, dtype, {size, 5})[me]));
+          CHECK(at::equal(reduce_scatter(held(me, dtype, {size, 5}), mesh, 0, op),
+                          reduced(op, ranks, dtype, {size, 5})[me]));
         }
         const at::Tensor rows = all_gather(held(me, dtype, {3, 2}), mesh, 0);
         for (int64_t rank = 0; rank < size; ++rank) {
@@ -151,7 +151,8 @@ TEST_CASE("each dimension of a 2x2x2 mesh has its own groups") {
                       at::tensor({ranks[0], ranks[1]}, at::kLong)));
     }
     const DeviceMesh plane = mesh[{"tp", "pp"}];
-    const int64_t sum = all_reduce(all_reduce(mine, plane, 0, ReduceOp::kSum), plane, 1, ReduceOp::kSum).item<int64_t>();
+    const int64_t sum =
+        all_reduce(all_reduce(mine, plane, 0, ReduceOp::kSum), plane, 1, ReduceOp::kSum).item<int64_t>();
     CHECK(sum == (mesh.local_rank("dp") == 0 ? 0 + 1 + 4 + 5 : 2 + 3 + 6 + 7));
   });
 }
@@ -260,8 +261,8 @@ TEST_CASE("a mismatch ends every rank of the group with what each brought") {
         const DeviceMesh mesh = line(world);
         const Checked off(mesh, false);  // the group's own error
         const at::Tensor mine = world->rank() == size - 1 ? at::ones({3}) : at::ones({2});
-        CHECK_THROWS_WITH_AS(all_reduce(mine, mesh, 0, ReduceOp::kSum), doctest::Contains("all_reduce sum of Float (3)"),
-                             MismatchError);
+        CHECK_THROWS_WITH_AS(all_reduce(mine, mesh, 0, ReduceOp::kSum),
+                             doctest::Contains("all_reduce sum of Float (3)"), MismatchError);
         check_fails([&] { barrier(mesh, 0); }, "the job has failed");
         throw std::runtime_error("as it should");
       });
@@ -304,7 +305,8 @@ TEST_CASE("two threads of one rank cannot communicate at once, and the rank goes
     if (world->rank() == 0) {
       const World::Exclusive inside(*world);
       std::thread([&] {
-        check_fails([&] { all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum); }, "rank 0: two threads communicate at once");
+        check_fails([&] { all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum); },
+                    "rank 0: two threads communicate at once");
       }).join();
     }
     CHECK(all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum).sum().item<float>() == 4);

@@ -72,7 +72,11 @@ TEST_CASE("what cannot be flattened is refused, with the values seen") {
         cube().flatten({"dp", "dp"});
       },
       "mesh dimension dp of mesh {pp: 2, dp: 2, tp: 2} appears twice in (dp, dp); give each once");
-  check_refused([] { cube().flatten({0, -3}); }, "mesh dimension pp of mesh {pp: 2, dp: 2, tp: 2} appears twice in (0, -3)");
+  check_refused(
+      [] {
+        cube().flatten({0, -3});
+      },
+      "mesh dimension pp of mesh {pp: 2, dp: 2, tp: 2} appears twice in (0, -3)");
   check_refused([] { cube().flatten({"dp", "cp"}); }, "has no mesh dimension 'cp'; there are: pp, dp, tp");
   check_refused([] { cube().flatten({1, 3}); }, "mesh dimension 3 is out of range");
   check_refused(
@@ -90,7 +94,8 @@ TEST_CASE("what cannot be flattened is refused, with the values seen") {
 
 TEST_CASE("unflatten splits a mesh dimension, the last part varying fastest") {
   CHECK(Mesh({8}, {"world"}).unflatten("world", {2, 4}, {"dp", "tp"}) == Mesh({2, 4}, {"dp", "tp"}));
-  CHECK(Mesh({2, 6}, {"pp", "x"}).unflatten(-1, {3, 1, 2}, {"a", "b", "c"}) == Mesh({2, 3, 1, 2}, {"pp", "a", "b", "c"}));
+  CHECK(Mesh({2, 6}, {"pp", "x"}).unflatten(-1, {3, 1, 2}, {"a", "b", "c"}) ==
+        Mesh({2, 3, 1, 2}, {"pp", "a", "b", "c"}));
   CHECK(Mesh({4, 2}, {"x", "tp"}, {7, 6, 5, 4, 3, 2, 1, 0}).unflatten(0, {2, 2}, {"pp", "dp"}) ==
         Mesh({2, 2, 2}, {"pp", "dp", "tp"}, {7, 6, 5, 4, 3, 2, 1, 0}));
   CHECK(Mesh({4, 2}).unflatten(0, {2, 2}) == Mesh({2, 2, 2}));

@@ -110,7 +110,8 @@ TEST_CASE("merged mesh dimensions are one, row-major in the order given, named b
 }
 
 TEST_CASE("the place on merged mesh dimensions is row-major over the places on them") {
-  const Mesh mesh({2, 3, 4}, {}, {11, 3, 5, 7, 0, 2, 4, 6, 8, 10, 1, 9, 12, 13, 14, 15, 23, 22, 21, 20, 19, 18, 17, 16});
+  const Mesh mesh({2, 3, 4}, {},
+                  {11, 3, 5, 7, 0, 2, 4, 6, 8, 10, 1, 9, 12, 13, 14, 15, 23, 22, 21, 20, 19, 18, 17, 16});
   for (const int64_t rank : mesh.ranks()) {
     const Ints at = mesh.coordinate_of(rank).value();
     CHECK(mesh.merged({2, 0}, at).coordinate_of(rank) == Ints{at[2] * 2 + at[0]});

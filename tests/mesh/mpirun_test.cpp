@@ -49,8 +49,8 @@ TEST_CASE("a rank that throws under mpirun leaves its text before mpirun ends th
 }
 
 TEST_CASE("MPI that was asked for and cannot be is refused by name") {
-  const ShellOutcome outcome =
-      shell("TESSERA_BACKEND=mpi TESSERA_RANK=0 TESSERA_WORLD_SIZE=2 TESSERA_STORE=/dev/null " + kProgram + "'ends well'");
+  const ShellOutcome outcome = shell(
+      "TESSERA_BACKEND=mpi TESSERA_RANK=0 TESSERA_WORLD_SIZE=2 TESSERA_STORE=/dev/null " + kProgram + "'ends well'");
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code != 0);
   CHECK(contains(outcome.output, "TESSERA_BACKEND=mpi, but no MPI started this process as rank 0 of 2"));
@@ -74,8 +74,8 @@ TEST_CASE("launch --backend mpi makes the ranks processes of one MPI job, and en
   CHECK(shell(launch + "sh -c 'kill -9 $$'").exit_code == 128 + 9);
   const ShellOutcome thrown = shell(launch + kProgram + "throws");
   CAPTURE(thrown.output);
-  CHECK(
-      contains(thrown.output, "[0] error: rank 0, aten::mm: all_reduce on mesh dimension tp of {tp: 2} on cpu over ranks"));
+  CHECK(contains(thrown.output,
+                 "[0] error: rank 0, aten::mm: all_reduce on mesh dimension tp of {tp: 2} on cpu over ranks"));
   CHECK(contains(thrown.output, "rank 1 failed in the user's callback at {tp: 2}: index 7 is out of range"));
 }
 

@@ -185,8 +185,9 @@ TEST_CASE("a folder that cannot be made is refused, with what to set") {
   fs::remove(folder.path());
   check_refused<std::runtime_error>(
       [] { const JobFolder job("job"); },
-      fmt::format("cannot make folder {}/tessera-{} for the ranks to meet in: No such file or directory; set TESSERA_STORE",
-                  folder.path(), geteuid()));
+      fmt::format(
+          "cannot make folder {}/tessera-{} for the ranks to meet in: No such file or directory; set TESSERA_STORE",
+          folder.path(), geteuid()));
 }
 
 TEST_CASE("without a way to meet, the error names the variables to set") {
@@ -212,5 +213,6 @@ TEST_CASE("a server that is not there, or a port that is taken, is an error with
       fmt::format("rank 1: the store at 127.0.0.1:{} cannot be reached", environment.master_port));
   environment.rank = 0;
   const auto server = make_store(environment);
-  check_refused<std::runtime_error>([&] { make_store(environment); }, "Address already in use; choose another MASTER_PORT");
+  check_refused<std::runtime_error>([&] { make_store(environment); },
+                                    "Address already in use; choose another MASTER_PORT");
 }

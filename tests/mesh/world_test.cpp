@@ -58,7 +58,8 @@ TEST_CASE("options that fit no world are refused") {
   check_refused([] { World::create(options_of(2, 2)); }, "World: rank 2 is outside [0, 2)");
   check_refused([] { World::create(options_of(-1, 2)); }, "World: rank -1 is outside [0, 2)");
   check_refused([] { World::create(options_of(0, 0)); }, "World: rank 0 is outside [0, 0)");
-  check_refused([] { World::create(options_of(0, 2)); }, "2 ranks need a store to find each other; set WorldOptions::store");
+  check_refused([] { World::create(options_of(0, 2)); },
+                "2 ranks need a store to find each other; set WorldOptions::store");
   WorldOptions no_time = options_of(0, 1);
   no_time.timeout = std::chrono::milliseconds(0);
   check_refused([&] { World::create(no_time); }, "a timeout of 0 ms is not positive");
@@ -203,7 +204,8 @@ TEST_CASE("a second thread that communicates at the same time gets an error; aft
 
 TEST_CASE("an error in a callback of a world without peers is thrown on and ends nothing") {
   const auto world = World::create({});
-  check_refused<std::out_of_range>([&] { world->guard("hook", [] { throw std::out_of_range("index 7"); }); }, "index 7");
+  check_refused<std::out_of_range>([&] { world->guard("hook", [] { throw std::out_of_range("index 7"); }); },
+                                   "index 7");
   CHECK_NOTHROW(world->check_alive());
   int runs = 0;
   world->guard("hook", [&] { ++runs; });

@@ -166,7 +166,8 @@ TEST_CASE("activations") { check(activation_rows()); }
 TEST_CASE("losses") { check(loss_rows()); }
 TEST_CASE("the table has at least 230 rows") {
   std::size_t count = 0;
-  for (const auto rows : {layer_rows, pooling_rows, recurrent_rows, attention_rows, norm_rows, activation_rows, loss_rows}) {
+  for (const auto rows :
+       {layer_rows, pooling_rows, recurrent_rows, attention_rows, norm_rows, activation_rows, loss_rows}) {
     count += rows().size();
   }
   CHECK(count >= 230);

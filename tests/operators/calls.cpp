@@ -18,7 +18,8 @@ using c10::TypeKind;
 
 bool holds_tensor(const c10::TypePtr& type) {
   if (type->kind() == TypeKind::TensorType) return true;
-  if (type->kind() == TypeKind::OptionalType) return holds_tensor(type->expectRef<c10::OptionalType>().getElementType());
+  if (type->kind() == TypeKind::OptionalType)
+    return holds_tensor(type->expectRef<c10::OptionalType>().getElementType());
   return type->kind() == TypeKind::ListType && holds_tensor(type->expectRef<c10::ListType>().getElementType());
 }
 
@@ -38,9 +39,10 @@ const std::map<std::string, std::vector<Sample>>& by_hand() {
   static const auto table = [] {
     at::manual_seed(11);
     std::map<std::string, std::vector<Sample>> out;
-    for (const auto family : {view_samples, join_samples, indexing_samples, norm_samples, reduction_samples, matmul_samples,
-                              nn_samples, factory_samples, pointwise_samples, batched_samples, random_samples, more_samples,
-                              convolution_samples, pooling_samples, model_samples, step_samples}) {
+    for (const auto family :
+         {view_samples, join_samples, indexing_samples, norm_samples, reduction_samples, matmul_samples, nn_samples,
+          factory_samples, pointwise_samples, batched_samples, random_samples, more_samples, convolution_samples,
+          pooling_samples, model_samples, step_samples}) {
       for (Sample& sample : family()) out[sample.op].push_back(std::move(sample));
     }
     return out;
@@ -93,8 +95,9 @@ std::optional<at::IValue> value_for(const c10::Argument& argument, const c10::Ty
     case TypeKind::FloatType: return at::IValue(0.5);
     case TypeKind::IntType:
     case TypeKind::SymIntType:
-      return argument.name() == "dtype" || argument.name() == "out_dtype" ? at::IValue(static_cast<int64_t>(at::kDouble))
-                                                                          : at::IValue(choice.number);
+      return argument.name() == "dtype" || argument.name() == "out_dtype"
+                 ? at::IValue(static_cast<int64_t>(at::kDouble))
+                 : at::IValue(choice.number);
     case TypeKind::BoolType: return at::IValue(false);
     case TypeKind::StringType: return at::IValue("sum");
     case TypeKind::OptionalType: return at::IValue();
@@ -104,7 +107,8 @@ std::optional<at::IValue> value_for(const c10::Argument& argument, const c10::Ty
   const TypeKind element = type->expectRef<c10::ListType>().getElementType()->kind();
   switch (element) {
     case TypeKind::TensorType:
-      return at::IValue(c10::List<at::Tensor>({tensor_for(argument.name(), choice), tensor_for(argument.name(), choice)}));
+      return at::IValue(
+          c10::List<at::Tensor>({tensor_for(argument.name(), choice), tensor_for(argument.name(), choice)}));
     case TypeKind::IntType:
     case TypeKind::SymIntType: {
       // Kernels read as many as the schema says, whether they are there or not.
@@ -167,12 +171,15 @@ std::vector<Sample> made(const c10::OperatorHandle& op) {
   const bool numbers = depends_on(schema, {TypeKind::IntType, TypeKind::SymIntType});
   const bool lists = depends_on(schema, {TypeKind::ListType});
   for (const Choice& choice : choices()) {
-    if ((!numbers && choice.number != 1) || (!lists && choice.list.size() != 1) || (!lists && choice.list[0] != 1)) continue;
-    Sample sample{
-        .op = full_name(schema.name(), schema.overload_name()), .args = {}, .random = draws(op) || unset(schema.name())};
+    if ((!numbers && choice.number != 1) || (!lists && choice.list.size() != 1) || (!lists && choice.list[0] != 1))
+      continue;
+    Sample sample{.op = full_name(schema.name(), schema.overload_name()),
+                  .args = {},
+                  .random = draws(op) || unset(schema.name())};
     bool complete = true;
     for (const c10::Argument& argument : schema.arguments()) {
-      const auto value = argument.default_value() ? argument.default_value() : value_for(argument, argument.type(), choice);
+      const auto value =
+          argument.default_value() ? argument.default_value() : value_for(argument, argument.type(), choice);
       complete = complete && value.has_value();
       if (complete) sample.args.push_back(*value);
     }

@@ -90,7 +90,8 @@ bool Gradients::attempt(const std::vector<bool>& wanted, bool first_only) {
     }
     if (outputs_.empty()) return false;
     const std::string wrong = differentiate(leaves, cotangents_, gradients_);
-    const bool some = std::any_of(gradients_.begin(), gradients_.end(), [](const at::Tensor& t) { return t.defined(); });
+    const bool some =
+        std::any_of(gradients_.begin(), gradients_.end(), [](const at::Tensor& t) { return t.defined(); });
     if (wrong.empty() && some) return true;
   } catch (const std::exception&) {
   }
@@ -158,7 +159,8 @@ Finding Gradients::validate(const Trial& trial, Tensors* reference) {
     }
     return {};
   });
-  if (out.verdict > Verdict::kReplicated && !of_results.layouts.empty()) out.text += ", gradients " + to_string(of_results);
+  if (out.verdict > Verdict::kReplicated && !of_results.layouts.empty())
+    out.text += ", gradients " + to_string(of_results);
   return out;
 }
 

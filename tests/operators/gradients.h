@@ -10,12 +10,12 @@
 
 namespace tessera::testing {
 
-// What backward through a call gives its tensors. The gradients of its results are drawn, and on DTensors lie in placements that are drawn
-// too, pending ones among them.
+// What backward through a call gives its tensors. The gradients of its results are drawn, and on DTensors lie in
+// placements that are drawn too, pending ones among them.
 class Gradients {
  public:
-  // Differentiates the call on plain tensors: all results by all tensors of real or complex numbers; where LibTorch refuses that, the
-  // first result, or by those tensors for which it does not.
+  // Differentiates the call on plain tensors: all results by all tensors of real or complex numbers; where LibTorch
+  // refuses that, the first result, or by those tensors for which it does not.
   Gradients(const WholeCall& call, uint64_t seed);
 
   bool differentiable() const { return !outputs_.empty(); }

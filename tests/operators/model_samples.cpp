@@ -38,13 +38,14 @@ std::vector<Sample> recurrent() {
   for (const Cell& cell : {Cell{"rnn_tanh", 1, false}, {"rnn_relu", 1, false}, {"gru", 3, false}, {"lstm", 4, true}}) {
     const std::string name = "aten::" + cell.name;
     const c10::List<at::Tensor> params = weights(cell, 3, 2);
-    out.push_back({name + ".input", {x({4, 5, 3}), states(cell, {1, 5, 2}), params, true, 1, 0.0, false, false, false}});
+    out.push_back(
+        {name + ".input", {x({4, 5, 3}), states(cell, {1, 5, 2}), params, true, 1, 0.0, false, false, false}});
     out.push_back({name + ".input", {x({5, 4, 3}), states(cell, {1, 5, 2}), params, true, 1, 0.0, true, false, true}});
     // Of three sequences, of 3, 2 and 1 steps.
     out.push_back(
         {name + ".data", {x({6, 3}), longs({3, 2, 1}), states(cell, {1, 3, 2}), params, true, 1, 0.0, false, false}});
-    out.push_back(
-        {name + "_cell", {x({5, 3}), states(cell, {5, 2}), params.get(0), params.get(1), params.get(2), params.get(3)}});
+    out.push_back({name + "_cell",
+                   {x({5, 3}), states(cell, {5, 2}), params.get(0), params.get(1), params.get(2), params.get(3)}});
   }
   const c10::List<at::Tensor> two_layers =
       list({x({6, 3}), x({6, 2}), x({6}), x({6}), x({6, 2}), x({6, 2}), x({6}), x({6})});
@@ -88,17 +89,20 @@ std::vector<Sample> norms() {
         reserve}},
       {"aten::_batch_norm_with_update_functional", {image, weight, bias, mean, var, 0.1, 1e-5}},
       {"aten::_native_batch_norm_legit.out",
-       {image, weight, bias, mean, var, true, 0.1, 1e-5, at::empty_like(image), at::empty_like(mean), at::empty_like(mean)}},
+       {image, weight, bias, mean, var, true, 0.1, 1e-5, at::empty_like(image), at::empty_like(mean),
+        at::empty_like(mean)}},
       {"aten::_native_batch_norm_legit.no_stats", {image, weight, bias, true, 0.1, 1e-5}},
       {"aten::_native_batch_norm_legit_functional", {image, weight, bias, mean, var, false, 0.1, 1e-5}},
       {"aten::_native_batch_norm_legit_functional", {image, weight, bias, mean, var, true, 0.1, 1e-5}},
-      {"aten::native_batch_norm_backward", {grad, image, weight, none(), none(), saved_mean, saved_rstd, true, 1e-5, all}},
+      {"aten::native_batch_norm_backward",
+       {grad, image, weight, none(), none(), saved_mean, saved_rstd, true, 1e-5, all}},
       {"aten::native_batch_norm_backward", {grad, image, weight, mean, var, none(), none(), false, 1e-5, all}},
       {"aten::batch_norm_backward", {grad, image, weight, mean, var, saved_mean, saved_rstd, true, 1e-5, all, reserve}},
       {"aten::_weight_norm", {x({5, 3, 2}), x({5, 1, 1})}},
       {"aten::_weight_norm", {x({5, 3, 2}), x({1, 3, 1}), 1}},
       {"aten::_weight_norm_interface_backward", {x({5, 3, 2}), x({5, 3, 2}), x({5, 1, 1}), positive({5, 1, 1}), 0}},
-      {"aten::_weight_norm_differentiable_backward", {x({5, 3, 2}), x({5, 3, 2}), x({5, 1, 1}), positive({5, 1, 1}), 0}},
+      {"aten::_weight_norm_differentiable_backward",
+       {x({5, 3, 2}), x({5, 3, 2}), x({5, 1, 1}), positive({5, 1, 1}), 0}},
   };
 }
 
@@ -117,7 +121,8 @@ std::vector<Sample> losses() {
       {"aten::_ctc_loss", {log_probs, targets, all_steps, all_labels}},
       {"aten::_ctc_loss.Tensor", {log_probs, targets, longs(all_steps), longs(all_labels)}},
       {"aten::_ctc_loss_backward", {x({5}), log_probs, targets, all_steps, all_labels, loss, alpha, 0}},
-      {"aten::_ctc_loss_backward.Tensor", {x({5}), log_probs, targets, longs(all_steps), longs(all_labels), loss, alpha, 0}},
+      {"aten::_ctc_loss_backward.Tensor",
+       {x({5}), log_probs, targets, longs(all_steps), longs(all_labels), loss, alpha, 0}},
       {"aten::ctc_loss.IntList", {log_probs, targets, steps, labels}},
       {"aten::ctc_loss.IntList", {log_probs, targets, steps, labels, 0, 0, true}},
       {"aten::ctc_loss.Tensor", {log_probs, targets, longs(steps), longs(labels)}},
@@ -175,8 +180,8 @@ std::vector<Sample> attention() {
       {"aten::_native_multi_head_attention",
        {q, q, q, width, 2, square(3 * width), x({3 * width}), square(width), x({width})}},
       {"aten::_transformer_encoder_layer_fwd",
-       {q, width, 2, square(3 * width), x({3 * width}), square(width), x({width}), true, false, 1e-5, x({width}), x({width}),
-        x({width}), x({width}), square(6), x({6}), x({width, 6}), x({width})}},
+       {q, width, 2, square(3 * width), x({3 * width}), square(width), x({width}), true, false, 1e-5, x({width}),
+        x({width}), x({width}), x({width}), square(6), x({6}), x({width, 6}), x({width})}},
       {"aten::_masked_softmax_backward", {x({5, 3}), at::softmax(x({5, 3}), 1), at::rand({5, 3}) < 0.5, 1}},
   };
 }
@@ -250,7 +255,8 @@ std::vector<Sample> convolutions() {
       {"aten::_slow_conv2d_forward", {image, kernel, two, x({2}), one, zero}},
       {"aten::_slow_conv2d_backward.output_mask", {grad, image, kernel, two, one, zero, all}},
       {"aten::_slow_conv2d_backward.grad_input",
-       {grad, image, kernel, two, one, zero, at::empty_like(image), at::empty_like(kernel), at::empty({2}, at::kDouble)}},
+       {grad, image, kernel, two, one, zero, at::empty_like(image), at::empty_like(kernel),
+        at::empty({2}, at::kDouble)}},
       {"aten::slow_conv_dilated2d", {image, kernel, two, x({2}), one, zero, two}},
       {"aten::slow_conv_dilated3d", {volume, kernel3, two3, x({2}), one3, zero3, one3}},
       {"aten::slow_conv3d", {volume, kernel3, two3, x({2})}},
@@ -258,7 +264,8 @@ std::vector<Sample> convolutions() {
       {"aten::_convolution.deprecated", {image, kernel, x({2}), one, zero, one, false, zero, 1, false, false, false}},
       {"aten::slow_conv_transpose2d", {image, x({3, 2, 2, 2}), two, x({2}), two}},
       {"aten::slow_conv_transpose3d", {volume, x({3, 2, 2, 2, 2}), two3, x({2}), two3}},
-      {"aten::_nnpack_spatial_convolution", {image.to(at::kFloat), kernel.to(at::kFloat), x({2}).to(at::kFloat), zero, one}},
+      {"aten::_nnpack_spatial_convolution",
+       {image.to(at::kFloat), kernel.to(at::kFloat), x({2}).to(at::kFloat), zero, one}},
       {"aten::adaptive_avg_pool3d_backward.grad_input", {x({2, 3, 2, 2, 3}), volume, at::empty_like(volume)}},
   };
 }

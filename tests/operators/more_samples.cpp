@@ -29,15 +29,17 @@ std::vector<Sample> optimizer_samples() {
     out.push_back({.op = std::string(name) + ".tensor_lr", .args = adam(at::scalar_tensor(0.1, at::kDouble), false)});
     if (std::string(name).ends_with("_")) continue;
     out.push_back({.op = std::string(name) + ".out", .args = with_out(adam(0.1, false))});
-    out.push_back(
-        {.op = std::string(name) + ".tensor_lr_out", .args = with_out(adam(at::scalar_tensor(0.1, at::kDouble), false))});
+    out.push_back({.op = std::string(name) + ".tensor_lr_out",
+                   .args = with_out(adam(at::scalar_tensor(0.1, at::kDouble), false))});
   }
   for (const char* name :
        {"aten::_foreach_addcdiv", "aten::_foreach_addcdiv_", "aten::_foreach_addcmul", "aten::_foreach_addcmul_"}) {
-    out.push_back({.op = std::string(name) + ".Tensor", .args = {two(), two(), two(), at::tensor({0.5, 2.0}, at::kDouble)}});
+    out.push_back(
+        {.op = std::string(name) + ".Tensor", .args = {two(), two(), two(), at::tensor({0.5, 2.0}, at::kDouble)}});
   }
-  out.push_back({.op = "aten::_amp_foreach_non_finite_check_and_unscale_",
-                 .args = {c10::List<at::Tensor>({at::rand({5, 3}), at::rand({4})}), at::zeros({1}), at::full({1}, 0.5)}});
+  out.push_back(
+      {.op = "aten::_amp_foreach_non_finite_check_and_unscale_",
+       .args = {c10::List<at::Tensor>({at::rand({5, 3}), at::rand({4})}), at::zeros({1}), at::full({1}, 0.5)}});
   return out;
 }
 

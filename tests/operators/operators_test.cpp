@@ -1,5 +1,5 @@
-// Every operator and its gradient, as docs/operators.md says; and the validators themselves, on rules that are wrong. Each of Bazel's
-// shards calls a part of the operators.
+// Every operator and its gradient, as docs/operators.md says; and the validators themselves, on rules that are wrong.
+// Each of Bazel's shards calls a part of the operators.
 
 #include <algorithm>
 #include <cstdlib>
@@ -110,7 +110,8 @@ TEST_CASE("at most 60 overloads are not called, each for a reason") {
 // The list is of PyTorch 2.11's own tables of rules.
 TEST_CASE("every operator that PyTorch 2.11 has a rule for is right by rule") {
   const std::map<std::string, std::string> exceptions = {
-      {"aten::index.Tensor", "by a mask, which elements are chosen depends on values: then, and only then, it is gathered"},
+      {"aten::index.Tensor",
+       "by a mask, which elements are chosen depends on values: then, and only then, it is gathered"},
       {"aten::squeeze_.dim", "where a dimension of size 1 is cut, the tensor itself would have to move; refused"},
       {"aten::_fused_rms_norm_backward", "LibTorch has no kernel of it for CPU tensors; not called"},
       {"aten::randint_like.low_dtype_out", "with out=, its own kernel draws, replicated"},
@@ -182,7 +183,8 @@ TEST_CASE("the validator finds a rule that is wrong, and one that is not there")
 TEST_CASE("the validator of gradients finds a step of backward that is wrong where forward is right") {
   register_rules();
   for (const std::string kind : {"wrong", "right"}) {
-    const WholeCall call({.op = "tessera_operators_test::" + kind + "_gradient", .args = {at::rand({5, 3}, at::kDouble)}});
+    const WholeCall call(
+        {.op = "tessera_operators_test::" + kind + "_gradient", .args = {at::rand({5, 3}, at::kDouble)}});
     CHECK((validate_layouts(call, 1).verdict == Verdict::kByRule));
     Gradients gradients(call, 1);
     REQUIRE(gradients.differentiable());

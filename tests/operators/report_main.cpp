@@ -1,5 +1,5 @@
-// Prints docs/operators.md; with a name or a part of one, what is found of those overloads, a line each; with K/N, of the K-th of N
-// parts of all.
+// Prints docs/operators.md; with a name or a part of one, what is found of those overloads, a line each; with K/N, of
+// the K-th of N parts of all.
 
 #include <algorithm>
 #include <iostream>
@@ -14,8 +14,8 @@ namespace {
 void print(const std::string& overload) {
   std::cerr << overload << std::endl;
   const Entry entry = survey(overload);
-  std::cout << to_string(entry.status) << '\t' << to_string(entry.gradient) << '\t' << overload << '\t' << entry.text << '\t'
-            << entry.gradient_text << std::endl;
+  std::cout << to_string(entry.status) << '\t' << to_string(entry.gradient) << '\t' << overload << '\t' << entry.text
+            << '\t' << entry.gradient_text << std::endl;
 }
 
 }  // namespace

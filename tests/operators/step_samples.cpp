@@ -70,7 +70,8 @@ std::vector<Sample> indexing() {
   return {
       {"aten::_index_put_impl", {x({5, 3}), indices({ints({4, 2}, 5)}), x({4, 2, 3}), true, false}},
       {"aten::_unsafe_masked_index", {x({5, 3}), bools({4, 2}), indices({ints({4, 2}, 5), some}), 0.5}},
-      {"aten::_unsafe_masked_index_put_accumulate", {x({5, 3}), bools({4, 2}), indices({ints({4, 2}, 5), some}), x({4, 2})}},
+      {"aten::_unsafe_masked_index_put_accumulate",
+       {x({5, 3}), bools({4, 2}), indices({ints({4, 2}, 5), some}), x({4, 2})}},
       {"aten::index_fill.int_Tensor", {x({5, 3}), 1, at::tensor({2, 0}, at::kLong), x({})}},
       {"aten::index_select_backward", {x({7, 3}), Ints{5, 3}, 0, ints({7}, 5)}},
       {"aten::gather_backward", {x({5, 4}), x({5, 3}), 1, ints({5, 4}, 3), false}},

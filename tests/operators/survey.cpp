@@ -66,7 +66,8 @@ std::pair<std::string, std::string> names_of(const std::string& overload) {
 std::string remark(const WholeCall& call, Verdict verdict) {
   switch (comparable(call)) {
     case Comparable::kValues: return {};
-    case Comparable::kDrawn: return verdict == Verdict::kReplicated ? "draws in its own kernel, on all ranks alike" : "";
+    case Comparable::kDrawn:
+      return verdict == Verdict::kReplicated ? "draws in its own kernel, on all ranks alike" : "";
     case Comparable::kUnrounded: return "bits are compared where no sum was rounded";
     case Comparable::kSizes: break;
   }
@@ -201,9 +202,12 @@ std::string operators_page(const std::vector<Entry>& entries) {
       "//tests/operators:report` "
       "finds it: its calls\non DTensors beside the same on plain tensors, in many layouts on 2, 3 and 4 ranks, pieces "
       "uneven "
-      "and empty, terms of\ndifferent sizes and signs. Results that are drawn are compared with those of a DTensor on one "
-      "rank. The gradient is that of all\nresults by all tensors, from gradients of the results that lie in many layouts "
-      "too; \"not differentiable\" are the calls for which\nLibTorch has no gradient on plain tensors either. An overload "
+      "and empty, terms of\ndifferent sizes and signs. Results that are drawn are compared with those of a DTensor on "
+      "one "
+      "rank. The gradient is that of all\nresults by all tensors, from gradients of the results that lie in many "
+      "layouts "
+      "too; \"not differentiable\" are the calls for which\nLibTorch has no gradient on plain tensors either. An "
+      "overload "
       "without a name is called `default`.\n`//tests/operators:operators_test` fails when this page is not what it "
       "finds.\n\n" +
       summary(entries);
@@ -212,8 +216,8 @@ std::string operators_page(const std::vector<Entry>& entries) {
     if (rows.empty()) continue;
     std::string title = to_string(status);
     title[0] = static_cast<char>(std::toupper(title[0]));
-    out += fmt::format("\n## {}\n\n{}\n\n| operator | overloads | gradient | why |\n| --- | --- | --- | --- |\n{}", title,
-                       section_text(status), rows);
+    out += fmt::format("\n## {}\n\n{}\n\n| operator | overloads | gradient | why |\n| --- | --- | --- | --- |\n{}",
+                       title, section_text(status), rows);
   }
   return out;
 }

@@ -38,7 +38,8 @@ Entry survey(const std::string& overload);
 
 // The page docs/operators.md.
 std::string operators_page(const std::vector<Entry>& entries);
-// What the page says, overload by overload; texts as far as they are shown there. Throws std::invalid_argument on a row that is none.
+// What the page says, overload by overload; texts as far as they are shown there. Throws std::invalid_argument on a row
+// that is none.
 std::vector<Entry> entries_of(const std::string& page);
 // The line of the page that an overload stands on were it alone, behind its section's title.
 std::string line_of(const Entry& entry);

@@ -89,9 +89,10 @@ std::vector<at::Tensor> Placed::on(const DeviceMesh& mesh, std::size_t rank) con
   std::vector<at::Tensor> out;
   for (std::size_t j = 0; j < wholes_.size(); ++j) {
     const at::Tensor& whole = wholes_[j];
-    out.push_back(whole.defined() ? from_local(pieces_[j][rank].contiguous(), mesh, layouts_[j],
-                                               {.shape = whole.sizes().vec(), .stride = whole.contiguous().strides().vec()})
-                                  : whole);
+    out.push_back(whole.defined()
+                      ? from_local(pieces_[j][rank].contiguous(), mesh, layouts_[j],
+                                   {.shape = whole.sizes().vec(), .stride = whole.contiguous().strides().vec()})
+                      : whole);
   }
   return out;
 }

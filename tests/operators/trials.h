@@ -20,14 +20,15 @@ struct Trial {
 // "on {2, 2}: [S(0), R] [R, P(sum)]"
 std::string to_string(const Trial& trial);
 
-// Meshes of 2, 3 and 4 ranks in one dimension and {2, 2}: the first tensor in every placement, then all tensors in placements drawn from
-// `seed`; pieces are uneven, and some empty. None where the call takes no tensors.
+// Meshes of 2, 3 and 4 ranks in one dimension and {2, 2}: the first tensor in every placement, then all tensors in
+// placements drawn from `seed`; pieces are uneven, and some empty. None where the call takes no tensors.
 std::vector<Trial> trials(const WholeCall& call, uint64_t seed);
 
 // Everything replicated on one rank.
 Trial one_rank(const WholeCall& call);
 
-// The placements in which a tensor is tried. One that is written is not cut into blocks; nor, where numbers are drawn into it, pending.
+// The placements in which a tensor is tried. One that is written is not cut into blocks; nor, where numbers are drawn
+// into it, pending.
 Placements candidates(const at::Tensor& t, bool written, bool random);
 
 // The pieces of tensors that lie as a trial says: drawn once, for all ranks.

@@ -43,7 +43,8 @@ std::string compare_rest(const torch::jit::Stack& mine, const torch::jit::Stack&
 }
 
 std::string compare_result(const WholeCall& call, const at::Tensor& mine, const at::Tensor& whole, bool values) {
-  const bool phase = mine.defined() && whole.defined() && mine.sizes() == whole.sizes() && are_eigenvectors(call, whole);
+  const bool phase =
+      mine.defined() && whole.defined() && mine.sizes() == whole.sizes() && are_eigenvectors(call, whole);
   return compare_tensor(phase ? in_phase(full_tensor(mine), whole) : mine, whole, values);
 }
 
@@ -91,7 +92,8 @@ Finding draw_on_one_rank(const WholeCall& call, Expected& out) {
       }
     }
     for (std::size_t k = 0; k < out.results.size(); ++k) {
-      if (k >= call.results().size()) return fmt::format("{} tensors, not {}", out.results.size(), call.results().size());
+      if (k >= call.results().size())
+        return fmt::format("{} tensors, not {}", out.results.size(), call.results().size());
       const std::string wrong = compare_tensor(out.results[k], call.results()[k], /*values=*/false);
       if (!wrong.empty()) return fmt::format("result {} {}", k, wrong);
     }

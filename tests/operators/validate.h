@@ -17,8 +17,8 @@ enum class Comparable : uint8_t {
 };
 Comparable comparable(const WholeCall& call);
 
-// The worst finding over the trials of a call (trials.h): the results, what is no tensor too, and the tensors that it writes. The terms
-// of pending tensors differ in size and sign.
+// The worst finding over the trials of a call (trials.h): the results, what is no tensor too, and the tensors that it
+// writes. The terms of pending tensors differ in size and sign.
 Finding validate_layouts(const WholeCall& call, uint64_t seed);
 
 }  // namespace tessera::testing

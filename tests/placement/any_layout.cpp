@@ -159,17 +159,19 @@ Change change_of(const Drafts& drafts) {
 
 std::ostream& operator<<(std::ostream& out, const Change& change) {
   return out << fmt::format("{} -> {} of {} [{}] on a mesh of ({})", to_string(change.from), to_string(change.to),
-                            c10::toString(change.dtype), fmt::join(change.shape, ", "), fmt::join(change.mesh_shape, ", "));
+                            c10::toString(change.dtype), fmt::join(change.shape, ", "),
+                            fmt::join(change.mesh_shape, ", "));
 }
 
 rc::Gen<Change> any_change() {
   using rc::gen::set;
   const auto layout = rc::gen::container<std::vector<Draft>>(3, drafts());
   return rc::gen::map(
-      rc::gen::build<Drafts>(
-          set(&Drafts::mesh_ndim, below(4, 1)), set(&Drafts::mesh_sizes, rc::gen::container<std::vector<int>>(3, below(24))),
-          set(&Drafts::ndim, below(4)), set(&Drafts::sizes, rc::gen::container<std::vector<int>>(3, below(10))),
-          set(&Drafts::dtype, below(3)), set(&Drafts::from, layout), set(&Drafts::to, layout)),
+      rc::gen::build<Drafts>(set(&Drafts::mesh_ndim, below(4, 1)),
+                             set(&Drafts::mesh_sizes, rc::gen::container<std::vector<int>>(3, below(24))),
+                             set(&Drafts::ndim, below(4)),
+                             set(&Drafts::sizes, rc::gen::container<std::vector<int>>(3, below(10))),
+                             set(&Drafts::dtype, below(3)), set(&Drafts::from, layout), set(&Drafts::to, layout)),
       change_of);
 }
 

@@ -31,7 +31,8 @@ rc::Gen<Placement> any_placement();
 // Sets the seed and the number of examples where RC_PARAMS is not set, so that a test is the same at every run.
 void fix_seed();
 
-// CHECKs that `property`, which draws by *any_change() and the like, holds for every example; stderr says for which it does not.
+// CHECKs that `property`, which draws by *any_change() and the like, holds for every example; stderr says for which it
+// does not.
 template <typename Property>
 void check_property(Property property) {
   fix_seed();

@@ -117,8 +117,9 @@ TEST_CASE("chunk_range refuses what is no part") {
 TEST_CASE("mesh dimensions that shard one tensor dimension nest, the first outermost") {
   // 5 over 2, then over 2: not the flat chunks 2, 2, 1, 0.
   CHECK(held(5, {Shard(0), Shard(0)}, {2, 2}) == std::vector<Intervals>{{{0, 2}}, {{2, 3}}, {{3, 4}}, {{4, 5}}});
-  CHECK(held(18, {Shard(0), Shard(0)}, {4, 2}) ==
-        std::vector<Intervals>{{{0, 3}}, {{3, 5}}, {{5, 8}}, {{8, 10}}, {{10, 13}}, {{13, 15}}, {{15, 17}}, {{17, 18}}});
+  CHECK(
+      held(18, {Shard(0), Shard(0)}, {4, 2}) ==
+      std::vector<Intervals>{{{0, 3}}, {{3, 5}}, {{5, 8}}, {{8, 10}}, {{10, 13}}, {{13, 15}}, {{15, 17}}, {{17, 18}}});
   // 13 over 4: 4, 4, 4, 1; the last piece of one element is 1 and 0.
   CHECK(held(13, {Shard(0), Shard(0)}, {4, 2}).back() == Intervals{});
   CHECK(held(3, {Replicate(), Shard(0)}, {2, 2}) == std::vector<Intervals>{{{0, 2}}, {{2, 3}}, {{0, 2}}, {{2, 3}}});
@@ -164,7 +165,8 @@ TEST_CASE("normalize counts negative dimensions from the end and refuses what do
   CHECK(normalize({Replicate(), Partial()}, mesh, 0, "test") == Placements{Replicate(), Partial()});
   const auto refused = [&](const Placements& placements, int64_t ndim, const std::string& part) {
     CAPTURE(part);
-    CHECK_THROWS_WITH_AS(normalize(placements, mesh, ndim, "test"), doctest::Contains(part.c_str()), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(normalize(placements, mesh, ndim, "test"), doctest::Contains(part.c_str()),
+                         std::invalid_argument);
   };
   refused({Shard(0)}, 2, "test: 1 placements [S(0)] for the mesh {dp: 2, tp: 2}, which has 2 dimensions");
   refused({}, 2, "0 placements []");
@@ -177,10 +179,12 @@ TEST_CASE("normalize counts negative dimensions from the end and refuses what do
 TEST_CASE("of equal layouts one is normal") {
   const Mesh mesh({2, 1, 2}, {"a", "b", "c"});
   const auto normal = [&](const Placements& placements) { return normalize(placements, mesh, 2, "test"); };
-  CHECK(normal({Shard(0).ordered(3), Shard(0).ordered(1), Shard(0).ordered(7)}) == Placements{Shard(0), Shard(0), Shard(0)});
+  CHECK(normal({Shard(0).ordered(3), Shard(0).ordered(1), Shard(0).ordered(7)}) ==
+        Placements{Shard(0), Shard(0), Shard(0)});
   CHECK(normal({Shard(0).ordered(5), Replicate(), Shard(0).ordered(2)}) ==
         Placements{Shard(0).ordered(1), Replicate(), Shard(0)});
-  CHECK(normal({Shard(0).ordered(5), Shard(1).ordered(9), Shard(1).ordered(2)}) == Placements{Shard(0), Shard(1), Shard(1)});
+  CHECK(normal({Shard(0).ordered(5), Shard(1).ordered(9), Shard(1).ordered(2)}) ==
+        Placements{Shard(0), Shard(1), Shard(1)});
 }
 
 TEST_CASE("an order is PyTorch's _StridedShard") {
@@ -188,7 +192,8 @@ TEST_CASE("an order is PyTorch's _StridedShard") {
   CHECK(held(8, {Shard(0).ordered(1), Shard(0)}, {4, 2}) ==
         std::vector<Intervals>{{{0, 1}}, {{4, 5}}, {{1, 2}}, {{5, 6}}, {{2, 3}}, {{6, 7}}, {{3, 4}}, {{7, 8}}});
   // 9 elements over 4 in 2 chunks, which PyTorch asserts on: 5 and 4 elements, then 3 2 and 2 2.
-  CHECK(held(9, {Shard(0).ordered(1), Shard(0)}, {2, 2}) == std::vector<Intervals>{{{0, 3}}, {{5, 7}}, {{3, 5}}, {{7, 9}}});
+  CHECK(held(9, {Shard(0).ordered(1), Shard(0)}, {2, 2}) ==
+        std::vector<Intervals>{{{0, 3}}, {{5, 7}}, {{3, 5}}, {{7, 9}}});
 }
 
 TEST_CASE("partitions other than chunks") {
@@ -217,7 +222,8 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
   check_layout({RaggedShard(0, {3, 1}), R}, mesh, Sizes{4}, "test");
   refused({RaggedShard(0, {3, 1, 0}), R}, 4,
           "RS,3,1,0 has 3 parts, and the mesh dimensions that carry it have 2 coordinates");
-  refused({RaggedShard(0, {1, 1, 1, 1}), R}, 4, "has 4 parts, and the mesh dimensions that carry it have 2 coordinates");
+  refused({RaggedShard(0, {1, 1, 1, 1}), R}, 4,
+          "has 4 parts, and the mesh dimensions that carry it have 2 coordinates");
   refused({RaggedShard(0, {3, 1}), R}, 5,
           "RS,3,1 cuts 4 elements, and the dimension, as the mesh dimensions before leave it, has 5");
   refused({Shard(0), RaggedShard(0, {3, 1})}, 4, "has 2; the sizes of its parts must add up to that");
@@ -231,13 +237,15 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
   const Mesh lone({1}, {"tp"});
   CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2, 2})}, lone, Sizes{4}, "test"), doctest::Contains("has 2 parts"),
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2})}, lone, Sizes{4}, "test"), doctest::Contains("cuts 2 elements"),
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2})}, lone, Sizes{4}, "test"),
+                       doctest::Contains("cuts 2 elements"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(RaggedShard(0, {2, -1}), doctest::Contains("sizes [2, -1] are no parts"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(RaggedShard(0, {}), doctest::Contains("give one size of at least 0 a rank"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(RaggedShard(0, {}), doctest::Contains("give one size of at least 0 a rank"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(BlockCyclic(0, 0), doctest::Contains("a block of 0 elements"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(IntervalShard(0, {}), doctest::Contains("no parts"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(IntervalShard(0, {{{2, 1}}}), doctest::Contains("part 2-1 is not a list"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(IntervalShard(0, {{{2, 1}}}), doctest::Contains("part 2-1 is not a list"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(Shard(0, nullptr), doctest::Contains("the partition is null"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(Replicate().ordered(1), doctest::Contains("R cannot have order 1"), std::invalid_argument);
 }

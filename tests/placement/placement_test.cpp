@@ -113,8 +113,10 @@ TEST_CASE("text that is no placement is refused with the forms there are") {
 }
 
 TEST_CASE("what a placement has not cannot be asked of it") {
-  CHECK_THROWS_WITH_AS(Replicate().partition(), doctest::Contains("R is no Shard and has no partition"), std::logic_error);
-  CHECK_THROWS_WITH_AS(Shard(0).reduction(), doctest::Contains("S(0) is no Partial and has no reduction"), std::logic_error);
+  CHECK_THROWS_WITH_AS(Replicate().partition(), doctest::Contains("R is no Shard and has no partition"),
+                       std::logic_error);
+  CHECK_THROWS_WITH_AS(Shard(0).reduction(), doctest::Contains("S(0) is no Partial and has no reduction"),
+                       std::logic_error);
   CHECK_THROWS_WITH_AS(Partial().on(1), doctest::Contains("P(sum) is on no tensor dimension"), std::logic_error);
   CHECK_THROWS_WITH_AS(Shard(0).ordered(-1), doctest::Contains("S(0) cannot have order -1; a Shard has one, from 0"),
                        std::invalid_argument);

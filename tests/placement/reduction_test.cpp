@@ -31,9 +31,11 @@ TEST_CASE("a reduction that has no meaning for a dtype is refused with what to d
   };
   const std::vector<Row> rows = {
       {ReduceOp::kBitAnd, at::kFloat, "test: bit_and of Float is not defined; bits are those of integers and bool"},
-      {ReduceOp::kSum, at::kBool, "test: sum of Bool is not defined; use max (any) or min (all), or convert to an integer"},
+      {ReduceOp::kSum, at::kBool,
+       "test: sum of Bool is not defined; use max (any) or min (all), or convert to an integer"},
       {ReduceOp::kProduct, at::kBool, "test: product of Bool is not defined"},
-      {ReduceOp::kAvg, at::kLong, "test: avg of Long is not defined; use sum and divide, or convert to a floating dtype"},
+      {ReduceOp::kAvg, at::kLong,
+       "test: avg of Long is not defined; use sum and divide, or convert to a floating dtype"},
       {ReduceOp::kMax, at::kComplexFloat, "test: max of ComplexFloat is not defined; complex numbers have no order"},
   };
   for (const Row& row : rows) {
@@ -53,13 +55,15 @@ TEST_CASE("a reduction that has no meaning for a dtype is refused with what to d
 TEST_CASE("what is no reduction is refused") {
   CHECK_THROWS_WITH_AS(norm_reduction(0), doctest::Contains("a norm of order 0; give a finite order other than 0"),
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(norm_reduction(std::numeric_limits<double>::infinity()), doctest::Contains("a norm of order inf"),
+  CHECK_THROWS_WITH_AS(norm_reduction(std::numeric_limits<double>::infinity()),
+                       doctest::Contains("a norm of order inf"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(Partial(ReductionPtr()),
+                       doctest::Contains("Partial: the reduction is null; give one, or a ReduceOp"),
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(Partial(ReductionPtr()), doctest::Contains("Partial: the reduction is null; give one, or a ReduceOp"),
-                       std::invalid_argument);
-  CHECK_THROWS_WITH_AS(Mine(ReduceOp::kAvg),
-                       doctest::Contains("Reduction: mine reduces its terms by avg; reduce by sum and divide in from_terms"),
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      Mine(ReduceOp::kAvg),
+      doctest::Contains("Reduction: mine reduces its terms by avg; reduce by sum and divide in from_terms"),
+      std::invalid_argument);
   CHECK_THROWS_WITH_AS(neutral_of(ReduceOp::kAvg, at::kFloat), doctest::Contains("avg has no neutral element"),
                        std::logic_error);
 }
@@ -118,7 +122,8 @@ TEST_CASE("what a reduction makes of a value must reduce to it") {
                         "its terms are not the pieces, so implement Reduction::spread"),
       std::invalid_argument);
   CHECK_THROWS_WITH_AS(check_forms(HalfSpread(), at::kFloat, "test"),
-                       doctest::Contains("implement Reduction::only_piece and Reduction::neutral"), std::invalid_argument);
+                       doctest::Contains("implement Reduction::only_piece and Reduction::neutral"),
+                       std::invalid_argument);
   check_forms(Neutral(), at::kFloat, "test");
   check_forms(Mine(), at::kLong, "test");
   for (const double p : {2.0, 0.5, -1.0}) check_forms(*norm_reduction(p), at::kHalf, "test");

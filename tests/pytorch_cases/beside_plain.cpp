@@ -34,7 +34,8 @@ void on_lines(const std::function<void(const DeviceMesh&)>& body) {
 
 std::string counts(const CommCounter& counter) {
   std::string text;
-  for (const char* kind : {"all_gather", "all_reduce", "reduce_scatter", "all_to_all", "broadcast", "scatter", "permute"}) {
+  for (const char* kind :
+       {"all_gather", "all_reduce", "reduce_scatter", "all_to_all", "broadcast", "scatter", "permute"}) {
     const int64_t count = counter.count(kind);
     if (count > 0) text += (text.empty() ? "" : " ") + std::string(kind) + ' ' + std::to_string(count);
   }

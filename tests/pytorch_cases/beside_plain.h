@@ -37,9 +37,11 @@ struct Ran {
 
 using Operator = std::function<at::Tensor(const Tensors&)>;
 
-// Calls `f` on DTensors of the operands, laid out as they say, and on plain tensors; checks that values, dtype and sizes are
-// alike, and so are the gradients of all floating operands where the result has one. A gradient lies as its operand does.
-Ran beside_plain(const DeviceMesh& mesh, const std::vector<Operand>& operands, const Operator& f, double tolerance = 1e-12);
+// Calls `f` on DTensors of the operands, laid out as they say, and on plain tensors; checks that values, dtype and
+// sizes are alike, and so are the gradients of all floating operands where the result has one. A gradient lies as its
+// operand does.
+Ran beside_plain(const DeviceMesh& mesh, const std::vector<Operand>& operands, const Operator& f,
+                 double tolerance = 1e-12);
 
 // A leaf that gradients are asked of.
 at::Tensor plain_leaf(const at::Tensor& whole);

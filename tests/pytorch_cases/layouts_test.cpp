@@ -1,4 +1,5 @@
-// The cases of PyTorch's own tests about layouts and redistribution that tests/dtensor/cases_test.cpp has not: 14 to 19.
+// The cases of PyTorch's own tests about layouts and redistribution that tests/dtensor/cases_test.cpp has not: 14 to
+// 19.
 
 #include <vector>
 
@@ -86,7 +87,8 @@ TEST_CASE("16: (8, 4) on 4 x 2: a strided shard is Shard in another order") {
 }
 
 TEST_CASE(
-    "17: reductions over several mesh dimensions are one collective where they can be, nobody having flattened the mesh") {
+    "17: reductions over several mesh dimensions are one collective where they can be, nobody having flattened the "
+    "mesh") {
   on_mesh({4, 2}, [](const DeviceMesh& mesh) {
     const at::Tensor whole = sample({16, 8});
     struct Row {
@@ -127,7 +129,8 @@ TEST_CASE("18: sizes and places of uneven pieces that two mesh dimensions cut") 
   CHECK(rows(18, nested, {4, 2}, 3, 1) == Intervals{{17, 18}});
   CHECK(rows(13, nested, {4, 2}, 3, 0) == Intervals{{12, 13}});
   CHECK(rows(13, nested, {4, 2}, 3, 1).empty());
-  // Tensor parallel over 8 first, 512 rows each, then data parallel over 30: 18 rows, 8 on the last but one, none on the last.
+  // Tensor parallel over 8 first, 512 rows each, then data parallel over 30: 18 rows, 8 on the last but one, none on
+  // the last.
   const Placements outer = {S0.ordered(1), S0};
   for (const int64_t tp : {0, 3, 7}) {
     CHECK(rows(4096, outer, {30, 8}, 0, tp) == Intervals{{512 * tp, 512 * tp + 18}});

@@ -61,7 +61,8 @@ TEST_CASE("38: an MLP of 5, 1024 and 4: one step of SGD under styles is that of 
 }
 
 TEST_CASE(
-    "38: the same MLP made without memory, in its pieces: it and one step of SGD are those of the model made directly") {
+    "38: the same MLP made without memory, in its pieces: it and one step of SGD are those of the model made "
+    "directly") {
   on_lines([](const DeviceMesh& mesh) {
     const auto make = [&](const DeviceMesh& on, const ParallelPlan& plan) {
       manual_seed(38, on.world());

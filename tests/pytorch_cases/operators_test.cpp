@@ -1,5 +1,5 @@
-// The cases of PyTorch's own tests about operators, 22 to 33, with the layouts and the collectives that they state. More layouts and
-// more operators: tests/dtensor/ops_*_test.cpp, tests/everyday.
+// The cases of PyTorch's own tests about operators, 22 to 33, with the layouts and the collectives that they state.
+// More layouts and more operators: tests/dtensor/ops_*_test.cpp, tests/everyday.
 
 #include <vector>
 
@@ -97,8 +97,9 @@ TEST_CASE("25: cross_entropy of (8, 16) and (8, 16, 12): a loss of items in shar
           CAPTURE(pixels);
           CAPTURE(cut);
           const Placement of_target = cut == 0 ? S0 : cut == 2 ? S1 : R;
-          const Ran ran = beside_plain(mesh, {{logits, {Shard(cut)}}, {target, {of_target}}},
-                                       [&](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1], {}, reduction); });
+          const Ran ran = beside_plain(mesh, {{logits, {Shard(cut)}}, {target, {of_target}}}, [&](const Tensors& x) {
+            return at::cross_entropy_loss(x[0], x[1], {}, reduction);
+          });
           if (cut == 1) continue;
           // The mean divides by the number of targets that count, which is summed over all ranks.
           CHECK(ran.forward == (reduction == at::Reduction::Mean ? "all_reduce 1" : "-"));

@@ -33,7 +33,8 @@ void on_layouts(const Placements& kinds, const std::function<void(const DeviceMe
   });
 }
 
-// This rank's part of `t` along dimension 0 when it is cut first by mesh dimension `first`, then by `second`, by torch.chunk.
+// This rank's part of `t` along dimension 0 when it is cut first by mesh dimension `first`, then by `second`, by
+// torch.chunk.
 at::Tensor cut_twice(const at::Tensor& t, const DeviceMesh& mesh, int64_t first, int64_t second) {
   const auto chunk = [&](const at::Tensor& x, int64_t mesh_dim) {
     const std::vector<at::Tensor> chunks = x.chunk(mesh.size(mesh_dim));
@@ -130,7 +131,8 @@ TEST_CASE("#172350: index_put of sharded values on indexed dimensions") {
 
 TEST_CASE("#179502: view of (12, 8) as (16, 6), and others whose pieces do not fit") {
   on_layouts({S0, S1, P}, [](const DeviceMesh& mesh, const Placements& placements) {
-    for (const std::vector<int64_t>& to : {std::vector<int64_t>{16, 6}, {6, 16}, {96}, {4, 3, 8}, {2, 6, 4, 2}, {3, 32}}) {
+    for (const std::vector<int64_t>& to :
+         {std::vector<int64_t>{16, 6}, {6, 16}, {96}, {4, 3, 8}, {2, 6, 4, 2}, {3, 32}}) {
       CAPTURE(to);
       beside_plain(mesh, {{sample({12, 8}), placements}}, [&](const Tensors& x) { return x[0].view(to) * 2; });
       beside_plain(mesh, {{sample({12, 8}), placements}},
@@ -164,7 +166,8 @@ TEST_CASE("#191926: the gradient of a convolution's input lies as the input does
     for (const Placement& placement : {S0, Shard(2), Shard(3), P}) {
       for (const int64_t stride : {1, 2}) {
         CAPTURE(stride);
-        beside_plain(mesh, {{sample({2, 3, 8, 16}), {placement}}, {sample({4, 3, 3, 3}, 1), {R}}, {sample({4}, 2), {R}}},
+        beside_plain(mesh,
+                     {{sample({2, 3, 8, 16}), {placement}}, {sample({4, 3, 3, 3}, 1), {R}}, {sample({4}, 2), {R}}},
                      [&](const Tensors& x) { return at::conv2d(x[0], x[1], x[2], stride, 1); });
       }
     }
@@ -190,7 +193,8 @@ TEST_CASE("#172932 #173454 #173153: to_local and from_local of a pending value g
     };
     const Ran ran = beside_plain(mesh, {{sample({5, 6}), {S1}}, {sample({6, 3}, 1), {S0}}}, [&](const Tensors& x) {
       const at::Tensor product = at::matmul(x[0], x[1]);
-      if (is_dtensor(product)) CHECK(placements_of(product) == Placements{mesh.size() == 1 ? placements_of(product)[0] : P});
+      if (is_dtensor(product))
+        CHECK(placements_of(product) == Placements{mesh.size() == 1 ? placements_of(product)[0] : P});
       return crossed(product).pow(2);
     });
     beside_plain(mesh, {{sample({5, 6}), {P}}}, [&](const Tensors& x) { return crossed(x[0] * 3) + crossed(x[0]); });
@@ -261,12 +265,14 @@ TEST_CASE("#161368 #168134 #150490: pieces of uneven rows that two mesh dimensio
   }
 }
 
-TEST_CASE("#129206 #129229 #130760: rows cut by tensor parallel first and by data parallel then come back in their order") {
+TEST_CASE(
+    "#129206 #129229 #130760: rows cut by tensor parallel first and by data parallel then come back in their order") {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     for (const int64_t rows : {8, 7, 2}) {
       const at::Tensor whole = sample({rows, 3});
       const at::Tensor mine = cut_twice(whole, mesh, /*first=*/1, /*second=*/0).clone();
-      const at::Tensor weight = from_local(mine, mesh, {S0.ordered(1), S0}, {.shape = whole.sizes().vec(), .check = true});
+      const at::Tensor weight =
+          from_local(mine, mesh, {S0.ordered(1), S0}, {.shape = whole.sizes().vec(), .check = true});
       CHECK(same(full_tensor(weight), whole));
       beside_plain(mesh, {{sample({4, 3}), {S0, R}}, {whole, {S0.ordered(1), S0}}},
                    [](const Tensors& x) { return at::linear(x[0], x[1]); });
@@ -277,7 +283,8 @@ TEST_CASE("#129206 #129229 #130760: rows cut by tensor parallel first and by dat
 TEST_CASE("#174301: the dtype that a call asks for is its own, whatever the last call asked for") {
   on_layouts({S0, P, R}, [](const DeviceMesh& mesh, const Placements& placements) {
     const at::Tensor whole = whole_numbers({5, 3}, at::kFloat), x = spread(whole, mesh, placements);
-    for (const auto& dtype : std::vector<std::optional<at::ScalarType>>{std::nullopt, at::kDouble, at::kLong, at::kDouble}) {
+    for (const auto& dtype :
+         std::vector<std::optional<at::ScalarType>>{std::nullopt, at::kDouble, at::kLong, at::kDouble}) {
       const auto same_as_plain = [&](const std::function<at::Tensor(const at::Tensor&)>& f) {
         CHECK(close(full_tensor(f(x)), f(whole), 1e-6));
       };
@@ -309,7 +316,9 @@ TEST_CASE("#196562 #168058: tensors filled one after the other differ, and are t
   std::mutex mutex;
   on_layouts({S0, R}, [&](const DeviceMesh& mesh, const Placements& placements) {
     manual_seed(5, mesh.world());
-    const auto fill = [&] { return full_tensor(spread(at::zeros({6, 3}, at::kDouble), mesh, placements).uniform_(-1, 1)); };
+    const auto fill = [&] {
+      return full_tensor(spread(at::zeros({6, 3}, at::kDouble), mesh, placements).uniform_(-1, 1));
+    };
     const std::vector<at::Tensor> filled = {fill(), fill(),
                                             full_tensor(tessera::randn({6, 3}, mesh, placements, at::kDouble))};
     CHECK_FALSE(same(filled[0], filled[1]));

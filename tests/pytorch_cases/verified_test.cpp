@@ -1,5 +1,5 @@
-// What PyTorch 2.11's DTensor was seen to get wrong, or to hang on, by the numbers of the list of them (V1, V6 and V8 are in
-// tests/dtensor/unlike_pytorch_test.cpp, V4 in views_test.cpp too), and what was to be added because of it.
+// What PyTorch 2.11's DTensor was seen to get wrong, or to hang on, by the numbers of the list of them (V1, V6 and V8
+// are in tests/dtensor/unlike_pytorch_test.cpp, V4 in views_test.cpp too), and what was to be added because of it.
 
 #include <atomic>
 #include <chrono>
@@ -81,8 +81,9 @@ void check_cross_entropy(const DeviceMesh& mesh, const Placements& of_logits, co
     for (const double smoothing : {0.0, 0.2}) {
       CAPTURE(reduction);
       CAPTURE(smoothing);
-      beside_plain(mesh, {{c.logits, of_logits}, {c.target, of_target}},
-                   [&](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1], {}, reduction, -100, smoothing); });
+      beside_plain(mesh, {{c.logits, of_logits}, {c.target, of_target}}, [&](const Tensors& x) {
+        return at::cross_entropy_loss(x[0], x[1], {}, reduction, -100, smoothing);
+      });
       const at::Tensor weight = spread(c.weight, mesh, whole);
       beside_plain(mesh, {{c.logits, of_logits}, {c.target, of_target}}, [&](const Tensors& x) {
         const at::Tensor& of_classes = is_dtensor(x[0]) ? weight : c.weight;
@@ -139,7 +140,8 @@ TEST_CASE("V4: assignments to parts of the sharded dimension are kept, and gradi
         {"rows to every third", [](at::Tensor& x, const at::Tensor& v) { x.index_put_({Slice(0, 6, 3)}, v); }},
         {"copy_ into a slice", [](at::Tensor& x, const at::Tensor& v) { x.slice(0, 1, 3).copy_(v); }},
         {"a row", [](at::Tensor& x, const at::Tensor& v) { x.select(0, 5).copy_(v.select(0, 0)); }},
-        {"a corner", [](at::Tensor& x, const at::Tensor& v) { x.narrow(0, 4, 2).narrow(1, 1, 2).add_(v.narrow(1, 0, 2)); }},
+        {"a corner",
+         [](at::Tensor& x, const at::Tensor& v) { x.narrow(0, 4, 2).narrow(1, 1, 2).add_(v.narrow(1, 0, 2)); }},
     };
     for (const Placement& placement : {S0, S1, R}) {
       for (const Assignment& assignment : assignments) {

@@ -1,5 +1,6 @@
-// Models of torchvision and transformers as their authors wrote them, traced by trace_models.py when the test starts, on DTensors
-// beside plain tensors: results, gradients of inputs and parameters, and buffers. models.json says what each setup gives.
+// Models of torchvision and transformers as their authors wrote them, traced by trace_models.py when the test starts,
+// on DTensors beside plain tensors: results, gradients of inputs and parameters, and buffers. models.json says what
+// each setup gives.
 
 #include <algorithm>
 #include <chrono>
@@ -91,7 +92,8 @@ ParallelPlan plan_of(const Json& patterns) {
     } else if (style == "rows") {
       plan.emplace_back(pattern, RowwiseParallel());
     } else {
-      throw std::runtime_error(fmt::format("models.json: {}: {} is no style; columns and rows are", pattern, style.dump()));
+      throw std::runtime_error(
+          fmt::format("models.json: {}: {} is no style; columns and rows are", pattern, style.dump()));
     }
   }
   return plan;
@@ -163,7 +165,8 @@ Outcome run_rank(const Model& model, const Setup& setup, const DeviceMesh& mesh)
   torch::jit::Module module = torch::jit::load(model.file);
   Tensors inputs;
   for (const at::Tensor& t : model.inputs)
-    inputs.push_back(distribute_tensor(t, mesh, setup.inputs, kNoSource).detach().requires_grad_(t.is_floating_point()));
+    inputs.push_back(
+        distribute_tensor(t, mesh, setup.inputs, kNoSource).detach().requires_grad_(t.is_floating_point()));
   std::optional<ParallelizedScript> parallelized;
   if (setup.planned) {
     parallelized.emplace(parallelize_module(module, mesh, model.plan, {.src_rank = kNoSource}));
@@ -247,7 +250,8 @@ void check(const Model& model) {
   }
 }
 
-TEST_CASE("models equal one process, forward and backward: batch, places or parameters cut, by a plan, and on 2 x 2 ranks") {
+TEST_CASE(
+    "models equal one process, forward and backward: batch, places or parameters cut, by a plan, and on 2 x 2 ranks") {
   // As in the script: traced code makes tensors without a dtype.
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   for (const Model& model : traced_models()) check(model);

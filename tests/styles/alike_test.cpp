@@ -29,7 +29,8 @@ struct Failing : ParallelStyle {
 
 // What it throws; the module stays plain, and the mesh is good for another call.
 template <class Exception = std::invalid_argument>
-std::string refusal(const DeviceMesh& mesh, Mlp module, const ParallelPlan& plan, const ParallelizeOptions& options = {}) {
+std::string refusal(const DeviceMesh& mesh, Mlp module, const ParallelPlan& plan,
+                    const ParallelizeOptions& options = {}) {
   std::string message = "(nothing was thrown)";
   try {
     parallelize_module(module, mesh, plan, options);
@@ -70,7 +71,8 @@ TESSERA_RANKS_TEST_CASE("ranks whose modules, plans or options differ: every ran
 TESSERA_RANKS_TEST_CASE("an error on one rank is thrown on all, with that rank's name", {2, 3}) {
   const DeviceMesh mesh = line();
   const ParallelPlan wrong = {{rank() == 1 ? "upp" : "up", ColwiseParallel()}};
-  CHECK(refusal(mesh, Mlp(4, 8, 4), wrong).find("rank 1: parallelize_module: the pattern 'upp' (ColwiseParallel)") == 0);
+  CHECK(refusal(mesh, Mlp(4, 8, 4), wrong).find("rank 1: parallelize_module: the pattern 'upp' (ColwiseParallel)") ==
+        0);
   CHECK(refusal<std::runtime_error>(mesh, Mlp(4, 8, 4), {{"up", Failing()}}) == "rank 1: out of ideas");
   struct Nameless : Failing {
     std::string to_string() const override {

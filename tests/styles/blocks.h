@@ -109,8 +109,8 @@ struct Rows {
 };
 
 // Compares parameters, or their gradients, of two modules of one kind; `except` leaves rows out.
-inline void check_parameters(const torch::nn::Module& got, const torch::nn::Module& want, bool gradients, double tolerance,
-                             const Rows& except = {}) {
+inline void check_parameters(const torch::nn::Module& got, const torch::nn::Module& want, bool gradients,
+                             double tolerance, const Rows& except = {}) {
   const auto wanted = want.named_parameters();
   for (const auto& item : got.named_parameters()) {
     CAPTURE(item.key());

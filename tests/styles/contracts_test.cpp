@@ -1,4 +1,5 @@
-// Values and collectives of each style alone, on real ranks: cases 34 to 36 of the anchor, with local outputs and without.
+// Values and collectives of each style alone, on real ranks: cases 34 to 36 of the anchor, with local outputs and
+// without.
 
 #include <string>
 #include <vector>
@@ -100,8 +101,8 @@ void run_linear(const Case& c, const at::Tensor& x, bool bias) {
 TESSERA_RANKS_TEST_CASE("Linear with plain tensors in and out: values, gradients and collectives", {1, 2, 4}) {
   const std::vector<Case> cases = {
       {"34: colwise", ColwiseParallel({.use_local_output = true}), Replicate(), Shard(-1), "-", "all_reduce 1"},
-      {"34: colwise from S(0)", ColwiseParallel({.input_layouts = Shard(0), .use_local_output = true}), Shard(0), Shard(-1),
-       "all_gather 1", "reduce_scatter 1"},
+      {"34: colwise from S(0)", ColwiseParallel({.input_layouts = Shard(0), .use_local_output = true}), Shard(0),
+       Shard(-1), "all_gather 1", "reduce_scatter 1"},
       {"35: rowwise", RowwiseParallel({.use_local_output = true}), Shard(-1), Replicate(), "all_reduce 1", "-"},
   };
   for (const Case& c : cases) {
@@ -139,7 +140,8 @@ TESSERA_RANKS_TEST_CASE("a rowwise bias under a scattered output: its gradient i
         (y * piece(weights, 0)).sum().backward();
       else
         (y * distribute_tensor(weights, mesh, {Shard(0)})).sum().backward();
-      // 2-D input: addmm adds the bias to the terms of the sum, whose gradient has been gathered for the weight's anyway.
+      // 2-D input: addmm adds the bias to the terms of the sum, whose gradient has been gathered for the weight's
+      // anyway.
       CHECK(counter.count_by_path("bias") == (x.dim() == 2 ? 0 : 1));
       check_parameters(*module, *reference, /*gradients=*/true, kExact);
     }
@@ -150,8 +152,8 @@ TESSERA_RANKS_TEST_CASE("35: Embedding by rows and by columns: values, gradients
   const std::vector<Case> cases = {
       {"columns", ColwiseParallel({.use_local_output = true}), Replicate(), Shard(-1), "-", "-"},
       {"rows", RowwiseParallel({.use_local_output = true}), Replicate(), Replicate(), "all_reduce 1", "-"},
-      {"rows to a sequence", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = true}), Replicate(), Shard(1),
-       "reduce_scatter 1", "all_gather 1"},
+      {"rows to a sequence", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = true}), Replicate(),
+       Shard(1), "reduce_scatter 1", "all_gather 1"},
   };
   const DeviceMesh mesh = line();
   for (const Case& c : cases) {
@@ -250,10 +252,11 @@ TESSERA_RANKS_TEST_CASE("36: Prepare styles annotate plain tensors and redistrib
   fill(*module);
   auto tp = parallelize_module(
       module, mesh,
-      {{"", PrepareModuleInputOutput(
-                {.input = {.input_layouts = {Shard(0), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}},
-                 .output = {
-                     .output_layouts = {Replicate()}, .desired_output_layouts = {Shard(0)}, .use_local_output = true}})}});
+      {{"",
+        PrepareModuleInputOutput(
+            {.input = {.input_layouts = {Shard(0), std::nullopt}, .desired_input_layouts = {Replicate(), std::nullopt}},
+             .output = {
+                 .output_layouts = {Replicate()}, .desired_output_layouts = {Shard(0)}, .use_local_output = true}})}});
   CommCounter counter(mesh);
   const at::Tensor y = tp(piece(x, 0), x);
   CHECK(counts(counter) == gathered);  // the output is a local slice
@@ -330,9 +333,10 @@ TESSERA_RANKS_TEST_CASE("SequenceParallel on a norm of the user's own: DTensors 
   expected.square().sum().backward();
   y.square().sum().backward();
   check_parameters(*got, *want, /*gradients=*/true, 1e-12);
-  CHECK_THROWS_WITH_AS(tp(x),
-                       "aten::mul: a plain tensor [2, 5, 6] meets weight, whose style SequenceParallel says that it is this "
-                       "rank's piece, S(1); give a DTensor, by from_local(piece, mesh, placements), or by distribute_tensor "
-                       "where each rank has the whole",
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      tp(x),
+      "aten::mul: a plain tensor [2, 5, 6] meets weight, whose style SequenceParallel says that it is this "
+      "rank's piece, S(1); give a DTensor, by from_local(piece, mesh, placements), or by distribute_tensor "
+      "where each rank has the whole",
+      std::invalid_argument);
 }

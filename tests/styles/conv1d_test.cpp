@@ -18,7 +18,8 @@ using namespace tessera::testing;
 
 struct Conv1DImpl : torch::nn::Module {
   Conv1DImpl(int64_t in, int64_t out)
-      : weight(register_parameter("weight", sample({in, out}, in))), bias(register_parameter("bias", sample({out}, out))) {}
+      : weight(register_parameter("weight", sample({in, out}, in))),
+        bias(register_parameter("bias", sample({out}, out))) {}
   at::Tensor forward(const at::Tensor& x) { return at::addmm(bias, x, weight); }
   at::Tensor weight, bias;
 };

@@ -18,7 +18,8 @@ inline DeviceMesh fake_mesh(int64_t rank, std::vector<int64_t> shape, std::vecto
   return init_device_mesh("cpu", std::move(shape), std::move(names), World::fake(rank, size));
 }
 
-// Calls `body(mesh)` as every rank of a mesh of `shape`; each must throw std::invalid_argument with `text` in its message.
+// Calls `body(mesh)` as every rank of a mesh of `shape`; each must throw std::invalid_argument with `text` in its
+// message.
 template <class Body>
 void check_refused_on_every_rank(const std::vector<int64_t>& shape, const std::vector<std::string>& names,
                                  const std::string& text, const Body& body) {

@@ -30,14 +30,16 @@ struct DoubleImpl : torch::nn::Cloneable<DoubleImpl> {
 TESSERA_MODULE(Double);
 
 struct ScaleImpl : torch::nn::Module {
-  at::Tensor forward(at::Tensor x, int64_t by, std::optional<at::Tensor> shift = std::nullopt, const at::Tensor& mask = {}) {
+  at::Tensor forward(at::Tensor x, int64_t by, std::optional<at::Tensor> shift = std::nullopt,
+                     const at::Tensor& mask = {}) {
     x = x * by;
     if (shift) x = x + *shift;
     return mask.defined() ? x * mask : x;
   }
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({2, torch::nn::AnyValue(std::optional<at::Tensor>())}, {3, torch::nn::AnyValue(at::Tensor())})
+  FORWARD_HAS_DEFAULT_ARGS({2, torch::nn::AnyValue(std::optional<at::Tensor>())},
+                           {3, torch::nn::AnyValue(at::Tensor())})
 };
 TESSERA_MODULE(Scale);
 

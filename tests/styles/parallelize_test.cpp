@@ -47,7 +47,8 @@ TORCH_MODULE(TiedHead);
 
 struct TiedImpl : torch::nn::Module {
   TiedImpl()
-      : tok(register_module("tok", torch::nn::Embedding(12, 8))), head(register_module("head", TiedHead(tok->weight))) {}
+      : tok(register_module("tok", torch::nn::Embedding(12, 8))),
+        head(register_module("head", TiedHead(tok->weight))) {}
   torch::nn::Embedding tok;
   TiedHead head;
 };
@@ -84,8 +85,8 @@ TEST_CASE("every style lays parameters out and leaves its contracts") {
   const std::vector<std::string> linear = {"matmul", "addmm"};
   const std::vector<Row> rows = {
       {"colwise", ColwiseParallel(), false, Shard(0), Shard(0), linear, Replicate(), Replicate(), Shard(-1)},
-      {"colwise from a shard", ColwiseParallel({.input_layouts = Shard(0)}), false, Shard(0), Shard(0), linear, Shard(0),
-       Replicate(), Shard(-1)},
+      {"colwise from a shard", ColwiseParallel({.input_layouts = Shard(0)}), false, Shard(0), Shard(0), linear,
+       Shard(0), Replicate(), Shard(-1)},
       {"colwise, gathered: the bias is added after", ColwiseParallel({.output_layouts = Replicate()}), false, Shard(0),
        Replicate(), linear, Replicate(), Replicate(), Replicate()},
       {"rowwise", RowwiseParallel(), false, Shard(1), Replicate(), linear, Shard(-1), Shard(-1), Replicate()},
@@ -93,8 +94,8 @@ TEST_CASE("every style lays parameters out and leaves its contracts") {
        Replicate(), Shard(-1), Replicate()},
       {"rowwise to a sequence", RowwiseParallel({.output_layouts = Shard(1)}), false, Shard(1), Replicate(), linear,
        Shard(-1), Shard(-1), Shard(1)},
-      {"rowwise, desired", RowwiseParallel({.desired_input_layouts = Replicate()}), false, Shard(1), Replicate(), linear,
-       Shard(-1), Replicate(), Replicate()},
+      {"rowwise, desired", RowwiseParallel({.desired_input_layouts = Replicate()}), false, Shard(1), Replicate(),
+       linear, Shard(-1), Replicate(), Replicate()},
       {"embedding by columns",
        ColwiseParallel(),
        true,

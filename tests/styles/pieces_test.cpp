@@ -1,5 +1,5 @@
-// A plain piece that meets a styled parameter: this rank's part where a contract says so, refused everywhere else, whatever the
-// operator and through whatever view of the parameter.
+// A plain piece that meets a styled parameter: this rank's part where a contract says so, refused everywhere else,
+// whatever the operator and through whatever view of the parameter.
 
 #include <functional>
 #include <string>
@@ -64,7 +64,8 @@ const std::vector<Use>& other_operators() {
          return at::einsum("bi,oi->bo", {x, w});
        }},
       {"tensordot", [](const at::Tensor& x, const at::Tensor& w) { return at::tensordot(x, w, {1}, {1}); }},
-      {"bmm", [](const at::Tensor& x, const at::Tensor& w) { return x.unsqueeze(0).bmm(w.t().unsqueeze(0)).squeeze(0); }},
+      {"bmm",
+       [](const at::Tensor& x, const at::Tensor& w) { return x.unsqueeze(0).bmm(w.t().unsqueeze(0)).squeeze(0); }},
       {"mm", [](const at::Tensor& x, const at::Tensor& w) { return at::mm(x, w.t()); }},
       {"mm of a permuted view",
        [](const at::Tensor& x, const at::Tensor& w) {
@@ -104,8 +105,8 @@ TESSERA_RANKS_TEST_CASE("a plain piece is refused in every operator that reads n
       const at::Tensor want = module->forward(x);
       auto tp = parallelize_module(module, mesh, {{"lin", ColwiseParallel({.input_layouts = Shard(dim)})}});
       const std::string layout = dim == 0 ? "S(0)" : "S(1)";
-      const std::string text =
-          "meets lin.weight, whose style ColwiseParallel says that it is this rank's piece, " + layout + "; give a DTensor";
+      const std::string text = "meets lin.weight, whose style ColwiseParallel says that it is this rank's piece, " +
+                               layout + "; give a DTensor";
       std::string message = "(nothing was thrown)";
       bool of_libtorch = false;
       try {
@@ -213,8 +214,8 @@ TESSERA_RANKS_TEST_CASE("writing a styled parameter is no activation: copies, ma
   Mlp module(4, 8, 4), reference(4, 8, 4);
   fill(*module);
   fill(*reference);
-  auto tp =
-      parallelize_module(module, mesh, {{"up", ColwiseParallel({.input_layouts = Shard(0)})}, {"down", RowwiseParallel()}});
+  auto tp = parallelize_module(module, mesh,
+                               {{"up", ColwiseParallel({.input_layouts = Shard(0)})}, {"down", RowwiseParallel()}});
   const at::Tensor values = numbers({4, 8}, 3), mask = (numbers({4, 8}, 4) > 0).to(at::kDouble);
   const ImplicitReplication guard;
   for (Mlp& m : std::vector<Mlp>{module, reference}) {
@@ -252,7 +253,8 @@ std::string step_error(bool guarded, Optimizer& optimizer, Parallelized<Linear>&
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("an optimizer whose state is older than the layouts: its step says so", {2}) {
-  const std::string hint = "one that was made or stepped before parallelize_module keeps plain state; make it afterwards";
+  const std::string hint =
+      "one that was made or stepped before parallelize_module keeps plain state; make it afterwards";
   for (const bool guarded : {false, true}) {
     CAPTURE(guarded);
     Linear one(8, 4), two(8, 4), three(8, 4);
@@ -287,13 +289,18 @@ TESSERA_RANKS_TEST_CASE("a layout that the tensor cannot have: the error names m
     return "(nothing was thrown)";
   };
   CHECK(message_of(ColwiseParallel({.output_layouts = Shard(5)}), at::ones({2, 4})) ==
-        "addmm with up.weight (ColwiseParallel): the style lays the output out as S(5), and it is [2, 8], of 2 dimensions; "
+        "addmm with up.weight (ColwiseParallel): the style lays the output out as S(5), and it is [2, 8], of 2 "
+        "dimensions; "
         "give "
         "the style a layout that fits");
-  CHECK(message_of(RowwiseParallel({.desired_input_layouts = Shard(-4)}), at::ones({2, 3, 2}))
-            .find("matmul with up.weight (RowwiseParallel): the style lays the input out as S(-4), and it is [2, 3, 4]") ==
-        0);
-  CHECK(message_of(ColwiseParallel({.input_layouts = Shard(2)}), at::ones({2, 4}))
-            .find("addmm with up.weight (ColwiseParallel): the style lays the plain input out as S(2), and it is [2, 4]") ==
-        0);
+  CHECK(
+      message_of(RowwiseParallel({.desired_input_layouts = Shard(-4)}), at::ones({2, 3, 2}))
+          .find(
+              "matmul with up.weight (RowwiseParallel): the style lays the input out as S(-4), and it is [2, 3, 4]") ==
+      0);
+  CHECK(
+      message_of(ColwiseParallel({.input_layouts = Shard(2)}), at::ones({2, 4}))
+          .find(
+              "addmm with up.weight (ColwiseParallel): the style lays the plain input out as S(2), and it is [2, 4]") ==
+      0);
 }

@@ -52,7 +52,8 @@ TORCH_MODULE(Pair);
 
 // Places its weight and leaves a contract of one operator.
 struct Placed : ParallelStyle {
-  explicit Placed(Placement where, Placement desired = Replicate(), std::string what = "weight", std::string in = "matmul")
+  explicit Placed(Placement where, Placement desired = Replicate(), std::string what = "weight",
+                  std::string in = "matmul")
       : placement(where), layout(desired), parameter(std::move(what)), op(std::move(in)) {}
   void apply(ApplyContext& context) const override {
     context.place(parameter, placement);
@@ -103,7 +104,8 @@ TEST_CASE("plans that do not fit the module") {
                       std::make_shared<ColwiseParallel>(StyleLayouts{.input_layouts = Partial()}))}},
           "up (ColwiseParallel): an input cannot lie as P(sum)");
   Mlp mlp;
-  parallelize_module(mlp, fake_mesh(0, {2}), {{"upp", ColwiseParallel()}}, {.src_rank = kNoSource, .allow_unmatched = true});
+  parallelize_module(mlp, fake_mesh(0, {2}), {{"upp", ColwiseParallel()}},
+                     {.src_rank = kNoSource, .allow_unmatched = true});
   CHECK(is_dtensor(mlp->up->weight));
 }
 
@@ -120,7 +122,8 @@ TEST_CASE("modules that a style does not know") {
       attention, {{"0", ColwiseParallel()}, {"0.out_proj", ColwiseParallel()}},
       "0.out_proj.weight is one tensor: 0 (ColwiseParallel) lays it out as S(1), and 0.out_proj (ColwiseParallel)");
   refused_module([] { return torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({4}))); },
-                 {{"0", RowwiseParallel()}}, "RowwiseParallel does not know the module 0 of type torch::nn::LayerNormImpl");
+                 {{"0", RowwiseParallel()}},
+                 "RowwiseParallel does not know the module 0 of type torch::nn::LayerNormImpl");
   refused_module([] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 4).max_norm(1)); },
                  {{"", ColwiseParallel()}},
                  "the root module (ColwiseParallel): an Embedding with max_norm rewrites whole rows in forward");
@@ -152,7 +155,8 @@ TEST_CASE("another exception in a user's style fails the job") {
     std::string name() const override { return "Broken"; }
   };
   Mlp mlp;
-  CHECK_THROWS_WITH_AS(parallelize_module(mlp, fake_mesh(0, {2}), {{"up", Broken()}}), "out of ideas", std::runtime_error);
+  CHECK_THROWS_WITH_AS(parallelize_module(mlp, fake_mesh(0, {2}), {{"up", Broken()}}), "out of ideas",
+                       std::runtime_error);
 }
 
 TEST_CASE("Prepare styles need a module that can be hooked, and lists of one length") {
@@ -165,16 +169,18 @@ TEST_CASE("Prepare styles need a module that can be hooked, and lists of one len
                        "PrepareModuleInput: 1 layouts [S(0)] but 0 desired ones []; give one of each for every tensor, "
                        "std::nullopt to leave one as it is",
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(PrepareModuleOutput({.output_layouts = {Shard(0)}, .desired_output_layouts = {std::nullopt}}),
-                       "PrepareModuleOutput: tensor 0 has a layout in [S(0)] and none in [-]; give it a layout in both, or "
-                       "std::nullopt in both",
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      PrepareModuleOutput({.output_layouts = {Shard(0)}, .desired_output_layouts = {std::nullopt}}),
+      "PrepareModuleOutput: tensor 0 has a layout in [S(0)] and none in [-]; give it a layout in both, or "
+      "std::nullopt in both",
+      std::invalid_argument);
   CHECK_THROWS_AS(
       PrepareModuleInputOutput({.input = {.input_layouts = {Shard(0)}, .desired_input_layouts = {}}, .output = {}}),
       std::invalid_argument);
 }
 
-TEST_CASE("Prepare styles refuse another number of tensors, plain ones with data dimensions, and another mesh, at forward") {
+TEST_CASE(
+    "Prepare styles refuse another number of tensors, plain ones with data dimensions, and another mesh, at forward") {
   const auto forward = [](const DeviceMesh& mesh, const Layouts& from, const Layouts& to) {
     Mlp2 m;
     auto tp = parallelize_module(m, mesh, PrepareModuleInput({.input_layouts = from, .desired_input_layouts = to}),
@@ -189,7 +195,8 @@ TEST_CASE("Prepare styles refuse another number of tensors, plain ones with data
                               [&](const DeviceMesh& mesh) { forward(mesh, {}, {}); });
   CHECK_NOTHROW(forward(fake_mesh(0, {2}), {Shard(0), std::nullopt}, {Replicate(), std::nullopt}));
   const Style one = PrepareModuleInput({.input_layouts = {Shard(0)}, .desired_input_layouts = {Replicate()}});
-  check_refused_on_every_rank({2, 2}, {"dp", "tp"}, "tensor 0 is plain, and on a mesh with data dimensions nobody can know",
+  check_refused_on_every_rank({2, 2}, {"dp", "tp"},
+                              "tensor 0 is plain, and on a mesh with data dimensions nobody can know",
                               [&](const DeviceMesh& mesh) {
                                 Mlp2 m;
                                 auto tp = parallelize_module(m, mesh, one, {.src_rank = kNoSource});
@@ -228,8 +235,9 @@ TEST_CASE("tied tensors on which styles disagree") {
   };
   refused_module(tied, {{"a", Placed(Shard(0))}, {"b", Placed(Shard(1))}},
                  "a.weight and b.weight is one tensor: a (Placed) lays it out as S(0), and b (Placed) as S(1)");
-  refused_module(tied, {{"a", Placed(Shard(0), Shard(1))}, {"b", Placed(Shard(0), Shard(0))}},
-                 "a.weight and b.weight are one tensor, and their styles say different layouts for the operator 'matmul'");
+  refused_module(
+      tied, {{"a", Placed(Shard(0), Shard(1))}, {"b", Placed(Shard(0), Shard(0))}},
+      "a.weight and b.weight are one tensor, and their styles say different layouts for the operator 'matmul'");
 }
 
 TEST_CASE("parameters that cannot be converted") {

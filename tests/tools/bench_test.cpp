@@ -26,7 +26,8 @@ ShellOutcome redistribute(const std::string& peer, const std::string& arguments)
 
 ShellOutcome tp_block(const std::string& peer, const std::string& arguments) {
   return shell(
-      "PYTHONPATH=bench TESSERA_PYTHON=$PYTHON timeout 200 bench/tp_block --quick --launch tools/launcher/launch --peer " +
+      "PYTHONPATH=bench TESSERA_PYTHON=$PYTHON timeout 200 bench/tp_block --quick --launch tools/launcher/launch "
+      "--peer " +
       peer + " " + arguments);
 }
 
@@ -89,7 +90,8 @@ TEST_CASE("bench redistribute: a result in another order and an error that is no
 }
 
 TEST_CASE("bench redistribute: ranks that cannot start are told") {
-  const ShellOutcome outcome = shell("bench/redistribute --quick --launch /bin/false --peer bench/redistribute_peer.py");
+  const ShellOutcome outcome =
+      shell("bench/redistribute --quick --launch /bin/false --peer bench/redistribute_peer.py");
   CHECK(outcome.exit_code == 1);
   CHECK(outcome.output.find("ours: it ended before its ranks came") != std::string::npos);
 }
@@ -157,7 +159,8 @@ TEST_CASE("bench overlap: a step is measured with and without a delay") {
 
 TEST_CASE("bench dispatch: ours and the peer's are measured") {
   const nlohmann::json figures = figures_of(
-      "TESSERA_PYTHON=$PYTHON timeout 200 bench/dispatch --rounds 1 --calls 2 --only add --peer bench/dispatch_peer.py");
+      "TESSERA_PYTHON=$PYTHON timeout 200 bench/dispatch --rounds 1 --calls 2 --only add --peer "
+      "bench/dispatch_peer.py");
   CHECK(figures["benchmark"] == "dispatch");
   REQUIRE(figures["rows"].size() == 1);
   CHECK(figures["rows"][0]["name"] == "add");

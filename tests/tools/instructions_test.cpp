@@ -1,5 +1,6 @@
-// What a DTensor adds to a call, in instructions: a regression shows here on any machine. The limits are those of the libraries as tests
-// build them (-O1), a twentieth above what was counted; tools/bench instructions builds them as users do.
+// What a DTensor adds to a call, in instructions: a regression shows here on any machine. The limits are those of the
+// libraries as tests build them (-O1), a twentieth above what was counted; tools/bench instructions builds them as
+// users do.
 
 #include <fstream>
 #include <string>

@@ -84,7 +84,8 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 TEST_CASE("launch: each line carries its rank, on the stream that it was written to") {
   const Outcome outcome = launch_script("2", "echo one; echo two; echo bad >&2; printf unfinished");
   CHECK(outcome.exit_code == 0);
-  for (const char* line : {"[0] one\n", "[1] one\n", "[0] two\n", "[1] unfinished\n"}) CHECK(contains(outcome.out, line));
+  for (const char* line : {"[0] one\n", "[1] one\n", "[0] two\n", "[1] unfinished\n"})
+    CHECK(contains(outcome.out, line));
   CHECK(contains(outcome.err, "[1] bad\n"));
   CHECK_FALSE(contains(outcome.out, "bad"));
 }
@@ -150,9 +151,9 @@ TEST_CASE("launch: the other ranks read which one was lost, and have time to say
 
 TEST_CASE("launch: signals reach every rank") {
   const PrivateFolder folder;
-  const pid_t pid =
-      start_launch({"-n", "2", "bash", "-c", "trap 'echo got it; exit 4' TERM; echo ready; while true; do sleep 0.02; done"},
-                   folder.path());
+  const pid_t pid = start_launch(
+      {"-n", "2", "bash", "-c", "trap 'echo got it; exit 4' TERM; echo ready; while true; do sleep 0.02; done"},
+      folder.path());
   const auto ready = [&] {
     const std::string out = read_file(folder.path() + "/out");
     return contains(out, "[0] ready") && contains(out, "[1] ready");
@@ -192,7 +193,8 @@ TEST_CASE("launch: nothing that a rank started outlives the launcher, in whateve
 
 TEST_CASE("launch: ranks can read that another ended well while they still ran") {
   const Outcome outcome = launch_script(
-      "2", "[ $RANK = 1 ] && exit 0; while [ ! -e $TESSERA_STORE.lost.1 ]; do sleep 0.02; done; cat $TESSERA_STORE.lost.1");
+      "2",
+      "[ $RANK = 1 ] && exit 0; while [ ! -e $TESSERA_STORE.lost.1 ]; do sleep 0.02; done; cat $TESSERA_STORE.lost.1");
   CHECK(outcome.exit_code == 0);
   CHECK(contains(outcome.out, "[0] rank 1 exited with code 0\n"));
 }
@@ -200,12 +202,14 @@ TEST_CASE("launch: ranks can read that another ended well while they still ran")
 TEST_CASE("launch: mistakes are said") {
   const Outcome unknown = launch({"--bogus", "-n", "2", "true"});
   CHECK(unknown.exit_code != 0);
-  CHECK(contains(unknown.err, "launch: --bogus is no option; see --help, and put the program's own options behind it\n"));
+  CHECK(
+      contains(unknown.err, "launch: --bogus is no option; see --help, and put the program's own options behind it\n"));
   CHECK(contains(launch({"-n", "2", "-x", "true"}).err, "-x is no option"));
   CHECK(contains(launch({"-n", "1", "--", "no-such-program"}).err, "cannot start no-such-program"));
   CHECK(contains(launch({"-n", "1", "--time-limit", "-1", "true"}).err, "--time-limit"));
   CHECK(launch({"-n", "1", "--time-limit", "-1", "true"}).exit_code != 0);
-  CHECK(contains(launch({"-n", "2", "no-such-program"}).err, "[0] cannot start no-such-program: No such file or directory"));
+  CHECK(contains(launch({"-n", "2", "no-such-program"}).err,
+                 "[0] cannot start no-such-program: No such file or directory"));
   CHECK(launch({"-n", "2", "no-such-program"}).exit_code == 127);
   CHECK(contains(launch({"-n", "2"}).err, "no program was named"));
   CHECK(contains(launch({"-n", "0", "true"}).err, "0 not in range"));

@@ -27,8 +27,8 @@ TEST_CASE("the median of ratios lies between order statistics by the binomial di
     double median, low, high;
   };
   // Tables of the sign test: 51 numbers leave out 18 at each end, 9 leave out one, 6 none; 5 do not reach 95%.
-  for (const Row& row :
-       {Row{51, 26, 19, 33}, Row{50, 25.5, 18, 33}, Row{9, 5, 2, 8}, Row{6, 3.5, 1, 6}, Row{5, 3, 1, 5}, Row{1, 1, 1, 1}}) {
+  for (const Row& row : {Row{51, 26, 19, 33}, Row{50, 25.5, 18, 33}, Row{9, 5, 2, 8}, Row{6, 3.5, 1, 6},
+                         Row{5, 3, 1, 5}, Row{1, 1, 1, 1}}) {
     CAPTURE(row.n);
     const Ratio got = of_numbers_to(row.n);
     CHECK(got.median == row.median);

@@ -81,7 +81,9 @@ std::vector<Row> table() {
       {{"return torch._unsafe_index_put(x, [rows], v, True)"},
        [](const Operands& o) { return at::_unsafe_index_put(o.x, list_of({o.rows}), o.v, true); }},
       {{"i: List[Optional[Tensor]] = [rows]", "return torch._unsafe_masked_index(x, (rows > 0).unsqueeze(1), i, 1.5)"},
-       [](const Operands& o) { return at::_unsafe_masked_index(o.x, o.rows.gt(0).unsqueeze(1), list_of({o.rows}), 1.5); }},
+       [](const Operands& o) {
+         return at::_unsafe_masked_index(o.x, o.rows.gt(0).unsqueeze(1), list_of({o.rows}), 1.5);
+       }},
       {{"i: List[Optional[Tensor]] = [rows]",
         "return torch._unsafe_masked_index_put_accumulate(x, (rows > 0).unsqueeze(1), i, v)"},
        [](const Operands& o) {
@@ -130,7 +132,8 @@ bool same_whole(const at::Tensor& mine, const at::Tensor& plain) {
 
 // Under any mode: a plain index is one only where ImplicitReplication takes it.
 void check_row(const Row& row, const Operands& plain, const Operands& mine) {
-  const auto unit = torch::jit::compile(fmt::format("def f(x, v, rows, cols):\n    {}\n", fmt::join(row.lines, "\n    ")));
+  const auto unit =
+      torch::jit::compile(fmt::format("def f(x, v, rows, cols):\n    {}\n", fmt::join(row.lines, "\n    ")));
   const auto script = [&](const Operands& o) { return unit->run_method("f", o.x, o.v, o.rows, o.cols).toTensor(); };
   const Called want = called(plain, row.call);
   const Called eager = called(mine, row.call);
@@ -153,7 +156,8 @@ at::Tensor placed(const at::Tensor& t, const DeviceMesh& mesh, const Placement& 
 }  // namespace
 
 TEST_CASE(
-    "indexing in TorchScript equals plain tensors, and communicates as from C++, on 1 to 4 ranks, by indices of any kind") {
+    "indexing in TorchScript equals plain tensors, and communicates as from C++, on 1 to 4 ranks, by indices of any "
+    "kind") {
   const Operands plain = make_operands();
   for (const int64_t size : {1, 2, 3, 4}) {
     run_in_process(size, [&](const std::shared_ptr<World>& world) {
@@ -169,7 +173,8 @@ TEST_CASE(
           cut.*index = placed(plain.*index, mesh, Shard(0));
         }
         for (const Row& row : table()) {
-          for (const auto& [kind, operands] : {std::pair("plain", mine), std::pair("whole", whole), std::pair("cut", cut)}) {
+          for (const auto& [kind, operands] :
+               {std::pair("plain", mine), std::pair("whole", whole), std::pair("cut", cut)}) {
             const std::string indices = kind, on = to_string(layout);
             CAPTURE(size);
             CAPTURE(row.lines);
@@ -192,7 +197,8 @@ TEST_CASE("an index among the columns keeps rows that are cut in their pieces") 
     const Strict strict;
     const ImplicitReplication implicit;
     CHECK(placements_of(unit->run_method("f", x, plain.cols).toTensor()) == Placements{Shard(0)});
-    CHECK(placements_of(unit->run_method("f", x, placed(plain.cols, mesh, Replicate())).toTensor()) == Placements{Shard(0)});
+    CHECK(placements_of(unit->run_method("f", x, placed(plain.cols, mesh, Replicate())).toTensor()) ==
+          Placements{Shard(0)});
   });
 }
 
@@ -221,7 +227,8 @@ TEST_CASE("tensors without values are indexed by TorchScript: the pieces are tho
     const DeviceMesh mesh = fake_mesh(rank, {3});
     const auto module = make(mesh);
     distribute_module(**module, mesh, [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
-      for (const at::Tensor& t : m.parameters(false)) distribute_in_place(t, on, {t.dim() == 2 ? Shard(1) : Replicate()});
+      for (const at::Tensor& t : m.parameters(false))
+        distribute_in_place(t, on, {t.dim() == 2 ? Shard(1) : Replicate()});
     });
     CHECK(same(to_local((*module)->weight.detach()), piece_of(want, mesh, {Shard(1)})));
   }

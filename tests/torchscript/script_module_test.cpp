@@ -38,9 +38,12 @@ double difference(const at::Tensor& got, const at::Tensor& want) {
 }
 
 const ParallelPlan kMlp = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
-const ParallelPlan kModel = {
-    {"tok", RowwiseParallel()},         {"layers.*.attn.w[qkv]", ColwiseParallel()}, {"layers.*.attn.wo", RowwiseParallel()},
-    {"layers.*.up", ColwiseParallel()}, {"layers.*.down", RowwiseParallel()},        {"head", ColwiseParallel()}};
+const ParallelPlan kModel = {{"tok", RowwiseParallel()},
+                             {"layers.*.attn.w[qkv]", ColwiseParallel()},
+                             {"layers.*.attn.wo", RowwiseParallel()},
+                             {"layers.*.up", ColwiseParallel()},
+                             {"layers.*.down", RowwiseParallel()},
+                             {"head", ColwiseParallel()}};
 
 const ParallelPlan kAttends = {{"attention", ColwiseParallel()}};
 const ParallelPlan kConv1D = {{"c_fc", ColwiseParallel()}, {"c_proj", RowwiseParallel()}};

@@ -43,7 +43,8 @@ TransformerEncoder make_encoder(int64_t heads, double dropout) {
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("TransformerEncoder by heads equals one process: outputs, gradients, three steps", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("TransformerEncoder by heads equals one process: outputs, gradients, three steps",
+                        {1, 2, 3, 4}) {
   for (const int64_t heads : {12, 4, 2}) {  // evenly dealt out; not on three ranks; not one for every rank
     CAPTURE(heads);
     train_sgd([&] { return make_encoder(heads, 0); }, kPlan, {line(), {Replicate()}}, {7, 3, kWidth});
@@ -105,8 +106,9 @@ std::vector<at::Tensor> dropped_step(const DeviceMesh& mesh) {
 
 TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout draws as one rank does", {2, 3, 4}) {
   std::vector<at::Tensor> want;
-  run_in_process(
-      1, [&](const std::shared_ptr<World>& alone) { want = dropped_step(init_device_mesh("cpu", {1}, {"tp"}, alone)); });
+  run_in_process(1, [&](const std::shared_ptr<World>& alone) {
+    want = dropped_step(init_device_mesh("cpu", {1}, {"tp"}, alone));
+  });
   const std::vector<at::Tensor> got = dropped_step(line());
   REQUIRE(got.size() == want.size());
   for (std::size_t i = 0; i < want.size(); ++i) {

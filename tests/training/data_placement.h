@@ -33,8 +33,8 @@ enum class Under { kNothing, kStrictForward, kStrict };
 
 // Three steps of both; outputs, gradients and parameters are compared at each.
 template <class Optimizer, class Make, class Options>
-void train(const Make& make, const ParallelPlan& plan, const at::Tensor& x, const DeviceMesh& mesh, const Options& options,
-           Under under, const Rows& except = kKeyBias) {
+void train(const Make& make, const ParallelPlan& plan, const at::Tensor& x, const DeviceMesh& mesh,
+           const Options& options, Under under, const Rows& except = kKeyBias) {
   auto reference = make(), module = make();
   auto zero = parallelize_module(module, mesh, plan, kZero);
   for (const auto& item : module->named_parameters()) {

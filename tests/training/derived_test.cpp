@@ -1,4 +1,5 @@
-// What is computed from parameters that are cut over the data dimension too, and how operators take both: beside one process.
+// What is computed from parameters that are cut over the data dimension too, and how operators take both: beside one
+// process.
 
 #include <functional>
 #include <string>
@@ -110,7 +111,8 @@ const std::vector<std::vector<int64_t>> kShapes = {{1, 1}, {2, 1}, {3, 1}, {2, 2
 
 }  // namespace
 
-TEST_CASE("what is computed from parameters alone is gathered at its use: training equals one process, Strict in forward") {
+TEST_CASE(
+    "what is computed from parameters alone is gathered at its use: training equals one process, Strict in forward") {
   for (const Row& row : rows()) {
     CAPTURE(row.why);
     for (const std::vector<int64_t>& shape : kShapes) {
@@ -120,7 +122,8 @@ TEST_CASE("what is computed from parameters alone is gathered at its use: traini
         const auto make = [&] { return Uses(row.used, row.use); };
         train<torch::optim::SGD>(make, {}, waves({8, 8}, 9), mesh, torch::optim::SGDOptions(0.05).weight_decay(0.1),
                                  Under::kStrictForward);
-        train<torch::optim::AdamW>(make, {}, waves({8, 8}, 9), mesh, torch::optim::AdamWOptions(), Under::kStrictForward);
+        train<torch::optim::AdamW>(make, {}, waves({8, 8}, 9), mesh, torch::optim::AdamWOptions(),
+                                   Under::kStrictForward);
       });
     }
   }
@@ -174,7 +177,8 @@ TEST_CASE("MultiheadAttention with data_placement equals one process, under Stri
         for (at::Tensor& p : module->parameters()) p.copy_(waves(p.sizes(), ++seed));
         return module;
       };
-      train<torch::optim::SGD>(make, {}, x, mesh, torch::optim::SGDOptions(0.05), Under::kStrictForward, kPackedKeyBias);
+      train<torch::optim::SGD>(make, {}, x, mesh, torch::optim::SGDOptions(0.05), Under::kStrictForward,
+                               kPackedKeyBias);
     });
   }
 }
@@ -183,7 +187,8 @@ TEST_CASE("explain_op says what runs: parameters are gathered first, or left whe
   const DeviceMesh mesh = fake_mesh(0, {2, 1}, {"dp", "tp"});
   Mlp module(6, 8, 4);
   auto zero = parallelize_module(module, mesh, {}, kZero);
-  const at::Tensor x = from_local(at::ones({3, 6}), mesh, {Shard(0), Replicate()}), weight = module->up->weight.detach();
+  const at::Tensor x = from_local(at::ones({3, 6}), mesh, {Shard(0), Replicate()}),
+                   weight = module->up->weight.detach();
   const CommCounter counter(mesh);
   const OpExplanation product = explain_op("aten::mm", {x, weight.t()});
   CAPTURE(product.to_string());

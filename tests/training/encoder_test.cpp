@@ -53,7 +53,8 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder: three steps of AdamW, but where the
   train_adamw(make_encoder, kPlan, {line(), {Shard(0)}}, {7, 3, kWidth}, kKeyBias);
 }
 
-TESSERA_RANKS_TEST_CASE("TransformerEncoder on data x tensor: each coordinate its piece of the batch, uneven once", {4}) {
+TESSERA_RANKS_TEST_CASE("TransformerEncoder on data x tensor: each coordinate its piece of the batch, uneven once",
+                        {4}) {
   for (const int64_t batch : {4, 3}) {
     CAPTURE(batch);
     const Feed pieces{grid(), {Shard(1), Replicate()}};
@@ -62,7 +63,8 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder on data x tensor: each coordinate it
   }
 }
 
-TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout: replicas agree on every rank, shards draw differently", {2, 4}) {
+TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout: replicas agree on every rank, shards draw differently",
+                        {2, 4}) {
   const DeviceMesh mesh = line();
   TransformerEncoder encoder = make(0.5);
   fill(*encoder);

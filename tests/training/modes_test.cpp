@@ -108,7 +108,8 @@ TESSERA_RANKS_TEST_CASE("a block under autocast computes in bfloat16, as one pro
 TESSERA_RANKS_TEST_CASE("a block recomputed in backward", {1, 2, 3}) {
   each_form(at::kDouble, [](Pair& pair, const at::Tensor& x) {
     at::Tensor plain = x.clone().set_requires_grad(true);
-    at::Tensor mine = distribute_tensor(x, mesh_of(pair.got->up->weight), {Replicate()}).detach().set_requires_grad(true);
+    at::Tensor mine =
+        distribute_tensor(x, mesh_of(pair.got->up->weight), {Replicate()}).detach().set_requires_grad(true);
     const at::Tensor expected = pair.want(plain);
     const at::Tensor y = Recompute::apply(mine, &pair.tp);
     CHECK(difference(y, expected) <= 1e-12);

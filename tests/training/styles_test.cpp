@@ -83,7 +83,8 @@ TESSERA_RANKS_TEST_CASE("AdamW on data x tensor", {4}) {
   train_adamw(make_block, kBlock, {grid(), {Shard(0), Replicate()}}, {3, 5, 24}, kKeyBias);
 }
 
-TESSERA_RANKS_TEST_CASE("collectives of a block under Strict: two all-reduces forward, charged to their weights", {2, 4}) {
+TESSERA_RANKS_TEST_CASE("collectives of a block under Strict: two all-reduces forward, charged to their weights",
+                        {2, 4}) {
   const DeviceMesh mesh = line();
   Block block = make_block();
   fill(*block);
@@ -121,7 +122,8 @@ TORCH_MODULE(LanguageModel);
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("a weight tied between embedding and head: values, and one gradient for both uses", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("a weight tied between embedding and head: values, and one gradient for both uses",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   LanguageModel reference, module;
   fill(*reference);
@@ -155,7 +157,8 @@ TESSERA_RANKS_TEST_CASE("values come from the source rank alone, and none needs 
   parallelize_module(module, mesh, kMlp, {.src_rank = world_size() - 1});
   CHECK(counter.count("scatter") == 3);
   CHECK(counter.count("broadcast") == 1);
-  for (const at::Tensor& p : module->parameters()) CHECK((whole(p) == static_cast<double>(world_size())).all().item<bool>());
+  for (const at::Tensor& p : module->parameters())
+    CHECK((whole(p) == static_cast<double>(world_size())).all().item<bool>());
   counter.reset();
   parallelize_module(other, mesh, kMlp, {.src_rank = kNoSource});
   CHECK(counter.total() == 0);

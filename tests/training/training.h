@@ -57,9 +57,9 @@ void step(Module& want, Parallel& got, const Feed& feed, const at::Tensor& x, do
   CHECK(difference(mine.grad(), plain.grad()) <= limit);
 }
 
-// Three steps; outputs and all gradients are compared at each, parameters at the end. `zero` names a parameter whose true
-// gradient is zero but for rounding, which no relative limit fits; where the optimizer divides a gradient by its own size
-// (AdamW), its steps are rounding too, and `divides` leaves the parameter out of the last comparison.
+// Three steps; outputs and all gradients are compared at each, parameters at the end. `zero` names a parameter whose
+// true gradient is zero but for rounding, which no relative limit fits; where the optimizer divides a gradient by its
+// own size (AdamW), its steps are rounding too, and `divides` leaves the parameter out of the last comparison.
 template <class Optimizer, class Make, class Options>
 void train(const Make& make, const ParallelPlan& plan, const Feed& feed, const std::vector<int64_t>& shape,
            const Options& options, const Rows& zero, bool divides) {

@@ -1,4 +1,5 @@
-// Parameters cut over the data dimension too (data_placement): training beside one process, the collectives, and the memory.
+// Parameters cut over the data dimension too (data_placement): training beside one process, the collectives, and the
+// memory.
 
 #include <optional>
 #include <string>
@@ -30,8 +31,8 @@ using namespace tessera::testing;
 
 const ParallelPlan kMlp = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
 
-// Every kind of use of a parameter: rows looked up, norms, products with and without bias, a convolution, a plain multiplication, a
-// recurrence, and a weight that is used twice.
+// Every kind of use of a parameter: rows looked up, norms, products with and without bias, a convolution, a plain
+// multiplication, a recurrence, and a weight that is used twice.
 struct AllKindsImpl : torch::nn::Module {
   AllKindsImpl()
       : tok(register_module("tok", torch::nn::Embedding(13, 8))),
@@ -85,7 +86,8 @@ const ParallelPlan kBlock = {{"attn.w[qkv]", ColwiseParallel()},
                              {"attn.wo", RowwiseParallel()},
                              {"mlp.up", ColwiseParallel()},
                              {"mlp.down", RowwiseParallel()}};
-const ParallelPlan kKinds = {{"tok", RowwiseParallel()}, {"mlp.up", ColwiseParallel()}, {"mlp.down", RowwiseParallel()}};
+const ParallelPlan kKinds = {
+    {"tok", RowwiseParallel()}, {"mlp.up", ColwiseParallel()}, {"mlp.down", RowwiseParallel()}};
 
 }  // namespace
 
@@ -158,7 +160,8 @@ TEST_CASE("parts of a parameter that is cut twice along one dimension") {
   }
 }
 
-TEST_CASE("collectives of an MLP on 2 x 2: each parameter gathered where it is used, its gradient reduce-scattered, once") {
+TEST_CASE(
+    "collectives of an MLP on 2 x 2: each parameter gathered where it is used, its gradient reduce-scattered, once") {
   const Cases cases;
   run_in_process(4, [&](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
@@ -234,8 +237,8 @@ TEST_CASE("peak memory of a step: pieces of gradients and two whole weights or s
 }
 
 TEST_CASE("refused: other placements, a mesh without data dimensions, plain results") {
-  const auto refused = [](const std::vector<int64_t>& shape, const std::vector<std::string>& names, const ParallelPlan& plan,
-                          const ParallelizeOptions& options, const std::string& text) {
+  const auto refused = [](const std::vector<int64_t>& shape, const std::vector<std::string>& names,
+                          const ParallelPlan& plan, const ParallelizeOptions& options, const std::string& text) {
     check_refused_on_every_rank(shape, names, text, [&](const DeviceMesh& mesh) {
       Mlp mlp(4, 4, 4);
       parallelize_module(mlp, mesh, plan, options);

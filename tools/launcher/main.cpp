@@ -106,7 +106,9 @@ int run(int argc, char** argv) {
       "failure ends the rest and returns that rank's exit code (128 + the signal for one that was killed).",
       "tools/launch");
   Arguments arguments;
-  app.add_option("-n,--ranks", arguments.size, "Number of ranks")->required()->check(CLI::Range(int64_t{1}, int64_t{4096}));
+  app.add_option("-n,--ranks", arguments.size, "Number of ranks")
+      ->required()
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
   app.add_option("--time-limit", arguments.time_limit_s, "Seconds after which all ranks are ended (exit code 124)")
       ->check(CLI::Range(0.001, 1e9));
   app.add_option(

@@ -122,10 +122,10 @@ void MpiJob::wait_for_places(int64_t size) {
     }
     const bool ended = has_ended();
     if (ended || Clock::now() > deadline) {
-      throw std::runtime_error(
-          fmt::format("mpirun {} before it had started {} places for ranks; ranks over MPI need Open MPI's mpirun (Debian's "
-                      "openmpi-bin), else use --backend gloo; it wrote: {}",
-                      ended ? "ended" : "did nothing for 30 s", size, output()));
+      throw std::runtime_error(fmt::format(
+          "mpirun {} before it had started {} places for ranks; ranks over MPI need Open MPI's mpirun (Debian's "
+          "openmpi-bin), else use --backend gloo; it wrote: {}",
+          ended ? "ended" : "did nothing for 30 s", size, output()));
     }
     std::this_thread::sleep_for(kLook);
   }

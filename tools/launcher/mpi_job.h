@@ -11,12 +11,14 @@ namespace tessera {
 
 // Places for ranks in one MPI job on this host; the ranks themselves are started by whoever holds it.
 //
-// Open MPI's mpirun starts, for each rank, a shell that writes down the variables it was given and then waits. A process that
-// has these variables is that rank to MPI, whoever its parent is. So ranks over MPI are started, watched and ended as all
-// others are, and a rank that fails leaves the others the time to say why: mpirun would kill them at once.
+// Open MPI's mpirun starts, for each rank, a shell that writes down the variables it was given and then waits. A
+// process that has these variables is that rank to MPI, whoever its parent is. So ranks over MPI are started, watched
+// and ended as all others are, and a rank that fails leaves the others the time to say why: mpirun would kill them at
+// once.
 class MpiJob {
  public:
-  // Throws std::runtime_error, with what mpirun wrote, when there is none or it does not give the places within 30 seconds.
+  // Throws std::runtime_error, with what mpirun wrote, when there is none or it does not give the places within 30
+  // seconds.
   explicit MpiJob(int64_t size);
   // Ends mpirun: the ranks have ended.
   ~MpiJob();

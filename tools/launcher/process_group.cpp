@@ -188,7 +188,8 @@ void ProcessGroup::reap() {
 void ProcessGroup::reap_left_behind() {
   while (true) {
     siginfo_t ended = {};
-    if (::waitid(P_PGID, static_cast<id_t>(group_), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0) return;
+    if (::waitid(P_PGID, static_cast<id_t>(group_), &ended, WEXITED | WNOHANG | WNOWAIT) != 0 || ended.si_pid == 0)
+      return;
     const bool is_rank = std::find(pids_.begin(), pids_.end(), ended.si_pid) != pids_.end();
     if (is_rank || ended.si_pid == group_) return;
     ::waitpid(ended.si_pid, nullptr, WNOHANG);
@@ -238,8 +239,9 @@ void ProcessGroup::end_after(std::chrono::milliseconds wait) {
 }  // namespace
 
 std::string RankExit::to_string() const {
-  return signal != 0 ? fmt::format("rank {} was killed by signal {}", rank, signal)
-                     : fmt::format("rank {} exited with code {}{}", rank, exit_code, early ? " before it was done" : "");
+  return signal != 0
+             ? fmt::format("rank {} was killed by signal {}", rank, signal)
+             : fmt::format("rank {} exited with code {}{}", rank, exit_code, early ? " before it was done" : "");
 }
 
 std::string lost_rank_file(const std::string& store_path) { return store_path + ".lost"; }

@@ -59,19 +59,21 @@ struct ProcessGroupResult {
   bool ok() const { return !failure.has_value() && !timed_out; }
 };
 
-// Where a launcher writes that a rank was lost, for the other ranks to read: RankExit::to_string() of the first failure.
+// Where a launcher writes that a rank was lost, for the other ranks to read: RankExit::to_string() of the first
+// failure.
 std::string lost_rank_file(const std::string& store_path);
-// Where it writes of a rank that ended well while others still ran, RankExit::to_string(), for those that wait for it to join.
+// Where it writes of a rank that ended well while others still ran, RankExit::to_string(), for those that wait for it
+// to join.
 std::string ended_rank_file(const std::string& store_path, int64_t rank);
 
-// Runs `size` processes of one program, each told its rank by environment variables (see rank_environment), and returns when
-// all have ended. At the first failure it writes lost_rank_file(), gives the others `grace`, then sends SIGTERM, and SIGKILL
-// a second later; at the time limit it sends them at once.
+// Runs `size` processes of one program, each told its rank by environment variables (see rank_environment), and returns
+// when all have ended. At the first failure it writes lost_rank_file(), gives the others `grace`, then sends SIGTERM,
+// and SIGKILL a second later; at the time limit it sends them at once.
 //
-// No rank outlives the call, nor does anything that one started, in whatever session or process group: this process becomes
-// the parent of what they leave behind (see Subreaper) and kills it. When this process is killed its ranks end too, and what
-// they started but for what has left their process group (setsid). Standard input of the ranks is empty. Call it from a
-// thread that lives until the call returns; calls from several threads take turns.
+// No rank outlives the call, nor does anything that one started, in whatever session or process group: this process
+// becomes the parent of what they leave behind (see Subreaper) and kills it. When this process is killed its ranks end
+// too, and what they started but for what has left their process group (setsid). Standard input of the ranks is empty.
+// Call it from a thread that lives until the call returns; calls from several threads take turns.
 // Throws std::invalid_argument on an empty command or a size below 1, std::runtime_error when processes cannot be made.
 ProcessGroupResult run_process_group(const ProcessGroupOptions& options);
 

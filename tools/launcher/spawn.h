@@ -36,8 +36,8 @@ class OutputPipe {
 // Returns its pid, which is the group's. Throws std::runtime_error when no process can be made.
 pid_t spawn_watchdog();
 
-// Starts `command` in process group `group` with exactly `environment`; it is killed when the calling thread ends. A program
-// that cannot be started exits with code 127 and says why on standard error.
+// Starts `command` in process group `group` with exactly `environment`; it is killed when the calling thread ends. A
+// program that cannot be started exits with code 127 and says why on standard error.
 // Throws std::runtime_error when no process or pipe can be made.
 Child spawn(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group);
 

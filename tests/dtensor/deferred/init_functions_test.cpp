@@ -63,7 +63,8 @@ at::Tensor filled(const Row& row, const DeviceMesh& mesh, const Placements& plac
 
 }  // namespace
 
-TEST_CASE("every function of torch::nn::init, and Tessera's, gives the same bits on 1 to 4 ranks, cut along any dimension") {
+TEST_CASE(
+    "every function of torch::nn::init, and Tessera's, gives the same bits on 1 to 4 ranks, cut along any dimension") {
   for (const Row& row : rows()) {
     CAPTURE(row.why);
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
@@ -143,7 +144,8 @@ TEST_CASE("peak memory of orthogonal_ and sparse_ on a quarter of a matrix stays
     const at::Tensor t = empty({kSize, kSize}, mesh, {cut});
     const int64_t orthogonal = peak_bytes([&] { orthogonal_(t); });
     const int64_t sparse = peak_bytes([&] { sparse_(t, 0.5); });
-    MESSAGE(to_string(cut), ": whole ", kWhole, " bytes; beside the piece: orthogonal_ ", orthogonal, ", sparse_ ", sparse);
+    MESSAGE(to_string(cut), ": whole ", kWhole, " bytes; beside the piece: orthogonal_ ", orthogonal, ", sparse_ ",
+            sparse);
     CHECK(orthogonal < kWhole);
     CHECK(sparse < kWhole / 2);
   }
@@ -174,7 +176,8 @@ TEST_CASE("refused: plain tensors, other numbers of dimensions, integers; torch'
 }
 
 TEST_CASE(
-    "autograd sees that orthogonal_, sparse_ and dirac_ write: the version moves on, and a saved tensor is not taken for "
+    "autograd sees that orthogonal_, sparse_ and dirac_ write: the version moves on, and a saved tensor is not taken "
+    "for "
     "what it was") {
   const DeviceMesh mesh = fake_mesh(0, {2});
   const std::vector<std::function<void(const at::Tensor&)>> writes = {

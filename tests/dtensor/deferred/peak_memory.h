@@ -9,8 +9,8 @@
 
 #include <c10/core/CPUAllocator.h>
 
-// How much memory of CPU tensors is in use at most. LibTorch's allocator is replaced for the program, and counts for each thread what
-// that thread allocates and frees.
+// How much memory of CPU tensors is in use at most. LibTorch's allocator is replaced for the program, and counts for
+// each thread what that thread allocates and frees.
 namespace tessera::testing {
 
 class CountingAllocator final : public c10::Allocator {

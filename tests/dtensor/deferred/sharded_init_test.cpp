@@ -1,4 +1,5 @@
-// Modules built under ShardedInit: each rank's pieces beside those of the same module built whole, bit by bit, and the memory it takes.
+// Modules built under ShardedInit: each rank's pieces beside those of the same module built whole, bit by bit, and the
+// memory it takes.
 
 #include <functional>
 #include <memory>
@@ -34,7 +35,8 @@ using namespace tessera;
 using namespace tessera::testing;
 using torch::nn::Module;
 
-// Initializes as users' modules do: in the constructor, by operators, with buffers that are computed and views that are written.
+// Initializes as users' modules do: in the constructor, by operators, with buffers that are computed and views that are
+// written.
 struct OwnImpl : Module {
   OwnImpl() {
     scaled = register_parameter("scaled", torch::randn({10, 6}) * 0.02);
@@ -87,14 +89,16 @@ const std::vector<Row>& rows() {
       {"MultiheadAttention", [] { return nn::MultiheadAttention(8, 2).ptr(); }},
       {"TransformerEncoder",
        [] {
-         return nn::TransformerEncoder(nn::TransformerEncoderOptions(nn::TransformerEncoderLayerOptions(8, 2), 2)).ptr();
+         return nn::TransformerEncoder(nn::TransformerEncoderOptions(nn::TransformerEncoderLayerOptions(8, 2), 2))
+             .ptr();
        }},
       {"a module of one's own", [] { return std::make_shared<OwnImpl>(); }},
   };
   return all;
 }
 
-// `make` under the guard as rank `mesh`'s, after the same seed each time; every tensor that has dimension `dim` is cut there.
+// `make` under the guard as rank `mesh`'s, after the same seed each time; every tensor that has dimension `dim` is cut
+// there.
 std::shared_ptr<Module> build(const Make& make, const DeviceMesh& mesh, const Placements& cut) {
   manual_seed(5, mesh.world());
   const ShardedInit init(mesh);
@@ -283,7 +287,8 @@ TEST_CASE("what cannot be is refused: reading values, operators outside the guar
     normed.div_(normed.norm());
     check_has(refusal([&] { distribute_in_place(normed, mesh, {Shard(0)}); }), "would communicate");
     const at::Tensor computed = torch::linspace(0, 1, 8) + 1;
-    check_has(refusal([&] { distribute_in_place(computed, mesh, {Shard(0)}); }), "every rank would hold a whole tensor [8]");
+    check_has(refusal([&] { distribute_in_place(computed, mesh, {Shard(0)}); }),
+              "every rank would hold a whole tensor [8]");
 
     const at::Tensor random = torch::empty({2}, torch::kMeta), copied = torch::empty({2});
     CHECK_FALSE(tessera::detail::is_deferred(random));
@@ -340,7 +345,8 @@ TEST_CASE("while the guard lives the library's own work is real: layouts, gradie
   }
 }
 
-TEST_CASE("a tensor without values is refused where its values are needed, by a message that says whether the guard lives") {
+TEST_CASE(
+    "a tensor without values is refused where its values are needed, by a message that says whether the guard lives") {
   const DeviceMesh mesh = fake_mesh(0, {2});
   const at::Tensor dtensor = ones({2, 4}, mesh, {Shard(0)});
   std::optional<ShardedInit> init(std::in_place, mesh);

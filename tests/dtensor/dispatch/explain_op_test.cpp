@@ -11,7 +11,8 @@ using namespace tessera;
 
 namespace {
 
-at::Tensor sharded(const std::vector<int64_t>& sizes, const Placements& placements, const std::vector<int64_t>& mesh_shape) {
+at::Tensor sharded(const std::vector<int64_t>& sizes, const Placements& placements,
+                   const std::vector<int64_t>& mesh_shape) {
   int64_t ranks = 1;
   for (const int64_t n : mesh_shape) ranks *= n;
   static const std::shared_ptr<World> world = World::fake(0, 4);
@@ -87,9 +88,10 @@ TEST_CASE("explain_op counts the halos of a convolution among the costs of its c
 
 TEST_CASE("explain_op refuses what it cannot explain") {
   const at::Tensor x = sharded({8, 8}, {Shard(0)}, {4});
-  CHECK_THROWS_WITH_AS(explain_op("aten::nothing", {x}),
-                       "explain_op: no operator aten::nothing; give namespace, name and overload, as in aten::add.Tensor",
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      explain_op("aten::nothing", {x}),
+      "explain_op: no operator aten::nothing; give namespace, name and overload, as in aten::add.Tensor",
+      std::invalid_argument);
   CHECK_THROWS_WITH_AS(explain_op("aten::matmul", {x, x}),
                        doctest::Contains("explain_op: aten::matmul is carried out by other operators"),
                        std::invalid_argument);

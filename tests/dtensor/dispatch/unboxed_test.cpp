@@ -1,4 +1,5 @@
-// Calls that were decided before take a shorter way: it gives what the longer one gives, and waits for the same things in the same order.
+// Calls that were decided before take a shorter way: it gives what the longer one gives, and waits for the same things
+// in the same order.
 
 #include <memory>
 #include <string>
@@ -26,7 +27,8 @@ DeviceMesh line(const std::shared_ptr<World>& world) { return init_device_mesh("
 }  // namespace
 
 TEST_CASE(
-    "pieces under way are waited for in the arguments' order, also where one rank has nothing and goes the longer way") {
+    "pieces under way are waited for in the arguments' order, also where one rank has nothing and goes the longer "
+    "way") {
   run_in_process(4, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
     const at::Tensor whole_a = whole_numbers({1, 8}, at::kDouble, 3), whole_b = whole_numbers({1, 8}, at::kDouble, 5);

@@ -83,9 +83,9 @@ TEST_CASE("checkpoint: one file when it suffices, in a folder, of no tensors, an
   CHECK(Checkpoint(folder.path()).tensors().size() == 2);
   save(folder / "none", 0, 0, 0);
   CHECK(Checkpoint(folder / "none").tensors().empty());
-  CHECK(
-      plan_checkpoint({{"a", at::kFloat, {100}, 0, 0}, {"b", at::kFloat, {1}, 0, 0}, {"c", at::kFloat, {1}, 0, 0}}, 100, {})
-          .size() == 2);
+  CHECK(plan_checkpoint({{"a", at::kFloat, {100}, 0, 0}, {"b", at::kFloat, {1}, 0, 0}, {"c", at::kFloat, {1}, 0, 0}},
+                        100, {})
+            .size() == 2);
 }
 
 TEST_CASE("checkpoint: written over in either form, only the new one is left") {
@@ -125,14 +125,16 @@ TEST_CASE("checkpoint: a save that is not published leaves nothing, and the old 
     CHECK_THROWS_WITH_AS(writer.append(at::zeros({3})),
                          doctest::Contains("tensor 'b': planned as Float of shape [2], given Float of shape [3]"),
                          std::invalid_argument);
-    CHECK_THROWS_WITH_AS(writer.publish(), doctest::Contains("publish() before the last tensor"), std::invalid_argument);
+    CHECK_THROWS_WITH_AS(writer.publish(), doctest::Contains("publish() before the last tensor"),
+                         std::invalid_argument);
     CHECK(files_in(folder.path()).size() == 3);
   }
   CHECK(files_in(folder.path()) == std::set<std::string>{"model.safetensors"});
   CHECK(value_of(path) == 1);
 }
 
-TEST_CASE("checkpoint: the mode is that of the file replaced, else what the umask leaves; temporary files are private") {
+TEST_CASE(
+    "checkpoint: the mode is that of the file replaced, else what the umask leaves; temporary files are private") {
   const TempFolder folder;
   const auto mode = [](const std::string& path) {
     struct stat status = {};
@@ -152,7 +154,8 @@ TEST_CASE("checkpoint: the mode is that of the file replaced, else what the umas
   }
 }
 
-TEST_CASE("checkpoint: temporary files of a process that ended are removed by the next save, those of a live one are not") {
+TEST_CASE(
+    "checkpoint: temporary files of a process that ended are removed by the next save, those of a live one are not") {
   const TempFolder folder;
   write_text(folder / ".a.tmp-0123456789abcdef", "left behind");
   AtomicFile live(folder / "a");
@@ -193,7 +196,8 @@ TEST_CASE("checkpoint: what is there and is no regular file is refused, and stay
   const std::vector<Row> rows = {
       {"pipe", "pipe': it is a pipe, which a save would replace; name a file"},
       {"indexed", "indexed.index.json': it is a pipe"},
-      {"link", "link': it is a symbolic link, which a save would replace; name the file that it points to, or remove it"},
+      {"link",
+       "link': it is a symbolic link, which a save would replace; name the file that it points to, or remove it"},
       {"dangling", "it is a symbolic link"},
       {"in", "in/model.safetensors': it is a folder"},
   };
@@ -229,11 +233,13 @@ TEST_CASE("checkpoint: an index that is damaged, leads astray or mixes checkpoin
   const std::vector<Row> rows = {
       {"empty", "", "not valid JSON"},
       {"a list", "[]", "expected an object, found an array"},
-      {"no map", R"({"metadata":{"total_size":1,"x":[{"y":null}, true, -1, 1.5, "s"]}})", "the key 'weight_map' is missing"},
+      {"no map", R"({"metadata":{"total_size":1,"x":[{"y":null}, true, -1, 1.5, "s"]}})",
+       "the key 'weight_map' is missing"},
       {"no tensors", R"({"weight_map":{}})", "it names no tensor"},
       {"map twice", R"({"weight_map":{},"weight_map":{}})", "the key 'weight_map' appears twice"},
       {"unknown key", R"({"weights":{}})", "found the key 'weights'"},
-      {"tensor twice", R"({"weight_map":{"t00":"a.safetensors","t00":"b.safetensors"}})", "the tensor 't00' appears twice"},
+      {"tensor twice", R"({"weight_map":{"t00":"a.safetensors","t00":"b.safetensors"}})",
+       "the tensor 't00' appears twice"},
       {"a number", R"({"weight_map":{"t00":1}})", "expected the file of tensor 't00', found the number 1"},
       {"an absolute path", R"({"weight_map":{"t00":"/etc/passwd"}})",
        "tensor 't00': '/etc/passwd' is not the name of a file in the index's folder"},
@@ -261,7 +267,8 @@ TEST_CASE("checkpoint: a folder without one says what it looked for") {
   const TempFolder folder;
   CHECK_THROWS_WITH_AS(Checkpoint(folder.path()), doctest::Contains("holds neither model.safetensors nor"),
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(Checkpoint(folder / "x"), doctest::Contains("x': No such file or directory"), std::runtime_error);
+  CHECK_THROWS_WITH_AS(Checkpoint(folder / "x"), doctest::Contains("x': No such file or directory"),
+                       std::runtime_error);
 }
 
 // In a child process: saves value after value, in turn as one file and as parts, until it is killed.
@@ -273,7 +280,8 @@ TEST_CASE("checkpoint: a folder without one says what it looked for") {
   }
 }
 
-TEST_CASE("checkpoint: killed at any moment while saving, a whole checkpoint loads, no older than the last that was there") {
+TEST_CASE(
+    "checkpoint: killed at any moment while saving, a whole checkpoint loads, no older than the last that was there") {
   const TempFolder folder;
   const std::string path = folder / "model.safetensors";
   at::set_num_threads(1);  // the child has no other thread
@@ -281,7 +289,8 @@ TEST_CASE("checkpoint: killed at any moment while saving, a whole checkpoint loa
   const auto start = std::chrono::steady_clock::now();
   save(path, 0, 8, 60000, 5000);
   save(path, 1, 8, 0, 5000);
-  const auto two_saves = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
+  const auto two_saves =
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - start);
   const auto longest = static_cast<int>(20000 + 4 * two_saves.count());
   std::mt19937 random(7);
   float last = 1;

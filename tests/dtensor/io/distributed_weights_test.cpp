@@ -188,7 +188,8 @@ std::string same_message(const DeviceMesh& mesh, const Call& call) {
   return text;
 }
 
-TESSERA_RANKS_TEST_CASE("weights: what fails on one rank or all is the same error everywhere, and nothing changes", {1, 3}) {
+TESSERA_RANKS_TEST_CASE("weights: what fails on one rank or all is the same error everywhere, and nothing changes",
+                        {1, 3}) {
   const DeviceMesh mesh = line();
   const SharedFolder folder(mesh);
   const bool last = world()->rank() == world()->size() - 1;
@@ -237,8 +238,8 @@ TESSERA_RANKS_TEST_CASE("weights: what fails on one rank or all is the same erro
   CHECK(other.values().size() == want.size());
 }
 
-TESSERA_RANKS_TEST_CASE("weights: a disk that is full while saving is the same error everywhere, and the old file stays",
-                        {2}) {
+TESSERA_RANKS_TEST_CASE(
+    "weights: a disk that is full while saving is the same error everywhere, and the old file stays", {2}) {
   const DeviceMesh mesh = line();
   const SharedFolder folder(mesh);
   Sample module(2);

@@ -101,10 +101,10 @@ TEST_CASE("optimizer state: 3 steps, saved, loaded into a new one, 3 more steps:
 TEST_CASE("optimizer state: kept by the parameters' paths, groups and options as JSON") {
   const TempFolder folder;
   Net net;
-  torch::optim::AdamW optimizer(
-      {torch::optim::OptimizerParamGroup({net->a->weight}),
-       torch::optim::OptimizerParamGroup({net->b->weight, net->b->bias}, std::make_unique<torch::optim::AdamWOptions>(0.5))},
-      torch::optim::AdamWOptions(0.25));
+  torch::optim::AdamW optimizer({torch::optim::OptimizerParamGroup({net->a->weight}),
+                                 torch::optim::OptimizerParamGroup({net->b->weight, net->b->bias},
+                                                                   std::make_unique<torch::optim::AdamWOptions>(0.5))},
+                                torch::optim::AdamWOptions(0.25));
   net(torch::ones({2, 3})).sum().backward();
   optimizer.step();
   save_optimizer(optimizer, *net, folder / "o");
@@ -125,7 +125,8 @@ TEST_CASE("optimizer state: options that JSON cannot say come back") {
   torch::optim::LBFGS optimizer(net->parameters(),
                                 torch::optim::LBFGSOptions(1).tolerance_grad(-INFINITY).tolerance_change(1.0 / 3));
   save_optimizer(optimizer, *net, folder / "o");
-  torch::optim::LBFGS loaded(net->parameters(), torch::optim::LBFGSOptions(2).max_eval(5).line_search_fn("strong_wolfe"));
+  torch::optim::LBFGS loaded(net->parameters(),
+                             torch::optim::LBFGSOptions(2).max_eval(5).line_search_fn("strong_wolfe"));
   load_optimizer(loaded, *net, folder / "o");
   CHECK(static_cast<torch::optim::LBFGSOptions&>(loaded.param_groups()[0].options()) ==
         static_cast<torch::optim::LBFGSOptions&>(optimizer.param_groups()[0].options()));
@@ -164,15 +165,17 @@ TEST_CASE("optimizer state: what does not fit is refused by message, and the opt
     CHECK(text.find(want) != std::string::npos);
   };
   contains(refusal(adamw, "adam"), "holds the state of Adam, the optimizer is AdamW");
-  contains(refusal(fewer, "adam"),
-           "has 4 parameters, that of the optimizer 1; the first that differs is \"a.bias\" in the file and the end of the "
-           "list here");
+  contains(
+      refusal(fewer, "adam"),
+      "has 4 parameters, that of the optimizer 1; the first that differs is \"a.bias\" in the file and the end of the "
+      "list here");
   contains(refusal(two, "adam"), "has 1 parameter groups, the optimizer 2");
   contains(refusal(foreign, "adam"), "parameter 0 of group 0 of the optimizer (shape [5, 3]) is not in the module");
   contains(refusal(mine, "adam"), "none of torch::optim's Adagrad, Adam, AdamW, LBFGS, RMSprop and SGD");
   contains(refusal(adam, "weights"), "has no 'optimizer' in its __metadata__; it was not written by save_optimizer");
   contains(refusal(adam, "absent"), "No such file or directory");
-  contains(message_of([&] { save_optimizer(mine, *net, folder / "mine"); }), "save_optimizer: the optimizer is none of");
+  contains(message_of([&] { save_optimizer(mine, *net, folder / "mine"); }),
+           "save_optimizer: the optimizer is none of");
   CHECK(adam.state().size() == 4);
 
   const std::string params = R"(\"params\":[\"a.weight\",\"a.bias\",\"b.weight\",\"b.bias\"]}])";
@@ -189,15 +192,16 @@ TEST_CASE("optimizer state: what does not fit is refused by message, and the opt
       {"groups that are no JSON", "[{", "", 0, "param_groups is not a list of"},
       {"groups that are a number", "7", "", 0, "param_groups is not a list of"},
       {"a missing option", R"([{\"options\":{\"lr\":0.1},)" + params, "", 0, "the option 'beta1' is missing"},
-      {"an option of another type", R"([{\"options\":{\"lr\":true},)" + params, "", 0, "the option 'lr' is not a number"},
+      {"an option of another type", R"([{\"options\":{\"lr\":true},)" + params, "", 0,
+       "the option 'lr' is not a number"},
       {"one option too many",
        R"([{\"options\":{\"x\":1,\"lr\":0.1,\"beta1\":0.9,\"beta2\":0.999,\"eps\":1e-8,\"weight_decay\":0,\"amsgrad\":false},)" +
            params,
        "", 0, "a group has 7 options, Adam has 6"},
       {"half a state", options + params, R"(,"a.bias/step":{"dtype":"I64","shape":[],"data_offsets":[0,8]})", 8,
        "'a.bias/exp_avg' is missing in the file"},
-      {"a counter that is none", options + params, R"(,"a.bias/step":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})", 8,
-       "'a.bias/step' is Float of shape [2] in the file, not one Long"},
+      {"a counter that is none", options + params, R"(,"a.bias/step":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})",
+       8, "'a.bias/step' is Float of shape [2] in the file, not one Long"},
       {"state of another shape", options + params,
        R"(,"a.bias/step":{"dtype":"I64","shape":[],"data_offsets":[0,8]},"a.bias/exp_avg":{"dtype":"F32","shape":[2],"data_offsets":[8,16]})",
        16, "'a.bias/exp_avg' is [2] in the file, but its parameter is [5] in the module"},
@@ -206,8 +210,8 @@ TEST_CASE("optimizer state: what does not fit is refused by message, and the opt
   };
   for (const Row& row : rows) {
     CAPTURE(row.why);
-    write_text(folder / "bad", safetensors_bytes(R"({"__metadata__":{"optimizer":"Adam","param_groups":")" + row.groups +
-                                                     "\"}" + row.tensors + "}",
+    write_text(folder / "bad", safetensors_bytes(R"({"__metadata__":{"optimizer":"Adam","param_groups":")" +
+                                                     row.groups + "\"}" + row.tensors + "}",
                                                  std::string(static_cast<std::size_t>(row.bytes), '\0')));
     contains(refusal(adam, "bad"), row.want);
     CHECK(adam.state().size() == 4);
@@ -216,7 +220,8 @@ TEST_CASE("optimizer state: what does not fit is refused by message, and the opt
 }
 
 TEST_CASE(
-    "optimizer state: a weight that was tied by assigning the member has left a tensor, which the optimizer holds too") {
+    "optimizer state: a weight that was tied by assigning the member has left a tensor, which the optimizer holds "
+    "too") {
   struct Model : torch::nn::Module {
     Model() {
       register_module("a", a);

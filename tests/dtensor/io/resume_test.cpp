@@ -75,7 +75,8 @@ std::vector<std::pair<std::string, MakeOptimizer>> optimizers() {
 void train(Mlp& mlp, Optimizer& optimizer, int64_t from, int64_t to) {
   const ImplicitReplication replicated;  // x is the same on every rank
   for (int64_t i = from; i < to; ++i) {
-    const at::Tensor x = torch::cos(torch::arange(24, torch::kDouble).mul(0.1 + static_cast<double>(i))).reshape({4, 6});
+    const at::Tensor x =
+        torch::cos(torch::arange(24, torch::kDouble).mul(0.1 + static_cast<double>(i))).reshape({4, 6});
     optimizer.step([&] {
       optimizer.zero_grad();
       const at::Tensor loss = mlp(x).square().mean();
@@ -98,11 +99,13 @@ double largest_difference(const Mlp& sharded, const Mlp& whole) {
   return largest;
 }
 
-TESSERA_RANKS_TEST_CASE("resume: 3 steps on 4 ranks, saved, 3 more on 1, 2 and 3 ranks: equal to 6 steps in one process",
-                        testing::Ranks({4, 1, 2, 3}).time_limit(std::chrono::seconds(120))) {
+TESSERA_RANKS_TEST_CASE(
+    "resume: 3 steps on 4 ranks, saved, 3 more on 1, 2 and 3 ranks: equal to 6 steps in one process",
+    testing::Ranks({4, 1, 2, 3}).time_limit(std::chrono::seconds(120))) {
   // The same for all four runs: they are children of one process.
   const char* base = std::getenv("TEST_TMPDIR");
-  const std::string folder = std::string(base != nullptr ? base : "/tmp") + "/tessera_resume_" + std::to_string(::getppid());
+  const std::string folder =
+      std::string(base != nullptr ? base : "/tmp") + "/tessera_resume_" + std::to_string(::getppid());
   const DeviceMesh mesh = init_device_mesh("cpu", {world()->size()}, {"tp"}, world());
   std::filesystem::create_directories(folder);
   barrier(mesh, 0);

@@ -60,7 +60,8 @@ bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
 
 void save(const std::string& path, const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
   std::vector<TensorEntry> entries;
-  for (const auto& [name, tensor] : tensors) entries.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), 0, 0});
+  for (const auto& [name, tensor] : tensors)
+    entries.push_back({name, tensor.scalar_type(), tensor.sizes().vec(), 0, 0});
   const std::vector<SafetensorsHeader> plan = plan_checkpoint(entries, 0, {{"format", "pt"}});
   CheckpointWriter writer(path, plan);
   for (const TensorEntry& entry : plan.front().tensors) {
@@ -112,8 +113,10 @@ TEST_CASE("safetensors file: strides, conjugates and views are saved by their va
   const TempFolder folder;
   const at::Tensor base = at::arange(24, at::kFloat).reshape({4, 6});
   const at::Tensor complex = at::complex(base, base.add(1));
-  save(folder / "f",
-       {{"t", base.t()}, {"narrow", base.narrow(1, 2, 3)}, {"conj", complex.conj()}, {"imag", at::imag(complex.conj())}});
+  save(folder / "f", {{"t", base.t()},
+                      {"narrow", base.narrow(1, 2, 3)},
+                      {"conj", complex.conj()},
+                      {"imag", at::imag(complex.conj())}});
   const SafetensorsFile file(folder / "f");
   CHECK(file.read(*file.find("t")).equal(base.t()));
   CHECK(file.read(*file.find("narrow")).equal(base.narrow(1, 2, 3)));
@@ -237,9 +240,11 @@ TEST_CASE("safetensors file: what is no file says so and does not wait") {
   const TempFolder folder;
   CHECK_THROWS_WITH_AS(SafetensorsFile(folder / "absent"), doctest::Contains("absent': No such file or directory"),
                        std::runtime_error);
-  CHECK_THROWS_WITH_AS(SafetensorsFile(folder.path()), doctest::Contains("is not a regular file"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(SafetensorsFile(folder.path()), doctest::Contains("is not a regular file"),
+                       std::invalid_argument);
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
-  CHECK_THROWS_WITH_AS(SafetensorsFile(folder / "pipe"), doctest::Contains("is not a regular file"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(SafetensorsFile(folder / "pipe"), doctest::Contains("is not a regular file"),
+                       std::invalid_argument);
 }
 
 TEST_CASE("safetensors file: a bool that is neither 0 nor 1 is refused") {
@@ -257,7 +262,8 @@ TEST_CASE("safetensors file: one that shrinks after it was opened is an error, n
   save(folder / "f", {{"t", at::zeros({1000})}});
   const SafetensorsFile file(folder / "f");
   std::filesystem::resize_file(folder / "f", 500);
-  CHECK_THROWS_WITH_AS(file.read(*file.find("t")), doctest::Contains("was cut off while it was read"), std::runtime_error);
+  CHECK_THROWS_WITH_AS(file.read(*file.find("t")), doctest::Contains("was cut off while it was read"),
+                       std::runtime_error);
 }
 
 }  // namespace

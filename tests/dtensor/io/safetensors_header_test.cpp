@@ -72,7 +72,8 @@ TEST_CASE("safetensors header: everything else is refused, and the message names
        "tensor 'w': expected an object with dtype, shape and data_offsets"},
       {"a tensor that is null", R"({"w":null})", 0,
        "tensor 'w': expected an object with dtype, shape and data_offsets, found null"},
-      {"a shape that is a number", tensor(R"("dtype":"F32","shape":2)"), 0, "tensor 'w': shape: expected a list of sizes"},
+      {"a shape that is a number", tensor(R"("dtype":"F32","shape":2)"), 0,
+       "tensor 'w': shape: expected a list of sizes"},
       {"a nested shape", tensor(R"("shape":[[2]])"), 0,
        "tensor 'w': shape: expected a list of sizes (integers from 0), found an array"},
       {"a negative size", tensor(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"), 8,
@@ -100,33 +101,35 @@ TEST_CASE("safetensors header: everything else is refused, and the message names
        "'f': tensor 'w': the size of shape [4294967296, 4294967296] of F32 overflows"},
       {"the bytes overflow", tensor(R"("dtype":"F64","shape":[1152921504606846976],"data_offsets":[0,0])"), 0,
        "of F64 overflows"},
-      {"overflow hidden by a zero", tensor(R"("dtype":"F32","shape":[4294967296,4294967296,0],"data_offsets":[0,0])"), 0,
-       "overflows"},
+      {"overflow hidden by a zero", tensor(R"("dtype":"F32","shape":[4294967296,4294967296,0],"data_offsets":[0,0])"),
+       0, "overflows"},
       {"end before begin", tensor(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), 8,
        "tensor 'w': data_offsets [8, 0] are not within the 8 bytes"},
       {"past the end of the file", tensor(R"("dtype":"F32","shape":[2],"data_offsets":[0,8])"), 7,
        "tensor 'w': data_offsets [0, 8] are not within the 7 bytes of data that the file holds; it is cut off"},
-      {"offsets near 2^63", tensor(R"("dtype":"F32","shape":[2],"data_offsets":[9223372036854775799,9223372036854775807])"),
-       8, "are not within the 8 bytes"},
+      {"offsets near 2^63",
+       tensor(R"("dtype":"F32","shape":[2],"data_offsets":[9223372036854775799,9223372036854775807])"), 8,
+       "are not within the 8 bytes"},
       {"fewer bytes than the shape", tensor(R"("dtype":"F32","shape":[3],"data_offsets":[0,8])"), 8,
        "tensor 'w': data_offsets [0, 8] hold 8 bytes, but shape [3] of F32 takes 12"},
       {"more bytes than the shape", tensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,8])"), 8,
        "hold 8 bytes, but shape [1] of F32 takes 4"},
       {"overlap",
-       R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[4,12]}})", 12,
-       "tensor 'b': data_offsets begin at 4, overlapping the data before it, which ends at 8"},
+       R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[4,12]}})",
+       12, "tensor 'b': data_offsets begin at 4, overlapping the data before it, which ends at 8"},
       {"the same place",
-       R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})", 8,
-       "tensor 'b': data_offsets begin at 0, overlapping"},
+       R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})",
+       8, "tensor 'b': data_offsets begin at 0, overlapping"},
       {"a hole",
-       R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})", 12,
-       "tensor 'b': data_offsets begin at 8, leaving a hole after the data before it, which ends at 4"},
+       R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})",
+       12, "tensor 'b': data_offsets begin at 8, leaving a hole after the data before it, which ends at 4"},
       {"a hole at the start", tensor(R"("dtype":"U8","shape":[4],"data_offsets":[4,8])"), 8,
        "tensor 'w': data_offsets begin at 4, leaving a hole"},
       {"data left over", tensor(ok), 9, "the file holds 9 bytes of data, but its tensors (the last is 'w') end at 8"},
       {"data without tensors", "{}", 1, "the file holds 1 bytes of data, but its tensors end at 0"},
       {"an endless name", R"({")" + std::string(5000, 'x') + R"(":1})", 0, "xxx...' (5000 bytes)"},
-      {"deep nesting", R"({"w":{"shape":)" + std::string(100000, '['), 0, "tensor 'w': shape: expected a list of sizes"},
+      {"deep nesting", R"({"w":{"shape":)" + std::string(100000, '['), 0,
+       "tensor 'w': shape: expected a list of sizes"},
   };
   for (const Row& row : rows) {
     CAPTURE(row.why);
@@ -202,7 +205,8 @@ std::string mutate(std::string text, std::mt19937& random) {
 }
 
 TEST_CASE(
-    "safetensors header: a damaged header is read as something that tiles the data, or refused by the right exception") {
+    "safetensors header: a damaged header is read as something that tiles the data, or refused by the right "
+    "exception") {
   std::mt19937 random(20261120);
   const std::string seed = serialize_safetensors_header({{{"format", "pt"}},
                                                          lay_out_tensors({{"w", c10::ScalarType::Float, {4, 3}, 0, 0},
@@ -214,7 +218,8 @@ TEST_CASE(
   int read = 0;
   for (int i = 0; i < 40000; ++i) {
     std::string json = seed;
-    for (int changes = std::uniform_int_distribution<int>(1, 4)(random); changes > 0; --changes) json = mutate(json, random);
+    for (int changes = std::uniform_int_distribution<int>(1, 4)(random); changes > 0; --changes)
+      json = mutate(json, random);
     try {
       const SafetensorsHeader header = parse_safetensors_header(json, data_bytes, "f");
       ++read;

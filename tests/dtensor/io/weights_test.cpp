@@ -122,7 +122,11 @@ TEST_CASE("weights: what does not fit is told in one message, and nothing change
   const std::string weight = R"("first.weight":{"dtype":"F32","shape":[4,3],"data_offsets":[24,72]})";
   const std::string second = R"("second.weight":{"dtype":"F32","shape":[3,4],"data_offsets":[72,120]})";
   const std::vector<Row> rows = {
-      {"missing", "{" + count + "," + bias + "," + weight + "}", 72, {}, {"Missing in the file: 'second.weight' (rename"}},
+      {"missing",
+       "{" + count + "," + bias + "," + weight + "}",
+       72,
+       {},
+       {"Missing in the file: 'second.weight' (rename"}},
       {"unexpected",
        "{" + count + "," + bias + "," + weight + "," + second +
            R"(,"x":{"dtype":"U8","shape":[1],"data_offsets":[120,121]}})",
@@ -136,7 +140,8 @@ TEST_CASE("weights: what does not fit is told in one message, and nothing change
        {},
        {"Of another shape: 'second.weight' is [4, 3] in the file and [3, 4] in the module."}},
       {"dtype",
-       "{" + count + R"(,"first.bias":{"dtype":"I32","shape":[4],"data_offsets":[8,24]},)" + weight + "," + second + "}",
+       "{" + count + R"(,"first.bias":{"dtype":"I32","shape":[4],"data_offsets":[8,24]},)" + weight + "," + second +
+           "}",
        120,
        {},
        {"Of another dtype: 'first.bias' is Int in the file and Float in the module (set `convert_dtype`"}},
@@ -233,7 +238,8 @@ TEST_CASE("weights: a tied tensor may stand in the file under any of its names, 
               R"(,"first.weight":{"dtype":"F32","shape":[4,3],"data_offsets":[72,120]},"tied":{"dtype":"F32","shape":[4,3],"data_offsets":[120,168]}})",
           std::string(120, '\0') + std::string(48, '\1')));
   load_weights(*net, path);
-  CHECK(net->first->weight.view(torch::kByte).equal(torch::ones({4, 12}, torch::kByte)));  // "tied" was registered first
+  CHECK(
+      net->first->weight.view(torch::kByte).equal(torch::ones({4, 12}, torch::kByte)));  // "tied" was registered first
 }
 
 TEST_CASE("weights: a weight tied by assigning the member is what is saved and loaded, not the tensor left behind") {

@@ -67,8 +67,8 @@ TESSERA_RANKS_TEST_CASE("the same ranks in another shape or order", {4}) {
 }
 
 TESSERA_RANKS_TEST_CASE("to fewer ranks, to more, and to others", {3}) {
-  const std::vector<DeviceMesh> meshes = {mesh_of_ranks({3}, {0, 1, 2}), mesh_of_ranks({2}, {1, 2}), mesh_of_ranks({1}, {0}),
-                                          mesh_of_ranks({2}, {0, 1})};
+  const std::vector<DeviceMesh> meshes = {mesh_of_ranks({3}, {0, 1, 2}), mesh_of_ranks({2}, {1, 2}),
+                                          mesh_of_ranks({1}, {0}), mesh_of_ranks({2}, {0, 1})};
   for (const DeviceMesh& from : meshes) {
     for (const DeviceMesh& to : meshes) {
       for (const auto& shape : std::vector<std::vector<int64_t>>{{6, 5}, {1, 2}, {0, 3}}) {
@@ -93,7 +93,8 @@ TESSERA_RANKS_TEST_CASE("a tensor without dimensions, such as a loss, goes to ra
   }
 }
 
-TESSERA_RANKS_TEST_CASE("each rank receives what it lacks alone: one all_to_all, none when nobody lacks anything", {4}) {
+TESSERA_RANKS_TEST_CASE("each rank receives what it lacks alone: one all_to_all, none when nobody lacks anything",
+                        {4}) {
   const DeviceMesh line = mesh_of_ranks({4}, {0, 1, 2, 3});
   const DeviceMesh square = mesh_of_ranks({2, 2}, {0, 1, 2, 3});
   const at::Tensor source = spread(whole_numbers({8, 4}), line, {S0});

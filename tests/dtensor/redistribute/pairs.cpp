@@ -29,7 +29,8 @@ std::vector<int64_t> ragged_sizes(int64_t size, int64_t parts) {
 // Part i has the elements i, i + parts, ..., in runs of one.
 std::vector<Intervals> dealt(int64_t size, int64_t parts) {
   std::vector<Intervals> out(static_cast<std::size_t>(parts));
-  for (int64_t i = 0; i < size; ++i) append(out[static_cast<std::size_t>((i * 2 + 1) % parts)], {.begin = i, .end = i + 1});
+  for (int64_t i = 0; i < size; ++i)
+    append(out[static_cast<std::size_t>((i * 2 + 1) % parts)], {.begin = i, .end = i + 1});
   return out;
 }
 
@@ -48,8 +49,9 @@ std::vector<Placements> layouts_of(Placements kinds, const std::vector<int64_t>&
 }
 
 [[noreturn]] void fail(const char* what, const Pair& pair, at::IntArrayRef shape, const DeviceMesh& mesh) {
-  throw std::runtime_error(fmt::format("{}: {} -> {} of [{}] on {}, rank {}", what, to_string(pair.from), to_string(pair.to),
-                                       fmt::join(shape, ", "), mesh.to_string(), mesh.world().rank()));
+  throw std::runtime_error(fmt::format("{}: {} -> {} of [{}] on {}, rank {}", what, to_string(pair.from),
+                                       to_string(pair.to), fmt::join(shape, ", "), mesh.to_string(),
+                                       mesh.world().rank()));
 }
 
 // Whether `t` has the value `whole`: from the pieces, where these are parts of it.
@@ -65,8 +67,8 @@ std::vector<Placements> built_in_layouts(const std::vector<int64_t>& shape, cons
   const Mesh mesh(mesh_shape);
   std::vector<Placements> out =
       layouts_of({Replicate(), Shard(0), Shard(1), Shard(0).ordered(1), BlockCyclic(0, 2), BlockCyclic(1, 1), Partial(),
-                  Partial(ReduceOp::kAvg), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin), Partial(ReduceOp::kProduct),
-                  NormPartial(2), MaskedPartial()},
+                  Partial(ReduceOp::kAvg), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin),
+                  Partial(ReduceOp::kProduct), NormPartial(2), MaskedPartial()},
                  shape, mesh_shape);
   const Placements together(mesh_shape.size(), RaggedShard(1, ragged_sizes(shape[1], mesh.size())));
   const Placements lists(mesh_shape.size(), IntervalShard(0, dealt(shape[0], mesh.size())));
@@ -83,7 +85,8 @@ std::vector<Placements> integer_layouts(const std::vector<int64_t>& shape, const
       shape, mesh_shape);
 }
 
-// Eight layouts by eight at a time, and each pair after its reverse, so that few routes are looked for twice: a thousand are kept.
+// Eight layouts by eight at a time, and each pair after its reverse, so that few routes are looked for twice: a
+// thousand are kept.
 std::vector<Pair> all_pairs(const std::vector<Placements>& layouts) {
   constexpr std::size_t kBlock = 8;
   std::vector<Pair> out;

@@ -1,5 +1,5 @@
-// Norms, and reductions with a mask, pending on one or two of two mesh dimensions: the value, and the gradient of a piece,
-// wherever it is redistributed. Ranks are threads.
+// Norms, and reductions with a mask, pending on one or two of two mesh dimensions: the value, and the gradient of a
+// piece, wherever it is redistributed. Ranks are threads.
 
 #include <functional>
 #include <memory>
@@ -69,7 +69,8 @@ void check_from(const Kind& kind, const Placements& from, const DeviceMesh& mesh
   const at::Tensor weight = sample(kShape, 5);
   const at::Tensor rows = sample({share.count, 5, 4}, 1).requires_grad_(true);
   // Every element counts in some piece, and not in all.
-  const at::Tensor counts = (at::arange(share.count).view({-1, 1, 1}) + at::arange(20).view({1, 5, 4})).remainder(2) == 0;
+  const at::Tensor counts =
+      (at::arange(share.count).view({-1, 1, 1}) + at::arange(20).view({1, 5, 4})).remainder(2) == 0;
   const at::Tensor masks = kind.is_masked ? counts : at::ones_like(counts);
   const at::Tensor want = kind.reduce(at::where(masks, rows, at::full_like(rows, kind.left_out)));
   (want * weight).sum().backward();

@@ -26,8 +26,9 @@ namespace {
 
 template <typename Body>
 void on_threads(const Change& change, const Body& body) {
-  run_in_process(Mesh(change.mesh_shape).size(),
-                 [&](const std::shared_ptr<World>& world) { body(init_device_mesh("cpu", change.mesh_shape, {}, world)); });
+  run_in_process(Mesh(change.mesh_shape).size(), [&](const std::shared_ptr<World>& world) {
+    body(init_device_mesh("cpu", change.mesh_shape, {}, world));
+  });
 }
 
 int64_t sum(const std::vector<int64_t>& numbers) {
@@ -61,7 +62,9 @@ class Account {
     ++next_;
     switch (step.kind) {
       case PlanStep::Kind::kLocal: return 0;
-      case PlanStep::Kind::kAllGather: agree(i, static_cast<double>(given) * (n - 1) == static_cast<double>(sent)); break;
+      case PlanStep::Kind::kAllGather:
+        agree(i, static_cast<double>(given) * (n - 1) == static_cast<double>(sent));
+        break;
       case PlanStep::Kind::kAllToAll:
       case PlanStep::Kind::kPermute: agree(i, given == sent || given == sent + stays(step)); break;
       case PlanStep::Kind::kAllReduce: return 2 * (n - 1) / n * static_cast<double>(given);
@@ -75,7 +78,8 @@ class Account {
     return 0;
   }
   void agree(std::size_t i, bool good) const {
-    if (!good) throw std::runtime_error("step " + std::to_string(i) + " gave otherwise than planned:\n" + plan_.to_string());
+    if (!good)
+      throw std::runtime_error("step " + std::to_string(i) + " gave otherwise than planned:\n" + plan_.to_string());
   }
   int64_t width() const { return static_cast<int64_t>(c10::elementSize(plan_.dtype())); }
   int64_t stays(const PlanStep& step) const {
@@ -107,8 +111,9 @@ TEST_CASE("the gradient of a redistribution comes back from any layout to any ot
   check_property([] {
     Change change = *any_change();
     RC_PRE(change.dtype == at::kDouble);
-    on_threads(change,
-               [&](const DeviceMesh& mesh) { check_gradient({.from = change.from, .to = change.to}, change.shape, mesh); });
+    on_threads(change, [&](const DeviceMesh& mesh) {
+      check_gradient({.from = change.from, .to = change.to}, change.shape, mesh);
+    });
   });
 }
 

@@ -23,8 +23,14 @@ const Placement S0 = Shard(0);
 const Placement S1 = Shard(1);
 const Placement R = Replicate();
 const Placement P = Partial();
-const Placements kKinds = {
-    S0, S1, R, P, Partial(ReduceOp::kAvg), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin), Partial(ReduceOp::kProduct)};
+const Placements kKinds = {S0,
+                           S1,
+                           R,
+                           P,
+                           Partial(ReduceOp::kAvg),
+                           Partial(ReduceOp::kMax),
+                           Partial(ReduceOp::kMin),
+                           Partial(ReduceOp::kProduct)};
 
 bool possible(const Placements& placements, at::ScalarType dtype) {
   try {
@@ -80,9 +86,10 @@ void check_all(const DeviceMesh& mesh, at::IntArrayRef shape, at::ScalarType dty
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("redistribution never changes the value, whatever the pair, the shape and the dtype", {1, 2, 3, 4}) {
-  for (const at::ScalarType dtype :
-       {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kInt, at::kShort, at::kByte, at::kBool, at::kComplexFloat}) {
+TESSERA_RANKS_TEST_CASE("redistribution never changes the value, whatever the pair, the shape and the dtype",
+                        {1, 2, 3, 4}) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kInt, at::kShort, at::kByte,
+                                     at::kBool, at::kComplexFloat}) {
     check_all(line(), {5, 3}, dtype, kKinds);
   }
   for (const std::vector<int64_t>& shape :
@@ -134,7 +141,8 @@ TESSERA_RANKS_TEST_CASE("gradients come back in the input's layout, pending ones
 TESSERA_RANKS_TEST_CASE("any strides go in", {2}) {
   const at::Tensor whole = whole_numbers({6, 5}).t();
   for (const Placement& from : {S0, S1}) {
-    const at::Tensor source = from_local(piece_of(whole, line(), {from}), line(), {from}, {.shape = whole.sizes().vec()});
+    const at::Tensor source =
+        from_local(piece_of(whole, line(), {from}), line(), {from}, {.shape = whole.sizes().vec()});
     for (const Placement& to : {S0, S1, R}) CHECK(same(full_tensor(redistribute(source, {to})), whole));
   }
 }

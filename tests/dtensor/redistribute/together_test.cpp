@@ -48,8 +48,8 @@ std::vector<Case> cases(const DeviceMesh& mesh, at::IntArrayRef shape) {
   const auto layouts = all_layouts(mesh.ndim(), kKinds);
   std::vector<Case> out;
   for (std::size_t i = 0; i < layouts.size() * 3; ++i) {
-    out.push_back({whole_numbers(shape, dtypes[i % dtypes.size()], static_cast<int64_t>(i)), layouts[i % layouts.size()],
-                   layouts[i * 7 % layouts.size()]});
+    out.push_back({whole_numbers(shape, dtypes[i % dtypes.size()], static_cast<int64_t>(i)),
+                   layouts[i % layouts.size()], layouts[i * 7 % layouts.size()]});
   }
   return out;
 }
@@ -77,7 +77,8 @@ void check_arrived(const std::vector<Case>& all, const std::vector<at::Tensor>& 
   }
 }
 
-// Rank 0 begins; the others come only once its call has returned, by a key that it sets then. Returns the most collectives of one.
+// Rank 0 begins; the others come only once its call has returned, by a key that it sets then. Returns the most
+// collectives of one.
 int64_t begin_moves_alone(const DeviceMesh& mesh, const std::vector<std::pair<Placements, Placements>>& moves) {
   World& world = mesh.world();
   const c10::intrusive_ptr<c10d::Store> store = world.store();
@@ -114,8 +115,9 @@ void begin_alone(const std::shared_ptr<World>& world) {
                     {{{S0}, {R}}, {{S0}, {S1}}, {{P}, {R}}, {{P}, {S0}}, {{S1}, {BlockCyclic(0, 2)}}});
   // Some go in two rounds, of which the second begins when the first is read.
   if (world->size() == 4) {
-    const int64_t most = begin_moves_alone(init_device_mesh("cpu", {2, 2}, {}, world),
-                                           {{{S0, S1}, {S1, R}}, {{P, S0}, {S0, R}}, {{P, P}, {S0, R}}, {{S0, P}, {P, S1}}});
+    const int64_t most =
+        begin_moves_alone(init_device_mesh("cpu", {2, 2}, {}, world),
+                          {{{S0, S1}, {S1, R}}, {{P, S0}, {S0, R}}, {{P, P}, {S0, R}}, {{S0, P}, {P, S1}}});
     CHECK(most == 2);
   }
 }
@@ -216,7 +218,8 @@ TESSERA_RANKS_TEST_CASE("measured costs are alike on every rank, and plans by th
       figures.push_back(link.bytes_per_microsecond);
     }
     const at::Tensor mine = at::tensor(figures, at::kDouble);
-    const at::Tensor others = full_tensor(from_local(mine, mesh, Placements(figures.size() / 2, Partial(ReduceOp::kMax))));
+    const at::Tensor others =
+        full_tensor(from_local(mine, mesh, Placements(figures.size() / 2, Partial(ReduceOp::kMax))));
     CHECK(same(mine, others));
     const Placements from(figures.size() / 2, S0);
     const Placements to(figures.size() / 2, S1);
@@ -224,15 +227,16 @@ TESSERA_RANKS_TEST_CASE("measured costs are alike on every rank, and plans by th
     CHECK(same(full_tensor(moved), whole_numbers({8, 4})));
   }
   const DeviceMesh fake = init_device_mesh("cpu", {2}, {}, World::fake(0, 2));
-  CHECK_THROWS_WITH_AS(measured_costs(fake), doctest::Contains("nothing travels in a fake world"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(measured_costs(fake), doctest::Contains("nothing travels in a fake world"),
+                       std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("a reduction that refuses one rank's values ends the others", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor source = from_local(at::full({2}, mesh.local_rank(0) == 0 ? -1.0 : 1.0), mesh, {S0});
   const at::Tensor other = from_local(at::ones({2}), mesh, {S0});
-  CHECK_THROWS_WITH_AS(redistribute_many({source, other}, {{NormPartial(2)}, {R}}), doctest::Contains("negative elements"),
-                       std::runtime_error);
+  CHECK_THROWS_WITH_AS(redistribute_many({source, other}, {{NormPartial(2)}, {R}}),
+                       doctest::Contains("negative elements"), std::runtime_error);
 }
 
 TESSERA_RANKS_TEST_CASE("async: a source that is written while it is sent is refused, on every rank", {2, 3}) {
@@ -269,7 +273,8 @@ TESSERA_RANKS_TEST_CASE("redistribute_many: one message from each rank to each, 
     sharded.push_back(spread(whole_numbers({5, 3}, at::kDouble).to(dtype), mesh, {S0}));
   for (int i = 0; i < 5; ++i) pending.push_back(spread(whole_numbers({5, 3}, at::kDouble, i), mesh, {P}));
   const std::vector<Placements> five_s1(5, {S1}), five_r(5, {R}), five_s0(5, {S0});
-  const auto counted = [&](const std::vector<at::Tensor>& tensors, const std::vector<Placements>& to, const char* kind) {
+  const auto counted = [&](const std::vector<at::Tensor>& tensors, const std::vector<Placements>& to,
+                           const char* kind) {
     const CommCounter counter(mesh);
     redistribute_many(tensors, to);
     CHECK(counter.count(kind) == 1);
@@ -298,8 +303,8 @@ TESSERA_RANKS_TEST_CASE("redistribute_many: bad input is refused before anything
   const DeviceMesh mesh = line();
   const at::Tensor t = spread(sample({6, 4}), mesh, {S0});
   const CommCounter counter(mesh);
-  CHECK_THROWS_WITH_AS(redistribute_many({t, t}, {{R}}), doctest::Contains("redistribute_many: 2 tensors and 1 placements"),
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(redistribute_many({t, t}, {{R}}),
+                       doctest::Contains("redistribute_many: 2 tensors and 1 placements"), std::invalid_argument);
   const DeviceMesh other = init_device_mesh("cpu", {2}, {"other"}, mesh.world_ptr());
   CHECK_THROWS_WITH_AS(redistribute_many({t, spread(sample({6, 4}), other, {S0})}, {{R}, {R}}),
                        doctest::Contains("tensor 1 lies on mesh {other: 2} on cpu, tensor 0 on {d0: 2} on cpu"),

@@ -1,5 +1,5 @@
-// The c10d::Backend over MPI itself; //tests/mesh/collectives:collectives_test_mpi has what the library does with it. A world of one has
-// another backend.
+// The c10d::Backend over MPI itself; //tests/mesh/collectives:collectives_test_mpi has what the library does with it. A
+// world of one has another backend.
 
 #include <chrono>
 #include <stdexcept>
@@ -254,7 +254,8 @@ TESSERA_RANKS_TEST_CASE("bad tensors, counts, ranks and tags are refused by name
   Tensors undefined = {at::Tensor()}, conjugate = {at::complex(at::ones({2}), at::ones({2})).conj()};
   check_refused([&] { mpi->allreduce(none); }, "allreduce over MPI: 0 tensors (or lists) were given; give one");
   check_refused([&] { mpi->allreduce(two); }, "2 tensors (or lists) were given");
-  check_refused([&] { mpi->allreduce(turned); }, "a tensor of shape (3, 2) and dtype Float on cpu is not dense, contiguous");
+  check_refused([&] { mpi->allreduce(turned); },
+                "a tensor of shape (3, 2) and dtype Float on cpu is not dense, contiguous");
   check_refused([&] { mpi->allreduce(undefined); }, "allreduce over MPI: a tensor is undefined");
   check_refused([&] { mpi->allreduce(conjugate); }, "pass contiguous() ones, with resolve_conj()");
   c10d::BroadcastOptions options;
@@ -263,7 +264,8 @@ TESSERA_RANKS_TEST_CASE("bad tensors, counts, ranks and tags are refused by name
   check_refused([&] { mpi->send(one, 2, 0); }, "send over MPI: rank 2 is outside the group of 2");
   check_refused([&] { mpi->recv(one, 0, -1); }, "recv over MPI: tag -1 is outside [0, ");
   at::Tensor input = at::ones({3}), output = at::ones({7}), ints = at::ones({6}, at::kInt);
-  check_refused([&] { mpi->_allgather_base(output, input); }, "7 elements of Float are not 2 times 3 elements of Float");
+  check_refused([&] { mpi->_allgather_base(output, input); },
+                "7 elements of Float are not 2 times 3 elements of Float");
   check_refused([&] { mpi->_allgather_base(ints, input); }, "6 elements of Int are not 2 times 3 elements of Float");
   check_refused([&] { mpi->_reduce_scatter_base(input, output); }, "_reduce_scatter_base over MPI: 7 elements");
   std::vector<int64_t> counts = {1, 1}, negative = {4, -1}, even;

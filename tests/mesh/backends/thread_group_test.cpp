@@ -61,7 +61,8 @@ void check_throws(const Call& call, const std::string& part) {
 
 // Every rank of two posts its half; the works of both throw `part` when they are waited for.
 void check_mismatch(const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& first,
-                    const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& second, const std::string& part) {
+                    const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& second,
+                    const std::string& part) {
   const auto groups = make_groups(2, std::chrono::seconds(10));
   const auto a = first(*groups[0]);
   const auto b = second(*groups[1]);
@@ -236,9 +237,11 @@ TEST_CASE("ranks that disagree all get an error that says what each brought") {
       reduce(RedOp::SUM, filled(1)), broadcast(0, filled(1)),
       "the ranks disagree on collective 0 of their group: ranks 10 and 11 issue different operations; ranks [10]: "
       "all_reduce sum of Long (2, 3); ranks [11]: broadcast with root 0 of Long (2, 3)");
-  check_mismatch(reduce(RedOp::SUM, filled(1)), reduce(RedOp::MAX, filled(1)), "ranks [11]: all_reduce max of Long (2, 3)");
-  check_mismatch(reduce(RedOp::SUM, filled(1)), reduce(RedOp::SUM, filled(1, {3, 2})),
-                 "rank 11 gives rank 10 Long (3, 2) for a place of Long (2, 3); ranks [10]: all_reduce sum of Long (2, 3)");
+  check_mismatch(reduce(RedOp::SUM, filled(1)), reduce(RedOp::MAX, filled(1)),
+                 "ranks [11]: all_reduce max of Long (2, 3)");
+  check_mismatch(
+      reduce(RedOp::SUM, filled(1)), reduce(RedOp::SUM, filled(1, {3, 2})),
+      "rank 11 gives rank 10 Long (3, 2) for a place of Long (2, 3); ranks [10]: all_reduce sum of Long (2, 3)");
   check_mismatch(reduce(RedOp::SUM, filled(1, {2}, at::kFloat)), reduce(RedOp::SUM, filled(1, {2}, at::kInt)),
                  "rank 11 gives rank 10 Int (2) for a place of Float (2)");
   check_mismatch(broadcast(0, filled(1)), broadcast(1, filled(1)), "ranks [11]: broadcast with root 1 of Long (2, 3)");
@@ -248,9 +251,10 @@ TEST_CASE("ranks that disagree all get an error that says what each brought") {
       return group.alltoall_base(output, input, receive, send);
     };
   };
-  check_mismatch(exchange({1, 2}, {1, 3}), exchange({4, 0}, {2, 0}),
-                 "rank 10 gives rank 11 3 of Float for a place of 4 of Float; ranks [10]: all_to_all, gives Float x [1, 3], "
-                 "takes Float x [1, 2]; ranks [11]: all_to_all, gives Float x [2, 0], takes Float x [4, 0]");
+  check_mismatch(
+      exchange({1, 2}, {1, 3}), exchange({4, 0}, {2, 0}),
+      "rank 10 gives rank 11 3 of Float for a place of 4 of Float; ranks [10]: all_to_all, gives Float x [1, 3], "
+      "takes Float x [1, 2]; ranks [11]: all_to_all, gives Float x [2, 0], takes Float x [4, 0]");
   const auto send = [](c10d::Backend& group) {
     Tensors tensors = {filled(1, {3})};
     return group.send(tensors, 1, 7);
@@ -264,9 +268,8 @@ TEST_CASE("ranks that disagree all get an error that says what each brought") {
 
 TEST_CASE("one rank's own bad arguments are told to every rank of the group") {
   const auto barrier = [](c10d::Backend& group) { return group.barrier(); };
-  const auto bad = [&](const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& call, const std::string& part) {
-    check_mismatch(barrier, call, "rank 11: " + part);
-  };
+  const auto bad = [&](const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& call,
+                       const std::string& part) { check_mismatch(barrier, call, "rank 11: " + part); };
   bad(
       [](c10d::Backend& group) {
         Tensors tensors = {filled(1), filled(1)};
@@ -374,6 +377,8 @@ TEST_CASE("closing a group ends its waits and all that comes later") {
 
 TEST_CASE("CUDA tensors are refused by name") {
   check_throws<std::invalid_argument>(
-      [] { make_thread_group(std::make_shared<ThreadHub>(), {.store = {}, .ranks = {0}, .device = c10::DeviceType::CUDA}); },
+      [] {
+        make_thread_group(std::make_shared<ThreadHub>(), {.store = {}, .ranks = {0}, .device = c10::DeviceType::CUDA});
+      },
       "exchange CPU tensors alone, not those on cuda; use a mesh on \"cpu\"");
 }

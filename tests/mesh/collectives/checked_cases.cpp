@@ -67,8 +67,9 @@ void check_swapped(const DeviceMesh& mesh, const Names& names, bool odd) {
     const World::Scope scope(mesh.world(), op);
     all_reduce(at::ones({4}), mesh, 0, ReduceOp::kSum);
   };
-  check_mismatch([&] { reduce(odd ? "aten::linear" : "aten::mm"); },
-                 {names.others + ": aten::mm: all_reduce sum of Float (4)", names.last + ": aten::linear: all_reduce sum"});
+  check_mismatch(
+      [&] { reduce(odd ? "aten::linear" : "aten::mm"); },
+      {names.others + ": aten::mm: all_reduce sum of Float (4)", names.last + ": aten::linear: all_reduce sum"});
   check_mismatch([&] { reduce(odd ? "aten::mm" : "aten::linear"); },
                  {names.others + ": aten::linear: all_reduce", names.last + ": aten::mm: all_reduce"});
 }
@@ -79,8 +80,9 @@ void check_swapped_modules(const DeviceMesh& mesh, const Names& names, bool odd)
     const World::Scope scope(mesh.world(), "aten::linear", &path);
     all_reduce(at::ones({4}), mesh, 0, ReduceOp::kSum);
   };
-  check_mismatch([&] { reduce(odd ? "down" : "up"); },
-                 {names.others + ": aten::linear: all_reduce sum of Float (4) on mesh dimension tp, for up,", "for down,"});
+  check_mismatch(
+      [&] { reduce(odd ? "down" : "up"); },
+      {names.others + ": aten::linear: all_reduce sum of Float (4) on mesh dimension tp, for up,", "for down,"});
   check_mismatch([&] { reduce(odd ? "up" : "down"); }, {"for up,", "for down,"});
 }
 
@@ -146,7 +148,8 @@ void check_agreement(const std::shared_ptr<World>& world) {
     barrier(mesh, 0);
     check_replicated(at::ones({2}), mesh, "aten::add");
     std::vector<std::string> seen;
-    for (const CollectiveRecord& record : counter.records()) seen.push_back(fmt::format("{} {}", record.kind, record.bytes));
+    for (const CollectiveRecord& record : counter.records())
+      seen.push_back(fmt::format("{} {}", record.kind, record.bytes));
     counter.reset();
     return std::make_pair(results, seen);
   };

@@ -115,7 +115,8 @@ TESSERA_RANKS_TEST_CASE("max and min keep a NaN of any sign on any rank, infinit
   const double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
     CAPTURE(c10::toString(dtype));
-    const at::Tensor first = at::tensor({nan, 1.0, -1.0, -infinity, -0.0, 3.0, -nan, 1e-3, -2.0}, at::kDouble).to(dtype);
+    const at::Tensor first =
+        at::tensor({nan, 1.0, -1.0, -infinity, -0.0, 3.0, -nan, 1e-3, -2.0}, at::kDouble).to(dtype);
     const at::Tensor others =
         at::tensor({1.0, nan, -nan, infinity, -0.0, -4.0, -infinity, -1e-3, -5.0}, at::kDouble).to(dtype);
     const at::Tensor mine = world()->rank() == 0 ? first : others;
@@ -184,7 +185,8 @@ TESSERA_RANKS_TEST_CASE("broadcast and scatter bring the source's values, from e
   barrier(mesh, 0);
 }
 
-TESSERA_RANKS_TEST_CASE("any strides and lazy conjugates go in, contiguous tensors come out, and the input stays", {2}) {
+TESSERA_RANKS_TEST_CASE("any strides and lazy conjugates go in, contiguous tensors come out, and the input stays",
+                        {2}) {
   const DeviceMesh mesh = line();
   const int64_t me = world()->rank();
   const at::Tensor base = at::arange(12, at::kDouble).reshape({3, 4}) + me;
@@ -328,7 +330,11 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
   check_refused([&] { scatter(x, x, mesh, 0, n); }, "scatter: source");
   const std::vector<int64_t> ones(static_cast<std::size_t>(n), 1);
   check_refused([&] { all_to_all(at::ones({n + 1}), ones, ones, mesh, 0); }, "all_to_all: input of shape");
-  check_refused([&] { all_to_all(at::ones({1, n}), ones, ones, mesh, 0); }, "a 1-D input of the sum of the send counts");
+  check_refused(
+      [&] {
+        all_to_all(at::ones({1, n}), ones, ones, mesh, 0);
+      },
+      "a 1-D input of the sum of the send counts");
   check_refused([&] { all_to_all(at::ones({1}), {1, 0, 0}, ones, mesh, 0); }, "send counts [1, 0, 0]");
   check_refused([&] { all_to_all(at::ones({n}), ones, std::vector<int64_t>(ones.size(), -1), mesh, 0); },
                 "receive counts [-1");
@@ -336,8 +342,8 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
   CHECK(counter.total() == 0);
 }
 
-TESSERA_RANKS_TEST_CASE("counts that do not fit the ranks or the input are refused on every rank, before anything is sent",
-                        {1, 2}) {
+TESSERA_RANKS_TEST_CASE(
+    "counts that do not fit the ranks or the input are refused on every rank, before anything is sent", {1, 2}) {
   const DeviceMesh mesh = line();
   const int64_t n = world()->size();
   const CommCounter counter(mesh);

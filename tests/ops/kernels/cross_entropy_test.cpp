@@ -65,7 +65,8 @@ bool cuts_classes(const Placements& placements, const at::Tensor& logits) {
   return false;
 }
 
-void check_alike(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements, const Options& options) {
+void check_alike(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements,
+                 const Options& options) {
   const at::Tensor target = target_of(value), whole = leaf(value), cut = leaf(spread(value, mesh, placements));
   const at::Tensor want = options(whole, target), got = options(cut, target);
   CHECK(close(full_tensor(got.detach()), want.detach()));
@@ -78,7 +79,8 @@ void check_alike(const at::Tensor& value, const DeviceMesh& mesh, const Placemen
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("cross entropy of cut classes equals one process's: every layout, option and shape", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("cross entropy of cut classes equals one process's: every layout, option and shape",
+                        {1, 2, 3, 4}) {
   const ImplicitReplication plain_targets;
   const std::vector<at::Tensor> values = {sample({6, 10}, 1), sample({4, 5, 3}, 2), sample({7}, 3),
                                           sample({2, 3}, 4) * 1000};
@@ -99,8 +101,8 @@ TESSERA_RANKS_TEST_CASE("cross entropy of cut classes equals one process's: ever
   }
 }
 
-TESSERA_RANKS_TEST_CASE("cut classes take two all-reduces, a batch that is cut besides those of its sums, backward none",
-                        {2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE(
+    "cut classes take two all-reduces, a batch that is cut besides those of its sums, backward none", {2, 3, 4}) {
   const ImplicitReplication plain_targets;
   const at::Tensor value = sample({4, 12}, 1), target = target_of(value);
   for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {

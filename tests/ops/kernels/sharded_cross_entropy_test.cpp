@@ -33,13 +33,16 @@ double as_pytorch(const CrossEntropyOptions& options, int64_t classes) {
 
 // LibTorch's of the whole: logits [n, K].
 at::Tensor dense(const at::Tensor& logits, const at::Tensor& target, const CrossEntropyOptions& options) {
-  const auto weight = options.weight.defined() ? std::make_optional(options.weight.to(logits.scalar_type())) : std::nullopt;
+  const auto weight =
+      options.weight.defined() ? std::make_optional(options.weight.to(logits.scalar_type())) : std::nullopt;
   return at::cross_entropy_loss(logits, target, weight, options.reduction, options.ignore_index,
                                 as_pytorch(options, logits.size(1)));
 }
 
 // The columns of all ranks.
-at::Tensor mine(const at::Tensor& whole, const DeviceMesh& mesh) { return piece_of(whole, mesh, {Shard(whole.dim() - 1)}); }
+at::Tensor mine(const at::Tensor& whole, const DeviceMesh& mesh) {
+  return piece_of(whole, mesh, {Shard(whole.dim() - 1)});
+}
 
 struct Numbers {
   int64_t classes;
@@ -61,12 +64,14 @@ void check_alike(const Numbers& in, CrossEntropyOptions options, const DeviceMes
   CHECK(counter.count("all_reduce") == (mesh.size() > 1 ? 2 : 0));
   CHECK(counter.total() == counter.count("all_reduce"));
   CHECK(close_to_scale(loss.detach(), want.detach(), tolerance));
-  const at::Tensor g = want.dim() == 0 ? at::full({}, 1.7, want.scalar_type()) : sample(want.sizes(), 3, want.scalar_type());
+  const at::Tensor g =
+      want.dim() == 0 ? at::full({}, 1.7, want.scalar_type()) : sample(want.sizes(), 3, want.scalar_type());
   want.backward(g);
   counter.reset();
   loss.backward(g);
   CHECK(counter.total() == 0);
-  // Of the largest magnitude of the whole gradient: classes of one rank may all be unlikely. What is close allows at least this scale.
+  // Of the largest magnitude of the whole gradient: classes of one rank may all be unlikely. What is close allows at
+  // least this scale.
   const double scale = whole.grad().abs().max().item<double>();
   REQUIRE(scale > 0);
   CHECK(close(part.grad() / scale, mine(whole.grad(), mesh) / scale, tolerance));
@@ -101,8 +106,8 @@ TESSERA_RANKS_TEST_CASE("ignored_weight_and_ignore_index: the loss and its gradi
   for (const int64_t classes : {12, 10, 3}) {
     for (const double scale : {1.0, 1000.0}) {
       for (const CrossEntropyOptions& options : all_options(classes)) {
-        CAPTURE(fmt::format("{} classes times {}: reduction {}, smoothing {} {}, ignore {}, weighted {}", classes, scale,
-                            static_cast<int>(options.reduction), options.label_smoothing,
+        CAPTURE(fmt::format("{} classes times {}: reduction {}, smoothing {} {}, ignore {}, weighted {}", classes,
+                            scale, static_cast<int>(options.reduction), options.label_smoothing,
                             static_cast<int>(options.smoothing), options.ignore_index, options.weight.defined()));
         check_alike(numbers(classes, scale), options, mesh, 1e-12);
       }
@@ -122,7 +127,8 @@ TESSERA_RANKS_TEST_CASE("rows that are worked on in several parts, the last one 
 
 TESSERA_RANKS_TEST_CASE("float32, and sums of float32 for bfloat16", {1, 2, 3}) {
   const DeviceMesh mesh = line();
-  for (const CrossEntropyOptions& options : all_options(11)) check_alike(numbers(11, 4, at::kFloat), options, mesh, 1e-5);
+  for (const CrossEntropyOptions& options : all_options(11))
+    check_alike(numbers(11, 4, at::kFloat), options, mesh, 1e-5);
   const Numbers in = numbers(12, 4, at::kBFloat16);
   const at::Tensor part = leaf(mine(in.logits, mesh)), whole = leaf(in.logits.to(at::kFloat));
   const at::Tensor loss = sharded_cross_entropy(part, in.target, mesh), want = dense(whole, in.target, {});
@@ -156,10 +162,12 @@ TESSERA_RANKS_TEST_CASE("Megatron's own numbers: 0 to 7 again and again, 10.2309
 
 TESSERA_RANKS_TEST_CASE("losses of sequences keep the target's shape", {2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor logits = sample({13, 17, 22}) * 1000, target = at::remainder(at::arange(13 * 17) * 3, 22).view({13, 17});
+  const at::Tensor logits = sample({13, 17, 22}) * 1000,
+                   target = at::remainder(at::arange(13 * 17) * 3, 22).view({13, 17});
   const at::Tensor whole = leaf(logits), part = leaf(mine(logits, mesh));
   const at::Tensor loss = sharded_cross_entropy(part, target, mesh, {.reduction = at::Reduction::None});
-  const at::Tensor want = dense(whole.view({-1, 22}), target.view({-1}), {.reduction = at::Reduction::None}).view({13, 17});
+  const at::Tensor want =
+      dense(whole.view({-1, 22}), target.view({-1}), {.reduction = at::Reduction::None}).view({13, 17});
   CHECK(close(loss.detach(), want.detach()));
   loss.sum().backward();
   want.sum().backward();
@@ -199,9 +207,8 @@ TESSERA_RANKS_TEST_CASE("all targets ignored, no rows, and logits that are not f
   sum.backward();
   CHECK(same(part.grad(), at::zeros({2, 3})));
   CHECK(std::isnan(sharded_cross_entropy(part.detach(), target, mesh).item<float>()));  // as LibTorch's mean of none
-  CHECK(
-      sharded_cross_entropy(at::ones({0, 3}), at::empty({0}, at::kLong), mesh, {.reduction = at::Reduction::None}).numel() ==
-      0);
+  CHECK(sharded_cross_entropy(at::ones({0, 3}), at::empty({0}, at::kLong), mesh, {.reduction = at::Reduction::None})
+            .numel() == 0);
   const at::Tensor inf = at::full({1, 2}, -std::numeric_limits<float>::infinity());
   const at::Tensor one = mesh.local_rank(0) == 0 ? at::zeros({1, 2}) : inf;
   CHECK(sharded_cross_entropy(one, at::zeros({1}, at::kLong), mesh).item<float>() == doctest::Approx(std::log(2.0)));
@@ -226,7 +233,8 @@ TESSERA_RANKS_TEST_CASE("weights of classes that were written since forward are 
 
 TESSERA_RANKS_TEST_CASE("an ignore_index that a target's dtype cannot hold ignores nothing", {1, 2, 3}) {
   const DeviceMesh mesh = line();
-  const at::Tensor logits = sample({4, 200}), target = at::tensor({0L, 156L, 199L, 7L});  // -100 is 156 among eight bits
+  const at::Tensor logits = sample({4, 200}),
+                   target = at::tensor({0L, 156L, 199L, 7L});  // -100 is 156 among eight bits
   const at::Tensor loss = sharded_cross_entropy(mine(logits, mesh), target.to(at::kByte), mesh, {.classes = 200});
   CHECK(close(loss, at::cross_entropy_loss(logits, target)));
 }

@@ -73,7 +73,9 @@ DeviceMesh make_mesh() {
   return n == 4 ? init_device_mesh("cpu", {2, 2}, {}, world()) : init_device_mesh("cpu", {n}, {}, world());
 }
 
-TESSERA_RANKS_TEST_CASE("views from any layouts give the whole's result", {2, 3, 4}) { check(view_samples, make_mesh(), 4); }
+TESSERA_RANKS_TEST_CASE("views from any layouts give the whole's result", {2, 3, 4}) {
+  check(view_samples, make_mesh(), 4);
+}
 
 TESSERA_RANKS_TEST_CASE("what joins, indexes and normalizes gives the whole's result from any layouts", {2, 3, 4}) {
   check(join_samples, make_mesh(), 4);

@@ -17,8 +17,9 @@ namespace {
 // Drawn anew for each family, so that samples of one do not change those of another.
 std::vector<Sample> all_samples(uint64_t seed) {
   std::vector<Sample> out;
-  for (const auto family : {view_samples, join_samples, indexing_samples, norm_samples, reduction_samples, matmul_samples,
-                            nn_samples, convolution_samples, pooling_samples, pointwise_samples, batched_samples}) {
+  for (const auto family :
+       {view_samples, join_samples, indexing_samples, norm_samples, reduction_samples, matmul_samples, nn_samples,
+        convolution_samples, pooling_samples, pointwise_samples, batched_samples}) {
     at::manual_seed(seed);
     for (Sample& sample : family()) out.push_back(std::move(sample));
   }

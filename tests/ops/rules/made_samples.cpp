@@ -43,7 +43,8 @@ bool is_composite(const c10::OperatorHandle& op) {
 }
 
 bool draws(const std::string& name) {
-  for (const char* random : {"bernoulli", "normal", "uniform", "rand", "exponential", "geometric", "cauchy", "dropout"}) {
+  for (const char* random :
+       {"bernoulli", "normal", "uniform", "rand", "exponential", "geometric", "cauchy", "dropout"}) {
     if (name.find(random) != std::string::npos && name.find("backward") == std::string::npos) return true;
   }
   return false;

@@ -32,8 +32,8 @@ const std::vector<int64_t>& pair() {
   return mesh;
 }
 
-// Kernels that do not compare the sizes of their tensors: what they do with cuts that do not go together ends the process. Only pending
-// tensors are tried.
+// Kernels that do not compare the sizes of their tensors: what they do with cuts that do not go together ends the
+// process. Only pending tensors are tried.
 bool trusts_sizes(const std::string& name) {
   static const std::set<std::string> names = {"aten::_adaptive_avg_pool2d_backward",
                                               "aten::_adaptive_avg_pool3d_backward",
@@ -127,8 +127,8 @@ class Layouter {
     const auto once = [&](const Chosen& chosen) {
       if (std::any_of(chosen.begin(), chosen.end(), moved) && seen.insert(chosen).second) visit(chosen);
     };
-    for (const Placement& kind :
-         {Placement(Replicate()), Partial(kPending[0]), Partial(kPending[1]), Partial(kPending[2]), Partial(kPending[3])}) {
+    for (const Placement& kind : {Placement(Replicate()), Partial(kPending[0]), Partial(kPending[1]),
+                                  Partial(kPending[2]), Partial(kPending[3])}) {
       try_all(kind, once);
     }
   }
@@ -144,8 +144,8 @@ class Layouter {
       if (t.defined()) sizes.insert(t.sizes().begin(), t.sizes().end());
     }
     for (const int64_t size : sizes) {
-      const Options equal =
-          select([&](const at::Tensor& t, const Placement& p) { return p.is_shard() && t.size(p.tensor_dim()) == size; });
+      const Options equal = select(
+          [&](const at::Tensor& t, const Placement& p) { return p.is_shard() && t.size(p.tensor_dim()) == size; });
       if (count_of(equal) <= kMostLayouts) each_choice(equal, chosen, visit);
     }
   }
@@ -245,8 +245,9 @@ class Finder {
     });
     std::vector<Strategy> out;
     for (const Strategy& s : found_) {
-      const bool done = std::any_of(found_.begin(), found_.end(),
-                                    [&](const Strategy& other) { return does_for(other, s) || is_average_of(other, s); });
+      const bool done = std::any_of(found_.begin(), found_.end(), [&](const Strategy& other) {
+        return does_for(other, s) || is_average_of(other, s);
+      });
       if (!done) out.push_back(s);
     }
     return out;
@@ -319,11 +320,12 @@ class Finder {
       std::vector<Tensors> by_rank;
       for (std::size_t r = 0; r < 2; ++r) {
         Tensors pieces;
-        for (const Laid* laid : chosen) pieces.push_back(laid->pieces[r].defined() ? laid->pieces[r].clone() : at::Tensor());
+        for (const Laid* laid : chosen)
+          pieces.push_back(laid->pieces[r].defined() ? laid->pieces[r].clone() : at::Tensor());
         const at::Tensor& result = readings_[0][way].pieces[r];
         try {
-          by_rank.push_back(
-              first().run(localized(first(), pieces, result.defined() ? result.sizes().vec() : std::vector<int64_t>())));
+          by_rank.push_back(first().run(
+              localized(first(), pieces, result.defined() ? result.sizes().vec() : std::vector<int64_t>())));
         } catch (const std::exception&) {
           break;
         }
@@ -332,7 +334,8 @@ class Finder {
       std::vector<Placements> readings;
       for (std::size_t k = 0; k < readings_.size(); ++k) {
         const bool there = k < by_rank[0].size() && k < by_rank[1].size();
-        readings.push_back(there ? read(first().results()[k], readings_[k], {by_rank[0][k], by_rank[1][k]}) : Placements());
+        readings.push_back(there ? read(first().results()[k], readings_[k], {by_rank[0][k], by_rank[1][k]})
+                                 : Placements());
         if (readings.back().empty()) break;
       }
       if (!readings.back().empty()) out.push_back(std::move(readings));

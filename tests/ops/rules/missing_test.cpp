@@ -1,4 +1,5 @@
-// What rules could offer and do not is known, each with its reason; and the finder itself, on rules that lack something.
+// What rules could offer and do not is known, each with its reason; and the finder itself, on rules that lack
+// something.
 
 #include <algorithm>
 #include <fstream>
@@ -119,7 +120,8 @@ TEST_CASE(
   const auto pending = [](const rules::OpCall&) {
     rules::OpRule rule{.strategies = rules::shard_factors({"ab"}, {"ab"})};
     rule.strategies[0].outputs[0] = Partial();
-    for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) rule.strategies.push_back(rules::pass_partial(1, 1, {0}, op));
+    for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin})
+      rule.strategies.push_back(rules::pass_partial(1, 1, {0}, op));
     return rule;
   };
   CHECK(missing_of("tessera_missing::tanh_pending", pending, tanh) == std::vector<std::string>{"S(0) -> S(0)"});

@@ -18,7 +18,9 @@ at::Tensor noise_like(const at::Tensor& t) {
 }
 
 // Where each element's own value is; the other terms are beaten by it.
-at::Tensor owner_like(const at::Tensor& t, int64_t n) { return at::randint(n, t.sizes(), t.options().dtype(at::kLong)); }
+at::Tensor owner_like(const at::Tensor& t, int64_t n) {
+  return at::randint(n, t.sizes(), t.options().dtype(at::kLong));
+}
 
 Pieces sum_terms(const at::Tensor& whole, int64_t n) {
   Pieces out;
@@ -193,8 +195,8 @@ at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements
   std::vector<Part> parts;
   for (std::size_t r = 0; r < pieces.size(); ++r) {
     const Tile tile = local_tile(sizes, placements, mesh_shape, coordinate_of(r, mesh_shape));
-    parts.push_back(
-        {.values = embedded(pieces[r], tile, sizes), .here = embedded(at::ones(pieces[r].sizes(), at::kBool), tile, sizes)});
+    parts.push_back({.values = embedded(pieces[r], tile, sizes),
+                     .here = embedded(at::ones(pieces[r].sizes(), at::kBool), tile, sizes)});
   }
   return joined(parts, placements, mesh_shape, consistent).values;
 }

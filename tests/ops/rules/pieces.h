@@ -12,8 +12,8 @@
 // Tensors cut into the pieces that the ranks of a mesh would hold, and put together again, in one process.
 namespace tessera::testing {
 
-// One piece a rank, in row-major order of coordinates. The terms of a Partial differ in size and sign. Draws from the default
-// generator.
+// One piece a rank, in row-major order of coordinates. The terms of a Partial differ in size and sign. Draws from the
+// default generator.
 std::vector<at::Tensor> distribute(const at::Tensor& whole, const Placements& placements,
                                    std::span<const int64_t> mesh_shape);
 

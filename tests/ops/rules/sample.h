@@ -27,7 +27,9 @@ class WholeCall {
   const c10::FunctionSchema& schema() const { return op_.schema(); }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }  // flattened, undefined ones for what is absent
   const std::vector<at::Tensor>& results() const { return results_; }  // of the whole call
-  const torch::jit::Stack& values() const { return values_; }  // the same with what is no tensor, as the operator left it
+  const torch::jit::Stack& values() const {
+    return values_;
+  }  // the same with what is no tensor, as the operator left it
   const torch::jit::Stack& args() const { return args_; }
   bool random() const { return random_; }
   bool in_place() const { return in_place_; }

@@ -17,7 +17,8 @@ at::IValue none() { return {}; }
 at::Tensor dense_wgrad(const at::Tensor& a, const at::Tensor& g) { return a.flatten(0, -2).t().mm(g.flatten(0, -2)); }
 
 TORCH_LIBRARY_FRAGMENT(tessera_rules_test, m) {
-  m.def("dense(Tensor x, Tensor w) -> Tensor", [](const at::Tensor& a, const at::Tensor& w) { return at::matmul(a, w); });
+  m.def("dense(Tensor x, Tensor w) -> Tensor",
+        [](const at::Tensor& a, const at::Tensor& w) { return at::matmul(a, w); });
   m.def("dense_wgrad(Tensor x, Tensor g) -> Tensor", dense_wgrad);
   m.def("batched_matmul(Tensor a, Tensor b) -> Tensor",
         [](const at::Tensor& a, const at::Tensor& b) { return at::matmul(a, b); });
@@ -172,8 +173,8 @@ std::vector<Sample> matmul_samples() {
       {"aten::mm", {x({5, 3}), x({3, 4})}},
       {"aten::bmm", {x({5, 2, 3}), x({5, 3, 4})}},
       {"aten::_trilinear",
-       {x({5, 3}), x({4, 3, 2}), x({5, 2}), std::vector<int64_t>{1, 3}, std::vector<int64_t>{0}, std::vector<int64_t>{1, 2},
-        std::vector<int64_t>{2, 3}}},
+       {x({5, 3}), x({4, 3, 2}), x({5, 2}), std::vector<int64_t>{1, 3}, std::vector<int64_t>{0},
+        std::vector<int64_t>{1, 2}, std::vector<int64_t>{2, 3}}},
       {"aten::mv", {x({5, 3}), x({3})}},
       {"aten::dot", {x({5}), x({5})}},
       {"aten::vdot", {at::complex(x({5}), x({5})), at::complex(x({5}), x({5}))}},

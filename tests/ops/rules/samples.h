@@ -19,11 +19,12 @@ std::vector<Sample> pointwise_samples();
 std::vector<Sample> batched_samples();
 std::vector<Sample> random_samples();
 
-// Calls of every overload of an operator by its base name, with arguments made from the schema. Overloads that refuse those
-// arguments are left out.
+// Calls of every overload of an operator by its base name, with arguments made from the schema. Overloads that refuse
+// those arguments are left out.
 std::vector<Sample> made_samples(const std::string& base_name);
 
-// The operators that resample images: their names, how many dimensions they resample, and whether they take align_corners.
+// The operators that resample images: their names, how many dimensions they resample, and whether they take
+// align_corners.
 struct ResamplingKind {
   std::string name;
   std::size_t dims;

@@ -120,7 +120,8 @@ TEST_CASE("a strategy for another number of tensors is a bug that says so") {
   const std::vector<rules::TensorInfo> two(2);
   const Sizes mesh = {2};
   CHECK_THROWS_WITH_AS(rules::choose(rule, two, 1, {{Replicate()}, {Replicate()}}, mesh),
-                       doctest::Contains("a strategy of 1 inputs and 1 outputs; the call has 2 and 1"), std::logic_error);
+                       doctest::Contains("a strategy of 1 inputs and 1 outputs; the call has 2 and 1"),
+                       std::logic_error);
 }
 
 // ---- every sample on meshes of two and three dimensions, from layouts drawn at random
@@ -163,7 +164,8 @@ TEST_CASE("what is chosen from any layouts on meshes of two and three dimensions
 }
 
 TEST_CASE("rows of other ranks are fetched where that is cheaper than to gather or to cut otherwise") {
-  const auto rows = [](const std::vector<Placements>& current, const Sizes& image, int64_t kernel, const Sizes& stride) {
+  const auto rows = [](const std::vector<Placements>& current, const Sizes& image, int64_t kernel,
+                       const Sizes& stride) {
     const Sample conv = {"aten::convolution",
                          {x(image), x({1, 1, kernel}), x({1}), stride, Sizes{0}, Sizes{1}, false, Sizes{0}, 1}};
     return text(chosen(conv, current, {4}));

@@ -14,7 +14,8 @@ using Sizes = std::vector<int64_t>;
 
 // The labels of tensors of these sizes, by any operator's schema.
 std::string labels(std::string_view signature, const std::vector<Sizes>& inputs, const std::vector<Sizes>& outputs) {
-  OpCall call{.schema = testing::find_op("aten::neg").schema(), .args = {}, .inputs = {}, .outputs = {}, .first_input = {}};
+  OpCall call{
+      .schema = testing::find_op("aten::neg").schema(), .args = {}, .inputs = {}, .outputs = {}, .first_input = {}};
   for (const Sizes& sizes : inputs) call.inputs.push_back({.sizes = sizes});
   for (const Sizes& sizes : outputs) call.outputs.push_back({.sizes = sizes});
   const std::optional<Signature> read = read_signature(signature, call);

@@ -46,7 +46,8 @@ struct RankCall {
   }
   Tile computed() const {
     const auto& anchor = sample.rule().halos->anchor;
-    return anchor ? tile(sample.tensors()[*anchor], layouts.inputs[*anchor]) : tile(sample.results()[0], layouts.outputs[0]);
+    return anchor ? tile(sample.tensors()[*anchor], layouts.inputs[*anchor])
+                  : tile(sample.results()[0], layouts.outputs[0]);
   }
   // The rows of dimension 0 that the rank holds: one range, for only chunks are simulated.
   Interval rows(const at::Tensor& whole, const Placements& placements) const {
@@ -110,7 +111,8 @@ Tensors mean_loss(const RankCall& rank) {
   torch::jit::Stack args = rank.args;
   args[rank.sample.call().arg_index("reduction")] = 2;
   int64_t count = 0;
-  for (const at::Tensor& whole : rank.sample.tensors()) count = whole.defined() ? std::max(count, whole.numel()) : count;
+  for (const at::Tensor& whole : rank.sample.tensors())
+    count = whole.defined() ? std::max(count, whole.numel()) : count;
   return {rank.sample.run(args)[0] / count};
 }
 

@@ -48,7 +48,8 @@ void check_outputs(const Prepared& sample) {
     CHECK(outputs[k].defined == t.defined());
     if (!t.defined()) continue;
     CHECK(outputs[k].sizes == t.sizes().vec());
-    CHECK_MESSAGE((outputs[k].dtype == t.scalar_type()), fmt::format("result {} is {}", k, c10::toString(t.scalar_type())));
+    CHECK_MESSAGE((outputs[k].dtype == t.scalar_type()),
+                  fmt::format("result {} is {}", k, c10::toString(t.scalar_type())));
   }
 }
 
@@ -65,7 +66,8 @@ int check_kept(const Prepared& sample) {
         if (!outputs) continue;
         const std::string_view kernel = sample.rule().keep_kernel;
         const std::string wrong = simulate(
-            sample, {.inputs = inputs, .outputs = *outputs, .kernel = kernel.empty() ? sample.rule().kernel : kernel}, mesh);
+            sample, {.inputs = inputs, .outputs = *outputs, .kernel = kernel.empty() ? sample.rule().kernel : kernel},
+            mesh);
         CHECK_MESSAGE(wrong.empty(), fmt::format("{} -> {}: {}", to_string(cut), to_string((*outputs)[0]), wrong));
         ++count;
       }
@@ -98,8 +100,8 @@ int check_sample(const Sample& sample) {
 
 using Names = std::set<std::string, std::less<>>;
 
-// Each rule of the table with a sample at least; what cannot be called is listed by name, and so are the operators whose results
-// nobody tells before they ran: the dispatcher replicates those.
+// Each rule of the table with a sample at least; what cannot be called is listed by name, and so are the operators
+// whose results nobody tells before they ran: the dispatcher replicates those.
 void check_table(std::span<const rules::RuleEntry> table, const std::vector<Sample>& samples, const Names& not_called,
                  const Names& replicated) {
   at::manual_seed(1);
@@ -122,7 +124,9 @@ void check_table(std::span<const rules::RuleEntry> table, const std::vector<Samp
   }
 }
 
-TEST_CASE("views: every strategy gives the whole's result") { check_table(rules::view_rules(), view_samples(), {}, {}); }
+TEST_CASE("views: every strategy gives the whole's result") {
+  check_table(rules::view_rules(), view_samples(), {}, {});
+}
 
 TEST_CASE("tensors put together: every strategy gives the whole's result") {
   check_table(rules::join_rules(), join_samples(), {}, {});

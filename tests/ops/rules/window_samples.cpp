@@ -20,7 +20,8 @@ struct Options {
 };
 
 // The operator and its backward; with `parts`, without a bias too, and for one of the gradients alone.
-void add(std::vector<Sample>& out, const Ints& input_sizes, const Ints& weight_sizes, const Options& o, bool parts = false) {
+void add(std::vector<Sample>& out, const Ints& input_sizes, const Ints& weight_sizes, const Options& o,
+         bool parts = false) {
   const at::Tensor input = x(input_sizes);
   const at::Tensor weight = x(weight_sizes);
   const Ints channels = {o.transposed ? weight_sizes[1] * o.groups : weight_sizes[0]};
@@ -32,8 +33,8 @@ void add(std::vector<Sample>& out, const Ints& input_sizes, const Ints& weight_s
                                                          o.transposed, o.output_padding, o.groups));
   const auto backward = [&](bool of_input, bool of_weight, bool of_bias) {
     out.push_back({"aten::convolution_backward",
-                   {grad, input, weight, channels, o.stride, o.padding, o.dilation, o.transposed, o.output_padding, o.groups,
-                    c10::List<bool>({of_input, of_weight, of_bias})}});
+                   {grad, input, weight, channels, o.stride, o.padding, o.dilation, o.transposed, o.output_padding,
+                    o.groups, c10::List<bool>({of_input, of_weight, of_bias})}});
   };
   forward(x(channels));
   backward(true, true, true);
@@ -45,8 +46,8 @@ void add(std::vector<Sample>& out, const Ints& input_sizes, const Ints& weight_s
 }
 
 // Of an image of `sizes`: the operator's samples with those of its backward.
-void add_maxima(std::vector<Sample>& out, const Ints& sizes, const Ints& kernel, const Ints& stride, const Ints& padding,
-                const Ints& dilation, bool ceil_mode) {
+void add_maxima(std::vector<Sample>& out, const Ints& sizes, const Ints& kernel, const Ints& stride,
+                const Ints& padding, const Ints& dilation, bool ceil_mode) {
   const at::Tensor image = x(sizes);
   const std::string dims = kernel.size() == 2 ? "2d" : "3d";
   const auto [most, where] = kernel.size() == 2
@@ -54,7 +55,8 @@ void add_maxima(std::vector<Sample>& out, const Ints& sizes, const Ints& kernel,
                                  : at::max_pool3d_with_indices(image, kernel, stride, padding, dilation, ceil_mode);
   const std::string name = "aten::max_pool" + dims + "_with_indices";
   out.push_back({name, {image, kernel, stride, padding, dilation, ceil_mode}});
-  out.push_back({name + "_backward", {at::randn_like(most), image, kernel, stride, padding, dilation, ceil_mode, where}});
+  out.push_back(
+      {name + "_backward", {at::randn_like(most), image, kernel, stride, padding, dilation, ceil_mode, where}});
 }
 
 void add_means(std::vector<Sample>& out, const Ints& sizes, const Ints& kernel, const Ints& stride, const Ints& padding,
@@ -110,10 +112,12 @@ std::vector<Sample> pooling_samples() {
   add_means(out, {3, 2, 4, 4, 5}, {2, 2, 3}, {2, 1, 2}, {0, 1, 1}, true, false, none());
   add_means(out, {3, 2, 4, 4, 5}, {2, 2, 3}, {2, 1, 2}, {0, 1, 1}, true, true, none());
   const at::Tensor none_larger = at::full({2, 3, 8, 4}, -std::numeric_limits<double>::infinity(), at::kDouble);
-  out.push_back({"aten::max_pool2d_with_indices", {none_larger, Ints{3, 3}, Ints{1, 1}, Ints{1, 1}, Ints{2, 2}, false}});
   out.push_back(
-      {"aten::max_pool2d_with_indices", {at::randint(-9, 9, {2, 3, 7, 4}, at::kLong), Ints{3, 2}, Ints{2, 1}, Ints{1, 1}}});
-  out.push_back({"aten::avg_pool2d", {at::randint(-9, 9, {2, 3, 7, 4}, at::kLong), Ints{3, 2}, Ints{2, 1}, Ints{1, 1}}});
+      {"aten::max_pool2d_with_indices", {none_larger, Ints{3, 3}, Ints{1, 1}, Ints{1, 1}, Ints{2, 2}, false}});
+  out.push_back({"aten::max_pool2d_with_indices",
+                 {at::randint(-9, 9, {2, 3, 7, 4}, at::kLong), Ints{3, 2}, Ints{2, 1}, Ints{1, 1}}});
+  out.push_back(
+      {"aten::avg_pool2d", {at::randint(-9, 9, {2, 3, 7, 4}, at::kLong), Ints{3, 2}, Ints{2, 1}, Ints{1, 1}}});
   return out;
 }
 

@@ -71,15 +71,17 @@ TEST_CASE("samples of which no link follows are refused") {
 }
 
 TEST_CASE("the text of a cost model is read back") {
-  for (const CostModel& model :
-       {CostModel::gloo(2), CostModel::bytes_only(1), CostModel{}, CostModel{.links = {{0.1, 1.0 / 3}, {1e-7, 2e12}}}}) {
+  for (const CostModel& model : {CostModel::gloo(2), CostModel::bytes_only(1), CostModel{},
+                                 CostModel{.links = {{0.1, 1.0 / 3}, {1e-7, 2e12}}}}) {
     CAPTURE(model.to_string());
     CHECK(parse_cost_model(model.to_string()) == model);
   }
   CHECK(CostModel::gloo(2).to_string() == "120 us + 2000 MB/s, 120 us + 2000 MB/s");
-  for (const char* const text : {"120", "120 us", "120 us + x MB/s", "us + 3 MB/s", "1 us + 2 MB/s,", "1 us + 2 MB/s; "}) {
+  for (const char* const text :
+       {"120", "120 us", "120 us + x MB/s", "us + 3 MB/s", "1 us + 2 MB/s,", "1 us + 2 MB/s; "}) {
     CAPTURE(text);
-    CHECK_THROWS_WITH_AS(parse_cost_model(text), doctest::Contains("is no cost model; write a link for each mesh dimension"),
+    CHECK_THROWS_WITH_AS(parse_cost_model(text),
+                         doctest::Contains("is no cost model; write a link for each mesh dimension"),
                          std::invalid_argument);
   }
 }
@@ -105,7 +107,8 @@ TEST_CASE("a cost model that does not fit is refused") {
   const auto refused = [](const CostModel& model) {
     CHECK_THROWS_WITH_AS(
         check_cost_model(model, 1, "test"),
-        doctest::Contains("does not fit a mesh of 1 dimensions; give each a latency of at least 0 and a bandwidth above 0"),
+        doctest::Contains(
+            "does not fit a mesh of 1 dimensions; give each a latency of at least 0 and a bandwidth above 0"),
         std::invalid_argument);
   };
   check_cost_model(CostModel::gloo(1), 1, "test");

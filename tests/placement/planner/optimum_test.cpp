@@ -1,4 +1,5 @@
-// Plans beside the cheapest that trying everything finds, written apart from the planner. tools/bench plan_quality compares more.
+// Plans beside the cheapest that trying everything finds, written apart from the planner. tools/bench plan_quality
+// compares more.
 
 #include <algorithm>
 #include <cmath>

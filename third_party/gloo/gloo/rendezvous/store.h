@@ -6,9 +6,9 @@
 
 namespace gloo::rendezvous {
 
-// Only the names that c10d's GlooStore overrides: the order and number of virtual functions in Gloo's own class differ. A
-// vtable made from this one would replace LibTorch's and crash, so the constructor is declared and defined nowhere: code
-// that would emit one does not link.
+// Only the names that c10d's GlooStore overrides: the order and number of virtual functions in Gloo's own class differ.
+// A vtable made from this one would replace LibTorch's and crash, so the constructor is declared and defined nowhere:
+// code that would emit one does not link.
 class Store {
  public:
   Store();
