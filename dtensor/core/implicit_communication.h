@@ -4,8 +4,7 @@
 
 namespace tessera {
 
-// What Strict throws: a std::runtime_error of its own kind, so that the library tells it from a failure of the job. The
-// library's own.
+// Strict throws this type, so that the library can tell it from a failure of the job. Internal to the library.
 class ImplicitCommunication : public std::runtime_error {
  public:
   using runtime_error::runtime_error;

@@ -6,13 +6,15 @@
 
 namespace tessera {
 
-// While one lives, on its thread, an operator that would communicate on its own throws std::runtime_error that names
-// the operator, the tensors' layouts and the collective, before anything is sent. Explicit, and so allowed:
-//   redistribute and its kin, full_tensor, distribute_tensor, from_local with check, loading and saving;
-//   what gives the program a value: item, equal of tensors that lie alike, one_hot, tensor_split at a tensor's indices,
-//   the lengths of
-//   packed sequences, a GradScaler's search for infinite numbers;
-//   contracts of styles, parameters gathered by data_placement, the reduction of a gradient into its parameter.
+// While a Strict is alive, an operator that would communicate on its own throws std::runtime_error on this thread,
+// before anything is sent. The error names the operator, the tensors' layouts and the collective. `Strict` still
+// allows:
+//   - redistribute and the functions built on it, full_tensor, distribute_tensor, from_local with check, loading and
+//     saving;
+//   - operators that return a value to the program: item, equal of two tensors of one layout, one_hot, tensor_split at
+//     the indices that a tensor holds, the lengths of packed sequences, a GradScaler's search for non-finite numbers;
+//   - what was asked for beforehand: contracts of styles, parameters gathered by data_placement, and the reduction of a
+//     gradient into its parameter's layout.
 class Strict {
  public:
   explicit Strict(bool enabled = true);
@@ -25,9 +27,9 @@ class Strict {
   bool previous_;
 };
 
-// While one lives, on its thread, an operator that communicates on its own says so in spdlog's default logger, as a
-// warning: the operator, the tensors' layouts and the collective, each text once. Nothing is refused; for what counts,
-// see CommCounter.
+// While a WarnImplicit is alive, each operator on this thread that communicates on its own logs a warning with spdlog's
+// default logger. It names the operator, the tensors' layouts and the collective; each text is logged once. Nothing is
+// refused. CommCounter counts the collectives.
 class WarnImplicit {
  public:
   explicit WarnImplicit(bool enabled = true);
@@ -43,9 +45,9 @@ class WarnImplicit {
   std::set<std::string> said_;
 };
 
-// While one lives, on its thread, a plain tensor among an operator's DTensors counts as replicated: every rank must
-// hold the same values. Without it such a tensor is refused unless it has no dimensions. Beside a parameter whose style
-// takes plain tensors for this rank's piece it is a piece, or refused: see dtensor/core/contract.h.
+// While an ImplicitReplication is alive, a plain tensor among an operator's DTensors counts as replicated on this
+// thread: every rank must hold the same values. Without it such a tensor is refused unless it has no dimensions. Beside
+// a parameter whose style takes plain tensors as pieces, it is a piece, or refused: see dtensor/core/contract.h.
 class ImplicitReplication {
  public:
   explicit ImplicitReplication(bool enabled = true);
@@ -59,7 +61,7 @@ class ImplicitReplication {
 };
 
 namespace detail {
-// Held by the library around communication that the user asked for.
+// The library holds one while it communicates for a call of the user that asks for communication.
 class Explicit {
  public:
   Explicit() : strict_(false), warn_(false) {}
@@ -69,8 +71,8 @@ class Explicit {
   WarnImplicit warn_;
 };
 
-// Before communication that nobody asked for: throws under Strict, warns under WarnImplicit. `moves` says, only where
-// it is asked, what would move: "; Float [4] ... would go to [R] by ...".
+// Is called before communication that the user did not ask for: throws under Strict, warns under WarnImplicit. `moves`
+// is called only where its text is needed; it describes the communication: "; Float [4] ... would go to [R] by ...".
 void implicit_communication(const std::string& op, const std::function<std::string()>& moves);
 }  // namespace detail
 

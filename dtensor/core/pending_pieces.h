@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// Pieces of DTensors that an asynchronous redistribution has begun to move: what a DTensor must know of it before it
-// can be read.
+// The local tensors that an asynchronous redistribution will produce. A DTensor over one of them calls deliver() before
+// it is read.
 class PendingPieces {
  public:
   PendingPieces() = default;
@@ -16,8 +16,8 @@ class PendingPieces {
   PendingPieces& operator=(const PendingPieces&) = delete;
   virtual ~PendingPieces() = default;
 
-  // Waits for piece i and puts it into `piece`, if it is still `awaited`. Every rank waits for the pieces in the same
-  // order; from any thread that may communicate.
+  // Waits for piece i, and stores it in `piece` if it is still `awaited`. Every rank must wait for the pieces in the
+  // same order. Any thread that may communicate can call it.
   virtual void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited) = 0;
 };
 

@@ -23,8 +23,11 @@ std::size_t hash_of(uint64_t mesh_id, const Placements& placements, at::IntArray
   return seed;
 }
 
-// Weak references by hash; swept whenever it has doubled since the last sweep, so that it stays within twice the live
-// specs.
+// Invariants:
+//   - At most one live Spec has given properties; the table holds weak references to Specs, by hash.
+//   - It is swept whenever it has doubled since the last sweep, so beyond 1,024 entries it stays within about twice the
+//     live Specs.
+//   - mutex_ guards every member.
 class InternTable {
  public:
   SpecPtr find_or_make(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes,
@@ -43,7 +46,7 @@ class InternTable {
       }
     }
     SpecPtr made = make(mesh, placements, sizes, strides, dtype);
-    if (vacant != end) {  // of one that comes and goes, one row is left
+    if (vacant != end) {  // a Spec that is made and dropped repeatedly takes one entry
       vacant->second = made;
     } else {
       entries_.emplace(hash, made);

@@ -13,48 +13,53 @@
 
 namespace tessera {
 
-// Everything about a DTensor but its data: where it lives, how it is laid out, and its global geometry. Interned: two
-// tensors alike share one Spec, so that `id` stands for all of it in a cache key. Immutable; safe from any thread.
+// Describes a DTensor without its data: the mesh, the layout, and the global sizes, strides and dtype.
+//
+// Invariants:
+//   - It is immutable, and safe to read from any thread.
+//   - Equal Specs that are alive at the same time are one object (intern_spec makes them), so `id` stands for all of it
+//     in a cache key.
 struct Spec {
   uint64_t id = 0;  // never reused in this process
   DeviceMesh mesh;
-  Placements placements;         // normalized, one a mesh dimension
+  Placements placements;         // normalized; one per mesh dimension
   std::vector<int64_t> sizes;    // global
-  std::vector<int64_t> strides;  // global, in elements, as one process would have them
+  std::vector<int64_t> strides;  // global, in elements: those of the tensor in one process
   at::ScalarType dtype;
   Tile tile;                         // the part of the global tensor that this rank holds; empty outside the mesh
   std::vector<int64_t> local_sizes;  // its sizes; {0} outside the mesh
-  bool sharded = false;              // any Shard
-  bool partial = false;              // any Partial
+  bool sharded = false;              // some placement is a Shard
+  bool partial = false;              // some placement is a Partial
 
   int64_t ndim() const { return static_cast<int64_t>(sizes.size()); }
   int64_t numel() const;
   int64_t local_numel() const;
-  // The rank's local size along `tensor_dim` when the tensor is sharded there, else the global one.
+  // Returns the piece's size along `tensor_dim`.
   int64_t local_size(int64_t tensor_dim) const { return local_sizes.at(static_cast<std::size_t>(tensor_dim)); }
 };
 using SpecPtr = std::shared_ptr<const Spec>;
 
-// The Spec of these properties, made or found. `placements` must be normalized. Throws std::invalid_argument when they
-// do not fit `sizes` (see check_layout), on every rank alike.
+// Returns the interned Spec of these properties. `placements` must be normalized. Throws std::invalid_argument, alike
+// on every rank, when they do not fit `sizes` (see check_layout).
 SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes,
                     at::IntArrayRef strides, at::ScalarType dtype);
-// The same with row-major strides.
+// Does the same with row-major strides.
 SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, at::IntArrayRef sizes, at::ScalarType dtype);
-// Of a plain tensor taken as replicated over `mesh`.
+// Returns the Spec of a plain tensor that counts as replicated over `mesh`.
 SpecPtr replicated_spec(const DeviceMesh& mesh, const at::Tensor& plain);
-// `spec` with other placements.
+// Returns `spec` with other placements.
 SpecPtr with_placements(const Spec& spec, const Placements& placements);
 
-// Specs alive now, for tests: dead ones leave the table.
+// Returns the number of Specs that are alive, for tests.
 std::size_t interned_specs();
 
 std::vector<int64_t> contiguous_strides(at::IntArrayRef sizes);
-// Strides of a dense tensor of `sizes` whose dimensions are ordered in memory as `local`'s are; expanded dimensions
-// keep 0.
+// Returns the strides of a dense tensor of `sizes` whose dimensions have the order in memory that `local`'s have; an
+// expanded dimension (stride 0) keeps 0.
 std::vector<int64_t> strides_like(at::IntArrayRef sizes, const at::Tensor& local);
 
-// The same of this rank's piece, ordered as the global tensor is.
+// Returns the strides of this rank's piece when it is dense and its dimensions have the global tensor's order in
+// memory.
 std::vector<int64_t> dense_strides(const Spec& spec);
 
 // "Float [4, 8] on {tp: 2} as [S(0)]"

@@ -13,8 +13,8 @@ void check_current(const at::Tensor& t, const char* who) {
   if (copy.made_by == nullptr || copy.viewed.current_version() == copy.version) return;
   throw std::runtime_error(
       fmt::format("{}: would read {}, a copy that {} made because the viewed tensor had to be moved; the viewed tensor "
-                  "has been written "
-                  "since, so the copy's values are old. Take the view again after the write, or clone it before",
+                  "has been written since, so the copy's values are old. Take the view again after the write, or "
+                  "clone it before",
                   who, to_string(*m.spec), *copy.made_by));
 }
 
@@ -23,8 +23,8 @@ void check_writable(const at::Tensor& t, const char* who) {
   if (m.copy.made_by == nullptr) return;
   throw std::invalid_argument(fmt::format(
       "{}: would write {}, a copy that {} made because the viewed tensor had to be moved: the viewed tensor would not "
-      "change. "
-      "Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view needs no move",
+      "change. Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view needs "
+      "no move",
       who, to_string(*m.spec), *m.copy.made_by));
 }
 

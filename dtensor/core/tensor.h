@@ -14,54 +14,59 @@
 #include "tessera/dtensor/core/spec.h"
 #include "tessera/mesh/core/in_memory.h"
 
-// How a DTensor is made of an at::Tensor: a TensorImpl of the PrivateUse3 backend with the global sizes and strides, no
-// storage, and in its BackendMeta the local tensor and the Spec. The library's own; users take dtensor.h.
+// Defines what makes an at::Tensor a DTensor: a TensorImpl of the PrivateUse3 backend with the global sizes and
+// strides, without a storage, whose BackendMeta holds the local tensor and the Spec. Internal to the library; users
+// include dtensor.h.
 namespace tessera::detail {
 
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;
 inline constexpr c10::DispatchKey kAutogradDTensorKey = c10::DispatchKey::AutogradPrivateUse3;
 
-// Says that a view is a copy, since pieces had to be moved to make it, and of which tensor.
+// Records that a view is a copy of the viewed tensor, because its pieces had to be communicated to make it.
 struct ViewCopy {
-  const std::string* made_by = nullptr;  // the view operator; nullptr: it is no copy
+  const std::string* made_by = nullptr;  // the view operator; nullptr: not a copy
   c10::VariableVersion viewed;           // Meta::writes() of the viewed tensor
-  uint32_t version = 0;                  // which it had when the copy was made
+  uint32_t version = 0;                  // the value of `viewed` when the copy was made
 };
 
+// Holds what a DTensor adds to its TensorImpl: the local tensor, the Spec, the contract, and the count of writes.
+//
 // Invariants:
-//   - writes() is one counter for all DTensors that LibTorch would have share memory: views that no piece was moved
-//     for, detach(), data(), from_local() of one tensor. Every operator that writes one of them in place, or as out=,
-//     raises it, in every mode.
-//   - a piece that is no inference tensor carries that counter as its own version, so that whoever writes the piece
-//     itself, from to_local() or before from_local(), raises it too.
-//   - local() is never a ZeroTensor, which has no memory: what it was made of is written out here. It may have the
-//     Conjugate or Negative key, since conj() of a DTensor is a view of it: what reads memory asks for in_memory() or
-//     row_major().
+//   - All DTensors that would share memory in LibTorch share one counter, writes(): views that needed no communication,
+//     detach(), data(), from_local() of one tensor. Every operator that writes one of them, in place or as out=, raises
+//     it, in every mode.
+//   - A piece that is not an inference tensor has that counter as its own version, so a write to the piece itself, from
+//     to_local() or before from_local(), raises it too.
+//   - local() is never a ZeroTensor, which has no memory: the constructor writes its zeros out. It may have the
+//     Conjugate or Negative key, since conj() of a DTensor is a view of it; code that reads its memory calls
+//     in_memory() or row_major() first.
 struct Meta final : c10::BackendMeta {
   Meta(at::Tensor local_tensor, SpecPtr tensor_spec)
       : spec(std::move(tensor_spec)), local_(with_memory(std::move(local_tensor))) {
     count_own_writes();
   }
-  // Of a Meta that clear() has emptied, and whose piece was never pending: as made anew.
+  // Fills a Meta that clear() has emptied and whose piece was never pending, as the constructor does.
   void fill(at::Tensor local_tensor, SpecPtr tensor_spec) {
     local_ = with_memory(std::move(local_tensor));
     spec = std::move(tensor_spec);
     count_own_writes();
   }
   void clear();
-  // Whether its piece was pending when it was made: then it is never kept for another tensor.
+  // Says whether the piece was pending when this was made; such a Meta is never kept for another tensor.
   bool was_pending() const { return pending_ != nullptr; }
-  // The piece that is item `item` of `pending`.
+  // Holds a piece that is still pending: item `item` of `pending`.
   Meta(std::shared_ptr<PendingPieces> pending, std::size_t item, SpecPtr tensor_spec)
       : spec(std::move(tensor_spec)), pending_(std::move(pending)), item_(item), awaited_(true) {
-    if (c10::InferenceMode::is_enabled()) own_writes_ = c10::VariableVersion(0);  // so is the piece that will come
+    if (c10::InferenceMode::is_enabled())
+      own_writes_ = c10::VariableVersion(0);  // the pending piece is an inference tensor too
   }
-  // detach() and friends alias: they share the local tensor.
+  // detach() and other aliases share the local tensor.
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
     return self;
   }
 
-  // Never requires grad. Of an asynchronous redistribution the first reader waits, from any thread.
+  // Returns the local tensor, which never requires grad. The first reader of an asynchronous redistribution's result
+  // waits here, on any thread.
   const at::Tensor& local() const {
     if (awaited_.load(std::memory_order_acquire)) pending_->deliver(item_, local_, awaited_);
     return local_;
@@ -70,7 +75,7 @@ struct Meta final : c10::BackendMeta {
   const c10::VariableVersion& writes() const {
     return own_writes_.enabled() ? own_writes_ : local().unsafeGetTensorImpl()->version_counter();
   }
-  // The memory that it shows has been written.
+  // Counts a write to this tensor's memory.
   void count_write() {
     if (own_writes_.enabled()) {
       own_writes_.bump();
@@ -78,7 +83,7 @@ struct Meta final : c10::BackendMeta {
       local().unsafeGetTensorImpl()->bump_version();
     }
   }
-  // It is a view of what `writes` counts the writes of.
+  // Makes this a view of the tensor whose writes `writes` counts.
   void share_writes(const c10::VariableVersion& writes) {
     c10::TensorImpl& piece = *local_.unsafeGetTensorImpl();
     if (piece.is_inference()) {
@@ -93,13 +98,13 @@ struct Meta final : c10::BackendMeta {
   ViewCopy copy;
 
  private:
-  // LibTorch gives an inference tensor no version.
+  // Gives an inference tensor a counter, since LibTorch gives it no version.
   void count_own_writes() {
     if (!local_.unsafeGetTensorImpl()->version_counter().enabled()) own_writes_ = c10::VariableVersion(0);
   }
 
   mutable at::Tensor local_;
-  c10::VariableVersion own_writes_;  // enabled where the piece is an inference tensor alone
+  c10::VariableVersion own_writes_;  // enabled only where the piece is an inference tensor
   const std::shared_ptr<PendingPieces> pending_;
   const std::size_t item_ = 0;
   mutable std::atomic<bool> awaited_{false};
@@ -109,28 +114,29 @@ inline bool is_dtensor_impl(const c10::TensorImpl* impl) {
   return impl->key_set().has_backend(c10::BackendComponent::PrivateUse3Bit);
 }
 inline bool is_dtensor(const at::Tensor& t) { return t.defined() && is_dtensor_impl(t.unsafeGetTensorImpl()); }
-// The Meta of a DTensor; `t` must be one.
+// Returns the Meta of `t`, which must be a DTensor.
 inline Meta& meta(const at::Tensor& t) { return *static_cast<Meta*>(t.unsafeGetTensorImpl()->get_backend_meta()); }
 
-// Throws std::runtime_error if `t` is a view's copy and what it viewed has been written since: its values are old.
+// Throws std::runtime_error if `t` is a view that was copied and the viewed tensor has been written since: the values
+// of `t` are old.
 void check_current(const at::Tensor& t, const char* who);
-// Throws std::invalid_argument if `t` is a view's copy: what is written there would not reach the viewed tensor.
+// Throws std::invalid_argument if `t` is a view that was copied: a write to it would not reach the viewed tensor.
 void check_writable(const at::Tensor& t, const char* who);
 
-// A DTensor of `spec` over `local`, whose sizes must be spec->local_sizes. Shares storage with `local`. Under
-// InferenceMode it is an inference tensor unless `normal_in_inference`: what a view of a normal tensor is, there too.
+// Returns a DTensor of `spec` over `local`, whose sizes must be spec->local_sizes; shares storage with `local`. Under
+// InferenceMode it is an inference tensor, unless `normal_in_inference`: views of a normal tensor are normal there.
 at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference = false);
 
-// A DTensor of `spec` over the piece that is item `item` of `pending`.
+// Returns a DTensor of `spec` over the pending piece that is item `item` of `pending`.
 at::Tensor wrap(std::shared_ptr<PendingPieces> pending, std::size_t item, SpecPtr spec);
 
-// Makes an existing plain tensor a DTensor, so that every handle to it is one at once. Keeps requires_grad; drops the
+// Makes a plain tensor a DTensor, so that every handle to it is a DTensor at once. Keeps requires_grad and frees the
 // plain storage. The caller converts .grad.
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec);
-// Makes an existing DTensor what `like` is: it shares its memory, contract and all.
+// Makes `dtensor` share what `like` has: sizes, strides, local tensor, Spec and contract.
 void convert_in_place(const at::Tensor& dtensor, const at::Tensor& like);
 
-// Whether `local` has the sizes and dtype that `spec` says a piece has here.
+// Says whether `local` has the sizes and dtype that `spec` gives this rank's piece.
 inline bool lies_as(const at::Tensor& local, const Spec& spec) {
   const c10::IntArrayRef sizes = local.sizes();
   if (sizes.size() != spec.local_sizes.size() || local.scalar_type() != spec.dtype) return false;
@@ -140,8 +146,8 @@ inline bool lies_as(const at::Tensor& local, const Spec& spec) {
   return true;
 }
 
-// Throws std::runtime_error if `local` has not the sizes and dtype that `spec` says: a bug of ours, found early. Other
-// ranks may not have it, so the world is failed too.
+// Throws std::runtime_error if `local` does not have the sizes and dtype that `spec` gives this rank's piece, which is
+// a bug of the library. Other ranks may not see it, so the World is failed too.
 void check_local(const at::Tensor& local, const Spec& spec, const char* who);
 
 }  // namespace tessera::detail

@@ -9,8 +9,8 @@
 namespace tessera::detail {
 namespace {
 
-// By the type's structure, where its address does not settle it. The first element settles it for most other lists,
-// without a copy of the type.
+// Compares the type's structure where its address does not settle the question. For most other lists the first element
+// settles it, without a copy of the type.
 bool is_optional_tensor_list(const at::IValue& value) {
   if (value.isOptionalTensorList()) return true;
   if (!value.isList()) return false;

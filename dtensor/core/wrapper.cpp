@@ -10,18 +10,17 @@
 namespace tessera::detail {
 namespace {
 
-// The error of a read by a pointer. LibTorch's operator<< reads so too, as many elements as the whole tensor has,
-// behind operators that everybody calls: no kernel can tell that it prints, and the whole would need a collective that
-// this rank alone may enter.
+// The error of reading a DTensor through a pointer. LibTorch's operator<< reads that way too: numel() elements, behind
+// operators that every program calls. So no kernel can tell that it is printing, and gathering the whole value would
+// need a collective that this rank alone might enter.
 constexpr const char* kNoMemory =
     "a DTensor has no memory of its own, which printing (std::cout << t), accessor() and data_ptr() read: print "
     "tessera::to_string(t) for the layout and to_local(t) for this rank's piece, or full_tensor(t), which every rank "
     "calls, for the whole value; read those in the place of t";
 constexpr const char* kNoStorage =
     "a DTensor has no storage of its own, which storage() and torch::save read: call to_local(t) for this rank's piece "
-    "or "
-    "full_tensor(t) for the whole value; in the place of torch::save and torch::load, save_weights and load_weights of "
-    "a module (tessera/dtensor/io/weights.h), save_optimizer and load_optimizer of an optimizer "
+    "or full_tensor(t) for the whole value; in the place of torch::save and torch::load, save_weights and load_weights "
+    "of a module (tessera/dtensor/io/weights.h), save_optimizer and load_optimizer of an optimizer "
     "(tessera/dtensor/io/optimizer_state.h)";
 
 constexpr c10::DispatchKeySet kKeys({kDTensorKey, kAutogradDTensorKey, c10::DispatchKey::ADInplaceOrView});
@@ -44,8 +43,10 @@ void Meta::clear() {
   if (copy.made_by != nullptr) copy = {};
 }
 
-// The wrappers that this thread has no use for now, by their layouts. Tensors may be freed after it: then nothing is
-// kept.
+// Invariants:
+//   - It holds the wrappers that this thread keeps for reuse, each cleared, in buckets by their layout's Spec.
+//   - Only its own thread uses it. After the thread has destroyed it, tensors may still be freed there: they are not
+//     kept.
 class SpareWrappers {
  public:
   SpareWrappers() { thread_state().here = this; }
@@ -57,20 +58,20 @@ class SpareWrappers {
   }
   SpareWrappers(const SpareWrappers&) = delete;
   SpareWrappers& operator=(const SpareWrappers&) = delete;
-  // nullptr: none is kept.
+  // Returns nullptr if none is kept.
   static Wrapper* take(const Spec& spec) {
     SpareWrappers* const mine = of_this_thread();
     if (mine == nullptr) return nullptr;
     Bucket& bucket = mine->bucket(&spec);
     return bucket.count == 0 ? nullptr : bucket.items[--bucket.count];
   }
-  // False: it is the caller's to free.
+  // Returns false if the wrapper is not kept: the caller frees it.
   static bool give(Wrapper* wrapper) {
     const Meta* const meta = wrapper->meta();
     SpareWrappers* const mine = of_this_thread();
     if (mine == nullptr || meta == nullptr) return false;
     Bucket& bucket = mine->bucket(meta->spec.get());
-    // What the wrapper holds may be the last to hold others, which come by here.
+    // clear() may drop the last reference to other DTensors, which are kept here first and may fill the bucket.
     if (bucket.count == bucket.items.size() || !wrapper->clear() || bucket.count == bucket.items.size()) return false;
     bucket.items[bucket.count++] = wrapper;
     return true;
@@ -85,15 +86,16 @@ class SpareWrappers {
     SpareWrappers* here = nullptr;
     bool gone = false;
   };
-  // Found by an offset in the thread's storage, where a thread_local of a shared library is found by a call: 16 bytes
-  // of what the loader has to spare for those that are opened late.
+  // With this TLS model the compiler finds the variable by an offset in the thread's storage; a thread_local of a
+  // shared library is otherwise found by a call. It takes 16 bytes of the space that the loader reserves for libraries
+  // opened at run time.
   static ThreadState& thread_state() {
     [[gnu::tls_model("initial-exec")]] static constinit thread_local ThreadState value;
     return value;
   }
   static SpareWrappers* of_this_thread() {
 #ifdef __SANITIZE_ADDRESS__
-    return nullptr;  // a use after the end is to be seen
+    return nullptr;  // the sanitizer must see a use after free
 #endif
     const ThreadState& mine = thread_state();
     return mine.here != nullptr || mine.gone ? mine.here : make();
@@ -211,7 +213,7 @@ at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed) {
   if (made->is_inference_tensor()) {
     made->version_counter_ = c10::VariableVersion();
   } else if (version.enabled()) {
-    made->version_counter_ = version;  // not one of its own, which LibTorch would replace by this
+    made->version_counter_ = version;  // LibTorch would replace a counter of its own by this one
   } else if (!made->version_counter_.enabled()) {
     made->version_counter_ = c10::VariableVersion(0);
   }
