@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::size_t kLongestText = 1 << 14;
 
-// How a part went, as it travels: "" when well, else 'i' (invalid argument) or 'r' (runtime error) and the text.
+// Encodes how a part ended, to be sent: "" for success, else 'i' (invalid argument) or 'r' (runtime error) and the
+// text.
 std::string outcome_of(const std::function<void()>& part, std::exception_ptr& thrown) {
   try {
     part();
@@ -38,8 +39,8 @@ std::string outcome_of(const std::function<void()>& part, std::exception_ptr& th
 
 }  // namespace
 
-// Over every mesh this rank is in; several times when there are several, so that what one mesh knows goes through a
-// shared rank to the others.
+// Reduces over every mesh that has this rank; repeated once per mesh, so that a value of one mesh reaches the ranks of
+// the others through ranks that they share.
 at::Tensor Agreement::reduce_max(at::Tensor values) const {
   for (std::size_t round = 0; round < meshes_.size(); ++round) {
     for (const DeviceMesh& mesh : meshes_) {
@@ -59,7 +60,7 @@ void Agreement::run(const std::function<void()>& part, const std::function<std::
   const auto both = [&] {
     part();
     if (fingerprint)
-      print = static_cast<int64_t>(std::hash<std::string>()(fingerprint()) >> 1);  // -print is an int64 too
+      print = static_cast<int64_t>(std::hash<std::string>()(fingerprint()) >> 1);  // so that -print fits in int64
   };
   const std::string mine = outcome_of(both, thrown).substr(0, kLongestText);
   if (meshes_.empty()) {
@@ -69,7 +70,7 @@ void Agreement::run(const std::function<void()>& part, const std::function<std::
   const World& world = meshes_.front().world();
   const detail::NotRecording own_tensors;
   const bool failed = !mine.empty();
-  const int64_t code = failed ? world.size() - world.rank() : 0;  // the largest is that of the lowest rank
+  const int64_t code = failed ? world.size() - world.rank() : 0;  // the lowest rank has the largest code
   const std::vector<int64_t> sent = {code, static_cast<int64_t>(mine.size()), failed ? 0 : 1, print, -print};
   const at::Tensor all = reduce_max(at::tensor(sent, at::kLong));
   const auto* got = all.const_data_ptr<int64_t>();

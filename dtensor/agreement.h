@@ -12,22 +12,22 @@
 
 namespace tessera {
 
-// Work that each rank does for itself but that succeeds or fails on all of them: a file that one rank cannot open is
-// the same exception on every rank, before any of them went on.
+// Makes work that every rank does for itself succeed or fail on all of them: a file that one rank cannot open gives the
+// same exception on every rank, before any rank goes on.
 class Agreement {
  public:
-  // `op` is charged with the communication ("load_weights"). Without meshes every rank is on its own.
+  // Communication is counted under `op` ("load_weights"). Without meshes every rank runs alone.
   Agreement(std::vector<DeviceMesh> meshes, const char* op) : meshes_(std::move(meshes)), op_(op) {}
 
   const std::vector<DeviceMesh>& meshes() const { return meshes_; }
 
-  // Runs `part` here and learns how it went elsewhere. Throws on every rank of the meshes what the lowest rank that
-  // failed threw: std::invalid_argument for that and std::logic_error, else std::runtime_error; the rank is named
-  // unless all failed. Ranks whose `fingerprint`, asked after `part`, is not the same get std::invalid_argument that
-  // starts with op and says `differ`.
+  // Runs `part` here, and learns how it ended on the other ranks. If it failed on some, every rank of the meshes throws
+  // what the lowest failed rank threw: std::invalid_argument for that and for any std::logic_error, else
+  // std::runtime_error. The text names the rank, unless all failed. `fingerprint` is called after `part`; where ranks
+  // return different ones, every rank throws std::invalid_argument that starts with op and says `differ`.
   //
-  // One all-reduce of 40 bytes a mesh dimension (of several meshes: as many times as there are meshes), and after a
-  // failure one more of the text. A rank outside the meshes hears nothing.
+  // Communication: one all-reduce of 40 bytes per mesh dimension (repeated once per mesh where there are several), and
+  // after a failure one more of the text. A rank outside the meshes takes no part.
   void run(const std::function<void()>& part, const std::function<std::string()>& fingerprint = nullptr,
            const char* differ =
                "the ranks were called with different arguments; every rank must pass the same names, shapes, "

@@ -8,8 +8,9 @@ class Module;
 
 namespace tessera {
 
-// `head->weight = tok->weight` ties the member of a Linear or Embedding alone and leaves the old tensor registered as
-// "weight". The tensor that forward reads, if it is not the registered one; else an undefined one.
+// Returns the tensor that a Linear's or Embedding's forward reads as its weight, if it is not the registered "weight";
+// else an undefined tensor. `head->weight = tok->weight` ties only the C++ member, and leaves the old tensor
+// registered.
 at::Tensor assigned_weight(const torch::nn::Module& module);
 
 }  // namespace tessera

@@ -29,7 +29,8 @@ bool pending(const Placements& placements) {
   return std::ranges::any_of(placements, [](const Placement& p) { return p.is_partial(); });
 }
 
-// The layout without pending reductions that is reached soonest: each becomes the same Shard, or Replicate.
+// Returns the layout without pending reductions that is estimated to be reached soonest: all of them become the same
+// Shard, or all become Replicate.
 Placements soonest_value(const Spec& spec) {
   if (!pending(spec.placements)) return spec.placements;
   Placements best = without_partial(spec.placements);
@@ -47,7 +48,7 @@ Placements soonest_value(const Spec& spec) {
   return best;
 }
 
-// The ranks of both meshes as one mesh of one dimension.
+// Returns a 1-D mesh of the ranks of both meshes.
 DeviceMesh joined(const DeviceMesh& a, const DeviceMesh& b) {
   std::vector<int64_t> ranks = a.mesh().ranks();
   ranks.insert(ranks.end(), b.mesh().ranks().begin(), b.mesh().ranks().end());
@@ -59,7 +60,7 @@ DeviceMesh joined(const DeviceMesh& a, const DeviceMesh& b) {
 
 at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to);
 
-// A tensor without dimensions, of which a rank holds one element or none, as a row of one.
+// Moves a 0-d tensor, of which a rank holds one element or none, as a tensor of one dimension.
 at::Tensor exchanged_scalar(const at::Tensor& piece, const Spec& from, const Spec& to) {
   const std::vector<int64_t> row = {1};
   const at::Tensor out = exchanged(piece.view({-1}), *intern_spec(from.mesh, from.placements, row, from.dtype),
@@ -67,7 +68,7 @@ at::Tensor exchanged_scalar(const at::Tensor& piece, const Spec& from, const Spe
   return to.mesh.is_member() ? out.view(at::IntArrayRef()) : out;
 }
 
-// From a layout of one mesh to one of another, nothing being pending.
+// Moves a piece from a layout on one mesh to a layout on another; neither has a pending reduction.
 at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) {
   if (from.sizes.empty()) return exchanged_scalar(piece, from, to);
   const Mesh& before = from.mesh.mesh();
@@ -85,7 +86,8 @@ at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) 
   return transfer.result(transfer.start(both, input, /*owned=*/false).wait(), input);
 }
 
-// On the way between the meshes nothing is pending: a reduction is carried out before, or formed after it.
+// Only values without pending reductions are sent between the meshes: a reduction is carried out before, and a Partial
+// is formed afterwards.
 at::Tensor carry_across(const at::Tensor& local, const Spec& from, const Spec& to) {
   const SpecPtr left = with_placements(from, soonest_value(from));
   const SpecPtr reached = with_placements(to, without_partial(to.placements));

@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-// The source's coordinate on the mesh, or nullopt when every rank takes its own values.
+// Returns the source's coordinate on the mesh, or nullopt when every rank keeps its own values.
 std::optional<std::vector<int64_t>> source_coordinate(const DeviceMesh& mesh, int64_t src_rank) {
   if (src_rank == kNoSource) return std::nullopt;
   const int64_t rank = src_rank == kMeshFirstRank ? mesh.mesh().ranks().front() : src_rank;
@@ -33,7 +33,7 @@ std::optional<std::vector<int64_t>> source_coordinate(const DeviceMesh& mesh, in
   return coordinate;
 }
 
-// The mesh dimensions that cut the tensor, and the others.
+// Returns the mesh dimensions that cut the tensor, or, with `cut` false, the others.
 std::vector<int64_t> mesh_dims_where(const Spec& spec, bool cut) {
   std::vector<int64_t> out;
   for (std::size_t i = 0; i < spec.placements.size(); ++i) {
@@ -42,8 +42,8 @@ std::vector<int64_t> mesh_dims_where(const Spec& spec, bool cut) {
   return out;
 }
 
-// The source's tensor `t`, every rank's tile of it flat and padded to one length: [n, *]. `cut` are the ranks that get
-// one each.
+// Returns every rank's tile of the source's tensor `t`, flat and padded to one length: [n, length]. `cut` are the ranks
+// that get one each.
 at::Tensor padded_tiles(const at::Tensor& t, const Spec& spec, const MergedDims& cut,
                         const std::vector<int64_t>& coordinate, int64_t length) {
   const at::Tensor whole = t.contiguous();
@@ -56,8 +56,8 @@ at::Tensor padded_tiles(const at::Tensor& t, const Spec& spec, const MergedDims&
   return rows;
 }
 
-// The tile of the rank at this coordinate, from the source at the same one of the mesh dimensions that do not cut. One
-// scatter over the others together.
+// Returns this rank's tile. The source is the rank that has the source's coordinate on `mesh_dims`, which cut the
+// tensor, and this rank's on the others. Runs one scatter over `mesh_dims` merged.
 at::Tensor scatter_tiles(const at::Tensor& t, const Spec& spec, const std::vector<int64_t>& source,
                          const std::vector<int64_t>& mesh_dims) {
   const std::vector<int64_t>& coordinate = *spec.mesh.coordinate();
@@ -74,7 +74,7 @@ at::Tensor scatter_tiles(const at::Tensor& t, const Spec& spec, const std::vecto
   return mine.narrow(0, 0, spec.local_numel()).view(spec.local_sizes);
 }
 
-// The tile of `t` as the source has it.
+// Returns this rank's tile of the source's `t`.
 at::Tensor from_source(const at::Tensor& t, const Spec& spec, const std::vector<int64_t>& source) {
   const std::vector<int64_t> cut = mesh_dims_where(spec, /*cut=*/true);
   const std::vector<int64_t> rest = mesh_dims_where(spec, /*cut=*/false);
@@ -94,7 +94,7 @@ at::Tensor piece_of(const at::Tensor& t, const Spec& spec, const std::optional<s
     piece = from_source(piece, spec, *source);
     sent = without_partial(spec.placements);
   }
-  // What no rank sent is cut or turned into a Partial here, which communicates nothing.
+  // This cuts what no rank sent, and forms Partials; neither communicates.
   piece = redistribute_local(piece, *with_placements(spec, sent), spec.placements).to(spec.mesh.device());
   return piece.is_alias_of(t) ? piece.clone(at::MemoryFormat::Contiguous) : piece.contiguous();
 }
@@ -153,7 +153,7 @@ void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const 
   const at::NoGradGuard no_grad;
   const at::Tensor& grad = plain.grad();
   if (grad.defined() && !is_dtensor(grad)) {
-    // Partial values have Replicate gradients.
+    // The gradient of a Partial value is Replicate.
     const at::Tensor converted = distribute_tensor(grad, mesh, without_partial(spec->placements), src_rank);
     detail::convert_in_place(plain, piece_of(plain, *spec, source), spec);
     plain.mutable_grad() = converted;

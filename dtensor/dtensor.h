@@ -14,119 +14,133 @@
 
 namespace tessera {
 
-// A DTensor is an at::Tensor with global sizes whose pieces lie on the ranks of a mesh. It goes through LibTorch's
-// operators, autograd, optimizers and modules as any tensor does. These functions ask and change how it lies.
+// A DTensor is an at::Tensor with global sizes whose pieces (local tensors) are held by the ranks of a mesh. LibTorch's
+// operators, autograd, optimizers and modules take it as they take any tensor. The functions below read and change its
+// layout.
 
 bool is_dtensor(const at::Tensor& t);
 
-// What a DTensor is. Throws std::invalid_argument on a plain tensor, naming `from_local` and `distribute_tensor`.
+// Return a DTensor's description, or parts of it. Throw std::invalid_argument on a plain tensor; the error names
+// `from_local` and `distribute_tensor`.
 const Spec& spec_of(const at::Tensor& t);
 SpecPtr spec_ptr_of(const at::Tensor& t);
 const DeviceMesh& mesh_of(const at::Tensor& t);
 const Placements& placements_of(const at::Tensor& t);
-// The meshes of the DTensors among `tensors`, each once, in order of appearance.
+// Returns the meshes of the DTensors among `tensors`, each once, in order of appearance.
 std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
 
 struct FromLocalOptions {
-  // The global shape; without it every piece counts as of this rank's size, so uneven pieces need it.
+  // The global shape. Without it every piece of a sharded dimension is taken to have this rank's size, so uneven pieces
+  // need it.
   std::optional<std::vector<int64_t>> shape;
-  // The global strides; without them row-major, whatever the piece's are: every rank must have the same.
+  // The global strides, the same on every rank. Without them the DTensor is row-major, whatever the strides of the
+  // piece.
   std::optional<std::vector<int64_t>> stride;
-  // Compares placements, shape, and the pieces' sizes, dtypes and (where replicated) contents over the mesh; every rank
-  // throws alike.
+  // Compares placements, shape, and the pieces' sizes, dtypes and (where replicated) contents over the mesh; where they
+  // differ, every rank throws the same error.
   bool check = false;
-  // Of a MaskedPartial: which elements of the piece count, a bool tensor of its sizes. The others become neutral.
+  // For a MaskedPartial: a bool tensor of the piece's sizes that says which of its elements count. The others become
+  // the reduction's neutral element.
   at::Tensor mask;
-  // How the gradient of the piece is laid out, as it is. Default: the derivative after the piece, laid out as
-  // `placements` with Partial as Replicate. Of a sum it is the value's gradient, of an average that divided by the
-  // number of pieces; of P(max), P(min), P(product) and a norm it takes an all_reduce or two of the piece's size in
-  // backward, and pieces that are the extremum together share its gradient. A user's Reduction says its own, or
-  // backward throws std::runtime_error.
+  // If given, the piece's gradient is the DTensor's gradient redistributed to these placements. Default: the derivative
+  // with respect to the piece, laid out as `placements` with Partial as Replicate. For a sum that is the value's
+  // gradient, for an average the gradient divided by the number of pieces. For P(max), P(min), P(product) and a norm it
+  // takes one or two all_reduces of the piece's size in backward; pieces that share an extremum share its gradient. A
+  // user's Reduction defines its own derivative; without one backward throws std::runtime_error.
   std::optional<Placements> grad_placements;
 };
 
-// The global tensor of which `local` is this rank's piece. Shares storage with `local`, or copies it where it is not
-// row-major and no stride was given. Differentiable: the gradient comes back in `grad_placements` as a plain tensor.
+// Returns the global tensor of which `local` is this rank's piece. Shares storage with `local`, unless `local` is not
+// row-major and no stride was given: then it is copied. Differentiable: the gradient is a plain tensor (see
+// grad_placements).
 // Communicates only with `check`: one all_reduce of 40 bytes and two all_gathers per mesh dimension.
-// Throws std::invalid_argument on placements, options or a layout (a sparse tensor) that do not fit, alike on every
-// rank. A piece of another size than shape and placements say throws on the rank that has it and fails the job; with
-// `check` every rank throws, and the job goes on.
+// Throws std::invalid_argument, alike on every rank, on placements, options or a tensor layout (sparse) that do not
+// fit. Where a piece's size differs from what shape and placements give, the rank that has it throws and the job fails;
+// with `check` every rank throws, and the job goes on.
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options = {});
 
-// This rank's piece, sharing storage. Differentiable: its gradient is taken to be laid out as `grad_placements`;
-// default, the placements with Partial as Replicate. No communication. An empty tensor outside the mesh. A write to the
-// piece in place writes `dtensor`. A view of `dtensor` whose pieces had to be moved is a copy, and reading it after
-// such a write throws. Writes to a piece that is an inference tensor are not counted: after one, take such views again.
+// Returns this rank's piece, which shares storage with `dtensor`; an empty tensor outside the mesh. No communication.
+// Differentiable: the piece's gradient is taken to be laid out as `grad_placements`; default: the placements with
+// Partial as Replicate.
+// A write to the piece in place writes `dtensor`. A view of `dtensor` that needed communication is a copy, and reading
+// it after such a write throws. Writes to a piece that is an inference tensor are not counted: take such views again
+// after one.
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
 
 struct RedistributeOptions {
-  // How the input's gradient is laid out. Default: the input's own placements, except that under a Partial it keeps the
-  // layout that it has (Partial becomes Replicate).
+  // The placements of the input's gradient. Default: the input's own placements; where the input is Partial, the
+  // gradient keeps its own placement there (a Partial one becomes Replicate).
   std::optional<Placements> grad_placements;
-  // The dtype in which the value travels and that the result has; and in which the gradient travels back, before it
-  // gets the input's. Default of both: the input's. A reduce_scatter adds bfloat16 and half in float32 on the CPU and
-  // rounds once; an all_reduce rounds as its backend does.
+  // forward_dtype: the dtype in which the value is sent, and the result's. backward_dtype: the dtype in which the
+  // gradient is sent, before it is converted to the input's. Both default to the input's dtype. A reduce_scatter adds
+  // bfloat16 and half in float32 on the CPU and rounds once; an all_reduce rounds as its backend does.
   std::optional<at::ScalarType> forward_dtype;
   std::optional<at::ScalarType> backward_dtype;
-  // Returns when the first collectives are under way; the first that reads the result waits, and every rank must read
-  // the results of several in the same order. The input may not be written until then: the reader would throw
-  // std::runtime_error. Holds for the gradient too, unless backward_dtype is another than the input's. On CUDA begin
-  // and read in one stream.
+  // Returns once the first collectives are started. The first read of the result waits for it, and every rank must read
+  // the results of several calls in the same order. The input must not be written until then, else the read throws
+  // std::runtime_error. The gradient is asynchronous too, unless backward_dtype differs from the input's. On CUDA,
+  // start and read in the same stream.
   bool async = false;
-  // What plans are compared by, alike on every rank. Without links: default_cost_model (dtensor/redistribute/route.h).
+  // The cost model that plans are compared by, the same on every rank. Without links: default_cost_model
+  // (dtensor/redistribute/route.h).
   CostModel cost_model;
 };
 
-// The same value laid out as `placements`; `dtensor` itself when it is so already and no option says otherwise. Never
-// aliases otherwise. Collectives: placement/plan.h. Differentiable.
-// Throws std::invalid_argument on placements that do not fit the mesh, the shape or the dtype, alike on every rank.
+// Returns the same value laid out as `placements`. Returns `dtensor` itself if it has that layout and no option asks
+// for anything else; otherwise the result shares no storage with it. placement/plan.h lists the collectives.
+// Differentiable.
+// Throws std::invalid_argument, alike on every rank, on placements that do not fit the mesh, the shape or the dtype.
 at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements,
                         const RedistributeOptions& options = {});
 
-// The same of several tensors of one mesh, dtensors[i] to placements[i], in rounds: in each, what all of them send over
-// the same mesh dimensions goes as one message from each rank to each (reductions: one for each dtype and kind). The
-// options hold for all. Throws, too, when there are not as many placements as tensors, or a tensor lies on another
-// mesh.
+// Redistributes several tensors of one mesh, dtensors[i] to placements[i], in rounds. In each round, transfers over the
+// same mesh dimensions by the same collective are sent as one message per pair of ranks (reductions: one per dtype and
+// reduction). The options hold for all. Throws as redistribute, and std::invalid_argument when there are not as many
+// placements as tensors, or a tensor is on another mesh.
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensors,
                                           const std::vector<Placements>& placements,
                                           const RedistributeOptions& options = {});
 
-// The same value on another mesh of the same World and device type, whose ranks may be others. Every rank of both
-// meshes calls it; those of the tensor's mesh hold its pieces, and an empty tensor afterwards where they are not of the
-// new one. Each rank receives the elements of its new piece that it does not hold, by one all_to_all over the ranks of
-// both; a pending reduction is carried out before, into the layout that is reached soonest. Differentiable: the
-// gradient goes back to the input's mesh, laid out as `grad_placements`; default, as the input, with Partial as
+// Returns the same value on another mesh of the same World and device type, which may have other ranks. Every rank of
+// both meshes calls it; a rank outside a mesh holds an empty piece there. Each rank receives the elements of its new
+// piece that it does not hold, by one all_to_all over the ranks of both meshes (none if no rank needs any). A pending
+// reduction is carried out before that, into the layout that is estimated to be reached soonest. Differentiable: the
+// gradient goes back to the input's mesh, laid out as `grad_placements`; default: as the input, with Partial as
 // Replicate.
-// Throws std::invalid_argument on a mesh of another World or device type, and as redistribute.
+// Throws as redistribute, and std::invalid_argument on a mesh of another World or device type.
 at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
                            const std::optional<Placements>& grad_placements = std::nullopt);
 
-// The whole value as a plain tensor on every rank: redistribute to Replicate, then to_local.
+// Returns the whole value as a plain tensor on every rank: redistribute to Replicate, then to_local.
 at::Tensor full_tensor(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
 
-// The DTensor of a plain tensor that every rank has in whole. Values are those of `src_rank` (a global rank; default
-// the mesh's first), sent piece by piece: at most one scatter, over the mesh dimensions that cut it, and one broadcast,
-// over the others. With kNoSource each rank keeps its part of its own tensor, without communication: the tensors must
-// be equal. Differentiable: the gradient is the whole, plain one. A DTensor is returned as it is if it lies so already,
-// else refused. Throws std::invalid_argument, before communicating, on an undefined tensor, a DTensor that lies
-// otherwise (in place: any), a src_rank outside the mesh, and placements that do not fit. Shape and dtype must be the
-// same on every rank; Checked alone compares them.
+// Makes a DTensor of a plain tensor that every rank has as a whole. Its values are those of `src_rank` (a global rank;
+// default: the mesh's first), sent piece by piece: at most one scatter, over the mesh dimensions that cut it, and one
+// broadcast, over the others. With kNoSource each rank keeps its part of its own tensor, without communication: the
+// tensors must be equal. Differentiable: the gradient is plain and whole.
+// A DTensor that has this layout already is returned as it is.
+// Throws std::invalid_argument, before communicating, on an undefined tensor, a DTensor of another layout, a src_rank
+// outside the mesh, and placements that do not fit. Shape and dtype must be the same on every rank; only Checked
+// compares them.
 inline constexpr int64_t kMeshFirstRank = -1;
 inline constexpr int64_t kNoSource = -2;
 at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements,
                              int64_t src_rank = kMeshFirstRank);
 
 // Makes `plain` itself a DTensor: every handle to it (a module's member, an optimizer's parameter, a tied weight) is
-// one at once. Values as in distribute_tensor. Keeps requires_grad and dtype; converts .grad alike. The piece moves to
-// the mesh's device.
+// one at once. The values come from the ranks as in distribute_tensor. Keeps requires_grad and dtype, and converts
+// .grad in the same way. The piece is on the mesh's device. Throws as distribute_tensor, and std::invalid_argument on
+// any DTensor and on an operator's result.
 void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& placements,
                          int64_t src_rank = kMeshFirstRank);
 
 // "DTensor Float [4, 8] on {tp: 2} on cpu as [S(0)], here [2, 8]"
 std::string to_string(const at::Tensor& dtensor);
 
-// A DTensor seen as one: the functions above as members, and at::Tensor where one is wanted.
+// Wraps a DTensor, with the functions above as members; converts to at::Tensor implicitly.
+//
+// Invariant: tensor() is a DTensor.
 class DTensor {
  public:
   // Throws std::invalid_argument on a plain tensor.

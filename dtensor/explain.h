@@ -10,22 +10,22 @@
 
 namespace tessera {
 
-// What a redistribution would do, before it runs: its plan, beside what no plan can save, and beside gathering
-// everything.
+// Describes what a redistribution would do: its plan, compared with a lower bound on any plan's bytes and with a plan
+// that gathers everything.
 struct Explanation {
   std::string tensor;  // "Float [4, 8] on {tp: 2} on cpu as [S(0)]"
   Plan plan;
   LowerBound lower_bound;
-  Plan gather_everything;  // to Replicate on every mesh dimension, and from there
+  Plan gather_everything;  // to Replicate on every mesh dimension, then to the placements
 
-  // The steps, then bytes received (by the rank that receives most in each step, and by all), live bytes and time of
-  // each.
+  // Lists the steps, then a table of the bytes received (by the rank that receives most in each step, and by all
+  // ranks), the bytes live at once and the time, of this plan, the lower bound and gathering everything.
   std::string to_string() const;
 };
 std::ostream& operator<<(std::ostream& out, const Explanation& explanation);
 
-// What redistribute(dtensor, placements, {.cost_model = model}) would do. No communication; the same on every rank.
-// Throws as redistribute.
+// Returns what redistribute(dtensor, placements, {.cost_model = model}) would do. No communication; the same on every
+// rank. Throws as redistribute.
 Explanation explain(const at::Tensor& dtensor, const Placements& placements, const CostModel& model = {});
 
 }  // namespace tessera

@@ -23,7 +23,7 @@ namespace {
 
 at::ScalarType default_dtype() { return c10::typeMetaToScalarType(c10::get_default_dtype()); }
 
-// The DTensor whose piece `fill` makes, given its sizes and options.
+// Returns a DTensor whose piece `fill` makes, given the Spec and the tensor options.
 template <class Fill>
 at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& given,
                 at::ScalarType dtype, const Fill& fill) {

@@ -16,8 +16,7 @@ namespace {
 using torch::autograd::FunctionPreHook;
 using torch::autograd::variable_list;
 
-// Brings the summed gradient of one tensor where it belongs. The reduction of a gradient into its parameter is
-// explicit.
+// Redistributes the summed gradient of one tensor to its layout. This is explicit communication, which Strict allows.
 class GradientHook final : public FunctionPreHook {
  public:
   GradientHook(std::size_t index, SpecPtr spec, std::string path, bool terms_alone = false)
@@ -28,7 +27,7 @@ class GradientHook final : public FunctionPreHook {
     at::Tensor& g = out[index_];
     if (!g.defined() || (spec_ == nullptr && !is_dtensor(g))) return out;
     if (spec_ != nullptr && !spec_->partial && is_dtensor(g) && meta(g).spec == spec_) return out;  // it is there
-    // A plain one, such as the caller's own for a loss, counts as replicated.
+    // A plain gradient, such as one that the caller passes for a loss, counts as replicated.
     if (!is_dtensor(g)) g = wrap(g, replicated_spec(spec_->mesh, g));
     const Explicit guard;
     const World::Scope scope(meta(g).spec->mesh.world(), "gradient", path_.empty() ? nullptr : &path_);
@@ -41,13 +40,13 @@ class GradientHook final : public FunctionPreHook {
   }
 
   std::size_t index() const { return index_; }
-  // One more use by a contract; most hooks have none, and no count.
+  // Counts one more use by a contract. Most hooks have no such use, and allocate no counter.
   std::shared_ptr<const int> use() {
     if (uses_ == nullptr) uses_ = std::make_shared<int>(0);
     ++*uses_;
     return uses_;
   }
-  // The tensor has become another since: a plain parameter that was distributed in place.
+  // Updates the layout: the tensor was a plain parameter and has been distributed in place since.
   void follow(const SpecPtr& spec) {
     if (spec_ != spec) spec_ = spec;
   }
@@ -63,9 +62,9 @@ class GradientHook final : public FunctionPreHook {
   }
 
   std::size_t index_;
-  SpecPtr spec_;  // nullptr: of a plain tensor
+  SpecPtr spec_;  // nullptr for a plain tensor
   std::string path_;
-  bool terms_alone_;  // nothing moves but what is pending
+  bool terms_alone_;  // only pending reductions are carried out
   std::shared_ptr<int> uses_;
 };
 
@@ -75,7 +74,7 @@ GradientHook* as_gradient_hook(FunctionPreHook& hook) {
   return typeid(hook) == typeid(GradientHook) ? static_cast<GradientHook*>(&hook) : nullptr;
 }
 
-// One of that index, or nullptr; all of them follow `spec`.
+// Returns a hook of that index, or nullptr; every hook of that index takes `spec` as its layout.
 GradientHook* find_hook(const Hooks& hooks, std::size_t index, const SpecPtr& spec) {
   GradientHook* found = nullptr;
   for (const auto& each : hooks) {
@@ -87,9 +86,9 @@ GradientHook* find_hook(const Hooks& hooks, std::size_t index, const SpecPtr& sp
   return found;
 }
 
-// Before and behind the caller's own hooks, so that they get a gradient that lies as the leaf does, and what they
-// return does too. Their list is made here: register_hook, where it finds none, would make it and drop all hooks that
-// there are.
+// Adds a hook before and one after the caller's own hooks, so that these get a gradient in the leaf's layout, and what
+// they return is in that layout again. The list of C++ hooks is created here: otherwise the first register_hook would
+// create it and drop all hooks that exist.
 void watch_leaf(const at::Tensor& t, torch::autograd::AutogradMeta& autograd) {
   static const SpecPtr none;
   const SpecPtr& spec = is_dtensor(t) ? meta(t).spec : none;

@@ -8,17 +8,17 @@
 
 namespace tessera::detail {
 
-// Called for tensors that take part in an operator on DTensors, to_local or redistribute. Sees to it, once a tensor,
-// that
-//   - a leaf DTensor's gradient arrives in the leaf's own layout: all its uses are summed first, pending reductions and
-//     all, then there is one redistribution (Partial leaves take a replicated gradient);
+// Is called for each tensor that takes part in an operator on DTensors, to_local or redistribute. Adds a hook, once per
+// tensor, so that
+//   - a leaf DTensor's gradient arrives in the leaf's own layout, after one redistribution: autograd first sums the
+//     gradients of all uses, with their pending reductions (a Partial leaf takes a replicated gradient);
 //   - a plain tensor's gradient arrives whole and plain.
 void watch_gradient(const at::Tensor& t);
 
-// For a DTensor that is an operator's result: what is pending in its gradient, once all its uses are summed, is reduced
-// into the tensor's own layout, and the rest stays as it is. So an activation that several contracts take pays for one
-// reduction. Gives how often it was called for the tensor, which later calls change; null for one that is no operator's
-// result.
+// For a DTensor that an operator returned: adds a hook that reduces what is pending in its gradient, once autograd has
+// summed all uses, into the tensor's own layout; other mesh dimensions stay as they are. So an activation that several
+// contracts use needs only one reduction. Returns the number of calls for this tensor, which later calls raise; nullptr
+// for a tensor that no operator returned.
 std::shared_ptr<const int> watch_terms(const at::Tensor& t);
 
 }  // namespace tessera::detail

@@ -4,24 +4,26 @@
 
 namespace tessera {
 
-// torch::nn::init's orthogonal_, sparse_ and dirac_ for DTensors: the first two draw plain tensors inside, the third
-// writes single elements, which a cut tensor has no view of. The others of torch::nn::init work on DTensors as they
-// are. Drawn as dtensor/random.h says, one draw a call: the same bits however `t` is cut. No communication, and no rank
-// holds the whole; work in memory of an eighth of it (orthogonal_) or of one column (sparse_). Also under ShardedInit.
-// They throw std::invalid_argument on a plain tensor, on one of another number of dimensions or without floating point,
-// and on a pending reduction.
+// Do for DTensors what torch::nn::init's orthogonal_, sparse_ and dirac_ do for plain tensors. The first two of those
+// draw plain tensors inside, and the third writes single elements, of which a sharded tensor has no view. The other
+// functions of torch::nn::init work on DTensors unchanged.
+// Each call is one draw as dtensor/random.h describes: the same bits with any sharding. No communication, and no rank
+// holds the whole; they need memory for an eighth of it (orthogonal_) or one column (sparse_). They also work under
+// ShardedInit. They throw std::invalid_argument on a plain tensor, on a wrong number of dimensions, on a dtype that is
+// not floating point, and on a pending reduction.
 
-// Rows, or columns where there are fewer, become orthonormal, uniformly distributed, times `gain`; dimensions behind
-// the first count as one. Each rank computes the columns that it has parts of, from one Householder reflection a
-// column. Source: Stewart, "The efficient generation of random orthogonal matrices", SIAM J. Numer. Anal. 17 (1980).
+// Makes the rows (or columns, where there are fewer) orthonormal, uniformly distributed, times `gain`; dimensions
+// behind the first count as one. Each rank computes the columns that it holds parts of, from one Householder reflection
+// per column. Source: Stewart, "The efficient generation of random orthogonal matrices", SIAM J. Numer. Anal. 17
+// (1980).
 at::Tensor orthogonal_(at::Tensor t, double gain = 1);
 
-// A matrix of normal numbers of that deviation, of which in each column ceil(sparsity * rows) are 0, drawn anew for
-// each.
+// Fills a matrix with normal numbers of that standard deviation. In each column ceil(sparsity * rows) elements, drawn
+// per column, are 0.
 at::Tensor sparse_(at::Tensor t, double sparsity, double deviation = 0.01);
 
-// Of a convolution's weight of 3 to 5 dimensions: 1 in the middle of each input channel's kernel in the output channel
-// of its number, else 0.
+// Fills a convolution's weight of 3 to 5 dimensions: 1 in the middle of the kernel from each input channel to the
+// output channel of the same index, else 0.
 at::Tensor dirac_(at::Tensor t);
 
 }  // namespace tessera

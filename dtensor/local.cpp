@@ -27,7 +27,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// Shares storage and version counter with `t`; outside autograd.
+// Returns an alias outside autograd; it shares storage and version counter with `t`.
 at::Tensor alias_of(const at::Tensor& t) {
   const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
   return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), false));
@@ -37,7 +37,7 @@ at::Tensor wrap_local(const at::Tensor& local, const SpecPtr& spec) {
   return detail::wrap(spec->mesh.is_member() ? alias_of(local) : at::empty({0}, local.options()), spec);
 }
 
-// What a piece of a pending value is multiplied with in its gradient: d value / d piece.
+// Computes d value / d piece for a piece of a pending reduction, and multiplies the gradient by it.
 class PieceDerivative {
  public:
   PieceDerivative(const Spec& spec, const at::Tensor& piece) : mesh_(spec.mesh), piece_(piece) {
@@ -51,7 +51,7 @@ class PieceDerivative {
     }
   }
 
-  // All pending reductions of a tensor are of one kind, or all have a slope.
+  // Relies on this: all pending reductions of a tensor are of one kind, or all have a slope.
   at::Tensor times(const at::Tensor& gradient) const {
     if (linear_) return slope_ == 1 ? gradient : gradient.mul(slope_);
     const DeviceMesh over = mesh_.merged(mesh_dims_);
@@ -73,7 +73,7 @@ class PieceDerivative {
   double slope_ = 1;
 };
 
-// The piece with what a mask leaves out made neutral.
+// Returns the piece with the elements outside the mask set to the reduction's neutral element.
 at::Tensor masked_piece(const at::Tensor& local, const at::Tensor& mask, const Spec& spec) {
   if (!mask.defined()) return local;
   const auto masked = std::ranges::find_if(
@@ -117,7 +117,7 @@ struct ToLocal : torch::autograd::Function<ToLocal> {
     if (dtensor.requires_grad()) {
       detail::saved<SpecPtr>(ctx, "spec") = meta.spec;
       detail::saved<Placements>(ctx, "grad") = grad;
-      ctx->set_materialize_grads(false);  // a piece whose gradient went elsewhere has none
+      ctx->set_materialize_grads(false);  // no zeros for a piece that took no part in the loss
     }
     return meta.local().detach();
   }
@@ -148,8 +148,8 @@ void check_mask(const at::Tensor& local, const Placements& placements, const at:
   if (masked && mask.scalar_type() == at::kBool && mask.sizes() == local.sizes() && mask.device() == local.device())
     return;
   throw std::invalid_argument(fmt::format(
-      "from_local: a mask of {} [{}] for a piece [{}] as {}; a mask is of bool, of the piece's sizes and device, and "
-      "goes with MaskedPartial",
+      "from_local: a mask of {} [{}] for a piece [{}] as {}; a mask must be bool, of the piece's sizes and device, and "
+      "needs a MaskedPartial placement",
       c10::toString(mask.scalar_type()), fmt::join(mask.sizes(), ", "), fmt::join(local.sizes(), ", "),
       to_string(placements)));
 }
@@ -189,25 +189,25 @@ SpecPtr spec_of_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   check_partials(placements, local.scalar_type(), "from_local");
   const std::vector<int64_t> shape = options.shape ? *options.shape : inferred_shape(local, mesh, placements);
   check_layout(placements, mesh.mesh(), shape, "from_local");
-  // Never the piece's own: of an empty or thin piece they say nothing, and ranks must agree.
+  // The piece's own strides are not used: those of an empty or thin piece determine nothing, and ranks must agree.
   const std::vector<int64_t> strides = options.stride ? *options.stride : contiguous_strides(shape);
   return intern_spec(mesh, placements, shape, strides, local.scalar_type());
 }
 
-// What ranks must give alike. Without a shape it is that of the pieces, which are compared by themselves.
+// Returns the text of what all ranks must pass alike. Without a shape option the shape follows from the pieces, which
+// verify_local compares.
 std::string text_of(const Spec& spec, const FromLocalOptions& options) {
   const std::string shape =
       options.shape ? fmt::format(" [{}] [{}]", fmt::join(spec.sizes, ", "), fmt::join(spec.strides, ", ")) : "";
   return to_string(spec.placements) + shape;
 }
 
-// A piece of the wrong size is an error that this rank alone may see.
+// Fails the job as well as throwing, since only this rank may see a piece of the wrong size.
 void check_piece(const at::Tensor& local, const Spec& spec) {
   if (!spec.mesh.is_member() || local.sizes() == at::IntArrayRef(spec.local_sizes)) return;
   const std::string text = fmt::format(
       "from_local: this rank's piece is [{}], but [{}] as {} on {} has [{}] here; pass the global shape in "
-      "options.shape, "
-      "or options.check to compare all ranks first",
+      "options.shape, or options.check to compare all ranks first",
       fmt::join(local.sizes(), ", "), fmt::join(spec.sizes, ", "), to_string(spec.placements), spec.mesh.to_string(),
       fmt::join(spec.local_sizes, ", "));
   spec.mesh.world().fail("from_local", text);

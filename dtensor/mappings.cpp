@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// How a plain tensor of each rank lies, how it is to lie, and how the gradient of that does.
+// The placement that a plain tensor of each rank has, the placement of the result, and that of the result's gradient.
 struct Mapping {
   Placement from;
   Placement to;
@@ -27,8 +27,9 @@ void check(const at::Tensor& x, const DeviceMesh& mesh, const char* who) {
   if (!x.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined; give a tensor", who));
   if (is_dtensor(x)) {
     throw std::invalid_argument(
-        fmt::format("{}: {} says itself how it lies; call redistribute, whose grad_placements are the gradient's", who,
-                    to_string(x)));
+        fmt::format("{}: the tensor is a DTensor already, {}; call redistribute, with grad_placements for the "
+                    "gradient's layout",
+                    who, to_string(x)));
   }
   check_one_dimension(mesh, who);
 }
@@ -44,13 +45,13 @@ int64_t checked_dim(const at::Tensor& x, int64_t tensor_dim, const char* who) {
 void check_even(const at::Tensor& x, const DeviceMesh& mesh, int64_t tensor_dim, bool allow_uneven, const char* who) {
   if (allow_uneven || x.size(tensor_dim) % mesh.size() == 0) return;
   throw std::invalid_argument(
-      fmt::format("{}: dimension {} of [{}] is not divisible by the {} ranks of {}; pad it, or allow_uneven, and give "
-                  "gathers the size",
+      fmt::format("{}: dimension {} of [{}] is not divisible by the {} ranks of {}; pad it, or set allow_uneven, and "
+                  "pass the size to the functions that gather",
                   who, tensor_dim, fmt::join(x.sizes(), ", "), mesh.size(), mesh.to_string()));
 }
 
-// `result`, which shares the memory of `x`, as what autograd knows for a view of `x`: it then refuses writes in place
-// that would change what gradients are computed from. The gradient goes by `result`.
+// Makes autograd see `result`, which shares the memory of `x`, as a view of `x`: it then refuses writes in place that
+// would change what gradients are computed from. The gradient is passed on to `result`.
 struct AsView : torch::autograd::Function<AsView> {
   static at::Tensor forward(torch::autograd::AutogradContext* /*ctx*/, const at::Tensor& x, const at::Tensor& result) {
     return x.as_strided(result.sizes(), result.strides(), result.storage_offset());
@@ -87,10 +88,10 @@ at::Tensor gather(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptio
   const int64_t tensor_dim = checked_dim(x, options.tensor_dim, who);
   std::optional<std::vector<int64_t>> shape;
   if (options.size) {
-    // Of several ranks from_local compares it.
+    // With several ranks, from_local compares the size.
     if (mesh.size() == 1 && *options.size != x.size(tensor_dim)) {
       throw std::invalid_argument(
-          fmt::format("{}: size {} along dimension {}, but the only rank has [{}]; give the whole's", who,
+          fmt::format("{}: size {} along dimension {}, but the only rank has [{}]; give the size of the whole", who,
                       *options.size, tensor_dim, fmt::join(x.sizes(), ", ")));
     }
     shape = x.sizes().vec();
@@ -106,7 +107,7 @@ at::Tensor gather(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptio
 
 at::Tensor copy_to_region(const at::Tensor& x, const DeviceMesh& mesh, ReduceOp op) {
   check(x, mesh, "copy_to_region");
-  // Not first in backward.
+  // This is checked here, so that backward does not throw.
   if (torch::autograd::isDifferentiableType(x.scalar_type()))
     check_reduces(op, x.scalar_type(), "copy_to_region: gradient");
   return run(x, mesh, {.from = Replicate(), .to = Replicate(), .gradient = Partial(op)}, "copy_to_region");

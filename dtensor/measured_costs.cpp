@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::array<int64_t, 4> kBytes = {1 << 10, 64 << 10, 1 << 20, 4 << 20};  // that a rank gives and gets
+constexpr std::array<int64_t, 4> kBytes = {1 << 10, 64 << 10, 1 << 20, 4 << 20};  // that a rank sends and receives
 constexpr int kWarmUps = 3;
 constexpr int kRepeats = 9;
 constexpr int kRounds = 8;
@@ -30,7 +30,7 @@ void wait_for_device(const DeviceMesh& mesh) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-// An all-to-all along a mesh dimension in which every rank gives about `bytes` to the others together.
+// An all-to-all along a mesh dimension in which every rank sends about `bytes` to the others in total.
 struct Exchange {
   Exchange(int64_t bytes, const DeviceMesh& mesh, int64_t mesh_dim)
       : mesh_dim(mesh_dim), counts(static_cast<std::size_t>(mesh.size(mesh_dim)), bytes / (mesh.size(mesh_dim) - 1)) {
@@ -39,7 +39,7 @@ struct Exchange {
     input = at::zeros({travels}, at::TensorOptions(at::kByte).device(mesh.device()));
   }
 
-  // Microseconds on this rank.
+  // Returns the microseconds on this rank.
   double time(const DeviceMesh& mesh) const {
     barrier(mesh, mesh_dim);
     const auto start = std::chrono::steady_clock::now();
@@ -54,8 +54,8 @@ struct Exchange {
   at::Tensor input;
 };
 
-// The slowest rank's microseconds of each exchange, the least of some repeats: what else runs on a machine only adds.
-// The exchanges take turns, so that a slow time of the machine meets them all.
+// Returns for each exchange the slowest rank's microseconds, and of several repeats the least, since other load on a
+// machine only adds time. The exchanges take turns, so that a slow phase of the machine affects all of them.
 std::vector<double> times_of(const std::vector<Exchange>& exchanges, const DeviceMesh& mesh) {
   std::vector<std::vector<double>> times;
   for (int i = 0; i < kRepeats; ++i) {
@@ -71,8 +71,8 @@ std::vector<double> times_of(const std::vector<Exchange>& exchanges, const Devic
   return {least.data_ptr<double>(), least.data_ptr<double>() + least.numel()};
 }
 
-// Whether the most bytes take the longest along every mesh dimension, without which no link can be fitted. The samples
-// of a mesh dimension stand together, in the order of kBytes.
+// Says whether the largest size takes the longest along every mesh dimension; without that no link can be fitted. The
+// samples of a mesh dimension are adjacent, in the order of kBytes.
 bool grow(const std::vector<LinkSample>& samples) {
   for (auto most = samples.begin() + (kBytes.size() - 1);; most += kBytes.size()) {
     const auto is_less = [&](const LinkSample& sample) { return sample.microseconds < most->microseconds; };
@@ -87,7 +87,7 @@ CostModel measured_costs(const DeviceMesh& mesh) {
   if (!mesh.is_member() || mesh.world().is_fake()) {
     throw std::invalid_argument(fmt::format(
         "measured_costs: {}; call it on every rank of a mesh that communicates, or give CostModel's own figures",
-        mesh.is_member() ? "nothing travels in a fake world"
+        mesh.is_member() ? "a fake world sends nothing"
                          : fmt::format("rank {} is outside mesh {}", mesh.world().rank(), mesh.to_string())));
   }
   const detail::NotRecording own_tensors;
@@ -106,7 +106,7 @@ CostModel measured_costs(const DeviceMesh& mesh) {
   for (int i = 0; i < kWarmUps; ++i) {
     for (const Exchange& exchange : exchanges) exchange.time(mesh);
   }
-  // Times are alike on every rank, so all stop alike.
+  // Times are the same on every rank after the all-reduce, so all ranks stop in the same round.
   for (int round = 0; round == 0 || (round < kRounds && !grow(samples)); ++round) {
     const std::vector<double> times = times_of(exchanges, mesh);
     for (std::size_t i = 0; i < samples.size(); ++i)

@@ -6,17 +6,18 @@
 
 namespace tessera {
 
-// Seeds every random operator and factory on DTensors of this world. What the k-th of them after this call gives each
-// element depends on (seed, k, the element's place in the global tensor) alone: the same on any mesh and however the
-// tensor is sharded, and the same on CPU and CUDA but for rounding. They are not torch's numbers. Every rank must make
-// the same calls in the same order. So draw uniform, normal, bernoulli, dropout, random (randint), exponential,
-// log_normal, geometric and cauchy; other operators (multinomial, randperm) run replicated, from a generator of
-// LibTorch's with a seed made of (seed, k). A caller's own generator gives one number of 64 bits a call, which stands
-// for (seed, k). Without a call the seed is one constant. torch::manual_seed seeds plain tensors only.
-// World::random_state() is read and written to save and restore: a recomputation in backward sets what it read before
-// forward, runs forward again, and puts back what it found. No communication.
+// Seeds every random operator and factory on DTensors of this world. What the k-th of them after this call draws for an
+// element depends only on (seed, k, the element's position in the global tensor): it is the same on any mesh and with
+// any sharding, and the same on CPU and CUDA up to rounding. The numbers are not torch's. Every rank must make the same
+// calls in the same order.
+// This holds for uniform, normal, bernoulli, dropout, random (randint), exponential, log_normal, geometric and cauchy.
+// Other operators (multinomial, randperm) run replicated, from a LibTorch generator whose seed is made of (seed, k). If
+// the caller passes a generator, each call takes one number of 64 bits from it, in place of (seed, k).
+// Without a call of manual_seed the seed is a constant. torch::manual_seed seeds plain tensors only.
+// To save and restore the state, read and write World::random_state(): a recomputation in backward sets the state from
+// before forward, runs forward again, and restores the state. No communication.
 void manual_seed(uint64_t seed, World& world);
-// In the environment's world.
+// Does the same in the environment's world.
 void manual_seed(uint64_t seed);
 
 }  // namespace tessera

@@ -22,11 +22,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// What becomes of one tensor: from which layout to which.
+// One tensor's redistribution: from which layout to which.
 struct Redistribution {
   SpecPtr from;
-  SpecPtr to;                          // the piece is row-major there, and so is the global tensor
-  std::optional<Placements> gradient;  // where the caller said
+  SpecPtr to;                          // the piece and the global tensor are row-major
+  std::optional<Placements> gradient;  // if the caller gave it
 
   RoutePtr route(const CostModel& model) const {
     // Pieces are sent in the result's dtype.
@@ -59,7 +59,7 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
     const Redistribution& redistribution = call.redistributions[i];
     items.push_back({redistribution.route(call.options.cost_model),
                      detail::meta(dtensors[i]).local().to(redistribution.to->dtype)});
-    // Nobody counts what is written to an inference tensor, so what is sent later must not be it.
+    // Writes to an inference tensor are not counted, so a copy of it is sent.
     at::Tensor& piece = items.back().piece;
     if (call.options.async && piece.is_inference()) piece = reused_copy(piece);
     communicates |= items.back().route->communicates();
@@ -78,8 +78,8 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   return out;
 }
 
-// Counts the collectives as redistribute's, and under the path of the tensor's contract, where no scope around the call
-// says otherwise.
+// Counts the collectives under "redistribute" and under the path of the tensor's contract, unless a scope around the
+// call gives a name.
 class RedistributeScope {
  public:
   explicit RedistributeScope(const at::Tensor& dtensor) {
@@ -106,8 +106,9 @@ bool is_recorded(at::TensorList dtensors) {
          std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); });
 }
 
-// Where an input's gradient goes when the caller did not say: its own layout; under a Partial, the gradient's where the
-// two make one, else whole.
+// Returns the placements of an input's gradient when the caller gave none: the input's own; where the input is Partial,
+// the gradient's own (Replicate for a Partial one). If that is no valid layout, every Partial of the input becomes
+// Replicate.
 Placements default_gradient(const Spec& input, const Placements& gradient) {
   Placements out = input.placements;
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -120,7 +121,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static tensor_list forward(AutogradContext* ctx, at::TensorList dtensors, const RedistributeCall& call) {
     if (std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); })) {
       detail::saved<RedistributeCall>(ctx, "call") = call;
-      ctx->set_materialize_grads(false);  // a result that nobody used has none
+      ctx->set_materialize_grads(false);  // no zeros for a result that took no part in the loss
     }
     return run_all(dtensors, call);
   }
@@ -147,7 +148,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   }
 };
 
-// Autograd costs as much as the rest where there is nothing for it to do.
+// Skips autograd when it has nothing to record, since it costs as much as the rest.
 tensor_list move_all(at::TensorList dtensors, const RedistributeCall& call) {
   if (is_recorded(dtensors)) return Redistribute::apply(dtensors, call);
   const c10::AutoGradMode no_gradient(false);
@@ -166,7 +167,7 @@ void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions
   }
 }
 
-// The redistribution of one tensor, or none where nothing changes.
+// Returns the redistribution of one tensor, or nullopt where nothing changes.
 std::optional<Redistribution> redistribution_of(const at::Tensor& dtensor, const Placements& placements,
                                                 const RedistributeOptions& options) {
   const SpecPtr from = spec_ptr_of(dtensor);

@@ -8,14 +8,14 @@
 
 namespace tessera::detail {
 
-// A value that autograd's saved_data can hold.
+// Holds a value in a form that autograd's saved_data can store.
 template <class T>
 struct Held : torch::CustomClassHolder {
   explicit Held(T v) : value(std::move(v)) {}
   T value;
 };
 
-// The value called `name` that an autograd node keeps, made on first use.
+// Returns the value called `name` that an autograd node keeps, made on first use.
 template <class T>
 T& saved(torch::autograd::AutogradContext* ctx, const char* name) {
   at::IValue& held = ctx->saved_data[name];
@@ -23,7 +23,7 @@ T& saved(torch::autograd::AutogradContext* ctx, const char* name) {
   return static_cast<Held<T>*>(held.toCapsule().get())->value;
 }
 
-// `gradient` as a DTensor of `like`'s mesh: a plain one, such as autograd's zeros, counts as replicated.
+// Returns `gradient` as a DTensor of `like`'s mesh; a plain one, such as autograd's zeros, counts as replicated.
 at::Tensor as_dtensor(const at::Tensor& gradient, const Spec& like);
 
 }  // namespace tessera::detail

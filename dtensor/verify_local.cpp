@@ -20,7 +20,7 @@ int64_t content_hash(const at::Tensor& local) {
   return static_cast<int64_t>(std::hash<std::string_view>{}(view));
 }
 
-// Every rank's row, in the order of the mesh's ranks. Rows have one length on all ranks.
+// Returns every rank's row, in the order of the mesh's ranks. Rows have the same length on all ranks.
 std::vector<std::vector<int64_t>> gather_rows(const std::vector<int64_t>& row, const DeviceMesh& mesh) {
   at::Tensor rows = at::tensor(row, at::kLong).to(mesh.device()).unsqueeze(0);
   for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) rows = all_gather(rows, mesh, dim).flatten(0, 1);

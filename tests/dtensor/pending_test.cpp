@@ -129,7 +129,7 @@ TESSERA_RANKS_TEST_CASE("pending reductions and masks that make no sense are ref
     options.mask = mask;
     CHECK_THROWS_WITH_AS(from_local(local, mesh, {placement}, options), doctest::Contains(part), std::invalid_argument);
   };
-  refused(piece, Partial(), at::ones({3}, at::kBool), "goes with MaskedPartial");
+  refused(piece, Partial(), at::ones({3}, at::kBool), "needs a MaskedPartial placement");
   refused(piece, MaskedPartial(), at::ones({4}, at::kBool), "a mask of Bool [4] for a piece [3]");
   refused(piece, MaskedPartial(), at::ones({3}), "a mask of Float [3]");
   refused(piece, Partial(ReduceOp::kBitXor), {}, "bit_xor of Float is not defined");
