@@ -19,15 +19,14 @@ namespace {
 
 using torch::jit::Stack;
 
-// That of this thread's Recording.
+// The tape of this thread's Recording.
 thread_local std::shared_ptr<Tape> recording;
 
 constexpr const char* kNoMemory =
     "this tensor was made under ShardedInit and has no memory yet: fill it by operators (normal_, fill_, copy_), not "
-    "by its "
-    "data pointer; or make it before the guard, or after its scope, e.g. torch::tensor of a std::vector";
+    "by its data pointer; or make it before the guard, or after its scope, e.g. torch::tensor of a std::vector";
 
-// Of a storage: whether reading its data pointer throws. LibTorch sets it and has no way back.
+// Returns a storage's flag that makes reads of its data pointer throw. LibTorch can set it but not clear it.
 bool& throws(c10::StorageImpl& storage);
 template <bool c10::StorageImpl::*Flag>
 struct Reach {
@@ -68,7 +67,7 @@ void each_tensor_of(c10::ArrayRef<at::IValue> args, c10::function_ref<void(const
   }
 }
 
-// While one lives, LibTorch's kernels may compare the arguments' data pointers, which are null.
+// While a Comparable is alive, LibTorch's kernels can compare the arguments' data pointers, which are null.
 class Comparable {
  public:
   explicit Comparable(c10::ArrayRef<at::IValue> args) {
@@ -93,7 +92,7 @@ const at::IValue* find(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> 
   return at ? &args[static_cast<std::size_t>(*at)] : nullptr;
 }
 
-// Whether the operator makes a tensor of sizes and options alone, which is to be recorded.
+// Says whether the operator makes a tensor from sizes and options alone, which is to be recorded.
 bool makes(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
   const at::IValue* const device = find(op, args, "device");
   if (device == nullptr || (device->isDevice() && device->toDevice().is_meta())) return false;
@@ -104,7 +103,7 @@ bool makes(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
   return !any;
 }
 
-// The arguments as the meta device takes them.
+// Changes the arguments to those that the meta device takes.
 void to_meta(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> given, Stack& stack) {
   for (std::size_t i = 0; i < given.size(); ++i) {
     const std::string& name = op.schema().arguments()[i].name();
@@ -120,7 +119,7 @@ std::vector<at::Tensor> results_of(const c10::OperatorHandle& op, Stack& stack) 
   return out;
 }
 
-// A call as it will be repeated; its results are added when they are known.
+// Reads a call so that it can be repeated; its results are added when they are known.
 Recorded read(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args, Tape& tape) {
   Recorded call{.op = op,
                 .args = Stack(args.begin(), args.end()),
@@ -161,7 +160,7 @@ bool records(const c10::FunctionSchema& schema) {
   });
 }
 
-// An operator that only asks something: what needs values cannot be told.
+// Runs an operator that returns no tensor. It throws where it needs values.
 void ask(const c10::OperatorHandle& op, Stack& stack) {
   try {
     op.callBoxed(stack);
@@ -172,20 +171,20 @@ void ask(const c10::OperatorHandle& op, Stack& stack) {
   }
 }
 
-// LibTorch's formulas of backward fill in zeros of their own.
+// LibTorch's formulas of backward make zeros, which are not recorded.
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-// What would have to be computed now can not.
+// Throws for a DTensor among the arguments: the operator would have to compute now, and has no values.
 void refuse_values(const c10::OperatorHandle& op, c10::ArrayRef<at::IValue> args) {
   each_tensor_of(args, [&](const at::Tensor& t) {
     if (!is_dtensor(t)) return;
-    throw std::invalid_argument(
-        fmt::format("{}: a DTensor, {}, meets a tensor that was made under ShardedInit and has no values yet; {}",
-                    op.schema().name(), to_string(*meta(t).spec), deferred_way_out()));
+    throw std::invalid_argument(fmt::format(
+        "{}: a DTensor, {}, is used with a tensor that was made under ShardedInit and has no values yet; {}",
+        op.schema().name(), to_string(*meta(t).spec), deferred_way_out()));
   });
 }
 
-// Some factories have no kernel for meta tensors: what they make tells its sizes, and is forgotten.
+// Some factories have no kernel for meta tensors: they run on real memory once, for the sizes of the result.
 void call_on_meta(const c10::OperatorHandle& op, const Recorded& call, Stack& stack) {
   const Stack given = stack;
   try {

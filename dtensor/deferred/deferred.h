@@ -16,19 +16,20 @@
 #include "tessera/dtensor/random/draws.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 
-// What stands behind ShardedInit: tensors without values, and the record of the operators that give them theirs. Such a
-// tensor is on the meta device with the key DeferredInit, by which every operator on it comes to deferred.cpp. The
-// library's own.
+// Implements what ShardedInit records: tensors without values (deferred tensors), and the operators that compute their
+// values. A deferred tensor is on the meta device and has the dispatch key DeferredInit, which sends every operator on
+// it to deferred.cpp. Internal to the library.
 namespace tessera::detail {
 
-// Some elements of a storage: tensors that say the same of it hold the same values, whatever handles they are.
+// Identifies some elements of a storage. Deferred tensors with equal Elements hold the same values, whichever handles
+// they are.
 struct Elements {
   explicit Elements(const at::Tensor& t);
   const void* memory() const { return storage.unsafeGetStorageImpl(); }
   int64_t numel() const;
   friend bool operator<(const Elements& a, const Elements& b);
 
-  c10::Storage storage;  // without memory; kept, so that no other gets its address
+  c10::Storage storage;  // has no memory; kept so that no other storage gets its address
   int64_t offset;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;
@@ -37,37 +38,37 @@ struct Elements {
   bool negative;
 };
 
-// One operator's call.
+// Records one call of an operator.
 struct Recorded {
   struct Input {  // a deferred tensor among the arguments
     std::size_t arg;
     std::size_t index;  // in that argument's list
     Elements elements;
   };
-  struct Plain {  // one with values
+  struct Plain {  // a tensor with values among the arguments
     at::Tensor tensor;
     uint32_t version;
   };
   c10::OperatorHandle op;
-  torch::jit::Stack args;  // undefined tensors in the places of the inputs
+  torch::jit::Stack args;  // inputs are replaced by undefined tensors
   std::vector<Input> inputs;
   std::vector<Plain> plain;
-  std::vector<std::optional<Elements>> results;  // flattened; none: undefined
-  std::vector<const void*> touched;              // what it makes, views or writes, as Elements::memory
-  std::optional<DrawKey> draw;                   // of a random operator
+  std::vector<std::optional<Elements>> results;  // lists are flattened; nullopt: an undefined result
+  std::vector<const void*> touched;              // the storages that it makes, views or writes, as Elements::memory
+  std::optional<DrawKey> draw;                   // set for a random operator
 };
 
-// The calls in their order. It holds no tensor that holds it.
+// Lists the recorded calls in order. It holds no tensor that refers to it.
 struct Tape {
   std::shared_ptr<World> world;
   std::vector<Recorded> calls;
 };
 
-// That of a deferred tensor.
+// Returns the tape of a deferred tensor.
 const Tape& tape_of(const at::Tensor& deferred);
 
-// While one lives, on its thread, new tensors are recorded on `tape`. One made while another lives goes on with the
-// other's.
+// While a Recording is alive, new tensors of its thread are recorded on its tape. A Recording made while another is
+// alive uses the other's tape.
 class Recording {
  public:
   explicit Recording(std::shared_ptr<World> world);
@@ -80,10 +81,10 @@ class Recording {
   c10::impl::IncludeDispatchKeyGuard include_;
 };
 
-// Makes the deferred tensor `t` a DTensor of `spec` with the values that its calls give; what it shares with other
-// tensors is computed anew. `path` is the parameter's, for messages; may be empty. Throws std::invalid_argument, alike
-// on every rank, where a whole sharded tensor or communication would be needed; std::runtime_error when the job fails
-// meanwhile.
+// Makes the deferred tensor `t` a DTensor of `spec`, with the values that the recorded calls give; tensors that it
+// shares memory with are computed again. `path` is the parameter's path for messages, or empty. Throws
+// std::invalid_argument, alike on every rank, where a whole sharded tensor or communication would be needed;
+// std::runtime_error when the job fails meanwhile.
 void materialize(const at::Tensor& t, const SpecPtr& spec, const std::string& path = "");
 
 }  // namespace tessera::detail

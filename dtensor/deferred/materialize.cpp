@@ -24,7 +24,7 @@
 namespace tessera::detail {
 namespace {
 
-// The calls on which the values in `memory` depend, in their order.
+// Returns the calls that the values in `memory` depend on, in order.
 std::vector<const Recorded*> calls_for(const Tape& tape, const void* memory) {
   std::set<const void*> needed = {memory};
   std::vector<const Recorded*> out;
@@ -37,7 +37,7 @@ std::vector<const Recorded*> calls_for(const Tape& tape, const void* memory) {
   return out;
 }
 
-// Sets what a world's next operator draws from.
+// While it is alive, the world's next random operator draws with `key`.
 class DrawAs {
  public:
   DrawAs(World& world, const std::optional<DrawKey>& key) : state_(world.random_state()), saved_(state_) {
@@ -52,7 +52,7 @@ class DrawAs {
   const RandomState saved_;
 };
 
-// Repeats calls on DTensors that are cut as the one that is wanted.
+// Repeats recorded calls on DTensors laid out as the wanted tensor.
 class Replay {
  public:
   explicit Replay(const Spec& wanted) : wanted_(wanted), mesh_(wanted.mesh) {}
@@ -116,14 +116,15 @@ class Replay {
     return false;
   }
 
-  // No rank shall hold as much as the whole of what is sharded.
+  // Throws where every rank would hold as many elements as the whole wanted tensor, which is sharded.
   void refuse_whole(const Elements& elements, bool sharded) const {
     if (sharded || !is_cut() || elements.numel() < wanted_.numel()) return;
     throw std::invalid_argument(
         fmt::format("every rank would hold a whole tensor [{}]", fmt::join(elements.sizes, ", ")));
   }
 
-  // As the wanted one where it has its shape; another of as many elements is cut along its longest dimension.
+  // Returns the wanted tensor's layout for a tensor of its shape; another tensor of at least as many elements is
+  // sharded along its longest dimension.
   Placements layout_for(const Elements& made) const {
     if (made.sizes == wanted_.sizes) return without_partial(wanted_.placements);
     Placements out(wanted_.placements.size(), Replicate());
@@ -135,7 +136,7 @@ class Replay {
     return out;
   }
 
-  // What a call without tensors among its arguments gives.
+  // Returns what a call without tensors among its arguments makes.
   at::Tensor made(const Recorded& call, torch::jit::Stack& stack) const {
     const Elements& result = call.results.at(0).value();
     const SpecPtr spec = intern_spec(mesh_, layout_for(result), result.sizes, result.dtype);
@@ -174,7 +175,7 @@ class Replay {
   std::map<Elements, at::Tensor> values_;
 };
 
-// The piece alone, row-major: no part of a larger one.
+// Returns the piece in a row-major storage of its own, not as part of a larger one.
 at::Tensor own(const at::Tensor& local) {
   const at::Tensor dense = in_memory(local).contiguous();
   const auto bytes = static_cast<std::size_t>(dense.numel()) * dense.element_size();
@@ -190,14 +191,14 @@ bool has_failed(const World& world) {
   }
 }
 
-// What is being made, for messages: those of the caller's own mistakes, and of what happens to the job.
+// Describes the tensor being made, and turns the errors of its calls into errors that name it.
 class Making {
  public:
   Making(const at::Tensor& t, const Spec& spec, const std::string& path)
       : name_(path.empty() ? "a tensor" : path), sizes_(t.sizes().vec()), spec_(spec) {}
 
-  // Runs one part, the repetition of `op`. What LibTorch or Strict refuses there is the caller's mistake, alike on
-  // every rank, unless the job has failed.
+  // Runs `part`, the repetition of `op`. What LibTorch or Strict refuses there is the caller's mistake, alike on every
+  // rank, unless the job has failed.
   template <class Part>
   void run(const std::string& op, const Part& part) const {
     try {
@@ -224,9 +225,8 @@ class Making {
     throw std::invalid_argument(
         text(op, why) +
         ". Initialize it by operators that work on pieces (uniform_, normal_, fill_, pointwise ones; "
-        "tessera::orthogonal_ "
-        "and "
-        "tessera::sparse_ of tessera/dtensor/init.h), leave it Replicate, or initialize it after parallelize_module");
+        "tessera::orthogonal_ and tessera::sparse_ of tessera/dtensor/init.h), leave it Replicate, or initialize it "
+        "after parallelize_module");
   }
 
   const std::string name_;

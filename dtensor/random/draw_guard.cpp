@@ -5,7 +5,8 @@
 namespace tessera::detail {
 namespace {
 
-// Held by who draws: LibTorch's default generators are the process's, and several ranks may be its threads.
+// Is locked while a rank draws: LibTorch's default generators belong to the process, and several ranks may be its
+// threads.
 std::recursive_mutex& drawing() {
   static std::recursive_mutex mutex;
   return mutex;

@@ -9,8 +9,10 @@
 
 namespace tessera::detail {
 
-// For operators whose own kernels draw: while it lives, the device's default generator is a fresh one with a seed made
-// of `key`; afterwards it is as it was. Ranks whose keys are alike draw alike.
+// Is held around operators whose own kernels draw: while it is alive, the device's default generator has a seed made of
+// `key`; afterwards its state is restored. Ranks with equal keys draw equal numbers.
+//
+// Invariant: one rank of this process holds it at a time, since LibTorch's default generators belong to the process.
 class DrawGuard {
  public:
   DrawGuard(const c10::Device& device, DrawKey key);
@@ -19,7 +21,7 @@ class DrawGuard {
   DrawGuard& operator=(const DrawGuard&) = delete;
 
  private:
-  std::unique_lock<std::recursive_mutex> drawing_;  // one rank of this process draws at a time
+  std::unique_lock<std::recursive_mutex> drawing_;
   at::Generator generator_;
   at::Tensor saved_;
 };

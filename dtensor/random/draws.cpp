@@ -19,7 +19,7 @@
 namespace tessera::detail {
 namespace {
 
-// A caller's generator gives a seed; no world counts so far.
+// The draw number of keys that a caller's generator gives; no world's counter reaches it.
 constexpr uint64_t kOfGenerator = std::numeric_limits<uint64_t>::max();
 
 uint32_t low(uint64_t x) { return static_cast<uint32_t>(x); }
@@ -33,14 +33,14 @@ uint64_t word64(const PhiloxWords& words, uint64_t lane) {
   return (static_cast<uint64_t>(words[2 * lane + 1]) << 32) | words[2 * lane];
 }
 
-// ---- which elements a rank holds
+// ---- the elements that a rank holds
 
-// run(first element in the global tensor, first element of the piece, how many) for each stretch of elements that lie
-// side by side in both, row-major; an element counts as `width` numbers.
+// Is called as run(first element in the global tensor, first element in the piece, count) for each stretch of elements
+// that are adjacent in both, in row-major order; each element counts as `width` numbers.
 using Run = c10::function_ref<void(int64_t global, int64_t local, int64_t count)>;
 
-// Those of the dimensions from `dim` on, of which those behind `last` are whole and make `inner` numbers an element.
-// `prefix`: the index in the dimensions before, as one number.
+// Visits the stretches in the dimensions from `dim` on. The dimensions behind `last` are whole, and make `inner`
+// numbers per index of `last`. `prefix` is the row-major index in the dimensions before `dim`.
 void walk(const Spec& spec, std::size_t dim, std::size_t last, int64_t inner, int64_t prefix, int64_t& local, Run run) {
   for (const Interval& part : spec.tile[dim]) {
     const int64_t first = prefix * spec.sizes[dim] + part.begin;
@@ -82,7 +82,7 @@ void fill(T* out, const Spec& spec, DrawKey key, uint64_t lanes, int64_t width, 
   });
 }
 
-// Calls make_all with a row-major tensor in host memory that becomes what `out` holds.
+// Calls make_all with a row-major tensor in host memory, and copies the result to `out` where that is not `out` itself.
 void on_host(const at::Tensor& out, c10::function_ref<void(const at::Tensor&)> make_all) {
   if (out.numel() == 0) return;
   const bool direct = out.is_cpu() && out.is_contiguous() && is_in_memory(out);
@@ -91,7 +91,7 @@ void on_host(const at::Tensor& out, c10::function_ref<void(const at::Tensor&)> m
   if (!direct) out.copy_(host);
 }
 
-// The same for numbers with a fraction: a complex number is two.
+// Does the same for floating-point dtypes; a complex number is passed as two real ones.
 void on_host_real(const at::Tensor& out, c10::function_ref<void(const at::Tensor&, int64_t width)> make_all) {
   on_host(out, [&](const at::Tensor& host) {
     if (host.is_complex()) {
@@ -102,15 +102,15 @@ void on_host_real(const at::Tensor& out, c10::function_ref<void(const at::Tensor
   });
 }
 
-// ---- numbers from words
+// ---- how words become numbers
 
-// In what a type's numbers are computed, and how many of them share a block.
+// The type that T's numbers are computed in, and how many numbers share the words of one block.
 template <class T>
 using Computed = std::conditional_t<std::is_same_v<T, double>, double, float>;
 template <class T>
 constexpr uint64_t kLanes = std::is_same_v<T, double> ? 2 : 4;
 
-// [0, 1), in steps that T has everywhere there.
+// Returns a number in [0, 1), in steps that T represents exactly everywhere there.
 template <class T>
 Computed<T> unit(const PhiloxWords& words, uint64_t lane) {
   if constexpr (std::is_same_v<T, double>) {
@@ -122,7 +122,8 @@ Computed<T> unit(const PhiloxWords& words, uint64_t lane) {
   }
 }
 
-// Two uniform numbers, in (0, 1] and in [0, 1), give two normal ones: lanes 2i and 2i+1.
+// Makes two normal numbers, for lanes 2i and 2i+1, of two uniform ones in (0, 1] and [0, 1), by the method of Box and
+// Muller.
 template <class T>
 Computed<T> normal(const PhiloxWords& words, uint64_t lane) {
   using C = Computed<T>;
@@ -140,18 +141,18 @@ Computed<T> normal(const PhiloxWords& words, uint64_t lane) {
   return std::sqrt(radius2) * (lane % 2 == 0 ? std::cos(angle) : std::sin(angle));
 }
 
-// (0, 1), neither end.
+// Returns a number in (0, 1), without either end.
 double open_unit(const PhiloxWords& words, uint64_t lane) {
   return (static_cast<double>(word64(words, lane) >> 12) + 0.5) * 0x1p-52;
 }
 
-// Element `lane` of a choice that comes true with `probability`.
+// Decides an event of `probability` for lane `lane`.
 bool chance(const PhiloxWords& words, uint64_t lane, double probability) {
   return static_cast<double>(words[lane]) * 0x1p-32 < probability;
 }
 
-// floor(count * word / 2^64), which is uniform but for 2^-64 * count. Source: Lemire (ACM TOMACS 2019), without its
-// rejection.
+// Returns floor(count * word / 2^64), which is uniform up to a bias of 2^-64 * count; returns `word` if count is 0.
+// Source: Lemire (ACM TOMACS 2019), without its rejection.
 uint64_t below(uint64_t word, uint64_t count) {
   using Wide = unsigned __int128;
   return count == 0 ? word : static_cast<uint64_t>((static_cast<Wide>(word) * count) >> 64);
@@ -167,7 +168,7 @@ DrawKey next_draw(World& world, const std::optional<at::Generator>& user) {
   return {.seed = static_cast<uint64_t>(word.item<int64_t>()), .draw = kOfGenerator};
 }
 
-// Of a block that no element has.
+// Uses a block that no element has.
 uint64_t seed_of(DrawKey key) { return word64(words_of(key, std::numeric_limits<uint64_t>::max()), 0); }
 
 void draw_uniform(const at::Tensor& out, const Spec& spec, DrawKey key, double from, double to) {
@@ -180,7 +181,7 @@ void draw_uniform(const at::Tensor& out, const Spec& spec, DrawKey key, double f
       fill(host.data_ptr<scalar_t>(), spec, key, kLanes<scalar_t>, width,
            [&](const PhiloxWords& words, uint64_t lane, int64_t) {
              const auto value = static_cast<scalar_t>(first + span * unit<scalar_t>(words, lane));
-             return value < end ? value : static_cast<scalar_t>(first);  // rounded up to the end
+             return value < end ? value : static_cast<scalar_t>(first);  // the product was rounded up to the end
            });
     });
   });

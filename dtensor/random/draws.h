@@ -11,22 +11,22 @@
 
 namespace tessera::detail {
 
-// What one random operator draws from. The numbers of an element depend on it and on the element's place in the global
-// tensor (row-major) alone, so that they are the same on any mesh and however the tensor is sharded.
+// Identifies one random operator's draw. An element's numbers depend only on it and on the element's row-major position
+// in the global tensor, so they are the same on any mesh and with any sharding.
 struct DrawKey {
   uint64_t seed = 0;
-  uint64_t draw = 0;  // which draw since the seed
+  uint64_t draw = 0;  // the number of draws since the seed was set
 };
 
-// The world's next, whose counter moves on by one; or, with a generator of the caller's, one of 64 bits that it draws.
-// Every rank calls it for every draw, also one that has no part of the result.
+// Returns the world's next key and advances its counter by one; with a caller's generator, a key made of 64 bits that
+// it draws. Every rank calls it for every draw, even if it holds no part of the result.
 DrawKey next_draw(World& world, const std::optional<at::Generator>& user = std::nullopt);
 
-// For a generator of LibTorch's in the place of these numbers.
+// Returns a seed for a LibTorch generator that draws in place of these functions.
 uint64_t seed_of(DrawKey key);
 
-// `out` is this rank's piece of a tensor of `spec`, and is filled; no communication. Numbers are made on the host and
-// copied where `out` lies elsewhere. Types that LibTorch does not draw throw c10::NotImplementedError as there.
+// Fill `out`, this rank's piece of a tensor of `spec`, without communication. Numbers are made on the host, and copied
+// where `out` is on another device. Dtypes that LibTorch cannot draw throw c10::NotImplementedError as there.
 void draw_uniform(const at::Tensor& out, const Spec& spec, DrawKey key, double from, double to);  // [from, to)
 void draw_normal(const at::Tensor& out, const Spec& spec, DrawKey key, double mean,
                  double deviation);                                                        // Box, Muller (1958)
@@ -34,7 +34,7 @@ void draw_exponential(const at::Tensor& out, const Spec& spec, DrawKey key, doub
 void draw_integers(const at::Tensor& out, const Spec& spec, DrawKey key, int64_t first,
                    uint64_t count);                                                             // count 0: all 2^64
 void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, double probability);  // 1 or 0
-// `probability` is laid out as `out` is. Throws std::out_of_range when one of them is outside [0, 1].
+// `probability` has the layout of `out`. Throws std::out_of_range when one of its elements is outside [0, 1].
 void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, const at::Tensor& probability);
 
 }  // namespace tessera::detail

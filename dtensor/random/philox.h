@@ -5,9 +5,9 @@
 
 namespace tessera::detail {
 
-// Philox4x32-10: a function of a counter and a key whose values pass for independent random numbers, so that any of
-// them can be had without those before it. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1,
-// 2, 3" (SC 2011).
+// Computes Philox4x32-10, a function of a counter and a key. Its values pass for independent random numbers, and each
+// is computed without those before it. Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2,
+// 3" (SC 2011).
 using PhiloxWords = std::array<uint32_t, 4>;
 
 constexpr PhiloxWords philox(PhiloxWords counter, std::array<uint32_t, 2> key) {

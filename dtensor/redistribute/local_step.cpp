@@ -13,7 +13,7 @@ LocalStep::LocalStep(const StepOnRank& at)
     const Placement& to = at.step.to[i];
     if (from == to && from.is_partial() && !from.reduction().slope(1)) pending_ = from.reduction_ptr();
     if (from == to || !to.is_partial()) continue;
-    if (from.is_partial()) {  // value = slope * sum of pieces, in both
+    if (from.is_partial()) {  // for both, value = slope * sum of pieces
       scale_ *= from.reduction().slope(at.mesh_shape[i]).value() / to.reduction().slope(at.mesh_shape[i]).value();
       continue;
     }
@@ -25,7 +25,7 @@ LocalStep::LocalStep(const StepOnRank& at)
 }
 
 at::Tensor LocalStep::run(const at::Tensor& piece) const {
-  // A slice keeps the piece's order in memory.
+  // read() of a box keeps the piece's strides.
   at::Tensor out = slice_.is_box() ? slice_.read(piece) : slice_.read(row_major(piece));
   if (pending_) out = pending_->from_terms(pending_->to_term(out), 1).to(out.scalar_type());
   if (scale_ != 1) out = out.mul(scale_);
@@ -34,7 +34,8 @@ at::Tensor LocalStep::run(const at::Tensor& piece) const {
   return out;
 }
 
-// The piece of the only rank that has these elements, among neutral ones.
+// Returns a piece of the target's sizes: this rank is the only one that holds these elements, and the others are
+// neutral.
 at::Tensor LocalStep::embed(const at::Tensor& piece) const {
   at::Tensor only = piece;
   for (const Forming& each : embedded_) only = each.reduction->only_piece(only, each.ranks);

@@ -12,15 +12,15 @@
 
 namespace tessera {
 
-// A step in which nothing is sent: what becomes a Shard is sliced, what becomes a Partial is formed,
-// and a Partial that becomes another is scaled.
+// A step without communication, prepared for this rank: a placement that becomes Shard is sliced, one that becomes
+// Partial is formed from the value, and a Partial that becomes another Partial is scaled.
 class LocalStep {
  public:
   explicit LocalStep(const StepOnRank& at);
 
-  // Whether a reduction sees what some ranks alone hold, so that it may throw there alone.
+  // Says whether a reduction reads values that only some ranks hold, so that it may throw on these ranks alone.
   bool looks_at_own_values() const { return !embedded_.empty() || !formed_.empty() || pending_ != nullptr; }
-  // A piece of any strides; the result may be a view of it.
+  // Runs the step on a piece of any strides; the result may be a view of it.
   at::Tensor run(const at::Tensor& piece) const;
 
  private:
@@ -34,12 +34,12 @@ class LocalStep {
   Region slice_;
   std::optional<Region> inside_;
   std::vector<int64_t> sizes_;
-  std::vector<Forming> formed_;  // of the whole value
-  double scale_ = 1;             // of a piece of one linear reduction as a piece of another
-  // That stays pending on other mesh dimensions: a piece of it alone may be what no value is, such as a norm's negative
-  // one.
+  std::vector<Forming> formed_;  // Partials formed from a replicated value
+  double scale_ = 1;             // between pieces of two linear reductions
+  // A reduction that stays pending on other mesh dimensions. A piece of it may have values that no reduced value has: a
+  // norm's piece may be negative.
   ReductionPtr pending_;
-  std::vector<Forming> embedded_;  // of a Shard's piece
+  std::vector<Forming> embedded_;  // Partials formed from a Shard's piece
 };
 
 }  // namespace tessera

@@ -27,12 +27,12 @@ PendingRedistributions::PendingRedistributions(const DeviceMesh& mesh, std::vect
 }
 
 void PendingRedistributions::watch(const at::Tensor& tensor) {
-  if (tensor.is_inference()) return;  // nobody counts what is written to it
+  if (tensor.is_inference()) return;  // its writes are not counted
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
   watched_.push_back({.version = version, .seen = version.current_version(), .text = tensor.toString()});
 }
 
-// Brings every item to its next transfer, and starts these.
+// Advances every item to its next transfer, and starts these transfers.
 void PendingRedistributions::begin_round() {
   std::vector<std::vector<TransferBatch::Entry>> entries;
   for (std::size_t i = 0; i < progress_.size(); ++i) {
@@ -106,7 +106,8 @@ void PendingRedistributions::deliver(std::size_t i, at::Tensor& piece, std::atom
   const std::lock_guard lock(mutex_);
   if (!awaited) return;
   if (error_) std::rethrow_exception(error_);
-  const World::Exclusive exclusive(mesh_.world());  // or nothing has happened yet
+  const World::Exclusive exclusive(
+      mesh_.world());  // throws here, before anything has happened, if another thread communicates
   const detail::NotRecording own_tensors;
   try {
     if (!finished_) finish();

@@ -16,32 +16,36 @@
 
 namespace tessera {
 
-// Several redistributions on one mesh, executed together. In every round the next transfers of all of them are started
-// at once, those that fit together as one collective; then the round is waited for.
+// Several redistributions on one mesh, executed together in rounds. Each round starts the next transfer of every
+// redistribution at once, those that can share a collective as one, and waits for all of them.
+//
+// Invariants:
+//   - A redistribution is in at most one batch of a round, and batches_ is empty once all are finished.
+//   - finish() runs at most once, under mutex_; if it throws, every later deliver() throws the same exception (error_).
 class PendingRedistributions final : public PendingPieces {
  public:
   struct Item {
     RoutePtr route;
     at::Tensor piece;
   };
-  // Begins the first round. Every rank of the mesh does, with the same routes in the same order.
+  // Starts the first round. Every rank of the mesh calls it with the same routes in the same order.
   PendingRedistributions(const DeviceMesh& mesh, std::vector<Item> items);
 
-  // Puts item i's piece at the end of its route into `piece`, if it is still `awaited`: row-major, sharing no storage
-  // with the piece that was given. The first call carries out what is left, on every rank alike; from any thread that
-  // may communicate, on CUDA in the stream in which the redistributions began. Throws as redistribute does, and the
-  // same again later.
+  // Stores item i's redistributed piece in `piece`, if it is still `awaited`; it is row-major and shares no storage
+  // with the piece that was given. The first call finishes all redistributions, so every rank must make it. Any thread
+  // that may communicate can call it; on CUDA, it must use the stream in which the redistributions were started. Throws
+  // as redistribute does, and the same exception again on later calls.
   void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited) override;
 
-  // From now on `tensor` is not to be written until the pieces have come: deliver() throws std::runtime_error where it
-  // was.
+  // Makes deliver() throw std::runtime_error if `tensor` is written between this call and the end of the
+  // redistributions.
   void watch(const at::Tensor& tensor);
 
  private:
   struct Progress {
     RoutePtr route;
     at::Tensor piece;
-    std::size_t step = 0;  // of the route: the next one
+    std::size_t step = 0;  // the next step of the route
   };
   struct WatchedVersion {
     c10::VariableVersion version;
@@ -54,13 +58,13 @@ class PendingRedistributions final : public PendingPieces {
   void check_unwritten() const;
 
   const DeviceMesh mesh_;
-  const std::string op_;  // for which the collectives are counted
+  const std::string op_;  // the operator that the collectives are counted under
   const std::string path_;
   const bool inference_;
   std::vector<Progress> progress_;
   std::vector<at::Tensor> given_;
   std::vector<WatchedVersion> watched_;
-  std::vector<TransferBatch> batches_;                 // of this round
+  std::vector<TransferBatch> batches_;                 // the batches of this round
   std::vector<std::vector<std::size_t>> batch_items_;  // for each batch, the items that it moves
 
   std::mutex mutex_;

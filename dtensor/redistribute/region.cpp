@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Below this many bytes an ATen copy costs more to start than to do.
+// Below this many bytes, starting an ATen copy takes longer than the copy itself.
 constexpr int64_t kSmallCopy = 64 << 10;
 
 template <typename Byte>
@@ -20,7 +20,7 @@ struct Side {
   const int64_t* strides;  // in elements
 };
 
-// Element by element of the outer dimensions, whole runs of the innermost.
+// Loops over the elements of the outer dimensions, and copies whole runs of the innermost.
 void copy_small(const Side<char>& to, const Side<const char>& from, const int64_t* sizes, std::size_t dims,
                 int64_t width) {
   if (dims == 0) {
@@ -38,7 +38,7 @@ void copy_small(const Side<char>& to, const Side<const char>& from, const int64_
   }
 }
 
-// Drops dimensions of size 1 and joins those that are one in both memories.
+// Drops dimensions of size 1, and merges neighbouring dimensions that are contiguous in both memories.
 void simplify(std::vector<int64_t>& sizes, std::vector<int64_t>& a, std::vector<int64_t>& b) {
   std::size_t kept = 0;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
@@ -148,7 +148,7 @@ void Region::make_blocks(const std::vector<std::vector<Runs>>& runs, const std::
 void Region::find_offset(const Tile& positions, const std::vector<int64_t>& tensor_sizes) {
   int64_t offset = 0;
   int64_t stride = 1;
-  bool one_row = false;  // outside a dimension that is not whole there may be one row only
+  bool one_row = false;  // outside a partial dimension only one row may be taken
   for (std::size_t d = positions.size(); d-- > 0;) {
     if (numel_ > 0 && (positions[d].size() != 1 || (one_row && sizes_[d] != 1))) return;
     offset += begins_[d] * stride;

@@ -10,43 +10,44 @@
 
 namespace tessera {
 
-// A part of a row-major tensor: for each of its dimensions some positions, and all combinations of them. Packed, it is
-// a row-major tensor of sizes(). Copies go by blocks of evenly spaced runs, so that cyclic parts cost no more than
-// ranges.
+// A part of a row-major tensor: some positions in each of its dimensions, and all combinations of them. Packed, it is a
+// row-major tensor of sizes(). Copies run over blocks of evenly spaced runs, so that a cyclic part costs no more than a
+// range.
 class Region {
  public:
-  // `positions` within a tensor of `tensor_sizes`.
+  // Makes the region of `positions` in a tensor of `tensor_sizes`.
   Region(const Tile& positions, const std::vector<int64_t>& tensor_sizes);
-  // Where `part` of the global tensor, all of it in `whole`, stands in the tensor that holds `whole`.
+  // Returns the region of the tensor that holds `whole` in which `part` lies; both are tiles of the global tensor, and
+  // `part` must be inside `whole`.
   static Region within(const Tile& whole, const Tile& part);
 
   const std::vector<int64_t>& sizes() const { return sizes_; }
   int64_t numel() const { return numel_; }
-  // One range in each dimension.
+  // Says whether the region is one range in each dimension.
   bool is_box() const { return box_; }
-  // The first element's place in the tensor when the region lies there in one piece, in order; nullopt otherwise. 0
-  // when empty.
+  // Returns the position of the first element in the tensor if the region's elements are adjacent there, in order;
+  // nullopt if not, and 0 if the region is empty.
   std::optional<int64_t> flat_offset() const { return flat_offset_; }
 
-  // Between a contiguous `tensor` and `packed`, contiguous, of numel() elements of the same dtype, from its element
-  // `offset` on.
+  // Copy between a contiguous `tensor` and numel() elements of a contiguous `packed` of the same dtype, starting at its
+  // element `offset`.
   void pack(const at::Tensor& tensor, const at::Tensor& packed, int64_t offset) const;
   void unpack(const at::Tensor& packed, int64_t offset, const at::Tensor& tensor) const;
-  // From here in `from` to `there` in `to`, a region of the same sizes.
+  // Copies this region of `from` to the region `there` of `to`, which has the same sizes.
   void copy(const at::Tensor& from, const Region& there, const at::Tensor& to) const;
-  // Packed; a view, of any strides, where the region is a box.
+  // Returns the region as a tensor of sizes(): a view, of any strides, if it is a box, else a packed copy.
   at::Tensor read(const at::Tensor& tensor) const;
 
  private:
-  // Evenly spaced runs: count of them, of `length` positions each, their starts `stride` apart.
+  // `count` evenly spaced runs of `length` positions each, whose starts are `stride` apart.
   struct Runs {
     int64_t begin;
     int64_t length;
     int64_t count;
     int64_t stride;
-    int64_t packed;  // positions of the dimension before it
+    int64_t packed;  // the number of positions of the dimension before these
   };
-  // One Runs for each dimension as strides over memory, in elements.
+  // One combination of Runs, one per dimension, as strides over memory in elements.
   struct Block {
     std::vector<int64_t> sizes;
     std::vector<int64_t> tensor_strides;
@@ -66,7 +67,7 @@ class Region {
   std::vector<Block> blocks_;
 };
 
-// `result`, row-major; a copy where it shares storage with `source`.
+// Returns `result` in row-major order, copied if it shares storage with `source`.
 at::Tensor unaliased(const at::Tensor& result, const at::Tensor& source);
 
 }  // namespace tessera

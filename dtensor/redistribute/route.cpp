@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// What a route depends on.
+// Identifies a route: everything that it depends on.
 struct RouteKey {
   RouteKey(const Spec& spec, const Placements& placements, const CostModel& cost_model)
       : mesh(spec.mesh.id()),
@@ -48,8 +48,13 @@ struct RouteKey {
   const CostModel& model;
 };
 
-// Two halves: what is found in the older one moves to the newer; when that is full, it becomes the older, and the older
-// goes. So the routes in use stay, and no more than kMost are kept.
+// Caches routes in two halves. A route found in the older half moves to the newer one; when the newer half is full, it
+// becomes the older one, and the previous older half is dropped.
+//
+// Invariants:
+//   - At most kMost routes are kept, and a route that is used stays while fewer than kMost / 2 others are used in
+//     between.
+//   - mutex_ guards both halves.
 class RouteCache {
  public:
   static constexpr std::size_t kMost = 1024;
@@ -78,7 +83,7 @@ class RouteCache {
     Placements from;
     Placements to;
     CostModel model;
-    RoutePtr route;  // knows the rest
+    RoutePtr route;  // its plan holds the dtype and the sizes
 
     bool is(const RouteKey& key) const {
       return mesh == key.mesh && route->plan().dtype() == key.dtype && route->plan().shape() == key.sizes &&
@@ -107,7 +112,7 @@ RouteCache& cache() {
   return *instance;
 }
 
-// A user's reduction that becomes pending says rightly how.
+// Checks that a user's reduction forms pieces that reduce to the value, where this step makes one pending.
 void check_formed(const PlanStep& step, at::ScalarType dtype) {
   for (std::size_t i = 0; i < step.to.size(); ++i) {
     const Placement& to = step.to[i];

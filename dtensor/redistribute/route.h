@@ -15,25 +15,25 @@
 
 namespace tessera {
 
-// A plan made ready for this rank: what it packs, sends, receives and unpacks in each step. Immutable; made once for
-// two layouts and kept. It does not keep the mesh.
+// A plan prepared for this rank: what it packs, sends, receives and unpacks in each step. Immutable; made once per pair
+// of layouts and cached. It does not keep the mesh alive.
 class Route {
  public:
-  // From one layout of a tensor to another on the same mesh, by `plan` between the two.
+  // Prepares `plan`, which leads from the layout `from` to another one on the same mesh.
   Route(const Spec& from, Plan plan);
 
   const Plan& plan() const { return plan_; }
   bool communicates() const { return communicates_; }
 
-  // Carries out the plan on this rank's piece on the mesh that it was made for; every rank of it must. The result may
-  // share storage with `local`, which is never written. No autograd. Outside the mesh: an empty tensor, no
-  // communication.
+  // Executes the plan on this rank's piece; every rank of the mesh, the one that the route was made for, must call it.
+  // The result may share storage with `local`, which is never written. No autograd. Outside the mesh it returns an
+  // empty tensor and does not communicate.
   at::Tensor run(const DeviceMesh& mesh, const at::Tensor& local) const;
 
-  // The same in parts. Carries out what needs no communication from `step` on, which it advances; the piece may be of
-  // any strides.
+  // Executes the steps without communication from `step` on, and advances `step` behind them; the piece may have any
+  // strides. walk() and transfer() together do what run() does, one step at a time.
   at::Tensor walk(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const;
-  // What is to be moved in `step`, where walk() has come to; null at the end.
+  // Returns the transfer of `step`, to which walk() has advanced; nullptr at the end.
   const Transfer* transfer(std::size_t step) const;
 
  private:
@@ -44,13 +44,14 @@ class Route {
 };
 using RoutePtr = std::shared_ptr<const Route>;
 
-// The route between two layouts of one tensor, made, or found by what they are: Specs come and go with their tensors.
-// At most 1,024 are kept, those used of late. `model` is what plans are compared by; without links, default_cost_model.
+// Returns the route between two layouts of one tensor, from a cache or newly made. The cache compares layouts by value,
+// since Specs live only as long as their tensors, and keeps at most 1,024 recently used routes. Plans are compared by
+// `model`; without links, by default_cost_model.
 RoutePtr route_between(const Spec& from, const Placements& to, const CostModel& model = {});
-// CostModel::nvlink_infiniband on CUDA, hosts having as many ranks as rank 0's; else CostModel::gloo.
+// Returns CostModel::nvlink_infiniband on CUDA, with as many ranks per host as rank 0's host has; else CostModel::gloo.
 CostModel default_cost_model(const DeviceMesh& mesh);
 
-// Runs the route from `from` to `to`.
+// Runs the route from `from` to `to` on this rank's piece.
 at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to);
 
 }  // namespace tessera

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// One step of a plan as this rank, a member of the mesh, sees it. Refers to the plan and the mesh.
+// One step of a plan from the view of this rank, a member of the mesh. Holds references to the plan and the mesh.
 struct StepOnRank {
   StepOnRank(const PlanStep& plan_step, const Plan& plan, const DeviceMesh& device_mesh)
       : step(plan_step),
@@ -28,7 +28,7 @@ struct StepOnRank {
 
   Tile source() const { return local_tile(shape, step.from, mesh_shape, coordinate); }
   Tile target() const { return local_tile(shape, step.to, mesh_shape, coordinate); }
-  // Of a member of the group.
+  // Return the tiles of another member of the group.
   Tile source_of(int64_t member) const {
     return local_tile(shape, step.from, mesh_shape, group.coordinate_of(coordinate, member));
   }

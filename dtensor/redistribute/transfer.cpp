@@ -21,8 +21,8 @@ Counts counts_of(const std::vector<Region>& regions) {
   return out;
 }
 
-// Whether the regions lie one after the other from the tensor's first element on, so that the tensor itself is what
-// they make when packed.
+// Says whether the regions are adjacent from the tensor's first element on, so that the tensor itself equals them
+// packed.
 bool in_sequence(const std::vector<Region>& regions) {
   int64_t next = 0;
   for (const Region& region : regions) {
@@ -36,7 +36,7 @@ Region whole(const Tile& tile) { return Region::within(tile, tile); }
 
 int64_t sum_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
-// One after the other.
+// Packs the regions one after the other.
 at::Tensor packed(const std::vector<Region>& regions, const at::Tensor& tensor) {
   const at::Tensor out = reused_empty({sum_of(counts_of(regions))}, tensor.options());
   int64_t offset = 0;
@@ -85,7 +85,7 @@ void Transfer::gather(const StepOnRank& at) {
   for (int64_t i = 0; i < at.group.size(); ++i) takes_.push_back(Region::within(target, at.source_of(i)));
 }
 
-// Each rank's part that stays goes the way of the others where it would otherwise break a sequence, else from tile to
+// This rank's own part is sent to itself if the sequence would otherwise have a gap; else it is copied from tile to
 // tile.
 void Transfer::exchange(const Exchange& exchange, std::size_t me) {
   for (std::size_t i = 0; i < exchange.sends.size(); ++i) {
@@ -175,7 +175,7 @@ at::Tensor Transfer::empty_result(const at::TensorOptions& options) const { retu
 
 at::Tensor Transfer::completed(at::Tensor value, const at::Tensor& input) const {
   if (stays_) stays_->first.copy(input, stays_->second, value);
-  if (own_) {  // a copy: what the others need is not kept
+  if (own_) {  // a copy, so that the other ranks' parts are freed
     value = reused_copy(value.narrow(0, own_->first, c10::multiply_integers(own_->second)).view(own_->second));
   }
   for (const auto& [reduction, ranks] : reductions_) value = reduction->from_terms(value, ranks);

@@ -14,12 +14,12 @@
 
 namespace tessera {
 
-// A step that communicates, made ready for this rank: which regions of its piece go, by which collective, and where in
-// the result what comes is put.
+// A step that communicates, prepared for this rank: which regions of its piece are sent, by which collective, and where
+// in the result the received regions are stored.
 class Transfer {
  public:
   explicit Transfer(const StepOnRank& at);
-  // An all-to-all over a mesh of one dimension, this rank being member `me` of it.
+  // Makes an all-to-all over a 1-D mesh of which this rank is member `me`.
   Transfer(const Exchange& exchange, std::size_t me);
 
   PlanStep::Kind kind() const { return kind_; }
@@ -27,22 +27,22 @@ class Transfer {
   ReduceOp op() const { return reductions_[0].first->op(); }
   bool reduces() const { return !reductions_.empty(); }
 
-  // What regions are of: the piece, row-major, or its terms of the reduction.
+  // Returns the tensor that gives() refers to: the row-major piece, or the piece as terms of the reduction.
   at::Tensor input_of(const at::Tensor& piece) const;
-  // The regions of it that go: one a receiver, or one alone when all get the same; and of the result that come: one a
-  // sender, or one alone.
+  // gives() are the regions of the input that are sent, takes() those of the result that are received: one per rank of
+  // the group, or a single one where all ranks get or send the same.
   const std::vector<Region>& gives() const { return gives_; }
   const std::vector<Region>& takes() const { return takes_; }
 
-  // Whether result() and completed() need what input_of() gave.
+  // Says whether result() and completed() need the tensor that input_of() returned.
   bool keeps_input() const { return stays_.has_value(); }
 
-  // The collective of this transfer alone, on what input_of() gave, and the result of what has come. An input that is
-  // `owned`, shared with nobody who may read it later, is reduced in place.
+  // start() starts this transfer's collective on the tensor that input_of() returned, and result() makes the result of
+  // what was received. An `owned` input, which nobody else reads later, is reduced in place.
   PendingCollective start(const DeviceMesh& mesh, const at::Tensor& input, bool owned) const;
   at::Tensor result(at::Tensor received, const at::Tensor& input) const;
-  // The same in parts, where several transfers share a collective: an empty result, and what is left to do when all
-  // that comes has been put into it.
+  // For transfers that share a collective: empty_result() makes the tensor that received regions are stored in, and
+  // completed() finishes it once all of them are.
   at::Tensor empty_result(const at::TensorOptions& options) const;
   at::Tensor completed(at::Tensor value, const at::Tensor& input) const;
 
@@ -56,21 +56,21 @@ class Transfer {
 
   PlanStep::Kind kind_;
   std::vector<int64_t> mesh_dims_;
-  std::vector<Region>
-      needed_;  // parts of the piece that are reduced by all, one after the other, when not all of it is
+  // The parts of the piece that all ranks of the group reduce, one after the other; empty if that is the whole piece.
+  std::vector<Region> needed_;
   std::vector<Region> gives_;
   std::vector<Region> takes_;
-  std::optional<std::pair<Region, Region>> stays_;  // where the part that stays was and is, when it is not among those
+  std::optional<std::pair<Region, Region>> stays_;  // this rank's own part: from where to where it is copied locally
   std::vector<int64_t> give_counts_;
   std::vector<int64_t> take_counts_;
   int64_t give_sum_ = 0;
-  bool gives_in_sequence_ = false;  // one after the other in memory: nothing to pack
+  bool gives_in_sequence_ = false;  // they are adjacent in memory, so nothing is packed
   bool takes_in_sequence_ = false;
-  std::vector<int64_t> sizes_;  // of what comes
-  std::optional<std::pair<int64_t, std::vector<int64_t>>>
-      own_;                            // what is kept of it, when not all: from where on, which sizes
-  at::ScalarType dtype_ = at::kFloat;  // of the value, where something is reduced; terms may be wider
-  std::vector<std::pair<ReductionPtr, int64_t>> reductions_;  // that are carried out together, each over so many ranks
+  std::vector<int64_t> sizes_;  // of the received tensor
+  // The part of the received tensor that this rank keeps, if it is not all: its offset and sizes.
+  std::optional<std::pair<int64_t, std::vector<int64_t>>> own_;
+  at::ScalarType dtype_ = at::kFloat;                         // the reduced value's; terms may be wider
+  std::vector<std::pair<ReductionPtr, int64_t>> reductions_;  // done together, each over that number of ranks
 };
 
 }  // namespace tessera

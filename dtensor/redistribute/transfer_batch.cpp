@@ -12,12 +12,12 @@ namespace {
 
 using Kind = PlanStep::Kind;
 
-// A permutation is an all-to-all to the others.
+// A permutation in a batch runs as an all-to-all.
 Kind collective_of(const Transfer& transfer) {
   return transfer.kind() == Kind::kPermute ? Kind::kAllToAll : transfer.kind();
 }
 
-// Bytes: every dtype may begin where these end.
+// In bytes: a tensor of any dtype may start at a multiple of it.
 constexpr int64_t kAlignment = 16;
 
 }  // namespace
@@ -49,7 +49,8 @@ std::vector<at::Tensor> TransferBatch::wait() {
   return {entries_[0].transfer->result(std::move(received), entries_[0].tensor)};
 }
 
-// One after the other for each rank, or for all at once; `counts` says how much for each.
+// Returns the slots, which follow one another per rank (or once, where all ranks get the same); `counts` gets the
+// number of elements per rank.
 std::vector<TransferBatch::Slot> TransferBatch::slots_of(Regions regions, std::vector<int64_t>& counts) const {
   const bool bytes = !entries_[0].transfer->reduces();
   std::vector<Slot> slots;

@@ -9,25 +9,25 @@
 
 namespace tessera {
 
-// Transfers that share one collective: one message from each rank to each. Those that move elements are sent as bytes,
-// so that dtypes mix; those that reduce are sent in their dtype.
+// Several transfers that share one collective, with one message per pair of ranks. Those that move elements are sent as
+// bytes, so that dtypes can be mixed; those that reduce are sent in their dtype.
 class TransferBatch {
  public:
   struct Entry {
     const Transfer* transfer;
-    at::Tensor tensor;  // what Transfer::input_of gave
-    bool owned;         // nobody else reads it
+    at::Tensor tensor;  // the result of Transfer::input_of
+    bool owned;         // nobody else reads it later
   };
-  // Whether `a` and `b` may share a collective.
+  // Says whether `a` and `b` can share a collective.
   static bool together(const Entry& a, const Entry& b);
 
-  // Packs, and starts the collective.
+  // Packs the regions and starts the collective.
   TransferBatch(const DeviceMesh& mesh, std::vector<Entry> entries);
-  // Waits and unpacks: the pieces, in the order of the entries. Once.
+  // Waits, unpacks, and returns the pieces in the order of the entries. Call it once.
   std::vector<at::Tensor> wait();
 
  private:
-  // Where a region of an entry lies in the tensor that is sent or received, in elements of that tensor.
+  // The offset of an entry's region in the tensor that is sent or received, in elements of that tensor.
   struct Slot {
     std::size_t entry;
     const Region* region;
