@@ -187,15 +187,12 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw std::runtime_error(
           "checkpoint: it is not compatible with torch::autograd::grad, nor with backward of chosen inputs, since "
-          "gradients "
-          "of what "
-          "the function holds go to .grad; call backward() without them");
+          "gradients of what the function holds go to .grad; call backward() without them");
     }
     if (c10::GradMode::is_enabled()) {
       throw std::runtime_error(
           "checkpoint: backward with create_graph, but what is computed again leaves no graph behind; call the "
-          "function "
-          "itself");
+          "function itself");
     }
     const Plan& plan = detail::saved<Plan>(ctx, "plan");
     const tensor_list inputs = inputs_again(ctx, plan);

@@ -85,11 +85,10 @@ RngStatesTracker::Fork::Fork(RngStatesTracker& tracker, const std::string& name)
   if (!tracker.states_.contains(name)) {
     std::vector<std::string> names;
     for (const auto& [each, state] : tracker.states_) names.push_back(each);
-    throw std::invalid_argument(fmt::format(
-        "RngStatesTracker: rng state {} is not added; there are [{}]. Call model_parallel_manual_seed(seed, "
-        "mesh) once at the "
-        "start, or add(name, seed)",
-        name, fmt::join(names, ", ")));
+    throw std::invalid_argument(
+        fmt::format("RngStatesTracker: rng state {} is not added; there are [{}]. Call "
+                    "model_parallel_manual_seed(seed, mesh) once at the start, or add(name, seed)",
+                    name, fmt::join(names, ", ")));
   }
   const at::Tensor now = state_of(tracker.generator());
   if (tracker.active_) {

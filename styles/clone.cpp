@@ -9,9 +9,8 @@
 namespace tessera {
 namespace {
 
-// LibTorch asks this before tensor.set_data(other), by which Module::clone() and Module::to() give a module's new,
-// plain parameters the values of others. A plain tensor may become a DTensor so; a DTensor never becomes plain
-// unawares.
+// LibTorch asks this before tensor.set_data(other), which Module::clone() and Module::to() call to give a module's new,
+// plain parameters the values of others. A plain tensor may become a DTensor this way; a DTensor never becomes plain.
 bool may_take_over(const at::Tensor&, const at::Tensor& from) { return detail::is_dtensor(from); }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("_has_compatible_shallow_copy_type", may_take_over); }

@@ -13,21 +13,21 @@ class Module;
 
 namespace tessera {
 
-// One parameter or buffer of one module, and what of it is here.
+// Describes one parameter or buffer of one module, and the part of it that this rank holds.
 struct DescriptionRow {
-  std::string path;          // of the module; "" is the root
+  std::string path;          // the module's; "" is the root
   std::string type;          // "torch::nn::LinearImpl"
   std::string parameter;     // "weight"
-  bool is_parameter = true;  // else a buffer
+  bool is_parameter = true;  // false: a buffer
   std::vector<int64_t> global_shape;
   std::optional<Placements> placements;  // none: a plain tensor
   std::vector<int64_t> local_shape;
   int64_t bytes_here = 0;
   int64_t bytes_global = 0;
-  std::string same_as;  // the path of an earlier row that is the same tensor; such a row has no bytes of its own
+  std::string same_as;  // the path of an earlier row with the same tensor; this row's bytes are then 0
 };
 
-// How a module's parameters and buffers lie over the ranks, as this rank sees it. No communication.
+// Lists how a module's parameters and buffers are laid out, as this rank sees it. No communication.
 struct Description {
   std::vector<DescriptionRow> rows;  // in the order of registration
 
@@ -36,7 +36,7 @@ struct Description {
 };
 Description describe(torch::nn::Module& module);
 
-// A table of path, type, parameter, global shape, placements, local shape and bytes here, with a line of totals.
+// Prints a table of path, type, parameter, global shape, placements, local shape and bytes here, and a line of totals.
 std::string to_string(const Description& description);
 
 }  // namespace tessera

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// The module's hooks where options need them, else nullptr.
+// Returns the module as a Hookable where the options need hooks, else nullptr.
 Hookable* hooks_for(torch::nn::Module& module, const DistributeModuleOptions& options) {
   auto* const hookable = dynamic_cast<Hookable*>(&module);
   if (hookable == nullptr && (options.input_fn || options.output_fn)) {

@@ -14,24 +14,25 @@ class Module;
 
 namespace tessera {
 
-// Called for every module from the root ("") down; converts what it wants of the module's own parameters and buffers
-// with distribute_in_place. Must do the same on every rank; an exception in it fails the job (World::guard).
+// Is called for every module from the root ("") down, and converts the module's own parameters and buffers as it likes,
+// with distribute_in_place. It must do the same on every rank; an exception in it fails the job (World::guard).
 using PartitionFn = std::function<void(const std::string& path, torch::nn::Module& module, const DeviceMesh& mesh)>;
 
 struct DistributeModuleOptions {
-  // The global rank whose values count, or kNoSource; for what the partition function leaves.
+  // For the tensors that the partition function leaves plain: the global rank whose values count, or kNoSource.
   int64_t src_rank = kMeshFirstRank;
-  // Wrap the root's forward; it must then be a TESSERA_MODULE (hooks.h).
+  // These wrap the root's forward, which must then be a TESSERA_MODULE (hooks.h).
   Hookable::PreHook input_fn;
   Hookable::Hook output_fn;
 };
 
-// Distributes the parameters and buffers of `module` in place, as `partition_fn` says (it may be empty); what it leaves
-// plain becomes Replicate. It leaves no contracts: parallelize_module is the way to say how activations lie.
-// Communication: that of partition_fn, and one broadcast over all mesh dimensions for each tensor left. Modules must be
-// alike on all ranks; unlike parallelize_module it does not compare them.
-// Throws std::invalid_argument, before anything is converted, when input_fn or output_fn is given and the module has no
-// hooks.
+// Distributes the parameters and buffers of `module` in place: `partition_fn` (which may be empty) converts what it
+// wants, and every tensor that it leaves plain becomes Replicate. No contracts are set: use parallelize_module to say
+// how activations are laid out.
+// Communication: that of partition_fn, and one broadcast over all mesh dimensions for each tensor that it leaves. The
+// modules must be the same on all ranks; unlike parallelize_module, this function does not compare them.
+// Throws std::invalid_argument, before anything is converted, when input_fn or output_fn is given and the module is no
+// TESSERA_MODULE.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = {},
                        const DistributeModuleOptions& options = {});
 

@@ -13,11 +13,12 @@
 
 namespace tessera {
 
-// A module whose forward can be hooked: what Hooked<BlockImpl> (hooks.h) derives from beside BlockImpl.
+// The base class of a module whose forward can be hooked: Hooked<BlockImpl> (hooks.h) derives from it and from
+// BlockImpl.
 //
-// A hook sees the tensors among the arguments (or results) in order, an absent one as an undefined tensor, and may
-// replace them; it must not change their number. Hooks run in the order of registration. One that throws fails the
-// whole job with its text (World::guard), because the other ranks may not have thrown.
+// A hook sees all tensors among the arguments (or results) in order; an absent optional tensor is an undefined one. It
+// may replace tensors, but must not change their number. Hooks run in the order of registration. A hook that throws
+// fails the whole job with its text (World::guard), because the other ranks may not have thrown.
 class Hookable {
  public:
   using PreHook = std::function<void(std::vector<at::Tensor>& inputs)>;
@@ -25,18 +26,18 @@ class Hookable {
 
   virtual ~Hookable() = default;
 
-  // Return a number by which remove_hook takes it out again. `throws_alike`: an exception in it comes on every rank or
-  // on none, so that it need not fail the job.
+  // Both return the id that remove_hook takes. `throws_alike` says that the hook throws on all ranks or on none; an
+  // exception in it then does not fail the job.
   int64_t register_forward_pre_hook(PreHook hook, bool throws_alike = false);
   int64_t register_forward_hook(Hook hook, bool throws_alike = false);
   // Throws std::invalid_argument when there is no such hook.
   void remove_hook(int64_t id);
   std::size_t hooks() const { return pre_hooks_.size() + hooks_.size(); }
 
-  // Where the module stands under the root that was parallelized, and its World; before that, "" and none.
+  // The module's path under the root of parallelize_module; "" before that call.
   const std::string& hook_path() const { return path_; }
 
-  // For the library: the path that collectives inside forward are charged to.
+  // Called by the library: sets the path that CommCounter names for collectives inside forward, and the World.
   void set_place(std::string path, std::shared_ptr<World> world);
 
  protected:

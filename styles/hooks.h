@@ -16,19 +16,18 @@
 
 #include "tessera/styles/hookable.h"
 
-// A module whose forward runs hooks: TESSERA_MODULE(Block); in the place of TORCH_MODULE(Block);. LibTorch's own
-// modules have no hooks, and their forward is not virtual, so this is where a style can reach the boundary of a
-// container.
+// TESSERA_MODULE(Block); in the place of TORCH_MODULE(Block); declares a module whose forward runs hooks. LibTorch's
+// own modules have no hooks and their forward is not virtual, so only such a module lets a style change the inputs and
+// outputs of a container.
 //
-// Block is then a holder over Hooked<BlockImpl>, whose forward has BlockImpl's signature: m(x), m->forward(x) and
+// Block is then a holder of Hooked<BlockImpl>, whose forward has BlockImpl's signature: m(x), m->forward(x) and
 // torch::nn::Sequential all run the hooks. BlockImpl::forward must be one function: not a template, not overloaded.
-// Default arguments work in m(x), and in Sequential with FORWARD_HAS_DEFAULT_ARGS; m->forward(x, y) must be given all
-// of them.
+// Default arguments work in m(x), and in Sequential with FORWARD_HAS_DEFAULT_ARGS; m->forward(x, y) needs all
+// arguments.
 namespace tessera {
 namespace detail {
 
-// ---- the tensors among values: at::Tensor, std::optional<at::Tensor>, tuples and vectors of tensors
-// -----------------------
+// ---- The tensors among values: at::Tensor, std::optional<at::Tensor>, vectors of tensors, and tuples of these.
 
 inline void collect(const at::Tensor& t, std::vector<at::Tensor>& out) { out.push_back(t); }
 inline void collect(const std::optional<at::Tensor>& t, std::vector<at::Tensor>& out) {
@@ -64,7 +63,8 @@ template <class T>
 inline constexpr bool kIsReplaceable = std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::optional<at::Tensor>> ||
                                        std::is_same_v<T, std::vector<at::Tensor>>;
 
-// How an argument is kept while hooks run: a copy of what they may replace, else what the caller gave.
+// The type that holds an argument while hooks run: a copy where hooks may replace the value, else the caller's
+// reference.
 template <class Arg>
 using Kept =
     std::conditional_t<std::is_lvalue_reference_v<Arg> && !kIsReplaceable<std::decay_t<Arg>>, Arg, std::decay_t<Arg>>;
@@ -79,7 +79,8 @@ class HookedBase : public Impl, public Hookable {
   HookedBase(const Impl& impl, const Hookable& hooks) : Impl(impl), Hookable(hooks) {}
 
  protected:
-  // Runs pre-hooks, Impl::forward by `call` and hooks, charging collectives in them to this module.
+  // Runs the pre-hooks, Impl::forward (through `call`) and the hooks. CommCounter names this module's path for
+  // collectives in them.
   template <class R, class Values, class Call>
   R run(Values& values, const Call& call) const {
     std::optional<World::Scope> scope;
@@ -125,7 +126,7 @@ class HookedForward<Impl, R (Class::*)(Args...)> : public HookedBase<Impl> {
     });
   }
 
-  // forward with its last arguments left to their defaults, for the holder's operator().
+  // Calls forward without its last arguments, which have defaults; the holder's operator() uses it.
   template <class... Fewer>
   auto forward_with_defaults(Fewer&&... fewer) {
     using Result = decltype(this->Impl::forward(std::declval<Fewer>()...));
@@ -154,7 +155,7 @@ class Hooked : public detail::HookedForward<Impl> {
  public:
   using detail::HookedForward<Impl>::HookedForward;
 
-  // Keeps the hooks of this module; clone_module (clone.h) keeps those of the modules below too.
+  // Keeps the hooks of this module; clone_module (clone.h) also keeps those of the modules below it.
   std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
     auto copy = std::dynamic_pointer_cast<Impl>(Impl::clone(device));
     if constexpr (std::is_copy_constructible_v<Impl>) {
@@ -164,7 +165,7 @@ class Hooked : public detail::HookedForward<Impl> {
     }
   }
 
-  // As Impl prints itself: a class without a pretty_print of its own is printed as Impl, not as Hooked<Impl>.
+  // Prints what Impl prints. A class without a pretty_print of its own is printed as Impl, not as Hooked<Impl>.
   void pretty_print(std::ostream& stream) const override {
     using OfModule = void (torch::nn::Module::*)(std::ostream&) const;
     const bool unnamed = this->name() == c10::demangle(typeid(*this).name());

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// The elements of its storage that a tensor may touch, as [begin, end).
+// Returns the range [begin, end) of its storage, in elements, that a tensor may touch.
 std::pair<int64_t, int64_t> extent(const at::Tensor& t) {
   int64_t last = 0;
   for (int64_t dim = 0; dim < t.dim(); ++dim) last += (t.size(dim) - 1) * t.stride(dim);
@@ -40,7 +40,8 @@ bool has_memory(const at::Tensor& t) {
   return !is_dtensor(t) && t.layout() == at::kStrided && t.has_storage() && t.numel() > 0;
 }
 
-// For each tensor the first one before it that views the same elements, or itself. Throws when two overlap otherwise.
+// Returns for each tensor the index of the first tensor that views the same elements, or its own. Throws when two
+// tensors overlap in any other way.
 std::vector<std::size_t> first_alike(const std::vector<TensorPlan>& tensors) {
   std::vector<std::size_t> alike(tensors.size());
   std::unordered_map<const void*, std::vector<std::size_t>> by_storage;
@@ -53,9 +54,8 @@ std::vector<std::size_t> first_alike(const std::vector<TensorPlan>& tensors) {
       if (!overlap(tensors[other].tensor, t)) continue;
       if (!same_elements(tensors[other].tensor, t)) {
         throw std::invalid_argument(fmt::format(
-            "parallelize_module: {} and {} view overlapping parts of one storage, and would come apart when "
-            "each is laid out "
-            "over the ranks; give each its own memory (clone), or register one tensor under both names",
+            "parallelize_module: {} and {} view overlapping parts of one storage, and laying out each over the ranks "
+            "would separate them; give each its own memory (clone), or register one tensor under both names",
             tensors[other].paths.front(), tensors[i].paths.front()));
       }
       alike[i] = alike[other];
@@ -81,32 +81,30 @@ void check_convertible(const TensorPlan& plan) {
     refuse("is on the meta device, without values", "give it memory (to_empty, or build it on a device) first");
 }
 
-// What is plain after an operator is a piece of the batch, to which no gathered bias could be added.
+// With use_local_output the result is plain: one rank's piece of the batch. A gathered bias cannot be added to that.
 void check_gathered(const TensorPlan& plan) {
   for (const Contract& contract : plan.contracts) {
     if (!contract.use_local_output) continue;
     throw std::invalid_argument(
         fmt::format("parallelize_module: {} ({}): use_local_output does not go with data_placement; leave one of them "
-                    "out: outputs that "
-                    "are DTensors know their piece of the batch",
+                    "out: a DTensor output says which piece of the batch it is, and a plain one does not",
                     contract.path, contract.style));
   }
 }
 
-// An operator that does not read contracts would ignore this one without a word.
+// An operator that reads no contracts would silently ignore this one.
 void check_operators(const Contract& contract) {
   for (const std::string& op : contract.operators) {
     if (op == "add" && !contract.use_local_output) {
       throw std::invalid_argument(
-          fmt::format("parallelize_module: {} ({}): a contract for add is that of a bias beside a plain result; set "
-                      "use_local_output, or "
-                      "leave add out: a DTensor needs no contract there",
+          fmt::format("parallelize_module: {} ({}): a contract for add is only for a bias that is added to a plain "
+                      "result; set use_local_output, or leave add out: adding to a DTensor needs no contract",
                       contract.path, contract.style));
     }
     if (reads_contracts(op)) continue;
     throw std::invalid_argument(fmt::format(
         "parallelize_module: {} ({}): the operator '{}' reads no contracts; those that do are {}. Elsewhere DTensors "
-        "go by the operator's own rule: leave it out, and give the module a DTensor",
+        "follow the operator's own rule: leave the operator out, and give the module a DTensor",
         contract.path, contract.style, op, fmt::join(kContractOperators, ", ")));
   }
 }
@@ -155,8 +153,7 @@ void LayoutPlan::place(const at::Tensor& tensor, const Placement& placement, con
   if (plan.placement && *plan.placement != wanted) {
     throw std::invalid_argument(
         fmt::format("parallelize_module: {} is one tensor: {} lays it out as {}, and {} as {}; give both modules "
-                    "styles that agree, or "
-                    "each its own tensor",
+                    "styles that agree, or each its own tensor",
                     fmt::join(plan.paths, " and "), plan.placed_by, tessera::to_string(*plan.placement), by,
                     tessera::to_string(wanted)));
   }
@@ -176,8 +173,7 @@ void LayoutPlan::add_contract(const at::Tensor& tensor, const Contract& contract
       if (!other.names(op)) continue;
       throw std::invalid_argument(
           fmt::format("parallelize_module: {} and {} are one tensor, and their styles say different layouts for the "
-                      "operator '{}'; give "
-                      "both modules the same style and options, or each its own tensor",
+                      "operator '{}'; give both modules the same style and options, or each its own tensor",
                       other.path, contract.path, op));
     }
   }
@@ -193,12 +189,11 @@ void LayoutPlan::check() const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const TensorPlan& first = tensors_[alike[i]];
     if (placements_of(first) == placements_of(tensors_[i])) continue;
-    throw std::invalid_argument(fmt::format(
-        "parallelize_module: {} and {} share their memory, but would lie as {} and {}; style both alike, or "
-        "give each its own "
-        "memory (clone)",
-        first.paths.front(), tensors_[i].paths.front(), tessera::to_string(placements_of(first)),
-        tessera::to_string(placements_of(tensors_[i]))));
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: {} and {} share their memory, but would lie as {} and {}; style both alike, "
+                    "or give each its own memory (clone)",
+                    first.paths.front(), tensors_[i].paths.front(), tessera::to_string(placements_of(first)),
+                    tessera::to_string(placements_of(tensors_[i]))));
   }
 }
 
@@ -210,7 +205,8 @@ Placements LayoutPlan::placements_of(const TensorPlan& plan) const {
   return placements;
 }
 
-// The chain of its contracts. One that names no operator says whose gradient is reduced, and what is gathered.
+// Returns the tensor's contracts as one chain. A contract that names no operator still says whose gradient is reduced
+// and which mesh dimensions are gathered.
 ContractPtr LayoutPlan::contract_of(const TensorPlan& plan) const {
   ContractPtr chain;
   for (auto contract = plan.contracts.rbegin(); contract != plan.contracts.rend(); ++contract) {
@@ -220,7 +216,7 @@ ContractPtr LayoutPlan::contract_of(const TensorPlan& plan) const {
   }
   Contract first = chain ? *chain : Contract();
   if (chain == nullptr) first.path = plan.paths.front();
-  // One that was a DTensor before may lie on another mesh, and goes on as it is there.
+  // A tensor that was a DTensor before may be on another mesh; it stays as it is there.
   const bool here = !is_dtensor(plan.tensor) || mesh_of(plan.tensor) == mesh_;
   if (here && plan.is_parameter && plan.tensor.dim() > 0) first.gathered = cut_over_;
   return std::make_shared<const Contract>(std::move(first));
@@ -241,7 +237,7 @@ void LayoutPlan::run(int64_t src_rank) const {
       distribute_in_place(t, mesh_, placements_of(tensors_[i]), src_rank);
       continue;
     }
-    // The same memory as before: both go on sharing this rank's piece.
+    // This tensor has the memory of an earlier one, so both share that one's piece.
     const detail::Meta& first = detail::meta(tensors_[alike[i]].tensor);
     const at::Tensor grad = t.grad();
     if (grad.defined()) t.mutable_grad() = at::Tensor();

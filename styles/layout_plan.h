@@ -14,47 +14,52 @@
 
 namespace tessera {
 
-// What is to become of one tensor of a module: where it lies on the tensor dimension, and the contracts left on it. A
+// What parallelize_module will do to one tensor: its placement on the tensor dimension and the contracts set on it. A
 // tied tensor has several paths.
 struct TensorPlan {
   at::Tensor tensor;
-  bool is_parameter = true;            // else a buffer
-  std::vector<std::string> paths;      // "layers.0.attn.wq.weight", the first is the one that messages use
-  std::optional<Placement> placement;  // none: no style named it, so it is replicated
-  std::string placed_by;               // the path and style that did
+  bool is_parameter = true;            // false: a buffer
+  std::vector<std::string> paths;      // such as "layers.0.attn.wq.weight"; messages use the first
+  std::optional<Placement> placement;  // nullopt: no style named it, so it is replicated
+  std::string placed_by;               // the path and style that set `placement`
   std::vector<Contract> contracts;
 };
 
-// Everything that parallelize_module is about to do, collected by the styles and checked before the first of it is
-// done. No communication; the same on every rank.
+// Collects everything that the styles of one parallelize_module call ask for, so that all of it is checked before the
+// first tensor is converted. No communication; every rank computes the same.
+//
+// Invariants:
+//   - tensors() has one entry per different TensorImpl, in the order of the tree; a tied tensor has one entry.
+//   - the placement of an entry is Replicate or a Shard of one of the tensor's dimensions, never Partial.
+//   - no operator is named by two contracts of one entry.
 class LayoutPlan {
  public:
   LayoutPlan(DeviceMesh mesh, int64_t tensor_dim, const ModuleTree& tree);
 
-  // From now on parameters are cut along dimension 0 on these mesh dimensions too, behind the tensor dimension's cut,
-  // and gathered for each operator that uses them: ZeRO-3.
+  // Turns ZeRO-3 on: parameters are also sharded along dimension 0 on these mesh dimensions, after the tensor
+  // dimension's shard, and gathered for each operator that uses them.
   void cut_over(const std::vector<int64_t>& data_dims) { cut_over_ = data_dims; }
 
   const DeviceMesh& mesh() const { return mesh_; }
   const std::vector<TensorPlan>& tensors() const { return tensors_; }
 
-  // `by` is "a.b (ColwiseParallel)". Throws std::invalid_argument when another style has placed the tensor elsewhere,
-  // it is a DTensor already, or `placement` cuts a dimension that it lacks.
+  // `by` is "a.b (ColwiseParallel)". Throws std::invalid_argument when another style has placed the tensor differently,
+  // when it is a DTensor already, or when `placement` shards a dimension that the tensor does not have.
   void place(const at::Tensor& tensor, const Placement& placement, const std::string& by);
-  // Throws std::invalid_argument when one of its operators reads no contracts, or another contract on the tensor says
-  // otherwise for one of them, naming both paths.
+  // Throws std::invalid_argument when an operator of the contract reads no contracts, or when another contract on the
+  // tensor has different layouts for the same operator; the text names both paths.
   void add_contract(const at::Tensor& tensor, const Contract& contract);
-  // Done after everything else.
+  // `run` calls the actions last.
   void at_end(std::function<void()> action) { actions_.push_back(std::move(action)); }
 
-  // Throws std::invalid_argument when a tensor cannot be converted: not a leaf, not dense, on the meta device, or
-  // sharing memory with another in a way that would come apart; or when parameters are to be gathered, and one has a
-  // contract with a plain result.
+  // Throws std::invalid_argument when a tensor cannot be converted: it is no leaf, is not dense, is on the meta device,
+  // or shares memory with another in a way that conversion would break; or when parameters are to be gathered and one
+  // has a contract with a plain result.
   void check() const;
-  // Converts, in the order of the tree: parameters and buffers, then the contracts, then the actions.
+  // Converts the parameters and buffers in the order of the tree, then sets the contracts, then calls the actions.
   void run(int64_t src_rank) const;
 
-  // One line a tensor that a style named: "a.b.weight  S(0)  [8, 4] by a.b (ColwiseParallel)".
+  // Prints one line per tensor that a style named: "a.b.weight  S(0)  [8, 4] by a.b (ColwiseParallel)".
   std::string to_string() const;
 
  private:

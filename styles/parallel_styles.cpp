@@ -48,14 +48,13 @@ ContractLayouts layouts_of(const StyleLayouts& given, std::vector<std::string> o
 
 void refuse_gathering_again(const ApplyContext& context, const std::string& style, const StyleLayouts& given) {
   if (!given.gather_input_again) return;
-  throw std::invalid_argument(fmt::format(
-      "parallelize_module: {} ({}): gather_input_again is for the columns of a torch::nn::Linear, whose input "
-      "may be gathered; "
-      "leave it out",
-      shown_path(context.path()), style));
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: {} ({}): gather_input_again is for ColwiseParallel of a torch::nn::Linear or "
+                  "Conv1D, whose input may be gathered; leave it out",
+                  shown_path(context.path()), style));
 }
 
-// `output += bias` of a plain output: what this rank holds lies as the matmul's contract left it.
+// Returns the layouts of `output += bias` with a plain output, which is laid out as the matmul's contract left it.
 ContractLayouts bias_layouts(const ContractLayouts& weight) {
   const Placement output = weight.output.value_or(Replicate());
   return {.operators = {"add"},
@@ -69,12 +68,12 @@ bool is_linear(const ApplyContext& context) {
   return context.kind() == ModuleKind::kLinear || context.kind() == ModuleKind::kConv1D;
 }
 
-// Where a linear layer's weight has its output features, or those of the input.
+// Returns the dimension of a linear layer's weight that holds its output (else input) features.
 int64_t features_dim(const ApplyContext& context, bool output) {
   return output == (context.kind() == ModuleKind::kLinear) ? 0 : 1;
 }
 
-// `child` is "" for the module itself, "out_proj." for its child.
+// `child` is "" for the module itself and "out_proj." for its child.
 void apply_linear(ApplyContext& context, const Placement& weight, const Placement& bias, const ContractLayouts& layouts,
                   const std::string& child = "") {
   context.place(child + "weight", weight);
@@ -88,17 +87,16 @@ void apply_embedding(ApplyContext& context, const std::string& style, const Plac
                      const ContractLayouts& layouts) {
   if (context.renormalizes()) {
     throw std::invalid_argument(fmt::format(
-        "parallelize_module: {} ({}): an Embedding with max_norm rewrites whole rows in forward, which no rank "
-        "has; leave it "
-        "out of the plan, so that it is replicated, or clip its rows after each step",
+        "parallelize_module: {} ({}): an Embedding with max_norm rewrites whole rows in forward, and no rank has whole "
+        "rows or all of them; leave it out of the plan, so that it is replicated, or clip its rows after each step",
         shown_path(context.path()), style));
   }
   context.place("weight", weight);
   context.contract("weight", layouts);
 }
 
-// How the features of `copies` tensors under one another lie, as of [q; k; v]: each rank has its heads' of every one.
-// Heads are dealt out as torch.chunk has it.
+// Returns the placement of `copies` stacked tensors of `features` rows each, such as [q; k; v]: each rank gets its own
+// heads' rows of every copy. Heads are split as torch.chunk splits them.
 Placement by_heads(int64_t features, int64_t num_heads, int64_t copies, int64_t ranks) {
   const int64_t of_head = features / num_heads;
   std::vector<Tile> tiles;
@@ -117,8 +115,7 @@ void apply_attention(ApplyContext& context, const std::string& style, const Styl
   if (given.input_layouts && !given.input_layouts->is_replicate()) {
     throw std::invalid_argument(fmt::format(
         "parallelize_module: {} ({}): a MultiheadAttention reads the sizes of what it is given, so a plain input must "
-        "be "
-        "the whole, not a piece laid out as {}; give it a DTensor of that layout, and leave input_layouts out",
+        "be the whole, not a piece laid out as {}; give it a DTensor of that layout, and leave input_layouts out",
         shown_path(context.path()), style, to_string(*given.input_layouts)));
   }
   const int64_t ranks = context.mesh().size(context.tensor_dim());
@@ -147,7 +144,8 @@ void apply_attention(ApplyContext& context, const std::string& style, const Styl
 void ColwiseParallel::apply(ApplyContext& context) const {
   if (is_linear(context)) {
     const ContractLayouts layouts = layouts_of(layouts_, linear_operators(), Replicate(), Shard(-1));
-    // An output brought elsewhere than to its features' pieces takes the whole bias, without communication.
+    // Where the output is redistributed to another layout than S(-1), each rank adds the whole bias, without
+    // communication.
     const Placement bias = layouts.output == Shard(-1) ? Shard(0) : Replicate();
     return apply_linear(context, Shard(features_dim(context, /*output=*/true)), bias, layouts);
   }

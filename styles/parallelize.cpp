@@ -42,17 +42,18 @@ std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptio
   for (const int64_t given : *options.data_dims) {
     const int64_t dim = mesh.mesh().normalize(given);
     if (dim == tensor_dim || std::find(dims.begin(), dims.end(), dim) != dims.end()) {
-      throw std::invalid_argument(fmt::format(
-          "parallelize_module: data_dims [{}] name mesh dimension {} {}; give each dimension of {} one task",
-          fmt::join(*options.data_dims, ", "), given, dim == tensor_dim ? "which is the tensor dimension" : "twice",
-          mesh.mesh().to_string()));
+      throw std::invalid_argument(
+          fmt::format("parallelize_module: data_dims [{}] name mesh dimension {} {}; name each dimension of {} once, "
+                      "for tensors or for data",
+                      fmt::join(*options.data_dims, ", "), given,
+                      dim == tensor_dim ? "which is the tensor dimension" : "twice", mesh.mesh().to_string()));
     }
     dims.push_back(dim);
   }
   return dims;
 }
 
-// The mesh dimensions over which parameters are cut to spare memory.
+// Returns the mesh dimensions over which parameters are sharded to save memory.
 std::vector<int64_t> cut_dims(const DeviceMesh& mesh, const ParallelizeOptions& options,
                               const std::vector<int64_t>& data_dims) {
   if (!options.data_placement || options.data_placement->is_replicate()) return {};
@@ -62,9 +63,8 @@ std::vector<int64_t> cut_dims(const DeviceMesh& mesh, const ParallelizeOptions& 
   }
   if (data_dims.empty()) {
     throw std::invalid_argument(
-        fmt::format("parallelize_module: data_placement on the mesh {}, which has no data dimension; give a mesh of "
-                    "two, such as {{dp: "
-                    "4, tp: 1}}, or name options.data_dims",
+        fmt::format("parallelize_module: data_placement is given for the mesh {}, which has no data dimension; give a "
+                    "mesh of two dimensions, such as {{dp: 4, tp: 1}}, or name options.data_dims",
                     mesh.mesh().to_string()));
   }
   return data_dims;
@@ -84,11 +84,10 @@ void check_optimizers(const LayoutPlan& plan, const ParallelizeOptions& options)
       throw std::invalid_argument("parallelize_module: options.optimizers holds a null pointer");
     for (const TensorPlan& tensor : plan.tensors()) {
       if (optimizer->state().find(tensor.tensor.unsafeGetTensorImpl()) == optimizer->state().end()) continue;
-      throw std::invalid_argument(
-          fmt::format("parallelize_module: an optimizer holds state for {}, laid out as the parameter is now; "
-                      "parallelize the module "
-                      "first, then make the optimizer and, to go on from a checkpoint, load its state (load_optimizer)",
-                      tensor.paths.front()));
+      throw std::invalid_argument(fmt::format(
+          "parallelize_module: an optimizer holds state for {}, laid out as the parameter is now; parallelize the "
+          "module first, then make the optimizer; to continue from a checkpoint, load its state with load_optimizer",
+          tensor.paths.front()));
     }
   }
 }
@@ -99,7 +98,7 @@ std::string child_names(const ModuleTree& tree) {
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
 
-// The styles of each module, in the order of the plan; a module with two names has one entry, under its first.
+// The styles of one module, in the order of the plan. A module with two names has one entry, under its first name.
 struct Assigned {
   std::size_t node;
   std::vector<const ParallelPlan::value_type*> entries;
@@ -111,9 +110,7 @@ void add_entry(Assigned& assigned, const ModuleNode& node, const ParallelPlan::v
     if (other->second->joins_others() || entry.second->joins_others()) continue;
     throw std::invalid_argument(fmt::format(
         "parallelize_module: two styles for {}: '{}' gives {} and '{}' gives {}; let one pattern match it, or make one "
-        "of "
-        "them a "
-        "Prepare style",
+        "of them a Prepare style",
         shown_path(node.path), other->first, other->second->to_string(), entry.first, entry.second->to_string()));
   }
   assigned.entries.push_back(&entry);
@@ -127,9 +124,8 @@ std::vector<Assigned> assign(const ModuleTree& tree, const ParallelPlan& plan, b
     const std::vector<std::size_t> found = match(tree, entry.first);
     if (found.empty() && !allow_unmatched) {
       throw std::invalid_argument(fmt::format(
-          "parallelize_module: the pattern '{}' ({}) matches no module; each dotted part is matched against the "
-          "names of direct "
-          "children, and the root's are: {}. Set options.allow_unmatched if that may be",
+          "parallelize_module: the pattern '{}' ({}) matches no module; each dotted part is matched against the names "
+          "of direct children, and the root's are: {}. Set options.allow_unmatched if a pattern may match nothing",
           entry.first, entry.second->name(), child_names(tree)));
     }
     for (const std::size_t index : found) {
@@ -148,7 +144,7 @@ struct Planned {
   std::optional<LayoutPlan> layout;
 };
 
-// All that the ranks must have alike: who would communicate for what, and the plan that says how.
+// Returns all that must be the same on every rank: which tensors will be communicated, and the plan that says how.
 std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
   std::string all =
       fmt::format("{}\n{} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
@@ -190,7 +186,8 @@ void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const 
   check_optimizers(layout, options);
 }
 
-// Without communication only a std::invalid_argument is taken to come on every rank; anything else fails the job.
+// Plans without communication. A std::invalid_argument is taken to occur on every rank; any other exception fails the
+// job.
 void make_plan_alone(Planned& planned, const std::function<ModuleTree()>& tree, const DeviceMesh& mesh,
                      const ParallelPlan& plan, const ParallelizeOptions& options) {
   std::exception_ptr alike;
@@ -226,12 +223,12 @@ void detail::parallelize(const std::function<ModuleTree()>& tree, const DeviceMe
         .run([&] { make_plan(planned, tree, mesh, plan, options); },
              [&] { return fingerprint_of(planned.tree, plan, options); },
              "the ranks' modules or plans differ; every rank must give a module of the same parameters and buffers "
-             "(names, "
-             "shapes, dtypes, requires_grad, which have gradients, which share memory), and the same plan and options");
+             "(names, shapes, dtypes, requires_grad, which have gradients, which share memory), and the same plan and "
+             "options");
   }
   spdlog::debug("parallelize_module on {}:\n{}", mesh.to_string(), planned.layout->to_string());
   planned.layout->run(options.src_rank);
-  // Backwards, so that a module with two names gets its first.
+  // The loop runs backwards, so that a module with two names keeps its first.
   for (auto node = planned.tree.rbegin(); node != planned.tree.rend(); ++node) {
     auto* const hookable = dynamic_cast<Hookable*>(node->module);
     if (hookable != nullptr) hookable->set_place(shown_path(node->path), mesh.world_ptr());

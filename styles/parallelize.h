@@ -29,32 +29,34 @@ class Optimizer;
 namespace tessera {
 
 struct ParallelizeOptions {
-  // The mesh dimension that styles shard over; negative counts from the end. None: the only one, or the one called
-  // "tp".
+  // The mesh dimension that styles shard over; a negative one counts from the end. nullopt: the mesh's only dimension,
+  // or the one called "tp".
   std::optional<int64_t> tensor_dim;
-  // The mesh dimensions that split the batch. None: all others. Parameters are replicated there, and inputs are
-  // DTensors: from_local(piece, mesh, placements) with Shard(0) on them.
+  // The mesh dimensions that split the batch. nullopt: all others. Parameters are replicated there, and inputs are
+  // DTensors with Shard(0) on them: from_local(piece, mesh, placements).
   std::optional<std::vector<int64_t>> data_dims;
-  // Shard(0): ZeRO-3. On the data dimensions, too, parameters (not buffers) are cut, along dimension 0 and behind the
-  // tensor dimension's cut. A parameter is gathered over them for each operator that uses it, in forward and again in
-  // backward, and freed after it; its gradient is reduce-scattered, and an optimizer holds state for the piece alone.
-  // Explicit communication: Strict allows it. Not with use_local_output. None: replicated there.
+  // Shard(0) is ZeRO-3: parameters (not buffers) are sharded on the data dimensions too, along dimension 0, after the
+  // tensor dimension's shard. A parameter is gathered over the data dimensions for each operator that uses it, in
+  // forward and again in backward, and freed after it. Its gradient is reduce-scattered, and an optimizer holds state
+  // for the piece alone. This communication is explicit: Strict allows it. It excludes use_local_output. nullopt:
+  // parameters are replicated there.
   std::optional<Placement> data_placement;
-  // The global rank whose values count; default the mesh's first. With kNoSource each rank keeps its part of its own
-  // values, without communication: they must be equal on every rank, or the replicas differ silently.
+  // The global rank whose values count; by default the mesh's first. With kNoSource each rank keeps its part of its own
+  // values, without communication: the values must be equal on every rank, or the replicas differ silently.
   int64_t src_rank = kMeshFirstRank;
   // Whether a pattern may match nothing.
   bool allow_unmatched = false;
-  // The optimizers that hold the module's parameters already. One with state is refused: LibTorch keys its state by the
-  // parameter and lays it out as the parameter was. Parallelize, then make the optimizer, or call it before the first
-  // step.
+  // The optimizers that already hold the module's parameters. One with state is refused: LibTorch keys the state by the
+  // parameter, and the state has the layout that the parameter had. Parallelize first and then make the optimizer, or
+  // parallelize before the first step.
   std::vector<torch::optim::Optimizer*> optimizers;
 };
 
-// A module with its forward called under ImplicitReplication: a plain mask, arange or constant counts as replicated,
-// but for one that meets a parameter whose style takes plain tensors for pieces.
+// A module whose forward is called under ImplicitReplication: a plain mask, arange or constant counts as replicated,
+// except in an operator with a parameter whose style takes plain tensors for this rank's pieces.
 //   auto tp = parallelize_module(model, mesh, plan);   tp(ids, mask);   tp->eval();
-// Holds the handle it was made of: a holder, a shared_ptr or an AnyModule is kept alive; a reference must outlive it.
+// It holds the handle that it was made from: a holder, a shared_ptr or an AnyModule keeps the module alive; a reference
+// must outlive it.
 template <class Handle>
 class Parallelized {
  public:
@@ -68,7 +70,7 @@ class Parallelized {
     } else if constexpr (requires(Handle h) { h->forward(std::forward<Args>(args)...); }) {
       return handle_->forward(std::forward<Args>(args)...);
     } else {
-      // A TESSERA_MODULE with arguments left to their defaults.
+      // This is a TESSERA_MODULE that is called without some of its default arguments.
       return handle_(std::forward<Args>(args)...);
     }
   }
@@ -90,29 +92,35 @@ class Parallelized {
 namespace detail {
 void parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const ParallelPlan& plan,
                  const ParallelizeOptions& options);
-// Of the module that `tree` describes; what it throws, every rank throws.
+// Parallelizes the module that `tree` describes; if `tree` throws, every rank throws that.
 void parallelize(const std::function<ModuleTree()>& tree, const DeviceMesh& mesh, const ParallelPlan& plan,
                  const ParallelizeOptions& options);
 }  // namespace detail
 
-// Lays the parameters and buffers of an unmodified module out over the mesh, in place: every handle to one (the
+// Lays out the parameters and buffers of an unmodified module over the mesh, in place: every handle to one of them (the
 // module's member, an optimizer's parameter, a tied weight) is a DTensor afterwards, with the same requires_grad, dtype
-// and sharing, and .grad converted too. What no pattern names is replicated. Activations meet the parameters as the
-// styles say, and stay DTensors between styled modules.
+// and sharing; .grad is converted too. A module that no pattern names is replicated. The styles say how activations are
+// laid out in the operators that use the parameters; between styled modules activations stay DTensors.
 //
-// `plan` gives styles to modules by name; see `match` in module_tree.h. One style alone is the root's.
+// `plan` gives styles to modules by name; see `match` in module_tree.h. One style instead of a plan is applied to the
+// root.
 //   auto tp = parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
 //
-// Communication: one all-reduce of 40 bytes a mesh dimension, by which the ranks agree that all can go on and that
-// their modules and plans are alike; then for each parameter and buffer what distribute_tensor takes: at most one
-// scatter and one broadcast. None with kNoSource.
-// Throws, on every rank of the mesh alike and before anything is converted, what the lowest rank's planning threw, and
-// std::invalid_argument for: modules or plans that differ between ranks (not with kNoSource); a pattern that matches
-// nothing; a module with two styles of which none is a Prepare style; a style that does not know its module; styles
-// that disagree on a tied parameter; parameters that overlap in memory without being the same; an optimizer with state;
-// no module. With kNoSource, which every rank must then give, a rank throws for itself, and what is not
-// std::invalid_argument fails the job. On a rank outside the mesh the parameters become DTensors without a piece; it
-// hears nothing of the other ranks' errors.
+// Communication: one all_reduce of 40 bytes per mesh dimension, by which the ranks agree that none has failed and that
+// their modules and plans are the same; then for each parameter and buffer what distribute_tensor needs: at most one
+// scatter and one broadcast. With kNoSource there is none.
+// Throws before anything is converted, on every rank of the mesh, what the planning of the lowest rank that failed
+// threw, and std::invalid_argument for:
+//   - modules or plans that differ between ranks (not checked with kNoSource);
+//   - a pattern that matches nothing;
+//   - a module with two styles of which none is a Prepare style;
+//   - a style that does not know its module;
+//   - styles that disagree on a tied parameter;
+//   - parameters that overlap in memory without being the same;
+//   - an optimizer with state;
+//   - a null module. With kNoSource, which every rank must then give, each rank throws on its own, and an exception
+//     other than std::invalid_argument fails the job. On a rank outside the mesh the parameters become DTensors without
+//     a piece; such a rank does not learn of the other ranks' errors.
 template <std::derived_from<torch::nn::Module> M>
 Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                     const ParallelizeOptions& options = {}) {
@@ -120,7 +128,7 @@ Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const Par
   return Parallelized<M*>(&module);
 }
 
-// The same for a holder (torch::nn::Linear, your TORCH_MODULE), a shared_ptr to a module, a torch::nn::AnyModule.
+// The same for a holder (torch::nn::Linear, your TORCH_MODULE), a shared_ptr to a module, or a torch::nn::AnyModule.
 template <class Handle>
 requires(!std::derived_from<Handle, torch::nn::Module> && requires(Handle h) { h.ptr(); })
     Parallelized<Handle> parallelize_module(Handle handle, const DeviceMesh& mesh, const ParallelPlan& plan,

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// Where a hook stands, for its messages and its redistributions.
+// What a hook needs for its messages and its redistributions.
 struct HookSite {
   std::string who;  // "PrepareModuleInput of layers.0.attn"
   DeviceMesh mesh;
@@ -50,15 +50,14 @@ at::Tensor as_dtensor(const at::Tensor& t, const Placement& layout, const HookSi
   if (!site.data_dims.empty()) {
     throw std::invalid_argument(
         fmt::format("{}: tensor {} is plain, and on a mesh with data dimensions nobody can know which part of the "
-                    "batch it is; give "
-                    "from_local(piece, mesh, placements) with Shard(0) on the data dimensions",
+                    "batch it is; give from_local(piece, mesh, placements) with Shard(0) on the data dimensions",
                     site.who, i));
   }
   const Placements replicated(static_cast<std::size_t>(site.mesh.ndim()), Replicate());
   return from_local(t, site.mesh, on_mesh_dim(replicated, site.tensor_dim, layout, t.dim()));
 }
 
-// Layouts that name nothing may stand beyond the last tensor: forward's arguments with a default may be left out.
+// Trailing nullopt layouts may outnumber the tensors: arguments with defaults may be left out.
 void lay_out(std::vector<at::Tensor>& tensors, const Layouts& from, const Layouts& to, bool use_local,
              const HookSite& site) {
   const std::size_t named = static_cast<std::size_t>(
@@ -67,8 +66,7 @@ void lay_out(std::vector<at::Tensor>& tensors, const Layouts& from, const Layout
   if (tensors.size() > from.size() || tensors.size() < named) {
     throw std::invalid_argument(
         fmt::format("{}: {} layouts {} for {} tensors; give one for every tensor among forward's arguments or results, "
-                    "std::nullopt to "
-                    "leave one as it is",
+                    "std::nullopt to leave one as it is",
                     site.who, from.size(), shown(from), tensors.size()));
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {

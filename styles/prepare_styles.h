@@ -9,21 +9,21 @@
 
 namespace tessera {
 
-// One layout for each tensor among forward's arguments (or results), on the tensor dimension; nullopt leaves it as it
-// is. Every other mesh dimension keeps its placement. An undefined tensor must be nullopt or stays undefined. A nullopt
-// at the end may have no tensor: forward was called without an argument that has a default.
+// One layout per tensor among forward's arguments (or results), on the tensor dimension; nullopt leaves the tensor as
+// it is. On every other mesh dimension the tensor keeps its placement. An undefined tensor stays undefined. The list
+// may end with nullopts for arguments that have defaults and were not given.
 using Layouts = std::vector<std::optional<Placement>>;
 
 struct PrepareInputOptions {
-  Layouts input_layouts;          // how a plain tensor lies: it becomes a DTensor of this rank's pieces
-  Layouts desired_input_layouts;  // into which it is brought
-  bool use_local_input = false;   // the module sees plain tensors, this rank's pieces
+  Layouts input_layouts;          // a plain tensor becomes a DTensor whose piece on this rank it is
+  Layouts desired_input_layouts;  // each tensor is redistributed to this
+  bool use_local_input = false;   // the module receives plain tensors, this rank's pieces
 };
 
 struct PrepareOutputOptions {
-  Layouts output_layouts;          // how a plain result lies
-  Layouts desired_output_layouts;  // into which it is brought
-  bool use_local_output = false;   // the caller sees plain tensors, this rank's pieces
+  Layouts output_layouts;          // the layout of a plain result
+  Layouts desired_output_layouts;  // each result is redistributed to this
+  bool use_local_output = false;   // the caller receives plain tensors, this rank's pieces
 };
 
 struct PrepareInputOutputOptions {
@@ -31,14 +31,15 @@ struct PrepareInputOutputOptions {
   PrepareOutputOptions output;
 };
 
-// Lays out what enters a container. The container is a TESSERA_MODULE (hooks.h): LibTorch's own modules cannot be
-// hooked.
-//   {"attn", PrepareModuleInput({.input_layouts = {Shard(1), std::nullopt}, .desired_input_layouts = {Replicate(),
-//   std::nullopt}})}
-// A plain tensor under data dimensions is refused at forward: nobody could know which part of the batch it is.
-// Throws std::invalid_argument when the two lists differ in length (at once), and when forward is given more tensors,
-// or none for a layout (there, on every rank alike).
-// Communication: that of the redistribution, at each forward.
+// Lays out the inputs of a container. The container must be a TESSERA_MODULE (hooks.h): LibTorch's own modules cannot
+// be hooked.
+//   {"attn", PrepareModuleInput({.input_layouts = {Shard(1), std::nullopt},
+//                                .desired_input_layouts = {Replicate(), std::nullopt}})}
+// Where the mesh has data dimensions, forward refuses a plain tensor, since it does not say which part of the batch it
+// is.
+// Throws std::invalid_argument when the two lists differ in length (in the constructor), and when forward's tensors are
+// more than the layouts, or fewer than the layouts that are not nullopt (in forward, on every rank).
+// Communication: that of the redistribution, in each forward.
 class PrepareModuleInput : public ParallelStyle {
  public:
   explicit PrepareModuleInput(PrepareInputOptions options);
@@ -51,7 +52,7 @@ class PrepareModuleInput : public ParallelStyle {
   PrepareInputOptions options_;
 };
 
-// The same for what leaves it.
+// Lays out the outputs of a container, as PrepareModuleInput does its inputs.
 class PrepareModuleOutput : public ParallelStyle {
  public:
   explicit PrepareModuleOutput(PrepareOutputOptions options);
@@ -64,7 +65,7 @@ class PrepareModuleOutput : public ParallelStyle {
   PrepareOutputOptions options_;
 };
 
-// Both.
+// Lays out both inputs and outputs.
 class PrepareModuleInputOutput : public ParallelStyle {
  public:
   explicit PrepareModuleInputOutput(PrepareInputOutputOptions options);

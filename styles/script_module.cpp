@@ -29,8 +29,8 @@ std::string type_of(const Module& module) {
   return out;
 }
 
-// A traced MultiheadAttention keeps no attributes. Where its code divides the features by a constant, with a rounding
-// mode, that is the number of heads: 0 where there is no such constant, or several that differ.
+// A traced MultiheadAttention has no attributes. The number of heads is the constant by which its code divides the
+// features with a rounding mode. Returns 0 where there is no such constant, or several that differ.
 int64_t traced_heads(const torch::jit::Block& block, int64_t embed_dim) {
   int64_t found = 0;
   for (const torch::jit::Node* node : block.nodes()) {
@@ -91,19 +91,17 @@ std::size_t add_module(ModuleTree& tree, const Module& module, const std::string
   return index;
 }
 
-// ---- what freezing and optimizing leave
+// ---- Signs of freezing and optimizing
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
-  throw std::invalid_argument(fmt::format(
-      "parallelize_module: {} is a frozen or optimized TorchScript module ({}): its weights are constants of "
-      "its code, which no style "
-      "can lay out. Load the module as it was before torch.jit.freeze, optimize_for_inference or "
-      "optimize_for_mobile, and parallelize "
-      "that",
-      shown_path(path), what));
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: {} is a frozen or optimized TorchScript module ({}): its weights are constants "
+                  "of its code, so no style can lay them out. Load the module as it was before torch.jit.freeze, "
+                  "optimize_for_inference or optimize_for_mobile, and parallelize that",
+                  shown_path(path), what));
 }
 
-// Operators that an optimizer puts in the place of LibTorch's own, with weights packed for them.
+// Whether an optimizer puts this operator in the place of LibTorch's own, with weights packed for it.
 bool is_packed(std::string_view name) {
   constexpr std::array kNamespaces = {"mkldnn",  "mkldnn_prepacked", "prepacked", "quantized",
                                       "xnnpack", "tensorexpr",       "cuda"};
@@ -118,10 +116,9 @@ void check_code(const torch::jit::Block& block, const std::string& path, bool we
     const std::string name = node->kind().toQualString();
     if (is_packed(name)) refuse(path, "it calls " + name);
     if (name == "prim::fork") {
-      throw std::invalid_argument(
-          "parallelize_module: " + (path.empty() ? std::string("the module") : path) +
-          " calls torch.jit.fork: collectives of several threads have no order that all ranks know; "
-          "call the function itself");
+      throw std::invalid_argument("parallelize_module: " + (path.empty() ? std::string("the module") : path) +
+                                  " calls torch.jit.fork: the ranks would start the collectives of its threads in "
+                                  "different orders; call the function without fork");
     }
     if (weights_may_be_constants && name == "prim::Constant" && node->hasAttribute(c10::attr::value) &&
         node->kindOf(c10::attr::value) == torch::jit::AttributeKind::t) {
@@ -135,8 +132,8 @@ void check_code(const torch::jit::Block& block, const std::string& path, bool we
 }
 
 void check_unfrozen(const Module& root) {
-  // Freezing drops the attribute called training, and makes constants of parameters; a module that was made by hand may
-  // have neither.
+  // Freezing drops the attribute called training and turns parameters into constants. A module made by hand may have
+  // neither.
   const bool bare = !root.hasattr("training") || root.named_parameters(/*recurse=*/true).size() == 0;
   for (const auto& item : root.named_modules()) {
     for (const auto& attribute : item.value.named_attributes(/*recurse=*/false)) {
@@ -149,9 +146,9 @@ void check_unfrozen(const Module& root) {
   }
 }
 
-// The compiled code of a function, for each of the four settings of autocast, where there is any. LibTorch has no way
-// to ask: get_executor would compile what is missing, and LibTorch's pass for autocast crashes on some functions, such
-// as a MultiheadAttention's.
+// Returns the compiled code of a function, one entry per setting of autocast, empty where nothing is compiled. LibTorch
+// has no way to ask for it: get_executor would compile what is missing, and LibTorch's pass for autocast crashes on
+// some functions, such as a MultiheadAttention's.
 using Executors = std::array<std::optional<torch::jit::GraphExecutor>, 4>;
 Executors& executors_of(torch::jit::GraphFunction& function);
 template <Executors torch::jit::GraphFunction::*Member>
@@ -160,7 +157,7 @@ struct Reach {
 };
 template struct Reach<&torch::jit::GraphFunction::executors_>;
 
-// Later calls are compiled anew, for what they get.
+// Drops the compiled code, so that later calls are compiled for the tensors that they get.
 void forget_compiled(const Module& root) {
   for (const auto& item : root.named_modules()) {
     for (const auto& method : item.value.get_methods()) {
@@ -192,7 +189,7 @@ ParallelizedScript parallelize_module(const Module& module, const DeviceMesh& me
                                       const ParallelizeOptions& options) {
   const auto tree = [&] {
     ModuleTree made = tree_of(module);
-    forget_compiled(module);  // before anything is converted: what fails here leaves the module as it was
+    forget_compiled(module);  // before anything is converted, so that a failure here leaves the module as it was
     return made;
   };
   detail::parallelize(tree, mesh, plan, options);

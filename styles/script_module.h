@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-// A TorchScript module with its forward called under ImplicitReplication, as Parallelized does for torch::nn.
-// TorchScript's optimizer is off while it runs, on this thread alone: it makes mm and add of addmm, whose contract
-// would be lost, and fused kernels for CUDA read data pointers, which DTensors have not.
+// A TorchScript module whose forward is called under ImplicitReplication, as Parallelized does for torch::nn. While
+// forward runs, TorchScript's optimizer is off on this thread: it rewrites addmm as mm and add, which would lose
+// addmm's contract, and its fused CUDA kernels read data pointers, which DTensors do not have.
 //   auto tp = parallelize_module(script, mesh, plan);   tp(ids).toTensor();   tp->eval();
-// Shares the module with the handle that it was made of.
+// It shares the module with the handle that it was made from.
 class ParallelizedScript {
  public:
   explicit ParallelizedScript(torch::jit::Module module) : module_(std::move(module)) {}
@@ -33,17 +33,17 @@ class ParallelizedScript {
   torch::jit::Module module_;
 };
 
-// parallelize_module for a scripted or traced module, as torch::jit::load gives it: the same plans, patterns, styles
-// and options. Modules have their qualified names for types, without "__torch__." and mangling:
-// torch.nn.modules.linear.Linear and torch.nn.modules.sparse.Embedding are what styles know as Linear and Embedding,
-// torch.nn.modules.activation.MultiheadAttention as an attention, and classes called Conv1D as GPT-2's. Compiled code
-// that earlier calls left is dropped: it was specialized for plain tensors.
-// Communication and errors: as for torch::nn. Throws std::invalid_argument, too, for a frozen or optimized module,
-// whose weights are constants of its code, and for a Prepare style, which needs hooks.
+// Is parallelize_module for a scripted or traced module, such as torch::jit::load returns, with the same plans,
+// patterns, styles and options. A module's type is its qualified name without "__torch__." and mangling. Styles treat
+// torch.nn.modules.linear.Linear as Linear, torch.nn.modules.sparse.Embedding as Embedding,
+// torch.nn.modules.activation.MultiheadAttention as an attention, and classes called Conv1D as GPT-2's. Code that
+// earlier calls compiled is dropped, since it was specialized for plain tensors.
+// Communication and errors are those for torch::nn. It also throws std::invalid_argument for a frozen or optimized
+// module, whose weights are constants of its code, and for a Prepare style, which needs hooks.
 ParallelizedScript parallelize_module(const torch::jit::Module& module, const DeviceMesh& mesh,
                                       const ParallelPlan& plan, const ParallelizeOptions& options = {});
 
-// The modules of a script module. Throws std::invalid_argument when it is frozen or optimized.
+// Returns the modules of a TorchScript module. Throws std::invalid_argument when it is frozen or optimized.
 ModuleTree tree_of(const torch::jit::Module& root);
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// "weight" of the module, "out_proj.weight" of its child; nullptr where there is none.
+// Returns the tensor: "weight" is the module's, "out_proj.weight" its child's. nullptr where there is none.
 const NamedTensor* find_tensor(const ModuleTree& tree, const ModuleNode& node, const std::string& name) {
   const std::size_t dot = name.find('.');
   if (dot == std::string::npos) {
@@ -36,9 +36,8 @@ const DeviceMesh& ApplyContext::mesh() const { return plan_.mesh(); }
 torch::nn::Module& ApplyContext::module() const {
   if (node_.module != nullptr) return *node_.module;
   throw std::invalid_argument(
-      fmt::format("parallelize_module: {}: a {} of TorchScript is no torch::nn::Module; a style for both uses "
-                  "tensors(), place() and "
-                  "contract() alone",
+      fmt::format("parallelize_module: {}: a {} of TorchScript is no torch::nn::Module; a style for both kinds of "
+                  "modules must use only tensors(), place() and contract()",
                   by(), type()));
 }
 
@@ -85,9 +84,8 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
 int64_t ApplyContext::num_heads() const {
   if (node_.num_heads > 0) return node_.num_heads;
   throw std::invalid_argument(fmt::format(
-      "parallelize_module: {}: the code of this traced {} does not say into how many heads it cuts {} features, "
-      "so that whole "
-      "heads cannot be dealt out; script the module (torch.jit.script), or leave it out of the plan",
+      "parallelize_module: {}: the code of this traced {} does not say how many heads its {} features belong to, so "
+      "whole heads cannot be assigned to ranks; script the module (torch.jit.script), or leave it out of the plan",
       by(), type(), embed_dim()));
 }
 
@@ -103,10 +101,8 @@ Hookable& ApplyContext::hookable() const {
   }
   throw std::invalid_argument(
       fmt::format("parallelize_module: {}: the forward of a {} cannot be hooked, because LibTorch's modules have no "
-                  "hooks; declare the "
-                  "class with TESSERA_MODULE(Name) of tessera/styles/hooks.h in the place of TORCH_MODULE(Name), or "
-                  "give this style to "
-                  "such a container around it",
+                  "hooks; declare the class with TESSERA_MODULE(Name) of tessera/styles/hooks.h in the place of "
+                  "TORCH_MODULE(Name), or give this style to such a container around it",
                   by(), type()));
 }
 
@@ -122,11 +118,10 @@ void ApplyContext::forward_hook(Hookable::Hook hook, bool throws_alike) {
 }
 
 void ApplyContext::unknown_module(const std::string& knows) const {
-  throw std::invalid_argument(fmt::format(
-      "parallelize_module: {} does not know the module {} of type {}; it knows {}. Leave the module out of the "
-      "plan, so that it "
-      "is replicated, or derive a style of your own from ParallelStyle",
-      style_, path().empty() ? "at the root" : path(), type(), knows));
+  throw std::invalid_argument(
+      fmt::format("parallelize_module: {} does not know the module {} of type {}; it knows {}. Leave the module out of "
+                  "the plan, so that it is replicated, or derive a style of your own from ParallelStyle",
+                  style_, path().empty() ? "at the root" : path(), type(), knows));
 }
 
 std::string to_string(const ParallelPlan& plan) {

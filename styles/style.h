@@ -17,68 +17,71 @@ namespace tessera {
 
 class LayoutPlan;
 
-// The layouts that a style's contract names, on the tensor dimension; see Contract in dtensor/core/contract.h.
+// The layouts that a style's contract sets, on the tensor dimension; see Contract in dtensor/core/contract.h.
 struct ContractLayouts {
-  // Base names of the ATen operators that the activation meets the parameter in, of those that read contracts: matmul
-  // and addmm (what linear comes down to), embedding, layer_norm, rms_norm, group_norm, conv2d; and add, of a bias to
-  // the plain result of a contract with use_local_output.
+  // Base names of the ATen operators whose activations and results the contract lays out. Operators that read contracts
+  // are matmul and addmm (linear calls one of them), embedding, layer_norm, rms_norm, group_norm and conv2d; and add,
+  // which adds a bias to the plain result of a contract with use_local_output.
   std::vector<std::string> operators;
-  Placement input;                  // how a plain activation lies
-  Placement desired;                // into which it is brought
-  std::optional<Placement> output;  // into which the result is brought; none: as the operator left it
+  Placement input;                  // the layout of a plain activation
+  Placement desired;                // the activation is redistributed to this
+  std::optional<Placement> output;  // the result is redistributed to this; nullopt: as the operator left it
   bool use_local_output = false;
-  bool gather_input_again = false;  // of matmul: see Contract
+  bool gather_input_again = false;  // for matmul: see Contract
 };
 
-// One module while a style is applied to it. What a style asks for is collected; nothing is converted, and nothing
-// communicated, before every style of the plan has been applied and all of it was found possible.
+// Describes one module to a style and collects what the style asks for. Nothing is converted or communicated before
+// every style of the plan has been applied and everything asked for was found possible.
 class ApplyContext {
  public:
   ApplyContext(const ModuleTree& tree, std::size_t node, const std::string& style, LayoutPlan& plan, int64_t tensor_dim,
                const std::vector<int64_t>& data_dims)
       : tree_(tree), node_(tree.at(node)), style_(style), plan_(plan), tensor_dim_(tensor_dim), data_dims_(data_dims) {}
 
-  // The module; its path from the root ("" is the root), and its type, such as "torch::nn::LinearImpl".
-  // Throws std::invalid_argument where it is a torch::jit::Module, which has none.
+  // The module, its path from the root ("" is the root), and its type, such as "torch::nn::LinearImpl". module() throws
+  // std::invalid_argument for a TorchScript module, which is no torch::nn::Module.
   torch::nn::Module& module() const;
   const std::string& path() const { return node_.path; }
   const std::string& type() const { return node_.type; }
   ModuleKind kind() const { return node_.kind; }
-  // The module's own defined parameters and buffers.
+  // The module's own parameters and buffers that are defined.
   const std::vector<NamedTensor>& tensors() const { return node_.tensors; }
-  // Whether there is one of that name; "out_proj.bias" is the bias of the child out_proj. So it is for `place` and
-  // `contract`.
+  // Whether there is a tensor of that name. "out_proj.bias" is the bias of the child out_proj; `place` and `contract`
+  // take such names too.
   bool has(const std::string& name) const;
   bool has_children() const { return !node_.children.empty(); }
-  // True when an embedding rewrites its rows in forward (max_norm).
+  // Whether the module is an embedding that rewrites rows in forward (max_norm).
   bool renormalizes() const { return node_.renormalizes; }
-  // Of an attention. Throws std::invalid_argument where the module is a traced one whose code does not say into how
-  // many heads it cuts.
+  // For an attention. num_heads throws std::invalid_argument for a traced module whose code does not give the number of
+  // heads.
   int64_t embed_dim() const { return node_.embed_dim; }
   int64_t num_heads() const;
 
-  // The whole mesh, the mesh dimension that styles shard over, and those that split the batch.
+  // The whole mesh, the mesh dimension that styles shard over, and the mesh dimensions that split the batch.
   const DeviceMesh& mesh() const;
   int64_t tensor_dim() const { return tensor_dim_; }
   const std::vector<int64_t>& data_dims() const { return data_dims_; }
 
-  // The module's own parameter or buffer `name` will lie as `placement` on the tensor dimension, Replicate on every
-  // other. What no style places is replicated. Throws std::invalid_argument when there is none of that name, or another
-  // style has placed the same (tied) tensor otherwise.
+  // Lays out the module's own parameter or buffer `name` as `placement` on the tensor dimension and Replicate on every
+  // other. A tensor that no style places is replicated.
+  // Throws std::invalid_argument when there is no tensor of that name, or when another style has placed the same (tied)
+  // tensor differently.
   void place(const std::string& name, const Placement& placement);
-  // Leaves a contract on it: in those operators a plain activation is this rank's piece, laid out as `input`. In every
-  // other operator a plain tensor that meets the parameter, or a view of it, is refused at forward, unless `input` is
-  // Replicate. Throws std::invalid_argument when an operator does not read contracts, or a tied tensor's other style
-  // says otherwise of one.
+  // Sets a contract on the tensor: in the operators that it names, a plain activation is this rank's piece, laid out as
+  // `input`. Every other operator refuses, in forward, a plain tensor together with the parameter or a view of it,
+  // unless `input` is Replicate.
+  // Throws std::invalid_argument when an operator reads no contracts, or when another style of a tied tensor gives
+  // different layouts for the same operator.
   void contract(const std::string& name, const ContractLayouts& layouts);
 
-  // Runs at every forward of the module. An exception in it fails the job (World::guard), unless `throws_alike` says
-  // that it comes on every rank or on none. Throws std::invalid_argument, naming the remedy, when it is not a
-  // TESSERA_MODULE.
+  // The hook runs at every forward of the module. An exception in it fails the job (World::guard), unless
+  // `throws_alike` says that it occurs on every rank or on none.
+  // Throws std::invalid_argument, naming the remedy, when the module is no TESSERA_MODULE.
   void forward_pre_hook(Hookable::PreHook hook, bool throws_alike = false);
   void forward_hook(Hookable::Hook hook, bool throws_alike = false);
 
-  // Throws the std::invalid_argument of a style that does not know this module; `knows` lists what it does.
+  // Throws the std::invalid_argument of a style that does not know this module; `knows` lists the modules that it does
+  // know.
   [[noreturn]] void unknown_module(const std::string& knows) const;
 
  private:
@@ -95,26 +98,27 @@ class ApplyContext {
   const std::vector<int64_t>& data_dims_;
 };
 
-// How one module is parallelized. A user derives from it:
+// Says how one module is parallelized. Derive from it to write a style:
 //   class BilinearByOutput : public ParallelStyle {
 //     void apply(ApplyContext& context) const override { context.place("weight", Shard(0)); ... }
 //     std::string name() const override { return "BilinearByOutput"; }
 //   };
-// `apply` must do the same on every rank, and says what it cannot do by std::invalid_argument; parallelize_module
-// throws that, and any other exception, on every rank.
+// `apply` must do the same on every rank, and throws std::invalid_argument where it cannot be applied;
+// parallelize_module throws that, and any other exception, on every rank.
 class ParallelStyle {
  public:
   virtual ~ParallelStyle() = default;
   virtual void apply(ApplyContext& context) const = 0;
-  // "ColwiseParallel", for messages.
+  // Returns a name for messages, such as "ColwiseParallel".
   virtual std::string name() const = 0;
-  // With its options, "ColwiseParallel(input R -> R, output S(-1))"; printed with the plan.
+  // Returns the name with its options, such as "ColwiseParallel(input R -> R, output S(-1))"; it is printed with the
+  // plan.
   virtual std::string to_string() const { return name(); }
-  // Whether a module may have this style and another one too, as the Prepare styles: they only wrap its forward.
+  // Whether a module may have this style beside another one. The Prepare styles may: they only wrap forward.
   virtual bool joins_others() const { return false; }
 };
 
-// A style held by value: what a plan lists.
+// Holds a style by value: plans list it.
 class Style {
  public:
   template <std::derived_from<ParallelStyle> S>
@@ -129,11 +133,11 @@ class Style {
   std::shared_ptr<const ParallelStyle> style_;
 };
 
-// Which module gets which style: names as `match` in module_tree.h reads them.
+// Gives styles to modules by name; `match` in module_tree.h says how names are matched.
 //   {{"layers.*.attn.w?", ColwiseParallel()}, {"layers.*.attn.out", RowwiseParallel()}}
 using ParallelPlan = std::vector<std::pair<std::string, Style>>;
 
-// One line an entry: "layers.*.attn.w?  ColwiseParallel(input R -> R, output S(-1))".
+// Prints one line per entry: "layers.*.attn.w?  ColwiseParallel(input R -> R, output S(-1))".
 std::string to_string(const ParallelPlan& plan);
 
 }  // namespace tessera

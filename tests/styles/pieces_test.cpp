@@ -290,9 +290,7 @@ TESSERA_RANKS_TEST_CASE("a layout that the tensor cannot have: the error names m
   };
   CHECK(message_of(ColwiseParallel({.output_layouts = Shard(5)}), at::ones({2, 4})) ==
         "addmm with up.weight (ColwiseParallel): the style lays the output out as S(5), and it is [2, 8], of 2 "
-        "dimensions; "
-        "give "
-        "the style a layout that fits");
+        "dimensions; give the style a layout that fits");
   CHECK(
       message_of(RowwiseParallel({.desired_input_layouts = Shard(-4)}), at::ones({2, 3, 2}))
           .find(

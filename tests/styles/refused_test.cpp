@@ -136,12 +136,12 @@ TEST_CASE("what a style of the user's own may not ask for") {
           "up (Placed): a torch::nn::LinearImpl has no parameter or buffer 'wight'; it has weight, bias");
   refused({{"up", Placed(Shard(0), Replicate(), "weight", "matmull")}},
           "up.weight (Placed): the operator 'matmull' reads no contracts; those that do are matmul, addmm, embedding, "
-          "layer_norm, "
-          "rms_norm, group_norm, conv2d, add. Elsewhere");
+          "layer_norm, rms_norm, group_norm, conv2d, add. Elsewhere");
   refused({{"up", Placed(Shard(0), Replicate(), "weight", "bilinear")}}, "the operator 'bilinear' reads no contracts");
   refused({{"up", Placed(Shard(0), Replicate(), "weight", "linear")}}, "the operator 'linear' reads no contracts");
-  refused({{"up", Placed(Shard(0), Replicate(), "bias", "add")}},
-          "up.bias (Placed): a contract for add is that of a bias beside a plain result; set use_local_output");
+  refused(
+      {{"up", Placed(Shard(0), Replicate(), "bias", "add")}},
+      "up.bias (Placed): a contract for add is only for a bias that is added to a plain result; set use_local_output");
   refused({{"up", Placed(Shard(2))}}, "up.weight of shape [6, 8] cannot lie as S(2)");
   refused({{"up", Placed(Shard(-3))}}, "cannot lie as S(-3)");
   refused({{"up", Placed(Partial())}}, "cannot lie as P(sum)");
