@@ -7,10 +7,10 @@
 namespace tessera {
 namespace {
 
-// The members of a group before and after, and who of them hold the same.
+// The source and target tiles of a group's members, and which members hold the same source tile.
 class Group {
  public:
-  // `holding` is the same of those that have the same source tile, `copy` which of them it is.
+  // Members with the same source tile have the same `holding`; `copy` numbers them.
   void add(Tile source, Tile target, int64_t holding, int64_t copy) {
     sources_.push_back(std::move(source));
     targets_.push_back(std::move(target));
@@ -36,8 +36,8 @@ class Group {
   const Tile& target(int64_t i) const { return targets_[static_cast<std::size_t>(i)]; }
   int64_t holding(int64_t i) const { return holdings_[static_cast<std::size_t>(i)]; }
 
-  // Whether `sender` is the one of its like that sends to `receiver`: those that need this holding ask its copies in
-  // turn.
+  // Whether `sender`, among the members that hold its tile, is the one that sends to `receiver`: the receivers that
+  // need this tile take its copies in turn.
   bool sends(int64_t sender, int64_t receiver) const {
     if (holding(sender) == holding(receiver)) return sender == receiver;
     if (num_copies_ == 1) return true;
@@ -54,7 +54,7 @@ class Group {
   int64_t num_copies_ = 1;
 };
 
-// What a coordinate says of the mesh dimensions that cut, and of those along which copies lie, each as one number.
+// A rank's coordinate over the mesh dimensions that cut, and over those along which copies lie, each as one number.
 struct Numbers {
   int64_t cut = 0;
   int64_t copy = 0;
@@ -117,7 +117,7 @@ Exchange exchange_between(std::span<const int64_t> shape, const Mesh& from_mesh,
   for (const int64_t member : ranks) {
     const auto before = from_mesh.coordinate_of(member);
     const auto after = to_mesh.coordinate_of(member);
-    // Who holds nothing holds what nobody else does.
+    // A rank that holds nothing gets a number of its own, so that it counts as a copy of no other.
     const Numbers numbers =
         before ? numbers_of(from, from_dims, from_mesh.shape(), *before) : Numbers{.cut = -1 - member, .copy = 0};
     group.add(before ? local_tile(shape, from, from_mesh.shape(), *before) : nothing,

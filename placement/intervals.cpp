@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// Calls `visit` with each interval that is in both, in ascending order.
+// Calls `visit` with each interval of the intersection, in ascending order.
 template <typename Visit>
 void for_each_common(const Intervals& a, const Intervals& b, const Visit& visit) {
   for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {

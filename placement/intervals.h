@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// A part of one dimension, half-open, in elements.
+// A half-open range of one dimension, in elements.
 struct Interval {
   int64_t begin = 0;
   int64_t end = 0;
@@ -16,26 +16,29 @@ struct Interval {
   friend bool operator==(const Interval&, const Interval&) = default;
 };
 
-// A set of elements of one dimension: ascending, disjoint, none empty, none touching the next. {} holds nothing.
+// A set of elements of one dimension. The intervals ascend, none is empty, and no two overlap or touch. {} is the empty
+// set.
 using Intervals = std::vector<Interval>;
 
-// The interval alone, or nothing when it is empty.
+// Returns the set that holds this interval, or the empty set if begin >= end.
 Intervals one_interval(int64_t begin, int64_t end);
-// Appends to ascending `intervals`, joining what touches. Empty intervals are passed over.
+// Appends `next`, which must not begin before the last interval ends. Merges it with the last interval if they touch,
+// and ignores it if it is empty.
 void append(Intervals& intervals, Interval next);
 
 int64_t count(const Intervals& intervals);
-// The elements in both; how many there are.
+// Return the elements that are in both sets (intersect), or their number (overlap).
 Intervals intersect(const Intervals& a, const Intervals& b);
 int64_t overlap(const Intervals& a, const Intervals& b);
 
-// The elements of `whole` at `positions` of it, counting from 0 in ascending order.
+// Returns the elements of `whole` that stand at `positions`, which count the elements of `whole` in ascending order
+// from 0.
 //   whole {[10, 14), [20, 24)}, positions {[3, 6)} -> {[13, 14), [20, 22)}
 Intervals select(const Intervals& whole, const Intervals& positions);
-// The reverse: where the elements of `part`, all of them in `whole`, stand in it.
+// The inverse of select: returns the positions in `whole` of the elements of `part`, all of which must be in `whole`.
 Intervals positions(const Intervals& whole, const Intervals& part);
 
-// "0-4"; "0-4+8-12", "-" for nothing.
+// Prints "0-4" for an interval, "0-4+8-12" for two, and "-" for the empty set.
 std::ostream& operator<<(std::ostream& out, const Interval& interval);
 std::string to_string(const Intervals& intervals);
 

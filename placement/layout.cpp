@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// The mesh dimensions of more than one rank that cut `tensor_dim`, in the order in which they do.
+// Returns the mesh dimensions of size above 1 that cut `tensor_dim`, in the order in which they cut.
 std::vector<int64_t> cutting_dims(int64_t tensor_dim, const Placements& placements,
                                   std::span<const int64_t> mesh_shape) {
   std::vector<int64_t> out;
@@ -20,13 +20,12 @@ std::vector<int64_t> cutting_dims(int64_t tensor_dim, const Placements& placemen
   const auto earlier = [&](int64_t a, int64_t b) {
     return placements[static_cast<std::size_t>(a)].order() < placements[static_cast<std::size_t>(b)].order();
   };
-  // Seldom: a sort allocates.
+  // The order is seldom another, and std::stable_sort allocates.
   if (!std::is_sorted(out.begin(), out.end(), earlier)) std::stable_sort(out.begin(), out.end(), earlier);
   return out;
 }
 
-// A mesh dimension of one rank cuts nothing, but may not contradict: a partition of several parts needs peers that
-// carry it.
+// Checks the mesh dimensions of size 1. They cut nothing, but a partition of several parts there would need more ranks.
 void check_lone(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape,
                 const std::string& who) {
   for (std::size_t i = 0; i < placements.size(); ++i) {
@@ -95,7 +94,7 @@ std::vector<int64_t> local_shape(std::span<const int64_t> shape, const Placement
 Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndim, std::string_view who) {
   if (static_cast<int64_t>(placements.size()) != mesh.ndim()) {
     throw std::invalid_argument(fmt::format(
-        "{}: {} placements {} for the mesh {}, which has {} dimensions; give one placement a mesh dimension", who,
+        "{}: {} placements {} for the mesh {}, which has {} dimensions; give one placement per mesh dimension", who,
         placements.size(), to_string(placements), mesh.to_string(), mesh.ndim()));
   }
   Placements out = placements;
@@ -128,7 +127,7 @@ Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndi
 bool is_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape) {
   try {
     check_layout(placements, mesh, shape, "");
-  } catch (const std::exception&) {  // a user's partition throws what it likes
+  } catch (const std::exception&) {  // a user's partition may throw any exception
     return false;
   }
   return true;
@@ -141,7 +140,7 @@ bool every_cut(int64_t size, std::span<const Cut> cuts,
   for (std::size_t k = 0; k < cuts.size(); ++k) {
     const Cut& cut = cuts[k];
     if (!std::ranges::all_of(sizes, [&](int64_t each) { return fits(*cut.partition, each, cut.parts); })) return false;
-    if (std::ranges::none_of(cuts.subspan(k + 1), asks)) continue;  // those after it cut anything
+    if (std::ranges::none_of(cuts.subspan(k + 1), asks)) continue;  // the later partitions accept any size
     std::set<int64_t> left;
     for (const int64_t each : sizes) {
       for (int64_t i = 0; i < cut.parts; ++i) left.insert(count(cut.partition->part(each, cut.parts, i)));

@@ -13,48 +13,50 @@
 
 namespace tessera {
 
-// The part of a tensor that a rank holds: the elements whose index lies, in every tensor dimension, in that one's
-// intervals.
+// The part of a tensor that a rank holds, as one set of intervals per tensor dimension: an element belongs to it if
+// each of its indexes is in the set of that dimension.
 using Tile = std::vector<Intervals>;
 
-// One cut of a tensor dimension: by the combined coordinate over some mesh dimensions, the first of them varying
-// slowest.
+// One cut of a tensor dimension. A rank's part is numbered by its combined coordinate over `mesh_dims`, of which the
+// first varies slowest.
 struct Cut {
   const Partition* partition;
   std::vector<int64_t> mesh_dims;
-  int64_t parts;  // the product of their sizes
+  int64_t parts;  // the product of the sizes of these mesh dimensions
 };
 
-// The cuts of `tensor_dim`, in the order in which they are made; mesh dimensions of one rank cut nothing.
+// Returns the cuts of `tensor_dim` in the order in which they are made. Mesh dimensions of size 1 cut nothing and are
+// left out.
 std::vector<Cut> cuts_of(int64_t tensor_dim, const Placements& placements, std::span<const int64_t> mesh_shape);
 
-// The part of a dimension of `size` elements that `cuts` leave to the rank at `coordinate`.
+// Returns the part of a dimension of `size` elements that remains for the rank at `coordinate` after `cuts`.
 Intervals part_of(int64_t size, const std::vector<Cut>& cuts, std::span<const int64_t> mesh_shape,
                   std::span<const int64_t> coordinate);
 
-// The tile of the rank at `coordinate`. `mesh_shape`, `coordinate` and `placements` are as long as the mesh has
-// dimensions; Shard dimensions are normalized. Replicate and Partial leave a dimension whole.
+// Returns the tile of the rank at `coordinate`. `mesh_shape`, `coordinate` and `placements` have one entry per mesh
+// dimension, and Shard dimensions are normalized. Replicate and Partial leave a tensor dimension whole.
 Tile local_tile(std::span<const int64_t> shape, const Placements& placements, std::span<const int64_t> mesh_shape,
                 std::span<const int64_t> coordinate);
 std::vector<int64_t> local_shape(std::span<const int64_t> shape, const Placements& placements,
                                  std::span<const int64_t> mesh_shape, std::span<const int64_t> coordinate);
 std::vector<int64_t> shape_of(const Tile& tile);
 
-// The placements with negative Shard dimensions counted from the end of a tensor of `ndim` dimensions, and with the
-// least orders that say the same.
-// Throws std::invalid_argument, prefixed with `who`, when there is not one placement a mesh dimension or a Shard
-// dimension is outside the tensor's.
+// Returns the placements with negative Shard dimensions counted from the end of a tensor of `ndim` dimensions, and with
+// the smallest order numbers that say the same order of cuts.
+// Throws std::invalid_argument, prefixed with `who`, unless there is one placement per mesh dimension and each Shard
+// dimension is one of the tensor's.
 Placements normalize(const Placements& placements, const Mesh& mesh, int64_t ndim, std::string_view who);
 
-// Whether `fits` says yes to every partition, and every number of elements that it gets to cut on some rank: `size` for
-// the first, what the cuts before leave for the others. Where no later cut asks for sizes, one of those stands for all.
+// Returns whether `fits` accepts every cut: it is called with each partition and each number of elements that this
+// partition has to cut on some rank, which is `size` for the first cut and what the earlier cuts leave for the others.
+// Where no later partition depends on sizes, one of these numbers stands for all.
 bool every_cut(int64_t size, std::span<const Cut> cuts,
                c10::function_ref<bool(const Partition&, int64_t size, int64_t parts)> fits);
 
-// Throws std::invalid_argument, prefixed with `who`, when normalized `placements` cannot cut a tensor of `shape`: see
+// Throws std::invalid_argument, prefixed with `who`, when normalized `placements` cannot cut a tensor of `shape`; see
 // check_partition.
 void check_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape, std::string_view who);
-// Whether they can.
+// Returns whether check_layout would accept them.
 bool is_layout(const Placements& placements, const Mesh& mesh, std::span<const int64_t> shape);
 
 }  // namespace tessera

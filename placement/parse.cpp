@@ -16,7 +16,7 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(' ') - first + 1);
 }
 
-// The pieces of `text` between separators that stand outside parentheses; none of an empty text.
+// Splits `text` at separators that are outside parentheses. An empty text has no parts.
 std::vector<std::string_view> split(std::string_view text, char separator) {
   std::vector<std::string_view> out;
   if (trim(text).empty()) return out;
@@ -32,7 +32,7 @@ std::vector<std::string_view> split(std::string_view text, char separator) {
   return out;
 }
 
-// The text between "NAME(" and ")", or nullopt.
+// Returns the text between "NAME(" and ")", or nullopt.
 std::optional<std::string_view> arguments(std::string_view text, std::string_view name) {
   if (text.size() < name.size() + 2 || !text.starts_with(name) || text[name.size()] != '(' || text.back() != ')') {
     return std::nullopt;
@@ -58,7 +58,7 @@ std::optional<std::vector<int64_t>> parse_ints(const std::vector<std::string_vie
   return out;
 }
 
-// "0-2+6-8", or "-" for nothing.
+// Parses "0-2+6-8", or "-" for the empty set.
 std::optional<Intervals> parse_intervals(std::string_view text) {
   Intervals out;
   if (trim(text) == "-") return out;
@@ -135,10 +135,8 @@ Placement parse_placement(std::string_view text) {
   if (const auto placement = try_parse(trim(text))) return *placement;
   throw std::invalid_argument(fmt::format(
       "parse_placement: \"{}\" is no placement; write R, S(dim) such as S(0), BC(dim,block), RS(dim,size,size...), "
-      "IS(dim,0-2+6-8,2-6...), each with @order behind it where the left mesh dimension does not cut first, or P(op) "
-      "with "
-      "op one "
-      "of sum, avg, max, min, product, bit_and, bit_or, bit_xor, \"masked op\", \"norm p\"",
+      "IS(dim,0-2+6-8,2-6...), each followed by @order where the left mesh dimension does not cut first, or P(op) "
+      "with op one of sum, avg, max, min, product, bit_and, bit_or, bit_xor, \"masked op\", \"norm p\"",
       text));
 }
 

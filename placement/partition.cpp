@@ -26,7 +26,7 @@ class Ragged final : public Partition {
       : Partition("RS", fmt::format("{}", fmt::join(sizes, ","))), starts_(sizes.size() + 1, 0) {
     if (sizes.empty() || std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; })) {
       throw std::invalid_argument(fmt::format(
-          "RaggedShard: sizes [{}] are no parts; give one size of at least 0 a rank", fmt::join(sizes, ", ")));
+          "RaggedShard: sizes [{}] are no parts; give one size of at least 0 per rank", fmt::join(sizes, ", ")));
     }
     std::partial_sum(sizes.begin(), sizes.end(), starts_.begin() + 1);
   }
@@ -46,12 +46,12 @@ class BlockCyclicPartition final : public Partition {
  public:
   explicit BlockCyclicPartition(int64_t block) : Partition("BC", std::to_string(block)), block_(block) {
     if (block < 1) {
-      throw std::invalid_argument(fmt::format("BlockCyclic: a block of {} elements; it needs at least 1", block));
+      throw std::invalid_argument(fmt::format("BlockCyclic: a block of {} elements; give at least 1", block));
     }
   }
   Intervals part(int64_t size, int64_t parts, int64_t index) const override {
     Intervals out;
-    // In terms of what is left, so that no sum overflows.
+    // Compares and subtracts what remains, so that no sum overflows.
     for (int64_t begin = index <= size / block_ ? index * block_ : size; begin < size;) {
       append(out, {.begin = begin, .end = begin + std::min(block_, size - begin)});
       if ((size - begin) / block_ < parts) break;
@@ -74,7 +74,7 @@ std::string text_of(const std::vector<Intervals>& parts) {
 class IntervalLists final : public Partition {
  public:
   explicit IntervalLists(const std::vector<Intervals>& parts) : Partition("IS", text_of(parts)), parts_(parts) {
-    if (parts.empty()) throw std::invalid_argument("IntervalShard: no parts; give one list of intervals a rank");
+    if (parts.empty()) throw std::invalid_argument("IntervalShard: no parts; give one list of intervals per rank");
     for (const Intervals& part : parts) {
       size_ += count(part);
       for (std::size_t i = 0; i < part.size(); ++i) {
@@ -96,7 +96,7 @@ class IntervalLists final : public Partition {
   int64_t size_ = 0;
 };
 
-// Throws unless the parts hold each of `size` elements once.
+// Throws unless the parts hold each of `size` elements exactly once.
 void check_cover(const Partition& partition, int64_t size, int64_t parts, const std::string& who) {
   std::vector<Interval> all;
   for (int64_t i = 0; i < parts; ++i) {
@@ -135,14 +135,14 @@ Interval chunk_range(int64_t dim_size, int64_t num_parts, int64_t index) {
         index, num_parts, dim_size, num_parts));
   }
   const int64_t full = dim_size / num_parts + (dim_size % num_parts != 0);
-  // Not index * full, which may overflow.
+  // index * full may overflow.
   const int64_t begin = full == 0 || index > dim_size / full ? dim_size : index * full;
   return {.begin = begin, .end = begin + std::min(full, dim_size - begin)};
 }
 
 const PartitionPtr& chunks() {
   static const Chunks instance;
-  // Shares the ownership of nothing: a copy counts no references.
+  // The pointer owns nothing, so copying it changes no reference count.
   static const PartitionPtr pointer(PartitionPtr(), &instance);
   return pointer;
 }
@@ -156,14 +156,14 @@ PartitionPtr interval_lists(const std::vector<Intervals>& parts) {
 void check_partition(const Partition& partition, int64_t size, int64_t parts, const std::string& who) {
   if (partition.parts().value_or(parts) != parts) {
     throw std::invalid_argument(fmt::format(
-        "{}: {} has {} parts, and the mesh dimensions that carry it have {} coordinates together; give one part "
-        "a coordinate",
+        "{}: {} has {} parts, but its mesh dimensions have {} coordinates together; give one part per "
+        "coordinate",
         who, partition.text(), *partition.parts(), parts));
   }
   if (partition.size().value_or(size) != size) {
     throw std::invalid_argument(
-        fmt::format("{}: {} cuts {} elements, and the dimension, as the mesh dimensions before leave "
-                    "it, has {}; the sizes of its parts must add up to that",
+        fmt::format("{}: {} cuts {} elements, but the earlier mesh dimensions leave {}; the sizes of its parts must add up to "
+                    "that",
                     who, partition.text(), *partition.size(), size));
   }
   if (!partition.exact()) check_cover(partition, size, parts, who);

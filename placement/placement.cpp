@@ -108,7 +108,7 @@ bool all_replicate(const Placements& placements) {
 }
 
 bool partials_commute(const Placements& placements) {
-  const auto awaited = [](const Placement& p) {  // a masked reduction is the one that it awaits
+  const auto awaited = [](const Placement& p) {  // a masked reduction counts as the one that it awaits
     const auto& masked = p.reduction().awaited();
     return masked ? Partial(masked) : p;
   };

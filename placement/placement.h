@@ -16,10 +16,10 @@ class Reduction;
 using ReductionPtr = std::shared_ptr<const Reduction>;
 
 // What the ranks along ONE mesh dimension hold of a tensor:
-//   Shard(d)      parts of tensor dimension d, by torch.chunk's rule or another Partition;
-//   Replicate()   the whole value on each rank;
-//   Partial(op)   a piece on each rank; the value is their Reduction.
-// A value. Written as S(0), R, P(sum).
+//   Shard(d)      each rank holds a part of tensor dimension d, by torch.chunk's rule or another Partition;
+//   Replicate()   each rank holds the whole value;
+//   Partial(op)   each rank holds a piece, and the Reduction of all pieces gives the value.
+// It is a value type, and its text is S(0), R, P(sum).
 class Placement {
  public:
   enum class Kind : uint8_t { kReplicate, kShard, kPartial };
@@ -34,22 +34,23 @@ class Placement {
   bool is_shard() const { return kind_ == Kind::kShard; }
   bool is_shard(int64_t tensor_dim) const { return is_shard() && dim_ == tensor_dim; }
   bool is_partial() const { return kind_ == Kind::kPartial; }
-  // Of the plain reduction by `op`.
+  // Whether this is the plain reduction by `op`, e.g. Partial(sum).
   bool is_partial(ReduceOp op) const;
 
-  // ---- of a Shard -----------------------------------------------------------------------------------------------
-  // The tensor dimension, as the user wrote it (negative counts from the end until normalized).
+  // ---- for a Shard ----------------------------------------------------------------------------------------------
+  // The tensor dimension. It is negative (counted from the end) if the user wrote it so, until it is normalized.
   int64_t tensor_dim() const { return dim_; }
   const Partition& partition() const;
   bool is_chunks() const { return is_shard() && what_.get() == chunks().get(); }
-  // Of the mesh dimensions that cut one tensor dimension, those of a lower order cut first; of one order, the left one.
-  // S(0)@1 on the first mesh dimension and S(0) on the second: the second cuts the tensor, the first its pieces.
+  // Decides which mesh dimension cuts first where several cut one tensor dimension: the one of lower order, and of
+  // equal orders the left one. With S(0)@1 on the first mesh dimension and S(0) on the second, the second cuts the
+  // tensor and the first cuts its pieces.
   int64_t order() const { return order_; }
   Placement ordered(int64_t order) const;
-  // The same cut of another tensor dimension.
+  // Returns the same cut of another tensor dimension.
   Placement on(int64_t tensor_dim) const;
 
-  // ---- of a Partial ---------------------------------------------------------------------------------------------
+  // ---- for a Partial --------------------------------------------------------------------------------------------
   const Reduction& reduction() const;
   ReductionPtr reduction_ptr() const;
 
@@ -72,49 +73,49 @@ inline Placement Shard(int64_t tensor_dim, PartitionPtr partition) {
 }
 inline Placement Replicate() { return {}; }
 
-// Part i has sizes[i] elements. On several mesh dimensions, written on each: sizes for their combined coordinate, the
-// first of them varying slowest.
+// Part i has sizes[i] elements. To cut over several mesh dimensions, write it on each of them: the sizes are then those
+// of their combined coordinates, the first varying slowest.
 inline Placement RaggedShard(int64_t tensor_dim, const std::vector<int64_t>& sizes) {
   return Placement::shard(tensor_dim, ragged(sizes));
 }
-// Blocks of `block` elements dealt out in turn. A fused projection [q; k; v] of 3h rows over n ranks, each with its
-// part of every one, is BlockCyclic(0, h / n).
+// Blocks of `block` elements are dealt to the ranks in turn. BlockCyclic(0, h / n) cuts a fused projection [q; k; v] of
+// 3h rows over n ranks so that each rank holds its part of q, of k and of v.
 inline Placement BlockCyclic(int64_t tensor_dim, int64_t block) {
   return Placement::shard(tensor_dim, block_cyclic(block));
 }
-// Part i is parts[i], any ascending intervals; over several mesh dimensions as RaggedShard.
+// Part i is parts[i], any set of ascending intervals. Over several mesh dimensions it works as RaggedShard does.
 inline Placement IntervalShard(int64_t tensor_dim, const std::vector<Intervals>& parts) {
   return Placement::shard(tensor_dim, interval_lists(parts));
 }
 
 Placement Partial(ReduceOp op = ReduceOp::kSum);
 inline Placement Partial(ReductionPtr reduction) { return Placement::partial(std::move(reduction)); }
-// (sum of |x|^p)^(1/p): how a norm over a sharded dimension waits. See reduction.h.
+// The value is (sum of |x|^p)^(1/p), which is how a norm over a sharded dimension is pending. See reduction.h.
 Placement NormPartial(double p);
-// By `op`, of the elements where the mask that from_local is given with the piece is true.
+// Reduces by `op` the elements where a mask is true; from_local is given that mask with the piece.
 Placement MaskedPartial(ReduceOp op = ReduceOp::kSum);
 
-// One a mesh dimension, outermost first. Several mesh dimensions may shard one tensor dimension: the first splits the
-// tensor, the next its pieces (Placement::order says otherwise).
+// One placement per mesh dimension, outermost first. Several mesh dimensions may shard one tensor dimension: the first
+// cuts the tensor, the next cuts its pieces, unless Placement::order says otherwise.
 using Placements = std::vector<Placement>;
 
-// "S(0)", "R", "P(sum)", "BC(0,4)", "RS(0,3,5)", "IS(0,0-2+6-8,2-6)", "S(0)@1", "P(norm 2)", "P(masked sum)"; "[S(0),
-// R]".
+// Returns "S(0)", "R", "P(sum)", "BC(0,4)", "RS(0,3,5)", "IS(0,0-2+6-8,2-6)", "S(0)@1", "P(norm 2)" or "P(masked sum)"
+// for a placement, and "[S(0), R]" for several.
 std::string to_string(const Placement& placement);
 std::string to_string(const Placements& placements);
 std::ostream& operator<<(std::ostream& out, const Placement& placement);
 
-// The inverse of to_string, of the built-in ones. Throws std::invalid_argument that shows the text and the forms there
-// are.
+// The inverse of to_string, for the placements that this library defines. Throws std::invalid_argument that shows the
+// text and lists the forms that it reads.
 Placement parse_placement(std::string_view text);
 Placements parse_placements(std::string_view text);
 
 bool any_partial(const Placements& placements);
 bool all_replicate(const Placements& placements);
-// Replicate in the place of every Partial: how the gradient of such a value is laid out.
+// Returns the placements with Replicate in the place of every Partial, which is the layout of the gradient of such a
+// value.
 Placements without_partial(Placements placements);
-// Whether the order in which pending reductions are carried out does not matter: all are of one kind, or all have a
-// slope.
+// Returns whether pending reductions may be done in any order: all are of one kind, or all have a slope.
 bool partials_commute(const Placements& placements);
 std::size_t hash_of(const Placements& placements);
 

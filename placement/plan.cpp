@@ -28,7 +28,7 @@ bool moves(const PlanStep& step) {
          step.kind == PlanStep::Kind::kPermute;
 }
 
-// Elements that the rank at `coordinate` receives in one step.
+// The number of elements that the rank at `coordinate` receives in one step.
 double received(const PlanStep& step, const std::vector<int64_t>& shape, const Mesh& mesh,
                 const std::vector<int64_t>& coordinate) {
   const MergedDims dims(mesh.shape(), step.mesh_dims);
@@ -156,13 +156,13 @@ std::string Plan::to_string() const {
 }
 
 void check_shape(const std::vector<int64_t>& shape, const std::string& who) {
-  constexpr double kMostElements = 1e17;  // whose bytes, four times over, fit 63 bits
+  constexpr double kMostElements = 1e17;  // four times their bytes fit in 63 bits
   double elements = 1;
   for (const int64_t size : shape)
-    elements *= static_cast<double>(std::max<int64_t>(size, 1));  // a 0 hides no overflow
+    elements *= static_cast<double>(std::max<int64_t>(size, 1));  // so that a size of 0 does not hide an overflow
   if (elements <= kMostElements && std::ranges::none_of(shape, [](int64_t size) { return size < 0; })) return;
   throw std::invalid_argument(
-      fmt::format("{}: a tensor of shape [{}]; sizes are at least 0, and make at most {:.0e} elements", who,
+      fmt::format("{}: a tensor of shape [{}]; give sizes of at least 0 and at most {:.0e} elements in all", who,
                   fmt::join(shape, ", "), kMostElements));
 }
 
@@ -170,7 +170,7 @@ void check_partials(const Placements& placements, at::ScalarType dtype, const st
   if (!partials_commute(placements)) {
     throw std::invalid_argument(
         fmt::format("{}: {} has two kinds of reductions pending, whose order would matter; only sum and "
-                    "avg go together. Redistribute one of them to Replicate or Shard first",
+                    "avg may be pending together. Redistribute one of them to Replicate or Shard first",
                     who, tessera::to_string(placements)));
   }
   for (const Placement& p : placements) {

@@ -13,40 +13,41 @@
 
 namespace tessera {
 
-// One step of a redistribution: some mesh dimensions' placements change together, over the groups that these dimensions
-// span.
+// One step of a redistribution. The placements of some mesh dimensions change together, by one collective in each group
+// of ranks that these dimensions span.
 struct PlanStep {
   enum class Kind : uint8_t {
-    kLocal,      // nothing moves: slicing, forming a Partial, scaling the pieces of one linear reduction into another's
-    kAllGather,  // every rank of a group gets what all of it have
-    kAllToAll,   // every rank sends each what it lacks: any change of sharding, uneven pieces as they are
-    kPermute,    // every rank's tile goes to one other
-    kAllReduce,  // of what the ranks of a group need together, of which each keeps its own
+    kLocal,  // no communication: slicing, forming a Partial, scaling the pieces of one linear reduction into another's
+    kAllGather,  // every rank of a group receives the pieces of all others
+    kAllToAll,   // every rank sends each other rank what it needs: any change of sharding, uneven pieces included
+    kPermute,    // every rank's tile is sent to one other rank
+    kAllReduce,  // reduces all elements that the group needs; each rank keeps its own
     kReduceScatter,
   };
   Kind kind = Kind::kLocal;
   std::vector<int64_t> mesh_dims;  // ascending
-  Placements from;                 // of all mesh dimensions, before and after
-  Placements to;
-  int64_t max_bytes = 0;   // received by the rank that receives most
-  int64_t peak_bytes = 0;  // live in the rank that has most: source tile, target tile, what is packed and unpacked
+  Placements from;                 // of all mesh dimensions, before the step
+  Placements to;                   // of all mesh dimensions, after it
+  int64_t max_bytes = 0;           // received by the rank that receives most
+  int64_t peak_bytes = 0;          // live on the rank that has most: source tile, target tile, send and receive buffers
   double microseconds = 0;
 
   friend bool operator==(const PlanStep&, const PlanStep&) = default;
 };
 
-// "local", "all_gather", "all_to_all", "permute", "all_reduce", "reduce_scatter": as CommCounter names them.
+// Returns "local", "all_gather", "all_to_all", "permute", "all_reduce" or "reduce_scatter", as CommCounter names them.
 const char* to_string(PlanStep::Kind kind);
 
-// What a rank sends and receives in one step of all_gather, all_to_all or permute, in elements: one count for each
-// member of its group, in the order of their combined coordinate; what stays is not counted. {} for other kinds.
+// What a rank sends and receives, in elements, in one all_gather, all_to_all or permute: one count per member of its
+// group, in the order of their combined coordinates. What a rank keeps is not counted. Empty for the other kinds.
 struct Splits {
   std::vector<int64_t> send;
   std::vector<int64_t> receive;
   friend bool operator==(const Splits&, const Splits&) = default;
 };
 
-// How a tensor goes from one layout to another: symbolic, the same on every rank, compared by content.
+// How a tensor is redistributed from one layout to another. A plan is the same on every rank and is compared by
+// content.
 class Plan {
  public:
   Plan(const Mesh& mesh, std::vector<int64_t> shape, at::ScalarType dtype, std::vector<PlanStep> steps);
@@ -57,17 +58,17 @@ class Plan {
   const std::vector<PlanStep>& steps() const { return steps_; }
   bool communicates() const;
 
-  // Received by the rank that receives most in each step, summed over the steps; by all ranks in all steps; live at
-  // most; and the estimated time.
+  // Bytes received by the rank that receives most in each step, summed over the steps; bytes received by all ranks in
+  // all steps; the most bytes live at once on one rank; and the estimated time.
   int64_t max_bytes() const;
-  int64_t total_bytes() const;  // looks at every rank
+  int64_t total_bytes() const;  // computed from every rank's tiles
   int64_t peak_bytes() const;
   double microseconds() const;
 
-  // One for each step.
+  // Returns one Splits per step.
   std::vector<Splits> splits(int64_t rank) const;
 
-  // "all_to_all on tp: [S(0)] -> [S(1)], 96 bytes, 120.05 us", a line a step; "nothing to do".
+  // Returns one line per step, such as "all_to_all on tp: [S(0)] -> [S(1)], 96 bytes, 120.05 us", or "nothing to do".
   std::string to_string() const;
   std::size_t hash() const { return hash_; }
   friend bool operator==(const Plan& a, const Plan& b) {
@@ -83,11 +84,11 @@ class Plan {
   std::size_t hash_ = 0;
 };
 
-// Throws std::invalid_argument, prefixed with `who`, on sizes below 0 or more elements than can be numbered.
+// Throws std::invalid_argument, prefixed with `who`, on a negative size or on more than 1e17 elements.
 void check_shape(const std::vector<int64_t>& shape, const std::string& who);
 
-// Throws std::invalid_argument, prefixed with `who`, when a Partial in `placements` cannot be formed of `dtype`, or two
-// kinds are pending that do not commute.
+// Throws std::invalid_argument, prefixed with `who`, when a Partial in `placements` is not defined for `dtype`, or when
+// two kinds of reductions are pending that do not commute.
 void check_partials(const Placements& placements, at::ScalarType dtype, const std::string& who);
 
 }  // namespace tessera

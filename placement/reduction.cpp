@@ -26,7 +26,7 @@
 namespace tessera {
 namespace {
 
-// The largest number of a floating type; infinity where there is one.
+// The largest number of a floating dtype, which is infinity where it has one.
 double largest(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat8_e4m3fn: return std::numeric_limits<c10::Float8_e4m3fn>::max();
@@ -46,7 +46,7 @@ c10::Scalar extreme(at::ScalarType dtype, bool highest) {
   return highest ? c10::Scalar(std::numeric_limits<uint64_t>::max() >> shift) : c10::Scalar(0);
 }
 
-// Whether a sum of some numbers of the dtype may overflow though their mean does not.
+// Whether a sum of a few numbers of this dtype may overflow although their mean does not.
 bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || c10::isFloat8Type(dtype); }
 
 class Plain : public Reduction {
@@ -75,19 +75,18 @@ class Plain : public Reduction {
     switch (named_) {
       case ReduceOp::kMax:
       case ReduceOp::kMin: {
-        // As amax: those that are the extremum share it.
+        // The elements that are the extremum share the gradient, as in amax.
         const at::Tensor hits = at::eq(piece, peers.all_reduce(piece, named_)).to(piece.scalar_type());
         return hits.div(peers.all_reduce(hits, ReduceOp::kSum));
       }
       case ReduceOp::kProduct: {
-        // The product of the others: of all but this one, unless some are zero.
+        // The derivative is the product of the other pieces, computed without a division by zero.
         const at::Tensor zero = at::eq(piece, 0);
         const at::Tensor mine = zero.to(piece.scalar_type());
         const at::Tensor others_zero = peers.all_reduce(mine, ReduceOp::kSum).sub(mine);
         const at::Tensor factor = at::where(zero, at::ones_like(piece), piece);
         const at::Tensor rest = peers.all_reduce(factor, ReduceOp::kProduct).div(factor);
-        // Autograd multiplies gradients with the conjugate of a derivative; of real numbers that is the number, and no
-        // copy.
+        // Autograd multiplies gradients by the conjugate of a derivative. For real numbers this makes no copy.
         return at::where(at::eq(others_zero, 0), rest, at::zeros_like(rest)).conj().resolve_conj();
       }
       default: return Reduction::derivative(piece, peers);
@@ -125,7 +124,7 @@ class Norm final : public Reduction {
   at::Tensor derivative(const at::Tensor& piece, const Peers& peers) const override {
     const at::Tensor value = from_terms(peers.all_reduce(to_term(piece), ReduceOp::kSum), 0);
     const at::Tensor ratio = at::pow(at::abs(piece).div(value), p_ - 1).mul(at::sign(piece));
-    return at::where(at::eq(piece, 0), at::zeros_like(ratio), ratio).to(piece.scalar_type());  // 0 at 0, as norm has it
+    return at::where(at::eq(piece, 0), at::zeros_like(ratio), ratio).to(piece.scalar_type());  // 0 at 0, as in at::norm
   }
   void check(at::ScalarType dtype, const std::string& who) const override {
     if (c10::isFloatingType(dtype)) return;
@@ -159,7 +158,7 @@ class Masked final : public Reduction {
   const ReductionPtr of_;
 };
 
-// Numbers that most reductions can have as a value.
+// Three small positive numbers, which most reductions can have as a value.
 at::Tensor probe_of(at::ScalarType dtype) {
   if (c10::isIntegralType(dtype, /*includeBool=*/true)) return at::arange(1, 4).to(dtype);
   const at::ScalarType wide = c10::elementSize(dtype) < 4 ? at::kFloat : dtype;
@@ -230,7 +229,7 @@ c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype) {
     case ReduceOp::kProduct: return 1;
     case ReduceOp::kMax: return extreme(dtype, /*highest=*/false);
     case ReduceOp::kMin: return extreme(dtype, /*highest=*/true);
-    case ReduceOp::kBitAnd:  // all bits set
+    case ReduceOp::kBitAnd:  // a number with all bits set
       return c10::isSignedType(dtype) && dtype != at::kBool ? c10::Scalar(-1) : extreme(dtype, /*highest=*/true);
     case ReduceOp::kAvg: break;
   }
@@ -238,7 +237,7 @@ c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype) {
 }
 
 const ReductionPtr& plain_reduction(ReduceOp op) {
-  // Never destroyed, and their copies count no references.
+  // The table is never destroyed, so copies of these pointers need no reference counts.
   static const auto* const table = [] {
     auto* made = new std::array<ReductionPtr, kPlainReductions.size()>;
     for (const ReduceOp each : kPlainReductions) {

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// What the ranks of a few mesh dimensions hold of one tensor dimension.
+// How the ranks of some mesh dimensions cut one tensor dimension.
 struct DimCut {
   int64_t tensor_dim;
   int64_t size;
@@ -16,7 +16,7 @@ struct DimCut {
   std::vector<Intervals> parts;     // by their combined coordinate
 };
 
-// Whether `placements`, one for each of the cut's mesh dimensions, cut so.
+// Whether `placements`, one per mesh dimension of the cut, give the same parts.
 bool says(const DimCut& cut, const Placements& placements) {
   const std::vector<Cut> cuts = cuts_of(cut.tensor_dim, placements, cut.mesh_shape);
   std::vector<int64_t> coordinate(cut.mesh_shape.size(), 0);
@@ -27,7 +27,7 @@ bool says(const DimCut& cut, const Placements& placements) {
   return true;
 }
 
-// Chunks, cut in every order in turn.
+// Tries chunks, with every order of the mesh dimensions.
 std::optional<Placements> as_chunks(const DimCut& cut) {
   std::vector<int64_t> orders(cut.mesh_dims.size());
   std::iota(orders.begin(), orders.end(), 0);
@@ -42,14 +42,14 @@ std::optional<Placements> as_chunks(const DimCut& cut) {
   return std::nullopt;
 }
 
-// The same placement on all its mesh dimensions.
+// Tries the same placement on all mesh dimensions of the cut.
 std::optional<Placements> as_one(const DimCut& cut, const Placement& placement) {
   Placements out(cut.mesh_dims.size(), placement);
   return says(cut, out) ? std::optional(out) : std::nullopt;
 }
 
 std::optional<Placements> as_blocks(const DimCut& cut) {
-  if (cut.parts[0].size() < 2) return std::nullopt;  // one block a rank: chunks
+  if (cut.parts[0].size() < 2) return std::nullopt;  // one block per rank: chunks describe it
   return as_one(cut, BlockCyclic(cut.tensor_dim, cut.parts[0][0].size()));
 }
 
@@ -74,7 +74,7 @@ std::optional<Placements> placements_of(const DimCut& cut) {
 
 class Recovery {
  public:
-  // `exact`: of a tile without elements too every dimension is as it is given.
+  // With `exact`, a tile without elements must match in every dimension too.
   Recovery(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const std::vector<Tile>& tiles,
            bool exact)
       : shape_(shape), mesh_shape_(mesh_shape), tiles_(tiles), exact_(exact), strides_(mesh_shape.size(), 1) {
@@ -106,13 +106,13 @@ class Recovery {
     return static_cast<int64_t>(rank) / strides_[mesh_dim] % mesh_shape_[mesh_dim];
   }
 
-  // Whether nothing is to be read from a tile.
+  // Whether the tile is to be ignored: it holds no elements, and the match need not be exact.
   bool is_missing(const Tile& tile) const {
     return !exact_ && std::ranges::any_of(tile, [](const Intervals& part) { return part.empty(); });
   }
 
-  // The tensor dimension in which the tiles of ranks that differ in this coordinate alone differ. Where one of them at
-  // most holds anything it may be any: the first that is longest; or one without elements.
+  // Returns the tensor dimension in which the tiles of ranks that differ in this coordinate alone differ. Where at most
+  // one of those tiles holds elements, it may be any: the first dimension without elements, or else the longest one.
   std::optional<std::size_t> dim_cut_by(std::size_t mesh_dim) const {
     std::optional<std::size_t> out;
     for (std::size_t r = 0; r < tiles_.size(); ++r) {
@@ -158,7 +158,7 @@ class Recovery {
     return std::ranges::any_of(cuts_, [&](const DimCut& cut) { return cut.tensor_dim == static_cast<int64_t>(d); });
   }
 
-  // Whether every tile is the product of the parts, and whole elsewhere.
+  // Whether every tile is the product of the parts of its cut dimensions, and is whole in the other dimensions.
   bool is_product() const {
     for (std::size_t r = 0; r < tiles_.size(); ++r) {
       const bool none = is_missing(tiles_[r]);
@@ -180,8 +180,8 @@ class Recovery {
   std::span<const int64_t> mesh_shape_;
   const std::vector<Tile>& tiles_;
   const bool exact_;
-  std::vector<int64_t> strides_;     // of a rank's index, by mesh dimension
-  std::vector<std::size_t> cut_by_;  // [mesh dimension]: a tensor dimension
+  std::vector<int64_t> strides_;     // by mesh dimension, of a rank's index
+  std::vector<std::size_t> cut_by_;  // [mesh dimension]: the tensor dimension that it cuts
   std::vector<DimCut> cuts_;
 };
 

@@ -19,7 +19,7 @@ double least_received(const Ends& ends) {
 double least_received_by_steps(const Ends& ends) {
   const double any = least_received(ends);
   if (ends.terms == 1) return any;
-  // Of two terms at least one is left after any reduction.
+  // A reduction is over at least two ranks.
   const double reduced = std::max(ends.reduced, 2.0);
   const double reducing = ends.copies == 1 ? ends.terms - ends.terms / reduced : ends.terms + ends.copies - 2;
   double out = ends.elements * reducing;

@@ -2,32 +2,32 @@
 
 namespace tessera {
 
-// Two layouts, in elements and ranks: what all ways from the one to the other have in common.
+// The source and the target layout of a redistribution, in numbers of elements and of ranks.
 struct Ends {
   double elements = 0;   // of the tensor
-  double terms = 1;      // of each element, in the source: the ranks over which it is pending
-  double reduced = 1;    // of these, the ranks over which it is not to be pending so any more
-  double slices = 1;     // pieces of each element, in the target: the ranks over which it is to be pending
-  double copies = 1;     // ranks that are to have the same piece of an element
-  double held = 0;       // summed over the ranks: elements of its target tile that it has, or has a term of; no fewer
-  double reachable = 0;  // the same, summed over the groups of ranks along what becomes pending, each taken as one
-  bool spreads = false;  // copies lie along a mesh dimension along which the source has none
+  double terms = 1;      // per element, in the source: the ranks over which it is pending
+  double reduced = 1;    // of these, the ranks over which that reduction is no longer pending in the target
+  double slices = 1;     // pieces per element, in the target: the ranks over which it is pending there
+  double copies = 1;     // ranks that hold the same piece of an element in the target
+  double held = 0;       // elements of a rank's target tile of which it has the value or a term, summed; an upper bound
+  double reachable = 0;  // the same, but the ranks along the mesh dimensions that become pending count as one
+  bool spreads = false;  // copies lie along a mesh dimension along which the source has no copies
 };
 
-// Elements that all ranks together receive at least, however it is done. For an element, which has T terms in the
-// source and, in the target, K pieces of C copies each:
-//   T = 1   some piece depends on the value; whoever is to have that piece and has not the value receives something.
-//   K = 1   the terms meet in T - 1 messages, in T if no rank of the target has a term of it; then the value goes to
-//           each of the C copies but the first.
-//   else    a term that is never sent is known to its own ranks alone; so a piece that depends on it can be only where
-//           these are all the copies of it. There is no such piece where the target has copies along a mesh dimension
-//           along which the source has none; otherwise at most one term for each piece, of those pieces whose ranks all
-//           have a term. All other terms are sent.
+// Returns a lower bound on the number of elements that all ranks together receive in any redistribution. Take an
+// element that has T terms in the source and, in the target, K pieces of C copies each:
+//   T = 1   Some piece depends on the value. A rank that needs it and does not have the value receives something.
+//   K = 1   Adding the terms takes T - 1 messages, or T if no rank of the target has a term. Then each of the C copies
+//           but the first receives the value.
+//   else    A term that is never sent is known to its own ranks alone, so a piece that depends on it can be only where
+//           these ranks are all the copies of that piece. There is no such piece where the target has copies along a
+//           mesh dimension along which the source has none; otherwise there is at most one such term for each piece
+//           whose ranks all have a term. All other terms are sent.
 double least_received(const Ends& ends);
 
-// The same of plans, whose steps keep each element's terms alike: of T terms an element keeps T / n after a reduction
-// over n ranks, which moves T - T / n at least, and an all_gather to C copies moves C - 1 for each term that is left. A
-// plan that reduces nothing leaves the terms where they are.
+// The same bound for plans, whose steps treat all terms of an element alike. After a reduction over n ranks an element
+// with T terms has T / n, and the reduction moves at least T - T / n. An all_gather to C copies then moves C - 1 for
+// each term that is left. A plan that reduces nothing leaves the terms where they are.
 double least_received_by_steps(const Ends& ends);
 
 }  // namespace tessera

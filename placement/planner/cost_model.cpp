@@ -16,7 +16,7 @@ CostModel uniform(int64_t mesh_ndim, const Link& link) {
   return {.links = std::vector<Link>(static_cast<std::size_t>(mesh_ndim), link)};
 }
 
-// Whether the ranks of every group along `mesh_dim` have the same rank / ranks_per_host.
+// Whether rank / ranks_per_host is the same for all ranks of each group along `mesh_dim`.
 bool inside_hosts(const Mesh& mesh, int64_t mesh_dim, int64_t ranks_per_host) {
   int64_t stride = 1;
   for (int64_t d = mesh_dim + 1; d < mesh.ndim(); ++d) stride *= mesh.size(d);
@@ -32,7 +32,7 @@ bool inside_hosts(const Mesh& mesh, int64_t mesh_dim, int64_t ranks_per_host) {
 void check_sample(const LinkSample& sample, const Mesh& mesh) {
   if (sample.mesh_dim < 0 || sample.mesh_dim >= mesh.ndim()) {
     throw std::invalid_argument(
-        fmt::format("CostModel::fitted: a sample of mesh dimension {}, and the mesh {} has dimensions [0, {})",
+        fmt::format("CostModel::fitted: a sample of mesh dimension {}, but the mesh {} has dimensions [0, {})",
                     sample.mesh_dim, mesh.to_string(), mesh.ndim()));
   }
   const auto is_amount = [](double x) { return std::isfinite(x) && x >= 0; };
@@ -42,7 +42,7 @@ void check_sample(const LinkSample& sample, const Mesh& mesh) {
       sample.bytes, sample.microseconds, sample.mesh_dim));
 }
 
-// The line of least squares through the samples of one mesh dimension, from a latency of at least 0 on.
+// Fits a line to the samples of one mesh dimension by least squares, with a latency of at least 0.
 Link fitted_link(const std::vector<LinkSample>& samples, int64_t mesh_dim) {
   std::set<double> sizes;
   double bytes = 0;
@@ -54,11 +54,11 @@ Link fitted_link(const std::vector<LinkSample>& samples, int64_t mesh_dim) {
   }
   if (sizes.size() < 2) {
     throw std::invalid_argument(fmt::format(
-        "CostModel::fitted: mesh dimension {} has samples of {} numbers of bytes; measure at least 2, one small "
+        "CostModel::fitted: mesh dimension {} has samples of {} message sizes; measure at least 2, one small "
         "and one large",
         mesh_dim, sizes.size()));
   }
-  // About the means; and about nothing, where that line would begin below 0.
+  // The line passes through the mean of the samples, or through zero if it would otherwise have a negative latency.
   const auto slope = [&](double from_bytes, double from_time) {
     double products = 0;
     double squares = 0;
@@ -72,7 +72,7 @@ Link fitted_link(const std::vector<LinkSample>& samples, int64_t mesh_dim) {
   if (per_byte <= 0) {
     throw std::invalid_argument(fmt::format(
         "CostModel::fitted: the times of mesh dimension {} do not grow with the bytes, up to {}; measure larger "
-        "messages, or more often",
+        "messages, or more of them",
         mesh_dim, *sizes.rbegin()));
   }
   double latency = time - per_byte * bytes;
@@ -83,7 +83,7 @@ Link fitted_link(const std::vector<LinkSample>& samples, int64_t mesh_dim) {
   return {.microseconds = latency, .bytes_per_microsecond = 1 / per_byte};
 }
 
-// "120 us + 2000 MB/s"
+// Parses "120 us + 2000 MB/s".
 std::optional<Link> parse_link(std::string_view text) {
   Link out;
   const auto take_number = [&text](double& number) {
@@ -112,7 +112,7 @@ CostModel CostModel::gloo(int64_t mesh_ndim) {
 CostModel CostModel::nvlink_infiniband(const Mesh& mesh, int64_t ranks_per_host) {
   if (ranks_per_host < 1) {
     throw std::invalid_argument(
-        fmt::format("CostModel: {} ranks a host; give the number of GPUs that NVLink joins", ranks_per_host));
+        fmt::format("CostModel: {} ranks per host; give the number of GPUs that NVLink joins", ranks_per_host));
   }
   CostModel model;
   for (int64_t d = 0; d < mesh.ndim(); ++d) {
@@ -138,7 +138,7 @@ CostModel CostModel::fitted(const Mesh& mesh, std::span<const LinkSample> sample
 
 Link CostModel::over(std::span<const int64_t> mesh_dims) const {
   if (mesh_dims.empty())
-    throw std::invalid_argument("CostModel::over: no mesh dimensions; give those that a step is over");
+    throw std::invalid_argument("CostModel::over: no mesh dimensions; give those over which the step communicates");
   Link slowest = links.at(static_cast<std::size_t>(mesh_dims[0]));
   for (const int64_t mesh_dim : mesh_dims) {
     const Link& link = links.at(static_cast<std::size_t>(mesh_dim));
@@ -168,11 +168,10 @@ CostModel parse_cost_model(std::string_view text) {
     const std::size_t end = std::min(rest.find(kBetween), rest.size());
     const std::optional<Link> link = parse_link(rest.substr(0, end));
     if (!link || end + kBetween.size() == rest.size()) {
-      throw std::invalid_argument(fmt::format(
-          "parse_cost_model: \"{}\" is no cost model; write a link for each mesh dimension, e.g. 120 us + 2000 "
-          "MB/s, 10 us + "
-          "25000 MB/s",
-          text));
+      throw std::invalid_argument(
+          fmt::format("parse_cost_model: \"{}\" is no cost model; write a link for each mesh dimension, e.g. 120 us + "
+                      "2000 MB/s, 10 us + 25000 MB/s",
+                      text));
     }
     out.links.push_back(*link);
     rest.remove_prefix(std::min(end + kBetween.size(), rest.size()));

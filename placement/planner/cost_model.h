@@ -10,46 +10,49 @@
 
 namespace tessera {
 
-// What a step of a plan costs along a mesh dimension.
+// The cost of a step of a plan along a mesh dimension.
 struct Link {
-  double microseconds = 0;           // of any step, however small
-  double bytes_per_microsecond = 1;  // that a rank receives; 1000 is 1 GB/s
+  double microseconds = 0;           // per step, however few bytes it moves
+  double bytes_per_microsecond = 1;  // received by a rank; 1000 is 1 GB/s
   friend bool operator==(const Link&, const Link&) = default;
 };
 
-// That a step over one mesh dimension, of which a rank received so many bytes, took so long.
+// A measurement: a step over one mesh dimension in which a rank received `bytes` took `microseconds`.
 struct LinkSample {
   int64_t mesh_dim = 0;
   double bytes = 0;
   double microseconds = 0;
 };
 
-// What plans are compared by. A step over ranks of which each receives at most `bytes` takes
+// The times by which plans are compared. A step in which each rank receives at most `bytes` takes
 //   link.microseconds + bytes / link.bytes_per_microsecond,
-// and a plan the sum of its steps. A step over several mesh dimensions at once runs at the slowest of their links, in
-// latency and in bandwidth. What does not communicate is free. A value, the same on every rank: ranks that plan
-// differently hang.
+// and a plan takes the sum of its steps. A step over several mesh dimensions at once has the largest latency and the
+// smallest bandwidth of their links. A step without communication takes no time. The model must be the same on every
+// rank: ranks that plan differently hang.
 struct CostModel {
-  std::vector<Link> links;  // one a mesh dimension
+  std::vector<Link> links;  // one per mesh dimension
 
-  // Bytes alone: the time is the number of bytes, and fewer steps decide between equals.
+  // Counts bytes alone: the time is the number of bytes, and of equal plans the one with fewer steps wins.
   static CostModel bytes_only(int64_t mesh_ndim);
-  // Gloo between processes of one host: 120 us a step, 2 GB/s a rank. Measured between 2 processes on 2 cores.
+  // For Gloo between processes of one host: 120 us per step, 2 GB/s per rank, as measured between 2 processes on 2
+  // cores.
   static CostModel gloo(int64_t mesh_ndim);
-  // GPUs of one host joined by NVLink (10 us, 200 GB/s), hosts by InfiniBand (20 us, 25 GB/s a GPU). A mesh dimension
-  // is inside the hosts when all its groups are, ranks being numbered host by host.
+  // For GPUs joined by NVLink within a host (10 us, 200 GB/s) and by InfiniBand between hosts (20 us, 25 GB/s per GPU).
+  // A mesh dimension is within hosts if all its groups are; ranks are numbered host by host.
   static CostModel nvlink_infiniband(const Mesh& mesh, int64_t ranks_per_host);
 
-  // The links that fit measured times best, in the sense of least squares, with latencies of at least 0. A mesh
-  // dimension of one rank needs no samples. To be the same on every rank, it must be made from the same samples on
-  // every rank. Throws std::invalid_argument when a mesh dimension has samples of fewer than two numbers of bytes, or
-  // its times do not grow with them; and on samples that are not numbers of at least 0, or of no mesh dimension.
+  // Fits a link per mesh dimension to measured times by least squares, with latencies of at least 0. A mesh dimension
+  // of size 1 needs no samples. Call it with the same samples on every rank, so that the result is the same on every
+  // rank. Throws std::invalid_argument when a mesh dimension has samples of fewer than two message sizes, when its
+  // times do not grow with the bytes, and on samples with numbers below 0 or of a mesh dimension that the mesh does not
+  // have.
   static CostModel fitted(const Mesh& mesh, std::span<const LinkSample> samples);
 
+  // Returns the link of a step over these mesh dimensions, and the time of such a step.
   Link over(std::span<const int64_t> mesh_dims) const;
   double microseconds(std::span<const int64_t> mesh_dims, double bytes) const;
 
-  // "120 us + 2000 MB/s, 10 us + 25000 MB/s": a link for each mesh dimension.
+  // Returns one link per mesh dimension, such as "120 us + 2000 MB/s, 10 us + 25000 MB/s".
   std::string to_string() const;
   friend bool operator==(const CostModel&, const CostModel&) = default;
 };
@@ -57,8 +60,8 @@ struct CostModel {
 // The inverse of to_string. Throws std::invalid_argument that shows the text.
 CostModel parse_cost_model(std::string_view text);
 
-// Throws std::invalid_argument, prefixed with `who`, unless `model` has one link a mesh dimension, each of a latency of
-// at least 0 and a bandwidth above 0.
+// Throws std::invalid_argument, prefixed with `who`, unless `model` has one link per mesh dimension, each with a
+// latency of at least 0 and a bandwidth above 0.
 void check_cost_model(const CostModel& model, int64_t mesh_ndim, const std::string& who);
 
 }  // namespace tessera

@@ -10,14 +10,14 @@ namespace {
 
 uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 
-// Whether `partition` cuts `size` elements into `parts`, as check_partition says it.
+// Whether `partition` can cut `size` elements into `parts`; it has the same conditions as check_partition.
 bool fits(const Partition& partition, int64_t size, int64_t parts) {
   if (partition.exact()) return partition.parts().value_or(parts) == parts && partition.size().value_or(size) == size;
   check_partition(partition, size, parts, "");
   return true;
 }
 
-// The elements in any of several disjoint sets.
+// Returns the union of disjoint intervals.
 Intervals joined(std::vector<Interval> all) {
   std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
   Intervals out;
@@ -101,7 +101,7 @@ int CutTable::add(int from, std::size_t mesh_dim, std::size_t choice) {
   return number;
 }
 
-// Cuts the one interval that each rank has in `from`.
+// Cuts the one interval that each rank has under `from`.
 void CutTable::cut_chunks(const Way& way, int from, int64_t parts) {
   const std::size_t mesh_dim = way.dims[way.length - 1U];
   const std::size_t before = index(from) * ranks_.count();
@@ -122,7 +122,7 @@ void CutTable::cut_anyhow(Way& way) {
   try {
     way.legal = every_cut(size_, cuts, fits);
     if (way.legal) take_parts(way, cuts);
-  } catch (const std::exception&) {  // a user's partition that cannot cut what it has not been asked to
+  } catch (const std::exception&) {  // a user's partition, which may not support these sizes
     way.legal = false;
   }
 }
@@ -131,7 +131,7 @@ void CutTable::take_parts(Way& way, const std::vector<Cut>& cuts) {
   const std::size_t start = begins_.size() - ranks_.count();
   way.single = true;
   for (std::size_t r = 0; r < ranks_.count(); ++r) {
-    // A rank that agrees with an earlier one in all coordinates that cut has the same.
+    // A rank has the same part as an earlier one whose coordinates agree in all mesh dimensions that cut.
     std::size_t like = ranks_.all ? ranks_.first_of_group(r, ~way.cutters) : r;
     way.intervals.push_back(like < r ? way.intervals[like]
                                      : part_of(size_, cuts, ranks_.mesh_shape, ranks_.coordinates[r]));
@@ -173,7 +173,7 @@ CutTable::Pair CutTable::find_pair(int from, int to) {
       }
     }
   }
-  // What is cut alike from the front stays; all inside it is needed.
+  // The cuts that both ways begin with stay as they are. Everything inside them is needed.
   uint8_t same = 0;
   while (same < a.length && same < b.length && a.dims[same] == b.dims[same] && a.choices[same] == b.choices[same])
     ++same;
@@ -204,12 +204,12 @@ int64_t CutTable::parts_before(const Way& way, std::size_t mesh_dim) const {
   return 0;
 }
 
-// A cut into equal chunks gives an element's place a digit: its coordinate on the mesh dimension. Ranks find what they
-// need among those of their own coordinate exactly where both ways give that digit the same weight.
+// Under a cut into equal chunks a rank's coordinate on the mesh dimension is a digit of an element's index. Ranks find
+// what they need among the ranks of their own coordinate exactly if that digit has the same weight in both ways.
 CutTable::Pair CutTable::even_pair(const Way& a, const Way& b) const {
   Pair out;
-  int64_t parts = 1;   // of the first way
-  int64_t needed = 1;  // of its mesh dimensions that are needed
+  int64_t parts = 1;   // the number of parts made so far by the first way
+  int64_t needed = 1;  // the product of the sizes of its mesh dimensions that are needed
   for (uint8_t k = 0; k < a.length; ++k) {
     const int64_t n = ranks_.mesh_shape[a.dims[k]];
     if (parts_before(b, a.dims[k]) != parts) {
@@ -248,7 +248,7 @@ bool CutTable::covers(int from, uint32_t mesh_dims, int to, bool& whole) {
   return true;
 }
 
-// For the first rank of every group.
+// Computed for the first rank of every group.
 const std::vector<Intervals>& CutTable::merged(int way, uint32_t mesh_dims) {
   std::vector<Intervals>& out = ways_[index(way)].merged[mesh_dims];
   if (!out.empty()) return out;

@@ -13,14 +13,16 @@
 
 namespace tessera {
 
-constexpr std::size_t kMostMeshDims = 12;  // of a mesh for which plans are made
+constexpr std::size_t kMostMeshDims = 12;  // plans are made for meshes of at most this many dimensions
 
-// The ranks of a mesh that are compared when layouts are: all, or those at some coordinates of every mesh dimension.
+// The ranks of a mesh that are considered when layouts are compared: all of them, or those at some coordinates of every
+// mesh dimension.
 struct ComparedRanks {
   explicit ComparedRanks(std::span<const int64_t> mesh_shape, const std::vector<std::set<int64_t>>& some = {});
 
   std::size_t count() const { return coordinates.size(); }
-  // The rank at coordinate 0 of `mesh_dims`, a bit for each, and else where `rank` is. When all ranks are compared.
+  // Returns the rank at coordinate 0 of `mesh_dims` (a bit for each) and at `rank`'s coordinates elsewhere. Only valid
+  // when all ranks are compared.
   std::size_t first_of_group(std::size_t rank, uint32_t mesh_dims) const;
 
   std::vector<int64_t> mesh_shape;
@@ -29,47 +31,49 @@ struct ComparedRanks {
   bool all = true;
 };
 
-// The ways in which layouts cut one tensor dimension: by which mesh dimensions, in which order, each as which
-// Placement. A way has a number, given when it is first asked for; 0 is not to cut. Of two ways the table knows what
-// ranks need of each other.
+// The ways to cut one tensor dimension in the layouts of a search: a way is a sequence of mesh dimensions, in the order
+// in which they cut, with the Placement of each. A way gets its number when it is first asked for; way 0 does not cut.
+// For a pair of ways the table computes once, and keeps, what ranks need of each other.
 class CutTable {
  public:
-  // `choices[i]` are the placements that mesh dimension i may have; both references must outlive the table.
+  // `choices[i]` are the placements that mesh dimension i may have. The table keeps references to `ranks` and
+  // `choices`, which must outlive it.
   CutTable(int64_t tensor_dim, int64_t size, const ComparedRanks& ranks, const std::vector<Placements>& choices);
 
-  // The way that cuts as `way` does and then by `mesh_dim` as its choice says.
+  // Returns the way that cuts first as `way` does and then by `mesh_dim` with the placement choices[mesh_dim][choice].
   int extended(int way, std::size_t mesh_dim, std::size_t choice);
   bool is_legal(int way) const { return ways_[index(way)].legal; }
-  // Whether it cuts into equal chunks, none of them empty.
+  // Returns whether it cuts into chunks of equal size, none of them empty.
   bool is_even(int way) const { return ways_[index(way)].even; }
-  // The mesh dimensions that cut, in order.
+  // Returns the mesh dimensions that cut, in order.
   std::span<const uint8_t> sequence(int way) const { return {ways_[index(way)].dims.data(), ways_[index(way)].length}; }
-  // Of a legal way: how many elements each compared rank has.
+  // Returns how many elements each compared rank has. The way must be legal.
   const int64_t* sizes(int way) const { return &sizes_[index(way) * ranks_.count()]; }
 
-  // Where chunks are equal and sizes powers of two, some bits of an element's place are its coordinate on a mesh
-  // dimension that cuts: the first of them, the most significant being 0. -1 where it is not so.
+  // Returns -1 unless chunks are equal and the sizes of the mesh dimensions that cut are powers of two. Otherwise the
+  // coordinate on a mesh dimension that cuts is some consecutive bits of an element's index, and this is the number of
+  // the first of them, the most significant bit being 0.
   int first_bit(int way, std::size_t mesh_dim) const;
 
-  // Numbers of two sampled ranks, whose coordinates differ in most mesh dimensions.
+  // Numbers for two sampled ranks, whose coordinates differ in most mesh dimensions.
   using SampledCounts = std::array<int64_t, 2>;
 
-  // Of two legal ways.
+  // A comparison of two legal ways.
   struct Pair {
     uint32_t needs = 0;  // the fewest mesh dimensions along which ranks find what they need, a bit for each
-    bool whole = false;  // all that is found there is needed
+    bool whole = false;  // ranks need everything that is found there
     bool known = false;
-    SampledCounts common = {};  // elements that a rank has and needs
+    SampledCounts common = {};  // elements that each sampled rank has and needs
   };
   const Pair& pair(int from, int to);
-  // Of two even ways: elements that the compared rank has and needs of which that is least, and whether all have as
-  // many.
+  // A comparison of two even ways: the number of elements that a compared rank has and needs, for the rank where it is
+  // least, and whether it is the same for all.
   struct Common {
     int64_t least = -1;
     bool alike = false;
   };
   const Common& least_common(int from, int to);
-  // Elements that a rank has and another needs.
+  // Returns the number of elements that one rank has and another needs.
   int64_t common(int from, std::size_t sender, int to, std::size_t receiver) const {
     if (!ways_[index(from)].single || !ways_[index(to)].single) return overlap(part(from, sender), part(to, receiver));
     const std::size_t a = index(from) * ranks_.count() + sender;
@@ -77,7 +81,7 @@ class CutTable {
     const int64_t end = std::min(begins_[a] + sizes_[a], begins_[b] + sizes_[b]);
     return std::max<int64_t>(end - std::max(begins_[a], begins_[b]), 0);
   }
-  // Multiplies the number for each compared rank by the elements that it has and needs.
+  // Multiplies the number of each compared rank by the number of elements that it has and needs.
   void multiply_common(int from, int to, int64_t* numbers) const;
 
  private:
@@ -87,11 +91,12 @@ class CutTable {
     uint8_t length = 0;
     uint32_t cutters = 0;  // dims as bits
     bool legal = true;
-    bool even = true;                                   // chunks of equal size, not empty
-    bool binary = true;                                 // by mesh dimensions whose sizes are powers of two
-    bool single = true;                                 // every rank has one interval, from begins_ on
-    std::vector<Intervals> intervals;                   // for each compared rank, when not single
-    std::map<uint32_t, std::vector<Intervals>> merged;  // what the ranks along some of its dims have together
+    bool even = true;                  // chunks of equal size, not empty
+    bool binary = true;                // by mesh dimensions whose sizes are powers of two
+    bool single = true;                // every rank has one interval, which starts at begins_
+    std::vector<Intervals> intervals;  // for each compared rank, when not single
+    // By some of its mesh dimensions: what the ranks along these hold together.
+    std::map<uint32_t, std::vector<Intervals>> merged;
   };
   static std::size_t index(int way) { return static_cast<std::size_t>(way); }
 
@@ -101,9 +106,9 @@ class CutTable {
   void take_parts(Way& way, const std::vector<Cut>& cuts);
   Pair find_pair(int from, int to);
   Pair even_pair(const Way& from, const Way& to) const;
-  // The product of the sizes of the mesh dimensions that cut before `mesh_dim` does; 0 if it does not.
+  // Returns the product of the sizes of the mesh dimensions that cut before `mesh_dim` does, or 0 if it does not cut.
   int64_t parts_before(const Way& way, std::size_t mesh_dim) const;
-  // Whether the ranks along `mesh_dims` hold together what each is to have; then whole is set.
+  // Whether the ranks along `mesh_dims` together hold what each of them needs. If so, sets `whole`.
   bool covers(int from, uint32_t mesh_dims, int to, bool& whole);
   const std::vector<Intervals>& merged(int way, uint32_t mesh_dims);
   Intervals part(int way, std::size_t rank) const;
@@ -112,14 +117,14 @@ class CutTable {
   const int64_t size_;
   const ComparedRanks& ranks_;
   const std::vector<Placements>& choices_;
-  std::size_t fan_ = 1;  // most choices of a mesh dimension
+  std::size_t fan_ = 1;  // the largest number of choices of a mesh dimension
   std::vector<Way> ways_;
-  std::vector<int> extensions_;              // [way][mesh dim][choice]; 0: not known
+  std::vector<int> extensions_;              // [way][mesh dim][choice]; 0: not computed
   std::vector<int64_t> begins_;              // [way][compared rank]
   std::vector<int64_t> sizes_;               // [way][compared rank]
-  std::vector<std::vector<Pair>> pairs_;     // [from][to], as far as asked for
-  std::vector<std::vector<Common>> common_;  // the same
-  std::vector<int64_t> each_common_;         // scratch, for each compared rank
+  std::vector<std::vector<Pair>> pairs_;     // [from][to], for the pairs that were asked for
+  std::vector<std::vector<Common>> common_;  // likewise
+  std::vector<int64_t> each_common_;         // scratch memory, one number per compared rank
 };
 
 }  // namespace tessera

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kMostShards = 4;  // tensor dimensions that layouts on the way may shard
+constexpr std::size_t kMostShards = 4;  // tensor dimensions that intermediate layouts may shard in addition
 
 uint32_t bit(std::size_t i) { return uint32_t{1} << i; }
 
@@ -23,7 +23,7 @@ void add(Placements& list, const Placement& p) {
   if (std::ranges::find(list, p) == list.end()) list.push_back(p);
 }
 
-// The tensor dimensions worth sharding on the way: those whose size divides by most mesh dimensions, the larger first.
+// The tensor dimensions that intermediate layouts may shard: those that most mesh dimensions divide, larger ones first.
 std::vector<int64_t> shardable(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape) {
   std::vector<int64_t> dims(shape.size());
   std::iota(dims.begin(), dims.end(), 0);
@@ -36,12 +36,12 @@ std::vector<int64_t> shardable(std::span<const int64_t> shape, std::span<const i
   return dims;
 }
 
-// Adds the coordinates at which the parts of `size` elements change in size, of chunks, or are the largest and
-// smallest.
+// Adds the coordinates of extreme parts: for chunks, those at which the size changes; for other partitions, those of
+// the largest and the smallest part.
 void add_extremes(const Partition& partition, int64_t size, int64_t parts, std::set<int64_t>& out) {
   if (partition.parts().value_or(parts) != parts || partition.size().value_or(size) != size) return;
   if (&partition == chunks().get()) {
-    const int64_t full = size / std::max<int64_t>(chunk_range(size, parts, 0).size(), 1);  // so many are
+    const int64_t full = size / std::max<int64_t>(chunk_range(size, parts, 0).size(), 1);  // the number of full chunks
     for (const int64_t c : {full - 1, full, full + 1}) {
       if (c >= 0 && c < parts) out.insert(c);
     }
@@ -50,15 +50,15 @@ void add_extremes(const Partition& partition, int64_t size, int64_t parts, std::
   std::vector<int64_t> sizes;
   try {
     for (int64_t i = 0; i < parts; ++i) sizes.push_back(count(partition.part(size, parts, i)));
-  } catch (const std::exception&) {  // a user's, which may never be asked for this
+  } catch (const std::exception&) {  // a user's partition, which may not support these sizes
     return;
   }
   const auto [least, most] = std::ranges::minmax_element(sizes);
   out.insert({least - sizes.begin(), most - sizes.begin()});
 }
 
-// All ranks, or of a large mesh those at the first, second and last coordinates and where one mesh dimension alone has
-// the largest and smallest parts.
+// Returns all ranks; or, on a large mesh, those at the first, second and last coordinates and where one mesh dimension
+// alone has the largest and the smallest parts.
 ComparedRanks compared(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const Placements& from,
                        const Placements& to, bool sample) {
   const int64_t ranks = std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());
@@ -77,7 +77,7 @@ ComparedRanks compared(std::span<const int64_t> shape, std::span<const int64_t> 
   return ComparedRanks(mesh_shape, some);
 }
 
-// Which bits of places in tensor dimensions are equal.
+// Records which bits of the indexes in tensor dimensions are equal.
 class EqualBits {
  public:
   struct Bit {
@@ -86,7 +86,7 @@ class EqualBits {
     friend bool operator==(const Bit&, const Bit&) = default;
   };
 
-  // Whether it does not follow from what is known.
+  // Returns whether this equality does not follow from those recorded before.
   bool add(const Bit& a, const Bit& b) {
     const std::size_t x = first(a);
     const std::size_t y = first(b);
@@ -106,7 +106,7 @@ class EqualBits {
   }
 
   c10::SmallVector<Bit, 16> bits_;
-  c10::SmallVector<std::size_t, 16> same_;  // [bit]: another that is equal, or itself
+  c10::SmallVector<std::size_t, 16> same_;  // [bit]: another bit that is equal, or itself
 };
 
 }  // namespace
@@ -207,7 +207,7 @@ LayoutSpace::Draft LayoutSpace::draft_of(const Placements& placements) const {
   return draft;
 }
 
-// At most: those that are no layouts are counted too.
+// An upper bound, which also counts combinations that are no layouts.
 double LayoutSpace::count_layouts(Extent extent) const {
   double out = 1;
   for (std::size_t i = 0; i < mesh_ndim(); ++i) {
@@ -216,7 +216,7 @@ double LayoutSpace::count_layouts(Extent extent) const {
     for (std::size_t c = 0; c < limit; ++c) {
       if (choices_[i][c].is_shard()) ++cuts[table(choices_[i][c])];
     }
-    // The mesh dimensions drawn before may all cut one tensor dimension, and a place can be had before each of them.
+    // The mesh dimensions drawn before may all cut one tensor dimension, and this one may cut before each of them.
     const std::size_t drawn = extent == Extent::kAllOrders ? mesh_ndim() - 1 - i : 0;
     out *= static_cast<double>(limit + drawn * std::ranges::max(cuts));
   }
@@ -240,7 +240,8 @@ void LayoutSpace::grow() {
   if (extent == Extent::kWhole && pending(from()) != 0 && sharded(from()) != 0) add_reduced();
 }
 
-// The source with nothing pending: where layouts are few, the one way from a source of terms that are cut.
+// Adds the source with nothing pending. Where only Replicate is left, it is the only step from a source that is pending
+// and cut.
 void LayoutSpace::add_reduced() {
   Placements reduced = placements_of(from());
   for (Placement& p : reduced) {
@@ -271,7 +272,7 @@ void LayoutSpace::draw(Draft& draft, std::size_t mesh_dim, Extent extent) {
   }
 }
 
-// The same, where `mesh_dim` cuts a tensor dimension: in the first place of all, then in the later ones.
+// The same, where `mesh_dim` cuts a tensor dimension: it cuts first of all, and then at each later place.
 void LayoutSpace::draw_orders(Draft& draft, std::size_t mesh_dim, std::size_t table, Extent extent) {
   std::vector<uint8_t>& sequence = draft.sequences[table];
   const std::size_t places = extent == Extent::kAllOrders ? sequence.size() + 1 : 1;
@@ -379,9 +380,9 @@ int64_t LayoutSpace::least_common(Node from, Node to) {
   return alike ? product : -1;
 }
 
-// Ranks along dimensions that do not cut at all in `to` need the same tile, of which each has another part. Of those
-// along one that cuts another tensor dimension there, one has no more than its share of what all need in the first: as
-// much, if tiles are even.
+// Ranks along mesh dimensions that do not cut in `to` need the same tile, and each holds another part of it. Along a
+// mesh dimension that cuts another tensor dimension in `to`, some rank has no more than its share of what all of them
+// need in the first tensor dimension, and exactly that share if tiles are even.
 int64_t LayoutSpace::least_missing(Node to, uint32_t dropped) const {
   const uint32_t alike = dropped & ~sharded(to);
   const uint32_t one = dropped & (~dropped + 1);
@@ -409,9 +410,9 @@ void LayoutSpace::common(Node from, Node to, std::vector<int64_t>& out) const {
   for (std::size_t t = 0; t < tables_.size(); ++t) tables_[t].multiply_common(ways(from)[t], ways(to)[t], out.data());
 }
 
-// An element is had and needed by those whose coordinates are named by its place in both layouts. Where both say with
-// which bits of its place, that they name the same is that these are equal, and each such equation that does not follow
-// from those before halves the elements.
+// A rank has and needs an element if the element's index gives the rank's coordinates in both layouts. Where both
+// layouts take a coordinate from bits of the index, the two agree if these bits are equal; each such equation that does
+// not follow from the earlier ones halves the number of elements.
 double LayoutSpace::common_of_groups(Node from, Node to, uint32_t mesh_dims) const {
   const uint32_t both = sharded(from) & sharded(to) & mesh_dims;
   double out = elements_ * static_cast<double>(ranks_of(mesh_dims & ~sharded(from) & ~sharded(to)));

@@ -9,12 +9,12 @@
 namespace tessera {
 namespace {
 
-// Elements of their target tiles that ranks lack, counted rank by rank; of pending values they have terms.
+// Elements of their target tiles that ranks do not hold, counted rank by rank. Of a pending value a rank holds terms.
 struct MissingElements {
-  double most = 0;     // of the rank that lacks most
-  double held = 0;     // of all ranks: those that they have
-  double wanted = 0;   // of all ranks: all
-  double largest = 0;  // target tile
+  double most = 0;     // of the rank that misses most
+  double held = 0;     // summed over all ranks: the elements that they hold
+  double wanted = 0;   // summed over all ranks: the elements of their target tiles
+  double largest = 0;  // the largest target tile
 };
 
 MissingElements count_missing(const std::vector<int64_t>& shape, const Mesh& mesh, const Placements& from,
@@ -36,7 +36,7 @@ MissingElements count_missing(const std::vector<int64_t>& shape, const Mesh& mes
   return out;
 }
 
-// The ranks along the mesh dimensions for which `condition` holds.
+// Returns the number of ranks along the mesh dimensions for which `condition` holds.
 template <typename Condition>
 double ranks_where(const Mesh& mesh, const Condition& condition) {
   double out = 1;

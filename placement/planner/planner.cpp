@@ -22,10 +22,10 @@ namespace {
 using Node = LayoutSpace::Node;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kSlack = 1e-12;  // of a time: rounding
+constexpr double kSlack = 1e-12;  // relative, for rounding errors in times
 
-// Costs are compared by time, where what differs by rounding alone is equal; then by the steps that communicate, by the
-// mesh dimensions over which they do, and by all steps.
+// Compares by time, where a difference of rounding alone counts as equal; then by the number of steps that communicate,
+// by the mesh dimensions over which they do, and by the number of steps.
 struct Cost {
   double microseconds = 0;
   int messages = 0;
@@ -33,14 +33,14 @@ struct Cost {
   int steps = 0;
 
   friend bool operator<(const Cost& a, const Cost& b) {
-    const double slack = kSlack * std::min(a.microseconds, b.microseconds);  // of the finite one, if one is
+    const double slack = kSlack * std::min(a.microseconds, b.microseconds);  // finite if one of the two is
     if (a.microseconds < b.microseconds - slack) return true;
     if (a.microseconds > b.microseconds + slack) return false;
     return std::tie(a.messages, a.mesh_dims, a.steps) < std::tie(b.messages, b.mesh_dims, b.steps);
   }
 };
 
-// `cost` and a step more.
+// Returns `cost` with one more step.
 Cost after(const Cost& cost, const Step& step) {
   return {.microseconds = cost.microseconds + step.microseconds,
           .messages = cost.messages + (step.kind == PlanStep::Kind::kLocal ? 0 : 1),
@@ -48,9 +48,9 @@ Cost after(const Cost& cost, const Step& step) {
           .steps = cost.steps + 1};
 }
 
-// What may be added to the time of `cost` for it to stay the lesser.
+// Returns what may be added to the time of `cost` so that it stays less than `other`.
 double most_before(const Cost& other, const Cost& cost) {
-  if (other.microseconds == kNever) return kNever;  // a link so slow that its time is no number
+  if (other.microseconds == kNever) return kNever;  // a link so slow that the time overflowed
   const bool wins_tie =
       std::tie(cost.messages, cost.mesh_dims, cost.steps) < std::tie(other.messages, other.mesh_dims, other.steps);
   return other.microseconds - cost.microseconds + (wins_tie ? kSlack : -kSlack) * other.microseconds;
@@ -62,7 +62,7 @@ class PathSearch {
   PathSearch(LayoutSpace& space, StepCosts& costs)
       : space_(space), costs_(costs), seen_(static_cast<std::size_t>(space.size())) {}
 
-  // The nodes of the cheapest path; empty when there is none.
+  // Returns the nodes of the cheapest path, or nothing if there is none.
   std::vector<Node> run() {
     reach(space_.from(), {}, -1);
     while (!open_.empty()) {
@@ -81,12 +81,12 @@ class PathSearch {
   struct Seen {
     Cost cost;
     Node before = -1;
-    bool kept = false;  // the step from there changes nothing that is pending
+    bool kept = false;  // the step from `before` to this node changes nothing that is pending
     bool reached = false;
     bool done = false;
   };
   struct Open {
-    Cost least;  // of a path through the node
+    Cost least;  // a lower bound on a path through the node
     Node node;
     friend bool operator<(const Open& a, const Open& b) {  // for a heap with the cheapest on top
       if (b.least < a.least) return true;
@@ -97,7 +97,7 @@ class PathSearch {
 
   Seen& seen(Node node) { return seen_[static_cast<std::size_t>(node)]; }
 
-  // What a path to the target costs at least that comes to `node` at `cost`.
+  // Returns a lower bound on the cost of a path to the target that reaches `node` at `cost`.
   Cost least_through(Node node, Cost cost) {
     if (node == space_.to()) return cost;
     const double bound = costs_.bound(node);
@@ -115,7 +115,7 @@ class PathSearch {
   }
 
   void expand(Node node, const Cost& cost) {
-    // The target first: it bounds the others.
+    // The target comes first, since its cost bounds the others.
     step(node, space_.to(), cost);
     for (Node next = 0; next < space_.size(); ++next) {
       if (next != node && next != space_.to()) step(node, next, cost);
@@ -127,8 +127,8 @@ class PathSearch {
            (space_.changed_partials(node, next) | space_.rescaled(node, next)) == 0;
   }
 
-  // Where links are equal, two steps in turn that change nothing pending do no more than one over all their mesh
-  // dimensions, in which no rank receives more than in both.
+  // Where links are equal, two successive steps that change nothing pending are no better than one step over all their
+  // mesh dimensions, in which no rank receives more than in the two.
   bool is_detour(Node node, Node next) {
     if (!costs_.equal_links() || !seen(node).kept || !keeps_pending(node, next)) return false;
     return costs_.most_live(seen(node).before, next) <= costs_.live_limit();
@@ -143,7 +143,7 @@ class PathSearch {
     Cost arrival = cost;
     ++arrival.steps;
     if (!ends && target.reached && !(least_through(next, arrival) < target.cost)) return;
-    // What a step that communicates may take for the path through it to be the best yet.
+    // The time that a communicating step may take if the path through it is to be the best so far.
     const Cost soonest = after(cost, {.kind = PlanStep::Kind::kAllToAll, .mesh_dims = 1});
     double most = there.reached ? most_before(there.cost, soonest) : kNever;
     if (target.reached) most = std::min(most, most_before(target.cost, least_through(next, soonest)));
@@ -168,8 +168,8 @@ class PathSearch {
   std::priority_queue<Open> open_;
 };
 
-// The nodes of the cheapest path: one step where nothing can undercut it, and else what the search finds, within the
-// limit of live bytes if it can be.
+// Returns the nodes of the cheapest path: the single step if nothing can be cheaper, and else what the search finds,
+// within the limit of live bytes if that is possible.
 std::vector<Node> find_path(LayoutSpace& space, StepCosts& costs) {
   const std::vector<Node> direct = {space.from(), space.to()};
   const std::optional<Step> step = costs.step(space.from(), space.to(), kNever);
@@ -189,7 +189,7 @@ std::vector<int64_t> dims_of(uint32_t bits) {
   return out;
 }
 
-// In the place of a masked reduction the one that it awaits.
+// Replaces each masked reduction by the one that it awaits.
 Placements without_masks(Placements placements) {
   for (Placement& p : placements) {
     if (p.is_partial() && p.reduction().awaited()) p = Partial(p.reduction().awaited());
@@ -197,8 +197,8 @@ Placements without_masks(Placements placements) {
   return placements;
 }
 
-// On a mesh dimension of one rank the piece is the value, whatever the placement, but for a reduction with a term of
-// its own.
+// On a mesh dimension of size 1 the piece is the value, whatever its placement; only a reduction that defines its own
+// terms is different.
 Placements whole_where_alone(Placements placements, const std::vector<int64_t>& mesh_shape) {
   for (std::size_t i = 0; i < placements.size(); ++i) {
     const Placement& p = placements[i];
@@ -225,7 +225,7 @@ PlanStep step_of(LayoutSpace& space, StepCosts& costs, Node from, Node to, const
   return step;
 }
 
-// A tensor and what its plans are compared by.
+// A tensor's redistribution and the model that prices it.
 struct Problem {
   const std::vector<int64_t>& shape;
   at::ScalarType dtype;
@@ -235,8 +235,8 @@ struct Problem {
   const CostModel& model;
 };
 
-// The step that a search saw on some ranks, with the figures of all; nothing where it is none there, or costs more than
-// was seen.
+// Returns the step with the figures of all ranks after a search saw it on some of them. Returns nothing if it is not a
+// step on all ranks, or costs more than was seen.
 std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, double live_limit) {
   LayoutSpace space(problem.shape, problem.mesh_shape, seen.from, seen.to, /*sample=*/false);
   StepCosts costs(space, problem.dtype, problem.model);
@@ -246,9 +246,9 @@ std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, do
   return step_of(space, costs, space.from(), space.to(), *found);
 }
 
-// The steps of the cheapest plan. With `sample`, nothing where the ranks that were compared stand for the others badly:
-// a step costs more than was seen. It may cost less, over fewer mesh dimensions, than some ranks can tell: then another
-// plan may be cheaper still.
+// Returns the steps of the cheapest plan. With `sample`, returns nothing if the compared ranks represent the others
+// badly: some step costs more than was seen. A step may also cost less, over fewer mesh dimensions, than the compared
+// ranks show; a cheaper plan is then missed.
 std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sample) {
   LayoutSpace space(problem.shape, problem.mesh_shape, problem.from, problem.to, sample);
   StepCosts costs(space, problem.dtype, problem.model);
@@ -271,8 +271,9 @@ std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sam
 void check_ends(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh,
                 const Placements& placements) {
   if (mesh.ndim() > static_cast<int64_t>(kMostMeshDims)) {
-    throw std::invalid_argument(fmt::format("plan_redistribute: a mesh of {} dimensions; merge some, there may be {}",
-                                            mesh.ndim(), kMostMeshDims));
+    throw std::invalid_argument(
+        fmt::format("plan_redistribute: a mesh of {} dimensions; merge some, at most {} are planned for", mesh.ndim(),
+                    kMostMeshDims));
   }
   check_layout(placements, mesh, shape, "plan_redistribute");
   check_partials(placements, dtype, "plan_redistribute");

@@ -66,18 +66,19 @@ std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
   if (!is_possible(from, to)) return std::nullopt;
   const Changes change = changes(from, to);
   if (space_.changed_partials(from, to) != 0)
-    return std::nullopt;  // but for linear ones none becomes another in one step
+    return std::nullopt;  // only linear reductions become one another in one step
   const bool rescales = space_.rescaled(from, to) != 0;
   if (change.reduced != 0) return rescales ? std::nullopt : reduction(from, to, change, limit);
   const bool moves = !rescales && (change.embedded | change.formed) == 0;
-  const uint32_t dropped = moves ? space_.dropped_cuts(from, to) : 0;  // quick to see
+  const uint32_t dropped = moves ? space_.dropped_cuts(from, to) : 0;  // quick to compute
   if (dropped != 0 && is_dearer(dropped, space_.least_missing(to, dropped), limit)) return std::nullopt;
   const LayoutSpace::Needs needs = space_.needs(from, to);
-  // A Shard's piece among neutral elements is a term: what its mesh dimension holds apart need not come together.
+  // A Shard's piece surrounded by neutral elements is a term, so the pieces along its mesh dimension need not be
+  // gathered.
   if ((needs.mesh_dims & ~change.embedded) == 0) {
     return rescales && !scales_ ? std::nullopt : std::optional(Step{.peak = live(from, to, 0)});
   }
-  // By the ranks that LayoutSpace samples alone: quick, and seldom wrong.
+  // Decides by the two ranks that LayoutSpace samples, which is quick and seldom wrong.
   if (!moves || is_dearer(needs.mesh_dims, space_.sampled_missing(to, needs), limit)) return std::nullopt;
   const Step out = move(from, to, needs);
   return out.microseconds > limit ? std::nullopt : std::optional(out);
@@ -89,9 +90,9 @@ std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& chan
   const auto largest = static_cast<double>(space_.largest(to));
   Step out = scatters ? priced(PlanStep::Kind::kReduceScatter, change.reduced, largest * (n - 1))
                       : priced(PlanStep::Kind::kAllReduce, change.reduced, 2 * largest * (n - 1) / n);
-  // whole_reduction may be cheaper, where it receives less.
+  // whole_reduction may still be cheaper, since it may receive less.
   const bool hopeless = out.microseconds > limit && (!scatters || n <= 2);
-  // Every rank must have a term of all that it is to have the value of.
+  // Every rank must have a term of each element that it needs.
   if (hopeless || space_.needs(from, to).mesh_dims != 0) return std::nullopt;
   const Step whole = scatters ? whole_reduction(from, to, change, std::min(limit, out.microseconds)) : out;
   if (std::min(out.microseconds, whole.microseconds) > limit || !space_.reduce_together(from, change.reduced)) {
@@ -102,8 +103,9 @@ std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& chan
   return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
 
-// The all_reduce of what the group is to have together, of which every rank keeps its own: where tiles are so uneven,
-// or so many alike, that a reduce_scatter would send more. Never cheaper than `limit` where it is not looked for.
+// Returns the all_reduce of everything that the group needs, of which every rank keeps its own part. It is cheaper than
+// a reduce_scatter where tiles are very uneven, or many are alike. Returns an infinite time where it cannot take less
+// than `limit`, and where not all ranks are compared.
 Step StepCosts::whole_reduction(Node from, Node to, const Changes& change, double limit) {
   const auto n = static_cast<double>(space_.ranks_of(change.reduced));
   const double share = 2 * (n - 1) / n;
@@ -116,14 +118,14 @@ Step StepCosts::whole_reduction(Node from, Node to, const Changes& change, doubl
   const int64_t least = space_.largest(to) * (even ? space_.ranks_of(apart) : 1);
   if (!space_.ranks().all || !(reduce(static_cast<double>(least)).microseconds < limit)) return never;
   look_at(from, to);
-  // Of ranks that are to have the same, the first.
+  // Counts each tile once where several ranks need the same one.
   common_.assign(have_.size(), 0);
   for (std::size_t r = 0; r < have_.size(); ++r) {
     if (space_.ranks().first_of_group(r, change.reduced & ~apart) != r) continue;
     common_[space_.ranks().first_of_group(r, change.reduced)] += get_[r];
   }
   int64_t most = 0;
-  int64_t live = 0;  // elements of the source and of what is reduced
+  int64_t live = 0;  // elements of the source tile and of what is reduced
   for (std::size_t r = 0; r < have_.size(); ++r) {
     const int64_t together = common_[space_.ranks().first_of_group(r, change.reduced)];
     most = std::max(most, together);
@@ -215,12 +217,12 @@ double StepCosts::bound(Node node) {
   return known;
 }
 
-// A step over some mesh dimensions is no faster than the fastest of them; and what must cross the slower ones cannot go
-// by steps over the faster ones alone.
+// A step over some mesh dimensions is no faster than the fastest of them allows. Bytes that must cross slower links
+// cannot be moved by steps over the faster ones alone.
 double StepCosts::find_bound(Node node) {
   const Node target = space_.to();
   if (node == target) return 0;
-  double slower = 0;  // bytes that must go over slower links than those of the level
+  double slower = 0;  // bytes that must cross links slower than those of this level
   double latency = 0;
   double out = 0;
   for (std::size_t i = levels_.size(); i-- > 0;) {
@@ -255,11 +257,11 @@ double StepCosts::least_over(Node node, uint32_t mesh_dims) {
   return least_received_by_steps(ends) / static_cast<double>(space_.ranks().ranks);
 }
 
-// Elements that the rank that receives most does at least.
+// A lower bound on the elements that the rank that receives most receives.
 double StepCosts::most_received(Node node) {
   const Node target = space_.to();
   if ((space_.pending(node) | space_.pending(target)) == 0) return static_cast<double>(missing(node, target).most);
-  // No rank has the value of an element that is pending.
+  // No rank has the value of an element whose reduction is pending.
   const bool whole = space_.pending(target) == 0 && space_.ranks_of(space_.pending(node)) > 1;
   return whole ? static_cast<double>(space_.largest(target)) : 0;
 }

@@ -19,42 +19,43 @@ struct Step {
   double microseconds = 0;
 };
 
-// The steps between the layouts of a space and their costs: see plan_redistribute. Made for one search; not
-// thread-safe.
+// The steps between the layouts of a space and their costs; see plan_redistribute. An object serves one search and is
+// not thread-safe.
 class StepCosts {
  public:
   using Node = LayoutSpace::Node;
 
-  // `space` must outlive this.
+  // `space` must outlive this object.
   StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& model);
 
-  // Whether there may be a step, by what is pending and cut alone: none reduces and forms; and one that does either
-  // moves no elements but what it reduces.
+  // Whether a step may exist, judged only by what is pending and what is cut. A step does not reduce and form Partials
+  // at once, and a step that does one of these moves no other elements.
   bool is_possible(Node from, Node to) const {
     const uint32_t reduced = space_.pending(from) & ~space_.pending(to);
     const uint32_t formed = space_.pending(to) & ~space_.pending(from);
     if ((reduced | formed) == 0) return true;
     return (reduced == 0 || formed == 0) && (space_.dropped_cuts(from, to) & ~formed) == 0;
   }
-  // The cheapest step from one layout to another with no more live bytes than live_limit(), if one does it in less than
-  // `limit` microseconds.
+  // Returns the cheapest step from one layout to another whose live bytes are within live_limit(), if there is one that
+  // takes at most `limit` microseconds.
   std::optional<Step> step(Node from, Node to, double limit);
-  // What every way from `node` to the target costs at least.
+  // Returns a lower bound on the microseconds of every path from `node` to the target.
   double bound(Node node);
-  // Bytes that a step may have live; source and target tile of the space, and twice the larger, until another is set.
+  // The bytes that a step may have live. Unless it is set: the source tile, the target tile and twice the larger of
+  // them.
   double live_limit() const { return live_limit_; }
   void set_live_limit(double bytes) { live_limit_ = bytes; }
-  // What a step that moves elements has live at most, in bytes.
+  // Returns an upper bound on the live bytes of a step that moves elements.
   double most_live(Node from, Node to) const;
-  // Whether all mesh dimensions of several ranks have the same link.
+  // Whether all mesh dimensions of size above 1 have the same link.
   bool equal_links() const { return equal_links_; }
-  // The slowest link of those.
+  // Returns the slowest link of these mesh dimensions.
   const Link& slowest(uint32_t mesh_dims) const { return links_[mesh_dims]; }
 
  private:
-  // Of the mesh dimensions whose placement a step changes, what becomes of them.
+  // What a step makes of the mesh dimensions whose placements it changes.
   struct Changes {
-    uint32_t reduced = 0;   // a Partial becomes none
+    uint32_t reduced = 0;   // a Partial becomes another placement
     uint32_t embedded = 0;  // a Shard becomes a Partial
     uint32_t formed = 0;    // Replicate becomes a Partial
   };
@@ -64,24 +65,25 @@ class StepCosts {
   Changes changes(Node from, Node to) const;
   std::optional<Step> reduction(Node from, Node to, const Changes& change, double limit);
   Step whole_reduction(Node from, Node to, const Changes& change, double limit);
-  // Whether a move over these mesh dimensions of ranks that lack so many elements takes more than `limit` microseconds.
+  // Whether a step over these mesh dimensions in which a rank receives so many elements takes more than `limit`
+  // microseconds.
   bool is_dearer(uint32_t mesh_dims, int64_t elements, double limit) const {
     return priced(PlanStep::Kind::kAllToAll, mesh_dims, static_cast<double>(elements)).microseconds > limit;
   }
   Step move(Node from, Node to, const LayoutSpace::Needs& needs);
   struct Missing {
-    int64_t most = 0;  // elements, of any rank
-    int64_t live = 0;  // of both tiles, and twice what a rank lacks
+    int64_t most = 0;  // elements, of the rank that receives most
+    int64_t live = 0;  // of both tiles and twice the elements that a rank receives, for the rank with most
   };
   Missing missing(Node from, Node to);
   // Fills have_ and get_.
   void look_at(Node from, Node to);
-  // Bytes live at most where a rank receives `received` times its target tile.
+  // Returns the most live bytes of a rank if each receives `received` times its target tile.
   double live(Node from, Node to, double received);
-  // Elements that the rank that receives most does at least, on every way to the target.
+  // Returns a lower bound on the elements that the rank that receives most receives, on every path to the target.
   double most_received(Node node);
-  // Elements that a rank receives at least, on the average, in steps over some of `mesh_dims`, on every way to the
-  // target.
+  // Returns a lower bound on the elements that a rank receives on average in steps over some of `mesh_dims`, on every
+  // path to the target.
   double least_over(Node node, uint32_t mesh_dims);
   Step priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements) const;
   double find_bound(Node node);
@@ -89,19 +91,20 @@ class StepCosts {
   LayoutSpace& space_;
   const double element_size_;
   double live_limit_ = 0;
-  const bool scales_;  // pieces may be multiplied by a number of ranks: in half they might overflow
+  const bool scales_;  // pieces may be multiplied by a number of ranks; float16 could overflow
   const CostModel model_;
   bool equal_links_ = true;
-  std::vector<Link> links_;  // by mesh dimensions: the slowest
-  // The mesh dimensions of at most a bandwidth, and the least latency of these; the fastest first.
+  std::vector<Link> links_;  // [mesh dimensions as bits]: the slowest of their links
+  // The mesh dimensions whose bandwidth is at most this one, and the least latency among them. The fastest level is
+  // first.
   struct Level {
     double bytes_per_microsecond = 0;
     double microseconds = 0;
     uint32_t mesh_dims = 0;
   };
   std::vector<Level> levels_;
-  std::vector<double> bounds_;  // by node; negative: not known
-  // Scratch, for each compared rank: elements that it has, is to have, and both.
+  std::vector<double> bounds_;  // [node]; negative: not computed
+  // Scratch memory, for each compared rank: the elements that it has, that it needs, and both.
   std::vector<int64_t> have_, get_, common_;
   Node have_of_ = -1;
 };

@@ -10,11 +10,11 @@ using Node = LayoutSpace::Node;
 
 uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 
-// Too large to compare every rank with every other; nor may all be known, for only of such a mesh a space compares
-// some.
+// Whether the mesh is too large to compare every rank with every other. Only on such a mesh a space compares some
+// ranks, so otherwise all are known.
 bool is_large(const LayoutSpace& space) { return space.ranks().ranks > static_cast<int64_t>(LayoutSpace::kCompareAll); }
 
-// A step that moves elements, rank by rank.
+// The messages of a step that moves elements, rank by rank.
 class Messages {
  public:
   Messages(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims)
@@ -24,7 +24,7 @@ class Messages {
     }
   }
 
-  // Calls visit(sender, receiver, elements) for what exchange_of would have them send.
+  // Calls visit(sender, receiver, elements) for each message of exchange_of.
   template <typename Visit>
   void for_each(const Visit& visit) const {
     const int64_t copies = space_.ranks_of(mesh_dims_ & ~sharded_);
@@ -33,7 +33,7 @@ class Messages {
       const int64_t mine = copy_number(sender);
       int64_t turn = 0;
       for (std::size_t receiver = 0; receiver < copies_of_.size(); ++receiver) {
-        if (copies_of_[sender] == copies_of_[receiver]) continue;  // they hold the same
+        if (copies_of_[sender] == copies_of_[receiver]) continue;  // they hold the same tile
         if (space_.ranks().first_of_group(receiver, mesh_dims_) != group) continue;
         const int64_t needed = space_.common(from_, sender, to_, receiver);
         if (needed > 0 && turn++ % copies == mine) visit(sender, receiver, needed);
@@ -42,7 +42,7 @@ class Messages {
   }
 
  private:
-  // Which of those that hold the same the rank is.
+  // Returns the rank's number among those that hold the same tile.
   int64_t copy_number(std::size_t rank) const {
     int64_t out = 0;
     for (std::size_t i = 0; i < space_.mesh_ndim(); ++i) {
@@ -56,10 +56,10 @@ class Messages {
   const Node from_, to_;
   const uint32_t mesh_dims_;
   const uint32_t sharded_;
-  std::vector<std::size_t> copies_of_;  // the first rank that holds the same
+  std::vector<std::size_t> copies_of_;  // [rank]: the first rank that holds the same tile
 };
 
-// Elements that the rank that sends most sends.
+// Returns the number of elements that the rank that sends most sends.
 int64_t most_sent(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims) {
   std::vector<int64_t> sent(space.ranks().count(), 0);
   Messages(space, from, to, mesh_dims).for_each([&](std::size_t sender, std::size_t, int64_t elements) {
@@ -84,7 +84,7 @@ uint32_t shared_mesh_dims(const LayoutSpace& space, const StepCosts& costs, Node
 bool permutes(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims) {
   if (is_large(space)) return false;
   std::vector<int> sends(space.ranks().count(), 0);
-  std::vector<int> receives;  // what stays counts as from itself
+  std::vector<int> receives;  // what a rank keeps counts as one message
   for (std::size_t r = 0; r < sends.size(); ++r) receives.push_back(space.common(from, r, to, r) > 0 ? 1 : 0);
   Messages(space, from, to, mesh_dims).for_each([&](std::size_t sender, std::size_t receiver, int64_t) {
     ++sends[sender];

@@ -7,14 +7,15 @@
 
 namespace tessera {
 
-// Over which ranks a step is run that moves elements over `mesh_dims` (a bit for each): over those, and over the mesh
-// dimensions along which copies of the elements lie where these, by sharing in the sending, leave less of it to the
-// rank that sends most, at no cost. On meshes of more than 64 ranks, over `mesh_dims`.
+// Returns the mesh dimensions over which to run a step that moves elements over `mesh_dims` (a bit for each). These are
+// `mesh_dims` and those mesh dimensions along which copies of the elements lie, if sharing the sends among the copies
+// reduces the bytes sent by the rank that sends most, at no cost. On meshes of more than 64 ranks it returns
+// `mesh_dims`.
 uint32_t shared_mesh_dims(const LayoutSpace& space, const StepCosts& costs, LayoutSpace::Node from,
                           LayoutSpace::Node to, uint32_t mesh_dims);
 
-// Whether in such a step every tile comes whole from one rank, and no rank sends to more than one. On meshes of more
-// than 64 ranks it is not looked for.
+// Whether in such a step each rank receives its tile whole from one rank and sends to at most one. On meshes of more
+// than 64 ranks it returns false.
 bool permutes(const LayoutSpace& space, LayoutSpace::Node from, LayoutSpace::Node to, uint32_t mesh_dims);
 
 }  // namespace tessera

@@ -170,7 +170,7 @@ TEST_CASE("normalize counts negative dimensions from the end and refuses what do
   };
   refused({Shard(0)}, 2, "test: 1 placements [S(0)] for the mesh {dp: 2, tp: 2}, which has 2 dimensions");
   refused({}, 2, "0 placements []");
-  refused({Replicate(), Replicate(), Replicate()}, 2, "give one placement a mesh dimension");
+  refused({Replicate(), Replicate(), Replicate()}, 2, "give one placement per mesh dimension");
   refused({Shard(2), Replicate()}, 2, "S(2) is outside a tensor of 2 dimensions; its dimensions are [-2, 2)");
   refused({Replicate(), Shard(-3)}, 2, "S(-3) is outside a tensor of 2 dimensions");
   refused({Replicate(), Shard(0)}, 0, "S(0) is outside a tensor of 0 dimensions");
@@ -220,12 +220,9 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
   };
   const Placement R = Replicate();
   check_layout({RaggedShard(0, {3, 1}), R}, mesh, Sizes{4}, "test");
-  refused({RaggedShard(0, {3, 1, 0}), R}, 4,
-          "RS,3,1,0 has 3 parts, and the mesh dimensions that carry it have 2 coordinates");
-  refused({RaggedShard(0, {1, 1, 1, 1}), R}, 4,
-          "has 4 parts, and the mesh dimensions that carry it have 2 coordinates");
-  refused({RaggedShard(0, {3, 1}), R}, 5,
-          "RS,3,1 cuts 4 elements, and the dimension, as the mesh dimensions before leave it, has 5");
+  refused({RaggedShard(0, {3, 1, 0}), R}, 4, "RS,3,1,0 has 3 parts, but its mesh dimensions have 2 coordinates");
+  refused({RaggedShard(0, {1, 1, 1, 1}), R}, 4, "has 4 parts, but its mesh dimensions have 2 coordinates");
+  refused({RaggedShard(0, {3, 1}), R}, 5, "RS,3,1 cuts 4 elements, but the earlier mesh dimensions leave 5");
   refused({Shard(0), RaggedShard(0, {3, 1})}, 4, "has 2; the sizes of its parts must add up to that");
   refused({IntervalShard(0, {{{0, 2}}, {{1, 3}}}), R}, 4, "element 1 is missing, held twice or outside");
   refused({IntervalShard(0, {{{0, 2}}, {{3, 5}}}), R}, 4, "element 2 is missing, held twice or outside");
@@ -240,7 +237,7 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
   CHECK_THROWS_WITH_AS(check_layout({RaggedShard(0, {2})}, lone, Sizes{4}, "test"),
                        doctest::Contains("cuts 2 elements"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(RaggedShard(0, {2, -1}), doctest::Contains("sizes [2, -1] are no parts"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(RaggedShard(0, {}), doctest::Contains("give one size of at least 0 a rank"),
+  CHECK_THROWS_WITH_AS(RaggedShard(0, {}), doctest::Contains("give one size of at least 0 per rank"),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(BlockCyclic(0, 0), doctest::Contains("a block of 0 elements"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(IntervalShard(0, {}), doctest::Contains("no parts"), std::invalid_argument);

@@ -54,15 +54,15 @@ TEST_CASE("samples of which no link follows are refused") {
   };
   std::vector<LinkSample> tp;
   sample(tp, 2, 30, 200);
-  refused(tp, "CostModel::fitted: mesh dimension 0 has samples of 0 numbers of bytes; measure at least 2");
+  refused(tp, "CostModel::fitted: mesh dimension 0 has samples of 0 message sizes; measure at least 2");
   const auto with = [&](std::vector<LinkSample> more) {
     more.insert(more.end(), tp.begin(), tp.end());
     return more;
   };
-  refused(with({{0, 8, 1}, {0, 8, 2}}), "mesh dimension 0 has samples of 1 numbers of bytes");
+  refused(with({{0, 8, 1}, {0, 8, 2}}), "mesh dimension 0 has samples of 1 message sizes");
   refused(with({{0, 8, 2}, {0, 16, 2}}), "do not grow with the bytes");
   refused(with({{0, 8, 2}, {0, 16, 1}}), "do not grow with the bytes");
-  refused(with({{3, 8, 2}}), "a sample of mesh dimension 3, and the mesh {dp: 2, one: 1, tp: 4} has dimensions [0, 3)");
+  refused(with({{3, 8, 2}}), "a sample of mesh dimension 3, but the mesh {dp: 2, one: 1, tp: 4} has dimensions [0, 3)");
   refused(with({{-1, 8, 2}}), "a sample of mesh dimension -1");
   refused(with({{0, -8, 2}}), "a sample of -8 bytes in 2 us");
   refused(with({{0, 8, -2}}), "a sample of 8 bytes in -2 us");
@@ -100,7 +100,7 @@ TEST_CASE("a mesh dimension is inside the hosts when all its groups are") {
   const CostModel two = CostModel::nvlink_infiniband(mesh, 2);
   CHECK(two.links[0] == two.links[1]);
   CHECK_THROWS_WITH_AS(CostModel::nvlink_infiniband(mesh, 0),
-                       doctest::Contains("CostModel: 0 ranks a host; give the number"), std::invalid_argument);
+                       doctest::Contains("CostModel: 0 ranks per host; give the number"), std::invalid_argument);
 }
 
 TEST_CASE("a cost model that does not fit is refused") {

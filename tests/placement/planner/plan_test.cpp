@@ -357,9 +357,9 @@ TEST_CASE("what cannot be planned is refused") {
                          std::invalid_argument);
   };
   refused({8}, at::kFloat, {S0, R}, {R}, {}, "plan_redistribute: 2 placements");
-  refused({-8}, at::kFloat, {R}, {P}, {}, "plan_redistribute: a tensor of shape [-8]; sizes are at least 0");
-  refused({1L << 40, 1L << 40}, at::kFloat, {R}, {S0}, {}, "make at most 1e+17 elements");
-  refused({1L << 32, 1L << 32, 0}, at::kFloat, {R}, {S0}, {}, "make at most 1e+17 elements");
+  refused({-8}, at::kFloat, {R}, {P}, {}, "plan_redistribute: a tensor of shape [-8]; give sizes of at least 0");
+  refused({1L << 40, 1L << 40}, at::kFloat, {R}, {S0}, {}, "at most 1e+17 elements in all");
+  refused({1L << 32, 1L << 32, 0}, at::kFloat, {R}, {S0}, {}, "at most 1e+17 elements in all");
   CHECK_THROWS_WITH_AS(lower_bound({-8}, at::kFloat, kLine, {R}, {P}),
                        doctest::Contains("lower_bound: a tensor of shape [-8]"), std::invalid_argument);
   refused({8}, at::kFloat, {S1}, {R}, {}, "S(1) is outside a tensor of 1 dimensions");
@@ -373,7 +373,7 @@ TEST_CASE("what cannot be planned is refused") {
   CHECK_THROWS_WITH_AS(plan_redistribute({8}, at::kFloat, kGrid, {P, Partial(ReduceOp::kMax)}, {R, R}),
                        doctest::Contains("two kinds of reductions pending"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(plan_redistribute({8}, at::kFloat, Mesh(Shape(13, 1)), Placements(13), Placements(13)),
-                       doctest::Contains("a mesh of 13 dimensions; merge some, there may be 12"),
+                       doctest::Contains("a mesh of 13 dimensions; merge some, at most 12 are planned for"),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(to_string(static_cast<PlanStep::Kind>(99)), doctest::Contains("not a kind of step"),
                        std::logic_error);
