@@ -7,31 +7,31 @@
 #include "tessera/ops/rules/signature.h"
 
 // Operators that work on the last dimensions of each item of a batch: linear algebra, adaptive pooling, resampling,
-// padding, Fourier transforms.
+// padding and Fourier transforms.
 namespace tessera::rules {
 namespace {
 
-// ---- results of operators that LibTorch has no kernel on meta tensors for
+// ---- results of operators for which LibTorch has no meta kernel
 
 using Results = std::vector<TensorInfo>;
 using Sizes = std::vector<int64_t>;
 
-// As inputs.
+// The results have the sizes and dtypes of these inputs.
 template <std::size_t... inputs>
 Results like(const OpCall& call) {
   return {call.inputs.at(inputs)...};
 }
 
-// Of input 0's type and input 1's sizes.
+// The result has input 0's dtype and input 1's sizes.
 Results picked(const OpCall& call) { return {{.sizes = call.inputs.at(1).sizes, .dtype = call.inputs[0].dtype}}; }
 
-// Places among sorted numbers.
+// The result has positions in a sorted sequence.
 template <std::size_t input>
 Results places(const OpCall& call) {
   return {{.sizes = call.inputs.at(input).sizes, .dtype = call.arg("out_int32").toBool() ? at::kInt : at::kLong}};
 }
 
-// One truth value an element, or one for the one element that is a number.
+// The result has one bool per element, or a single bool if `element` is a number.
 Results contained(const OpCall& call) {
   if (call.has_arg("element")) return {{.sizes = {}, .dtype = at::kBool}};
   return {{.sizes = call.inputs.at(0).sizes, .dtype = at::kBool}};
@@ -46,20 +46,20 @@ Results eigen(const OpCall& call) {
   return {values, vectors};
 }
 
-// Sizes of the dimensions in front, which stay, and of those behind.
+// Returns the input with `inner` as the sizes of its last dimensions.
 TensorInfo resized(const TensorInfo& input, const Sizes& inner) {
   TensorInfo out = input;
   std::copy_backward(inner.begin(), inner.end(), out.sizes.end());
   return out;
 }
 
-// A sum.
+// The result is a sum.
 Results number(const OpCall& call) {
   const at::ScalarType type = call.inputs.at(0).dtype;
   return {{.sizes = {}, .dtype = at::isIntegralType(type, /*includeBool=*/true) ? at::kLong : type}};
 }
 
-// One number an item, none of which is reduced yet.
+// The result has one number per item if nothing is reduced, and a single number otherwise.
 Results per_item(const OpCall& call) {
   if (call.arg("reduction").toInt() != 0) return {{.sizes = {}, .dtype = call.inputs.at(0).dtype}};
   const Sizes& sizes = call.inputs.at(0).sizes;
@@ -76,7 +76,7 @@ Results of_output_size(const OpCall& call) {
   return {resized(call.inputs.at(0), call.arg("output_size").toIntVector())};
 }
 
-// Matrices of a batch for which those of inputs 0 and 1 broadcast.
+// The result is a batch of matrices; the batch sizes of inputs 0 and 1 broadcast.
 Results matrices(const OpCall& call, int64_t rows, int64_t columns) {
   const auto leading = [](const Sizes& sizes) { return TensorInfo{.sizes = Sizes(sizes.begin(), sizes.end() - 2)}; };
   Sizes out = broadcast_sizes({leading(call.inputs.at(0).sizes), leading(call.inputs.at(1).sizes)});
@@ -84,7 +84,7 @@ Results matrices(const OpCall& call, int64_t rows, int64_t columns) {
   return {{.sizes = std::move(out), .dtype = call.inputs[0].dtype}};
 }
 
-// As input 1; LibTorch gives some other gradient where that was expanded to the gradient's batch.
+// The result has input 1's sizes. LibTorch's gradient has others where input 1 was expanded to the gradient's batch.
 Results distances_backward(const OpCall& call) {
   const Sizes& grad = call.inputs.at(0).sizes;
   const Sizes& x = call.inputs.at(1).sizes;
@@ -104,7 +104,7 @@ Results sampled(const OpCall& call) {
   return {resized(call.inputs.at(0), Sizes(grid.begin() + 1, grid.end() - 1))};
 }
 
-// The gradients of input and grid, as far as they are asked for.
+// Returns the gradients of input and grid that the call asks for.
 Results sampled_backward(const OpCall& call) { return asked_for(call, like<1, 2>(call)); }
 
 Results padded(const OpCall& call) {
@@ -114,14 +114,15 @@ Results padded(const OpCall& call) {
   return {out};
 }
 
-// The element of a list of one number a dimension, of one number for all, or of none, which asks for `otherwise`.
+// Returns the entry for dimension d of a list with one number per dimension, one number for all, or none, which means
+// `otherwise`.
 int64_t at_dim(const OpCall& call, std::string_view name, std::size_t d, int64_t otherwise = 1) {
   const Sizes values = call.arg(name).toIntVector();
   if (values.empty()) return otherwise;
   return values[std::min(d, values.size() - 1)];
 }
 
-// How often a window fits into each of the last dimensions.
+// Returns how many windows fit into each of the last dimensions.
 Sizes windows(const OpCall& call, const Sizes& inner) {
   const bool ceil = call.has_arg("ceil_mode") && call.arg("ceil_mode").toBool();
   Sizes out;
@@ -134,7 +135,7 @@ Sizes windows(const OpCall& call, const Sizes& inner) {
   return out;
 }
 
-// (..., c, h, w) -> (..., c elements of each window, windows)
+// Maps (..., c, h, w) to (..., c * elements of a window, windows).
 Results columns(const OpCall& call) {
   TensorInfo out = call.inputs.at(0);
   int64_t count = 1;
@@ -156,7 +157,7 @@ Results from_columns(const OpCall& call) {
 
 constexpr auto kNone = Passes::kNothing;
 
-// What LibTorch's formulas ask of their results depends on how an input lies in memory: it stays as it is.
+// For these operators the memory order of an input decides what LibTorch's formulas need of the result, so it is kept.
 constexpr SignatureEntry kAlgebra[] = {
     {"linalg_inv_ex", "*-- -> *--, *"},
     {"linalg_cholesky_ex", "*-- -> *--, *"},
@@ -183,14 +184,15 @@ constexpr SignatureEntry kAlgebra[] = {
     {"linalg_ldl_factor_ex", "*-- -> *--, *-, *"},
     {"linalg_ldl_solve", "*--, *-, *-k -> *-k"},
     {"linalg_matrix_exp", "*-- -> *--", kNone, "", like<0>},
-    // (..., p, m) and (..., r, m): the distances of each to each.
+    // Inputs (..., p, m) and (..., r, m) give the distance of each vector to each.
     {"_cdist_forward", "*p-, *r- -> *pr", kNone, "", distances},
 };
 
-// Kernels that take their inputs for dense ones.
+// These kernels assume that their inputs are contiguous.
 constexpr SignatureEntry kDense[] = {
     {"_cdist_backward", "*pr, *p-, *r-, *pr -> *p-", Passes::kLinear, "", distances_backward},
-    // Pooling by other windows than ops/rules/pooling.cpp's. Means are linear; a maximum's gradient goes to one place.
+    // Pooling with windows that ops/rules/pooling.cpp does not cover. Means are linear. The gradient of a maximum goes
+    // to one position.
     {"_adaptive_avg_pool2d", "*-- -> *--", Passes::kLinear, "", of_output_size},
     {"_adaptive_avg_pool3d", "*--- -> *---", Passes::kLinear, "", of_output_size},
     {"_adaptive_avg_pool2d_backward", "*--, *-- -> *--", Passes::kLinear, "", like<1>},
@@ -205,7 +207,7 @@ constexpr SignatureEntry kDense[] = {
     {"fractional_max_pool3d_backward", "*---, *---, *--- -> *---", Passes::kLinear, "", like<1>},
     {"max_unpool2d", "*--, *-- -> *--", kNone, "", of_output_size},
     {"max_unpool3d", "*---, *--- -> *---", kNone, "", of_output_size},
-    // Padding by elements of the tensor's own.
+    // Padding with elements of the tensor itself.
     {"reflection_pad1d", "*- -> *-", Passes::kMovement},
     {"reflection_pad2d", "*-- -> *--", Passes::kMovement, "", padded},
     {"reflection_pad3d", "*--- -> *---", Passes::kMovement},
@@ -218,7 +220,7 @@ constexpr SignatureEntry kDense[] = {
     {"replication_pad1d_backward", "*-, *- -> *-", Passes::kLinear},
     {"replication_pad2d_backward", "*--, *-- -> *--", Passes::kLinear, "", like<1>},
     {"replication_pad3d_backward", "*---, *--- -> *---", Passes::kLinear, "", like<1>},
-    // The weight has size 1 where it is the same.
+    // The weight has size 1 if all channels share it.
     {"_prelu_kernel_backward", "*, *, * -> *, *", kNone, "", like<1, 1>},
     // Windows and resampling.
     {"im2col", "*--- -> *--", Passes::kMovement, "", columns},
@@ -256,12 +258,12 @@ constexpr SignatureEntry kDense[] = {
     {"_upsample_bilinear2d_aa_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
     {"_upsample_bicubic2d_aa_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
     {"trace", "-- -> ", Passes::kLinear, "", number},
-    // Losses of items; what reduces them is ops/kernels/decompositions.cpp's.
+    // Losses per item; ops/kernels/decompositions.cpp reduces them.
     {"multi_margin_loss", "n-, n, - -> n", kNone, "", per_item},
     {"multi_margin_loss_backward", "n, n-, n, - -> n-", Passes::kLinear, "", like<1>},
     {"multilabel_margin_loss_forward", "n-, n- -> n, n-", kNone, "", labelled},
     {"multilabel_margin_loss_backward", "n, n-, n-, n- -> n-", Passes::kLinear, "", like<1>},
-    // Where numbers belong among sorted ones; whether they are among some.
+    // Positions in a sorted sequence, and membership.
     {"bucketize", "*, - -> *", kNone, "", places<0>},
     {"searchsorted", "-, *, - -> * | *-, *m, *- -> *m", kNone, "", places<1>},
     {"isin", "*, ~ -> * | ~ -> | * -> *", kNone, "", contained},
@@ -275,7 +277,7 @@ const SignatureEntry* entry_of(std::span<const SignatureEntry> table, const OpCa
   return found == table.end() ? nullptr : &*found;
 }
 
-// Equations of which the right hand side may be pending, and is not the first input or not always; which input that is.
+// Linear equations whose right hand side may be pending although it is not the first input; `right` is its index.
 struct Equation {
   std::string_view name;
   std::size_t right;
@@ -285,14 +287,14 @@ constexpr Equation kEquations[] = {
     {"linalg_lu_solve", 2},        {"linalg_solve_triangular", 1},
 };
 
-// The solution comes first; what else there is follows from the matrix alone.
+// Adds a strategy with `solution` as the placement of result 0. The other results depend on the matrix alone.
 void add_solution(OpRule& rule, const OpCall& call, Strategy strategy, const Placement& solution) {
   strategy.outputs = Placements(num_outputs(call), Replicate());
   strategy.outputs[0] = solution;
   rule.strategies.push_back(std::move(strategy));
 }
 
-// Each column of the right hand side has a solution of its own; terms of it have terms of the solution.
+// Each column of the right hand side has its own solution. Terms of the right hand side give terms of the solution.
 void add_equations(OpRule& rule, const OpCall& call, std::size_t right) {
   const Strategy whole{.inputs = Placements(call.inputs.size(), Replicate()), .outputs = {}};
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
@@ -309,7 +311,7 @@ void add_equations(OpRule& rule, const OpCall& call, std::size_t right) {
   add_solution(rule, call, columns, Shard(ndim - 1));
 }
 
-// What is read for its sizes alone may stay pending, beside a gradient that is whole or pending.
+// An input that is read for its sizes alone may stay pending, whether the gradient is replicated or pending.
 void add_unread(OpRule& rule, std::size_t input) {
   for (const ReduceOp op : kPlainReductions) {
     Strategy strategy = pass_partial(2, 1, {input}, op);
@@ -334,7 +336,7 @@ OpRule by_signature(const OpCall& call) {
   return rule;
 }
 
-// Fourier transforms: linear, and free in the dimensions that they leave alone.
+// Fourier transforms are linear, and the dimensions that they do not transform may be cut freely.
 OpRule fourier(const OpCall& call) {
   const int64_t ndim = call.inputs.at(0).ndim();
   if (call.dims("dim", ndim).empty() || ndim == 0) return no_rule();

@@ -3,12 +3,12 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
 
-// Convolution, cut along the batch (n), the channels that go in (c) and come out (o), the groups of channels (g), and
-// the places.
+// Convolution, which may be cut along the batch (n), the input channels (c), the output channels (o), the channel
+// groups (g) and the spatial dimensions.
 namespace tessera::rules {
 namespace {
 
-// The element of a list of one number a dimension, or of one number for all.
+// Returns the entry for dimension d of a list with one number per dimension, or one number for all dimensions.
 int64_t at_dim(const c10::IValue& list, std::size_t d) {
   const auto values = list.toIntVector();
   return values.size() == 1 ? values[0] : values.at(d);
@@ -16,7 +16,7 @@ int64_t at_dim(const c10::IValue& list, std::size_t d) {
 
 using Sizes = std::vector<int64_t>;
 
-// What a convolution and its backward have in common.
+// Labels and sizes that a convolution and its backward share.
 struct Convolution {
   Convolution(const OpCall& call, std::size_t of_input, std::size_t of_weight)
       : input(call.inputs.at(of_input).sizes),
@@ -24,7 +24,7 @@ struct Convolution {
         transposed(call.arg("transposed").toBool()),
         groups(call.arg("groups").toInt()) {}
 
-  // Of a tensor with places: its first labels, then places that stay whole.
+  // Returns labels for a tensor with spatial dimensions: `first`, and '-' for the spatial ones.
   Labels with_places(Labels first) const {
     first.resize(input.size(), '-');
     return first;
@@ -69,7 +69,7 @@ Halos halos_of(const OpCall& call, const Convolution& conv, const Sizes& result)
 
 bool has_zero(const Sizes& sizes) { return std::ranges::find(sizes, 0) != sizes.end(); }
 
-// Whether pieces of `channels` channels, dimension 1 under `placements`, hold whole groups.
+// Returns whether pieces of `channels` channels, which are dimension 1 under `placements`, consist of whole groups.
 bool whole_groups(int64_t channels, int64_t groups, const Placements& placements, std::span<const int64_t> mesh_shape) {
   Placements of_channels(placements.size(), Replicate());
   for (std::size_t i = 0; i < placements.size(); ++i) {
@@ -79,7 +79,8 @@ bool whole_groups(int64_t channels, int64_t groups, const Placements& placements
                              [&](const ViewGroup& group) { return same_elements(group, of_channels, mesh_shape); });
 }
 
-// What goes in is `given` and of the kind of what comes out `gives`: tensors among the inputs, or the first result.
+// Sets rule.valid. Input `given` is laid out as the convolution's input; input `gives`, or the first result if nullopt,
+// as its output.
 void keep_pieces(OpRule& rule, const Convolution& conv, std::size_t given, std::optional<std::size_t> gives) {
   const std::optional<Halos> halos = rule.halos;
   const int64_t groups = conv.groups;
@@ -97,7 +98,8 @@ void keep_pieces(OpRule& rule, const Convolution& conv, std::size_t given, std::
   };
 }
 
-// (input, weight, bias). Terms of the channels that go in get the bias as a term too: once.
+// The inputs are (input, weight, bias). Where the input channels are cut, the results are terms, and the bias must be a
+// term too, so that it is added once.
 OpRule convolution(const OpCall& call) {
   const Convolution conv(call, 0, 1);
   const bool has_bias = call.inputs.at(2).defined;
@@ -124,9 +126,9 @@ OpRule convolution(const OpCall& call) {
   return rule;
 }
 
-// (grad, input, weight) -> the gradients of input, weight and bias. Where places are cut, each rank takes all that its
-// rows of the input are convolved with: rows of the gradient are fetched, and terms of the weight's gradient meet each
-// pair of rows once.
+// Maps (grad, input, weight) to the gradients of input, weight and bias. Where spatial dimensions are cut, each rank
+// fetches the rows of the gradient that its own rows of the input contribute to. Each pair of an input row and a
+// gradient row then contributes to the weight's gradient on exactly one rank.
 OpRule convolution_backward(const OpCall& call) {
   const Convolution conv(call, 1, 2);
   OpRule rule{.strategies = shard_factors({conv.gives(), conv.given(), conv.kernels()},

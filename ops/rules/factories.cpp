@@ -1,6 +1,6 @@
 #include "tessera/ops/rules/labels.h"
 
-// Operators that take a tensor's sizes and not its values.
+// Operators that use a tensor's sizes and not its values.
 namespace tessera::rules {
 namespace {
 
@@ -10,7 +10,8 @@ Strategy from_first(const OpCall& call, Placement input, Placement output) {
   return strategy;
 }
 
-// As the input is sharded when `same` sizes; whole where it is a term, or of other sizes.
+// The result is sharded as the input is if it has the `same` sizes; it is replicated if it has others or the input is
+// pending.
 OpRule filled(const OpCall& call, bool same) {
   OpRule rule;
   for (int64_t d = 0; d < call.inputs.at(0).ndim(); ++d) {

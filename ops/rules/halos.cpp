@@ -9,7 +9,7 @@ namespace {
 
 int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
-// Empty ones are all alike.
+// All empty ranges are returned as the same value.
 Interval clipped(int64_t begin, int64_t end, int64_t size) {
   const Interval out = {.begin = std::max<int64_t>(begin, 0), .end = std::min(end, size)};
   return out.size() > 0 ? out : Interval{};
@@ -17,14 +17,14 @@ Interval clipped(int64_t begin, int64_t end, int64_t size) {
 
 bool is_whole(const Intervals& rows, int64_t size) { return count(rows) == size; }
 
-// The place among what the operator is given in the middle of the window of place `o` of what it gives.
+// Returns the position in the operator's input that is the middle of the window of position `o` of its result.
 int64_t middle(const Window& w, bool given_wide, int64_t o) {
   const int64_t reach = w.dilation * (w.kernel - 1) / 2;
   const int64_t place = given_wide ? o * w.stride - w.padding + reach : floor_div(o + w.padding - reach, w.stride);
   return std::clamp<int64_t>(place, 0, (given_wide ? w.wide : w.narrow) - 1);
 }
 
-// How the dimension of what is given is cut, taken over to what the operator gives; nullptr where its parts are no
+// Returns the partition of the result that follows from the input's partition; nullptr if that does not consist of
 // ranges in order.
 PartitionPtr followed(const Window& w, bool given_wide, const Partition& given) {
   const int64_t parts = *given.parts();
@@ -46,7 +46,7 @@ PartitionPtr followed(const Window& w, bool given_wide, const Partition& given) 
   return ragged(sizes);
 }
 
-// The dimension that a placement cuts, as its number in halos.dims.
+// Returns the index in halos.dims of the dimension that a placement cuts.
 std::optional<std::size_t> cut_dim(const Halos& halos, const Placement& p) {
   if (!p.is_shard()) return std::nullopt;
   const auto found = std::ranges::find(halos.dims, p.tensor_dim());

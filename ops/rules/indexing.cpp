@@ -3,8 +3,8 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Operators that read or write elements by their indices. Dimensions that are indexed stay whole, the others pass.
-// Where what is written adds up, pieces of the indices give terms of the result.
+// Operators that read or write elements by their indices. The indexed dimensions are not cut; the others may be. Where
+// the operator adds what it writes, pieces of the indices give terms of the result.
 namespace tessera::rules {
 namespace {
 
@@ -12,9 +12,9 @@ using Sizes = std::vector<int64_t>;
 
 int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
 
-// ---- one dimension: I for the elements of the index
+// ---- one dimension; I labels the elements of the index
 
-// The labels of two tensors along a dimension that is indexed: whole in the one, I in the other.
+// The labels of two tensors along the indexed dimension: '-' in the one, I in the other.
 struct Along {
   Labels whole;
   Labels chosen;
@@ -29,12 +29,12 @@ Along along(const Labels& labels, std::size_t dim) {
 
 std::size_t dim_of(const OpCall& call) { return static_cast<std::size_t>(call.dim("dim", ndim(call))); }
 
-// Truth values have no terms.
+// A sum of bools cannot be pending.
 bool adds_exactly(const OpCall& call, const TensorInfo& source) {
   return source.dtype == call.inputs.at(0).dtype && source.dtype != at::kBool;
 }
 
-// Where pieces of the index write terms, self is a term too.
+// Where pieces of the index write terms, self must be a term too.
 void add_up(OpRule& rule, const OpCall& call, std::size_t source) {
   for (Strategy& strategy : rule.strategies) {
     if (strategy.outputs[0].is_partial()) strategy.inputs[0] = strategy.outputs[0];
@@ -42,7 +42,7 @@ void add_up(OpRule& rule, const OpCall& call, std::size_t source) {
   add_linear(rule, call.inputs.size(), 1, {{0, source}});
 }
 
-// Elements of self replaced by those of the source: both pending together.
+// Elements of self are replaced by those of the source: both may be pending by the same reduction.
 void replace(OpRule& rule, const OpCall& call, std::size_t source) {
   if (call.inputs.at(source).dtype != call.inputs[0].dtype || !writes_in_order(call)) return;
   for (const ReduceOp op : kPlainReductions)
@@ -60,7 +60,7 @@ OpRule index_select(const OpCall& call) {
   return rule;
 }
 
-// (self, index, source), one of each along a dimension.
+// The arguments are (self, index, source). Index and source have one element per position along a dimension.
 enum class Writes : uint8_t { kAddsUp, kReplaces, kReduces };
 
 template <Writes writes>
@@ -78,7 +78,7 @@ OpRule write_along(const OpCall& call) {
   return rule;
 }
 
-// (self, index, value where it is a tensor)
+// The arguments are (self, index, value), the value being an input if it is a tensor.
 OpRule index_fill(const OpCall& call) {
   const Labels self = labels_of(call.inputs.at(0));
   if (self.empty()) return no_rule();
@@ -95,11 +95,10 @@ OpRule index_fill(const OpCall& call) {
   return rule;
 }
 
-// ---- gather and scatter: an index of as many dimensions, which elsewhere than at `dim` may be shorter than self: its
-// elements then
-// stand for the first ones
+// ---- gather and scatter: the index has as many dimensions as self. Outside `dim` it may be shorter; its elements then
+// refer to the first ones of self.
 
-// The labels of self, those that every other tensor shares with it.
+// Returns self's labels, with '-' in the dimensions where another tensor has a different size.
 std::optional<Labels> shared_labels(const OpCall& call) {
   Labels out = labels_of(call.inputs.at(0));
   if (out.empty()) return std::nullopt;
@@ -121,7 +120,7 @@ OpRule gather(const OpCall& call) {
   return moved(call, {labels.whole, labels.chosen}, labels.chosen);
 }
 
-// (self, index, src where it is a tensor)
+// The arguments are (self, index, src), src being an input if it is a tensor.
 OpRule scatter(const OpCall& call) {
   const auto shared = shared_labels(call);
   if (!shared || call.inputs.at(1).ndim() == 0) return no_rule();
@@ -140,8 +139,8 @@ OpRule scatter(const OpCall& call) {
   return rule;
 }
 
-// By what the elements that a scatter writes are reduced with what is there; nullopt where they are not, or not as
-// terms would be.
+// Returns the reduction by which a scatter combines what it writes with what is there; nullopt if it does not combine
+// them, or not in the way that terms are reduced.
 std::optional<ReduceOp> reduction_of(const OpCall& call) {
   if (!call.has_arg("reduce")) return ReduceOp::kSum;  // scatter_add
   const std::string& name = call.arg("reduce").toStringRef();
@@ -152,8 +151,8 @@ std::optional<ReduceOp> reduction_of(const OpCall& call) {
   return std::nullopt;
 }
 
-// (self, index, src): pieces of the index write terms of a sum. Of an extremum they could too, but its gradient would
-// cost more than that saves.
+// The arguments are (self, index, src). Pieces of the index give terms of a sum. They could give terms of an extremum
+// too, but its gradient would cost more than that saves.
 OpRule scatter_reduced(const OpCall& call) {
   const auto op = reduction_of(call);
   if (!op || call.inputs.size() < 3 || !adds_exactly(call, call.inputs[2])) return scatter(call);
@@ -177,19 +176,19 @@ OpRule scatter_reduced(const OpCall& call) {
 
 OpRule scatter_any(const OpCall& call) { return call.has_arg("reduce") ? scatter_reduced(call) : scatter(call); }
 
-// ---- indices of the first dimensions, which broadcast together; an absent one leaves its dimension as it is
+// ---- indices of the first dimensions, which broadcast together; an absent one leaves its dimension unchanged
 
 constexpr std::size_t kMostPlaces = 26;
 
 struct Indexed {
-  std::vector<Labels> inputs;  // self's and the indices'
-  Sizes sizes;                 // of the elements chosen
-  Labels chosen;               // their labels
+  std::vector<Labels> inputs;  // of self and of the indices
+  Sizes sizes;                 // of the result
+  Labels chosen;               // labels of the result
 };
 
 bool is_mask(const TensorInfo& info) { return info.defined && (info.dtype == at::kBool || info.dtype == at::kByte); }
 
-// nullopt where which elements are chosen depends on values.
+// Returns nullopt if the choice of elements depends on values (masks).
 std::optional<Indexed> read_indices(const OpCall& call, std::size_t count) {
   const TensorInfo& self = call.inputs.at(0);
   const std::vector<TensorInfo> given(call.inputs.begin() + 1,
@@ -205,7 +204,7 @@ std::optional<Indexed> read_indices(const OpCall& call, std::size_t count) {
     if (given[d].defined) indexed.push_back(d);
   }
   if (indexed.empty()) return std::nullopt;
-  // The places stand where the indices do, in front where other dimensions lie between those.
+  // The indices' dimensions are where the indices are, or first if other dimensions lie between the indexed ones.
   const bool together = indexed.back() - indexed.front() + 1 == indexed.size();
   for (std::size_t d = 0; d <= all.size(); ++d) {
     if (d == (together ? indexed.front() : 0)) {
@@ -229,7 +228,7 @@ OpRule index(const OpCall& call) {
   return rule;
 }
 
-// One value at the places of one mask: masked_fill.
+// A single value is written where one mask is true: masked_fill.
 std::optional<Indexed> read_mask(const OpCall& call, std::size_t count) {
   const TensorInfo& self = call.inputs.at(0);
   const TensorInfo& mask = call.inputs.at(1);

@@ -30,7 +30,7 @@ Bounds bounds_of(at::ScalarType dtype) {
                                     [] { return bounds<scalar_t>(); });
 }
 
-// The argument called `name`; nullopt when the operator has none or it is None.
+// Returns the argument `name`; nullopt if the operator has none or if it is None.
 std::optional<int64_t> argument(const c10::FunctionSchema& schema, std::span<const c10::IValue> args,
                                 const char* name) {
   const auto at = schema.argumentIndexWithName(name);

@@ -3,7 +3,7 @@
 #include "tessera/ops/rules/kept_views.h"
 #include "tessera/ops/rules/labels.h"
 
-// Operators that put tensors together, and those that fill or replace parts of one.
+// Operators that join tensors, and those that fill or replace parts of one.
 namespace tessera::rules {
 namespace {
 
@@ -13,10 +13,11 @@ int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
 
 // ---- parts filled
 
-// Zero outside the triangle.
+// The result is zero outside the triangle.
 OpRule triangle(const OpCall& call) { return whole_dims(call, {ndim(call) - 2, ndim(call) - 1}); }
 
-// Pairs of paddings from the last dimension on. Zeros reduce to zero by every reduction, other values do not.
+// The argument has pairs of paddings, from the last dimension on. Zeros reduce to zero by every reduction, other values
+// only by some.
 OpRule pad(const OpCall& call) {
   const Sizes amounts = call.arg("pad").toIntVector();
   Sizes padded;
@@ -31,7 +32,7 @@ OpRule pad(const OpCall& call) {
   return rule;
 }
 
-// The last dimension as the diagonal of two, zeros elsewhere.
+// The last dimension becomes the diagonal of two dimensions, with zeros elsewhere.
 OpRule diag_embed(const OpCall& call) {
   const int64_t n = ndim(call) + 1;
   const Labels batch = labels_of(call.inputs.at(0)).substr(0, static_cast<std::size_t>(n - 2));
@@ -55,7 +56,7 @@ OpRule cat(const OpCall& call) {
   const Sizes dim = {call.dim("dim", static_cast<int64_t>(n))};
   const Labels output = with_whole(letters(n), dim);
   std::vector<Labels> inputs;
-  // A tensor of sizes (0) may stand in for one of any number of dimensions.
+  // A tensor of sizes (0) may stand for an empty tensor of any number of dimensions.
   for (const TensorInfo& input : call.inputs) inputs.push_back(input.sizes.size() == n ? output : Labels("-"));
   OpRule rule{.strategies = shard_factors(inputs, {output})};
   add_joint(rule, call);
@@ -72,7 +73,7 @@ OpRule stack(const OpCall& call) {
   return rule;
 }
 
-// (self, src): a part of self along `dim` replaced by src, which has that dimension or not.
+// The inputs are (self, src). A part of self along `dim` is replaced by src, which may or may not have that dimension.
 OpRule scatter_part(const OpCall& call) {
   const Sizes dim = {call.dim("dim", ndim(call))};
   const Labels self = with_whole(labels_of(call.inputs.at(0)), dim);
@@ -82,7 +83,7 @@ OpRule scatter_part(const OpCall& call) {
   return rule;
 }
 
-// (self, src): a diagonal of self replaced by src.
+// The inputs are (self, src). A diagonal of self is replaced by src.
 OpRule diagonal_scatter(const OpCall& call) {
   const Sizes dims = {call.dim("dim1", ndim(call)), call.dim("dim2", ndim(call))};
   const Labels self = with_whole(labels_of(call.inputs.at(0)), dims);

@@ -12,7 +12,7 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-// Whether partitions of a fixed size or number of parts stand where they fit.
+// Returns whether partitions of a fixed size or number of parts fit where they are.
 bool fits(const Sizes& sizes, const Placements& cuts, std::span<const int64_t> mesh_shape) {
   for (std::size_t d = 0; d < sizes.size(); ++d) {
     const auto as_fixed = [](const Partition& partition, int64_t size, int64_t parts) {
@@ -23,15 +23,16 @@ bool fits(const Sizes& sizes, const Placements& cuts, std::span<const int64_t> m
   return true;
 }
 
-// What mesh dimensions do that cut tensors alike: each tensor's Shards, one such mesh dimension after another; their
-// sizes.
+// The cuts of several tensors over the mesh dimensions that shard them: each tensor's Shards on these mesh dimensions,
+// and the sizes of the mesh dimensions.
 struct Cutting {
   std::vector<Placements> tensors;
   Sizes mesh_shape;
 };
 
-// nullopt where the tensors do not lie alike but for how they are cut, none is, or a reduction is pending that may not
-// know what becomes of its elements.
+// Returns nullopt if the tensors' placements differ in more than how they are cut, if none is cut, if they are cut over
+// more than 65,536 ranks, or if a reduction other than a plain one is pending, since it may depend on which elements a
+// rank holds.
 std::optional<Cutting> cutting(const std::vector<Placements>& tensors, std::span<const int64_t> mesh_shape) {
   constexpr int64_t kMostRanks = 1 << 16;
   Cutting out{.tensors = std::vector<Placements>(tensors.size()), .mesh_shape = {}};
@@ -52,7 +53,7 @@ std::optional<Cutting> cutting(const std::vector<Placements>& tensors, std::span
   return out;
 }
 
-// `placements` with `cuts` in the place of its Shards.
+// Returns `placements` with its Shards replaced by `cuts`.
 Placements cut_by(Placements placements, const Placements& cuts) {
   std::size_t next = 0;
   for (Placement& p : placements) {
@@ -61,7 +62,7 @@ Placements cut_by(Placements placements, const Placements& cuts) {
   return placements;
 }
 
-// tile_at(coordinate) for each of a mesh, the last varying fastest; nullopt where it gives none.
+// Returns tile_at(coordinate) for each coordinate of a mesh, the last varying fastest; nullopt if it returns nullopt.
 template <class TileAt>
 std::optional<std::vector<Tile>> tiles_of(const Sizes& mesh_shape, const TileAt& tile_at) {
   const int64_t ranks = std::accumulate(mesh_shape.begin(), mesh_shape.end(), int64_t{1}, std::multiplies<>());
@@ -76,7 +77,7 @@ std::optional<std::vector<Tile>> tiles_of(const Sizes& mesh_shape, const TileAt&
   return tiles;
 }
 
-// The layout of a view of sizes `to` of a tensor of sizes `from` in layout `input`.
+// Returns the layout of a view of sizes `to`, where the viewed tensor has sizes `from` and layout `input`.
 std::optional<Placements> viewed_layout(const Sizes& from, const Sizes& to, const TileView& view,
                                         const Placements& input, std::span<const int64_t> mesh_shape) {
   const std::optional<Cutting> cut = cutting({input}, mesh_shape);
@@ -89,8 +90,8 @@ std::optional<Placements> viewed_layout(const Sizes& from, const Sizes& to, cons
   return cut_by(input, *found);
 }
 
-// What the rank at `coordinate` has of tensors of sizes `from`, put one after another along `dim`; nullopt where its
-// pieces do not fit together.
+// Returns the tile that the rank at `coordinate` holds after tensors of sizes `from` are concatenated along `dim`;
+// nullopt if its pieces do not fit together.
 std::optional<Tile> joined_tile(const std::vector<Sizes>& from, int64_t dim, const Cutting& cut,
                                 const Sizes& coordinate) {
   const auto along = static_cast<std::size_t>(dim);
@@ -109,7 +110,7 @@ std::optional<Tile> joined_tile(const std::vector<Sizes>& from, int64_t dim, con
   return joined;
 }
 
-// The layout of these tensors put together, sizes `to`, where each rank puts its pieces together.
+// Returns the layout of the concatenation, of sizes `to`, if each rank concatenates its pieces.
 std::optional<Placements> joined_layout(const std::vector<Sizes>& from, const Sizes& to, int64_t dim,
                                         const std::vector<Placements>& inputs, std::span<const int64_t> mesh_shape) {
   const std::optional<Cutting> cut = cutting(inputs, mesh_shape);
@@ -121,7 +122,7 @@ std::optional<Placements> joined_layout(const std::vector<Sizes>& from, const Si
       tiles_of(cut->mesh_shape, [&](const Sizes& coordinate) { return joined_tile(from, dim, *cut, coordinate); });
   const std::optional<Placements> found = tiles ? layout_of_tiles(to, cut->mesh_shape, *tiles) : std::nullopt;
   if (!found) return std::nullopt;
-  // A piece without elements must have the sizes that its layout says.
+  // A piece without elements must have the sizes that the layout gives it.
   const auto said = tiles_of(cut->mesh_shape,
                              [&](const Sizes& c) { return std::optional(local_tile(to, *found, cut->mesh_shape, c)); });
   for (std::size_t i = 0; i < tiles->size(); ++i) {
@@ -130,7 +131,7 @@ std::optional<Placements> joined_layout(const std::vector<Sizes>& from, const Si
   return cut_by(inputs[0], *found);
 }
 
-// The placements of a tensor that has dimension `dim` more.
+// Returns the placements of the tensor after a dimension is inserted at `dim`.
 Placements lifted(Placements placements, int64_t dim) {
   for (Placement& p : placements) {
     if (p.is_shard() && p.tensor_dim() >= dim) p = p.on(p.tensor_dim() + 1);
@@ -138,10 +139,10 @@ Placements lifted(Placements placements, int64_t dim) {
   return placements;
 }
 
-// Layouts of a tensor of which `part` is the layout of a part along `dim`: Shard(dim) in the place of some of its cuts.
-// `has_dim` tells whether the part has that dimension.
+// Returns candidate layouts of a tensor, given the layout `part` of a part of it along `dim`: some of the part's cuts
+// are replaced by Shard(dim). `has_dim` tells whether the part has that dimension.
 std::vector<Placements> with_shards(const Placements& part, int64_t dim, bool has_dim) {
-  constexpr std::size_t kMostTried = 5;  // of mesh dimensions
+  constexpr std::size_t kMostTried = 5;  // mesh dimensions
   std::vector<Placements> out;
   const std::size_t n = part.size();
   for (uint32_t replaced = 1; n <= kMostTried && replaced < (uint32_t{1} << n); ++replaced) {
@@ -157,8 +158,9 @@ std::vector<Placements> with_shards(const Placements& part, int64_t dim, bool ha
   return out;
 }
 
-// The layout of a tensor of sizes `whole` that is cut along `dim` as its part from `start` on is, over and over: so the
-// parts of [q; k; v] that lie alike are parts of one layout. Not where the part is small.
+// Returns the layout of a tensor of sizes `whole` in which the cuts of its part from `start` on are repeated along
+// `dim`, so that equally cut parts of [q; k; v] are parts of one layout. Returns nullopt if the part is less than a
+// quarter of the whole.
 std::optional<Placements> repeated_layout(const Sizes& part, const Sizes& whole, int64_t dim, int64_t start,
                                           const Placements& layout, std::span<const int64_t> mesh_shape) {
   constexpr int64_t kMostCopies = 4;
@@ -182,8 +184,8 @@ std::optional<Placements> repeated_layout(const Sizes& part, const Sizes& whole,
   return cut_by(layout, *found);
 }
 
-// Whether a part from `start` on is one of several as long that make the whole, each rank having as much of it as any
-// other.
+// Returns whether the part from `start` on is one of several of the same length that make up the whole, each of which
+// every rank holds equally.
 bool is_one_of_equals(const Sizes& part, const Sizes& whole, int64_t dim, int64_t start, const Placements& layout) {
   const auto along = static_cast<std::size_t>(dim);
   if (part[along] == 0 || whole[along] % part[along] != 0 || start % part[along] != 0) return false;
@@ -219,7 +221,7 @@ void keep_gradient(OpRule& rule, const OpCall& call, const std::vector<int64_t>&
     std::vector<Placements> candidates = with_shards(inputs[0], dim, to.size() == sizes.size());
     if (start) {
       std::optional<Placements> repeated = repeated_layout(to, sizes, dim, *start, inputs[0], mesh_shape);
-      // Some layouts fit both, as that of the middle third over two ranks does.
+      // Some layouts match both descriptions, such as that of the middle third over two ranks.
       const bool first = is_one_of_equals(to, sizes, dim, *start, inputs[0]);
       if (repeated) candidates.insert(first ? candidates.begin() : candidates.end(), *std::move(repeated));
     }

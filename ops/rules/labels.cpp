@@ -86,7 +86,8 @@ void add_joint(OpRule& rule, const OpCall& call) {
 
 namespace {
 
-// Whether terms that are all `number` can be added up before they are divided by how many they are.
+// Returns whether terms that all equal `number` can be summed without overflow before the sum is divided by their
+// count.
 bool averages(double number, at::ScalarType type) {
   constexpr double kMostRanks = 1 << 20;
   const double greatest = c10::toRealValueType(type) == at::kDouble

@@ -6,60 +6,63 @@
 
 #include "tessera/ops/rules/rule.h"
 
-// What the families of rules share.
+// Helpers that several families of rules use.
 namespace tessera::rules {
 
-// The labels of a tensor of `sizes` that broadcasts against one of `whole` labelled `labels`: right-aligned, '-' where
-// the sizes differ.
+// Returns the labels of a tensor of `sizes` that broadcasts against a tensor of sizes `whole` with labels `labels`:
+// right-aligned, with '-' where the sizes differ.
 //   sizes (4, 1), whole (3, 4, 5) "abc" -> "b-"
 Labels broadcast_labels(const std::vector<int64_t>& sizes, const std::vector<int64_t>& whole, const Labels& labels);
 
-// What the inputs broadcast to; undefined ones are left out.
+// Returns the sizes to which the inputs broadcast. Undefined inputs are ignored.
 std::vector<int64_t> broadcast_sizes(const std::vector<TensorInfo>& inputs);
 
-// The labels with '-' at `dims`; dimensions outside are passed over, so that a tensor of no dimensions may have "dim
-// 0".
+// Returns the labels with '-' at `dims`. Dimensions out of range are ignored, so that dim 0 is allowed for a tensor of
+// no dimensions.
 Labels with_whole(Labels labels, std::span<const int64_t> dims);
-// The labels without those at `dims`.
+// Returns the labels without those at `dims`.
 Labels without(const Labels& labels, std::span<const int64_t> dims);
 
-// Whether terms of `from` may be reduced after they were converted to `to`: integers would overflow elsewhere, bool
-// counts. Terms that are rounded may be off by more than their sum: who asks for a narrower type gets what travels in
-// it.
+// Returns whether terms of a sum may be converted from dtype `from` to `to` before they are reduced. Conversions to or
+// from integers are not allowed, since integers overflow at other values, nor is bool as a source, since a sum of bools
+// counts. Conversions between floating dtypes are: rounding each term may change the sum, which a caller who asks for a
+// narrower dtype accepts.
 bool converts_termwise(at::ScalarType from, at::ScalarType to);
 
-// add_linear of the groups whose inputs all convert termwise to the first result's type.
+// Calls add_linear for the groups whose inputs can all be converted term by term to the first result's dtype.
 void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<std::vector<std::size_t>>& groups);
 
-// What computes each element of the result from one element of every (broadcast) input, in no other way known.
+// A rule for an operator that computes each result element from one element of every (broadcast) input. It assumes
+// nothing else, so no input stays pending.
 OpRule plain(const OpCall& call);
 
-// What takes the sizes of its first input and not its values: sharded as that is; whole where it is a term.
+// A rule for an operator that uses its first input's sizes and not its values. The result is sharded as that input is,
+// and replicated where the input is pending.
 OpRule sizes_of_first(const OpCall& call);
 
-Labels labels_of(const TensorInfo& info);  // a letter a dimension
+Labels labels_of(const TensorInfo& info);  // one letter per dimension
 
-// What only moves elements, in factors; every result has the labels `output`.
+// A rule for an operator that only moves elements. Every result has the labels `output`.
 OpRule moved(const OpCall& call, const std::vector<Labels>& inputs, const Labels& output);
-// The same where every result has the input's dimensions, those in `whole` whole.
+// The same where every result has the input's dimensions and those in `whole` are not cut.
 OpRule whole_dims(const OpCall& call, const std::vector<int64_t>& whole);
 
-// Every input pending together, by any reduction, where all have one type: for what takes each element from one of
-// them.
+// Adds strategies in which all inputs are pending by the same reduction, if all have one dtype. For operators that take
+// each result element from one of the inputs.
 void add_joint(OpRule& rule, const OpCall& call);
 
-// Input 0 pending where `value` takes the place of some of its elements: by every reduction that makes the value of
-// terms that all are.
+// Adds strategies in which input 0 is pending while `value` replaces some of its elements: one for each reduction whose
+// result is `value` when every term is `value`.
 void add_filled(OpRule& rule, const OpCall& call, const at::Scalar& value);
 
-// Whether the operator writes the same of several elements for one place on every rank: on a GPU their order is left
-// open, and terms of different ones would meet.
+// Returns whether every rank keeps the same element where several are written to one position. On a GPU the order is
+// not defined; terms of different elements would then be reduced together.
 bool writes_in_order(const OpCall& call);
 
-// The gradients of a backward, those that its `output_mask` does not ask for undefined.
+// Returns the gradients of a backward operator; those that its `output_mask` does not ask for become undefined.
 std::vector<TensorInfo> asked_for(const OpCall& call, std::vector<TensorInfo> gradients);
 
-// How many results the call has; a list counts as one where they are not known.
+// Returns how many results the call has. A list counts as one if the results are not known.
 std::size_t num_outputs(const OpCall& call);
 
 }  // namespace tessera::rules

@@ -4,7 +4,7 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Products of matrices, each written as factors: mm is (m k)(k n) -> (m n), k summed. Linear in each operand alone.
+// Products of matrices, written as factors: mm is (m k)(k n) -> (m n), and k is summed. Each is linear in each operand.
 namespace tessera::rules {
 namespace {
 
@@ -14,7 +14,7 @@ OpRule product(const std::vector<Labels>& inputs, const Labels& output) {
   return rule;
 }
 
-// bias + a b: where the product is a term of a sum, the bias has to be one too, lest it be added once a term.
+// bias + a b. Where the product is a term of a sum, the bias must be a term too, so that it is added once.
 OpRule plus_product(const OpCall& call, const std::vector<Labels>& operands, const std::vector<int64_t>& sizes,
                     const Labels& output) {
   std::vector<Labels> inputs = operands;
@@ -33,7 +33,7 @@ int64_t size(const OpCall& call, std::size_t input, std::size_t dim) { return ca
 OpRule mm(const OpCall&) { return product({"mk", "kn"}, "mn"); }
 OpRule bmm(const OpCall&) { return product({"bmk", "bkn"}, "bmn"); }
 OpRule mv(const OpCall&) { return product({"mk", "k"}, "m"); }
-// LibTorch tells no sizes of it without running it.
+// LibTorch determines its sizes only by running it.
 OpRule dot(const OpCall& call) {
   OpRule rule = product({"k", "k"}, "");
   rule.outputs = {{.sizes = {}, .dtype = call.inputs.at(0).dtype}};
@@ -48,7 +48,8 @@ OpRule addmm(const OpCall& call) {
 OpRule baddbmm(const OpCall& call) {
   return plus_product(call, {"bmk", "bkn"}, {size(call, 1, 0), size(call, 1, 1), size(call, 2, 2)}, "bmn");
 }
-// Of a matrix without elements LibTorch gives the bias as it is, not broadcast: a broadcast one needs k whole.
+// For a matrix without elements LibTorch returns the bias without broadcasting it, so k is not cut if the bias
+// broadcasts.
 OpRule addmv(const OpCall& call) {
   OpRule rule = plus_product(call, {"mk", "k"}, {size(call, 1, 0)}, "m");
   if (call.inputs.at(0).sizes == std::vector<int64_t>{size(call, 1, 0)}) return rule;
@@ -59,18 +60,18 @@ OpRule addr(const OpCall& call) { return plus_product(call, {"m", "n"}, {size(ca
 
 // Sums the products of a batch.
 OpRule addbmm(const OpCall& call) {
-  if (call.inputs.at(0).ndim() > 2) return no_rule();  // in place it would be resized
+  if (call.inputs.at(0).ndim() > 2) return no_rule();  // LibTorch would resize it in place
   return plus_product(call, {"bmk", "bkn"}, {size(call, 1, 1), size(call, 2, 2)}, "mn");
 }
 
-// Terms of a byte each would not hold what they are terms of.
+// Terms of one byte each would overflow.
 OpRule int_mm(const OpCall& call) {
   OpRule rule{.strategies = shard_factors({"mk", "kn"}, {"mn"})};
   rule.outputs = {{.sizes = {size(call, 0, 0), size(call, 1, 1)}, .dtype = at::kInt}};
   return rule;
 }
 
-// (bias, a, b): nothing is linear after the activation.
+// The inputs are (bias, a, b). Nothing may be pending, since an activation follows.
 OpRule activated(const OpCall& call) {
   const Labels bias = broadcast_labels(call.inputs.at(0).sizes, {size(call, 1, 0), size(call, 2, 1)}, "mn");
   return {.strategies = shard_factors({bias, "mk", "kn"}, {"mn"}, ReduceOp::kSum, "k")};
@@ -81,10 +82,10 @@ at::ScalarType product_type(const OpCall& call) {
   return asked.isNone() ? call.inputs.at(0).dtype : asked.toScalarType();
 }
 
-// (a, b, offsets, bias): products of groups. A dimension in which the groups follow one another, where the offsets say,
-// stays whole.
+// The inputs are (a, b, offsets, bias): products per group. A dimension along which the groups follow one another, at
+// the given offsets, is not cut.
 OpRule grouped_mm(const OpCall& call) {
-  const bool stacked = call.inputs.at(0).ndim() == 3;  // a group each
+  const bool stacked = call.inputs.at(0).ndim() == 3;  // it has a dimension for the groups
   const bool other_stacked = call.inputs.at(1).ndim() == 3;
   if (call.inputs.at(3).defined) return no_rule();
   Labels a = stacked ? "gmk" : (other_stacked ? "-k" : "m-");
@@ -99,7 +100,8 @@ OpRule grouped_mm(const OpCall& call) {
   return rule;
 }
 
-// (a, b, scale of a, scale of b, bias, scale of the result), a scale one number, or one a row of a or a column of b.
+// The inputs are (a, b, scale of a, scale of b, bias, scale of the result). A scale is one number, or one number per
+// row of a or per column of b.
 OpRule scaled_mm(const OpCall& call) {
   const std::vector<int64_t> sizes = {size(call, 0, 0), size(call, 1, 1)};
   const auto scale = [&](std::size_t i, const std::vector<int64_t>& rows) -> std::optional<Labels> {
@@ -118,7 +120,7 @@ OpRule scaled_mm(const OpCall& call) {
   return rule;
 }
 
-// The leading dimensions' labels, of a tensor whose last `last` ones have names of their own.
+// Returns labels for the leading dimensions of input 0; its last `last` dimensions get labels elsewhere.
 Labels leading(const OpCall& call, std::size_t last) { return letters(call.inputs.at(0).sizes.size() - last); }
 
 // (..., k)(k, n) -> (..., n)
@@ -139,8 +141,8 @@ OpRule batched_matmul(const OpCall& call) {
   return product({batch + "MK", batch + "KN"}, batch + "MN");
 }
 
-// Three tensors, each without the dimensions that its argument names, multiplied and summed over some: what bilinear
-// runs.
+// Multiplies three tensors, each expanded in the dimensions that its argument names, and sums over some dimensions.
+// bilinear runs it.
 OpRule trilinear(const OpCall& call) {
   constexpr std::array kExpanded = {"expand1", "expand2", "expand3"};
   const auto ndim = call.inputs.at(0).ndim() + static_cast<int64_t>(call.arg(kExpanded[0]).toIntVector().size());

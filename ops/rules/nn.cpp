@@ -2,16 +2,16 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Softmax, embeddings, losses, attention.
+// Rules for softmax, embeddings, losses and attention.
 namespace tessera::rules {
 namespace {
 
-// Several operators here have no kernel for meta tensors in LibTorch: their rules tell the results.
+// LibTorch has no meta kernels for several operators here, so their rules compute the results' shapes.
 TensorInfo info(std::vector<int64_t> sizes, at::ScalarType dtype) {
   return {.sizes = std::move(sizes), .dtype = dtype};
 }
 
-// ---- softmax and whatever else works along one dimension of all its tensors
+// ---- softmax and other operators that work along one dimension of all their tensors
 
 OpRule along(const OpCall& call) {
   const int64_t ndim = call.inputs.at(0).ndim();
@@ -41,9 +41,9 @@ OpRule glu_backward(const OpCall& call) {
   return rule;
 }
 
-// ---- embedding: V for the vocabulary, H for the width
+// ---- embedding: V labels the vocabulary, H the width
 
-// (weight, indices): rows of a part of the vocabulary are terms, zero for the indices outside.
+// The inputs are (weight, indices). A part of the vocabulary gives terms, which are zero for indices outside it.
 OpRule embedding(const OpCall& call) {
   const Labels indices = letters(call.inputs.at(1).sizes.size());
   OpRule rule{.strategies = shard_factors({"VH", indices}, {indices + 'H'})};
@@ -57,8 +57,8 @@ OpRule embedding(const OpCall& call) {
   return rule;
 }
 
-// (grad, indices): pieces of the indices give terms of every row. Scaling by how often an index occurs needs all of
-// them.
+// The inputs are (grad, indices). Pieces of the indices give terms of every row. Scaling by how often an index occurs
+// needs all indices.
 OpRule embedding_dense_backward(const OpCall& call) {
   const Labels indices = letters(call.inputs.at(1).sizes.size());
   const bool needs_all = call.arg("scale_grad_by_freq").toBool();
@@ -67,7 +67,7 @@ OpRule embedding_dense_backward(const OpCall& call) {
   for (Strategy& strategy : rule.strategies) {
     if (strategy.outputs[0] == Shard(0)) strategy.kernel = "embedding_dense_backward";
   }
-  // The rows alone, of inputs that are whole, come last; a pending gradient before them.
+  // The strategy that computes rows from replicated inputs comes last, after those with a pending gradient.
   add_linear(rule, 2, 1, {{0}});
   std::stable_partition(rule.strategies.begin(), rule.strategies.end(),
                         [](const Strategy& s) { return s.kernel.empty(); });
@@ -91,7 +91,7 @@ NllLabels nll_labels(const TensorInfo& self) {
   return {.self = "N-" + rest, .target = 'N' + rest};
 }
 
-// (self, target, weight) -> (loss, total weight). A mean divides by the total weight of all pieces.
+// Maps (self, target, weight) to (loss, total weight). A mean is divided by the total weight of all pieces.
 OpRule nll_forward(const OpCall& call) {
   const auto [self, target] = nll_labels(call.inputs.at(0));
   const int64_t reduction = call.arg("reduction").toInt();
@@ -112,14 +112,14 @@ OpRule nll_backward(const OpCall& call) {
   const Labels grad = reduction == kNone ? target : Labels();
   OpRule rule{.strategies = shard_factors({grad, self, target, "-", ""}, {self})};
   if (reduction == kSum) {
-    for (Strategy& strategy : rule.strategies) strategy.inputs[4] = Partial();  // a mean alone reads it
+    for (Strategy& strategy : rule.strategies) strategy.inputs[4] = Partial();  // only a mean reads it
   }
   add_linear_where_exact(rule, call, {{0}});
   rule.outputs = {call.inputs[1]};
   return rule;
 }
 
-// ---- attention on CPU: query (b, h, q, e), key and value (b, h, k, e)
+// ---- attention on CPU: query is (b, h, q, e); key and value are (b, h, k, e)
 
 struct AttentionLabels {
   Labels query;
@@ -129,7 +129,7 @@ struct AttentionLabels {
 
 AttentionLabels attention_labels(const OpCall& call, const TensorInfo& query, const TensorInfo& key,
                                  const TensorInfo& mask) {
-  // Which keys a query sees depends on its place when the mask is causal.
+  // With a causal mask the position of a query decides which keys it sees, so q must not be cut.
   Labels labels = call.arg("is_causal").toBool() ? "bh--" : "bhq-";
   if (query.sizes[1] != key.sizes[1]) labels[1] = '-';
   const std::vector<int64_t> scores = {query.sizes[0], query.sizes[1], query.sizes[2], key.sizes[2]};
@@ -137,7 +137,7 @@ AttentionLabels attention_labels(const OpCall& call, const TensorInfo& query, co
   return {.query = labels, .key = labels.substr(0, 2) + "--", .mask = mask_labels};
 }
 
-// Single precision for the half types.
+// The statistics have single precision for half types.
 at::ScalarType logsumexp_type(at::ScalarType type) {
   return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
 }
@@ -154,8 +154,8 @@ OpRule attention(const OpCall& call) {
   return rule;
 }
 
-// (grad, query, key, value, result, logsumexp, mask): pieces of the queries give terms of the gradients of key and
-// value.
+// The inputs are (grad, query, key, value, result, logsumexp, mask). Pieces of the queries give terms of the gradients
+// of key and value.
 OpRule attention_backward(const OpCall& call) {
   const auto& in = call.inputs;
   const auto [q, k, mask] = attention_labels(call, in.at(1), in.at(2), in.at(6));

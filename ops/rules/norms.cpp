@@ -3,16 +3,16 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
 
-// Norms. Batches that share statistics while they are trained are not here: ops/kernels/batch_norm.cpp writes them in
-// other operators.
+// Norms. Batch norms in training share statistics among ranks; ops/kernels/batch_norm.cpp writes them in terms of other
+// operators.
 namespace tessera::rules {
 namespace {
 
-// ---- the last dimensions are normalized and stay whole
+// ---- the last dimensions are normalized and must not be cut
 
 struct NormLabels {
-  Labels input;   // of the statistics too: they have 1s for the normalized dimensions
-  Labels weight;  // of the bias too
+  Labels input;   // also of the statistics, which have size 1 in the normalized dimensions
+  Labels weight;  // also of the bias
 };
 
 NormLabels norm_labels(const OpCall& call) {
@@ -21,7 +21,8 @@ NormLabels norm_labels(const OpCall& call) {
   return {.input = letters(outer) + Labels(normalized, '-'), .weight = Labels(normalized, '-')};
 }
 
-// The mean and the inverse deviation: more precise than half types on CUDA, and on CPU where the weight is.
+// The dtype of the mean and the inverse deviation. It is wider than a half input's on CUDA, and on CPU if the weight's
+// is.
 at::ScalarType statistics_type(const OpCall& call) {
   const at::ScalarType type = call.inputs.at(0).dtype;
   const bool half = type == at::kHalf || type == at::kBFloat16;
@@ -40,8 +41,8 @@ OpRule layer_norm(const OpCall& call) {
   return rule;
 }
 
-// (grad, input, mean, rstd, weight, bias) -> the gradients of input, weight and bias. A pending gradient is reduced
-// here: passed on, it would be reduced three times.
+// Maps (grad, input, mean, rstd, weight, bias) to the gradients of input, weight and bias. A pending gradient is
+// reduced before: if it stayed pending, three gradients would have to be reduced.
 OpRule layer_norm_backward(const OpCall& call) {
   const auto [input, weight] = norm_labels(call);
   OpRule rule{.strategies = shard_factors({input, input, input, input, weight, weight}, {input, weight, weight})};
@@ -62,20 +63,20 @@ OpRule rms_norm_backward(const OpCall& call) {
   return {.strategies = shard_factors({input, input, input, weight}, {input, weight})};
 }
 
-// ---- groups of channels: n for the batch, c for the channels, cut where groups end
+// ---- groups of channels: n labels the batch, c the channels, which may be cut between groups
 
 Labels with_rest(Labels labels, const TensorInfo& info) {
   labels.resize(info.sizes.size(), '-');
   return labels;
 }
 
-// c where there is more than one group to cut.
+// Keeps c where there is more than one group to cut.
 Labels group_labels(const OpCall& call, Labels labels) {
   if (call.arg("group").toInt() == 1) std::replace(labels.begin(), labels.end(), 'c', '-');
   return labels;
 }
 
-// Whether pieces of the channels hold whole groups.
+// Makes rule.valid require pieces of whole groups of channels.
 void keep_groups(OpRule& rule, const OpCall& call, std::size_t input) {
   const int64_t channels = call.arg("C").toInt();
   const int64_t groups = call.arg("group").toInt();
@@ -120,9 +121,9 @@ OpRule group_norm_backward(const OpCall& call) {
   return rule;
 }
 
-// ---- batches normalized by statistics that are known
+// ---- batch norm with given statistics
 
-// (input, weight, bias, running mean, running variance) -> (result, and two buffers that nobody reads)
+// Maps (input, weight, bias, running mean, running variance) to the result and two buffers that nobody reads.
 OpRule batch_norm(const OpCall& call) {
   if (call.has_arg("training") && call.arg("training").toBool()) return no_rule();
   const Labels input = labels_of(call.inputs.at(0));
@@ -137,7 +138,7 @@ OpRule batch_norm(const OpCall& call) {
   return rule;
 }
 
-// ---- one dimension kept: every part of it is scaled by its own norm
+// ---- norms of every slice along one dimension, each of which is scaled by its own norm
 
 OpRule renorm(const OpCall& call) {
   const int64_t dim = call.dim("dim", call.inputs.at(0).ndim());
@@ -148,7 +149,7 @@ OpRule renorm(const OpCall& call) {
   return rule;
 }
 
-// (v, g) -> (result, norms)
+// Maps (v, g) to (result, norms).
 OpRule weight_norm(const OpCall& call) {
   const int64_t dim = call.dim("dim", call.inputs.at(0).ndim());
   Labels v(call.inputs[0].sizes.size(), '-');

@@ -10,7 +10,7 @@ namespace {
 
 std::vector<Strategy> elementwise(const OpCall& call) {
   const auto sizes = call.outputs.empty() ? broadcast_sizes(call.inputs) : call.outputs[0].sizes;
-  // Some backends leave an output of another size, as a buffer that they do not need.
+  // Some backends return an output of another size, such as a buffer that they do not need.
   for (const TensorInfo& output : call.outputs) {
     if (output.sizes != sizes) return {};
   }
@@ -25,7 +25,7 @@ bool writes_first(const OpCall& call) {
   return alias != nullptr && alias->isWrite();
 }
 
-// The floating type that all inputs have; masks, and tensors of no dimensions beside others, have no say.
+// Returns the floating dtype that all inputs share. Masks do not count, nor do 0-dimensional tensors beside others.
 std::optional<at::ScalarType> common_type(const OpCall& call) {
   std::optional<at::ScalarType> type;
   const bool only_numbers = broadcast_sizes(call.inputs).empty();
@@ -39,8 +39,8 @@ std::optional<at::ScalarType> common_type(const OpCall& call) {
   return type;
 }
 
-// The result of an operator that LibTorch cannot find without running it, as relu and where; empty where that is
-// doubtful.
+// Returns the result of an operator such as relu or where, which LibTorch determines only by running it; empty if it is
+// uncertain.
 std::vector<TensorInfo> result(const OpCall& call) {
   if (writes_first(call) && num_outputs(call) == 1) return {call.inputs.at(0)};
   const auto type = common_type(call);
@@ -48,22 +48,22 @@ std::vector<TensorInfo> result(const OpCall& call) {
   return {{.sizes = broadcast_sizes(call.inputs), .dtype = *type}};
 }
 
-// The result is true or false.
+// The result is a bool.
 OpRule predicate(const OpCall& call) {
   OpRule rule = plain(call);
   if (!writes_first(call)) rule.outputs = {{.sizes = broadcast_sizes(call.inputs), .dtype = at::kBool}};
   return rule;
 }
 
-// Linear in the first input alone: scaling, and the operators of backward in the gradient.
+// Linear in the first input alone, such as scaling, and backward operators in the gradient.
 OpRule linear_in_first(const OpCall& call) {
   OpRule rule = plain(call);
   add_linear_where_exact(rule, call, {{0}});
   return rule;
 }
 
-// By a power of two. LibTorch has no kernel on meta tensors for whole exponents; the result has then the type of what
-// is scaled.
+// Scales by a power of two. LibTorch has no meta kernel for integer exponents; the result then has the dtype of what is
+// scaled.
 OpRule scaled(const OpCall& call) {
   OpRule rule = linear_in_first(call);
   const bool known = call.outputs.empty() && at::isFloatingType(call.inputs.at(0).dtype);
@@ -71,36 +71,35 @@ OpRule scaled(const OpCall& call) {
   return rule;
 }
 
-// The greatest and the least of one tensor's terms stay so: of functions that never fall, and are numbers everywhere.
+// For nondecreasing functions that are defined everywhere: a pending max or min stays pending.
 void add_rising(OpRule& rule) {
   for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) rule.strategies.push_back(pass_partial(1, 1, {0}, op));
 }
 
-// Of one tensor, maybe between numbers.
+// Nondecreasing functions of one tensor, which may have numbers as bounds.
 OpRule rising(const OpCall& call) {
   OpRule rule = plain(call);
   if (call.inputs.size() == 1 && num_outputs(call) == 1) add_rising(rule);
   return rule;
 }
 
-// Elements are kept as they are; a conversion of the type must not change how terms add up.
+// Elements are kept. A dtype conversion must not change how terms are reduced.
 OpRule movement(const OpCall& call) {
   OpRule rule = plain(call);
   const at::ScalarType from = call.inputs.at(0).dtype;
   const at::ScalarType to = call.outputs.empty() ? from : call.outputs[0].dtype;
   if (at::isComplexType(from) != at::isComplexType(to)) {
-    // A real part adds up as the numbers do; it neither multiplies nor compares so.
+    // Taking the real part is linear; it keeps neither products nor extrema.
     add_linear_where_exact(rule, call, {{0}});
   } else if (from == to || converts_termwise(from, to)) {
     add_movement(rule, call.inputs.size(), num_outputs(call));
   } else if (at::isFloatingType(to)) {
-    add_rising(rule);  // conversions keep the order, where none wraps
+    add_rising(rule);  // conversions keep the order unless they wrap
   }
   return rule;
 }
 
-// Sums of tensors. A Number as the second operand would be added once a term, which an average, a maximum and a minimum
-// bear.
+// A sum of tensors. A number as the second operand would be added once per term, which is right for avg, max and min.
 OpRule sum_of_tensors(const OpCall& call) {
   OpRule rule = plain(call);
   if (call.inputs.size() == 2) {
@@ -114,31 +113,31 @@ OpRule sum_of_tensors(const OpCall& call) {
   return rule;
 }
 
-// (a, b, c): a + b c, where a and one factor are terms.
+// Inputs (a, b, c) give a + b c, which is linear in a and one factor together.
 OpRule plus_product_of_tensors(const OpCall& call) {
   OpRule rule = plain(call);
   add_linear_where_exact(rule, call, {{0, 1}, {0, 2}});
   return rule;
 }
 
-// Linear in the first two inputs together: a + b / c, a + (b - a) c, real and imaginary part.
+// Linear in the first two inputs together, such as a + b / c, a + (b - a) c, or a complex number's parts.
 OpRule linear_in_two(const OpCall& call) {
   OpRule rule = plain(call);
   add_linear_where_exact(rule, call, {{0, 1}});
   return rule;
 }
 
-// Linear in each of its tensors while the others are whole.
+// Linear in each of its tensors while the others are replicated.
 OpRule product_of_tensors(const OpCall& call) {
   OpRule rule = plain(call);
   for (std::size_t i = 0; i < call.inputs.size(); ++i) add_linear_where_exact(rule, call, {{i}});
   return rule;
 }
 
-// Linear, and the greatest becomes the least.
+// Linear, and a maximum becomes a minimum.
 OpRule negated(const OpCall& call) {
   OpRule rule = linear_in_first(call);
-  if (!at::isFloatingType(call.inputs.at(0).dtype)) return rule;  // of the least integer there is none
+  if (!at::isFloatingType(call.inputs.at(0).dtype)) return rule;  // the least integer has no negative
   rule.strategies.push_back({.inputs = {Partial(ReduceOp::kMax)}, .outputs = {Partial(ReduceOp::kMin)}});
   rule.strategies.push_back({.inputs = {Partial(ReduceOp::kMin)}, .outputs = {Partial(ReduceOp::kMax)}});
   return rule;
@@ -157,7 +156,7 @@ OpRule extremum_of_tensors(const OpCall& call) {
   return rule;
 }
 
-// Inputs `a` and `b` pending together: whatever picks elements of the one or of the other.
+// Inputs `a` and `b` may be pending by the same reduction, since the operator picks elements of one or the other.
 OpRule pick(const OpCall& call, std::size_t a, std::size_t b) {
   OpRule rule = plain(call);
   const auto& in = call.inputs;
@@ -171,7 +170,7 @@ OpRule pick(const OpCall& call, std::size_t a, std::size_t b) {
   return rule;
 }
 
-// (self, mask) and a number, or a tensor, in the places of the mask.
+// The inputs are (self, mask); a number, or a third tensor, replaces elements where the mask is true.
 OpRule masked_fill(const OpCall& call) {
   if (call.inputs.size() > 2) return pick(call, 0, 2);
   OpRule rule = plain(call);
@@ -189,7 +188,7 @@ OpRule zero(const OpCall& call) {
   return rule;
 }
 
-// Terms that are all `value` reduce to it where they are not added up.
+// Terms that all equal `value` reduce to it by avg, max and min.
 OpRule fill(const OpCall& call) {
   OpRule rule = plain(call);
   if (call.inputs.size() == 1) {
@@ -201,7 +200,7 @@ OpRule fill(const OpCall& call) {
   return rule;
 }
 
-// What losses and their backward ask for.
+// The values of the argument `reduction` of losses and their backward.
 enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 
 int64_t reduction(const OpCall& call) { return call.arg("reduction").toInt(); }
@@ -212,8 +211,8 @@ bool same_sizes(const OpCall& call, std::size_t first) {
       [&](const TensorInfo& input) { return !input.defined || input.sizes == call.inputs[first].sizes; });
 }
 
-// (self, target, ...): pieces give terms of the sum, and of the mean by a kernel that knows the count of the whole. A
-// term of a broadcast input would be counted once a piece.
+// The inputs are (self, target, ...). Pieces give terms of the sum, and of the mean by a kernel that uses the global
+// count. An input that is broadcast cannot be pending: its terms would be counted once per piece.
 OpRule loss(const OpCall& call) {
   if (reduction(call) == kNone) return plain(call);
   OpRule rule;
@@ -238,7 +237,7 @@ OpRule loss_backward(const OpCall& call) {
   return rule;
 }
 
-// Bits of whole numbers, all of one type.
+// Shifts of integers, all of one dtype.
 OpRule shift(const OpCall& call) {
   OpRule rule = plain(call);
   const auto& in = call.inputs;
@@ -249,7 +248,7 @@ OpRule shift(const OpCall& call) {
   return rule;
 }
 
-// The result, and a buffer for the gradient: as large on a CPU, without elements on a GPU.
+// Returns the result and a buffer for the gradient, which has the result's size on a CPU and no elements on a GPU.
 OpRule log_sigmoid(const OpCall& call) {
   const Labels labels = labels_of(call.inputs.at(0));
   TensorInfo buffer = call.inputs[0];
@@ -325,7 +324,7 @@ constexpr std::string_view kPredicates =
     "isinf isnan isneginf isposinf logical_not logical_and logical_or logical_xor signbit eq ge gt le lt ne ";
 
 constexpr std::string_view kPlain =
-    // Of one tensor.
+    // These take one tensor.
     "abs acos acosh angle asin atanh bitwise_not cos cosh digamma erfc erfinv "
     "frac frexp i0 lgamma log log10 log1p log2 logit mvlgamma "
     "nan_to_num polygamma reciprocal rsqrt sgn sign sin sinc sqrt tan "
@@ -334,10 +333,10 @@ constexpr std::string_view kPlain =
     "special_modified_bessel_i1 "
     "special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0 "
     "special_scaled_modified_bessel_k1 special_spherical_bessel_j0 "
-    // Activations.
+    // These are activations.
     "celu elu gelu hardshrink hardswish leaky_relu mish silu softplus "
     "softshrink threshold _prelu_kernel "
-    // Of two tensors, or a tensor and a number.
+    // These take two tensors, or a tensor and a number.
     "atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor "
     "__ilshift__ __irshift__ copysign floor_divide fmax fmin fmod gcd heaviside hypot igamma igammac lcm "
     "logaddexp logaddexp2 nextafter pow remainder "

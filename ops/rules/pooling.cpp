@@ -5,14 +5,15 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/signature.h"
 
-// Pooling by windows that lie at even distances: free in the leading dimensions; along those of the windows ranks
+// Pooling with evenly spaced windows. The leading dimensions may be cut freely; along the windows' dimensions ranks
 // exchange halos.
 namespace tessera::rules {
 namespace {
 
 using Sizes = std::vector<int64_t>;
 
-// The element of a list of one number a dimension, of one number for all, or of none, which asks for `otherwise`.
+// Returns the entry for dimension d of a list with one number per dimension, one number for all, or none, which means
+// `otherwise`.
 int64_t at_dim(const OpCall& call, std::string_view name, std::size_t d, int64_t otherwise) {
   if (!call.has_arg(name)) return otherwise;
   const Sizes values = call.arg(name).toIntVector();
@@ -20,7 +21,7 @@ int64_t at_dim(const OpCall& call, std::string_view name, std::size_t d, int64_t
   return values[std::min(d, values.size() - 1)];
 }
 
-// Along the d-th of the last dimensions, from `wide` places to `narrow` ones.
+// Returns the windows along the d-th of the last dimensions, from a size of `wide` to a size of `narrow`.
 Window window_of(const OpCall& call, std::size_t d, int64_t wide, int64_t narrow) {
   const int64_t kernel = at_dim(call, "kernel_size", d, 1);
   return {.wide = wide,
@@ -47,7 +48,7 @@ std::vector<TensorInfo> pooled3d(const OpCall& call) {
 
 std::vector<TensorInfo> as_pooled(const OpCall& call) { return {call.inputs.at(1)}; }
 
-// Means are linear; a maximum's gradient goes to one place.
+// Means are linear. The gradient of a maximum goes to one position.
 constexpr SignatureEntry kPooling[] = {
     {"avg_pool2d", "*-- -> *--", Passes::kLinear},
     {"avg_pool3d", "*--- -> *---", Passes::kLinear},
@@ -59,8 +60,7 @@ constexpr SignatureEntry kPooling[] = {
     {"max_pool3d_with_indices_backward", "*---, *---, *--- -> *---", Passes::kLinear, "", as_pooled},
 };
 
-// Adds the strategies that cut the dimensions of the windows; inputs are (self) or (grad, self) or (grad, self,
-// indices).
+// Adds the strategies that cut the windows' dimensions. The inputs are (self), (grad, self) or (grad, self, indices).
 void add_windows(OpRule& rule, const OpCall& call, const Sizes& wide, const Sizes& narrow, bool backward) {
   const auto has_zero = [](const Sizes& sizes) { return std::ranges::find(sizes, 0) != sizes.end(); };
   if (has_zero(wide) || has_zero(narrow)) return;

@@ -6,7 +6,8 @@
 #include "tessera/ops/rules/integer_range.h"
 #include "tessera/ops/rules/labels.h"
 
-// Operators that draw numbers for each element: the same ones however the result is cut (the local kernel "draw").
+// Operators that draw random numbers per element. A result has the same numbers however it is cut (local kernel
+// "draw").
 namespace tessera::rules {
 namespace {
 
@@ -24,7 +25,7 @@ at::ScalarType type_of_result(const OpCall& call) {
   return call.outputs.empty() ? call.inputs.at(0).dtype : call.outputs[0].dtype;
 }
 
-// What LibTorch's kernels for meta tensors do not check.
+// Checks the parameters, which LibTorch's meta kernels do not check.
 void check_parameters(const OpCall& call) {
   const std::string key = rule_key(call.schema.name());
   if (is_number(call, "p")) {
@@ -57,7 +58,7 @@ OpRule dropout(const OpCall& call) {
   return rule;
 }
 
-// As the input is sharded, which gives the sizes alone.
+// The result is sharded as the input is, of which only the sizes are used.
 OpRule like(const OpCall& call) {
   if (call.inputs.size() != 1) return no_rule();  // randint_like.Tensor
   check_parameters(call);

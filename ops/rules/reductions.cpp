@@ -3,20 +3,20 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Operators that make one element of many, and those that work along one dimension.
+// Operators that reduce many elements to one, and those that work along one dimension.
 namespace tessera::rules {
 namespace {
 
-// LibTorch tells the results of some of these only by running them, so the rules do: values, and indices where there
-// are two.
+// LibTorch determines the results of some of these operators only by running them, so the rules compute them: values,
+// and indices if there are two results.
 
 using Sizes = std::vector<int64_t>;
 
-// What a reduction's arguments say: its input's labels and its results'.
+// The labels of a reduction's input and results, read from its arguments.
 struct Reduced {
   Labels input;
   Labels output;
-  bool everything;  // all dimensions into one element
+  bool everything;  // all dimensions are reduced to one element
 };
 
 Sizes every_dim(int64_t ndim) {
@@ -25,7 +25,7 @@ Sizes every_dim(int64_t ndim) {
   return out;
 }
 
-// No dimension named means all of them.
+// If no dimension is named, all are reduced.
 Reduced read(const OpCall& call) {
   const int64_t ndim = call.inputs.at(0).ndim();
   Sizes dims = call.has_arg("dim") ? call.dims("dim", ndim) : Sizes{};
@@ -45,12 +45,13 @@ Sizes reduced_sizes(const OpCall& call) {
   return out;
 }
 
-// The type asked for, or the input's, where counts and sums of integers are long.
+// Returns the dtype asked for, or else the input's.
 at::ScalarType result_type(const OpCall& call) {
   if (call.has_arg("dtype") && !call.arg("dtype").isNone()) return call.arg("dtype").toScalarType();
   return call.inputs.at(0).dtype;
 }
 
+// The same for sums, products and counts, which are int64 for integers.
 at::ScalarType accumulated_type(const OpCall& call) {
   const at::ScalarType type = result_type(call);
   return at::isIntegralType(type, true) && call.arg("dtype").isNone() ? at::kLong : type;
@@ -64,7 +65,8 @@ Labels keep_common(const Labels& input, const Labels& output) {
   return out;
 }
 
-// Pieces of the reduced dimensions give terms of the result; `kernel` computes a term where the operator would not.
+// Pieces of the reduced dimensions give terms of the result. `kernel` computes a term where the operator itself would
+// not.
 OpRule by_terms(const OpCall& call, ReduceOp op, at::ScalarType type, std::string_view kernel = {}) {
   const Reduced reduced = read(call);
   OpRule rule{.strategies = shard_factors({reduced.input}, {reduced.output}, op)};
@@ -72,7 +74,7 @@ OpRule by_terms(const OpCall& call, ReduceOp op, at::ScalarType type, std::strin
   for (Strategy& strategy : rule.strategies) {
     if (strategy.outputs[0].is_partial()) strategy.kernel = kernel;
   }
-  // Truth values have no sum and no product to be pending.
+  // Sums and products of bools cannot be pending.
   if (type == at::kBool && (op == ReduceOp::kSum || op == ReduceOp::kProduct)) {
     std::erase_if(rule.strategies, [](const Strategy& strategy) { return strategy.outputs[0].is_partial(); });
   }
@@ -99,7 +101,7 @@ OpRule mean(const OpCall& call) {
 OpRule nansum(const OpCall& call) { return by_terms(call, ReduceOp::kSum, accumulated_type(call)); }
 OpRule count_nonzero(const OpCall& call) { return by_terms(call, ReduceOp::kSum, at::kLong); }
 
-// The reduced dimensions whole: every other one passes.
+// The reduced dimensions must not be cut; the others may be.
 OpRule whole(const OpCall& call) {
   const Reduced reduced = read(call);
   if (reduced.everything) return {};
@@ -117,7 +119,7 @@ OpRule whole_with_indices(const OpCall& call) {
   return with_results(whole(call), reduced_sizes(call), {call.inputs.at(0).dtype, at::kLong});
 }
 
-// Deviations, and means with some, which a complex tensor has too.
+// Deviations, and pairs of a deviation and a mean. The mean of a complex tensor is complex.
 OpRule deviation(const OpCall& call) {
   const at::ScalarType type = call.inputs.at(0).dtype;
   std::vector<at::ScalarType> types = {c10::toRealValueType(type), type};
@@ -131,8 +133,8 @@ OpRule logsumexp(const OpCall& call) {
   return with_results(whole(call), reduced_sizes(call), {type});
 }
 
-// any and all. Of terms that are 0 or more, those of a pending max or min pass: any(max(-1, 0)) is not any(-1) or
-// any(0).
+// any and all. A pending max or min of bools or bytes stays pending. That of other numbers does not, since they may be
+// negative: any(max(-1, 0)) is not max(any(-1), any(0)).
 template <ReduceOp op>
 OpRule idempotent(const OpCall& call) {
   if (names_no_dim(call)) return {};
@@ -146,20 +148,20 @@ template <ReduceOp op>
 OpRule extremum(const OpCall& call) {
   const Sizes& sizes = call.inputs.at(0).sizes;
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end())
-    return {};  // nothing to choose from: LibTorch's own error
+    return {};  // nothing to choose from: LibTorch throws its own error
   OpRule rule = by_terms(call, op, call.inputs.at(0).dtype, "extremum");
   rule.strategies.push_back(pass_partial(1, 1, {0}, op));
   return rule;
 }
 
-// max(x) is an extremum, max(x, dim) says where it is as well, max(x, y) is composite.
+// max(x) is an extremum, max(x, dim) gives the index as well, and max(x, y) is composite.
 template <ReduceOp op>
 OpRule extremum_or_indices(const OpCall& call) {
   if (call.inputs.size() != 1) return no_rule();
   return call.has_arg("dim") ? whole(call) : extremum<op>(call);
 }
 
-// terms multiply
+// Pieces give factors of the result.
 OpRule product(const OpCall& call) {
   OpRule rule = by_terms(call, ReduceOp::kProduct, accumulated_type(call));
   if (converts_termwise(call.inputs.at(0).dtype, accumulated_type(call)))
@@ -167,7 +169,7 @@ OpRule product(const OpCall& call) {
   return rule;
 }
 
-// Results as long as the input (or another length along `dim`), whole there.
+// The results are as long as the input along `dim`, or have another length there, and are not cut there.
 OpRule along(const OpCall& call) {
   const int64_t ndim = call.inputs.at(0).ndim();
   const Sizes dim = {call.dim("dim", ndim)};
@@ -189,10 +191,11 @@ OpRule cumsum(const OpCall& call) {
   return rule;
 }
 
-// sum(|x|^ord)
+// Computes sum(|x|^ord).
 OpRule power_sum(const OpCall& call) { return by_terms(call, ReduceOp::kSum, c10::toRealValueType(result_type(call))); }
 
-// How many elements fall between given numbers; without those, the least and the largest element matter.
+// Counts elements between given numbers. If these are not given, the least and the greatest element decide, so nothing
+// is cut.
 OpRule histogram(const OpCall& call) {
   const bool given = call.arg("min").toScalar().toDouble() != call.arg("max").toScalar().toDouble();
   OpRule rule;
@@ -201,7 +204,7 @@ OpRule histogram(const OpCall& call) {
   return rule;
 }
 
-// Of two tensors that broadcast; linear in each.
+// The inputs broadcast, and the operator is linear in each.
 OpRule cross(const OpCall& call) {
   const Sizes sizes = broadcast_sizes(call.inputs);
   const int64_t asked = call.arg("dim").isNone() ? -1 : call.arg("dim").toInt();

@@ -10,7 +10,7 @@
 namespace tessera::rules {
 namespace {
 
-// Where factor `f` stands among one tensor's labels: Shard there, else `otherwise`.
+// Returns Shard in the dimension that has factor `f` among a tensor's labels, or `otherwise` if none has.
 Placement placement_of(const Labels& labels, char f, Placement otherwise) {
   const auto at = labels.find(f);
   return at == Labels::npos ? otherwise : Shard(static_cast<int64_t>(at));

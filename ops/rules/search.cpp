@@ -11,7 +11,7 @@
 namespace tessera::rules {
 namespace {
 
-constexpr double kLocalChange = 1e-3;  // a slice or a zero fill: free, but not better than nothing
+constexpr double kLocalChange = 1e-3;  // to slice or fill with zeros: nothing is sent, but it is worse than no change
 
 double bytes_of(const TensorInfo& info) {
   double bytes = static_cast<double>(c10::elementSize(info.dtype));
@@ -19,7 +19,7 @@ double bytes_of(const TensorInfo& info) {
   return bytes;
 }
 
-// Into how many parts the mesh dimensions other than this one cut a tensor.
+// Returns the number of parts into which the other mesh dimensions cut a tensor.
 int64_t parts_elsewhere(const Placements& placements, std::span<const int64_t> mesh_shape, std::size_t mesh_dim) {
   int64_t parts = 1;
   for (std::size_t i = 0; i < placements.size(); ++i) {
@@ -28,16 +28,16 @@ int64_t parts_elsewhere(const Placements& placements, std::span<const int64_t> m
   return parts;
 }
 
-constexpr double kLatency = 120;  // Gloo on one host, a small collective
+constexpr double kLatency = 120;  // of a small collective over Gloo on one host
 constexpr double kBytesPerMicrosecond = 2000;
 
-// The largest part of a dimension of `size` elements that is cut into `ranks` chunks.
+// Returns the largest part's share of a dimension of `size` elements that is cut into `ranks` chunks.
 double largest_part(int64_t size, int64_t ranks) {
   return size == 0 ? 0 : static_cast<double>((size + ranks - 1) / ranks) / static_cast<double>(size);
 }
 
-// A rough time for one mesh dimension's change of a piece of `bytes` (whole along that dimension) of a tensor of
-// `sizes`: 0 for what moves nothing.
+// Estimates the time to change one mesh dimension's placement of a tensor of `sizes`, of which a piece that is whole
+// along this mesh dimension has `bytes`. It is 0 if nothing is sent.
 double change_cost(const Placement& from, const Placement& to, double bytes, const std::vector<int64_t>& sizes,
                    int64_t ranks) {
   const bool applies_mask =
@@ -51,7 +51,7 @@ double change_cost(const Placement& from, const Placement& to, double bytes, con
   return kLatency + moved / kBytesPerMicrosecond;
 }
 
-// The strategy with every chunk-wise Shard cut as `cut` is.
+// Returns the strategy with every chunk-wise Shard replaced by a Shard with the partition and order of `cut`.
 Strategy cut_as(Strategy strategy, const Placement& cut) {
   for (Placements* list : {&strategy.inputs, &strategy.outputs}) {
     for (Placement& p : *list) {
@@ -66,7 +66,7 @@ bool shards(const Strategy& strategy) {
   return std::ranges::any_of(strategy.inputs, is_shard) || std::ranges::any_of(strategy.outputs, is_shard);
 }
 
-// Whether every partition of a fixed number of parts lies on mesh dimensions of so many ranks.
+// Returns whether every partition of a fixed number of parts is on mesh dimensions with that many ranks.
 bool is_complete(const Placements& placements, std::span<const int64_t> mesh_shape) {
   return std::ranges::all_of(placements, [&](const Placement& p) {
     if (!p.is_shard() || !p.partition().parts()) return true;
@@ -117,8 +117,8 @@ class Search {
   }
 
  private:
-  // The ways other than torch.chunk's in which inputs are cut on this mesh dimension: what a rule says of a factor
-  // holds however it is cut.
+  // Returns the partitions other than torch.chunk's that cut inputs on this mesh dimension. A strategy for a factor is
+  // valid for any of them.
   Placements other_cuts(std::size_t mesh_dim) const {
     Placements out;
     for (std::size_t j = 0; any_cut_ && j < inputs_.size(); ++j) {
@@ -176,7 +176,7 @@ class Search {
     return cost + halo_cost(strategy, mesh_dim);
   }
 
-  // Of the one collective in which rows of other ranks' pieces come.
+  // The time of the one all_to_all that fetches rows of other ranks' pieces.
   double halo_cost(const Strategy& strategy, std::size_t mesh_dim) const {
     if (!rule_.halos || mesh_shape_[mesh_dim] == 1) return 0;
     const double share = fetched_share(*rule_.halos, strategy, mesh_shape_[mesh_dim]);
@@ -186,14 +186,14 @@ class Search {
     return kLatency + bytes / kBytesPerMicrosecond;
   }
 
-  // Bytes of input j as the mesh dimensions other than this one leave it.
+  // Returns the bytes of input j that remain after the cuts by the other mesh dimensions.
   double piece_bytes(std::size_t j, std::size_t mesh_dim) const {
     Placements placements = current_[j];
     std::ranges::copy(choice_.inputs[j], placements.begin());
     return bytes_of(inputs_[j]) / static_cast<double>(parts_elsewhere(placements, mesh_shape_, mesh_dim));
   }
 
-  // A partition of a fixed size cuts a dimension first, or after what cuts it now.
+  // A partition of a fixed size must cut the whole tensor dimension, or what it cuts now.
   bool cuts_what_it_fits(const Strategy& strategy, std::size_t mesh_dim) const {
     for (std::size_t j = 0; j < inputs_.size(); ++j) {
       const Placement& p = strategy.inputs[j];
@@ -238,14 +238,15 @@ class Search {
   const std::vector<Placements>& current_;
   std::span<const int64_t> mesh_shape_;
   std::span<const Written> written_;
-  const bool any_cut_;  // not by torch.chunk's rule alone
+  const bool any_cut_;  // also try partitions other than torch.chunk's
   std::vector<Considered>* const considered_;
   std::size_t best_considered_ = 0;
   Strategy replicate_;
   Choice choice_;
 };
 
-// Every input where it is, or brought to Replicate on one mesh dimension: the cheapest.
+// Returns the cheapest of these: every input stays as it is, or all are redistributed to Replicate on some mesh
+// dimensions from the innermost outward.
 std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorInfo>& inputs,
                                   const std::vector<Placements>& current, std::span<const int64_t> mesh_shape) {
   const std::string_view kernel = rule.keep_kernel.empty() ? rule.kernel : rule.keep_kernel;
@@ -292,7 +293,7 @@ std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& 
   if (!choice || (std::ranges::all_of(choice->inputs, complete) && std::ranges::all_of(choice->outputs, complete))) {
     return choice;
   }
-  // A partition that several mesh dimensions carry together was taken on some of them only.
+  // A partition that several mesh dimensions must have together was chosen on only some of them.
   return search(/*any_cut=*/false);
 }
 

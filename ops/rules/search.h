@@ -9,16 +9,16 @@
 
 namespace tessera::rules {
 
-// An operator's choice over all mesh dimensions.
+// The placements that were chosen for one operator call, over all mesh dimensions.
 struct Choice {
-  std::vector<Placements> inputs;   // for each input, the placements to bring it into
-  std::vector<Placements> outputs;  // for each output
-  std::string_view kernel = {};     // the local kernel of the strategies chosen, if any has one
-  double microseconds = 0;          // estimated time to bring the inputs there, halos included
+  std::vector<Placements> inputs;   // [input]: the placements to redistribute it to
+  std::vector<Placements> outputs;  // [output]
+  std::string_view kernel = {};     // the local kernel of the chosen strategies, if any has one
+  double microseconds = 0;          // estimated time to redistribute the inputs and exchange halos
 };
 
-// An input that the operator writes and the output that it is, kNoOutput where it is none. Both keep the placements
-// that the input has; or, where `moves`, both have the same ones, in which the operator runs aside.
+// An input that the operator writes, and the output that is the same tensor (kNoOutput if it is no output). Both keep
+// the input's placements. With `moves`, they only need the same placements: the operator then runs on a copy.
 constexpr std::size_t kNoOutput = static_cast<std::size_t>(-1);
 struct Written {
   std::size_t input;
@@ -26,20 +26,21 @@ struct Written {
   bool moves = false;
 };
 
-// A strategy that the search looked at, for explanations.
+// A strategy that the search considered, for explain_op.
 struct Considered {
   std::size_t mesh_dim;
   Strategy strategy;
-  double microseconds;  // to bring the inputs there, halos included
-  std::string refused;  // why it cannot be; "" where it can
+  double microseconds;  // to redistribute the inputs and exchange halos
+  std::string refused;  // why it is impossible; "" if it is possible
   bool chosen = false;
 };
 
-// For each mesh dimension, outermost first, the strategy that costs least to reach from `current` (one Placements an
-// input), given what the mesh dimensions before it chose; ties go to what communicates nothing and changes fewest
-// inputs, then to the order in the rule. The work is the sum over mesh dimensions, never the product. Alike on every
-// rank. nullopt when `written` leaves a mesh dimension without a strategy. `considered` takes all that was looked at,
-// in that order; nothing of it is chosen where every input stays where it is (OpRule::keep).
+// Chooses a strategy for each mesh dimension, outermost first: the one that is cheapest to reach from `current` (one
+// Placements per input), given the choices for the earlier mesh dimensions. Of equally cheap ones it prefers those that
+// communicate nothing and change the fewest inputs, then the order in the rule. The work is the sum over mesh
+// dimensions, not the product. The result is the same on every rank. Returns nullopt when `written` leaves a mesh
+// dimension without a strategy. `considered` receives every strategy that was considered, in that order; none is marked
+// as chosen if every input stays as it is (OpRule::keep).
 std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
                              const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
                              std::span<const Written> written = {}, std::vector<Considered>* considered = nullptr);

@@ -24,7 +24,8 @@ std::vector<std::string_view> parts_of(std::string_view text, std::string_view s
   }
 }
 
-// How many dimensions a word's '*' or '~' stands for in a tensor of `ndim`; nullopt when they do not fit.
+// Returns how many dimensions of a tensor of `ndim` dimensions the word's '*' or '~' stands for; nullopt if it does not
+// fit.
 std::optional<std::size_t> rest_of(std::string_view word, std::size_t ndim) {
   const bool open = word.find_first_of("*~") != std::string_view::npos;
   const std::size_t named = word.size() - (open ? 1 : 0);
@@ -71,7 +72,7 @@ class Reader {
   }
 
  private:
-  // The leading sizes of all inputs, broadcast.
+  // Broadcasts the leading sizes of all inputs.
   void take_leading(const std::vector<int64_t>& sizes, std::size_t count) {
     if (leading_.size() < count) leading_.insert(leading_.begin(), count - leading_.size(), 1);
     for (std::size_t i = 0; i < count; ++i) {
@@ -110,7 +111,7 @@ std::optional<Signature> read_signature(std::string_view text, const OpCall& cal
 OpRule rule_of(const SignatureEntry& entry, const OpCall& given) {
   OpCall call = given;
   const std::vector<std::string_view> texts = parts_of(entry.text, "|");
-  // LibTorch has not looked at the arguments yet where it tells no results.
+  // Where LibTorch could not determine the results, it has not checked the arguments either.
   if (std::none_of(texts.begin(), texts.end(), [&](std::string_view text) { return inputs_fit(text, call); }))
     return no_rule();
   if (entry.results != nullptr) call.outputs = entry.results(call);
@@ -122,7 +123,7 @@ OpRule rule_of(const SignatureEntry& entry, const OpCall& given) {
       if (call.outputs[k].sizes != std::vector<int64_t>{0}) continue;  // a result that was not asked for
       for (Strategy& strategy : rule.strategies) strategy.outputs[k] = Replicate();
     }
-    // Whole numbers would be rounded term by term.
+    // Integers would be rounded term by term.
     const bool rounds = at::isIntegralType(call.inputs[0].dtype, /*includeBool=*/true);
     if (entry.passes == Passes::kLinear && !rounds) add_linear_where_exact(rule, call, {{0}});
     if (entry.passes == Passes::kMovement) add_movement(rule, call.inputs.size(), num_outputs(call));

@@ -7,30 +7,32 @@
 
 namespace tessera::rules {
 
-// An operator's tensors in factors, written as text: "*--, *-k -> *-k". One word a tensor, inputs in schema order
-// (lists are not for this), results after the arrow, nothing for one of no dimensions. A letter is a factor (lower
-// case), '-' a dimension that must stay whole, '*' in front any number of leading dimensions, which broadcast from the
-// right and are factors each; '~' any number of whole ones. What tensor dimensions do not fit the text: nullopt. A
-// result that has fewer leading dimensions than the inputs does not fit either.
+// The factors of an operator's tensors, written as text, e.g. "*--, *-k -> *-k". There is one word per tensor, inputs
+// in schema order (lists are not supported) and results after the arrow; the word of a tensor of no dimensions is
+// empty. A lower-case letter is a factor, and '-' is a dimension that must not be cut. A leading '*' stands for any
+// number of leading dimensions, each of which is a factor, and which broadcast from the right; '~' stands for any
+// number of dimensions that must not be cut. Returns nullopt if the tensors' dimensions do not fit the text, or if a
+// result has fewer leading dimensions than the inputs.
 struct Signature {
   std::vector<Labels> inputs;
   std::vector<Labels> outputs;
 };
 std::optional<Signature> read_signature(std::string_view text, const OpCall& call);
 
-// What passes through an operator by its first input pending alone.
+// By which reductions the first input alone may be pending, so that the results are pending too: none, the linear ones,
+// or all (the operator only moves elements).
 enum class Passes : uint8_t { kNothing, kLinear, kMovement };
 
 struct SignatureEntry {
   std::string_view name;
-  std::string_view text;  // several, parted by '|': the first that fits
+  std::string_view text;  // several texts are separated by '|'; the first that fits is used
   Passes passes = Passes::kNothing;
-  std::string_view size_arg = {};  // the argument that holds the sizes of the first result, all of them
-  // The results where LibTorch does not tell them without running the operator, or tells others.
+  std::string_view size_arg = {};  // the argument that holds all sizes of the first result
+  // Computes the results where LibTorch cannot tell them without running the operator, or tells wrong ones.
   std::vector<TensorInfo> (*results)(const OpCall& call) = nullptr;
 };
 
-// The rule; without strategies where no text fits, or the results' shapes are not known.
+// Returns the rule. It has no strategies if no text fits or if the results' shapes are not known.
 OpRule rule_of(const SignatureEntry& entry, const OpCall& call);
 
 }  // namespace tessera::rules

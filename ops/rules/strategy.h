@@ -7,29 +7,27 @@
 
 namespace tessera::rules {
 
-// What one mesh dimension may do: a placement for every input and every output. `kernel` names the local kernel that
-// computes it when the operator itself, run on the pieces, would not (see dtensor/dispatch/local_kernel.h):
-//   mean                      the sum of the piece, divided by the count of elements that the whole reduces into one
-//   draw                      numbers that depend on an element's place in the whole (dtensor/random/draws.h)
-//   extremum                  the operator, where a piece without elements gives the reduction's neutral element
-//   parts                     of input 0, along a dimension: what of slice, split, select or unbind lies in this rank's
+// The placements of every input and every output on one mesh dimension. `kernel` names the local kernel to run on the
+// pieces where the operator itself would not give the piece of the result (see dtensor/dispatch/local_kernel.h):
+//   mean                      the sum of the piece, divided by the number of elements that are reduced to one globally
+//   draw                      random numbers by an element's position in the global tensor (dtensor/random/draws.h)
+//   extremum                  the operator; a piece without elements gives the reduction's neutral element
+//   parts                     of input 0: what slice, split, select or unbind along a dimension takes from this piece
 //                             piece
-//   parts_backward            zeros but where such a part is
+//   parts_backward            zeros, except where such a part is
 //   reshape                   input 0 with the local sizes of output 0
-//   contiguous                the operator on dense pieces: kernels of LibTorch's that take them for such without a
-//                             look
+//   contiguous                the operator on contiguous pieces, for LibTorch kernels that assume them without a check
 //   aligned_rows              the operator on matrices (inputs 0 and 1) whose rows begin at multiples of 16 bytes
-//   contiguous_statistics     the operator, with what forward saved (mean, rstd, logsumexp) contiguous
-//   attention_backward        the same, and zeros of a piece without elements
-//   embedding                 rows that this rank lacks give zeros
+//   contiguous_statistics     the operator, with what forward saved (mean, rstd, logsumexp) made contiguous
+//   attention_backward        likewise; zeros for a piece without elements
+//   embedding                 the lookup; rows that this rank does not hold give zeros
 //   embedding_dense_backward  the rows of the whole gradient that this rank holds (an output Shard(0), inputs whole)
-//   convolution               the operator on rows with their halos, its count of groups that of the piece; of no
-//                             channels zeros
-//   convolution_backward      the same
-//   pooling                   the operator on rows with their halos; counts and indices are those of the whole
-//   group_norm                the operator, its counts of items, channels and groups those of the piece
-//   mean_loss                 the operator with a sum in place of its mean, divided by the elements of the whole
-//   nll_loss_mean             the local sum divided by the total weight of all ranks; the total weight, whole
+//   convolution               the operator on fetched rows, with the piece's group count; zeros if it has no channels
+//   convolution_backward      likewise
+//   pooling                   the operator on fetched rows, with global counts and indices
+//   group_norm                the operator, with the piece's numbers of items, channels and groups
+//   mean_loss                 the sum over the piece, divided by the global number of elements
+//   nll_loss_mean             the local sum divided by the total weight of all ranks, and that total weight
 struct Strategy {
   std::vector<Placement> inputs;
   std::vector<Placement> outputs;

@@ -19,7 +19,7 @@ std::vector<ViewGroup> common_front(const Sizes& from, const Sizes& to) {
 
 bool has_zero(const Sizes& sizes) { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
 
-// Takes the dimensions of one group, from `i` of `from` and `j` of `to` on.
+// Reads one group of dimensions, starting at `i` of `from` and `j` of `to`, and moves both past it.
 ViewGroup take_group(const Sizes& from, const Sizes& to, std::size_t& i, std::size_t& j) {
   ViewGroup group{i, j, from[i], to[j], 1, 1};
   int64_t left = from[i];
@@ -38,7 +38,7 @@ ViewGroup take_group(const Sizes& from, const Sizes& to, std::size_t& i, std::si
   return group;
 }
 
-// The elements, of `inner` a step, that `part` holds.
+// Returns the elements in `part`, with `inner` elements per index.
 Intervals elements_of(Intervals part, int64_t inner) {
   for (Interval& interval : part) {
     interval.begin *= inner;
@@ -68,7 +68,7 @@ std::vector<ViewGroup> view_groups(const Sizes& from, const Sizes& to) {
 
 bool same_elements(const ViewGroup& group, const Placements& placements, std::span<const int64_t> mesh_shape) {
   if (group.input_inner == group.output_inner) return true;
-  // A partition of a fixed size fits one of the two alone.
+  // A partition of a fixed size fits only one of the two sizes.
   const auto fixed = [&](const Placement& p) {
     return p.is_shard(static_cast<int64_t>(group.input_dim)) && p.partition().size();
   };

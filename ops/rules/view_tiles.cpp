@@ -19,9 +19,9 @@ int64_t product(std::span<const int64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
 }
 
-// ---- dimensions flattened into one, and one split into several: elements counted row-major --------------------------
+// ---- merging dimensions into one, and splitting one into several; elements are counted row-major --------------------
 
-// Intervals of whole rows scale; others stand once a row.
+// Intervals of complete rows are scaled; others are repeated for each row.
 std::optional<Intervals> flattened(std::span<const Intervals> parts, std::span<const int64_t> sizes) {
   if (parts.size() == 1) return parts[0];
   const int64_t inner = product(sizes.subspan(1));
@@ -39,7 +39,7 @@ std::optional<Intervals> flattened(std::span<const Intervals> parts, std::span<c
   return out;
 }
 
-// Rows of `inner` elements each, and what of them is held: all alike.
+// Rows of `inner` elements each, of which the same elements are held in every row.
 struct Rows {
   Intervals rows;
   Intervals of_each;
@@ -47,7 +47,7 @@ struct Rows {
 
 std::optional<Rows> split(const Intervals& elements, int64_t inner) {
   Rows out;
-  Intervals open;  // of the row that is not known to be complete
+  Intervals open;  // of the row that may still be incomplete
   int64_t open_row = -1;
   bool first = true;
   bool alike = true;
@@ -94,7 +94,8 @@ bool unflatten(const Intervals& elements, std::span<const int64_t> sizes, Tile& 
   return unflatten(rows->of_each, sizes.subspan(1), out);
 }
 
-// The least ranges of dimensions with equal products, from the front; sizes of 1 go with what is before them.
+// The shortest ranges of dimensions with equal products, from the front. Dimensions of size 1 belong to the range
+// before them.
 struct Range {
   std::size_t from_begin, from_end, to_begin, to_end;
 };
@@ -172,7 +173,7 @@ TileView regroup_tiles(const Sizes& from, const Sizes& to) {
           parts.empty() ? std::optional(one_interval(0, 1)) : flattened(parts, sizes);
       if (!elements) return std::nullopt;
       if (wanted.empty()) {
-        if (elements->empty()) return std::nullopt;  // a cut of a dimension of size 1 that is gone
+        if (elements->empty()) return std::nullopt;  // a cut of a dimension of size 1 that is removed
         continue;
       }
       if (!unflatten(*elements, wanted, out)) return std::nullopt;

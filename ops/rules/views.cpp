@@ -6,7 +6,7 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
 
-// Views, their copies and their gradients. A Partial of any reduction passes through them.
+// Views, their copies and their gradients. A Partial of any reduction stays pending through them.
 namespace tessera::rules {
 namespace {
 
@@ -14,7 +14,7 @@ using Sizes = std::vector<int64_t>;
 
 int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
 
-// ---- view: groups of dimensions with equal products, whose leftmost dimensions share a factor
+// ---- view: groups of dimensions with equal products; their leftmost dimensions share a factor
 
 OpRule regroup(const OpCall& call, const Sizes& from, const Sizes& to) {
   const std::vector<ViewGroup> groups = view_groups(from, to);
@@ -32,7 +32,7 @@ OpRule regroup(const OpCall& call, const Sizes& from, const Sizes& to) {
   return rule;
 }
 
-// The sizes of a view as asked for, with one -1 worked out.
+// Returns the sizes that the view asks for, with a -1 replaced by the size that it stands for.
 Sizes asked_sizes(const OpCall& call, const Sizes& from) {
   Sizes to = call.arg("size").toIntVector();
   const auto product = [](const Sizes& s) {
@@ -45,7 +45,7 @@ Sizes asked_sizes(const OpCall& call, const Sizes& from) {
   return to;
 }
 
-// view.dtype: the last dimension holds more or fewer elements unless the types are as wide as one another.
+// view.dtype: the last dimension changes its size unless both dtypes have the same width.
 OpRule view_dtype(const OpCall& call) {
   const auto& in = call.inputs.at(0);
   const bool same_width =
@@ -65,14 +65,15 @@ OpRule view(const OpCall& call) {
   return rule;
 }
 
-// No view to autograd, or one that names the strides of the whole in one process; a piece may lie otherwise in memory.
+// For operators that are no views to autograd or that name the strides of the global tensor: a piece may have other
+// strides, so it is reshaped by its local sizes.
 OpRule reshape(const OpCall& call) {
   OpRule rule = view(call);
   rule.kernel = "reshape";
   return rule;
 }
 
-// ---- dimensions renamed, added, dropped
+// ---- dimensions renamed, added or removed
 
 OpRule expand(const OpCall& call) {
   const Sizes& from = call.inputs.at(0).sizes;
@@ -106,7 +107,8 @@ OpRule transpose(const OpCall& call) {
 
 OpRule t(const OpCall& call) { return swapped(call, 0, std::max<int64_t>(ndim(call) - 1, 0)); }
 
-// A piece may have size 1 where the whole has not, and would lose that dimension too: hence the kernel.
+// A piece may have size 1 where the tensor does not; the operator itself would remove that dimension too. The kernel
+// does not.
 OpRule squeeze(const OpCall& call) {
   const auto& in = call.inputs.at(0);
   Sizes dropped;
@@ -143,12 +145,12 @@ OpRule view_as_complex(const OpCall& call) {
   return rule;
 }
 
-// ---- parts of a dimension: it must be whole
+// ---- parts of a dimension, which must not be cut unless OpRule::keep applies
 
 int64_t size_of(const Sizes& sizes, int64_t dim) { return sizes.at(static_cast<std::size_t>(dim)); }
 bool same_size(const Sizes& a, const Sizes& b, int64_t dim) { return size_of(a, dim) == size_of(b, dim); }
 
-// narrow_copy too, which says how long the part is.
+// This is also the rule of narrow_copy, which names the length of the part.
 OpRule slice(const OpCall& call) {
   const int64_t dim = call.dim("dim", ndim(call));
   const bool everything = !call.outputs.empty() && same_size(call.outputs[0].sizes, call.inputs.at(0).sizes, dim);
@@ -161,7 +163,7 @@ OpRule slice(const OpCall& call) {
   return rule;
 }
 
-// Neighbouring parts that make the whole.
+// Adjacent parts that make up the whole.
 OpRule split(const OpCall& call) {
   const int64_t dim = call.dim("dim", ndim(call));
   OpRule rule = whole_dims(call, {dim});
@@ -176,7 +178,7 @@ OpRule split(const OpCall& call) {
   return rule;
 }
 
-// select and unbind.
+// This is the rule of select and unbind.
 OpRule select(const OpCall& call) {
   const Sizes dim = {call.dim("dim", ndim(call))};
   const Labels input = with_whole(labels_of(call.inputs.at(0)), dim);
@@ -191,7 +193,7 @@ OpRule select(const OpCall& call) {
   return rule;
 }
 
-// flip and roll tell no sizes without running.
+// For flip and roll LibTorch does not tell the sizes without running them.
 OpRule rearranged(const OpCall& call, const Sizes& dims) {
   OpRule rule = whole_dims(call, dims);
   rule.outputs = {call.inputs.at(0)};
@@ -202,7 +204,7 @@ OpRule flip(const OpCall& call) { return rearranged(call, call.dims("dims", ndim
 
 OpRule roll(const OpCall& call) {
   Sizes dims = call.dims("dims", ndim(call));
-  if (dims.empty()) {  // rolls the flattened tensor
+  if (dims.empty()) {  // it rolls the flattened tensor
     dims.resize(static_cast<std::size_t>(ndim(call)));
     std::iota(dims.begin(), dims.end(), 0);
   }
@@ -221,7 +223,7 @@ OpRule unfold(const OpCall& call) {
   return moved(call, {input}, input + '-');
 }
 
-// ---- and their gradients, which are zero elsewhere: zeros reduce to zero by every reduction
+// ---- gradients of parts, which are zero elsewhere; zeros reduce to zero by every reduction
 
 OpRule into(const OpCall& call, const Labels& input, const Labels& output) {
   OpRule rule = moved(call, {input}, output);
@@ -264,7 +266,7 @@ OpRule diagonal_backward(const OpCall& call) {
   return into(call, without(all, dims) + '-', with_whole(all, dims));
 }
 
-// Overlapping windows add up in it, so of the reductions only the linear ones pass.
+// Overlapping windows are added in it, so only linear reductions can stay pending.
 OpRule unfold_backward(const OpCall& call) {
   const Labels all = input_labels(call);
   const Sizes dim = {call.dim("dim", static_cast<int64_t>(all.size()))};
