@@ -20,14 +20,14 @@
 namespace tessera::dispatch {
 namespace {
 
-// Views apart: a contract goes along with all of them.
+// Operators other than views whose result gets the contract of their input; every view does.
 constexpr std::array kKeepContract = {"aten::_to_copy", "aten::clone", "aten::contiguous", "aten::_unsafe_view"};
-// By rule name: those of them that let a Partial through.
+// Operators, by rule name, that multiply or divide and whose rules let a Partial through.
 constexpr std::array kScales = {
     "mul",    "div",  "add",  "sub", "rsub",  "addcmul",   "addcdiv",          "addmm", "addmv", "baddbmm",
     "addbmm", "addr", "lerp", "dot", "ldexp", "index_add", "mse_loss_backward"};
-// By rule name too: those whose rule looks at numbers. What is written over pending terms decides which of them pass,
-// and the power whether an integer may be raised to it. What a user's rule looks at nobody knows.
+// Operators, by rule name, whose rules use the values of numbers: the value written over pending terms decides which of
+// them pass, and the exponent whether an integer may be raised to it. A user's rule may use any value.
 constexpr std::array kByValue = {"constant_pad_nd", "fill", "histc", "index_fill", "masked_fill", "pow", "scatter"};
 constexpr std::array kShapeChangers = {"aten::resize_", "aten::resize_as_", "aten::set_"};
 
@@ -38,7 +38,8 @@ bool contains(const std::array<const char*, N>& names, const std::string& name) 
 
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-// Who may have brought a plain tensor to be written into a DTensor, or beside one, without its caller seeing it.
+// Returns a hint on which call may have written a plain tensor into a DTensor, or beside one, without the caller seeing
+// it.
 std::string origin_hint(const Call& call, const at::Tensor& plain) {
   if (call.traits.name != "aten::copy_") return old_state_hint(call, plain);
   return ". torch::nn::init::orthogonal_ draws a plain tensor on each rank and copies it: tessera::orthogonal_ "
@@ -48,17 +49,14 @@ std::string origin_hint(const Call& call, const at::Tensor& plain) {
 [[noreturn]] void refuse_plain(const Call& call, const at::Tensor& plain) {
   throw std::invalid_argument(
       fmt::format("{}: a plain tensor [{}] among DTensors, the first of them {}{}. Make it one by from_local (each "
-                  "rank has its piece) "
-                  "or "
-                  "distribute_tensor (each rank has the whole); or hold an ImplicitReplication guard, under which "
-                  "plain tensors count "
-                  "as replicated",
+                  "rank has its piece) or distribute_tensor (each rank has the whole); or hold an ImplicitReplication "
+                  "guard, under which plain tensors count as replicated",
                   call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead), origin_hint(call, plain)));
 }
 
-// A style may say that a plain tensor which meets its parameter is this rank's piece. Operators that know contracts
-// never come here with one; any other must not take the piece for the whole. What writes the parameter is no
-// activation.
+// Throws if the contract of a parameter in the call takes a plain tensor as this rank's piece. Operators that apply
+// contracts never get here with one, and any other must not take the piece for the whole. A tensor that the call writes
+// is not an activation.
 void refuse_piece(const Call& call, const TensorArg& plain) {
   if (call.writes(plain)) return;
   std::string_view op = std::string_view(call.traits.name).substr(call.traits.name.find("::") + 2);
@@ -67,18 +65,19 @@ void refuse_piece(const Call& call, const TensorArg& plain) {
     if (!detail::is_dtensor(*entry.tensor) || call.writes(entry)) continue;
     const Contract* const contract = piece_contract(detail::meta(*entry.tensor).contract, op);
     if (contract == nullptr) continue;
-    throw std::invalid_argument(fmt::format(
-        "{}: a plain tensor [{}] meets {}, whose style {} says that it is this rank's piece, {}; give a DTensor, by "
-        "from_local(piece, mesh, placements), or by distribute_tensor where each rank has the whole",
-        call.traits.name, fmt::join(plain.tensor->sizes(), ", "), contract->path, contract->style,
-        to_string(contract->input)));
+    throw std::invalid_argument(
+        fmt::format("{}: a plain tensor [{}] is used with {}, whose style {} says that it is this rank's piece, {}; "
+                    "give a DTensor, by "
+                    "from_local(piece, mesh, placements), or by distribute_tensor where each rank has the whole",
+                    call.traits.name, fmt::join(plain.tensor->sizes(), ", "), contract->path, contract->style,
+                    to_string(contract->input)));
   }
 }
 
 void add_plain(Call& call, TensorArg& entry, PlainTensors plain) {
   const at::Tensor& t = *entry.tensor;
   if (in_backward() && call.writes(entry) && call.lead->mesh.is_member()) {
-    // A formula of LibTorch's fills zeros of its own with the gradient: they become a DTensor.
+    // A backward formula of LibTorch fills its own zeros with the gradient: they become a DTensor.
     detail::convert_in_place(t, t.detach(), replicated_spec(call.lead->mesh, t));
     entry.spec = detail::meta(t).spec.get();
     return;
@@ -107,7 +106,7 @@ void add_dtensor(Call& call, TensorArg& entry) {
                   call.traits.name, to_string(*call.lead), to_string(*entry.spec)));
 }
 
-// The result that is a written argument: they have the same letter in the schema.
+// Returns the index of the result that is this written argument: the schema gives both the same letter.
 int result_of(const c10::FunctionSchema& schema, const c10::Argument& written) {
   for (std::size_t k = 0; k < schema.returns().size(); ++k) {
     const auto* const alias = schema.returns()[k].alias_info();
@@ -156,9 +155,7 @@ std::string old_state_hint(const Call& call, const at::Tensor& plain) {
   });
   if (!alike || call.traits.written_args.empty()) return "";
   return ". If this is an optimizer's step: one that was made or stepped before parallelize_module keeps plain state; "
-         "make "
-         "it "
-         "afterwards";
+         "make it afterwards";
 }
 
 bool Call::writes(const TensorArg& entry) const {

@@ -32,7 +32,7 @@ class Decider {
   }
 
  private:
-  // ---- what cannot be ------------------------------------------------------------------------------------------
+  // ---- Checks
   void refuse_unsupported() const {
     const OpTraits& traits = call_.traits;
     if (traits.changes_shape_in_place) {
@@ -48,8 +48,7 @@ class Decider {
       if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) {
         throw std::invalid_argument(
             fmt::format("{}: a plain tensor [{}] would be written with the value of a DTensor, {}; call full_tensor or "
-                        "to_local on the "
-                        "DTensor first{}",
+                        "to_local on the DTensor first{}",
                         traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(lead_),
                         old_state_hint(call_, *entry.tensor)));
       }
@@ -61,8 +60,8 @@ class Decider {
     }
   }
 
-  // Norms that train write their running statistics, which their schemas do not say: gathered into copies, the update
-  // would be lost.
+  // In training, norms write their running statistics, which their schemas do not declare: the update of a gathered
+  // copy would be lost.
   void refuse_spread_statistics() const {
     const auto training = call_.op.schema().argumentIndexWithName("training");
     if (training && !call_.arg(static_cast<std::size_t>(*training)).toBool()) return;
@@ -81,7 +80,7 @@ class Decider {
            call_.traits.out_args.end();
   }
 
-  // ---- by rule -------------------------------------------------------------------------------------------------
+  // ---- By the operator's rule
   OpCall op_call() {
     OpCall out{.schema = call_.op.schema(), .args = call_.args(), .inputs = {}, .outputs = {}, .first_input = {}};
     std::size_t next = 0;
@@ -102,14 +101,14 @@ class Decider {
     return out;
   }
 
-  // False when the rule leaves the call to replication.
+  // Returns false when the rule leaves the call to replication.
   bool decide_by_rule(rules::RuleFn rule_fn) {
     OpCall call = op_call();
-    if (!outs_.empty() && call_.op.schema().returns().empty()) return false;  // lists that are written
+    if (!outs_.empty() && call_.op.schema().returns().empty()) return false;  // the call writes lists
     meta_ = run_on_meta(call_);
     if (meta_) {
       for (const MetaResult& r : *meta_) call.outputs.push_back(r.info);
-      if (meta_->empty() && !call_.op.schema().returns().empty()) return false;  // a list of no results
+      if (meta_->empty() && !call_.op.schema().returns().empty()) return false;  // the result is an empty list
     }
     OpRule rule = rule_fn(call);
     if (!meta_ && rule.outputs.empty()) return false;
@@ -128,7 +127,7 @@ class Decider {
     std::vector<rules::Written> written = written_inputs();
     add_outs(rule, inputs, written);
     auto choice = rules::choose(rule, inputs, outputs.size(), current(), mesh_shape_, written, considered_);
-    if (!choice) {  // what is written cannot be computed in the layout that it has
+    if (!choice) {  // written tensors cannot be computed in their own layout
       out_.write_back = true;
       for (rules::Written& w : written) w.moves = true;
       choice = rules::choose(rule, inputs, outputs.size(), current(), mesh_shape_, written, considered_);
@@ -143,13 +142,14 @@ class Decider {
     return kernel.empty() || find_local_kernel(kernel).traits.writes_out;
   }
 
-  // What OpRule::keep says is of all mesh dimensions at once: together they may leave two kinds of reductions pending.
+  // OpRule::keep decides for all mesh dimensions at once, and may leave pending reductions that do not commute.
   static bool commutes(const rules::Choice& choice) {
     return std::all_of(choice.inputs.begin(), choice.inputs.end(), partials_commute) &&
            std::all_of(choice.outputs.begin(), choice.outputs.end(), partials_commute);
   }
 
-  // LibTorch's composite kernels give odd sizes for tensors without elements: what the rule says goes.
+  // LibTorch's composite kernels give wrong sizes for some tensors without elements: the rule's sizes are taken
+  // instead.
   void prefer_rule_without_elements(const OpRule& rule) {
     if (!meta_ || rule.outputs.size() != meta_->size()) return;
     for (std::size_t k = 0; k < meta_->size(); ++k) {
@@ -161,7 +161,7 @@ class Decider {
     }
   }
 
-  // A plain tensor without dimensions is the same on every rank: it cannot be a term.
+  // Drops strategies in which a plain 0-d tensor is a term or a piece: it is the same on every rank.
   void keep_numbers_whole(OpRule& rule) const {
     std::erase_if(rule.strategies, [&](const rules::Strategy& strategy) {
       for (std::size_t j = 0; j < rule_inputs_.size(); ++j) {
@@ -172,7 +172,7 @@ class Decider {
     });
   }
 
-  // Terms that would not add up are reduced first.
+  // Drops strategies with Partial inputs where terms would not add up, so that they are reduced first.
   void keep_terms_finite(OpRule& rule) const {
     if (!has_zero_or_nonfinite_number(call_)) return;
     std::erase_if(rule.strategies, [&](const rules::Strategy& strategy) {
@@ -181,7 +181,7 @@ class Decider {
     });
   }
 
-  // Which result a written tensor is.
+  // Returns the index of the result that a written tensor is.
   std::size_t result_of(const TensorArg& entry) const {
     const auto& args = call_.traits.written_args;
     const auto at = static_cast<std::size_t>(std::find(args.begin(), args.end(), entry.arg) - args.begin());
@@ -198,7 +198,7 @@ class Decider {
     return out;
   }
 
-  // What is written keeps its sizes: LibTorch would resize it.
+  // Throws if a written tensor would get other sizes, since LibTorch would resize it.
   void check_written_sizes(const std::vector<TensorInfo>& outputs) const {
     for (const TensorArg& entry : call_.tensors) {
       const std::size_t k = call_.writes(entry) ? result_of(entry) : rules::kNoOutput;
@@ -212,7 +212,8 @@ class Decider {
     }
   }
 
-  // out= tensors as inputs that every strategy has where its result is. A local kernel would not write them.
+  // Adds out= tensors as inputs which every strategy lays out as their result. Drops strategies whose local kernel
+  // would not write them.
   void add_outs(OpRule& rule, std::vector<TensorInfo>& inputs, std::vector<rules::Written>& written) {
     if (!outs_.empty()) {
       rule.keep = {};
@@ -258,7 +259,7 @@ class Decider {
     if (rule.halos) plan_halos(*rule.halos);
   }
 
-  // Where a dimension along which windows lie is cut.
+  // Prepares the halo exchange if a dimension along which windows lie is sharded.
   void plan_halos(const rules::Halos& halos) {
     const auto input = [&](std::size_t j) -> const SpecPtr& { return out_.inputs[rule_inputs_[j]]; };
     const Spec& computed = halos.anchor ? *input(*halos.anchor) : *out_.outputs[0];
@@ -276,7 +277,8 @@ class Decider {
     out_.communicates |= out_.halos->exchange.communicates();
   }
 
-  // Where LibTorch does not tell: as the first tensor's of the result's shape, in memory, that is not an expanded one.
+  // Returns the strides of a result of `sizes` if LibTorch does not tell them: the memory order of the first tensor of
+  // that shape that is not expanded, else row-major.
   std::vector<int64_t> strides_of(const std::vector<int64_t>& sizes) const {
     for (const TensorArg& entry : call_.tensors) {
       if (!entry.tensor->defined() || entry.tensor->sizes() != at::IntArrayRef(sizes)) continue;
@@ -297,7 +299,7 @@ class Decider {
     }
   }
 
-  // ---- without one -----------------------------------------------------------------------------------------------
+  // ---- Without a rule
   void replicate() {
     const Placements all(mesh_shape_.size(), Replicate());
     out_.inputs.assign(call_.tensors.size(), nullptr);
@@ -346,7 +348,7 @@ class Decider {
 
   void finish() {
     out_.mesh_spec = with_placements(lead_, lead_.placements);
-    if (out_.write_back) {  // the way back communicates as much as the written tensor's layout asks
+    if (out_.write_back) {  // copying back may communicate, as the written tensor's layout requires
       for (const TensorArg& entry : call_.tensors) {
         if (entry.spec != nullptr && call_.writes(entry) && entry.spec->sharded) out_.communicates = true;
       }
@@ -362,7 +364,7 @@ class Decider {
     out_.direct = lead_.mesh.is_member() && !out_.nothing_here && !out_.write_back && out_.moves.empty() &&
                   out_.halos == nullptr && out_.kernel == nullptr && !out_.outputs_from_local &&
                   call_.traits.out_args.empty() && !draws() && !call_.traits.as_real &&
-                  !(call_.traits.view && out_.make_dense);  // dense, it might be a copy
+                  !(call_.traits.view && out_.make_dense);  // made dense, it might be a copy
   }
 
   const Call& call_;
@@ -370,9 +372,9 @@ class Decider {
   const std::vector<int64_t>& mesh_shape_;
   std::vector<rules::Considered>* const considered_;
   Decision out_;
-  bool fits_ = true;  // the rule is one for these arguments, or nothing had to move
+  bool fits_ = true;  // the rule fits these arguments, or nothing is redistributed
   std::optional<std::vector<MetaResult>> meta_;
-  std::vector<std::size_t> rule_inputs_;  // rule's input -> index in call_.tensors
+  std::vector<std::size_t> rule_inputs_;  // for each input of the rule, its index in call_.tensors
   std::vector<std::size_t> outs_;         // out= tensors, as indexes in call_.tensors
 };
 

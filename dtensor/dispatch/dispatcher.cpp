@@ -17,11 +17,11 @@ namespace tessera {
 namespace dispatch {
 namespace {
 
-// Every operator's cache, and what they count.
+// The caches of all operators, and their counters.
 struct Registry {
   std::mutex mutex;
-  std::set<DecisionCache*> caches;  // those that hold decisions
-  uint64_t past_hits = 0;           // of caches that held some
+  std::set<DecisionCache*> caches;  // the caches that hold decisions
+  uint64_t past_hits = 0;           // hits of caches since emptied
   std::atomic<uint64_t> misses = 0;
   std::atomic<uint64_t> replicated = 0;
 };
@@ -71,7 +71,7 @@ DecisionPtr DecisionCache::find(const Key& key, bool direct) {
 }
 
 void DecisionCache::insert(const Key& key, DecisionPtr decision) {
-  std::vector<Entry> gone;  // a decision may be the last to hold a world: not under the lock
+  std::vector<Entry> gone;  // freed after the lock: a decision may own the last reference to a world
   const std::lock_guard lock(lock_);
   if (taken_ >= kMaxDecisions) {
     gone.swap(entries_);
@@ -124,7 +124,7 @@ void OpDispatcher::check_arguments(const c10::OperatorHandle& op, const torch::j
   }
 }
 
-// LibTorch's autograd leaves it to the operators that a list operator calls to count what is written.
+// LibTorch's autograd does not count the writes of a list operator; it expects the operators that it calls to do so.
 void OpDispatcher::call_foreach(const Call& call) {
   std::vector<at::Tensor> written;
   for (const TensorArg& entry : call.tensors) {
@@ -145,7 +145,7 @@ void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet
     if (entry.run(op, *stack)) return;
   }
   Call call = read_call(op, traits_, *stack);
-  // Without gradient mode too: the forward of a custom autograd function runs so.
+  // Also without gradient mode, in which the forward of a custom autograd function runs.
   for (const TensorArg& entry : call.tensors) {
     if (entry.tensor->defined()) detail::watch_gradient(*entry.tensor);
   }
@@ -169,7 +169,7 @@ const DecompositionEntry& OpDispatcher::decomposition() {
 
 DecisionPtr OpDispatcher::direct(const Key& key) {
   const DecompositionEntry& entry = decomposition();
-  // Among the tensors of a direct call there is no plain one.
+  // A direct call has no plain tensor.
   if (entry.calls != DecomposedCalls::kBesidePlainInInference && decomposed_now(entry)) return nullptr;
   return cache_.find(key, /*direct=*/true);
 }

@@ -51,7 +51,7 @@ const std::string* contract_path(const Call& call) {
   return nullptr;
 }
 
-// One call under way.
+// Runs one call.
 class Execution {
  public:
   Execution(const Call& call, const Decision& decision)
@@ -67,10 +67,10 @@ class Execution {
     keep_written();
     if (call_.traits.keeps_contract && detail::is_dtensor(*call_.tensors[0].tensor)) keep_contract();
     if (call_.derived) contract_ = call_.derived;
-    // From here on the wrappers may be gone from the stack: what is needed of them is in the decision.
+    // localize_stack drops the wrappers from the stack; what is needed of them later is in the decision and in members.
     localize_stack();
     if (!mesh_.is_member() || decision_.nothing_here) {
-      if (call_.traits.random) next_key();  // lest replicas differ from the next draw on
+      if (call_.traits.random) next_key();  // so that later draws agree on all ranks
       empty_results();
     } else {
       run_local();
@@ -82,8 +82,8 @@ class Execution {
   }
 
  private:
-  // Written arguments are computed in other tensors: also where LibTorch, not knowing their pieces' sizes, may resize
-  // what it writes.
+  // Says whether written arguments are computed in copies. They are, too, where LibTorch may resize what it writes,
+  // since the results' sizes are not known beforehand.
   bool aside() const { return decision_.write_back || decision_.outputs_from_local; }
 
   bool copies_conjugate() const {
@@ -92,7 +92,7 @@ class Execution {
     return detail::is_dtensor(viewed) && detail::meta(viewed).local().is_conj();
   }
 
-  // A view of moved pieces is a copy, and so is a view of it.
+  // Finds what a view views. A view of redistributed pieces is a copy, and so is a view of a copy.
   void find_viewed() {
     const at::Tensor& viewed = *call_.tensors[0].tensor;
     if (!detail::is_dtensor(viewed)) return;
@@ -107,7 +107,7 @@ class Execution {
     }
   }
 
-  // Whatever way it came.
+  // Says whether a result is in other memory than the viewed piece, for whatever reason.
   bool lies_apart(const at::Tensor& piece) const {
     return piece.numel() > 0 && piece.has_storage() && viewed_piece_.has_storage() && !piece.is_alias_of(viewed_piece_);
   }
@@ -116,7 +116,7 @@ class Execution {
     return {.made_by = &call_.traits.name, .viewed = writes_, .version = version_};
   }
 
-  // ---- before ----------------------------------------------------------------------------------------------------
+  // ---- Before the operator
   void bring_inputs() {
     locals_.reserve(call_.tensors.size());
     for (const TensorArg& entry : call_.tensors) {
@@ -135,7 +135,7 @@ class Execution {
     if (decision_.halos && mesh_.is_member()) fetch(*decision_.halos);
   }
 
-  // Ranks that compute nothing take part.
+  // Every rank of the mesh takes part, also one that computes nothing.
   void fetch(const Decision::Halos& halos) {
     std::vector<at::Tensor> held;
     for (const std::size_t i : halos.tensors) held.push_back(locals_[i]);
@@ -144,7 +144,7 @@ class Execution {
     fetched_.emplace(Fetched{.halos = halos.exchange.halos(), .held = std::move(held)});
   }
 
-  // The wrappers of written arguments are what an in-place operator returns.
+  // Keeps the wrappers of written arguments, which an in-place operator returns.
   void keep_written() {
     for (const std::size_t arg : call_.traits.written_args) {
       for (std::size_t i = 0; i < call_.tensors.size(); ++i) {
@@ -174,11 +174,11 @@ class Execution {
     for (const auto& [arg, ints] : decision_.local_args) call_.arg(arg) = ints;
   }
 
-  // ---- the operator itself -----------------------------------------------------------------------------------------
+  // ---- The operator itself
   void run_local() {
     std::optional<detail::DrawGuard> draw;
     if (call_.traits.random) key_ = next_key();
-    // A kernel of ours takes its numbers from the key.
+    // A local kernel draws from the key itself.
     if (key_ && decision_.kernel == nullptr) draw.emplace(mesh_.device(), *key_);
     const at::AutoDispatchBelowADInplaceOrView below;
     if (!decision_.ranks_differ && decision_.kernel == nullptr) {
@@ -194,7 +194,7 @@ class Execution {
     });
   }
 
-  // A local kernel has a stack of its own.
+  // Runs the local kernel on a stack of its own.
   void run_kernel() {
     Stack local(std::make_move_iterator(call_.stack.begin() + static_cast<std::ptrdiff_t>(call_.base)),
                 std::make_move_iterator(call_.stack.end()));
@@ -208,7 +208,7 @@ class Execution {
     for (at::IValue& value : local) call_.stack.push_back(std::move(value));
   }
 
-  // What this call draws from; nothing where it drops nothing.
+  // Returns what this call draws from; nullopt for a dropout of probability 0, which draws nothing.
   std::optional<detail::DrawKey> next_key() {
     const int dropout = call_.traits.dropout_arg;
     if (dropout >= 0 && call_.arg(static_cast<std::size_t>(dropout)).toDouble() == 0) return std::nullopt;
@@ -221,7 +221,7 @@ class Execution {
     return detail::next_draw(mesh_.world(), user);
   }
 
-  // Results of a rank that has no part of them.
+  // Makes the results of a rank that has no part of them.
   void empty_results() {
     Stack& local = call_.stack;
     local.resize(call_.base);
@@ -251,8 +251,8 @@ class Execution {
     }
   }
 
-  // LibTorch gives what it writes the sizes of the result; where nothing was known of it before, only now is it seen,
-  // by every rank.
+  // Throws if LibTorch has resized a written tensor. Where the result's shape was not known before, this is the first
+  // moment that shows it, on every rank.
   void refuse_resized() const {
     for (const auto& [index, wrapper] : written_) {
       const Spec& spec = *decision_.inputs[index];
@@ -263,7 +263,7 @@ class Execution {
     }
   }
 
-  // ---- after -----------------------------------------------------------------------------------------------------
+  // ---- After the operator
   void write_back() {
     if (!mesh_.is_member()) return;
     const World::Scope scope(mesh_.world(), call_.traits.name.c_str());
@@ -317,7 +317,7 @@ class Execution {
   }
 
   struct WrittenTensor {
-    std::size_t index;  // in call.tensors
+    std::size_t index;  // index in call.tensors
     at::Tensor wrapper;
   };
 
@@ -325,16 +325,16 @@ class Execution {
   const Decision& decision_;
   const DeviceMesh& mesh_;
   c10::SmallVector<at::Tensor, 6> locals_;
-  c10::SmallVector<std::size_t, 6> args_;  // the schema argument of each
+  c10::SmallVector<std::size_t, 6> args_;  // the schema argument of each local
   c10::SmallVector<WrittenTensor, 2> written_;
   ContractPtr contract_;
   std::optional<Fetched> fetched_;
   std::optional<detail::DrawKey> key_;
-  at::Tensor viewed_piece_;      // of a view; undefined elsewhere
-  c10::VariableVersion writes_;  // of what it views
-  uint32_t version_ = 0;         // of writes_, as the call began
+  at::Tensor viewed_piece_;      // the viewed tensor's piece; undefined if the call is no view
+  c10::VariableVersion writes_;  // the viewed tensor's counter
+  uint32_t version_ = 0;         // the value of writes_ when the call began
   detail::ViewCopy copy_;
-  bool normal_view_ = false;  // the result views a normal tensor, under InferenceMode
+  bool normal_view_ = false;  // the result is a view of a normal tensor under InferenceMode
 };
 
 }  // namespace

@@ -44,8 +44,7 @@ void refuse_composite(const c10::OperatorHandle& op, const dispatch::OpTraits& t
   if (!composite && (decomposition.run == nullptr || decomposition.calls != DecomposedCalls::kAll)) return;
   throw std::invalid_argument(fmt::format(
       "explain_op: {} is carried out by other operators (aten::matmul by aten::mm or tessera::dense, for one), "
-      "at least where ranks "
-      "hold pieces; explain the one that CommCounter names",
+      "at least where ranks hold pieces; explain the one that CommCounter names",
       name));
 }
 

@@ -13,11 +13,11 @@
 namespace tessera::dispatch {
 namespace {
 
-// Which list operators reduce each tensor: the others compute element by element, so that pieces laid out alike give
-// the result's pieces.
+// List operators that reduce each tensor. The others compute element by element, so pieces of the same layout give the
+// result's pieces.
 constexpr std::array kReducing = {"_foreach_norm", "_foreach_max", "_foreach_powsum"};
 
-// The tensors of one list argument, by their place in Call::tensors.
+// The tensors of one list argument, as a range in Call::tensors.
 struct List {
   std::size_t arg = 0;
   std::size_t begin = 0;
@@ -33,12 +33,12 @@ std::vector<List> lists_of(const Call& call) {
   return out;
 }
 
-// A tensor beside the lists, such as a factor or a count of steps, is one number.
+// Says whether a tensor beside the lists, such as a factor or a count of steps, is a single number.
 bool one_number(const TensorArg& entry) { return !entry.tensor->defined() || entry.tensor->numel() == 1; }
 
-// How the tensors of a call are to lie so that the operator on their pieces gives the pieces of the results: for each
-// tensor, nullopt where it lies so already. The first list says how, without its pending terms; numbers are whole.
-// nullopt where shapes differ.
+// Returns the placements to which each tensor must be redistributed so that the operator on the pieces gives the pieces
+// of the results; nullopt for a tensor that stays. The first list's layouts count, with Partial as Replicate; numbers
+// are replicated. Returns nullopt where shapes differ.
 using Moves = std::vector<std::optional<Placements>>;
 
 std::optional<Moves> moves_of(const Call& call, const std::vector<List>& lists) {
@@ -87,7 +87,7 @@ void check_implicit(const Call& call, const Moves& moves) {
   if (!text.empty()) detail::implicit_communication(call.traits.name, [&] { return text; });
 }
 
-// The arguments, with pieces in the places of tensors.
+// Returns the arguments with tensors replaced by their pieces.
 torch::jit::Stack local_stack(const Call& call, const std::vector<List>& lists, const Moves& moves) {
   std::optional<World::Scope> scope;
   const auto moved = [](const std::optional<Placements>& move) { return move.has_value(); };
@@ -113,7 +113,7 @@ torch::jit::Stack local_stack(const Call& call, const std::vector<List>& lists, 
   return out;
 }
 
-// What was written aside, brought back.
+// Redistributes what was written in copies to the written tensors' layouts, and copies it there.
 void write_back(const Call& call, const std::vector<List>& lists, const Moves& moves, const torch::jit::Stack& local) {
   const at::AutoDispatchBelowADInplaceOrView below;
   for (const List& list : lists) {
@@ -130,7 +130,7 @@ void write_back(const Call& call, const std::vector<List>& lists, const Moves& m
   }
 }
 
-// A result laid out as the first list's tensor.
+// Wraps a result with the layout of the first list's tensor.
 at::Tensor wrap_like(const at::Tensor& local, const TensorArg& first) {
   const Spec& spec = *first.spec;
   if (detail::is_dtensor(*first.tensor) && !spec.partial && spec.dtype == local.scalar_type()) {

@@ -23,7 +23,7 @@
 namespace tessera::dispatch {
 namespace {
 
-// How a tensor that this call would get whole lies over the mesh dimensions of its contract.
+// The layout, over the mesh dimensions that its contract gathers, of a tensor that this call would take whole.
 enum class Held { kWhole, kPiece, kTerms };
 
 Held held(const Call& call, const TensorArg& entry) {
@@ -45,8 +45,8 @@ bool is_pointwise(const std::string& key) {
   return names.contains(key);
 }
 
-// A tensor that changes nothing of where the elements of a parameter lie: a number, or, element by element, no more
-// than one for each.
+// Says whether a tensor beside parameters leaves the layout of their elements unchanged: a single number, or in a
+// pointwise operator a tensor that is expandable to the parameter; replicated over `mesh_dims`.
 bool goes_beside(const Call& call, const TensorArg& entry, const Spec& parameter,
                  const std::vector<int64_t>& mesh_dims) {
   const bool whole = std::ranges::all_of(mesh_dims, [&](int64_t mesh_dim) {
@@ -57,7 +57,7 @@ bool goes_beside(const Call& call, const TensorArg& entry, const Spec& parameter
          (is_pointwise(call.traits.key) && at::is_expandable_to(entry.spec->sizes, parameter.sizes));
 }
 
-// Whether what the call gives follows from parameters alone. `first` is one of them.
+// Says whether the result follows from parameters, numbers and such tensors alone. `first` is one of the parameters.
 bool of_parameters_alone(const Call& call, const TensorArg& first) {
   const std::vector<int64_t>& mesh_dims = detail::meta(*first.tensor).contract->gathered;
   return std::ranges::all_of(call.tensors, [&](const TensorArg& entry) {
@@ -68,7 +68,8 @@ bool of_parameters_alone(const Call& call, const TensorArg& first) {
   });
 }
 
-// For a result that is computed from the parameter: to be gathered as it is, charged to it, and no operator's.
+// Returns the contract of a result computed from the parameter: it is gathered as the parameter is, its communication
+// is counted under the parameter's path, and no operator applies it.
 ContractPtr derived_from(const ContractPtr& contract) {
   if (contract->operators.empty() && contract->next == nullptr) return contract;
   Contract out;
@@ -83,7 +84,8 @@ bool all_alike(const Call& call, const Spec& spec) {
   });
 }
 
-// The elements that some of the coordinates in `over` hold, where the other mesh dimensions are at `base`.
+// Returns the elements that any coordinate on the mesh dimensions `over` holds, with the other mesh dimensions at
+// `base`.
 Tile united(const Spec& spec, const MergedDims& over, const std::vector<int64_t>& base) {
   Tile out(spec.sizes.size());
   for (std::size_t dim = 0; dim < out.size(); ++dim) {
@@ -100,8 +102,8 @@ Tile united(const Spec& spec, const MergedDims& over, const std::vector<int64_t>
   return out;
 }
 
-// Placements without the cuts over `mesh_dims`, from what coordinates hold: a partition that these carry together with
-// others has a part for each combined coordinate.
+// Returns placements without the cuts over `mesh_dims`, derived from what each coordinate holds. A partition that these
+// mesh dimensions share with others has a part per combined coordinate, so it cannot be dropped on some of them.
 Placements taken_apart(const Spec& spec, Placements placements, const std::vector<int64_t>& mesh_dims) {
   const std::vector<int64_t>& mesh_shape = spec.mesh.mesh().shape();
   std::vector<int64_t> cut, cut_shape;
@@ -125,7 +127,7 @@ Placements taken_apart(const Spec& spec, Placements placements, const std::vecto
   return placements;
 }
 
-// taken_apart looks at the parts of all coordinates: its answers are kept, by Spec::id.
+// Caches taken_apart, which looks at the parts of all coordinates, by Spec::id; at most kMost results.
 Placements known_apart(const Spec& spec, const Placements& placements, const std::vector<int64_t>& mesh_dims) {
   constexpr std::size_t kMost = 1024;
   static std::mutex mutex;
@@ -164,7 +166,7 @@ at::Tensor gather(const Call& call, const detail::Meta& meta) {
   return detail::wrap(in_memory_order(redistribute_local(meta.local(), *meta.spec, to->placements), *to), to);
 }
 
-// What stands for it where nothing is to run: of its layout, one number for all elements.
+// Returns a stand-in of the gathered layout for explanations: one number expanded to all elements.
 at::Tensor stand_in(const Call& call, const detail::Meta& meta, std::vector<std::string>& steps) {
   const SpecPtr to = whole_spec(call, meta);
   steps.push_back(fmt::format("{} of {} gathered to {} by {}", to_string(*meta.spec), meta.contract->path,
@@ -190,7 +192,8 @@ class Gathering {
   }
 
  private:
-  // nullptr: where they lie the call cannot do without communication.
+  // Decides without gathering. Returns nullptr if the call then communicates, or if other tensors than parameters take
+  // part and some input would be redistributed.
   DecisionPtr decide_on_pieces(const TensorArg& first) {
     const bool alone = of_parameters_alone(call_, first);
     if (!alone && !all_alike(call_, *first.spec)) return nullptr;
@@ -200,13 +203,13 @@ class Gathering {
     return decision;
   }
 
-  // Whether there were any.
+  // Gathers the tensors held in this way; returns whether there were any.
   bool bring(Held how) {
     bool any = false;
     for (TensorArg& entry : call_.tensors) {
       if (held(call_, entry) != how) continue;
       any = true;
-      // Room for all at once: entries point to them.
+      // Reserves room for all, since entries point into the vector.
       if (call_.gathered.empty()) call_.gathered.reserve(call_.tensors.size());
       const detail::Meta& meta = detail::meta(*entry.tensor);
       const bool lead = call_.lead == entry.spec;

@@ -12,19 +12,20 @@ namespace tessera::dispatch {
 
 using Decide = c10::function_ref<DecisionPtr(const Call&)>;
 
-// Decides a call by `decide`, where parameters that are cut over data dimensions to spare memory (Contract::gathered)
-// are whole. They are gathered there for the call, below autograd: what autograd keeps for backward is the piece, and a
-// formula that uses it comes by here again. Explicit communication: one all-gather a parameter and mesh dimension. Left
-// as they lie are: what the call writes; a tensor whose result is a view or a copy of it; and, where the call then
-// needs no communication,
-//   - parameters alone, with numbers beside them: the result is gathered at its own use as they are (Call::derived);
-//   - tensors that all lie alike, as those of an optimizer's step.
+// Decides a call by `decide`, after gathering the parameters that are also cut over data dimensions
+// (Contract::gathered). They are gathered for this call only, below autograd: autograd saves the piece, and a backward
+// formula that uses it is dispatched here again. Runs one all-gather per parameter and mesh dimension, as explicit
+// communication. It does not gather what the call writes, nor a tensor whose result is a view or a copy of it. If the
+// call then needs no communication, it does not gather
+//   - parameters, where besides them the call has only numbers or tensors that do not change the layout: the result is
+//     gathered where it is used, as parameters are (Call::derived);
+//   - tensors of one shape and layout, as those of an optimizer's step.
 DecisionPtr decide_gathered(Call& call, Decide decide);
 
-// The same without communication, by stand-ins that have no values; `steps` takes what would be gathered.
+// Does the same without communication, with stand-ins that hold no values; appends to `steps` what would be gathered.
 DecisionPtr explain_gathered(Call& call, Decide decide, std::vector<std::string>& steps);
 
-// Whether a tensor lies in pieces, or in terms, over mesh dimensions that its contract says to gather.
+// Says whether a tensor is a Shard or Partial on a mesh dimension that its contract says to gather.
 inline bool is_gathered(const detail::Meta& meta) {
   if (meta.contract == nullptr) return false;
   for (const int64_t mesh_dim : meta.contract->gathered) {

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// Of every member of the group, what it holds of a tensor and what it needs.
+// For every member of the group, what it holds and what it needs of a tensor.
 struct Tiles {
   std::vector<Tile> held;
   std::vector<Tile> needed;

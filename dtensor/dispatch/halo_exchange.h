@@ -14,33 +14,33 @@
 
 namespace tessera {
 
-// The rows that a rank computes from, where they are not those that it holds: made ready for this rank, kept with a
-// decision.
+// Fetches the rows of other ranks' pieces that this rank's windows reach into. It is prepared for this rank, and kept
+// with a decision.
 class HaloExchange {
  public:
-  // `fetched` are the layouts of the tensors that halos.inputs names, `computed` that of the one whose rows are
-  // computed for.
+  // `fetched` are the layouts of the tensors that halos.inputs names; `computed` is the layout of the tensor whose rows
+  // are computed.
   HaloExchange(const rules::Halos& halos, const std::vector<SpecPtr>& fetched, const Spec& computed);
 
   const rules::Halos& halos() const { return halos_; }
-  // Whether some rank needs what it does not hold. The same on every rank.
+  // Says whether some rank needs rows that it does not hold; the same on every rank.
   bool communicates() const { return communicates_; }
 
-  // The rows that this rank needs of `pieces`, one for each fetched tensor, row-major or views of them. Where it
-  // communicates, one all_to_all over the mesh dimensions that cut the windows, in which ranks without a piece take
-  // part; each rank gets what it lacks.
+  // Returns the rows that this rank needs of `pieces`, one tensor per fetched tensor: row-major, or a view of the
+  // piece. If it communicates, runs one all_to_all over the mesh dimensions that cut the windows, in which ranks
+  // without a piece take part too; each rank receives the rows that it does not hold.
   std::vector<at::Tensor> run(const DeviceMesh& mesh, std::span<const at::Tensor> pieces) const;
 
-  // "rows of other ranks (dimension 2: 2 at most) by all_to_all over mesh dimensions 0".
+  // Returns "rows of other ranks (dimension 2: 2 at most) by all_to_all over mesh dimensions 0".
   std::string to_string() const;
 
  private:
   rules::Halos halos_;
-  std::vector<int64_t> mesh_dims_;  // that cut the windows
-  std::vector<int64_t> most_;       // rows of each dimension that a rank gets
+  std::vector<int64_t> mesh_dims_;  // the mesh dimensions that cut the windows
+  std::vector<int64_t> most_;       // the most rows that a rank receives, per dimension
   bool communicates_ = false;
-  std::vector<Transfer> transfers_;  // one for each tensor, where it communicates
-  std::vector<Region> regions_;      // else what is needed of each piece
+  std::vector<Transfer> transfers_;  // if it communicates: one per tensor
+  std::vector<Region> regions_;      // else: the part needed of each piece
 };
 
 }  // namespace tessera

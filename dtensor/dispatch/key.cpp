@@ -25,7 +25,7 @@ void Key::plain(const at::Tensor& t) {
 
 namespace {
 
-// One non-tensor argument. False: it has no place in a key.
+// Appends one non-tensor argument. Returns false if a key cannot hold it.
 bool append_value(const at::IValue& v, bool number, Key& key) {
   if (v.isNone()) {
     key.none();

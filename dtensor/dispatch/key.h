@@ -13,12 +13,15 @@
 
 namespace tessera::dispatch {
 
-// The words that a decision depends on: of each argument what append_key and the kernels of unboxed.h put here, alike.
+// A sequence of words that identifies everything that a decision depends on. append_key and the kernels of unboxed.h
+// must append the same words for the same argument.
+//
+// Invariant: hash() is the hash of words().
 class Key {
  public:
-  // `zero_or_nonfinite`: whether a zero or a number that is not finite meets pending terms.
+  // `zero_or_nonfinite`: the result of has_zero_or_nonfinite_number.
   explicit Key(bool zero_or_nonfinite) {
-    // The default dtype is what integers become, as by sqrt.
+    // The default dtype is part of the key: operators such as sqrt convert integers to it.
     put((static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1) | (zero_or_nonfinite ? 1 : 0));
   }
 
@@ -54,7 +57,7 @@ class Key {
     for (const bool b : list) bits = (bits << 1) | (b ? 1U : 0U);
     put(bits);
   }
-  // Its type takes part in type promotion; its value decides nothing (OpTraits::number_arg).
+  // Appends a number's type, which takes part in type promotion, and not its value (OpTraits::number_arg).
   void number(bool is_int, bool is_double, bool is_bool) {
     put(kNumber + 16 * (is_int ? 1U : is_double ? 2U : is_bool ? 3U : 4U));
   }
@@ -64,7 +67,7 @@ class Key {
     put((static_cast<uint64_t>(value.type()) << 32) | static_cast<uint16_t>(value.index()));
   }
   void generator() { put(kGenerator); }
-  // Before the tensors of an argument, unless it is one.
+  // Appends the number of tensors of an argument, before them, unless it is one.
   void tensors(std::size_t count) {
     if (count != 1) put(kTensors + count);
   }
@@ -88,7 +91,7 @@ class Key {
     kDevice,
     kString,
     kGenerator,
-    kNumber,  // and with its type, below 100
+    kNumber,  // plus its type times 16, below 100
     kAbsent = 100,
     kTensors = 1000,
     kOfSpec = 1ULL << 62,
@@ -105,7 +108,7 @@ class Key {
   uint64_t hash_ = 0x9e3779b97f4a7c15ULL;
 };
 
-// What a decision depends on; false when some argument cannot be put in a key.
+// Appends what a decision depends on. Returns false when some argument cannot be put in a key.
 bool append_key(const Call& call, Key& key);
 
 }  // namespace tessera::dispatch

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Filled while the program loads, read afterwards.
+// The tables are filled while the program loads, and only read afterwards.
 std::map<std::string, LocalKernelEntry, std::less<>>& kernels() {
   static std::map<std::string, LocalKernelEntry, std::less<>> table;
   return table;

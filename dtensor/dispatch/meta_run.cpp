@@ -18,7 +18,7 @@ at::Tensor meta_of(const TensorArg& entry) {
   return meta;
 }
 
-// The call's arguments with meta tensors of the global shapes in the tensors' places.
+// Returns the call's arguments, with meta tensors of the global shapes in place of the tensors.
 torch::jit::Stack meta_stack(const Call& call) {
   torch::jit::Stack stack(call.args().begin(), call.args().end());
   std::size_t next = 0;
@@ -50,7 +50,8 @@ void append_result(const at::Tensor& t, std::vector<MetaResult>& out) {
 
 std::optional<std::vector<MetaResult>> run_on_meta(const Call& call) {
   torch::jit::Stack stack = meta_stack(call);
-  // LibTorch drops the arguments before it takes the results, which for several out= tensors are references to them.
+  // Keeps the arguments alive: for several out= tensors the results are references to them, and LibTorch drops the
+  // arguments before it pushes the results.
   const torch::jit::Stack kept = stack;
   try {
     const at::AutoDispatchBelowADInplaceOrView guard;
@@ -58,8 +59,8 @@ std::optional<std::vector<MetaResult>> run_on_meta(const Call& call) {
   } catch (const c10::NotImplementedError&) {
     return std::nullopt;
   } catch (const c10::Error& error) {
-    // Composite kernels that ask a table of kernels by device, which has none for meta tensors: LibTorch throws no type
-    // of its own.
+    // Composite kernels look up a table of kernels by device, which has none for meta tensors; LibTorch throws no type
+    // of its own for that.
     if (!std::string_view(error.what_without_backtrace()).starts_with("DispatchStub: unsupported device type")) throw;
     return std::nullopt;
   }

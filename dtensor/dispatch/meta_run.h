@@ -9,14 +9,14 @@
 
 namespace tessera::dispatch {
 
-// A result of an operator as it is found on global shapes, without data.
+// Describes a result of an operator, as found on global shapes without data.
 struct MetaResult {
   rules::TensorInfo info;
   std::vector<int64_t> strides;
 };
 
-// The results of `call`, lists flattened, by LibTorch's kernel for meta tensors; nullopt where there is none. Throws
-// what the operator throws.
+// Returns the results of `call`, lists flattened, as LibTorch's kernel for meta tensors gives them; nullopt if there is
+// no such kernel. Throws what the operator throws.
 std::optional<std::vector<MetaResult>> run_on_meta(const Call& call);
 
 }  // namespace tessera::dispatch

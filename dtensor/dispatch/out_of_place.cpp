@@ -23,7 +23,7 @@ bool is_written(const c10::Argument& argument) {
 }
 bool is_out(const c10::Argument& argument) { return argument.kwarg_only() && is_written(argument); }
 
-// Overloads that write nothing, by the operator's name.
+// The overloads that write nothing, by the operator's name.
 using Functional = std::multimap<std::string, c10::OperatorHandle>;
 
 Functional find_functional() {
@@ -50,7 +50,7 @@ void append_tensors(const at::IValue& value, std::vector<at::Tensor>& out) {
 }  // namespace
 
 std::optional<c10::OperatorHandle> without_out(const c10::OperatorHandle& op) {
-  static const Functional functional = find_functional();  // of what is registered when the program is loaded
+  static const Functional functional = find_functional();  // of the operators registered while the program loads
   const auto& arguments = op.schema().arguments();
   if (std::none_of(arguments.begin(), arguments.end(), is_out)) return std::nullopt;
   std::vector<c10::TypePtr> types;

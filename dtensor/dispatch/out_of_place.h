@@ -7,13 +7,13 @@
 
 namespace tessera::dispatch {
 
-// The overload of the same operator that takes the same arguments without the out= ones and writes nothing; nullopt for
-// an overload without out=, and where there is none.
+// Returns the overload of the same operator that takes the same arguments without the out= ones and writes nothing;
+// nullopt for an overload without out=, and if there is none.
 std::optional<c10::OperatorHandle> without_out(const c10::OperatorHandle& op);
 
-// The boxed kernel of an out= overload that decomposes: what it is written in resizes tensors and writes views of them,
-// which a DTensor refuses or would lose. Runs `functional` and copies its results. Throws std::invalid_argument on an
-// out tensor of other sizes.
+// The boxed kernel of an out= overload that LibTorch decomposes. The operators that it decomposes into resize tensors
+// and write views of them, which a DTensor refuses or would lose. So it runs `functional` and copies its results.
+// Throws std::invalid_argument on an out tensor of other sizes.
 class OutOfPlace final : public c10::OperatorKernel {
  public:
   explicit OutOfPlace(const c10::OperatorHandle& functional) : functional_(functional) {}

@@ -15,13 +15,13 @@
 namespace tessera::dispatch {
 namespace {
 
-// An operator that must decompose: its composite kernel calls others, which are dispatched.
+// Says whether an operator has only a composite kernel, which calls other operators that are dispatched.
 bool decomposes(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
 }
 
-// A backend fallback would lose to composite kernels, so every operator known now gets a kernel of its own.
+// Registers a kernel per operator known now, since composite kernels take precedence over a backend fallback.
 std::vector<c10::RegistrationHandleRAII> register_all() {
   std::vector<c10::RegistrationHandleRAII> handles;
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
@@ -50,9 +50,9 @@ std::vector<c10::RegistrationHandleRAII> register_all() {
 const auto* const handles =
     new std::vector<c10::RegistrationHandleRAII>(register_all());  // NOLINT: for the program's life
 
-// Operators registered later, such as a user's own library loaded at run time.
+// Dispatches operators that are registered later, such as those of a user's library loaded at run time.
 TORCH_LIBRARY_IMPL(_, PrivateUse3, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch_boxed>()); }
-// Operators without an autograd kernel: usable, and an error only when a gradient is asked through them.
+// Lets operators without an autograd kernel run; they throw only when a gradient is computed through them.
 TORCH_LIBRARY_IMPL(_, AutogradPrivateUse3, m) { m.fallback(torch::autograd::autogradNotImplementedFallback()); }
 
 }  // namespace

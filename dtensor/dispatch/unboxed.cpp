@@ -98,8 +98,8 @@ void add(Table& table) {
   (table.emplace(std::string(Ops::name) + "." + Ops::overload_name, &make<Kernel<Ops, typename Ops::schema>>), ...);
 }
 
-// Those that models and optimizers call most. Any whose arguments unboxed.h knows may be added; a list operator, if it
-// computes element by element and has no decomposition.
+// Lists the operators that models and optimizers call most. Any whose argument types unboxed.h handles may be added; a
+// list operator only if it computes element by element and has no decomposition.
 Table make_table() {
   Table table;
   add<Unboxed, aten::add_Tensor, aten::add_Scalar, aten::add__Tensor, aten::add__Scalar, aten::sub_Tensor,

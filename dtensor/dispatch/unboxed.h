@@ -19,15 +19,13 @@
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
 
-// Kernels that take an operator's arguments as they come, without a stack of boxed values. They run calls that were
-// decided before and whose decision is direct; every other goes to the operator's OpDispatcher.
+// Defines kernels that take an operator's arguments without a stack of boxed values. They run calls whose decision is
+// cached and direct; every other call goes to the operator's OpDispatcher.
 namespace tessera::dispatch {
 
-// ---- what an argument puts in a key, as append_key does
-// ----------------------------------------------------------------------
-// False: not here; OpDispatcher sees to the call.
+// ---- Appending arguments to a key, as append_key does. They return false where OpDispatcher must run the call.
 
-// `written`: in place. A parameter that operators take whole (gather.h) is written as it lies.
+// `written`: the operator writes `t` in place. A parameter that other operators gather (gather.h) is written in pieces.
 inline bool append_dtensor(const at::Tensor& t, const OpTraits& traits, Key& key, bool written = false) {
   if (!detail::is_dtensor(t)) return false;
   const detail::Meta& meta = detail::meta(t);
@@ -59,7 +57,7 @@ inline bool append_argument(const c10::SymInt& value, const OpTraits&, Key& key)
   if (known) key.integer(*known);
   return known.has_value();
 }
-template <class Enum>  // a dtype, a memory format: boxed they are integers
+template <class Enum>  // a dtype or a memory format, which are integers when boxed
 requires std::is_enum_v<Enum>
 bool append_argument(Enum value, const OpTraits&, Key& key) {
   key.integer(static_cast<int64_t>(value));
@@ -119,14 +117,13 @@ bool append_argument(const std::optional<T>& value, const OpTraits& traits, Key&
   return true;
 }
 
-// ---- an argument's local value
-// -------------------------------------------------------------------------------------------------
+// ---- An argument's local value
 
 template <class Arg>
 struct Local {
   explicit Local(Arg& given) : value(given) {}
   Arg& get() { return value; }
-  // Sizes or strides of this rank's in the place of the caller's.
+  // Replaces the caller's sizes or strides by those of this rank's piece.
   void take(const std::vector<int64_t>& /*ints*/) {
     throw std::logic_error("an argument that takes no sizes of a piece");
   }
@@ -187,11 +184,10 @@ struct Local<at::TensorList> : LocalList<at::TensorList> {
 template <class... Args>
 using Locals = std::tuple<Local<std::remove_reference_t<Args>>...>;
 
-// ---- before and after
-// ------------------------------------------------------------------------------------------------------------
+// ---- Before and after the operator
 
-// Argument by argument, as OpDispatcher does: a piece that is still pending is waited for, and all ranks wait in one
-// order.
+// Waits for pieces that are still pending, one argument after the other as OpDispatcher does, so that all ranks wait in
+// the same order.
 inline void make_ready(const at::Tensor& t) {
   if (!t.defined()) return;
   if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr) detail::watch_gradient(t);
@@ -209,7 +205,7 @@ inline void make_ready(at::TensorList list) {
 template <class T>
 void make_ready(const T& /*not a tensor*/) {}
 
-// `viewed`: nullptr for what is no view.
+// `viewed` is nullptr if the result is not a view.
 inline at::Tensor wrapped(at::Tensor local, const Decision& decision, std::size_t output, const OpTraits& traits,
                           const at::Tensor* viewed = nullptr) {
   const SpecPtr& spec = decision.outputs.at(output);
@@ -227,7 +223,7 @@ const at::Tensor* viewed_by(const OpTraits& /*traits*/, const T& /*not a tensor*
   return nullptr;
 }
 
-// A view, or the same logical tensor: a contract goes along.
+// Gives a view, or a copy of the same logical tensor, the contract of its input.
 inline void inherit_contract(const at::Tensor& from, const at::Tensor& to, const OpTraits& traits) {
   if (traits.view) c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
   if (traits.keeps_contract && detail::meta(from).contract) detail::meta(to).contract = detail::meta(from).contract;
@@ -235,7 +231,7 @@ inline void inherit_contract(const at::Tensor& from, const at::Tensor& to, const
 template <class T>
 void inherit_contract(const T& /*not a tensor*/, const at::Tensor& /*to*/, const OpTraits& /*traits*/) {}
 
-// Calls the operator on the pieces, below autograd; an error that this rank alone may see is told to the world.
+// Calls the operator on the pieces, below autograd; an error that this rank alone may see fails the World.
 template <class Call>
 void on_pieces(bool ranks_differ, World& world, const std::string& name, const Call& call) {
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -247,8 +243,7 @@ void on_pieces(bool ranks_differ, World& world, const std::string& name, const C
   }
 }
 
-// ---- the kernel
-// ------------------------------------------------------------------------------------------------------------------
+// ---- The kernels
 
 template <class Op, class Schema = typename Op::schema>
 class Unboxed;
@@ -314,12 +309,12 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
   }
 
   const c10::OperatorHandle op_;
-  OpDispatcher* dispatcher_ = nullptr;  // boxed_'s
+  OpDispatcher* dispatcher_ = nullptr;  // owned by boxed_
   c10::KernelFunction boxed_;
 };
 
-// For operators on lists that compute element by element, whose tensors lie alike: the same specs, place by place, in
-// every list. Nothing is decided, so nothing is kept.
+// The kernel of operators on lists that compute element by element, for calls in which tensors at the same index have
+// the same Spec in every list. Such a call needs no decision, so none is cached.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedList;
 
@@ -365,7 +360,8 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
     World& world = detail::meta(first[0]).spec->mesh.world();
     if constexpr (std::is_void_v<R>) {
       on_pieces(true, world, name_, call);
-      // LibTorch's autograd leaves it to the operators that a list operator calls to count what is written.
+      // LibTorch's autograd does not count the writes of a list operator; it expects the operators that it calls to do
+      // so.
       for (const at::Tensor& t : first) {
         detail::meta(t).count_write();
         if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
@@ -391,7 +387,7 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
   c10::KernelFunction boxed_;
 };
 
-// Of operators that are listed in unboxed.cpp; nullopt for others.
+// Returns the kernel of an operator that unboxed.cpp lists; nullopt for others.
 std::optional<c10::KernelFunction> unboxed_kernel(const c10::OperatorHandle& op);
 
 }  // namespace tessera::dispatch

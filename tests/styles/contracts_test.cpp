@@ -335,7 +335,7 @@ TESSERA_RANKS_TEST_CASE("SequenceParallel on a norm of the user's own: DTensors 
   check_parameters(*got, *want, /*gradients=*/true, 1e-12);
   CHECK_THROWS_WITH_AS(
       tp(x),
-      "aten::mul: a plain tensor [2, 5, 6] meets weight, whose style SequenceParallel says that it is this "
+      "aten::mul: a plain tensor [2, 5, 6] is used with weight, whose style SequenceParallel says that it is this "
       "rank's piece, S(1); give a DTensor, by from_local(piece, mesh, placements), or by distribute_tensor "
       "where each rank has the whole",
       std::invalid_argument);
