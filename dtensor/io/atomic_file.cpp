@@ -26,7 +26,7 @@ std::string temporary_prefix(const std::string& path) {
   return fmt::format("{}/.{}.tmp-", folder_of(path), std::filesystem::path(path).filename().string());
 }
 
-// The umask without umask(2), which can only be read by changing it for all threads.
+// Reads the umask without umask(2), which has to change it, for all threads, to read it.
 mode_t current_umask() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -51,7 +51,7 @@ const char* kind_of(mode_t mode) {
   }
 }
 
-// Removes the temporary files of processes that ended before they could: those that nobody has locked.
+// Removes temporary files that nobody has locked: their processes ended before they could remove them.
 void remove_abandoned(const std::string& path) {
   const std::string prefix = temporary_prefix(path);
   const std::string name_prefix = std::filesystem::path(prefix).filename().string();
@@ -69,15 +69,15 @@ std::string random_suffix() {
   return fmt::format("{:08x}{:08x}", device(), device());
 }
 
-// Creates and locks a file of a new name. Another writer may take it for abandoned between the two; then it has no name
-// left, and another is made.
+// Creates and locks a file of a new name. Before it is locked, another writer may take it for abandoned and remove it;
+// then another file is made.
 FileDescriptor create_locked(const std::string& path, std::string& temporary) {
   while (true) {
     temporary = temporary_prefix(path) + random_suffix();
     FileDescriptor file(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!file.is_open() && errno == EEXIST) continue;
     if (!file.is_open()) throw_errno("create a file to save", path);
-    ::flock(file.get(), LOCK_EX | LOCK_NB);  // a file system without locks is as good without
+    ::flock(file.get(), LOCK_EX | LOCK_NB);  // its failure is harmless on a file system without locks
     struct stat status = {};
     if (::fstat(file.get(), &status) != 0) throw_errno("examine", temporary);
     if (status.st_nlink > 0) return file;
@@ -94,7 +94,7 @@ std::string folder_of(const std::string& path) {
 void sync_folder(const std::string& folder) {
   FileDescriptor file(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!file.is_open()) throw_errno("open the folder", folder);
-  // EINVAL: a file system whose folders cannot be synced.
+  // EINVAL means that the file system cannot sync folders.
   if (::fsync(file.get()) != 0 && errno != EINVAL) throw_errno("sync the folder", folder);
 }
 

@@ -20,8 +20,8 @@ bool exists(const std::string& path) {
   return fs::exists(path, ignored);
 }
 
-// The file to open for what the user named: a single file goes before an index, as when a save was cut short between
-// the two either is whole.
+// Returns the file to open for the user's path. A single file is preferred to an index: both exist when a save was
+// interrupted, and then either one is complete.
 std::string resolve(const std::string& path) {
   std::error_code ignored;
   const std::string file = fs::is_directory(path, ignored) ? (fs::path(path) / "model.safetensors").string() : path;

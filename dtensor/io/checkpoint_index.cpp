@@ -22,7 +22,7 @@ bool leads_out_of_folder(const std::string& name) {
          name.find('\0') != std::string::npos;
 }
 
-// Keeps weight_map; what stands in "metadata" is anybody's and is passed over.
+// Keeps weight_map, and ignores "metadata", which may hold anything.
 class IndexParser final : public StrictJson {
  public:
   using StrictJson::StrictJson;
@@ -144,7 +144,7 @@ std::string stem_of(const std::string& checkpoint_name) {
   return checkpoint_name.substr(0, checkpoint_name.size() - kExtension.size());
 }
 
-// Takes a run of at least one digit off the front of `text`.
+// Removes the digits at the front of `text`; returns whether there was at least one.
 bool take_digits(std::string_view& text) {
   const auto digits = std::ranges::find_if_not(text, [](char c) { return c >= '0' && c <= '9'; }) - text.begin();
   text.remove_prefix(static_cast<std::size_t>(digits));

@@ -8,28 +8,28 @@
 
 namespace tessera {
 
-// Which file of a sharded checkpoint holds which tensor: the content of "model.safetensors.index.json". Files are plain
+// Says which file of a sharded checkpoint holds each tensor, as "model.safetensors.index.json" does. Files are plain
 // names in the index's own folder.
 using WeightMap = std::map<std::string, std::string>;
 
 // Parses {"metadata": {...}, "weight_map": {tensor: file}}. `file` is for messages only. Throws std::invalid_argument
-// on anything else, duplicate keys, and file names that lead out of the folder.
+// on anything else, on duplicate keys, and on file names that lead out of the folder.
 WeightMap parse_checkpoint_index(std::string_view json, const std::string& file);
-// Reads and parses. Throws std::runtime_error as well, when the system cannot read it.
+// Reads and parses an index. Throws also std::runtime_error, when the system cannot read it.
 WeightMap read_checkpoint_index(const std::string& path);
 
-// The text of an index, `total_size` in bytes.
+// Returns the text of an index; `total_size` is in bytes.
 std::string serialize_checkpoint_index(const WeightMap& weights, int64_t total_size);
 
-// "model.safetensors" -> "model.safetensors.index.json".
+// Returns the index's path: "model.safetensors" -> "model.safetensors.index.json".
 std::string index_path(const std::string& checkpoint_path);
 
-// The file name of part `i` (from 0) of `n` of a checkpoint: "model-00002-of-00003.safetensors" for i = 1, n = 3 of
-// "model.safetensors", or "model-v2-00002-of-00003.safetensors" for version 2.
+// Returns the file name of part `i` (from 0) of `n` of a checkpoint: "model-00002-of-00003.safetensors" for i = 1, n =
+// 3 of "model.safetensors", or "model-v2-00002-of-00003.safetensors" for version 2.
 std::string part_name(const std::string& checkpoint_name, int64_t i, int64_t n, int64_t version);
-// Whether `name` is a name that part_name gives.
+// Says whether `name` is a name that part_name gives.
 bool is_part_name(const std::string& checkpoint_name, const std::string& name);
-// The lowest version whose parts' names are all outside `taken`.
+// Returns the lowest version whose parts' names are all outside `taken`.
 int64_t free_version(const std::string& checkpoint_name, int64_t n, const std::set<std::string>& taken);
 
 }  // namespace tessera

@@ -39,7 +39,8 @@ std::string find_target(const std::string& path) {
   return path;
 }
 
-// The file to write. Neither it nor its index, one of which goes when the other comes, may be anything but a file.
+// Returns the file to write. It and its index must be regular files if they exist, since publishing one removes the
+// other.
 std::string resolve_target(const std::string& path) {
   std::string target = find_target(path);
   check_replaceable(target);
@@ -49,7 +50,7 @@ std::string resolve_target(const std::string& path) {
 
 std::string name_of(const std::string& path) { return fs::path(path).filename().string(); }
 
-// What a sharded checkpoint at `path` consists of; empty when there is none that can be read.
+// Returns the parts of a sharded checkpoint at `path`; empty when there is none that can be read.
 WeightMap existing_parts(const std::string& path) {
   std::error_code ignored;
   if (!fs::exists(index_path(path), ignored)) return {};
@@ -78,7 +79,7 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
     throw std::invalid_argument(
         fmt::format("max_shard_bytes is {}; pass a number of bytes, or 0 for one file", max_shard_bytes));
   }
-  // All at once first: names must be different across files too.
+  // Lays out all tensors once, which checks that names are different across files too.
   tensors = lay_out_tensors(std::move(tensors));
   std::ranges::sort(tensors, {}, &TensorEntry::name);
   std::vector<SafetensorsHeader> plan = {{.metadata = metadata, .tensors = {}}};
@@ -111,7 +112,7 @@ void CheckpointWriter::open_file() {
   next_tensor_ = 0;
 }
 
-// To the next tensor's file, when this one is full.
+// Opens the next tensor's file when this one is complete.
 void CheckpointWriter::advance() {
   if (next_tensor_ < plan_[files_.size() - 1].tensors.size()) return;
   files_.back().sync();
@@ -165,7 +166,7 @@ void CheckpointWriter::publish_parts() {
   sync_folder(folder_of(path_));
 }
 
-// The new checkpoint is in place; what is left of the old one goes, and first what readers would open.
+// Removes the old checkpoint after the new one is in place, and first the file that readers would open.
 void CheckpointWriter::remove_replaced() {
   if (plan_.size() == 1) {
     remove_file(index_path(path_));

@@ -14,28 +14,28 @@
 
 namespace tessera {
 
-// The files of a checkpoint to be, decided before any data is there: a pure function of the tensors, so that every rank
-// makes the same one. Tensors go into files in the order of their names, until the next would make a file's data larger
-// than max_shard_bytes (0: one file). Their data is written file by file, in the order of the headers. Throws
-// std::invalid_argument as lay_out_tensors does, or when max_shard_bytes is negative.
+// Plans the files of a checkpoint before any data is there. The plan depends only on the arguments, so every rank makes
+// the same one. Tensors are put into files in the order of their names, until the next would make a file's data larger
+// than max_shard_bytes (0: one file). Their data must be written file by file, in the order of the headers. Throws
+// std::invalid_argument as lay_out_tensors does, and when max_shard_bytes is negative.
 std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors, int64_t max_shard_bytes,
                                                const std::map<std::string, std::string>& metadata);
 
-// Writes a checkpoint so that, whenever the process ends, the one that was there before loads until the new one is
-// whole (see save_weights in weights.h). One file is written to `path`; of several, the parts stand beside it and the
-// index at path + ".index.json".
+// Writes a checkpoint. If the process ends at any moment, the previous checkpoint still loads until the new one is
+// complete (see save_weights in weights.h). A single file is written to `path`; several parts are written beside it,
+// and their index to path + ".index.json".
 //
 //   CheckpointWriter writer(path, plan_checkpoint(...));
 //   for (each header of the plan) for (each tensor in it) writer.append(tensor);
 //   writer.publish();
 //
-// Without publish() nothing is left behind. Members throw std::runtime_error when the system refuses,
+// Without publish() it leaves nothing behind. Members throw std::runtime_error when the system refuses,
 // std::invalid_argument on a tensor that is not the next of the plan.
 class CheckpointWriter {
  public:
   CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan);
 
-  // Writes the next tensor, on any device and of any strides, by its values.
+  // Writes the values of the next tensor, on any device and of any strides.
   void append(const at::Tensor& tensor);
   void publish();
 
@@ -47,10 +47,10 @@ class CheckpointWriter {
 
   std::string path_;
   std::vector<SafetensorsHeader> plan_;
-  std::map<std::string, std::string> replaced_;  // the weight map of the sharded checkpoint that was there
+  std::map<std::string, std::string> replaced_;  // the weight map of the sharded checkpoint that is replaced
   int64_t version_ = 1;
   std::vector<AtomicFile> files_;
-  std::size_t next_tensor_ = 0;  // in the header of files_.back()
+  std::size_t next_tensor_ = 0;  // index in the header of files_.back()
 };
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-// An open file that closes itself. Move-only.
+// Owns an open file and closes it. Move-only.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -16,19 +16,19 @@ class FileDescriptor {
 
   int get() const { return fd_; }
   bool is_open() const { return fd_ >= 0; }
-  // Closes now. Throws std::runtime_error when the system reports an error that was held back until then.
+  // Closes the file now. Throws std::runtime_error when the system reports an error that it deferred until then.
   void close(const std::string& path);
 
  private:
   int fd_ = -1;
 };
 
-// Opens for reading and gives the size. Throws std::runtime_error when the system cannot, std::invalid_argument when it
-// is a folder, pipe or device.
+// Opens a file for reading and sets its size. Throws std::runtime_error when the system cannot, std::invalid_argument
+// when it is a folder, pipe or device.
 FileDescriptor open_regular_file(const std::string& path, int64_t& file_bytes);
 
-// Reads bytes [position, position + count) into `to`. Throws std::runtime_error when the system cannot or the file
-// ends.
+// Reads bytes [position, position + count) into `to`. Throws std::runtime_error when the system cannot, or the file
+// ends before.
 void read_at(const FileDescriptor& file, const std::string& path, int64_t position, int64_t count, void* to);
 
 // Throws std::runtime_error "cannot <action> '<path>': <errno's text>".

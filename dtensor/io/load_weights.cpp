@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// A tensor of the module and what it takes from the file.
+// A tensor of the module, and the box of the file's tensor that it gets.
 struct Slot {
   at::Tensor target;
   std::string file_name;
@@ -27,7 +27,7 @@ struct Slot {
   at::Tensor piece;
 };
 
-// What does not fit, gathered so that one message tells it all.
+// Collects everything that does not fit, so that one message lists it all.
 struct Misfits {
   std::vector<std::string> missing;
   std::vector<std::string> unexpected;
@@ -37,7 +37,7 @@ struct Misfits {
   bool empty() const { return missing.empty() && unexpected.empty() && shapes.empty() && dtypes.empty(); }
 };
 
-// `*` any characters, `?` one.
+// Matches a pattern: `*` stands for any characters, `?` for one.
 bool matches(std::string_view pattern, std::string_view name) {
   if (pattern.empty()) return name.empty();
   if (pattern.front() == '*') {
@@ -97,7 +97,7 @@ std::string joined(const std::vector<std::string>& lines) {
   throw std::invalid_argument(text);
 }
 
-// The names in the file that `item` may have; empty when the user's rename leaves it out.
+// Returns the names that `item` may have in the file; none if the user's rename excludes it.
 std::vector<std::string> file_names(const ModuleTensor& item, const LoadOptions& options) {
   if (!options.rename) return item.names;
   std::vector<std::string> names;
@@ -108,7 +108,7 @@ std::vector<std::string> file_names(const ModuleTensor& item, const LoadOptions&
   return names;
 }
 
-// What other engines' layers keep of themselves beside their tensors.
+// Says whether the entry is one that other engines' layers save beside their tensors.
 bool is_extra_state(std::string_view name) { return name == "_extra_state" || name.ends_with("._extra_state"); }
 
 std::vector<Slot> match(const std::vector<ModuleTensor>& tensors, const Checkpoint& checkpoint, const std::string& path,

@@ -37,7 +37,8 @@ void check_storable(const std::string& name, const at::Tensor& tensor) {
                   tensor.layout() == at::kStrided ? "" : " that is not strided", tensor.device().str()));
 }
 
-// The rank that writes: the first of the first mesh that every mesh has, for only a member has a tensor's values.
+// Returns the rank that writes: the first of the first mesh that is in every mesh, since only a member of a mesh has a
+// tensor's values.
 int64_t writing_rank(const std::vector<DeviceMesh>& meshes, const char* op) {
   for (const int64_t rank : meshes.front().mesh().ranks()) {
     const bool everywhere = std::ranges::all_of(
@@ -67,8 +68,8 @@ std::vector<SafetensorsHeader> make_plan(const std::vector<SavedTensor>& tensors
   return plan_checkpoint(std::move(entries), max_shard_bytes, metadata);
 }
 
-// Gathers and appends tensor after tensor. The writing rank goes on after an error, for the others are in the
-// gathering; what it was is returned.
+// Gathers and appends one tensor after the other. After an error the writing rank goes on gathering, since the other
+// ranks wait for it; the error is returned.
 std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, const std::vector<SavedTensor>& tensors,
                                  std::optional<CheckpointWriter>& writer) {
   std::unordered_map<std::string, const at::Tensor*> by_name;
@@ -89,7 +90,7 @@ std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, con
   return failure;
 }
 
-// The weights below `module` that its members were assigned, by name.
+// Finds the weights that were assigned to members below `module`, by name.
 void find_assigned(const torch::nn::Module& module, const std::string& prefix,
                    std::map<std::string, at::Tensor>& found) {
   const at::Tensor weight = assigned_weight(module);
@@ -176,8 +177,8 @@ void write_piece(const at::Tensor& tensor, const at::Tensor& piece) {
     return;
   }
   to_local(tensor).copy_(piece);
-  // A piece shares no version with the DTensor, and the graph must see that the value changed. An inference tensor has
-  // none, and views of the DTensor must see it.
+  // Counts the write, so that views of the DTensor see it, and raises the version, so that autograd sees that the value
+  // changed: a piece does not share its version with the DTensor. An inference tensor has no version.
   detail::meta(tensor).count_write();
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }

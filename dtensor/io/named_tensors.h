@@ -16,15 +16,16 @@ class Module;
 
 namespace tessera {
 
-// A parameter or buffer with every name that its module has for it, in order of registration.
+// Holds a parameter or buffer with every name that its module has for it, in order of registration.
 struct ModuleTensor {
   std::vector<std::string> names;
   at::Tensor tensor;
 };
 
-// The parameters of a module, then its buffers, each tensor once, in order of registration; undefined ones left out.
-// Where a Linear's or Embedding's weight was assigned, that tensor and not the registered one, which its forward does
-// not read. Throws std::invalid_argument on one that a file cannot hold (sparse, quantized, without data), by name.
+// Returns the parameters of a module, then its buffers, each tensor once, in order of registration, without undefined
+// ones. Where a Linear's or Embedding's weight was assigned, returns the assigned tensor in place of the registered
+// one, which its forward does not read. Throws std::invalid_argument on a tensor that a file cannot hold (sparse,
+// quantized, without data), by name.
 std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module);
 
 struct SavedTensor {
@@ -32,18 +33,18 @@ struct SavedTensor {
   at::Tensor tensor;
 };
 
-// Saves the global values of `tensors`, plain ones and DTensors, as save_weights in weights.h says, with the ranks of
-// `meshes` (those of the DTensors among them). `op` is charged with the communication and starts the messages.
+// Saves the global values of `tensors`, plain ones and DTensors, as save_weights in weights.h describes, with the ranks
+// of `meshes` (those of the DTensors among them). Communication is counted under `op`, which also starts the messages.
 void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes,
                   const std::string& path, int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,
                   const char* op);
 
-// The smallest box around the part of `tensor` that this rank holds: all of a plain tensor. Only where is_held(tensor).
-// `name` is for messages: throws std::invalid_argument on a Partial, whose terms no file has.
+// Returns the smallest box around this rank's part of `tensor` (all of a plain tensor). Requires is_held(tensor).
+// `name` is for messages: throws std::invalid_argument on a Partial, whose terms no file holds.
 TensorBox held_box(const at::Tensor& tensor, const std::string& name);
-// Of the values of that box, those that this rank holds.
+// Returns those of the box's values that this rank holds.
 at::Tensor held_part(const at::Tensor& tensor, const at::Tensor& box_values);
-// Whether this rank holds any of it: false outside its mesh.
+// Says whether this rank holds a part of `tensor`: false outside its mesh.
 bool is_held(const at::Tensor& tensor);
 
 // Writes `piece`, from held_part(), into this rank's part of `tensor`, converting dtype and device. No

@@ -9,13 +9,13 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-// What torch::optim's classes keep, written down once for saving and for loading. A visitor has
+// Lists the state and options of torch::optim's classes, once for saving and for loading. A visitor has, for state,
 //   counter(name, int64_t&), number(name, double&)
-//   of_parameter(name, Tensor&): has the parameter's shape, always there
+//   of_parameter(name, Tensor&): has the parameter's shape, always defined
 //   optional_of_parameter(name, Tensor&): the same, may be undefined
 //   free(name, Tensor&): of its own shape, may be undefined
 //   list(name, std::deque<Tensor>&)
-// for state, and for options number, counter, flag(name, bool&), and the std::optional forms of counter and text.
+// and for options number, counter, flag(name, bool&), and counter and text for std::optional.
 // Source: the public members in torch/optim/*.h of LibTorch 2.11.
 namespace tessera {
 
@@ -54,7 +54,7 @@ void visit_state(torch::optim::AdagradParamState& state, Visitor& visitor) {
   visitor.of_parameter("sum", state.sum());
 }
 
-// Without `al`, which each step fills before it reads it.
+// Skips `al`, which each step fills before it reads it.
 template <typename Visitor>
 void visit_state(torch::optim::LBFGSParamState& state, Visitor& visitor) {
   visitor.counter("func_evals", state.func_evals());

@@ -44,7 +44,7 @@ struct StateSaver {
   }
 };
 
-// JSON has no infinity and no NaN; they are written as text.
+// JSON has no infinity and no NaN, so they are written as text.
 nlohmann::ordered_json json_number(double value) {
   if (std::isfinite(value)) return value;
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
@@ -66,7 +66,7 @@ struct OptionsSaver {
 
 // ---- loading ----------------------------------------------------------------------------------------------------
 
-// A new tensor of a file's values, laid out as `parameter` is when it has its shape, else whole on every rank.
+// Reads a tensor from the file, laid out as `parameter` if it has its shape, else replicated.
 at::Tensor read_like(const Checkpoint& checkpoint, const std::string& name, const at::Tensor& parameter) {
   const at::NoGradGuard no_grad;
   const std::vector<int64_t>& shape = checkpoint.find(name)->shape;
@@ -85,7 +85,7 @@ at::Tensor read_like(const Checkpoint& checkpoint, const std::string& name, cons
   return from_local(local.to(mesh.device()), mesh, placements, {.shape = shape});
 }
 
-// Checks what the file has for each field.
+// Checks what the file has for each field of the state.
 struct StatePlanner {
   const Checkpoint& checkpoint;
   const std::string& parameter;
@@ -220,7 +220,7 @@ class Kind final : public OptimizerKind {
   void append_state(const OptimizerParamState& state, const std::string& parameter,
                     std::vector<SavedTensor>& tensors) const override {
     StateSaver saver{parameter, tensors};
-    State copy = static_cast<const State&>(state);  // shares the tensors; the visitors take what may be written
+    State copy = static_cast<const State&>(state);  // shares the tensors; visitors need a mutable state
     visit_state(copy, saver);
   }
 

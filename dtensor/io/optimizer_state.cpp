@@ -34,7 +34,7 @@ GroupPaths group_paths(const Optimizer& optimizer, const torch::nn::Module& modu
   std::unordered_map<const c10::TensorImpl*, std::string> paths;
   for (const ModuleTensor& item : module_tensors(module))
     paths.emplace(item.tensor.unsafeGetTensorImpl(), item.names.front());
-  // A tensor left behind by an assigned weight: an optimizer was given it all the same.
+  // Also adds a registered tensor that an assigned weight has replaced: the optimizer was given it all the same.
   for (const auto& item : module.named_parameters()) paths.emplace(item.value().unsafeGetTensorImpl(), item.key());
   GroupPaths groups;
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
@@ -62,7 +62,7 @@ std::string groups_json(const Optimizer& optimizer, const OptimizerKind& kind, c
   return groups.dump();
 }
 
-// What a file asks of the optimizer, checked; nothing is changed yet.
+// What the file holds for the optimizer, checked but not applied yet.
 struct Planned {
   std::vector<std::unique_ptr<OptimizerOptions>> options;
   std::vector<std::pair<void*, PlannedState>> states;
@@ -150,7 +150,7 @@ void save_optimizer(const Optimizer& optimizer, const torch::nn::Module& module,
   const detail::NotRecording own_tensors;
   const OptimizerKind& kind = optimizer_kind(optimizer, "save_optimizer");
   const GroupPaths paths = group_paths(optimizer, module, "save_optimizer");
-  // A tied parameter may stand in a group twice; its state is one.
+  // A tied parameter may be in a group twice; its state is saved once.
   std::set<const void*> seen;
   std::vector<SavedTensor> tensors;
   for (std::size_t g = 0; g < paths.size(); ++g) {

@@ -51,7 +51,7 @@ void check_box(const TensorEntry& entry, const TensorBox& box, const std::string
                                           fmt::join(box.sizes, ", "), fmt::join(entry.shape, ", ")));
 }
 
-// A bool that is neither 0 nor 1 is undefined behaviour wherever it is used later.
+// Throws on a bool that is neither 0 nor 1, whose use would be undefined behaviour.
 void check_bools(const at::Tensor& tensor, const TensorEntry& entry, const std::string& path) {
   const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
   const auto* end = bytes + tensor.numel();
@@ -67,7 +67,7 @@ TensorBox whole_box(const std::vector<int64_t>& shape) { return {std::vector<int
 
 BoxRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box) {
   if (std::ranges::count(box.sizes, 0) > 0) return {};
-  // Trailing dimensions that are whole, and the one before them, are one run.
+  // Whole trailing dimensions, and the dimension before them, form one run.
   std::size_t outer = shape.size();
   BoxRuns runs = {.starts = {}, .length = 1};
   int64_t stride = 1;

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// A part of a tensor: elements [offsets[d], offsets[d] + sizes[d]) of each dimension d.
+// Describes a part of a tensor: elements [offsets[d], offsets[d] + sizes[d]) of each dimension d.
 struct TensorBox {
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;
@@ -21,11 +21,11 @@ struct TensorBox {
   friend bool operator==(const TensorBox&, const TensorBox&) = default;
 };
 
-// The whole of a tensor of this shape.
+// Returns the box of a whole tensor of this shape.
 TensorBox whole_box(const std::vector<int64_t>& shape);
 
-// The contiguous runs of a row-major tensor of `shape` that make up `box`, in order, in elements: all of the same
-// length, runs that touch merged.
+// Lists the contiguous runs, in elements and in order, of a row-major tensor of `shape` that make up `box`. All have
+// the same length, and adjacent runs are merged.
 //   shape {4, 6}, box {1, 0} {2, 6} -> one run of 12 at 6;  box {1, 2} {2, 3} -> runs of 3 at 8 and 14
 struct BoxRuns {
   std::vector<int64_t> starts;
@@ -33,29 +33,29 @@ struct BoxRuns {
 };
 BoxRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box);
 
-// A safetensors file open for reading. Opening reads and checks the header alone; later, parts of tensors are read with
-// pread, never by mapping, so that a file that shrinks is an error and not a signal. The open file stays the same when
-// another is renamed over its path. Move-only; const members may be called from several threads, except bytes_read.
+// Reads a safetensors file. Opening it reads and checks only the header; parts of tensors are read later by pread, not
+// by mapping, so that a file that shrinks gives an error and not a signal. The open file stays the same when another is
+// renamed over its path. Move-only. Threads may share const members, except bytes_read.
 class SafetensorsFile {
  public:
-  // Throws std::runtime_error when the system cannot open or read `path`, std::invalid_argument when it is not a
-  // safetensors file (see parse_safetensors_header).
+  // Opens the file. Throws std::runtime_error when the system cannot open or read `path`, std::invalid_argument when it
+  // is not a safetensors file (see parse_safetensors_header).
   explicit SafetensorsFile(const std::string& path);
 
   const std::string& path() const { return path_; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  // In the order of their data.
+  // Returns the tensors in the order of their data.
   const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
-  // nullptr when there is none of that name.
+  // Returns nullptr when there is no tensor of that name.
   const TensorEntry* find(std::string_view name) const;
 
-  // Reads the bytes of `box` and no others into a new contiguous CPU tensor of shape box.sizes.
-  // `entry` is one of tensors(). Throws std::invalid_argument on a box outside the tensor or data that its dtype cannot
-  // hold (a bool that is neither 0 nor 1), std::runtime_error when reading fails.
+  // Reads the bytes of `box`, and no others, into a new contiguous CPU tensor of shape box.sizes. `entry` must be one
+  // of tensors(). Throws std::invalid_argument on a box outside the tensor, and on data that its dtype cannot hold (a
+  // bool that is neither 0 nor 1); std::runtime_error when reading fails.
   at::Tensor read_box(const TensorEntry& entry, const TensorBox& box) const;
   at::Tensor read(const TensorEntry& entry) const { return read_box(entry, whole_box(entry.shape)); }
 
-  // Bytes of data read so far, the header not counted.
+  // Returns the bytes of data read so far, without the header.
   int64_t bytes_read() const { return bytes_read_; }
 
  private:

@@ -26,7 +26,7 @@ struct DtypeName {
   std::string_view name;
 };
 
-// In the order in which lay_out_tensors places them.
+// The dtypes in the order in which lay_out_tensors places them.
 constexpr std::array<DtypeName, 17> kDtypes = {{
     {ScalarType::UInt64, "U64"},
     {ScalarType::Long, "I64"},
@@ -275,7 +275,7 @@ void check_size(const TensorEntry& entry, int64_t data_bytes, const std::string&
   }
 }
 
-// `tensors` sorted by offset must tile [0, data_bytes).
+// Checks that `tensors`, sorted by offset, tile [0, data_bytes).
 void check_coverage(const std::vector<TensorEntry>& tensors, int64_t data_bytes, const std::string& file) {
   int64_t at = 0;
   for (const TensorEntry& entry : tensors) {

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-// One tensor of a safetensors file: row-major, little-endian, in bytes [begin, end) of the data that follows the
-// header.
+// Describes one tensor of a safetensors file: row-major, little-endian, in bytes [begin, end) of the data that follows
+// the header.
 struct TensorEntry {
   std::string name;
   c10::ScalarType dtype = c10::ScalarType::Float;
@@ -23,8 +23,12 @@ struct TensorEntry {
   friend bool operator==(const TensorEntry&, const TensorEntry&) = default;
 };
 
-// What stands before the data of a safetensors file. Invariants: names are different; the tensors, sorted by offset,
-// tile [0, data_bytes()) without hole or overlap; end - begin is the number of elements times the size of one.
+// Describes the header of a safetensors file.
+//
+// Invariants of a parsed header:
+//   - Names are different.
+//   - The tensors, sorted by offset, tile [0, data_bytes()) without gap or overlap.
+//   - end - begin is the number of elements times the size of one.
 struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
   std::vector<TensorEntry> tensors;
@@ -33,29 +37,29 @@ struct SafetensorsHeader {
   friend bool operator==(const SafetensorsHeader&, const SafetensorsHeader&) = default;
 };
 
-// The format's cap on the length of the header.
+// The format's limit on the length of the header.
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 
 // Parses the JSON of a header whose file holds `data_bytes` bytes after it. `file` is for messages only. Throws
-// std::invalid_argument that names the file and the tensor on anything that breaks the format or an invariant above,
-// duplicate keys, unknown keys, sizes that overflow and dtypes that LibTorch lacks included. Source: the format's
-// description at github.com/huggingface/safetensors (README.md).
+// std::invalid_argument, which names the file and the tensor, on anything that breaks the format or an invariant above,
+// also on duplicate keys, unknown keys, sizes that overflow and dtypes that LibTorch does not have. Source: the
+// format's description at github.com/huggingface/safetensors (README.md).
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& file);
 
-// Gives each tensor its place in the data: larger elements first, then by name, so that every tensor is aligned to its
-// elements and the order depends on nothing else. The format's own library writes the same order.
-// Throws std::invalid_argument on a repeated or reserved name, a dtype that the format lacks or sizes that overflow.
+// Gives each tensor its place in the data: larger elements first, then by name. So every tensor is aligned to its
+// elements, and the order depends on nothing else. The format's own library writes the same order. Throws
+// std::invalid_argument on a repeated or reserved name, a dtype that the format does not have, and sizes that overflow.
 std::vector<TensorEntry> lay_out_tensors(std::vector<TensorEntry> tensors);
 
-// The bytes before the data: the length in 8 bytes, the JSON, spaces up to a multiple of 8.
-// Throws std::invalid_argument when the JSON is longer than kMaxHeaderBytes or a name is not UTF-8.
+// Returns the bytes before the data: the length in 8 bytes, the JSON, and spaces up to a multiple of 8. Throws
+// std::invalid_argument when the JSON is longer than kMaxHeaderBytes, or a name is not UTF-8.
 std::string serialize_safetensors_header(const SafetensorsHeader& header);
 
-// "BF16" for kBFloat16 and so on; LibTorch's own name for a dtype that the format lacks.
+// Returns "BF16" for kBFloat16 and so on; LibTorch's own name for a dtype that the format does not have.
 std::string_view safetensors_dtype_name(c10::ScalarType dtype);
 
-// Elements times bytes of one; shape must not be negative. Throws std::invalid_argument starting with `what` on
-// overflow.
+// Returns the number of elements times the bytes of one; shape must not be negative. Throws std::invalid_argument that
+// starts with `what` on overflow.
 int64_t checked_nbytes(const std::vector<int64_t>& shape, c10::ScalarType dtype, const std::string& what);
 
 }  // namespace tessera

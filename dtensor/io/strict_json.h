@@ -10,15 +10,16 @@
 
 namespace tessera {
 
-// 'text' in quotes for a message: control characters as \x1b and so on, and a long one (names in hostile files) cut.
+// Returns 'text' in quotes for a message, with control characters as \x1b and so on; a long text (a name in a hostile
+// file) is cut.
 std::string in_quotes(std::string_view text);
 
-// The base of parsers of JSON that may be hostile: every event is an error until a derived class allows it, so nothing
-// is built that was not asked for (nlohmann's own tree keeps the last of duplicate keys in silence). Handlers throw;
-// the parser itself does not recurse.
+// Is the base of parsers of JSON that may be hostile. Every event is an error until a derived class allows it, so
+// nothing is built that was not asked for (nlohmann's own tree silently keeps the last of duplicate keys). Handlers
+// throw; the parser itself does not recurse.
 class StrictJson : public nlohmann::json_sax<nlohmann::json> {
  public:
-  // `file` starts every message.
+  // `file` begins every message.
   explicit StrictJson(std::string file) : file_(std::move(file)) {}
 
   // Parses the whole of `text`. Throws std::invalid_argument "'<file>': <where>: <what>".
@@ -39,8 +40,8 @@ class StrictJson : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t position, const std::string& token, const nlohmann::json::exception& error) override;
 
  protected:
-  // Where in the document the parser is and what belongs there, for messages: "tensor 'w': shape: expected a list of
-  // ...".
+  // For messages: where in the document the parser is, and what it expects there: "tensor 'w': shape: expected a list
+  // of ...".
   virtual std::string where() const = 0;
   virtual std::string expected() const = 0;
 

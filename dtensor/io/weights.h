@@ -13,67 +13,66 @@ class Module;
 namespace tessera {
 
 struct LoadOptions {
-  // The name in the file of the module's parameter or buffer of this name; "" leaves that tensor as it is. None: the
-  // same.
+  // Maps the module's name of a parameter or buffer to its name in the file; "" leaves that tensor as it is. Without it
+  // names are the same.
   std::function<std::string(const std::string& module_name)> rename;
-  // Names of the module that the file may lack; `*` stands for any characters, `?` for one. They stay as they are.
+  // Names of the module that may be missing in the file; `*` stands for any characters, `?` for one. These tensors stay
+  // as they are.
   std::vector<std::string> allow_missing;
-  // Whether the file may hold tensors that nothing in the module asks for.
+  // Says whether the file may hold tensors that the module does not have.
   bool allow_unexpected = false;
-  // Whether a tensor of another dtype than the module's is converted; otherwise it is an error.
+  // Says whether a tensor of another dtype than the module's is converted; otherwise it is an error.
   bool convert_dtype = false;
-  // Whether pieces are written to the module as they are read, so that only one is in memory beside it. An error of the
-  // disk then leaves the module loaded in part; all that headers can tell is checked on every rank before.
+  // Says whether each piece is written to the module as soon as it is read, so that only one is in memory besides it. A
+  // disk error then leaves the module partly loaded; what the headers show is still checked on every rank before.
   bool in_place = false;
-  // Called on this rank after each tensor with the bytes of this rank's pieces read so far and in all.
+  // Is called on this rank after each tensor, with the bytes of this rank's pieces read so far and in total.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
 // Loads a safetensors checkpoint into the parameters and buffers of `module`, plain tensors and DTensors alike.
 //
 // `path` is a .safetensors file, a .safetensors.index.json, or a folder that holds model.safetensors or
-// model.safetensors.index.json. A file that is not there but whose index is (path + ".index.json") is the index. A
-// tensor that the module has under several names is expected once, under any of them; the first that the file has
-// counts. Several tensors may be renamed to one in the file. Entries called `_extra_state`, what other engines' layers
-// keep of themselves, are passed over.
+// model.safetensors.index.json. For a file that does not exist, its index (path + ".index.json") is used if that
+// exists. A tensor that the module has under several names is expected once, under any of them; the first name that the
+// file has counts. Several tensors may be renamed to one in the file. Entries called `_extra_state`, which other
+// engines' layers save, are ignored.
 //
-// Each rank reads the header and, of the data, only the bytes of the pieces that it keeps. The module changes only when
-// every rank has read everything, so a throw leaves it as it was (but see in_place); until then the rank holds its
-// pieces twice.
+// Each rank reads the header and, of the data, only the bytes of its pieces. The module changes only when every rank
+// has read everything, so a throw leaves it unchanged (but see in_place); until then the rank holds its pieces twice.
 //
-// Communication: for each mesh in the module two small agreements along each of its dimensions (one 40-byte all-reduce
-// when all is well); none for a module of plain tensors, which every rank loads for itself. Throws, on every rank of
-// those meshes alike and with the text of the first that failed, std::invalid_argument that lists the missing,
-// unexpected, mis-shaped and mis-typed tensors, or says what is wrong with the file; std::runtime_error when the system
-// cannot read it. An exception of `rename` or `progress` counts as this rank's failure.
+// Communication: for each mesh in the module two small agreements along each of its dimensions (each one 40-byte
+// all-reduce if nothing failed); none for a module of plain tensors, which every rank loads for itself. Every rank of
+// those meshes throws the same, with the text of the lowest rank that failed: std::invalid_argument that lists the
+// missing, unexpected, mis-shaped and mis-typed tensors, or says what is wrong with the file; std::runtime_error when
+// the system cannot read it. An exception of `rename` or `progress` counts as this rank's failure.
 void load_weights(torch::nn::Module& module, const std::string& path, const LoadOptions& options = {});
 
 struct SaveOptions {
-  // A file takes tensors until the next would make its data larger than this; 0 is one file whatever its size.
+  // Tensors are put into a file until the next would make its data larger than this; 0 writes one file of any size.
   int64_t max_shard_bytes = 0;
-  // Goes into the header's "__metadata__" of every file.
-  // "format": "pt" is what Python's transformers library asks for.
+  // Is written into the header's "__metadata__" of every file. Python's transformers library requires "format": "pt".
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
 };
 
-// Saves the global values of all parameters and buffers of `module`: the files are byte-equal for equal values,
-// whatever the number of ranks. A tensor that the module has under several names is saved once, under the first that
-// was registered, parameters before buffers; load_weights finds it.
+// Saves the global values of all parameters and buffers of `module`. Equal values give byte-equal files, whatever the
+// number of ranks. A tensor that the module has under several names is saved once, under the first that was registered,
+// parameters before buffers; load_weights finds it.
 //
-// `path` is a .safetensors file or an existing folder (then model.safetensors in it). What is there under the file's
-// name must be a regular file: a symbolic link is refused, not followed, as are a pipe, a socket and a device. When one
-// file does not suffice:
-// path without its extension + "-0000i-of-0000n.safetensors" and path + ".index.json". Every file is written beside
-// under a temporary name, synced and renamed, the file that readers open last: a crash at any moment leaves what was
-// there before loadable. A sharded checkpoint that is written over keeps its parts until the new index is in place, and
-// the new ones are named "...-v2-0000i-of-..." when they would collide.
+// `path` is a .safetensors file or an existing folder (then model.safetensors in it). An existing file of that name
+// must be a regular file: a symbolic link is refused, not followed, and so are a pipe, a socket and a device. Where one
+// file does not suffice, the files are path without its extension + "-0000i-of-0000n.safetensors", and path +
+// ".index.json". Every file is written under a temporary name, synced and renamed; the file that readers open first is
+// renamed last. So after a crash at any moment the previous checkpoint still loads. A sharded checkpoint that is
+// overwritten keeps its parts until the new index is in place; new parts whose names would collide are named
+// "...-v2-0000i-of-...".
 //
-// With DTensors it is collective over their meshes: all ranks call it with equal arguments; each parameter is gathered
-// and let go in turn (full_tensor), and one rank writes: the first of the first mesh, or the first of it that is in all
-// the other meshes too. Plain tensors are that rank's. A module of plain tensors alone is written by whoever calls. On
-// slices of a mesh (mesh["tp"] of {dp, tp}) each slice has its own writer: call it on one of them.
-// Throws std::invalid_argument on a dtype that the format lacks or a path that cannot be, std::runtime_error when
-// writing fails; on every rank alike.
+// With DTensors it is collective over their meshes: all ranks call it with equal arguments, each parameter is gathered
+// (full_tensor) and freed in turn, and one rank writes: the first rank of the first mesh that all the other meshes have
+// too. Plain tensors are saved with that rank's values. A module of plain tensors alone is written by every caller. On
+// slices of a mesh (mesh["tp"] of {dp, tp}) each slice has its own writer: call it on one of them. Throws, alike on
+// every rank, std::invalid_argument on a dtype that the format does not have or an impossible path, std::runtime_error
+// when writing fails.
 void save_weights(const torch::nn::Module& module, const std::string& path, const SaveOptions& options = {});
 
 }  // namespace tessera
