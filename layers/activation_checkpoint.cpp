@@ -28,7 +28,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// Where everything that `function` may draw from stands.
+// The random state of everything that `function` may draw numbers from.
 class Generators {
  public:
   Generators() = default;
@@ -42,7 +42,7 @@ class Generators {
     }
   }
 
-  // The same ones, as they stand now.
+  // Returns the present state of the same generators and worlds.
   Generators now() const {
     Generators out;
     for (const auto& [device, state] : devices_) out.remember(device);
@@ -69,7 +69,7 @@ class Generators {
     const bool known = std::ranges::any_of(devices_, [&](const auto& each) { return each.first == device; });
     if (known) return;
     RngStatesTracker::Position streams =
-        rng_tracker(device).position();  // it takes the generator's lock within its own
+        rng_tracker(device).position();  // not within the lock below: position() takes that lock itself
     at::Generator generator = at::globalContext().defaultGenerator(device);
     const std::lock_guard lock(generator.mutex());
     devices_.emplace_back(device, States{.generator = generator.get_state(), .streams = std::move(streams)});
@@ -79,7 +79,7 @@ class Generators {
   std::vector<std::pair<std::shared_ptr<World>, RandomState>> worlds_;
 };
 
-// While it lives generators stand where `then` says.
+// Sets the random state to `then` while it lives, and restores the previous state.
 class Rewound {
  public:
   explicit Rewound(const Generators& then) : now_(then.now()) { then.restore(); }
@@ -91,7 +91,7 @@ class Rewound {
   const Generators now_;
 };
 
-// Autocast as it is now, to be so again.
+// Holds the settings of autocast at its construction.
 class Autocast {
  public:
   Autocast() {
@@ -115,7 +115,7 @@ class Autocast {
   std::vector<State> states_;
 };
 
-// While it lives autocast is as `then` says.
+// Sets autocast to `then` while it lives, and restores the previous settings.
 class Recast {
  public:
   explicit Recast(const Autocast& then) {
@@ -133,25 +133,25 @@ class Recast {
   const Autocast now_;
 };
 
-// What backward needs beside the inputs.
+// What backward needs besides the inputs.
 struct Plan {
   CheckpointFunction function;
   CheckpointOptions options;
   Generators generators;
   Autocast autocast;
-  std::vector<std::size_t> places;   // of the inputs that are defined, which alone autograd takes
-  std::size_t count = 0;             // of all inputs
-  std::vector<int64_t> first_sizes;  // of the first input, where it is distributed
+  std::vector<std::size_t> places;   // positions of the defined inputs; autograd is given only these
+  std::size_t count = 0;             // the number of all inputs
+  std::vector<int64_t> first_sizes;  // sizes of the first input, where it is distributed
 };
 
-// What the function takes.
+// Returns the arguments of the function: the defined inputs, and undefined tensors at the other positions.
 tensor_list all_inputs(const tensor_list& defined, const Plan& plan) {
   tensor_list out(plan.count);
   for (std::size_t k = 0; k < defined.size(); ++k) out[plan.places[k]] = defined[k];
   return out;
 }
 
-// The defined inputs again, of the same gradients wanted, for a graph of their own.
+// Returns new leaves with the defined inputs' values and requires_grad, for a graph of their own.
 tensor_list inputs_again(AutogradContext* ctx, const Plan& plan) {
   tensor_list inputs = ctx->get_saved_variables();
   for (std::size_t k = 0; k < inputs.size(); ++k) {
@@ -163,7 +163,8 @@ tensor_list inputs_again(AutogradContext* ctx, const Plan& plan) {
 }
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  // `marker` requires grad, so that what `function` holds gets its gradients where no input wants one.
+  // `marker` requires grad, so that backward runs, and tensors that `function` captures get gradients, even where no
+  // input requires one.
   static tensor_list forward(AutogradContext* ctx, at::TensorList inputs, const at::Tensor& /*marker*/,
                              const Plan& plan) {
     detail::saved<Plan>(ctx, "plan") = plan;
@@ -174,8 +175,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     ctx->save_for_backward(saved);
     ctx->set_materialize_grads(false);
     tensor_list results = plan.function(all_inputs(inputs.vec(), plan));
-    // Autograd makes what comes out of here results of this node: what `function` holds and gives back must not become
-    // one.
+    // Autograd makes every returned tensor a result of this node. A tensor that `function` captures and returns must
+    // not become one.
     for (at::Tensor& each : results) {
       const bool is_input = std::ranges::any_of(inputs, [&](const at::Tensor& input) { return input.is_same(each); });
       if (each.defined() && !is_input) each = each.detach();
@@ -187,12 +188,12 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw std::runtime_error(
           "checkpoint: it is not compatible with torch::autograd::grad, nor with backward of chosen inputs, since "
-          "gradients of what the function holds go to .grad; call backward() without them");
+          "gradients of tensors that the function captures are added to their .grad; call backward() without inputs");
     }
     if (c10::GradMode::is_enabled()) {
       throw std::runtime_error(
-          "checkpoint: backward with create_graph, but what is computed again leaves no graph behind; call the "
-          "function itself");
+          "checkpoint: backward with create_graph is not possible, since the second computation leaves no graph; call "
+          "the function without checkpoint");
     }
     const Plan& plan = detail::saved<Plan>(ctx, "plan");
     const tensor_list inputs = inputs_again(ctx, plan);
@@ -214,8 +215,10 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 
   static void backward_of(const tensor_list& results, const tensor_list& grads) {
     if (results.size() != grads.size()) {
-      throw std::runtime_error(fmt::format(
-          "checkpoint: the function gave {} results, and {} when it was computed again", grads.size(), results.size()));
+      throw std::runtime_error(
+          fmt::format("checkpoint: the function gave {} results, and {} when it was computed again; it must give the "
+                      "same number each time",
+                      grads.size(), results.size()));
     }
     tensor_list roots, root_grads;
     for (std::size_t i = 0; i < results.size(); ++i) {
@@ -232,13 +235,14 @@ void check(const tensor_list& inputs, const CheckpointOptions& options) {
   if (!options.mesh)
     throw std::invalid_argument("checkpoint: distribute_saved_activations without a mesh; give options.mesh");
   if (inputs.empty() || !inputs[0].defined() || is_dtensor(inputs[0])) {
-    throw std::invalid_argument(fmt::format(
-        "checkpoint: the first input is {}; distribute_saved_activations cuts a plain tensor that all ranks have alike",
-        inputs.empty()        ? "not there"
-        : inputs[0].defined() ? "a DTensor, which is cut by its placements"
-                              : "undefined"));
+    throw std::invalid_argument(
+        fmt::format("checkpoint: the first input is {}; distribute_saved_activations splits a plain tensor that is the "
+                    "same on all ranks; give one, or leave the option out",
+                    inputs.empty()        ? "not there"
+                    : inputs[0].defined() ? "a DTensor, which is cut by its placements"
+                                          : "undefined"));
   }
-  split_into_1d_equal_chunks(inputs[0], *options.mesh);  // what it refuses
+  split_into_1d_equal_chunks(inputs[0], *options.mesh);  // throws where the input cannot be split
 }
 
 }  // namespace

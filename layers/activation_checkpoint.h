@@ -11,25 +11,29 @@
 namespace tessera {
 
 struct CheckpointOptions {
-  // Saves of the first input this rank's part of mesh.size() equal ones, and gathers it in backward: one all_gather of
-  // that part. The input is a plain tensor that all ranks have alike, and its elements are a multiple of mesh.size().
+  // Saves only this rank's part of the first input, of mesh.size() equal parts, and gathers it in backward with one
+  // all_gather. The input must be a plain tensor that is the same on all ranks, with a multiple of mesh.size()
+  // elements.
   bool distribute_saved_activations = false;
-  // Of one dimension; needed to distribute, and to restore the draws of DTensors where no input is one.
+  // A 1-D mesh. It is needed to distribute, and to restore the random state of DTensors where no input is a DTensor.
   std::optional<DeviceMesh> mesh;
 };
 
-// function(inputs), of which backward sees the inputs alone: what is between is computed again there. Inputs may be
-// undefined, plain or DTensors; the caller's tensors are left as they are. While it is computed again, the CPU's
-// default generator, those of the inputs' CUDA devices, the streams of rng_tracker(), also within a fork of one, and
-// the draws of DTensors on the worlds of the inputs and of options.mesh stand where they stood in forward; afterwards,
-// and when it throws, where backward found them. Default generators and streams are the process's: ranks that are
-// threads of one process draw in each other's turn, so their `function` must draw no plain numbers. Autocast is as it
-// was. Gradients of what `function` holds, such as parameters, are added to their .grad.
+// Returns function(inputs) and keeps only the inputs for backward, which computes the intermediate results again.
+// Inputs may be undefined, plain or DTensors; the caller's tensors are not changed.
 //
-// Collectives: those of `function`, once more in backward, and the all_gather above.
-// Throws std::invalid_argument, alike on every rank, on an input that cannot be distributed; std::runtime_error in a
-// backward that was asked for single gradients (torch::autograd::grad, or backward with inputs), which would add to
-// .grad what nobody asked for, in one with create_graph, and in a second one, as of any graph that was freed.
+// For the second computation all random state is set back to what it was in forward: the CPU's default generator, those
+// of the inputs' CUDA devices, the streams of rng_tracker() (also within a fork), and the random state of DTensors on
+// the worlds of the inputs and of options.mesh. Afterwards, and when it throws, the state is again what backward found.
+// Autocast is as it was in forward, too. Default generators and streams belong to the process: ranks that are threads
+// of one process share them, so their `function` must not draw random numbers for plain tensors. Gradients of tensors
+// that `function` captures, such as parameters, are added to their .grad.
+//
+// Collectives: those of `function`, again in backward, and the all_gather above.
+// Throws std::invalid_argument, on every rank, on an input that cannot be distributed. Backward throws
+// std::runtime_error when it was asked for gradients of chosen tensors (torch::autograd::grad, or backward with
+// inputs), since it would add to .grad of others; with create_graph; and when it runs a second time, as for any graph
+// that was freed.
 // Source: Chen et al., Training Deep Nets with Sublinear Memory Cost (2016).
 using CheckpointFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 std::vector<at::Tensor> checkpoint(const CheckpointFunction& function, const std::vector<at::Tensor>& inputs,

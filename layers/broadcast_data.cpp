@@ -31,12 +31,13 @@ void check_data(const std::vector<std::string>& keys, const Data& data, at::Scal
   for (const std::string& key : keys) {
     const auto found = data.find(key);
     if (found == data.end() || !found->second.defined()) {
-      throw std::invalid_argument(
-          fmt::format("broadcast_data: there is no tensor \"{}\" in the data of the first rank", key));
+      throw std::invalid_argument(fmt::format(
+          "broadcast_data: there is no tensor \"{}\" in the data of the first rank; add it, or leave the key out",
+          key));
     }
     if (is_dtensor(found->second)) {
       throw std::invalid_argument(
-          fmt::format("broadcast_data: \"{}\" is a DTensor; full_tensor(t) gives the plain one on every rank", key));
+          fmt::format("broadcast_data: \"{}\" is a DTensor; give the plain full_tensor(t)", key));
     }
     if (found->second.layout() != at::kStrided || found->second.is_meta()) {
       throw std::invalid_argument(fmt::format("broadcast_data: \"{}\" is {}; give a dense tensor with values", key,
@@ -49,7 +50,7 @@ void check_data(const std::vector<std::string>& keys, const Data& data, at::Scal
   }
 }
 
-// Numbers that only the first rank has.
+// Broadcasts numbers that only the first rank has.
 std::vector<int64_t> numbers_of_first(const std::vector<int64_t>& mine, std::size_t count, const DeviceMesh& mesh) {
   const at::Tensor given =
       mine.empty() ? at::empty({static_cast<int64_t>(count)}, at::kLong) : at::tensor(mine, at::kLong);
@@ -102,7 +103,7 @@ Data broadcast_data(const std::vector<std::string>& keys, const Data& data, at::
   std::vector<int64_t> numels;
   int64_t total = 0;
   for (const auto& shape : shapes) total += numels.emplace_back(c10::multiply_integers(shape));
-  // What this rank alone has no memory for, the others learn of.
+  // Only this rank may be out of memory: the guard tells the other ranks.
   mesh.world().guard("broadcast_data", [&] {
     if (!first) given = at::empty({total}, at::TensorOptions(datatype).device(mesh.device()));
   });

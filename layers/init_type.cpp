@@ -37,7 +37,7 @@ constexpr std::array kNames = {
     std::pair{InitType::kOnes, std::string_view("ones")},
 };
 
-// The ends are two hundred deviations away: no number has to be drawn again.
+// The ends are two hundred standard deviations away, so no number has to be drawn again.
 void truncated_normal_(at::Tensor weight, double deviation, double end) {
   weight.normal_(0, deviation).clamp_(-end, end);
 }
@@ -92,7 +92,7 @@ InitMethod init_method(InitType type) {
 }
 
 Placement affine_placement(int64_t tensor_dim, int64_t size, int64_t ranks, int64_t stride, bool allow_uneven) {
-  if (stride < 1) throw std::invalid_argument(fmt::format("stride {}; it is at least 1", stride));
+  if (stride < 1) throw std::invalid_argument(fmt::format("stride {}; give at least 1", stride));
   if (stride == 1 && allow_uneven) return Shard(tensor_dim);
   if (size % (ranks * stride) != 0) {
     throw std::invalid_argument(fmt::format(

@@ -22,7 +22,7 @@ void check_piece(const at::Tensor& piece, const ParameterUse& use, const DeviceM
                            fmt::join(piece.sizes(), ", "), fmt::join(wanted->local_sizes, ", ")));
 }
 
-// A DTensor as the layer cuts it.
+// Returns a DTensor redistributed to the layer's layout.
 at::Tensor laid(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh, const char* who) {
   const Spec& spec = spec_of(parameter);
   if (spec.sizes != use.sizes || !(spec.mesh == mesh)) {

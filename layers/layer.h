@@ -14,35 +14,36 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 
-// What the named layers share, so that LibTorch copies, prints and contains them as its own.
+// The common base of the named layers, so that LibTorch can copy, print and contain them like its own modules.
 namespace tessera {
 namespace detail {
 
-// A tensor of a layer's own memory with the values and the layout of `t`, on `device` where one is given; a leaf that
-// requires a gradient where `t` does.
+// Returns a copy of `t` with its own memory and the same layout, on `device` if given; it is a leaf that requires a
+// gradient if `t` does.
 at::Tensor own_copy(const at::Tensor& t, const std::optional<at::Device>& device);
 
-// How a layer uses a parameter. `sizes` are those of the whole.
+// How a layer uses a parameter; `sizes` are those of the whole tensor.
 struct ParameterUse {
   const char* name;
   std::vector<int64_t> sizes;
   const Placement& cut;
-  std::optional<Placement> gradient = std::nullopt;  // of the piece; default: as it is cut
+  std::optional<Placement> gradient = std::nullopt;  // placement of the piece's gradient; nullopt: `cut`
 };
 
-// A member of a layer is a tensor that a caller may assign, such as another layer's to tie the two. These give what
-// stands there now as the layer uses it: a DTensor on `mesh`, or this rank's piece. Communicates only where a DTensor
-// lies otherwise, as redistribute does. Throw std::invalid_argument on a DTensor of other sizes or on another mesh; a
-// plain piece of other sizes fails the job.
+// A caller may assign another tensor to a layer's parameter, such as another layer's to tie the two. These return the
+// parameter that is there now in the form that the layer uses: a DTensor on `mesh`, or this rank's piece. They
+// communicate only where a DTensor has another layout, as redistribute does.
+// Throws std::invalid_argument on a DTensor of other sizes or on another mesh; a plain piece of other sizes fails the
+// job.
 at::Tensor parameter_on_mesh(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
                              const char* who);
 at::Tensor parameter_piece(const at::Tensor& parameter, const ParameterUse& use, const DeviceMesh& mesh,
                            const char* who);
 
-// `sizes` with another last one.
+// Returns `sizes` with the last one replaced.
 std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last);
 
-// "tessera::Name(a=1, b=true)", as LibTorch prints its modules.
+// Builds "tessera::Name(a=1, b=true)", the form in which LibTorch prints its modules.
 class LayerText {
  public:
   explicit LayerText(const char* name) : text_(fmt::format("tessera::{}(", name)) {}
@@ -51,7 +52,7 @@ class LayerText {
     text_ += fmt::format("{}{}={}", text_.back() == '(' ? "" : ", ", option, value);
     return *this;
   }
-  // Options that have their default are left out.
+  // Adds the option only if it differs from its default, `usual`.
   template <class Value>
   LayerText& add_unless(const Value& usual, const char* option, const Value& value) {
     return value == usual ? *this : add(option, value);
@@ -64,7 +65,7 @@ class LayerText {
 
 }  // namespace detail
 
-// The member of a layer that holds a parameter; a layer may leave one unregistered, for its caller to assign.
+// Names a member of a layer that holds a parameter. A parameter with `registered` false is for the caller to assign.
 template <class Class>
 struct LayerParameter {
   const char* name;
@@ -72,14 +73,18 @@ struct LayerParameter {
   bool registered = true;
 };
 
-// The base of a named layer. `Derived` lists its parameters in a public `layer_parameters() const`, and its constructor
-// gives them their tensors and then calls reset().
+// The base class of a named layer. `Derived` lists its parameters in a public `layer_parameters() const`; its
+// constructor assigns their tensors and then calls reset().
+//
+// Invariants:
+//   - after construction and after clone() every defined member with `registered` set is a parameter that LibTorch
+//     knows by the listed name, until a caller assigns another tensor to the member.
 template <class Derived>
 class Layer : public torch::nn::Cloneable<Derived> {
  public:
   using torch::nn::Cloneable<Derived>::Cloneable;
 
-  // Registers the parameters. Those of a copy still share memory with the original's: Cloneable gives each its own
+  // Registers the parameters. In a copy they still share memory with the original's: Cloneable replaces them
   // afterwards.
   void reset() override {
     auto& self = static_cast<Derived&>(*this);
@@ -91,9 +96,9 @@ class Layer : public torch::nn::Cloneable<Derived> {
     }
   }
 
-  // A layer with parameters of its own, of the same layouts, values and requires_grad, which computes what this one
-  // does: of a member that was assigned it has a copy too, no longer tied to the other layer. Nothing is drawn, and
-  // there is no communication.
+  // Returns a layer with the same layouts, values and requires_grad, and parameters of its own. A tensor that was
+  // assigned to a member is copied too, so the copy is not tied to the other layer. Nothing is drawn at random; no
+  // communication.
   std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override {
     const auto copy = std::dynamic_pointer_cast<Derived>(torch::nn::Cloneable<Derived>::clone(device));
     const c10::AutoGradMode none(false);

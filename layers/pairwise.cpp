@@ -14,17 +14,17 @@
 namespace tessera {
 namespace {
 
-// The direct children that are Linear, by their places in the tree.
+// Returns the direct children that are Linear, by their index in the tree.
 std::vector<std::size_t> linears(const ModuleTree& tree, const ModuleNode& node) {
   std::vector<std::size_t> out;
-  std::set<const void*> seen;  // one with two names is one layer
+  std::set<const void*> seen;  // a layer registered under two names counts once
   for (const auto& [name, child] : node.children) {
     if (tree[child].kind == ModuleKind::kLinear && seen.insert(tree[child].identity).second) out.push_back(child);
   }
   return out;
 }
 
-// What each module with pairs is to be given.
+// What to apply to each module that holds pairs.
 struct Wanted {
   bool sequence;
   PrepareFunction input;
@@ -33,7 +33,7 @@ struct Wanted {
 
 void add_pairs(const ModuleTree& tree, std::size_t node, const Wanted& wanted, std::set<const void*>& seen,
                ParallelPlan& plan) {
-  if (!seen.insert(tree[node].identity).second) return;  // by its other name
+  if (!seen.insert(tree[node].identity).second) return;  // already visited under its other name
   const std::vector<std::size_t> layers = linears(tree, tree[node]);
   if (layers.size() < 2) {
     for (const auto& [name, child] : tree[node].children) add_pairs(tree, child, wanted, seen, plan);
@@ -44,7 +44,7 @@ void add_pairs(const ModuleTree& tree, std::size_t node, const Wanted& wanted, s
   for (std::size_t i = 0; i < paired; i += 2) {
     StyleLayouts up, down;
     if (wanted.sequence && i == 0) up = {.input_layouts = Shard(0), .desired_input_layouts = Replicate()};
-    const bool is_last = i + 2 == layers.size();  // else a layer that is whole comes after it
+    const bool is_last = i + 2 == layers.size();  // otherwise a whole layer follows
     if (is_last)
       down = {.output_layouts = wanted.sequence ? Shard(0) : Replicate(), .use_local_output = !wanted.output};
     plan.emplace_back(tree[layers[i]].path, ColwiseParallel(up));
@@ -94,8 +94,8 @@ ParallelPlan PairwiseParallel::plan(torch::nn::Module& module) const {
   add_pairs(tree, 0, {.sequence = sequence_, .input = input_, .output = output_}, seen, plan);
   if (!plan.empty()) return plan;
   throw std::invalid_argument(
-      fmt::format("PairwiseParallel: more than one Linear is needed for an MLP, side by side in one module; {} has no "
-                  "such module in it",
+      fmt::format("PairwiseParallel: more than one Linear is needed for an MLP, as direct children of one module; {} "
+                  "contains no such module",
                   tree[0].type));
 }
 

@@ -25,7 +25,8 @@ std::string text_of(const TensorParallelAttributes& a) {
                        : "not parallel";
 }
 
-// Of blocks it follows from their size, since on one rank they lie side by side and look like one piece.
+// Returns the number of blocks per rank. For BlockCyclic it follows from the block size: on one rank the blocks are
+// adjacent, so that its part has only one interval.
 int64_t pieces_a_rank(const Partition& partition, int64_t size, int64_t ranks) {
   const bool blocks = partition.name() == block_cyclic(1)->name();
   const int64_t pieces = blocks ? size / (ranks * std::stoll(partition.parameters()))
@@ -33,9 +34,11 @@ int64_t pieces_a_rank(const Partition& partition, int64_t size, int64_t ranks) {
   return std::max<int64_t>(1, pieces);
 }
 
-// Keeps the attributes that were set on plain tensors. LibTorch's own place for metadata on a tensor is emptied by
-// set_data, so by Module::to. A weak pointer keeps the address of a tensor that is gone from being used again, so that
-// an address stands for one tensor as long as it is here.
+// Keeps the attributes that were set on plain tensors. LibTorch's own metadata of a tensor is no place for them:
+// set_data, and so Module::to, clears it.
+//
+// Invariants: an address in entries_ stands for one tensor, since the entry's weak pointer keeps the address of a
+// tensor that is gone from being used again; entries_ is read and written under mutex_.
 class SetAttributes {
  public:
   static SetAttributes& of_process() {
@@ -59,7 +62,8 @@ class SetAttributes {
     Weak tensor;
     TensorParallelAttributes attributes;
   };
-  // Where there are twice as many as after the last time, so that it costs little per tensor.
+  // Entries of dead tensors are dropped when the map has doubled since the last time, so that the cost per tensor is
+  // small.
   void drop_gone() {
     if (entries_.size() < next_drop_) return;
     std::erase_if(entries_, [](const auto& each) { return each.second.tensor.expired(); });

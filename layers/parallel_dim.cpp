@@ -43,7 +43,7 @@ EmbeddingCut embedding_cut(ParallelDim dim, const char* who) {
   }
 }
 
-// torch::nn::Linear's.
+// The initialization of torch::nn::Linear.
 void default_weight(const at::Tensor& weight) { torch::nn::init::kaiming_uniform_(weight, std::sqrt(5.0)); }
 
 void default_bias(const at::Tensor& bias, int64_t in_features) {
@@ -56,7 +56,7 @@ std::string text_of(ParallelDim dim) { return dim ? std::to_string(*dim) : "none
 
 constexpr const char* kLinear = "ParallelLinear";
 
-// Of a dimension of the weight that `options` cut.
+// Returns the placement of a dimension of the weight that `options` shards.
 Placement cut_of(int64_t tensor_dim, int64_t size, const DeviceMesh& mesh, const ParallelDimOptions& options) {
   try {
     return affine_placement(tensor_dim, size, mesh.size(), 1, options.allow_uneven);
@@ -69,8 +69,8 @@ Placement weight_cut(int64_t in_features, int64_t out_features, const DeviceMesh
                      const ParallelDimOptions& options) {
   check_one_dimension(mesh, kLinear);
   if (in_features < 1 || out_features < 1) {
-    throw std::invalid_argument(fmt::format("{}: {} input and {} output features; there is at least one of each",
-                                            kLinear, in_features, out_features));
+    throw std::invalid_argument(fmt::format("{}: {} input and {} output features; give at least one of each", kLinear,
+                                            in_features, out_features));
   }
   switch (along_of(options.dim, kLinear)) {
     case Along::kFirst: return cut_of(1, in_features, mesh, options);
@@ -81,7 +81,7 @@ Placement weight_cut(int64_t in_features, int64_t out_features, const DeviceMesh
 
 ParallelPlan plan_of(torch::nn::Module& module, ModuleKind kind, const Style& style) {
   ParallelPlan plan;
-  std::set<const void*> seen;  // a module with two names has the style once
+  std::set<const void*> seen;  // a module registered under two names gets the style once
   for (const ModuleNode& node : tree_of(module)) {
     if (node.kind == kind && seen.insert(node.identity).second) plan.emplace_back(node.path, style);
   }
@@ -90,7 +90,7 @@ ParallelPlan plan_of(torch::nn::Module& module, ModuleKind kind, const Style& st
 
 }  // namespace
 
-// ---- layers -------------------------------------------------------------------------------------------------------
+// ---- Layers -------------------------------------------------------------------------------------------------------
 
 ParallelLinearImpl::ParallelLinearImpl(int64_t in_features, int64_t out_features, const DeviceMesh& mesh,
                                        const ParallelDimOptions& given)
@@ -124,7 +124,7 @@ void ParallelLinearImpl::pretty_print(std::ostream& stream) const {
   stream << text.text();
 }
 
-// A DTensor, and what a plain input is taken for.
+// Returns a DTensor input redistributed to the layer's layout, and a plain input as the DTensor that it stands for.
 at::Tensor ParallelLinearImpl::input_on_mesh(const at::Tensor& input) const {
   const auto wanted = [&] {
     return fmt::format("input [{}]; it has {} features in its last dimension", fmt::join(input.sizes(), ", "),
@@ -217,13 +217,14 @@ at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tens
                                 .classes = classes});
 }
 
-// ---- functions ----------------------------------------------------------------------------------------------------
+// ---- Functions ----------------------------------------------------------------------------------------------------
 
 namespace {
 
 constexpr const char* kWho = "parallel_linear";
 
-// What sharded_linear does not see of a layer cut by rows: the bias, whole on every rank, and where a DTensor lies.
+// Checks what sharded_linear does not see of a layer by rows: the bias, whole on every rank, and a DTensor input's
+// mesh.
 void check_rows(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const DeviceMesh& mesh) {
   check_one_dimension(mesh, kWho);
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(fmt::format("{}: {}", kWho, why)); };
@@ -235,8 +236,8 @@ void check_rows(const at::Tensor& input, const at::Tensor& weight, const at::Ten
   if (is_dtensor(bias)) refuse("the bias is a DTensor; full_tensor(bias) is the plain one");
   check_device(bias, mesh, kWho, "bias");
   if (weight.defined() && weight.dim() == 2 && bias.sizes() != weight.sizes().slice(0, 1)) {
-    refuse_alone(mesh, kWho,  // the weight is this rank's
-                 fmt::format("bias [{}] for weight [{}]; by rows it has one element an output",
+    refuse_alone(mesh, kWho,  // only this rank may have a wrong weight
+                 fmt::format("bias [{}] for weight [{}]; by rows give one element per output feature",
                              fmt::join(bias.sizes(), ", "), fmt::join(weight.sizes(), ", ")));
   }
 }
@@ -313,7 +314,7 @@ void shard_init_(const InitMethod& method, const at::Tensor& tensor) {
   method(tensor);
 }
 
-// ---- converted modules --------------------------------------------------------------------------------------------
+// ---- Converted modules --------------------------------------------------------------------------------------------
 
 namespace detail {
 

@@ -43,7 +43,7 @@ ParallelEmbeddingOptions checked(ParallelEmbeddingOptions options, const DeviceM
   check_one_dimension(mesh, "ParallelEmbedding");
   const int64_t rows = options.num_embeddings, columns = options.embedding_dim;
   if (rows < 1 || columns < 1)
-    refuse(fmt::format("a table [{}, {}]; it has at least one row and one column", rows, columns));
+    refuse(fmt::format("the table is [{}, {}]; give it at least one row and one column", rows, columns));
   if (options.padding_idx) {
     if (*options.padding_idx < -rows || *options.padding_idx >= rows) {
       refuse(fmt::format("padding_idx {} must be within num_embeddings, {}", *options.padding_idx, rows));
@@ -56,13 +56,13 @@ ParallelEmbeddingOptions checked(ParallelEmbeddingOptions options, const DeviceM
                        rows, columns));
   }
   if (options.config.sequence_parallel && options.cut != EmbeddingCut::kVocabulary) {
-    refuse("sequence_parallel of a table of which each rank looks every id up; cut it by the vocabulary");
+    refuse("sequence_parallel needs a table that is cut by the vocabulary; set cut to EmbeddingCut::kVocabulary");
   }
   check_even(options, mesh.size());
   return options;
 }
 
-// What the layer keeps: the whole table is not to live as long as the layer.
+// Returns the options that the layer keeps: without the whole table, which would otherwise live as long as the layer.
 ParallelEmbeddingOptions kept(ParallelEmbeddingOptions options) {
   options.given_weight = at::Tensor();
   if (!options.init_method) options.init_method = init_method(InitType::kXavierNormal);
@@ -138,7 +138,7 @@ at::Tensor ParallelEmbeddingImpl::of_plain(const at::Tensor& ids) const {
   const at::Tensor table = piece();
   if (!options.config.sequence_parallel) return sharded_embedding(ids, table, mesh_, how);
   if (ids.defined() && ids.dim() == 0)
-    refuse("one id without a dimension; with sequence_parallel ids are [sequence, *]");
+    refuse("the ids have no dimension; with sequence_parallel give ids [sequence, *]");
   return reduce_scatter_to_sequence_region(sharded_embedding_local(ids, table, mesh_, how), mesh_);
 }
 

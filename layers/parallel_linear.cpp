@@ -26,7 +26,7 @@ namespace {
   throw std::invalid_argument(fmt::format("{}: {}", who, why));
 }
 
-// Of a layer named `who`: what affine_placement throws says whose it is.
+// Returns the placement of a weight; `who` names the layer in what affine_placement throws.
 Placement cut_of(const char* who, int64_t tensor_dim, int64_t size, const DeviceMesh& mesh,
                  const ParallelLinearOptions& options) {
   try {
@@ -47,13 +47,13 @@ ColumnParallelOptions gathering(int64_t input_size, int64_t output_size) {
   return options;
 }
 
-// An expert's tokens are sent to it by who routes them: neither gathered nor reduced inside the layer.
+// Whether the code that routes an expert's tokens communicates instead: then the layer neither gathers nor reduces.
 bool routed_outside(const ParallelLinearOptions& options) {
   return options.is_expert && (options.config.sequence_parallel || options.config.expert_model_parallel_size > 1);
 }
 
-// What an input has: its features, and with a sequence, which is its dimension 0, another dimension. Every rank sees
-// alike what is wrong with a whole one, and this rank alone what is with a piece.
+// Checks an input's features and, with a sequence, that dimension 0 is not its only one. An error in a whole input is
+// the same on every rank; only this rank may have a wrong piece.
 struct InputCheck {
   const DeviceMesh& mesh;
   const char* who;
@@ -78,7 +78,7 @@ struct InputCheck {
   }
 };
 
-// Both layers print these: text_of first, the options that each has; with_rest last, those that are seldom set.
+// Both layers print these: first text_of, the options that each has; last with_rest, those that are seldom set.
 detail::LayerText text_of(const char* who, const ParallelLinearOptions& options) {
   detail::LayerText text(who);
   return text.add("input_size", options.input_size).add("output_size", options.output_size).add("bias", options.bias);
@@ -97,7 +97,8 @@ detail::LayerText& with_rest(detail::LayerText& text, const ParallelLinearOption
       .add_unless(int64_t{1}, "expert_model_parallel_size", config.expert_model_parallel_size);
 }
 
-// This rank's piece of an input that is a DTensor, laid out as `wanted`, with its gradient as `gradient`.
+// Returns this rank's piece of a DTensor input redistributed to `wanted`; the piece's gradient has placement
+// `gradient`.
 at::Tensor piece_as(const at::Tensor& input, const DeviceMesh& mesh, const Placement& wanted, const Placement& gradient,
                     const char* who) {
   if (!(mesh_of(input) == mesh)) {
@@ -119,7 +120,7 @@ ColumnParallelOptions ColumnParallelOptions::ml(int64_t input_size, int64_t outp
   return gathering(input_size, output_size);
 }
 
-// ---- both ---------------------------------------------------------------------------------------------------------
+// ---- Both ---------------------------------------------------------------------------------------------------------
 
 ParallelLinearBase::ParallelLinearBase(const ParallelLinearOptions& options, DeviceMesh mesh, int64_t tensor_dim,
                                        const char* who)
@@ -128,7 +129,7 @@ ParallelLinearBase::ParallelLinearBase(const ParallelLinearOptions& options, Dev
       cut_(cut_of(who, tensor_dim, tensor_dim == 0 ? options.output_size : options.input_size, mesh_, options)),
       bias_cut_(tensor_dim == 0 ? cut_ : Replicate()) {
   if (options.input_size < 1 || options.output_size < 1) {
-    refuse(who, fmt::format("{} input and {} output features; there is at least one of each", options.input_size,
+    refuse(who, fmt::format("{} input and {} output features; give at least one of each", options.input_size,
                             options.output_size));
   }
   if (options.lora_rank && *options.lora_rank < 1)
@@ -198,7 +199,7 @@ at::Tensor ParallelLinearBase::master_bias() const {
   return bias.defined() ? full_tensor(bias.detach()) : at::Tensor();
 }
 
-// ---- by columns ---------------------------------------------------------------------------------------------------
+// ---- By columns ---------------------------------------------------------------------------------------------------
 
 ColumnParallelLinearImpl::ColumnParallelLinearImpl(const ColumnParallelOptions& given, const DeviceMesh& mesh)
     : Layer("ColumnParallelLinear"), ParallelLinearBase(given, mesh, 0, "ColumnParallelLinear"), options(given) {
@@ -228,7 +229,8 @@ at::Tensor ColumnParallelLinearImpl::weight_here(const at::Tensor& given) const 
   return weight_piece(options, used);
 }
 
-// This rank's features. An adapter's two products, and the weight's, share what goes in: it is brought here once.
+// Returns this rank's output features. The products of the weight and of the adapter share the input, so it is gathered
+// here once.
 at::Tensor ColumnParallelLinearImpl::multiply(const at::Tensor& input, const at::Tensor& weight,
                                               int64_t sequence_size) const {
   const bool communicates = !routed_outside(options);
@@ -260,7 +262,7 @@ LinearOutput ColumnParallelLinearImpl::forward_with_bias(const at::Tensor& input
   if (in_sequence) check.sequence(input);
   const at::Tensor piece = weight_here(given_weight);
   const Placement wanted = in_sequence ? Shard(0) : Replicate();
-  // Experts' columns leave each rank a term of the gradient.
+  // On each rank an expert's columns give one term of the input's gradient.
   const Placement gradient = routed_outside(options) ? Partial() : wanted;
   const at::Tensor here = global ? piece_as(input, mesh_, wanted, gradient, who_) : input;
   const at::Tensor output = multiply(here, piece, global ? input.size(0) : -1);
@@ -281,7 +283,7 @@ at::Tensor ColumnParallelLinearImpl::forward(const at::Tensor& input, const at::
   return forward_with_bias(input, given_weight).output;
 }
 
-// ---- by rows ------------------------------------------------------------------------------------------------------
+// ---- By rows ------------------------------------------------------------------------------------------------------
 
 RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelOptions& given, const DeviceMesh& mesh)
     : Layer("RowParallelLinear"), ParallelLinearBase(given, mesh, 1, "RowParallelLinear"), options(given) {
@@ -289,8 +291,9 @@ RowParallelLinearImpl::RowParallelLinearImpl(const RowParallelOptions& given, co
     refuse(who_, "to enable sequence_parallel, input_is_parallel must be true");
   }
   if (routed_outside(options) && options.bias && !options.skip_bias_add) {
-    refuse(who_,
-           "an expert's output is reduced by who routes its tokens, so its bias is added there: set skip_bias_add");
+    refuse(
+        who_,
+        "an expert's output is reduced by the code that routes its tokens, which must add the bias: set skip_bias_add");
   }
   make_parameters(options, true);
   reset();
@@ -311,7 +314,7 @@ void RowParallelLinearImpl::pretty_print(std::ostream& stream) const {
   stream << with_rest(text, options).text();
 }
 
-// This rank's term of the output, without the bias.
+// Returns this rank's term of the output, without the bias.
 at::Tensor RowParallelLinearImpl::multiply(const at::Tensor& input) const {
   const at::Tensor piece = weight_piece(options, weight);
   const at::Tensor term =
@@ -338,7 +341,7 @@ LinearOutput RowParallelLinearImpl::of_plain(const at::Tensor& input) const {
     output = in_sequence ? reduce_scatter_to_sequence_region(output, mesh_) : reduce_from_region(output, mesh_);
   }
   if (!bias.defined()) return {.output = output, .bias = {}};
-  // Each rank's part of a sequence gives a term of the bias's gradient.
+  // Each rank's part of a sequence gives one term of the bias's gradient.
   const at::Tensor here_bias = bias_piece(options, in_sequence ? Partial() : Replicate());
   if (options.skip_bias_add) return {.output = output, .bias = here_bias};
   return {.output = output + here_bias.to(output.scalar_type()), .bias = {}};

@@ -16,63 +16,64 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 
-// Linear layers whose weight is cut over the ranks of a mesh of one dimension, by features: y = x W^T + b with W [out,
-// in].
+// Linear layers y = x W^T + b, W [out, in], whose weight is sharded by features over the ranks of a 1-D mesh.
 //
-// Parameters are DTensors, of values that do not depend on the number of ranks. What goes in and comes out is plain
-// where the input is: each rank's own tensor, as the families that these come from have it; of a DTensor input the
-// output is a DTensor, and the input is brought where it is needed.
+// Parameters are DTensors, and their first values do not depend on the number of ranks. For a plain input, each rank's
+// own tensor, the output is plain, as in the libraries that these layers come from; for a DTensor input the output is a
+// DTensor, and the input is redistributed as needed.
 //
-// The layers are modules as LibTorch's own: in Sequential and AnyModule, printed, cloned (layer.h; a clone has no
-// main_grad). A parameter may be assigned, as to tie two layers (`head->weight = table->weight`): a DTensor of the same
-// mesh and sizes, which is redistributed in each forward where it lies otherwise, or this rank's plain piece.
+// The layers are modules like LibTorch's own: they can be put into Sequential and AnyModule, printed and cloned
+// (layer.h; a clone has no main_grad). A parameter may be assigned, for example to tie two layers (`head->weight =
+// table->weight`): a DTensor of the same mesh and sizes, which each forward redistributes if it has another layout, or
+// this rank's plain piece.
 namespace tessera {
 
 struct ModelParallelConfig {
   at::ScalarType params_dtype = at::kFloat;
-  bool perform_initialization = true;  // else parameters are not filled
-  // Values come from an element's place in the whole weight on every device, so this changes nothing.
+  bool perform_initialization = true;  // false: parameters are not filled
+  // Has no effect: an element's value follows from its place in the whole weight, on every device.
   bool use_cpu_initialization = false;
-  // Activations between parallel layers are cut along dimension 0, the sequence's.
+  // Activations between parallel layers are sharded along dimension 0, the sequence.
   bool sequence_parallel = false;
-  // The reduction of the input's gradient always runs while the weight's is computed, but for a layer with an adapter,
-  // so this changes nothing.
+  // Has no effect: the input's gradient is always reduced while the weight's is computed, except in a layer with an
+  // adapter.
   bool async_tensor_model_parallel_allreduce = false;
-  // The gradient of the weight is added to `main_grad` of the layer, which training needs.
+  // The weight's gradient is added to the layer's `main_grad`, which the caller must set before training.
   bool gradient_accumulation_fusion = false;
   int64_t expert_model_parallel_size = 1;
 };
 
-// The output, and the bias that the caller is to add where it was skipped; else undefined.
+// The output, and the bias that the caller is to add where skip_bias_add is set; else undefined.
 struct LinearOutput {
   at::Tensor output;
   at::Tensor bias;
 };
 
-// What both linear layers are made of.
+// The options of both linear layers.
 struct ParallelLinearOptions {
   ParallelLinearOptions(int64_t input_size, int64_t output_size) : input_size(input_size), output_size(output_size) {}
 
   int64_t input_size;
   int64_t output_size;
   bool bias = true;
-  InitMethod init_method = tessera::init_method(InitType::kXavierNormal);  // of the weight; biases are 0
-  int64_t stride = 1;  // pieces of the weight a rank, dealt out in turn
+  InitMethod init_method = tessera::init_method(InitType::kXavierNormal);  // for the weight; biases are 0
+  int64_t stride = 1;  // blocks of the weight per rank, assigned to ranks in turn
   bool skip_bias_add = false;
-  bool is_expert = false;     // with sequence_parallel or several expert ranks nothing is gathered or reduced inside
-  bool allow_uneven = false;  // features that the ranks do not divide, by torch.chunk's rule; a plain sequence is even
-  std::optional<int64_t> lora_rank;  // adds x A^T B^T with A [lora_rank, in] and B [out, lora_rank], which begins at 0
-  std::string tp_comm_buffer_name;   // of another engine's buffer: nothing is shared here, so this changes nothing
+  bool is_expert = false;  // with sequence_parallel or several expert ranks the layer does not communicate
+  // Allows features that are not a multiple of the number of ranks, split as torch.chunk does; a sequence stays even.
+  bool allow_uneven = false;
+  std::optional<int64_t> lora_rank;  // adds x A^T B^T; A is [lora_rank, in], B is [out, lora_rank] and 0 at first
+  std::string tp_comm_buffer_name;   // has no effect: no communication buffers are shared here
   ModelParallelConfig config = {};
 };
 
 struct ColumnParallelOptions : ParallelLinearOptions {
   using ParallelLinearOptions::ParallelLinearOptions;
-  // The output is whole on every rank. A library's own default: see the factories.
+  // The output is whole on every rank. Libraries have different defaults: see the functions below.
   bool gather_output = false;
-  // forward is given the weight, such as a tied embedding's.
+  // The layer has no weight: forward is given one, such as a tied embedding's.
   bool skip_weight_param_allocation = false;
-  // With each library's own defaults: Megatron-Core leaves the output cut, FairScale and ml gather it.
+  // Return options with a library's defaults: Megatron-Core leaves the output sharded, FairScale and ml gather it.
   static ColumnParallelOptions megatron(int64_t input_size, int64_t output_size);
   static ColumnParallelOptions fairscale(int64_t input_size, int64_t output_size);
   static ColumnParallelOptions ml(int64_t input_size, int64_t output_size);
@@ -80,8 +81,8 @@ struct ColumnParallelOptions : ParallelLinearOptions {
 
 struct RowParallelOptions : ParallelLinearOptions {
   using ParallelLinearOptions::ParallelLinearOptions;
-  // The input is this rank's features alone, as a column parallel layer leaves them; else each rank takes its part of
-  // the whole.
+  // true: the input has only this rank's features, as a column parallel layer returns them. false: the input is whole,
+  // and each rank takes its part.
   bool input_is_parallel = false;
 };
 
@@ -91,33 +92,35 @@ class ParallelLinearBase {
   const DeviceMesh& mesh() const { return mesh_; }
   // [out, in], or undefined without one; [out], or undefined.
   at::Tensor weight, bias;
-  at::Tensor lora_a, lora_b;  // undefined without an adapter
-  // Of gradient_accumulation_fusion: plain, of this rank's piece, float32 or the weight's dtype; the caller's.
+  at::Tensor lora_a, lora_b;  // undefined without lora_rank
+  // For gradient_accumulation_fusion: a plain tensor of the sizes of this rank's piece, in float32 or the weight's
+  // dtype. The caller sets it.
   at::Tensor main_grad;
 
-  // The whole, plain and detached, in the order of its features whatever the stride is. One all_gather on more than one
-  // rank.
+  // Return the whole weight and bias, plain and detached, with features in their usual order for any stride. One
+  // all_gather on more than one rank.
   at::Tensor master_weight() const;
   at::Tensor master_bias() const;  // undefined without a bias
 
-  // None, and whatever another engine's layer left there is taken and dropped; load_weights passes over it in a file.
+  // There is no extra state: what another library's layer saved is accepted and dropped, and load_weights skips it in a
+  // file.
   at::Tensor get_extra_state() const { return {}; }
   void set_extra_state(const at::Tensor& /*state*/) {}
 
  protected:
-  // `tensor_dim` of the weight is cut.
+  // Shards dimension `tensor_dim` of the weight.
   ParallelLinearBase(const ParallelLinearOptions& options, DeviceMesh mesh, int64_t tensor_dim, const char* who);
   void make_parameters(const ParallelLinearOptions& options, bool with_weight);
-  // What the members hold, as the layer uses it, of `options`.
+  // Return the parameters in the form that a layer of `options` uses.
   at::Tensor weight_piece(const ParallelLinearOptions& options, const at::Tensor& used) const;
   at::Tensor bias_piece(const ParallelLinearOptions& options,
                         const std::optional<Placement>& gradient = std::nullopt) const;
   at::Tensor bias_on_mesh(const ParallelLinearOptions& options) const;
-  // What the adapter adds to the product of `input`, this rank's features or rows of it: each rank's part of the cut
-  // one, a term of the other.
+  // Returns what the adapter adds to the product with `input`, this rank's features or rows: for columns this rank's
+  // part of the output, for rows one term of the sum.
   at::Tensor adapted(const ParallelLinearOptions& options, const at::Tensor& input) const;
-  // What the gradient of `piece`, the weight that is used, is added to. Fails the job where
-  // gradient_accumulation_fusion has nowhere to add one that is wanted to.
+  // Returns the tensor that the gradient of `piece`, the weight in use, is added to. Fails the job where
+  // gradient_accumulation_fusion is set, a gradient is needed and there is no usable main_grad.
   at::Tensor checked_main_grad(const at::Tensor& piece, const ModelParallelConfig& config) const;
   template <class Class>
   static std::vector<LayerParameter<Class>> parameters_of(const ParallelLinearOptions& options, bool with_weight) {
@@ -130,30 +133,31 @@ class ParallelLinearBase {
 
   DeviceMesh mesh_;
   const char* who_;
-  Placement cut_;  // of the weight
+  Placement cut_;  // the weight's placement
   Placement bias_cut_;
 };
 
-// W by its rows, so by output features: input whole [*, in] on every rank (under sequence_parallel its part along
-// dimension 0) -> this rank's features of the output [*, out / n], or all with gather_output.
+// Shards W by its rows, the output features. Input: whole [*, in] on every rank, or with sequence_parallel this rank's
+// part along dimension 0. Output: this rank's features [*, out / n], or with gather_output all of them.
 //
-// Collectives, on more than one rank. Forward: none; sequence_parallel one all_gather; gather_output one all_gather.
-// Backward: one all_reduce of the input's gradient; sequence_parallel one all_gather and one reduce_scatter; with a
-// DTensor input as many. A bias that is skipped and gathered has an all_gather of its own. An adapter has one
-// all_reduce more in backward, of lora_a's gradient, and with a sequence keeps the gathered input, which is not
-// gathered again.
-// The constructor throws std::invalid_argument, on every rank alike, on features that the ranks times stride do not
-// divide (unless allow_uneven), and on a mesh of several dimensions or without this rank. forward throws it, alike on
-// every rank, on other features of a whole input, and with a sequence on one of a single dimension; what one rank alone
-// may have wrong, a piece or a main_grad, fails the job.
+// Collectives in forward, on more than one rank: none; one all_gather with sequence_parallel; one all_gather with
+// gather_output, and another one for a bias that is skipped.
+// Collectives in backward: one all_reduce of the input's gradient, or with sequence_parallel one all_gather and one
+// reduce_scatter. With a DTensor input there are as many. An adapter adds one all_reduce of lora_a's gradient; with
+// sequence_parallel it keeps the gathered input, which is then not gathered again.
+// Throws std::invalid_argument in the constructor, on every rank, on features that are not a multiple of ranks * stride
+// (unless allow_uneven), and on a mesh of several dimensions or without this rank; in forward, on every rank, on a
+// whole input with other features, and with sequence_parallel on an input of one dimension. A wrong piece or main_grad,
+// which only this rank may have, fails the job.
 class ColumnParallelLinearImpl : public Layer<ColumnParallelLinearImpl>, public ParallelLinearBase {
  public:
   ColumnParallelLinearImpl(const ColumnParallelOptions& options, const DeviceMesh& mesh);
-  // With skip_bias_add without the bias. `given_weight`, a DTensor or this rank's plain piece, is for
-  // skip_weight_param_allocation, and goes before the layer's own. Throws std::invalid_argument where there is no
-  // weight, and on a DTensor of other sizes or on another mesh; a plain piece of other sizes fails the job.
+  // The output lacks the bias with skip_bias_add. `given_weight`, a DTensor or this rank's plain piece, is for
+  // skip_weight_param_allocation, and is used instead of the layer's own.
+  // Throws std::invalid_argument where there is no weight, and on a DTensor of other sizes or on another mesh; a plain
+  // piece of other sizes fails the job.
   at::Tensor forward(const at::Tensor& input, const at::Tensor& given_weight = {});
-  // The bias that was skipped lies as the output does.
+  // Also returns the bias that was skipped, in the output's layout.
   LinearOutput forward_with_bias(const at::Tensor& input, const at::Tensor& given_weight = {});
 
   void reset() override;
@@ -171,14 +175,16 @@ class ColumnParallelLinearImpl : public Layer<ColumnParallelLinearImpl>, public 
 };
 TORCH_MODULE(ColumnParallelLinear);
 
-// W by its columns, so by input features: this rank's features of the input [*, in / n] (or the whole, of which it
-// takes them) -> the output whole [*, out] on every rank, under sequence_parallel its part along dimension 0. The bias
-// is added once, after the reduction.
+// Shards W by its columns, the input features. Input: this rank's features [*, in / n], or the whole, of which the
+// layer takes them. Output: whole [*, out] on every rank, or with sequence_parallel this rank's part along dimension 0.
+// The bias is added once, after the reduction.
 //
-// Collectives, on more than one rank. Forward: one all_reduce; sequence_parallel one reduce_scatter. Backward: none
-// where the input is parallel, else one all_gather of the input's gradient; sequence_parallel one all_gather, and one
-// all_reduce of the bias's gradient. An adapter has one all_reduce more in backward, of lora_b's gradient.
-// The constructor throws as ColumnParallelLinear's, and on sequence_parallel with an input that is not parallel.
+// Collectives in forward, on more than one rank: one all_reduce, or one reduce_scatter with sequence_parallel.
+// Collectives in backward: none where the input is parallel, else one all_gather of the input's gradient; with
+// sequence_parallel one all_gather, and one all_reduce of the bias's gradient. An adapter adds one all_reduce of
+// lora_b's gradient.
+// Throws in the constructor where ColumnParallelLinear does, and on sequence_parallel with an input that is not
+// parallel.
 class RowParallelLinearImpl : public Layer<RowParallelLinearImpl>, public ParallelLinearBase {
  public:
   RowParallelLinearImpl(const RowParallelOptions& options, const DeviceMesh& mesh);

@@ -7,14 +7,14 @@
 namespace tessera {
 namespace {
 
-// The mesh of the last init_parallelism().
+// Holds the mesh of the last init_parallelism().
 struct Kept {
   std::mutex mutex;
   std::optional<DeviceMesh> mesh;
 };
 
 Kept& kept() {
-  static auto* const instance = new Kept();  // a world that it holds may end after other statics
+  static auto* const instance = new Kept();  // never destroyed, since its World may end after other statics
   return *instance;
 }
 
@@ -49,7 +49,7 @@ DeviceMesh init_parallelism(const ParallelismOptions& options) {
   const std::lock_guard lock(kept().mutex);
   if (kept().mesh) {
     throw ParallelismError(fmt::format(
-        "init_parallelism: there is parallelism already, {}; call reset_parallelism first", kept().mesh->to_string()));
+        "init_parallelism: it was called before and made {}; call reset_parallelism first", kept().mesh->to_string()));
   }
   const int64_t data = world->size() / (options.model * options.pipeline);
   kept().mesh =
@@ -72,7 +72,7 @@ std::optional<GroupInfo> default_group_info() {
 bool parallelism_is_initialized() { return current().has_value(); }
 
 void reset_parallelism() {
-  std::optional<DeviceMesh> gone;  // may be the last to hold its world: not under the lock
+  std::optional<DeviceMesh> gone;  // destroyed after the lock is released: it may be the last to hold its World
   const std::lock_guard lock(kept().mutex);
   gone.swap(kept().mesh);
 }

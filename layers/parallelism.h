@@ -9,11 +9,11 @@
 
 #include "tessera/mesh/device_mesh.h"
 
-// The model, pipeline and data parallel groups of this process, for code that was written for such groups. Optional:
-// everything else in the library takes a mesh, and nothing else reads what is kept here.
+// The model, pipeline and data parallel groups of this process, for code that was written for such groups. Their use is
+// optional: everything else in the library takes a mesh, and nothing else reads what is kept here.
 namespace tessera {
 
-// Parallelism that was asked for wrongly, too early or twice.
+// Is thrown for a call of these functions with wrong sizes, too early or twice.
 class ParallelismError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -21,31 +21,34 @@ class ParallelismError : public std::runtime_error {
 
 struct ParallelismOptions {
   int64_t model = 1;     // ranks that share the work of each layer
-  int64_t pipeline = 1;  // parts that the model is cut into lengthwise
-  // How the groups of each kind differ from others of the world; see mesh/group_options.h. Data parallel groups have
-  // what is left: size of the world / (model * pipeline) ranks.
+  int64_t pipeline = 1;  // stages that the layers of the model are split into
+  // Options of the groups of each kind; see mesh/group_options.h. Data parallel groups have the remaining ranks: world
+  // size / (model * pipeline).
   GroupOptions model_group = {};
   GroupOptions pipeline_group = {};
   GroupOptions data_group = {};
   std::string device = "cpu";              // or "cuda"
-  std::shared_ptr<World> world = nullptr;  // default: the environment's
+  std::shared_ptr<World> world = nullptr;  // default: the World of the environment
 };
 
-// Lays the ranks of the world out as {dp, pp, mp}, mp varying fastest, and keeps that for parallel_group_info(). Of 8
-// ranks with model 2 and pipeline 2: mp [[0, 1], [2, 3], [4, 5], [6, 7]], pp [[0, 2], [1, 3], [4, 6], [5, 7]], dp [[0,
-// 4], [1, 5], [2, 6], [3, 7]]. Returns that mesh. Without options.world it makes the environment's World, whose ranks
-// meet in the store; otherwise no communication. Groups are made at first use.
-// Throws ParallelismError, on every rank alike, when it was called before without reset_parallelism(), when a size is
-// below 1, and when the world's size is not a multiple of model * pipeline. What is kept is the process's: ranks that
-// are threads pass their meshes on instead.
+// Makes a mesh {dp, pp, mp} of the ranks of the world, mp varying fastest, keeps it for parallel_group_info() and
+// returns it. Of 8 ranks with model 2 and pipeline 2:
+//   mp [[0, 1], [2, 3], [4, 5], [6, 7]]
+//   pp [[0, 2], [1, 3], [4, 6], [5, 7]]
+//   dp [[0, 4], [1, 5], [2, 6], [3, 7]]
+// Without options.world it makes the environment's World, whose ranks connect through the store; otherwise there is no
+// communication. Process groups are made at their first use.
+// Throws ParallelismError, on every rank, when it was called before without reset_parallelism(), when a size is below
+// 1, and when the world's size is not a multiple of model * pipeline. The process keeps one such mesh: ranks that are
+// threads of one process must pass their meshes instead.
 DeviceMesh init_parallelism(const ParallelismOptions& options);
 
-// The group of one kind that this rank is in.
+// The group of one kind that has this rank.
 struct GroupInfo {
-  DeviceMesh mesh;                    // of one dimension, what region functions, layers and collectives take
-  std::vector<int64_t> global_ranks;  // in the order of their places in the group
-  int64_t rank = 0;                   // this rank's place in it
-  int64_t world_size = 1;             // how many ranks it has
+  DeviceMesh mesh;                    // 1-D; region functions, layers and collectives take it
+  std::vector<int64_t> global_ranks;  // in the order of their ranks in the group
+  int64_t rank = 0;                   // this rank's number in the group
+  int64_t world_size = 1;             // the number of ranks in the group
 };
 struct ParallelGroupInfo {
   GroupInfo mp;
@@ -59,7 +62,7 @@ ParallelGroupInfo parallel_group_info();
 std::optional<GroupInfo> default_group_info();
 
 bool parallelism_is_initialized();
-// Forgets the groups. Meshes and infos that were given out stay good. Without parallelism it does nothing.
+// Forgets the groups. Meshes and infos that were returned stay valid. It does nothing before init_parallelism().
 void reset_parallelism();
 
 }  // namespace tessera

@@ -40,13 +40,13 @@ void check_is_taken(at::Generator generator, const std::string& name, const at::
     probe.set_state(state);
   } catch (const c10::Error& error) {
     throw std::invalid_argument(
-        fmt::format("RngStatesTracker::set_states: the state of \"{}\" is none of {}'s generator: {}; give what "
-                    "get_states() gave",
+        fmt::format("RngStatesTracker::set_states: the state of \"{}\" is no state of the generator of {}: {}; give "
+                    "states that get_states() returned",
                     name, generator.device().str(), error.what_without_backtrace()));
   }
 }
 
-// With the index that a CUDA device has, or where it says none that of the current one.
+// Adds the current device's index to a CUDA device without one.
 c10::Device indexed(c10::Device device) {
   if (!device.is_cuda()) return c10::Device(device.type());
   if (device.has_index()) return device;
@@ -61,7 +61,7 @@ at::Generator RngStatesTracker::generator() const { return at::globalContext().d
 void RngStatesTracker::check_not_forked(const char* who) const {
   if (!active_) return;
   throw std::logic_error(
-      fmt::format("RngStatesTracker::{}: stream \"{}\" is being drawn from; end its fork first", who, *active_));
+      fmt::format("RngStatesTracker::{}: a fork draws from stream \"{}\"; end the fork first", who, *active_));
 }
 
 void RngStatesTracker::add(const std::string& name, uint64_t seed) {
@@ -96,7 +96,7 @@ RngStatesTracker::Fork::Fork(RngStatesTracker& tracker, const std::string& name)
   } else {
     outer_state_ = now;
   }
-  set_state(tracker.generator(), tracker.states_.at(name));  // may throw: then there is no fork
+  set_state(tracker.generator(), tracker.states_.at(name));  // if this throws, there is no fork
   outer_name_ = std::exchange(tracker.active_, name);
 }
 
@@ -126,7 +126,7 @@ void RngStatesTracker::set_states(const std::map<std::string, at::Tensor>& state
 
 RngStatesTracker::Position RngStatesTracker::position() const {
   const std::lock_guard lock(mutex_);
-  return {.states = states_, .active = active_};  // states are replaced, never written
+  return {.states = states_, .active = active_};  // a shallow copy is enough: state tensors are replaced, never written
 }
 
 void RngStatesTracker::set_position(const Position& position) {
@@ -155,7 +155,7 @@ RngStatesTracker& rng_tracker(c10::Device device) {
 void model_parallel_manual_seed(uint64_t seed, const ModelParallelSeeds& ranks) {
   if (ranks.tensor_rank < 0 || ranks.expert_rank < 0) {
     throw std::invalid_argument(
-        fmt::format("model_parallel_manual_seed: tensor rank {} and expert rank {}; ranks begin at 0",
+        fmt::format("model_parallel_manual_seed: tensor rank {} and expert rank {}; both are at least 0",
                     ranks.tensor_rank, ranks.expert_rank));
   }
   const c10::Device device = indexed(ranks.device);

@@ -13,9 +13,9 @@
 
 #include "tessera/mesh/device_mesh.h"
 
-// Named streams of random numbers for plain tensors, each rank's own: inside a parallel region ranks draw different
-// numbers, outside the same. DTensors need none of it, see random.h: there an element's number is the same however the
-// tensor is cut.
+// Named streams of random numbers for plain tensors, separate on each rank: ranks draw different numbers inside a
+// parallel region and the same numbers outside. DTensors do not need them (see random.h): there an element's number
+// does not depend on how the tensor is sharded.
 namespace tessera {
 
 inline constexpr const char* kModelParallelRng = "model-parallel-rng";
@@ -24,21 +24,26 @@ inline constexpr const char* kExpertParallelRng = "expert-parallel-rng";
 inline std::string data_parallel_rng_tracker_name() { return kDataParallelRng; }
 inline std::string expert_parallel_rng_tracker_name() { return kExpertParallelRng; }
 
-// States of LibTorch's default generator of one device, by name. Exchanging them is local: nothing communicates. The
-// default generator is the process's, so one thread at a time forks.
+// Holds states of LibTorch's default generator of one device, by name. No communication. The default generator belongs
+// to the process, so only one thread at a time may fork.
+//
+// Invariants:
+//   - states_ has one state per added stream, and seeds_ every seed that was ever added since reset();
+//   - while a fork lives, active_ names the stream that the default generator draws from;
+//   - a state tensor in states_ is replaced as a whole, never written.
 class RngStatesTracker {
  public:
   explicit RngStatesTracker(c10::Device device = c10::kCPU) : device_(device) {}
   RngStatesTracker(const RngStatesTracker&) = delete;
   RngStatesTracker& operator=(const RngStatesTracker&) = delete;
 
-  // A stream called `name` that begins at `seed`; the default generator goes on as if nothing had been.
-  // Throws std::invalid_argument on a name or a seed that is there already, and then has changed nothing.
+  // Adds a stream that starts at `seed`; the default generator's own state does not change.
+  // Throws std::invalid_argument, and changes nothing, on a name or a seed that was added before.
   void add(const std::string& name, uint64_t seed);
 
-  // While it lives the default generator draws from the stream. Then the stream keeps where it has got to, and the
-  // generator goes on where it was; also when an exception ends it. Forks nest, of one stream too: the inner one goes
-  // on where the outer one is.
+  // While a Fork lives, the default generator draws from the stream. Its destructor saves the stream's state and
+  // restores the generator's, also when an exception ends it. Forks may nest, even of the same stream: the inner one
+  // continues where the outer one is.
   class [[nodiscard]] Fork {
    public:
     ~Fork();
@@ -50,19 +55,20 @@ class RngStatesTracker {
     Fork(RngStatesTracker& tracker, const std::string& name);
     RngStatesTracker& tracker_;
     const std::string name_;
-    std::optional<std::string> outer_name_;  // of the stream that the generator drew from
-    at::Tensor outer_state_;                 // where it drew from none
+    std::optional<std::string> outer_name_;  // the stream that the generator drew from before
+    at::Tensor outer_state_;                 // the generator's state, where it drew from no stream
   };
-  // Throws std::invalid_argument on a name that was not added, listing those that were and the calls that add them.
+  // Throws std::invalid_argument on a name that was not added; the text lists the names that were, and the calls that
+  // add one.
   Fork fork(const std::string& name = kModelParallelRng);
 
-  // Copies, to be restored by set_states().
+  // Returns copies of the states; set_states() restores them.
   std::map<std::string, at::Tensor> get_states() const;
-  // In the place of all streams there are. Seeds taken stay taken. Throws std::logic_error within a fork, and
-  // std::invalid_argument on a state that the device's generator does not take; then it has changed nothing.
+  // Replaces all streams; seeds that were used stay used. Throws std::logic_error within a fork, and
+  // std::invalid_argument, changing nothing, on a state that the device's generator does not accept.
   void set_states(const std::map<std::string, at::Tensor>& states);
-  // Where the streams stand, and which of them the default generator draws from: what a checkpoint goes back to, and
-  // puts back. The generator's own state is the caller's to restore beside it.
+  // The states of the streams, and which of them the default generator draws from. A checkpoint saves and restores it,
+  // and must save and restore the generator's own state too.
   struct Position {
     std::map<std::string, at::Tensor> states;
     std::optional<std::string> active;
@@ -70,7 +76,7 @@ class RngStatesTracker {
   Position position() const;
   void set_position(const Position& position);
 
-  // Forgets streams and seeds. Throws std::logic_error within a fork.
+  // Removes all streams and seeds. Throws std::logic_error within a fork.
   void reset();
 
  private:
@@ -84,24 +90,25 @@ class RngStatesTracker {
   std::optional<std::string> active_;
 };
 
-// The process's, one for the CPU and one for each CUDA device. A CUDA device without an index is the current one.
+// Returns the process's tracker for the CPU or for a CUDA device; a CUDA device without an index is the current one.
 RngStatesTracker& rng_tracker(c10::Device device = c10::kCPU);
 
 struct ModelParallelSeeds {
-  int64_t tensor_rank = 0;  // this rank's place in its tensor parallel group
-  int64_t expert_rank = 0;  // and in its expert parallel group
+  int64_t tensor_rank = 0;  // this rank's number in its tensor parallel group
+  int64_t expert_rank = 0;  // this rank's number in its expert parallel group
   c10::Device device = c10::kCPU;
 };
-// Begins the streams anew, in the place of torch::manual_seed for that device: the default generator and
-// "data-parallel-rng" at `seed`, the same on the ranks of a tensor parallel group; "model-parallel-rng" at seed + 2718
-// + tensor_rank; "expert-parallel-rng" at seed + 1024 + 100 * expert_rank + tensor_rank. So streams of neighbouring
-// seeds meet on neighbouring ranks, and those of expert_rank 17 and more meet the model's: give models seeds that are
-// far apart.
+// Starts the streams anew, in the place of torch::manual_seed for that device:
+//   default generator and "data-parallel-rng"   seed, the same on the ranks of a tensor parallel group
+//   "model-parallel-rng"                        seed + 2718 + tensor_rank
+//   "expert-parallel-rng"                       seed + 1024 + 100 * expert_rank + tensor_rank
+// Models with seeds close to each other would share a stream on neighbouring ranks, and an expert_rank of 17 or more
+// can share the model's stream: give models seeds that are far apart.
 // Source of the numbers: Megatron-Core, tensor_parallel/random.py.
 void model_parallel_manual_seed(uint64_t seed, const ModelParallelSeeds& ranks = {});
-// Of the ranks that this one is among on `tensor_mesh`, of one dimension, and its device. DTensors of its world are
-// seeded too, by `seed` (manual_seed), which all ranks give alike; the streams above by seed + replica_offset, which is
-// a replica's own: one of data, or a pipeline's stage.
+// Seeds from this rank's position on the 1-D `tensor_mesh` (and `expert_mesh`), for that mesh's device. It also seeds
+// the DTensors of its world by `seed` (manual_seed), which must be the same on all ranks. The streams above are seeded
+// by seed + replica_offset, where each replica gives its own offset: a data parallel replica, or a pipeline stage.
 // Throws std::invalid_argument on a mesh of several dimensions or without this rank.
 void model_parallel_manual_seed(uint64_t seed, const DeviceMesh& tensor_mesh,
                                 const std::optional<DeviceMesh>& expert_mesh = std::nullopt,

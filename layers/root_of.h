@@ -8,7 +8,7 @@
 
 namespace tessera::detail {
 
-// The module behind what parallelize_module takes: a module, a holder, a shared_ptr or an AnyModule. Throws
+// Returns the module in what parallelize_module takes: a module, a holder, a shared_ptr or an AnyModule. Throws
 // std::invalid_argument where there is none.
 template <class Handle>
 torch::nn::Module& root_of(Handle&& handle) {

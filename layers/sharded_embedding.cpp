@@ -27,12 +27,12 @@
 namespace tessera {
 namespace {
 
-// A call whose sizes fit, in numbers of the whole table.
+// The sizes of a valid call, for the whole table.
 struct Table {
   int64_t rows;
   int64_t columns;
   int64_t padding;  // -1: none
-  Interval mine;    // of the rows, or the columns
+  Interval mine;    // this rank's rows, or columns
 };
 
 constexpr const char* kName = "sharded_embedding";
@@ -42,21 +42,22 @@ constexpr const char* kName = "sharded_embedding";
 void check_tensors(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh) {
   check_one_dimension(mesh, kName);
   if (!ids.defined() || !weight.defined()) refuse("the ids or the weight are undefined");
-  if (is_dtensor(ids) || is_dtensor(weight)) refuse("a DTensor was given; torch::embedding takes it as it is");
+  if (is_dtensor(ids) || is_dtensor(weight)) refuse("a DTensor was given; call torch::embedding, which takes DTensors");
   check_device(ids, mesh, kName, "tensor of ids");
   check_device(weight, mesh, kName, "weight");
   if (weight.dim() != 2) {
     refuse_alone(mesh, kName, fmt::format("weight [{}]; it is [rows, columns]", fmt::join(weight.sizes(), ", ")));
   }
   if (ids.scalar_type() != at::kLong && ids.scalar_type() != at::kInt) {
-    refuse(fmt::format("ids of {}; they are of int64 or int32", c10::toString(ids.scalar_type())));
+    refuse(fmt::format("ids have dtype {}; give int64 or int32", c10::toString(ids.scalar_type())));
   }
 }
 
-// What a number of rows does not allow, which each rank may have counted by its own, as they may not be.
+// Refuses an id or padding_idx outside the table. Where each rank took the size from its own rows, which may differ,
+// only this rank may see the error.
 [[noreturn]] void refuse_count(const std::string& why, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
   if (options.cut == EmbeddingCut::kNone || mesh.size() == 1 || options.num_embeddings) refuse(why);
-  refuse_alone(mesh, kName, why + "; options.num_embeddings says how many there are");
+  refuse_alone(mesh, kName, why + "; give options.num_embeddings if ranks have different numbers of rows");
 }
 
 Table table_of(const at::Tensor& weight, const DeviceMesh& mesh, const ShardedEmbeddingOptions& options) {
@@ -67,18 +68,18 @@ Table table_of(const at::Tensor& weight, const DeviceMesh& mesh, const ShardedEm
               .padding = options.padding_idx.value_or(-1),
               .mine = {}};
   table.mine = chunk_range(by_rows ? table.rows : table.columns, n, n == 1 ? 0 : mesh.local_rank(0));
-  // A rank with nothing cannot tell how much the others have.
+  // A rank without rows or columns cannot know how many the others have.
   const bool counted = by_rows ? options.num_embeddings.has_value() : options.embedding_dim.has_value();
   if (n > 1 && !counted && weight.size(by_rows ? 0 : 1) == 0) {
     refuse_alone(mesh, kName,
-                 fmt::format("weight [{}] here; uneven parts need options.{}", fmt::join(weight.sizes(), ", "),
-                             by_rows ? "num_embeddings" : "embedding_dim"));
+                 fmt::format("weight is [{}] on this rank; for uneven parts give options.{}",
+                             fmt::join(weight.sizes(), ", "), by_rows ? "num_embeddings" : "embedding_dim"));
   }
   const int64_t rows = by_rows ? table.mine.size() : table.rows;
   const int64_t columns = by_rows ? table.columns : table.mine.size();
   if (weight.size(0) != rows || weight.size(1) != columns) {
     refuse_alone(mesh, kName,
-                 fmt::format("weight [{}] here, of a table [{}, {}] this rank has [{}, {}]",
+                 fmt::format("weight is [{}] on this rank, whose part of the table [{}, {}] is [{}, {}]",
                              fmt::join(weight.sizes(), ", "), table.rows, table.columns, rows, columns));
   }
   if (!options.padding_idx) return table;
@@ -100,8 +101,8 @@ void check_ids(const at::Tensor& ids, const Table& table, const DeviceMesh& mesh
       mesh, options);
 }
 
-// The p-norm of each row, of all its columns where ranks have parts of them: the greatest or least magnitude for p of
-// plus or minus infinity, for 0 how many elements are not 0. As at::norm has them.
+// Returns the p-norm of each row, over all its columns even where the ranks have parts of them, as at::norm defines it:
+// for p of plus or minus infinity the greatest or least magnitude, for 0 the number of elements that are not 0.
 at::Tensor norms_of(const at::Tensor& rows, double p, bool in_parts, const DeviceMesh& mesh) {
   const auto total = [&](const at::Tensor& mine, ReduceOp op) {
     return in_parts ? all_reduce(mine, mesh, 0, op) : mine;
@@ -117,12 +118,12 @@ at::Tensor norms_of(const at::Tensor& rows, double p, bool in_parts, const Devic
   return total(rows.abs().pow(p).sum(1), ReduceOp::kSum).pow(1 / p);
 }
 
-// `ids` in rows of `weight`. The norm of a row whose columns are on all ranks is that of all of them.
+// `ids` are row numbers in `weight`. The norm of a row whose columns are on all ranks is over all of them.
 void renormalize(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
                  const ShardedEmbeddingOptions& options) {
   const c10::AutoGradMode none(false);
   const at::Tensor used =
-      std::get<0>(at::_unique(ids.reshape({-1}).to(at::kLong)));  // sorted, so in one order everywhere
+      std::get<0>(at::_unique(ids.reshape({-1}).to(at::kLong)));  // sorted, so in the same order on every rank
   const at::ScalarType dtype = weight.scalar_type();
   const at::Tensor rows =
       weight.detach().index_select(0, used).to(at::isReducedFloatingType(dtype) ? at::kFloat : dtype);
@@ -132,15 +133,15 @@ void renormalize(const at::Tensor& ids, const at::Tensor& weight, const DeviceMe
   weight.detach().index_copy_(0, used, (rows * scale.unsqueeze(1)).to(weight.scalar_type()));
 }
 
-// The rows of this rank's part of the table.
+// Looks up rows in this rank's part of the table.
 at::Tensor look_up(const at::Tensor& ids, const at::Tensor& weight, int64_t padding, const DeviceMesh& mesh,
                    const ShardedEmbeddingOptions& options) {
   if (options.max_norm) renormalize(ids, weight, mesh, options);
   return at::embedding(weight, ids, padding, options.scale_grad_by_freq, options.sparse);
 }
 
-// Zero where another rank has the row. The ids that are this rank's are looked up by themselves, so that no other
-// counts for a row's frequency, norm or padding, and a rank without rows has nothing to look up.
+// Returns this rank's rows, and zeros for the ids of other ranks. Only this rank's ids are looked up, so that others do
+// not affect a row's frequency, norm or padding, and a rank without rows looks up nothing.
 at::Tensor own_rows(const at::Tensor& ids, const at::Tensor& weight, const Table& table, const DeviceMesh& mesh,
                     const ShardedEmbeddingOptions& options) {
   const at::Tensor flat = ids.reshape({-1});

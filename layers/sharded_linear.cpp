@@ -41,7 +41,7 @@ struct Plan {
   int64_t whole_rows(const at::Tensor& piece) const {
     return options.sequence_size >= 0 ? options.sequence_size : piece.size(0) * mesh->size();
   }
-  // Elements of each rank's rows, where the whole has `rows` of `row` elements.
+  // Returns the number of elements of each rank's rows, where the whole has `rows` rows of `row` elements.
   std::vector<int64_t> counts(int64_t rows, int64_t row) const {
     std::vector<int64_t> out;
     for (int64_t rank = 0; rank < mesh->size(); ++rank)
@@ -52,7 +52,7 @@ struct Plan {
 
 int64_t row_numel(const at::Tensor& t) { return c10::multiply_integers(t.sizes().slice(1)); }
 
-// The rows of all ranks, gathered to each while other work goes on.
+// Gathers the rows of all ranks while other work goes on.
 struct Rows {
   Rows(const at::Tensor& piece, const Plan& plan)
       : sizes(piece.sizes().vec()),
@@ -90,7 +90,7 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
     const bool wants_weight = input.defined() && ctx->needs_input_grad(1);
     tensor_list out(4);
     if (c10::GradMode::is_enabled()) {
-      // Each rank's columns use the gradient of a sum, which all have alike, for a part of their own.
+      // The gradient of a sum is the same on all ranks, and each rank's columns use it for their own part.
       const at::Tensor used = plan.sums_output() ? copy_to_region(g, *plan.mesh) : g;
       if (ctx->needs_input_grad(0)) out[0] = differentiable_input_gradient(used, weight, plan);
       if (input.defined()) check_in_graph(plan);
@@ -99,7 +99,7 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
       std::optional<Rows> rows;
       if (wants_weight && plan.gathers()) rows.emplace(input, plan);
       const auto whole_input = [&] { return rows ? rows->wait() : input; };
-      // What travels does so while the next product is computed.
+      // The collective runs while the next product is computed.
       std::optional<PendingCollective> reduced;
       if (ctx->needs_input_grad(0)) {
         const at::Tensor term = at::matmul(g, weight);
@@ -116,7 +116,7 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
   }
 
  private:
-  // Starts the reduction of the input's gradient, of which `term` is this rank's term.
+  // Starts the reduction of the input's gradient; `term` is this rank's term of it.
   static PendingCollective begin_reduction(const at::Tensor& term, const Plan& plan) {
     if (plan.reduces()) return start_all_reduce(term, *plan.mesh, 0, ReduceOp::kSum, /*owned=*/true);
     if (!plan.gathers()) return PendingCollective(term);
@@ -124,7 +124,7 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
                                 ReduceOp::kSum);
   }
 
-  // Undefined where it went to `main_grad`.
+  // Returns an undefined tensor where the gradient was added to `main_grad`.
   static at::Tensor weight_gradient(const at::Tensor& g, const at::Tensor& input, const at::Tensor& main_grad) {
     const at::Tensor left = by_rows(g).t(), right = by_rows(input);
     if (!main_grad.defined()) return at::mm(left, right);
@@ -141,8 +141,8 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
   static void check_in_graph(const Plan& plan) {
     if (!plan.options.main_grad.defined()) return;
     throw std::invalid_argument(
-        "sharded_linear: a gradient of the gradient, but the weight's goes to main_grad, outside of the graph; leave "
-        "main_grad out");
+        "sharded_linear: a gradient of the gradient was asked for, but the weight's gradient goes to main_grad, "
+        "outside of the graph; leave main_grad out");
   }
 
   static at::Tensor differentiable_weight_gradient(const at::Tensor& g, const at::Tensor& input, const Plan& plan) {
@@ -153,8 +153,8 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
   }
 };
 
-// As autocast has it for a linear layer: here, since backward, which runs without autocast, must find what forward
-// multiplied.
+// Casts as autocast does for a linear layer. It is done here because backward runs without autocast and must see what
+// forward multiplied.
 at::Tensor as_cast(const at::Tensor& t) {
   if (!t.defined() || !at::isFloatingType(t.scalar_type()) || t.scalar_type() == at::kDouble || is_dtensor(t)) return t;
   const c10::DeviceType device = t.device().type();
@@ -167,7 +167,7 @@ std::string shown(const at::Tensor& t) {
   return fmt::format("{} [{}]", c10::toString(t.scalar_type()), fmt::join(t.sizes(), ", "));
 }
 
-// What all ranks see alike.
+// Checks what is the same on all ranks.
 void check_call(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const DeviceMesh& mesh,
                 const ShardedLinearOptions& options) {
   const at::Tensor& main_grad = options.main_grad;
@@ -175,11 +175,12 @@ void check_call(const at::Tensor& input, const at::Tensor& weight, const at::Ten
   check_one_dimension(mesh, kName);
   if (options.reduce_output && (options.reduce_input_gradient || options.sequence_parallel)) {
     refuse(
-        "reduce_output is of columns of the weight, reduce_input_gradient and sequence_parallel are of rows; give one");
+        "reduce_output is for columns of the weight, reduce_input_gradient and sequence_parallel are for rows; give "
+        "one");
   }
   if (!input.defined() || !weight.defined()) refuse("the input or the weight is undefined");
   if (is_dtensor(input) || is_dtensor(weight) || is_dtensor(bias) || is_dtensor(main_grad)) {
-    refuse("a DTensor was given; to_local(t) is this rank's piece");
+    refuse("a DTensor was given; give this rank's piece, to_local(t)");
   }
   check_device(input, mesh, kName, "input");
   check_device(weight, mesh, kName, "weight");
@@ -187,7 +188,7 @@ void check_call(const at::Tensor& input, const at::Tensor& weight, const at::Ten
   check_device(main_grad, mesh, kName, "main_grad");
 }
 
-// Pieces that do not fit: maybe this rank's alone.
+// Checks pieces, which may be wrong on this rank alone.
 void check_pieces(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const DeviceMesh& mesh,
                   const at::Tensor& main_grad) {
   const auto refuse = [&](const std::string& why) { refuse_alone(mesh, kName, why); };
@@ -199,7 +200,7 @@ void check_pieces(const at::Tensor& input, const at::Tensor& weight, const at::T
   }
   if (bias.defined() &&
       (bias.dim() != 1 || bias.size(0) != weight.size(0) || bias.scalar_type() != weight.scalar_type())) {
-    refuse(fmt::format("bias {} for weight {}; it has one element an output, of the same dtype", shown(bias),
+    refuse(fmt::format("bias {} for weight {}; give one element per output feature, of the same dtype", shown(bias),
                        shown(weight)));
   }
   if (main_grad.defined() &&
@@ -214,7 +215,7 @@ void check_sequence(const at::Tensor& input, const DeviceMesh& mesh, int64_t seq
   const Interval mine = chunk_range(std::max<int64_t>(sequence_size, 0), mesh.size(), mesh.local_rank(0));
   if (input.dim() >= 2 && (sequence_size < 0 || input.size(0) == mine.size())) return;
   refuse_alone(mesh, kName,
-               fmt::format("input {} is no piece of a sequence of {}; of that this rank has [{}, *]", shown(input),
+               fmt::format("input {} is no piece of a sequence of {}; this rank's part of it is [{}, *]", shown(input),
                            sequence_size, mine.size()));
 }
 

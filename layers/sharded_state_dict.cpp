@@ -21,7 +21,7 @@ void check(const ShardedStateDictOptions& options) {
   }
 }
 
-// Which of the ranks with the same piece this one is.
+// Returns this rank's number among the ranks that have the same piece.
 int64_t replica(const Spec& spec) {
   int64_t number = 0;
   for (std::size_t i = 0; i < spec.placements.size(); ++i) {
@@ -31,7 +31,7 @@ int64_t replica(const Spec& spec) {
   return number;
 }
 
-// One box of a piece: along each dimension where it begins in the whole and in the piece, and how long it is.
+// One box of a piece. Along each dimension: where it begins in the whole and in the piece, and its size.
 struct Box {
   std::vector<int64_t> global, local, sizes;
 };
@@ -109,7 +109,7 @@ class Writer {
   std::vector<ShardedTensorEntry> entries_;
 };
 
-// This rank's place on the mesh of the module's first DTensor; 0 without one, or outside its mesh.
+// Returns this rank's position on the mesh of the module's first DTensor; 0 without one, or outside its mesh.
 int64_t place_on_mesh(const torch::nn::Module& module) {
   for (const at::Tensor& each : module.parameters()) {
     if (!is_dtensor(each)) continue;
@@ -120,7 +120,7 @@ int64_t place_on_mesh(const torch::nn::Module& module) {
   return 0;
 }
 
-// Tables that are cut by their vocabulary.
+// Returns the tables that are sharded by their vocabulary.
 std::set<const void*> vocabularies(const torch::nn::Module& module) {
   std::set<const void*> out;
   for (const auto& each : module.modules(/*include_self=*/false)) {

@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 void check(int64_t size, int64_t rank, int64_t world_size, std::string_view who) {
-  if (size < 0) throw std::invalid_argument(fmt::format("{}: a vocabulary of {} ids", who, size));
+  if (size < 0) throw std::invalid_argument(fmt::format("{}: a vocabulary of {} ids; give 0 or more", who, size));
   if (rank < 0 || rank >= world_size) {
     throw std::invalid_argument(fmt::format("{}: rank {} is outside [0, {})", who, rank, world_size));
   }
@@ -19,7 +19,8 @@ void check(int64_t size, int64_t rank, int64_t world_size, std::string_view who)
 }  // namespace
 
 int64_t divide(int64_t numerator, int64_t denominator, std::string_view who) {
-  if (denominator < 1) throw std::invalid_argument(fmt::format("{}: a number of parts of {}", who, denominator));
+  if (denominator < 1)
+    throw std::invalid_argument(fmt::format("{}: the number of parts is {}; give at least 1", who, denominator));
   if (numerator % denominator != 0) {
     throw std::invalid_argument(fmt::format("{}: {} is not divisible by {}", who, numerator, denominator));
   }

@@ -17,8 +17,9 @@ struct StyleLayouts {
   std::optional<Placement> output_layouts;         // the output is redistributed to this
   // true: the output is a plain tensor, this rank's piece. Unlike PyTorch's, the default is false: see docs/styles.md.
   bool use_local_output = false;
-  // For ColwiseParallel of a Linear: an input that had to be gathered is not kept whole for backward but gathered again
-  // there, as in Megatron's sequence parallelism. It keeps 1 / ranks of the bytes, for one more all_gather.
+  // For ColwiseParallel of a Linear or Conv1D: an input that had to be gathered is not kept whole for backward but
+  // gathered again there, as in Megatron's sequence parallelism. It keeps 1 / ranks of the bytes, for one more
+  // all_gather.
   bool gather_input_again = false;
 };
 

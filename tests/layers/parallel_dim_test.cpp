@@ -220,7 +220,7 @@ TEST_CASE("one_rank_errors: a bias that does not fit one rank's weight") {
          parallel_linear(at::ones({3, 2}), at::ones({odd ? 5 : 4, 2}), at::ones({4}), 0, mesh);
        })) {
     CAPTURE(text);
-    CHECK(text.find("bias [4] for weight [5, 2]; by rows it has one element") != std::string::npos);
+    CHECK(text.find("bias [4] for weight [5, 2]; by rows give one element") != std::string::npos);
   }
 }
 

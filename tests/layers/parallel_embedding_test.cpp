@@ -112,7 +112,7 @@ TESSERA_RANKS_TEST_CASE("embeddings cut by vocabulary and by width equal torch::
   in_sequence.config.sequence_parallel = true;
   check_layer(in_sequence, mesh);
   CHECK_THROWS_WITH_AS(ParallelEmbedding(in_sequence, mesh)->forward(at::scalar_tensor(3, at::kLong)),
-                       doctest::Contains("ids are [sequence, *]"), std::invalid_argument);
+                       doctest::Contains("give ids [sequence, *]"), std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("tables begin alike on any number of ranks, the padding's row at 0, or as they are given",
@@ -192,7 +192,7 @@ TESSERA_RANKS_TEST_CASE("what a table cannot be is refused when it is made", {2}
   refused(options, "given_weight is [4, 3]");
   options.given_weight = at::Tensor();
   options.config.sequence_parallel = true;
-  refused(options, "cut it by the vocabulary");
+  refused(options, "needs a table that is cut by the vocabulary");
 }
 
 TESSERA_RANKS_TEST_CASE("rows that are too long are scaled down, also where a rank has none of the ids", {1, 2, 3, 4}) {

@@ -72,7 +72,7 @@ TEST_CASE("one_rank_errors: pieces of a linear layer that one rank alone has wro
 
 TEST_CASE("one_rank_errors: a piece of a table that one rank alone has wrong") {
   check_both_hear(
-      "sharded_embedding", "weight [5, 3] here, of a table [8, 3] this rank has [4, 3]",
+      "sharded_embedding", "weight is [5, 3] on this rank, whose part of the table [8, 3] is [4, 3]",
       [](const DeviceMesh& mesh, bool odd) {
         sharded_embedding(at::zeros({2}, at::kLong), at::ones({odd ? 5 : 4, 3}), mesh, {.num_embeddings = 8});
       });
@@ -84,7 +84,7 @@ TEST_CASE(
   check_both_hear("sharded_embedding", "weight [8]; it is [rows, columns]", [&](const DeviceMesh& mesh, bool odd) {
     sharded_embedding(ids(0), odd ? at::ones({8}) : at::ones({4, 3}), mesh, {.num_embeddings = 8});
   });
-  check_both_hear("sharded_embedding", "id 4 is outside the table of 4 rows; options.num_embeddings says how many",
+  check_both_hear("sharded_embedding", "id 4 is outside the table of 4 rows; give options.num_embeddings if",
                   [&](const DeviceMesh& mesh, bool odd) {
                     sharded_embedding(ids(4), at::ones({odd ? 2 : 3, 3}), mesh);
                   });
@@ -135,9 +135,10 @@ TEST_CASE("one_rank_errors: a target that is a class to some ranks alone, which 
 }
 
 TEST_CASE("one_rank_errors: a rank that has nothing of an uneven table cannot tell how large it is") {
-  check_both_hear("sharded_embedding", "uneven parts need options.embedding_dim", [](const DeviceMesh& mesh, bool odd) {
-    sharded_embedding(at::zeros({2}, at::kLong), at::ones({4, odd ? 0 : 3}), mesh, {.cut = EmbeddingCut::kWidth});
-  });
+  check_both_hear(
+      "sharded_embedding", "for uneven parts give options.embedding_dim", [](const DeviceMesh& mesh, bool odd) {
+        sharded_embedding(at::zeros({2}, at::kLong), at::ones({4, odd ? 0 : 3}), mesh, {.cut = EmbeddingCut::kWidth});
+      });
 }
 
 TEST_CASE("one_rank_errors: a target that is no class in one part of a batch alone ends the job with that text") {

@@ -146,7 +146,7 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: an id outside the table is an error on
   CommCounter counter(mesh);
   refused(at::full({2}, rows, at::kLong), "is outside the table of", {.num_embeddings = rows});
   refused(at::full({2}, -1, at::kLong), "id -1 is outside the table", {.num_embeddings = rows});
-  refused(at::ones({2}), "ids of Float");
+  refused(at::ones({2}), "ids have dtype Float");
   refused(at::ones({2}, at::kLong), "must be within num_embeddings", {.num_embeddings = rows, .padding_idx = rows});
   refused(from_local(at::ones({2}, at::kLong), mesh, {Replicate()}), "a DTensor was given");
   CHECK(counter.total() == 0);

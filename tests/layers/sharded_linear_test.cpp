@@ -158,7 +158,7 @@ TESSERA_RANKS_TEST_CASE(
   }
   CHECK_THROWS_WITH_AS(
       sharded_linear(sample({4, 9}), sample({5, 9}), {}, mesh, {.reduce_input_gradient = true, .reduce_output = true}),
-      doctest::Contains("reduce_output is of columns of the weight"), std::invalid_argument);
+      doctest::Contains("reduce_output is for columns of the weight"), std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("a second backward of one graph gives the gradients again", {2}) {

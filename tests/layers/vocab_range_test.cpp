@@ -11,7 +11,7 @@ TEST_CASE("divide: whole numbers alone") {
   CHECK(divide(12, 4) == 3);
   CHECK(divide(0, 3) == 0);
   CHECK_THROWS_WITH_AS(divide(10, 4, "layer"), "layer: 10 is not divisible by 4", std::invalid_argument);
-  CHECK_THROWS_WITH_AS(divide(10, 0), "divide: a number of parts of 0", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(divide(10, 0), "divide: the number of parts is 0; give at least 1", std::invalid_argument);
 }
 
 TEST_CASE("vocab ranges: equal parts, in the order of ranks") {
