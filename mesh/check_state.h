@@ -9,16 +9,18 @@
 
 namespace tessera {
 
-// What Checked (mesh/collectives/checked.h) keeps in a World. But for `enabled`, touched by the thread that
-// communicates alone.
+// Holds the state of Checked (mesh/collectives/checked.h) for one World.
+//
+// Invariants:
+//   - Only the thread that communicates touches the members, except `enabled`, which any thread may read.
 struct CheckState {
   std::atomic<bool> enabled{false};
-  bool inside = false;                              // a check: what it communicates is neither checked nor recorded
-  std::string step;                                 // of a redistribution, now being run
-  std::map<std::vector<int64_t>, int64_t> serials;  // collectives checked so far, by group
+  bool inside = false;  // in a check, whose own collectives are neither checked nor recorded
+  std::string step;     // the step of a redistribution that is being executed
+  std::map<std::vector<int64_t>, int64_t> serials;  // for each group, how many collectives have been checked
 };
 
-// Sets `inside` while it lives.
+// Sets CheckState::inside while it lives.
 class InsideCheck {
  public:
   explicit InsideCheck(CheckState& state) : state_(state), previous_(std::exchange(state.inside, true)) {}
@@ -31,7 +33,7 @@ class InsideCheck {
   const bool previous_;
 };
 
-// Names the step of a redistribution while it lives.
+// Sets CheckState::step while it lives.
 class CheckedStep {
  public:
   CheckedStep(CheckState& state, std::string step)

@@ -20,7 +20,10 @@ namespace tessera {
 
 namespace {
 
-// What merged() has given, found without a lock: entries come in front and stay as long as this does.
+// Caches the results of DeviceMesh::merged.
+//
+// Invariants:
+//   - Entries are never removed or moved, and a new one is put at the front of the list, so find() needs no lock.
 class MergedMeshes {
  public:
   const DeviceMesh* find(const std::vector<int64_t>& mesh_dims) const {
@@ -44,7 +47,7 @@ class MergedMeshes {
     const Entry* next;
   };
   std::mutex mutex_;
-  std::deque<Entry> entries_;  // a deque: entries do not move
+  std::deque<Entry> entries_;  // a deque, since its entries do not move
   std::atomic<const Entry*> newest_{nullptr};
 };
 
@@ -54,26 +57,26 @@ struct DeviceMesh::Impl {
   Impl(std::shared_ptr<World> given_world, c10::DeviceType type, Mesh given_mesh,
        std::vector<GroupOptions> given_options);
 
-  // This rank's coordinate; outside the mesh, the first.
+  // Returns this rank's coordinate, or coordinate 0 on every mesh dimension for a rank outside the mesh.
   std::vector<int64_t> through() const { return coordinate.value_or(std::vector<int64_t>(mesh.shape().size(), 0)); }
 
   const std::shared_ptr<World> world;
   const c10::DeviceType device_type;
   const Mesh mesh;
-  const std::vector<GroupOptions> options;  // one a mesh dimension
+  const std::vector<GroupOptions> options;  // one per mesh dimension
   const c10::Device device;
   const std::optional<std::vector<int64_t>> coordinate;
-  // For each mesh dimension, the ranks along it through this rank (a rank outside: through coordinate 0).
+  // For each mesh dimension, `groups` holds the ranks along it that share through() on the other mesh dimensions.
   std::vector<std::vector<int64_t>> groups;
   std::vector<std::string> names;
   uint64_t id = 0;
-  // The group of each mesh dimension once it has been asked for; guarded by World::Exclusive.
+  // `found` caches the process group of each mesh dimension from the first use on. World::Exclusive guards it.
   struct Found {
-    c10::weak_intrusive_ptr<c10d::Backend> group;  // the world keeps it, until another takes its place
-    uint64_t adoptions = 0;                        // World::adoptions then
+    c10::weak_intrusive_ptr<c10d::Backend> group;  // the world owns it, until World::adopt replaces it
+    uint64_t adoptions = 0;                        // World::adoptions when it was found
   };
   mutable std::vector<Found> found;
-  mutable MergedMeshes merged;  // of one mesh dimension each, where this one has more: no mesh keeps itself alive
+  mutable MergedMeshes merged;  // holds 1-D meshes only, and only if this mesh has more: no mesh keeps itself alive
 };
 
 namespace {
@@ -106,7 +109,7 @@ void check_arguments(const std::shared_ptr<World>& world, c10::DeviceType device
   }
 }
 
-// For each mesh dimension, where its groups differ from others.
+// Returns the group options of each mesh dimension.
 std::vector<GroupOptions> options_by_dim(const World& world, c10::DeviceType type, const Mesh& mesh,
                                          const MeshDimOptions& given) {
   std::vector<GroupOptions> options(mesh.shape().size());
@@ -130,7 +133,8 @@ c10::Device device_of(const World& world, c10::DeviceType type) {
                                       : c10::Device(type, static_cast<c10::DeviceIndex>(world.local_rank()));
 }
 
-// Equal meshes share one Impl while any of them lives, so that comparing two is comparing pointers.
+// Invariants:
+//   - Equal meshes share one Impl while any of them lives, so comparing two of them compares pointers.
 class InternTable {
  public:
   struct Key {
@@ -150,7 +154,7 @@ class InternTable {
   };
   std::mutex mutex_;
   std::unordered_multimap<std::size_t, Entry> entries_;
-  std::size_t next_sweep_ = 64;  // entries at which those of dead meshes are removed
+  std::size_t next_sweep_ = 64;  // at this number of entries those of destroyed meshes are removed
 };
 
 template <typename Impl, typename Make>
@@ -175,7 +179,7 @@ std::shared_ptr<const Impl> InternTable::get(const Key& key, const Make& make) {
   return made;
 }
 
-// Never destroyed: a DeviceMesh may be made by a static object's destructor.
+// The table is never destroyed, since a static object's destructor may make a DeviceMesh.
 InternTable& intern_table() {
   static auto* const table = new InternTable;
   return *table;

@@ -18,29 +18,34 @@
 
 namespace tessera {
 
-// How the groups of single mesh dimensions differ from others, by the mesh dimension's name, or its index as text in a
-// mesh without names: {{"tp", {.timeout = std::chrono::seconds(30)}}}.
+// Holds options for the process groups of single mesh dimensions. The key is the mesh dimension's name, or its index as
+// text in a mesh without names: {{"tp", {.timeout = std::chrono::seconds(30)}}}.
 using MeshDimOptions = std::map<std::string, GroupOptions>;
 
-// The handle a user holds: a Mesh in a World, with the device type whose tensors live on it. Cheap to copy; equal when
-// the mesh, the world, the device type and the groups' options are. Groups are made at first use, not with the mesh.
+// Puts a Mesh in a World and says which type of device holds its tensors. Users hold this handle.
+//
+// Invariants:
+//   - Two DeviceMeshes are equal when mesh, world, device type and group options are equal; equal ones share one
+//     implementation, so copies and comparisons are cheap.
+//   - A process group is made at its first use, not with the mesh.
 class DeviceMesh {
  public:
-  // Throws std::invalid_argument when a rank of `mesh` is outside the world, and on options of a mesh dimension that is
-  // not there or that World::normalized refuses; std::runtime_error when `device_type` is CUDA and there is none. No
-  // communication.
+  // Throws std::invalid_argument when a rank of `mesh` is outside the world, when `options` name a mesh dimension that
+  // `mesh` does not have, and when World::normalized refuses them; std::runtime_error when `device_type` is CUDA and
+  // this rank has no CUDA device. No communication.
   DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh, const MeshDimOptions& options = {});
 
-  // The mesh whose groups a caller has made, one a mesh dimension of `mesh`; a c10d::ProcessGroup gives its own by
-  // getBackend(device). From now on they are the groups of their ranks in this world, on every mesh; the caller does
-  // not use them, or another group with them, while a collective runs. Other groups, such as those of merged mesh
-  // dimensions, the world makes. `world` is the environment's when none is given. Called by every member of `mesh`. No
-  // communication. Throws std::invalid_argument when this rank is outside `mesh`, and when a group's number of ranks,
-  // this rank's place in it, or the global ranks that it tells are not those along its mesh dimension.
+  // Makes a mesh over process groups that the caller has made: `groups` has one per mesh dimension of `mesh`. From a
+  // c10d::ProcessGroup take getBackend(device). From now on the world uses these groups for their ranks on every mesh;
+  // the caller must not use them while a collective of Tessera runs. The world makes all other groups, such as those of
+  // merged mesh dimensions. Without `world`, the environment's is used. Every member of `mesh` must call this. No
+  // communication.
+  // Throws std::invalid_argument when this rank is outside `mesh`, and when a group's size, this rank's position in it,
+  // or the global ranks in its options differ from those along its mesh dimension.
   static DeviceMesh from_group(const std::vector<c10::intrusive_ptr<c10d::Backend>>& groups, const std::string& device,
                                const Mesh& mesh, std::shared_ptr<World> world = nullptr);
-  // The mesh of one dimension over one group. Its ranks are those that the group tells (global_ranks_in_group of its
-  // options), or the world's when it is as large. Throws std::invalid_argument when neither says.
+  // Makes the 1-D mesh over one group. Its ranks are global_ranks_in_group of the group's options, or all ranks of the
+  // world when the group is as large as the world. Throws std::invalid_argument when neither gives the ranks.
   static DeviceMesh from_group(const c10::intrusive_ptr<c10d::Backend>& group, const std::string& device,
                                const std::string& name = "", std::shared_ptr<World> world = nullptr);
 
@@ -48,7 +53,7 @@ class DeviceMesh {
   World& world() const;
   const std::shared_ptr<World>& world_ptr() const;
   c10::DeviceType device_type() const;
-  // The device of this rank: the CPU, or the CUDA device of its local rank.
+  // Returns this rank's device: the CPU, or the CUDA device of its local rank.
   c10::Device device() const;
 
   int64_t ndim() const { return mesh().ndim(); }
@@ -57,49 +62,52 @@ class DeviceMesh {
   int64_t size(std::string_view name) const { return mesh().size(mesh().mesh_dim(name)); }
   std::string mesh_dim_name(int64_t mesh_dim) const;  // its name, or its index as text
 
-  // This rank's coordinate, or nullopt outside the mesh: such a rank holds empty local tensors and skips communication.
+  // Returns this rank's coordinate, or nullopt for a rank outside the mesh, which holds empty local tensors and skips
+  // communication.
   const std::optional<std::vector<int64_t>>& coordinate() const;
   bool is_member() const { return coordinate().has_value(); }
-  // This rank's coordinate on one mesh dimension. Throws std::invalid_argument outside the mesh.
+  // Returns this rank's coordinate on one mesh dimension. Throws std::invalid_argument on a rank outside the mesh.
   int64_t local_rank(int64_t mesh_dim) const;
   int64_t local_rank(std::string_view name) const;
 
-  // The mesh over the named dimensions, in that order, that this rank is in (a rank outside gets the one at coordinate
-  // 0).
+  // Returns the submesh over the named dimensions, in that order, that contains this rank. A rank outside the mesh gets
+  // the submesh at coordinate 0.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh operator[](const std::vector<std::string>& names) const;
   DeviceMesh operator[](std::initializer_list<std::string> names) const;  // mesh[{"tp", "dp"}]
 
-  // As the same of Mesh. The groups of mesh dimensions that stay keep their options; merged mesh dimensions keep those
-  // that all of them share; each part of a mesh dimension has that one's.
+  // These do what Mesh::flatten and Mesh::unflatten do. Mesh dimensions that do not change keep their group options. A
+  // flattened one keeps its parts' options where all of them are equal, else it has the world's. The parts of a split
+  // one inherit its options.
   DeviceMesh flatten(const MeshDims& mesh_dims, const std::string& name = "") const;
   DeviceMesh unflatten(int64_t mesh_dim, const std::vector<int64_t>& sizes,
                        const std::vector<std::string>& names = {}) const;
   DeviceMesh unflatten(std::string_view name, const std::vector<int64_t>& sizes,
                        const std::vector<std::string>& names) const;
-  // mesh.concatenate({mesh["tp"], mesh["pp"]}). Throws std::invalid_argument, too, on parts of another world or device
-  // type.
+  // Does what Mesh::concatenate does: mesh.concatenate({mesh["tp"], mesh["pp"]}). Also throws std::invalid_argument
+  // when the parts differ in world or device type.
   DeviceMesh concatenate(const std::vector<DeviceMesh>& parts) const;
 
-  // The mesh of one dimension over `mesh_dims` through this rank, for collectives over several mesh dimensions at once;
-  // see Mesh::merged for the order of its ranks and its name ("dp+tp"). One mesh dimension gives that one's own mesh.
-  // No communication: the group is made at first use. Kept with this mesh, so that asking again takes tens of
-  // nanoseconds; safe from any thread.
+  // Returns the 1-D mesh over `mesh_dims` that contains this rank, for collectives over several mesh dimensions at
+  // once; see Mesh::merged for the order of its ranks and its name ("dp+tp"). One mesh dimension gives the submesh of
+  // that dimension. No communication: the group is made at first use. The result is cached with this mesh, so a second
+  // call takes tens of nanoseconds. Safe from any thread.
   DeviceMesh merged(const std::vector<int64_t>& mesh_dims) const;
 
-  // The process group along one mesh dimension through this rank, made at first use by its members. To use it, include
-  // <torch/csrc/distributed/c10d/Backend.hpp>; what is done with it is neither counted nor guarded.
+  // Returns the process group along one mesh dimension that contains this rank; its members make it together at first
+  // use. To use it, include <torch/csrc/distributed/c10d/Backend.hpp>. Collectives called on it directly are neither
+  // counted nor guarded by the world.
   c10::intrusive_ptr<c10d::Backend> group(int64_t mesh_dim) const;
   c10::intrusive_ptr<c10d::Backend> group(std::string_view name) const;
-  // The ranks of that group in the order of their coordinate.
+  // Returns the global ranks of that group, ordered by coordinate.
   const std::vector<int64_t>& group_ranks(int64_t mesh_dim) const;
 
-  // Where that group differs from others of the world.
+  // Returns the options in which that group differs from the world's.
   const GroupOptions& group_options(int64_t mesh_dim) const;
 
-  // "{dp: 2, tp: 2} on cpu"
+  // Returns text such as "{dp: 2, tp: 2} on cpu".
   std::string to_string() const;
-  // A number that equal meshes share and different ones do not, never reused in this process.
+  // Returns a number that equal meshes share and different meshes do not. It is never reused in this process.
   uint64_t id() const;
 
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) { return a.impl_ == b.impl_ || a.id() == b.id(); }
@@ -109,9 +117,9 @@ class DeviceMesh {
   std::shared_ptr<const Impl> impl_;
 };
 
-// A mesh over all ranks of the world, row-major: init_device_mesh("cpu", {2, 2}, {"dp", "tp"}).
-// `device` is "cpu" or "cuda"; `world` is the environment's when none is given; `options` as for DeviceMesh.
-// Throws std::invalid_argument when the product of `shape` is not the world's size, naming both.
+// Makes a mesh over all ranks of the world, in row-major order: init_device_mesh("cpu", {2, 2}, {"dp", "tp"}).
+// `device` is "cpu" or "cuda". Without `world`, the environment's is used. `options` are those of DeviceMesh.
+// Throws std::invalid_argument, naming both, when the product of `shape` is not the world's size.
 DeviceMesh init_device_mesh(const std::string& device, std::vector<int64_t> shape, std::vector<std::string> names = {},
                             std::shared_ptr<World> world = nullptr, const MeshDimOptions& options = {});
 

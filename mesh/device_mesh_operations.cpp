@@ -24,7 +24,7 @@ std::vector<GroupOptions> options_of(const DeviceMesh& mesh) {
   return options_of(mesh, all);
 }
 
-// A mesh over ranks of `from`, with the options of each of its mesh dimensions.
+// Makes a DeviceMesh of `mesh` in the world of `from`; `options` has one entry per mesh dimension.
 DeviceMesh make(const DeviceMesh& from, Mesh mesh, const std::vector<GroupOptions>& options) {
   MeshDimOptions by_name;
   for (std::size_t d = 0; d < options.size(); ++d) by_name[mesh.mesh_dim_name(static_cast<int64_t>(d))] = options[d];

@@ -6,7 +6,8 @@
 
 namespace tessera {
 
-// The type that "cpu" or "cuda" names. Throws std::invalid_argument in the name of `function` on anything else.
+// Returns the device type called "cpu" or "cuda". On any other name throws std::invalid_argument, whose text starts
+// with `function`.
 c10::DeviceType parse_device(const char* function, const std::string& device);
 
 }  // namespace tessera

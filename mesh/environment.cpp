@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// One launcher's variables as they were found.
+// Holds the values of one launcher's variables.
 struct Found {
   std::string launcher;
   std::optional<int64_t> rank;
@@ -23,7 +23,7 @@ struct Found {
   std::vector<std::string> seen;  // "RANK=3"
 };
 
-// The names under which a launcher passes the four numbers; the first name that is set counts.
+// Lists the names of one launcher's variables for each of the four numbers. The first name that is set is used.
 struct Names {
   std::string launcher;
   std::vector<std::string> rank;
@@ -74,7 +74,7 @@ std::optional<int64_t> read(const EnvironmentVariables& variables, const std::ve
   return std::nullopt;
 }
 
-// Tasks of this step on this node, from "4(x2),3" and this node's index.
+// Returns the number of this step's tasks on node `node`, from text such as "4(x2),3".
 std::optional<int64_t> tasks_on_node(const std::string& text, int64_t node) {
   int64_t first = 0;
   std::size_t start = 0;
@@ -143,13 +143,14 @@ std::optional<Found> find_launcher(const EnvironmentVariables& variables, const 
   return found;
 }
 
-// A Slurm step with one task a node, in which another launcher has started more ranks, holds that launcher's daemons.
+// Returns whether the tasks of this Slurm step are another launcher's daemons: one task per node, in which that
+// launcher has started more ranks.
 bool holds_daemons(const EnvironmentVariables& variables, const Found& slurm, const Found& chosen) {
   const std::string nodes = value_or_empty(variables, "SLURM_STEP_NUM_NODES");
   return !nodes.empty() && *slurm.size == parse_number("SLURM_STEP_NUM_NODES", nodes) && *chosen.size > *slurm.size;
 }
 
-// The set that counts, after comparing it with the others.
+// Returns the first set that is present, after comparing it with the others.
 std::optional<Found> choose(const EnvironmentVariables& variables) {
   std::optional<Found> chosen;
   for (const Names& names : launchers()) {
@@ -200,8 +201,8 @@ void read_address(const EnvironmentVariables& variables, Environment& environmen
   if (!restarts.empty()) environment.restart_count = parse_number("TORCHELASTIC_RESTART_COUNT", restarts);
 }
 
-// Without local variables: ranks that meet in a file or at a loopback address are on one host; others count as one a
-// host.
+// Without local variables, all ranks count as on one host if they find each other through a file or a loopback address;
+// otherwise each counts as alone on its host.
 void fill_local(const Found& found, Environment& environment) {
   const bool meets_here = !environment.store_path.empty() || is_loopback(environment.master_address);
   if (!found.local_size.has_value() && found.local_rank.has_value() && !meets_here && environment.size > 1) {
@@ -226,18 +227,18 @@ void read_timeout(const EnvironmentVariables& variables, Environment& environmen
   environment.timeout_seconds = seconds;
 }
 
-// Which launcher of MPI gave this process the rank, and the number of ranks, that count.
+// Returns the MPI launcher whose variables have the rank and size of `chosen`, or "".
 std::string mpi_launcher(const EnvironmentVariables& variables, const Found& chosen) {
   for (const Names& names : launchers()) {
     if (names.launcher != "Open MPI" && names.launcher != "MPICH") continue;
     const std::optional<Found> found = find_launcher(variables, names);
     if (found.has_value() && found->rank == chosen.rank && found->size == chosen.size) return names.launcher;
   }
-  // srun --mpi=pmix says no more than this.
+  // srun --mpi=pmix sets only the rank.
   return value_or_empty(variables, "PMIX_RANK") == std::to_string(*chosen.rank) ? "PMIx" : "";
 }
 
-// "OMPI_COMM_WORLD_RANK=1, PMIX_RANK=1", or "none"
+// Returns text such as "OMPI_COMM_WORLD_RANK=1, PMIX_RANK=1", or "none".
 std::string mpi_variables_seen(const EnvironmentVariables& variables) {
   std::vector<std::string> seen;
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK"}) {

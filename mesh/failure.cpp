@@ -22,18 +22,19 @@ namespace {
 
 constexpr const char* kKnownKey = "tessera/failure_known";
 constexpr auto kLook = std::chrono::milliseconds(20);
-// A launcher needs a moment to write down how the rank that it saw die has ended.
+// A launcher needs some time to write down how a rank has ended.
 constexpr auto kLauncherNeeds = std::chrono::milliseconds(400);
 
 std::string process_key(int64_t rank) { return fmt::format("tessera/process/{}", rank); }
 std::string came_key(int64_t rank) { return fmt::format("tessera/came/{}", rank); }
 
-// State letter and start time of a process, from /proc/PID/stat; nullopt when there is no such process.
+// Returns the state letter and the start time of a process, from /proc/PID/stat, or nullopt if there is no such
+// process.
 std::optional<std::pair<char, std::string>> process_state(int64_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string line;
   if (!std::getline(file, line)) return std::nullopt;
-  // The command's name, in parentheses, may hold anything: the fields start behind the last one.
+  // The command's name stands in parentheses and may itself contain some, so the fields start after the last ')'.
   std::istringstream fields(line.substr(line.rfind(')') + 1));
   char state = '?';
   fields >> state;
@@ -42,7 +43,7 @@ std::optional<std::pair<char, std::string>> process_state(int64_t pid) {
   return std::make_pair(state, field);
 }
 
-// Two processes with the same text can see each other under /proc.
+// Returns text that is equal for two processes if they can see each other under /proc.
 std::string process_space() {
   std::ifstream boot("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -158,7 +159,7 @@ std::optional<Failure> FailureBoard::find_in_file() const {
   std::string line;
   if (!std::getline(file, line) || line.empty()) return std::nullopt;
   Failure failure{.kind = Failure::Kind::kLost, .rank = -1, .where = {}, .text = line};
-  // "rank 2 was killed by signal 9"
+  // The line has the form "rank 2 was killed by signal 9".
   std::istringstream words(line);
   std::string word;
   if (!(words >> word >> failure.rank) || word != "rank") failure.rank = -1;
@@ -175,7 +176,7 @@ std::optional<Failure> FailureBoard::find_ended_process(const std::vector<int64_
   return std::nullopt;
 }
 
-// Empty while it runs, as far as can be seen.
+// Returns how the process of `rank` has ended, or "" if this rank cannot see that it has.
 std::string FailureBoard::how_it_ended(int64_t rank) {
   if (store_->check({process_key(rank)})) {
     if (!process_has_ended(store_->get_to_str(process_key(rank)))) return {};

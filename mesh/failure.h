@@ -16,56 +16,65 @@ class Store;
 
 namespace tessera {
 
-// Why a job has failed.
+// Says why a job has failed.
 struct Failure {
   enum class Kind {
     kError,    // a rank threw and said why
-    kLost,     // a rank ended without a word; `rank` is -1 where it is not known which
-    kTimeout,  // a rank waited in vain
+    kLost,     // a rank ended without an error of its own; `rank` is -1 when it is not known which
+    kTimeout,  // a rank waited until its time limit
   };
   Kind kind = Kind::kError;
-  int64_t rank = -1;  // that failed or was lost (kTimeout: that waited)
+  int64_t rank = -1;  // the rank that failed or was lost; for kTimeout the one that waited
   std::string where;  // the operator and collective, or the name of the callback
   std::string text;
   friend bool operator==(const Failure&, const Failure&) = default;
 };
 
-// "rank 1 failed in forward: index 7 is out of range", "a peer was lost: rank 2 was killed by signal 9", ...
+// Returns text such as "rank 1 failed in forward: index 7 is out of range" or "a peer was lost: rank 2 was killed by
+// signal 9".
 std::string to_string(const Failure& failure);
 
-// The form that is kept in the store, and back; nullopt on text that is no such form.
+// These convert a failure to the text that the store holds, and back. decode_failure returns nullopt on other text.
 std::string encode(const Failure& failure);
 std::optional<Failure> decode_failure(const std::string& text);
 
-// Where the record of a failed job is in its store.
+// The job's store holds the failure's record under this key.
 inline constexpr const char* kFailureKey = "tessera/failure";
 
-// What one rank knows and tells of the job's failure: a local flag, a record in the store, and the file in which a
-// launcher notes a rank that it saw die. Safe from several threads.
+// Through this class one rank records and looks up the job's failure: in a local flag, in a record in the store, and in
+// the file in which a launcher notes a rank that it saw die.
+//
+// Invariants:
+//   - failure() never changes once failed() is true, and the store keeps the first record written to it.
+//
+// Safe from several threads.
 class FailureBoard {
  public:
-  // `store` may be null for a world of one. `lost_file` may be empty. Announces this process to the store, so that
-  // others can see on the same host that it has ended; of one that ended before it came here, the launcher's
-  // `lost_file`.RANK tells.
+  // Writes this process's id and start time to the store, from which other ranks on the same host can see that it has
+  // ended. Of a rank that ended before it did so, the launcher's file `lost_file`.RANK says how. `store` may be null in
+  // a world of one rank; `lost_file` may be empty.
   FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::string lost_file);
 
   bool failed() const noexcept { return failed_.load(); }
-  // The failure that this rank acts on. Only after failed().
+  // Returns the failure that this rank has adopted. Call it only after failed().
   Failure failure() const;
 
-  // Makes `failure` this rank's failure, unless it has one. Tells the store that this rank knows.
+  // Makes `failure` this rank's failure unless it has one already, and notes in the store that this rank knows.
   void adopt(const Failure& failure) noexcept;
   // Writes `failure` to the store unless a record is there already. Never throws.
   void publish(const Failure& failure) noexcept;
-  // The record in the store, else what the launcher's file says.
+  // Returns the record in the store, else the one that the launcher's file gives, else nullopt.
   std::optional<Failure> find() noexcept;
-  // Looks for at most `patience` for a record, the launcher's file, or one of `ranks` whose process has ended.
+  // Calls find() repeatedly for at most `patience`. Returns what it finds, else a failure that names one of `ranks`
+  // whose process has ended.
   std::optional<Failure> search(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
-  // Tells the others that this rank's collective ended by the failure.
+  // Notes in the store that the failure has ended this rank's collective.
   void come() noexcept;
-  // Those of `ranks` that did not come within `patience`: they run something else, or not at all. Only after failed().
+  // Returns those of `ranks` that have not called come() within `patience`: they run something else, or have ended.
+  // Call it only after failed().
   std::vector<int64_t> absent(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
-  // The rank that serves the store stays until the others have read of the failure, at most `patience`.
+  // On the rank that serves the store, waits until the other ranks know of the failure, at most `patience`. Returns at
+  // once on other ranks.
   void linger(std::chrono::milliseconds patience) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// DeviceMesh::from_group: meshes over process groups that a caller made.
+// Defines DeviceMesh::from_group, which makes meshes over the caller's process groups.
 #include <numeric>
 #include <stdexcept>
 #include <utility>
@@ -16,14 +16,14 @@ namespace {
 
 using Group = c10::intrusive_ptr<c10d::Backend>;
 
-// The global ranks that a group was made with; empty when it does not tell.
+// Returns the global ranks in the group's options; empty when there are none.
 std::vector<int64_t> told_ranks(c10d::Backend& group) {
   try {
     const auto options = group.getBackendOptions();
     if (!options) return {};
     return {options->global_ranks_in_group.begin(), options->global_ranks_in_group.end()};
   } catch (const c10::Error&) {
-    return {};  // of a backend that has no options
+    return {};  // this backend has no options
   }
 }
 

@@ -8,16 +8,16 @@
 
 namespace tessera {
 
-// How one process group differs from the others of its world.
+// Holds the options in which one process group differs from the others of its world.
 struct GroupOptions {
-  std::optional<std::chrono::milliseconds> timeout = {};  // for everything that waits in it; else the world's
-  std::string backend = {};                               // "gloo" on cpu, "nccl" on cuda; empty: the device's own
+  std::optional<std::chrono::milliseconds> timeout = {};  // limit of each wait in the group; empty: the world's
+  std::string backend = {};                               // "gloo" on cpu, "nccl" on cuda; empty: the world's own
 
   friend auto operator<=>(const GroupOptions&, const GroupOptions&) = default;
 };
 
-// The options of a group that spans several mesh dimensions, whose own options are `of_dims`: theirs where all are
-// equal, else the world's. `of_dims` must not be empty.
+// Returns the options of a group over several mesh dimensions, whose own options are `of_dims`: the common one where
+// all of them are equal, else the world's. `of_dims` must not be empty.
 GroupOptions shared_group_options(const std::vector<GroupOptions>& of_dims);
 
 }  // namespace tessera

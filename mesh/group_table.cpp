@@ -22,14 +22,14 @@ namespace {
 constexpr auto kWatchPeriod = std::chrono::milliseconds(200);
 constexpr auto kClosePeriod = std::chrono::milliseconds(10);
 
-// The backends that make() has for tensors on `device`, the one that is used when none is named first.
+// Returns the backends that make() has for tensors on `device`, the default first.
 std::vector<std::string> backends_of(c10::DeviceType device, CpuBackend cpu_backend) {
   if (device == c10::DeviceType::CUDA) return {"nccl"};
   if (cpu_backend == CpuBackend::kMpi) return {"mpi", "gloo"};
   return {"gloo"};
 }
 
-// What tells the groups of the same ranks apart where they meet: "/timeout=30000".
+// Returns text that distinguishes the store keys of groups of the same ranks, such as "/timeout=30000".
 std::string suffix_of(const GroupOptions& options) {
   return (options.backend.empty() ? "" : "/" + options.backend) +
          (options.timeout.has_value() ? fmt::format("/timeout={}", options.timeout->count()) : "");
@@ -71,13 +71,13 @@ c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ra
     const auto found = groups_.find(key);
     if (found != groups_.end()) return found->second.backend;
   }
-  // Before the group, so that its failing is seen while the others still join.
+  // The watch starts before the group is made, so that a failure during that is seen.
   start_watch(ranks);
   BackendGroup made = make(key);
   spdlog::debug("rank {}: made the group of ranks [{}]", options_.rank, fmt::join(ranks, ", "));
   const std::lock_guard lock(mutex_);
   const auto inserted = groups_.emplace(key, std::move(made)).first;
-  // The job may have failed meanwhile, and whoever closed the groups did not see this one.
+  // If the job has failed meanwhile, close_all() has not closed this group.
   if (options_.board->failed()) inserted->second.close();
   return inserted->second.backend;
 }
@@ -125,7 +125,7 @@ BackendGroup GroupTable::make(const Key& key) const {
 }
 
 BackendGroup GroupTable::make_cpu_group(const GroupRequest& request, const std::string& backend) const {
-  // A world of one has nobody to talk to, and need not have been started by MPI.
+  // A world of one rank needs no MPI: mpirun need not have started it.
   if (options_.size == 1 || backend == to_string(CpuBackend::kGloo)) return make_gloo_group(request);
   switch (options_.cpu_backend) {
     case CpuBackend::kGloo: return make_gloo_group(request);
@@ -137,7 +137,7 @@ BackendGroup GroupTable::make_cpu_group(const GroupRequest& request, const std::
 GroupRequest GroupTable::request(const std::string& prefix, const std::vector<int64_t>& ranks,
                                  const GroupOptions& options, c10::DeviceType device) const {
   const auto place = std::find(ranks.begin(), ranks.end(), options_.rank) - ranks.begin();
-  // A world of one has no store; its group of one wants one all the same.
+  // A world of one rank has no store, but its group of one rank needs one.
   c10::intrusive_ptr<c10d::Store> base = options_.store;
   if (!base) base = c10::make_intrusive<c10d::HashStore>();
   GroupRequest request{
@@ -159,14 +159,14 @@ GroupRequest GroupTable::request(const std::string& prefix, const std::vector<in
 }
 
 bool GroupTable::close_all() noexcept {
-  // The world has failed before this is asked, and a collective asks whether it has failed after it counts as busy: so
-  // either it is seen here, or it sees the failure.
+  // The failure is recorded before this call, and a collective checks for a failure after it counts as busy. So either
+  // this call sees the collective, or the collective sees the failure.
   const bool busy = options_.busy();
   std::unique_lock lock(mutex_, std::defer_lock);
   if (!busy) {
     lock.lock();
   } else if (!lock.try_lock()) {
-    return false;  // a group is being made, which may wait for other ranks
+    return false;  // another thread uses the table; the watch tries again
   }
   for (const auto& [key, group] : groups_) {
     if (!busy || group.closes_while_busy) group.close();

@@ -20,14 +20,16 @@
 
 namespace tessera {
 
-// The process groups of one World, made on demand, and the watch over them: a thread that looks a few times a second
-// whether the job has failed elsewhere and then closes the groups, so that ranks that wait for this one end. It touches
-// nothing while the job is well.
+// Makes and keeps the process groups of one World. A watch thread checks a few times per second whether the job has
+// failed on another rank; if so it closes the groups, so that ranks that wait for this one stop waiting.
 //
-// Groups are never closed under a collective of this rank: Gloo wakes a waiting thread when the other end of a
-// connection closes, not when its own does (MPI asks GroupRequest::lost while it waits). Such a rank waits, maybe
-// through others, for one that is in no collective; that one's watch closes its groups, and the failure runs back along
-// the chain.
+// Invariants:
+//   - A group is not closed while this rank is in a collective, unless BackendGroup::closes_while_busy. Gloo wakes a
+//     waiting thread only when the other end of a connection closes, not when its own does (MPI calls
+//     GroupRequest::lost while it waits). A rank that waits therefore ends because another one closes its groups: the
+//     chain of ranks that wait for each other leads to a rank in no collective, whose watch closes them first.
+//   - get() with the same ranks, device and normalized options gives the same group, until adopt() replaces it.
+//   - The mutex is never held while a group is made.
 class GroupTable {
  public:
   struct Options {
@@ -40,33 +42,33 @@ class GroupTable {
     int device_index = 0;
     bool fake = false;
     CpuBackend cpu_backend = CpuBackend::kGloo;
-    MakeGroup make_group;        // in the place of cpu_backend and NCCL
-    std::function<bool()> busy;  // whether another thread of this rank is in a collective now
+    MakeGroup make_group;        // when set, makes the groups instead of cpu_backend and NCCL
+    std::function<bool()> busy;  // returns whether another thread of this rank is in a collective
   };
   explicit GroupTable(Options options);
   ~GroupTable();
   GroupTable(const GroupTable&) = delete;
   GroupTable& operator=(const GroupTable&) = delete;
 
-  // What the backend of CPU tensors needs before any group: MPI is started by all ranks of the world together. Nothing
-  // for Gloo, a fake world, or a world of one. Throws what the backend throws.
+  // Starts the backend of CPU tensors: over MPI all ranks of the world start MPI together. Does nothing for Gloo, in a
+  // fake world, and in a world of one rank. Throws what the backend throws.
   void start();
-  // `options` without what groups of this table have anyhow, so that groups that are alike are one. Throws
-  // std::invalid_argument on a backend that `device` does not have, naming those it has, and a timeout that is not
-  // positive.
+  // Returns `options` without those that equal the world's defaults, so that equal groups have equal options. Throws
+  // std::invalid_argument on a backend that is not available for `device`, naming the available ones, and on a timeout
+  // that is not positive.
   GroupOptions normalized(GroupOptions options, c10::DeviceType device) const;
-  // The group of `ranks`, this rank among them, with options from normalized(); collective over them at first use.
-  // Throws what making it throws.
+  // Returns the group of `ranks`, which must include this rank; `options` come from normalized(). The first call makes
+  // the group, collectively over `ranks`. Throws what the backend throws.
   c10::intrusive_ptr<c10d::Backend> get(const std::vector<int64_t>& ranks, c10::DeviceType device,
                                         const GroupOptions& options);
-  // From now on `backend` is the group of `ranks` with default options.
+  // Makes `backend` the group of `ranks` with default options, from now on.
   void adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
-  // How many groups there are.
+  // Returns the number of groups.
   std::size_t size() const;
-  // Closes every group of a failed world; false when another thread is in a collective: the watch then does it as soon
-  // as that one has come out.
+  // Closes the groups of a failed world. Returns false when some had to stay open, because another thread is in a
+  // collective: the watch then closes them as soon as that thread is done.
   bool close_all() noexcept;
-  // Ends the watch, until a group is asked for again.
+  // Ends the watch thread, until the next group is made.
   void end_watch();
 
  private:

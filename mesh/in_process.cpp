@@ -22,7 +22,7 @@
 namespace tessera {
 namespace {
 
-// A rank's membership in the hub; the World holds it through the maker of its groups.
+// Makes one rank leave the hub when it is destroyed. The World owns it through make_group.
 class Seat {
  public:
   Seat(std::shared_ptr<ThreadHub> hub, int64_t rank) : hub_(std::move(hub)), rank_(rank) {}
@@ -41,7 +41,7 @@ using Worlds = std::vector<std::shared_ptr<World>>;
 
 Worlds make_worlds(int64_t size, const InProcessOptions& options, const std::shared_ptr<ThreadHub>& hub) {
   if (size < 1) {
-    throw std::invalid_argument(fmt::format("an in-process world of {} ranks cannot be; give at least 1", size));
+    throw std::invalid_argument(fmt::format("an in-process world of {} ranks is impossible; give at least 1", size));
   }
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const bool checked = checked_by(process_environment());
@@ -61,17 +61,17 @@ Worlds make_worlds(int64_t size, const InProcessOptions& options, const std::sha
   return worlds;
 }
 
-// What the ranks of one run threw.
+// Collects the exceptions of the ranks of one run.
 class Errors {
  public:
-  // Called in the catch block of rank `rank`.
+  // Adds the current exception. Call it in the catch block of rank `rank`.
   void add(int64_t rank, std::string text) {
     const std::lock_guard lock(mutex_);
     all_.push_back({rank, std::move(text), std::current_exception()});
   }
   bool empty() const { return all_.empty(); }
-  // The rank whose failure the job recorded, else the one that came first: a rank may be woken by a failure before the
-  // rank that failed has reached its catch block.
+  // Rethrows the exception of the rank whose failure the job recorded, else the first one added. The first one added
+  // may be a consequence: a failure may wake a rank before the rank that failed has reached its catch block.
   [[noreturn]] void rethrow_first(int64_t size, const std::optional<Failure>& recorded) const {
     const Entry* first = &all_.front();
     for (const Entry& entry : all_) {
@@ -96,8 +96,8 @@ class Errors {
 
 void run_rank(std::shared_ptr<World> world, ThreadHub& hub,
               const std::function<void(const std::shared_ptr<World>&)>& body, Errors& errors) {
-  // LibTorch has one cache of casts for all threads, and whichever leaves autocast empties it: ranks would record
-  // different graphs.
+  // All threads share LibTorch's cache of casts, and the first thread that leaves autocast clears it: with the cache
+  // the ranks would record different autograd graphs.
   at::autocast::set_autocast_cache_enabled(false);
   const auto failed = [&](const std::string& text) {
     errors.add(world->rank(), text);
@@ -110,7 +110,7 @@ void run_rank(std::shared_ptr<World> world, ThreadHub& hub,
   } catch (...) {
     failed("an exception that is not a std::exception");
   }
-  // Also where something outside holds the World on.
+  // The rank leaves here too, since something outside may still hold its World.
   hub.leave(world->rank());
   world->end_watch();
 }

@@ -11,32 +11,32 @@
 namespace tessera {
 
 struct InProcessOptions {
-  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for everything that waits
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // limit of each wait for other ranks
 };
 
-// Runs `body` on `size` ranks that are threads of this process, each with a World of its own, and returns when all have
-// ended:
+// Runs `body` on `size` ranks, each a thread of this process with its own World, and returns when all have ended:
 //
 //   run_in_process(8, [](const std::shared_ptr<World>& world) {
 //     const DeviceMesh mesh = init_device_mesh("cpu", {2, 4}, {"dp", "tp"}, world);
 //     ...
 //   });
 //
-// Collectives go through memory, in some microseconds, and a mismatch between ranks is an error on all of them. Give
-// every mesh the World. A new thread has LibTorch's default modes: a NoGradGuard of the caller does not reach it;
-// autocast's cache of casts alone, which all threads share, is off. Several runs at once, and one inside another, are
-// fine. The ranks share this machine's cores: OMP_NUM_THREADS=1 keeps operators on large tensors from starting threads
-// for each of them.
+// Collectives copy within memory and take some microseconds; a mismatch between ranks throws on all of them. Pass the
+// World to every mesh. The threads have LibTorch's default modes, so the caller's NoGradGuard does not apply in them;
+// but autocast's cache of casts, which all threads share, is switched off. Runs may be nested and may run at the same
+// time. The ranks share this machine's cores: with OMP_NUM_THREADS=1 operators on large tensors do not start more
+// threads on each rank.
 //
-// When a rank throws, the others' current or next collective throws too, as between processes. Then throws
-// std::runtime_error, with the error of the rank that failed first nested in it: "rank 2 of 8: index 7 is out of
-// range". When a rank's body returns while others still wait for it, these get an error that says so. Throws
-// std::invalid_argument when size < 1.
+// When a rank throws, the current or next collective of the other ranks throws too, as between processes. When all
+// ranks have ended, this function then throws std::runtime_error, in which the error of the rank that failed first is
+// nested: "rank 2 of 8: index 7 is out of range". When a rank's body returns while others still wait for it, these get
+// an error that says so. Throws std::invalid_argument when size < 1.
 void run_in_process(int64_t size, const std::function<void(const std::shared_ptr<World>&)>& body,
                     const InProcessOptions& options = {});
 
-// The Worlds of such ranks, by rank, for threads of your own: a World per thread. A rank whose World is gone has left
-// its groups. Under autocast each thread must have called at::autocast::set_autocast_cache_enabled(false).
+// Returns the Worlds of such ranks, ordered by rank, for threads that the caller starts: give each thread one. A rank
+// leaves its groups when its World is destroyed. Under autocast each thread must first call
+// at::autocast::set_autocast_cache_enabled(false).
 std::vector<std::shared_ptr<World>> make_in_process_worlds(int64_t size, const InProcessOptions& options = {});
 
 }  // namespace tessera

@@ -18,14 +18,14 @@ namespace {
 
 std::string lock_name(const std::string& folder) { return folder + "/lock"; }
 
-// FNV-1a: the same in every process and build, which std::hash does not promise.
+// FNV-1a gives the same hash in every process and build, which std::hash does not promise.
 uint64_t stable_hash(const std::string& text) {
   uint64_t hash = 14695981039346656037ULL;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
   return hash;
 }
 
-// Makes `path` with mode 0700, or checks that what is there is a folder of ours that nobody else may enter.
+// Makes `path` with mode 0700. If it exists, checks that it is a folder of this user that nobody else may enter.
 void make_private(const std::string& path) {
   if (mkdir(path.c_str(), S_IRWXU) == 0) return;
   if (errno != EEXIST) {
@@ -58,15 +58,15 @@ JobFolder::JobFolder(const std::string& job_id) {
   }
 }
 
-// Shares the lock; false when the folder was removed by its last holder meanwhile.
+// Takes the shared lock. Returns false when the last holder has removed the folder meanwhile.
 bool JobFolder::lock() {
   lock_ = open(lock_name(path_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);
   if (lock_ < 0) {
     if (errno == ENOENT) return false;
     throw std::runtime_error(fmt::format("cannot open {}: {}", lock_name(path_), std::strerror(errno)));
   }
-  // Alone in the folder: whatever lies here was left behind. Two first comers may both empty it: neither has written
-  // yet, since each writes only under the shared lock.
+  // A process that gets the exclusive lock is alone in the folder, so its files are left from an earlier job. Two
+  // processes may both empty it: neither has written a file yet, since each writes only under the shared lock.
   if (flock(lock_, LOCK_EX | LOCK_NB) == 0) remove_content();
   const bool locked = flock(lock_, LOCK_SH) == 0;
   struct stat opened {};

@@ -4,12 +4,12 @@
 
 namespace tessera {
 
-// A folder of this user and one job, mode 0700, in which the ranks of one host meet, held as long as this object lives:
+// Holds a folder in which the ranks of one host find each other. It belongs to this user and one job and has mode 0700:
 //   $TMPDIR/tessera-UID/HASH_OF_JOB
-// The first process to come empties it: what lies there is then left from an earlier job of the same name that ended
-// badly. The last process to leave removes it.
+// The first process of the job empties the folder, since files in it are left from an earlier job of the same name that
+// crashed. The last process removes it.
 //
-// Throws std::runtime_error when the folder cannot be made, or belongs to somebody else.
+// Throws std::runtime_error when the folder cannot be made, belongs to another user, or has another mode.
 class JobFolder {
  public:
   explicit JobFolder(const std::string& job_id);
@@ -24,7 +24,7 @@ class JobFolder {
   void remove_content() const noexcept;
 
   std::string path_;
-  int lock_ = -1;  // a file whose lock the processes inside share; the kernel frees it when one dies
+  int lock_ = -1;  // an open file whose lock the job's processes share; the kernel releases it when one dies
 };
 
 }  // namespace tessera

@@ -35,8 +35,8 @@ void check_names(const std::vector<int64_t>& shape, const std::vector<std::strin
   if (names.empty()) return;
   if (names.size() != shape.size()) {
     throw std::invalid_argument(
-        fmt::format("Mesh: {} names ({}) for {} mesh dimensions; give one name a mesh dimension, or none", names.size(),
-                    fmt::join(names, ", "), shape.size()));
+        fmt::format("Mesh: {} names ({}) for {} mesh dimensions; give one name per mesh dimension, or none",
+                    names.size(), fmt::join(names, ", "), shape.size()));
   }
   std::set<std::string_view> seen;
   for (const std::string& name : names) {
@@ -50,7 +50,8 @@ void check_names(const std::vector<int64_t>& shape, const std::vector<std::strin
   }
 }
 
-// The step at which ranks go up from one that is not negative, so that none appears twice; 0 where they do not.
+// Returns the constant positive step between neighbouring `ranks`, or 0 if there is none or the first is negative. With
+// a step no rank appears twice.
 int64_t step_of(const std::vector<int64_t>& ranks) {
   if (ranks.front() < 0) return 0;
   if (ranks.size() == 1) return 1;
@@ -80,7 +81,7 @@ void check_distinct(const std::vector<int64_t>& ranks) {
 }
 
 std::vector<int64_t> first_ranks(int64_t count) {
-  // A product too large for memory is a mistyped shape; a mesh of more than 2^31 ranks does not exist.
+  // A shape with more than 2^31 ranks is a typing error; listing its ranks could exhaust the memory.
   if (count > int64_t{1} << 31) {
     throw std::invalid_argument(fmt::format("Mesh: {} ranks are more than 2^31", count));
   }
@@ -95,13 +96,13 @@ std::size_t hash_of(const std::vector<int64_t>& shape, const std::vector<std::st
   for (const int64_t size : shape) seed = c10::hash_combine(seed, std::hash<int64_t>{}(size));
   for (const std::string& name : names) seed = c10::hash_combine(seed, std::hash<std::string>{}(name));
   seed = c10::hash_combine(seed, std::hash<int64_t>{}(step));
-  // Where there is a step, it and the first rank say all.
+  // If there is a step, the first rank and the step determine all ranks.
   const auto told = step == 0 ? ranks.end() : ranks.begin() + 1;
   for (auto rank = ranks.begin(); rank != told; ++rank) seed = c10::hash_combine(seed, std::hash<int64_t>{}(*rank));
   return seed;
 }
 
-// How far apart in ranks() two neighbours on each mesh dimension stand.
+// Returns, for each mesh dimension, the distance in ranks() between neighbours on it.
 std::vector<int64_t> strides_of(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size(), 1);
   for (std::size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
@@ -119,7 +120,7 @@ void check_coordinate(const Mesh& mesh, const std::vector<int64_t>& coordinate) 
   }
 }
 
-// The place in ranks() of `coordinate`.
+// Returns the index of `coordinate` in ranks().
 int64_t place_of(const std::vector<int64_t>& strides, const std::vector<int64_t>& coordinate) {
   return std::inner_product(coordinate.begin(), coordinate.end(), strides.begin(), int64_t{0});
 }

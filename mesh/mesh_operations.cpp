@@ -1,4 +1,4 @@
-// The meshes that are made of others: Mesh::merged, flatten, unflatten and concatenate.
+// Defines Mesh::merged, flatten, unflatten and concatenate, which make a mesh from others.
 #include <algorithm>
 #include <iterator>
 #include <numeric>
@@ -26,7 +26,7 @@ void check_some(const char* operation, const Mesh& mesh, const std::vector<int64
       fmt::format("{}: no mesh dimensions of mesh {} were given; give one or more", operation, mesh.to_string()));
 }
 
-// Names for some mesh dimensions of a mesh without names would leave the others without.
+// Throws std::invalid_argument when `names` would name only some mesh dimensions of a mesh without names.
 void check_nameable(const char* operation, const Mesh& mesh, bool others_left, const std::vector<std::string>& names) {
   if (names.empty() || !mesh.names().empty() || !others_left) return;
   throw std::invalid_argument(
@@ -51,13 +51,12 @@ void check_sizes(const Mesh& mesh, int64_t mesh_dim, const std::vector<int64_t>&
 
 void check_names(const Mesh& mesh, const std::vector<int64_t>& sizes, const std::vector<std::string>& names) {
   if (names.size() == sizes.size() || (names.empty() && mesh.names().empty())) return;
-  throw std::invalid_argument(fmt::format("unflatten: {} names ({}) for {} sizes ({}) in mesh {}; give one name a size",
-                                          names.size(), fmt::join(names, ", "), sizes.size(), fmt::join(sizes, ", "),
-                                          mesh.to_string()));
+  throw std::invalid_argument(
+      fmt::format("unflatten: {} names ({}) for {} sizes ({}) in mesh {}; give one name per size", names.size(),
+                  fmt::join(names, ", "), sizes.size(), fmt::join(sizes, ", "), mesh.to_string()));
 }
 
-// ---- concatenate
-// ------------------------------------------------------------------------------------------------------
+// ---- concatenate --------------------------------------------------------------------------------------------------
 
 std::string list_of(const std::vector<Mesh>& meshes) {
   std::vector<std::string> texts;
@@ -84,7 +83,7 @@ void check_parts(const Mesh& mesh, const std::vector<Mesh>& parts) {
   }
 }
 
-// A rank that is in all parts.
+// Returns a rank that all parts contain.
 int64_t common_rank(const std::vector<Mesh>& parts) {
   std::vector<int64_t> common = parts.front().ranks();
   std::sort(common.begin(), common.end());
@@ -102,7 +101,7 @@ int64_t common_rank(const std::vector<Mesh>& parts) {
   return common.front();
 }
 
-// Whether `part` leaves, on each mesh dimension of `mesh`, the coordinate `from`.
+// Returns, for each mesh dimension of `mesh`, whether `part` has a rank with another coordinate there than `from`.
 std::vector<bool> extents(const Mesh& mesh, const Mesh& part, const std::vector<int64_t>& from) {
   std::vector<bool> extends(from.size(), false);
   for (const int64_t rank : part.ranks()) {

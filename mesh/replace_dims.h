@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// One value a mesh dimension, with those of `mesh_dims` (in range, at least one) replaced by `with`, where the leftmost
-// of them stood:
+// `values` holds one value per mesh dimension. Returns them with those of `mesh_dims` (in range, at least one) removed
+// and `with` inserted at the position of the leftmost:
 //   replace_dims({a, b, c}, {2, 1}, {x}) -> {a, x}
 template <typename T>
 std::vector<T> replace_dims(const std::vector<T>& values, const std::vector<int64_t>& mesh_dims,

@@ -26,8 +26,8 @@ namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
 
-// A FileStore in a folder that goes with it. The folder is a base so that it ends after the store, which removes its
-// file.
+// PrivateFileStore is a FileStore that owns its folder. The folder is a base class so that it is destroyed after the
+// store, which removes its file.
 class FolderHolder {
  public:
   explicit FolderHolder(const std::string& job_id) : folder_(job_id) {}
@@ -53,7 +53,7 @@ c10::intrusive_ptr<c10d::Store> make_file_store(const Environment& environment) 
   return c10::make_intrusive<c10d::FileStore>(environment.store_path, static_cast<int>(environment.size));
 }
 
-// A socket bound to the loopback address, for the server to take over.
+// Returns a listening socket on the loopback address, which the server then uses.
 int loopback_socket(int64_t port) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const int on = 1;
@@ -101,8 +101,8 @@ c10::intrusive_ptr<c10d::Store> make_base_store(const Environment& environment) 
   }
   throw std::invalid_argument(
       fmt::format("rank {} of {} (from {}): nothing says where the ranks meet; set MASTER_ADDR and MASTER_PORT to an "
-                  "address of rank 0's "
-                  "host, or TESSERA_STORE to a file that all ranks can write, or start them with tools/launch",
+                  "address of rank 0's host, or TESSERA_STORE to a file that all ranks can write, or start them with "
+                  "tools/launch",
                   environment.rank, environment.size, environment.launcher));
 }
 

@@ -10,17 +10,18 @@ class Store;
 
 namespace tessera {
 
-// The store in which the ranks of `environment` find each other:
+// Makes the store through which the ranks of `environment` find each other. The first of these that applies is used:
 //   TESSERA_STORE=path         a c10d::FileStore in that file;
-//   MASTER_ADDR, MASTER_PORT   a c10d::TCPStore served by rank 0, or by torchrun's agent when it says so. On one host
-//                              the server's socket is bound to the loopback address beforehand: c10d's own listens on
-//                              every interface whatever host it is given;
+//   MASTER_ADDR, MASTER_PORT   a c10d::TCPStore served by rank 0, or by torchrun's agent if
+//                              TORCHELASTIC_USE_AGENT_STORE says so. On one host rank 0 binds the server's socket to
+//                              the loopback address itself: the socket that c10d makes listens on every interface,
+//                              whatever host it is given;
 //   neither, on one host, under a launcher that names the job (Open MPI, MPICH, Slurm)
 //                              a FileStore in a folder of mode 0700 named after the user and the job.
-// Keys carry the number of the restart, so that a restarted job does not meet those of the failed attempt.
+// Keys start with the number of the restart, so that a restarted job does not read those of the failed attempt.
 //
-// Throws std::invalid_argument that names the variables to set when there is no way to meet, std::runtime_error with
-// the library's own text when the server cannot be started or reached within the timeout.
+// Throws std::invalid_argument that names the variables to set when the environment gives none of these, and
+// std::runtime_error with the library's own text when the server cannot be started or reached within the timeout.
 c10::intrusive_ptr<c10d::Store> make_store(const Environment& environment);
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 using Clock = std::chrono::steady_clock;
 
-// Between two looks at the keys, and between two looks for a failure.
+// A wait pauses for 1 to 10 ms between two checks of the keys, and checks for a failure every 250 ms.
 constexpr auto kShortestLook = std::chrono::milliseconds(1);
 constexpr auto kLongestLook = std::chrono::milliseconds(10);
 constexpr auto kFailureLook = std::chrono::milliseconds(250);
@@ -62,7 +62,7 @@ class WatchedStore : public c10d::Store {
 
 void WatchedStore::throw_if_failed() {
   if (!board_->failed()) {
-    // What is found here is told to the others by the caller, which knows what it was doing.
+    // The caller publishes this failure, since only it knows what it was doing.
     const std::optional<Failure> found = board_->search(ranks_, std::chrono::milliseconds::zero());
     if (!found.has_value()) return;
     throw std::runtime_error(to_string(*found));

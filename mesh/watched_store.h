@@ -14,11 +14,9 @@ namespace tessera {
 
 class FailureBoard;
 
-// A store over `base` whose waits end as soon as `board` knows or finds that the job has failed or that the process of
-// one of `ranks` has ended, instead of at the timeout of the store: a group that is being made must not wait minutes
-// for a rank that will not come.
-// Its waits throw std::runtime_error with the failure's text, or after the store's timeout with the keys that did not
-// come.
+// Wraps `base` in a store whose waits end early: when `board` shows that the job has failed or that the process of one
+// of `ranks` has ended. Without it, making a group waits for the store's whole timeout for a rank that has died. A wait
+// then throws std::runtime_error with the failure's text; after the store's timeout, with the keys that are missing.
 c10::intrusive_ptr<c10d::Store> watch_store(c10::intrusive_ptr<c10d::Store> base, std::shared_ptr<FailureBoard> board,
                                             std::vector<int64_t> ranks);
 

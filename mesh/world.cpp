@@ -28,8 +28,9 @@
 namespace tessera {
 namespace {
 
-// How long a rank whose collective failed looks for the reason, and how long the rank that serves the store waits for
-// the others to read it. Together under the 5 seconds in which a job must end.
+// A rank whose collective failed searches for the reason for at most one of the first two times, and the rank that
+// serves the store waits for the others to read it for at most the third. Together they are below the 5 seconds within
+// which every rank must report a failure.
 constexpr auto kSearchPatience = std::chrono::milliseconds(3000);
 constexpr auto kShortPatience = std::chrono::milliseconds(100);
 constexpr auto kLingerPatience = std::chrono::milliseconds(1000);
@@ -41,22 +42,22 @@ uint64_t next_world_id() {
   return ++last;
 }
 
-// Gloo and NCCL have no type for it.
+// Gloo and NCCL have no exception type for timeouts.
 bool says_timeout(const std::string& text) {
   return text.find("imed out") != std::string::npos || text.find("timeout") != std::string::npos;
 }
 
-// "; ranks [2] did not come to it"
+// Returns text such as "; ranks [2] did not come to it", or "" for no ranks.
 std::string who_did_not_come(const std::vector<int64_t>& ranks) {
   return ranks.empty() ? "" : fmt::format("; ranks [{}] did not come to it", fmt::join(ranks, ", "));
 }
 
-// Each Scope points to the one that its thread entered before it.
+// This is the start of a list: each Scope points to the one that its thread entered before it.
 thread_local const World::Scope* innermost_scope = nullptr;
 
 constexpr const char* kLocalSizeKey = "tessera/local_size";
 
-// Outlives the World in the tokens that observe() gives out.
+// The tokens that observe() returns share this, so it may outlive the World.
 struct Observers {
   std::mutex mutex;
   std::vector<std::shared_ptr<World::Sink>> sinks;
@@ -88,8 +89,8 @@ void check_options(const WorldOptions& options) {
   }
 }
 
-// By MPI without being asked only where the same MPI started this process: another's processes know nothing of each
-// other.
+// Without TESSERA_BACKEND, MPI is used only if this build's MPI has started the process: under the launcher of another
+// MPI each process would be a job of its own.
 CpuBackend cpu_backend_for(const Environment& environment) {
   if (environment.backend == to_string(CpuBackend::kGloo) || environment.size == 1) return CpuBackend::kGloo;
   const std::string_view built = mpi_flavor();
@@ -165,13 +166,13 @@ struct World::Impl {
   CheckState checks;
   std::shared_ptr<Observers> observers = std::make_shared<Observers>();
   std::atomic<std::thread::id> owner{};
-  std::atomic<const char*> owner_op{""};  // what that thread came for; a second thread reads it for its error
+  std::atomic<const char*> owner_op{""};  // that thread's operator; a second thread names it in its error
   std::once_flag host_size_read;
-  int64_t host_size = 1;  // of rank 0
-  int depth = 0;          // of Exclusive on the owner's thread
+  int64_t host_size = 1;  // rank 0's local_size
+  int depth = 0;          // how many Exclusives the owner's thread holds
   uint64_t adoptions = 0;
   std::shared_ptr<FailureBoard> board;
-  GroupTable groups;  // last: its thread uses the board
+  GroupTable groups;  // the last member, since its thread uses the board
 };
 
 World::World(WorldOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
@@ -207,7 +208,7 @@ std::shared_ptr<World> World::fake(int64_t rank, int64_t size) {
 std::shared_ptr<World> World::from_environment() {
   static std::mutex mutex;
   static std::weak_ptr<World> current;
-  // The store stays for the life of the process: a later World must not meet a peer's server or file on its way out.
+  // The store lives until the process ends: a later World must not find a peer's server or file that is being removed.
   static std::optional<std::pair<Environment, c10::intrusive_ptr<c10d::Store>>> process_store;
   static int64_t generation = 0;
   const std::lock_guard lock(mutex);
@@ -217,7 +218,7 @@ std::shared_ptr<World> World::from_environment() {
   if (environment.size > 1) {
     if (!process_store || process_store->first != environment)
       process_store.emplace(environment, make_store(environment));
-    // A second world of this process must not meet the keys of the first.
+    // A second world of this process must not read the keys of the first.
     options.store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", generation), process_store->second);
   }
   auto world = create(std::move(options));
@@ -260,7 +261,7 @@ c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks
   } catch (const c10::Error& error) {
     rethrow_collective_failure(where(), ranks, error);
   } catch (const std::exception& error) {
-    // Without peers, or on a device that is not there, it is this caller's own error and every rank has it.
+    // Without peers it is this rank's own error. On CUDA the device or NCCL is missing, which every rank sees.
     if (!impl_->has_peers() || device == c10::DeviceType::CUDA) throw;
     rethrow_collective_failure(where(), ranks, error);
   }
@@ -298,7 +299,7 @@ void World::fail(const std::string& where, const std::string& text) noexcept {
     impl_->board->publish(failure);
     impl_->board->adopt(failure);
   } catch (...) {
-    // Without memory for the text the groups are closed all the same: the others then report a lost peer.
+    // If there is no memory for the text, the groups are closed nevertheless; the other ranks then report a lost peer.
   }
   impl_->groups.close_all();
   impl_->board->linger(kLingerPatience);
@@ -315,8 +316,8 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
   FailureBoard& board = *impl_->board;
   const std::string library_text = error_text(error);
   if (!board.failed()) {
-    // Of ranks that have ended before a time limit, or were not waited for, nobody knows that they had not done their
-    // part.
+    // After a timeout no rank is taken as lost, and of a WaitError only the awaited ones: other ranks may have ended
+    // because they had finished their part.
     const auto* const wait = dynamic_cast<const WaitError*>(&error);
     const bool timeout = wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(library_text);
     const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
@@ -345,7 +346,7 @@ void World::guard(const std::string& where, const std::function<void()>& callbac
   try {
     callback();
   } catch (const MismatchError&) {
-    throw;  // every rank of the group has it, and nothing has moved
+    throw;  // every rank of the group throws it, and no data was sent
   } catch (const std::exception& error) {
     fail(where, error_text(error));
     throw;
@@ -411,8 +412,7 @@ World::Exclusive::Exclusive(World& world) : world_(world) {
       !world_.impl_->owner.compare_exchange_strong(nobody, me)) {
     throw std::runtime_error(fmt::format(
         "rank {}: two threads communicate at once, one of them in {}; all ranks must issue collectives in the same "
-        "order, "
-        "so give the work to one thread, or each thread a world of its own",
+        "order, so communicate from one thread, or give each thread a world of its own",
         world_.rank(), *world_.impl_->owner_op.load() == '\0' ? "a collective" : world_.impl_->owner_op.load()));
   }
   if (world_.impl_->depth++ == 0) world_.impl_->owner_op = world_.current_op();

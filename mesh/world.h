@@ -26,24 +26,24 @@ struct BackendGroup;
 struct CheckState;
 struct GroupRequest;
 
-// Seed and counter from which random operators draw; see dtensor/random.h.
+// Holds the seed and the counter from which random operators draw; see dtensor/random.h.
 struct RandomState {
   uint64_t seed = 0;
   uint64_t counter = 0;
 };
 
-// One collective as CommCounter and the error texts see it.
+// Describes one collective for CommCounter and other observers.
 struct CollectiveRecord {
   const char* kind =
       "";  // "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast", "scatter", "barrier"
-  std::string mesh_dim;  // its name, or its index as text
-  int64_t bytes = 0;     // bytes of this rank's contribution (the input buffer)
+  std::string mesh_dim;  // the mesh dimension's name, or its index as text
+  int64_t bytes = 0;     // size of this rank's input in bytes
   std::string op;        // the operator that caused it, e.g. "aten::mm" or "redistribute"
   std::string path;      // the parameter or hooked module that took part, else "-"
 };
 
 struct WorldOptions {
-  // Defined apart, so that who passes no store needs no c10d header.
+  // These are defined in world.cpp, so that callers who pass no store need no c10d header.
   WorldOptions();
   WorldOptions(const WorldOptions&);
   WorldOptions(WorldOptions&&) noexcept;
@@ -56,105 +56,113 @@ struct WorldOptions {
   int64_t local_rank = 0;
   int64_t local_size = 1;
   c10::intrusive_ptr<c10d::Store> store;                        // needed when size > 1
-  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // for everything that waits
-  CpuBackend cpu_backend = CpuBackend::kGloo;                   // kMpi: every rank a process of one MPI job
-  bool fake = false;                                            // a fake group: plans at any size, moves nothing
-  bool checked = false;  // as if a Checked lived from the start; see mesh/collectives/checked.h
-  // Makes the process groups in the place of Gloo and NCCL; see mesh/backends/backend_group.h.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);  // limit of each wait for other ranks
+  CpuBackend cpu_backend = CpuBackend::kGloo;                   // kMpi: the ranks are the processes of one MPI job
+  bool fake = false;                                            // collectives move nothing: plans for any world size
+  bool checked = false;  // checks every collective; see mesh/collectives/checked.h
+  // When set, makes the process groups instead of cpu_backend and NCCL; see mesh/backends/backend_group.h.
   std::function<BackendGroup(const GroupRequest&)> make_group;
-  // Where the launcher notes a rank that it saw die, and with ".RANK" one that ended well; may be empty.
+  // The launcher notes in this file a rank that it saw die, and in this path with ".RANK" a rank that ended without an
+  // error. May be empty.
   std::string lost_file;
 };
 
-// This process's place in the job: my rank, the store, the process groups (made on demand), the timeout, the random
-// state, and what is known of failures. Everything that communicates holds one; nothing else knows the rank.
+// Holds this process's place in the job: its rank, the store, the process groups, the timeout, the random state, and
+// the failure of the job if there is one. Everything that communicates holds a World; nothing else knows the rank.
 //
-// Groups are made at first use by their members alone. One thread at a time may communicate; a second gets an error.
+// Invariants:
+//   - A group is made at its first use, by its members only.
+//   - One thread at a time communicates (Exclusive); a second one gets an error.
+//   - A world that has failed stays failed: every later collective throws the failure.
 class World : public std::enable_shared_from_this<World> {
  public:
-  // The world that the environment describes (explicit TESSERA_* variables, torchrun, Open MPI, MPICH, Slurm; a process
-  // started by none is a world of one). One per process: later calls give the same World while anyone holds it. CPU
-  // tensors travel by what TESSERA_BACKEND says, else by MPI where the mpirun of the MPI that this build has started
-  // the process, else by Gloo.
-  // Throws std::invalid_argument when sets of variables disagree, listing what was seen, or ask for what this build has
-  // not.
+  // Returns the world that the environment describes: explicit TESSERA_* variables, torchrun, Open MPI, MPICH or Slurm;
+  // a process that none of these started is a world of one rank. There is one per process: later calls return the same
+  // World while anyone holds it. CPU tensors use the backend named by TESSERA_BACKEND. If it is not set, they use MPI
+  // where the mpirun of this build's MPI has started the process, else Gloo.
+  // Throws std::invalid_argument when sets of variables disagree, listing the variables seen, and when they ask for a
+  // backend that this build does not have.
   static std::shared_ptr<World> from_environment();
-  // An explicit world. Keys in the store begin with "tessera/": two worlds need two stores, or two c10d::PrefixStores.
-  // Over MPI it is collective: all ranks of the world start MPI together.
-  // Throws std::invalid_argument on a rank outside [0, size) or a missing store, std::runtime_error when MPI does not
-  // start.
+  // Makes a world from explicit options. Its keys in the store begin with "tessera/", so two worlds need two stores, or
+  // two c10d::PrefixStores. Over MPI this call is collective: all ranks of the world start MPI together. Throws
+  // std::invalid_argument on a rank outside [0, size) or a missing store, std::runtime_error when MPI does not start.
   static std::shared_ptr<World> create(WorldOptions options);
-  // A world of any size in one process whose collectives move nothing: for plans and for tests of counts.
+  // Makes a world of any size in one process, whose collectives move nothing: for making plans and for tests that count
+  // collectives.
   static std::shared_ptr<World> fake(int64_t rank, int64_t size);
 
   ~World();
 
-  // A number of this World alone, never reused in this process.
+  // Returns a number that no other World of this process has, not even a later one.
   uint64_t id() const;
   int64_t rank() const;
   int64_t size() const;
   int64_t local_rank() const;
   int64_t local_size() const;
-  // Rank 0's local_size, so the same on every rank, also where hosts differ. Read once from the store, where rank 0
-  // wrote it as its world began: waits for that, at most timeout(). Throws std::runtime_error when it does not come.
+  // Returns rank 0's local_size, which is the same number on every rank, even if hosts differ. Rank 0 writes it to the
+  // store when its world is made. The first call reads it, waiting at most timeout(); throws std::runtime_error when it
+  // is not there by then.
   int64_t ranks_per_host() const;
   bool is_fake() const;
   CpuBackend cpu_backend() const;
   std::chrono::milliseconds timeout() const;
   const c10::intrusive_ptr<c10d::Store>& store() const;
 
-  // The group of `ranks` (this rank among them) for tensors on `device`: cpu_backend() for CPU, NCCL for CUDA.
-  // Collective over `ranks` at first use; groups of other options are other groups. Throws std::invalid_argument when
-  // this rank is not among `ranks` or one is outside the world, and as normalized(); std::runtime_error when the device
-  // or its backend is not there, or the world has failed.
+  // Returns the group of `ranks`, which must include this rank, for tensors on `device`: over cpu_backend() for CPU,
+  // NCCL for CUDA. The first call makes the group, collectively over `ranks`; other options make another group. Throws
+  // std::invalid_argument when this rank is not among `ranks`, when one of them is outside the world, and like
+  // normalized(); std::runtime_error when the device or its backend is not available, or the world has failed.
   c10::intrusive_ptr<c10d::Backend> group(const std::vector<int64_t>& ranks, c10::DeviceType device,
                                           const GroupOptions& options = {});
-  // `options` without what groups for `device` have anyhow in this world, so that equal groups have equal options.
-  // Throws std::invalid_argument on a backend that is not there, listing those that are, and a timeout that is not
-  // positive.
+  // Returns `options` without those that equal this world's defaults for `device`, so that equal groups have equal
+  // options. Throws std::invalid_argument on a backend that is not available, listing the available ones, and on a
+  // timeout that is not positive.
   GroupOptions normalized(const GroupOptions& options, c10::DeviceType device) const;
-  // From now on `backend`, which the caller made, is the group of `ranks` for tensors on `device`, in the place of one
-  // that the world made. Every member of `ranks` calls it, between the same collectives. No communication. Throws
-  // std::invalid_argument when this rank is not among `ranks` or its place and their number are not the group's.
+  // Makes `backend`, which the caller has created, the group of `ranks` for tensors on `device` from now on, in place
+  // of the world's own. Every member of `ranks` must call this between the same two collectives. No communication.
+  // Throws std::invalid_argument when this rank is not among `ranks`, or when its position in them and their number
+  // differ from the backend's.
   void adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
-  // How often: what group() gave before the last one may have been replaced. Asked within an Exclusive.
+  // Returns how often adopt() has been called. A group that group() returned at a lower count may have been replaced.
+  // Call it within an Exclusive.
   uint64_t adoptions() const;
-  // How many groups this rank holds: made by group(), or adopted.
+  // Returns how many groups this rank holds, made by group() or adopted.
   std::size_t group_count() const;
-  // This rank communicates no more: the thread that watches over its groups ends, though something may hold the World
-  // on.
+  // Ends the thread that watches this rank's groups. Call it for a rank that will not communicate again while something
+  // still holds its World.
   void end_watch();
 
   RandomState& random_state();
 
   // ---- failures -------------------------------------------------------------------------------------------------
-  // An error that this rank alone may have seen: writes rank, `where` and `text` to the store (first writer wins) and
-  // closes every group, so that other ranks' current or next collective throws this text within 5 seconds. Never
-  // throws. A fake world and a world of one have nobody to tell: there it does nothing.
+  // Fails the job with an error that only this rank may have seen: writes rank, `where` and `text` to the store (the
+  // first writer wins) and closes every group, so that the current or next collective of every other rank throws this
+  // text within 5 seconds. Never throws. Does nothing in a fake world and in a world of one rank.
   void fail(const std::string& where, const std::string& text) noexcept;
-  // Throws std::runtime_error with the recorded failure if this world has failed, else does nothing. Local, cheap.
+  // Throws std::runtime_error with the recorded failure if this world has failed. Cheap; no communication.
   void check_alive() const;
-  // Turns an exception of a collective into the job's own error: the failure that another rank wrote to the store, else
-  // a message that names `where`, the group's ranks, that a peer was lost, and the library's own text. A WaitError
-  // (mesh/backends/backend_group.h) tells which of `ranks` may be lost; others may have left because they had done
-  // their part.
+  // Turns an exception of a collective into the job's error and throws it as std::runtime_error: the failure that
+  // another rank wrote to the store, else a text that names `where`, the group's ranks, the timeout or the loss of a
+  // peer, and the library's own text. Of a WaitError (mesh/backends/backend_group.h) only the awaited ranks may be
+  // lost; the others may have ended because they had finished their part.
   [[noreturn]] void rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
                                                const std::exception& error);
-  // Runs a user's callback; an exception in it is failed() with `where`, then thrown on.
+  // Runs a user's callback. If it throws, calls fail(where, ...) and throws the exception on; a MismatchError, which
+  // every rank of the group throws, is only thrown on.
   void guard(const std::string& where, const std::function<void()>& callback);
 
-  // ---- what is being counted ------------------------------------------------------------------------------------
+  // ---- observers ------------------------------------------------------------------------------------------------
   // Calls `sink` for every collective until the returned token dies.
   using Sink = std::function<void(const CollectiveRecord&)>;
   std::shared_ptr<void> observe(Sink sink);
   void record(const CollectiveRecord& record);
   bool observed() const;
 
-  // For mesh/collectives/checked.h.
+  // Returns the state of mesh/collectives/checked.h.
   CheckState& check_state();
 
-  // The operator and path that the next collectives of this thread are charged to, while it lives; nullptr leaves what
-  // there is. Set by dispatch and by styles. Destroyed by the thread that made it, before those that the thread made
+  // While it lives, collectives of this thread are recorded under this operator and path; nullptr keeps the current
+  // one. Dispatch and styles set it. The thread that made a Scope must destroy it, before the Scopes that it made
   // earlier.
   struct Scope {
     Scope(World& world, const char* op, const std::string* path = nullptr);
@@ -164,18 +172,19 @@ class World : public std::enable_shared_from_this<World> {
 
    private:
     friend class World;
-    // The thread's innermost of `world`; nullptr where there is none.
+    // Returns this thread's innermost Scope for `world`, or nullptr.
     static const Scope* of(const World& world);
 
     World& world_;
-    const Scope* const outer_;  // of this thread, of any world
+    const Scope* const outer_;  // this thread's Scope before this one, for any world
     const char* const op_;
     const std::string* const path_;
   };
   const char* current_op() const;
   const std::string& current_path() const;
 
-  // Held around one collective: throws std::runtime_error when another thread is inside one.
+  // An Exclusive is held around one collective. Its constructor throws std::runtime_error when another thread holds
+  // one.
   struct Exclusive {
     explicit Exclusive(World& world);
     ~Exclusive();

@@ -20,68 +20,73 @@ class Store;
 
 namespace tessera {
 
-// A c10d backend and the way to end it at once.
+// Holds a c10d backend and the function that aborts it.
 struct BackendGroup {
   c10::intrusive_ptr<c10d::Backend> backend;
-  // Makes the current collective of the other members, and every later one, fail now; over MPI only those of this rank:
-  // the others learn of it by GroupRequest::lost. Not during one of this rank's own: it may then wait for its time
-  // limit. Any thread, any number of times; never throws.
+  // Makes the current collective of the other members, and every later one, fail at once. Over MPI it affects only this
+  // rank's collectives; the other ranks see the failure by GroupRequest::lost. Do not call it while this rank is in a
+  // collective, which might then wait until its time limit. Safe from any thread, any number of times; never throws.
   std::function<void()> close;
-  // Whether it may be closed during one too, which then ends.
+  // Whether close() may also be called while this rank is in a collective, which then ends.
   bool closes_while_busy = false;
 };
 
+// Describes the process group that a backend is to make.
 struct GroupRequest {
-  c10::intrusive_ptr<c10d::Store> store;  // of this group alone
-  int rank = 0;                           // in the group
+  c10::intrusive_ptr<c10d::Store> store;  // used by this group only
+  int rank = 0;                           // this rank's position in the group
   int size = 1;
-  std::vector<int64_t> ranks;  // of the job, in the order of the group
+  std::vector<int64_t> ranks;  // the members' global ranks, in the group's order
   c10::DeviceType device = c10::DeviceType::CPU;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  bool one_host = false;  // then nothing listens on an outside interface
-  int device_index = 0;   // NCCL: this rank's CUDA device
-  // Whether the job has failed, or the process of one of `awaited` (ranks of the job) has ended. For a backend whose
-  // waits do not see that themselves: to be asked a few times a second of those it waits for. The others may have done
-  // their part.
+  bool one_host = false;  // all ranks are on one host: the backend must listen on the loopback interface only
+  int device_index = 0;   // this rank's CUDA device, for NCCL
+  // Returns whether the job has failed or the process of one of `awaited` (global ranks) has ended. A backend whose
+  // waits do not notice that themselves calls it a few times per second, with the ranks that it waits for: other ranks
+  // may have ended because they had finished their part.
   std::function<bool(const std::vector<int64_t>& awaited)> lost = [](const std::vector<int64_t>&) { return false; };
 };
 
-// A wait that ended without what it was for.
+// A wait for other ranks has failed.
 struct WaitError : std::runtime_error {
   enum class Cause {
     kTimeout,
-    kLeft,  // a rank that is a thread has ended its part of the job
-    kLost,  // GroupRequest::lost said so
+    kLeft,  // a rank that is a thread has returned from its body, or its World is gone
+    kLost,  // GroupRequest::lost returned true
   };
   WaitError(Cause why, const std::string& text, std::vector<int64_t> for_ranks)
       : runtime_error(text), cause(why), awaited(std::move(for_ranks)) {}
 
   Cause cause;
-  std::vector<int64_t> awaited;  // ranks of the job, whose messages had not come or been taken
+  std::vector<int64_t> awaited;  // global ranks that had not yet sent, or not yet received
 };
 
-// A World's own way to make groups. Collective over the group; throws what making it throws.
+// A World calls this function, which a user gives as WorldOptions::make_group, to make its groups. The call is
+// collective over the group and may throw.
 using MakeGroup = std::function<BackendGroup(const GroupRequest&)>;
 
-// Collective over the group; each throws what the backend throws. Gloo's makes the process ignore SIGPIPE, unless it
-// handles it: a lost peer is an error then, not its end.
+// The functions below make a group, collectively over its members; each throws what the backend throws.
+//
+// make_gloo_group makes the process ignore SIGPIPE unless it has a handler for it, so that a lost peer causes an error
+// and does not kill the process.
 BackendGroup make_gloo_group(const GroupRequest& request);
 // Throws std::runtime_error in a build without NCCL, or without a GPU.
 BackendGroup make_nccl_group(const GroupRequest& request);
-// One that a caller made. Its close ends a Gloo group's connections, and calls abort() of any other.
+// Wraps a backend that the caller has made. close() closes the connections of a Gloo group, and calls abort() of any
+// other.
 BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend);
-// Over a communicator of the members; after start_mpi().
+// Makes an MPI communicator of the members. start_mpi() must have been called.
 BackendGroup make_mpi_group(const GroupRequest& request);
-// c10d's fake group: moves nothing.
+// Makes a group that moves nothing, like c10d's fake group.
 BackendGroup make_fake_group(int rank, int size);
 
-// The MPI that this build has: "Open MPI", "MPICH", "another MPI", or "" for none.
+// Returns the MPI that this build has: "Open MPI", "MPICH", "another MPI", or "" for none.
 std::string_view mpi_flavor();
-// Starts MPI in this process, unless it has been; `world` is a request of all ranks of the job, who come here together.
-// Throws std::runtime_error in a build without MPI, or when MPI does not start.
+// Starts MPI in this process unless it has been started. All ranks of the job call it together; `world` is a request
+// for a group of all of them. Throws std::runtime_error in a build without MPI, or when MPI does not start.
 void start_mpi(const GroupRequest& world);
-// MPI that was started here is ended at exit(), where all processes meet. After a failure they do not: then this is
-// called.
+// Prevents the call of MPI_Finalize at exit(), which waits for all processes. Called after a failure, when some of them
+// will never get there.
 void skip_mpi_end() noexcept;
 
 }  // namespace tessera

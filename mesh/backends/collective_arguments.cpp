@@ -52,7 +52,7 @@ bool in_place(const CollectiveArguments& arguments) {
          (arguments.give.empty() || arguments.give.front().tensor.is_same(arguments.take.front().tensor));
 }
 
-// What `giver` has for the rank at place `taker`.
+// Returns the buffer that `giver` has for the rank at position `taker`.
 const Buffer& buffer_for(const CollectiveArguments& giver, std::size_t taker) {
   return giver.give.size() == 1 ? giver.give.front() : giver.give[taker];
 }
@@ -61,7 +61,7 @@ bool same_operation(const CollectiveArguments& a, const CollectiveArguments& b) 
   return std::string_view(a.kind) == b.kind && a.op == b.op && a.root == b.root;
 }
 
-// Memory that a run of bytes describes.
+// Returns whether the values are one run of bytes in memory.
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && is_in_memory(tensor); }
 
 char* start_of(const Buffer& buffer) {
@@ -134,7 +134,7 @@ void carry_out_reduction(const std::vector<CollectiveArguments>& all, RedOp op) 
   Buffer result;
   for (std::size_t taker = 0; taker < all.size(); ++taker) {
     if (all[taker].take.empty()) continue;
-    // Before anything is written: the take of an all_reduce is the give.
+    // An all_reduce writes to the tensors that it reads, so it is reduced once, before the first write.
     if (!same_for_all || !result.tensor.defined()) result = whole_buffer(reduced_for(all, taker, op));
     copy_buffer(result, all[taker].take.front());
   }
@@ -158,9 +158,9 @@ std::string misfit(const Buffer& give, const Buffer& take) {
   const bool fits = give.tensor.scalar_type() == take.tensor.scalar_type() && give.count == take.count &&
                     (!shapes || give.tensor.sizes() == take.tensor.sizes());
   if (fits) return {};
-  if (shapes) return fmt::format("{} for a place of {}", describe({give}), describe({take}));
-  return fmt::format("{} of {} for a place of {} of {}", give.count, c10::toString(give.tensor.scalar_type()),
-                     take.count, c10::toString(take.tensor.scalar_type()));
+  if (shapes) return fmt::format("{} but {} is expected", describe({give}), describe({take}));
+  return fmt::format("{} elements of {} but {} of {} are expected", give.count,
+                     c10::toString(give.tensor.scalar_type()), take.count, c10::toString(take.tensor.scalar_type()));
 }
 
 void copy_buffer(const Buffer& give, const Buffer& take) {

@@ -4,10 +4,10 @@
 
 namespace tessera {
 
-// What carries CPU tensors between the ranks of a world.
+// Names the backend for collectives of CPU tensors in a world.
 enum class CpuBackend { kGloo, kMpi };
 
-// "gloo", "mpi".
+// Returns "gloo" or "mpi".
 constexpr std::string_view to_string(CpuBackend backend) {
   switch (backend) {
     case CpuBackend::kGloo: return "gloo";

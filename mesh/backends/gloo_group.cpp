@@ -1,4 +1,4 @@
-// The only file that includes Gloo's names: libtorch_cpu has its code but not its headers.
+// This is the only file that uses Gloo's names: libtorch_cpu contains its code, but LibTorch does not ship its headers.
 #include "tessera/mesh/backends/backend_group.h"
 
 #include <csignal>
@@ -11,8 +11,8 @@
 namespace tessera {
 namespace {
 
-// Gives access to the connections: c10d has no way to abort a Gloo group, and destroying one waits for what is in
-// flight.
+// Gives access to the connections: c10d cannot abort a Gloo group, and destroying one waits for collectives in
+// progress.
 struct Connections : c10d::ProcessGroupGloo {
   static const auto& of(const c10d::ProcessGroupGloo& group) { return group.*(&Connections::contexts_); }
 };
@@ -35,8 +35,8 @@ void abort(c10d::Backend& group) noexcept {
   }
 }
 
-// Gloo writes to connections whose other end may have gone; the signal for that would end the process before the error
-// is told. A handler that the program has set stays.
+// Gloo writes to connections whose other end may be closed. SIGPIPE would then kill the process before it can report
+// the error. A handler that the program has set stays.
 void survive_lost_peers() {
   struct sigaction now {};
   if (sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
@@ -55,8 +55,8 @@ BackendGroup make_gloo_group(const GroupRequest& request) {
   survive_lost_peers();
   BackendGroup group = wrap_group(
       c10::make_intrusive<c10d::ProcessGroupGloo>(request.store, request.rank, request.size, options_for(request)));
-  // A member is done when its own ends are connected, maybe before another has taken up its end: were it to leave now,
-  // having nothing more to say to that one, it would look lost there.
+  // A member returns when its own ends are connected, maybe before another member has accepted the connection. If it
+  // ended now, the other would take it as lost; so all members wait for each other here.
   group.backend->barrier()->wait();
   return group;
 }

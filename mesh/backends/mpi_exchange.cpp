@@ -29,7 +29,7 @@ MpiSpan mpi_span(const at::Tensor& tensor, const char* op) {
 
 MpiSpans mpi_spans(const std::vector<at::Tensor>& tensors, int size, const char* op) {
   if (tensors.size() != static_cast<std::size_t>(size)) {
-    refuse_over_mpi(op, fmt::format("{} tensors were given for {} ranks; give one a rank", tensors.size(), size));
+    refuse_over_mpi(op, fmt::format("{} tensors were given for {} ranks; give one per rank", tensors.size(), size));
   }
   MpiSpans spans;
   for (const at::Tensor& tensor : tensors) spans.push_back(mpi_span(tensor, op));

@@ -11,29 +11,32 @@
 
 namespace tessera {
 
-// Memory that travels.
+// Points to memory that is sent or received.
 struct MpiSpan {
   char* data = nullptr;
   int64_t bytes = 0;
 };
-using MpiSpans = std::vector<MpiSpan>;  // by rank
+using MpiSpans = std::vector<MpiSpan>;  // one per rank
 
 // Throws std::invalid_argument: "OP over MPI: TEXT".
 [[noreturn]] void refuse_over_mpi(const char* op, const std::string& text);
 
-// The memory of a tensor. Throws std::invalid_argument, naming `op`, when it is not dense and contiguous on the CPU.
+// Returns the memory of a tensor. Throws std::invalid_argument, naming `op`, when the tensor is not dense and
+// contiguous on the CPU.
 MpiSpan mpi_span(const at::Tensor& tensor, const char* op);
-// The same of one tensor a rank. Throws std::invalid_argument on another number of them.
+// The same for one tensor per rank. Also throws std::invalid_argument unless there are `size` tensors.
 MpiSpans mpi_spans(const std::vector<at::Tensor>& tensors, int size, const char* op);
 
-// The same memory for every rank; for one rank alone; cut into pieces of `bytes`; cut into equal pieces.
+// These make one span per rank: the same span for every rank; `span` for one rank and nothing for the others; `span`
+// cut into pieces of `bytes`; `span` cut into equal pieces.
 MpiSpans repeat_span(MpiSpan span, int size);
 MpiSpans span_only_at(int rank, MpiSpan span, int size);
 MpiSpans cut_span(MpiSpan span, const std::vector<int64_t>& bytes);
 MpiSpans cut_span_evenly(MpiSpan span, int size);
 
-// Sends from[i] to rank i, and receives to[i] from it; each pair of ranks agrees on the sizes, 0 sends nothing. All
-// ranks are written to at once, the next one first. `transport` lives as long as the work that the stage is given to.
+// Makes a stage that sends from[i] to rank i and receives to[i] from rank i. Each pair of ranks must agree on the
+// sizes; a size of 0 sends nothing. All sends start at once, the one to the next rank first. `transport` must live as
+// long as the MpiWork that has the stage.
 MpiStage exchange_spans(MpiTransport& transport, int tag, MpiSpans from, MpiSpans to);
 
 }  // namespace tessera

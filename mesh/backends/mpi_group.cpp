@@ -26,12 +26,13 @@ using Tensors = std::vector<at::Tensor>;
 using Transport = std::shared_ptr<MpiTransport>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// What is reduced or broadcast goes whole to everyone up to so many bytes: one step in the place of two.
+// Tensors of up to this many bytes are reduced or broadcast in one step, in which whole tensors are sent to every rank,
+// instead of two.
 constexpr int64_t kSendAtOnce = 16 << 10;
-// What a rank collects at once to reduce it, in bytes.
+// A rank reduces blocks of this many bytes, over the rows of all ranks.
 constexpr int64_t kReduceBlock = 4 << 20;
 
-// Makes a stage of this rank's reduced columns, and of where they are in the tensor of each rank's piece.
+// Makes the stage that sends on reduced columns: `mine` are this rank's, `columns` is where each rank's columns belong.
 using Spread = std::function<MpiStage(const MpiSpan& mine, const MpiSpans& columns)>;
 
 template <typename T>
@@ -40,7 +41,7 @@ const T& only(const std::vector<T>& list, const char* op) {
   return list.front();
 }
 
-// How many of `elements` each rank reduces: the first ones may have one more.
+// Returns how many of `elements` each rank reduces: equal numbers, but the first ranks may have one more.
 std::vector<int64_t> shares(int64_t elements, int size) {
   std::vector<int64_t> counts;
   for (int rank = 0; rank < size; ++rank) counts.push_back(elements / size + (rank < elements % size ? 1 : 0));
@@ -56,9 +57,9 @@ MpiStage compute(std::function<void()> body) {
   return [body = std::move(body)](MpiRequests&) { body(); };
 }
 
-// c10d's backend over MPI. MPI moves bytes, and what is reduced is reduced here, in the order of ranks: so every dtype
-// travels, a result is the same on every rank, and no count is too large. In exchanges every rank writes to every other
-// at once.
+// Implements c10d::Backend over MPI. MPI only moves bytes; reductions are computed here, in the order of ranks. So
+// every dtype can be sent, a result is the same on every rank, and no count is too large. In an exchange every rank
+// sends to all others at once.
 class MpiBackend : public c10d::Backend {
  public:
   explicit MpiBackend(const Transport& transport)
@@ -78,8 +79,8 @@ class MpiBackend : public c10d::Backend {
       return start(options, {exchange_spans(*transport_, next_tag(), from, span_only_at(root, span, getSize()))},
                    {tensor});
     }
-    // Each gets a piece, and sends it to the others. With one other, the pieces would come from the root alone all the
-    // same.
+    // The root sends a piece to each rank, which sends it to the others. With two ranks this would only add a step,
+    // since all pieces come from the root.
     const MpiSpans pieces = cut_span(span, shares(span.bytes, getSize()));
     const MpiSpan& mine = pieces[index()];
     MpiSpans to_others = repeat_span(mine, getSize());
@@ -103,7 +104,7 @@ class MpiBackend : public c10d::Backend {
       const auto spread = [&](const MpiSpan& mine, const MpiSpans& columns) {
         return exchange_spans(*transport_, next_tag(), repeat_span(mine, getSize()), columns);
       };
-      // In place: nobody is sent this rank's own piece before it is reduced.
+      // The reduction is in place, since this rank does not send its own piece before it is reduced.
       const int64_t first = std::accumulate(counts.begin(), counts.begin() + getRank(), int64_t{0});
       const at::Tensor own = flat.narrow(0, first, counts[index()]);
       std::vector<MpiStage> stages = reduce_pieces(reduction, pieces, own, spread, memory);
@@ -123,7 +124,7 @@ class MpiBackend : public c10d::Backend {
     const MpiReduction reduction(options.reduceOp, tensor.scalar_type(), "reduce");
     const std::vector<int64_t> counts = shares(tensor.numel(), getSize());
     const MpiSpans pieces = cut_span(span, times(counts, tensor.element_size()));
-    // Elsewhere than in `tensor`, which stays as it is on the other ranks.
+    // The result is not reduced in place, since `tensor` must not change on ranks other than the root.
     const at::Tensor own = reused_empty({counts[index()]}, tensor.options());
     Tensors memory = {tensor, own};
     const auto spread = [&](const MpiSpan& mine, const MpiSpans& columns) {
@@ -225,7 +226,7 @@ class MpiBackend : public c10d::Backend {
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
-    // A byte of each to each.
+    // Each rank sends one byte to each.
     const at::Tensor here = reused_empty({1}, at::kByte);
     const at::Tensor all = reused_empty({getSize()}, at::kByte);
     return start(
@@ -243,9 +244,9 @@ class MpiBackend : public c10d::Backend {
     return work;
   }
 
-  // Rank i reduces piece i of every rank into its `result`: some columns of all pieces after the others, so that little
-  // is collected at once. Memory fresh from the system costs more than the messages do. `spread` makes the stage for
-  // columns of `result` that are ready, given where these columns are in each piece.
+  // Makes stages in which rank i reduces piece i of every rank into its `result`. They go through the columns in blocks
+  // of kReduceBlock bytes, since memory fresh from the system costs more than the messages. For each block `spread`
+  // makes the stage that follows, given the reduced columns of `result` and the same columns of each rank's piece.
   std::vector<MpiStage> reduce_pieces(const MpiReduction& reduction, const MpiSpans& pieces, const at::Tensor& result,
                                       const Spread& spread, Tensors& memory) {
     const int64_t item = result.element_size();
@@ -298,7 +299,7 @@ class MpiBackend : public c10d::Backend {
   std::size_t index() const { return static_cast<std::size_t>(getRank()); }
   MpiSpans rows_of(const at::Tensor& rows) const { return cut_span_evenly(mpi_span(rows, "rows"), getSize()); }
 
-  // The parts of a tensor by counts along its first dimension; equal ones where none are given.
+  // Cuts a tensor along its first dimension into parts of `counts` rows, or into equal parts if `counts` is empty.
   MpiSpans split(const at::Tensor& tensor, const std::vector<int64_t>& counts) const {
     const MpiSpan span = mpi_span(tensor, "alltoall_base");
     const int64_t first = tensor.dim() == 0 ? 1 : tensor.size(0);
@@ -338,7 +339,7 @@ class MpiBackend : public c10d::Backend {
     return list;
   }
 
-  // Operations that are under way at once keep apart by it; all ranks start them in the same order.
+  // The tag separates operations that are in progress at the same time; all ranks start them in the same order.
   int next_tag() { return tag_ = (tag_ + 1) % 32768; }
   Milliseconds timeout() const { return timeout_.value_or(transport_->timeout()); }
 

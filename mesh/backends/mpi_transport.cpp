@@ -1,4 +1,4 @@
-// The only file that includes MPI's header.
+// This is the only file that includes MPI's header.
 #include "tessera/mesh/backends/mpi_transport.h"
 
 #include <sched.h>
@@ -21,7 +21,7 @@ namespace tessera {
 
 struct MpiRequests {
   std::vector<MPI_Request> pending;
-  std::vector<int> peers;  // of each
+  std::vector<int> peers;  // the other rank of each
   std::vector<MPI_Status> statuses;
 
   MPI_Request* add(int peer) {
@@ -38,25 +38,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// MPI counts in int; one message holds at most this many bytes.
+// MPI counts in int, so one message has at most this many bytes.
 constexpr int64_t kLongestMessage = int64_t{1} << 30;
-// A wait looks again at once so many times, then gives way to other processes between two looks, and then sleeps
-// between them: after a while, or when giving way took so long that the core is another's, whose turn comes back only
-// after long ones.
+// A wait first polls kEagerLooks times without a pause, then yields to other processes between two polls, and then
+// sleeps kNap between them. It starts to sleep after kYieldsFor, or when a yield took longer than kLongYield: then
+// another process needs the core.
 constexpr int kEagerLooks = 200;
 constexpr auto kYieldsFor = std::chrono::milliseconds(1);
 constexpr auto kLongYield = std::chrono::microseconds(200);
 constexpr auto kNap = std::chrono::microseconds(20);
 constexpr auto kLookForFailure = std::chrono::milliseconds(200);
 
-// MPI belongs to the process, and so does what must be known when the process ends.
+// MPI exists once per process; so does this state, which end_mpi() needs when the process ends.
 struct Process {
   std::mutex mutex;  // guards abandoned
   std::vector<std::pair<std::shared_ptr<MpiRequests>, std::vector<at::Tensor>>> abandoned;
   std::atomic<bool> has_failed{false};
 };
 
-// Never destroyed: other threads, and MPI itself, may use the memory until the process is gone.
+// The state is never destroyed, since other threads, and MPI itself, may use the memory until the process ends.
 Process& process() {
   static Process* const only = new Process;
   return *only;
@@ -93,7 +93,7 @@ bool all_done(MpiRequests& requests) {
   return done != 0;
 }
 
-// Of several looks, as long as there is something to wait for.
+// Polls kEagerLooks times; returns whether all of `requests` are complete.
 bool soon_done(MpiRequests& requests) {
   for (int i = 0; i < kEagerLooks; ++i) {
     if (all_done(requests)) return true;
@@ -101,7 +101,8 @@ bool soon_done(MpiRequests& requests) {
   return false;
 }
 
-// The peers of those that are not done, each once, as the ranks of the job that `ranks` has for them.
+// Returns the peers of the requests that are not complete, each once, as global ranks; `ranks` maps group ranks to
+// these.
 std::vector<int64_t> awaited(const MpiRequests& requests, const std::vector<int64_t>& ranks) {
   std::vector<int64_t> found;
   for (std::size_t i = 0; i < requests.pending.size(); ++i) {
@@ -114,12 +115,12 @@ std::vector<int64_t> awaited(const MpiRequests& requests, const std::vector<int6
   return found;
 }
 
-// At the end of the process.
+// Runs at exit().
 void end_mpi() {
   if (!asked(MPI_Finalized) && !process().has_failed) MPI_Finalize();
 }
 
-// Every member writes `mine`, and gets what all wrote, in the order of ranks.
+// Writes `mine` to the store, waits for all members, and returns what all of them wrote, in the order of ranks.
 std::vector<std::string> meet(const GroupRequest& request, const char* what, const std::string& mine) {
   const auto key = [&](int rank) { return fmt::format("{}/{}", what, rank); };
   request.store->set(key(request.rank), mine);
@@ -131,7 +132,7 @@ std::vector<std::string> meet(const GroupRequest& request, const char* what, con
   return all;
 }
 
-// The members' ranks in MPI_COMM_WORLD.
+// Returns the members' ranks in MPI_COMM_WORLD.
 std::vector<int> mpi_ranks(const GroupRequest& request) {
   int mine = 0;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &mine), "MPI_Comm_rank");
@@ -146,8 +147,8 @@ std::vector<int> mpi_ranks(const GroupRequest& request) {
       fmt::join(ranks, ", "), request.size, mpi_flavor()));
 }
 
-// The processes of a group that makes another communicator at the same time have other ranks, and nearly always another
-// tag.
+// Returns a tag for MPI_Comm_create_group. Another group that makes a communicator at the same time has other ranks, so
+// it nearly always has another tag.
 int tag_of(const std::vector<int>& ranks, int which) {
   uint32_t hash = 2166136261U;
   for (const int rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank)) * 16777619U;
@@ -169,7 +170,7 @@ std::string_view mpi_flavor() {
 void skip_mpi_end() noexcept { process().has_failed = true; }
 
 void start_mpi(const GroupRequest& world) {
-  // MPI_Init waits for every process and cannot be woken.
+  // MPI_Init waits for every process and cannot be interrupted, so the ranks first wait for each other in the store.
   meet(world, "start", "here");
   const std::lock_guard lock(process().mutex);
   if (asked(MPI_Finalized))
@@ -223,7 +224,7 @@ int MpiTransport::largest_tag() {
   int* value = nullptr;
   int found = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &found);
-  return found != 0 ? *value : 32767;  // what MPI promises
+  return found != 0 ? *value : 32767;  // the smallest limit that MPI allows
 }
 
 std::shared_ptr<MpiRequests> MpiTransport::begin() const {
@@ -250,8 +251,9 @@ void MpiTransport::receive(MpiRequests& requests, char* data, int64_t bytes, int
   }
 }
 
-// Whether the job has failed, or one that is waited for has ended, at this look and at the one before, between which
-// nothing has come. What that one sent before it ended may not have been taken at the first of them.
+// Returns whether waiting is useless: GroupRequest::lost was true for the same awaited ranks at this check and at the
+// one before, and the requests are still not complete. One check is not enough: messages that a rank sent before it
+// ended may not have been received by then.
 bool MpiTransport::is_in_vain(MpiRequests& requests, std::vector<int64_t>& lost_before) const {
   std::vector<int64_t> lost = awaited(requests, request_.ranks);
   if (lost.empty() || !request_.lost(lost)) lost.clear();

@@ -14,21 +14,21 @@
 
 namespace tessera {
 
-// Operations that have been started and not been waited for; empty at first.
+// Lists MPI operations that have been started and are not yet complete.
 struct MpiRequests;
 
-// Bytes between the ranks of one group, over an MPI communicator of theirs alone: what the rest of this library sees of
-// MPI.
+// Moves bytes between the ranks of one group, over an MPI communicator of its own. The rest of this library uses MPI
+// only through this class.
 //
-// Everything is started at once and then polled, so that a wait can end by its time limit, by close(), or because the
-// job has failed: a blocking MPI call could do none of that. Polling is as fast; see docs/backends.md.
+// Operations are started without blocking and then polled, so that a wait can end by its time limit, by close(), or
+// because the job has failed: a blocking MPI call could not end so. Polling is as fast; see docs/backends.md.
 class MpiTransport {
  public:
-  // Collectives and messages of users have tags of their own.
+  // Collectives and users' messages have separate communicators, so their tags cannot collide.
   enum class Channel { kCollective, kMessage };
 
-  // Collective over the group, after start_mpi(). Ranks that have not come are waited for in the request's store.
-  // Throws std::runtime_error when MPI fails, or does not know the ranks as processes of one job.
+  // Collective over the group; call it after start_mpi(). It waits for the other ranks in the request's store. Throws
+  // std::runtime_error when MPI fails, or when the ranks are not different processes of one MPI job.
   explicit MpiTransport(GroupRequest request);
   ~MpiTransport();
   MpiTransport(const MpiTransport&) = delete;
@@ -39,24 +39,24 @@ class MpiTransport {
   std::chrono::milliseconds timeout() const { return request_.timeout; }
   static int largest_tag();
 
+  // Returns a new, empty list of operations. Throws std::runtime_error when the transport is closed.
   std::shared_ptr<MpiRequests> begin() const;
-  // Each starts an operation on memory that must stay until `requests` are done. Any number of bytes; the other side
-  // gives the same number. Throws std::runtime_error when MPI fails.
+  // These start an operation on memory that must stay valid until `requests` are complete. Any number of bytes is
+  // allowed; the other rank must give the same number. They throw std::runtime_error when MPI fails.
   void send(MpiRequests& requests, const char* data, int64_t bytes, int to, int tag, Channel channel);
   void receive(MpiRequests& requests, char* data, int64_t bytes, int from, int tag, Channel channel);
 
-  // Whether all of `requests` are done; they are then empty again. Never waits. Throws std::runtime_error when one
-  // failed.
+  // Returns whether all of `requests` are complete, and then empties them. Never waits. Throws std::runtime_error when
+  // one has failed or the transport is closed.
   bool test(MpiRequests& requests);
-  // Returns when test() is true. Throws std::runtime_error when MPI fails, the transport is closed, the job has failed
-  // or the process of a member that is waited for has ended (GroupRequest::lost), or `timeout` after `start`; the
-  // latter two are WaitErrors.
+  // Waits until test() is true. Throws std::runtime_error when MPI fails or the transport is closed, and WaitError when
+  // GroupRequest::lost returns true for the ranks it waits for, or `timeout` after `start`.
   void wait(MpiRequests& requests, std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point start);
 
-  // Makes this rank's current wait, and every later one, throw. Any thread, any number of times.
+  // Makes this rank's current wait, and every later one, throw. Safe from any thread, any number of times.
   void close() noexcept { closed_.store(true); }
-  // For requests that will not be waited for: MPI cannot take back what was started, so their memory has to stay until
-  // the process ends (and it ends as skip_mpi_end() says).
+  // Keeps the memory of requests that nobody will wait for until the process ends, since MPI cannot cancel them. Like
+  // skip_mpi_end(), it prevents MPI_Finalize.
   static void abandon(std::shared_ptr<MpiRequests> requests, std::vector<at::Tensor> memory) noexcept;
 
  private:

@@ -23,7 +23,7 @@ MpiWork::~MpiWork() {
   try {
     if (!done_ && !exception_) wait(kNoTimeout);
   } catch (const std::exception&) {
-    // Nobody asks for it any more, and its memory has been put where it is safe.
+    // Nobody will read the error, and abandon() keeps the memory.
   }
 }
 
@@ -34,7 +34,7 @@ bool MpiWork::isCompleted() {
       while (!done_ && transport_->test(*requests_)) next_stage();
     });
   } catch (const std::exception&) {
-    return true;  // and exception() says why
+    return true;  // exception() holds the error
   }
   return done_;
 }
@@ -51,7 +51,7 @@ bool MpiWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-// What fails leaves messages under way, which go on to use the memory.
+// Runs `body`. When it throws, messages may still be in progress and use the memory, so it is abandoned.
 template <typename Body>
 void MpiWork::guarded(const Body& body) {
   try {

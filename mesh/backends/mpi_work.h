@@ -12,18 +12,20 @@
 
 namespace tessera {
 
-// One step of an operation: starts messages, or computes.
+// A stage is one step of an operation: it starts messages, or computes.
 using MpiStage = std::function<void(MpiRequests&)>;
 
-// An operation over MPI, made of stages; the next one starts when the messages of the one before have come. Messages
-// travel while somebody waits or asks, and later stages run then, on that thread: there is no other. One that nobody
-// waits for is waited for when it is destroyed.
+// Runs an operation over MPI in stages. A stage starts when the messages of the one before are complete. There is no
+// thread in the background: later stages run on the thread that calls wait() or isCompleted(). The destructor waits for
+// an operation that nobody has waited for.
 //
-// What its stages use stays until it is done. After an exception it stays until the process ends
-// (MpiTransport::abandon).
+// Invariants:
+//   - The memory that its stages use stays valid until it is done; after an exception, until the process ends
+//     (MpiTransport::abandon).
 class MpiWork : public c10d::Work {
  public:
-  // Starts the first stage. `source` is the rank from which a message comes, or -1. Throws what the stage throws.
+  // Starts the first stage. `memory` lists the tensors that the stages use. `source` is the rank that sends the
+  // message, or -1. Throws what the stage throws.
   MpiWork(std::shared_ptr<MpiTransport> transport, std::chrono::milliseconds timeout, std::vector<MpiStage> stages,
           std::vector<at::Tensor> memory, int source = -1);
   ~MpiWork() override;
@@ -32,7 +34,7 @@ class MpiWork : public c10d::Work {
   bool isSuccess() const override { return done_; }
   int sourceRank() const override { return source_; }
   void synchronize() override { wait(kNoTimeout); }
-  // kNoTimeout means the operation's own. Throws as MpiTransport::wait does, and the same again later.
+  // kNoTimeout means the operation's own timeout. Throws like MpiTransport::wait; later calls throw the same again.
   bool wait(std::chrono::milliseconds timeout) override;
 
  private:

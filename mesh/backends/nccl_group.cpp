@@ -32,7 +32,8 @@ BackendGroup make_nccl_group(const GroupRequest& request) {
 
 BackendGroup make_nccl_group(const GroupRequest&) {
   throw std::runtime_error(
-      "CUDA tensors travel by NCCL, and this build has none; build with --config=cuda, or use a mesh on \"cpu\"");
+      "groups for CUDA tensors need NCCL, which this build does not have; build with --config=cuda, or use a mesh on "
+      "\"cpu\"");
 }
 
 #endif

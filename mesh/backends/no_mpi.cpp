@@ -1,4 +1,4 @@
-// In the place of mpi_group.cpp and mpi_transport.cpp in a build without MPI.
+// A build without MPI has this file in place of mpi_group.cpp and mpi_transport.cpp.
 #include <stdexcept>
 
 #include "tessera/mesh/backends/backend_group.h"
@@ -8,7 +8,7 @@ namespace {
 
 [[noreturn]] void refuse() {
   throw std::runtime_error(
-      "CPU tensors were to travel by MPI, and this build has none; install libopenmpi-dev (tools/setup does), or set "
+      "MPI was requested for CPU tensors, but this build has none; install libopenmpi-dev (tools/setup does), or set "
       "MPI_HOME "
       "to another MPI, and build again without --define=tessera_mpi=false; or use gloo");
 }

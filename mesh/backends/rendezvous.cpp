@@ -17,10 +17,10 @@
 namespace tessera {
 namespace {
 
-// To let others run is cheaper than to sleep and be woken, as long as they come soon.
+// A wait yields this many times before it sleeps: if the other ranks join soon, that is cheaper than being woken.
 constexpr int kYields = 20;
 
-// Throws what ended an event, a new error for each thread that waited.
+// Throws the error that ended an event. Each thread that waited throws its own copy.
 using Raise = std::function<void()>;
 
 void closed() { throw std::runtime_error("the group was closed"); }
@@ -36,7 +36,7 @@ Raise has_left(const std::vector<int64_t>& ranks) {
   return [text, ranks] { throw WaitError(WaitError::Cause::kLeft, text, ranks); };
 }
 
-// Runs `body`; says what it threw, or nothing.
+// Runs `body` and returns a function that throws its error again, or nullptr.
 template <typename Body>
 Raise error_of(const Body& body) {
   try {
@@ -53,9 +53,9 @@ class Rendezvous::Event {
  public:
   virtual ~Event() = default;
   std::atomic<bool> done{false};
-  // Under the mutex of the rendezvous.
-  bool running = false;         // everyone has come; it ends soon whatever happens
-  std::function<void()> raise;  // where it failed
+  // The members below are accessed under the mutex of the rendezvous.
+  bool running = false;         // all ranks have joined, so it ends soon in any case
+  std::function<void()> raise;  // throws its error; nullptr if it has none
   std::condition_variable finished;
 };
 
@@ -91,7 +91,7 @@ Rendezvous::EventPtr Rendezvous::join(int rank, CollectiveArguments arguments) {
     round->arguments[place] = std::move(arguments);
     round->came[place] = true;
     if (++round->count == ranks_.size()) {
-      // Ranks issue their rounds in order, so that the first is complete first.
+      // Each rank joins the rounds in order, so this complete round is the first one.
       rounds_.pop_front();
       ++first_;
     }
@@ -197,7 +197,7 @@ void Rendezvous::give_up(Event& event, std::chrono::milliseconds after) {
     std::erase_if(*queue, [&](const auto& held) { return held.get() == &message; });
   }
   const auto [from, to, tag] = message.address;
-  const std::string text = fmt::format("timed out after {} ms in {}: the other did not come", after.count(),
+  const std::string text = fmt::format("timed out after {} ms in {}: the other rank did not come", after.count(),
                                        text_of(message.address, message.half));
   const int64_t other = job_rank(message.half == Half::kSend ? to : from);
   finish(event, [text, other] { throw WaitError(WaitError::Cause::kTimeout, text, {other}); });

@@ -18,41 +18,44 @@
 
 namespace tessera {
 
-// Where the threads of one group come together. Each rank's n-th collective joins the n-th round; the rank that comes
-// last carries the round out for all and wakes them, so that a rank sleeps at most once. A message waits for its other
-// half in the same way.
+// Lets the ranks of one group, which are threads, run collectives and exchange messages. Each rank's n-th collective
+// joins the n-th round; the rank that joins last executes the round for all and wakes them, so that a rank sleeps at
+// most once per collective. A send waits for its receive, or a receive for its send, in the same way.
 //
-// All that ranks share is written and read under the mutex, or by the one thread that carries a round out between two
-// acquisitions of it. A rank is a place in the group, 0 to size - 1; ranks of the job are in texts alone.
+// Invariants:
+//   - All shared state is accessed under the mutex, or by the one thread that executes a round between two acquisitions
+//     of it.
+//   - A rank is a position in the group, 0 to size - 1; global ranks occur only in texts.
 class Rendezvous {
  public:
-  // A round or a message that is not done yet.
+  // An Event is a round or a message, done or not.
   class Event;
   using EventPtr = std::shared_ptr<Event>;
 
   explicit Rendezvous(std::vector<int64_t> ranks);
 
-  // None of these waits for another rank; bad arguments, a closed rendezvous and the like are told by wait().
+  // None of these waits for another rank. wait() throws the errors: bad arguments, a closed rendezvous, a rank that has
+  // left.
   EventPtr join(int rank, CollectiveArguments arguments);
   EventPtr send(int from, int to, int tag, Buffer buffer);
   EventPtr receive(int at, int from, int tag, Buffer buffer);
 
   bool is_done(const Event& event) const;
   bool is_failed(const Event& event) const;
-  // Returns when the event is done. Throws MismatchError when ranks disagree, WaitError after `timeout` and when a rank
-  // that must come has left, std::runtime_error on a reduction that ATen refuses and in a closed rendezvous. A rank
-  // that gives up waiting ends the event for the others too.
+  // Waits until the event is done. Throws MismatchError when ranks disagree, WaitError after `timeout` and when a rank
+  // that must join has left, std::runtime_error on a reduction that ATen refuses and in a closed rendezvous. A rank
+  // whose wait times out ends the event for the other ranks too.
   void wait(const EventPtr& event, std::chrono::milliseconds timeout);
 
-  // Ends every event that waits for a rank, and all later ones.
+  // Ends every event that waits for a rank, and every later event, with an error.
   void close();
-  // Ends every event that waits for this rank to come.
+  // Ends every event that waits for `rank` to join, with an error.
   void leave(int rank);
 
  private:
   struct Round;
   struct Message;
-  struct Box {  // at most one of the two holds messages
+  struct Box {  // at most one of the two is not empty
     std::deque<std::shared_ptr<Message>> sent;
     std::deque<std::shared_ptr<Message>> awaited;
   };
@@ -64,7 +67,7 @@ class Rendezvous {
   void deliver(Message& sent, Message& awaited);
   void give_up(Event& event, std::chrono::milliseconds after);
   void end_if_left(Round& round);
-  // With the mutex held. `raise` throws what wait() is to throw; nullptr: the event went well.
+  // Call it with the mutex held. `raise` throws the error that wait() shall throw; nullptr means success.
   void finish(Event& event, std::function<void()> raise);
   std::vector<int64_t> missing(const Round& round) const;
   int64_t job_rank(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
@@ -72,9 +75,9 @@ class Rendezvous {
 
   const std::vector<int64_t> ranks_;
   mutable std::mutex mutex_;
-  std::vector<uint64_t> next_;  // round of each rank
+  std::vector<uint64_t> next_;  // the number of the round that each rank joins next
   std::deque<std::shared_ptr<Round>> rounds_;
-  uint64_t first_ = 0;  // number of rounds_.front()
+  uint64_t first_ = 0;  // the number of rounds_.front()
   std::map<Address, Box> boxes_;
   std::vector<bool> left_;
   bool closed_ = false;

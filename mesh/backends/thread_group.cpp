@@ -50,7 +50,7 @@ class ThreadWork : public c10d::Work {
   const std::chrono::milliseconds timeout_;
 };
 
-// Collects the arguments of a rank; of what is wrong with them it keeps the first.
+// Collects the arguments of one rank, and the first fault in them.
 class Builder {
  public:
   Builder(const char* kind, std::size_t size) : size_(size) { made_.kind = kind; }
@@ -66,10 +66,10 @@ class Builder {
     }
     return *this;
   }
-  // Every tensor as a buffer.
+  // Adds each tensor as one buffer. `count` is how many there must be.
   Builder& give(const Tensors& tensors, std::size_t count) { return add(made_.give, tensors, count); }
   Builder& take(const Tensors& tensors, std::size_t count) { return add(made_.take, tensors, count); }
-  // One tensor, cut into `counts`, or the whole with none.
+  // Adds the parts into which `counts` cut one tensor, a buffer for each.
   Builder& give_parts(const at::Tensor& tensor, const std::vector<int64_t>& counts) {
     return cut(made_.give, tensor, counts);
   }
@@ -79,7 +79,8 @@ class Builder {
   void fault(const std::string& text) {
     if (made_.fault.empty()) made_.fault = fmt::format("{}: {}", made_.kind, text);
   }
-  // Elements for each rank of a tensor that is split along its first dimension, evenly without `splits`.
+  // Returns how many elements each rank has of a tensor that `splits` cut along its first dimension, or equal parts if
+  // `splits` is empty.
   std::vector<int64_t> counts(const at::Tensor& tensor, const std::vector<int64_t>& splits);
 
   CollectiveArguments done() {
@@ -95,7 +96,7 @@ class Builder {
     const bool fits =
         tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() && tensor.has_storage();
     if (!fits) {
-      fault(fmt::format("a tensor of {} cannot travel between threads; give a dense tensor on the CPU",
+      fault(fmt::format("a tensor of {} cannot be sent between threads; give a dense tensor on the CPU",
                         tensor.defined() ? tensor.toString() : "no type"));
     }
     return fits;
@@ -108,7 +109,7 @@ class Builder {
 };
 
 Builder& Builder::add(std::vector<Buffer>& buffers, const Tensors& tensors, std::size_t count) {
-  if (tensors.size() != count) fault(fmt::format("{} tensors were given where {} belong", tensors.size(), count));
+  if (tensors.size() != count) fault(fmt::format("{} tensors were given; give {}", tensors.size(), count));
   for (const at::Tensor& tensor : tensors) {
     if (usable(tensor)) buffers.push_back(whole_buffer(tensor));
   }
@@ -230,11 +231,11 @@ class ThreadBackend : public c10d::Backend {
   std::size_t size() const { return static_cast<std::size_t>(getSize()); }
   Builder start(const char* kind) const { return {kind, size()}; }
 
-  // c10d's lists hold one list for each of this rank's devices, of which there is one.
+  // c10d's lists have one list per device of this rank, of which there is one.
   static const Tensors& only(Builder& builder, const std::vector<Tensors>& lists) {
     static const Tensors none;
     if (lists.size() == 1) return lists.front();
-    builder.fault(fmt::format("{} lists of tensors were given where 1 belongs", lists.size()));
+    builder.fault(fmt::format("{} lists of tensors were given; give one", lists.size()));
     return none;
   }
   WorkPtr post(Builder& builder, std::chrono::milliseconds timeout) {

@@ -13,12 +13,13 @@ namespace tessera {
 
 class Rendezvous;
 
-// The groups of an in-process world, found by their ranks. Each rank's World shares it.
+// Keeps the groups of an in-process world, by their ranks. The Worlds of all its ranks share one hub. Safe from any
+// thread.
 class ThreadHub {
  public:
-  // The one for `ranks`, made by whoever asks first.
+  // Returns the group of `ranks`; the first call makes it.
   std::shared_ptr<Rendezvous> rendezvous(const std::vector<int64_t>& ranks);
-  // This rank will not come to any group again: those that wait for it get an error.
+  // Says that this rank will not communicate again, in any group. Ranks that wait for it get an error.
   void leave(int64_t rank);
 
  private:
@@ -27,13 +28,13 @@ class ThreadHub {
   std::set<int64_t> left_;
 };
 
-// A c10d::Backend over memory that the ranks, threads of one process, share. It has broadcast, allreduce, reduce,
-// allgather, gather, scatter, reduce_scatter, alltoall (each in all its forms but the coalesced ones), send, recv and
-// barrier, for every dtype that ATen copies; reductions go in the order of ranks. Ranks that disagree on operation,
-// reduction, dtype or counts all get MismatchError when they wait. A send is done when its message was received; works
-// may be waited for in any order.
+// Makes a c10d::Backend for ranks that are threads of one process and share its memory. It has broadcast, allreduce,
+// reduce, allgather, gather, scatter, reduce_scatter, alltoall (each in all its forms except the coalesced ones), send,
+// recv and barrier, for every dtype that ATen can copy. Reductions are in the order of ranks. If ranks disagree on
+// operation, reduction, dtype or counts, wait() throws MismatchError on all of them. A send is done when its message
+// has been received; works may be waited for in any order.
 //
-// Throws std::invalid_argument for CUDA tensors: threads share the CPU's memory.
+// Throws std::invalid_argument for CUDA tensors, since it only copies CPU memory.
 BackendGroup make_thread_group(const std::shared_ptr<ThreadHub>& hub, const GroupRequest& request);
 
 }  // namespace tessera

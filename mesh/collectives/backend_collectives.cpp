@@ -21,7 +21,7 @@ using Counts = std::vector<int64_t>;
 c10d::ReduceOp::RedOpType backend_op(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-    case ReduceOp::kAvg:  // divided here: not every backend divides every dtype
+    case ReduceOp::kAvg:  // divide_mean() divides, since not every backend divides every dtype
       return c10d::ReduceOp::SUM;
     case ReduceOp::kMax: return c10d::ReduceOp::MAX;
     case ReduceOp::kMin: return c10d::ReduceOp::MIN;
@@ -35,14 +35,15 @@ c10d::ReduceOp::RedOpType backend_op(ReduceOp op) {
 
 bool on_cpu(const CollectiveCall& call) { return call.mesh.device_type() == c10::DeviceType::CPU; }
 
-// Of CPU tensors: MPI and the in-memory group have collectives of their own that are as fast as messages.
+// Returns whether CPU tensors are sent by this backend. Gloo alone needs other ways: the collectives of MPI and of the
+// in-memory group are as fast as messages.
 bool over(const char* backend, const CollectiveCall& call) {
   return on_cpu(call) && call.group()->getBackendName() == backend;
 }
 bool over_gloo(const CollectiveCall& call) { return over("gloo", call); }
 
-// Reductions that no backend carries out, so that the terms are brought together and reduced here: products of complex
-// numbers, and bits on CUDA.
+// Returns whether the backends lack this reduction, so that the terms are gathered and reduced here: products of
+// complex numbers, and bitwise reductions on CUDA.
 bool reduces_here_alone(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op) {
   return (wire.is_complex() && op == ReduceOp::kProduct) || (is_bitwise(op) && !on_cpu(call));
 }
@@ -56,7 +57,7 @@ Counts times(Counts counts, int64_t factor) {
   return counts;
 }
 
-// Of the one work that `start` returns.
+// Starts the collective for which `start` returns one work.
 template <typename Start>
 void start_one(const CollectiveCall& call, Works& works, const Start& start) {
   start_on_group(call, [&](c10d::Backend& group) { works.push_back(start(group)); });
@@ -69,7 +70,7 @@ void exchange_into(const CollectiveCall& call, Works& works, const at::Tensor& o
   start_one(call, works, [&](c10d::Backend& group) { return group.alltoall_base(to, from, take, give); });
 }
 
-// Every rank's piece to every other by messages of their own, from and to where they stand.
+// Gathers with one message from each rank to each other one, without intermediate copies.
 void gather_by_messages(const CollectiveCall& call, Works& works, const std::vector<at::Tensor>& slots,
                         const at::Tensor& mine) {
   constexpr int kTag = 0;
@@ -88,15 +89,15 @@ void gather_by_messages(const CollectiveCall& call, Works& works, const std::vec
   slots[static_cast<std::size_t>(me)].copy_(mine);
 }
 
-// For everyone's elements of `input`'s dtype, counts[c] of coordinate c.
+// Makes the flat output for counts[c] elements of each coordinate c, of `input`'s dtype.
 BackendWork into_flat(const Counts& counts, const at::Tensor& input) {
   const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   return {.works = {}, .output = reused_empty({sum}, input.options()), .input = input};
 }
 
-// Each rank sends counts[i] elements of flat `wire` to coordinate i and adds up what it gets in the order of
-// coordinates, in one pass: Gloo's own reduce-scatter is an all-reduce inside, 1.9 to 4.2 times slower (2 and 4 ranks,
-// 64 B to 16 MiB).
+// Each rank sends counts[i] elements of the flat `wire` to coordinate i and reduces what it receives in the order of
+// coordinates, in one pass. Gloo's own reduce-scatter is an all-reduce internally, and 1.9 to 4.2 times slower (2 and 4
+// ranks, 64 B to 16 MiB).
 BackendWork reduce_by_exchange(const CollectiveCall& call, const at::Tensor& wire, const Counts& counts, ReduceOp op) {
   const int64_t mine = counts[call.here()];
   const at::Tensor received = reused_empty({call.n(), mine}, wire.options());

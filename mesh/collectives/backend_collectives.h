@@ -10,23 +10,24 @@
 
 namespace tessera {
 
-// Collectives by the primitives of a group's backend: each takes the one that is fastest there, starts it and does not
-// wait. Arguments have been checked. Tensors are contiguous; counts are of elements, one a rank.
+// These functions start collectives on a group's backend and do not wait. Each chooses the backend's primitive that is
+// fastest. The caller has checked the arguments. Tensors are contiguous; counts are numbers of elements, one per rank.
 
-// Flat `input`, cut by `send`, to everyone; what comes, cut by `receive`, in a new flat tensor.
+// All-to-all: sends part i of the flat `input`, cut by `send`, to coordinate i. The result is a new flat tensor that
+// holds receive[i] elements from coordinate i.
 BackendWork exchange(const CollectiveCall& call, const at::Tensor& input, const std::vector<int64_t>& send,
                      const std::vector<int64_t>& receive);
-// Everyone's flat tensor, counts[c] of coordinate c.
+// All-gathers flat tensors: the result holds counts[c] elements of coordinate c.
 BackendWork gather(const CollectiveCall& call, const at::Tensor& input, const std::vector<int64_t>& counts);
-// [*] -> [n, *], the same shape on every rank.
+// All-gathers tensors of one shape: [*] -> [n, *].
 BackendWork gather_rows(const CollectiveCall& call, const at::Tensor& input);
-// `wire`, of a dtype of reduced_as(), reduced; in place when `owned`.
+// All-reduces `wire`, whose dtype must be one that reduced_as() returns; in place when `owned`.
 BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op, bool owned);
-// Flat `wire`, cut by `counts`, reduced: this rank's part.
+// Reduce-scatters the flat `wire`, cut by `counts`: the result is this rank's part.
 BackendWork reduce_parts(const CollectiveCall& call, const at::Tensor& wire, const std::vector<int64_t>& counts,
                          ReduceOp op);
 BackendWork broadcast_from(const CollectiveCall& call, const at::Tensor& fresh, int64_t source);
-// Rows of the source's `input` to everyone, as `like`.
+// Scatters the rows of the source's `input`; `like` gives shape and dtype of the result.
 BackendWork scatter_from(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like, int64_t source);
 BackendWork barrier_all(const CollectiveCall& call);
 

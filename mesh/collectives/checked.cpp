@@ -18,15 +18,15 @@
 namespace tessera {
 namespace {
 
-// "aten::mm: all_reduce sum of Float (2, 3) on mesh dimension tp, step P(sum) -> R, for mlp.up, collective 3 of the
-// group"
+// Returns text such as "aten::mm: all_reduce sum of Float (2, 3) on mesh dimension tp, step P(sum) -> R, for mlp.up,
+// collective 3 of the group".
 std::string describe(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim, const Intent& intent, int64_t serial) {
   const char* const op = mesh.world().current_op();
   std::string text = fmt::format("{}{}{}", op, *op == '\0' ? "" : ": ", kind);
   if (intent.op) text += fmt::format(" {}", to_string(*intent.op));
   if (intent.source >= 0) text += fmt::format(" from coordinate {}", intent.source);
   if (intent.tensor != nullptr) text += fmt::format(" of {}", c10::toString(intent.tensor->scalar_type()));
-  // The shapes of an all_to_all differ, and so may its counts.
+  // The shapes of an all_to_all may differ between ranks, and so may its splits: check_splits() compares those.
   if (intent.counts != nullptr) {
     text += fmt::format(" in pieces of [{}]", fmt::join(*intent.counts, ", "));
   } else if (intent.tensor != nullptr && intent.send == nullptr) {
@@ -40,7 +40,8 @@ std::string describe(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim,
   return text + fmt::format(", collective {} of the group", serial);
 }
 
-// Rank i's row: its send counts, then its receive counts.
+// Throws MismatchError unless each rank sends to each other rank as many elements as that one expects. Row i of what is
+// gathered has rank i's send counts, then its receive counts.
 void check_splits(const char* kind, const std::vector<int64_t>& ranks, const Intent& intent, const GatherRows& gather) {
   std::vector<int64_t> row = *intent.send;
   row.insert(row.end(), intent.receive->begin(), intent.receive->end());

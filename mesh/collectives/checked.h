@@ -13,20 +13,20 @@
 
 namespace tessera {
 
-// While one lives, ranks compare what they are about to do before they do it: for finding why a job hangs or computes
-// nonsense.
+// While a Checked lives, the ranks compare each collective before they execute it. Use it to find out why a job hangs
+// or gives wrong numbers.
 //
 //   Checked checked(mesh);  // or TESSERA_CHECKED=1 for the whole run
 //
-// Before each collective the ranks of its group exchange a 64-bit hash of operator, kind, reduction, source, shape,
-// dtype, mesh dimension, step of the redistribution, and the number of the collective on the group; for all_to_all the
-// splits too. Where they differ every rank of the group throws MismatchError, with what each rank was about to do,
-// before anything has moved; the job can go on. Plain tensors that an operator or from_local takes as the same on every
-// rank are compared by a hash of their values.
+// Before each collective the ranks of its group exchange a 64-bit hash of operator, path, kind, reduction, source,
+// shape, dtype, mesh dimension, step of the redistribution, and the number of the collective on the group; for
+// all_to_all also the splits. If they differ, every rank of the group throws MismatchError, whose text lists each
+// rank's collective. No data has been sent then, and the job can go on. Plain tensors that an operator or from_local
+// treats as equal on every rank are compared by a hash of their values.
 //
-// It holds for the World, on every mesh of it: all ranks make and end it at the same place. Checks cost a small
-// all-gather each and are not recorded: CommCounter counts what it counts without. A fake world checks nothing, and a
-// collective of empty tensors, which communicates nothing, is not compared.
+// It applies to the whole World, on every mesh of it: all ranks must make and destroy it at the same point. Each check
+// costs a small all-gather, which CommCounter does not count. A fake world checks nothing, nor are collectives compared
+// that communicate nothing because their tensors are empty.
 class Checked {
  public:
   explicit Checked(const DeviceMesh& mesh, bool enabled = true);
@@ -35,7 +35,7 @@ class Checked {
   Checked(const Checked&) = delete;
   Checked& operator=(const Checked&) = delete;
 
-  // Whether what this World does now is checked.
+  // Returns whether this World's next collective is checked.
   static bool enabled(World& world);
 
  private:
@@ -44,22 +44,24 @@ class Checked {
 };
 
 // ---- for the collectives ------------------------------------------------------------------------------------------
-// A collective as this rank is about to issue it.
+// Holds the arguments of a collective that this rank is about to start.
 struct Intent {
-  const at::Tensor* tensor = nullptr;  // that gives shape and dtype; null for a barrier
+  const at::Tensor* tensor = nullptr;  // gives shape and dtype; null for a barrier
   std::optional<ReduceOp> op;
   int64_t source = -1;
-  const std::vector<int64_t>* send = nullptr;  // all_to_all
+  const std::vector<int64_t>* send = nullptr;  // of all_to_all
   const std::vector<int64_t>* receive = nullptr;
-  const std::vector<int64_t>* counts = nullptr;  // of uneven pieces, the same on every rank
+  const std::vector<int64_t>* counts = nullptr;  // of uneven pieces; the same on every rank
 };
 
-// Brings every rank's row, [*] -> [n, *], in the same order to all of them, on the CPU.
+// All-gathers the ranks' rows, [*] -> [n, *], in the same order on every rank; the result is on the CPU.
 using GatherRows = std::function<at::Tensor(const at::Tensor& row)>;
 
-// Throws MismatchError on every rank unless `text` is the same on all: "HEADLINE: ranks [0, 2]: TEXT; ranks [1]: ..."
+// Compares `text` over the ranks of `gather`. If it differs, throws MismatchError on every rank: "HEADLINE: ranks [0,
+// 2]: TEXT; ranks [1]: ...".
 void check_alike(const std::string& headline, const std::string& text, int64_t rank, const GatherRows& gather);
 
+// Compares a collective over the ranks of its mesh dimension, as Checked describes.
 void check_collective(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim, const Intent& intent,
                       const GatherRows& gather);
 

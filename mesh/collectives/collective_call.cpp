@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// True of a DTensor, which the layers above make: what it stands for lies in other tensors.
+// Returns whether `tensor` has no storage, as a DTensor: its values are in local tensors.
 bool has_no_data(const at::Tensor& tensor) { return tensor.layout() == at::kStrided && !tensor.has_storage(); }
 
 std::string no_data(const char* kind) {
@@ -47,8 +47,7 @@ CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh
   return {.kind = kind, .mesh = mesh, .mesh_dim = mesh.mesh().normalize(mesh_dim)};
 }
 
-// ---- arguments
-// --------------------------------------------------------------------------------------------------------
+// ---- arguments ----------------------------------------------------------------------------------------------------
 
 void check_tensor(const CollectiveCall& call, const at::Tensor& tensor) {
   if (!tensor.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined", call.kind));
@@ -56,7 +55,7 @@ void check_tensor(const CollectiveCall& call, const at::Tensor& tensor) {
   if (has_no_data(tensor)) throw std::invalid_argument(no_data(call.kind));
   if (tensor.device().type() != call.mesh.device_type() || tensor.layout() != at::kStrided) {
     throw std::invalid_argument(fmt::format(
-        "{}: a {} tensor on {} cannot travel on mesh {}; move it with to(mesh.device())", call.kind,
+        "{}: a {} tensor on {} cannot be sent on mesh {}; move it with to(mesh.device())", call.kind,
         tensor.layout() == at::kStrided ? "dense" : "sparse", tensor.device().str(), call.mesh.to_string()));
   }
 }
@@ -103,8 +102,7 @@ void check_scattered(const CollectiveCall& call, const at::Tensor& input, const 
   throw std::invalid_argument(text);
 }
 
-// ---- running
-// ----------------------------------------------------------------------------------------------------------
+// ---- running ------------------------------------------------------------------------------------------------------
 
 void BackendWork::then(Step next) {
   if (!rest) {

@@ -33,7 +33,7 @@ void report(const CollectiveCall& call, int64_t bytes) {
                 .path = world.current_path()});
 }
 
-// Runs `body`; what it throws fails the world, for the others may wait for this rank.
+// Runs `body`. An exception in it fails the job, since other ranks may wait for this one.
 template <typename Body>
 auto failing(const CollectiveCall& call, const char* op, const Body& body) {
   try {
@@ -48,14 +48,14 @@ auto failing(const CollectiveCall& call, const char* op, const Body& body) {
 
 struct PendingCollective::Work {
   CollectiveCall call;
-  std::string op;  // that started it
+  std::string op;  // the operator that started it
   BackendWork backend_work;
 
   void wait() const {
     try {
       for (const auto& work : backend_work.works) work->wait();
     } catch (const MismatchError&) {
-      throw;  // every rank has it: nobody was lost
+      throw;  // every rank throws it, so no rank was lost
     } catch (const std::exception& error) {
       call.mesh.world().rethrow_collective_failure(call.text(op.c_str()), call.mesh.group_ranks(call.mesh_dim), error);
     }
@@ -64,7 +64,7 @@ struct PendingCollective::Work {
 
 namespace {
 
-// Under Checked: the ranks of the group compare what they are about to do.
+// Under Checked, compares the collective over the ranks of its group.
 void check(const CollectiveCall& call, const Intent& intent) {
   if (!Checked::enabled(call.mesh.world())) return;
   check_collective(call.kind, call.mesh, call.mesh_dim, intent, [&](const at::Tensor& row) {
@@ -93,7 +93,7 @@ PendingCollective::~PendingCollective() {
 
 at::Tensor PendingCollective::wait() {
   if (!work_) {
-    if (!result_.defined()) throw std::logic_error("PendingCollective::wait: it has been waited for");
+    if (!result_.defined()) throw std::logic_error("PendingCollective::wait: it has been called before; call it once");
     return std::exchange(result_, at::Tensor());
   }
   const World::Exclusive exclusive(work_->call.mesh.world());

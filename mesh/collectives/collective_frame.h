@@ -12,15 +12,16 @@
 
 namespace tessera {
 
-// The frame in which every collective runs: one thread at a time is in one, in a world that is alive; it is recorded,
-// compared under Checked, run below autograd, and its failure becomes the job's.
+// Every collective runs in this frame. It lets one thread at a time communicate, checks that the world has not failed,
+// records the collective, compares it under Checked, runs it below autograd, and makes its failure the job's.
 
-// Starts one. `bytes` are those that this rank puts in. What goes wrong in `begin` on one rank alone, such as memory,
-// would leave the others waiting: it is failed().
+// Starts a collective. `bytes` is the size of this rank's input. `begin` may fail on this rank alone, for example for
+// lack of memory, and would leave the other ranks waiting: such an error fails the job.
 PendingCollective start_call(const CollectiveCall& call, int64_t bytes, const Intent& intent,
                              c10::function_ref<BackendWork()> begin);
 
-// What `start` starts, waited for; no other thread of this rank communicates meanwhile.
+// Runs `start`, waits for the collective and returns its result. No other thread of this rank may communicate
+// meanwhile.
 at::Tensor run_call(const DeviceMesh& mesh, int64_t mesh_dim, c10::function_ref<PendingCollective()> start);
 
 }  // namespace tessera

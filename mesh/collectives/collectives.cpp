@@ -22,15 +22,14 @@ using Counts = std::vector<int64_t>;
 
 int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
 
-// The same from every rank, or for every rank.
+// Returns `count` for each rank of the mesh dimension.
 Counts even_counts(const Call& call, int64_t count) { return Counts(static_cast<std::size_t>(call.n()), count); }
 
 bool same(const Counts& counts, int64_t count) {
   return std::ranges::all_of(counts, [&](int64_t each) { return each == count; });
 }
 
-// ---- that are waited for
-// -----------------------------------------------------------------------------------------------
+// ---- helpers ------------------------------------------------------------------------------------------------------
 
 at::Tensor gather_now(const Call& call, const at::Tensor& input) {
   check_tensor(call, input);
@@ -66,8 +65,7 @@ PendingCollective start_exchange(const char* kind, const at::Tensor& input, cons
       input.dim() != 1 || input.numel() != sent || (call.n() == 1 && sent != received)) {
     throw std::invalid_argument(
         fmt::format("{}: input of shape ({}), send counts [{}] and receive counts [{}] do not fit {} ranks on mesh "
-                    "dimension {}; "
-                    "give one count a rank, and a 1-D input of the sum of the send counts",
+                    "dimension {}; give one count per rank, and a 1-D input whose size is the sum of the send counts",
                     kind, fmt::join(input.sizes(), ", "), fmt::join(send, ", "), fmt::join(receive, ", "), call.n(),
                     mesh.mesh_dim_name(call.mesh_dim)));
   }
@@ -78,8 +76,7 @@ PendingCollective start_exchange(const char* kind, const at::Tensor& input, cons
 
 }  // namespace
 
-// ---- begun
-// ------------------------------------------------------------------------------------------------------------
+// ---- without waiting ----------------------------------------------------------------------------------------------
 
 PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh,
                                    int64_t mesh_dim) {
@@ -140,8 +137,7 @@ PendingCollective start_permute(const at::Tensor& input, const Counts& send, con
   return start_exchange("permute", input, send, receive, mesh, mesh_dim);
 }
 
-// ---- waited for
-// -------------------------------------------------------------------------------------------------------
+// ---- waiting ------------------------------------------------------------------------------------------------------
 
 at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim) {
   return gather_now(begin_call("all_gather", mesh, mesh_dim), input);

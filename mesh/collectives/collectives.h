@@ -11,49 +11,51 @@
 
 namespace tessera {
 
-// Collectives over one dimension of a mesh, n = mesh.size(mesh_dim). All are out of place, take any strides, return
-// contiguous tensors, and are identities without communication when n is 1: the result may then share the input's
-// storage. Each is recorded with the world's observers under its own name, with the bytes of what this rank puts in
-// (broadcast and scatter: 0 elsewhere than at the source). dtypes that a backend cannot move travel as bytes; those
-// that it cannot reduce are widened (int8, int16, uint16, uint32, float8), reduced and narrowed; bool reduces by max,
-// min and bits as 0 and 1, and is refused for the others. avg of integers and bits of others are refused. Tensors that
-// are empty on every rank communicate nothing. No gradient passes.
+// These collectives run over one mesh dimension of n = mesh.size(mesh_dim) ranks. All of them:
+//   - are out of place, take any strides and return contiguous tensors;
+//   - do not communicate when n is 1: the result may then share the input's storage;
+//   - tell the world's observers their name and the size of this rank's input in bytes (broadcast and scatter: 0 except
+//     at the source);
+//   - send any dtype, as bytes where the backend does not have it. Dtypes that a backend cannot reduce (int8, int16,
+//     uint16, uint32, float8) are widened, reduced and narrowed. bool is reduced as 0 and 1, by max, min and bitwise
+//     operations only. avg of integers, and bitwise operations on other dtypes, are refused;
+//   - communicate nothing for tensors that are empty on every rank;
+//   - have no gradient.
 //
-// On the CPU reductions of reduce_scatter are added in the order of coordinates.
+// On the CPU, reduce_scatter reduces in the order of coordinates.
 //
 // Throws std::invalid_argument on arguments (before communicating), std::runtime_error when the group fails (see World)
 // or another thread of this rank is in a collective. A rank outside the mesh must not call them.
 
-// [*] -> [n, *]: row i is the tensor of coordinate i. Equal shapes on every rank.
+// [*] -> [n, *]: row i is the tensor of coordinate i. Shapes must be equal on every rank.
 at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim);
-// The same of uneven pieces: 1-D, counts[c] elements of coordinate c, one after the other.
+// The same for uneven 1-D pieces: counts[c] elements of coordinate c, one piece after the other.
 at::Tensor all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
                       int64_t mesh_dim);
-// [*] -> [*]: reduced over the mesh dimension.
+// [*] -> [*]: the tensors are reduced over the mesh dimension.
 at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op);
-// [n, *] -> [*]: row i of every rank, reduced, arrives at coordinate i.
+// [n, *] -> [*]: coordinate i gets row i of every rank, reduced.
 at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op);
-// The same of uneven pieces: 1-D, counts[c] elements for coordinate c, one after the other.
+// The same for uneven 1-D pieces: counts[c] elements for coordinate c, one piece after the other.
 at::Tensor reduce_scatter(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
                           int64_t mesh_dim, ReduceOp op);
-// 1-D, uneven: input is sum(send) elements laid out by receiving coordinate; the result sum(receive), by sending
-// coordinate.
+// Exchanges uneven 1-D pieces. `input` has sum(send) elements, ordered by receiving coordinate; the result has
+// sum(receive) elements, ordered by sending coordinate.
 at::Tensor all_to_all(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
                       const DeviceMesh& mesh, int64_t mesh_dim);
-// all_to_all in which every rank sends to one other at most; recorded as "permute".
+// Does the same where every rank sends to at most one other rank; recorded as "permute".
 at::Tensor permute(const at::Tensor& input, const std::vector<int64_t>& send, const std::vector<int64_t>& receive,
                    const DeviceMesh& mesh, int64_t mesh_dim);
-// The tensor of coordinate `source`; `input` gives shape and dtype on every rank.
+// Returns the tensor of coordinate `source`; `input` gives shape and dtype on every rank.
 at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source);
-// Row i of the source's [n, *] arrives at coordinate i as [*]. Elsewhere `input` is ignored; `like` gives shape and
-// dtype.
+// Coordinate i gets row i of the source's [n, *] as [*]. Other ranks' `input` is ignored; `like` gives shape and dtype.
 at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const DeviceMesh& mesh, int64_t mesh_dim,
                    int64_t source);
-// Returns when every rank of the mesh dimension has come.
+// Returns when every rank of the mesh dimension has called it.
 void barrier(const DeviceMesh& mesh, int64_t mesh_dim);
 
-// The same, begun alone: wait() returns what these return. What is given must stay as it is until then; an input of
-// start_all_reduce that is `owned` is reduced in place where its dtype can be.
+// These start the collectives above without waiting: wait() returns the result. The arguments must not change until
+// then. With `owned`, start_all_reduce reduces `input` in place if its dtype allows it.
 PendingCollective start_all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
                                    int64_t mesh_dim);
 PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op,

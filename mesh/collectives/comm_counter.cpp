@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 struct Line {
-  CollectiveRecord record;  // bytes: the sum
+  CollectiveRecord record;  // its bytes are the sum
   int64_t count = 0;
 };
 

@@ -6,24 +6,24 @@
 
 namespace tessera {
 
-// A collective that this rank has started, and whose result wait() returns. Other collectives may be started meanwhile,
-// by every rank in the same order.
+// Stands for a collective that this rank has started; wait() returns its result. Other collectives may be started
+// before that, by every rank in the same order.
 //
-// Moved, not copied. One that nobody waits for is waited for when it is destroyed, without an error.
+// It can be moved, not copied. If wait() has not been called, the destructor waits, and throws no error.
 class PendingCollective {
  public:
-  // What a World and a backend know of it; see mesh/collectives/collective_frame.cpp.
+  // Holds the call and the backend's works; see mesh/collectives/collective_frame.cpp.
   struct Work;
 
-  // Nothing to wait for.
+  // Makes one that is complete already.
   explicit PendingCollective(at::Tensor result);
   explicit PendingCollective(std::unique_ptr<Work> work);
   PendingCollective(PendingCollective&&) noexcept;
   PendingCollective& operator=(PendingCollective&&) = delete;
   ~PendingCollective();
 
-  // Once. Throws std::runtime_error when the group fails, as a collective does that waits at once, or when another
-  // thread of this rank is in a collective; std::logic_error the second time.
+  // Waits and returns the result. Call it once. Throws std::runtime_error when the group fails or when another thread
+  // of this rank is in a collective, and std::logic_error when it is called again.
   at::Tensor wait();
 
  private:

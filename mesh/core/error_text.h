@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// What an error says, without the backtrace that LibTorch appends to its own.
+// Returns the error's text without the backtrace that LibTorch appends to its own errors.
 inline std::string error_text(const std::exception& error) {
   const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
   return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();

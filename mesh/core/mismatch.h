@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-// The ranks of one group came to the same collective with operations or arguments that do not fit. Every rank of the
-// group throws it, with the same text, before anything has moved.
+// The ranks of one group issued collectives that do not match, or with arguments that do not match. Every rank of the
+// group throws this error, with the same text, before any data is sent.
 class MismatchError : public std::runtime_error {
  public:
   using runtime_error::runtime_error;

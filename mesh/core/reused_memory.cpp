@@ -21,10 +21,14 @@ constexpr std::size_t kSmallest = 64 << 10;
 constexpr std::size_t kLargest = 64 << 20;
 constexpr std::size_t kMost = 128 << 20;
 
-// What was handed out, held or not, the latest last. That nobody else holds one is what its count of owners says.
+// Keeps the storages that reused_empty has handed out.
+//
+// Invariants:
+//   - list_ is ordered by use, the latest last; its bytes sum to at most kMost.
+//   - A storage is free if this list is its only owner, by its use count.
 class Kept {
  public:
-  // Null when there is none.
+  // Returns a free storage of `bytes`, or null.
   c10::Storage take(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     for (auto it = list_.rbegin(); it != list_.rend(); ++it) {
@@ -55,13 +59,14 @@ class Kept {
  private:
   struct One {
     c10::Storage storage;
-    std::size_t bytes;  // as it was made: a holder may resize it meanwhile
+    std::size_t bytes;  // when it was made; a holder may have resized it
   };
 
-  // Its last holder may have been another thread; and what a holder put in the place of the memory is not ours to give.
+  // The fence is needed because the last holder may have been another thread. A storage whose memory a holder has
+  // replaced is not free.
   static bool is_free([[maybe_unused]] const One& one) {
 #if defined(__SANITIZE_THREAD__)
-    // Never: ThreadSanitizer knows no fences, and does not see LibTorch count holders.
+    // Under ThreadSanitizer nothing is reused: it does not understand fences, and does not see LibTorch's use counts.
     return false;
 #else
     if (one.storage.use_count() != 1) return false;
@@ -86,7 +91,7 @@ at::Tensor reused_empty(at::IntArrayRef sizes, const at::TensorOptions& options)
   std::size_t bytes = options.dtype().itemsize();
   for (const int64_t size : sizes) bytes *= static_cast<std::size_t>(size);
   if (!options.device().is_cpu()) return at::empty(sizes, options);
-  // Without the dispatcher.
+  // empty_cpu skips the dispatcher.
   if (bytes < kSmallest || bytes > kLargest) {
     return at::Tensor(at::detail::empty_cpu(sizes, c10::typeMetaToScalarType(options.dtype())));
   }

@@ -6,15 +6,17 @@
 
 namespace tessera {
 
-// A contiguous tensor as at::empty makes it, in the memory of an earlier one of as many bytes that nobody holds any
-// more, when there is one. Memory fresh from the system costs as much again as filling it: every page is a fault. For
-// CPU tensors of 64 KiB to 64 MiB; at most 128 MiB are kept for the process. Others are at::empty's.
+// Returns an uninitialized contiguous tensor like at::empty. CPU tensors of 64 KiB to 64 MiB reuse the memory of an
+// earlier result of the same number of bytes that nobody holds any more, if there is one: with memory fresh from the
+// system every page faults, which costs as much as filling the tensor. The process keeps at most 128 MiB. All other
+// tensors come from at::empty.
 //
-// The tensor is its holder's alone, and may be kept for ever. Safe from any thread.
+// No other tensor shares the result's memory, and the caller may keep it for any time. Safe from any thread.
 at::Tensor reused_empty(at::IntArrayRef sizes, const at::TensorOptions& options);
+// Returns a contiguous copy of `tensor` in such memory.
 at::Tensor reused_copy(const at::Tensor& tensor);
 
-// Bytes that are kept and nobody holds, for tests.
+// Returns how many bytes are kept that nobody holds. For tests.
 std::size_t reusable_bytes();
 
 }  // namespace tessera

@@ -35,8 +35,8 @@ bool goes_ordered(at::ScalarType dtype, ReduceOp op) {
   return c10::isFloatingType(dtype) && (op == ReduceOp::kMax || op == ReduceOp::kMin);
 }
 
-// The bits of floating numbers as integers of the numbers' order, and back: with the sign bit set, the other bits count
-// downwards.
+// Maps the bits of floating-point numbers to integers that have the same order as the numbers, and back: if the sign
+// bit is set, it inverts the other bits.
 at::Tensor reordered(const at::Tensor& bits) {
   const bool wide = bits.scalar_type() == at::kLong;
   const int64_t magnitude = wide ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int32_t>::max();
@@ -54,13 +54,13 @@ at::Tensor reduce_bits(const at::Tensor& rows, ReduceOp op) {
   return out;
 }
 
-// NaN as the number that max (positive) or min (negative) keeps.
+// Returns the bits of the NaN that max keeps (a positive one), or that min keeps (a negative one).
 int64_t nan_bits(bool wide, ReduceOp op) {
   const double nan = std::copysign(std::numeric_limits<double>::quiet_NaN(), op == ReduceOp::kMax ? 1.0 : -1.0);
   return wide ? std::bit_cast<int64_t>(nan) : std::bit_cast<int32_t>(static_cast<float>(nan));
 }
 
-// A tensor without elements yet over the same storage: what a view makes, without the dispatcher.
+// Makes a tensor over the same storage, like a view but without the dispatcher. The caller sets its sizes.
 c10::intrusive_ptr<c10::TensorImpl> over_storage_of(const at::Tensor& tensor, caffe2::TypeMeta dtype) {
   return c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()), tensor.key_set(),
                                               dtype);
@@ -139,7 +139,7 @@ at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where) 
 }
 
 void sum_rows(const at::Tensor& rows, at::Tensor& out) {
-  // Of two long rows add takes half the time of sum, of short ones twice as long.
+  // For two rows at::add takes half the time of at::sum if they are long, twice the time if they are short.
   if (rows.size(0) == 2 && out.numel() >= 4096) {
     at::add_out(out, rows.select(0, 0), rows.select(0, 1));
   } else {

@@ -84,7 +84,7 @@ TEST_CASE("each rank is a thread with a world of its own") {
     CHECK(threads.size() == ranks.size());
   }
   CHECK_THROWS_WITH_AS(run_in_process(0, [](const WorldPtr&) {}),
-                       "an in-process world of 0 ranks cannot be; give at least 1", std::invalid_argument);
+                       "an in-process world of 0 ranks is impossible; give at least 1", std::invalid_argument);
 }
 
 TEST_CASE("every collective gives what a direct computation gives") {

@@ -126,7 +126,7 @@ TEST_CASE("what cannot be unflattened is refused, with the values seen") {
       [&] {
         mesh.unflatten("x", {2, 3}, {"a"});
       },
-      "unflatten: 1 names (a) for 2 sizes (2, 3) in mesh {pp: 2, x: 6}; give one name a size");
+      "unflatten: 1 names (a) for 2 sizes (2, 3) in mesh {pp: 2, x: 6}; give one name per size");
   check_refused([&] { mesh.unflatten(1, {2, 3}); }, "unflatten: 0 names () for 2 sizes (2, 3)");
   check_refused([&] { mesh.unflatten("x", {2, 3}, {"a", "pp"}); }, "name 'pp' appears twice in (pp, a, pp)");
   check_refused([&] { mesh.unflatten("dp", {2, 3}, {"a", "b"}); }, "has no mesh dimension 'dp'; there are: pp, x");

@@ -241,9 +241,9 @@ TEST_CASE("ranks that disagree all get an error that says what each brought") {
                  "ranks [11]: all_reduce max of Long (2, 3)");
   check_mismatch(
       reduce(RedOp::SUM, filled(1)), reduce(RedOp::SUM, filled(1, {3, 2})),
-      "rank 11 gives rank 10 Long (3, 2) for a place of Long (2, 3); ranks [10]: all_reduce sum of Long (2, 3)");
+      "rank 11 gives rank 10 Long (3, 2) but Long (2, 3) is expected; ranks [10]: all_reduce sum of Long (2, 3)");
   check_mismatch(reduce(RedOp::SUM, filled(1, {2}, at::kFloat)), reduce(RedOp::SUM, filled(1, {2}, at::kInt)),
-                 "rank 11 gives rank 10 Int (2) for a place of Float (2)");
+                 "rank 11 gives rank 10 Int (2) but Float (2) is expected");
   check_mismatch(broadcast(0, filled(1)), broadcast(1, filled(1)), "ranks [11]: broadcast with root 1 of Long (2, 3)");
   const auto exchange = [](std::vector<int64_t> receive, std::vector<int64_t> send) {
     return [receive, send](c10d::Backend& group) mutable {
@@ -251,10 +251,10 @@ TEST_CASE("ranks that disagree all get an error that says what each brought") {
       return group.alltoall_base(output, input, receive, send);
     };
   };
-  check_mismatch(
-      exchange({1, 2}, {1, 3}), exchange({4, 0}, {2, 0}),
-      "rank 10 gives rank 11 3 of Float for a place of 4 of Float; ranks [10]: all_to_all, gives Float x [1, 3], "
-      "takes Float x [1, 2]; ranks [11]: all_to_all, gives Float x [2, 0], takes Float x [4, 0]");
+  check_mismatch(exchange({1, 2}, {1, 3}), exchange({4, 0}, {2, 0}),
+                 "rank 10 gives rank 11 3 elements of Float but 4 of Float are expected; ranks [10]: all_to_all, gives "
+                 "Float x [1, 3], takes Float x [1, 2]; ranks [11]: all_to_all, gives Float x [2, 0], takes Float x "
+                 "[4, 0]");
   const auto send = [](c10d::Backend& group) {
     Tensors tensors = {filled(1, {3})};
     return group.send(tensors, 1, 7);
@@ -263,7 +263,7 @@ TEST_CASE("ranks that disagree all get an error that says what each brought") {
     Tensors tensors = {filled(1, {4})};
     return group.recv(tensors, 0, 7);
   };
-  check_mismatch(send, receive, "rank 10 sends rank 11 with tag 7 Long (3) for a place of Long (4)");
+  check_mismatch(send, receive, "rank 10 sends rank 11 with tag 7 Long (3) but Long (4) is expected");
 }
 
 TEST_CASE("one rank's own bad arguments are told to every rank of the group") {
@@ -275,7 +275,7 @@ TEST_CASE("one rank's own bad arguments are told to every rank of the group") {
         Tensors tensors = {filled(1), filled(1)};
         return group.allreduce(tensors);
       },
-      "all_reduce: 2 tensors were given where 1 belong");
+      "all_reduce: 2 tensors were given; give 1");
   bad(
       [](c10d::Backend& group) {
         Tensors tensors = {filled(1)};
@@ -287,13 +287,13 @@ TEST_CASE("one rank's own bad arguments are told to every rank of the group") {
         Tensors tensors = {at::Tensor()};
         return group.allreduce(tensors);
       },
-      "all_reduce: a tensor of no type cannot travel between threads");
+      "all_reduce: a tensor of no type cannot be sent between threads");
   bad(
       [](c10d::Backend& group) {
         Tensors tensors = {at::ones({2}).to_sparse()};
         return group.allreduce(tensors);
       },
-      "all_reduce: a tensor of SparseCPUFloatType cannot travel between threads; give a dense tensor on the CPU");
+      "all_reduce: a tensor of SparseCPUFloatType cannot be sent between threads; give a dense tensor on the CPU");
   bad(
       [](c10d::Backend& group) {
         at::Tensor output = at::ones({4}).expand({3, 4}), input = at::ones({6});

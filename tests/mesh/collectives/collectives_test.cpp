@@ -297,8 +297,8 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
   CommCounter counter(mesh);
   const at::Tensor x = at::ones({3});
   check_refused([&] { all_gather(at::Tensor(), mesh, 0); }, "all_gather: the tensor is undefined");
-  check_refused([&] { all_gather(x.to_sparse(), mesh, 0); }, "all_gather: a sparse tensor on cpu cannot travel");
-  check_refused([&] { all_gather(x.to(at::kMeta), mesh, 0); }, "dense tensor on meta cannot travel on mesh {tp: ");
+  check_refused([&] { all_gather(x.to_sparse(), mesh, 0); }, "all_gather: a sparse tensor on cpu cannot be sent");
+  check_refused([&] { all_gather(x.to(at::kMeta), mesh, 0); }, "dense tensor on meta cannot be sent on mesh {tp: ");
   // As a DTensor is made.
   at::Tensor bare(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3),
                                                        c10::scalarTypeToTypeMeta(at::kFloat), c10::Device(c10::kCPU)));
