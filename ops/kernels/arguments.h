@@ -7,26 +7,26 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
-// What decompositions share: the call on top of a stack.
+// Helpers for decompositions, which get an operator's call on top of a stack.
 namespace tessera {
 
-// Its arguments.
+// Returns a copy of the call's arguments; they stay on the stack.
 torch::jit::Stack take_args(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
-// The place of an argument by its name, -1 where there is none.
+// Returns the index of the argument `name`, or -1 if the operator has none.
 int argument(const c10::OperatorHandle& op, const char* name);
-// The results in their place.
+// Replaces the call's arguments on the stack by results.
 void give(const c10::OperatorHandle& op, torch::jit::Stack& stack, torch::jit::Stack results);
 void give(const c10::OperatorHandle& op, torch::jit::Stack& stack, at::IValue result);
 
-// Whether it writes an argument, in place or out=.
+// Returns whether the operator writes an argument, in place or as out=.
 bool writes(const c10::OperatorHandle& op);
 
-// A DTensor of which ranks hold different pieces or terms; in lists, any.
+// Returns whether a value is a DTensor of which ranks hold different pieces or terms, or a list with such a DTensor.
 bool spread(const at::IValue& value);
 bool any_spread(const torch::jit::Stack& args);
 
-// The whole numbers of a tensor that an operator takes for sizes: read on the host, as item() reads one number. Of a
-// DTensor that is spread over ranks this runs the collectives of full_tensor.
+// Returns the integers in a tensor that an operator uses as sizes. They are read on the host, as item() reads a number.
+// A DTensor whose ranks hold different pieces runs the collectives of full_tensor.
 std::vector<int64_t> read_numbers(const at::Tensor& t);
 
 }  // namespace tessera

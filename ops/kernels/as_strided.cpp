@@ -1,6 +1,6 @@
-// as_strided(self, size, stride, offset) speaks of memory that a DTensor does not have. What LibTorch's own composite
-// kernels ask for is the tensor itself, with other strides for dimensions of one element, by which it tells
-// channels-last: that is a view of every piece.
+// as_strided(self, size, stride, offset) describes memory that a DTensor does not have. LibTorch's own composite
+// kernels ask for the tensor itself with other strides for dimensions of size 1, by which it recognizes channels-last.
+// That is a view of every piece.
 
 #include <algorithm>
 #include <optional>
@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-// Whether these strides reach the elements that `t` has, each at its place.
+// Returns whether these strides address the elements of `t`, each at its place.
 bool reaches_same(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides) {
   if (t.sizes() != sizes || strides.size() != sizes.size()) return false;
   if (t.numel() == 0) return true;
@@ -31,8 +31,8 @@ bool reaches_same(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef st
   return true;
 }
 
-// The piece with its dimensions in the order in memory that `strides` give the whole: a dimension of one element comes
-// behind those that have smaller strides there.
+// Returns the piece with its dimensions in the memory order that `strides` give the global tensor. A dimension of size
+// 1 comes after those with smaller strides.
 at::Tensor ordered_piece(const at::Tensor& local, at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::vector<int64_t> of_piece = local.strides().vec();
   for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -46,7 +46,7 @@ at::Tensor ordered_piece(const at::Tensor& local, at::IntArrayRef sizes, at::Int
   return local.as_strided(local.sizes(), of_piece, local.storage_offset());
 }
 
-// Gives `t` these strides, in place. Its aliases have theirs still.
+// Gives `t` these strides, in place. Its aliases keep theirs.
 void set_strides(const at::Tensor& t, at::IntArrayRef strides) {
   if (t.strides() == strides) return;
   const detail::Meta& old = detail::meta(t);
@@ -81,7 +81,7 @@ at::Tensor strided_view(const at::Tensor& self, at::IntArrayRef size, at::IntArr
   return view;
 }
 
-// To autograd this is no operator: the value is the same.
+// This is no operation to autograd, since the value stays the same.
 const at::Tensor& restride(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
                            std::optional<int64_t> offset) {
   check_same("aten::as_strided_", self, size, stride, offset);
@@ -89,7 +89,7 @@ const at::Tensor& restride(const at::Tensor& self, at::IntArrayRef size, at::Int
   return self;
 }
 
-// Where there is no autograd.
+// The same, registered where autograd is excluded.
 bool boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const bool in_place = op.schema().name().ends_with('_');
   if (writes(op) && !in_place) return false;

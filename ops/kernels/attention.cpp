@@ -1,4 +1,4 @@
-// Attention above the kernels that LibTorch picks.
+// scaled_dot_product_attention and torch.nn.MultiheadAttention on DTensors, before LibTorch picks a kernel.
 
 #include <algorithm>
 #include <cmath>
@@ -38,8 +38,8 @@ constexpr const char* kName = "aten::scaled_dot_product_attention";
 
 bool is_plain(const at::Tensor& t) { return t.defined() && !detail::is_dtensor(t); }
 
-// LibTorch makes a causal mask of its own, a plain tensor that every rank has. The caller's tensors are not taken for
-// such.
+// LibTorch makes a causal mask, a plain tensor that is the same on every rank. Only that mask counts as replicated, not
+// the caller's tensors.
 std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const at::Tensor& key,
                                                   const at::Tensor& value, const Optional& mask, double dropout,
                                                   bool causal, const Optional& dropout_mask,
@@ -51,14 +51,14 @@ std::tuple<at::Tensor, at::Tensor> attention_math(const at::Tensor& query, const
                                                         grouped);
 }
 
-// What a mask of truth values adds to the scores.
+// Returns the terms that a bool mask adds to the scores: 0 or minus infinity.
 Optional as_terms(const Optional& mask, at::ScalarType dtype) {
   if (!mask || !mask->defined() || mask->scalar_type() != at::kBool) return mask;
   constexpr double kNever = -std::numeric_limits<double>::infinity();
   return at::zeros_like(*mask, mask->options().dtype(dtype)).masked_fill(mask->logical_not(), kNever);
 }
 
-// The four tensors of a call.
+// The tensors of one call.
 struct Operands {
   const at::Tensor& query;
   const at::Tensor& key;
@@ -68,7 +68,7 @@ struct Operands {
   bool masked() const { return mask && mask->defined(); }
 };
 
-// Whether a mask lies so that every rank's pieces of the scores find theirs.
+// Returns whether each rank's piece of the mask belongs to its piece of the scores.
 bool mask_fits(const at::Tensor& mask, const at::Tensor& query, const Placements& placements) {
   if (!is_dtensor(mask) || !(mesh_of(mask) == mesh_of(query)) || mask.dim() > 4) return false;
   for (std::size_t i = 0; i < placements.size(); ++i) {
@@ -77,7 +77,7 @@ bool mask_fits(const at::Tensor& mask, const at::Tensor& query, const Placements
       if (!here.is_replicate()) return false;
       continue;
     }
-    const int64_t dim = placements[i].tensor_dim();  // of four
+    const int64_t dim = placements[i].tensor_dim();  // counted in four dimensions
     const int64_t own = dim - (4 - mask.dim());
     const bool broadcasts = own < 0 || mask.size(own) == 1;
     if (broadcasts ? !here.is_replicate() : !(here == Shard(own) && mask.size(own) == query.size(dim))) return false;
@@ -85,7 +85,7 @@ bool mask_fits(const at::Tensor& mask, const at::Tensor& query, const Placements
   return true;
 }
 
-// What shapes and dtypes tell: what LibTorch refuses is not to be found out on pieces, where a refusal fails the job.
+// Checks the mask's shape and dtype, since an error of LibTorch's on the pieces would fail the job.
 bool mask_is_valid(const Operands& in) {
   const at::Tensor& mask = *in.mask;
   const bool type = mask.scalar_type() == at::kBool || mask.scalar_type() == in.query.scalar_type();
@@ -93,8 +93,8 @@ bool mask_is_valid(const Operands& in) {
          at::is_expandable_to(mask.sizes(), {in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)});
 }
 
-// Whether every rank has whole items and heads, the same of all tensors: attention on the pieces gives a piece of the
-// result. What LibTorch would refuse is left to it.
+// Returns whether every rank holds whole items and heads, the same of all tensors, so that attention on the pieces
+// gives a piece of the result. Calls that LibTorch would refuse are left to it.
 bool fits_pieces(const Operands& in) {
   static const Placement items = Shard(0), heads = Shard(1);
   for (const at::Tensor* const t : {&in.query, &in.key, &in.value}) {
@@ -110,8 +110,8 @@ bool fits_pieces(const Operands& in) {
          std::ranges::all_of(placements, whole_heads) && (!in.masked() || mask_fits(*in.mask, in.query, placements));
 }
 
-// On plain tensors, by the kernel that LibTorch picks, which may not take a piece without items or heads: of that the
-// sizes and the graph.
+// Attention on plain tensors by the kernel that LibTorch picks. Kernels may refuse a piece without items or heads; for
+// such a piece only the sizes and the graph are made.
 at::Tensor on_plain(const Operands& in, bool causal, std::optional<double> scale) {
   if (in.query.size(0) * in.query.size(1) > 0)
     return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, 0, causal, scale);
@@ -120,7 +120,8 @@ at::Tensor on_plain(const Operands& in, bool causal, std::optional<double> scale
   return at::matmul(scores, in.value);
 }
 
-// A mask that is causal too, which some of LibTorch's kernels take in two.
+// Returns one mask that combines the given one with a causal one. Only some of LibTorch's kernels accept the two
+// separately.
 Optional with_triangle(const Operands& in) {
   const at::Tensor terms = *as_terms(in.mask, in.query.scalar_type());
   const auto options = at::TensorOptions(at::kBool).device(in.query.device());
@@ -129,7 +130,7 @@ Optional with_triangle(const Operands& in) {
   return terms.masked_fill(later, -std::numeric_limits<double>::infinity());
 }
 
-// What a mask that all ranks have is to their pieces: each has a term of its gradient.
+// Returns the placements of the gradient of a replicated mask: each rank has a term of it.
 Placements mask_gradient(const at::Tensor& mask, const Placements& query) {
   Placements out = placements_of(mask);
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -138,7 +139,7 @@ Placements mask_gradient(const at::Tensor& mask, const Placements& query) {
   return out;
 }
 
-// Every rank on its pieces, whatever the kernel. Laid out in memory as the query is.
+// Every rank computes attention on its pieces, by any kernel. The result has the query's memory order.
 at::Tensor on_pieces(const Operands& in, bool causal, std::optional<double> scale) {
   const auto records = [](const at::Tensor& t) { return t.requires_grad(); };
   const bool recorded = at::GradMode::is_enabled() && (records(in.query) || records(in.key) || records(in.value) ||
@@ -164,8 +165,8 @@ at::Tensor on_pieces(const Operands& in, bool causal, std::optional<double> scal
   return from_local(result, query.mesh, query.placements, {.shape = sizes, .stride = spec->strides});
 }
 
-// With dropout in terms of other operators, as LibTorch has it on a CPU: its kernels for a GPU draw numbers inside, and
-// those depend on where the pieces lie. Without, on the pieces where it can be.
+// With dropout, attention is written in other operators, as LibTorch does on a CPU: its GPU kernels draw random numbers
+// that would depend on how the tensors are cut. Without dropout it runs on the pieces where that is possible.
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Optional& mask,
                      double dropout, bool causal, std::optional<double> scale, bool grouped) {
   if (causal && mask && mask->defined()) {
@@ -182,10 +183,9 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
                                                                      grouped);
 }
 
-// ---- the whole module in one operator, which torch.nn.MultiheadAttention calls where no gradient is asked for: in
-// terms of others, so that
-// contracts of a style and cut heads count. Where a mask is true nothing is attended to; type 0 is one of positions, 1
-// of padded keys.
+// ---- the whole attention module in one operator, which torch.nn.MultiheadAttention calls where no gradient is asked
+// for. It is written in other operators, so that a style's contracts and cut heads apply. Where a mask is true, nothing
+// is attended to. Mask type 0 is for positions, type 1 for padded keys.
 
 std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, const at::Tensor& key,
                                                     const at::Tensor& value, int64_t embed_dim, int64_t heads,
@@ -209,7 +209,7 @@ std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, con
   return {out, average ? attended.mean(1) : attended};
 }
 
-// Where there is no autograd.
+// The same, registered where autograd is excluded.
 bool native_attention_boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (writes(op)) return false;
   const torch::jit::Stack a = take_args(op, stack);

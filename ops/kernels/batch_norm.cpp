@@ -1,6 +1,6 @@
-// Batch norms that are trained on a batch which ranks share: the statistics are those of the whole batch. Written in
-// operators on DTensors; the terms of the statistics are reduced on the mesh dimensions that cut the batch, or the
-// places in it.
+// Batch norms in training, where ranks share the batch: the statistics are those of the whole batch. They are written
+// in operators on DTensors; pending statistics are reduced over the mesh dimensions that cut the batch or the spatial
+// dimensions.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -25,7 +25,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// Without pending terms: one all_reduce on each mesh dimension that has some.
+// Returns `t` without pending reductions, by one all_reduce on each mesh dimension that has one.
 at::Tensor reduced(const at::Tensor& t) {
   if (!detail::is_dtensor(t) || !detail::meta(t).spec->partial) return t;
   detail::implicit_communication("batch_norm",
@@ -33,7 +33,7 @@ at::Tensor reduced(const at::Tensor& t) {
   return redistribute(t, without_partial(detail::meta(t).spec->placements));
 }
 
-// One call's arguments by name.
+// The arguments of one call, by name.
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, const Stack& stack) : op_(op), args_(take_args(op, stack)) {}
@@ -49,12 +49,12 @@ class Arguments {
   Stack args_;
 };
 
-// A tensor of (batch, channels, places...) and what its channels broadcast to.
+// A tensor of (batch, channels, spatial dimensions...) and the shape in which a tensor of channels broadcasts to it.
 struct Batch {
-  at::Tensor x;                // in single precision at least
+  at::Tensor x;                // in single precision or wider
   std::vector<int64_t> dims;   // all but the channels
-  std::vector<int64_t> shape;  // of a tensor of channels, to go with x
-  double count;                // elements a channel
+  std::vector<int64_t> shape;  // of a tensor of channels, so that it broadcasts to x
+  double count;                // elements per channel
 
   at::Tensor over(const at::Tensor& channels) const { return channels.view(shape); }
 };
@@ -75,7 +75,7 @@ Batch read_batch(const at::Tensor& input) {
   return out;
 }
 
-// A statistic of the batch as the running one lies, which every rank has whole where it is plain.
+// Returns a statistic of the batch in the layout of the running one; a plain running statistic is whole on every rank.
 at::Tensor laid_as(const at::Tensor& running, const at::Tensor& batch) {
   if (!running.defined() || !is_dtensor(batch)) return batch;
   const bool plain = !is_dtensor(running);
@@ -111,7 +111,7 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
   if (const at::Tensor weight = args.tensor("weight"); weight.defined()) out = out * batch.over(as_precise(weight));
   if (const at::Tensor bias = args.tensor("bias"); bias.defined()) out = out + batch.over(as_precise(bias));
   const double momentum = args["momentum"].toDouble();
-  // Both before either is written.
+  // Both are computed before either is written.
   const at::Tensor running_var = args.tensor("running_var");
   const at::Tensor of_mean = laid_as(running_mean, mean);
   const at::Tensor of_variance = laid_as(running_var, variance * (batch.count / (batch.count - 1)));
@@ -121,8 +121,8 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// (grad, input, weight, running mean, running variance, mean, inverse deviation, train, eps, output_mask) -> the
-// gradients of input, weight and bias
+// Maps (grad, input, weight, running mean, running variance, mean, inverse deviation, train, eps, output_mask) to the
+// gradients of input, weight and bias.
 bool backward(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor input = args.tensor("input");
@@ -135,7 +135,7 @@ bool backward(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor scale =
       train ? args.tensor("save_invstd") : at::rsqrt(as_precise(args.tensor("running_var")) + args["eps"].toDouble());
   const at::Tensor normal = (batch.x - batch.over(mean)) * batch.over(scale);
-  // Both sums in one collective.
+  // Both sums are reduced in one collective.
   const at::Tensor sums = reduced(at::stack({at::sum(grad, batch.dims), at::sum(grad * normal, batch.dims)}));
   const at::Tensor of_bias = sums.select(0, 0);
   const at::Tensor of_weight = sums.select(0, 1);
@@ -151,7 +151,7 @@ bool backward(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// LibTorch's choice of a kernel: the one above, on GPUs too.
+// LibTorch picks a kernel here; we always pick the one above, on GPUs too.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> choose(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
     const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, bool training,
@@ -163,7 +163,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> choose(
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { m.impl("_batch_norm_impl_index", choose); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { m.impl("_batch_norm_impl_index", choose); }
 
-// ---- the same norm by its newer names, which give a fourth tensor, reserved for a kernel that is not used here
+// ---- the same norm by its newer names, which return a fourth tensor, reserved for a kernel that is not used here
 
 void give_with_reserve(const c10::OperatorHandle& op, Stack& stack,
                        const std::tuple<at::Tensor, at::Tensor, at::Tensor>& results) {
@@ -171,8 +171,8 @@ void give_with_reserve(const c10::OperatorHandle& op, Stack& stack,
   give(op, stack, Stack{out, mean, scale, at::empty({0}, at::TensorOptions(at::kByte).device(out.device()))});
 }
 
-// (input, weight, bias, running mean, running variance, momentum, eps): in training with an update, otherwise as it was
-// trained.
+// The arguments are (input, weight, bias, running mean, running variance, momentum, eps). The variant with an update
+// trains; the others use the running statistics.
 bool without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   if (op.schema().overload_name() == "out" || !args.any_spread()) return false;
@@ -184,7 +184,7 @@ bool without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// Their backward; `update` says whether it was training.
+// Their backward. `update` says whether the call was in training.
 bool backward_without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   if (writes(op) || !args.any_spread()) return false;

@@ -1,4 +1,4 @@
-// Operators that LibTorch has written in terms of others, where the way it has is not the one for pieces.
+// Operators that LibTorch writes in terms of others in a way that does not suit pieces.
 
 #include <algorithm>
 #include <array>
@@ -29,7 +29,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// ---- its dispatcher takes them for kernels: where ranks hold pieces, they run as they are written
+// ---- operators that the dispatcher would treat as kernels: where ranks hold pieces, LibTorch's composition runs
 
 bool as_written(const c10::OperatorHandle& op, Stack& stack) {
   if (writes(op) || !any_spread(take_args(op, stack))) return false;
@@ -57,7 +57,7 @@ constexpr std::array kNames = {"allclose",
   return true;
 }();
 
-// ---- they make plain tensors of their own, which every rank has; the caller's are not taken for such
+// ---- operators that make plain tensors, the same on every rank. The caller's tensors do not count as replicated.
 
 bool is_plain(const at::IValue& value) {
   return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() > 0 && !is_dtensor(value.toTensor());
@@ -72,7 +72,8 @@ void with_own_tensors(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*
 
 constexpr std::array kWithOwnTensors = {"combinations", "ctc_loss.IntList"};
 
-// ---- they write into plain tensors of their own: whole tensors go in, and every rank has the result. Differentiable.
+// ---- operators that write into plain tensors that they make: they run on whole tensors, and every rank has the
+// result. They are differentiable.
 
 at::Tensor whole(const at::Tensor& t) {
   return is_dtensor(t) ? to_local(redistribute(t, Placements(placements_of(t).size(), Replicate()))) : t;
@@ -86,7 +87,7 @@ at::Tensor first_dtensor(const dispatch::Call& call) {
 
 void on_whole(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   const dispatch::OpTraits traits(op);
-  const at::Tensor lead = first_dtensor(dispatch::read_call(op, traits, *stack));  // which refuses what does not fit
+  const at::Tensor lead = first_dtensor(dispatch::read_call(op, traits, *stack));  // throws on invalid calls
   Stack args = take_args(op, *stack);
   for (const at::IValue& value : args) {
     if (!spread(value)) continue;
@@ -110,10 +111,9 @@ constexpr std::array kOnWhole = {"linalg_matrix_rank",
                                  "pad_sequence",
                                  "vander"};
 
-// ---- they write into what they compute from some of their tensors with what they compute from the others: where plain
-// tensors count as
-// replicated, such as a state of zeros that a module makes and its parameters, they become DTensors first.
-// Differentiable. Whole numbers are sizes, which these operators read.
+// ---- operators that write results computed from some of their tensors into results computed from others. Where plain
+// tensors count as replicated (such as a state of zeros that a module makes, or its parameters), they become DTensors
+// first. They are differentiable. Plain integer tensors are sizes, which these operators read.
 
 void replicate_plain(const c10::OperatorHandle& op, Stack& stack) {
   const dispatch::OpTraits traits(op);
@@ -128,7 +128,7 @@ void replicate_plain(const c10::OperatorHandle& op, Stack& stack) {
   }
 }
 
-// How many sequences each step has is read from memory.
+// The number of sequences in each step is read from memory.
 void make_batch_sizes_plain(const c10::OperatorHandle& op, Stack& stack) {
   const int at = argument(op, "batch_sizes");
   if (at < 0) return;
@@ -146,7 +146,7 @@ constexpr std::array kRecurrent = {"gru.data",      "gru.input",     "gru_cell",
                                    "lstm.input",    "lstm_cell",     "rnn_relu.data",  "rnn_relu.input",
                                    "rnn_relu_cell", "rnn_tanh.data", "rnn_tanh.input", "rnn_tanh_cell"};
 
-// ---- they read the memory of a plain tensor
+// ---- operators that read the memory of a plain tensor
 
 at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef stride, at::IntArrayRef padding,
                       at::IntArrayRef dilation, bool ceil_mode) {
@@ -173,9 +173,9 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, cons
                       zero_infinity);
 }
 
-// ---- it writes a view by strides of one process's memory
+// ---- an operator that writes a view by the strides of one process's memory
 
-// The places along dimension `d`, as many dimensions as `t` has, cut there as `t` is.
+// Returns the positions along dimension `d`, with as many dimensions as `t` and cut as `t` is.
 at::Tensor places_along(const at::Tensor& t, int64_t d) {
   std::vector<int64_t> shape(static_cast<std::size_t>(t.dim()), 1);
   shape[static_cast<std::size_t>(d)] = t.size(d);
@@ -187,7 +187,7 @@ at::Tensor places_along(const at::Tensor& t, int64_t d) {
   return distribute_tensor(whole, mesh_of(t), cut, kNoSource);
 }
 
-// `wrap`: in a matrix that has more rows than columns, the diagonal begins anew below each square and one row.
+// With `wrap`, in a matrix with more rows than columns, the diagonal starts again one row below each square.
 at::Tensor& fill_diagonal_(at::Tensor& self, const at::Scalar& value, bool wrap) {
   const bool square = std::ranges::all_of(self.sizes(), [&](int64_t size) { return size == self.size(0); });
   if (self.dim() < 2 || (self.dim() > 2 && !square)) {

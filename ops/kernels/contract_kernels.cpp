@@ -1,6 +1,6 @@
-// Whole-operator kernels where a style's contract (dtensor/core/contract.h) meets an activation. They stand above
-// autograd, so that bringing an activation into its layout is differentiable, and at the DTensor key for InferenceMode,
-// which excludes autograd.
+// The kernels that apply a style's contract (dtensor/core/contract.h) to an activation. They are registered above
+// autograd, so that redistributing an activation is differentiable, and at the DTensor key for InferenceMode, which
+// excludes autograd.
 
 #include <algorithm>
 #include <array>
@@ -32,7 +32,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// An operator's base name, one of those that styles may name: checked by the compiler.
+// The base name of an operator that styles may name. The compiler checks that it is one.
 struct ContractOp {
   consteval ContractOp(const char* given) : name(given) {  // NOLINT: written where the operator is called
     if (!reads_contracts(name)) throw "not in kContractOperators";
@@ -40,7 +40,7 @@ struct ContractOp {
   std::string_view name;
 };
 
-// Where an operator has its activation and its parameter.
+// The indexes of an operator's activation and its parameter among its arguments.
 struct Site {
   ContractOp op;
   std::size_t activation;
@@ -48,9 +48,9 @@ struct Site {
 };
 constexpr Site kAddmm{"addmm", 1, 2};
 constexpr Site kEmbedding{"embedding", 1, 0};
-constexpr ContractOp kAdd = "add";  // of a bias to a plain result
+constexpr ContractOp kAdd = "add";  // adds a bias to a plain result
 
-// The contract that `parameter` carries for an operator, or nullptr.
+// Returns the contract of `parameter` for an operator, or nullptr.
 ContractPtr contract_of(ContractOp op, const at::Tensor& parameter) {
   if (!detail::is_dtensor(parameter)) return nullptr;
   const ContractPtr& all = detail::meta(parameter).contract;
@@ -64,8 +64,8 @@ const at::IValue& argument(const Stack& stack, std::size_t num_args, std::size_t
 
 std::string by(const Contract& contract) { return fmt::format("{} ({})", contract.path, contract.style); }
 
-// `placements` of a tensor of `shape` with the contract's `there` on its mesh dimension; `what` the tensor is, for the
-// message.
+// Returns `placements` of a tensor of `shape`, with `there` on the contract's mesh dimension. `what` names the tensor
+// in the error.
 Placements as_contract_says(const Placements& placements, const Contract& contract, const Placement& there,
                             at::IntArrayRef shape, std::string_view op, const char* what) {
   const auto ndim = static_cast<int64_t>(shape.size());
@@ -82,8 +82,8 @@ Placements replicated_on(const DeviceMesh& mesh) {
   return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate());
 }
 
-// The global shape of a plain activation's pieces. Where its last dimension is the product's summed one, the parameter
-// knows it.
+// Returns the global shape of a plain activation that is a piece. If its last dimension is the one that the product
+// sums over, the parameter tells its size.
 std::vector<int64_t> global_shape(const at::Tensor& piece, const Placements& placements, const DeviceMesh& mesh,
                                   const at::Tensor& parameter, std::string_view op) {
   std::vector<int64_t> shape = piece.sizes().vec();
@@ -97,7 +97,7 @@ std::vector<int64_t> global_shape(const at::Tensor& piece, const Placements& pla
   return shape;
 }
 
-// A plain activation is this rank's piece, laid out as the contract's input.
+// Returns a plain activation as a DTensor: it is this rank's piece, laid out as the contract's input.
 at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const at::Tensor& parameter,
                       std::string_view op) {
   const DeviceMesh& mesh = mesh_of(parameter);
@@ -116,11 +116,11 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
   return from_local(piece, mesh, placements, options);
 }
 
-// An activation as a DTensor, and how the contract wants it to lie.
+// An activation as a DTensor, and the layout that the contract asks for.
 struct Activation {
   at::Tensor tensor;
   Placements desired;
-  std::shared_ptr<const int> uses;  // by contracts
+  std::shared_ptr<const int> uses;  // how many contracts used it
 };
 
 Activation activation_of(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,
@@ -142,16 +142,16 @@ at::Tensor bring_activation(const at::Tensor& x, const Contract& contract, const
   return redistribute(given.tensor, given.desired);
 }
 
-// The operator's own autograd kernel, which LibTorch registers for all backends alike.
+// Calls the operator's own autograd kernel, which LibTorch registers for all backends.
 void to_autograd(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, stack);
 }
 
-// ---- a bias added to a local result
-// -----------------------------------------------------------------------------------
+// ---- a bias that is added to a plain result -------------------------------------------------------------------
 
-// The piece of `bias` that fits a plain result laid out as the contract's output. Where the result is split along
-// another dimension than the bias's, every rank adds the whole bias to its part, and the gradient is a sum over ranks.
+// Returns the piece of `bias` that fits a plain result laid out as the contract's output. Where the result is cut along
+// another dimension than the bias's, every rank adds the whole bias to its part, and the bias's gradient is a sum over
+// ranks.
 at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, int64_t result_ndim) {
   const DeviceMesh& mesh = mesh_of(bias);
   const bool pieces_of_batch =
@@ -172,20 +172,20 @@ at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, int64_t 
   return to_local(redistribute(bias, layout), gradient);
 }
 
-// The contract of `other` where it is a bias that meets a plain local result, else nullptr.
+// Returns the contract of `other` if it is a bias and `self` is a plain result, else nullptr.
 const Contract* beside_local(const at::Tensor& self, const at::Tensor& other) {
   if (detail::is_dtensor(self) || !detail::is_dtensor(other)) return nullptr;
   const Contract* const contract = contract_for(detail::meta(other).contract, kAdd.name);
   return contract != nullptr && contract->use_local_output ? contract : nullptr;
 }
 
-// With what LibTorch's kernel for all backends' autograd is found, in whose place ours stands for this backend alone.
+// Returns the key set that selects LibTorch's autograd kernel for all backends, which ours replaces for this backend.
 c10::DispatchKeySet past_ours(c10::DispatchKeySet keys) {
   return (keys - c10::autograd_dispatch_keyset) | c10::DispatchKeySet(c10::DispatchKey::AutogradOther);
 }
 
-// self + alpha * other where self is a plain local result and other a bias whose contract says so; anything else goes
-// on.
+// Computes self + alpha * other where self is a plain result and other a bias with a contract. Any other call is passed
+// to LibTorch's kernel.
 template <class Op, class Result, class Self>
 Result add_kernel(c10::DispatchKeySet keys, Self self, const at::Tensor& other, const at::Scalar& alpha) {
   const Contract* const contract = beside_local(self, other);
@@ -209,14 +209,14 @@ at::Tensor bring_result(const at::Tensor& y, const Contract& contract, std::stri
   at::Tensor out = y;
   if (contract.output) {
     const Spec& spec = spec_of(y);
-    // Terms of a sum each need the whole gradient: gathered here once, not by every operator that takes it.
+    // Each term of a sum needs the whole gradient. It is gathered here once, not by every operator that uses it.
     out = redistribute(y, as_contract_says(spec.placements, contract, *contract.output, y.sizes(), op, "output"),
                        {.grad_placements = without_partial(spec.placements)});
   }
   return contract.use_local_output ? to_local(out) : out;
 }
 
-// The operator on its activation, as the contract says if there is one. `call` computes it from an activation.
+// Runs the operator as the contract says, if there is one. `call` computes the result from an activation.
 template <class Call>
 at::Tensor contracted(ContractOp op, const at::Tensor& activation, const at::Tensor& parameter, const Call& call) {
   const ContractPtr contract = contract_of(op, parameter);
@@ -227,8 +227,8 @@ at::Tensor contracted(ContractOp op, const at::Tensor& activation, const at::Ten
 
 using Continuation = void (*)(const c10::OperatorHandle& op, Stack& stack);
 
-// The same for a call on a stack, for operators that go on to a kernel of LibTorch's own; `go_on` replaces the
-// arguments by the result.
+// The same for a call on a stack, for operators that end in a kernel of LibTorch's. `go_on` replaces the arguments by
+// the result.
 void with_contract(const c10::OperatorHandle& op, const Site& site, Stack& stack, Continuation go_on) {
   const std::size_t n = op.schema().arguments().size();
   const at::Tensor parameter = argument(stack, n, site.parameter).toTensor();
@@ -242,8 +242,7 @@ void with_contract(const c10::OperatorHandle& op, const Site& site, Stack& stack
   stack[base] = result;
 }
 
-// ---- each operator
-// ------------------------------------------------------------------------------------------------------
+// ---- each operator --------------------------------------------------------------------------------------------
 
 using Optional = std::optional<at::Tensor>;
 
@@ -288,7 +287,7 @@ at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, const Optio
   });
 }
 
-// addmm and embedding go on to LibTorch's autograd kernels.
+// addmm and embedding end in LibTorch's autograd kernels.
 template <const Site& At>
 void to_autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   const std::size_t n = op.schema().arguments().size();
@@ -296,8 +295,8 @@ void to_autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*key
   with_contract(op, At, *stack, to_autograd);
 }
 
-// addmm keeps the activation that it is given: where it is to be brought again, the product does it, and the bias is
-// added.
+// LibTorch's addmm saves the activation after it was redistributed. With gather_input_again matmul's kernel computes
+// the product instead, and the bias is added.
 void addmm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const std::size_t n = op.schema().arguments().size();
   const at::Tensor parameter = argument(*stack, n, kAddmm.parameter).toTensor();
@@ -312,7 +311,7 @@ void addmm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   stack->emplace_back(product.add(bias));
 }
 
-// linear(x, w, b) as torch::nn::functional has it: the product, which has the contract, then the bias once.
+// linear(x, w, b) as in torch::nn::functional: the product, which has the contract, and then the bias once.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const bool has_bias = bias && bias->defined();
   if (x.dim() == 2 && has_bias) return at::addmm(*bias, x, weight.t());
@@ -320,13 +319,12 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
   return has_bias ? product.add(*bias) : product;
 }
 
-// ---- InferenceMode
-// ----------------------------------------------------------------------------------------------------
+// ---- InferenceMode --------------------------------------------------------------------------------------------
 
-// For operators that have a dispatcher of their own at the DTensor key: it asks here first.
+// For operators that have an OpDispatcher at the DTensor key, which asks this function first.
 template <const Site& At>
 bool in_inference(const c10::OperatorHandle& op, Stack& stack) {
-  thread_local bool inside = false;  // the continuation comes by here again
+  thread_local bool inside = false;  // the continuation calls this function again
   if (inside) return false;
   const std::size_t n = op.schema().arguments().size();
   if (contract_of(At.op, argument(stack, n, At.parameter).toTensor()) == nullptr) return false;

@@ -1,5 +1,5 @@
-// The local kernels "convolution" and "convolution_backward": pieces of channels, of groups, and of places with the
-// rows that their windows meet.
+// The local kernels "convolution" and "convolution_backward", for pieces of channels, of groups, and of spatial
+// dimensions with the rows that their windows use.
 
 #include <algorithm>
 
@@ -15,14 +15,14 @@ namespace {
 using torch::jit::Stack;
 using Rows = std::vector<WindowRows>;
 
-// A list of one number a dimension, or of one for all, with `value` in the dimensions that are cut.
+// Returns a list of one number per dimension (or one for all), with `value` in the dimensions that are cut.
 std::vector<int64_t> with(std::vector<int64_t> list, const Rows& rows, int64_t value) {
   if (list.size() < rows.size()) list.resize(rows.size(), list.at(0));
   for (std::size_t k = 0; k < rows.size(); ++k) list[k] = rows[k].whole ? list[k] : value;
   return list;
 }
 
-// The dimensions in which rows were fetched.
+// Returns the dimensions in which rows were fetched.
 Rows cut_rows(const LocalCall& call) {
   Rows out;
   for (const WindowRows& r : window_rows(call)) {
@@ -31,7 +31,8 @@ Rows cut_rows(const LocalCall& call) {
   return out;
 }
 
-// What padding there is stands in the tensors already, and the groups are those of the piece.
+// Adjusts the arguments to the piece: the tensors already contain the padding, and `groups` is the number of groups in
+// the piece.
 void localize(const LocalCall& call, Stack& stack, std::size_t input) {
   const Rows rows = window_rows(call);
   for (const char* name : {"padding", "output_padding"}) {
@@ -56,7 +57,7 @@ at::Tensor plus_bias(const at::Tensor& result, const at::IValue& bias) {
   return result + bias.toTensor().view(shape);
 }
 
-// (input, weight, bias, ...)
+// The arguments are (input, weight, bias, ...).
 void convolution(const LocalCall& call, Stack& stack) {
   const at::IValue bias = stack[2];
   const Rows rows = cut_rows(call);
@@ -70,7 +71,7 @@ void convolution(const LocalCall& call, Stack& stack) {
     call.op.callBoxed(stack);
     return;
   }
-  // The result is of all rows that the windows span; those that are not met get the bias alone.
+  // The result covers all rows that the windows span. Rows that no window uses get only the bias.
   stack[2] = rows.empty() ? bias : at::IValue();
   call.op.callBoxed(stack);
   if (rows.empty()) return;
@@ -78,7 +79,7 @@ void convolution(const LocalCall& call, Stack& stack) {
   stack = {plus_bias(result, bias)};
 }
 
-// The gradients of input and weight. (grad, input, weight, ...)
+// Returns the gradients of input and weight. The arguments are (grad, input, weight, ...).
 std::pair<at::Tensor, at::Tensor> gradients(const LocalCall& call, Stack& stack) {
   const Rows rows = cut_rows(call);
   const auto zeros_of = [&](std::size_t k) {
@@ -95,7 +96,7 @@ std::pair<at::Tensor, at::Tensor> gradients(const LocalCall& call, Stack& stack)
   return {of_input, stack[1].toTensor()};
 }
 
-// The bias's gradient is the sum of the rows of the gradient that this rank holds, which are others than those fetched.
+// The bias's gradient is the sum over the gradient rows that this rank holds, not over the fetched ones.
 void convolution_backward(const LocalCall& call, Stack& stack) {
   const at::Tensor held = call.fetched != nullptr ? call.fetched->held[0] : stack[0].toTensor();
   at::Tensor of_bias;

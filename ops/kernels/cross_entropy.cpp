@@ -1,4 +1,4 @@
-// Cross entropy of DTensors whose classes are cut over one mesh dimension.
+// The cross entropy of DTensors whose classes are cut over one mesh dimension.
 
 #include <cstdint>
 #include <functional>
@@ -35,13 +35,14 @@ struct Call {
   int64_t class_dim() const { return logits.dim() == 1 ? 0 : 1; }
 };
 
-// A DTensor of the same mesh, or a plain tensor where that counts as replicated.
+// Whether `t` is a DTensor on the same mesh, or a plain tensor where those count as replicated.
 bool may_join(const at::Tensor& t, const at::Tensor& logits) {
   return is_dtensor(t) ? mesh_of(t) == mesh_of(logits) : ImplicitReplication::enabled();
 }
 
-// The mesh dimension that cuts the classes, where the sharded kernel takes the call: it alone does, by torch.chunk's
-// rule, and every other one leaves each rank whole rows. What LibTorch would refuse is left to it.
+// Returns the mesh dimension that cuts the classes, if the sharded kernel takes the call: this mesh dimension alone
+// cuts them, by torch.chunk's rule, and the others leave each rank whole rows. Calls that LibTorch would refuse are
+// left to it.
 std::optional<int64_t> classes_dim(const Call& call) {
   if (!is_dtensor(call.logits) || call.logits.dim() < 1 || !at::isFloatingType(call.logits.scalar_type())) return {};
   if (!mesh_of(call.logits).is_member()) return {};
@@ -65,7 +66,7 @@ std::optional<int64_t> classes_dim(const Call& call) {
   return found;
 }
 
-// How the target and the losses lie: as the rows of the logits, on every rank of the classes' mesh dimension alike.
+// Returns the layout of the target and the losses: that of the logits' rows, replicated on the classes' mesh dimension.
 Placements rows_placements(const Call& call, int64_t classes_mesh_dim) {
   Placements out = placements_of(call.logits);
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -78,14 +79,14 @@ Placements rows_placements(const Call& call, int64_t classes_mesh_dim) {
   return out;
 }
 
-// A target, or the classes' weights, as the kernel takes them: plain, and brought to where the logits' rows are.
+// Returns a target, or the classes' weights, as a plain tensor in the layout that the kernel needs.
 at::Tensor piece_as(const at::Tensor& t, const DeviceMesh& mesh, const Placements& wanted) {
   if (is_dtensor(t)) return to_local(redistribute(t, wanted));
   const Placements whole(wanted.size(), Replicate());
   return to_local(redistribute(from_local(t, mesh, whole), wanted));
 }
 
-// Of each row; how much it counts for where that is asked for.
+// The loss of each row and, where it is asked for, the row's weight in the mean.
 struct Losses {
   at::Tensor loss;
   at::Tensor count;
@@ -93,7 +94,7 @@ struct Losses {
 
 constexpr const char* kName = "cross_entropy_loss";
 
-// Its own collectives are the operator's, asked for by nobody: see modes.h.
+// Reports the kernel's own collectives as implicit communication (modes.h), since the caller did not ask for them.
 void announce(const Call& call, int64_t mesh_dim) {
   if (mesh_of(call.logits).size(mesh_dim) == 1) return;
   detail::implicit_communication(kName, [&] {
@@ -104,7 +105,8 @@ void announce(const Call& call, int64_t mesh_dim) {
   });
 }
 
-// Where other mesh dimensions cut the rows, a target may be wrong on some ranks alone.
+// Where other mesh dimensions cut the rows, a target may be wrong on some ranks alone; the kernel then runs under
+// World::guard.
 at::Tensor guarded(const Call& call, int64_t mesh_dim, const std::function<at::Tensor()>& kernel) {
   const Placements& placements = placements_of(call.logits);
   World& world = mesh_of(call.logits).world();
@@ -124,7 +126,7 @@ Losses losses_of(const Call& call, int64_t mesh_dim, bool count) {
   const at::Tensor target = piece_as(call.target, mesh, rows).to(at::kLong);
   const Placements everywhere(rows.size(), Replicate());
   const at::Tensor weight = call.weighted() ? piece_as(*call.weight, mesh, everywhere) : at::Tensor();
-  // Each rank of the classes' dimension has the gradient of its own columns whole.
+  // Each rank along the classes' mesh dimension has the whole gradient of its own columns.
   const at::Tensor piece = to_local(call.logits);
   const at::Tensor last = piece.dim() > 2 ? at::movedim(piece, 1, -1) : piece;
   const at::Tensor loss = guarded(call, mesh_dim, [&] {
@@ -164,7 +166,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, con
   }
   announce(call, *mesh_dim);
   const Losses losses = losses_of(call, *mesh_dim, reduction == at::Reduction::Mean);
-  // As the operators do it that LibTorch makes this of: in float32 under autocast.
+  // LibTorch composes this of operators that return float32 under autocast.
   const bool casts = at::autocast::is_autocast_enabled(logits.device().type());
   const at::ScalarType dtype = casts ? losses.loss.scalar_type() : logits.scalar_type();
   switch (reduction) {
@@ -172,7 +174,7 @@ at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, con
     case at::Reduction::Sum: return losses.loss.sum().to(dtype);
     default: break;
   }
-  // The weights' sum is brought together here, so that backward finds it.
+  // The sum of the weights is reduced here, so that backward has it.
   const Placements everywhere(placements_of(losses.count).size(), Replicate());
   return (losses.loss.sum() / redistribute(losses.count.sum(), everywhere)).to(dtype);
 }

@@ -1,5 +1,5 @@
-// Operators that are right on pieces only when written in terms of others. Each leaves plain and replicated calls to
-// the rules.
+// Operators that are right on pieces only when they are written in other operators. Each leaves calls on plain and
+// replicated tensors to the rules.
 
 #include <cmath>
 #include <optional>
@@ -45,7 +45,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// item(): explicit communication, one all_reduce or all_gather a mesh dimension that spreads the value.
+// item() communicates explicitly: one all_reduce or all_gather on each mesh dimension along which ranks hold different
+// pieces or terms.
 bool item(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = take_args(op, stack)[0].toTensor();
   const detail::Meta& meta = detail::meta(self);
@@ -56,9 +57,10 @@ bool item(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// equal(a, b) gives every rank a bool, as item() does: explicit communication, one all_reduce of a flag a mesh
-// dimension that cuts them. Bringing b to a's layout, and reducing pending terms, is not. A tensor of whole numbers is
-// equal to itself without a look; another is not where it has a NaN, which the rank knows that holds it.
+// equal(a, b) returns a bool on every rank, so like item() it communicates explicitly: one all_reduce of a flag on each
+// mesh dimension that cuts the tensors. Redistributing b to a's layout, and reducing pending terms, is implicit
+// communication. An integer tensor is equal to itself without a comparison. Another one is not if it has a NaN, which
+// only the rank that holds it sees.
 bool equal(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   if (!any_spread(args) || !is_dtensor(args[0].toTensor()) || !is_dtensor(args[1].toTensor())) return false;
@@ -88,8 +90,8 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// t_, transpose_, squeeze_ and unsqueeze_: the tensor becomes the view of itself that the operator without the
-// underscore gives.
+// t_, transpose_, squeeze_ and unsqueeze_ make the tensor the view of itself that the operator without the underscore
+// returns.
 bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
   const c10::FunctionSchema& schema = op.schema();
   Stack args = take_args(op, stack);
@@ -108,8 +110,8 @@ bool reshape_in_place(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// A new tensor of no elements is given the shape of a DTensor: it becomes one that lies alike, its values not yet
-// written.
+// A new tensor of no elements gets the shape of a DTensor: it becomes a DTensor of the same layout, with values that
+// are not yet written.
 bool resize_as(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   const at::Tensor self = args[0].toTensor();
@@ -123,7 +125,7 @@ bool resize_as(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// ||x||_p over `dims` (all when empty) as sums and extrema, which pieces have.
+// Computes ||x||_p over `dims` (all if empty) from sums and extrema, which pieces can compute.
 at::Tensor norm_of(const at::Tensor& x, double p, const std::vector<int64_t>& dims, bool keepdim) {
   const at::Tensor magnitude = x.abs();
   if (std::isinf(p)) return p > 0 ? at::amax(magnitude, dims, keepdim) : at::amin(magnitude, dims, keepdim);
@@ -134,8 +136,8 @@ at::Tensor norm_of(const at::Tensor& x, double p, const std::vector<int64_t>& di
   return at::pow(sum(at::pow(magnitude, p)), 1 / p);
 }
 
-// Throws what LibTorch throws of a norm of whole numbers, or in a type that would not hold the values, before anything
-// moves.
+// Before any communication, throws what LibTorch throws for the norm of integers, or in a dtype that cannot hold the
+// values.
 void check_norm_types(at::ScalarType type, const std::optional<at::ScalarType>& dtype) {
   if (at::isFloatingType(type) && dtype.value_or(type) == type) return;
   at::linalg_vector_norm(at::empty({1}, at::TensorOptions(type).device(at::kMeta)), 2, std::nullopt, false, dtype);
@@ -160,7 +162,7 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
   check_norm_types(x.scalar_type(), dtype);
   if (dtype) x = x.to(*dtype);
   const bool keepdim = keep_at >= 0 && args[static_cast<std::size_t>(keep_at)].toBool();
-  // The half types' squares and sums overflow where their norms do not.
+  // Squares and sums of half types overflow where their norms do not.
   const at::ScalarType type = x.scalar_type();
   const bool half = type == at::kHalf || type == at::kBFloat16;
   const at::Tensor result =
@@ -169,7 +171,7 @@ bool norm(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// _foreach_norm, _foreach_max and _foreach_powsum: each tensor for itself.
+// _foreach_norm, _foreach_max and _foreach_powsum reduce each tensor by itself.
 bool foreach_reduction(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   if (writes(op) || !any_spread(args)) return false;
@@ -189,8 +191,9 @@ bool foreach_reduction(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale): gradients scaled back; found_inf is 1 on
-// every rank where any rank's piece has a number that is not finite. One all_reduce of a flag a mesh dimension.
+// _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale) scales gradients back. found_inf becomes 1 on
+// every rank if any rank's piece has a number that is not finite. It runs one all_reduce of a flag on each mesh
+// dimension that cuts a tensor.
 bool unscale(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   const bool in_place = op.schema().name().ends_with('_');  // the form with out= returns nothing either
@@ -205,8 +208,8 @@ bool unscale(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// median(x) and nanmedian(x) of a pending sum. The derivative is where x equals the result: backward would reduce x
-// once more, maybe in another order, and find no such place.
+// median(x) and nanmedian(x) of a pending sum have their derivative where x equals the result. Backward would reduce x
+// again, perhaps in another order, and find no such element.
 bool whole_median(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = take_args(op, stack)[0].toTensor();
   if (op.schema().returns().size() != 1 || !self.requires_grad() || !c10::GradMode::is_enabled()) return false;
@@ -218,7 +221,7 @@ bool whole_median(const c10::OperatorHandle& op, Stack& stack) {
                   op.schema().name(), to_string(*detail::meta(self).spec)));
 }
 
-// Which reduction to take from the call, where ranks hold pieces; the operator's own is then none.
+// Returns the reduction that the call asks for where ranks hold pieces, and sets the operator's own reduction to none.
 std::optional<int64_t> taken_reduction(const c10::OperatorHandle& op, Stack& args) {
   const int at = argument(op, "reduction");
   if (at < 0 || !any_spread(args) || writes(op)) return std::nullopt;
@@ -229,7 +232,7 @@ std::optional<int64_t> taken_reduction(const c10::OperatorHandle& op, Stack& arg
   return kind;
 }
 
-// Losses with a reduction: the loss of each element, then mean or sum, which count as the whole tensor does.
+// Losses with a reduction compute the loss of each element, and then its global mean or sum.
 bool reduced_loss(const c10::OperatorHandle& op, Stack& stack) {
   Stack args = take_args(op, stack);
   const std::optional<int64_t> kind = taken_reduction(op, args);
@@ -241,14 +244,14 @@ bool reduced_loss(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// One a number; one an item where its classes make it together.
+// Returns one loss per element, or one per item where the operator combines an item's classes.
 std::vector<int64_t> sizes_of_losses(const c10::OperatorHandle& op, at::IntArrayRef self) {
   const bool of_items = op.schema().name().find("margin_loss") != std::string::npos &&
                         op.schema().name().find("soft") == std::string::npos;
   return (of_items ? self.slice(0, self.size() - 1) : self).vec();
 }
 
-// Their gradients: that of each element, with the mean's share in the incoming gradient.
+// Their backward computes each element's gradient; the incoming gradient is divided by the number of losses for a mean.
 bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
   Stack args = take_args(op, stack);
   const std::optional<int64_t> kind = taken_reduction(op, args);
@@ -261,7 +264,7 @@ bool reduced_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// LibTorch scatters ones into plain zeros. Reads the extremes of the classes as item() does.
+// LibTorch's one_hot scatters ones into plain zeros. This one reads the smallest and the largest class as item() does.
 at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
   if (self.scalar_type() != at::kLong) {
     throw std::invalid_argument(

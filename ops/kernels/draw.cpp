@@ -1,4 +1,4 @@
-// The local kernel "draw": random operators, by the place of each element in the global tensor.
+// The local kernel "draw": random operators whose numbers depend on an element's position in the global tensor.
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// The call, with its arguments by name.
+// One call, with its arguments by name.
 class Drawing {
  public:
   Drawing(const LocalCall& call, Stack& stack) : call_(call), stack_(stack) {}
@@ -41,7 +41,7 @@ class Drawing {
     return rules::integer_range(call_.op.schema(), {stack_.data(), stack_.size()}, spec().dtype);
   }
 
-  // What is to be filled: the tensor that the operator writes, else a new one.
+  // Returns the tensor to fill: the one that the operator writes, or else a new one.
   at::Tensor target() const {
     const auto& arguments = call_.op.schema().arguments();
     for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -69,7 +69,7 @@ void uniform(const Drawing& d, const at::Tensor& out) {
   draw_uniform(out, d.spec(), d.key(), d.number("from"), d.number("to"));
 }
 
-// What LibTorch's own normal refuses too; only the rank that has such an element sees it.
+// LibTorch's normal refuses a negative deviation too. Only the rank that holds it sees it.
 void check_deviations(const at::Tensor& std) {
   if (std.numel() == 0) return;
   const double least = std.min().item<double>();
@@ -78,7 +78,7 @@ void check_deviations(const at::Tensor& std) {
   }
 }
 
-// normal_(self, mean, std), or of means and deviations of which one at least is a tensor.
+// normal_(self, mean, std), and forms in which the mean, the deviation or both are tensors.
 void normal(const Drawing& d, const at::Tensor& out) {
   const at::IValue& mean = *d.find("mean");
   const at::IValue& deviation = *d.find("std");
@@ -110,7 +110,7 @@ void exponential(const Drawing& d, const at::Tensor& out) {
   draw_exponential(out, d.spec(), d.key(), d.number("lambd"));
 }
 
-// Numbers made from others of double precision, then brought into the result's type.
+// Makes numbers from others in double precision and converts them to the result's dtype.
 template <class Make>
 void by_doubles(const at::Tensor& out, const Make& make) {
   const at::Tensor numbers = at::empty(out.sizes(), out.options().dtype(at::kDouble));
@@ -125,7 +125,7 @@ void log_normal(const Drawing& d, const at::Tensor& out) {
   });
 }
 
-// How many tries until one succeeds: an exponential time, rounded up.
+// The number of tries until one succeeds: an exponential time, rounded up.
 void geometric(const Drawing& d, const at::Tensor& out) {
   by_doubles(out, [&](const at::Tensor& x) {
     draw_exponential(x, d.spec(), d.key(), -std::log1p(-d.number("p")));
@@ -133,7 +133,7 @@ void geometric(const Drawing& d, const at::Tensor& out) {
   });
 }
 
-// By the inverse of the distribution function.
+// Uses the inverse of the distribution function.
 void cauchy(const Drawing& d, const at::Tensor& out) {
   by_doubles(out, [&](const at::Tensor& x) {
     draw_uniform(x, d.spec(), d.key(), 0, 1);
@@ -144,14 +144,14 @@ void cauchy(const Drawing& d, const at::Tensor& out) {
 void unit_uniform(const Drawing& d, const at::Tensor& out) { draw_uniform(out, d.spec(), d.key(), 0, 1); }
 void unit_normal(const Drawing& d, const at::Tensor& out) { draw_normal(out, d.spec(), d.key(), 0, 1); }
 
-// By rule name.
+// The key is the operator's rule name.
 const std::map<std::string, Draw, std::less<>> kDraws = {
     {"uniform", uniform},         {"normal", normal},          {"bernoulli", bernoulli},   {"random", integers},
     {"exponential", exponential}, {"log_normal", log_normal},  {"geometric", geometric},   {"cauchy", cauchy},
     {"rand_like", unit_uniform},  {"randn_like", unit_normal}, {"randint_like", integers},
 };
 
-// native_dropout(input, p, train) -> (result, mask): what is kept is scaled up.
+// native_dropout(input, p, train) -> (result, mask). The elements that are kept are scaled up.
 void dropout(Drawing& d) {
   const at::Tensor input = d.self();
   const at::IValue& train = *d.find("train");

@@ -1,5 +1,5 @@
-// tessera::orthogonal_, tessera::sparse_ and tessera::dirac_ (dtensor/init.h), and eye: what each element gets follows
-// from its place.
+// tessera::orthogonal_, tessera::sparse_ and tessera::dirac_ (dtensor/init.h), and eye. What an element gets depends on
+// its position in the global tensor.
 
 #include <algorithm>
 #include <cmath>
@@ -39,7 +39,7 @@ std::vector<int64_t> indices_of(const Intervals& part) {
   return out;
 }
 
-// This rank's columns, where the dimensions behind the first count as one.
+// Returns this rank's columns of the matrix in which all dimensions but the first are merged.
 std::vector<int64_t> columns_of(const Spec& spec) {
   std::vector<int64_t> out = {0};
   for (std::size_t dim = 1; dim < spec.sizes.size(); ++dim) {
@@ -52,21 +52,21 @@ std::vector<int64_t> columns_of(const Spec& spec) {
   return out;
 }
 
-// Which of this rank's elements of the first two dimensions are on the diagonal.
+// Returns which of this rank's elements are on the diagonal of the first two dimensions.
 at::Tensor is_diagonal(const Spec& spec) {
   const at::Tensor rows = at::tensor(indices_of(spec.tile[0]), at::TensorOptions(at::kLong));
   const at::Tensor columns = at::tensor(indices_of(spec.tile[1]), at::TensorOptions(at::kLong));
   return rows.unsqueeze(1).eq(columns);
 }
 
-// What is drawn for a matrix that no rank holds, [rows, size] by rows.
+// Draws rows of a matrix [rows, size] that no rank holds.
 class Rows {
  public:
   Rows(const Spec& like, int64_t rows, int64_t size, DrawKey key) : spec_(like), key_(key) {
     spec_.sizes = {rows, size};
   }
 
-  // Row `row` from element `first` on.
+  // Draws row `row` from element `first` on.
   template <void (*Draw)(const at::Tensor&, const Spec&, DrawKey, double, double)>
   at::Tensor draw(int64_t row, int64_t first = 0) {
     spec_.tile = {{{row, row + 1}}, {{first, spec_.sizes[1]}}};
@@ -82,7 +82,7 @@ class Rows {
 
 // ---- orthogonal_
 
-// In one order, whatever a rank has beside this column.
+// Adds in a fixed order, so that the sum does not depend on which other columns a rank holds.
 double dot(const double* a, const double* b, int64_t n) {
   constexpr int64_t kLanes = 8;
   double sums[kLanes] = {};
@@ -94,8 +94,9 @@ double dot(const double* a, const double* b, int64_t n) {
   return std::accumulate(std::begin(sums), std::end(sums), 0.0);
 }
 
-// Columns of Q = H_0 H_1 .. H_(k-1) S, an n x k matrix of orthonormal columns: H_i reflects the coordinates from i on
-// by a normal vector, and S has signs, as the QR decomposition of a normal matrix with a positive diagonal would.
+// Returns columns of Q = H_0 H_1 .. H_(k-1) S, an n x k matrix of orthonormal columns. H_i reflects the coordinates
+// from i on by a vector of normal numbers, and S has signs, so that Q is distributed as in the QR decomposition of a
+// normal matrix with a positive diagonal.
 at::Tensor columns_of_rotation(Rows& normals, int64_t n, const std::vector<int64_t>& which) {
   const auto count = static_cast<int64_t>(which.size());
   const at::Tensor out = at::zeros({count, n}, at::TensorOptions(at::kDouble));
@@ -128,7 +129,7 @@ void orthogonal(const LocalCall& call, Stack& stack) {
   if (self.numel() == 0) return;
   const Spec& spec = *call.outputs[0];
   const int64_t rows = spec.sizes[0], columns = spec.numel() / rows;
-  // The tensor's columns are Q's, or its rows, whichever are fewer.
+  // Q's columns are the tensor's columns or its rows, whichever are fewer.
   const bool tall = rows >= columns;
   const std::vector<int64_t> my_rows = indices_of(spec.tile[0]), my_columns = columns_of(spec);
   const std::vector<int64_t>& vectors = tall ? my_columns : my_rows;
@@ -189,7 +190,7 @@ void dirac(const LocalCall& call, Stack& stack) {
   stack = {self};
   const Spec& spec = *call.outputs[0];
   self.zero_();
-  at::Tensor middle = self;  // of the dimensions behind the channels
+  at::Tensor middle = self;  // the part of it at the middle of the dimensions after the channels
   for (std::size_t dim = 2; dim < spec.sizes.size(); ++dim) {
     const std::vector<int64_t> mine = indices_of(spec.tile[dim]);
     const auto at = std::find(mine.begin(), mine.end(), spec.sizes[dim] / 2);
@@ -201,7 +202,7 @@ void dirac(const LocalCall& call, Stack& stack) {
 
 // ---- eye
 
-// eye(n, m, out=), which torch::nn::init::eye_ calls, piece by piece.
+// eye(n, m, out=), which torch::nn::init::eye_ calls. Each rank fills its piece.
 bool eye(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   const at::Tensor out = args.back().toTensor();
@@ -221,7 +222,7 @@ bool eye(const c10::OperatorHandle& op, Stack& stack) {
                                          register_local_kernel(kSparse, sparse) &&
                                          register_local_kernel(kDirac, dirac) && register_decomposition("eye", eye);
 
-// ---- the operators; their meta kernels are for the rules
+// ---- the operators; rules use their meta kernels
 
 template <const char* const& Kernel>
 rules::OpRule by_kernel(const rules::OpCall& call) {
@@ -241,7 +242,7 @@ at::Tensor& orthogonal_meta(at::Tensor& self, double) { return self; }
 at::Tensor& dirac_meta(at::Tensor& self) { return self; }
 at::Tensor& sparse_meta(at::Tensor& self, double, double) { return self; }
 
-// As LibTorch's own operators that write: the version counter moves on, by which autograd sees it.
+// Increments the version counter, by which autograd sees a write, as LibTorch's own operators that write do.
 template <class... Numbers>
 at::Tensor& counted(const char* name, c10::DispatchKeySet keys, at::Tensor& self, Numbers... numbers) {
   const auto op =

@@ -1,4 +1,4 @@
-// The local kernels that rules name: operators whose piece of the result is not the operator on the pieces.
+// The local kernels that rules name, for operators whose piece of the result is not the operator on the pieces.
 
 #include <algorithm>
 #include <stdexcept>
@@ -25,8 +25,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// mean(self, *, dtype) and mean.dim(self, dim, keepdim, *, dtype): the local sum over the global count, so that uneven
-// and empty pieces count as what they hold.
+// mean(self, *, dtype) and mean.dim(self, dim, keepdim, *, dtype): the local sum divided by the global count, so that
+// uneven and empty pieces have the right weight.
 void mean(const LocalCall& call, Stack& stack) {
   const bool by_dim = stack.size() == 4;
   const at::Tensor self = stack[0].toTensor();
@@ -40,12 +40,12 @@ void mean(const LocalCall& call, Stack& stack) {
   for (const int64_t d : dims) count *= call.inputs[0]->sizes.at(static_cast<std::size_t>(d < 0 ? d + self.dim() : d));
   const bool keepdim = by_dim && stack[2].toBool();
   const at::ScalarType type = dtype.value_or(self.scalar_type());
-  const bool half = type == at::kHalf || type == at::kBFloat16;  // whose sums overflow where their means do not
+  const bool half = type == at::kHalf || type == at::kBFloat16;  // their sums overflow where their means do not
   const at::Tensor sum = at::sum(self, dims, keepdim, half ? at::kFloat : type);
   stack.assign({sum.div_(static_cast<double>(count)).to(type)});
 }
 
-// amax, amin, max, min: an empty piece gives the element that loses to every other.
+// amax, amin, max, min: an empty piece gives the neutral element of the reduction.
 void extremum(const LocalCall& call, Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
   if (self.numel() != 0) {
@@ -79,7 +79,7 @@ void check_indices(const at::Tensor& indices, int64_t num_rows) {
       fmt::format("embedding: index {} is outside the table's rows [0, {})", low < 0 ? low : high, num_rows));
 }
 
-// Where the global index of a row stands among those that this rank holds; `elsewhere` for the others.
+// Returns the local row of each global index that this rank holds, and `elsewhere` for the others.
 at::Tensor local_rows(const at::Tensor& indices, const Intervals& held, int64_t elsewhere) {
   at::Tensor out = at::full_like(indices, elsewhere);
   int64_t first = 0;
@@ -90,8 +90,8 @@ at::Tensor local_rows(const at::Tensor& indices, const Intervals& held, int64_t 
   return out;
 }
 
-// embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse) on this rank's rows; other ranks' rows give
-// zeros, to be summed.
+// embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse) on this rank's rows. Rows of other ranks give
+// zeros, since the results are summed.
 void embedding(const LocalCall& call, Stack& stack) {
   const Spec& weight_spec = *call.inputs[0];
   const at::Tensor weight = stack[0].toTensor();
@@ -109,7 +109,7 @@ void embedding(const LocalCall& call, Stack& stack) {
 }
 
 // embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq): this rank's rows of the
-// gradient. Ids of other rows go to one row more, which is dropped; so do those of padding.
+// gradient. Indices of other rows and of padding are sent to one extra row, which is dropped.
 void embedding_dense_backward(const LocalCall& call, Stack& stack) {
   const Intervals& held = call.outputs[0]->tile[0];
   const int64_t rows = count(held);
@@ -122,8 +122,9 @@ void embedding_dense_backward(const LocalCall& call, Stack& stack) {
       {at::embedding_dense_backward(grad, here, rows + 1, /*padding_idx=*/-1, stack[4].toBool()).narrow(0, 0, rows)});
 }
 
-// nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and its 2-D twin on pieces of the batch: the
-// local sum over the global total weight. One all_reduce of one number on each mesh dimension that splits the batch.
+// nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and nll_loss2d_forward on pieces of the batch:
+// the local sum divided by the global total weight. Runs one all_reduce of one number on each mesh dimension that cuts
+// the batch.
 void nll_loss_mean(const LocalCall& call, Stack& stack) {
   constexpr int64_t kSum = 2;
   const at::Tensor self = stack[0].toTensor();
@@ -138,16 +139,15 @@ void nll_loss_mean(const LocalCall& call, Stack& stack) {
   stack.assign({loss / total, total});
 }
 
-// Input 0 with the local sizes of the result, for operators that would read more from the piece's sizes or strides than
-// is true of the whole: squeeze drops dimensions of size 1, and a piece may have more of them; _reshape_alias names the
-// whole's strides.
+// Input 0 with the local sizes of the result, for operators that would misread the piece's sizes or strides: squeeze
+// removes dimensions of size 1, of which a piece may have more, and _reshape_alias names the global strides.
 void reshape(const LocalCall& call, Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
   stack.assign({own_if_copy(call.op, self.reshape(call.outputs[0]->local_sizes))});
 }
 
-// Losses by element with reduction = mean, and their backward: the sum over the pieces, divided by the elements of the
-// whole.
+// Losses per element with reduction = mean, and their backward: the sum over the piece divided by the global number of
+// elements.
 void mean_loss(const LocalCall& call, Stack& stack) {
   constexpr int64_t kSum = 2;
   int64_t count = 1;
@@ -157,7 +157,7 @@ void mean_loss(const LocalCall& call, Stack& stack) {
   stack[0].toTensor().div_(static_cast<double>(count));
 }
 
-// Backward kernels take what forward saved as it lay there, without a look at its strides; a slice lies otherwise.
+// Backward kernels assume that what forward saved is contiguous and do not check its strides; a slice may not be.
 void contiguous_statistics(const LocalCall& call, Stack& stack) {
   const auto& arguments = call.op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -167,7 +167,7 @@ void contiguous_statistics(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
-// The operator on dense pieces: some kernels of LibTorch's read memory as if it were.
+// The operator on contiguous pieces: some LibTorch kernels read memory as if they were contiguous.
 void contiguous(const LocalCall& call, Stack& stack) {
   const auto& arguments = call.op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -177,7 +177,7 @@ void contiguous(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
-// The matrices of `t` with rows, or columns, that begin at multiples of 16 bytes.
+// Returns the matrices of `t` with rows, or columns, that begin at multiples of 16 bytes.
 at::Tensor with_aligned_rows(const at::Tensor& t) {
   const bool by_columns = t.stride(-1) != 1 && t.stride(-2) == 1;
   const at::Tensor rows = by_columns ? t.mT() : t;
@@ -190,13 +190,13 @@ at::Tensor with_aligned_rows(const at::Tensor& t) {
   return by_columns ? copy.mT() : copy;
 }
 
-// _grouped_mm refuses matrices whose rows begin elsewhere, as those of a piece may.
+// _grouped_mm refuses matrices whose rows begin elsewhere; rows of a piece may.
 void aligned_rows(const LocalCall& call, Stack& stack) {
   for (const std::size_t i : {0, 1}) stack[i] = with_aligned_rows(stack[i].toTensor());
   call.op.callBoxed(stack);
 }
 
-// native_group_norm and its backward: N, C and group as the piece of the first tensor has them. The kernels read dense
+// native_group_norm and its backward, with N, C and group of the first tensor's piece. The kernels assume contiguous
 // memory.
 void group_norm(const LocalCall& call, Stack& stack) {
   const auto argument = [&](const char* name) -> at::IValue& {
@@ -213,8 +213,8 @@ void group_norm(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
-// _scaled_dot_product_flash_attention_for_cpu_backward: the kernel divides by the number of heads, which may be none
-// here while the gradients of key and value are terms of a sum.
+// _scaled_dot_product_flash_attention_for_cpu_backward: the kernel divides by the number of heads, which may be 0 here
+// while the gradients of key and value are terms of a sum.
 void attention_backward(const LocalCall& call, Stack& stack) {
   const at::Tensor grad = stack[0].toTensor();
   if (grad.numel() != 0) {

@@ -34,8 +34,7 @@ at::Tensor call_batched_matmul(const at::Tensor& a, const at::Tensor& b) {
   return op.call(a, b);
 }
 
-// ---- on plain tensors
-// ------------------------------------------------------------------------------------------------
+// ---- on plain tensors ------------------------------------------------------------------------------------------
 
 at::Tensor rows_of(const at::Tensor& t) {
   return t.reshape({t.numel() / std::max<int64_t>(t.size(-1), 1), t.size(-1)});
@@ -43,7 +42,8 @@ at::Tensor rows_of(const at::Tensor& t) {
 
 at::Tensor dense_plain(const at::Tensor& x, const at::Tensor& w) { return at::matmul(x, w); }
 
-// As a linear layer's weight lies in memory, [n, k]: a gradient that lies otherwise is copied once more into .grad.
+// Returns the gradient in the memory order of a linear layer's weight, [n, k]. In another order it would be copied
+// again into .grad.
 at::Tensor dense_wgrad_plain(const at::Tensor& x, const at::Tensor& g) {
   if (x.numel() == 0 || g.numel() == 0) return at::zeros({g.size(-1), x.size(-1)}, g.options()).t();
   return at::mm(rows_of(g).t(), rows_of(x)).t();
@@ -51,14 +51,13 @@ at::Tensor dense_wgrad_plain(const at::Tensor& x, const at::Tensor& g) {
 
 at::Tensor batched_matmul_plain(const at::Tensor& a, const at::Tensor& b) { return at::matmul(a, b); }
 
-// ---- gradients
-// -------------------------------------------------------------------------------------------------------
+// ---- gradients -------------------------------------------------------------------------------------------------
 
-// Calls the operator below autograd on saved inputs, and `Gradients` of them backward.
+// Calls the operator below autograd, and `Gradients` on the saved inputs in backward.
 template <at::Tensor (*Op)(const at::Tensor&, const at::Tensor&), class Gradients>
 struct Product : torch::autograd::Function<Product<Op, Gradients>> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b) {
-    // Each factor is for the other's gradient.
+    // Each factor is needed for the other's gradient.
     ctx->save_for_backward({b.requires_grad() ? a : at::Tensor(), a.requires_grad() ? b : at::Tensor()});
     const at::AutoDispatchBelowADInplaceOrView below;
     return Op(a, b);
@@ -71,7 +70,7 @@ struct Product : torch::autograd::Function<Product<Op, Gradients>> {
   }
 };
 
-// Factors enter conjugated, which real ones are as they stand.
+// Factors are conjugated, which does nothing to real ones.
 struct DenseGradients {
   static at::Tensor first(const at::Tensor&, const at::Tensor& w, const at::Tensor& g) {
     return call_dense(g, w.t().conj());
@@ -80,7 +79,7 @@ struct DenseGradients {
     return call_dense_wgrad(x.conj(), g);
   }
 };
-// W = x^T g: its gradient G gives x: g G^T, g: x G.
+// W = x^T g. Its gradient G gives x the gradient g G^T, and g the gradient x G.
 struct WgradGradients {
   static at::Tensor first(const at::Tensor&, const at::Tensor& g, const at::Tensor& grad) {
     return call_dense(g.conj(), grad.t());
@@ -113,7 +112,7 @@ TORCH_LIBRARY(tessera, m) {
   m.def("dense_wgrad(Tensor x, Tensor g) -> Tensor");
   m.def("batched_matmul(Tensor a, Tensor b) -> Tensor");
 }
-// By backend, not as composite kernels: those would be taken before the DTensor fallback.
+// Registered per backend, since composite kernels would be preferred to the DTensor fallback.
 void register_plain(torch::Library& m) {
   m.impl("dense", dense_plain);
   m.impl("dense_wgrad", dense_wgrad_plain);
@@ -136,7 +135,7 @@ at::Tensor batched_matmul(const at::Tensor& a, const at::Tensor& b) { return cal
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   if (a.dim() >= 3 && b.dim() == 2) return call_dense(a, b);
-  // LibTorch squeezes the product of a vector in place, which a DTensor cannot do.
+  // LibTorch squeezes the product with a vector in place, which a DTensor cannot do.
   if (a.dim() == 1 && b.dim() >= 2) return tessera::matmul(a.unsqueeze(0), b).squeeze(-2);
   if (a.dim() >= 3 && b.dim() == 1) return tessera::matmul(a, b.unsqueeze(1)).squeeze(-1);
   if (a.dim() < 3 || b.dim() < 3) return at::compositeimplicitautograd::matmul(a, b);

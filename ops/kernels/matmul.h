@@ -4,9 +4,11 @@
 
 namespace tessera {
 
-// Products of whole operators, so that no dimension is flattened on the way (flattening a sharded dimension that is not
-// the leftmost would gather it). Differentiable any number of times; ordinary operators to the dispatcher, with rules
-// of their own.
+// Products that stay one operator, so that no dimension is flattened (flattening a sharded dimension that is not the
+// leftmost would gather it). They can be differentiated any number of times, and the dispatcher runs them by rules of
+// their own.
+//
+// Shapes:
 
 // x (..., k), w (k, n) -> (..., n)
 at::Tensor dense(const at::Tensor& x, const at::Tensor& w);
@@ -15,7 +17,7 @@ at::Tensor dense_wgrad(const at::Tensor& x, const at::Tensor& g);
 // a (B..., m, k), b (B..., k, n) with equal B -> (B..., m, n)
 at::Tensor batched_matmul(const at::Tensor& a, const at::Tensor& b);
 
-// torch.matmul of DTensors in terms of these; what they do not cover goes LibTorch's own way.
+// torch.matmul of DTensors in terms of these. Products that they do not cover use LibTorch's own matmul.
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace tessera

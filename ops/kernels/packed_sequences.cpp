@@ -1,6 +1,6 @@
-// Sequences of different lengths, packed for recurrent modules. LibTorch's kernels copy them into plain tensors of
-// their own; here they are views put together, which DTensors have. The numbers of sequences a step stay plain, as they
-// stay on the CPU beside a GPU's tensors: recurrent modules read them.
+// Sequences of different lengths, packed for recurrent modules. LibTorch's kernels copy them into plain tensors that
+// they make; here they are concatenated views, which work on DTensors. The number of sequences per step stays a plain
+// tensor, as it stays on the CPU beside tensors of a GPU, since recurrent modules read it.
 
 #include <algorithm>
 #include <stdexcept>
@@ -35,7 +35,7 @@ void check_lengths(const Numbers& lengths, const at::Tensor& steps) {
       fmt::join(lengths, ", "), steps.size(1), steps.size(0)));
 }
 
-// Steps of which equally many sequences are left go together.
+// Successive steps with equally many sequences left are packed together.
 Two pack(const at::Tensor& input, const at::Tensor& lengths, bool batch_first) {
   if (input.dim() < 2) {
     throw std::invalid_argument(
@@ -57,7 +57,7 @@ Two pack(const at::Tensor& input, const at::Tensor& lengths, bool batch_first) {
   return {at::cat(parts), at::tensor(left, at::kLong)};
 }
 
-// Amounts for constant_pad_nd that make dimension `dim` of `t` longer at its end.
+// Returns amounts for constant_pad_nd that lengthen dimension `dim` of `t` at its end.
 Numbers longer(const at::Tensor& t, int64_t dim, int64_t by) {
   Numbers out(static_cast<std::size_t>(2 * (t.dim() - dim)), 0);
   out.back() = by;
@@ -90,7 +90,7 @@ Two unpack(const at::Tensor& data, const at::Tensor& batch_sizes, bool batch_fir
   return {batch_first ? out.transpose(0, 1) : out, at::tensor(lengths, at::kLong)};
 }
 
-// Where there is no autograd.
+// The same, registered where autograd is excluded.
 bool pack_boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (writes(op)) return false;
   const torch::jit::Stack args = take_args(op, stack);

@@ -1,5 +1,5 @@
-// The local kernel "pooling": maxima and means over windows, and their gradients, of rows with those that their windows
-// meet.
+// The local kernel "pooling": maxima and means over windows, and their gradients, on a piece's rows and the rows that
+// their windows use.
 
 #include <algorithm>
 #include <limits>
@@ -27,7 +27,7 @@ using Rows = std::vector<WindowRows>;
 // Half types are summed in single precision.
 at::Tensor precise(const at::Tensor& t) { return at::isReducedFloatingType(t.scalar_type()) ? t.to(at::kFloat) : t; }
 
-// The operator on rows that stand between their edges: without padding, and as many windows as fit.
+// Runs the operator on rows that include the padding: it pads nothing, and computes as many windows as fit.
 void run_unpadded(const LocalCall& call, Stack& stack) {
   named(call, stack, "padding") = std::vector<int64_t>(call.fetched->halos.dims.size(), 0);
   named(call, stack, "ceil_mode") = false;
@@ -41,16 +41,16 @@ at::Scalar lowest(at::ScalarType type) {
   return std::numeric_limits<int64_t>::min() >> (64 - bits);
 }
 
-// ---- maxima: an index is row-major over all rows
+// ---- maxima; an index counts all elements row-major
 
-// By index over rows that begin at `span` in each dimension, the index over all rows of `window.wide`.
+// Converts an index that counts rows from `span` in each dimension to one that counts all rows of `window.wide`.
 at::Tensor global_indices(at::Tensor indices, const Rows& rows) {
   at::Tensor out = at::zeros(indices.sizes(), indices.options());
   int64_t step = 1;
   for (auto r = rows.rbegin(); r != rows.rend(); ++r) {
     at::Tensor place = indices.remainder(r->span.size()) + r->span.begin;
     indices = indices.div(r->span.size(), "floor");
-    // A window in which nothing is larger than what padding counts as points to its first place that is one.
+    // A window in which nothing exceeds the padding's value points to its first position that is no padding.
     const int64_t d = r->window.dilation;
     place = at::where(place < 0, place.remainder(d), place);
     out += place * step;
@@ -59,7 +59,7 @@ at::Tensor global_indices(at::Tensor indices, const Rows& rows) {
   return out;
 }
 
-// (self, ...) -> (maxima, indices)
+// Maps (self, ...) to (maxima, indices).
 void max_pool(const LocalCall& call, Stack& stack, const Rows& rows) {
   const at::Tensor self = stack[0].toTensor();
   stack[0] = reframed(self, rows, &WindowRows::wide, &WindowRows::span, lowest(self.scalar_type())).contiguous();
@@ -67,7 +67,8 @@ void max_pool(const LocalCall& call, Stack& stack, const Rows& rows) {
   stack[1] = global_indices(stack[1].toTensor(), rows);
 }
 
-// (grad, self, ..., indices): what of the fetched gradients goes to rows that this rank holds.
+// The arguments are (grad, self, ..., indices). The part of the fetched gradients that belongs to this rank's rows is
+// used.
 void max_pool_backward(const LocalCall& call, Stack& stack, const Rows& rows) {
   const at::Tensor grad = stack[0].toTensor();
   at::Tensor indices = named(call, stack, "indices").toTensor();
@@ -90,9 +91,10 @@ void max_pool_backward(const LocalCall& call, Stack& stack, const Rows& rows) {
   stack = {out.to(grad.scalar_type())};
 }
 
-// ---- means: a sum, divided by how many elements of the whole its window counts
+// ---- means: a sum divided by the number of elements of the global tensor that the window counts
 
-// How many each window of the narrow rows counts in one dimension, shaped to go with them.
+// Returns the number of elements that each window of the narrow rows counts in one dimension, in a shape that
+// broadcasts.
 at::Tensor counts(const WindowRows& r, bool with_padding, int64_t ndim) {
   const rules::Window& w = r.window;
   std::vector<int64_t> out;
@@ -106,7 +108,7 @@ at::Tensor counts(const WindowRows& r, bool with_padding, int64_t ndim) {
   return at::tensor(out, at::kLong).view(shape);
 }
 
-// `sums` of the narrow rows over their divisors.
+// Returns `sums` of the narrow rows divided by their divisors.
 at::Tensor divided(const LocalCall& call, Stack& stack, const Rows& rows, const at::Tensor& sums) {
   const auto mode =
       at::isIntegralType(sums.scalar_type(), false) ? std::optional<std::string_view>("trunc") : std::nullopt;
@@ -118,7 +120,7 @@ at::Tensor divided(const LocalCall& call, Stack& stack, const Rows& rows, const 
   return at::div(sums, divisor.to(sums.options()), mode);
 }
 
-// (self, ...)
+// The arguments are (self, ...).
 void avg_pool(const LocalCall& call, Stack& stack, const Rows& rows) {
   const at::Tensor self = stack[0].toTensor();
   Stack local = stack;
@@ -128,14 +130,14 @@ void avg_pool(const LocalCall& call, Stack& stack, const Rows& rows) {
   stack = {divided(call, stack, rows, local[0].toTensor()).to(self.scalar_type())};
 }
 
-// (grad, self, ...)
+// The arguments are (grad, self, ...).
 void avg_pool_backward(const LocalCall& call, Stack& stack, const Rows& rows) {
   const at::Tensor grad = stack[0].toTensor();
   Stack local = stack;
   local[0] = divided(call, stack, rows, precise(grad)).contiguous();
   std::vector<int64_t> sizes = stack[1].toTensor().sizes().vec();
   for (const WindowRows& r : rows) sizes[static_cast<std::size_t>(r.dim)] = r.span.size();
-  local[1] = at::empty(sizes, local[0].toTensor().options());  // its sizes alone are read
+  local[1] = at::empty(sizes, local[0].toTensor().options());  // only its sizes are read
   named(call, local, "divisor_override") = 1;
   run_unpadded(call, local);
   const at::Tensor spanned = local[0].toTensor();

@@ -29,8 +29,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// What is worked on at once: so little of the logits that it does not count beside them, yet enough for its calls not
-// to count.
+// The logits are worked on in parts. A part is small enough that its buffers do not matter beside the logits, and large
+// enough that the calls' overhead does not matter.
 constexpr int64_t kPartsOfLogits = 128;
 constexpr int64_t kLeastPartBytes = 128 << 10;
 constexpr int64_t kMostPartBytes = 4 << 20;
@@ -40,16 +40,16 @@ at::ScalarType sum_type(at::ScalarType dtype) { return dtype == at::kDouble ? at
 // [*, k] -> [n, k]
 at::Tensor by_rows(const at::Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
 
-// One call, rows and classes counted.
+// One call, with its rows and classes counted.
 //
 // With x the logits, S = sum over classes of exp(x - m), m a row's greatest logit, w the classes' weights, t the
-// target, a the probability that smoothing spreads over all classes alike:
+// target, and a the probability that smoothing spreads evenly over all classes:
 //   loss = (1 - a) w_t (log S + m - x_t) + a / K * sum over k of w_k (log S + m - x_k)
 struct Problem {
   std::optional<DeviceMesh> mesh;
   CrossEntropyOptions options;
   int64_t classes = 0;  // K
-  Interval mine;        // of them this rank's
+  Interval mine;        // this rank's classes
   double spread = 0;    // a
 
   at::Tensor weight_here(const at::Tensor& like) const {
@@ -58,13 +58,13 @@ struct Problem {
   }
 };
 
-// What a row needs beside its logits.
+// What the computation needs of a row besides its logits.
 struct Rows {
   at::Tensor target;  // its class, 0 where ignored
-  at::Tensor weight;  // what it counts for: w_t, or 0 where ignored
+  at::Tensor weight;  // its weight: w_t, or 0 where ignored
   at::Tensor kept;    // 1, or 0 where ignored
-  at::Tensor column;  // where the class is in this rank's columns, 0 where elsewhere
-  at::Tensor here;    // whether it is one of them
+  at::Tensor column;  // the index of the class in this rank's columns, 0 if it is on another rank
+  at::Tensor here;    // whether this rank has the class
 };
 
 Rows rows_of(const at::Tensor& target, const Problem& p, at::ScalarType type) {
@@ -80,7 +80,7 @@ Rows rows_of(const at::Tensor& target, const Problem& p, at::ScalarType type) {
   return rows;
 }
 
-// Calls `body` with the first and the last but one row of each part of `logits` [n, k] that is worked on at once.
+// Calls `body` with the first row and the row after the last of each part of `logits` [n, k].
 template <class Body>
 void by_parts(const at::Tensor& logits, const Body& body) {
   const int64_t n = logits.size(0);
@@ -93,10 +93,10 @@ void by_parts(const at::Tensor& logits, const Body& body) {
 
 constexpr const char* kName = "sharded_cross_entropy";
 
-// Where each rank took the number of classes from its own: whether all together have so many, which they have not where
-// they are uneven.
+// Where each rank took the number of classes from its own: checks that all ranks together have that many, which is not
+// so if classes are uneven.
 void check_count(const at::Tensor& counted, const Problem& p) {
-  constexpr int64_t kExact = 1 << 24;  // sums of float32
+  constexpr int64_t kExact = 1 << 24;  // up to which sums of float32 are exact
   if (p.options.classes || p.mesh->size() == 1 || p.classes > kExact) return;
   const auto all = static_cast<int64_t>(counted.item<double>());
   if (all == p.classes) return;
@@ -105,7 +105,7 @@ void check_count(const at::Tensor& counted, const Problem& p) {
                            all, p.mesh->size()));
 }
 
-// What is summed over all classes of each row: [n] each.
+// Sums over all classes of each row, [n] each.
 struct Sums {
   at::Tensor greatest;  // m
   at::Tensor exps;      // S
@@ -145,19 +145,19 @@ Sums sums_of(const at::Tensor& logits, const Rows& rows, const Problem& p) {
         p.options.weight.defined() ? p.options.weight.to(type).sum() : at::full({}, p.classes, options);
     out.loss = out.loss + (log_sum * total - sums[2]) * rows.kept * (p.spread / static_cast<double>(p.classes));
   }
-  // A row that is ignored counts for nothing, whatever its logits are.
+  // An ignored row contributes nothing, whatever its logits are.
   out.loss = out.loss.masked_fill(rows.kept.eq(0), 0);
   return out;
 }
 
-// What each row's loss counts for in the result: the gradient of the result, divided as the mean is.
+// Returns the gradient of each row's loss: that of the result, divided by the total weight for a mean.
 at::Tensor row_gradients(const at::Tensor& g, const Rows& rows, const Problem& p) {
   const at::Tensor flat = g.to(rows.kept.scalar_type()).reshape({-1});
   const at::Tensor each = p.options.reduction == at::Reduction::Mean ? flat / rows.weight.sum() : flat;
-  return each.expand_as(rows.kept).masked_fill(rows.kept.eq(0), 0);  // the mean of none is divided by 0
+  return each.expand_as(rows.kept).masked_fill(rows.kept.eq(0), 0);  // a mean of no rows divides by 0
 }
 
-// The factors of a row's gradient, which in column k is  g (A p_k - [k = t] B - C w_k)  with p the softmax.
+// The factors of a row's gradient, which is  g (A p_k - [k = t] B - C w_k)  in column k, where p is the softmax.
 struct Factors {
   at::Tensor softmax, target;  // A, B: [n, 1]
   double spread = 0;           // C
@@ -175,12 +175,12 @@ Factors factors_of(const Rows& rows, const Problem& p) {
   return {.softmax = on_all.unsqueeze(1), .target = on_target.unsqueeze(1), .spread = c};
 }
 
-// What is added at a row's target in this rank's columns; 0 where the target is elsewhere.
+// Returns what is added at each row's target if it is in this rank's columns, and 0 if it is not.
 at::Tensor at_target(const Factors& factors, const Rows& rows) {
   return factors.target.neg().masked_fill_(rows.here.logical_not().unsqueeze(1), 0);
 }
 
-// The gradient, differentiable.
+// Returns the gradient in a differentiable form.
 at::Tensor gradient_of(const at::Tensor& softmax, const at::Tensor& g, const Rows& rows, const Factors& factors,
                        const at::Tensor& weight) {
   at::Tensor out = softmax * factors.softmax;
@@ -196,7 +196,7 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
     const at::Tensor flat = by_rows(logits);
     const Rows rows = rows_of(target, p, sum_type(logits.scalar_type()));
     const Sums sums = sums_of(flat, rows, p);
-    // The classes' weights too, so that autograd tells where they were written since.
+    // The classes' weights are saved too, so that autograd detects a later write.
     if (logits.requires_grad()) ctx->save_for_backward({logits, target, sums.greatest, sums.exps, p.options.weight});
     detail::saved<Problem>(ctx, "problem").options.weight.reset();
     switch (p.options.reduction) {
@@ -224,7 +224,7 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
     const at::Tensor g = row_gradients(grad, rows, p), weight = p.weight_here(x);
     const Factors factors = factors_of(rows, p);
     const at::Tensor out = at::empty_like(x, at::MemoryFormat::Contiguous);
-    // Of each row: what its exponentials count for, what its target adds, and what every class loses.
+    // For each row: the factor of its exponentials, what is added at its target, and what is added to every class.
     const at::Tensor on_exps = factors.softmax * (g / exps).unsqueeze(1);
     const at::Tensor on_target = at_target(factors, rows) * g.unsqueeze(1);
     const at::Tensor on_all = g.unsqueeze(1) * -factors.spread;
@@ -241,7 +241,7 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
     return out.masked_fill_(rows.kept.eq(0).unsqueeze(1), 0);
   }
 
-  // Every rank's exponentials stand in every rank's sum, and so in its softmax: gradients of the sum are terms of one.
+  // Every rank's exponentials are in every rank's sum and so in its softmax, so gradients of the sum are terms of one.
   static at::Tensor differentiable(const at::Tensor& x, const at::Tensor& grad, const Rows& rows, const Problem& p) {
     const at::ScalarType type = sum_type(x.scalar_type());
     const at::Tensor most = x.size(1) > 0
@@ -270,7 +270,7 @@ void check_tensors(const at::Tensor& logits, const at::Tensor& target, const Dev
   if (!at::isIntegralType(target.scalar_type(), /*includeBool=*/false)) {
     refuse(fmt::format("a target of {}; a target has class numbers", c10::toString(target.scalar_type())));
   }
-  // Logits are this rank's, which may be wrong alone.
+  // Logits belong to this rank and may be wrong on it alone.
   if (logits.dim() < 1 || target.sizes() != logits.sizes().slice(0, static_cast<std::size_t>(logits.dim() - 1))) {
     refuse_alone(mesh, kName,
                  fmt::format("logits [{}] and target [{}]; they are [*, classes] and [*]",
@@ -282,7 +282,7 @@ void check_tensors(const at::Tensor& logits, const at::Tensor& target, const Dev
   }
 }
 
-// The classes, and which of them are here. Without their number a rank takes it from its own, and may be wrong alone.
+// Returns the number of classes and this rank's part. A rank that takes the number from its own may be wrong alone.
 Problem problem_of(const at::Tensor& logits, const DeviceMesh& mesh, const CrossEntropyOptions& options) {
   const int64_t here = logits.size(-1);
   Problem p{.mesh = mesh, .options = options, .classes = options.classes.value_or(here * mesh.size()), .mine = {}};
@@ -299,7 +299,7 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
                 const CrossEntropyOptions& options) {
   check_tensors(logits, target, mesh, options);
   Problem p = problem_of(logits, mesh, options);
-  // Of classes that each rank counted by its own, as they may not be.
+  // If each rank took the number of classes from its own, this may be wrong on this rank alone.
   const auto refuse_count = [&](const std::string& why) {
     if (options.classes) refuse(why);
     refuse_alone(mesh, kName, why + "; uneven classes need options.classes");
@@ -331,7 +331,7 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
 at::Tensor sharded_cross_entropy(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
                                  const CrossEntropyOptions& options) {
   const bool whole = target.defined() && at::isIntegralType(target.scalar_type(), /*includeBool=*/false);
-  const at::Tensor classes = whole ? target.to(at::kLong) : target;  // ignore_index may be no number of a narrow dtype
+  const at::Tensor classes = whole ? target.to(at::kLong) : target;  // ignore_index may not fit a narrow dtype
   return ShardedCrossEntropy::apply(logits, classes, checked(logits, classes, mesh, options));
 }
 

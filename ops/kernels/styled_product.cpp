@@ -15,14 +15,14 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// What backward needs beside tensors.
+// What backward needs in addition to tensors.
 struct BackwardState {
   StyledProduct how;
   Placements from;
   bool moves = false;
 
-  // Where the input's gradient is to go that lies as `term`. With others who take x it waits for theirs: see
-  // watch_terms.
+  // Returns the placements to which the input's gradient, which lies as `term`, is redistributed. If others have used
+  // x, the gradient stays as it is and waits for theirs; see watch_terms.
   Placements goal(const at::Tensor& term) const {
     Placements out = placements_of(term);
     if (how.uses == nullptr || *how.uses != 1) return out;
@@ -47,7 +47,7 @@ struct StyledDense : torch::autograd::Function<StyledDense> {
     return dense(brought, w);
   }
 
-  // As DenseGradients of matmul.cpp, and differentiable as those are.
+  // The gradients of DenseGradients in matmul.cpp. They are differentiable, too.
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const BackwardState& state = detail::saved<BackwardState>(ctx, "state");
     const tensor_list saved = ctx->get_saved_variables();

@@ -10,21 +10,21 @@
 
 namespace tessera {
 
-// How a style brings an activation to a weight.
+// How a style redistributes the activation of a product.
 struct StyledProduct {
   Placements desired;
   ContractPtr contract;
-  // How many contracts have taken the activation, where somebody counts.
+  // How many contracts have used the activation, if somebody counts them.
   std::shared_ptr<const int> uses;
 };
 
-// dense(redistribute(x, desired), w) of DTensors, x (..., k) and w (k, n), none pending. In backward the input's
-// gradient travels while the weight's is computed, where nobody else has taken x: out of the terms of a sum, and back
-// to where x lies. With `gather_input_again` of the contract x is kept as it lies, and brought where the product takes
-// it once more, while the input's gradient is computed.
+// Returns dense(redistribute(x, desired), w) for DTensors x (..., k) and w (k, n), of which none is pending. If nothing
+// else has used x, backward redistributes x's gradient while it computes w's: a pending gradient is reduced, and it
+// gets x's layout. With the contract's `gather_input_again`, autograd saves x as it is, and backward redistributes it
+// to `desired` again while it computes x's gradient.
 //
-// None where neither is to be had: no gradient is recorded; x moves, and is not to be brought again; x is a matrix that
-// does not move, of which LibTorch's own product does well.
+// Returns nullopt where neither would happen: no gradient is recorded; x is redistributed, but not again in backward;
+// or x is a matrix that is not redistributed, for which LibTorch's own product is good.
 std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& w, const StyledProduct& how);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 // The local kernels "parts" and "parts_backward": slice, split, select and unbind along a dimension that is cut, and
-// their gradients, each rank on its own piece.
+// their gradients. Each rank works on its own piece.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -19,10 +19,10 @@ int64_t argument(const LocalCall& call, const Stack& stack, const char* name, in
   return stack[static_cast<std::size_t>(*at)].toInt();
 }
 
-// A dimension of the viewed tensor, and this rank's piece of it.
+// A dimension of the viewed tensor, and what this rank holds of it.
 struct Viewed {
   int64_t dim;
-  int64_t size;  // of the whole
+  int64_t size;  // of the global tensor
   const Intervals& held;
 };
 
@@ -33,12 +33,12 @@ Viewed viewed(const LocalCall& call, const Stack& stack, const Spec& spec) {
   return {.dim = dim, .size = spec.sizes[d], .held = spec.tile[d]};
 }
 
-// The place in a piece of its first element at or after `element`.
+// Returns the position in a piece of its first element at or after `element`.
 int64_t place_of(const Intervals& held, int64_t element) { return count(intersect(held, one_interval(0, element))); }
 
 bool has(const Intervals& held, int64_t element) { return overlap(held, one_interval(element, element + 1)) != 0; }
 
-// What of elements start, start + step, ... , `length` of them, lies in the piece.
+// Returns those of the elements start, start + step, ... (`length` of them) that are in the piece.
 at::Tensor slice_of(const at::Tensor& piece, const Viewed& v, int64_t start, int64_t step, int64_t length) {
   const Tile held = *rules::slice_tiles(0, start, step, length)(Tile{v.held});
   if (held[0].empty()) return piece.narrow(v.dim, 0, 0);
@@ -46,12 +46,13 @@ at::Tensor slice_of(const at::Tensor& piece, const Viewed& v, int64_t start, int
   return piece.slice(v.dim, first, first + (count(held[0]) - 1) * step + 1, step);
 }
 
-// Undefined where this rank does not have it.
+// Returns an undefined tensor if this rank does not have the element.
 at::Tensor element_of(const at::Tensor& piece, const Viewed& v, int64_t index) {
   return has(v.held, index) ? piece.select(v.dim, place_of(v.held, index)) : at::Tensor();
 }
 
-// Calls visit(result's number, its part of `piece`) for each result of a view of a tensor of `whole`'s sizes.
+// Calls visit(index of the result, its part of `piece`) for each result of a view of a tensor with the sizes of
+// `whole`.
 template <class Visit>
 void each_part(const LocalCall& call, const Stack& stack, const Spec& whole, const std::vector<SpecPtr>& parts,
                const at::Tensor& piece, const Visit& visit) {
@@ -78,7 +79,7 @@ void parts(const LocalCall& call, Stack& stack) {
   std::vector<at::Tensor> out(call.outputs.size());
   each_part(call, stack, *call.inputs[0], call.outputs, piece, [&](std::size_t k, const at::Tensor& part) {
     const Spec& spec = *call.outputs[k];
-    // Without elements it may be of other sizes than its layout says.
+    // A part without elements may have other sizes than its layout says.
     const bool fits = part.defined() && part.sizes() == at::IntArrayRef(spec.local_sizes);
     out[k] = fits ? own_if_copy(call.op, part) : at::empty(spec.local_sizes, piece.options());
   });
@@ -91,7 +92,7 @@ void parts(const LocalCall& call, Stack& stack) {
   }
 }
 
-// select_backward and slice_backward.
+// This is select_backward and slice_backward.
 void parts_backward(const LocalCall& call, Stack& stack) {
   const at::Tensor grad = stack[0].toTensor();
   const at::Tensor out = at::zeros(call.outputs[0]->local_sizes, grad.options());

@@ -35,7 +35,7 @@ bool no_rows(const std::vector<WindowRows>& rows) {
 
 at::Tensor reframed(const at::Tensor& t, const std::vector<WindowRows>& rows, Interval WindowRows::*from,
                     Interval WindowRows::*to, const at::Scalar& value) {
-  std::vector<int64_t> amounts(static_cast<std::size_t>(2 * t.dim()), 0);  // the last dimension first
+  std::vector<int64_t> amounts(static_cast<std::size_t>(2 * t.dim()), 0);  // the last dimension comes first
   for (const WindowRows& r : rows) {
     const auto at = static_cast<std::size_t>(2 * (t.dim() - 1 - r.dim));
     amounts[at] = (r.*from).begin - (r.*to).begin;

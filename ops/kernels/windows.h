@@ -5,33 +5,33 @@
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
 
-// What the kernels of convolution and pooling share.
+// Helpers for the kernels of convolution and pooling.
 namespace tessera {
 
-// Along one dimension, which rows of the wide and the narrow side this rank's part of a call is about, and what the
-// windows of the narrow ones span, beyond the edges too. The rows that are computed are those that it holds of them,
-// the others were fetched.
+// Along one dimension: the rows of the wide and of the narrow side that this rank's part of a call uses, and the span
+// of the narrow rows' windows, padding included. One side has the rows that this rank holds and computes; rows of the
+// other side were fetched.
 struct WindowRows {
   int64_t dim;
   const rules::Window& window;
   Interval wide;
   Interval narrow;
   Interval span;
-  bool whole;  // all of both sides
+  bool whole;  // these are all rows of both sides
 };
 
-// One a dimension of call.fetched->halos; none where nothing was fetched.
+// Returns one entry per dimension of call.fetched->halos, or none if nothing was fetched.
 std::vector<WindowRows> window_rows(const LocalCall& call);
 
-// Whether a side is without rows in one of the dimensions.
+// Returns whether a side has no rows in one of the dimensions.
 bool no_rows(const std::vector<WindowRows>& rows);
 
-// `t`, whose rows in each dimension of `rows` are member `from` of it, with those that `to` says: rows that it lacks
-// are `value`.
+// Returns `t` cut or padded in each dimension of `rows`: from the rows of member `from`, which it has, to those of
+// member `to`. New rows are filled with `value`.
 at::Tensor reframed(const at::Tensor& t, const std::vector<WindowRows>& rows, Interval WindowRows::*from,
                     Interval WindowRows::*to, const at::Scalar& value = 0);
 
-// An argument of the call by its name.
+// Returns the call's argument `name`.
 at::IValue& named(const LocalCall& call, torch::jit::Stack& stack, std::string_view name);
 
 }  // namespace tessera
