@@ -65,12 +65,11 @@ void check_same(const char* op, const at::Tensor& self, at::IntArrayRef size, at
                 std::optional<int64_t> offset) {
   const int64_t from = offset.value_or(self.storage_offset());
   if (reaches_same(self, size, stride) && from == self.storage_offset()) return;
-  throw std::invalid_argument(
-      fmt::format("{}: [{}] by strides [{}] from {} of {}, by strides [{}] from {}: a DTensor's pieces lie in other "
-                  "memory than one "
-                  "process's; use view, transpose, slice, diagonal or unfold, or call full_tensor first",
-                  op, fmt::join(size, ", "), fmt::join(stride, ", "), from, to_string(*detail::meta(self).spec),
-                  fmt::join(self.strides(), ", "), self.storage_offset()));
+  throw std::invalid_argument(fmt::format(
+      "{}: [{}] by strides [{}] from {} of {}, by strides [{}] from {}: a DTensor's pieces lie in other "
+      "memory than one process's; use view, transpose, slice, diagonal or unfold, or call full_tensor first",
+      op, fmt::join(size, ", "), fmt::join(stride, ", "), from, to_string(*detail::meta(self).spec),
+      fmt::join(self.strides(), ", "), self.storage_offset()));
 }
 
 at::Tensor strided_view(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,

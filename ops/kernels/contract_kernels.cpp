@@ -104,8 +104,7 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
   if (!contract.data_dims.empty()) {
     throw std::invalid_argument(fmt::format(
         "{} with {}: a plain activation [{}] on the mesh {} with data dimensions: nobody can know which part of "
-        "the batch it is. "
-        "Pass from_local(piece, mesh, {{Shard(0) on the data dimensions}})",
+        "the batch it is. Pass from_local(piece, mesh, {{Shard(0) on the data dimensions}})",
         op, contract.path, fmt::join(piece.sizes(), ", "), mesh.to_string()));
   }
   const Placements placements =
@@ -157,11 +156,10 @@ at::Tensor local_bias(const at::Tensor& bias, const Contract& contract, int64_t 
   const bool pieces_of_batch =
       std::ranges::any_of(contract.data_dims, [&](int64_t mesh_dim) { return mesh.size(mesh_dim) > 1; });
   if (pieces_of_batch && bias.requires_grad() && at::GradMode::is_enabled()) {
-    throw std::invalid_argument(
-        fmt::format("add with {}: a plain output (use_local_output) on the mesh {} with data dimensions: nobody can "
-                    "know which part "
-                    "of the batch it is, and so how the bias's gradient is summed. Leave use_local_output out",
-                    by(contract), mesh.to_string()));
+    throw std::invalid_argument(fmt::format(
+        "add with {}: a plain output (use_local_output) on the mesh {} with data dimensions: nobody can "
+        "know which part of the batch it is, and so how the bias's gradient is summed. Leave use_local_output out",
+        by(contract), mesh.to_string()));
   }
   const Placement result = contract.output.value_or(Replicate());
   const bool last = result.is_shard() && (result.tensor_dim() == -1 || result.tensor_dim() == result_ndim - 1);

@@ -99,8 +99,9 @@ void announce(const Call& call, int64_t mesh_dim) {
   if (mesh_of(call.logits).size(mesh_dim) == 1) return;
   detail::implicit_communication(kName, [&] {
     return fmt::format(
-        "; the classes of {} are cut, which takes two all_reduces of a number or two a row; parallel_cross_entropy is "
-        "explicit",
+        "; the classes of {} are cut, which takes two all_reduces of one or two numbers per row; "
+        "parallel_cross_entropy "
+        "is explicit",
         to_string(call.logits));
   });
 }

@@ -216,8 +216,7 @@ bool whole_median(const c10::OperatorHandle& op, Stack& stack) {
   if (!detail::meta(self).spec->partial) return false;
   throw std::invalid_argument(
       fmt::format("{}: of {}, it has no exact derivative: the sum would be reduced again in backward; redistribute it "
-                  "to Replicate or "
-                  "Shard first",
+                  "to Replicate or Shard first",
                   op.schema().name(), to_string(*detail::meta(self).spec)));
 }
 

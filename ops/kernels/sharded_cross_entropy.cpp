@@ -305,7 +305,7 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
     refuse_alone(mesh, kName, why + "; uneven classes need options.classes");
   };
   if (options.weight.defined() && (options.weight.dim() != 1 || options.weight.size(0) != p.classes)) {
-    refuse_count(fmt::format("weight [{}] for {} classes; it has one number a class",
+    refuse_count(fmt::format("weight [{}] for {} classes; it has one number per class",
                              fmt::join(options.weight.sizes(), ", "), p.classes));
   }
   const double a = options.label_smoothing;
