@@ -1,4 +1,4 @@
-// Autocast on DTensors: the dtypes of plain tensors, and their values but for the order of sums.
+// Tests autocast on DTensors: the dtypes are those of plain tensors, and so are the values up to the order of sums.
 
 #include <functional>
 #include <string>
@@ -25,10 +25,10 @@ const Placement S1 = Shard(1);
 const Placement R = Replicate();
 const Placement P = Partial();
 
-// bfloat16 has 8 bits: each of a few terms, of a sum in another order, is rounded to a part in 512 of the largest.
+// bfloat16 has 8 bits: a sum of a few terms in another order rounds each to a part in 512 of the largest.
 constexpr double kRounding = 0.02;
 
-// Autocast of this thread.
+// Sets autocast for this thread.
 class Autocast {
  public:
   explicit Autocast(at::ScalarType dtype = at::kBFloat16, at::DeviceType device = at::kCPU, bool enabled = true)
@@ -55,7 +55,8 @@ class Autocast {
 
 at::Tensor numbers_of(std::vector<int64_t> shape, int64_t seed) { return sample(shape, seed, at::kFloat); }
 
-// A leaf of that value; terms of a sum are no larger than the value, since each is rounded by itself.
+// Returns a leaf of that value. The terms of a pending sum are no larger than the value, since each is rounded by
+// itself.
 at::Tensor leaf_of(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
   if (placements != Placements{P}) return leaf(whole, mesh, placements);
   const int64_t n = mesh.size(), share = mesh.local_rank(0) + 1;
@@ -63,7 +64,7 @@ at::Tensor leaf_of(const at::Tensor& whole, const DeviceMesh& mesh, const Placem
   return from_local(term, mesh, placements).requires_grad_(true);
 }
 
-// As the plain call: its dtype, its values, its gradients in single precision.
+// Checks the dtype, the values and the gradients against the plain call, in single precision.
 void check(const DeviceMesh& mesh, const std::vector<Operand>& operands, const Operator& f, at::ScalarType dtype) {
   Tensors plain, mine;
   for (const Operand& operand : operands) {
@@ -163,7 +164,7 @@ TEST_CASE("autocast on 2 x 2, and into half") {
 TEST_CASE("a product under autocast is that of the tensors cast beforehand") {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     const at::Tensor x = numbers_of({6, 5}, 0), w = numbers_of({4, 5}, 1);
-    for (const Placement& placement : {S0, R}) {  // no sum in parts
+    for (const Placement& placement : {S0, R}) {  // no sum is split over ranks
       const at::Tensor d = spread(x, mesh, {placement}), weight = spread(w, mesh, {R});
       const at::Tensor cast = at::linear(d.to(at::kBFloat16), weight.to(at::kBFloat16));
       const Autocast autocast;
@@ -205,7 +206,7 @@ TEST_CASE("autocast switched off inside, without gradients, and under InferenceM
 
 namespace {
 
-// How often this thread called `_to_copy` on a DTensor or a plain tensor while it lived.
+// Counts how often this thread called `_to_copy` on a DTensor or a plain tensor while it was alive.
 class Casts {
  public:
   Casts() {
@@ -237,7 +238,8 @@ TEST_CASE("autocast casts a weight once, until its cache is cleared") {
       at::linear(d, weight);
       return Casts::count;
     };
-    // A cache of the process, so off where ranks are threads: the other rank must not clear it meanwhile.
+    // The cache belongs to the process. It is off where ranks are threads, since the other rank could clear it
+    // meanwhile.
     CHECK_FALSE(at::autocast::is_autocast_cache_enabled());
     at::autocast::set_autocast_cache_enabled(true);
     static std::mutex mutex;
@@ -258,7 +260,7 @@ TEST_CASE("autocast: the gradient of a weight that is cast once and used twice")
   });
 }
 
-TEST_CASE("autocast of another device changes nothing, and a DTensor asks for its own device's alone") {
+TEST_CASE("autocast of another device changes nothing, and a DTensor uses only its own device's") {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor x = numbers_of({6, 5}, 0), w = numbers_of({4, 5}, 1);
     const at::Tensor d = spread(x, mesh, {S0}), weight = spread(w, mesh, {S1});
@@ -283,7 +285,7 @@ TEST_CASE("a transformer block under styles and autocast: dtypes, values, gradie
                                    {"attn.wo", RowwiseParallel({.output_layouts = Shard(1)})},
                                    {"mlp.up", ColwiseParallel({.input_layouts = Shard(1)})},
                                    {"mlp.down", RowwiseParallel({.output_layouts = Shard(1)})}};
-    static std::mutex mutex;  // numbers come from the process's generator
+    static std::mutex mutex;  // the numbers are drawn from the process's generator
     for (const bool cut : {false, true}) {
       CAPTURE(cut);
       Block want{nullptr}, got{nullptr};

@@ -1,4 +1,5 @@
-// What code does around backward: torch::autograd::grad, hooks, anomaly mode, modes without gradients, recomputation.
+// Tests what code does around backward: torch::autograd::grad, hooks, anomaly mode, modes without gradients,
+// recomputation.
 
 #include <string>
 #include <vector>
@@ -33,7 +34,7 @@ struct Whole {
   at::Tensor x = sample({5, 6}), w1 = sample({7, 6}, 1), w2 = sample({6, 7}, 2);
 };
 
-// How x, w1 and w2 lie.
+// The layouts of x, w1 and w2.
 const std::vector<std::vector<Placement>> kLayouts = {{R, S0, S1}, {S0, R, R}, {S1, S1, S0}, {P, R, S0}};
 
 }  // namespace
@@ -115,7 +116,7 @@ TEST_CASE(
           const at::Tensor y = at::linear(x, w);
           if (!before) add_hook();
           y.pow(2).sum().backward();
-          at::linear(x, w).sum().backward();  // and again
+          at::linear(x, w).sum().backward();  // the second use
           if (distributed) CHECK(seen == std::vector<Placements>(2, {placement}));
           return w.grad();
         };
@@ -131,7 +132,7 @@ TEST_CASE(
 
 namespace {
 
-// For the traces that anomaly mode prints before it throws.
+// Catches the traces that anomaly mode prints before it throws.
 struct Quiet : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
@@ -139,7 +140,7 @@ struct Quiet : c10::WarningHandler {
 }  // namespace
 
 TEST_CASE("anomaly mode: the same gradients; a NaN in one rank's piece is an error on all") {
-  const torch::autograd::DetectAnomalyGuard anomaly;  // of the process
+  const torch::autograd::DetectAnomalyGuard anomaly;  // anomaly mode is set for the process
   on_lines([](const DeviceMesh& mesh) {
     Quiet quiet;
     const c10::WarningUtils::WarningHandlerGuard handler(&quiet);
@@ -157,7 +158,7 @@ TEST_CASE("anomaly mode: the same gradients; a NaN in one rank's piece is an err
       CHECK_THROWS_WITH((x.abs().sqrt() * 0).sum().backward(), doctest::Contains("returned nan values"));
       CHECK_THROWS_WITH(loss.backward(), doctest::Contains("returned nan values"));
     }
-    // The ranks go on together.
+    // The job goes on after the error.
     CHECK(close(full_tensor(leaf(zeros, mesh, {S0}).sum().detach()), zeros.sum()));
   });
 }
@@ -213,8 +214,8 @@ at::Tensor with_dropout(const at::Tensor& x, const at::Tensor& w1, const at::Ten
   return at::linear(at::dropout(at::gelu(at::linear(x, w1)), 0.4, true), w2);
 }
 
-// What a checkpoint does: forward without gradients; in backward forward again, with the numbers that were drawn the
-// first time.
+// Does what an activation checkpoint does: runs forward without gradients, and in backward runs it again with the same
+// random numbers.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w1,
                             const at::Tensor& w2) {

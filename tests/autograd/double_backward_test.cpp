@@ -1,4 +1,4 @@
-// Gradients of gradients, of operators and of a block under styles, beside plain tensors.
+// Tests gradients of gradients, of operators and of a block under styles, against plain tensors.
 
 #include <functional>
 #include <mutex>
@@ -35,7 +35,7 @@ struct Row {
 
 at::Tensor attention(const Tensors& t) { return std::get<0>(at::_scaled_dot_product_attention_math(t[0], t[1], t[2])); }
 
-// Every operand gets a gradient, and each gradient has gradients of its own.
+// Every operand gets a gradient, and each gradient has gradients itself.
 std::vector<Row> table() {
   const at::Tensor x = sample({6, 5}), y = sample({6, 5}, 1), w = sample({4, 5}, 2), row = sample({5}, 3),
                    four = sample({4}, 4);
@@ -93,7 +93,7 @@ at::Tensor weights(const at::Tensor& like, int64_t seed) {
   return spread(whole, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), R));
 }
 
-// The first gradients, then the gradients of a sum of functions of these.
+// Returns the first gradients, then the gradients of a sum of functions of these.
 Tensors both_gradients(const Operator& f, const Tensors& leaves) {
   const at::Tensor y = f(leaves);
   const Tensors first = torch::autograd::grad({(y * weights(y, 20)).sum()}, leaves, {}, true, /*create_graph=*/true);
@@ -169,7 +169,7 @@ TEST_CASE("a penalty on the gradient of a transformer block's input, under style
                                    {"attn.wo", RowwiseParallel({.output_layouts = S1})},
                                    {"mlp.up", ColwiseParallel({.input_layouts = S1})},
                                    {"mlp.down", RowwiseParallel({.output_layouts = S1})}};
-    static std::mutex mutex;  // numbers come from the process's generator
+    static std::mutex mutex;  // the numbers are drawn from the process's generator
     for (const bool cut : {false, true}) {
       CAPTURE(cut);
       Block want{nullptr}, got{nullptr};
@@ -190,7 +190,7 @@ TEST_CASE("a penalty on the gradient of a transformer block's input, under style
       penalized(plain, want->forward(plain));
       penalized(mine, tp(mine));
       CHECK(difference(mine.grad(), plain.grad()) <= 1e-11);
-      // A key's bias shifts all scores of a row alike: its gradient is zero but for rounding.
+      // A key's bias adds the same to all scores of a row, so its gradient is zero up to rounding.
       check_parameters(*got, *want, /*gradients=*/true, 1e-11, {"wk.bias"});
     }
   });

@@ -1,5 +1,5 @@
-// The address of a tensor is used again when nobody holds it any more. What was known of the tensor that had it before,
-// such as an optimizer's state, is not taken for the next one's where the former is still held.
+// Tests that a tensor at an address that another tensor had before gets nothing of it, such as an optimizer's state,
+// and that a tensor in an optimizer keeps its address.
 
 #include <set>
 

@@ -1,5 +1,5 @@
-// scaled_dot_product_attention beside one process: results, gradients, the mask's too, and that nothing is communicated
-// where every rank has whole items and heads.
+// Tests scaled_dot_product_attention against one process: results, gradients (the mask's too), and that nothing is
+// communicated where every rank has whole items and heads.
 
 #include <optional>
 #include <string>
@@ -24,7 +24,7 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-// Two items, three heads, five queries, four keys: fewer items than ranks, uneven heads.
+// There are two items, three heads, five queries and four keys: fewer items than ranks, and uneven heads.
 const Sizes kQuery = {2, 3, 5, 4}, kKey = {2, 3, 4, 4}, kValue = {2, 3, 4, 6};
 
 struct Mask {
@@ -48,7 +48,8 @@ at::Tensor values_of(const Mask& mask) {
   return mask.of_truth ? sample(*mask.sizes, 4) > -0.8 : sample(*mask.sizes, 4);
 }
 
-// A mask's layout where query, key and value lie as `layout`: cut where it has the dimension and more than one of it.
+// Returns a mask's layout for query, key and value laid out as `layout`: sharded where the mask has that dimension and
+// its size is above 1.
 Placements mask_layout(const Mask& mask, const Placements& layout) {
   Placements out;
   for (const Placement& p : layout) {
@@ -112,7 +113,7 @@ void check(const Mask& mask, const DeviceMesh& mesh, const Placements& layout) {
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("attention on whole items and heads is every rank's own", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("attention on whole items and heads needs no communication", {1, 2, 3, 4}) {
   for (const DeviceMesh& mesh : meshes()) {
     for (const Placements& layout : all_layouts(mesh.ndim(), {Replicate(), Shard(0), Shard(1)})) {
       for (const Mask& mask : kMasks) check(mask, mesh, layout);
@@ -138,7 +139,7 @@ TESSERA_RANKS_TEST_CASE("attention with dropout draws the same numbers on any me
   }
 }
 
-TESSERA_RANKS_TEST_CASE("attention that lies otherwise is brought where it can be computed", {2, 4}) {
+TESSERA_RANKS_TEST_CASE("attention in other layouts is redistributed to one in which it can be computed", {2, 4}) {
   const DeviceMesh mesh = line();
   const Mask none = kMasks[0];
   const Tensors plain = plain_inputs(none);

@@ -1,4 +1,4 @@
-// Autograd through DTensors.
+// Tests autograd through DTensors.
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
@@ -31,12 +31,12 @@ at::Tensor leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placement
 
 at::Tensor plain_leaf(const at::Tensor& whole) { return whole.detach().clone().requires_grad_(true); }
 
-// Two layers: what a feed-forward does.
+// Two layers, as in a feed-forward block.
 at::Tensor layers(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2) {
   return at::matmul(at::gelu(at::matmul(x, w1.t())), w2.t());
 }
 
-// Runs f forward, and again backward.
+// Runs f in forward, and again in backward.
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w1,
                             const at::Tensor& w2) {
@@ -190,7 +190,7 @@ TESSERA_RANKS_TEST_CASE("a plain operand's gradient comes back plain and whole",
     CHECK_FALSE(is_dtensor(bias.grad()));
     CHECK(close(scale.grad(), want_scale.grad()));
     CHECK(close(bias.grad(), want_bias.grad()));
-    // And of a result of plain operators.
+    // Also for a result of plain operators.
     const at::Tensor again = plain_leaf(sample({3}, 2));
     {
       const ImplicitReplication guard;
@@ -203,7 +203,8 @@ TESSERA_RANKS_TEST_CASE("a plain operand's gradient comes back plain and whole",
   }
 }
 
-TESSERA_RANKS_TEST_CASE("what forward took as replicated, backward takes after the guard has ended", {2}) {
+TESSERA_RANKS_TEST_CASE(
+    "a plain tensor that forward took as replicated is taken so by backward after the guard has ended", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor mask = whole_numbers({4, 4}, at::kBool);
   const at::Tensor ids = at::tensor({3, 0, 1, 1}, at::kLong);
@@ -229,24 +230,25 @@ TESSERA_RANKS_TEST_CASE("what forward took as replicated, backward takes after t
   CHECK(close(full_tensor(table.grad()), want_table.grad()));
 }
 
-TESSERA_RANKS_TEST_CASE("from_local and to_local give and take gradients in the layouts that are said", {2, 4}) {
+TESSERA_RANKS_TEST_CASE("from_local and to_local return and take gradients in the layouts of grad_placements", {2, 4}) {
   const DeviceMesh mesh = line();
   const auto n = static_cast<double>(mesh.size());
   at::Tensor piece = at::ones({2, 3}, at::kDouble).requires_grad_(true);
   to_local(from_local(piece, mesh, {S0}) * 2).sum().backward();
   CHECK(same(piece.grad(), at::full({2, 3}, 2.0, at::kDouble)));
-  // A Partial's gradient is whole on every rank.
+  // The gradient of a Partial is replicated.
   piece = at::ones({2, 3}, at::kDouble).requires_grad_(true);
   (from_local(piece, mesh, {P}) * 2).sum().backward();
   CHECK(same(piece.grad(), at::full({2, 3}, 2.0, at::kDouble)));
-  // A mean's is the value's by the number of pieces; those that are the maximum together share it.
+  // An average's gradient is the value's divided by the number of pieces; pieces that share the maximum share its
+  // gradient.
   piece = at::ones({2, 3}, at::kDouble).requires_grad_(true);
   (from_local(piece, mesh, {Partial(ReduceOp::kAvg)}) * 2).sum().backward();
   CHECK(close(piece.grad(), at::full({2, 3}, 2.0 / n, at::kDouble)));
   piece = at::ones({2, 3}, at::kDouble).requires_grad_(true);
   (from_local(piece, mesh, {Partial(ReduceOp::kMax)}) * 2).sum().backward();
   CHECK(close(piece.grad(), at::full({2, 3}, 2.0 / n, at::kDouble)));
-  // A replicated value used as a term: its gradient is a sum over ranks when the caller says so.
+  // For a replicated value used as a term, the caller may say that its gradient is a sum over ranks.
   at::Tensor whole = leaf(sample({4, 3}), mesh, {R});
   to_local(whole, Placements{P}).sum().backward();
   CHECK(close(full_tensor(whole.grad()), at::full({4, 3}, n, at::kDouble)));
@@ -263,19 +265,19 @@ TESSERA_RANKS_TEST_CASE("a leaf's gradient is a DTensor of its layout, whatever 
   for (const Placement& placement : {R, S0, P}) {
     CAPTURE(to_string(placement));
     const Placements want = {placement.is_partial() ? R : placement};
-    // The caller's own, plain gradient of the loss.
+    // The caller passes a plain gradient of the loss.
     const at::Tensor x = leaf(sample({5, 3}), mesh, {placement});
     x.sum().backward(at::full({}, 2.0, at::kDouble));
     CHECK(placements_of(x.grad()) == want);
     CHECK(close(full_tensor(x.grad()), at::full({5, 3}, 2.0, at::kDouble)));
-    // A view of a tensor without gradient is a leaf too.
+    // A view of a tensor without a gradient is a leaf too.
     const at::Tensor turned = spread(sample({3, 5}), mesh, {placement.is_shard() ? S1 : placement}).t();
     turned.requires_grad_(true);
     (turned * spread(sample({5, 3}, 1), mesh, {S1})).sum().backward();
     CHECK(placements_of(turned.grad()) == want);
     CHECK(close(full_tensor(turned.grad()), sample({5, 3}, 1)));
   }
-  // A parameter used as a plain one before it was distributed in place.
+  // A parameter may be used as a plain tensor before it is distributed in place.
   const at::Tensor w = plain_leaf(sample({5, 3}));
   {
     const ImplicitReplication guard;

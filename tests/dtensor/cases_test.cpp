@@ -1,4 +1,4 @@
-// The cases that PyTorch's own tests of DTensor state, with values and numbers of collectives.
+// Tests the cases that PyTorch's own tests of DTensor state, with values and numbers of collectives.
 
 #include <stdexcept>
 #include <string>
@@ -28,7 +28,7 @@ const Placement S2 = Shard(2);
 const Placement R = Replicate();
 const Placement P = Partial();
 
-// Shapes whose dimension `sharded` has 12, 13 and 14 elements over 4 ranks.
+// Shapes in which the dimension `sharded` has 12, 13 or 14 elements over 4 ranks.
 struct Uneven {
   std::vector<int64_t> shape;
   Placement sharded;
@@ -42,7 +42,7 @@ std::vector<Uneven> uneven() {
   return out;
 }
 
-// A leaf of that layout.
+// Returns a leaf of that layout.
 at::Tensor leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
   at::Tensor t = distribute_tensor(whole, mesh, placements, kNoSource);
   t.requires_grad_(true);
@@ -55,7 +55,7 @@ bool only(const CommCounter& counter, const char* kind, int64_t times) {
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("1: Shard to Replicate is one all_gather, its gradient none", {4}) {
+TESSERA_RANKS_TEST_CASE("1: Shard to Replicate is one all_gather, and its gradient needs none", {4}) {
   const DeviceMesh mesh = line();
   for (const Uneven& row : uneven()) {
     CAPTURE(row.shape);
@@ -75,7 +75,8 @@ TESSERA_RANKS_TEST_CASE("1: Shard to Replicate is one all_gather, its gradient n
   }
 }
 
-TESSERA_RANKS_TEST_CASE("2: Replicate to Shard is the chunk, for nothing; its gradient is one all_gather", {4}) {
+TESSERA_RANKS_TEST_CASE("2: Replicate to Shard keeps the chunk without communication; its gradient is one all_gather",
+                        {4}) {
   const DeviceMesh mesh = line();
   for (const Uneven& row : uneven()) {
     CAPTURE(row.shape);
@@ -106,7 +107,7 @@ TESSERA_RANKS_TEST_CASE("3: Partial to Shard is one reduce_scatter, uneven too",
   }
 }
 
-TESSERA_RANKS_TEST_CASE("4: Partial to Replicate is one all_reduce, its gradient none", {4}) {
+TESSERA_RANKS_TEST_CASE("4: Partial to Replicate is one all_reduce, and its gradient needs none", {4}) {
   const DeviceMesh mesh = line();
   at::Tensor local = at::ones({12, 3});
   local.requires_grad_(true);
@@ -121,7 +122,8 @@ TESSERA_RANKS_TEST_CASE("4: Partial to Replicate is one all_reduce, its gradient
   CHECK(same(local.grad(), at::ones({12, 3})));
 }
 
-TESSERA_RANKS_TEST_CASE("5: what lies so already moves nothing, forward and backward", {4}) {
+TESSERA_RANKS_TEST_CASE("5: redistributing to the layout that is there communicates nothing, forward and backward",
+                        {4}) {
   const DeviceMesh mesh = line();
   for (const Placement& placement : {R, P}) {
     at::Tensor local = at::ones({12, 3});
@@ -237,7 +239,7 @@ TESSERA_RANKS_TEST_CASE("12: pieces of any layout on a 4 x 2 mesh go to every ot
   const DeviceMesh mesh = mesh_over({4, 2});
   const at::Tensor whole = sample({16, 24});
   for (const Placements& from : all_layouts(2, {R, S0, S1, P})) {
-    double factor = 1;  // every rank gives the piece as its term
+    double factor = 1;  // every rank passes the piece as its term
     for (std::size_t i = 0; i < 2; ++i)
       factor *= from[i].is_partial() ? static_cast<double>(mesh.mesh().shape()[i]) : 1.0;
     const at::Tensor source =
@@ -250,7 +252,7 @@ TESSERA_RANKS_TEST_CASE("12: pieces of any layout on a 4 x 2 mesh go to every ot
   }
 }
 
-TESSERA_RANKS_TEST_CASE("13: on a mesh dimension of size 1 placements change for nothing", {4}) {
+TESSERA_RANKS_TEST_CASE("13: on a mesh dimension of size 1 placements change without communication", {4}) {
   const DeviceMesh mesh = mesh_over({4, 1});
   const at::Tensor whole = sample({8, 6});
   for (const Placement& from : {S1, R, P}) {
@@ -283,7 +285,7 @@ TESSERA_RANKS_TEST_CASE("20: distribute_tensor is one scatter; from any source, 
   CHECK(counter.total() == 0);
   CHECK(distribute_tensor(first, mesh, {S0}).is_same(first));
   CHECK(counter.total() == 0);
-  // Of what autograd knows, the gradient is the whole, plain one.
+  // The gradient is the whole, plain one.
   at::Tensor x = sample({12, 3});
   x.requires_grad_(true);
   (full_tensor(distribute_tensor(x * 2, mesh, {S0})) * sample({12, 3}, 1)).sum().backward();
@@ -320,14 +322,14 @@ TESSERA_RANKS_TEST_CASE("21: from_local infers the global geometry of even piece
   const at::Tensor columns = from_local(at::ones({3, 3}), mesh, {S1});
   CHECK(columns.sizes() == at::IntArrayRef({3, 3 * n}));
   CHECK(columns.strides() == at::IntArrayRef({3 * n, 1}));
-  // Row-major however the piece lies, so that ranks agree; and views of it are right.
+  // The DTensor is row-major whatever the piece's strides, so that ranks agree; and its views are right.
   const at::Tensor turned = from_local(at::ones({8, 4, 8}).permute({0, 2, 1}), mesh, {S0});
   CHECK(turned.sizes() == at::IntArrayRef({8 * n, 8, 4}));
   CHECK(turned.strides() == at::IntArrayRef({32, 4, 1}));
   const at::Tensor counted = at::arange(6, at::kDouble).view({2, 3}).t();
   CHECK(at::equal(full_tensor(from_local(counted, mesh, {R}).view({-1})), counted.reshape({-1})));
   CHECK(from_local(at::ones({3, 3}), mesh, {R}).sizes() == at::IntArrayRef({3, 3}));
-  // What is given is taken.
+  // Given strides are used.
   FromLocalOptions options;
   options.shape = std::vector<int64_t>{3 * n, 3};
   options.stride = std::vector<int64_t>{1, 3 * n};

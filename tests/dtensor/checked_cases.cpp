@@ -20,10 +20,10 @@ void check_unequal(const std::shared_ptr<World>& world) {
                  "aten::add: a plain tensor that counts as replicated is not the same");
   check_mismatch([&] { rows.mul(at::scalar_tensor(mine)); }, "ranks [1]: Float () of content");
   check_mismatch([&] { from_local(at::full({2}, mine), mesh, {Replicate()}); }, "Checked: from_local: a plain tensor");
-  // Without a source it is to take each rank's own values.
+  // Without a source, each rank keeps its own values.
   CHECK_NOTHROW(distribute_tensor(at::full({2}, mine), mesh, {Shard(0)}, kNoSource));
   CHECK(counter.total() == 0);
-  // Pieces differ, as they may.
+  // Pieces may differ.
   CHECK(full_tensor(from_local(at::full({1}, mine), mesh, {Shard(0)})).sum().item<double>() == 5);
   CHECK(full_tensor(rows.add(at::full({2}, 2.0))).eq(3).all().item<bool>());
 }

@@ -9,17 +9,17 @@
 #include "tessera/mesh/core/mismatch.h"
 #include "tessera/mesh/world.h"
 
-// What Checked compares of DTensors, on ranks of any kind.
+// Tests what Checked compares of DTensors, on ranks of any kind.
 namespace tessera::testing {
 
-// CHECKs that `call` throws a MismatchError with `part` in its text.
+// Checks that `call` throws a MismatchError with `part` in its text.
 template <typename Call>
 void check_mismatch(const Call& call, const std::string& part) {
   CAPTURE(part);
   CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), MismatchError);
 }
 
-// On two ranks, of which the last holds another value.
+// Runs on two ranks, of which the last holds another value.
 void check_unequal(const std::shared_ptr<World>& world);
 
 }  // namespace tessera::testing

@@ -1,4 +1,4 @@
-// The same as checked_test, on ranks that are processes.
+// Tests the same as checked_test, on ranks that are processes.
 
 #include "tessera/tests/dtensor/checked_cases.h"
 #include "tessera/tests/harness/ranks.h"

@@ -1,4 +1,4 @@
-// What counts as the same on every rank, compared by Checked, on ranks that are threads.
+// Tests what Checked compares as the same on every rank, on ranks that are threads.
 #include "tessera/mesh/collectives/checked.h"
 
 #include <string>
@@ -15,7 +15,7 @@ using namespace tessera::testing;
 
 namespace {
 
-// Only what is replicated on a mesh dimension is compared there.
+// A tensor is compared only on mesh dimensions on which it is replicated.
 void check_by_dimension(const std::shared_ptr<World>& world) {
   const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
   const Checked checked(mesh);

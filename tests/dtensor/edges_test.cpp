@@ -1,4 +1,4 @@
-// Calls at the edge of what rules, kernels and kept tensors promise: each was wrong once.
+// Tests calls at the limits of what rules, kernels and kept tensors support; each once gave a wrong result.
 
 #include <limits>
 
@@ -21,7 +21,7 @@ namespace {
 const Placement S0 = Shard(0);
 const Placement R = Replicate();
 
-// A tensor of terms: row i on rank i.
+// Returns a pending tensor whose term on rank i is row i.
 at::Tensor terms(const at::Tensor& rows, const DeviceMesh& mesh, ReduceOp op) {
   return from_local(rows[mesh.local_rank(0)].clone(), mesh, {Partial(op)});
 }
@@ -45,7 +45,7 @@ TESSERA_RANKS_TEST_CASE("index_put that adds by a mask reduces extremes first", 
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a kept TensorImpl awaits no transfer of the tensor that it was", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("a reused TensorImpl does not wait for a transfer of the tensor that had it before", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::NoGradGuard no_grad;
   const at::Tensor a = spread(sample({6, 4}), mesh, {R}), b = spread(sample({6, 4}, 1), mesh, {R});
@@ -89,7 +89,7 @@ TESSERA_RANKS_TEST_CASE("a mask that does not fit is refused, and the job goes o
   }
 }
 
-TESSERA_RANKS_TEST_CASE("what is pooled or resized channels-last can be viewed as it says", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("an image pooled or resized in channels-last can be viewed by its strides", {1, 2, 3}) {
   const auto last = [](const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); };
   const at::Tensor x = sample({4, 3, 8, 6});
   using Op = at::Tensor (*)(const at::Tensor&);
@@ -109,9 +109,9 @@ TESSERA_RANKS_TEST_CASE("what is pooled or resized channels-last can be viewed a
   }
 }
 
-// LibTorch's own kernels end in as_strided where an image is pooled to one place: the tensor itself, and by its strides
-// channels-last.
-TESSERA_RANKS_TEST_CASE("an image channels-last that is pooled to one place stays so, and has gradients",
+// LibTorch's kernels call as_strided where an image is pooled to one pixel: on the tensor itself, with channels-last
+// strides.
+TESSERA_RANKS_TEST_CASE("a channels-last image that is pooled to one pixel stays channels-last, and has gradients",
                         {1, 2, 3, 4}) {
   const at::Tensor flat = sample({3, 4, 6, 2}).contiguous(at::MemoryFormat::ChannelsLast);
   const at::Tensor deep = sample({3, 4, 2, 5, 2}).contiguous(at::MemoryFormat::ChannelsLast3d);
@@ -119,7 +119,7 @@ TESSERA_RANKS_TEST_CASE("an image channels-last that is pooled to one place stay
   const auto pooled = [](const at::Tensor& t) {
     return t.dim() == 4 ? at::adaptive_avg_pool2d(t, {1, 1}) : at::adaptive_avg_pool3d(t, {1, 1, 1});
   };
-  // An image goes on through a convolution too, which asks for the order in memory.
+  // A convolution follows, which needs the order in memory.
   const auto loss = [&](const at::Tensor& y, const at::Tensor& weights) {
     const at::Tensor sum = (y.flatten(1) * y.flatten(1)).sum();
     return y.dim() == 4 ? sum + at::conv2d(y, weights).relu().flatten(1).sum() : sum;
@@ -167,8 +167,8 @@ TESSERA_RANKS_TEST_CASE("complex numbers beside real and complex tensors", {1, 2
   }
 }
 
-TESSERA_RANKS_TEST_CASE(
-    "from_local with check: what one rank alone gives wrong is an error on all, and the job goes on", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("from_local with check: an error in what one rank passes is thrown on all, and the job goes on",
+                        {2, 3}) {
   const DeviceMesh mesh = line();
   const bool last = mesh.local_rank(0) == mesh.size() - 1;
   const auto thrown = [&](const at::Tensor& local, const Placement& placement, FromLocalOptions options) {
@@ -219,7 +219,7 @@ TESSERA_RANKS_TEST_CASE("operators on whole tensors refuse plain tensors as othe
   CHECK(close(full_tensor(at::pad_sequence({x, plain})), at::pad_sequence({sample({5, 2}), plain})));
 }
 
-TESSERA_RANKS_TEST_CASE("a result of another size leaves what it would be written to as it was", {1, 2}) {
+TESSERA_RANKS_TEST_CASE("a result of another size leaves the tensor that it would be written to unchanged", {1, 2}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = spread(at::tensor({0.0, 1.0, 2.0}, at::kDouble), mesh, {S0});
   at::Tensor out = spread(whole_numbers({5, 1}, at::kLong), mesh, {R});
@@ -230,7 +230,7 @@ TESSERA_RANKS_TEST_CASE("a result of another size leaves what it would be writte
   CHECK(same(full_tensor(fits), at::tensor({1, 2}, at::kLong).view({2, 1})));
 }
 
-TESSERA_RANKS_TEST_CASE("views in place that would move pieces are refused before anything moves", {2}) {
+TESSERA_RANKS_TEST_CASE("in-place views that would need communication are refused before any", {2}) {
   const at::Tensor x = spread(sample({2, 1, 3}), line(), {Shard(1)});
   const Strict strict;
   CHECK_THROWS_WITH_AS(x.squeeze_(1), doctest::Contains("pieces would have to move"), std::invalid_argument);
@@ -281,7 +281,7 @@ TESSERA_RANKS_TEST_CASE("gradients that are scaled back into other tensors stay 
   CHECK(at::equal(full_tensor(gradient), whole));
 }
 
-TESSERA_RANKS_TEST_CASE("products of groups take pieces whose rows begin anywhere in memory", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("grouped products take pieces whose rows begin at any address", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor a = sample({6, 8}).to(at::kFloat), b = sample({3, 8, 4}).to(at::kFloat);
   const at::Tensor ends = at::tensor({2, 3, 6}, at::kInt);

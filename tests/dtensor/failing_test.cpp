@@ -1,4 +1,4 @@
-// Errors that one rank alone can see reach every rank, soon.
+// Tests that errors which only one rank can see reach every rank within five seconds.
 
 #include <chrono>
 #include <stdexcept>
@@ -20,7 +20,7 @@ namespace {
 const Placement S0 = Shard(0);
 const Placement R = Replicate();
 
-// What `body` throws, which must come within five seconds; "" for nothing.
+// Returns the text of what `body` throws, which must happen within five seconds; "" if it throws nothing.
 template <class Body>
 std::string thrown_soon(const Body& body) {
   const auto start = std::chrono::steady_clock::now();
@@ -59,7 +59,7 @@ TESSERA_RANKS_TEST_CASE("so does one in a table that is split by rows", {2}) {
   CHECK(contains(text, "index 7 is outside the table's rows [0, 7)"));
 }
 
-TESSERA_RANKS_TEST_CASE("a piece of the wrong size on one rank is told to all, with check alike", {3}) {
+TESSERA_RANKS_TEST_CASE("a piece of the wrong size on one rank is an error on all, with and without check", {3}) {
   const DeviceMesh mesh = line();
   const at::Tensor piece = at::ones({mesh.local_rank(0) == 2 ? 3 : 2, 4});
   FromLocalOptions options;
@@ -76,9 +76,9 @@ TESSERA_RANKS_TEST_CASE("a piece of the wrong size on one rank is told to all, w
   const std::string types = thrown_soon(
       [&] { from_local(at::ones({2}, mesh.local_rank(0) == 1 ? at::kLong : at::kFloat), mesh, {S0}, options); });
   CHECK(contains(types, "rank 1 has dtype Long, not Float"));
-  // The ranks are still of one mind.
+  // The job still runs.
   CHECK(full_tensor(from_local(at::ones({2}), mesh, {S0}, options)).size(0) == 6);
-  // Without check, the one that knows tells the others.
+  // Without check, the rank that sees the error fails the job.
   options.check = false;
   options.shape = std::vector<int64_t>{6, 4};
   const std::string told = thrown_soon([&] { full_tensor(from_local(piece, mesh, {S0}, options)); });

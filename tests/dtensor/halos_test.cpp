@@ -1,5 +1,5 @@
-// Convolution and pooling of images that are cut along their places: beside one process, results, gradients and
-// collectives.
+// Tests convolution and pooling of images that are sharded along spatial dimensions, against one process: results,
+// gradients and collectives.
 
 #include <numeric>
 #include <string>
@@ -24,8 +24,8 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-// One operator on an image and whole weights; the image is (1, 1, places...), so that nothing but its places can be
-// cut.
+// One operator on an image and replicated weights. The image is (1, 1, spatial...), so that only spatial dimensions can
+// be sharded.
 struct Case {
   std::string name;
   Sizes image;
@@ -107,7 +107,7 @@ std::vector<Case> poolings() {
   };
 }
 
-// Most of the rows on rank 1, none on the last of several.
+// Gives rank 1 most of the rows, and the last of several ranks none.
 Placement ragged(int64_t dim, int64_t size, int64_t ranks) {
   Sizes sizes(static_cast<std::size_t>(ranks), 0);
   const int64_t owners = std::max<int64_t>(ranks - 1, 1);
@@ -168,7 +168,7 @@ void check_case(const Case& c, const DeviceMesh& mesh, const Placements& layout)
   const ImplicitReplication guard;
   const Tensors results = c.op(image, weights);
   for (std::size_t k = 0; k < results.size(); ++k) CHECK(close(whole(results[k]), plain.results[k].detach()));
-  // Nothing was gathered: the result is cut along its places too.
+  // The result is sharded along a spatial dimension too, so nothing was gathered.
   const Placement& last = placements_of(results[0]).back();
   CHECK((mesh.size() == 1 || (last.is_shard() && last.tensor_dim() >= 2)));
   const Tensors grads = gradients(results, leaves);
@@ -191,8 +191,12 @@ std::string kinds(const CommCounter& counter) {
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("convolutions of an image cut along its places", {1, 2, 3, 4}) { check_cases(convolutions()); }
-TESSERA_RANKS_TEST_CASE("poolings of an image cut along its places", {1, 2, 3, 4}) { check_cases(poolings()); }
+TESSERA_RANKS_TEST_CASE("convolutions of an image sharded along spatial dimensions", {1, 2, 3, 4}) {
+  check_cases(convolutions());
+}
+TESSERA_RANKS_TEST_CASE("poolings of an image sharded along spatial dimensions", {1, 2, 3, 4}) {
+  check_cases(poolings());
+}
 
 TESSERA_RANKS_TEST_CASE("a cut image is convolved with one exchange of rows, and so is its gradient", {2, 3, 4}) {
   const DeviceMesh mesh = line();
@@ -203,7 +207,7 @@ TESSERA_RANKS_TEST_CASE("a cut image is convolved with one exchange of rows, and
   CommCounter counter(mesh);
   const at::Tensor y = at::conv2d(image, weight, bias, 1, 1);
   CHECK(kinds(counter) == "all_to_all");
-  // At most a row to each neighbour: 2 images, 4 channels, 6 columns of 8 bytes.
+  // A rank sends at most one row to each neighbour: 2 images, 4 channels, 6 columns of 8 bytes.
   CHECK(counter.total_bytes() <= 2 * (2 * 4 * 6 * 8));
   CHECK(placements_of(y) == Placements{Shard(2)});
   counter.reset();
@@ -215,7 +219,7 @@ TESSERA_RANKS_TEST_CASE("a cut image is convolved with one exchange of rows, and
   CHECK(placements_of(of_bias) == Placements{Partial()});
 }
 
-TESSERA_RANKS_TEST_CASE("windows that stay within pieces need nobody, under Strict too", {2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("windows that stay within pieces need no communication, under Strict too", {2, 3, 4}) {
   const DeviceMesh mesh = line();
   const Strict strict;
   const at::Tensor image = spread(sample({2, 4, 24, 6}), mesh, {Shard(2)}).requires_grad_(true);
@@ -230,7 +234,7 @@ TESSERA_RANKS_TEST_CASE("windows that stay within pieces need nobody, under Stri
   CHECK_THROWS_WITH(at::conv2d(image, wide), doctest::Contains("a rank needs rows of other ranks (dimension 2: "));
 }
 
-TESSERA_RANKS_TEST_CASE("one exchange brings corners and the rows of ranks that are not neighbours", {4}) {
+TESSERA_RANKS_TEST_CASE("one exchange fetches corners, and rows of ranks that are not neighbours", {4}) {
   const at::NoGradGuard no_grad;
   const DeviceMesh square = mesh_over({2, 2});
   const at::Tensor whole_image = sample({1, 2, 16, 16});
@@ -250,8 +254,7 @@ TESSERA_RANKS_TEST_CASE("one exchange brings corners and the rows of ranks that 
   CHECK(close(full_tensor(z), far_apart(rows, far)));
 }
 
-TESSERA_RANKS_TEST_CASE("channels that go in, channels that come out, groups: cut without communication",
-                        {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("input channels, output channels and groups are sharded without communication", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   struct Row {
     std::string name;

@@ -1,5 +1,5 @@
-// Operators whose LibTorch kernels read a tensor argument on the host, or write a statistic that their schemas do not
-// name: with DTensors for these arguments, beside plain tensors.
+// Tests operators whose LibTorch kernels read a tensor argument on the host, or write a statistic that their schemas do
+// not declare, with DTensors for these arguments, against plain tensors.
 
 #include <functional>
 #include <string>
@@ -26,7 +26,7 @@ namespace {
 const Placement S0 = Shard(0);
 const Placement R = Replicate();
 
-// log_probs (5, 6, 4), targets (6, 2), lengths of inputs and of targets.
+// Returns log_probs (5, 6, 4), targets (6, 2), and the lengths of inputs and of targets.
 struct Ctc {
   at::Tensor log_probs = at::log_softmax(sample({5, 6, 4}) * 2, 2);
   at::Tensor targets = whole_numbers({6, 2}, at::kLong) % 3 + 1;
@@ -114,8 +114,7 @@ TESSERA_RANKS_TEST_CASE("ctc_loss refuses lengths that are no whole numbers, and
                        doctest::Contains("a plain tensor [6, 2] among DTensors"), std::invalid_argument);
 }
 
-TESSERA_RANKS_TEST_CASE("_batch_norm_with_update updates statistics however they lie, and has gradients",
-                        {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("_batch_norm_with_update updates statistics in any layout, and has gradients", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({5, 4, 3}), weight = sample({4}, 3), bias = sample({4}, 4), seed = sample({5, 4, 3}, 5);
   const auto run = [&](at::Tensor input, const at::Tensor& w, const at::Tensor& b, at::Tensor mean, at::Tensor variance,

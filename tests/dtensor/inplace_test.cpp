@@ -1,4 +1,4 @@
-// Operators that write: in place, into out=, and those on lists.
+// Tests operators that write: in place, into out=, and on lists.
 
 #include <stdexcept>
 
@@ -57,7 +57,7 @@ TESSERA_RANKS_TEST_CASE("an in-place operator keeps self's layout, storage and i
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a whole value is added to a pending one for nothing", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("a replicated value is added to a pending one without communication", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor pending = spread(sample({5, 3}), mesh, {P});
   const CommCounter counter(mesh);
@@ -67,7 +67,7 @@ TESSERA_RANKS_TEST_CASE("a whole value is added to a pending one for nothing", {
   CHECK(close(full_tensor(pending), sample({5, 3}) + sample({5, 3}, 1)));
 }
 
-TESSERA_RANKS_TEST_CASE("a shape that changes in place is the view's, cuts and all", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("a shape that changes in place gets the layout that the view has", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = sample({5, 1, 3});
   const at::Tensor t = distribute_tensor(whole, mesh, {Shard(0)}, kNoSource);
@@ -223,7 +223,7 @@ TESSERA_RANKS_TEST_CASE("a view written in place reaches its base, with its grad
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a slice written in place changes its base, or is refused: never neither", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("a slice written in place changes its base, or is refused", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   for (const Placement& placement : {R, S0, S1}) {
     CAPTURE(to_string(placement));

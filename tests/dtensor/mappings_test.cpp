@@ -21,14 +21,14 @@ using namespace tessera::testing;
 
 namespace {
 
-// What the tensors of all ranks are made from: rank r has rows[r].
+// Makes the tensors of all ranks: rank r has rows[r].
 at::Tensor rows(int64_t n, at::IntArrayRef shape, int64_t seed) {
   std::vector<int64_t> sizes = {n};
   sizes.insert(sizes.end(), shape.begin(), shape.end());
   return sample(sizes, seed);
 }
 
-// One region function, and what one process computes of the tensors and of the results' gradients of all ranks.
+// One region function, and what one process computes from all ranks' tensors and gradients of results.
 struct Region {
   std::string name;
   std::vector<int64_t> shape;  // of x
@@ -40,7 +40,7 @@ struct Region {
 
 at::Tensor part(const at::Tensor& t, int64_t n, int64_t rank, int64_t dim) { return t.chunk(n, dim)[rank]; }
 
-// The rows one behind the other along `dim`.
+// Concatenates the rows along `dim`.
 at::Tensor joined(const at::Tensor& all, int64_t dim) { return at::cat(all.unbind(0), dim); }
 
 std::vector<Region> regions(int64_t n) {
@@ -150,11 +150,12 @@ void check_collectives(const CommCounter& counter, const std::string& kind, cons
   if (!kind.empty() && mesh.size() > 1) CHECK(counter.count(kind) == 1);
 }
 
-// `x` has the strides that `laid` gives it.
+// `laid` gives `x` its strides.
 void check_region(const Region& region, const DeviceMesh& mesh,
                   const std::function<at::Tensor(const at::Tensor&)>& laid) {
   CAPTURE(region.name);
-  // Each rank has rows of its own, also where a region takes them as alike, so that no rank's can stand for another's.
+  // Each rank has rows of its own, also where a region takes them as equal, so that no rank's rows can be mistaken for
+  // another's.
   const Checked not_compared(mesh, /*enabled=*/false);
   const int64_t n = mesh.size(), me = mesh.local_rank(0);
   const at::Tensor all = rows(n, region.shape, 1);
@@ -186,8 +187,7 @@ TESSERA_RANKS_TEST_CASE("regions give what one process computes, forward and bac
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a gather of dimension 0 or of other dtypes, and ranks numbered in tensors, come out exactly",
-                        {4}) {
+TESSERA_RANKS_TEST_CASE("a gather of dimension 0 or of other dtypes, and ranks numbered in tensors, are exact", {4}) {
   const DeviceMesh mesh = line();
   const int64_t me = mesh.local_rank(0);
   const at::Tensor ones = at::ones({8, 4}) * me;
@@ -228,7 +228,8 @@ TESSERA_RANKS_TEST_CASE("dropped_remainders: uneven parts are refused, or whole,
   CHECK(same(gather_from_region(at::full({me == 0 ? 1 : 0}, 5), mesh, {.size = 1}), at::full({1}, 5)));
 }
 
-TESSERA_RANKS_TEST_CASE("what regions cannot take is refused before anything moves, on every rank alike", {2}) {
+TESSERA_RANKS_TEST_CASE("arguments that regions cannot take are refused before any communication, on every rank alike",
+                        {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({4, 2});
   const DeviceMesh plane = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world());
@@ -272,7 +273,7 @@ TESSERA_RANKS_TEST_CASE("writing a result that is a view of x in place is refuse
   CHECK(close(leaf.grad(), (x > 0).to(x.scalar_type()) * 3 * mesh.size()));
 }
 
-TESSERA_RANKS_TEST_CASE("what only backward, or only several ranks, would refuse is refused before", {1, 2}) {
+TESSERA_RANKS_TEST_CASE("what would throw only in backward, or only on several ranks, throws at the call", {1, 2}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({4, 2});
   CHECK_THROWS_WITH_AS(copy_to_region(x, mesh, ReduceOp::kBitAnd), doctest::Contains("copy_to_region: gradient"),

@@ -1,5 +1,5 @@
-// Tensors whose memory does not hold their values: zeros without memory (the ZeroTensor key), conjugates and negatives
-// by a key.
+// Tests tensors whose memory does not hold their values: zeros without memory (the ZeroTensor key), and tensors with
+// the Conjugate or Negative key.
 
 #include <string>
 #include <vector>
@@ -26,7 +26,7 @@ const Placement P = Partial();
 
 at::Tensor complex_sample(at::IntArrayRef sizes) { return at::complex(sample(sizes), sample(sizes, 1)); }
 
-// Of sizes [rows, 3], one of each kind.
+// Returns tensors of sizes [rows, 3], one of each kind.
 std::vector<at::Tensor> outside_of_memory(int64_t rows) {
   const at::Tensor zeros = at::_efficientzerotensor({rows, 3}, at::kDouble);
   const at::Tensor conjugate = complex_sample({rows, 3}).conj();
@@ -34,7 +34,7 @@ std::vector<at::Tensor> outside_of_memory(int64_t rows) {
   return {zeros, conjugate, negative};
 }
 
-// With the values in memory, and complex ones as pairs of real ones.
+// Returns the tensor with its values in memory, and complex numbers as pairs of real ones.
 at::Tensor as_real(const at::Tensor& t) {
   const at::Tensor values = in_memory(t);
   return values.is_complex() ? at::view_as_real(values) : values;
@@ -87,7 +87,7 @@ TESSERA_RANKS_TEST_CASE("collectives take tensors whose values are not in memory
   }
 }
 
-TESSERA_RANKS_TEST_CASE("pieces whose values are not in memory are taken, checked, moved and brought together",
+TESSERA_RANKS_TEST_CASE("pieces whose values are not in memory are taken, checked, redistributed and gathered",
                         {1, 2, 3, 4}) {
   for (const DeviceMesh& mesh : meshes()) {
     const std::vector<Placements> layouts = all_layouts(mesh.ndim(), {R, S0, S1});

@@ -1,4 +1,4 @@
-// A job that never makes the same layout twice keeps its memory.
+// Tests that the memory of a job that never makes the same layout twice stays bounded.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,14 +20,14 @@
 using namespace tessera;
 
 #if defined(__SANITIZE_ADDRESS__)
-// Of sanitizer/allocator_interface.h, which not every GCC brings.
+// Declared in sanitizer/allocator_interface.h, which some installations of GCC do not have.
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();
 #endif
 
 namespace {
 
-// Memory of this process, in KiB: what is resident. AddressSanitizer keeps what is freed resident for a while: there,
-// what is in use.
+// Returns the memory of this process in KiB: what is resident. AddressSanitizer keeps freed memory resident for a
+// while, so there it returns what is in use.
 #if defined(__SANITIZE_ADDRESS__)
 int64_t memory() { return static_cast<int64_t>(__sanitizer_get_current_allocated_bytes() / 1024); }
 #else
@@ -44,7 +44,7 @@ int64_t memory() {
 
 constexpr int64_t kSize = 400;
 
-// The n-th of a million.
+// Returns the n-th of a million shardings.
 std::vector<int64_t> sizes(int64_t n) {
   const int64_t a = n % 100, b = n / 100 % 100, c = n / 10'000;
   return {a, b, c, kSize - a - b - c};
@@ -70,8 +70,7 @@ TEST_CASE("a million different ragged shardings, one in twenty redistributed, le
   CHECK(after - before < 4096);
 }
 
-TEST_CASE(
-    "three thousand different redistributions, of which not all are remembered, arrive; so do the first ones again") {
+TEST_CASE("three thousand redistributions, more than are cached, are right; so are the first ones when repeated") {
   run_in_process(2, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, world);
     const auto check = [&](int64_t rows) {

@@ -18,10 +18,10 @@ namespace {
 
 struct Outcome {
   Tensors results;
-  Tensors gradients;  // one an input that has one
+  Tensors gradients;  // one per input that has a gradient
 };
 
-// A weight for each element of a result, so that gradients differ from element to element.
+// Returns a weight per element of a result, so that gradients differ from element to element.
 at::Tensor weight_of(const at::Tensor& result, std::size_t index) {
   return sample(result.sizes(), static_cast<int64_t>(index) + 7).to(result.scalar_type());
 }
@@ -63,7 +63,7 @@ Placements whole_terms(Placements placements) {
   return placements;
 }
 
-// What is wrong with `c` on inputs laid out so; "" when nothing is.
+// Returns what is wrong with `c` on inputs of these layouts; "" if nothing is.
 std::string problem(const OpCase& c, const DeviceMesh& mesh, const std::vector<Placements>& layouts,
                     const Outcome& want) {
   Tensors inputs;
@@ -100,7 +100,7 @@ Placements kinds_of(const at::Tensor& input) {
   return out;
 }
 
-// Layouts of all inputs on a mesh of `ndim` dimensions: all there are, or a sample.
+// Returns layouts of all inputs on a mesh of `ndim` dimensions: all of them, or a sample.
 std::vector<std::vector<Placements>> layouts_of(const OpCase& c, int64_t ndim, std::size_t most) {
   std::vector<std::vector<Placements>> each;
   std::size_t count = 1;

@@ -14,7 +14,7 @@ namespace tessera::testing {
 
 using Tensors = std::vector<at::Tensor>;
 
-// An operator, or a few, of some inputs.
+// An operator, or a few of them, on some inputs.
 struct OpCase {
   std::string name;
   Tensors inputs;  // whole and plain; floating ones get gradients
@@ -23,7 +23,7 @@ struct OpCase {
   double tolerance = 1e-11;
 };
 
-// `f` takes a list of tensors and gives one tensor or a list.
+// `f` takes a list of tensors and returns one tensor or a list.
 template <class F>
 OpCase op_case(std::string name, Tensors inputs, F f, std::vector<Placements> kinds = {}) {
   if constexpr (std::is_same_v<std::invoke_result_t<F, const Tensors&>, Tensors>) {
@@ -34,9 +34,9 @@ OpCase op_case(std::string name, Tensors inputs, F f, std::vector<Placements> ki
   }
 }
 
-// Runs every case on DTensors of many layouts (all of them where they are few, else a seeded sample of `most`) and
-// compares the results, their dtypes, and the gradients of all inputs with those of plain tensors. The layouts of
-// gradients are checked too. On line(), and with four ranks on {2, 2}.
+// Runs every case on DTensors of many layouts (all if they are few, else a seeded sample of `most`), on line() and,
+// with four ranks, on {2, 2}. Compares the results, their dtypes, and the gradients of all inputs with those of plain
+// tensors, and checks the gradients' layouts.
 void check_ops(const std::vector<OpCase>& cases, std::size_t most = 10);
 
 }  // namespace tessera::testing

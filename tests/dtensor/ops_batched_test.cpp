@@ -1,5 +1,5 @@
-// Operators on the items of a batch, by indices, and on lists, on DTensors of many layouts against plain tensors: what
-// others left out.
+// Tests operators on the items of a batch, by indices, and on lists, that the other tests do not cover, on DTensors of
+// many layouts against plain tensors.
 
 #include <stdexcept>
 
@@ -44,7 +44,7 @@ TESSERA_RANKS_TEST_CASE("losses of items, distances, pooling, sums at indices", 
   });
 }
 
-TESSERA_RANKS_TEST_CASE("what a rule reads of a number is part of a cached decision", {2}) {
+TESSERA_RANKS_TEST_CASE("a number's value that a rule uses is part of a cached decision", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = at::arange(4, at::kDouble);
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}, kNoSource);
@@ -59,8 +59,8 @@ TESSERA_RANKS_TEST_CASE("terms of whole numbers are reduced before a mean rounds
   CHECK(full_tensor(at::avg_pool2d(x, {2, 2})).item<int64_t>() == 1);
 }
 
-TESSERA_RANKS_TEST_CASE("a fused step on a parameter that is not row-major takes a moved gradient by its elements",
-                        {2, 3}) {
+TESSERA_RANKS_TEST_CASE(
+    "a fused step on a parameter that is not row-major takes a redistributed gradient element by element", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor value = sample({4, 5});
   const at::Tensor grad = sample({4, 5}, 1);
@@ -89,7 +89,7 @@ TESSERA_RANKS_TEST_CASE("a plain tensor among lists is not written with a DTenso
       doctest::Contains("would be written with the value of a DTensor"), std::invalid_argument);
 }
 
-TESSERA_RANKS_TEST_CASE("plain running statistics are updated whole", {2}) {
+TESSERA_RANKS_TEST_CASE("plain running statistics are updated as a whole", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({4, 3});
   const Tensors plain = {sample({3}, 1), sample({3}, 2).abs() + 1};

@@ -1,4 +1,4 @@
-// Seeded chains of operators, so that layouts meet that nobody would think of.
+// Tests seeded random chains of operators, which reach combinations of layouts that nobody would write down.
 
 #include <random>
 
@@ -18,7 +18,7 @@ using Random = std::mt19937;
 
 int64_t pick(Random& random, int64_t below) { return static_cast<int64_t>(random() % static_cast<unsigned>(below)); }
 
-// A random shape of `numel` elements, dimensions of size 1 among them.
+// Returns a random shape of `numel` elements, with some dimensions of size 1.
 std::vector<int64_t> shape_of(Random& random, int64_t numel) {
   std::vector<int64_t> out;
   while (numel > 1 && out.size() < 4) {
@@ -34,7 +34,7 @@ std::vector<int64_t> shape_of(Random& random, int64_t numel) {
   return out;
 }
 
-// One step that depends on the shape alone, so that plain tensors and DTensors take the same.
+// Does one step that depends only on the shape, so that plain tensors and DTensors do the same.
 at::Tensor step(Random& random, const at::Tensor& x) {
   const int64_t ndim = x.dim();
   const int64_t dim = ndim > 0 ? pick(random, ndim) : 0;

@@ -1,4 +1,4 @@
-// Pointwise operators and reductions on DTensors of many layouts against plain tensors.
+// Tests pointwise operators and reductions on DTensors of many layouts against plain tensors.
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
@@ -93,8 +93,9 @@ TESSERA_RANKS_TEST_CASE("pointwise operators, pending reductions among their inp
   });
 }
 
-TESSERA_RANKS_TEST_CASE("other pending reductions go through what keeps them, and are carried out elsewhere",
-                        {2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE(
+    "other pending reductions stay pending where an operator commutes with them, and are reduced elsewhere",
+    {2, 3, 4}) {
   const Placements extrema = {Replicate(), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin), Shard(0)};
   const Placements means = {Replicate(), Partial(ReduceOp::kAvg), Partial(), Shard(1)};
   const Placements products = {Replicate(), Partial(ReduceOp::kProduct), Partial()};

@@ -1,4 +1,4 @@
-// Operators beside the everyday ones, those that write their arguments among them: mostly without a rule, and right.
+// Tests less common operators, also ones that write their arguments; most have no rule, and are right.
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -166,7 +166,7 @@ TESSERA_RANKS_TEST_CASE("values that leave the tensors: item, equal, allclose, a
   }
 }
 
-TESSERA_RANKS_TEST_CASE("what autograd saved and was then written is an error, as for any tensor", {2}) {
+TESSERA_RANKS_TEST_CASE("backward throws for a saved tensor that was written since, as for any tensor", {2}) {
   const DeviceMesh mesh = line();
   at::Tensor x = spread(sample({4, 3}), mesh, {S0});
   x.requires_grad_(true);
@@ -176,7 +176,7 @@ TESSERA_RANKS_TEST_CASE("what autograd saved and was then written is an error, a
   CHECK_THROWS_WITH(z.backward(), doctest::Contains("modified by an inplace operation"));
   CHECK_THROWS_WITH(x.add_(1),
                     doctest::Contains("a leaf Variable that requires grad is being used in an in-place operation"));
-  // Detached tensors share their values.
+  // A detached tensor shares its values.
   x.detach().zero_();
   CHECK(full_tensor(x.detach()).abs().sum().item<double>() == 0);
 }
@@ -211,7 +211,7 @@ TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2
 
 TESSERA_RANKS_TEST_CASE("transposed tensors, whose order in memory LibTorch's kernels and formulas ask for",
                         {1, 2, 3, 4}) {
-  // Well conditioned, so that the rounding of a sum's terms stays small.
+  // The matrix is well conditioned, so that the rounding of a sum's terms stays small.
   const at::Tensor a = sample({4, 4}) + 4 * at::eye(4, at::kDouble), b = sample({4, 4}, 1);
   const std::vector<Placements> kinds = {{R, S0, Shard(1), Partial()}, {R, S0, Shard(1)}};
   check_ops({
@@ -251,7 +251,8 @@ TESSERA_RANKS_TEST_CASE("a pending product or maximum is not converted between r
 }
 
 TESSERA_RANKS_TEST_CASE(
-    "the derivative of a pending sum's median is refused: it would be looked for in other roundings", {2, 3}) {
+    "the derivative of a pending sum's median is refused, since backward looks for it in another sum's rounding",
+    {2, 3}) {
   const at::Tensor terms = spread(sample({5, 3}), line(), {Partial()}).requires_grad_(true);
   CHECK_THROWS_WITH_AS(terms.median(), doctest::Contains("aten::median: of Double [5, 3]"), std::invalid_argument);
   CHECK_NOTHROW(std::get<0>(terms.median(0)).sum().backward());
@@ -259,7 +260,7 @@ TESSERA_RANKS_TEST_CASE(
   CHECK(close(full_tensor(terms.median()), sample({5, 3}).median()));
 }
 
-TESSERA_RANKS_TEST_CASE("terms do not meet numbers one by one that would make them not a number", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("terms are reduced before a zero or non-finite number would make each of them NaN", {2, 3}) {
   const DeviceMesh mesh = line();
   const double infinity = std::numeric_limits<double>::infinity();
   const at::Tensor x = at::tensor({3.0, 0.0, 0.0, -1.0}, at::kDouble);
@@ -274,7 +275,7 @@ TESSERA_RANKS_TEST_CASE("terms do not meet numbers one by one that would make th
   CHECK(at::allclose(full_tensor(terms * 0), x * 0));
   const at::Tensor none = distribute_tensor(at::zeros({}, at::kDouble), mesh, {R});
   CHECK(at::equal(full_tensor(total / none), x.sum() / 0));
-  // A threshold or a fill multiplies nothing.
+  // A threshold and a fill multiply nothing.
   CHECK(placements_of(at::threshold_backward(terms, spread(x, mesh, {R}), 0)) == Placements{Partial()});
 }
 
@@ -298,7 +299,7 @@ TESSERA_RANKS_TEST_CASE("results of an expanded tensor are dense, as LibTorch's 
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a cached decision does not pass what the operator checks", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("a cached decision does not skip the operator's own checks", {2, 3}) {
   const at::Tensor x = spread(at::arange(1, 3), line(), {S0});
   CHECK(same(full_tensor(x.pow(2)), at::arange(1, 3).pow(2)));
   CHECK_THROWS_WITH(x.pow(-1), doctest::Contains("Integers to negative integer powers are not allowed"));
@@ -308,7 +309,7 @@ TESSERA_RANKS_TEST_CASE("a cached decision does not pass what the operator check
   CHECK_FALSE(at::equal(nan, nan));
 }
 
-TESSERA_RANKS_TEST_CASE("equal asks for a bool as item does: under Strict too, but where something would be moved",
+TESSERA_RANKS_TEST_CASE("equal asks for a bool as item does: under Strict too, unless something would be redistributed",
                         {1, 2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor a = sample({5, 3}), numbers = at::arange(7);

@@ -1,4 +1,5 @@
-// What the layers and losses of a transformer are made of, on DTensors of many layouts against plain tensors.
+// Tests the operators that the layers and losses of a transformer use, on DTensors of many layouts against plain
+// tensors.
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
@@ -21,7 +22,7 @@ at::Tensor attention(const Tensors& x, const std::optional<at::Tensor>& mask, bo
   return at::scaled_dot_product_attention(x[0], x[1], x[2], mask, 0.0, causal);
 }
 
-// Each element, and both reductions.
+// Returns the loss per element, and both reductions.
 template <class Loss>
 Tensors three_reductions(const Loss& loss) {
   return {loss(at::Reduction::None), loss(at::Reduction::Mean), loss(at::Reduction::Sum)};
@@ -72,8 +73,8 @@ TESSERA_RANKS_TEST_CASE("batch norm has the statistics of the whole batch", {1, 
   });
 }
 
-TESSERA_RANKS_TEST_CASE(
-    "a batch norm that is trained updates its running statistics as one process does, however they lie", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("a batch norm in training updates its running statistics as one process does, in any layout",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({5, 4, 3});
   at::Tensor mean = sample({4}, 1);

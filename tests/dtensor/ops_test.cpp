@@ -1,4 +1,4 @@
-// Operators on DTensors of many layouts against plain tensors: values, dtypes, gradients and their layouts.
+// Tests operators on DTensors of many layouts against plain tensors: values, dtypes, gradients and their layouts.
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>

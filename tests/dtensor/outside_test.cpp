@@ -1,4 +1,4 @@
-// A mesh over a part of the world: ranks outside it hold nothing and skip the communication.
+// Tests a mesh over a part of the world: ranks outside it hold nothing and skip the communication.
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
@@ -20,7 +20,7 @@ const Placement R = Replicate();
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("a rank outside the mesh goes along with global sizes and empty pieces", {4}) {
+TESSERA_RANKS_TEST_CASE("a rank outside the mesh runs the same program with global sizes and empty pieces", {4}) {
   const DeviceMesh mesh(world(), c10::kCPU, Mesh({3}, {"tp"}, {3, 0, 2}));
   const bool inside = mesh.is_member();
   CHECK(inside == (world()->rank() != 1));

@@ -18,7 +18,7 @@ using namespace tessera::testing;
 
 namespace {
 
-// A pending reduction, and what one process does with the pieces of all ranks as rows.
+// A pending reduction, and what one process computes from the pieces of all ranks as rows.
 struct Pending {
   Placement placement;
   std::function<at::Tensor(const at::Tensor&)> reduce;
@@ -37,7 +37,7 @@ std::vector<Pending> all_kinds() {
           {NormPartial(-1), [](const at::Tensor& rows) { return norm(rows, -1); }}};
 }
 
-// Rows of which some are equal, and some zero: no, one and several factors of a product.
+// Returns rows of which some are equal and some zero: products have no, one and several zero factors.
 at::Tensor rows_with_ties(int64_t n) {
   at::Tensor rows = (at::arange(n * 8, at::kDouble) * 5 % 7 - 2).view({n, 8}).clone();
   rows.select(1, 3).fill_(2);
@@ -45,7 +45,7 @@ at::Tensor rows_with_ties(int64_t n) {
   return rows;
 }
 
-// A user's reduction that says nothing but its operator.
+// A user's reduction that defines only its operator.
 class Bare final : public Reduction {
  public:
   Bare() : Reduction("bare", ReduceOp::kProduct) {}
@@ -111,7 +111,7 @@ TESSERA_RANKS_TEST_CASE("what a mask leaves out counts for nothing and gets no g
     CHECK(close(full_tensor(got).detach(), want.detach()));
     full_tensor(got).sum().backward();
     CHECK(close(piece.grad(), at::where(masks[me], rows.grad()[me], at::zeros({8}, at::kDouble))));
-    // To the plain one and back nothing is sent.
+    // Nothing is sent from the masked reduction to the plain one and back.
     const CommCounter counter(mesh);
     CHECK(same(to_local(redistribute(redistribute(got, {Partial(op)}), {MaskedPartial(op)})).detach(),
                to_local(got).detach()));
@@ -137,7 +137,7 @@ TESSERA_RANKS_TEST_CASE("pending reductions and masks that make no sense are ref
   CHECK_THROWS_WITH_AS(NormPartial(0), doctest::Contains("a norm of order 0"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(NormPartial(std::numeric_limits<double>::infinity()), doctest::Contains("Partial(max)"),
                        std::invalid_argument);
-  // What a norm cannot be.
+  // A norm cannot have these values.
   const at::Tensor negative = from_local(at::full({3}, -1.0), mesh, {Replicate()});
   CHECK_THROWS_WITH_AS(redistribute(negative, {NormPartial(2)}),
                        doctest::Contains("negative elements cannot be P(norm 2)"), std::runtime_error);

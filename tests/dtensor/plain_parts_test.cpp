@@ -86,7 +86,7 @@ TESSERA_RANKS_TEST_CASE("broadcast_data: the first rank's tensors by name, of an
     data.emplace("scalar", at::full({}, 3.F));
     data.emplace("nothing", at::empty({0, 5}));
     data.emplace("deep", at::arange(64, at::kFloat).view({2, 2, 2, 2, 2, 2}).transpose(0, 5));
-    data.emplace("other", at::ones({3}, at::kLong));  // nobody asks for it
+    data.emplace("other", at::ones({3}, at::kLong));  // not requested
   }
   CommCounter counter(mesh);
   const Data got = broadcast_data({"1", "0", "deep", "nothing", "scalar"}, data, at::kFloat, mesh);
@@ -114,7 +114,7 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: what broadcast_data finds on the first
                        doctest::Contains("different arguments"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(broadcast_data({"tokens", "tokens"}, data, at::kLong, mesh), doctest::Contains("given twice"),
                        std::invalid_argument);
-  // Elements that share one memory until they are laid one behind the other.
+  // The elements share one address until the tensor is made contiguous.
   const Data huge = first ? Data{{"huge", at::ones({1}).expand({int64_t{1} << 46})}} : Data{};
   CHECK_THROWS_WITH_AS(broadcast_data({"huge"}, huge, at::kFloat, mesh), doctest::Contains("memory"),
                        std::runtime_error);

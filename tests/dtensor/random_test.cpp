@@ -21,7 +21,7 @@ namespace {
 const Placement S0 = Shard(0);
 const Placement R = Replicate();
 
-// An operator that draws into or like its input.
+// An operator that draws into its input, or a tensor like it.
 struct Operator {
   const char* name;
   at::Tensor input;
@@ -65,10 +65,9 @@ std::vector<Operator> operators() {
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("every random operator gives an element the same number however the tensor is cut",
-                        {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("every random operator gives an element the same number with any sharding", {1, 2, 3, 4}) {
   at::Generator mine = at::globalContext().defaultGenerator(at::kCPU);
-  mine.set_current_seed(100 + static_cast<uint64_t>(world()->rank()));  // which must not matter
+  mine.set_current_seed(100 + static_cast<uint64_t>(world()->rank()));  // must not matter
   for (const DeviceMesh& mesh : meshes()) {
     const Placements whole(static_cast<std::size_t>(mesh.ndim()), R);
     for (const Operator& op : operators()) {
@@ -89,7 +88,7 @@ TESSERA_RANKS_TEST_CASE("every random operator gives an element the same number 
   }
 }
 
-TESSERA_RANKS_TEST_CASE("the factories draw by the place of an element too", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("the factories draw by an element's global position too", {1, 2, 3, 4}) {
   constexpr uint64_t kSeed = (uint64_t{5} << 40) + 17;
   const auto word = [](uint64_t element, uint32_t draw) {
     const auto block = static_cast<uint32_t>(element / 4);
@@ -238,13 +237,13 @@ TESSERA_RANKS_TEST_CASE("dropout keeps its share and scales the rest; its gradie
   manual_seed(2, *world());
   const at::Tensor again = to_local(at::scaled_dot_product_attention(q, q, q, {}, 0.5));
   CHECK_FALSE(same(again, whole));
-  // Attention that drops is cut by heads as it is whole.
+  // Attention with dropout is the same sharded by heads as whole.
   manual_seed(2, *world());
   const at::Tensor heads = redistribute(q, {Shard(1)});
   CHECK(close(full_tensor(at::scaled_dot_product_attention(heads, heads, heads, {}, 0.5)), again));
 }
 
-TESSERA_RANKS_TEST_CASE("factories make each rank's own piece, for nothing", {1, 3}) {
+TESSERA_RANKS_TEST_CASE("factories make each rank's own piece, without communication", {1, 3}) {
   const DeviceMesh mesh = line();
   CHECK(same(full_tensor(tessera::ones({5, 3}, mesh, {S0})), at::ones({5, 3})));
   CHECK(same(full_tensor(tessera::zeros({5, 3}, mesh, {Shard(-1)}, at::kLong)), at::zeros({5, 3}, at::kLong)));

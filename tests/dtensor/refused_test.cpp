@@ -1,5 +1,5 @@
-// What is refused, by message: on every rank alike, before anything is sent. Ranks are those of fake worlds, one after
-// another.
+// Tests what is refused, by message: on every rank alike, before anything is sent. Ranks are those of fake worlds, one
+// after another.
 
 #include <sstream>
 #include <stdexcept>
@@ -31,7 +31,7 @@ DeviceMesh fake_mesh(int64_t rank, std::vector<int64_t> shape, std::vector<std::
   return init_device_mesh("cpu", std::move(shape), std::move(names), World::fake(rank, size));
 }
 
-// `body(mesh)` throws a text with every one of `parts` on each rank of a line of three.
+// Checks that `body(mesh)` throws a text with all of `parts` on each rank of a line of three.
 template <class Body>
 void refused(const std::vector<std::string>& parts, const Body& body) {
   for (int64_t rank = 0; rank < 3; ++rank) {
@@ -85,7 +85,7 @@ TEST_CASE("placements that do not fit") {
   refused({"ones: S(5) is outside"}, [](const DeviceMesh& mesh) { ones(mesh, {Shard(5)}); });
 }
 
-TEST_CASE("pending reductions that mean nothing") {
+TEST_CASE("pending reductions that are undefined") {
   const Placement avg = Partial(ReduceOp::kAvg);
   refused({"redistribute: avg of Long is not defined", "use sum and divide"},
           [&](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}, {6}, at::kLong), {avg}); });
@@ -212,7 +212,7 @@ TEST_CASE("plain tensors among DTensors") {
           [](const DeviceMesh& mesh) { at::ones({}).add_(tessera::ones({}, mesh, {R})); });
   refused({"aten::embedding: a plain tensor [2]"},
           [](const DeviceMesh& mesh) { at::embedding(ones(mesh, {S0}), at::zeros({2}, at::kLong)); });
-  // A plain tensor without dimensions is the same on every rank.
+  // A plain 0-d tensor is the same on every rank.
   const DeviceMesh mesh = fake_mesh(1, {3}, {"tp"});
   CHECK(placements_of(ones(mesh, {S0}) * at::scalar_tensor(2)) == Placements{S0});
   const ImplicitReplication guard;

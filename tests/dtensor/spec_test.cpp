@@ -1,4 +1,4 @@
-// What is kept about layouts and decisions, in one process.
+// Tests the tables of layouts and decisions, in one process.
 
 #include "tessera/dtensor/core/spec.h"
 
@@ -56,25 +56,25 @@ TEST_CASE("a thousand shapes leave no Spec behind") {
     intern_spec(mesh, {Shard(1)}, {n, n}, at::kFloat);
   }
   CHECK(interned_specs() <= before);
-  // Operators' decisions hold some, but no more than their bound.
+  // Cached decisions hold some Specs, at most as many as their limit allows.
   for (int64_t n = 1; n <= 3000; ++n) at::neg(tessera::ones({n, 2}, mesh, {Shard(0)}));
   CHECK(interned_specs() <= before + 3 * 1024);
   clear_dispatch_cache();
   CHECK(interned_specs() <= before);
 }
 
-TEST_CASE("decisions are found again, and no more are kept than the bound") {
+TEST_CASE("decisions are cached, up to the limit") {
   const DeviceMesh mesh = fake_mesh({4});
   clear_dispatch_cache();
   const at::Tensor x = tessera::ones({8, 2}, mesh, {Shard(0)});
   DispatchStatistics before = dispatch_statistics();
   for (int i = 0; i < 10; ++i) at::add(x, x, i);
   DispatchStatistics after = dispatch_statistics();
-  CHECK(after.misses == before.misses + 1);  // the number is no part of the key
+  CHECK(after.misses == before.misses + 1);  // the number's value is not in the key
   CHECK(after.hits == before.hits + 9);
   CHECK(after.cached == before.cached + 1);
   CHECK(after.replicated == before.replicated);
-  // What changes the decision is part of it.
+  // What changes the decision is in the key.
   before = after;
   at::add(x, tessera::ones({8, 2}, mesh, {Replicate()}));
   at::add(x, tessera::ones({2}, mesh, {Replicate()}));

@@ -8,8 +8,8 @@
 
 namespace tessera::testing {
 
-// What each of two ranks, which are threads, throws in `body`; "" where it ends. `odd` is rank 1, to be the one that
-// has something wrong.
+// Returns what each of two ranks, which are threads, throws in `body`; "" where it returns. `odd` is true on rank 1,
+// for tests in which one rank does something wrong.
 std::vector<std::string> thrown(const std::function<void(const DeviceMesh& mesh, bool odd)>& body);
 
 }  // namespace tessera::testing

@@ -1,4 +1,4 @@
-// Cases that PyTorch 2.11's DTensor gets wrong or names in its tests, on four ranks against one process.
+// Tests cases that PyTorch 2.11's DTensor gets wrong or names in its tests, on four ranks against one process.
 
 #include <optional>
 #include <vector>
@@ -23,14 +23,14 @@ const Placement S0 = Shard(0);
 const Placement R = Replicate();
 const Placement P = Partial();
 
-// torch.chunk's parts as one process cuts them, empty ones too.
+// Returns torch.chunk's parts as one process makes them, empty ones too.
 std::vector<at::Tensor> chunks_of(const at::Tensor& t, int64_t parts) {
   std::vector<at::Tensor> out = t.chunk(parts);
   while (static_cast<int64_t>(out.size()) < parts) out.push_back(t.narrow(0, 0, 0));
   return out;
 }
 
-// What _StridedShard(0, split_factor) gives each of `ranks`: its chunk of each of the tensor's chunks.
+// Returns what _StridedShard(0, split_factor) gives each of `ranks`: its chunk of each of the tensor's chunks.
 std::vector<at::Tensor> strided_parts(const at::Tensor& t, int64_t split_factor, int64_t ranks) {
   std::vector<std::vector<at::Tensor>> parts(static_cast<std::size_t>(ranks));
   for (const at::Tensor& chunk : chunks_of(t, split_factor)) {
@@ -42,7 +42,7 @@ std::vector<at::Tensor> strided_parts(const at::Tensor& t, int64_t split_factor,
   return out;
 }
 
-// The placement under which each rank has those elements of arange(n).
+// Returns the placement under which each rank has those elements of arange(n).
 Placement interval_shard(const std::vector<at::Tensor>& parts) {
   std::vector<Intervals> lists;
   for (const at::Tensor& part : parts) {
@@ -58,7 +58,7 @@ Placement interval_shard(const std::vector<at::Tensor>& parts) {
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE(
-    "V1: five rows as [S(0), S(0)] on 2 x 2 come whole through one all_gather, the flattened mesh being there", {4}) {
+    "V1: five rows as [S(0), S(0)] on 2 x 2 are gathered by one all_gather, with the flattened mesh there", {4}) {
   const DeviceMesh mesh = mesh_over({2, 2});
   const DeviceMesh flat = mesh.flatten({0, 1});
   const at::Tensor whole = sample({5, 3});
@@ -67,14 +67,14 @@ TESSERA_RANKS_TEST_CASE(
   CHECK(same(to_local(redistribute(t, {R, R})), whole));
   CHECK(counter.count("all_gather") == 1);
   CHECK(counter.total() == 1);
-  // On the flattened mesh the pieces are others: 2, 2, 1 and 0 rows there, 2, 1, 1 and 1 on 2 x 2.
+  // On the flattened mesh the pieces differ: 2, 2, 1 and 0 rows there, 2, 1, 1 and 1 on 2 x 2.
   CHECK(to_local(t).size(0) == std::vector<int64_t>{2, 1, 1, 1}[static_cast<std::size_t>(rank())]);
   CHECK(same(full_tensor(distribute_tensor(whole, flat, {S0})), whole));
 }
 
 TESSERA_RANKS_TEST_CASE("V6: Partial and Replicate of int64 add up to int64, exact above what a float holds", {4}) {
   const DeviceMesh mesh = line();
-  constexpr int64_t kLarge = (int64_t{1} << 53) + 1;  // no double
+  constexpr int64_t kLarge = (int64_t{1} << 53) + 1;  // not representable as a double
   const at::Tensor value = whole_numbers({5, 3}, at::kLong) + kLarge, other = whole_numbers({5, 3}, at::kLong, 1) * 3;
   const at::Tensor pending = spread(value, mesh, {P}), replicated = spread(other, mesh, {R});
   CHECK(same(full_tensor(pending + replicated), value + other));
@@ -100,7 +100,9 @@ TESSERA_RANKS_TEST_CASE("V8: nine elements as _StridedShard(0, 2) on four ranks 
 }
 
 TESSERA_RANKS_TEST_CASE(
-    "V8: nine elements as [_StridedShard(0, 2), Shard(0)] on 2 x 2 are what the mesh dimensions cut in turn", {4}) {
+    "V8: nine elements as [_StridedShard(0, 2), Shard(0)] on 2 x 2 are what the mesh dimensions cut one after the "
+    "other",
+    {4}) {
   const DeviceMesh mesh = mesh_over({2, 2});
   const at::Tensor whole = at::arange(9);
   const Placements placements = {S0.ordered(1), S0};
@@ -114,7 +116,8 @@ TESSERA_RANKS_TEST_CASE(
 }
 
 TESSERA_RANKS_TEST_CASE(
-    "7: forward_dtype and backward_dtype, each of none, float and bfloat16: what travels, both ways, and what comes",
+    "7: forward_dtype and backward_dtype, each of none, float and bfloat16: the dtypes sent both ways and of the "
+    "results",
     {4}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = whole_numbers({13, 3}, at::kFloat), weight = whole_numbers({13, 3}, at::kFloat, 1);
@@ -131,7 +134,7 @@ TESSERA_RANKS_TEST_CASE(
       CHECK(counter.bytes("all_gather") == to_local(leaf).numel() * static_cast<int64_t>(c10::elementSize(there)));
       CHECK(same(to_local(all).detach(), whole.to(there)));
       counter.reset();
-      // Every rank gives the gradient as its term.
+      // Every rank passes the gradient as its term.
       (to_local(all, Placements{P}) * weight.to(there)).sum().backward();
       CHECK(counter.bytes("reduce_scatter") == whole.numel() * static_cast<int64_t>(c10::elementSize(back)));
       CHECK(counter.total() == 1);

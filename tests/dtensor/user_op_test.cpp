@@ -1,4 +1,4 @@
-// Operators that a user registers.
+// Tests operators that a user registers.
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
@@ -99,7 +99,7 @@ TESSERA_RANKS_TEST_CASE("an operator with autograd of its own, one composed of o
       CHECK(close(full_tensor(y.detach()), call(name, sample({5, 3}))));
       CHECK(close(full_tensor(x.grad()), want.grad()));
     }
-    // Without autograd it runs, and says so when a gradient is asked through it.
+    // Without autograd it runs, and throws when a gradient is computed through it.
     const at::Tensor x = spread(sample({5, 3}), mesh, {placement}).requires_grad_(true);
     CHECK(close(full_tensor(call("user::sort_rows", x).detach()), sort_rows(sample({5, 3}))));
   }

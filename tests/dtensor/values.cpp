@@ -12,11 +12,11 @@
 namespace tessera::testing {
 namespace {
 
-// What the rank at coordinate `me` of `n` holds of `x` under a pending reduction.
+// Returns what the rank at coordinate `me` of `n` holds of `x` under a pending reduction.
 at::Tensor term(const at::Tensor& x, const Reduction& pending, int64_t n, int64_t me) {
   if (x.numel() == 0) return x;
   const std::string& kind = pending.text();
-  const bool odd = n % 2 == 0;  // factors of -1 elsewhere
+  const bool odd = n % 2 == 0;  // the other ranks have factors of -1
   if (kind == "sum" || kind == "masked sum") return me == 0 ? x - n * (n - 1) / 2 : at::full_like(x, me);
   if (kind == "avg") return ((me == 0 ? x : at::zeros_like(x)) + (2 * me - (n - 1))) * n;
   if (kind == "product") return me == 0 ? (odd ? -x : x) : at::full_like(x, 1).neg();
@@ -24,7 +24,7 @@ at::Tensor term(const at::Tensor& x, const Reduction& pending, int64_t n, int64_
   if (kind == "bit_and") return at::where(mine, x, x.scalar_type() == at::kBool ? x | true : x | (8 * me));
   if (kind == "bit_or") return at::where(mine, x, me % 2 == 0 ? at::zeros_like(x) : x);
   if (kind == "bit_xor") return at::where(mine, x, at::zeros_like(x));
-  // Shares of x^p, with a sign that does not count.
+  // Shares of x^p, with a sign that has no effect.
   if (kind == "norm 1" || kind == "norm 3") {
     const double share = 2.0 * static_cast<double>(me + 1) / static_cast<double>(n * (n + 1));
     return x * (std::pow(share, kind == "norm 1" ? 1.0 : 1.0 / 3) * (me % 2 == 0 ? 1 : -1));

@@ -1,5 +1,6 @@
-// A view and what it views are one memory: what is written to one is read from the other. A view whose pieces had to be
-// moved is a copy, and is refused where its values would be old, on every rank alike: in every mode, whoever writes.
+// Tests that a view and the viewed tensor share memory: what is written to one is read from the other. A view that
+// needed communication is a copy, and reading it throws where its values would be old, on every rank alike, in every
+// mode, whoever writes.
 
 #include <string>
 
@@ -163,7 +164,7 @@ const std::vector<Write>& writes() {
 
 enum Outcome : int64_t { kFollows, kRefused, kStale };
 
-// A read without communication first: refused, it is on every rank.
+// Reads without communication first; if that throws, it must throw on every rank.
 Outcome read(const at::Tensor& view, const at::Tensor& want, const DeviceMesh& mesh) {
   int64_t refused = 0;
   try {
@@ -178,7 +179,7 @@ Outcome read(const at::Tensor& view, const at::Tensor& want, const DeviceMesh& m
   return same(full_tensor(view), want) ? kFollows : kStale;
 }
 
-// When the tensor is made, viewed and written: in InferenceMode or not.
+// Says whether the tensor is made, viewed and written under InferenceMode.
 struct Mode {
   std::string name;
   bool made, viewed, written;
@@ -201,7 +202,7 @@ auto in_mode(bool inference, const Body& body) {
   return body();
 }
 
-// The view's outcome after the write, and whether it was right before.
+// Checks the view before and after the write.
 void check(const View& view, const Write& write, const Mode& mode, const DeviceMesh& mesh, const Placement& cut) {
   CAPTURE(view.name);
   CAPTURE(write.name);
@@ -242,7 +243,7 @@ TESSERA_RANKS_TEST_CASE("no view is stale, by whatever operator the viewed tenso
   }
 }
 
-TESSERA_RANKS_TEST_CASE("what is written to a view reaches what it views, or is refused", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("a write to a view reaches the viewed tensor, or is refused", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   for (const Placement& cut : {S0, S1, R}) {
     for (const View& view : views()) {
@@ -255,7 +256,7 @@ TESSERA_RANKS_TEST_CASE("what is written to a view reaches what it views, or is 
         const at::NoGradGuard no_grad;
         const at::Tensor x = spread(plain.clone(), mesh, {cut});
         const at::Tensor y = view.of(x);
-        if (view.name == "expand" || y.scalar_type() != at::kDouble) continue;  // several elements are one
+        if (view.name == "expand" || y.scalar_type() != at::kDouble) continue;  // several elements share one address
         const at::Tensor fives = at::full_like(y, 5);
         int64_t refused = 0;
         try {
@@ -274,7 +275,7 @@ TESSERA_RANKS_TEST_CASE("what is written to a view reaches what it views, or is 
   }
 }
 
-TESSERA_RANKS_TEST_CASE("what is written to a piece is seen by views of the tensor, where LibTorch counts it", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("a write to a piece is seen by views of the tensor, where LibTorch counts it", {2, 3}) {
   const DeviceMesh mesh = line();
   const auto refused = [&](const auto& make, const auto& write) {
     const at::Tensor plain = sample({3, 4});
@@ -305,7 +306,7 @@ TESSERA_RANKS_TEST_CASE("what is written to a piece is seen by views of the tens
     const c10::InferenceMode mode;
     to_local(x).add_(1);
   });
-  // A plain product that kept the piece for its gradient sees that the DTensor was written.
+  // A plain product that saved the piece for its gradient sees that the DTensor was written.
   const at::Tensor weight = sample({4, 2}).requires_grad_();
   at::Tensor x = wrap(sample({3, 4}));
   const at::Tensor loss = to_local(x).mm(weight).sum();
@@ -324,7 +325,7 @@ TESSERA_RANKS_TEST_CASE("a copy stays one when it changes its shape in place", {
     CHECK_THROWS_WITH(copy.zero_(), doctest::Contains("a copy that aten::view made"));
     x.add_(1);
     CHECK_THROWS_WITH(full_tensor(copy), doctest::Contains("has been written since"));
-    // A tensor that is itself a view stays one too.
+    // A tensor that is itself a view stays a copy too.
     const at::Tensor row = x.select(0, 1).unsqueeze_(0);
     row.zero_();
     CHECK(full_tensor(x.select(0, 1)).eq(0).all().item<bool>());

@@ -1,5 +1,5 @@
-// Views of dimensions that are cut: each rank views its own piece, nothing moves, and what is written through the view
-// is written.
+// Tests views of sharded dimensions: each rank views its own piece, nothing is communicated, and a write through the
+// view reaches the tensor.
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
@@ -22,10 +22,10 @@ const Placement R = Replicate();
 struct View {
   const char* name;
   at::Tensor (*of)(const at::Tensor& x);  // x is 12 x 10
-  bool one_of_many = false;               // which LibTorch does not let be written under autograd
+  bool one_of_many = false;               // LibTorch does not allow writing it under autograd
 };
 
-// Those that are views of pieces whatever way the first two dimensions are cut.
+// The views that are views of pieces however the first two dimensions are sharded.
 const std::vector<View>& views() {
   static const std::vector<View> all = {
       {"the first rows", [](const at::Tensor& x) { return x.slice(0, 0, 2); }},
@@ -54,7 +54,7 @@ const std::vector<View>& views() {
   return all;
 }
 
-// Cuts of a tensor of 12 x 10.
+// Layouts of a tensor of 12 x 10.
 std::vector<Placements> cuts(const DeviceMesh& mesh) {
   const int64_t n = mesh.mesh().shape()[0];
   std::vector<int64_t> sizes(static_cast<std::size_t>(n), 0);
@@ -67,7 +67,7 @@ std::vector<Placements> cuts(const DeviceMesh& mesh) {
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("views of cut dimensions move nothing, and alias", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("views of sharded dimensions communicate nothing, and alias", {1, 2, 3, 4}) {
   const at::Tensor whole = sample({12, 10});
   for (const DeviceMesh& mesh : meshes()) {
     for (const Placements& placements : cuts(mesh)) {
@@ -97,7 +97,7 @@ TESSERA_RANKS_TEST_CASE("views of cut dimensions move nothing, and alias", {1, 2
   }
 }
 
-TESSERA_RANKS_TEST_CASE("gradients through views of cut dimensions are where the viewed tensor is", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("gradients through views of sharded dimensions have the viewed tensor's layout", {1, 2, 3, 4}) {
   const at::Tensor whole = sample({12, 10});
   for (const DeviceMesh& mesh : meshes()) {
     for (const Placements& placements : cuts(mesh)) {
@@ -153,15 +153,15 @@ TESSERA_RANKS_TEST_CASE("the layouts of parts are the plainest there are", {2}) 
   CHECK(layout(spread(sample({8, 6}), mesh, {BlockCyclic(0, 2)}).slice(0, 1, 7)) == "[IS(0,0-1+3-5,1-3+5-6)]");
 }
 
-TESSERA_RANKS_TEST_CASE("a view that no pieces have is of what was moved, and is not written", {2}) {
+TESSERA_RANKS_TEST_CASE("a view that is no view of the pieces is a copy, and refuses to be written", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor d = spread(sample({6, 4}), mesh, {S0});
   const CommCounter counter(mesh.world());
-  const at::Tensor rows = d.view({2, 2, 6});  // 12 elements a rank: a row each
+  const at::Tensor rows = d.view({2, 2, 6});  // 12 elements per rank: one row each
   CHECK(counter.total() == 0);
   const at::Tensor uneven = d.view({8, 3});
   CHECK(counter.total() == 0);
-  const at::Tensor apart = spread(sample({3, 4}), mesh, {S0}).view({4, 3});  // 8 elements and 4
+  const at::Tensor apart = spread(sample({3, 4}), mesh, {S0}).view({4, 3});  // pieces of 8 and 4 elements
   CHECK(counter.total() == 1);
   CHECK(same(full_tensor(apart), sample({3, 4}).view({4, 3})));
   CHECK_THROWS_WITH(apart.zero_(), doctest::Contains("a copy that aten::view made"));

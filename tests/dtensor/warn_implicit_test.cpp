@@ -14,7 +14,7 @@ using namespace tessera;
 
 namespace {
 
-// What `body` has spdlog's default logger write.
+// Returns what spdlog's default logger writes while `body` runs.
 template <class Body>
 std::string logged(const Body& body) {
   std::ostringstream out;

@@ -1,4 +1,4 @@
-// torch::nn::init's functions on DTensors, and Tessera's own: the same bits however the tensor is cut.
+// Tests torch::nn::init's functions on DTensors, and Tessera's own: they give the same bits with any sharding.
 
 #include <cmath>
 #include <functional>
@@ -88,7 +88,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("eye_ and dirac_ are those of plain tensors") {
+TEST_CASE("eye_ and dirac_ give what they give on plain tensors") {
   for (const Row& row : rows()) {
     if (row.why != "eye_" && row.why != "dirac_") continue;
     const at::Tensor plain = torch::empty(row.shape);
@@ -110,7 +110,7 @@ TEST_CASE("orthogonal_: rows or columns are orthonormal, times the gain, and the
   CHECK(torch::allclose(wide.mm(wide.t()), 9 * identity(12), 0, 1e-12));
   CHECK(torch::allclose(square.mm(square.t()), identity(20), 0, 1e-13));
   CHECK_FALSE(torch::allclose(square, make({20, 20}, 1)));
-  // Of uniformly distributed rotations of 4 dimensions every entry has mean 0 and square mean 1/4.
+  // In uniformly distributed rotations of 4 dimensions every entry has mean 0 and mean square 1/4.
   at::Tensor sum = torch::zeros({4, 4}, torch::kDouble), squares = sum.clone();
   constexpr int kTimes = 4000;
   for (int i = 0; i < kTimes; ++i) {

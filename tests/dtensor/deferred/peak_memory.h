@@ -9,8 +9,8 @@
 
 #include <c10/core/CPUAllocator.h>
 
-// How much memory of CPU tensors is in use at most. LibTorch's allocator is replaced for the program, and counts for
-// each thread what that thread allocates and frees.
+// Measures the peak memory of CPU tensors. It replaces LibTorch's allocator for the program, and counts per thread what
+// that thread allocates and frees.
 namespace tessera::testing {
 
 class CountingAllocator final : public c10::Allocator {
@@ -42,7 +42,7 @@ class CountingAllocator final : public c10::Allocator {
   }
 };
 
-// The most bytes in use on this thread beyond those in use before, while `body` runs.
+// Returns the most bytes in use on this thread while `body` runs, above those in use before.
 template <class Body>
 int64_t peak_bytes(const Body& body) {
   CountingAllocator::install();

@@ -1,5 +1,5 @@
-// Modules built under ShardedInit: each rank's pieces beside those of the same module built whole, bit by bit, and the
-// memory it takes.
+// Tests modules built under ShardedInit: each rank's pieces equal those of the same module built whole, bit by bit, and
+// peak memory stays low.
 
 #include <functional>
 #include <memory>
@@ -35,8 +35,7 @@ using namespace tessera;
 using namespace tessera::testing;
 using torch::nn::Module;
 
-// Initializes as users' modules do: in the constructor, by operators, with buffers that are computed and views that are
-// written.
+// Initializes as users' modules do: in the constructor, by operators, with computed buffers and with writes to views.
 struct OwnImpl : Module {
   OwnImpl() {
     scaled = register_parameter("scaled", torch::randn({10, 6}) * 0.02);
@@ -97,8 +96,8 @@ const std::vector<Row>& rows() {
   return all;
 }
 
-// `make` under the guard as rank `mesh`'s, after the same seed each time; every tensor that has dimension `dim` is cut
-// there.
+// Runs `make` under the guard on this rank of `mesh`, after the same seed each time, and distributes every
+// floating-point tensor as `cut`; it is replicated where it does not have the sharded dimension.
 std::shared_ptr<Module> build(const Make& make, const DeviceMesh& mesh, const Placements& cut) {
   manual_seed(5, mesh.world());
   const ShardedInit init(mesh);
@@ -161,7 +160,7 @@ TEST_CASE("modules built straight into shards have, bit by bit, the pieces of th
 
 namespace {
 
-// Parameters that view what is of another shape.
+// Has parameters that are views of tensors of another shape.
 struct ViewsImpl : Module {
   ViewsImpl() {
     transposed = register_parameter("transposed", torch::rand({6, 10}).t());
@@ -175,7 +174,7 @@ struct ViewsImpl : Module {
 
 }  // namespace
 
-TEST_CASE("parameters that view what is of another shape are made in pieces too, and moved where they belong") {
+TEST_CASE("parameters that view tensors of another shape are made in pieces too, then redistributed") {
   const Make make = [] { return std::make_shared<ViewsImpl>(); };
   const auto whole = build(make, fake_mesh(0, {1}), {Replicate()});
   for (const int64_t size : {1, 2, 3, 4}) {
@@ -237,7 +236,7 @@ TEST_CASE("parallelize_module, under the guard or after it, places as the plan s
 
 TEST_CASE("peak memory: this rank's pieces and little more, and nothing while the constructors run") {
   constexpr int64_t kWidth = 256;
-  constexpr int64_t kBytes = 8 * kWidth * kWidth * 4;  // of the two weights, whole
+  constexpr int64_t kBytes = 8 * kWidth * kWidth * 4;  // the size of the two whole weights
   const DeviceMesh mesh = fake_mesh(1, {4}, {"tp"});
   const ShardedInit init(mesh);
   Mlp module{nullptr};
@@ -251,7 +250,7 @@ TEST_CASE("peak memory: this rank's pieces and little more, and nothing while th
 
 namespace {
 
-// The message of what `body` throws.
+// Returns the message of what `body` throws.
 template <class Body>
 std::string refusal(const Body& body) {
   try {
@@ -270,7 +269,7 @@ void check_has(const std::string& message, const std::string& part) {
 
 }  // namespace
 
-TEST_CASE("what cannot be is refused: reading values, operators outside the guard, a whole temporary, communication") {
+TEST_CASE("refused: reading values, operators outside the guard, a whole temporary, communication") {
   const DeviceMesh mesh = fake_mesh(0, {2});
   at::Tensor left;
   {
@@ -313,7 +312,7 @@ TEST_CASE("what cannot be is refused: reading values, operators outside the guar
   CHECK(same(to_local(left), at::ones({2, 4})));
 }
 
-TEST_CASE("while the guard lives the library's own work is real: layouts, gradients, pieces, collectives") {
+TEST_CASE("under the guard the library's own tensors are real: layouts, gradients, pieces, collectives") {
   const at::Tensor values = at::arange(30, at::kDouble).view({5, 6}) + 1, factor = at::rand({5, 6}, at::kDouble);
   for (const int64_t size : {1, 2, 3}) {
     CAPTURE(size);
@@ -330,7 +329,7 @@ TEST_CASE("while the guard lives the library's own work is real: layouts, gradie
       }
       const at::Tensor moved = redistribute(x, {Shard(1)}, {.async = true});
       CHECK(same(to_local(moved), piece_of(values, mesh, {Shard(1)})));
-      // An undefined gradient of the second result, which LibTorch fills with zeros of its own.
+      // The second result's gradient is undefined, and LibTorch fills it with zeros of its own.
       std::get<0>(redistribute(weight, {Shard(0)}).mul(by).sort(0)).sum().backward();
       CHECK(placements_of(weight.grad()) == placements_of(weight));
       CHECK(same(full_tensor(weight.grad()), factor));
@@ -346,7 +345,8 @@ TEST_CASE("while the guard lives the library's own work is real: layouts, gradie
 }
 
 TEST_CASE(
-    "a tensor without values is refused where its values are needed, by a message that says whether the guard lives") {
+    "a tensor without values is refused where its values are needed, by a message that says whether the guard is "
+    "alive") {
   const DeviceMesh mesh = fake_mesh(0, {2});
   const at::Tensor dtensor = ones({2, 4}, mesh, {Shard(0)});
   std::optional<ShardedInit> init(std::in_place, mesh);

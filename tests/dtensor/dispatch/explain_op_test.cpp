@@ -29,7 +29,7 @@ const OpCandidate& chosen(const OpExplanation& told, std::size_t mesh_dim) {
 
 }  // namespace
 
-TEST_CASE("explain_op lists what each mesh dimension might do, with its cost, and what it does") {
+TEST_CASE("explain_op lists each mesh dimension's candidates with their costs, and the chosen one") {
   const at::Tensor x = sharded({8, 8}, {Shard(0), Shard(1)}, {2, 2});
   const at::Tensor w = sharded({8, 8}, {Replicate(), Shard(0)}, {2, 2});
   const OpExplanation told = explain_op("aten::mm", {x, w});
@@ -40,7 +40,8 @@ TEST_CASE("explain_op lists what each mesh dimension might do, with its cost, an
   CHECK(chosen(told, 1).microseconds == 0);
   CHECK(told.outputs == std::vector<Placements>{{Shard(0), Partial()}});
   CHECK(told.steps.empty());
-  // Everything replicated, three factors, two operands pending by sum and by avg; on each of two mesh dimensions.
+  // The candidates, on each of two mesh dimensions: everything replicated, three factors, two operands pending by sum
+  // and by avg.
   CHECK(told.candidates.size() == 2 * (1 + 3 + 4));
   CHECK(told.candidates[0].microseconds > 100);
 }
@@ -78,7 +79,8 @@ TEST_CASE("explain_op counts the halos of a convolution among the costs of its c
   };
   const OpExplanation told = explain(3);
   CHECK(chosen(told, 0).outputs == std::vector<Placement>{Shard(2)});
-  // Two rows of 64 at most, of 2 images of 3 channels, at 2000 bytes a microsecond, and one collective's start.
+  // A rank gets at most two rows of 64, for 2 images of 3 channels, at 2000 bytes per microsecond, plus one
+  // collective's latency.
   CHECK(chosen(told, 0).microseconds == doctest::Approx(120 + 2.0 * 2 * 3 * 64 * 4 / 2000));
   CHECK(told.steps == std::vector<std::string>{
                           "halos: rows of other ranks (dimension 2: 2 at most) by all_to_all over mesh dimensions 0"});

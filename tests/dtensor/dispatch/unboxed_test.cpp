@@ -1,5 +1,5 @@
-// Calls that were decided before take a shorter way: it gives what the longer one gives, and waits for the same things
-// in the same order.
+// Tests the unboxed kernels, which run calls with a cached decision: they give the same results as the boxed path, and
+// wait for pending pieces in the same order.
 
 #include <memory>
 #include <string>
@@ -27,8 +27,7 @@ DeviceMesh line(const std::shared_ptr<World>& world) { return init_device_mesh("
 }  // namespace
 
 TEST_CASE(
-    "pieces under way are waited for in the arguments' order, also where one rank has nothing and goes the longer "
-    "way") {
+    "pending pieces are waited for in the arguments' order, also where one rank has nothing and takes the boxed path") {
   run_in_process(4, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
     const at::Tensor whole_a = whole_numbers({1, 8}, at::kDouble, 3), whole_b = whole_numbers({1, 8}, at::kDouble, 5);
@@ -41,7 +40,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("what a tensor still under way has held is not given to the next tensor") {
+TEST_CASE("the contents of a tensor that is still pending are not given to the next tensor") {
   run_in_process(2, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = line(world);
     const at::Tensor first = whole_numbers({4, 6}, at::kDouble, 1), second = whole_numbers({4, 6}, at::kDouble, 2);
@@ -55,7 +54,7 @@ TEST_CASE("what a tensor still under way has held is not given to the next tenso
   });
 }
 
-TEST_CASE("a decision found again gives the same value, layout and version as at first") {
+TEST_CASE("a cached decision gives the same value, layout and version as the first call") {
   run_in_process(3, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = line(world);
     const at::Tensor whole = whole_numbers({7, 4}, at::kDouble, 1);

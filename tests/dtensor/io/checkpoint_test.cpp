@@ -31,7 +31,7 @@ std::set<std::string> files_in(const std::string& folder) {
   return names;
 }
 
-// Saves `count` float tensors t00, t01, .. of 100 elements (400 bytes), all of `value`.
+// Saves `count` float tensors t00, t01, .. of 100 elements (400 bytes) whose elements are all `value`.
 void save(const std::string& path, float value, int64_t count, int64_t max_shard_bytes, int64_t elements = 100) {
   std::vector<TensorEntry> entries;
   for (int64_t i = 0; i < count; ++i) {
@@ -44,7 +44,8 @@ void save(const std::string& path, float value, int64_t count, int64_t max_shard
   writer.publish();
 }
 
-// The one value of all tensors of a checkpoint. Throws when they differ: a mix of two.
+// Returns the value that all tensors of a checkpoint have. Throws when they differ, which shows a mix of two
+// checkpoints.
 float value_of(const std::string& path) {
   const Checkpoint checkpoint(path);
   std::set<float> values;
@@ -179,7 +180,7 @@ TEST_CASE("checkpoint: a path that cannot be written says why") {
                        std::runtime_error);
 }
 
-TEST_CASE("checkpoint: what is there and is no regular file is refused, and stays as it was") {
+TEST_CASE("checkpoint: anything but a regular file at the path is refused, and stays unchanged") {
   const TempFolder folder;
   save(folder / "whole", 1, 1, 0);
   REQUIRE(::mkfifo((folder / "pipe").c_str(), 0600) == 0);
@@ -271,7 +272,7 @@ TEST_CASE("checkpoint: a folder without one says what it looked for") {
                        std::runtime_error);
 }
 
-// In a child process: saves value after value, in turn as one file and as parts, until it is killed.
+// Saves one value after the other in a child process, by turns as one file and as parts, until it is killed.
 [[noreturn]] void save_for_ever(const std::string& path, float first) {
   try {
     for (float value = first;; ++value) save(path, value, 8, static_cast<int>(value) % 3 == 0 ? 0 : 60000, 5000);
@@ -285,7 +286,7 @@ TEST_CASE(
   const TempFolder folder;
   const std::string path = folder / "model.safetensors";
   at::set_num_threads(1);  // the child has no other thread
-  // Long enough for a few saves, however slow the machine or the build is.
+  // This is long enough for a few saves, however slow the machine or the build is.
   const auto start = std::chrono::steady_clock::now();
   save(path, 0, 8, 60000, 5000);
   save(path, 1, 8, 0, 5000);

@@ -33,7 +33,7 @@ namespace {
 
 using testing::world;
 
-// One folder for all ranks of one number of ranks: rank 0 makes it, the last to leave removes it.
+// A folder that all ranks of one number of ranks share: rank 0 removes it when all have left.
 class SharedFolder {
  public:
   explicit SharedFolder(const DeviceMesh& mesh) : mesh_(mesh) {
@@ -60,7 +60,7 @@ class SharedFolder {
 
 DeviceMesh line() { return init_device_mesh("cpu", {world()->size()}, {"tp"}, world()); }
 
-// Uneven tensors of several kinds, each with the placement that `distribute` gives it on a mesh of one dimension.
+// Has uneven tensors of several kinds, each with the placement that `distribute` gives it on a 1-D mesh.
 struct Sample : torch::nn::Module {
   explicit Sample(double scale) {
     const auto values = [scale](std::vector<int64_t> shape, at::ScalarType dtype) {
@@ -92,7 +92,7 @@ struct Sample : torch::nn::Module {
                         kNoSource);
   }
 
-  // Every tensor in whole. Collective.
+  // Returns every tensor as a whole. Collective.
   std::vector<at::Tensor> values() const {
     const torch::NoGradGuard no_grad;
     std::vector<at::Tensor> all;
@@ -142,7 +142,7 @@ TESSERA_RANKS_TEST_CASE("weights: the same on a mesh of two dimensions", {4}) {
   round_trip(init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world()));
 }
 
-// Bytes that this process asked the system to read.
+// Returns the bytes that this process asked the system to read.
 int64_t bytes_read_by_process() {
   std::ifstream io("/proc/self/io");
   std::string key;
@@ -172,12 +172,12 @@ TESSERA_RANKS_TEST_CASE("weights: a rank reads the bytes of its pieces and no ot
   const int64_t read = bytes_read_by_process() - before;
   const int64_t pieces = (1024 * 1000 + 512 * 2000) * 4 / world()->size();
   CHECK((last == std::pair(pieces, pieces)));
-  // /proc/self/io counts the header and what the collectives read from sockets too.
+  // /proc/self/io also counts the header, and what the collectives read from sockets.
   CHECK(read >= pieces);
   CHECK(read < pieces + 20000);
 }
 
-// The text of the exception of `call`, which must be the same on every rank.
+// Returns the text of the exception of `call`, which must be the same on every rank.
 template <typename Call>
 std::string same_message(const DeviceMesh& mesh, const Call& call) {
   const std::string text = message_of(call);
@@ -246,7 +246,7 @@ TESSERA_RANKS_TEST_CASE(
   module.distribute(mesh);
   save_weights(module, folder / "m");
   const std::string old = read_text(folder / "m");
-  // A limit on the size of files stands for the full disk: write() fails in the data.
+  // A limit on the size of files stands for a full disk: write() fails in the data.
   rlimit before = {};
   ::getrlimit(RLIMIT_FSIZE, &before);
   ::signal(SIGXFSZ, SIG_IGN);
@@ -274,7 +274,7 @@ TESSERA_RANKS_TEST_CASE("weights: a Partial is saved by its value and refused wh
         }).find("tensor 'sum': it is [P(sum)]; redistribute it") != std::string::npos);
 }
 
-TESSERA_RANKS_TEST_CASE("weights: on a mesh over a part of the world, ranks outside have nothing to do", {3}) {
+TESSERA_RANKS_TEST_CASE("weights: on a mesh over a part of the world, ranks outside it do nothing", {3}) {
   const DeviceMesh all = line();
   const SharedFolder folder(all);
   const DeviceMesh part(world(), c10::kCPU, Mesh({2}, {"tp"}, {2, 1}));
@@ -295,7 +295,7 @@ TESSERA_RANKS_TEST_CASE("weights: on a mesh over a part of the world, ranks outs
   CHECK(local.flatten().equal(torch::tensor(want[static_cast<std::size_t>(world()->rank())])));
 }
 
-TESSERA_RANKS_TEST_CASE("optimizer state: DTensors are saved as global tensors and loaded as their parameters lie",
+TESSERA_RANKS_TEST_CASE("optimizer state: DTensors are saved as global tensors and loaded in their parameters' layouts",
                         {1, 2, 3}) {
   const DeviceMesh mesh = line();
   const SharedFolder folder(mesh);

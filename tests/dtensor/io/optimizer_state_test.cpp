@@ -119,7 +119,7 @@ TEST_CASE("optimizer state: kept by the parameters' paths, groups and options as
       R"({"options":{"lr":0.5,"beta1":0.9,"beta2":0.999,"eps":1e-08,"weight_decay":0.01,"amsgrad":false},"params":["b.weight","b.bias"]}])");
 }
 
-TEST_CASE("optimizer state: options that JSON cannot say come back") {
+TEST_CASE("optimizer state: options that JSON has no numbers for are loaded as they were saved") {
   const TempFolder folder;
   Net net;
   torch::optim::LBFGS optimizer(net->parameters(),
@@ -132,14 +132,14 @@ TEST_CASE("optimizer state: options that JSON cannot say come back") {
         static_cast<torch::optim::LBFGSOptions&>(optimizer.param_groups()[0].options()));
 }
 
-// A class of the user's.
+// An optimizer class of the user's own.
 struct Mine : torch::optim::Optimizer {
   explicit Mine(std::vector<at::Tensor> params)
       : Optimizer(std::move(params), std::make_unique<torch::optim::SGDOptions>(0.1)) {}
   at::Tensor step(LossClosure) override { return {}; }
 };
 
-TEST_CASE("optimizer state: what does not fit is refused by message, and the optimizer stays as it was") {
+TEST_CASE("optimizer state: a file that does not fit is refused by message, and the optimizer stays as it was") {
   const TempFolder folder;
   Net net;
   torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.1));

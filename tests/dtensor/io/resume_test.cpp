@@ -1,4 +1,4 @@
-// Training that goes on with another number of ranks, from what was saved.
+// Tests that training resumes from a checkpoint with another number of ranks.
 
 #include <unistd.h>
 
@@ -42,7 +42,7 @@ struct MlpImpl : torch::nn::Module {
     register_module("up", up);
     register_module("norm", norm);
     register_module("down", down);
-    // Values that every process computes alike.
+    // Values that every process computes alike, without communication.
     const torch::NoGradGuard no_grad;
     double phase = 0;
     for (at::Tensor& p : parameters()) {
@@ -102,7 +102,7 @@ double largest_difference(const Mlp& sharded, const Mlp& whole) {
 TESSERA_RANKS_TEST_CASE(
     "resume: 3 steps on 4 ranks, saved, 3 more on 1, 2 and 3 ranks: equal to 6 steps in one process",
     testing::Ranks({4, 1, 2, 3}).time_limit(std::chrono::seconds(120))) {
-  // The same for all four runs: they are children of one process.
+  // The path is the same for all four runs, which are children of one process.
   const char* base = std::getenv("TEST_TMPDIR");
   const std::string folder =
       std::string(base != nullptr ? base : "/tmp") + "/tessera_resume_" + std::to_string(::getppid());

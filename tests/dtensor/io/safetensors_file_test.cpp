@@ -22,7 +22,7 @@ namespace {
 constexpr const char* kPythonFile = "tests/dtensor/io/from_python.safetensors";
 constexpr const char* kPython = "../tessera_environment/python";
 
-// What make_python_file.py puts into its file.
+// Lists the tensors that make_python_file.py writes to its file.
 std::vector<std::pair<std::string, at::Tensor>> python_tensors() {
   const at::Tensor base = at::arange(6, at::kFloat).reshape({2, 3});
   std::vector<std::pair<std::string, at::Tensor>> tensors;
@@ -236,7 +236,7 @@ TEST_CASE("safetensors file: every cut of a good file is refused") {
   }
 }
 
-TEST_CASE("safetensors file: what is no file says so and does not wait") {
+TEST_CASE("safetensors file: opening anything but a regular file throws, and does not wait") {
   const TempFolder folder;
   CHECK_THROWS_WITH_AS(SafetensorsFile(folder / "absent"), doctest::Contains("absent': No such file or directory"),
                        std::runtime_error);

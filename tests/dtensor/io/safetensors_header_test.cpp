@@ -19,7 +19,7 @@ std::string refusal(const std::string& json, int64_t data_bytes) {
 
 std::string tensor(const std::string& fields) { return R"({"w":{)" + fields + "}}"; }
 
-TEST_CASE("safetensors header: what the format allows is read") {
+TEST_CASE("safetensors header: everything that the format allows is read") {
   const SafetensorsHeader header = parse_safetensors_header(
       R"({"__metadata__":{"format":"pt"},"b":{"shape":[2,3],"dtype":"F32","data_offsets":[2,26]},)"
       R"("a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]},"e":{"dtype":"I64","shape":[0,7],"data_offsets":[2,2]}}   )",
@@ -173,7 +173,8 @@ TEST_CASE("safetensors header: what cannot be written is refused by name") {
         }).find("not UTF-8") != std::string::npos);
 }
 
-// One random change of a text: a byte, a cut, a repeated or removed stretch, or a number swapped for an awkward one.
+// Makes one random change of a text: a byte, a cut, a repeated or removed stretch, or a number replaced by an extreme
+// one.
 std::string mutate(std::string text, std::mt19937& random) {
   const auto below = [&](std::size_t n) { return std::uniform_int_distribution<std::size_t>(0, n - 1)(random); };
   static const std::vector<std::string> kPieces = {"0",
@@ -233,7 +234,7 @@ TEST_CASE(
     } catch (const std::invalid_argument&) {
     }
   }
-  CHECK(read > 100);  // changes of names, metadata and padding do no harm
+  CHECK(read > 100);  // changes of names, metadata and padding are no errors
   CHECK(read < 20000);
 }
 

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-// A folder that is removed with everything in it.
+// Makes a folder, and removes it with everything in it.
 class TempFolder {
  public:
   TempFolder() {
@@ -40,14 +40,14 @@ inline std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// The bytes of a safetensors file with this header and data, whatever they are.
+// Returns the bytes of a safetensors file with this header and data, valid or not.
 inline std::string safetensors_bytes(const std::string& json, const std::string& data) {
   std::string length(8, '\0');
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<char>(json.size() >> (8 * i) & 0xff);
   return length + json + data;
 }
 
-// The text of the std::exception that `call` throws; "nothing was thrown" when none is.
+// Returns the text of the std::exception that `call` throws, or "nothing was thrown".
 template <typename Call>
 std::string message_of(const Call& call) {
   try {

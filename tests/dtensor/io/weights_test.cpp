@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-// Two layers, a buffer, a bias that is not there, and a weight under two names.
+// Has two layers, a buffer, an undefined bias, and a weight under two names.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     register_module("first", first);
@@ -68,7 +68,7 @@ TEST_CASE("weights: a module is saved under its first names and loads into anoth
   const auto version = handle._version();
   load_weights(*loaded, folder / "m.safetensors");
   CHECK(equal(values(*loaded), values(*saved)));
-  CHECK(handle.equal(saved->first->weight));  // in place: who held it has the new values
+  CHECK(handle.equal(saved->first->weight));  // in place: handles to it have the new values
   CHECK(handle.requires_grad());
   CHECK(handle._version() > version);
 }
@@ -86,7 +86,7 @@ TEST_CASE("weights: saved in several files, byte-equal each time") {
   CHECK(read_text(folder / "model-v2-00001-of-00003.safetensors") == first);
 }
 
-TEST_CASE("weights: what other engines' layers keep of themselves in a file is passed over") {
+TEST_CASE("weights: the extra state of other engines' layers in a file is ignored") {
   const TempFolder folder;
   const std::string path = folder / "m.safetensors";
   struct Layer : torch::nn::Module {
@@ -107,7 +107,7 @@ TEST_CASE("weights: what other engines' layers keep of themselves in a file is p
                        std::invalid_argument);
 }
 
-TEST_CASE("weights: what does not fit is told in one message, and nothing changes") {
+TEST_CASE("weights: one message lists everything that does not fit, and nothing changes") {
   const TempFolder folder;
   const std::string path = folder / "m.safetensors";
   struct Row {

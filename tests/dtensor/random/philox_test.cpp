@@ -5,7 +5,7 @@
 using tessera::detail::philox;
 using tessera::detail::PhiloxWords;
 
-// From the vectors that come with the paper's library, Random123 (kat_vectors).
+// The vectors come with the paper's library, Random123 (kat_vectors).
 TEST_CASE("Philox4x32-10 gives the known answers") {
   CHECK(philox({0, 0, 0, 0}, {0, 0}) == PhiloxWords{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
   CHECK(philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}) ==

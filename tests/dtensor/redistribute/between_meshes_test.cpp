@@ -1,4 +1,4 @@
-// redistribute_to: from one mesh to another of the same ranks, or of others.
+// Tests redistribute_to: from one mesh to another of the same ranks, or of others.
 
 #include <stdexcept>
 #include <vector>
@@ -27,7 +27,7 @@ DeviceMesh mesh_of_ranks(std::vector<int64_t> shape, std::vector<int64_t> ranks)
   return {world(), c10::DeviceType::CPU, Mesh(std::move(shape), {}, std::move(ranks))};
 }
 
-// On ranks of `from` its terms; elsewhere an empty handle.
+// Returns the pending tensor's terms on ranks of `from`, and an empty handle elsewhere.
 at::Tensor made(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
   if (mesh.is_member()) return spread(whole, mesh, placements);
   return from_local(at::empty({0}, whole.options()), mesh, placements, {.shape = whole.sizes().vec()});
@@ -78,7 +78,7 @@ TESSERA_RANKS_TEST_CASE("to fewer ranks, to more, and to others", {3}) {
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a tensor without dimensions, such as a loss, goes to ranks that had none of it", {3}) {
+TESSERA_RANKS_TEST_CASE("a tensor without dimensions, such as a loss, is sent to ranks that had none of it", {3}) {
   const at::Tensor whole = at::full({}, 5.0, at::kDouble);
   const std::vector<DeviceMesh> meshes = {mesh_of_ranks({3}, {0, 1, 2}), mesh_of_ranks({2}, {1, 2}),
                                           mesh_of_ranks({1}, {0})};
@@ -93,8 +93,8 @@ TESSERA_RANKS_TEST_CASE("a tensor without dimensions, such as a loss, goes to ra
   }
 }
 
-TESSERA_RANKS_TEST_CASE("each rank receives what it lacks alone: one all_to_all, none when nobody lacks anything",
-                        {4}) {
+TESSERA_RANKS_TEST_CASE(
+    "each rank receives only what it does not hold, by one all_to_all; none if every rank has all it needs", {4}) {
   const DeviceMesh line = mesh_of_ranks({4}, {0, 1, 2, 3});
   const DeviceMesh square = mesh_of_ranks({2, 2}, {0, 1, 2, 3});
   const at::Tensor source = spread(whole_numbers({8, 4}), line, {S0});
@@ -142,7 +142,7 @@ TESSERA_RANKS_TEST_CASE("a result without a gradient, and one with a plain gradi
   CHECK(same(full_tensor(source.grad()), at::ones({6, 5}, at::kDouble)));
 }
 
-TESSERA_RANKS_TEST_CASE("what does not fit is refused before anything moves", {2}) {
+TESSERA_RANKS_TEST_CASE("arguments that do not fit are refused before any communication", {2}) {
   const DeviceMesh line = mesh_of_ranks({2}, {0, 1});
   const DeviceMesh other = mesh_of_ranks({2}, {1, 0});
   const at::Tensor source = spread(sample({6, 5}), line, {S0});

@@ -40,7 +40,7 @@ TEST_CASE("explain prints the plan beside the lower bound and beside gathering e
         "gather everything           12288          49152          45056        126.1\n");
 }
 
-TEST_CASE("explain follows the cost model, plans nothing for what is there, and refuses what redistribute refuses") {
+TEST_CASE("explain follows the cost model, plans nothing for the same layout, and refuses what redistribute refuses") {
   const at::Tensor t = sharded({Shard(0), Replicate()}, {2, 2});
   CHECK(explain(t, {Shard(0), Replicate()}).plan.steps().empty());
   CHECK(explain(t, {Replicate(), Replicate()}, CostModel::bytes_only(2)).plan.microseconds() == 8192);

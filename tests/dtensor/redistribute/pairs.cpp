@@ -16,7 +16,7 @@
 namespace tessera::testing {
 namespace {
 
-// All but the last part short, the last with the rest; for two ranks or more the first has nothing.
+// Gives all parts but the last a short size, and the last the rest; with two parts or more the first is empty.
 std::vector<int64_t> ragged_sizes(int64_t size, int64_t parts) {
   std::vector<int64_t> sizes(static_cast<std::size_t>(parts), size / (2 * parts));
   if (parts > 1) sizes.front() = 0;
@@ -26,7 +26,7 @@ std::vector<int64_t> ragged_sizes(int64_t size, int64_t parts) {
   return sizes;
 }
 
-// Part i has the elements i, i + parts, ..., in runs of one.
+// Gives element i to part (2 * i + 1) % parts, so that parts are made of runs of one element.
 std::vector<Intervals> dealt(int64_t size, int64_t parts) {
   std::vector<Intervals> out(static_cast<std::size_t>(parts));
   for (int64_t i = 0; i < size; ++i)
@@ -34,7 +34,7 @@ std::vector<Intervals> dealt(int64_t size, int64_t parts) {
   return out;
 }
 
-// Every list of `kinds`, and of a RaggedShard of each mesh dimension's size, that is legal.
+// Returns every legal list of `kinds` and of a RaggedShard of each mesh dimension's size.
 std::vector<Placements> layouts_of(Placements kinds, const std::vector<int64_t>& shape,
                                    const std::vector<int64_t>& mesh_shape) {
   const Mesh mesh(mesh_shape);
@@ -54,7 +54,7 @@ std::vector<Placements> layouts_of(Placements kinds, const std::vector<int64_t>&
                                        mesh.world().rank()));
 }
 
-// Whether `t` has the value `whole`: from the pieces, where these are parts of it.
+// Says whether `t` has the value `whole`, from its pieces where these are parts of the value.
 bool is_value(const at::Tensor& t, const at::Tensor& whole) {
   const Placements& placements = placements_of(t);
   if (any_partial(placements)) return same(full_tensor(t), whole);
@@ -85,8 +85,8 @@ std::vector<Placements> integer_layouts(const std::vector<int64_t>& shape, const
       shape, mesh_shape);
 }
 
-// Eight layouts by eight at a time, and each pair after its reverse, so that few routes are looked for twice: a
-// thousand are kept.
+// Takes eight layouts by eight at a time, and each pair after its reverse, so that few routes are made twice: a
+// thousand are cached.
 std::vector<Pair> all_pairs(const std::vector<Placements>& layouts) {
   constexpr std::size_t kBlock = 8;
   std::vector<Pair> out;

@@ -1,4 +1,4 @@
-// Every pair of layouts on two mesh dimensions, and twenty thousand on three, on ranks that are threads.
+// Tests every pair of layouts on two mesh dimensions, and twenty thousand on three, on ranks that are threads.
 
 #include <vector>
 

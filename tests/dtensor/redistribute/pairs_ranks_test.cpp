@@ -1,4 +1,4 @@
-// A thousand pairs of layouts on ranks that are processes: over Gloo and, in a test of its own, the same over MPI.
+// Tests a thousand pairs of layouts on ranks that are processes: over Gloo, and in another test over MPI.
 
 #include <chrono>
 #include <cstdint>

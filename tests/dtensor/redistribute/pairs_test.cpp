@@ -1,4 +1,4 @@
-// Every pair of layouts, on ranks that are threads.
+// Tests every pair of layouts, on ranks that are threads.
 
 #include <memory>
 #include <vector>
@@ -29,7 +29,7 @@ TEST_CASE("two and three mesh dimensions: pairs drawn by seed, and gradients") {
   }
 }
 
-TEST_CASE("an all_reduce of what its group needs together leaves every rank its own part") {
+TEST_CASE("an all_reduce of the parts that its group needs leaves every rank its own part") {
   run_in_process(8, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 2}, {}, world);
     const CostModel model = CostModel::nvlink_infiniband(mesh.mesh(), 2);
@@ -52,7 +52,7 @@ TEST_CASE("an all_reduce of what its group needs together leaves every rank its 
   });
 }
 
-TEST_CASE("a sum that becomes an average is scaled where it is") {
+TEST_CASE("a sum that becomes an average is scaled without communication") {
   run_in_process(3, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {3}, {}, world);
     const at::Tensor whole = whole_numbers({2, 5});
@@ -81,7 +81,7 @@ TEST_CASE("a mean of halves, and a norm, whose terms would overflow") {
       CHECK(same(mean, at::full({8}, 30000, at::kHalf)));
       CHECK(same(full_tensor(redistribute(pending(300, NormPartial(2)), {to})), at::full({8}, 600, at::kHalf)));
     }
-    // Scaled, 30000 would overflow.
+    // 30000 would overflow if it were scaled.
     const at::Tensor zero = pending(mesh.local_rank(0) < 2 ? 30000 : -30000, Partial());
     CHECK(same(full_tensor(redistribute(zero, {Partial(ReduceOp::kAvg)})), at::zeros({8}, at::kHalf)));
     const std::vector<at::Tensor> both =

@@ -1,5 +1,5 @@
-// Norms, and reductions with a mask, pending on one or two of two mesh dimensions: the value, and the gradient of a
-// piece, wherever it is redistributed. Ranks are threads.
+// Tests norms, and reductions with a mask, pending on one or two of two mesh dimensions: the value, and the gradient of
+// a piece, for every target layout. Ranks are threads.
 
 #include <functional>
 #include <memory>
@@ -25,11 +25,11 @@ namespace {
 const Placement R = Replicate(), S0 = Shard(0), S1 = Shard(1), P = Partial();
 const Sizes kShape = {5, 4};
 
-// A pending reduction, and what one process does with the pieces of all ranks as rows.
+// A pending reduction, and what one process computes from the pieces of all ranks as rows.
 struct Kind {
   Placement placement;
   std::function<at::Tensor(const at::Tensor&)> reduce;
-  double left_out = 0;  // in the place of an element that a mask leaves out
+  double left_out = 0;  // what an element outside the mask counts as
   bool is_masked = false;
 };
 
@@ -42,7 +42,7 @@ std::vector<Kind> kinds() {
           {MaskedPartial(ReduceOp::kMax), [](const at::Tensor& rows) { return rows.amax(0); }, -1e300, true}};
 }
 
-// Which of the pieces that are reduced is this rank's, and how many there are.
+// The index of this rank's piece among those that are reduced, and their number.
 struct Share {
   int64_t index = 0;
   int64_t count = 1;
@@ -68,7 +68,7 @@ void check_from(const Kind& kind, const Placements& from, const DeviceMesh& mesh
   const Share share = share_of(mesh, from);
   const at::Tensor weight = sample(kShape, 5);
   const at::Tensor rows = sample({share.count, 5, 4}, 1).requires_grad_(true);
-  // Every element counts in some piece, and not in all.
+  // Every element counts in some piece, but not in all.
   const at::Tensor counts =
       (at::arange(share.count).view({-1, 1, 1}) + at::arange(20).view({1, 5, 4})).remainder(2) == 0;
   const at::Tensor masks = kind.is_masked ? counts : at::ones_like(counts);
@@ -117,7 +117,7 @@ void on_meshes(const std::function<void(const DeviceMesh&)>& body) {
 
 }  // namespace
 
-TEST_CASE("norms and masked reductions: the value wherever they go, and no gradient where masked out") {
+TEST_CASE("norms and masked reductions: the value in every target layout, and no gradient where masked out") {
   on_meshes([](const DeviceMesh& mesh) {
     for (const Kind& kind : kinds()) {
       const Placement& K = kind.placement;

@@ -1,4 +1,4 @@
-// What holds for any two layouts, on any mesh, of any tensor, redistributed on ranks that are threads.
+// Tests what holds for any two layouts, on any mesh, of any tensor, redistributed on ranks that are threads.
 
 #include <cstdint>
 #include <stdexcept>
@@ -37,13 +37,13 @@ int64_t sum(const std::vector<int64_t>& numbers) {
   return out;
 }
 
-// What a redistribution was to move and what this rank then gave, walked along step by step.
+// Compares step by step what a plan says that this rank sends with the recorded collectives.
 class Account {
  public:
   Account(const Plan& plan, const DeviceMesh& mesh, const std::vector<CollectiveRecord>& records)
       : plan_(plan), mesh_(mesh), records_(records), splits_(plan.splits(mesh.world().rank())) {}
 
-  // Bytes that all ranks receive by what this one gave, once it is sure that every step gave what was planned.
+  // Returns the bytes that all ranks receive from this one. Throws if a step did not send what was planned.
   double received() {
     double out = 0;
     for (std::size_t i = 0; i < splits_.size(); ++i) out += received_in(i);
@@ -52,7 +52,7 @@ class Account {
   }
 
  private:
-  // A step that moves nothing in this rank's group may do without a collective.
+  // A step that sends nothing in this rank's group may run no collective.
   double received_in(std::size_t i) {
     const PlanStep& step = plan_.steps()[i];
     if (next_ == records_.size() || records_[next_].kind != std::string(to_string(step.kind))) return nothing(i);
@@ -107,7 +107,7 @@ TEST_CASE("from any layout to any other and back the value stays, and every rank
   });
 }
 
-TEST_CASE("the gradient of a redistribution comes back from any layout to any other") {
+TEST_CASE("the gradient of a redistribution has the source's layout, from any layout to any other") {
   check_property([] {
     Change change = *any_change();
     RC_PRE(change.dtype == at::kDouble);
@@ -117,7 +117,7 @@ TEST_CASE("the gradient of a redistribution comes back from any layout to any ot
   });
 }
 
-TEST_CASE("the bytes that collectives move are those of the plan") {
+TEST_CASE("collectives send the bytes that the plan says") {
   check_property([] {
     const Change change = *any_change();
     std::vector<double> received(static_cast<std::size_t>(Mesh(change.mesh_shape).size()));

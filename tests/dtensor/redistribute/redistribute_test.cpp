@@ -138,7 +138,7 @@ TESSERA_RANKS_TEST_CASE("gradients come back in the input's layout, pending ones
   }
 }
 
-TESSERA_RANKS_TEST_CASE("any strides go in", {2}) {
+TESSERA_RANKS_TEST_CASE("the input may have any strides", {2}) {
   const at::Tensor whole = whole_numbers({6, 5}).t();
   for (const Placement& from : {S0, S1}) {
     const at::Tensor source =

@@ -1,4 +1,4 @@
-// Redistributions that are begun before they are read, several in one round, and in other dtypes.
+// Tests redistributions that are started before they are read, several in one round, and in other dtypes.
 
 #include <algorithm>
 #include <chrono>
@@ -42,7 +42,7 @@ struct Case {
   Placements from, to;
 };
 
-// Layouts of all kinds and several dtypes, some of which do not move at all.
+// Has layouts of all kinds and several dtypes; some pairs need no communication.
 std::vector<Case> cases(const DeviceMesh& mesh, at::IntArrayRef shape) {
   const std::vector<at::ScalarType> dtypes = {at::kDouble, at::kFloat, at::kLong, at::kShort};
   const auto layouts = all_layouts(mesh.ndim(), kKinds);
@@ -77,8 +77,8 @@ void check_arrived(const std::vector<Case>& all, const std::vector<at::Tensor>& 
   }
 }
 
-// Rank 0 begins; the others come only once its call has returned, by a key that it sets then. Returns the most
-// collectives of one.
+// Rank 0 starts alone; the other ranks wait for a key that it sets once its call has returned. Returns the largest
+// number of collectives of one redistribution.
 int64_t begin_moves_alone(const DeviceMesh& mesh, const std::vector<std::pair<Placements, Placements>>& moves) {
   World& world = mesh.world();
   const c10::intrusive_ptr<c10d::Store> store = world.store();
@@ -90,14 +90,14 @@ int64_t begin_moves_alone(const DeviceMesh& mesh, const std::vector<std::pair<Pl
     if (world.rank() == 0) store->set(key, "returned");
     return moved;
   };
-  for (const int64_t size : {12, 300}) {  // 300 x 300 is 720 KB, more than goes unannounced
+  for (const int64_t size : {12, 300}) {  // 300 x 300 is 720 KB, more than is sent without a handshake
     const at::Tensor whole = whole_numbers({size, size});
     for (const auto& [from, to] : moves) {
       CAPTURE(to_string(from));
       CAPTURE(to_string(to));
       const at::Tensor source = spread(whole, mesh, from);
       CommCounter counter(mesh);
-      redistribute(source, to);  // ranks make their process groups together
+      redistribute(source, to);  // makes the process groups, which needs all ranks
       most = std::max(most, counter.total());
       const auto one = check([&] { return std::vector{redistribute(source, to, kAsync)}; });
       CHECK(same(full_tensor(one[0]), whole));
@@ -110,10 +110,10 @@ int64_t begin_moves_alone(const DeviceMesh& mesh, const std::vector<std::pair<Pl
 }
 
 void begin_alone(const std::shared_ptr<World>& world) {
-  const Checked off(*world, false);  // its ranks compare before a collective, and so wait for each other
+  const Checked off(*world, false);  // under Checked, ranks wait for each other before a collective
   begin_moves_alone(init_device_mesh("cpu", {world->size()}, {}, world),
                     {{{S0}, {R}}, {{S0}, {S1}}, {{P}, {R}}, {{P}, {S0}}, {{S1}, {BlockCyclic(0, 2)}}});
-  // Some go in two rounds, of which the second begins when the first is read.
+  // Some need two rounds; the second starts when the result is read.
   if (world->size() == 4) {
     const int64_t most =
         begin_moves_alone(init_device_mesh("cpu", {2, 2}, {}, world),
@@ -132,7 +132,7 @@ TESSERA_RANKS_TEST_CASE("async: the first reader waits, in any order that ranks 
       std::vector<at::Tensor> moved;
       for (std::size_t i = 0; i < all.size(); ++i) moved.push_back(redistribute(given[i], all[i].to, kAsync));
       for (std::size_t i = 0; i < all.size(); ++i) CHECK(placements_of(moved[i]) == all[i].to);
-      // Another collective meanwhile, and the last one first.
+      // Another collective runs meanwhile, and the last result is read first.
       CHECK(same(full_tensor(given[0]), all[0].whole));
       for (std::size_t i = all.size(); i-- > 0;) CHECK(same(full_tensor(moved[i]), all[i].whole));
       check_arrived(all, moved);
@@ -140,7 +140,7 @@ TESSERA_RANKS_TEST_CASE("async: the first reader waits, in any order that ranks 
   }
 }
 
-TESSERA_RANKS_TEST_CASE("async: what is begun is what is counted at once, and one that nobody reads disturbs nobody",
+TESSERA_RANKS_TEST_CASE("async: a started redistribution is counted at once, and one that is never read does no harm",
                         {2, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = whole_numbers({8, 4});
@@ -157,9 +157,9 @@ TESSERA_RANKS_TEST_CASE("async: what is begun is what is counted at once, and on
   CHECK(same(full_tensor(source), whole));
 }
 
-TESSERA_RANKS_TEST_CASE("async: returns before the other ranks have come", {2, 3, 4}) { begin_alone(world()); }
+TESSERA_RANKS_TEST_CASE("async: returns before the other ranks have called it", {2, 3, 4}) { begin_alone(world()); }
 
-TEST_CASE("async: returns before the other ranks have come, where they are threads") {
+TEST_CASE("async: returns before the other ranks have called it, where they are threads") {
   for (const int64_t size : {2, 3, 4}) run_in_process(size, begin_alone);
 }
 
@@ -194,7 +194,7 @@ TESSERA_RANKS_TEST_CASE("async: one begun outside InferenceMode and read inside 
   CHECK_FALSE(to_local(moved).is_inference());
 }
 
-TESSERA_RANKS_TEST_CASE("async: under InferenceMode, where writes are not counted, what was begun arrives", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("async: under InferenceMode, where writes are not counted, the results are right", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = whole_numbers({6, 4});
   const c10::InferenceMode inference;
@@ -207,7 +207,7 @@ TESSERA_RANKS_TEST_CASE("async: under InferenceMode, where writes are not counte
   }
 }
 
-TESSERA_RANKS_TEST_CASE("measured costs are alike on every rank, and plans by them arrive", {1, 2, 4}) {
+TESSERA_RANKS_TEST_CASE("measured costs are the same on every rank, and plans by them give right results", {1, 2, 4}) {
   for (const DeviceMesh& mesh : meshes()) {
     const CostModel costs = measured_costs(mesh);
     std::vector<double> figures;
@@ -253,7 +253,7 @@ TESSERA_RANKS_TEST_CASE("async: a source that is written while it is sent is ref
   CHECK(same(to_local(redistribute(source, {R})), whole));
 }
 
-TESSERA_RANKS_TEST_CASE("redistribute_many: every tensor arrives, whatever the others are", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("redistribute_many: every result is right, whatever the other tensors are", {1, 2, 3, 4}) {
   for (const DeviceMesh& mesh : meshes()) {
     for (const auto& shape : std::vector<std::vector<int64_t>>{{8, 4}, {5, 7}, {1, 1}}) {
       const std::vector<Case> all = cases(mesh, shape);
@@ -298,7 +298,7 @@ TESSERA_RANKS_TEST_CASE("redistribute_many: gradients come back together, where 
   CHECK_FALSE(given[3].grad().defined());
 }
 
-TESSERA_RANKS_TEST_CASE("redistribute_many: bad input is refused before anything moves", {2}) {
+TESSERA_RANKS_TEST_CASE("redistribute_many: bad input is refused before any communication", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor t = spread(sample({6, 4}), mesh, {S0});
   const CommCounter counter(mesh);
@@ -314,7 +314,8 @@ TESSERA_RANKS_TEST_CASE("redistribute_many: bad input is refused before anything
   CHECK(counter.total() == 0);
 }
 
-TESSERA_RANKS_TEST_CASE("forward_dtype: travels in it and has it; the gradient returns in the input's", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("forward_dtype: the value is sent in it and has it; the gradient has the input's dtype",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = whole_numbers({6, 4}, at::kFloat);
   for (const Placement& from : {S0, S1, P}) {
@@ -340,14 +341,14 @@ TESSERA_RANKS_TEST_CASE("forward_dtype: travels in it and has it; the gradient r
 TESSERA_RANKS_TEST_CASE("forward_dtype: a reduce_scatter of bfloat16 adds in float32", {2, 4}) {
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size();
-  // 256 + 1 is 256 in bfloat16: terms of 1 after it would be lost one by one.
+  // In bfloat16 256 + 1 is 256, so terms of 1 added one by one would be lost.
   const at::Tensor term = at::full({n}, mesh.local_rank(0) == 0 ? 256.0 : 1.0, at::kFloat);
   const at::Tensor moved = redistribute(from_local(term, mesh, {P}), {S0}, {.forward_dtype = at::kBFloat16});
   const at::Tensor sum = at::full({1}, 256.0 + static_cast<double>(n - 1), at::kFloat).to(at::kBFloat16);
   CHECK(same(to_local(moved), sum));
 }
 
-TESSERA_RANKS_TEST_CASE("backward_dtype: the gradient travels in it", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("backward_dtype: the gradient is sent in it", {2, 3}) {
   const DeviceMesh mesh = line();
   at::Tensor source = spread(whole_numbers({6, 4}, at::kDouble), mesh, {S0}).requires_grad_(true);
   const at::Tensor moved = redistribute(source, {R}, {.grad_placements = Placements{R}, .backward_dtype = at::kFloat});
