@@ -33,7 +33,7 @@ std::string full_name(const std::string& name, const std::string& overload) {
 
 std::string base_of(const std::string& full) { return full.substr(0, full.find('.')); }
 
-// ---- by hand
+// ---- calls by hand
 
 const std::map<std::string, std::vector<Sample>>& by_hand() {
   static const auto table = [] {
@@ -50,7 +50,7 @@ const std::map<std::string, std::vector<Sample>>& by_hand() {
   return table;
 }
 
-// ---- made from the schema
+// ---- calls made from the schema
 
 struct Choice {
   at::Tensor tensor;
@@ -111,7 +111,7 @@ std::optional<at::IValue> value_for(const c10::Argument& argument, const c10::Ty
           c10::List<at::Tensor>({tensor_for(argument.name(), choice), tensor_for(argument.name(), choice)}));
     case TypeKind::IntType:
     case TypeKind::SymIntType: {
-      // Kernels read as many as the schema says, whether they are there or not.
+      // Kernels read as many numbers as the schema says, even if fewer are given.
       std::vector<int64_t> list = choice.list;
       if (!list.empty()) list.resize(std::max<std::size_t>(list.size(), argument.N().value_or(0)), list.back());
       return at::IValue(list);
@@ -135,12 +135,12 @@ bool depends_on(const FunctionSchema& schema, std::initializer_list<TypeKind> ki
 
 bool draws(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
 
-// Values that are not set; and a hash of every bit, which rounding changes.
+// Whether the values are not set, or are a hash of every bit, which rounding changes.
 bool unset(const std::string& name) {
   return name.find("empty") != std::string::npos || name.find("hash_tensor") != std::string::npos;
 }
 
-// Operators that end the process on arguments that do not go together.
+// Whether the operator ends the process on arguments that do not match each other.
 bool unchecked(const std::string& overload) {
   static const std::set<std::string> names = {"_batch_norm_no_update",
                                               "_batch_norm_with_update",
@@ -188,7 +188,7 @@ std::vector<Sample> made(const c10::OperatorHandle& op) {
   return {};
 }
 
-// ---- from the functional twin
+// ---- calls from the functional twin
 
 // Overloads that write nothing, by the operator's name.
 const std::multimap<std::string, c10::OperatorHandle>& functional() {
@@ -208,7 +208,7 @@ const std::multimap<std::string, c10::OperatorHandle>& functional() {
   return table;
 }
 
-// The overload that takes the same arguments and writes none of them; "" where there is none.
+// Returns the overload that takes the same arguments and writes none of them; "" if there is none.
 std::string functional_twin(const FunctionSchema& schema) {
   const bool has_out = std::any_of(schema.arguments().begin(), schema.arguments().end(), is_out);
   std::string base = schema.name();

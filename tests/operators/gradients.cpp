@@ -20,7 +20,7 @@ at::Tensor drawn_like(const at::Tensor& t) {
   return at::randn(t.sizes(), type).to(t.scalar_type());
 }
 
-// The least exact of the types in which gradients come: no gradient is exacter.
+// Returns the least precise dtype of the cotangents; no gradient is more precise.
 at::ScalarType least_exact(const std::vector<at::Tensor>& cotangents) {
   at::ScalarType out = at::kDouble;
   for (const at::Tensor& t : cotangents) {
@@ -34,7 +34,7 @@ at::Tensor rounded(const at::Tensor& t, at::ScalarType type) {
   return t.to(t.is_complex() ? c10::toComplexType(type) : type);
 }
 
-// None where it is zero: LibTorch leaves it to chance which of the two it is.
+// An undefined gradient counts as zero, since LibTorch may return either.
 at::Tensor or_zeros(const at::Tensor& gradient, const at::Tensor& like) {
   return gradient.defined() ? gradient : at::zeros(like.sizes(), like.options());
 }
@@ -65,7 +65,7 @@ void Gradients::choose() {
   }
 }
 
-// Leaves what it needs in the members, or `outputs_` empty.
+// Sets the members, or leaves `outputs_` empty if the gradients cannot be computed.
 bool Gradients::attempt(const std::vector<bool>& wanted, bool first_only) {
   wanted_ = wanted;
   outputs_.clear();

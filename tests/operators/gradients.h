@@ -10,17 +10,18 @@
 
 namespace tessera::testing {
 
-// What backward through a call gives its tensors. The gradients of its results are drawn, and on DTensors lie in
-// placements that are drawn too, pending ones among them.
+// Compares the gradients of a call on DTensors with those on plain tensors. The gradients of the results are random,
+// and on DTensors have random placements, pending ones included.
 class Gradients {
  public:
-  // Differentiates the call on plain tensors: all results by all tensors of real or complex numbers; where LibTorch
-  // refuses that, the first result, or by those tensors for which it does not.
+  // Differentiates the call on plain tensors: all results by all real or complex tensors. If LibTorch refuses that, it
+  // tries the first result only, or those tensors for which LibTorch accepts it.
   Gradients(const WholeCall& call, uint64_t seed);
 
   bool differentiable() const { return !outputs_.empty(); }
 
-  // The worst finding over the trials of the call. Numbers that are drawn are those of DTensors on one rank.
+  // Returns the worst finding over the trials of the call. Random results are compared with those of DTensors on one
+  // rank.
   Finding validate();
 
  private:
@@ -28,19 +29,19 @@ class Gradients {
 
   bool attempt(const std::vector<bool>& wanted, bool first_only);
   void choose();
-  // The results, and what the call wrote.
+  // Returns the results and the tensors that the call wrote.
   Tensors forward(const Tensors& leaves) const;
-  // Forward and backward; adds the gradients of the leaves. Returns what is wrong.
+  // Runs forward and backward and adds the leaves' gradients to `gradients`. Returns what is wrong.
   std::string differentiate(const Tensors& leaves, const Tensors& cotangents, Tensors& gradients) const;
   Finding validate(const Trial& trial, Tensors* reference);
 
   const WholeCall& call_;
   uint64_t seed_;
   std::mt19937_64 random_;
-  std::vector<bool> wanted_;          // by tensor: whether it requires a gradient
-  std::vector<std::size_t> outputs_;  // of what forward gives, those that have one
-  Tensors cotangents_;                // by output
-  Tensors gradients_;                 // by tensor
+  std::vector<bool> wanted_;          // [tensor]: whether it requires a gradient
+  std::vector<std::size_t> outputs_;  // the results of forward() that have a gradient
+  Tensors cotangents_;                // [output]
+  Tensors gradients_;                 // [tensor]
 };
 
 }  // namespace tessera::testing

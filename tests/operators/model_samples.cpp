@@ -20,7 +20,7 @@ c10::List<at::Tensor> list(const std::vector<at::Tensor>& tensors) { return c10:
 struct Cell {
   std::string name;
   int64_t gates;
-  bool has_cell;  // a second state
+  bool has_cell;  // it has a second state
 };
 
 c10::List<at::Tensor> weights(const Cell& cell, int64_t input, int64_t hidden) {
@@ -41,7 +41,7 @@ std::vector<Sample> recurrent() {
     out.push_back(
         {name + ".input", {x({4, 5, 3}), states(cell, {1, 5, 2}), params, true, 1, 0.0, false, false, false}});
     out.push_back({name + ".input", {x({5, 4, 3}), states(cell, {1, 5, 2}), params, true, 1, 0.0, true, false, true}});
-    // Of three sequences, of 3, 2 and 1 steps.
+    // These are three sequences, of 3, 2 and 1 steps.
     out.push_back(
         {name + ".data", {x({6, 3}), longs({3, 2, 1}), states(cell, {1, 3, 2}), params, true, 1, 0.0, false, false}});
     out.push_back({name + "_cell",
@@ -113,7 +113,7 @@ std::vector<Sample> losses() {
   const at::Tensor targets = ints({5, 3}, 3) + 1;
   const Ints steps = {6, 5, 6, 4, 6};
   const Ints labels = {2, 1, 3, 0, 2};
-  // Of shorter sequences than the longest, parts of what is kept for backward are never written.
+  // For sequences shorter than the longest, parts of what is saved for backward are never written.
   const Ints all_steps(5, 6);
   const Ints all_labels(5, 3);
   const auto [loss, alpha] = at::_ctc_loss(log_probs, targets, all_steps, all_labels, 0);
@@ -227,7 +227,7 @@ std::vector<Sample> resampling() {
   return out;
 }
 
-// ---- convolutions by their other names
+// ---- convolutions by other names
 
 std::vector<Sample> convolutions() {
   const Ints one = {1, 1};

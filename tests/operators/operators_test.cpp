@@ -1,5 +1,5 @@
-// Every operator and its gradient, as docs/operators.md says; and the validators themselves, on rules that are wrong.
-// Each of Bazel's shards calls a part of the operators.
+// Checks every operator and its gradient against docs/operators.md, and checks the validators themselves on rules that
+// are wrong. Each of Bazel's shards calls a part of the operators.
 
 #include <algorithm>
 #include <cstdlib>
@@ -36,7 +36,7 @@ std::size_t number_in(const char* variable, std::size_t otherwise) {
   return text == nullptr ? otherwise : std::stoul(text);
 }
 
-// Of this shard, found by calling.
+// Returns the entries of this shard, found by calling the operators.
 const std::vector<Entry>& found() {
   static const auto all = [] {
     if (const char* const file = std::getenv("TEST_SHARD_STATUS_FILE")) std::ofstream(file) << "";
@@ -50,7 +50,7 @@ const std::vector<Entry>& found() {
   return all;
 }
 
-// Of all, as the page says.
+// Returns all entries, as the page has them.
 const std::vector<Entry>& written() {
   static const auto all = entries_of(read("docs/operators.md"));
   return all;
@@ -107,7 +107,7 @@ TEST_CASE("at most 60 overloads are not called, each for a reason") {
   }
 }
 
-// The list is of PyTorch 2.11's own tables of rules.
+// The list is taken from PyTorch 2.11's own tables of rules.
 TEST_CASE("every operator that PyTorch 2.11 has a rule for is right by rule") {
   const std::map<std::string, std::string> exceptions = {
       {"aten::index.Tensor",
@@ -121,8 +121,8 @@ TEST_CASE("every operator that PyTorch 2.11 has a rule for is right by rule") {
   int known = 0;
   for (std::string name; std::getline(lines, name);) {
     const auto at = pages.find(name);
-    if (at == pages.end()) continue;                          // takes no tensor
-    if (at->second->status == Status::kOutOfScope) continue;  // a GPU's
+    if (at == pages.end()) continue;                          // it takes no tensor
+    if (at->second->status == Status::kOutOfScope) continue;  // it is for a GPU
     ++known;
     const bool right = at->second->status == Status::kByRule;
     CHECK_MESSAGE((right || exceptions.contains(name)),
@@ -132,11 +132,11 @@ TEST_CASE("every operator that PyTorch 2.11 has a rule for is right by rule") {
   CHECK(known > 500);
 }
 
-// ---- rules that are wrong, or are not there
+// ---- rules that are wrong or missing
 
 at::Tensor cumulated(const at::Tensor& x) { return x.cumsum(0); }
 
-// The gradient is right where the rule of the operator that backward calls is.
+// An operator whose gradient is right if the rule of the operator that its backward calls is right.
 struct Through : torch::autograd::Function<Through> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const std::string& op) {
     context->saved_data["op"] = op;

@@ -1,5 +1,5 @@
-// Prints docs/operators.md; with a name or a part of one, what is found of those overloads, a line each; with K/N, of
-// the K-th of N parts of all.
+// Prints docs/operators.md. With an overload's name or a part of it, prints what is found for those overloads, one line
+// each; with K/N, prints the K-th of N parts of all overloads.
 
 #include <algorithm>
 #include <iostream>

@@ -19,7 +19,7 @@ c10::List<std::optional<at::Tensor>> indices(const std::vector<at::Tensor>& tens
   return out;
 }
 
-// Products of matrices that are not of float64.
+// Products of matrices in dtypes other than float64.
 std::vector<Sample> products() {
   const at::Tensor a8 = (x({5, 16}) * 0.5).to(at::kFloat8_e4m3fn);
   const at::Tensor b8 = (x({16, 16}) * 0.5).to(at::kFloat8_e4m3fn).t();
@@ -65,7 +65,7 @@ std::vector<Sample> algebra() {
 
 std::vector<Sample> indexing() {
   const at::Tensor mask = bools({5, 3});
-  const at::Tensor fixed = at::arange(15).view({5, 3}).remainder(2) == 0;  // 8 are chosen
+  const at::Tensor fixed = at::arange(15).view({5, 3}).remainder(2) == 0;  // it selects 8 elements
   const at::Tensor some = ints({4, 2}, 3);
   return {
       {"aten::_index_put_impl", {x({5, 3}), indices({ints({4, 2}, 5)}), x({4, 2, 3}), true, false}},
@@ -90,7 +90,7 @@ std::vector<Sample> indexing() {
   };
 }
 
-// Draws for every element, in training.
+// Operators that draw for every element, in training.
 std::vector<Sample> draws() {
   const at::Tensor a = x({5, 3});
   const at::Tensor image = x({5, 3, 2, 2});
@@ -119,7 +119,7 @@ std::vector<Sample> draws() {
   return out;
 }
 
-// What formulas of gradients call.
+// The operators that formulas of gradients call.
 std::vector<Sample> derivatives() {
   const at::Tensor a = x({5, 3});
   return {

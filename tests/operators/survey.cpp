@@ -54,7 +54,7 @@ std::string section_text(Status status) {
   return "Tensors of another kind, or another device's.";
 }
 
-// The overload's name on the page: PyTorch's, where it has none.
+// Returns the overload's name on the page. "default" is PyTorch's word for no overload name.
 std::pair<std::string, std::string> names_of(const std::string& overload) {
   const std::string name = overload.substr(std::string("aten::").size());
   const auto dot = name.find('.');
@@ -62,7 +62,7 @@ std::pair<std::string, std::string> names_of(const std::string& overload) {
                                   : std::pair{name.substr(0, dot), name.substr(dot + 1)};
 }
 
-// What is to be known of an operator that is right.
+// Returns the remark for an operator that is right.
 std::string remark(const WholeCall& call, Verdict verdict) {
   switch (comparable(call)) {
     case Comparable::kValues: return {};
@@ -74,7 +74,7 @@ std::string remark(const WholeCall& call, Verdict verdict) {
   return "sizes are compared: nobody has written the memory";
 }
 
-// As much of an error as the page shows.
+// Returns as much of an error as the page shows.
 std::string shown(const Entry& entry) {
   const bool of_gradient = entry.status <= Status::kReplicated && !entry.gradient_text.empty();
   std::string text = of_gradient ? entry.gradient_text : entry.text;
@@ -83,7 +83,7 @@ std::string shown(const Entry& entry) {
   return text.substr(0, 160);
 }
 
-// An operator, gradient and text to the overloads of which these are said.
+// Maps an operator, gradient and text to the overloads that share them.
 using Rows = std::map<std::tuple<std::string, Gradient, std::string>, std::vector<std::string>>;
 
 std::string rows_of(const std::vector<Entry>& entries, Status status) {
@@ -149,7 +149,7 @@ Entry survey(const std::string& overload) {
     out.text = why_not_called(overload);
     return out;
   }
-  at::manual_seed(13);  // so that it does not depend on the overloads before
+  at::manual_seed(13);  // the calls do not depend on the overloads before
   Finding worst;
   std::string remarks;
   uint64_t seed = 1;

@@ -7,17 +7,17 @@
 
 namespace tessera::testing {
 
-// What is known of an overload.
+// What the survey found for an overload.
 enum class Status : uint8_t {
   kByRule,
   kReplicated,
   kRefused,
   kWrong,
   kNotCalled,   // no arguments were found that plain tensors allow
-  kOutOfScope,  // tensors of another kind, or another device's
+  kOutOfScope,  // its tensors are of another kind, or on another device
 };
 
-// What is known of its gradients.
+// What the survey found for its gradients.
 enum class Gradient : uint8_t {
   kNone,  // LibTorch has none, or no call was made
   kRight,
@@ -29,19 +29,19 @@ struct Entry {
   std::string overload;  // "aten::add.Tensor"
   Status status = Status::kNotCalled;
   Gradient gradient = Gradient::kNone;
-  std::string text = {};           // what was refused or wrong; why it was not called; "" where it is right
-  std::string gradient_text = {};  // the same of its gradients
+  std::string text = {};           // what was refused or wrong, or why it was not called; "" if it is right
+  std::string gradient_text = {};  // likewise for its gradients
 };
 
-// One overload, by all its calls: the worst findings.
+// Surveys one overload by all its calls and returns the worst findings.
 Entry survey(const std::string& overload);
 
-// The page docs/operators.md.
+// Returns the page docs/operators.md.
 std::string operators_page(const std::vector<Entry>& entries);
-// What the page says, overload by overload; texts as far as they are shown there. Throws std::invalid_argument on a row
-// that is none.
+// Returns the page's entries, overload by overload, with texts as far as the page shows them. Throws
+// std::invalid_argument on an invalid row.
 std::vector<Entry> entries_of(const std::string& page);
-// The line of the page that an overload stands on were it alone, behind its section's title.
+// Returns the page's line for an overload as if it were alone in its row, after its section's title.
 std::string line_of(const Entry& entry);
 
 const char* to_string(Status status);

@@ -11,46 +11,47 @@
 
 namespace tessera::testing {
 
-// How the tensors of a call lie in one run.
+// The placements of a call's tensors in one run.
 struct Trial {
   std::vector<Placements> layouts;
   std::vector<int64_t> mesh_shape;
 };
 
-// "on {2, 2}: [S(0), R] [R, P(sum)]"
+// Returns e.g. "on {2, 2}: [S(0), R] [R, P(sum)]".
 std::string to_string(const Trial& trial);
 
-// Meshes of 2, 3 and 4 ranks in one dimension and {2, 2}: the first tensor in every placement, then all tensors in
-// placements drawn from `seed`; pieces are uneven, and some empty. None where the call takes no tensors.
+// Returns trials on meshes of 2, 3 and 4 ranks in one dimension and {2, 2}: the first tensor in every placement, then
+// all tensors in placements drawn from `seed`. Pieces are uneven, and some are empty. Returns none if the call takes no
+// tensors.
 std::vector<Trial> trials(const WholeCall& call, uint64_t seed);
 
-// Everything replicated on one rank.
+// Returns the trial in which everything is replicated on one rank.
 Trial one_rank(const WholeCall& call);
 
-// The placements in which a tensor is tried. One that is written is not cut into blocks; nor, where numbers are drawn
-// into it, pending.
+// Returns the placements in which a tensor is tried. A tensor that is written is not cut into blocks, and one into
+// which numbers are drawn is not pending.
 Placements candidates(const at::Tensor& t, bool written, bool random);
 
-// The pieces of tensors that lie as a trial says: drawn once, for all ranks.
+// The pieces of tensors in a trial's layouts, made once for all ranks.
 class Placed {
  public:
   Placed(const std::vector<at::Tensor>& wholes, const Trial& trial);
 
-  // This rank's DTensors; what is undefined stays so.
+  // Returns this rank's DTensors. Undefined tensors stay undefined.
   std::vector<at::Tensor> on(const DeviceMesh& mesh, std::size_t rank) const;
 
  private:
   std::vector<at::Tensor> wholes_;
   std::vector<Placements> layouts_;
-  std::vector<std::vector<at::Tensor>> pieces_;  // by tensor, then by rank
+  std::vector<std::vector<at::Tensor>> pieces_;  // [tensor][rank]
 };
 
-// What became of a run on DTensors beside the same on plain tensors, from the best to the worst.
+// The result of a run on DTensors compared with the same run on plain tensors, from best to worst.
 enum class Verdict : uint8_t {
-  kByRule,      // the same results; no input was brought to Replicate for want of a rule
-  kReplicated,  // the same results, by replicating somewhere
-  kRefused,     // an error, on every rank alike
-  kWrong,       // other results
+  kByRule,      // the results are the same, and no input was replicated because a rule was missing
+  kReplicated,  // the results are the same, but something was replicated
+  kRefused,     // the same error on every rank
+  kWrong,       // the results differ
 };
 
 struct Finding {
@@ -58,10 +59,11 @@ struct Finding {
   std::string text;  // what was wrong or refused, with the layouts
 };
 
-// Runs `body` on the ranks of the trial's mesh; it returns what is wrong, "" for nothing.
+// Runs `body` on the ranks of the trial's mesh. `body` returns what is wrong, or "".
 Finding on_ranks(const Trial& trial, const std::function<std::string(const DeviceMesh&, std::size_t rank)>& body);
 
-// What is wrong with `mine`, whole or a DTensor, beside the plain `whole`; "" for nothing.
+// Returns what is wrong with `mine`, a whole tensor or a DTensor, compared with the plain tensor `whole`; "" if nothing
+// is.
 std::string compare_tensor(const at::Tensor& mine, const at::Tensor& whole, bool values = true);
 
 }  // namespace tessera::testing

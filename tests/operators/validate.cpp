@@ -12,13 +12,14 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// What a call is to leave.
+// What a call is expected to leave.
 struct Expected {
   Tensors results;
-  Tensors written;  // by tensor of the call, those that it writes
+  Tensors written;  // [tensor]: those that the call writes
 };
 
-// Eigenvectors, in the columns, are defined up to a factor of modulus 1: with those that bring them nearest to `whole`.
+// Eigenvectors (columns) are defined up to a factor of modulus 1. Returns them with the factors that bring them nearest
+// to `whole`.
 at::Tensor in_phase(const at::Tensor& vectors, const at::Tensor& whole) {
   const at::Tensor factors = (vectors.conj() * whole).sum(-2, /*keepdim=*/true);
   return vectors * factors / factors.abs();
@@ -28,7 +29,7 @@ bool are_eigenvectors(const WholeCall& call, const at::Tensor& whole) {
   return call.schema().name() == "aten::linalg_eig" && whole.dim() == call.tensors()[0].dim();
 }
 
-// What is no tensor: numbers, truth values, lists of them.
+// Compares results that are no tensors: numbers, bools and lists of them.
 std::string compare_rest(const torch::jit::Stack& mine, const torch::jit::Stack& whole) {
   if (mine.size() != whole.size()) return fmt::format("{} results, not {}", mine.size(), whole.size());
   for (std::size_t i = 0; i < mine.size(); ++i) {
@@ -48,7 +49,7 @@ std::string compare_result(const WholeCall& call, const at::Tensor& mine, const 
   return compare_tensor(phase ? in_phase(full_tensor(mine), whole) : mine, whole, values);
 }
 
-// One rank's part.
+// Runs the call on one rank and returns what is wrong.
 std::string run_rank(const WholeCall& call, const Expected& expected, const Tensors& inputs, const Trial& trial,
                      bool values) {
   const torch::jit::Stack left = call.call(call.args_with(inputs));
@@ -78,7 +79,7 @@ Expected of_plain(const WholeCall& call) {
   return out;
 }
 
-// Of DTensors on one rank, which draw what they draw on any number of them.
+// Runs the call on DTensors on one rank, which draw the same numbers as on any number of ranks.
 Finding draw_on_one_rank(const WholeCall& call, Expected& out) {
   const Trial trial = one_rank(call);
   const Placed placed(call.tensors(), trial);

@@ -15,14 +15,14 @@
 namespace tessera::testing {
 namespace {
 
-// Numbers of which every choice makes a placement, so that RapidCheck may make each smaller by itself.
+// Numbers that give a placement for every choice, so that RapidCheck may make each of them smaller by itself.
 struct Draft {
   int kind = 0;
   int pending = 0;
   int tensor_dim = 0;
   int order = 0;
-  bool joint = false;        // RaggedShard and IntervalShard: over all mesh dimensions that are so
-  std::vector<int> numbers;  // eight of 0 to 9
+  bool joint = false;        // of RaggedShard and IntervalShard: cut over all mesh dimensions that have it
+  std::vector<int> numbers;  // eight numbers of 0 to 9
 };
 
 struct Drafts {
@@ -37,7 +37,7 @@ struct Drafts {
 
 enum Kind { kReplicate, kChunks, kMoreChunks, kRagged, kIntervals, kBlocks, kPending, kMorePending, kKinds };
 
-// Whatever the number of the example, from the whole range.
+// Draws from the whole range, whatever the number of the example is.
 rc::Gen<int> below(int end, int begin = 0) { return rc::gen::resize(rc::kNominalSize, rc::gen::inRange(begin, end)); }
 
 rc::Gen<Draft> drafts() {
@@ -73,7 +73,7 @@ std::vector<Intervals> dealt(const std::vector<int>& numbers, int64_t size, int6
   return out;
 }
 
-// A Shard of `size` elements in `parts`.
+// Returns a Shard that cuts `size` elements into `parts`.
 Placement shard_of(const Draft& draft, int64_t tensor_dim, int64_t size, int64_t parts) {
   switch (draft.kind) {
     case kRagged: return RaggedShard(tensor_dim, ragged_sizes(draft.numbers, size, parts));
@@ -92,7 +92,7 @@ bool is_legal(const Placements& placements, const Mesh& mesh, const std::vector<
   return is_layout(placements, mesh, shape);
 }
 
-// The layout that `drafts` say, with Replicate in the place of what cannot be.
+// The layout that `drafts` describe, with Replicate instead of placements that are impossible.
 class Layout {
  public:
   Layout(const Mesh& mesh, const std::vector<int64_t>& shape, at::ScalarType dtype, const std::vector<Draft>& drafts)
@@ -109,7 +109,7 @@ class Layout {
   }
   int64_t dim(const Draft& draft) const { return draft.tensor_dim % static_cast<int64_t>(shape_.size()); }
 
-  // That of mesh dimension i, those before it being made.
+  // Returns the placement of mesh dimension i, after those before it were made.
   Placement at(std::size_t i) const {
     const Draft& draft = drafts_[i];
     if (draft.kind >= kPending) return pending(draft.pending);

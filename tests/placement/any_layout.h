@@ -11,28 +11,28 @@
 
 #include "tessera/placement/placement.h"
 
-// Tensors, meshes and layouts drawn at random by RapidCheck, which makes what fails smaller.
+// Tensors, meshes and layouts that RapidCheck draws at random. It makes a failing example smaller.
 namespace tessera::testing {
 
-// Two layouts of a tensor: on a mesh of 1 to 3 dimensions and up to 8 ranks, a shape of 0 to 3 dimensions of 0 to 9.
+// Two layouts of a tensor of 0 to 3 dimensions of sizes 0 to 9, on a mesh of 1 to 3 dimensions and up to 8 ranks.
 struct Change {
   std::vector<int64_t> mesh_shape;
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::kDouble;
-  Placements from;  // normalized, legal
+  Placements from;  // normalized and legal
   Placements to;
 };
 std::ostream& operator<<(std::ostream& out, const Change& change);
 
 rc::Gen<Change> any_change();
-// Any built-in one, on any dimension, in any order; it need not be legal anywhere.
+// Draws any placement that the library defines, on any dimension, in any order. It need not be legal for any tensor.
 rc::Gen<Placement> any_placement();
 
-// Sets the seed and the number of examples where RC_PARAMS is not set, so that a test is the same at every run.
+// Sets the seed and the number of examples unless RC_PARAMS is set, so that every run of a test is the same.
 void fix_seed();
 
-// CHECKs that `property`, which draws by *any_change() and the like, holds for every example; stderr says for which it
-// does not.
+// CHECKs that `property`, which draws by *any_change() and the like, holds for every example. Prints the example for
+// which it does not to stderr.
 template <typename Property>
 void check_property(Property property) {
   fix_seed();

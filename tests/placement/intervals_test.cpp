@@ -24,7 +24,7 @@ Intervals of(const std::set<int64_t>& elements) {
   return out;
 }
 
-// Each of `from` with a probability of a half.
+// Returns each element of `from` with a probability of a half.
 std::set<int64_t> some_of(const std::set<int64_t>& from, std::mt19937& random) {
   std::set<int64_t> out;
   for (const int64_t i : from) {
@@ -53,7 +53,7 @@ TEST_CASE("interval arithmetic is that of sets of elements") {
     CHECK(count(of(a)) == static_cast<int64_t>(a.size()));
     CHECK(intersect(of(a), of(b)) == of(both));
     CHECK(overlap(of(a), of(b)) == static_cast<int64_t>(both.size()));
-    // Places of `inside` among those of `a`, one by one.
+    // Finds the positions of `inside` among the elements of `a`, one by one.
     std::set<int64_t> places;
     int64_t place = 0;
     for (const int64_t i : a) {

@@ -19,7 +19,7 @@ Sizes chunk_sizes(int64_t dim_size, int64_t num_parts) {
   return out;
 }
 
-// What coordinates 0 .. product-1 of the mesh hold of dimension 0.
+// Returns what coordinates 0 .. product-1 of the mesh hold of dimension 0.
 std::vector<Intervals> held(int64_t dim_size, const Placements& placements, const Sizes& mesh_shape) {
   std::vector<Intervals> out;
   const Mesh mesh(mesh_shape);
@@ -29,7 +29,7 @@ std::vector<Intervals> held(int64_t dim_size, const Placements& placements, cons
   return out;
 }
 
-// One by one.
+// Returns the elements one by one.
 Sizes indices(const Intervals& intervals) {
   Sizes out;
   for (const Interval& interval : intervals) {
@@ -38,7 +38,7 @@ Sizes indices(const Intervals& intervals) {
   return out;
 }
 
-// A user's: even elements first, odd ones second.
+// A user's partition: even elements first, odd ones second.
 class EvenOdd final : public Partition {
  public:
   explicit EvenOdd(bool whole = true) : Partition("EvenOdd", ""), whole_(whole) {}
@@ -52,7 +52,7 @@ class EvenOdd final : public Partition {
   const bool whole_;
 };
 
-// A user's whose parts are no ascending lists of intervals.
+// A user's partition whose parts are no ascending lists of intervals.
 class Backwards final : public Partition {
  public:
   Backwards() : Partition("Backwards", "") {}
@@ -206,7 +206,7 @@ TEST_CASE("partitions other than chunks") {
   CHECK(held(10, {both.ordered(1), both}, {2, 2}) == std::vector<Intervals>{{{0, 1}}, {{3, 6}}, {{1, 3}}, {{6, 10}}});
   const Placement lists = IntervalShard(0, {{{0, 1}, {4, 6}}, {{1, 4}}});
   CHECK(held(6, {lists}, {2}) == std::vector<Intervals>{{{0, 1}, {4, 6}}, {{1, 4}}});
-  // A user's, under a chunk: it sees the chunk's size alone.
+  // A user's partition of a chunk sees only the chunk's size.
   CHECK(held(6, {Shard(0), Shard(0, std::make_shared<const EvenOdd>())}, {2, 2}) ==
         std::vector<Intervals>{{{0, 1}, {2, 3}}, {{1, 2}}, {{3, 4}, {5, 6}}, {{4, 5}}});
 }

@@ -1,4 +1,4 @@
-// torch::nn::functional::cross_entropy of DTensors whose classes are cut, beside one process.
+// Compares torch::nn::functional::cross_entropy of DTensors whose classes are cut with one process.
 
 #include <optional>
 #include <vector>
@@ -120,7 +120,7 @@ TESSERA_RANKS_TEST_CASE(
   CommCounter counter(plane);
   const at::Tensor cut = leaf(spread(value, plane, {Shard(0), Shard(1)}));
   full_tensor(Options{}(cut, target));
-  CHECK(counter.count("all_reduce") == 4);  // and the sums of losses and of their weights
+  CHECK(counter.count("all_reduce") == 4);  // and two for the sums of losses and of their weights
   CHECK(counter.total() == 4);
 }
 

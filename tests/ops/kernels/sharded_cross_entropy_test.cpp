@@ -23,7 +23,7 @@ namespace {
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
 
-// Megatron's formula has every class but the target at a / (K - 1), which is PyTorch's with a * K / (K - 1).
+// Megatron's formula gives every class but the target a / (K - 1), which is PyTorch's formula with a * K / (K - 1).
 double as_pytorch(const CrossEntropyOptions& options, int64_t classes) {
   const double a = options.label_smoothing;
   return options.smoothing == SmoothingFormula::kMegatron
@@ -31,7 +31,7 @@ double as_pytorch(const CrossEntropyOptions& options, int64_t classes) {
              : a;
 }
 
-// LibTorch's of the whole: logits [n, K].
+// Returns LibTorch's loss of whole logits [n, K].
 at::Tensor dense(const at::Tensor& logits, const at::Tensor& target, const CrossEntropyOptions& options) {
   const auto weight =
       options.weight.defined() ? std::make_optional(options.weight.to(logits.scalar_type())) : std::nullopt;
@@ -39,7 +39,7 @@ at::Tensor dense(const at::Tensor& logits, const at::Tensor& target, const Cross
                                 as_pytorch(options, logits.size(1)));
 }
 
-// The columns of all ranks.
+// Returns this rank's columns.
 at::Tensor mine(const at::Tensor& whole, const DeviceMesh& mesh) {
   return piece_of(whole, mesh, {Shard(whole.dim() - 1)});
 }
@@ -70,8 +70,8 @@ void check_alike(const Numbers& in, CrossEntropyOptions options, const DeviceMes
   counter.reset();
   loss.backward(g);
   CHECK(counter.total() == 0);
-  // Of the largest magnitude of the whole gradient: classes of one rank may all be unlikely. What is close allows at
-  // least this scale.
+  // `close` allows an error relative to at least 1, so both are divided by the largest magnitude of the whole gradient;
+  // the classes of one rank may all be unlikely.
   const double scale = whole.grad().abs().max().item<double>();
   REQUIRE(scale > 0);
   CHECK(close(part.grad() / scale, mine(whole.grad(), mesh) / scale, tolerance));
@@ -82,7 +82,7 @@ std::vector<CrossEntropyOptions> all_options(int64_t classes) {
   for (const auto reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
     for (const double smoothing : {0.0, 0.1, 1.0}) {
       for (const auto formula : {SmoothingFormula::kPyTorch, SmoothingFormula::kMegatron}) {
-        if (smoothing == 1.0 && formula == SmoothingFormula::kMegatron) continue;  // PyTorch's has no more than 1
+        if (smoothing == 1.0 && formula == SmoothingFormula::kMegatron) continue;  // PyTorch's smoothing is at most 1
         for (const int64_t ignored : {-100L, 1L}) {
           for (const bool weighted : {false, true}) {
             out.push_back({.weight = weighted ? at::rsub(sample({classes}, 2), 1.5) : at::Tensor(),
@@ -117,7 +117,7 @@ TESSERA_RANKS_TEST_CASE("ignored_weight_and_ignore_index: the loss and its gradi
 
 TESSERA_RANKS_TEST_CASE("rows that are worked on in several parts, the last one shorter", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
-  const int64_t classes = 1003, rows = 301;  // 128 KiB a part: 16 rows of all classes on one rank, 65 on four
+  const int64_t classes = 1003, rows = 301;  // a part has 128 KiB: 16 rows of all classes on one rank, 65 on four
   for (const CrossEntropyOptions& options : all_options(classes)) {
     CAPTURE(fmt::format("reduction {}, smoothing {}, ignore {}, weighted {}", static_cast<int>(options.reduction),
                         options.label_smoothing, options.ignore_index, options.weight.defined()));
@@ -188,7 +188,7 @@ TESSERA_RANKS_TEST_CASE("second_backward: the graph kept gives the same gradient
     loss.backward({}, /*retain_graph=*/true);
     CHECK(close(part.grad(), once * 2));
     part.mutable_grad().reset();
-    // The penalty is this rank's term of the whole one.
+    // The penalty is this rank's term of the whole penalty.
     const auto penalty = [](const at::Tensor& l, const at::Tensor& x) {
       return torch::autograd::grad({l}, {x}, {}, true, /*create_graph=*/true)[0].pow(3).sum();
     };
@@ -206,7 +206,7 @@ TESSERA_RANKS_TEST_CASE("all targets ignored, no rows, and logits that are not f
   CHECK(sum.item<float>() == 0);
   sum.backward();
   CHECK(same(part.grad(), at::zeros({2, 3})));
-  CHECK(std::isnan(sharded_cross_entropy(part.detach(), target, mesh).item<float>()));  // as LibTorch's mean of none
+  CHECK(std::isnan(sharded_cross_entropy(part.detach(), target, mesh).item<float>()));  // like an empty mean
   CHECK(sharded_cross_entropy(at::ones({0, 3}), at::empty({0}, at::kLong), mesh, {.reduction = at::Reduction::None})
             .numel() == 0);
   const at::Tensor inf = at::full({1, 2}, -std::numeric_limits<float>::infinity());
@@ -233,8 +233,7 @@ TESSERA_RANKS_TEST_CASE("weights of classes that were written since forward are 
 
 TESSERA_RANKS_TEST_CASE("an ignore_index that a target's dtype cannot hold ignores nothing", {1, 2, 3}) {
   const DeviceMesh mesh = line();
-  const at::Tensor logits = sample({4, 200}),
-                   target = at::tensor({0L, 156L, 199L, 7L});  // -100 is 156 among eight bits
+  const at::Tensor logits = sample({4, 200}), target = at::tensor({0L, 156L, 199L, 7L});  // -100 is 156 in a byte
   const at::Tensor loss = sharded_cross_entropy(mine(logits, mesh), target.to(at::kByte), mesh, {.classes = 200});
   CHECK(close(loss, at::cross_entropy_loss(logits, target)));
 }
@@ -257,6 +256,6 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: a target that is no class is an error 
   refused(logits, zeros, "label_smoothing nan", {.label_smoothing = std::nan("")});
   refused(logits, zeros, "it has one number per class", {.weight = at::ones({3})});
   refused(from_local(logits, mesh, {Shard(1)}), zeros, "cross_entropy takes it as it is");
-  refused(logits, at::zeros({3}, at::kLong), "they are [*, classes] and [*]");  // ends the job
+  refused(logits, at::zeros({3}, at::kLong), "they are [*, classes] and [*]");  // it fails the job
   CHECK(counter.total() == 0);
 }

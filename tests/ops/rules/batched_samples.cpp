@@ -10,7 +10,7 @@ using Ints = std::vector<int64_t>;
 at::Tensor x(const Ints& sizes) { return at::randn(sizes, at::kDouble); }
 at::IValue none() { return {}; }
 
-// Far from singular.
+// The matrices are far from singular.
 at::Tensor square(const Ints& batch) {
   Ints sizes = batch;
   sizes.insert(sizes.end(), {3, 3});
@@ -96,7 +96,7 @@ std::vector<Sample> pooling() {
   };
 }
 
-// reflection_pad and replication_pad of one to three dimensions, and their gradients.
+// Calls of reflection_pad and replication_pad in one to three dimensions, and of their gradients.
 std::vector<Sample> padding() {
   std::vector<Sample> out;
   for (const std::string kind : {"aten::reflection_pad", "aten::replication_pad"}) {
@@ -116,7 +116,7 @@ std::vector<Sample> padding() {
   return out;
 }
 
-// Resampling to 3 a dimension, and its gradient from there.
+// Resampling to size 3 in each dimension, and its gradient.
 std::vector<Sample> resampling() {
   std::vector<Sample> out;
   for (const ResamplingKind& kind : resampling_kinds()) {

@@ -10,7 +10,7 @@
 #include "tessera/tests/ops/rules/pieces.h"
 #include "tessera/tests/ops/rules/samples.h"
 
-// The samples once more, through the dispatcher and the local kernels, on real ranks.
+// Runs the samples through the dispatcher and the local kernels, on real ranks.
 namespace tessera::testing {
 namespace {
 
@@ -29,7 +29,7 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, std::mt19937&
                     {.shape = whole.sizes().vec(), .stride = whole.contiguous().strides().vec()});
 }
 
-// Draws alike on every rank.
+// Draws the same on every rank.
 std::string run(const Sample& sample, const DeviceMesh& mesh, std::mt19937& random, std::string& layouts) {
   const Prepared prepared(sample);
   std::vector<at::Tensor> spread_out;
@@ -48,7 +48,7 @@ std::string run(const Sample& sample, const DeviceMesh& mesh, std::mt19937& rand
   return {};
 }
 
-// The samples are drawn too, so they are made after the seed.
+// The samples are random too, so they are made after the seed is set.
 void check(std::vector<Sample> (*samples)(), const DeviceMesh& mesh, int times) {
   at::manual_seed(4);
   std::mt19937 random(4);

@@ -14,7 +14,7 @@
 namespace tessera::testing {
 namespace {
 
-// Drawn anew for each family, so that samples of one do not change those of another.
+// The seed is set for each family, so that samples of one do not change those of another.
 std::vector<Sample> all_samples(uint64_t seed) {
   std::vector<Sample> out;
   for (const auto family :

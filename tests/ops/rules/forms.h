@@ -8,15 +8,15 @@
 
 namespace tessera::testing {
 
-// Every sample of the families of rules, made ones too, drawn twice; but those of operators that draw, that write an
-// argument, or that take only sizes.
+// Returns every sample of the families of rules, made ones included, drawn twice each. Operators that draw, that write
+// an argument or that use only sizes are left out.
 std::vector<Draws> forms();
 
-// What missing_strategies finds, or why it found nothing out, a line each.
+// Returns what missing_strategies finds, or why it could not be run, one line each.
 std::string findings(const Draws& draws);
 
-// What `work` returns, run in a process of its own, for kernels that do not check what they are given; "ended by signal
-// 11\n" where it ends so.
+// Returns what `work` returns. It runs in its own process, for kernels that do not check their arguments; if a signal
+// ends that process, returns e.g. "ended by signal 11\n".
 std::string in_child(const std::function<std::string()>& work);
 
 }  // namespace tessera::testing

@@ -12,7 +12,7 @@ at::Tensor make_tensor(Kind kind) {
   return at::rand({5, 3}, at::kDouble) * 0.8 + 0.1;
 }
 
-// nullopt where nothing sensible can be made.
+// Returns nullopt if no sensible argument can be made.
 std::optional<at::IValue> make_argument(const c10::Argument& argument, Kind kind) {
   if (argument.default_value()) return argument.default_value();
   switch (argument.type()->kind()) {
@@ -36,7 +36,7 @@ bool writes_out(const c10::FunctionSchema& schema) {
   return false;
 }
 
-// Such operators decompose before any rule sees them.
+// Composite operators decompose before any rule sees them.
 bool is_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);

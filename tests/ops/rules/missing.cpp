@@ -25,15 +25,15 @@ using Tensors = std::vector<at::Tensor>;
 constexpr std::array kPending = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin};
 constexpr double kFree = 1;                 // microseconds: less than any collective takes
 constexpr std::size_t kMostLayouts = 1500;  // of a call's tensors
-constexpr std::size_t kMostResults = 64;    // ways to read the results of one
+constexpr std::size_t kMostResults = 64;    // layouts tried for the results of one call
 
 const std::vector<int64_t>& pair() {
   static const std::vector<int64_t> mesh = {2};
   return mesh;
 }
 
-// Kernels that do not compare the sizes of their tensors: what they do with cuts that do not go together ends the
-// process. Only pending tensors are tried.
+// Kernels that do not compare the sizes of their tensors, so that cuts that do not match end the process. Only pending
+// tensors are tried with them.
 bool trusts_sizes(const std::string& name) {
   static const std::set<std::string> names = {"aten::_adaptive_avg_pool2d_backward",
                                               "aten::_adaptive_avg_pool3d_backward",
@@ -63,7 +63,7 @@ bool trusts_sizes(const std::string& name) {
   return names.contains(name);
 }
 
-// ---- where tensors may lie
+// ---- layouts of tensors
 
 // A layout of one tensor, and its pieces on two ranks.
 struct Laid {
@@ -79,7 +79,7 @@ bool is_number(const at::Tensor& t) {
   return t.defined() && (at::isFloatingType(t.scalar_type()) || at::isComplexType(t.scalar_type()));
 }
 
-// Replicate, then the cuts, then what is pending.
+// Returns Replicate, then the cuts, then the pending layouts.
 std::vector<Laid> layouts_of(const at::Tensor& whole, bool cuts, bool pends) {
   std::vector<Laid> out = {laid(whole, Replicate())};
   if (!whole.defined()) return out;
@@ -92,7 +92,7 @@ std::vector<Laid> layouts_of(const at::Tensor& whole, bool cuts, bool pends) {
   return out;
 }
 
-// For each tensor, the layouts among which to choose.
+// [tensor]: the layouts to choose from.
 using Options = std::vector<std::vector<const Laid*>>;
 using Chosen = std::vector<const Laid*>;
 
@@ -113,11 +113,11 @@ void each_choice(const Options& options, Chosen& chosen, const std::function<voi
 
 bool moved(const Laid* laid) { return !laid->placement.is_replicate(); }
 
-// Among all the layouts of the tensors of a call, those that are tried.
+// Enumerates those layouts of a call's tensors that are tried.
 class Layouter {
  public:
   Layouter(const Tensors& tensors, bool cuts) : tensors_(tensors) {
-    // Beside floating point numbers, whole ones are indices, masks and classes.
+    // Beside floating point numbers, integers are indices, masks and classes.
     const bool numbers = std::any_of(tensors.begin(), tensors.end(), is_number);
     for (const at::Tensor& t : tensors) all_.push_back(layouts_of(t, cuts, !numbers || is_number(t)));
   }
@@ -160,7 +160,7 @@ class Layouter {
     }
   }
 
-  // Replicate is always among them.
+  // Replicate is always among the options.
   Options select(const std::function<bool(const at::Tensor&, const Placement&)>& wanted) const {
     Options out;
     for (std::size_t j = 0; j < all_.size(); ++j) {
@@ -176,9 +176,9 @@ class Layouter {
   std::vector<std::vector<Laid>> all_;
 };
 
-// ---- what the results are
+// ---- layouts of results
 
-// Layouts, cheapest first, in which a result may be read.
+// Returns the layouts that a result may have, cheapest first.
 std::vector<Laid> readings_of(const at::Tensor& whole) {
   std::vector<Laid> out = {laid(whole, Replicate())};
   for (int64_t d = 0; whole.defined() && d < whole.dim(); ++d) {
@@ -218,7 +218,7 @@ std::vector<Placements> columns(const Placements& placements) {
 bool is_pending(const Placement& p) { return p.is_partial(); }
 bool pends(const Placements& placements) { return std::any_of(placements.begin(), placements.end(), is_pending); }
 
-// Whether results lie nowhere worse than others: what is pending has yet to be reduced.
+// Whether a result of `a` is pending only where that of `b` is: a pending result has yet to be reduced.
 bool as_good(const Placements& a, const Placements& b) {
   return std::equal(a.begin(), a.end(), b.begin(),
                     [](const Placement& x, const Placement& y) { return !x.is_partial() || y.is_partial(); });
@@ -226,7 +226,7 @@ bool as_good(const Placements& a, const Placements& b) {
 
 // ---- draws
 
-// Whether a call says anything of sums: infinities and what is no number are no terms.
+// Whether the call can be used: infinities and NaN cannot be terms of a sum.
 bool is_finite(const Tensors& tensors) {
   return std::all_of(tensors.begin(), tensors.end(),
                      [](const at::Tensor& t) { return !t.defined() || at::isfinite(t).all().item<bool>(); });
@@ -254,7 +254,7 @@ class Finder {
   }
 
  private:
-  // nullptr after the last. Made when it is asked for: most layouts fail with the first.
+  // Returns nullptr after the last draw. Draws are made when they are needed, since most layouts fail with the first.
   const Prepared* draw(std::size_t i) {
     while (draws_.size() <= i) {
       if (waiting_.empty()) {
@@ -267,7 +267,7 @@ class Finder {
     return &draws_[i];
   }
 
-  // Unless LibTorch refuses the arguments.
+  // Adds the draw unless LibTorch refuses the arguments.
   void add(const Sample& sample) {
     try {
       draws_.emplace_back(sample);
@@ -278,7 +278,7 @@ class Finder {
 
   const Prepared& first() const { return draws_.at(0); }
 
-  // Whether what `a` says of a sum `b` says of an average.
+  // Whether `b` is for an average what `a` is for a sum.
   static bool is_average_of(const Strategy& a, const Strategy& b) {
     const auto same = [](const Placement& x, const Placement& y) {
       return x == y || (x.is_partial(ReduceOp::kSum) && y.is_partial(ReduceOp::kAvg));
@@ -312,7 +312,7 @@ class Finder {
     }
   }
 
-  // What each result of the call on pieces may be read as; for every size that the result may be asked in.
+  // Returns the layouts that each result of the call on pieces may have, for every size that the call can ask for.
   std::vector<std::vector<Placements>> run_pieces(const Chosen& chosen) const {
     std::vector<std::vector<Placements>> out;
     const std::size_t ways = first().rule().size_arg >= 0 ? readings_[0].size() : 1;
@@ -343,7 +343,8 @@ class Finder {
     return out;
   }
 
-  // The first readings of the results that hold for all draws and are better than what is offered, if anything is.
+  // Finds the first layouts of the results that hold for all draws and are better than what is offered, if there are
+  // any.
   bool settle(const Placements& inputs, const std::vector<Placements>& readings, const Placements& offered,
               Placements& outputs, std::size_t& left) {
     if (outputs.size() == readings.size()) {
@@ -380,10 +381,10 @@ class Finder {
   }
 
   const Draws& given_;
-  std::size_t next_ = 0;  // of those given
+  std::size_t next_ = 0;  // of the next one in given_
   std::deque<Sample> waiting_;
-  std::deque<Prepared> draws_;               // stay where they are: each refers to itself
-  std::vector<std::vector<Laid>> readings_;  // of each result of the first draw
+  std::deque<Prepared> draws_;               // a deque, since each refers to itself and must not move
+  std::vector<std::vector<Laid>> readings_;  // [result of the first draw]
   std::vector<Strategy> found_;
 };
 

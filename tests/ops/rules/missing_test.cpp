@@ -1,5 +1,5 @@
-// What rules could offer and do not is known, each with its reason; and the finder itself, on rules that lack
-// something.
+// Checks that every strategy that a rule could offer and does not is listed with its reason, and checks the finder
+// itself on rules from which strategies were removed.
 
 #include <algorithm>
 #include <fstream>
@@ -21,7 +21,7 @@ using Lines = std::set<std::string>;
 
 // "aten::add.Tensor | P(max), R -> P(max)"
 Lines found() {
-  at::set_num_threads(1);  // threads do not live on in a child
+  at::set_num_threads(1);  // threads do not survive in a child process
   Lines out;
   for (const Draws& draws : forms()) {
     std::istringstream lines(in_child([&] { return findings(draws); }));
@@ -30,10 +30,10 @@ Lines found() {
   return out;
 }
 
-// The table's lines, without their reasons.
+// The table's lines without their reasons.
 struct Known {
   Lines lines;
-  std::vector<std::string> wrong;  // out of order, or of no reason that the table explains
+  std::vector<std::string> wrong;  // out of order, or with a reason that the table does not explain
 };
 
 Known known() {
@@ -71,7 +71,7 @@ TEST_CASE("every strategy that is missing is known, and what is known to be miss
   }
 }
 
-// ---- rules that lack something
+// ---- rules from which strategies were removed
 
 rules::OpRule product(std::string_view without) {
   rules::OpRule rule{.strategies = rules::shard_factors({"mk", "kn"}, {"mn"})};

@@ -14,10 +14,10 @@ at::Tensor noise_like(const at::Tensor& t) {
   const at::Tensor noise = at::rand(t.sizes(), t.options()) * 8 + 0.25;
   if (t.is_complex()) return noise;
   return at::where(at::rand(t.sizes(), t.options().dtype(at::kFloat)) < 0.5, noise,
-                   noise.ceil());  // so that terms may be zero
+                   noise.ceil());  // terms may be zero
 }
 
-// Where each element's own value is; the other terms are beaten by it.
+// Chooses the rank that holds each element's own value; the other terms lose to it.
 at::Tensor owner_like(const at::Tensor& t, int64_t n) {
   return at::randint(n, t.sizes(), t.options().dtype(at::kLong));
 }
@@ -49,7 +49,7 @@ Pieces product_terms(const at::Tensor& whole, int64_t n) {
   return out;
 }
 
-// What a term may be where it is not the greatest (sign 1) or the least.
+// Returns a term that is not the greatest (sign 1) or the least (sign -1).
 at::Tensor beaten_by(const at::Tensor& whole, int64_t sign) {
   if (whole.scalar_type() != at::kBool) return (whole - noise_like(whole) * sign).to(whole.scalar_type());
   const at::Tensor any = at::rand(whole.sizes()) < 0.5;
@@ -87,7 +87,7 @@ Pieces terms(const at::Tensor& whole, ReduceOp op, int64_t n) {
   throw std::logic_error("no such reduction");
 }
 
-// Terms, copies and, where it is cut, the whole.
+// Makes terms, copies and, along dimensions that cut, the whole.
 Pieces uncut(const at::Tensor& whole, std::span<const Placement> placements, std::span<const int64_t> mesh_shape) {
   if (mesh_shape.empty()) return {whole};
   const int64_t n = mesh_shape[0];
@@ -103,7 +103,7 @@ Pieces uncut(const at::Tensor& whole, std::span<const Placement> placements, std
   return out;
 }
 
-// A part of a whole, zero elsewhere, and which part.
+// A tensor that is zero outside a part, and which elements the part has.
 struct Part {
   at::Tensor values;
   at::Tensor here;
@@ -205,14 +205,14 @@ bool same_values(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   if (at::isIntegralType(a.scalar_type(), true)) return at::equal(a, b);
   double tolerance = a.scalar_type() == at::kFloat ? 1e-4 : 1e-9;
-  // Terms of some tens that were rounded one by one.
+  // Sums of some tens of terms, each of which was rounded.
   if (a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16)
     tolerance = a.scalar_type() == at::kHalf ? 0.02 : 0.2;
   return at::allclose(a, b, tolerance, tolerance, true);
 }
 
 bool can_be_partial(at::ScalarType type, ReduceOp op) {
-  if (at::isFloat8Type(type) || at::isBarebonesUnsignedType(type)) return false;  // LibTorch adds none of them
+  if (at::isFloat8Type(type) || at::isBarebonesUnsignedType(type)) return false;  // LibTorch cannot add these dtypes
   const bool picks = op == ReduceOp::kMax || op == ReduceOp::kMin;
   if (is_bitwise(op)) return at::isIntegralType(type, /*includeBool=*/true);
   if (type == at::kBool) return picks;

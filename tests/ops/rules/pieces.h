@@ -9,38 +9,39 @@
 #include "tessera/placement/layout.h"
 #include "tessera/placement/placement.h"
 
-// Tensors cut into the pieces that the ranks of a mesh would hold, and put together again, in one process.
+// Cuts tensors into the pieces that the ranks of a mesh would hold, and joins them again, in one process.
 namespace tessera::testing {
 
-// One piece a rank, in row-major order of coordinates. The terms of a Partial differ in size and sign. Draws from the
-// default generator.
+// Returns one piece per rank, in row-major order of coordinates. The terms of a Partial differ in size and sign. It
+// draws from the default generator.
 std::vector<at::Tensor> distribute(const at::Tensor& whole, const Placements& placements,
                                    std::span<const int64_t> mesh_shape);
 
-// The elements of `tile` in `whole`.
+// Returns the elements of `tile` in `whole`.
 at::Tensor cut(at::Tensor whole, const Tile& tile);
 
-// `piece` in a tensor of `sizes` that is zero elsewhere.
+// Returns a tensor of `sizes` that is `piece` in the tile and zero elsewhere.
 at::Tensor embedded(const at::Tensor& piece, const Tile& tile, at::IntArrayRef sizes);
 
-// The inverse, of a tensor of `sizes`. Sets `consistent` to false when ranks that should hold the same value do not.
+// The inverse of distribute, for a tensor of `sizes`. Sets `consistent` to false if ranks that should hold the same
+// value do not.
 at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements, std::span<const int64_t> mesh_shape,
                 at::IntArrayRef sizes, bool& consistent);
 
-// What terms reduce to.
+// Returns the reduction of the terms.
 at::Tensor reduced(const std::vector<at::Tensor>& terms, ReduceOp op);
 
-// Equal, or close where the type is not integral (NaN equals NaN).
+// Whether the tensors are equal, or close if the dtype is not integral. NaN equals NaN.
 bool same_values(const at::Tensor& a, const at::Tensor& b);
 
-// Whether a tensor of this type may be pending by this reduction: no sums of bool, no averages of integers,
-// nothing of 8 bits of floating point.
+// Whether a tensor of this dtype may be pending by this reduction: bools have no sums, integers no averages, and 8-bit
+// floating dtypes nothing.
 bool can_be_partial(at::ScalarType type, ReduceOp op);
 
 std::vector<int64_t> coordinate_of(std::size_t rank, std::span<const int64_t> mesh_shape);
 std::size_t num_ranks(std::span<const int64_t> mesh_shape);
 
-// Of a plain reduction.
+// Returns the op of a plain reduction.
 ReduceOp plain_op(const Placement& partial);
 
 }  // namespace tessera::testing

@@ -11,36 +11,35 @@
 
 namespace tessera::testing {
 
-// One call of an operator on whole tensors.
+// A call of an operator on whole tensors.
 struct Sample {
   std::string op;          // "aten::add.Tensor"
-  torch::jit::Stack args;  // in schema order; those left out take their defaults
-  bool random = false;     // the values are drawn, or not set: only sizes are compared
-  std::string rule = {};   // the rule's key where it is not the operator's
+  torch::jit::Stack args;  // in schema order; omitted ones take their defaults
+  bool random = false;     // the values are random or not set, so only sizes are compared
+  std::string rule = {};   // the rule's key where it differs from the operator's
 };
 
-// A sample, run on whole tensors.
+// A sample that was run on whole tensors.
 class WholeCall {
  public:
   explicit WholeCall(const Sample& sample);
 
   const c10::FunctionSchema& schema() const { return op_.schema(); }
-  const std::vector<at::Tensor>& tensors() const { return tensors_; }  // flattened, undefined ones for what is absent
-  const std::vector<at::Tensor>& results() const { return results_; }  // of the whole call
-  const torch::jit::Stack& values() const {
-    return values_;
-  }  // the same with what is no tensor, as the operator left it
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }  // flattened; absent ones are undefined
+  const std::vector<at::Tensor>& results() const { return results_; }  // of the call on whole tensors
+  // All results, tensors or not, as the operator left them.
+  const torch::jit::Stack& values() const { return values_; }
   const torch::jit::Stack& args() const { return args_; }
   bool random() const { return random_; }
   bool in_place() const { return in_place_; }
-  // Whether the operator writes that tensor.
+  // Whether the operator writes this tensor.
   bool writes(std::size_t tensor) const;
-  // Whether it is an out= tensor.
+  // Whether this is an out= tensor.
   bool is_out(std::size_t tensor) const;
 
-  // The arguments with other tensors in the places of `tensors()`.
+  // Returns the arguments with other tensors in the place of `tensors()`.
   torch::jit::Stack args_with(const std::vector<at::Tensor>& tensors) const;
-  // Runs the operator; what it leaves, and of that the tensors, flattened.
+  // Runs the operator. call() returns the results that it leaves; run() returns their tensors, flattened.
   torch::jit::Stack call(torch::jit::Stack args) const;
   std::vector<at::Tensor> run(torch::jit::Stack args) const;
 
@@ -55,12 +54,12 @@ class WholeCall {
   bool random_;
   bool in_place_;
   std::vector<at::Tensor> tensors_;
-  std::vector<std::size_t> arg_of_;  // for each tensor, its argument
+  std::vector<std::size_t> arg_of_;  // the argument of each tensor
   torch::jit::Stack values_;
   std::vector<at::Tensor> results_;
 };
 
-// With what rules and the simulation need to know of it. Throws std::logic_error where there is no rule.
+// A call with what rules and the simulation need to know of it. Throws std::logic_error if there is no rule.
 class Prepared : public WholeCall {
  public:
   explicit Prepared(const Sample& sample);

@@ -13,7 +13,7 @@ at::Tensor ints(const Ints& sizes, int64_t below) { return at::randint(below, si
 at::Tensor bools(const Ints& sizes) { return at::rand(sizes) < 0.5; }
 at::IValue none() { return {}; }
 
-// The library's own products, which live in another folder: here as plain functions.
+// The library's own products are in another folder; here they are plain functions.
 at::Tensor dense_wgrad(const at::Tensor& a, const at::Tensor& g) { return a.flatten(0, -2).t().mm(g.flatten(0, -2)); }
 
 TORCH_LIBRARY_FRAGMENT(tessera_rules_test, m) {

@@ -4,7 +4,7 @@
 
 namespace tessera::testing {
 
-// Calls made by hand, on small shapes that do not divide evenly.
+// Handwritten calls, on small shapes that do not divide evenly.
 std::vector<Sample> view_samples();
 std::vector<Sample> join_samples();
 std::vector<Sample> indexing_samples();
@@ -19,12 +19,11 @@ std::vector<Sample> pointwise_samples();
 std::vector<Sample> batched_samples();
 std::vector<Sample> random_samples();
 
-// Calls of every overload of an operator by its base name, with arguments made from the schema. Overloads that refuse
-// those arguments are left out.
+// Returns calls of every overload of an operator by its base name, with arguments made from the schema. Overloads that
+// refuse those arguments are left out.
 std::vector<Sample> made_samples(const std::string& base_name);
 
-// The operators that resample images: their names, how many dimensions they resample, and whether they take
-// align_corners.
+// An operator that resamples images: its name, how many dimensions it resamples, and whether it takes align_corners.
 struct ResamplingKind {
   std::string name;
   std::size_t dims;

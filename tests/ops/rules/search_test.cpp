@@ -124,7 +124,7 @@ TEST_CASE("a strategy for another number of tensors is a bug that says so") {
                        std::logic_error);
 }
 
-// ---- every sample on meshes of two and three dimensions, from layouts drawn at random
+// ---- every sample on meshes of two and three dimensions, from random layouts
 
 Placement draw(const at::Tensor& t, std::mt19937& random) {
   const auto pick = static_cast<int64_t>(random() % static_cast<unsigned>(t.dim() + 2));
@@ -174,7 +174,7 @@ TEST_CASE("rows of other ranks are fetched where that is cheaper than to gather 
   CHECK(rows({{Shard(2)}, whole, whole}, {4, 1, 4096}, 3, {1}) == "[S(2)] [R] [R] -> [S(2)]");
   CHECK(rows({{RaggedShard(2, {9, 0, 2, 1})}, whole, whole}, {4, 1, 12}, 3, {2}) ==
         "[RS(2,9,0,2,1)] [R] [R] -> [RS(2,4,0,1,0)]");
-  // Every rank would need almost everything.
+  // Every rank would need almost all rows.
   CHECK(rows({{Shard(2)}, whole, whole}, {4, 1, 4096}, 4000, {1}) == "[S(0)] [R] [R] -> [S(0)]");
 }
 

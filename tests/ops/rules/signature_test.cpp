@@ -12,7 +12,7 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-// The labels of tensors of these sizes, by any operator's schema.
+// Returns the labels of tensors of these sizes; the operator's schema does not matter.
 std::string labels(std::string_view signature, const std::vector<Sizes>& inputs, const std::vector<Sizes>& outputs) {
   OpCall call{
       .schema = testing::find_op("aten::neg").schema(), .args = {}, .inputs = {}, .outputs = {}, .first_input = {}};
@@ -43,6 +43,6 @@ TEST_CASE("what does not fit has no factors") {
   CHECK(labels("n- -> n-", {{3, 4, 5}}, {{3, 4, 5}}) == "none");
   CHECK(labels("*-- -> *--", {{3, 4}, {3, 4}}, {{3, 4}}) == "none");
   CHECK(labels("*-- -> *--, *--", {{3, 4}}, {{3, 4}}) == "none");
-  // A vector on the right: the result has no batch of its own.
+  // With a vector on the right, the result has no batch of its own.
   CHECK(labels("*--, *-- -> *--", {{5, 3, 3}, {5, 3}}, {{5, 3}}) == "none");
 }

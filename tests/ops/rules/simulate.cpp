@@ -18,7 +18,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<int64_t>;
 
-// One rank's part in a call.
+// One rank's part of a call.
 struct RankCall {
   const Prepared& sample;
   const Layouts& layouts;
@@ -26,17 +26,17 @@ struct RankCall {
   Sizes coordinate;
   Tensors pieces;  // of the inputs
   torch::jit::Stack args;
-  Tensors held = {};  // pieces before rows of others were fetched
+  Tensors held = {};  // the pieces before rows of other ranks were fetched
 
   Tile tile(const at::Tensor& whole, const Placements& placements) const {
     return local_tile(whole.sizes(), placements, mesh_shape, coordinate);
   }
-  // What the rank has of input j when it computes.
+  // Returns what the rank has of input j when it computes.
   Tile input_tile(std::size_t j) const {
     const Tile own = tile(sample.tensors()[j], layouts.inputs[j]);
     return fetches(j) ? sample.rule().halos->needed(own, computed()) : own;
   }
-  // Whether rows of input j come from other ranks.
+  // Whether rows of input j are fetched from other ranks.
   bool fetches(std::size_t j) const {
     const auto& halos = sample.rule().halos;
     if (!halos || std::ranges::find(halos->inputs, j) == halos->inputs.end()) return false;
@@ -49,7 +49,7 @@ struct RankCall {
     return anchor ? tile(sample.tensors()[*anchor], layouts.inputs[*anchor])
                   : tile(sample.results()[0], layouts.outputs[0]);
   }
-  // The rows of dimension 0 that the rank holds: one range, for only chunks are simulated.
+  // Returns the rows of dimension 0 that the rank holds. They are one range, since only chunks are simulated.
   Interval rows(const at::Tensor& whole, const Placements& placements) const {
     const Intervals held = local_tile(whole.sizes(), placements, mesh_shape, coordinate)[0];
     return held.empty() ? Interval{} : held.front();
@@ -62,10 +62,10 @@ struct RankCall {
 
 // ---- stand-ins for the local kernels
 
-// Numbers of which only how many they are is compared.
+// Random numbers, of which only the count is compared.
 Tensors draw(const RankCall& rank) { return rank.sample.run(rank.args); }
 
-// On the whole, of which this rank has its pieces and zeros; of the results, the pieces that it is to hold.
+// Runs on whole tensors in which everything but this rank's pieces is zero, and returns the pieces of the results.
 Tensors by_whole(const RankCall& rank) {
   Tensors inputs = rank.pieces;
   for (std::size_t j = 0; j < inputs.size(); ++j) {
@@ -79,7 +79,7 @@ Tensors by_whole(const RankCall& rank) {
   return out;
 }
 
-// The same, but for the bias's gradient, which is of the rows of the gradient that the rank holds.
+// The same, but the bias's gradient is computed from the gradient rows that the rank holds.
 Tensors convolution_backward(const RankCall& rank) {
   Tensors out = by_whole(rank);
   if (!out[2].defined()) return out;
@@ -174,7 +174,7 @@ const std::map<std::string_view, Kernel>& kernels() {
 
 // ---- one rank
 
-// Strides without gaps, the dimensions in the order of `like`.
+// Returns contiguous strides with the dimensions in the memory order of `like`.
 Sizes dense_strides(const Sizes& sizes, const Sizes& like) {
   Sizes order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -188,7 +188,7 @@ Sizes dense_strides(const Sizes& sizes, const Sizes& like) {
   return out;
 }
 
-// Items, channels, places and groups of the piece.
+// Sets the numbers of items, channels, spatial elements and groups to those of the piece.
 void count_groups(const Prepared& sample, const at::Tensor& piece, torch::jit::Stack& args) {
   const auto at = [&](const char* name) -> at::IValue& { return args[sample.call().arg_index(name)]; };
   const int64_t channels = at("C").toInt();
@@ -220,7 +220,7 @@ Tensors empty_results(const RankCall& rank) {
   return out;
 }
 
-// Rows of other ranks, as their exchange would bring them.
+// Gets rows of other ranks, as their exchange would.
 void fetch(RankCall& rank) {
   rank.held = rank.pieces;
   for (std::size_t j = 0; j < rank.pieces.size(); ++j) {
@@ -237,7 +237,7 @@ Tensors run_rank(RankCall& rank) {
   return kernels().at(rank.layouts.kernel)(rank);
 }
 
-// ---- all of them
+// ---- all ranks
 
 bool has_terms_of_two_kinds(const Placements& placements) {
   std::vector<ReduceOp> ops;

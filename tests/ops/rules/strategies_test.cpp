@@ -9,7 +9,7 @@
 #include "tessera/tests/ops/rules/samples.h"
 #include "tessera/tests/ops/rules/simulate.h"
 
-// Every strategy of every rule, run in one process as the ranks of a mesh would run it, and compared with the whole.
+// Runs every strategy of every rule in one process, as the ranks of a mesh would, and compares with the whole tensors.
 namespace tessera::testing {
 namespace {
 
@@ -29,7 +29,7 @@ std::string text(const Strategy& strategy) {
   return fmt::format("{} -> {} {}", to_string(strategy.inputs), to_string(strategy.outputs), strategy.kernel);
 }
 
-// What no call could ask for: terms of a type that has none, in place an input that changes its layout.
+// Excludes what no call could ask for: terms of a dtype that has none, and an in-place input that changes its layout.
 bool applies(const Prepared& sample, const Strategy& strategy) {
   for (std::size_t j = 0; j < strategy.inputs.size(); ++j) {
     const at::Tensor& t = sample.tensors()[j];
@@ -53,7 +53,7 @@ void check_outputs(const Prepared& sample) {
   }
 }
 
-// Every cut that a view can be taken of where it is.
+// Checks every cut of which a view can be taken without communication.
 int check_kept(const Prepared& sample) {
   int count = 0;
   for (int64_t d = 0; sample.rule().keep && d < sample.tensors()[0].dim(); ++d) {
@@ -100,8 +100,8 @@ int check_sample(const Sample& sample) {
 
 using Names = std::set<std::string, std::less<>>;
 
-// Each rule of the table with a sample at least; what cannot be called is listed by name, and so are the operators
-// whose results nobody tells before they ran: the dispatcher replicates those.
+// Requires at least one sample for each rule of the table. Operators that cannot be called are listed by name, and so
+// are those whose results are not known before they run, which the dispatcher replicates.
 void check_table(std::span<const rules::RuleEntry> table, const std::vector<Sample>& samples, const Names& not_called,
                  const Names& replicated) {
   at::manual_seed(1);
@@ -182,7 +182,7 @@ TEST_CASE("pointwise operators: every strategy of every overload gives the whole
   for (const rules::RuleEntry& entry : rules::pointwise_rules()) {
     for (Sample& sample : made_samples(std::string(entry.name))) samples.push_back(std::move(sample));
   }
-  // Pairs of results, of which one is of another type.
+  // It returns two results of different dtypes.
   const Names replicated = {"aten::frexp.Tensor"};
   check_table(rules::pointwise_rules(), samples, {}, replicated);
 }

@@ -7,7 +7,7 @@
 namespace tessera::testing {
 namespace {
 
-// The sample with each tensor changed, and with other numbers.
+// Returns the sample with each tensor changed, and with another number in the place of its numbers.
 Sample changed(const Sample& sample, const std::function<at::Tensor(const at::Tensor&)>& change, double number) {
   const WholeCall whole(sample);
   std::vector<at::Tensor> tensors;
@@ -22,14 +22,14 @@ Sample changed(const Sample& sample, const std::function<at::Tensor(const at::Te
   return out;
 }
 
-// Of any sign, `size` times as large; truth values that are true in `share` of the places.
+// Returns numbers of any sign, `size` times as large; bools are true with probability `share`.
 at::Tensor of_any_sign(const at::Tensor& t, double size, double share) {
   if (t.scalar_type() == at::kBool) return at::rand(t.sizes()) < share;
   if (!at::isFloatingType(t.scalar_type())) return t;
   return t * (at::rand(t.sizes()) < 0.5).to(t.scalar_type()).mul(2).sub(1) * size;
 }
 
-// Small whole numbers, of which many are zero or equal.
+// Returns small integers, of which many are zero or equal.
 at::Tensor whole_numbers(const at::Tensor& t) {
   return at::isFloatingType(t.scalar_type()) ? at::randn(t.sizes(), t.options()).mul(1.5).round() : t;
 }

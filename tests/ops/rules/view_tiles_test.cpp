@@ -19,7 +19,7 @@ std::string text(const std::optional<Tile>& tile) {
   return out;
 }
 
-// The elements of a tile of a tensor of `sizes`, row-major.
+// Returns the elements of a tile of a tensor of `sizes`, row-major.
 std::vector<int64_t> elements(const Tile& tile, const Sizes& sizes) {
   std::vector<int64_t> out = {0};
   for (std::size_t d = 0; d < sizes.size(); ++d) {
@@ -68,7 +68,7 @@ TEST_CASE("pieces in other dimensions") {
   CHECK(text(regroup_tiles({2, 6}, {1, 2, 1, 6, 1})({{{1, 2}}, {{1, 4}}})) == "0-1 1-2 0-1 1-4 0-1 ");
   CHECK(text(regroup_tiles({1, 6}, {6})({{}, {{0, 6}}})) == "- ");
   CHECK(text(regroup_tiles({0, 6}, {6, 0})({{}, {{0, 6}}})) == "none");
-  // Every second element of more than may be.
+  // Every second element, which makes more intervals than are allowed.
   const Tile fine = {{{0, 5000}}, {{0, 1}}};
   CHECK(text(regroup_tiles({5000, 2}, {10000})(fine)) == "none");
 }

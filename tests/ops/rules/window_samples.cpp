@@ -45,7 +45,7 @@ void add(std::vector<Sample>& out, const Ints& input_sizes, const Ints& weight_s
   backward(false, false, true);
 }
 
-// Of an image of `sizes`: the operator's samples with those of its backward.
+// Adds the operator's samples on an image of `sizes`, and those of its backward.
 void add_maxima(std::vector<Sample>& out, const Ints& sizes, const Ints& kernel, const Ints& stride,
                 const Ints& padding, const Ints& dilation, bool ceil_mode) {
   const at::Tensor image = x(sizes);
@@ -80,16 +80,16 @@ std::vector<Sample> convolution_samples() {
   add(out, {5, 2, 6}, {3, 2, 3}, {.padding = {1}});
   add(out, {2, 3, 11}, {2, 3, 3}, {.stride = {2}, .padding = {1}});
   add(out, {2, 3, 11}, {2, 3, 4}, {.padding = {2}, .dilation = {3}});
-  add(out, {2, 3, 11}, {2, 3, 2}, {.stride = {4}});  // rows that no window meets
+  add(out, {2, 3, 11}, {2, 3, 2}, {.stride = {4}});  // rows that no window uses
   add(out, {2, 3, 5}, {2, 3, 5}, {.padding = {4}});  // a kernel larger than a piece
-  add(out, {2, 3, 4}, {2, 3, 1}, {.padding = {2}});  // windows of padding alone
+  add(out, {2, 3, 4}, {2, 3, 1}, {.padding = {2}});  // windows that contain only padding
   add(out, {2, 3, 7, 5}, {4, 3, 3, 2}, {.stride = {2, 1}, .padding = {1, 0}, .dilation = {1, 2}});
   add(out, {2, 2, 3, 4, 3}, {2, 2, 2, 3, 2}, {.stride = {1}, .padding = {1}});
   add(out, {3, 8, 7}, {12, 2, 3}, {.padding = {1}, .groups = 4});
   add(out, {3, 6, 5}, {6, 1, 3}, {.stride = {2}, .padding = {1}, .groups = 6});
   add(out, {2, 3, 6}, {3, 2, 3}, {.transposed = true}, /*parts=*/true);
   add(out, {2, 3, 6}, {3, 2, 3}, {.stride = {2}, .padding = {1}, .transposed = true, .output_padding = {1}});
-  add(out, {2, 3, 6}, {3, 2, 2}, {.stride = {4}, .transposed = true, .output_padding = {3}});  // rows of the bias alone
+  add(out, {2, 3, 6}, {3, 2, 2}, {.stride = {4}, .transposed = true, .output_padding = {3}});  // rows of bias alone
   add(out, {2, 3, 5, 4}, {3, 4, 3, 2}, {.stride = {2, 3}, .padding = {2, 0}, .dilation = {2, 1}, .transposed = true});
   add(out, {2, 8, 5}, {8, 3, 3}, {.stride = {2}, .transposed = true, .groups = 4});
   out.push_back(
