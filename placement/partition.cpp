@@ -155,16 +155,16 @@ PartitionPtr interval_lists(const std::vector<Intervals>& parts) {
 
 void check_partition(const Partition& partition, int64_t size, int64_t parts, const std::string& who) {
   if (partition.parts().value_or(parts) != parts) {
-    throw std::invalid_argument(fmt::format(
-        "{}: {} has {} parts, but its mesh dimensions have {} coordinates together; give one part per "
-        "coordinate",
-        who, partition.text(), *partition.parts(), parts));
+    throw std::invalid_argument(
+        fmt::format("{}: {} has {} parts, but its mesh dimensions have {} coordinates together; give one part per "
+                    "coordinate",
+                    who, partition.text(), *partition.parts(), parts));
   }
   if (partition.size().value_or(size) != size) {
-    throw std::invalid_argument(
-        fmt::format("{}: {} cuts {} elements, but the earlier mesh dimensions leave {}; the sizes of its parts must add up to "
-                    "that",
-                    who, partition.text(), *partition.size(), size));
+    throw std::invalid_argument(fmt::format(
+        "{}: {} cuts {} elements, but the earlier mesh dimensions leave {}; the sizes of its parts must add up to "
+        "that",
+        who, partition.text(), *partition.size(), size));
   }
   if (!partition.exact()) check_cover(partition, size, parts, who);
 }

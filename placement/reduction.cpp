@@ -188,10 +188,11 @@ void check_forms(const Reduction& reduction, at::ScalarType dtype, const std::st
     alone[0] = reduction.only_piece(value, ranks);
     const bool spreads = give_back(reduction, spread, value);
     if (spreads && give_back(reduction, alone, value)) continue;
-    throw std::invalid_argument(fmt::format(
-        "{}: what P({}) makes of a value does not reduce to it again (tried over {} ranks): its terms are not the "
-        "pieces, so implement Reduction::{}",
-        who, reduction.text(), ranks, spreads ? "only_piece and Reduction::neutral" : "spread"));
+    throw std::invalid_argument(
+        fmt::format("{}: the pieces that P({}) makes of a value do not reduce to that value (tried over {} ranks): its "
+                    "terms are not "
+                    "its pieces, so implement Reduction::{}",
+                    who, reduction.text(), ranks, spreads ? "only_piece and Reduction::neutral" : "spread"));
   }
 }
 

@@ -1,4 +1,4 @@
-// What holds for any layouts, on any mesh, of any tensor.
+// Properties that hold for any layouts of any tensor on any mesh.
 
 #include <algorithm>
 #include <cstdint>
@@ -18,7 +18,7 @@ using Shape = std::vector<int64_t>;
 
 namespace {
 
-// Every index below `shape`, the last dimension varying fastest.
+// Returns every index below `shape`, the last dimension varying fastest.
 std::vector<Shape> indices(const Shape& shape) {
   std::vector<Shape> out = {{}};
   for (const int64_t size : shape) {
@@ -42,7 +42,7 @@ bool holds_element(const Tile& tile, const Shape& index) {
   return true;
 }
 
-// Ascending, disjoint, none empty, none touching the next.
+// Whether intervals ascend, none is empty, and no two overlap or touch.
 bool is_set(const Intervals& intervals) {
   int64_t after = -1;
   for (const Interval& each : intervals) {
@@ -52,7 +52,7 @@ bool is_set(const Intervals& intervals) {
   return true;
 }
 
-// Whether the coordinate is the first on all mesh dimensions that do not cut.
+// Whether the coordinate is 0 on all mesh dimensions that do not cut.
 bool stands_for_copies(const Shape& coordinate, const Placements& placements) {
   for (std::size_t i = 0; i < coordinate.size(); ++i) {
     if (!placements[i].is_shard() && coordinate[i] != 0) return false;
@@ -112,7 +112,7 @@ TEST_CASE("what a rank sends another is what that one expects of it") {
     const Change change = *any_change();
     const Mesh mesh(change.mesh_shape);
     const Plan plan = plan_redistribute(change.shape, change.dtype, mesh, change.from, change.to);
-    std::vector<std::vector<Splits>> splits;  // by rank and step
+    std::vector<std::vector<Splits>> splits;  // [rank][step]
     for (int64_t rank = 0; rank < mesh.size(); ++rank) splits.push_back(plan.splits(rank));
     for (std::size_t step = 0; step < plan.steps().size(); ++step) {
       const MergedDims group(change.mesh_shape, plan.steps()[step].mesh_dims);

@@ -15,7 +15,7 @@ using namespace tessera;
 
 namespace {
 
-// A user's that says nothing of its own.
+// A user's reduction that overrides nothing.
 class Mine final : public Reduction {
  public:
   explicit Mine(ReduceOp op = ReduceOp::kSum) : Reduction("mine", op) {}
@@ -82,7 +82,7 @@ TEST_CASE("a user's reduction that has not said its derivative says which method
       mine.derivative(at::ones({2}), nobody),
       doctest::Contains("the gradient of a piece of P(mine) is not known: implement Reduction::derivative (or slope)"),
       std::runtime_error);
-  // Everything else follows from its operation.
+  // Everything else follows from its op.
   CHECK(at::equal(mine.spread(at::ones({2}), 1, 2), at::zeros({2})));
   CHECK(at::equal(mine.only_piece(at::ones({2}), 2), at::ones({2})));
   CHECK_FALSE(mine.slope(2).has_value());
@@ -93,7 +93,7 @@ TEST_CASE("a user's reduction that has not said its derivative says which method
 
 namespace {
 
-// Terms that are not the pieces, and nothing said of how pieces are made.
+// A reduction whose terms are not its pieces, and which does not say how pieces are made.
 class LogSumExp : public Reduction {
  public:
   LogSumExp() : Reduction("lse", ReduceOp::kSum) {}
@@ -118,8 +118,9 @@ class HalfSpread final : public LogSumExp {
 TEST_CASE("what a reduction makes of a value must reduce to it") {
   CHECK_THROWS_WITH_AS(
       check_forms(LogSumExp(), at::kFloat, "test"),
-      doctest::Contains("test: what P(lse) makes of a value does not reduce to it again (tried over 2 ranks): "
-                        "its terms are not the pieces, so implement Reduction::spread"),
+      doctest::Contains(
+          "test: the pieces that P(lse) makes of a value do not reduce to that value (tried over 2 ranks): "
+          "its terms are not its pieces, so implement Reduction::spread"),
       std::invalid_argument);
   CHECK_THROWS_WITH_AS(check_forms(HalfSpread(), at::kFloat, "test"),
                        doctest::Contains("implement Reduction::only_piece and Reduction::neutral"),

@@ -49,17 +49,17 @@ TEST_CASE("tiles that no Shards say are told apart") {
   const Tile all = {{{0, 4}}, {{0, 4}}};
   const Tile corner = {{{0, 2}}, {{0, 2}}};
   const Tile none = {{}, {}};
-  // One rank has everything; held by nobody else.
+  // One rank holds everything.
   CHECK(text(layout_of_tiles(Sizes{4, 4}, Sizes{3}, {none, all, none})) == "[RS(0,0,4,0)]");
-  // A corner and the rest of its rows and columns: no cut of one dimension.
+  // A corner and the opposite corner are no cut of one dimension.
   CHECK(text(layout_of_tiles(Sizes{4, 4}, Sizes{2}, {corner, {{{2, 4}}, {{2, 4}}}})) == "none");
-  // Held twice; held by nobody.
+  // Elements are held twice, or by no rank.
   CHECK(text(layout_of_tiles(Sizes{4, 4}, Sizes{2}, {all, all})) == "none");
   CHECK(text(layout_of_tiles(Sizes{4, 4}, Sizes{2}, {corner, none})) == "none");
-  // A number cannot be cut.
+  // A 0-dimensional tensor cannot be cut.
   CHECK(text(layout_of_tiles(Sizes{}, Sizes{2}, {Tile{}, Tile{}})) == "none");
   CHECK(text(layout_of_tiles(Sizes{}, Sizes{}, {Tile{}})) == "[]");
-  // Three of four corners.
+  // Three of four corners are held.
   const std::vector<Tile> corners = {corner, {{{0, 2}}, {{2, 4}}}, {{{2, 4}}, {{0, 2}}}, none};
   CHECK(text(layout_of_tiles(Sizes{4, 4}, Sizes{2, 2}, corners)) == "none");
 }

@@ -13,7 +13,7 @@ namespace {
 
 const Mesh kMesh({2, 1, 4}, {"dp", "one", "tp"});
 
-// What a link would be measured as, exactly.
+// Adds samples that fit a link exactly.
 void sample(std::vector<LinkSample>& out, int64_t mesh_dim, double microseconds, double bytes_per_microsecond) {
   for (const double bytes : {0.0, 1000.0, 5000.0}) {
     out.push_back({.mesh_dim = mesh_dim, .bytes = bytes, .microseconds = microseconds + bytes / bytes_per_microsecond});
@@ -30,18 +30,19 @@ TEST_CASE("links are found from measured times") {
   REQUIRE(model.links.size() == 3);
   CHECK(model.links[0].microseconds == doctest::Approx(7));
   CHECK(model.links[0].bytes_per_microsecond == doctest::Approx(50));
-  CHECK(model.links[1] == Link{});  // a mesh dimension of one rank has no link
+  CHECK(model.links[1] == Link{});  // a mesh dimension of size 1 has no link
   CHECK(model.links[2].microseconds == doctest::Approx(30));
   CHECK(model.links[2].bytes_per_microsecond == doctest::Approx(200));
 }
 
 TEST_CASE("of times that lie on no line the line of least squares is taken, from a latency of 0 on") {
   const Mesh line({4}, {"tp"});
-  // Means 2 and 4; slope (-2 * -3 + 0 * 0 + 2 * 3) / (4 + 0 + 4) = 1.5 us a byte, latency 4 - 1.5 * 2 = 1 us.
+  // The means are 2 and 4; the slope is (-2 * -3 + 0 * 0 + 2 * 3) / (4 + 0 + 4) = 1.5 us per byte, the latency 4 - 1.5
+  // * 2 = 1 us.
   const CostModel model = CostModel::fitted(line, {{{0, 0, 1}, {0, 2, 4}, {0, 4, 7}}});
   CHECK(model.links[0].microseconds == doctest::Approx(1));
   CHECK(model.links[0].bytes_per_microsecond == doctest::Approx(1 / 1.5));
-  // The line through both would begin below 0. From 0: (1 * 1 + 2 * 4) / (1 + 4) = 1.8 us a byte.
+  // The line through both would begin below 0. Through 0 it has (1 * 1 + 2 * 4) / (1 + 4) = 1.8 us per byte.
   const CostModel through_zero = CostModel::fitted(line, {{{0, 1, 1}, {0, 2, 4}}});
   CHECK(through_zero.links[0].microseconds == 0);
   CHECK(through_zero.links[0].bytes_per_microsecond == doctest::Approx(1 / 1.8));

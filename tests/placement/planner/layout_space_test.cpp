@@ -31,7 +31,7 @@ std::set<std::string> texts(const Sizes& shape, const Sizes& mesh_shape, const P
   return out;
 }
 
-// The ways to cut by up to all mesh dimensions, as sequences and as the table's numbers.
+// A way to cut by some mesh dimensions, as a sequence of them and as its number in the table.
 struct Way {
   Sizes sequence;
   int number = 0;
@@ -46,7 +46,7 @@ void add_ways(CutTable& table, const Way& way, std::size_t mesh_ndim, std::vecto
   }
 }
 
-// Which elements of a dimension each rank has, cut by the mesh dimensions of `sequence` in turn.
+// Returns which elements of a dimension each rank holds if the mesh dimensions of `sequence` cut it in turn.
 std::vector<std::set<int64_t>> held(int64_t size, const Sizes& sequence, const ComparedRanks& ranks) {
   std::vector<std::set<int64_t>> out;
   for (const Sizes& at : ranks.coordinates) {
@@ -62,7 +62,7 @@ std::vector<std::set<int64_t>> held(int64_t size, const Sizes& sequence, const C
   return out;
 }
 
-// Whether the ranks that agree on all but `mesh_dims` have together what each needs.
+// Whether the ranks that agree in all coordinates but those of `mesh_dims` together hold what each of them needs.
 bool enough(const std::vector<std::set<int64_t>>& have, const std::vector<std::set<int64_t>>& need, uint32_t mesh_dims,
             const ComparedRanks& ranks) {
   for (std::size_t r = 0; r < need.size(); ++r) {
@@ -80,21 +80,21 @@ bool enough(const std::vector<std::set<int64_t>>& have, const std::vector<std::s
 }  // namespace
 
 TEST_CASE("layouts on the way: every choice of every mesh dimension, in every order of cuts, each once") {
-  // Of 2 mesh dimensions, R, S(0) and S(1) each: 9, and two of them in another order.
+  // Each of 2 mesh dimensions has R, S(0) or S(1), which makes 9; two of these have another order of cuts.
   const std::set<std::string> all = texts({4, 4}, {2, 2}, {S0, R}, {R, S0});
   CHECK(all.size() == 11);
   CHECK(all.contains("[S(0)@1, S(0)]"));
   CHECK(all.contains("[S(1)@1, S(1)]"));
-  // Of 3: 27, and for 3 that cut one tensor dimension 5 more orders, for 2 that do 1 more.
+  // With 3 mesh dimensions there are 27. If all 3 cut one tensor dimension there are 5 more orders; if 2 do, 1 more.
   const std::set<std::string> three = texts({8, 8}, {2, 2, 2}, {S0, S0, S0}, {R, R, R});
   CHECK(three.size() == 27 + 2 * 5 + 2 * 3 * 2);
   CHECK(three.contains("[S(0)@2, S(0), S(0)@1]"));
-  // Placements of the ends, and reductions that do not commute.
+  // The placements of source and target are included; reductions that do not commute are not pending together.
   CHECK(texts({4, 4}, {2}, {BlockCyclic(0, 1)}, {P}) ==
         std::set<std::string>{"[BC(0,1)]", "[P(sum)]", "[R]", "[S(0)]", "[S(1)]"});
   CHECK_FALSE(texts({4, 4}, {2, 2}, {P, R}, {R, Partial(ReduceOp::kMax)}).contains("[P(sum), P(max)]"));
   CHECK(texts({4, 4}, {2, 2}, {P, R}, {R, Partial(ReduceOp::kAvg)}).contains("[P(sum), P(avg)]"));
-  // A partition of a fixed number of parts fits where mesh dimensions carry it together.
+  // A partition of a fixed number of parts fits if several mesh dimensions have it together.
   const Placement ragged = RaggedShard(0, {1, 0, 1, 2});
   const std::set<std::string> joint = texts({4, 1}, {2, 2}, {ragged, ragged}, {R, R});
   CHECK(joint.contains("[RS(0,1,0,1,2)@1, RS(0,1,0,1,2)]"));
@@ -113,7 +113,7 @@ TEST_CASE("the fewest mesh dimensions along which ranks find what they need") {
   const Sizes mesh_shape = {2, 3, 2};
   const ComparedRanks ranks(mesh_shape);
   const std::vector<Placements> choices(3, {R, S0});
-  for (const int64_t size : {24, 7}) {  // all parts equal; not
+  for (const int64_t size : {24, 7}) {  // parts are all equal, or not
     CutTable table(0, size, ranks, choices);
     std::vector<Way> ways;
     add_ways(table, {}, 3, ways);

@@ -1,5 +1,5 @@
-// Plans beside the cheapest that trying everything finds, written apart from the planner. tools/bench plan_quality
-// compares more.
+// Compares plans with the cheapest ones that an exhaustive search finds, which shares no code with the planner.
+// tools/bench plan_quality compares more.
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,7 @@ namespace {
 
 using Shape = std::vector<int64_t>;
 
-// Along the first mesh dimension; the second and the last of the parts have most.
+// Cuts along the first mesh dimension; the second and the last part have the most elements.
 Placement ragged(const Mesh& mesh, const Shape& shape) {
   std::vector<int64_t> sizes(static_cast<std::size_t>(mesh.size(0)), 0);
   sizes[1] = std::min<int64_t>(shape[1], 2);
@@ -29,7 +29,7 @@ Placement ragged(const Mesh& mesh, const Shape& shape) {
   return RaggedShard(1, sizes);
 }
 
-// A layout drawn from most kinds of placements; nothing where what was drawn is none.
+// Draws a layout from most kinds of placements; nullopt if the placements are no layout.
 std::optional<Placements> draw(const Mesh& mesh, const Shape& shape, std::mt19937& random) {
   const Placements kinds = {Replicate(),
                             Shard(0),
@@ -57,7 +57,7 @@ CostModel graded(int64_t ndim, double microseconds, double bytes_per_microsecond
   return out;
 }
 
-// Plans count whole bytes.
+// Returns the time that rounding may add, since plans count whole bytes.
 double rounding(const Plan& plan, const CostModel& model) {
   double out = 1e-6 * (1 + plan.microseconds());
   for (const PlanStep& step : plan.steps()) {

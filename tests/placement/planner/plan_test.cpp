@@ -27,7 +27,7 @@ Plan bytes_plan(const Placements& from, const Placements& to, const Mesh& mesh, 
   return plan_redistribute(shape, at::kFloat, mesh, from, to, CostModel::bytes_only(mesh.ndim()));
 }
 
-// "all_gather on dp+tp; local"
+// Returns e.g. "all_gather on dp+tp; local".
 std::string outline(const Plan& plan) {
   std::string out;
   for (const PlanStep& step : plan.steps()) {
@@ -38,7 +38,7 @@ std::string outline(const Plan& plan) {
   return out;
 }
 
-// Every list of `n` of the placements whose reductions commute.
+// Returns every list of `n` of the placements in which pending reductions commute.
 std::vector<Placements> all_layouts(std::size_t n, const Placements& kinds) {
   std::vector<Placements> out = {{}};
   for (std::size_t i = 0; i < n; ++i) {
@@ -78,7 +78,7 @@ TEST_CASE("one mesh dimension: what runs follows from the pair") {
       {S0, BlockCyclic(0, 2), ""},
       {P, R, "all_reduce tp"},
       {P, S1, "reduce_scatter tp"},
-      // Straight to the pieces, every rank would receive as much as the one with the largest.
+      // If it were reduced to the pieces directly, every rank would receive as much as the rank with the largest piece.
       {P, RaggedShard(1, {5, 1, 0, 2}), "reduce_scatter tp; all_to_all tp"},
       {P, Partial(ReduceOp::kMax), "reduce_scatter tp; local"},
       {P, Partial(ReduceOp::kAvg), "local"},  // every rank scales its piece
@@ -92,7 +92,7 @@ TEST_CASE("one mesh dimension: what runs follows from the pair") {
     CAPTURE(to_string(row.from));
     CAPTURE(to_string(row.to));
     const Plan plan = bytes_plan({row.from}, {row.to}, kLine);
-    // A change that moves nothing may still be a step of relabelling.
+    // A change without communication may still be a step that renames the layout.
     const std::string got = row.want.empty() && !plan.communicates() ? "" : outline(plan);
     CHECK(got == row.want);
   }
@@ -141,7 +141,7 @@ TEST_CASE("what ranks send and receive agrees, and no copy of an element sends m
       }
     }
   }
-  // Each half of the rows is held by two ranks, and two others need it: they send one each.
+  // Each half of the rows is held by two ranks and needed by two others: each holder sends to one of them.
   const Plan plan = bytes_plan({S0, R}, {R, S0}, kGrid, {8, 4});
   int64_t most = 0;
   for (int64_t rank = 0; rank < 4; ++rank) {
@@ -157,7 +157,7 @@ TEST_CASE("pending reductions over several mesh dimensions: together, or the sma
   CHECK(outline(bytes_plan({P, P}, {S0, S1}, kGrid)) == "reduce_scatter dp tp");
   const Mesh wide({8, 8}, {"dp", "tp"});
   const Plan plan = bytes_plan({P, P}, {R, S0}, wide, {64, 64});
-  CHECK(static_cast<double>(plan.max_bytes()) / (64 * 64 * 4) < 1.1);  // A1: 1.09 of the tensor, against 2.63
+  CHECK(static_cast<double>(plan.max_bytes()) / (64 * 64 * 4) < 1.1);  // all_reduce dp, then reduce_scatter tp: 2.63
   const Placement avg = Partial(ReduceOp::kAvg);
   CHECK(outline(bytes_plan({P, avg}, {avg, P}, kGrid)) == "local");
   CHECK(outline(bytes_plan({P, P}, {avg, S0}, kGrid)) == "local; reduce_scatter tp");
@@ -174,15 +174,15 @@ TEST_CASE("the lower bound where reductions are pending") {
   };
   // 64 elements of 4 bytes on 2 x 2 ranks.
   const std::vector<Row> rows = {
-      // Four terms meet in one of four ranks in 3 messages, and 3 more take the value to the others.
+      // Four terms are sent to one of four ranks in 3 messages, and the value to the others in 3 more.
       {{P, P}, {R, R}, 384, 1536},
       // In each of two slices one of two terms is sent.
       {{P, P}, {S0, P}, 128, 512},
-      // No rank along the replicated mesh dimension has the others' terms: all four are sent.
+      // No rank along the replicated mesh dimension has the others' terms, so all four are sent.
       {{P, P}, {R, P}, 256, 1024},
-      // Both terms of the half of the elements whose ranks change.
+      // Both terms are sent of the half of the elements that change ranks.
       {{P, S0}, {P, S1}, 64, 256},
-      // A value comes to those who are to have the piece that depends on it.
+      // A value is sent to the ranks that need the piece that depends on it.
       {{S0, R}, {R, P}, 64, 256},
       {{R, R}, {P, R}, 0, 0},
       {{S0, R}, {P, R}, 0, 0},
@@ -204,7 +204,7 @@ TEST_CASE("the lower bound where reductions are pending") {
 }
 
 TEST_CASE("a layout on the way may cut in an order that neither end has") {
-  // A row of terms: each rank's own are cut by the reduced mesh dimension last, then the pieces change places.
+  // The reduced mesh dimension cuts each rank's own terms last; then the pieces are exchanged.
   const Plan plan = bytes_plan({P, S0}, {S0, R}, kGrid, {64});
   REQUIRE(plan.steps().size() == 2);
   CHECK(plan.steps()[0].to == Placements{S0.ordered(1), S0});
@@ -217,14 +217,15 @@ TEST_CASE("where links differ, the slow one carries the least") {
   const auto plan = [&](const Shape& shape, const Placements& from, const Placements& to) {
     return outline(plan_redistribute(shape, at::kFloat, mesh, from, to, model));
   };
-  // Large: a GPU asks the other host for its part of the columns alone, then NVLink gathers. Small: one step.
+  // For a large tensor a GPU gets only its part of the columns from the other host, and then NVLink gathers. A small
+  // one takes one step.
   CHECK(plan({1 << 12, 1 << 12}, {S0, R}, {R, R}) == "all_to_all host; all_gather gpu");
   CHECK(plan({4, 4}, {S0, R}, {R, R}) == "all_gather host");
   CHECK(plan({1 << 12, 1 << 12}, {S0, S0}, {R, R}).find("host gpu") == std::string::npos);
 }
 
 TEST_CASE("an all_reduce of what its group needs together, where no layout holds just that") {
-  // Over a and b a rank of c needs rows 0, 2, 3 or 1, 4: three of five.
+  // Over a and b, a rank of c needs rows 0, 2, 3 or rows 1, 4: at most three of five.
   const Mesh mesh({2, 2, 2}, {"a", "b", "c"});
   const Placements to = {RaggedShard(0, {2, 3}), R, S0};
   const Plan plan = plan_redistribute({5, 7}, at::kFloat, mesh, {P, P, P}, to, CostModel::nvlink_infiniband(mesh, 2));
@@ -246,7 +247,7 @@ TEST_CASE("a mesh of many dimensions is planned for, by way of fewer layouts") {
   CHECK(plan.communicates());
   for (const PlanStep& step : plan.steps()) CHECK(is_layout(step.to, cube, shape));
 
-  // Terms that are cut reach neither Replicate nor Shards in one step.
+  // A pending value that is cut reaches neither Replicate nor Shards in one step.
   Placements cut(12, S0);
   cut[0] = P;
   CHECK((bytes_plan(cut, Placements(12, S1), cube, shape).steps()[0].kind == PlanStep::Kind::kAllReduce));
@@ -262,7 +263,7 @@ TEST_CASE("a mesh of many dimensions is planned for, by way of fewer layouts") {
 }
 
 TEST_CASE("a step whose time is no number is not preferred to steps whose is") {
-  // Half of 4e8 bytes over the first link overflow; a quarter, after a slice, do not.
+  // The time of half of 4e8 bytes over the first link overflows; that of a quarter, after a slice, does not.
   const CostModel slow{
       .links = {{.microseconds = 0, .bytes_per_microsecond = 1e-300}, {.microseconds = 0, .bytes_per_microsecond = 1}}};
   const Plan plan = plan_redistribute({20000, 5000}, at::kFloat, kGrid, {S0, R}, {R, R}, slow);
@@ -340,7 +341,7 @@ TEST_CASE("on large meshes figures are those of all ranks, and no layout on the 
   CHECK(bytes_plan({S0}, {S1}, line, {129, 1000}).max_bytes() ==
         lower_bound({129, 1000}, at::kFloat, line, {S0}, {S1}).max_bytes);
 
-  // BlockCyclic leaves 4 rows to each of 128, as the sizes do but for two: no RS(0,2,2) can cut those.
+  // BlockCyclic leaves 4 rows to each of 128 ranks, as the sizes do except for two ranks; RS(0,2,2) cannot cut those.
   const Mesh wide({128, 2}, {"host", "gpu"});
   Shape fours(128, 4);
   fours[2] = 5, fours[3] = 3;
