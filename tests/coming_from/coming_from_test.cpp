@@ -1,6 +1,6 @@
-// Every name and parameter that people come with has a row on docs/coming-from.md and a test that calls it, and every
-// bug that they come from a test of its name. What the libraries have stands in names.json, where each is called in
-// calls.json.
+// Checks that every name and parameter of the other libraries has a row on docs/coming-from.md and a test that calls
+// it, and that every bug of theirs has a test of its name. names.json lists what the libraries have, calls.json where
+// each is called.
 
 #include <algorithm>
 #include <filesystem>
@@ -43,7 +43,7 @@ const std::vector<std::string> kBugs = {
     "gradients_lost_by_frozen_layers",
 };
 
-// A library of one name, its page, and a test.
+// A library with one name, its page, and a test.
 const json kNames = {{"doc", {{"their_layer", {"bias", "input is cut"}}, {"example: 2 ranks", json::array()}}}};
 const json kCalls = {{"tests", {{"layer", {{"file", "tests/a.cpp"}, {"case", "a layer: its bias"}}}}},
                      {"documents",
@@ -92,7 +92,7 @@ TEST_CASE("every name and parameter has a row and a test that calls it") {
   }
   CHECK(names.size() == 5);
   CHECK(count == 77);
-  // Each of them is looked for: without rows, and without calls, as many are missing.
+  // Each name is checked: without rows, and without calls, every one is missing.
   CHECK(missing_names(names, calls, "", sources).size() == with_parameters);
   for (json& document : calls["documents"]) document.erase("calls");
   CHECK(missing_names(names, calls, page, sources).size() == with_parameters);
@@ -122,7 +122,7 @@ TEST_CASE("what a page lacks is told") {
   CHECK(complaints(kCalls, replaced(kPage, "`bias`; ", "")) == Complaints{"doc: their_layer, bias has no row"});
   CHECK(complaints(kCalls, replaced(kPage, "; input is cut", "")) ==
         Complaints{"doc: their_layer, input is cut has no row"});
-  // A parameter of another name is none of this one, nor is a part of a word.
+  // A parameter listed under another name does not count, nor does part of a word.
   CHECK(complaints(kCalls, replaced(kPage, "`their_layer`: `bias`", "`other`: `bias`")).size() == 2);
   CHECK(complaints(kCalls, replaced(kPage, "`bias`", "`bias_add`")) == Complaints{"doc: their_layer, bias has no row"});
   CHECK(complaints(kCalls, replaced(kPage, "## Theirs", "## Other")).size() == 4);
@@ -147,7 +147,7 @@ TEST_CASE("what no test calls is told") {
   calls = kCalls;
   calls[kOfLayer][""][0] = "no key";
   CHECK(complaints(calls, kPage).size() == 1);
-  CHECK(complaints(json::object(), kPage).size() == 8);  // no row of a section either
+  CHECK(complaints(json::object(), kPage).size() == 8);  // no rows of a section
 }
 
 TEST_CASE("a call counts where the case comes by it: itself, or what it names in its file") {

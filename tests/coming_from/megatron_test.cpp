@@ -1,4 +1,4 @@
-// What Megatron-Core's names have that the tests of the layers leave out, beside one process.
+// Tests what the tests of the layers leave out of Megatron-Core's names, against one process.
 
 #include <string>
 #include <vector>
@@ -26,7 +26,7 @@ namespace {
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
 
-// Two layers, by columns and by rows, as the options say, and their results and gradients of one input.
+// Returns results and gradients of two layers, by columns and by rows, with the given options.
 std::vector<at::Tensor> run_pair(ColumnParallelOptions up, RowParallelOptions down, const DeviceMesh& mesh) {
   down.input_is_parallel = true;
   manual_seed(3, mesh.world());
@@ -107,7 +107,7 @@ TESSERA_RANKS_TEST_CASE("VocabParallelEmbedding equals an embedding of the whole
 TESSERA_RANKS_TEST_CASE("regions of experts: those of sequences over the tensor and expert dimensions as one", {4}) {
   const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"ep", "tp"}, world()), both = mesh.merged({0, 1});
   const int64_t me = world()->rank();
-  const at::Tensor tokens = sample({8, 3}), g = sample({4, 8, 3}, 2);  // a gradient of each rank's own
+  const at::Tensor tokens = sample({8, 3}), g = sample({4, 8, 3}, 2);  // each rank has its own gradient
   const at::Tensor mine = leaf(tokens.chunk(4)[me]);
   const at::Tensor whole = gather_from_sequence_region(mine, both);
   CHECK(same(whole.detach(), tokens));
@@ -142,7 +142,7 @@ TESSERA_RANKS_TEST_CASE("layers with an expert size of one, or rows, take what c
   const std::vector<at::Tensor> plain = run_pair(up, down, mesh);
   up.is_expert = down.is_expert = true;
   up.config.expert_model_parallel_size = down.config.expert_model_parallel_size = 1;
-  check_alike(run_pair(up, down, mesh), plain);  // one expert's rank reduces as other layers do
+  check_alike(run_pair(up, down, mesh), plain);  // with one expert rank the layer reduces as others do
 
   down.stride = 12 % (2 * mesh.size()) == 0 ? 2 : 1;
   down.is_expert = false;

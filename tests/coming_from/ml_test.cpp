@@ -1,4 +1,4 @@
-// What the names of ml have that the tests of the layers leave out, beside one process.
+// Tests what the tests of the layers leave out of ml's names, against one process.
 
 #include <cstdint>
 #include <string>
@@ -26,7 +26,7 @@ namespace {
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
 
-// The whole weight that the type of this name gives, whatever holds it.
+// Returns the whole weight that the type of this name gives in every holder.
 at::Tensor first_values(const char* type, at::IntArrayRef sizes, const DeviceMesh& mesh) {
   manual_seed(6, mesh.world());
   const at::Tensor weight = tessera::empty(sizes, mesh, {Replicate()}, at::kDouble);
@@ -34,7 +34,7 @@ at::Tensor first_values(const char* type, at::IntArrayRef sizes, const DeviceMes
   return full_tensor(weight);
 }
 
-// The layer beside at::embedding of its table.
+// Compares the layer with at::embedding of its table.
 void check_embedding(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh) {
   ParallelEmbedding layer(options, mesh);
   const at::Tensor ids = at::remainder(at::arange(20) * 7, options.num_embeddings).view({4, 5});
@@ -105,7 +105,7 @@ TESSERA_RANKS_TEST_CASE("linear layers by ml's options equal one process", {1, 2
     const at::Tensor hidden = at::linear(x, column->master_weight(), column->master_bias());
     CHECK(same(column->master_bias(), at::full({24}, 0.5, at::kDouble)));
     CHECK_FALSE(row->master_bias().defined());
-    CHECK(close(column->forward(x).detach(), hidden));  // the adapter begins at 0
+    CHECK(close(column->forward(x).detach(), hidden));  // the adapter is 0 at first
     CHECK(close(row->forward(column->forward(x)).detach(), at::linear(hidden, row->master_weight())));
   }
 }

@@ -27,7 +27,7 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
-// The spans of a list, and what stands beside them.
+// Returns the spans of a list, and the text between them.
 std::vector<std::string> items_of(const std::string& list) {
   std::vector<std::string> items;
   const std::regex span("`([^`]+)`");
@@ -38,7 +38,7 @@ std::vector<std::string> items_of(const std::string& list) {
   return items;
 }
 
-// Where the colon behind the names is; npos without one.
+// Returns the position of the colon after the names, or npos.
 std::size_t colon_of(const std::string& cell) {
   bool inside = false;
   for (std::size_t i = 0; i < cell.size(); ++i) {
@@ -52,7 +52,7 @@ bool contains(const std::vector<std::string>& list, const std::string& item) {
   return std::find(list.begin(), list.end(), item) != list.end();
 }
 
-// Parts of a page, calls and tests that one check looks at.
+// The parts of a page, the calls and the tests that one check reads.
 struct Check {
   const json& calls;
   const Sources& sources;
@@ -115,7 +115,7 @@ struct Check {
 }  // namespace
 
 NamedRow parse_row(const std::string& line) {
-  const std::vector<std::string> cells = split(line, '|');  // before the first bar there is nothing
+  const std::vector<std::string> cells = split(line, '|');  // the cell before the first bar is empty
   if (cells.size() < 3) return {};
   const std::string& first = cells[1];
   if (first.find('`') == std::string::npos) return {.names = {first}, .parameters = {}, .ours = cells[2]};

@@ -1,4 +1,4 @@
-// The styles of PyTorch 2.0 with their functions before and after a module, beside one process.
+// Tests the styles of PyTorch 2.0 with their functions before and after a module, against one process.
 
 #include <string>
 #include <vector>
@@ -38,7 +38,7 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-// The plan beside one process: `x` is cut along dimension 0 where `sequence` is set, and the output is too.
+// Compares the plan with one process: where `sequence` is set, `x` and the output are sharded along dimension 0.
 template <class PlanOrStyle>
 void check_plan(const PlanOrStyle& plan, bool sequence, const DeviceMesh& mesh) {
   Mlp model, one;

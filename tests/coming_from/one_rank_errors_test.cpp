@@ -1,4 +1,4 @@
-// What one rank alone can see to be wrong ends the call on every rank; theirs leaves the others waiting.
+// An error that only one rank can see ends the call on every rank; in the other libraries the other ranks hang.
 
 #include <cstdint>
 #include <exception>
@@ -29,7 +29,7 @@ using Errors = std::vector<std::string>;
 
 DeviceMesh line(const std::shared_ptr<World>& world) { return init_device_mesh("cpu", {world->size()}, {"tp"}, world); }
 
-// What `body` throws on each of `size` ranks, in their order; "nothing" where it ends. A rank that waited would fail at
+// Returns what `body` throws on each of `size` ranks, in their order, or "nothing". A rank that waited would fail at
 // the time limit.
 Errors errors_of(int64_t size, const Body& body) {
   Errors errors(static_cast<std::size_t>(size), "nothing");
@@ -58,7 +58,7 @@ void check_every_rank(const Errors& errors, const std::string& text) {
   }
 }
 
-// Every rank throws that by itself, none because another one did, and they are of one mind afterwards.
+// Checks that every rank throws the text itself, not because another rank did, and that the ranks can then go on.
 void check_and_go_on(int64_t size, const Body& wrong, const std::string& text) {
   Errors own(static_cast<std::size_t>(size), "nothing");
   const Errors others = errors_of(size, [&](const DeviceMesh& mesh) {
@@ -74,7 +74,7 @@ void check_and_go_on(int64_t size, const Body& wrong, const std::string& text) {
   check_every_rank(others, "nothing");
 }
 
-// What the last rank alone is given wrongly.
+// Whether this rank, the last, is given the wrong argument.
 bool is_wrong(const DeviceMesh& mesh) { return mesh.local_rank(0) == mesh.size() - 1; }
 
 void take_loss(const DeviceMesh& mesh) {
@@ -99,7 +99,7 @@ void gather(const DeviceMesh& mesh) { gather_from_region(at::ones({2, is_wrong(m
 TEST_CASE("one_rank_errors") {
   for (const int64_t n : {1, 2, 3, 4}) {
     CAPTURE(n);
-    // Theirs looks at dtypes on the first rank alone, which throws before it sends.
+    // The original looks at dtypes on the first rank only, which throws before it sends.
     const auto send = [](at::ScalarType dtype, const std::string& key) {
       return [=](const DeviceMesh& mesh) {
         std::map<std::string, at::Tensor> data;
@@ -117,10 +117,10 @@ TEST_CASE("one_rank_errors") {
     };
     check_and_go_on(n, send_sparse, "\"mask\" is sparse; give a dense tensor with values");
     check_and_go_on(n, bring_together, fmt::format("rank {} has a piece [5, 3]", n - 1));
-    // What is to be alike on every rank, and is not: the one that sees it tells the others.
+    // A value that must be the same on every rank is not: the rank that sees it tells the others.
     check_every_rank(errors_of(n, take_loss), "target 99 is out of bounds");
     check_every_rank(errors_of(n, look_up), "id 99 is outside the table");
-    // Checked finds it before anything moves, ranks that are threads when they meet.
+    // Checked finds it before anything is sent; ranks that are threads find it when they exchange arguments.
     const bool compared = checked_by(process_environment());
     const std::string text =
         compared ? "about to issue different collectives" : fmt::format("rank {} gives rank 0 80 of Byte", n - 1);

@@ -13,7 +13,7 @@ namespace {
 bool is_blank(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
 bool in_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-// The end of the literal whose quote is at `begin`: behind its other quote.
+// Returns the end of the literal whose quote is at `begin`: the position after its other quote.
 std::size_t end_of_literal(const std::string& code, std::size_t begin) {
   for (std::size_t i = begin + 1; i < code.size(); ++i) {
     if (code[i] == '\\') {
@@ -25,7 +25,7 @@ std::size_t end_of_literal(const std::string& code, std::size_t begin) {
   return code.size();
 }
 
-// A quote that begins a literal: none between digits, as in 1'000.
+// Whether a quote begins a literal: not between digits, as in 1'000.
 bool begins_literal(const std::string& code, std::size_t i) {
   return code[i] == '"' || (code[i] == '\'' && (i == 0 || !in_word(code[i - 1])));
 }
@@ -36,10 +36,10 @@ std::size_t end_of_comment(const std::string& code, std::size_t begin) {
   return end == std::string::npos ? code.size() : end + (line ? 0 : 2);
 }
 
-// Letters of literals have this bit, which no letter of code has.
+// Characters of literals have this bit; no character of code has it.
 constexpr char kQuoted = '\x80';
 
-// Comments and preprocessor's lines gone, literals marked, blanks kept.
+// Returns code without comments and preprocessor lines, with literals marked; blanks stay.
 std::string marked(const std::string& code) {
   std::string out;
   for (std::size_t i = 0; i < code.size();) {
@@ -70,9 +70,9 @@ std::string without_blanks(const std::string& marked_code) {
   return out;
 }
 
-// What is declared outside of functions and classes, as marked code.
+// Marked code of a declaration outside of functions and classes.
 struct Declaration {
-  std::string name;  // of a test case its own, bare and in quotes
+  std::string name;  // the name; for a test case its text, bare and in quotes
   std::string code;
 };
 

@@ -1,4 +1,4 @@
-// What TorchShard's names have that the tests of the layers leave out, beside one process.
+// Tests what the tests of the layers leave out of TorchShard's names, against one process.
 
 #include <limits>
 #include <optional>
@@ -27,7 +27,7 @@ namespace {
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
 
-// The options of an embedding one by one; the sixth has them together but for `sparse`.
+// Returns the options of an embedding one by one; the sixth has all of them but `sparse`.
 std::vector<ShardedEmbeddingOptions> embedding_options() {
   std::vector<ShardedEmbeddingOptions> all(9, ShardedEmbeddingOptions{.num_embeddings = 24});
   all[0].padding_idx = 17;
@@ -38,13 +38,13 @@ std::vector<ShardedEmbeddingOptions> embedding_options() {
   all[4].sparse = true;
   all[5] = {.num_embeddings = 24, .padding_idx = -3, .max_norm = 1.25, .norm_type = 3, .scale_grad_by_freq = true};
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  all[6] = {.num_embeddings = 24, .max_norm = 7.5, .norm_type = 0};  // how many are not 0
+  all[6] = {.num_embeddings = 24, .max_norm = 7.5, .norm_type = 0};  // norm_type 0 counts the elements that are not 0
   all[7] = {.num_embeddings = 24, .max_norm = 0.5, .norm_type = kInfinity};
   all[8] = {.num_embeddings = 24, .max_norm = 0.02, .norm_type = -kInfinity};
   return all;
 }
 
-// LibTorch's of the whole table, whose rows max_norm writes.
+// Computes LibTorch's embedding of the whole table, whose rows max_norm writes.
 at::Tensor dense(const at::Tensor& ids, const at::Tensor& table, const ShardedEmbeddingOptions& o) {
   if (o.max_norm) {
     at::Tensor rows = table.detach();
@@ -143,7 +143,7 @@ TESSERA_RANKS_TEST_CASE("groups of some ranks: layers over them equal one proces
   const DeviceMesh group = parallel_group_info().mp.mesh;
   ParallelLinear layer(6, 8, group, ParallelDimOptions{.dim = 0});
   layer->to(at::kDouble);
-  const at::Tensor x = sample({3, 6}, world()->rank() / 2);  // other groups have other rows
+  const at::Tensor x = sample({3, 6}, world()->rank() / 2);  // each group has its own rows
   const at::Tensor want = at::linear(x, full_tensor(layer->weight.detach()), full_tensor(layer->bias.detach()));
   CHECK(close(full_tensor(layer->forward(x).detach()), want));
   reset_parallelism();

@@ -1,4 +1,4 @@
-// Bugs of the libraries that people come from, each by its name: ours beside one process, in float64.
+// Shows for each bug of the other libraries, by its name, that the function here equals one process, in float64.
 
 #include <stdexcept>
 #include <string>
@@ -33,8 +33,8 @@ at::Tensor columns_of(const at::Tensor& whole, const DeviceMesh& mesh) {
   return piece_of(whole, mesh, {Shard(whole.dim() - 1)});
 }
 
-// Megatron's formula in one process, from the probabilities that it gives: 1 - a to the target, a / (K - 1) to every
-// other class.
+// Computes Megatron's formula in one process from the probabilities that it uses: 1 - a for the target, a / (K - 1) for
+// every other class.
 at::Tensor smoothed(const at::Tensor& logits, const at::Tensor& target, double a) {
   const int64_t classes = logits.size(-1);
   const at::Tensor hit = at::one_hot(target, classes).to(logits.scalar_type());
@@ -52,7 +52,8 @@ void fill(const at::Tensor& parameter, int64_t seed) {
 
 }  // namespace
 
-// Theirs takes the number of classes, and the mean over them, from this rank's part: other losses on every rank.
+// The original takes the number of classes, and the mean over them, from this rank's part, so losses differ between
+// ranks.
 TESSERA_RANKS_TEST_CASE("smoothing_over_the_shard", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor target = at::remainder(at::arange(10) * 5 + 1, 24).view({5, 2});
@@ -66,16 +67,16 @@ TESSERA_RANKS_TEST_CASE("smoothing_over_the_shard", {1, 2, 3, 4}) {
     loss.backward(g);
     CHECK(close(part.grad(), columns_of(whole.grad(), mesh)));
   }
-  // By hand: 4.45834 without smoothing. Two ranks that smooth over their parts have 4.65834 and 4.12501.
+  // Computed by hand: 4.45834 without smoothing. Two ranks that smooth over their parts get 4.65834 and 4.12501.
   const at::Tensor logits = at::arange(8, at::kDouble).view({1, 8}), third = at::full({1}, 3, at::kLong);
   const CrossEntropyOptions options{.label_smoothing = 0.1,
                                     .smoothing = SmoothingFormula::kMegatron,
-                                    .classes = 8};  // of which three ranks have 3, 3, 2
+                                    .classes = 8};  // three ranks have 3, 3, 2 of them
   const at::Tensor loss = sharded_cross_entropy(columns_of(logits, mesh), third, mesh, options);
   CHECK(fmt::format("{:.5f}", loss.item<double>()) == "4.40120");
 }
 
-// Theirs adds the bias before the sum over the ranks, and once more after it.
+// The original adds the bias before the sum over the ranks, and again after it.
 TESSERA_RANKS_TEST_CASE("bias_counted_n_plus_1_times", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   for (const bool parallel : {false, true}) {
@@ -96,14 +97,14 @@ TESSERA_RANKS_TEST_CASE("bias_counted_n_plus_1_times", {1, 2, 3, 4}) {
     CHECK(close(full_tensor(layer->bias.grad()), b.grad()));
     CHECK(close(full_tensor(layer->weight.grad()), w.grad()));
     CHECK(close(mine.grad(), parallel ? columns_of(x.grad(), mesh) : x.grad()));
-    // Of an input of zeros there is nothing but the bias, to the bit.
+    // For an input of zeros the output is the bias, to the bit.
     const at::Tensor alone = layer->forward(at::zeros_like(mine)).detach();
     CHECK(same(alone, b.detach().expand({5, 7}).contiguous()));
   }
 }
 
-// Theirs hands the id, which is of the whole table, to every rank's part of it: an unrelated row gets no gradient, or
-// there is no such row.
+// The original passes the id, which counts in the whole table, to every rank's part: the gradient of an unrelated row
+// is dropped, or there is no such row.
 TESSERA_RANKS_TEST_CASE("padding_idx_on_the_wrong_rank", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor ids = at::remainder(at::arange(36) * 5, 12).view({4, 9});
@@ -125,7 +126,7 @@ TESSERA_RANKS_TEST_CASE("padding_idx_on_the_wrong_rank", {1, 2, 3, 4}) {
       CHECK(close(piece.grad(), piece_of(table.grad(), mesh, {Shard(along)})));
 
       ParallelEmbeddingOptions layer_options(12, 12);
-      layer_options.padding_idx = padding - 12;  // the same id, from the end
+      layer_options.padding_idx = padding - 12;  // the same id, counted from the end
       layer_options.given_weight = table.detach();
       layer_options.config = in_double();
       ParallelEmbedding layer = parallel_embedding_layer(layer_options, dim, mesh);
@@ -135,7 +136,7 @@ TESSERA_RANKS_TEST_CASE("padding_idx_on_the_wrong_rank", {1, 2, 3, 4}) {
   }
 }
 
-// Theirs takes both arguments and does as if they had not been given.
+// The original accepts both arguments and ignores them.
 TESSERA_RANKS_TEST_CASE("ignored_weight_and_ignore_index", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   at::Tensor target = at::remainder(at::arange(13) * 5, 11);
@@ -164,7 +165,7 @@ TESSERA_RANKS_TEST_CASE("ignored_weight_and_ignore_index", {1, 2, 3, 4}) {
   }
 }
 
-// Theirs computes the gradient in the place of what it kept for it: a second one is of something else.
+// The original computes the gradient in the memory of what it saved, so a second backward sees other values.
 TESSERA_RANKS_TEST_CASE("second_backward", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor target = at::remainder(at::arange(6) * 5, 12), g = sample({6}, 2);
@@ -192,7 +193,7 @@ TESSERA_RANKS_TEST_CASE("second_backward", {1, 2, 3, 4}) {
   }
 }
 
-// Theirs divides rounding down: elements behind the last part are in none.
+// The original divides rounding down: elements after the last part are in none.
 TESSERA_RANKS_TEST_CASE("dropped_remainders", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size();
@@ -217,12 +218,12 @@ TESSERA_RANKS_TEST_CASE("dropped_remainders", {1, 2, 3, 4}) {
   refused([&] { ColumnParallelLinear(ColumnParallelOptions(4, 2 * n + 1), mesh); });
 }
 
-// Theirs leaves the input's gradient a term where the weight is frozen, and gives a bias beside such a weight none.
+// The original does not reduce the input's gradient where the weight is frozen, and gives a bias of such a layer none.
 TESSERA_RANKS_TEST_CASE("gradients_lost_by_frozen_layers", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   for (const bool sequence : {false, true}) {
     CAPTURE(sequence);
-    // A layer that learns, whole on every rank, before a frozen one.
+    // A layer that trains, whole on every rank, comes before a frozen one.
     const at::Tensor x = sample({12, 5}, 1), first = leaf(sample({6, 5}, 2)), w = sample({24, 6}, 3),
                      b = leaf(sample({24}, 4));
     const at::Tensor my_first = leaf(first.detach()), my_w = piece_of(w, mesh, {Shard(0)}).requires_grad_();
@@ -255,7 +256,7 @@ TESSERA_RANKS_TEST_CASE("gradients_lost_by_frozen_layers", {1, 2, 3, 4}) {
   CHECK(rows->bias.grad().defined());
 }
 
-// Theirs begins an inner fork of a stream where the outer one began, and loses what the inner one drew.
+// The original starts an inner fork of a stream where the outer one started, and loses what the inner one drew.
 TESSERA_RANKS_TEST_CASE("nested_forks", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const auto me = static_cast<uint64_t>(mesh.local_rank(0));

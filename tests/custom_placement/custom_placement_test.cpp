@@ -26,14 +26,14 @@ using namespace custom_placement;
 
 namespace {
 
-// Row i is of rank (2 i + 1) mod `n`.
+// Gives row i to rank (2 i + 1) mod `n`.
 std::vector<Intervals> dealt(int64_t rows, int64_t n) {
   std::vector<Intervals> out(static_cast<std::size_t>(n));
   for (int64_t i = 0; i < rows; ++i) append(out[static_cast<std::size_t>((2 * i + 1) % n)], {.begin = i, .end = i + 1});
   return out;
 }
 
-// Placements that a tensor of 9 rows over `n` ranks may have.
+// Returns placements that a tensor of 9 rows over `n` ranks may have.
 Placements built_in(int64_t n) {
   std::vector<int64_t> sizes(static_cast<std::size_t>(n), 0);
   sizes.back() = 9;
@@ -57,7 +57,7 @@ const Placement RMS = RmsPartial();
 
 DeviceMesh square() { return mesh_over({2, 2}); }
 
-// Lists of the built-in ones on (2, 2), of those that integers have where `bits`.
+// Returns lists of two built-in placements on (2, 2); where `bits`, those that integer tensors may have.
 std::vector<Placements> built_in_on_square(bool bits) {
   Placements kinds = built_in(2);
   if (bits) {
@@ -163,7 +163,7 @@ TESSERA_RANKS_TEST_CASE("gradients go through both", {2, 3}) {
       .sum()
       .backward();
   CHECK(close(full_tensor(x.grad()), weight));
-  // Of a piece's root mean square, against one process.
+  // Tests the root mean square of a piece against one process.
   const at::Tensor all = sample({mesh.size(), 7}, 4);
   const at::Tensor rows = all.clone().requires_grad_(true);
   rows.square().mean(0).sqrt().sum().backward();

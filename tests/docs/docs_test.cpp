@@ -1,4 +1,4 @@
-// The pages of documentation say what the tree has: their code is compiled and run, their commands and files are there.
+// Compares the pages of documentation with the tree: their code is compiled and run, their commands and files exist.
 
 #include <algorithm>
 #include <cstdlib>
@@ -33,10 +33,10 @@ const fs::path& root() {
   return path;
 }
 
-// Pages whose code stands in tests/docs.
+// Whether the code of the page is in tests/docs.
 bool is_compiled(const Page& page) { return page.path != "docs/testing.md"; }
 
-// The texts of the files below `folders` whose names end with one of `endings`.
+// Returns the texts of the files below `folders` whose names end with one of `endings`.
 std::vector<std::string> texts_of(const std::vector<std::string>& folders, const std::vector<std::string>& endings) {
   std::vector<std::string> texts;
   for (const std::string& folder : folders) {
@@ -57,7 +57,7 @@ std::vector<std::string> squeezed_all(std::vector<std::string> texts) {
   return texts;
 }
 
-// Blanks at line ends, and figures that a machine rounds otherwise, do not count.
+// Returns the text without blanks at line ends, and without figures that other machines round differently.
 std::string comparable(const std::string& text) {
   std::string out;
   for (const std::string& line : lines_of(text)) {
@@ -76,7 +76,7 @@ std::string output_of_four_ranks(const std::string& program) {
 
 using Words = std::vector<std::string>;
 
-// What a page tells a reader to run: its spans and its lines of shell without comments.
+// Returns the commands that a page tells its reader to run: its spans, and its lines of shell without comments.
 std::vector<Words> commands_of(const Page& page) {
   std::vector<std::string> texts = page.spans;
   for (const Block& block : page.blocks) {
@@ -88,7 +88,8 @@ std::vector<Words> commands_of(const Page& page) {
   return commands;
 }
 
-// The options of a command that starts with a tool, without their values and without what tools/launch is to start.
+// Returns the options of a command that starts with a tool, without their values and without the program of
+// tools/launch.
 Words options_of(const Words& command) {
   Words options;
   for (const std::string& word : Words(command.begin() + 1, command.end())) {
@@ -107,7 +108,7 @@ bool is_benchmark(const std::string& name) {
                            std::regex("tessera_binary\\(\\s*name = \"" + name + "\""));
 }
 
-// What a tool of tools/ says of the options of this command.
+// Returns what a tool of tools/ prints as help on this command's options.
 std::string help_of(const Words& command) {
   const std::string tool = command[0].substr(std::string("tools/").size());
   if (tool == "launch") return shell("tools/launcher/launch --help").output;
@@ -243,7 +244,7 @@ TEST_CASE("docs: every link, file and folder is there") {
 
 namespace {
 
-// The spans of a page, but for the first column of tables of other libraries' names.
+// Returns the spans of a page, without the first column of tables with other libraries' names.
 std::vector<std::string> our_spans(const Page& page) {
   if (page.path != "docs/coming-from.md") return page.spans;
   std::string text;
@@ -265,7 +266,7 @@ TEST_CASE("docs: every name stands in the tree") {
       {".h", ".cpp", ".bzl", ".bazel", "setup", "lib.sh"});
   const std::regex name("(?:tessera::|torch::|at::|std::)*[A-Za-z_][A-Za-z_0-9]{3,}(?:\\(\\))?");
   for (const Page& page : tessera::testing::read_pages(root())) {
-    if (!is_compiled(page) || page.path == "docs/operators.md") continue;  // LibTorch's names
+    if (!is_compiled(page) || page.path == "docs/operators.md") continue;  // these are LibTorch's names
     for (const std::string& span : our_spans(page)) {
       if (!std::regex_match(span, name)) continue;
       std::string last = span.substr(span.rfind(':') == std::string::npos ? 0 : span.rfind(':') + 1);

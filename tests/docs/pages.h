@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-// The pages of documentation, as text to be compared with the tree.
+// Reads the pages of documentation as text, to compare them with the tree.
 namespace tessera::testing {
 
 struct Block {
@@ -15,19 +15,19 @@ struct Block {
 struct Page {
   std::string path;  // from the root of the repository
   std::string text;
-  std::vector<Block> blocks;       // fenced
+  std::vector<Block> blocks;       // fenced code
   std::vector<std::string> spans;  // `inline code`, outside blocks
 };
 
 std::string read_file(const std::filesystem::path& path);
-// README.md and every .md file of docs/.
+// Reads README.md and every .md file of docs/.
 std::vector<Page> read_pages(const std::filesystem::path& root);
 Page parse_page(std::string path, std::string text);
 
-// Every match of the first group of `pattern`, or of the whole when it has none.
+// Returns every match of the first group of `pattern`, or of the whole pattern when it has no group.
 std::vector<std::string> all_matches(const std::string& text, const std::string& pattern);
 std::vector<std::string> lines_of(const std::string& text);
-// The text without white space, for code that is indented or broken otherwise.
+// Returns the text without white space, to compare code that is indented or broken differently.
 std::string squeezed(const std::string& text);
 
 }  // namespace tessera::testing

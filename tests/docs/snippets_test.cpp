@@ -1,5 +1,5 @@
-// The C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md, docs/large-models.md and
-// docs/styles.md that stands in no program: docs_test compares them.
+// Holds the C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md, docs/large-models.md and
+// docs/styles.md that is in no program: docs_test compares them.
 
 #include <chrono>
 #include <optional>

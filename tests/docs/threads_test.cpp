@@ -1,4 +1,4 @@
-// What docs/getting-started.md says of ranks in one process.
+// Tests what docs/getting-started.md says about ranks in one process.
 
 #include <torch/torch.h>
 

@@ -1,6 +1,5 @@
-// Calls that people make every day, on five layouts of four ranks: results and
-// gradients beside plain tensors, collectives beside what each row of the table
-// says.
+// Makes common calls on five layouts of four ranks, and compares results and gradients with plain tensors and
+// collectives with each row of the table.
 
 #include <map>
 #include <mutex>
@@ -26,7 +25,7 @@ namespace {
 struct Column {
   const char* name;
   std::vector<int64_t> mesh_shape;
-  Placements placements;  // of a tensor of six rows
+  Placements placements;  // for a tensor of six rows
 };
 
 std::vector<Column> columns_of_table() {
@@ -59,7 +58,7 @@ Operands make_operands() {
           .filter = normal({3, 4, 3, 3})};
 }
 
-// New tensors of the same values.
+// Returns new tensors with the same values.
 Operands whole_operands() {
   static const Operands made = make_operands();
   Operands out = made;
@@ -71,7 +70,7 @@ Operands whole_operands() {
   return out;
 }
 
-// The operands that lie as the column says.
+// Returns the operands that have the column's layout.
 std::vector<at::Tensor Operands::*> spread_operands() {
   return {&Operands::x, &Operands::y, &Operands::mask, &Operands::image, &Operands::heads};
 }
@@ -149,7 +148,7 @@ Outcome run_rank(const Row& row, const Column& column, const std::vector<Tensors
   return out;
 }
 
-// The collectives on that layout; with what is wrong behind, if anything is.
+// Returns the collectives on that layout, and after them what is wrong, if anything.
 std::string check_column(const Row& row, const Column& column, const Outcome& plain) {
   const Operands whole = whole_operands();
   std::vector<Tensors> pieces;

@@ -8,7 +8,7 @@ namespace tessera::testing {
 
 namespace {
 
-// Written through a view.
+// Writes through a view.
 at::Tensor with_zero_rows(const at::Tensor& x) {
   at::Tensor d = x.clone();
   d.slice(0, 0, 2).zero_();

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-// What a call gave, in one process or on ranks, and whether both gave the same.
+// The outcome of a call in one process or on ranks, and the comparison of two.
 namespace tessera::testing {
 
 using Tensors = std::vector<at::Tensor>;
@@ -14,20 +14,19 @@ using Tensors = std::vector<at::Tensor>;
 struct Outcome {
   Tensors results;
   Tensors grads;
-  std::string collectives;  // where a test counts them
+  std::string collectives;  // only where a test counts them
 };
 
-// The whole value of a DTensor; another tensor, or none, as it is.
+// Returns the whole value of a DTensor; any other tensor, also an undefined one, is returned as it is.
 at::Tensor whole_of(const at::Tensor& t);
 
-// Differentiable results weighed and added up; undefined where there are none.
+// Returns a weighted sum of the differentiable results; undefined where there are none.
 at::Tensor loss_of(const Tensors& results);
 
-// What of `mine` differs from `plain`; "" for nothing. A gradient that is not
-// there is zero.
+// Returns what differs between `mine` and `plain`; "" for nothing. A missing gradient counts as zero.
 std::string compare(const Outcome& mine, const Outcome& plain);
 
-// The text of the innermost error.
+// Returns the text of the innermost error.
 std::string message(const std::exception& error);
 
 }  // namespace tessera::testing

@@ -10,7 +10,7 @@ namespace tessera::testing {
 
 using Tensors = std::vector<at::Tensor>;
 
-// What calls are made on. x, y, mask, image and heads lie as the column says; the others are replicated.
+// The operands of calls. x, y, mask, image and heads have the column's layout; the others are replicated.
 struct Operands {
   at::Tensor x, y;     // (6, 5)
   at::Tensor mask;     // (6, 5), bool
@@ -24,10 +24,10 @@ struct Operands {
   at::Tensor filter;   // (3, 4, 3, 3)
 };
 
-// A call that people make every day, and the collectives that it and its backward make on each layout of x: S(0), S(1),
-// P(sum), Ragged(0) on four ranks, and [S(0), S(1)] on {2, 2}. One letter a collective, in the order in which they run:
-// g all_gather, r all_reduce, s reduce_scatter, a all_to_all, b broadcast, p permute; "-" for none; after '/' those of
-// backward, where there is one.
+// A common call, and the collectives that it and its backward make for each layout of x: S(0), S(1), P(sum), Ragged(0)
+// on four ranks, and [S(0), S(1)] on {2, 2}. Each collective is one letter, in the order in which they run: g
+// all_gather, r all_reduce, s reduce_scatter, a all_to_all, b broadcast, p permute; "-" for none. Those of backward, if
+// it exists, follow a '/'.
 struct Row {
   std::string call;
   std::function<Tensors(const Operands&)> run;
@@ -40,7 +40,7 @@ template <class... T>
 Tensors as_tensors(const std::tuple<T...>& t) {
   return std::apply([](const auto&... each) { return Tensors{each...}; }, t);
 }
-// What is no tensor.
+// Makes a result that is a number into tensors.
 inline Tensors as_tensors(double value) { return {at::scalar_tensor(value, at::kDouble)}; }
 inline Tensors as_tensors(bool value) { return {at::scalar_tensor(value, at::kBool)}; }
 
@@ -54,7 +54,7 @@ std::vector<Row> in_place_rows();
 
 }  // namespace tessera::testing
 
-// A row: the call as it is written, its operands by their names.
+// Makes a row of a call as users write it, with its operands by their names.
 #define EVERYDAY(expected, ...)                                                                                   \
   ::tessera::testing::Row {                                                                                       \
 #__VA_ARGS__, [](const ::tessera::testing::Operands& operands) {                                                \

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Formats differ between versions: the one that tools/setup installs decides.
+// Formats differ between versions, so only the version that tools/setup installs is checked.
 constexpr const char* kProgram = "clang-format-14";
 
 struct Output {

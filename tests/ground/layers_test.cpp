@@ -16,8 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Every folder of the library, lowest first: a folder uses those above it in this list, and itself. So there is no
-// cycle.
+// All folders of the library, lowest first: a folder may use itself and those before it, so there is no cycle.
 const std::vector<std::string> kFolders = {
     "mesh/core",
     "mesh/backends",
@@ -85,7 +84,7 @@ std::set<std::string> headers_included(const std::string& source) {
 std::string folder_of(const std::string& path) { return fs::path(path).parent_path().generic_string(); }
 std::string stem_of(const std::string& path) { return fs::path(path).replace_extension().generic_string(); }
 
-// Pairs of header and source, by their stems, of which each includes the other's header. `includes` has the headers
+// Returns the pairs of header and source, by their stems, that include each other's headers. `includes` has the headers
 // that each file includes.
 std::set<std::pair<std::string, std::string>> mutual_includes(
     const std::map<std::string, std::set<std::string>>& includes) {

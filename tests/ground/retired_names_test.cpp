@@ -1,4 +1,4 @@
-// Names that were given up stay so: no code has an identifier of retired_names.txt, and no C++ file its stem.
+// Checks that no code has an identifier of retired_names.txt, and no C++ file its stem.
 #include <cctype>
 #include <filesystem>
 #include <fstream>
@@ -21,7 +21,8 @@ struct Retired {
   std::set<std::string> stems;
 };
 
-// One name per line; "NAME.h" is a stem alone, every other name an identifier and a stem; '#' begins a comment.
+// Reads one name per line: "NAME.h" stands for a stem, any other name for an identifier and a stem; '#' starts a
+// comment.
 Retired parse_retired(const std::string& text) {
   Retired out;
   std::istringstream lines(text);
@@ -39,7 +40,7 @@ Retired parse_retired(const std::string& text) {
 
 bool in_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-// The end of what begins at `begin` and ends with `close`, or of the source.
+// Returns the end of what begins at `begin` and ends with `close`; the end of the source if `close` is missing.
 std::size_t behind(std::string_view source, std::string_view close, std::size_t begin) {
   const std::size_t found = source.find(close, begin);
   return found == std::string_view::npos ? source.size() : found + close.size();
@@ -59,7 +60,7 @@ std::size_t behind_raw_string(std::string_view source, std::size_t quote) {
   return behind(source, close, open);
 }
 
-// Where the comment, literal or include line that begins at `i` ends; `i` where none does.
+// Returns the end of the comment, literal or include line that begins at `i`, or `i` where none does.
 std::size_t behind_skipped(std::string_view source, std::size_t i) {
   const bool after_word = i > 0 && in_word(source[i - 1]);
   if (source.substr(i, 2) == "//")
@@ -67,12 +68,12 @@ std::size_t behind_skipped(std::string_view source, std::size_t i) {
   if (source.substr(i, 2) == "/*") return behind(source, "*/", i + 2);
   if (source.substr(i, 2) == "R\"" && !after_word) return behind_raw_string(source, i + 1);
   if (source[i] == '"') return behind_literal(source, i);
-  if (source[i] == '\'' && !after_word) return behind_literal(source, i);  // none between digits, as in 1'000
+  if (source[i] == '\'' && !after_word) return behind_literal(source, i);  // not between digits, as in 1'000
   if (source[i] == '#' && source.substr(i, 8) == "#include") return behind(source, "\n", i);
   return i;
 }
 
-// The code of a source: comments, literals and include lines are gone, each for a blank.
+// Returns the code of a source, with a blank in the place of each comment, literal and include line.
 std::string code_of(std::string_view source) {
   std::string out;
   for (std::size_t i = 0; i < source.size();) {
@@ -87,10 +88,10 @@ std::string code_of(std::string_view source) {
   return out;
 }
 
-// The identifiers of `code`, but for those behind torch::, at:: or c10::, which are LibTorch's.
+// Returns the identifiers of `code`, without those after torch::, at:: or c10::, which are LibTorch's.
 std::set<std::string> identifiers_in(const std::string& code) {
   std::set<std::string> out;
-  bool foreign = false;  // in a chain that began with one of LibTorch's namespaces
+  bool foreign = false;  // whether the name continues one of LibTorch's namespaces
   for (std::size_t i = 0; i < code.size();) {
     if (!in_word(code[i])) {
       const bool joins = code.compare(i, 2, "::") == 0;

@@ -6,10 +6,10 @@
 
 namespace tessera::testing {
 
-// The root of the repository that this test was built from: its WORKSPACE is among the test's data, as a link.
+// Returns the root of the repository that this test was built from: its WORKSPACE is a link among the test's data.
 std::filesystem::path source_root();
 
-// Every file below `root` whose name ends with one of `endings`, as a path from `root`, sorted. Leaves out hidden
+// Returns every file below `root` whose name ends with one of `endings`, sorted, as a path from `root`; without hidden
 // folders and Bazel's links.
 std::vector<std::filesystem::path> files_below(const std::filesystem::path& root,
                                                const std::vector<std::string>& endings);

@@ -28,7 +28,7 @@ using Tensors = std::vector<at::Tensor>;
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
 
-// The results and gradients of `function` of two leaves and a weight that it holds, with and without a checkpoint.
+// Returns the results and gradients of `function` of two leaves and a captured weight, with or without a checkpoint.
 Tensors run(bool checkpointed, const CheckpointOptions& options = {}) {
   const at::Tensor x = leaf(sample({4, 6}, 1)), y = leaf(sample({4, 6}, 2)), w = leaf(sample({6, 6}, 3));
   at::manual_seed(7);
@@ -118,7 +118,7 @@ TEST_CASE(
     "within a fork, in forward, in backward or in both: the draws of forward again, and the fork goes on where it "
     "was") {
   const at::Tensor x = leaf(at::ones({64}));
-  // Draws from what its caller draws from, and from the same stream by a fork of its own.
+  // Draws from the caller's generators, and from the same stream in a fork of its own.
   const auto noisy = [](const Tensors& in) -> Tensors {
     const at::Tensor first = at::dropout(in[0], 0.5, true);
     const auto fork = rng_tracker().fork("test");
@@ -165,7 +165,7 @@ TEST_CASE("an exception of the second run puts every generator back") {
       },
       {x}, {.mesh = mesh})[0];
   const auto states = rng_tracker().get_states();
-  const auto next = [&]() -> Tensors {  // of the default generator, the stream and DTensors
+  const auto next = [&]() -> Tensors {  // draws from the default generator, the stream, and for DTensors
     const at::Tensor plain = at::rand({4}), global = full_tensor(tessera::rand({4}, mesh, {Replicate()}));
     const auto fork = rng_tracker().fork("test");
     return {plain, at::rand({4}), global};
@@ -208,7 +208,7 @@ TEST_CASE("what the function holds and gives back stays as it was, and gets its 
 
 TESSERA_RANKS_TEST_CASE("distributed over one of two mesh dimensions", {4}) {
   const DeviceMesh plane = mesh_over({2, 2});
-  const at::Tensor x = leaf(sample({4, 6}, static_cast<int64_t>(plane.local_rank(0))));  // a replica's own
+  const at::Tensor x = leaf(sample({4, 6}, static_cast<int64_t>(plane.local_rank(0))));  // differs between replicas
   CommCounter counter(plane);
   const at::Tensor y = checkpoint([](const Tensors& in) -> Tensors { return {in[0].pow(2)}; }, {x},
                                   {.distribute_saved_activations = true, .mesh = plane["d1"]})[0];
@@ -255,7 +255,7 @@ TEST_CASE("autocast's cache takes no gradient: of what a checkpoint and the regi
       CAPTURE(before);
       CAPTURE(after);
       const Tensors got = gradient(true, before, after), want = gradient(false, before, after);
-      // The gradients of a cast that is used twice are summed in bfloat16, those of two in float32.
+      // The gradients of a cast that is used twice are summed in bfloat16, those of two casts in float32.
       for (std::size_t i = 0; i < want.size(); ++i) CHECK(at::allclose(got[i], want[i], 1e-2, 1e-2));
     }
   }

@@ -1,5 +1,5 @@
-// Every named layer as LibTorch's own modules are used: in AnyModule and Sequential, cloned, printed, and with
-// parameters assigned.
+// Uses every named layer as a module of LibTorch: in AnyModule and Sequential, cloned, printed, and with parameters
+// assigned.
 
 #include <functional>
 #include <memory>
@@ -43,7 +43,7 @@ namespace {
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
 at::Tensor whole_of(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
 
-// The same layout and bits on this rank.
+// Whether both have the same layout, and the same bits on this rank.
 bool alike(const at::Tensor& a, const at::Tensor& b) {
   if (is_dtensor(a) != is_dtensor(b)) return false;
   if (!is_dtensor(a)) return same(a.detach(), b.detach());
@@ -57,7 +57,7 @@ std::string printed(const torch::nn::Module& module) {
   return out.str();
 }
 
-// Other values than first ones, of which some are 0; every second parameter is frozen where `freeze`.
+// Gives parameters other values than the first ones, some of them 0; freezes every second one where `freeze`.
 void stir(torch::nn::Module& module, bool freeze) {
   int64_t i = 0;
   for (const auto& each : module.named_parameters()) {
@@ -77,7 +77,7 @@ void check_gradients_alike(const torch::nn::Module& a, const torch::nn::Module& 
   }
 }
 
-// A module of a user's that LibTorch clones.
+// A user's module that LibTorch clones.
 template <class Holder>
 struct AroundImpl : torch::nn::Cloneable<AroundImpl<Holder>> {
   explicit AroundImpl(std::function<Holder()> make) : make(std::move(make)) { reset(); }
@@ -86,7 +86,7 @@ struct AroundImpl : torch::nn::Cloneable<AroundImpl<Holder>> {
   Holder inner{nullptr};
 };
 
-// A copy has parameters of its own, of the same layouts and values, which train.
+// Checks that a copy has parameters of its own, with the same layouts and values, and that it trains.
 template <class Impl, class... Inputs>
 void check_copy(Impl& layer, Impl& copy, const Inputs&... inputs) {
   CHECK(&layer != &copy);
@@ -334,7 +334,7 @@ TESSERA_RANKS_TEST_CASE("a stack of named layers in one Sequential equals one pr
 
 namespace {
 
-// `weight` [10, 6] stands in two layers: a table of ids and a head of 10 features. Compared with one process; `head` is
+// Checks a `weight` [10, 6] in two layers, a table of ids and a head of 10 features, against one process. `head` is
 // given x [*, 6].
 template <class Head>
 void check_tied(Head& head, const at::Tensor& weight, const DeviceMesh& mesh, bool with_bias) {
@@ -351,7 +351,7 @@ void check_tied(Head& head, const at::Tensor& weight, const DeviceMesh& mesh, bo
   got.backward(is_dtensor(got) ? spread(g, mesh, placements_of(got)) : g);
   CHECK(close(mine.grad(), whole.grad()));
   CHECK(close(full_tensor(weight.grad()), dense.grad()));
-  // A copy computes what the layer does, of values of its own.
+  // A copy computes what the layer computes, with values of its own.
   const at::Tensor copied = copy->forward(x);
   CHECK(close(whole_of(copied), want.detach()));
   CHECK_FALSE(copy->weight.is_same(weight));
@@ -542,7 +542,7 @@ TESSERA_RANKS_TEST_CASE("ParallelLinear by rows takes this rank's features as a 
     CHECK(close(full_tensor(layer->weight.grad()), weight.grad()));
     CHECK(close(full_tensor(layer->bias.grad()), bias.grad()));
   }
-  // As TorchShard stacks them: columns, then rows of what they leave, tagged or plain.
+  // As TorchShard stacks them: columns, then rows of the first layer's output, marked or plain.
   ParallelLinear up(6, 9, mesh, ParallelDimOptions{.dim = -1, .allow_uneven = true});
   ParallelLinear down(9, 4, mesh, ParallelDimOptions{.dim = 0, .allow_uneven = true});
   const at::Tensor x = sample({5, 6}, 1, at::kFloat), hidden = up->forward(x);
@@ -561,7 +561,7 @@ TESSERA_RANKS_TEST_CASE("parallel_embedding_layer takes the caller's init_method
     CHECK(same(parallel_embedding_layer(options, dim, mesh)->master_weight(), want));
     options.init_method = nullptr;
     const at::Tensor normal = parallel_embedding_layer(options, dim, mesh)->master_weight();
-    CHECK(normal.abs().max().item<float>() > 1.2F);  // xavier's deviation would be a third
+    CHECK(normal.abs().max().item<float>() > 1.2F);  // xavier's deviation would be a third of that
   }
 }
 

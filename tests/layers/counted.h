@@ -6,7 +6,7 @@
 
 namespace tessera::testing {
 
-// How many collectives of each kind there were: "2 all_gather, 1 all_reduce"; "" for none.
+// Returns the number of collectives of each kind: "2 all_gather, 1 all_reduce"; "" for none.
 std::string counted(const CommCounter& counter);
 
 }  // namespace tessera::testing

@@ -1,4 +1,5 @@
-// The named layers and losses in float32 beside float64 in one process: within 1e-5 of each tensor's largest magnitude.
+// Compares named layers and losses in float32 with float64 in one process: within 1e-5 of each tensor's largest
+// magnitude.
 
 #include <functional>
 #include <string>
@@ -36,7 +37,7 @@ void check_close(const at::Tensor& got, const at::Tensor& want) {
 
 using Parameters = std::vector<at::Tensor>;
 
-// What a layer makes of a whole input, and what one process makes of it with whole parameters.
+// A layer applied to a whole input, and the same in one process with whole parameters.
 struct Subject {
   std::string name;
   std::function<at::Tensor(const at::Tensor& x)> forward;

@@ -24,7 +24,7 @@ const std::vector<std::string> kNames = {
     "kaiming_normal", "xavier_uniform", "xavier_normal", "trunc_normal", "dirac",
     "constant",       "zeros",          "ones"};
 
-// The whole weight that the type gives on `mesh`.
+// Returns the whole weight that the type gives on `mesh`.
 at::Tensor initialized(InitType type, at::IntArrayRef sizes, const DeviceMesh& mesh, const Placement& placement) {
   manual_seed(5, mesh.world());
   const at::Tensor weight = tessera::empty(sizes, mesh, {placement}, at::kDouble);

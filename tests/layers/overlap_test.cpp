@@ -1,5 +1,5 @@
-// That the reduction of the input's gradient is on its way while the weight's gradient is computed: by the order of
-// events, not by time.
+// Checks by the order of events, not by time, that the input's gradient is reduced while the weight's gradient is
+// computed.
 
 #include <algorithm>
 #include <functional>
@@ -23,14 +23,14 @@ namespace {
 using namespace tessera;
 using namespace tessera::testing;
 
-// What this rank's thread does, in order: collectives, and matrix products by their operator's name.
+// What this rank's thread does, in order: collectives, and matrix products under their operator's name.
 thread_local std::vector<std::string>* events = nullptr;
 
 void note(const std::string& text) {
   if (events != nullptr) events->push_back(text);
 }
 
-// Notes the products of this thread when they are finished.
+// Records the products of this thread when they are finished.
 class ProductsNoted {
  public:
   ProductsNoted()
@@ -47,12 +47,12 @@ class ProductsNoted {
 
 using Forward = std::function<at::Tensor(const DeviceMesh& mesh)>;
 
-// The events of backward alone, of rank 0.
+// Returns the events of rank 0 in backward.
 std::vector<std::string> backward_events(const Forward& forward) {
   std::vector<std::string> out;
   run_delayed(2, {.on_event = note}, [&](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
-    forward(mesh).backward();  // a first call of an operator runs it without values too, to learn its result's sizes
+    forward(mesh).backward();  // an operator's first call also runs it on meta tensors, for its result's sizes
     const at::Tensor y = forward(mesh);
     std::vector<std::string> here;
     events = &here;
@@ -73,7 +73,7 @@ Forward by_function(const ShardedLinearOptions& options) {
   };
 }
 
-// The linear layer's input is another operator's result.
+// The linear layer's input is the result of another operator.
 Forward by_style(const ColwiseParallel& style, const Placement& input) {
   return [style, input](const DeviceMesh& mesh) {
     torch::nn::Linear layer(6, 8);
@@ -92,7 +92,7 @@ std::size_t last_place_of(const std::vector<std::string>& all, const std::string
 TEST_CASE("the input's gradient is all-reduced while the weight's is computed") {
   const std::vector<std::string> all = backward_events(by_function({.reduce_input_gradient = true}));
   CAPTURE(all);
-  // The input's gradient; then it travels; the weight's.
+  // The input's gradient is computed, then reduced while the weight's is computed.
   CHECK(all == std::vector<std::string>{"product", "all_reduce begins", "product", "all_reduce came"});
 }
 
@@ -116,7 +116,8 @@ TEST_CASE(
     CAPTURE(all);
     REQUIRE(all.size() == 6);
     const auto second = all.begin() + static_cast<std::ptrdiff_t>(last_place_of(all, "product"));
-    // The first is begun before the input's gradient, the other after it; what was gathered is there for the weight's.
+    // The first begins before the input's gradient, the other after it; the gathered input is complete for the
+    // weight's.
     CHECK(all[0].ends_with(" begins"));
     CHECK(all[1] == "product");
     CHECK(std::count_if(all.begin(), second, [](const std::string& event) { return event.ends_with(" begins"); }) == 2);

@@ -23,7 +23,7 @@ using namespace tessera::testing;
 
 namespace {
 
-// Linear layers between those widths, with ReLU between them, of the same values on every rank.
+// Makes linear layers between those widths, with ReLU between them and the same values on every rank.
 torch::nn::Sequential mlp(const std::vector<int64_t>& widths) {
   torch::nn::Sequential out;
   for (std::size_t i = 0; i + 1 < widths.size(); ++i) {
@@ -66,7 +66,7 @@ TESSERA_RANKS_TEST_CASE("pairs of layers equal one process: results, gradients a
         CHECK(counter.count("all_gather") == (sequence ? 1 : 0));
         CHECK(counter.count("reduce_scatter") == (sequence ? 1 : 0));
       }
-      CHECK(is_dtensor(y) != pairs_alone);  // a layer that is whole gives what it is given: a DTensor
+      CHECK(is_dtensor(y) != pairs_alone);  // a whole layer of a DTensor gives a DTensor
       const at::Tensor whole = is_dtensor(y) ? full_tensor(y)
                                : sequence    ? full_tensor(from_local(y, mesh, {Shard(0)}))
                                              : y;

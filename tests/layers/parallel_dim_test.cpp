@@ -149,7 +149,7 @@ TESSERA_RANKS_TEST_CASE("the cross entropy loss sees by itself whether the class
     CHECK(counter.total() == 0);
     CHECK(close(full_tensor(cut.grad()), plain.grad()));
   }
-  // Classes in the middle, as of images.
+  // The classes are a middle dimension, as in images.
   const at::Tensor image = sample({2, 17, 3}), points = at::remainder(at::arange(6), 17).view({2, 3});
   CHECK(close(parallel_cross_entropy(spread(image, mesh, {Shard(1)}), points), parallel_cross_entropy(image, points)));
   CHECK(close(parallel_cross_entropy(spread(image[0].t().contiguous()[0], mesh, {Shard(0)}), points[0][0]),
@@ -338,11 +338,11 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
   CHECK(tensor_parallel_attributes(at::ones({2})) == TensorParallelAttributes());
   CHECK(attributes(Shard(1)) == TensorParallelAttributes{.is_parallel = true, .partition_dim = 1});
   const at::Tensor strided = spread(sample({16, 8}), mesh, {BlockCyclic(0, 8 / mesh.size())});
-  const int64_t stride = 2;  // on one rank too
+  const int64_t stride = 2;  // also on one rank
   CHECK(tensor_parallel_attributes(strided).partition_stride == stride);
   set_tensor_parallel_attributes(strided, true, 0, stride);
   copy_tensor_parallel_attributes(strided.detach(), strided);
-  set_defaults_if_not_set_tensor_parallel_attributes(strided);  // placements have said it
+  set_defaults_if_not_set_tensor_parallel_attributes(strided);  // does nothing: the placements give the attributes
   CHECK(tensor_parallel_attributes(strided).partition_stride == stride);
   CHECK_THROWS_WITH_AS(
       set_tensor_parallel_attributes(strided, true, 1),
@@ -359,7 +359,7 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
   set_tensor_parallel_attributes(set, true, 0);
   CHECK(is_not_tensor_parallel_duplicate(set, mesh));
   if (mesh.size() != 4) return;
-  // On two dimensions: once a replica, over whose ranks the sum is.
+  // On two dimensions the parameter counts once per replica, over whose ranks the sum runs.
   const DeviceMesh plane = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
   const at::Tensor whole = spread(sample({4}), plane, {Replicate(), Replicate()});
   const at::Tensor cut = spread(sample({4}), plane, {Replicate(), Shard(0)});
@@ -395,7 +395,7 @@ TEST_CASE("attributes of a plain tensor are what was set on it") {
   set_tensor_parallel_attributes(unset, false, -1);
   CHECK(tensor_parallel_attributes(unset) == TensorParallelAttributes());
 
-  // They stay with a parameter whose module is cast, and with no tensor that is made of it or has its address later.
+  // The attributes stay with a parameter whose module is cast; tensors made of it, or later at its address, have none.
   torch::nn::Linear linear(6, 4);
   set_tensor_parallel_attributes(linear->weight, true, 1, 2);
   linear->to(at::kDouble);

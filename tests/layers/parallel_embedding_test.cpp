@@ -32,7 +32,7 @@ ParallelEmbeddingOptions with(int64_t rows, int64_t columns, EmbeddingCut cut) {
   return options;
 }
 
-// torch::nn::Embedding of the same table.
+// Makes a torch::nn::Embedding of the same table.
 torch::nn::Embedding dense(const ParallelEmbedding& layer) {
   const ParallelEmbeddingOptions& o = layer->options;
   auto options = torch::nn::EmbeddingOptions(o.num_embeddings, o.embedding_dim)
@@ -202,7 +202,7 @@ TESSERA_RANKS_TEST_CASE("rows that are too long are scaled down, also where a ra
   options.max_norm = 0.25;
   ParallelEmbedding layer(options, mesh);
   torch::nn::Embedding one = dense(layer);
-  const at::Tensor ids = at::tensor({1, 0, 1});  // the first rank's
+  const at::Tensor ids = at::tensor({1, 0, 1});  // the ids of the first rank
   CHECK(close(layer->forward(ids).detach(), one->forward(ids).detach()));
   CHECK(close(layer->master_weight(), one->weight.detach()));
 }

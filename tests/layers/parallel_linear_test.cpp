@@ -32,17 +32,17 @@ struct Case {
   int64_t in = 12, out = 24;
   int64_t stride = 1;
   bool bias = true;
-  bool gather = false;            // of columns
-  bool input_is_parallel = true;  // of rows
+  bool gather = false;            // for columns
+  bool input_is_parallel = true;  // for rows
   bool sequence_parallel = false;
   bool skip_bias_add = false;
   bool lora = false;
   bool allow_uneven = false;
   std::string forward, backward;        // collectives on several ranks
-  std::vector<int64_t> batch = {8, 3};  // the sequence's dimension first
+  std::vector<int64_t> batch = {8, 3};  // begins with the sequence
 };
 
-// The same layer in one process, of the same parameters.
+// The same layer with the same parameters in one process.
 struct Dense {
   Dense(const ParallelLinearBase& layer, const Case& c) : weight(leaf(full_tensor(layer.weight.detach()))) {
     if (c.bias) bias = leaf(full_tensor(layer.bias.detach()));
@@ -58,7 +58,7 @@ struct Dense {
   at::Tensor weight, bias, a, b;
 };
 
-// The output, and where the bias was skipped, with it.
+// Returns the output, with the bias added where the layer skipped it.
 template <class Layer>
 at::Tensor output_of(Layer& layer, const at::Tensor& x, const Case& c) {
   if (!c.skip_bias_add) return layer->forward(x);
@@ -79,7 +79,7 @@ void check_gradients(const ParallelLinearBase& layer, const Dense& dense) {
   check(layer.lora_b, dense.b);
 }
 
-// Values other than the zeros that biases and adapters begin with.
+// Gives biases and adapters other values than their first, 0.
 void stir(const ParallelLinearBase& layer) {
   const c10::AutoGradMode none(false);
   for (const at::Tensor& t : {layer.bias, layer.lora_b}) {
@@ -87,8 +87,8 @@ void stir(const ParallelLinearBase& layer) {
   }
 }
 
-// Runs `layer` on this rank's `x` of `whole_x` and compares with one process; `in` and `out` say how they are cut.
-// DTensors when global.
+// Runs `layer` on this rank's piece of `whole_x` and compares with one process; `in` and `out` are the layouts of input
+// and output. The input is a DTensor where `global`.
 template <class Layer>
 void check_layer(Layer& layer, const Case& c, const DeviceMesh& mesh, const Placement& in, const Placement& out,
                  bool global) {
@@ -425,7 +425,7 @@ TESSERA_RANKS_TEST_CASE(
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size();
   const auto total = [&](const at::Tensor& term) { return full_tensor(from_local(term, mesh, {Partial()})); };
-  for (const bool sequence : {false, true}) {  // either is enough
+  for (const bool sequence : {false, true}) {  // either one suffices
     ColumnParallelOptions up(6, 4 * n);
     RowParallelOptions down(4 * n, 5);
     for (ParallelLinearOptions* const each :

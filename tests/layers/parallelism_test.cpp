@@ -12,7 +12,7 @@ namespace {
 
 using Groups = std::vector<std::vector<int64_t>>;
 
-// Ends the parallelism of a case.
+// Ends the parallelism of a test case.
 struct Parallelism {
   explicit Parallelism(const ParallelismOptions& options) : mesh(init_parallelism(options)) {}
   ~Parallelism() { reset_parallelism(); }

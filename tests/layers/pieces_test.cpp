@@ -1,4 +1,4 @@
-// Pieces that do not fit, of which one rank alone may know: every rank hears of them.
+// Checks pieces that do not fit, of which only one rank may know: every rank gets the error.
 
 #include <functional>
 #include <mutex>
@@ -22,7 +22,7 @@ using namespace tessera;
 
 namespace {
 
-// What each of two ranks throws, in `body` or in the collective after it.
+// Returns what each of two ranks throws, in `body` or in the collective after it.
 std::vector<std::string> thrown_till_after(const std::function<void(const DeviceMesh& mesh, bool odd)>& body) {
   return testing::thrown([&](const DeviceMesh& mesh, bool odd) {
     body(mesh, odd);
@@ -32,7 +32,7 @@ std::vector<std::string> thrown_till_after(const std::function<void(const Device
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// Rank 1 alone is wrong.
+// Only rank 1 has the error.
 void check_both_hear(const std::string& who, const std::string& why,
                      const std::function<void(const DeviceMesh& mesh, bool odd)>& body) {
   const std::vector<std::string> texts = thrown_till_after(body);

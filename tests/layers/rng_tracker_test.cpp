@@ -160,7 +160,7 @@ TEST_CASE("states that the generator does not take are refused, and leave neithe
 TESSERA_RANKS_TEST_CASE("model parallel seeds: Megatron's offsets, DTensors seeded alike", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const auto me = static_cast<uint64_t>(mesh.local_rank(0));
-  // What is drawn from the stream, or of the default generator without a name, right after seeding.
+  // Returns what the stream, or without a name the default generator, draws right after seeding.
   const auto drawn = [&](const std::string& stream) {
     model_parallel_manual_seed(12345, mesh, mesh);
     if (stream.empty()) return draw();

@@ -32,7 +32,7 @@ at::Tensor ids_below(int64_t rows, at::IntArrayRef shape) {
   return at::remainder(at::arange(c10::multiply_integers(shape)) * 7 + 3, rows).view(shape);
 }
 
-// torch::embedding of the whole table, which is renormalized first as torch::nn::Embedding has it.
+// Computes torch::embedding of the whole table, renormalized first as in torch::nn::Embedding.
 at::Tensor dense(const at::Tensor& ids, const at::Tensor& table, const ShardedEmbeddingOptions& options) {
   if (options.max_norm) {
     at::Tensor rows = table.detach();
@@ -62,7 +62,7 @@ void check_case(Case c, EmbeddingCut cut, const DeviceMesh& mesh) {
   CHECK(counter.count(cut == EmbeddingCut::kVocabulary ? "all_reduce" : "all_gather") == many);
   CHECK(counter.total() == many * (renormalizes ? 2 : 1));
   CHECK(close(got.detach(), want.detach()));
-  CHECK(close(mine.detach(), piece_of(table.detach(), mesh, {Shard(dim)})));  // what was renormalized
+  CHECK(close(mine.detach(), piece_of(table.detach(), mesh, {Shard(dim)})));  // max_norm wrote the piece
   const at::Tensor g = sample(want.sizes(), 2);
   want.backward(g);
   counter.reset();

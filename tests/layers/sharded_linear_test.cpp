@@ -23,18 +23,17 @@ using Tensors = std::vector<at::Tensor>;
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
 
-// What a row of the table below asks for.
+// The options of a row of the table below.
 struct Case {
   std::string name;
-  std::vector<int64_t> input;  // of the whole
+  std::vector<int64_t> input;  // sizes of the whole
   bool sequence_parallel = false;
   bool frozen = false;
   bool biased = true;
   bool in_main_grad = false;
 };
 
-// Columns of one weight over the ranks: each has its rows of W and of b, its piece of the input where that is a
-// sequence.
+// One weight sharded by rows: each rank has its rows of W and b, and its piece of the input where that is a sequence.
 struct Setup {
   Setup(const Case& c, const DeviceMesh& mesh)
       : x(leaf(sample(c.input, 1))),
@@ -57,7 +56,7 @@ void check_case(const Case& c, const DeviceMesh& mesh) {
                                .sequence_size = c.sequence_parallel ? c.input[0] : -1,
                                .frozen_weight = c.frozen};
   if (c.in_main_grad) options.main_grad = main_grad;
-  const int64_t many = mesh.size() > 1 && s.x.numel() > 0 ? 1 : 0;  // what is empty is not sent
+  const int64_t many = mesh.size() > 1 && s.x.numel() > 0 ? 1 : 0;  // empty tensors are not sent
   CommCounter counter(mesh);
   const at::Tensor y = sharded_linear(s.my_x, s.my_w, c.biased ? s.my_b : at::Tensor(), mesh, options);
   CHECK(counter.total() == (c.sequence_parallel ? many : 0));
@@ -186,7 +185,7 @@ TESSERA_RANKS_TEST_CASE("a gradient of the input alone leaves main_grad as it is
     CHECK(counter.count("all_gather") == 0);
     CHECK(close(gradient, w.detach().sum(0).expand({4, 5}) * mesh.size()));
     CHECK(same(main_grad, at::ones({6, 5}, at::kDouble)));
-    CHECK_FALSE(gradient_of(w).defined());  // it goes to main_grad
+    CHECK_FALSE(gradient_of(w).defined());  // its gradient goes to main_grad
     CHECK_FALSE(same(main_grad, at::ones({6, 5}, at::kDouble)));
   }
 }

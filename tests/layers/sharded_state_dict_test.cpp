@@ -20,7 +20,7 @@ using namespace tessera::testing;
 
 namespace {
 
-// A layer of each kind.
+// Holds one layer of each kind.
 struct Layers : torch::nn::Module {
   Layers(const DeviceMesh& mesh, int64_t stride, bool uneven) {
     ColumnParallelOptions columns(6, uneven ? 7 : 24);
@@ -39,7 +39,7 @@ struct Layers : torch::nn::Module {
   ParallelEmbedding embedding = nullptr;
 };
 
-// What all ranks' entries of the key make together, of those that write.
+// Returns the tensor that the writing entries of all ranks for the key make up.
 at::Tensor assembled(const std::vector<ShardedTensorEntry>& entries, const std::string& key, at::IntArrayRef sizes,
                      const DeviceMesh& mesh) {
   at::Tensor whole = at::zeros(sizes), times = at::zeros(sizes);
@@ -95,7 +95,7 @@ TESSERA_RANKS_TEST_CASE("dimensions before the others, replicas of data, and wha
   CHECK(entries[0].replica_id == std::array<int64_t, 3>{0, 0, 5});
   torch::nn::Module mixed;
   mixed.register_module("up", layers.up);
-  mixed.register_buffer("plain", at::ones({2}));  // every rank has it, and one writes it
+  mixed.register_buffer("plain", at::ones({2}));  // every rank has it, and one of them writes it
   CHECK(sharded_state_dict(mixed).back().key == "plain");
   CHECK(sharded_state_dict(mixed).back().replica_id == std::array<int64_t, 3>{0, mesh.local_rank(0), 0});
   CHECK(sharded_state_dict(mixed, "", {.tensor_rank = 7}).back().replica_id[1] == 7);
@@ -107,5 +107,5 @@ TESSERA_RANKS_TEST_CASE("dimensions before the others, replicas of data, and wha
   CHECK_THROWS_WITH_AS(sharded_state_dict(pending), doctest::Contains("a pending reduction"), std::invalid_argument);
   ColumnParallelLinear up = layers.up;
   CHECK_FALSE(up->get_extra_state().defined());
-  up->set_extra_state(at::ones({2}));  // of another engine's layer, and no concern of this one
+  up->set_extra_state(at::ones({2}));  // another library's state, which this layer ignores
 }

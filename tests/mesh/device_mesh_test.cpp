@@ -188,7 +188,7 @@ TEST_CASE("options of a mesh dimension go with it, and make groups of their own"
   CHECK(mesh.concatenate({mesh["dp"], mesh["pp"]}).group_options(1) == none);
   CHECK(mesh.group("tp") != plain.group("tp"));
   CHECK(mesh.group("pp") == plain.group("pp"));
-  // What the world does anyhow makes no difference.
+  // Options equal to the world's own make no difference.
   CHECK(init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, world, {{"tp", {.timeout = 5min, .backend = "gloo"}}}) ==
         plain);
   CHECK(init_device_mesh("cpu", {2, 4}, {}, world, {{"1", {.timeout = 30s}}}).group_options(1) == slow);

@@ -117,7 +117,7 @@ TEST_CASE("TESSERA_* is explicit: it is compared with nothing") {
 TEST_CASE("Slurm's variables outside a step are one process") {
   check_place({{"SLURM_NTASKS", "8"}, {"SLURM_JOB_ID", "77"}}, "none", {0, 1, 0, 1});
   check_place({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}, "none", {0, 1, 0, 1});
-  // The shell of salloc runs in a step of its own: one task, whatever the job was given.
+  // The shell of salloc runs in a step of its own, which has one task, whatever the job has.
   check_place({{"SLURM_NTASKS", "8"},
                {"SLURM_PROCID", "0"},
                {"SLURM_LOCALID", "0"},
@@ -195,10 +195,10 @@ TEST_CASE("the launcher of MPI counts where it gave this process the place that 
   CHECK(resolve_environment(with(kSrun, {{"PMIX_RANK", "3"}})).mpi == "PMIx");
   CHECK(resolve_environment(kTorchrun).mpi.empty());
   CHECK(resolve_environment({}).mpi.empty());
-  // As tools/launch --backend mpi does it.
+  // tools/launch --backend mpi sets these.
   CHECK(resolve_environment(with(kOpenMpi, {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"TESSERA_STORE", "/tmp/s"}})).mpi ==
         "Open MPI");
-  // An explicit world inside an MPI job is not that job.
+  // A world that is given explicitly inside an MPI job is not that job.
   CHECK(
       resolve_environment(with(kOpenMpi, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}, {"TESSERA_STORE", "/s"}}))
           .mpi.empty());
@@ -209,7 +209,7 @@ TEST_CASE("TESSERA_BACKEND is read, and must fit how the process was started") {
   CHECK(resolve_environment(with(kOpenMpi, {{"TESSERA_BACKEND", "gloo"}})).backend == "gloo");
   CHECK(resolve_environment(with(kOpenMpi, {{"TESSERA_BACKEND", "mpi"}})).backend == "mpi");
   CHECK(resolve_environment(with(kSrun, {{"PMIX_RANK", "3"}, {"TESSERA_BACKEND", "mpi"}})).backend == "mpi");
-  // A process alone has nobody to reach.
+  // A process alone has no other process to reach.
   CHECK(resolve_environment({{"TESSERA_BACKEND", "mpi"}}).backend == "mpi");
   check_refused(with(kOpenMpi, {{"TESSERA_BACKEND", "MPI"}}), "TESSERA_BACKEND=MPI is no backend; set mpi or gloo");
   check_refused(

@@ -1,5 +1,5 @@
-// A rank of a job in which something goes wrong, for failure_test. The argument says what. A rank that gets an error
-// writes "error: TEXT", the one that goes wrong "fault" just before.
+// Is a rank of a job in which something fails, for failure_test; the argument says what. A rank that gets an error
+// prints "error: TEXT"; the rank that fails prints "fault" just before.
 #include <csignal>
 #include <cstdlib>
 #include <exception>
@@ -32,7 +32,7 @@ void reduce(const DeviceMesh& mesh, int64_t mesh_dim = 0) {
   all_reduce(at::ones({4}), mesh, mesh_dim, ReduceOp::kSum);
 }
 
-// The last rank goes wrong, by `wrong`; the others do `rest`, whose errors are shown, and again: the job stays failed.
+// The last rank runs `wrong`. The others run `rest` and print its error, twice, since the job must stay failed.
 void run(World& world, const std::function<void()>& wrong, const std::function<void()>& rest) {
   if (world.rank() == world.size() - 1) {
     nap(300);
@@ -53,11 +53,11 @@ void throw_in_callback(World& world) {
   try {
     world.guard("the user's callback at {tp: 2}", [] { throw std::out_of_range("index 7 is out of range"); });
   } catch (const std::out_of_range&) {
-    // Whoever catches its own error does not save the job.
+    // The job has failed even if the rank catches its own error.
   }
 }
 
-// Ranks 0 and 1 of four share no group with rank 3 in use; rank 2 does.
+// When rank 3 of four fails, rank 2 is in a collective with it; ranks 0 and 1 are not.
 void fail_on_grid(const std::shared_ptr<World>& world) {
   const DeviceMesh grid = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
   reduce(grid, 0);
@@ -65,7 +65,7 @@ void fail_on_grid(const std::shared_ptr<World>& world) {
   run(
       *world, [&] { throw_in_callback(*world); },
       [&] {
-        // 0 waits for 1, which is busy; 2 waits for 3.
+        // Rank 0 waits for 1, which is busy; rank 2 waits for 3.
         if (world->rank() == 1) nap(1500);
         reduce(grid, 1);
         if (world->rank() < 2) reduce(grid, 0);
@@ -88,7 +88,7 @@ void fail_in_scatter(const DeviceMesh& mesh) {
       scatter_now);
 }
 
-// A permute in which rank 0 has no part: it leaves. Rank 1 of three waits for rank 2, which goes wrong by `wrong`.
+// Rank 0 has no part in a permute, and leaves. Rank 1 of three waits for rank 2, which fails by `wrong`.
 void fail_after_one_left(const DeviceMesh& mesh, const std::function<void()>& wrong) {
   World& world = mesh.world();
   const std::vector<int64_t> nothing = {0, 0, 0};
@@ -101,7 +101,7 @@ void fail_after_one_left(const DeviceMesh& mesh, const std::function<void()>& wr
 
 void fail(const std::string& how) {
   if (how == "exits with 0 before it joins" && std::getenv("RANK") == std::string("2")) {
-    // Without a World nothing in the store tells of this process.
+    // Without a World, no key in the store belongs to this process.
     nap(300);
     say("fault");
     std::_Exit(0);

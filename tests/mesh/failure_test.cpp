@@ -29,7 +29,7 @@ struct Line {
 };
 
 struct Job {
-  std::map<int64_t, std::vector<Line>> lines;  // by rank
+  std::map<int64_t, std::vector<Line>> lines;  // keyed by rank
   ProcessGroupResult result;
 
   std::vector<Line> starting_with(int64_t rank, const std::string& start) const {
@@ -50,7 +50,7 @@ struct Job {
   }
 };
 
-// Over MPI, where there is none.
+// Skips a test over MPI where the build has none.
 #define TESSERA_SKIP_WITHOUT_MPI() \
   if (is_over_mpi() && !testing::why_no_mpi().empty()) TESSERA_SKIP(testing::why_no_mpi())
 
@@ -74,8 +74,8 @@ Job run_job(const std::string& how, int64_t size, std::map<std::string, std::str
   return job;
 }
 
-// Every rank but the last got an error with each of `parts` within 5 seconds of the fault, and the same failure again
-// at its next collective.
+// Checks that every rank but the last got an error with each of `parts` within 5 seconds of the fault, and the same
+// failure again at its next collective.
 void check_others_ended(const Job& job, int64_t size, const std::vector<std::string>& parts) {
   const std::string all = job.all();
   INFO(all);
@@ -93,12 +93,12 @@ void check_others_ended(const Job& job, int64_t size, const std::vector<std::str
       CAPTURE(part);
       CHECK(errors[0].text.find(part) != std::string::npos);
     }
-    // The part that tells the reason is last.
+    // The last part is the reason.
     CHECK(errors[1].text.find(parts.back()) != std::string::npos);
   }
 }
 
-// A port that was free a moment ago.
+// Returns a port that was free a moment ago.
 std::string free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -158,7 +158,7 @@ TEST_CASE("a rank is killed: the others name it and the operator that they were 
 TEST_CASE("a rank exits: the others name it") {
   TESSERA_SKIP_WITHOUT_MPI();
   check_others_ended(run_job("exits with 3", 3), 3, {kWhere, "a peer was lost: rank 2 exited with code 3"});
-  // A launcher sees nothing wrong with this one.
+  // A launcher sees no failure here.
   check_others_ended(run_job("exits with 0", 3), 3, {kWhere, "a peer was lost: the process of rank 2 has ended"});
   check_others_ended(run_job("exits with 0 before the groups are made", 3), 3,
                      {"a peer was lost: the process of rank 2 has ended"});
@@ -198,7 +198,7 @@ TEST_CASE("a rank that has done its part and left is not blamed for one that doe
   if (!is_over_mpi()) TESSERA_SKIP("over Gloo every rank has a part in every exchange");
   TESSERA_SKIP_WITHOUT_MPI();
   const std::string lost = "a peer was lost: the process of rank ";
-  // Checked, every rank comes to every exchange: none would have left.
+  // Under Checked every rank takes part in every exchange, so none would have left.
   const Job late =
       run_job("does not come, and another has left", 3, {{"TESSERA_TIMEOUT", "2"}, {"TESSERA_CHECKED", "0"}});
   const std::string late_text = late.all();

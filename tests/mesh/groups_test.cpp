@@ -1,4 +1,4 @@
-// Groups that a caller made, and groups with options of their own.
+// Tests groups that the caller made, and groups with options of their own.
 
 #include <algorithm>
 #include <chrono>
@@ -31,8 +31,8 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// Gives what others have written only after a while, so that its rank connects later than they do; meanwhile looks
-// whether one has its group.
+// Returns what others have written only after a delay, so that its rank connects later than they do; meanwhile it looks
+// whether one of them has its group already.
 class LateStore : public c10d::PrefixStore {
  public:
   using PrefixStore::PrefixStore;
@@ -49,7 +49,7 @@ class LateStore : public c10d::PrefixStore {
   bool one_is_done_ = false;
 };
 
-// A Gloo group of `ranks`, as a program would make its own.
+// Makes a Gloo group of `ranks`, as a program would make its own.
 Group own_group(const Ints& ranks, const StorePtr& store) {
   const auto place = std::find(ranks.begin(), ranks.end(), world()->rank()) - ranks.begin();
   return make_gloo_group({.store = store,
@@ -115,7 +115,7 @@ TESSERA_RANKS_TEST_CASE("from_group: groups for each mesh dimension carry its co
   CHECK(sum_of_ranks(mesh, 0) == (rank % 2 == 0 ? 2 : 4));
   CHECK(sum_of_ranks(mesh["tp"], 0) == (rank < 2 ? 1 : 5));
   CHECK(world()->group_count() == 2);
-  // No one gave this one.
+  // The caller did not give a group for this mesh.
   CHECK(sum_of_ranks(mesh.merged({0, 1}), 0) == 6);
   CHECK(world()->group_count() == 3);
 }
@@ -129,7 +129,7 @@ TESSERA_RANKS_TEST_CASE("from_group: a caller's group takes the place of one tha
   CHECK(before.group(0) != group);
   const c10::weak_intrusive_ptr<c10d::Backend> replaced(before.group(0));
   DeviceMesh::from_group(group, "cpu", "tp", world());
-  CHECK(replaced.expired());  // no mesh that has used it keeps it
+  CHECK(replaced.expired());  // no mesh that used it keeps it
   CHECK(before.group(0) == group);
   CHECK(other.group(0) == group);
   CHECK(sum_of_ranks(before, 0) == 1);
@@ -188,7 +188,7 @@ TESSERA_RANKS_TEST_CASE("a failure elsewhere ends a collective of a group that t
   CHECK(std::chrono::steady_clock::now() - start < 10s);
 }
 
-// One that had its group before might leave, and would look lost to those that still connect.
+// A rank that had its group before the others connected might leave, and they would see it as lost.
 TESSERA_RANKS_TEST_CASE("no rank has its group before each has connected", {2, 3}) {
   Ints everyone(static_cast<std::size_t>(world()->size()));
   std::iota(everyone.begin(), everyone.end(), int64_t{0});
@@ -243,7 +243,7 @@ TESSERA_RANKS_TEST_CASE("a mesh dimension's own timeout ends its collective, lon
     CHECK_THROWS_AS(sum_of_ranks(mesh, 0), std::runtime_error);
     CHECK(std::chrono::steady_clock::now() - start >= 600ms);
   } else {
-    std::this_thread::sleep_for(3s);  // does not come
+    std::this_thread::sleep_for(3s);  // never arrives
   }
   CHECK(std::chrono::steady_clock::now() - start < 15s);
 }

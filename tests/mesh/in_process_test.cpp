@@ -33,14 +33,14 @@ constexpr std::array<ReduceOp, 5> kOps = {ReduceOp::kSum, ReduceOp::kAvg, Reduce
 
 DeviceMesh line(const WorldPtr& world) { return init_device_mesh("cpu", {world->size()}, {"tp"}, world); }
 
-// What a rank holds: small whole numbers, exact in every dtype, different on each rank.
+// Returns what a rank holds: small whole numbers, exact in every dtype, different on each rank.
 at::Tensor held(int64_t rank, at::ScalarType dtype, at::IntArrayRef shape, int64_t seed = 0) {
   int64_t count = 1;
   for (const int64_t size : shape) count *= size;
   return ((at::arange(count, at::kLong) * (rank + 1) + rank + seed) % 3).reshape(shape).to(dtype);
 }
 
-// What `ranks` hold, reduced in float64.
+// Returns the reduction, computed in float64, of what `ranks` hold.
 at::Tensor reduced(ReduceOp op, const std::vector<int64_t>& ranks, at::ScalarType dtype, at::IntArrayRef shape,
                    int64_t seed = 0) {
   std::vector<at::Tensor> all;
@@ -222,7 +222,7 @@ TEST_CASE("a failure reaches ranks that share no group with the one that failed"
     run_in_process(4, [](const WorldPtr& world) {
       const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
       if (world->rank() == 3) throw std::out_of_range("index 7");
-      // Rank 2 waits for 3, rank 0 for 2; 1 for 0.
+      // Rank 2 waits for 3, rank 0 for 2, and rank 1 for 0.
       const int64_t dim = world->rank() == 2 ? 1 : world->rank() == 0 ? 0 : 1;
       check_fails([&] { all_reduce(at::ones({2}), mesh, dim, ReduceOp::kSum); },
                   "rank 3 failed in the body of run_in_process");
@@ -237,7 +237,7 @@ TEST_CASE("a rank that waits hears of a failure on one that has not come to the 
   bool in_time = false;
   const auto body = [&](const WorldPtr& world) {
     if (world->rank() == 1) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the other one waits by then
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the other rank waits by then
       world->fail("somewhere", "an error of its own");
       in_time = text.wait_for(std::chrono::seconds(20)) == std::future_status::ready;
       return;
@@ -259,7 +259,7 @@ TEST_CASE("a mismatch ends every rank of the group with what each brought") {
     const auto run = [size] {
       run_in_process(size, [size](const WorldPtr& world) {
         const DeviceMesh mesh = line(world);
-        const Checked off(mesh, false);  // the group's own error
+        const Checked off(mesh, false);  // so that the group's own error is thrown
         const at::Tensor mine = world->rank() == size - 1 ? at::ones({3}) : at::ones({2});
         CHECK_THROWS_WITH_AS(all_reduce(mine, mesh, 0, ReduceOp::kSum),
                              doctest::Contains("all_reduce sum of Float (3)"), MismatchError);
@@ -276,7 +276,7 @@ TEST_CASE("the world's time limit ends a collective to which a rank does not com
     run_in_process(3,
                    [](const WorldPtr& world) {
                      const DeviceMesh mesh = line(world);
-                     const Checked off(mesh, false);  // the group's own error
+                     const Checked off(mesh, false);  // so that the group's own error is thrown
                      if (world->rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
                      all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum);
                    },
@@ -357,7 +357,7 @@ TEST_CASE("hundreds of runs of eight ranks take seconds, small collectives tens 
   });
   MESSAGE("a run: ", std::chrono::duration<double, std::micro>(runs).count() / 100,
           " us; a collective: ", std::chrono::duration<double, std::micro>(took).count() / 2000, " us");
-  // Ten times what it takes, for a slow machine and sanitizers.
+  // This is ten times the usual time, for slow machines and sanitizers.
   CHECK(runs < std::chrono::seconds(30));
   CHECK(took < std::chrono::seconds(20));
 }

@@ -16,7 +16,7 @@ namespace {
 
 Mesh cube() { return Mesh({2, 2, 2}, {"pp", "dp", "tp"}); }
 
-// 24 ranks in no order.
+// Makes a mesh of 24 ranks in a shuffled order.
 Mesh shuffled(const Names& names) {
   return Mesh({2, 3, 4}, names, {11, 3, 5, 7, 0, 2, 4, 6, 8, 10, 1, 9, 12, 13, 14, 15, 23, 22, 21, 20, 19, 18, 17, 16});
 }
@@ -151,7 +151,7 @@ TEST_CASE("concatenate joins the mesh dimensions of parts that meet in one rank"
   const Mesh split = mesh.slice({"dp", "tp"}, at).flatten({"dp", "tp"}).unflatten(0, {2, 2}, {"a", "b"});
   CHECK(mesh.concatenate({mesh.slice({"pp"}, at), split}) == Mesh({2, 2, 2}, {"pp", "a", "b"}));
   CHECK(Mesh({2, 2}).concatenate({Mesh({2}, {}, {1, 3}), Mesh({2}, {}, {2, 3})}) == Mesh({2, 2}, {}, {0, 1, 2, 3}));
-  // A size of 1 extends along nothing.
+  // A mesh dimension of size 1 has no stride to extend.
   CHECK(mesh.concatenate({mesh.slice({"dp"}, at), Mesh({1}, {"one"}, {4})}) == Mesh({2, 1}, {"dp", "one"}, {4, 6}));
 }
 

@@ -1,4 +1,4 @@
-// A program under the mpirun of a user: what carries its tensors, and how the job ends.
+// Runs a program under a user's mpirun: checks the backend that it gets, and how the job ends.
 
 #include <filesystem>
 #include <string>
@@ -55,7 +55,7 @@ TEST_CASE("MPI that was asked for and cannot be is refused by name") {
   CHECK(outcome.exit_code != 0);
   CHECK(contains(outcome.output, "TESSERA_BACKEND=mpi, but no MPI started this process as rank 0 of 2"));
   CHECK(contains(outcome.output, "start it with mpirun or tools/launch --backend mpi"));
-  // Places as mpirun gives them: a build with MPI would go on and wait for the other rank.
+  // These are places as mpirun gives them: a build with MPI would go on and wait for the other rank.
   if (!contains(why_no_mpi(), "this build has no MPI")) return;
   const ShellOutcome without =
       shell("TESSERA_BACKEND=mpi OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 TESSERA_STORE=/dev/null " + kProgram +

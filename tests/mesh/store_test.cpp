@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// A folder that is removed at the end, and TMPDIR while it lives.
+// Makes a folder, names it in TMPDIR while it lives, and then removes it.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -65,14 +65,14 @@ int64_t free_port() {
   return ntohs(address.sin_port);
 }
 
-// The addresses, in the kernel's hexadecimal form, at which this process's host listens on `port`.
+// Returns the addresses, in the kernel's hexadecimal form, at which a process of this host listens on `port`.
 std::set<std::string> listening_on(int64_t port) {
   std::set<std::string> addresses;
   for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     std::ifstream file(table);
     std::string line;
     while (std::getline(file, line)) {
-      // "  0: 0100007F:73AB 00000000:0000 0A ...": local address, remote address, state (0A listens).
+      // A line is "  0: 0100007F:73AB 00000000:0000 0A ...": local address, remote address, state (0A listens).
       const std::string end = fmt::format(":{:04X} ", port);
       const std::size_t at = line.find(end);
       if (at == std::string::npos || line.find(" 0A ") == std::string::npos || at > line.find(" 0A ")) continue;

@@ -157,7 +157,7 @@ TEST_CASE("scopes are a thread's own: one that begins or ends elsewhere changes 
   other.join();
   CHECK(during == " other.0");
   CHECK(after == " other.0");
-  CHECK(seen() == " -");  // and not what the other thread found when it came, which is gone
+  CHECK(seen() == " -");  // and not what the other thread saw when it arrived, which is gone
 }
 
 TEST_CASE("collectives of two threads that take turns are each charged to their own scope") {
@@ -223,7 +223,7 @@ TEST_CASE("a failed world throws the same text for every later collective") {
   check_refused<std::runtime_error>([&] { barrier(mesh, 0); }, text);
   check_refused<std::runtime_error>([&] { all_reduce(at::ones({1}), mesh, 0, ReduceOp::kSum); }, text);
   check_refused<std::runtime_error>([&] { mesh.group(0); }, text);
-  // The first failure stands.
+  // The first failure is kept.
   world->fail("elsewhere", "another");
   check_refused<std::runtime_error>([&] { world->check_alive(); }, text);
   const auto record = decode_failure(options.store->get_to_str("tessera/failure"));

@@ -9,14 +9,14 @@ namespace {
 
 at::Tensor log_probabilities(at::IntArrayRef sizes, int64_t dim) { return waves(sizes).log_softmax(dim); }
 
-// The loss is a number of LibTorch's own, and no tensor.
+// Returns the output and the loss, which the module gives as a plain number, as a tensor.
 template <class Module>
 Tensors adaptive(Module& m, const Tensors& t) {
   const ASMoutput out = m->forward(t[0], t[1]);
   return {out.output, at::scalar_tensor(out.loss, at::kDouble)};
 }
 
-// Rows of classes, the rest -1.
+// Returns rows of class numbers, filled up with -1.
 at::Tensor label_sets() { return at::tensor({0, 2, -1, 1, 1, -1, 0, 0, 3, 1, 0, -1, 2, -1, 1, 3, -1, 0, 0, 0, 1, 2, 3, -1}, at::kLong).view({6, 4}); }
 
 at::Tensor lengths(std::vector<int64_t> values) { return at::tensor(values, at::kLong); }

@@ -1,6 +1,6 @@
-// Unmodified modules of torch::nn on DTensors: results, gradients of inputs and
-// parameters, and buffers, beside the same module in one process. Each row runs
-// on every layout of its inputs, with its parameters replicated, cut and plain.
+// Runs unmodified modules of torch::nn on DTensors, and compares results, gradients of inputs and parameters, and
+// buffers with the same module in one process. Each row runs on every layout of its inputs, with its parameters
+// replicated, sharded and plain.
 
 #include <mutex>
 #include <optional>
@@ -28,7 +28,7 @@ struct Column {
   Placements inputs;
 };
 
-// Of six or five in a dimension: one rank has none, or another number.
+// With six or five elements in a dimension, some rank has none, or another number than the others.
 std::vector<Column> columns_of_table() {
   return {{"S(0) of 1", {1}, {Shard(0)}},
           {"R", {2}, {Replicate()}},
@@ -38,10 +38,10 @@ std::vector<Column> columns_of_table() {
           {"[S(0), S(1)]", {2, 2}, {Shard(0), Shard(1)}}};
 }
 
-// Replicated, cut, and plain: under ImplicitReplication these count as replicated.
+// Parameters are replicated, sharded, and plain: under ImplicitReplication plain ones count as replicated.
 std::vector<std::optional<Placement>> parameters_of_table() { return {Replicate(), Shard(0), std::nullopt}; }
 
-// Of layers that take images, those too that cut their places.
+// Returns the table's layouts and, for layers that take images, those that shard spatial dimensions.
 std::vector<Column> columns_of_images(const Input& input) {
   std::vector<Column> out = columns_of_table();
   if (input.value.dim() >= 3) out.push_back({"S(2)", {3}, {Shard(2)}});
@@ -49,7 +49,7 @@ std::vector<Column> columns_of_images(const Input& input) {
   return out;
 }
 
-// A dimension that the tensor lacks is cut by nobody.
+// Replaces a shard of a dimension that the tensor does not have by Replicate.
 Placements fitting(Placements placements, const at::Tensor& t) {
   for (Placement& p : placements) {
     if (!p.is_shard()) continue;
@@ -62,8 +62,7 @@ Placements fitting(Placements placements, const at::Tensor& t) {
   return placements;
 }
 
-// Values that do not depend on a generator: ranks are threads, which would
-// share it.
+// The values do not depend on a generator: ranks are threads, which would share it.
 void set_up(const Subject& subject, const ModuleRow& row) {
   const at::NoGradGuard no_grad;
   subject.module->to(at::kDouble);
@@ -72,8 +71,7 @@ void set_up(const Subject& subject, const ModuleRow& row) {
   for (at::Tensor& p : subject.module->parameters()) p.copy_(waves(p.sizes(), seed += 1) * 0.5);
 }
 
-// Differentiable results weighed and added up, then their gradients: of the
-// inputs, then of the parameters.
+// Returns the weighted sum of differentiable results, and its gradients: the inputs', then the parameters'.
 Outcome outcome(const Subject& subject, const Tensors& inputs) {
   Outcome out{.results = subject.run(inputs), .grads = {}, .collectives = {}};
   if (const at::Tensor loss = loss_of(out.results); loss.defined()) {
@@ -94,7 +92,7 @@ Outcome run_plain(const ModuleRow& row) {
   return outcome(subject, inputs);
 }
 
-// Parameters stay plain where no placement is given.
+// Parameters without a placement stay plain.
 Outcome run_rank(const ModuleRow& row, const DeviceMesh& mesh, const Placements& placements,
                  const std::optional<Placement>& parameters) {
   const Subject subject = row.make();
@@ -126,7 +124,7 @@ Outcome run_alone(const ModuleRow& row) {
   return out;
 }
 
-// What is wrong; "" for nothing.
+// Returns what is wrong; "" for nothing.
 std::string check_column(const ModuleRow& row, const Column& column, const std::optional<Placement>& parameters,
                          const Outcome& wanted) {
   std::mutex mutex;

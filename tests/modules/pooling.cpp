@@ -7,7 +7,7 @@ using namespace torch::nn;  // NOLINT: rows are written as a user writes modules
 
 namespace {
 
-// What unpooling takes comes from the pooling of its input.
+// Unpools with the indices that pooling the same input gives.
 template <class Pool, class Unpool>
 at::Tensor unpooled(Pool pool, Unpool& unpool, const at::Tensor& x) {
   const auto [values, places] = pool->forward_with_indices(x);
@@ -43,7 +43,7 @@ std::vector<ModuleRow> pooling_rows() {
       MODULE_BY(MaxUnpool1d(2), unpooled(MaxPool1d(2), m, t[0]), waves({6, 4, 6})),
       MODULE_BY(MaxUnpool2d(2), unpooled(MaxPool2d(2), m, t[0]), waves({6, 4, 6, 6})),
       MODULE_BY(MaxUnpool3d(2), unpooled(MaxPool3d(2), m, t[0]), waves({6, 4, 4, 4, 4})),
-      // Of a stride that is whole, so that the numbers drawn change nothing.
+      // The stride is a whole number, so the random numbers drawn have no effect.
       drawing_plain(MODULE(FractionalMaxPool2d(FractionalMaxPool2dOptions(2).output_size(3)), waves({6, 4, 6, 6}))),
       drawing_plain(MODULE(FractionalMaxPool3d(FractionalMaxPool3dOptions(2).output_size(2)), waves({6, 4, 4, 4, 4}))),
       MODULE(FractionalMaxPool2d(FractionalMaxPool2dOptions(2).output_size(3)._random_samples(shares({6, 4, 2}))), waves({6, 4, 6, 6})),

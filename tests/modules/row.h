@@ -14,12 +14,12 @@ namespace tessera::testing {
 
 using Tensors = std::vector<at::Tensor>;
 
-// What a module is called on.
+// One input of a module.
 struct Input {
   enum class As {
-    kSpread,  // it lies as the column of the table says
+    kSpread,  // has the layout of the table's column
     kWhole,   // a replicated DTensor
-    kPlain,   // no DTensor, the same on every rank
+    kPlain,   // a plain tensor, the same on every rank
   };
   Input(at::Tensor tensor, As how = As::kSpread)  // NOLINT: a row lists tensors
       : value(std::move(tensor)), as(how), grad(value.is_floating_point()) {}
@@ -28,7 +28,7 @@ struct Input {
   bool grad;
 };
 
-// A module and its call.
+// A module and the call of it.
 struct Subject {
   std::shared_ptr<torch::nn::Module> module;
   std::function<Tensors(const Tensors& inputs)> run;
@@ -39,8 +39,8 @@ struct ModuleRow {
   std::string name;
   std::function<Subject()> make;
   bool eval = false;
-  bool draws = false;  // beside one rank of the same seed, not beside plain tensors
-  // The module itself draws plain tensors, by LibTorch's generator: ranks that are threads share it, so theirs differ.
+  bool draws = false;  // compared with one rank of the same seed, not with plain tensors
+  // The module itself draws plain tensors from LibTorch's generator, which ranks that are threads share: they differ.
   bool draws_plain = false;
 };
 
@@ -60,13 +60,13 @@ inline ModuleRow drawing_plain(ModuleRow row) {
   return drawing(std::move(row));
 }
 
-// Different numbers between -1 and 1, the same everywhere.
+// Returns different numbers between -1 and 1, the same on every rank.
 at::Tensor waves(at::IntArrayRef sizes, double seed = 1);
-// Between 0 and 1.
+// Returns numbers between 0 and 1.
 at::Tensor shares(at::IntArrayRef sizes, double seed = 1);
-// Whole numbers from 0 on, below `below`.
+// Returns whole numbers from 0 on, below `below`.
 at::Tensor indices(at::IntArrayRef sizes, int64_t below);
-// -1 and 1.
+// Returns numbers that are -1 or 1.
 at::Tensor signs(at::IntArrayRef sizes);
 Input plain(at::Tensor value);
 Input whole_input(at::Tensor value);
@@ -118,7 +118,7 @@ std::vector<ModuleRow> loss_rows();
 
 }  // namespace tessera::testing
 
-// A row: the module as it is written, and its inputs.
+// Makes a row of a module as users write it, and its inputs.
 #define MODULE(made, ...)                                                                                               \
   ::tessera::testing::ModuleRow {                                                                                       \
 #made, [] {                                                                                                           \
@@ -126,7 +126,7 @@ std::vector<ModuleRow> loss_rows();
           made, {__VA_ARGS__}, [](auto& m, const ::tessera::testing::Tensors& t) { return forward(m, t); });            \
     } \
   }
-// The same with a call of its own, of `m` on inputs `t`.
+// Makes a row with a call of its own, of `m` on inputs `t`.
 #define MODULE_BY(made, call, ...)                                                                                            \
   ::tessera::testing::ModuleRow {                                                                                             \
 #made ": " #call, [] {                                                                                                      \

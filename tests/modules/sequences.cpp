@@ -9,7 +9,7 @@ using namespace torch::nn;  // NOLINT: rows are written as a user writes modules
 
 namespace {
 
-// Six sequences of different lengths, the longest first.
+// Runs the module on six packed sequences of different lengths, the longest first, and returns the padded output.
 template <class Module>
 Tensors packed(Module& m, const at::Tensor& x) {
   const auto sequence = utils::rnn::pack_padded_sequence(x, at::tensor({5, 5, 4, 2, 2, 1}, at::kLong));
@@ -19,7 +19,7 @@ Tensors packed(Module& m, const at::Tensor& x) {
 
 }  // namespace
 
-// (length 5, batch 6, 4 features); states (layers and directions, batch 6, 3).
+// Inputs are (length 5, batch 6, 4 features), states (layers and directions, batch 6, 3).
 std::vector<ModuleRow> recurrent_rows() {
   return {
       MODULE(RNN(4, 3), waves({5, 6, 4})),
@@ -56,7 +56,7 @@ std::vector<ModuleRow> recurrent_rows() {
   };
 }
 
-// (length, batch, 8 features), 4 heads.
+// Inputs are (length, batch, 8 features), with 4 heads.
 std::vector<ModuleRow> attention_rows() {
   return {
       MODULE_BY(MultiheadAttention(8, 4), m->forward(t[0], t[0], t[0]), waves({5, 6, 8})),

@@ -10,7 +10,7 @@
 namespace tessera::testing {
 namespace {
 
-// Weighs each element by another number, so that no gradient is like its neighbour.
+// Returns a different weight for each element, so that neighbouring gradients differ.
 at::Tensor weights_of(const at::Tensor& t) {
   return at::arange(1, t.numel() + 1, at::kDouble).mul(0.7).cos().view(t.sizes()).to(t.scalar_type());
 }

@@ -1,5 +1,5 @@
-// The cases of PyTorch's own tests about layouts and redistribution that tests/dtensor/cases_test.cpp has not: 14 to
-// 19.
+// Runs PyTorch's own cases 14 to 19, about layouts and redistribution, which tests/dtensor/cases_test.cpp does not
+// have.
 
 #include <vector>
 
@@ -20,7 +20,7 @@ const Placement S1 = Shard(1);
 const Placement R = Replicate();
 const Placement P = Partial();
 
-// This rank's part of `t` along dimension 0, cut by torch.chunk over those mesh dimensions in turn.
+// Returns this rank's part of `t` along dimension 0, split as torch.chunk does by those mesh dimensions in turn.
 at::Tensor chunked(at::Tensor t, const DeviceMesh& mesh, const std::vector<int64_t>& mesh_dims) {
   for (const int64_t d : mesh_dims) {
     const std::vector<at::Tensor> chunks = t.chunk(mesh.size(d));
@@ -47,7 +47,7 @@ TEST_CASE("14: to Partial, from each layout; from one pending reduction to anoth
       CHECK(placements_of(moved) == row.to);
       CHECK(close(full_tensor(moved), whole));
     }
-    // What is pending on the other mesh dimension waits.
+    // The reduction on the other mesh dimension stays pending.
     const at::Tensor pending = spread(whole, mesh, {P, S0});
     const CommCounter counter(mesh);
     redistribute(pending, {P, S1});
@@ -129,8 +129,8 @@ TEST_CASE("18: sizes and places of uneven pieces that two mesh dimensions cut") 
   CHECK(rows(18, nested, {4, 2}, 3, 1) == Intervals{{17, 18}});
   CHECK(rows(13, nested, {4, 2}, 3, 0) == Intervals{{12, 13}});
   CHECK(rows(13, nested, {4, 2}, 3, 1).empty());
-  // Tensor parallel over 8 first, 512 rows each, then data parallel over 30: 18 rows, 8 on the last but one, none on
-  // the last.
+  // Tensor parallelism over 8 ranks comes first, 512 rows each, then data parallelism over 30: 18 rows each, 8 on the
+  // last but one, none on the last.
   const Placements outer = {S0.ordered(1), S0};
   for (const int64_t tp : {0, 3, 7}) {
     CHECK(rows(4096, outer, {30, 8}, 0, tp) == Intervals{{512 * tp, 512 * tp + 18}});

@@ -1,4 +1,5 @@
-// Modules under styles: case 38 of PyTorch's tests, and what its users reported of modules whose ranks start apart.
+// Tests modules under styles: PyTorch's case 38, and what its users reported about modules whose ranks start
+// differently.
 
 #include <mutex>
 #include <optional>
@@ -24,7 +25,7 @@ namespace {
 
 const ParallelPlan kPlan = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
 
-// Equal values each time; the process's generator, from which a module draws, is everybody's.
+// Makes equal values each time: the threads share the generator from which a module draws.
 Mlp make_mlp() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);

@@ -1,5 +1,5 @@
-// The cases of PyTorch's own tests about operators, 22 to 33, with the layouts and the collectives that they state.
-// More layouts and more operators: tests/dtensor/ops_*_test.cpp, tests/everyday.
+// Runs PyTorch's own cases 22 to 33, about operators, with the layouts and collectives that they state. More layouts
+// and operators are in tests/dtensor/ops_*_test.cpp and tests/everyday.
 
 #include <vector>
 
@@ -58,7 +58,7 @@ TEST_CASE("23: mm of every pair of layouts, of nothing, and of a strided shard, 
     }
   });
   on_mesh({4}, [&](const DeviceMesh& mesh) {
-    // _StridedShard(0, 2): each rank's chunk of each half.
+    // _StridedShard(0, 2) gives each rank its chunk of each half.
     const Placement strided = IntervalShard(0, {{{0, 2}, {6, 8}}, {{2, 4}, {8, 10}}, {{4, 6}, {10, 12}}, {}});
     const Ran ran = beside_plain(mesh, {{sample({12, 8}), {strided}}, {sample({8, 16}, 1), {R}}},
                                  [](const Tensors& x) { return at::mm(x[0], x[1]); });
@@ -245,7 +245,7 @@ TEST_CASE("33: views that split, join and add dimensions of the leftmost cut one
   on_mesh({2}, [](const DeviceMesh& mesh) {
     struct Row {
       std::vector<int64_t> from, to;
-      std::vector<int64_t> free;  // the dimensions that may be cut for nothing
+      std::vector<int64_t> free;  // the dimensions that may be sharded without communication
     };
     const std::vector<Row> rows = {
         {{2, 3}, {3, 2}, {}},

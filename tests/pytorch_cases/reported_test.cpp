@@ -1,4 +1,5 @@
-// What users of PyTorch's DTensor reported as silently wrong, by the numbers of their issues (pytorch/pytorch).
+// Tests what users of PyTorch's DTensor reported as silently wrong, under the numbers of their issues
+// (pytorch/pytorch).
 
 #include <functional>
 #include <string>
@@ -23,7 +24,7 @@ const Placement S1 = Shard(1);
 const Placement R = Replicate();
 const Placement P = Partial();
 
-// On lines of 1 to 4 ranks with every placement, and on {2, 2} with all lists of two of them.
+// Runs on 1-D meshes of 1 to 4 ranks with every placement, and on {2, 2} with all pairs of placements.
 void on_layouts(const Placements& kinds, const std::function<void(const DeviceMesh&, const Placements&)>& body) {
   on_lines([&](const DeviceMesh& mesh) {
     for (const Placement& placement : kinds) body(mesh, {placement});
@@ -33,8 +34,8 @@ void on_layouts(const Placements& kinds, const std::function<void(const DeviceMe
   });
 }
 
-// This rank's part of `t` along dimension 0 when it is cut first by mesh dimension `first`, then by `second`, by
-// torch.chunk.
+// Returns this rank's part of `t` along dimension 0, split as torch.chunk does first by mesh dimension `first`, then by
+// `second`.
 at::Tensor cut_twice(const at::Tensor& t, const DeviceMesh& mesh, int64_t first, int64_t second) {
   const auto chunk = [&](const at::Tensor& x, int64_t mesh_dim) {
     const std::vector<at::Tensor> chunks = x.chunk(mesh.size(mesh_dim));
@@ -71,7 +72,7 @@ TEST_CASE("#147910 #159856: the norm of a pending value is the value's, not its 
       beside_plain(mesh, x, [&](const Tensors& t) { return at::linalg_vector_norm(t[0], p); });
       beside_plain(mesh, x, [&](const Tensors& t) { return at::norm(t[0], p, at::IntArrayRef{1}); });
     }
-    // And of gradients: all parameters' together.
+    // This clips the gradients of all parameters together.
     const auto clipped = [](const at::Tensor& w) {
       (w * w).sum().backward();
       const double norm = torch::nn::utils::clip_grad_norm_({w}, 0.5);
@@ -99,7 +100,7 @@ TEST_CASE("#166598: a product of factors whose shared dimension is cut in differ
 
 TEST_CASE("#172350: index_put of sharded values on indexed dimensions") {
   const at::Tensor rows = at::tensor({4, 0, 4, 1}, at::kLong), columns = at::tensor({2, 2, 0, 1}, at::kLong);
-  const at::Tensor apart = at::tensor({4, 0, 2, 1}, at::kLong);  // no place twice
+  const at::Tensor apart = at::tensor({4, 0, 2, 1}, at::kLong);  // no index occurs twice
   on_layouts({S0, S1, R}, [&](const DeviceMesh& mesh, const Placements& placements) {
     const Placements whole(placements.size(), R);
     for (const Placement& of_values : {S0, S1, R, P}) {
@@ -207,20 +208,20 @@ TEST_CASE("#175867: who uses a whole weight on its own tokens says so, and its g
     const at::Tensor want = plain_leaf(scale);
     (tokens * want).pow(2).sum().backward();
     const at::Tensor mine = piece_of(tokens, mesh, {S0});
-    // Said on the way out: one all_reduce.
+    // The gradient's placement is stated at to_local: one all_reduce.
     const at::Tensor weight = leaf(scale, mesh, {R});
     CommCounter counter(mesh);
     (mine * to_local(weight, Placements{P})).pow(2).sum().backward();
     CHECK(counts(counter) == "all_reduce 1");
     CHECK(close(full_tensor(weight.grad()), want.grad()));
-    // Said on the way in: the caller's own gradient stays this rank's term, for nothing.
+    // It is stated at from_local: the caller's own gradient stays this rank's term, without communication.
     const at::Tensor local = plain_leaf(scale);
     counter.reset();
     const at::Tensor entered = from_local(local, mesh, {R}, {.grad_placements = Placements{P}});
     (spread(tokens, mesh, {S0}) * entered).pow(2).sum().backward();
     CHECK(counts(counter) == "-");
     CHECK(close(full_tensor(from_local(local.grad(), mesh, {P})), want.grad()));
-    // And a DTensor's operator needs nobody to say it.
+    // A DTensor's operators need no such statement.
     const at::Tensor norm_weight = leaf(scale, mesh, {R}), want_norm = plain_leaf(scale);
     at::rms_norm(tokens, {3}, want_norm).pow(2).sum().backward();
     counter.reset();

@@ -1,5 +1,6 @@
-// What PyTorch 2.11's DTensor was seen to get wrong, or to hang on, by the numbers of the list of them (V1, V6 and V8
-// are in tests/dtensor/unlike_pytorch_test.cpp, V4 in views_test.cpp too), and what was to be added because of it.
+// Tests where PyTorch 2.11's DTensor was seen to be wrong or to hang, by the numbers of the list of these cases, and
+// what was added because of them. V1, V6 and V8 are in tests/dtensor/unlike_pytorch_test.cpp, V4 also in
+// views_test.cpp.
 
 #include <atomic>
 #include <chrono>
@@ -61,7 +62,7 @@ TEST_CASE("V2: losses of items, six rows in shards: the mean of them all, for an
 
 namespace {
 
-// Ten rows of four classes; rows 2 and 9 count for nothing, so that shards have unlike numbers of targets.
+// Ten rows of four classes; rows 2 and 9 are ignored, so that shards have different numbers of targets.
 struct Classes {
   at::Tensor logits = sample({10, 4});
   at::Tensor target = [] {
@@ -90,7 +91,7 @@ void check_cross_entropy(const DeviceMesh& mesh, const Placements& of_logits, co
         return at::cross_entropy_loss(x[0], x[1], of_classes, reduction, -100, smoothing);
       });
     }
-    // Another number to ignore.
+    // Ignores another class number.
     const at::Tensor target = c.target.clamp_min(0);
     beside_plain(mesh, {{c.logits, of_logits}, {target, of_target}},
                  [&](const Tensors& x) { return at::cross_entropy_loss(x[0], x[1], {}, reduction, 1); });
@@ -173,7 +174,7 @@ TEST_CASE("V5: nn::init fills a DTensor as it fills a plain tensor") {
         torch::nn::init::zeros_(got);
         CHECK(same(full_tensor(got), at::zeros(shape, at::kDouble)));
       }
-      // Writes element by element, which views of pieces do not reach: refused, or right.
+      // This writes element by element, which views of pieces do not allow: it is refused, or right.
       at::Tensor want = sample({4, 5, 3});
       const at::Tensor filter = spread(sample({4, 5, 3}), mesh, {placement});
       torch::nn::init::dirac_(want);
@@ -183,7 +184,7 @@ TEST_CASE("V5: nn::init fills a DTensor as it fills a plain tensor") {
         torch::nn::init::dirac_(filter);
         CHECK(same(full_tensor(filter), want));
       }
-      // The bound is of the whole fan in, not of a piece's.
+      // The bound follows from the whole fan-in, not from a piece's.
       const at::Tensor weight = spread(at::zeros({30, 40}, at::kDouble), mesh, {placement});
       torch::nn::init::xavier_uniform_(weight);
       const double largest = full_tensor(weight).abs().max().item<double>(), bound = std::sqrt(6.0 / 70);
@@ -281,7 +282,7 @@ TEST_CASE("P(sum) of ints: values and dtypes of everyday operators") {
 
 namespace {
 
-// What the ranks of a job throw, of whom rank 1 alone is given what cannot be done; all within five seconds.
+// Returns what the ranks of a job throw, where only rank 1 is given an impossible call; all throw within five seconds.
 std::string thrown_by_ranks(const std::function<void(const DeviceMesh&, bool bad)>& body) {
   std::atomic<int> threw = 0;
   std::string text;

@@ -1,6 +1,6 @@
-// Models of torchvision and transformers as their authors wrote them, traced by trace_models.py when the test starts,
-// on DTensors beside plain tensors: results, gradients of inputs and parameters, and buffers. models.json says what
-// each setup gives.
+// Runs unmodified models of torchvision and transformers, traced by trace_models.py when the test starts, on DTensors,
+// and compares results, gradients of inputs and parameters, and buffers with plain tensors. models.json lists what each
+// setup gives.
 
 #include <algorithm>
 #include <chrono>
@@ -40,7 +40,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of float64, relative to the largest element of what is compared: a model adds up in another order some hundred times.
+// In float64, relative to the largest element: a model has some hundred sums whose order differs.
 constexpr double kTolerance = 1e-9;
 
 struct Model {
@@ -51,16 +51,16 @@ struct Model {
   Json row;
 };
 
-// How a model is run: on which mesh, what is cut.
+// The mesh and the layouts with which a model runs.
 struct Setup {
   std::string name;
   std::vector<int64_t> mesh_shape;
   Placements inputs;
-  Placement parameters = Replicate();  // where no plan says otherwise
+  Placement parameters = Replicate();  // where no plan sets another
   bool planned = false;
 };
 
-// Batches are of 3. "places": the height of images, the frames of clips, the length of texts.
+// Batches have 3 items. "places" are the height of images, the frames of clips, the length of texts.
 std::vector<Setup> setups_of(const Model& model) {
   const int64_t place = model.inputs[0].dim() > 3 ? 2 : 1;
   const bool planned = !model.plan.empty();
@@ -99,7 +99,7 @@ ParallelPlan plan_of(const Json& patterns) {
   return plan;
 }
 
-// Of a tensor, a tuple or a list.
+// Returns the tensors of a tensor, a tuple or a list.
 Tensors tensors_of(const at::IValue& value) {
   if (value.isTensor()) return {value.toTensor()};
   Tensors tensors;
@@ -118,7 +118,7 @@ Model read_model(const std::string& name, const Json& row, const std::string& fo
           .row = row};
 }
 
-// The models of FAMILY, traced. What the packages of tools/setup --full lack is a failure.
+// Returns the models of FAMILY, traced. A missing package of tools/setup --full is a failure.
 std::vector<Model> traced_models() {
   const std::string folder = environment("TEST_TMPDIR") + "/models", source = environment("TRACE_MODELS");
   const Json rows = Json::parse(contents(environment("MODELS"))).at(environment("FAMILY"));
@@ -149,7 +149,7 @@ Outcome run_plain(const Model& model) {
   return outcome_of(module, inputs, [&](std::vector<at::IValue> in) { return module.forward(std::move(in)); });
 }
 
-// A dimension that a parameter lacks is cut by nobody. Tied parameters are one tensor, which is named twice.
+// Shards each parameter that has the dimension. Tied parameters are one tensor with two names.
 void distribute_tensors(const torch::jit::Module& module, const DeviceMesh& mesh, const Placement& parameters) {
   Placements replicated(static_cast<std::size_t>(mesh.ndim()), Replicate()), cut = replicated;
   cut.back() = parameters;
@@ -179,7 +179,7 @@ Outcome run_rank(const Model& model, const Setup& setup, const DeviceMesh& mesh)
   });
 }
 
-// ---- what came, beside what models.json says
+// ---- Outcomes, compared with models.json
 
 double difference(const at::Tensor& mine, const at::Tensor& plain) {
   if (mine.sizes() != plain.sizes() || mine.scalar_type() != plain.scalar_type()) return HUGE_VAL;
@@ -191,7 +191,7 @@ double difference(const at::Tensor& mine, const at::Tensor& plain) {
 std::string differing(const char* what, const Tensors& mine, const Tensors& plain) {
   if (mine.size() != plain.size()) return fmt::format("{} {}s, plain {}", mine.size(), what, plain.size());
   for (std::size_t k = 0; k < plain.size(); ++k) {
-    // A gradient that is not there is zero.
+    // A missing gradient is zero.
     const at::Tensor& other = mine[k].defined() ? mine[k] : plain[k];
     if (!other.defined()) continue;
     const at::Tensor none = at::zeros_like(other);
@@ -211,7 +211,7 @@ std::string one_line(std::string text) {
   return text;
 }
 
-// "right", what is off, or the error.
+// Returns "right", what differs, or the error.
 std::string run(const Model& model, const Setup& setup, const Outcome& plain) {
   std::mutex mutex;
   std::string came = "right";
@@ -252,7 +252,7 @@ void check(const Model& model) {
 
 TEST_CASE(
     "models equal one process, forward and backward: batch, places or parameters cut, by a plan, and on 2 x 2 ranks") {
-  // As in the script: traced code makes tensors without a dtype.
+  // As in the script, since traced code makes tensors without naming a dtype.
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   for (const Model& model : traced_models()) check(model);
 }

@@ -345,7 +345,8 @@ def tiny(**more):
 
 def text(kind, config, call=None, inputs=None, results=("logits",)):
     config.use_cache = False
-    # No model of these does anything but draw where it trains, but Bloom, whose GELU is a Python function that cannot be traced.
+    # Training mode would only add random draws to these models, except for Bloom, whose GELU is then a Python function
+    # that cannot be traced.
     return Results(kind(config).eval(), results, call), inputs if inputs is not None else ids()
 
 
@@ -550,7 +551,7 @@ def traced(name):
     module, inputs = MODELS[name]()
     inputs = inputs if isinstance(inputs, tuple) else (inputs,)
     without_draws(module.double())
-    # Biases and weights that begin at 0 or 1 would hide what is wrong with them.
+    # Biases and weights that begin at 0 or 1 would hide errors in their use.
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))

@@ -1,4 +1,5 @@
-// parallelize_module where the ranks are not alike: one error on all of them, nothing converted, and the job goes on.
+// Ranks give parallelize_module different modules or plans: all of them throw one error, nothing is converted, and the
+// job goes on.
 
 #include <string>
 
@@ -27,7 +28,7 @@ struct Failing : ParallelStyle {
   std::string name() const override { return "Failing"; }
 };
 
-// What it throws; the module stays plain, and the mesh is good for another call.
+// Returns the text that it throws; the module stays plain, and the mesh can be used again.
 template <class Exception = std::invalid_argument>
 std::string refusal(const DeviceMesh& mesh, Mlp module, const ParallelPlan& plan,
                     const ParallelizeOptions& options = {}) {

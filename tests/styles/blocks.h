@@ -16,7 +16,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 
-// Ordinary torch::nn code, as one writes it for one process, and what its tests share.
+// torch::nn code as users write it for one process, and helpers of its tests.
 namespace tessera::testing {
 
 struct MlpImpl : torch::nn::Module {
@@ -28,7 +28,7 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-// Separate q, k, v; x [b, t, d] -> [b, t, d].
+// Has separate q, k, v; maps x [b, t, d] to [b, t, d].
 struct AttentionImpl : torch::nn::Module {
   AttentionImpl(int64_t d, int64_t heads_count)
       : heads(heads_count),
@@ -69,13 +69,13 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-// Random, but equal on every rank and in every process.
+// Returns random numbers that are equal on every rank and in every process.
 inline at::Tensor numbers(std::vector<int64_t> shape, uint64_t seed = 1, at::ScalarType dtype = at::kDouble) {
   torch::manual_seed(seed);
   return at::randn(shape, at::kDouble).to(dtype);
 }
 
-// Gives every parameter values that are equal on every rank; a norm's weight is not left at one, nor its bias at zero.
+// Gives every parameter values that are equal on every rank; a norm's weight is not 1 and its bias not 0.
 inline void fill(torch::nn::Module& module, at::ScalarType dtype = at::kDouble) {
   const at::NoGradGuard no_grad;
   module.to(dtype);
@@ -85,7 +85,7 @@ inline void fill(torch::nn::Module& module, at::ScalarType dtype = at::kDouble) 
 
 inline at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
 
-// The largest difference over the largest magnitude of `want`. Collective on DTensors.
+// Returns the largest difference over the largest magnitude of `want`. Communicates for DTensors.
 inline double difference(const at::Tensor& got, const at::Tensor& want) {
   const at::Tensor have = whole(got);
   if (have.sizes() != want.sizes()) return 1e300;
@@ -94,7 +94,7 @@ inline double difference(const at::Tensor& got, const at::Tensor& want) {
   return worst / (scale > 0 ? scale : 1.0);
 }
 
-// Rows [begin, end) of the parameters whose name ends with `name`; `end` -1 is the last row's.
+// Rows [begin, end) of the parameters whose name ends with `name`; an `end` of -1 stands for the number of rows.
 struct Rows {
   std::string name = "-";
   int64_t begin = 0;
@@ -108,7 +108,7 @@ struct Rows {
   }
 };
 
-// Compares parameters, or their gradients, of two modules of one kind; `except` leaves rows out.
+// Compares parameters, or their gradients, of two equal modules, without the rows in `except`.
 inline void check_parameters(const torch::nn::Module& got, const torch::nn::Module& want, bool gradients,
                              double tolerance, const Rows& except = {}) {
   const auto wanted = want.named_parameters();

@@ -1,5 +1,4 @@
-// Values and collectives of each style alone, on real ranks: cases 34 to 36 of the anchor, with local outputs and
-// without.
+// Checks values and collectives of each style on real ranks, with local outputs and without: PyTorch's cases 34 to 36.
 
 #include <string>
 #include <vector>
@@ -31,7 +30,7 @@ constexpr double kExact = 1e-13;
 
 DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
 
-// This rank's piece of `t` along `dim`.
+// Returns this rank's piece of `t` along `dim`.
 at::Tensor piece(const at::Tensor& t, int64_t dim) {
   const Interval mine = chunk_range(t.size(dim), world_size(), rank());
   return t.narrow(dim, mine.begin, mine.size()).contiguous();
@@ -39,7 +38,7 @@ at::Tensor piece(const at::Tensor& t, int64_t dim) {
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().set_requires_grad(true); }
 
-// "all_reduce 1 all_gather 2"; "-" for none.
+// Returns "all_reduce 1 all_gather 2", or "-" for none.
 std::string counts(const CommCounter& counter) {
   std::string text;
   for (const char* kind : {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "scatter"}) {
@@ -49,14 +48,14 @@ std::string counts(const CommCounter& counter) {
   return text.empty() ? "-" : text;
 }
 
-// On one rank nothing communicates.
+// Returns "-" on one rank, where nothing communicates.
 std::string unless_alone(const std::string& text) { return world_size() == 1 ? "-" : text; }
 
 struct Case {
   std::string why;
   Style style;
-  Placement input;   // how x enters
-  Placement output;  // how y leaves
+  Placement input;   // layout of x
+  Placement output;  // layout of y
   const char* forward;
   const char* backward;
 };
@@ -65,7 +64,7 @@ at::Tensor placed(const at::Tensor& x, const Placement& placement) {
   return placement.is_shard() ? piece(x, placement.tensor_dim() < 0 ? x.dim() - 1 : placement.tensor_dim()) : x.clone();
 }
 
-// One Linear under `c`, x and y plain, each rank its piece.
+// Runs one Linear under `c`, where x and y are plain and each rank has its piece.
 void run_linear(const Case& c, const at::Tensor& x, bool bias) {
   CAPTURE(c.why);
   CAPTURE(bias);
@@ -111,7 +110,8 @@ TESSERA_RANKS_TEST_CASE("Linear with plain tensors in and out: values, gradients
       run_linear(c, numbers({4, 3, 16}), bias);
     }
   }
-  // A bias added to pieces of the batch has its gradient summed over them, beside the collectives of the activations.
+  // The gradient of a bias added to pieces of the batch is summed over them, besides the collectives of the
+  // activations.
   const Case scattered = {"35: rowwise to S(0)",
                           RowwiseParallel({.output_layouts = Shard(0), .use_local_output = true}),
                           Shard(-1),
@@ -140,8 +140,8 @@ TESSERA_RANKS_TEST_CASE("a rowwise bias under a scattered output: its gradient i
         (y * piece(weights, 0)).sum().backward();
       else
         (y * distribute_tensor(weights, mesh, {Shard(0)})).sum().backward();
-      // 2-D input: addmm adds the bias to the terms of the sum, whose gradient has been gathered for the weight's
-      // anyway.
+      // With 2-D input addmm adds the bias to the terms of the sum, whose gradient was gathered for the weight's
+      // gradient anyway.
       CHECK(counter.count_by_path("bias") == (x.dim() == 2 ? 0 : 1));
       check_parameters(*module, *reference, /*gradients=*/true, kExact);
     }
@@ -265,7 +265,7 @@ TESSERA_RANKS_TEST_CASE("36: Prepare styles annotate plain tensors and redistrib
   CHECK_FALSE(is_dtensor(module->seen.at(1)));
   REQUIRE_FALSE(is_dtensor(y));
   CHECK(difference(y, piece(reference->forward(x, x), 0)) <= kExact);
-  // A DTensor is not annotated again.
+  // A DTensor is not redistributed again.
   counter.reset();
   tp(distribute_tensor(x, mesh, {Shard(0)}, kNoSource), x);
   CHECK(counts(counter) == gathered);
@@ -308,7 +308,7 @@ TESSERA_RANKS_TEST_CASE("with data dimensions a plain activation is refused, nam
 
 namespace {
 
-// A norm of the user's own: its weight meets the activation by mul.
+// A user's norm whose weight multiplies the activation by mul.
 struct RmsNormImpl : torch::nn::Module {
   explicit RmsNormImpl(int64_t d) { weight = register_parameter("weight", at::ones({d})); }
   at::Tensor forward(const at::Tensor& x) { return x * (x.square().mean(-1, true) + 1e-6).rsqrt() * weight; }

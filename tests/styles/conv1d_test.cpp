@@ -1,4 +1,4 @@
-// A linear layer that keeps its weight transposed, as GPT-2's Conv1D does, known by the name of its class.
+// Tests a linear layer that keeps its weight transposed, as GPT-2's Conv1D does, recognized by the name of its class.
 
 #include <torch/nn.h>
 

@@ -9,7 +9,7 @@
 
 #include "tessera/mesh/device_mesh.h"
 
-// Meshes whose collectives move nothing: what a style does to parameters is seen in one process.
+// Meshes whose collectives move nothing, so that one process sees what a style does to parameters.
 namespace tessera::testing {
 
 inline DeviceMesh fake_mesh(int64_t rank, std::vector<int64_t> shape, std::vector<std::string> names = {}) {

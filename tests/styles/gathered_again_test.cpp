@@ -1,4 +1,4 @@
-// ColwiseParallel whose gathered input is not kept: the same numbers, one more all_gather.
+// Tests ColwiseParallel that does not keep its gathered input: the numbers are the same, with one more all_gather.
 
 #include <stdexcept>
 #include <string>
@@ -59,7 +59,7 @@ TESSERA_RANKS_TEST_CASE("an input that is gathered again gives what one that is 
   const DeviceMesh mesh = line();
   for (const bool bias : {false, true}) {
     check_alike(sample({2, 12, 6}), 1, bias, mesh);
-    check_alike(sample({7, 2, 6}), 0, bias, mesh);  // uneven, and empty on four ranks' last
+    check_alike(sample({7, 2, 6}), 0, bias, mesh);  // uneven, and empty on the last of four ranks
     check_alike(sample({5, 6}), 0, bias, mesh);
     check_alike(sample({1, 6}), 0, bias, mesh);
   }

@@ -80,7 +80,7 @@ TEST_CASE("a hooked module runs its hooks by m(x), m->forward(x), Sequential and
   Double m(10);
   m->register_forward_pre_hook(add_one);
   m->register_forward_hook([](const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) {
-    CHECK(value(inputs.at(0)) == 2);  // what the pre-hook made
+    CHECK(value(inputs.at(0)) == 2);  // the pre-hook's value
     outputs.at(0) = outputs.at(0) + 0.5;
   });
   const at::Tensor x = number(1);
@@ -90,7 +90,7 @@ TEST_CASE("a hooked module runs its hooks by m(x), m->forward(x), Sequential and
   CHECK(value(sequence->forward(x)) == 41);
   torch::nn::AnyModule any(m);
   CHECK(value(any.forward(x)) == 20.5);
-  CHECK(value(x) == 1);  // the caller's tensor is its own
+  CHECK(value(x) == 1);  // the caller's tensor is not changed
   CHECK(m->name() == "tessera::Hooked<(anonymous namespace)::DoubleImpl>");
 }
 
@@ -113,7 +113,7 @@ TEST_CASE("default arguments: of m(...) and of Sequential") {
   CHECK(value(m->forward(number(1), 3, std::nullopt, number(2))) == 12);
   torch::nn::AnyModule any(m);
   CHECK(value(any.forward(number(1), int64_t{3})) == 6);
-  // The tensors among the arguments that the caller gave, absent ones undefined.
+  // The hook sees the tensors among the given arguments; absent ones are undefined.
   CHECK(counts == std::vector<std::size_t>{1, 2, 3, 3});
 }
 

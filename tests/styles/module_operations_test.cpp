@@ -1,5 +1,5 @@
-// What LibTorch does to modules and parameters, done to parallelized ones: to, clone, zero_grad, clip_grad_norm_, every
-// optimizer, a scheduler.
+// Applies LibTorch's functions on modules and parameters to parallelized ones: to, clone, zero_grad, clip_grad_norm_,
+// every optimizer, a scheduler.
 
 #include <functional>
 #include <memory>
@@ -130,7 +130,7 @@ TESSERA_RANKS_TEST_CASE("zero_grad, to another dtype and back, train and eval", 
   CHECK((to_local(linear->weight).scalar_type() == at::kFloat));
   const at::Tensor xf = x.to(at::kFloat);
   const at::Tensor y = tp(xf);
-  CHECK(placements_of(y) == Placements{Replicate()});  // the contracts came along
+  CHECK(placements_of(y) == Placements{Replicate()});  // the copy has the contracts
   CHECK(difference(y, want->forward(xf)) <= 1e-5);
   got->to(at::kCPU, at::kDouble);
   got->eval();

@@ -1,4 +1,4 @@
-// What parallelize_module does to parameters, seen in one process on a fake mesh.
+// Tests in one process, on a fake mesh, what parallelize_module does to parameters.
 
 #include <string>
 #include <vector>
@@ -36,7 +36,7 @@ struct MlpImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mlp);
 
-// An embedding's rows are the head's columns: one tensor, registered twice.
+// The embedding's table is also the head's weight: one tensor, registered twice.
 struct TiedHeadImpl : torch::nn::LinearImpl {
   explicit TiedHeadImpl(const at::Tensor& shared)
       : LinearImpl(torch::nn::LinearOptions(shared.size(1), shared.size(0)).bias(false)) {
@@ -54,7 +54,7 @@ struct TiedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Tied);
 
-// Two parameters over one memory.
+// Two parameters share one memory.
 struct AliasedImpl : torch::nn::Module {
   explicit AliasedImpl(bool whole) {
     a = register_module("a", Linear(torch::nn::LinearOptions(8, 8).bias(false)));

@@ -1,5 +1,5 @@
-// A plain piece that meets a styled parameter: this rank's part where a contract says so, refused everywhere else,
-// whatever the operator and through whatever view of the parameter.
+// Gives a styled parameter's operator a plain piece: it is this rank's part where a contract says so, and refused
+// everywhere else, for every operator and every view of the parameter.
 
 #include <functional>
 #include <string>
@@ -118,7 +118,8 @@ TESSERA_RANKS_TEST_CASE("a plain piece is refused in every operator that reads n
         message = error.what_without_backtrace();
       }
       CAPTURE(message);
-      // A piece of the summed dimension fits no whole weight: einsum and its kin say so themselves.
+      // A piece of the summed dimension does not fit a whole weight: einsum and similar operators throw their own
+      // error.
       CHECK((message.find(text) != std::string::npos || (of_libtorch && dim == 1)));
       CHECK(difference(tp(distribute_tensor(x, mesh, {Shard(dim)})), want) <= 1e-13);
     }
@@ -153,7 +154,7 @@ TESSERA_RANKS_TEST_CASE("a plain piece is a piece in the operators of the contra
 
 namespace {
 
-// A product and a bias that is a view when it is added.
+// A product, and a bias that is added as a view.
 struct RowBiasImpl : torch::nn::Module {
   RowBiasImpl() : lin(register_module("lin", Linear(6, 8))) {}
   at::Tensor forward(const at::Tensor& x) { return x.matmul(lin->weight.t()) + lin->bias.unsqueeze(0); }
@@ -202,7 +203,7 @@ TESSERA_RANKS_TEST_CASE("a bias beside a local result under InferenceMode; its k
       const at::Tensor want = reference->forward(x), got = module->forward(columns ? x : here(x));
       REQUIRE_FALSE(is_dtensor(got));
       CHECK(difference(got, columns ? here(want) : want) <= 1e-13);
-      // Other additions go on as they do.
+      // Other additions are not affected.
       const at::Tensor both = module->bias + module->bias;
       CHECK(difference(full_tensor(both), 2 * reference->bias) <= 1e-13);
     }
@@ -262,7 +263,7 @@ TESSERA_RANKS_TEST_CASE("an optimizer whose state is older than the layouts: its
     torch::optim::SGD stepped(one->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     one->forward(at::ones({2, 8}, at::kDouble)).sum().backward();
     stepped.step();
-    torch::optim::Adagrad made(two->parameters());  // its state comes with its constructor
+    torch::optim::Adagrad made(two->parameters());  // its constructor makes its state
     auto tp_one = parallelize_module(one, line(), ColwiseParallel());
     auto tp_two = parallelize_module(two, line(), ColwiseParallel());
     auto tp_three = parallelize_module(three, line(), ColwiseParallel());

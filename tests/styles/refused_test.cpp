@@ -1,4 +1,4 @@
-// What parallelize_module refuses, alike on every rank and before it has converted anything.
+// Tests what parallelize_module refuses on every rank before it converts anything.
 
 #include <memory>
 #include <string>
@@ -50,7 +50,7 @@ struct PairImpl : torch::nn::Module {
 };
 TORCH_MODULE(Pair);
 
-// Places its weight and leaves a contract of one operator.
+// Places the weight and sets a contract of one operator.
 struct Placed : ParallelStyle {
   explicit Placed(Placement where, Placement desired = Replicate(), std::string what = "weight",
                   std::string in = "matmul")

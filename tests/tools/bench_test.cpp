@@ -1,4 +1,5 @@
-// That the benchmarks run: what of several processes measures, its ranks and the peer's, gives the same elements.
+// Checks that the benchmarks run: where several processes measure, the ranks and the peer's ranks get the same
+// elements.
 
 #include <fstream>
 #include <string>
@@ -17,7 +18,7 @@ namespace {
 const std::string kPeer = "bench/redistribute_peer.py";
 
 ShellOutcome redistribute(const std::string& peer, const std::string& arguments) {
-  // A peer that was edited lies elsewhere than what it imports.
+  // An edited peer is in another folder than the modules that it imports.
   return shell(
       "PYTHONPATH=bench TESSERA_PYTHON=$PYTHON timeout 200 bench/redistribute --quick --launch tools/launcher/launch "
       "--peer " +
@@ -33,7 +34,7 @@ ShellOutcome tp_block(const std::string& peer, const std::string& arguments) {
 
 nlohmann::json read_json(const std::string& file) { return nlohmann::json::parse(std::ifstream(file)); }
 
-// What a benchmark that must succeed writes.
+// Returns the figures that a benchmark, which must succeed, writes.
 nlohmann::json figures_of(const std::string& command) {
   const tessera::PrivateFolder folder;
   const std::string file = folder.path() + "/figures.json";
@@ -59,7 +60,7 @@ TEST_CASE("bench redistribute: every row is measured, ours and raw; the peer's w
     CAPTURE(name);
     CHECK(row["ours_us"] > 0);
     CHECK(row["raw_us"] > 0);
-    const bool to_partial = name.ends_with(";P(sum)");  // the peer has none
+    const bool to_partial = name.ends_with(";P(sum)");  // the peer has no such target
     CHECK(row.contains("peer_us") == !to_partial);
     CHECK(row.contains("refused") == to_partial);
     if (to_partial) CHECK(row["refused"].get<std::string>().find(refusal) != std::string::npos);
@@ -72,7 +73,7 @@ TEST_CASE("bench redistribute: every row is measured, ours and raw; the peer's w
 TEST_CASE("bench redistribute: a result in another order and an error that is no refusal end it") {
   struct Row {
     const char* why;
-    const char* edit;  // of the peer, by sed
+    const char* edit;  // sed's command on the peer
     const char* part;
   };
   const tessera::PrivateFolder folder;
@@ -179,7 +180,7 @@ TEST_CASE("bench plan_quality: no plan is off, and the time of planning is told"
     if (is_planning) CHECK(row["ours_us"] > 0);
     if (!is_planning) CHECK(row["off"] == 0);
   }
-  CHECK(optimum == 19 * 6);  // settings, cost models
+  CHECK(optimum == 19 * 6);  // settings times cost models
   CHECK(planning == 3 * 6);
 }
 

@@ -1,6 +1,5 @@
-// What a DTensor adds to a call, in instructions: a regression shows here on any machine. The limits are those of the
-// libraries as tests build them (-O1), a twentieth above what was counted; tools/bench instructions builds them as
-// users do.
+// Counts the instructions that a DTensor adds to a call, so that a regression shows on any machine. The limits are for
+// the libraries as tests build them (-O1), 5% above what was counted; tools/bench instructions builds them as users do.
 
 #include <fstream>
 #include <string>
@@ -18,7 +17,7 @@ namespace {
 
 struct Limit {
   const char* row;
-  double added;  // instructions a call beside plain tensors
+  double added;  // instructions per call more than with plain tensors
 };
 
 constexpr Limit kLimits[] = {
@@ -31,7 +30,7 @@ constexpr Limit kLimits[] = {
     {"cat_of_2", 2190},
     {"layer_norm", 4060},
     {"softmax", 1640},
-    {"sdpa", 5150},  // the kernel itself takes some hundreds more or fewer
+    {"sdpa", 5150},  // the kernel itself varies by some hundreds
     {"foreach_add_of_100", 83500},
     {"from_local", 4550},
     {"five_operators_and_back", 24100},

@@ -43,7 +43,7 @@ bool wait_until(const std::function<bool()>& holds) {
   return false;
 }
 
-// A started launcher whose output goes to files of `folder`.
+// Starts a launcher whose output goes to files in `folder`.
 pid_t start_launch(const std::vector<std::string>& arguments, const std::string& folder) {
   const pid_t pid = ::fork();
   if (pid != 0) return pid;

@@ -1,4 +1,4 @@
-// Medians of paired ratios and their intervals: the figures of the benchmarks.
+// Tests medians of paired ratios and their intervals, which benchmarks report.
 
 #include "tessera/bench/paired.h"
 
@@ -12,7 +12,7 @@ using tessera::bench::ratio_of;
 
 namespace {
 
-// n, n - 1, ..., 1 over 1.
+// Returns the ratios n, n - 1, ..., 1 over 1.
 Ratio of_numbers_to(int n) {
   std::vector<double> a;
   for (int i = n; i >= 1; --i) a.push_back(i);
@@ -26,7 +26,7 @@ TEST_CASE("the median of ratios lies between order statistics by the binomial di
     int n;
     double median, low, high;
   };
-  // Tables of the sign test: 51 numbers leave out 18 at each end, 9 leave out one, 6 none; 5 do not reach 95%.
+  // By tables of the sign test, 51 numbers omit 18 at each end, 9 omit one, 6 none; 5 do not reach 95%.
   for (const Row& row : {Row{51, 26, 19, 33}, Row{50, 25.5, 18, 33}, Row{9, 5, 2, 8}, Row{6, 3.5, 1, 6},
                          Row{5, 3, 1, 5}, Row{1, 1, 1, 1}}) {
     CAPTURE(row.n);

@@ -1,4 +1,5 @@
-// TorchScript functions that index, beside the same calls from C++: lists of optional tensors that TorchScript builds.
+// Compares TorchScript functions that index, whose lists of optional tensors TorchScript builds, with the same calls in
+// C++.
 
 #include <functional>
 #include <memory>
@@ -33,14 +34,14 @@ using namespace tessera::testing;
 using at::indexing::Slice;
 
 struct Operands {
-  at::Tensor x;     // (7, 3), as the layout says
-  at::Tensor v;     // (4, 3), as the layout says
+  at::Tensor x;     // (7, 3), with the layout under test
+  at::Tensor v;     // (4, 3), with the layout under test
   at::Tensor rows;  // (4), long
   at::Tensor cols;  // (4), long
 };
 
 struct Row {
-  std::vector<std::string> lines;  // TorchScript, of x, v, rows and cols
+  std::vector<std::string> lines;  // TorchScript code with x, v, rows and cols
   std::function<at::Tensor(const Operands&)> call;
 };
 
@@ -106,7 +107,7 @@ struct Called {
   at::Tensor x_grad, v_grad;
 };
 
-// On new leaves, so that each call has gradients of its own.
+// Calls it on new leaves, so that each call has gradients of its own.
 Called called(const Operands& given, const std::function<at::Tensor(const Operands&)>& call) {
   Operands o = given;
   o.x = given.x.detach().clone().set_requires_grad(true);
@@ -130,7 +131,7 @@ bool same_whole(const at::Tensor& mine, const at::Tensor& plain) {
   return mine.defined() && same_values(is_dtensor(mine) ? full_tensor(mine.detach()) : mine, plain.detach());
 }
 
-// Under any mode: a plain index is one only where ImplicitReplication takes it.
+// Checks a row under every mode: a plain index counts as one only under ImplicitReplication.
 void check_row(const Row& row, const Operands& plain, const Operands& mine) {
   const auto unit =
       torch::jit::compile(fmt::format("def f(x, v, rows, cols):\n    {}\n", fmt::join(row.lines, "\n    ")));

@@ -44,7 +44,7 @@ class Layer(nn.Module):
 
     def forward(self, x):
         x = x + self.attn(self.norm1(x))
-        # Pointwise operators in a row, and a branch: what the executor specializes.
+        # Several pointwise operators in a row, and a branch, are what the executor specializes.
         y = self.up(self.norm2(x))
         y = torch.sigmoid(y) * y * 1.5 + 0.25
         if y.size(0) > 1:

@@ -1,4 +1,4 @@
-// TorchScript modules under plans, beside the same modules in one process.
+// Compares TorchScript modules under plans with the same modules in one process.
 
 #include <cstdlib>
 #include <optional>
@@ -54,7 +54,7 @@ struct Row {
   at::Tensor input;
 };
 
-// Torch's generator is the process's: inputs are made before ranks start.
+// Torch's generator belongs to the process, so inputs are made before ranks start.
 std::vector<Row> rows() {
   torch::manual_seed(5);
   const at::Tensor x = torch::randn({5, 10}, torch::kDouble), ids = torch::arange(10).remainder(13).view({2, 5});
@@ -73,7 +73,7 @@ std::vector<Row> rows() {
           {"conv1d", kConv1D, sequences}};
 }
 
-// Four calls, forward and backward: the first is profiled, those after it run code specialized for what came.
+// Makes four calls, forward and backward: the first is profiled, later ones run code specialized for its arguments.
 void check_calls(const Row& row, const DeviceMesh& mesh, const ParallelizeOptions& options) {
   CAPTURE(row.name);
   torch::jit::Module reference = load(row.name), module = load(row.name);
@@ -166,7 +166,7 @@ TEST_CASE("parameters lie as the plan says, tied ones stay tied, collectives are
       const Strict strict;
       tp(row.input);
       CAPTURE(counter.to_string());
-      CHECK(counter.count("all_reduce") == 5);  // the embedding, and two a layer
+      CHECK(counter.count("all_reduce") == 5);  // one of the embedding, and two per layer
       CHECK(counter.total() == 5);
     }
   });
@@ -180,7 +180,7 @@ TEST_CASE("MultiheadAttention by heads, and Conv1D, make one all_reduce in forwa
         const DeviceMesh mesh = init_device_mesh("cpu", {size}, {"tp"}, world);
         torch::jit::Module module = load(row.name);
         auto tp = parallelize_module(module, mesh, row.plan);
-        for (const int mode : {0, 0, 1, 1, 2, 2}) {  // with gradients, without, and where there is no autograd
+        for (const int mode : {0, 0, 1, 1, 2, 2}) {  // with gradients, without them, in inference mode
           CAPTURE(row.name);
           CAPTURE(size);
           CAPTURE(mode);

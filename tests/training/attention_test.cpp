@@ -1,4 +1,4 @@
-// torch::nn::MultiheadAttention cut by heads, alone and in LibTorch's own transformers, beside one process.
+// Tests torch::nn::MultiheadAttention sharded by heads, alone and in LibTorch's own transformers, against one process.
 
 #include <string>
 #include <vector>
@@ -45,7 +45,7 @@ TransformerEncoder make_encoder(int64_t heads, double dropout) {
 
 TESSERA_RANKS_TEST_CASE("TransformerEncoder by heads equals one process: outputs, gradients, three steps",
                         {1, 2, 3, 4}) {
-  for (const int64_t heads : {12, 4, 2}) {  // evenly dealt out; not on three ranks; not one for every rank
+  for (const int64_t heads : {12, 4, 2}) {  // even; uneven on three ranks; fewer heads than ranks
     CAPTURE(heads);
     train_sgd([&] { return make_encoder(heads, 0); }, kPlan, {line(), {Replicate()}}, {7, 3, kWidth});
   }
@@ -88,7 +88,7 @@ TESSERA_RANKS_TEST_CASE("two all-reduces a layer under Strict, dropout on, forwa
 
 namespace {
 
-// The output, then the gradients of the input and of all parameters, of one step of training.
+// Returns the output, then the gradients of the input and of all parameters, of one training step.
 std::vector<at::Tensor> dropped_step(const DeviceMesh& mesh) {
   TransformerEncoder encoder = make_encoder(4, 0.1);
   fill(*encoder);
@@ -115,7 +115,7 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout draws as one rank does"
     CAPTURE(i);
     CHECK(difference(got[i], want[i]) <= 1e-12);
   }
-  // And dropout was on.
+  // This shows that dropout was on.
   TransformerEncoder plain = make_encoder(4, 0);
   fill(*plain);
   CHECK(difference(got[0], plain->forward(numbers({7, 3, kWidth}))) > 1e-3);
@@ -140,7 +140,7 @@ std::vector<Form> forms() {
           {"masks", options(), true, true}};
 }
 
-// The three ways in which it packs projections: one input, keys that are values, all different.
+// The three ways in which the layer packs projections: one input, equal keys and values, all different.
 struct Inputs {
   at::Tensor query, key, value;
 };
@@ -153,7 +153,7 @@ std::vector<Inputs> inputs_of(const Form& form) {
 }
 
 struct Attended {
-  at::Tensor out, weights, query, key, value;  // the last three hold gradients
+  at::Tensor out, weights, query, key, value;  // query, key and value hold gradients
 };
 
 Attended attend(MultiheadAttention& module, const Form& form, const Inputs& x, bool average) {

@@ -12,14 +12,14 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/styles/blocks.h"
 
-// Training with parameters cut over the data dimension too, beside one process. Meshes are {dp, tp}.
+// Trains with parameters that are sharded over the data dimension too, against one process. Meshes are {dp, tp}.
 namespace tessera::testing {
 
-// The gradient of a key's bias is zero but for rounding: it shifts all scores of a row alike.
+// The gradient of a key's bias is zero except for rounding: it shifts all scores of a row equally.
 inline const Rows kKeyBias = {"wk.bias"};
 inline const ParallelizeOptions kZero = {.data_placement = Shard(0)};
 
-// This rank's piece of the batch.
+// Returns this rank's piece of the batch.
 inline at::Tensor piece(const at::Tensor& x, const DeviceMesh& mesh) {
   const Placements placements = {Shard(0), Replicate()};
   const Tile tile = local_tile(x.sizes(), placements, mesh.mesh().shape(), *mesh.coordinate());
@@ -28,10 +28,10 @@ inline at::Tensor piece(const at::Tensor& x, const DeviceMesh& mesh) {
   return from_local(Region(tile, x.sizes().vec()).read(x.detach()).contiguous(), mesh, placements, options);
 }
 
-// What runs under Strict: all but what a rule of the model's own operators has to communicate.
+// What runs under Strict: everything except what a rule of the model's own operators must communicate.
 enum class Under { kNothing, kStrictForward, kStrict };
 
-// Three steps of both; outputs, gradients and parameters are compared at each.
+// Makes three steps of both, and compares outputs, gradients and parameters after each.
 template <class Optimizer, class Make, class Options>
 void train(const Make& make, const ParallelPlan& plan, const at::Tensor& x, const DeviceMesh& mesh,
            const Options& options, Under under, const Rows& except = kKeyBias) {

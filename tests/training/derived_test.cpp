@@ -1,5 +1,5 @@
-// What is computed from parameters that are cut over the data dimension too, and how operators take both: beside one
-// process.
+// Tests values computed from parameters that are sharded over the data dimension too, and operators that take both,
+// against one process.
 
 #include <functional>
 #include <string>
@@ -28,7 +28,7 @@ namespace {
 using namespace tessera;
 using namespace tessera::testing;
 
-// The same on every rank: these are threads, which share the process's generator.
+// Returns numbers that are the same on every rank: ranks are threads here, which share the process's generator.
 at::Tensor waves(at::IntArrayRef sizes, double seed) {
   return at::arange(c10::multiply_integers(sizes), at::kDouble).mul(0.37 + 0.11 * seed).add(seed).sin().view(sizes);
 }
@@ -36,7 +36,7 @@ at::Tensor waves(at::IntArrayRef sizes, double seed) {
 struct UsesImpl;
 using Use = std::function<at::Tensor(const UsesImpl&, const at::Tensor& x)>;
 
-// A module that uses some parameters in one way of its own; x is [8, 8], as some of them.
+// A module that uses some parameters in one particular way; x is [8, 8], and so are some of them.
 struct UsesImpl : torch::nn::Module {
   UsesImpl(const std::string& used, Use how) : use(std::move(how)) {
     double seed = 0;
@@ -65,7 +65,7 @@ struct Row {
   std::string used;
   Use use;
   int64_t gathers;         // in forward, on 2 x 1
-  int64_t reductions = 0;  // of one number
+  int64_t reductions = 0;  // all_reduces of one number
 };
 
 at::Tensor times(const at::Tensor& x, const at::Tensor& weight) { return at::matmul(x, weight.t()); }
@@ -148,7 +148,7 @@ TEST_CASE("collectives of forward: each parameter gathered once, and what is com
 
 namespace {
 
-// Batch first, as the other modules have it; LibTorch's is sequence first.
+// Takes the batch first, as the other modules do; LibTorch's module takes the sequence first.
 struct AttendsImpl : torch::nn::Module {
   AttendsImpl() : attention(register_module("attention", torch::nn::MultiheadAttention(12, 3))) {}
   at::Tensor forward(const at::Tensor& x) {

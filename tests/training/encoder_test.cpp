@@ -1,4 +1,4 @@
-// LibTorch's own torch::nn::TransformerEncoder under styles against one process.
+// Tests torch::nn::TransformerEncoder under styles against one process.
 
 #include <string>
 #include <vector>
@@ -25,7 +25,7 @@ using torch::nn::TransformerEncoder;
 
 constexpr int64_t kWidth = 24;
 
-// Feed-forward and norms styled; attention stays replicated. Sequence first, as LibTorch has it.
+// Feed-forward and norms have styles; attention stays replicated. LibTorch takes the sequence first.
 const ParallelPlan kPlan = {{"layers.*.linear1", ColwiseParallel()},
                             {"layers.*.linear2", RowwiseParallel()},
                             {"layers.*.norm?", SequenceParallel(0)}};
@@ -37,7 +37,7 @@ TransformerEncoder make(double dropout) {
 
 TransformerEncoder make_encoder() { return make(0.0); }
 
-// The key's third of the packed bias: it shifts all scores of a row alike, so its gradient is zero but for rounding.
+// The key's third of the packed bias shifts all scores of a row equally, so its gradient is zero except for rounding.
 const Rows kKeyBias = {"self_attn.in_proj_bias", kWidth, 2 * kWidth};
 
 }  // namespace
@@ -71,16 +71,16 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout: replicas agree on ever
   auto tp = parallelize_module(encoder, mesh, kPlan);
   manual_seed(11, mesh.world());
   const at::Tensor x = numbers({4 * world_size(), 2, kWidth});
-  // The output is replicated or cut; brought together, every rank must have the same values.
+  // The output is replicated or sharded; as a whole, every rank must have the same values.
   const at::Tensor y = full_tensor(tp(Feed{mesh, {Replicate()}}(x)));
   FromLocalOptions check;
   check.check = true;
   CHECK_NOTHROW(from_local(y.detach(), mesh, {Replicate()}, check));
-  // Ones in equal pieces: what survives dropout tells the draws apart.
+  // Every rank has ones of the same shape: the elements that dropout keeps show whether ranks draw differently.
   const at::Tensor ones = Feed{mesh, {Shard(0)}}(at::ones({8 * world_size(), 8}, at::kDouble));
   const at::Tensor drawn = full_tensor(at::dropout(ones, 0.5, true)).detach();
   CHECK_FALSE(at::equal(drawn.narrow(0, 0, 8), drawn.narrow(0, 8, 8)));
-  // The same seed gives the same draws again.
+  // The same seed draws the same numbers.
   manual_seed(11, mesh.world());
   CHECK(at::equal(full_tensor(tp(Feed{mesh, {Replicate()}}(x))), y));
 }

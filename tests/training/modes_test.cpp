@@ -1,4 +1,4 @@
-// One block, 2-D and 3-D input, with and without bias, under each mode that code may run in.
+// Runs one block, with 2-D and 3-D input, with and without bias, under each mode that code may run in.
 
 #include <string>
 #include <vector>
@@ -47,7 +47,7 @@ void each_form(at::ScalarType dtype, const Body& body) {
   }
 }
 
-// Runs `function` without gradients forward, and again with them in backward.
+// Runs `function` without gradients in forward, and again with them in backward.
 struct Recompute : torch::autograd::Function<Recompute> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, Parallelized<Mlp>* function) {
     ctx->saved_data["function"] = reinterpret_cast<int64_t>(function);
@@ -82,7 +82,7 @@ TESSERA_RANKS_TEST_CASE("a block under grad, no_grad and InferenceMode", {1, 2, 
       CHECK(placements_of(y) == Placements{Replicate()});
       CHECK(difference(y, expected) <= 1e-12);
     }
-    // And gradients again after it.
+    // Gradients work again afterwards.
     pair.tp(x).sum().backward();
     expected.sum().backward();
     check_parameters(*pair.got, *pair.want, /*gradients=*/true, 1e-12);
@@ -97,7 +97,7 @@ TESSERA_RANKS_TEST_CASE("a block under autocast computes in bfloat16, as one pro
     at::autocast::set_autocast_enabled(at::kCPU, false);
     at::autocast::clear_cache();
     CHECK((y.scalar_type() == expected.scalar_type()));
-    // bfloat16 has 8 bits: a sum in another order differs by a few of its last.
+    // bfloat16 has 8 bits of precision: a sum in another order differs in its last bits.
     CHECK(difference(y.to(at::kFloat), expected.to(at::kFloat)) <= 0.03);
     y.to(at::kFloat).sum().backward();
     expected.to(at::kFloat).sum().backward();

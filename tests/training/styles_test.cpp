@@ -1,4 +1,4 @@
-// Unmodified torch::nn code under styles against one process: outputs, gradients, and parameters after steps.
+// Tests unmodified torch::nn code under styles against one process: outputs, gradients, and parameters after steps.
 
 #include <string>
 #include <vector>
@@ -25,14 +25,14 @@ const ParallelPlan kBlock = {{"attn.w[qkv]", ColwiseParallel()},
                              {"attn.wo", RowwiseParallel()},
                              {"mlp.up", ColwiseParallel()},
                              {"mlp.down", RowwiseParallel()}};
-// The residual stream cut along the sequence.
+// The residual stream is sharded along the sequence.
 const ParallelPlan kSequence = {{"norm?", SequenceParallel()},
                                 {"attn.w[qkv]", ColwiseParallel({.input_layouts = Shard(1)})},
                                 {"attn.wo", RowwiseParallel({.output_layouts = Shard(1)})},
                                 {"mlp.up", ColwiseParallel({.input_layouts = Shard(1)})},
                                 {"mlp.down", RowwiseParallel({.output_layouts = Shard(1)})}};
 
-// The gradient of a key's bias is zero but for rounding: it shifts all scores of a row alike.
+// The gradient of a key's bias is zero except for rounding: it shifts all scores of a row equally.
 const Rows kKeyBias = {"wk.bias"};
 
 Mlp make_mlp() { return Mlp(10, 16, 12); }
@@ -105,7 +105,7 @@ TESSERA_RANKS_TEST_CASE("collectives of a block under Strict: two all-reduces fo
 
 namespace {
 
-// The logits' weight is the embedding's.
+// The weight of the logits is the embedding's.
 struct LanguageModelImpl : torch::nn::Module {
   LanguageModelImpl()
       : tok(register_module("tok", torch::nn::Embedding(13, 8))), mlp(register_module("mlp", Mlp(8, 12, 8))) {

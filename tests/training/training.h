@@ -16,20 +16,20 @@
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
 
-// Training under styles beside training in one process, on the same numbers.
+// Trains under styles and in one process on the same numbers, and compares.
 namespace tessera::testing {
 
 inline DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
 inline DeviceMesh grid() { return init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world()); }
 
-// The largest difference from one process, over the tensor's largest magnitude, that a test allows.
+// The largest difference from one process, relative to the tensor's largest magnitude, that a test allows.
 struct Tolerance {
   at::ScalarType dtype;
   double limit;
 };
 inline const std::vector<Tolerance> kTolerances = {{at::kDouble, 1e-12}, {at::kFloat, 1e-5}};
 
-// How the input of a step enters: plain where every rank of one mesh dimension has it all, else as this rank's piece.
+// How a step gets its input: plain where every rank of a 1-D mesh has it whole, else as this rank's piece.
 struct Feed {
   DeviceMesh mesh;
   Placements placements;
@@ -44,7 +44,8 @@ struct Feed {
   }
 };
 
-// One step forward and backward of `got` and `want` on the same input; compares outputs and the input's gradients.
+// Makes one step forward and backward of `got` and `want` on the same input; compares outputs and the input's
+// gradients.
 template <class Module, class Parallel>
 void step(Module& want, Parallel& got, const Feed& feed, const at::Tensor& x, double limit) {
   at::Tensor plain = x.detach().clone().set_requires_grad(true);
@@ -57,9 +58,10 @@ void step(Module& want, Parallel& got, const Feed& feed, const at::Tensor& x, do
   CHECK(difference(mine.grad(), plain.grad()) <= limit);
 }
 
-// Three steps; outputs and all gradients are compared at each, parameters at the end. `zero` names a parameter whose
-// true gradient is zero but for rounding, which no relative limit fits; where the optimizer divides a gradient by its
-// own size (AdamW), its steps are rounding too, and `divides` leaves the parameter out of the last comparison.
+// Makes three steps; compares outputs and all gradients after each, and parameters at the end. `zero` names a parameter
+// whose true gradient is zero, so that rounding alone remains and no relative limit fits. Where the optimizer divides a
+// gradient by its own size (AdamW), that parameter's steps are rounding too, and `divides` leaves it out of the last
+// comparison.
 template <class Optimizer, class Make, class Options>
 void train(const Make& make, const ParallelPlan& plan, const Feed& feed, const std::vector<int64_t>& shape,
            const Options& options, const Rows& zero, bool divides) {

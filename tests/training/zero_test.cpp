@@ -1,5 +1,5 @@
-// Parameters cut over the data dimension too (data_placement): training beside one process, the collectives, and the
-// memory.
+// Tests parameters that are sharded over the data dimension too (data_placement): training against one process,
+// collectives, and memory.
 
 #include <optional>
 #include <string>
@@ -31,8 +31,8 @@ using namespace tessera::testing;
 
 const ParallelPlan kMlp = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
 
-// Every kind of use of a parameter: rows looked up, norms, products with and without bias, a convolution, a plain
-// multiplication, a recurrence, and a weight that is used twice.
+// Uses parameters in every way: rows looked up, norms, products with and without bias, a convolution, a plain
+// multiplication, a recurrent layer, and a weight that is used twice.
 struct AllKindsImpl : torch::nn::Module {
   AllKindsImpl()
       : tok(register_module("tok", torch::nn::Embedding(13, 8))),
@@ -57,7 +57,7 @@ struct AllKindsImpl : torch::nn::Module {
 };
 TORCH_MODULE(AllKinds);
 
-// Torch's generator is the process's: models and inputs are made once, before ranks start.
+// Torch's generator belongs to the process: models and inputs are made once, before ranks start.
 struct Cases {
   Mlp mlp{10, 16, 12};
   Block block{24, 12, 32};
@@ -72,7 +72,7 @@ struct Cases {
   }
 };
 
-// A copy of `module` that keeps what its members share.
+// Returns a copy of `module` whose members share what they share in the original.
 template <class Holder>
 Holder copy(const Holder& module, Holder fresh) {
   const torch::NoGradGuard no_grad;
@@ -125,7 +125,7 @@ TEST_CASE("every kind of module that uses parameters, and a weight that is used 
 
 namespace {
 
-// One parameter of which forward uses parts.
+// Forward uses parts of one parameter.
 struct PackedImpl : torch::nn::Module {
   PackedImpl() : weight(register_parameter("weight", torch::zeros({15, 8}))) {}
   at::Tensor forward(const at::Tensor& x) {
@@ -185,12 +185,12 @@ TEST_CASE(
     counter.reset();
     loss.backward();
     CAPTURE(counter.to_string());
-    // Both weights again, each for its input's gradient; the input's own is reduced over tp.
+    // Both weights are gathered again, each for its input's gradient; the input's own gradient is reduced over tp.
     CHECK(counter.count("all_gather") == 2);
     CHECK(counter.count("reduce_scatter") == 4);
     CHECK(counter.count_on("dp") == 6);
     CHECK(counter.count_on("tp") == 1);
-    // A step works on pieces.
+    // An optimizer's step uses only pieces.
     counter.reset();
     torch::optim::SGD(module->parameters(), torch::optim::SGDOptions(0.1).weight_decay(0.1).momentum(0.9)).step();
     torch::optim::AdamW(module->parameters(), torch::optim::AdamWOptions()).step();
@@ -215,7 +215,7 @@ struct TowerImpl : torch::nn::Module {
 };
 TORCH_MODULE(Tower);
 
-// The bytes of a step, forward and backward, beyond what the parameters take before it.
+// Returns the bytes that a step, forward and backward, needs beyond the parameters' bytes before it.
 int64_t step_bytes(const ParallelizeOptions& options) {
   const DeviceMesh mesh = fake_mesh(0, {4, 1}, {"dp", "tp"});
   Tower tower(8, 128);

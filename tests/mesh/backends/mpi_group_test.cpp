@@ -1,5 +1,5 @@
-// The c10d::Backend over MPI itself; //tests/mesh/collectives:collectives_test_mpi has what the library does with it. A
-// world of one has another backend.
+// Tests the c10d::Backend over MPI itself; //tests/mesh/collectives:collectives_test_mpi tests the library's
+// collectives on it. A world of one rank has another backend.
 
 #include <chrono>
 #include <stdexcept>
@@ -31,7 +31,7 @@ c10::intrusive_ptr<c10d::Backend> group() {
   return mesh.group(0);
 }
 
-// What a rank holds: small whole numbers.
+// Returns what a rank holds: small whole numbers.
 at::Tensor held(int64_t of, int64_t count, at::ScalarType dtype = at::kFloat) {
   return ((at::arange(count, at::kLong) * (of + 1) + of) % 3 + 1).to(dtype);
 }
@@ -48,7 +48,7 @@ void check_refused(const Call& call, const std::string& part) {
   CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), std::invalid_argument);
 }
 
-// Of all sizes: nothing, one, less than the ranks, in one step, the most for that, in two, in blocks.
+// All sizes: none, one, fewer than the ranks, one step, the largest for one step, two steps, several blocks.
 const std::vector<int64_t> kCounts = {0, 1, 2, 7, 1000, 4096, 4097, 20011, 3000001};
 
 }  // namespace
@@ -104,7 +104,7 @@ TESSERA_RANKS_TEST_CASE("reduce_scatter in both forms, uneven parts too", {2, 3,
     at::Tensor output = at::empty({each});
     mpi->_reduce_scatter_base(output, input)->wait();
     CHECK(at::equal(output, sum_of_all(n * each).narrow(0, rank() * each, each)));
-    // Rank i gets i elements more.
+    // Rank i gives i more elements.
     std::vector<Tensors> lists(1);
     for (int64_t to = 0; to < n; ++to) lists[0].push_back(held(rank(), each + to, at::kDouble));
     Tensors outputs = {at::empty({each + rank()}, at::kDouble)};
@@ -150,7 +150,7 @@ TESSERA_RANKS_TEST_CASE("allgather, gather, scatter and broadcast in lists, of t
 TESSERA_RANKS_TEST_CASE("alltoall by split sizes, by rows and in lists, empty parts too", {2, 3, 4}) {
   const auto mpi = group();
   const int64_t n = world_size();
-  // i rows of two from rank i to each, none from rank 0.
+  // Rank i sends i rows of two elements to each rank, and rank 0 sends none.
   std::vector<int64_t> send(static_cast<std::size_t>(n), rank()), receive;
   std::vector<at::Tensor> want;
   for (int64_t from = 0; from < n; ++from) {
@@ -180,7 +180,7 @@ TESSERA_RANKS_TEST_CASE("messages find each other by their tags, in any order, b
   Tensors a = {at::full({3}, rank(), at::kInt)}, b = {at::full({300000}, 10 + rank(), at::kInt)};
   Tensors from_a = {at::empty({3}, at::kInt)}, from_b = {at::empty({300000}, at::kInt)};
   Tensors sum = {held(rank(), 100000)}, other_sum = {held(rank(), 9)};
-  // Three collectives and four messages at once, waited for in another order.
+  // Three collectives and four messages run at once, and are waited for in another order.
   const auto first = mpi->allreduce(sum);
   const auto received_b = mpi->recv(from_b, peer, 7);
   const auto received_a = mpi->recv(from_a, peer, 6);
@@ -211,7 +211,7 @@ TESSERA_RANKS_TEST_CASE("a work is under way until it is asked for, unless it wa
   Tensors others = {held(rank(), 50000)};
   mpi->allreduce(others, at_once);
   CHECK(at::equal(others[0], sum_of_all(50000)));
-  // One that nobody holds is done all the same.
+  // A work that nobody holds still completes.
   Tensors dropped = {held(rank(), 50000)};
   mpi->allreduce(dropped);
   CHECK(at::equal(dropped[0], sum_of_all(50000)));
@@ -238,7 +238,7 @@ TESSERA_RANKS_TEST_CASE("a rank that has done its part may leave while others st
   CHECK(at::equal(tensors[0], sum_of_all(9)));
   if (rank() == 0) return;
   if (rank() == 1) {
-    // Longer than a wait goes on without a look at who has left.
+    // This is longer than a wait runs before it looks for ranks that have left.
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     mpi->send(tensors, 2, 0)->wait();
   } else {
@@ -279,7 +279,7 @@ TESSERA_RANKS_TEST_CASE("bad tensors, counts, ranks and tags are refused by name
   average.reduceOp = c10d::ReduceOp::AVG;
   Tensors whole = {ints};
   check_refused([&] { mpi->allreduce(whole, average); }, "allreduce over MPI: avg of Int is not defined");
-  // Nothing was sent: the group goes on.
+  // Nothing was sent, so the group can still be used.
   mpi->allreduce(one)->wait();
   CHECK(at::equal(one[0], at::full({2}, 2.0)));
 }

@@ -78,7 +78,7 @@ TEST_CASE("a NaN stays, and half is rounded once") {
     CHECK(reduce(op, at::tensor({nan, 1.0}).view({2, 1})).isnan().item<bool>());
     CHECK(reduce(op, at::tensor({1.0, nan}).view({2, 1})).isnan().item<bool>());
   }
-  // In float16 2048 + 1 is 2048, however often.
+  // In float16 2048 + 1 is 2048, however often 1 is added.
   CHECK(reduce(c10d::ReduceOp::SUM, at::tensor({2048.0, 1.0, 1.0}).to(at::kHalf).view({3, 1})).item<float>() == 2050);
 }
 

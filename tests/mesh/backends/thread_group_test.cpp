@@ -1,4 +1,4 @@
-// The process group of ranks that are threads, by c10d's own interface.
+// Tests the process group of ranks that are threads through c10d's interface.
 #include "tessera/mesh/backends/thread_group.h"
 
 #include <chrono>
@@ -22,7 +22,7 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-// Runs `body` with the group of all ranks, on 1, 2, 3, 4 and 8 of them.
+// Runs `body` with the group of all ranks, on 1, 2, 3, 4 and 8 ranks.
 void on_sizes(const std::function<void(c10d::Backend& group, int64_t me, int64_t n)>& body) {
   for (const int64_t size : {1, 2, 3, 4, 8}) {
     CAPTURE(size);
@@ -59,7 +59,7 @@ void check_throws(const Call& call, const std::string& part) {
   CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), Error);
 }
 
-// Every rank of two posts its half; the works of both throw `part` when they are waited for.
+// Each of two ranks starts its own collective; waiting for either work throws `part`.
 void check_mismatch(const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& first,
                     const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& second,
                     const std::string& part) {
@@ -351,7 +351,7 @@ TEST_CASE("who waits in vain says for whom after the time limit, and ends it for
                                    "timed out after 5 ms in barrier: ranks [11, 12] did not come");
   check_throws<std::runtime_error>([&] { groups[0]->recv(tensors, 2, 4)->wait(std::chrono::milliseconds(7)); },
                                    "timed out after 7 ms in a receive from rank 12 with tag 4");
-  // The receive that was given up takes no message.
+  // The receive that was given up does not take the message.
   const auto sent = groups[2]->send(tensors, 0, 4);
   CHECK_FALSE(sent->isCompleted());
   check_throws<std::runtime_error>([&] { sent->wait(); }, "a send to rank 10 with tag 4");

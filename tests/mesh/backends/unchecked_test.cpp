@@ -1,4 +1,4 @@
-// What Checked is for: what c10d does by itself when ranks disagree, and what its own check sees of it.
+// Shows what c10d does by itself when ranks disagree, and what its own check finds: the reasons for Checked.
 
 #include <array>
 #include <chrono>
@@ -25,7 +25,7 @@ using Body = std::function<at::Tensor(c10d::Backend&, bool odd)>;
 
 constexpr std::chrono::seconds kTimeout(20);
 
-// What a rank has got, or the text of what was thrown.
+// A rank's result, or the text that was thrown.
 struct Outcome {
   at::Tensor value;
   std::string error;
@@ -37,14 +37,14 @@ BackendPtr gloo_group(const StorePtr& store, int rank) {
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, 2, options);
 }
 
-// As TORCH_DISTRIBUTED_DEBUG=DETAIL does it.
+// Wraps the group as TORCH_DISTRIBUTED_DEBUG=DETAIL does.
 BackendPtr detail_mode(const StorePtr& store, int rank) {
   const BackendPtr carrier = gloo_group(c10::make_intrusive<c10d::PrefixStore>("carrier", store), rank);
   const BackendPtr checker = gloo_group(c10::make_intrusive<c10d::PrefixStore>("checker", store), rank);
   return c10::make_intrusive<c10d::ProcessGroupWrapper>(carrier, checker);
 }
 
-// `body` on two ranks that are threads, each with a group of its own; rank 1 is the odd one.
+// Runs `body` on two ranks that are threads, each with its own group; `odd` is true on rank 1.
 std::array<Outcome, 2> on_two_ranks(const MakeBackend& make, const Body& body) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   std::array<Outcome, 2> outcomes;
@@ -70,12 +70,12 @@ at::Tensor all_reduce(c10d::Backend& group, const at::Tensor& tensor) {
   return tensor;
 }
 
-// Ones, Float on one rank and Int on the other.
+// Returns ones, as Float on one rank and as Int on the other.
 at::Tensor two_dtypes(c10d::Backend& group, bool odd) {
   return all_reduce(group, at::ones({8}, odd ? at::kInt : at::kFloat));
 }
 
-// The weights' gradient and the bias's, which the odd rank takes the other way round; returns {weight, bias}.
+// Reduces the gradients of weight and bias, in the other order on the odd rank; returns {weight, bias}.
 at::Tensor swapped(c10d::Backend& group, bool odd) {
   at::Tensor weight = at::full({4}, 1.0f), bias = at::full({4}, 100.0f);
   all_reduce(group, odd ? bias : weight);

@@ -32,7 +32,7 @@ void check_mismatch(const Call& call, const std::vector<std::string>& parts) {
   }
 }
 
-// "ranks [0, 1]", "ranks [2]"
+// Names ranks in messages: "ranks [0, 1]", "ranks [2]".
 struct Names {
   explicit Names(const World& world) : last(fmt::format("ranks [{}]", world.size() - 1)) {
     std::vector<int64_t> all;
@@ -74,7 +74,7 @@ void check_swapped(const DeviceMesh& mesh, const Names& names, bool odd) {
                  {names.others + ": aten::linear: all_reduce", names.last + ": aten::mm: all_reduce"});
 }
 
-// Equal layers: the modules tell them apart.
+// The layers are equal, and Checked tells them apart by their modules.
 void check_swapped_modules(const DeviceMesh& mesh, const Names& names, bool odd) {
   const auto reduce = [&](const std::string& path) {
     const World::Scope scope(mesh.world(), "aten::linear", &path);
@@ -86,7 +86,7 @@ void check_swapped_modules(const DeviceMesh& mesh, const Names& names, bool odd)
   check_mismatch([&] { reduce(odd ? "up" : "down"); }, {"for up,", "for down,"});
 }
 
-// Alike in everything: nothing tells them apart.
+// The collectives are equal in everything, so Checked cannot tell them apart.
 void check_swap_unseen(const DeviceMesh& mesh, bool odd) {
   const auto reduce = [&](const at::Tensor& tensor) { return all_reduce(tensor, mesh, 0, ReduceOp::kSum); };
   const at::Tensor up = at::full({4}, 1.0f), down = at::full({4}, 100.0f);
@@ -100,7 +100,7 @@ void check_swap_unseen(const DeviceMesh& mesh, bool odd) {
 void check_splits(const DeviceMesh& mesh, bool odd) {
   const auto n = static_cast<std::size_t>(mesh.size());
   std::vector<int64_t> send(n, 1), receive(n, 1);
-  // The last rank expects 2 elements of rank 0, which sends 1.
+  // The last rank expects 2 elements from rank 0, which sends 1.
   if (odd) receive[0] = 2;
   check_mismatch([&] { all_to_all(at::ones({mesh.size()}), send, receive, mesh, 0); },
                  {fmt::format("all_to_all: rank 0 would send 1 elements to rank {}, which expects 2", n - 1)});
@@ -125,7 +125,7 @@ void check_disagreements(const std::shared_ptr<World>& world) {
                  {"Checked: aten::add: a plain tensor that counts as replicated is not the same on every rank of {tp: ",
                   names.last + ": Int (2) of content ", names.others + ": Int (2) of content "});
   CHECK(counter.total() == before);
-  // Nothing has moved, so that the job goes on.
+  // Nothing was sent, so the job can continue.
   CHECK(all_reduce(at::ones({1}), mesh, 0, ReduceOp::kSum).item<float>() == static_cast<float>(world->size()));
 }
 

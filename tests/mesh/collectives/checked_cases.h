@@ -8,9 +8,9 @@ class World;
 
 namespace tessera::testing {
 
-// Every way in which the last rank of two or more can disagree with the others, found by Checked on all of them.
+// Checks every way in which the last of two or more ranks can disagree with the others: Checked throws on all of them.
 void check_disagreements(const std::shared_ptr<World>& world);
-// A correct program under Checked: same values, same counts.
+// Checks that a correct program gives the same values and counts under Checked.
 void check_agreement(const std::shared_ptr<World>& world);
 
 }  // namespace tessera::testing

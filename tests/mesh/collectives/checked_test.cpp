@@ -1,4 +1,4 @@
-// Checked among ranks that are threads; checked_ranks_test has the same over Gloo.
+// Tests Checked among ranks that are threads; checked_ranks_test does so over Gloo.
 #include "tessera/mesh/collectives/checked.h"
 
 #include <stdexcept>
@@ -30,7 +30,7 @@ TEST_CASE("Checked is of one World, and ends with the guard") {
   }
   CHECK(Checked::enabled(*second) == before);
   const Checked on(*first);
-  CHECK_FALSE(Checked::enabled(*first));  // it moves nothing that could be compared
+  CHECK_FALSE(Checked::enabled(*first));  // a fake group moves nothing that could be compared
 }
 
 TEST_CASE("TESSERA_CHECKED is 0 or 1") {

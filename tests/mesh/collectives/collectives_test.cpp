@@ -28,21 +28,21 @@ const std::vector<at::ScalarType> kReal = {at::kByte,        at::kChar,     at::
 
 DeviceMesh line() { return init_device_mesh("cpu", {world()->size()}, {"tp"}, world()); }
 
-// What a rank holds: small whole numbers, different on every rank, exact in every dtype.
+// Returns what a rank holds: small whole numbers, different on every rank, exact in every dtype.
 at::Tensor held(int64_t rank, at::ScalarType dtype, at::IntArrayRef shape = {2, 3}) {
   int64_t count = 1;
   for (const int64_t size : shape) count *= size;
   return ((at::arange(count, at::kLong) * (rank + 1) + rank) % 4).reshape(shape).to(dtype);
 }
 
-// Byte by byte, so that every dtype can be compared.
+// Compares bytes, so that every dtype can be compared.
 bool same(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
   if (a.numel() == 0) return true;
   return at::equal(a.contiguous().flatten().view(at::kByte), b.contiguous().flatten().view(at::kByte));
 }
 
-// The reduction in float64 of what all ranks hold, in the dtype.
+// Returns the reduction, computed in float64, of what all ranks hold, in the dtype.
 at::Tensor reduced(ReduceOp op, at::ScalarType dtype, at::IntArrayRef shape = {2, 3}) {
   std::vector<at::Tensor> all;
   for (int64_t rank = 0; rank < world()->size(); ++rank) all.push_back(held(rank, dtype, shape).to(at::kDouble));
@@ -71,7 +71,7 @@ TESSERA_RANKS_TEST_CASE("all_gather brings every rank's tensor, of every dtype",
     CHECK(rows.sizes() == at::IntArrayRef({world()->size(), 2, 3}));
     for (int64_t rank = 0; rank < world()->size(); ++rank) CHECK(same(rows[rank], held(rank, dtype)));
   }
-  // Large ones go another way.
+  // Large tensors are gathered by another algorithm.
   const at::Tensor large = all_gather(held(world()->rank(), at::kInt, {100000}), mesh, 0);
   for (int64_t rank = 0; rank < world()->size(); ++rank) CHECK(same(large[rank], held(rank, at::kInt, {100000})));
   CHECK(all_gather(at::scalar_tensor(world()->rank(), at::kLong), mesh, -1).sum().item<int64_t>() ==
@@ -161,7 +161,7 @@ TESSERA_RANKS_TEST_CASE("all_to_all moves uneven pieces, empty ones too", {1, 2,
 }
 
 TESSERA_RANKS_TEST_CASE("a rank that neither sends nor receives takes part in an all_to_all", {3}) {
-  // 0 and 2 exchange; 1 has nothing.
+  // Ranks 0 and 2 exchange; rank 1 has nothing.
   const int64_t me = world()->rank();
   const std::vector<int64_t> counts = me == 1   ? std::vector<int64_t>{0, 0, 0}
                                       : me == 0 ? std::vector<int64_t>{0, 0, 4}
@@ -299,7 +299,7 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
   check_refused([&] { all_gather(at::Tensor(), mesh, 0); }, "all_gather: the tensor is undefined");
   check_refused([&] { all_gather(x.to_sparse(), mesh, 0); }, "all_gather: a sparse tensor on cpu cannot be sent");
   check_refused([&] { all_gather(x.to(at::kMeta), mesh, 0); }, "dense tensor on meta cannot be sent on mesh {tp: ");
-  // As a DTensor is made.
+  // This tensor is made as a DTensor is.
   at::Tensor bare(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3),
                                                        c10::scalarTypeToTypeMeta(at::kFloat), c10::Device(c10::kCPU)));
   bare.unsafeGetTensorImpl()->set_sizes_contiguous({n});

@@ -23,7 +23,7 @@ TEST_CASE("reused_empty: memory comes back when its last holder is gone, and not
   const void* const place = place_of(first);
   at::Tensor view = first.view({2, -1})[1];
   first.reset();
-  CHECK(place_of(reused_empty({kFloats}, at::kFloat)) != place);  // the view holds it
+  CHECK(place_of(reused_empty({kFloats}, at::kFloat)) != place);  // the view still uses it
   const std::size_t before = reusable_bytes();
   view.reset();
   CHECK(reusable_bytes() == before + kFloats * 4);
