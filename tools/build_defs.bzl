@@ -1,6 +1,6 @@
-"""The rules that every BUILD file here uses. Compiler flags live in this file alone.
+"""Defines the rules that every BUILD file here uses. All compiler flags are in this file.
 
-They serve users of the library too: load("@tessera//tools:build_defs.bzl", "tessera_distributed_test").
+Users of the library may use them too: load("@tessera//tools:build_defs.bzl", "tessera_distributed_test").
 """
 
 _WARNINGS = [
@@ -9,7 +9,7 @@ _WARNINGS = [
     "-Wnon-virtual-dtor",
     "-Woverloaded-virtual",
     "-Wvla",
-    # Options are given as {.timeout = t}; the fields left out have defaults.
+    # Options are given as {.timeout = t}; all other fields have defaults.
     "-Wno-missing-field-initializers",
     # GCC 12 reports these inside the standard library's own templates.
     "-Wno-restrict",
@@ -18,11 +18,12 @@ _WARNINGS = [
     "-Wno-maybe-uninitialized",
 ]
 
-# Libraries are optimized a little in every mode, tests in none: their time is compilation.
+# Libraries are compiled with at least -O1 in every mode, tests without optimization, since most of their time is
+# compilation.
 _LIBRARY_COPTS = ["-std=c++20", "-g0"] + _WARNINGS
 _TEST_COPTS = ["-std=c++20", "-g0", "-O0", "-include", "tessera/tests/harness/prelude.h"] + _WARNINGS
 
-# In this repository a warning is an error; in a user's it is the user's to decide.
+# In this repository a warning is an error; in a user's repository the user decides.
 def _werror():
     ours = Label("//tools:build_defs.bzl").workspace_name
     return ["-Werror"] if native.repository_name() == "@" + ours else []
@@ -40,7 +41,7 @@ def _include_prefix():
 def tessera_library(name, srcs = [], hdrs = [], deps = [], visibility = ["//visibility:public"], **kwargs):
     """A library whose header x.h in folder f is included as "tessera/f/x.h".
 
-    Pass alwayslink = True where an object registers something (kernels, test cases) and nothing names it.
+    Pass alwayslink = True where an object registers something (kernels, test cases) and no other object refers to it.
     """
     native.cc_library(
         name = name,
@@ -54,7 +55,7 @@ def tessera_library(name, srcs = [], hdrs = [], deps = [], visibility = ["//visi
     )
 
 def tessera_binary(name, srcs, deps = [], visibility = ["//visibility:public"], **kwargs):
-    """A program, compiled as the libraries are."""
+    """A program, compiled with the libraries' flags."""
     native.cc_binary(
         name = name,
         srcs = srcs,
@@ -65,7 +66,7 @@ def tessera_binary(name, srcs, deps = [], visibility = ["//visibility:public"], 
     )
 
 def _tests(name, srcs, deps, copts, backends, env, **kwargs):
-    """One test a backend: NAME for the first, NAME_mpi for mpi behind it. The cases are compiled once."""
+    """Makes one test per backend: NAME for the first, NAME_mpi for mpi after it. The cases are compiled once."""
     copts = _TEST_COPTS + _werror() + copts
     if len(backends) > 1:
         native.cc_library(
@@ -88,9 +89,9 @@ def _tests(name, srcs, deps, copts, backends, env, **kwargs):
         )
 
 def tessera_test(name, srcs, deps = [], size = "small", tags = [], backends = ["gloo"], env = {}, **kwargs):
-    """A doctest of one process; its main function is given. tools/test --full runs it under sanitizers too.
+    """A doctest of one process, with a main function. tools/test --full runs it under sanitizers too.
 
-    What else than Gloo `backends` names, such as "mpi", is for a test that starts ranks itself: it finds it in TESSERA_BACKEND.
+    Other `backends` than "gloo", such as "mpi", are for a test that starts ranks itself: TESSERA_BACKEND names them.
     """
     _tests(
         name = name,
@@ -107,7 +108,7 @@ def tessera_test(name, srcs, deps = [], size = "small", tags = [], backends = ["
 def tessera_distributed_test(name, srcs, deps = [], size = "medium", tags = [], backends = ["gloo"], env = {}, **kwargs):
     """A doctest with cases that run in several processes: TESSERA_RANKS_TEST_CASE of tests/harness/ranks.h.
 
-    backends: what carries CPU tensors between them. ["gloo", "mpi"] makes two tests of it, NAME and NAME_mpi. Without MPI on the
+    backends: the backends for CPU tensors. ["gloo", "mpi"] makes two tests, NAME and NAME_mpi. Without MPI on the
     machine each case of the second counts as skipped.
     """
     _tests(
@@ -123,7 +124,7 @@ def tessera_distributed_test(name, srcs, deps = [], size = "medium", tags = [], 
         backends = backends,
         env = env,
         size = size,
-        # Its ranks share the machine: two such tests at once on two cores would run into their time limits.
+        # The ranks share the machine: two such tests at once on two cores would exceed their time limits.
         tags = tags + ["cpu:2"],
         **kwargs
     )

@@ -53,7 +53,7 @@ struct Arguments {
   int64_t size = 0;
   double time_limit_s = 0;
   bool is_bare = false;
-  std::string backend;  // empty: not said
+  std::string backend;  // empty when it is not given
   std::vector<std::string> command;
 };
 
@@ -84,7 +84,8 @@ int launch(const Arguments& arguments) {
   return 0;
 }
 
-// The program and its arguments, behind our own options. Empty, with a message, when there is none.
+// Returns the program and its arguments, which follow the launcher's own options. If there is none, prints a message
+// and returns an empty list.
 std::vector<std::string> command_of(const CLI::App& app) {
   std::vector<std::string> command = app.remaining();
   if (!command.empty() && command.front() == "--") {
@@ -113,13 +114,13 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(0.001, 1e9));
   app.add_option(
          "--backend", arguments.backend,
-         "What carries CPU tensors: gloo (the default), or mpi, for which the ranks are made processes of one job of "
-         "Open MPI")
+         "Backend for CPU tensors: gloo (the default), or mpi, for which the ranks become processes of one Open MPI "
+         "job")
       ->envname("TESSERA_BACKEND")
       ->check(CLI::IsMember({"gloo", "mpi"}));
   app.add_flag("--no-prefix", arguments.is_bare,
-               "Print what the ranks write as it is, for programs that print on one rank alone");
-  // From the first word that is no option of ours on, all is the program's.
+               "Print the ranks' output without the prefix, for programs that print on one rank only");
+  // The first word that is not an option of the launcher is the program; all that follows are its arguments.
   app.prefix_command();
   app.footer("Then the program and its arguments: tools/launch -n 4 PROGRAM ARGS");
   try {

@@ -34,7 +34,7 @@ constexpr std::chrono::seconds kPatience{30};
 constexpr std::chrono::seconds kEndPatience{3};
 constexpr std::chrono::milliseconds kLook{5};
 
-// Opens what it will wait for before it tells that it is there.
+// The shell opens the pipe for which it will wait before it writes its file, and renames the file when it is complete.
 constexpr const char* kShell =
     R"(exec 3<"$1/hold"; env -0 >"$1/rank.part.$OMPI_COMM_WORLD_RANK" && )"
     R"(mv "$1/rank.part.$OMPI_COMM_WORLD_RANK" "$1/rank.$OMPI_COMM_WORLD_RANK"; exec cat <&3 >/dev/null)";
@@ -45,15 +45,16 @@ bool is_of_mpi(std::string_view variable) {
 
 std::vector<std::string> mpirun_command(int64_t size, const std::string& folder) {
   return {"mpirun", "--quiet", "--oversubscribe", "--bind-to", "none",
-          // On this host, whatever a batch system would give.
+          // Start on this host only, even in a batch system's job.
           "--mca", "plm", "isolated", "--mca", "ras", "^slurm,tm,lsf,gridengine",
-          // Ranks that end without MPI_Finalize, as those of tests do, are nothing to wait for.
+          // Do not wait for ranks that end without MPI_Finalize, as those of tests do.
           "--mca", "odls_base_sigkill_timeout", "0",
-          // Its files go where they are removed.
+          // Put mpirun's files into the folder that is removed.
           "--mca", "orte_tmpdir_base", folder, "-np", std::to_string(size), "sh", "-c", kShell, "sh", folder};
 }
 
-// What the user has set for Open MPI counts, unless it is what the mpirun that this process runs under has set.
+// Returns the environment for mpirun. It keeps the user's OMPI_MCA_* variables, unless this process itself runs under
+// an mpirun, which has set them.
 std::vector<std::string> mpirun_environment(const std::string& shared_memory) {
   std::map<std::string, std::string> variables = environment_without_launchers();
   const bool in_a_job = std::getenv("OMPI_COMM_WORLD_RANK") != nullptr;
@@ -62,10 +63,10 @@ std::vector<std::string> mpirun_environment(const std::string& shared_memory) {
     const std::size_t equals = text.find('=');
     if (text.starts_with("OMPI_MCA_")) variables.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
-  // All are on one host: nothing listens on a network's interface but mpirun.
+  // All ranks are on one host, so only mpirun listens on a network interface.
   variables.emplace("OMPI_MCA_btl", "self,vader");
   if (!shared_memory.empty()) variables.emplace("OMPI_MCA_btl_vader_backing_directory", shared_memory);
-  // A container's only user is often root; mpirun itself runs nothing but a shell that waits.
+  // In a container the only user is often root; and mpirun starts only shells that wait.
   variables.emplace("OMPI_ALLOW_RUN_AS_ROOT", "1");
   variables.emplace("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   std::vector<std::string> lines;
@@ -73,14 +74,15 @@ std::vector<std::string> mpirun_environment(const std::string& shared_memory) {
   return lines;
 }
 
-// A rank, or mpirun, that is killed leaves its shared memory behind; in a folder it is found and removed.
+// Makes a folder for the shared memory. A rank, or mpirun, that is killed leaves its shared memory behind; in a folder
+// of ours it can be removed.
 std::string make_shared_memory() {
   std::string path = "/dev/shm/tessera-XXXXXX";
   return ::mkdtemp(path.data()) != nullptr ? path : "";
 }
 
 int open_hold(const std::string& path) {
-  // For reading and writing, so that neither side waits for the other to open it.
+  // The pipe is opened for reading and writing, so that neither side waits for the other to open it.
   const int fd = ::mkfifo(path.c_str(), 0600) == 0 ? ::open(path.c_str(), O_RDWR | O_CLOEXEC) : -1;
   if (fd < 0) throw std::runtime_error(fmt::format("{}: {}", path, std::strerror(errno)));
   return fd;

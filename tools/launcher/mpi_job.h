@@ -9,23 +9,23 @@
 
 namespace tessera {
 
-// Places for ranks in one MPI job on this host; the ranks themselves are started by whoever holds it.
+// Reserves places for ranks in one MPI job on this host. The caller starts the ranks itself.
 //
-// Open MPI's mpirun starts, for each rank, a shell that writes down the variables it was given and then waits. A
-// process that has these variables is that rank to MPI, whoever its parent is. So ranks over MPI are started, watched
-// and ended as all others are, and a rank that fails leaves the others the time to say why: mpirun would kill them at
-// once.
+// Open MPI's mpirun starts a shell for each rank, which writes its environment variables to a file and then waits. MPI
+// takes any process that has these variables as that rank, whatever its parent is. So ranks over MPI are started,
+// watched and ended like all others, and after a failure the other ranks have time to report it: mpirun would kill them
+// at once.
 class MpiJob {
  public:
-  // Throws std::runtime_error, with what mpirun wrote, when there is none or it does not give the places within 30
-  // seconds.
+  // Throws std::runtime_error, with mpirun's output, when there is no mpirun or it does not provide the places within
+  // 30 seconds.
   explicit MpiJob(int64_t size);
-  // Ends mpirun: the ranks have ended.
+  // Ends mpirun. The ranks must have ended.
   ~MpiJob();
   MpiJob(const MpiJob&) = delete;
   MpiJob& operator=(const MpiJob&) = delete;
 
-  // Of one rank: those of mpirun, and TESSERA_BACKEND=mpi.
+  // Returns the variables for one rank: those of mpirun, and TESSERA_BACKEND=mpi.
   std::map<std::string, std::string> variables(int64_t rank) const;
 
  private:
@@ -36,12 +36,12 @@ class MpiJob {
   std::string output() const;
 
   const PrivateFolder folder_;
-  const std::string shared_memory_;  // a folder for the ranks' own, in /dev/shm; empty where there can be none
-  int hold_ = -1;                    // the shells wait until nobody has this open
+  const std::string shared_memory_;  // a folder in /dev/shm for the ranks' shared memory; empty if it cannot be made
+  int hold_ = -1;                    // the shells wait until no process has this pipe open
   Child mpirun_;
 };
 
-// Whether PATH has an mpirun.
+// Returns whether PATH has an mpirun.
 bool has_mpirun();
 
 }  // namespace tessera

@@ -4,10 +4,10 @@
 
 namespace tessera {
 
-// A new folder that only this user can enter, removed with all that is in it when the object dies.
+// Makes a new folder that only this user can enter. The destructor removes it with its content.
 class PrivateFolder {
  public:
-  // Made under TEST_TMPDIR, else TMPDIR, else /tmp. Throws std::runtime_error when it cannot be made.
+  // Makes it in TEST_TMPDIR, else TMPDIR, else /tmp. Throws std::runtime_error when it cannot be made.
   PrivateFolder();
   ~PrivateFolder();
   PrivateFolder(const PrivateFolder&) = delete;

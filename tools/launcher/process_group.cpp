@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPollInterval{10};
 constexpr std::chrono::milliseconds kTermToKill{1000};
-// For what is still in a pipe when every rank has ended.
+// When every rank has ended, output that is still in the pipes is read for at most this time.
 constexpr std::chrono::milliseconds kDrain{200};
 
 struct Output {
@@ -59,10 +59,10 @@ class ProcessGroup {
   void end_after(std::chrono::milliseconds wait);
 
   const ProcessGroupOptions& options_;
-  const Subreaper subreaper_;  // before the group has a process
+  const Subreaper subreaper_;  // made before the group has a process
   ProcessGroupResult result_;
   pid_t group_ = 0;
-  std::vector<pid_t> pids_;  // by rank; 0 once it has ended
+  std::vector<pid_t> pids_;  // one per rank; 0 once it has ended
   std::vector<Output> outputs_;
   std::optional<Clock::time_point> limit_;
   std::optional<Clock::time_point> term_at_;
@@ -92,7 +92,7 @@ ProcessGroupResult ProcessGroup::run() {
     pass_on_signal();
     keep_time();
   }
-  // A process that a rank left behind may hold its pipe open.
+  // The time is limited, since a process that a rank has started may still hold its pipe open.
   const Clock::time_point until = Clock::now() + kDrain;
   while (!outputs_.empty() && Clock::now() < until) read_outputs(kPollInterval);
   for (Output& output : outputs_) give_lines(output);
@@ -126,7 +126,7 @@ void ProcessGroup::read_outputs(std::chrono::milliseconds wait) {
   }
 }
 
-// Hands on the whole lines that are there; false at the end of the stream.
+// Passes the complete lines that are available to on_line. Returns false at the end of the stream.
 bool ProcessGroup::read_output(Output& output) {
   std::array<char, 65536> buffer;
   const ssize_t count = ::read(output.fd, buffer.data(), buffer.size());
@@ -143,13 +143,13 @@ bool ProcessGroup::read_output(Output& output) {
   return true;
 }
 
-// Hands on a last line that has no newline.
+// Passes a last line without a newline to on_line.
 void ProcessGroup::give_lines(Output& output) {
   if (!output.partial.empty() && options_.on_line) options_.on_line(output.rank, output.stream, output.partial);
   output.partial.clear();
 }
 
-// Renamed into place, so that a reader never sees half a line.
+// Writes a file and renames it into place, so that a reader never sees half a line.
 void write_exit(const std::string& path, const RankExit& exit) {
   std::ofstream(path + ".part") << exit.to_string();
   std::rename((path + ".part").c_str(), path.c_str());
@@ -178,13 +178,15 @@ void ProcessGroup::reap() {
   }
   reap_left_behind();
   if (failures.empty() || result_.failure || result_.timed_out) return;
-  // Of several in one sweep, one that was killed or left early is the likelier cause of the others.
+  // If several ranks failed since the last check, one that was killed or exited early is the likeliest cause of the
+  // others.
   const auto killed =
       std::find_if(failures.begin(), failures.end(), [](const RankExit& e) { return e.signal != 0 || e.early; });
   note_failure(killed != failures.end() ? *killed : failures.front());
 }
 
-// What a rank leaves in the group becomes this process's child, and is a zombie until it is waited for.
+// A process that an ended rank leaves in the group becomes this process's child, and is a zombie until this process
+// waits for it.
 void ProcessGroup::reap_left_behind() {
   while (true) {
     siginfo_t ended = {};
@@ -255,7 +257,7 @@ ProcessGroupResult run_process_group(const ProcessGroupOptions& options) {
     throw std::invalid_argument(
         fmt::format("run_process_group: {} ranks were asked for; at least 1 is needed", options.size));
   }
-  // A group becomes the parent of what its ranks leave behind; two at once would take each other's.
+  // This process becomes the parent of processes that ranks leave behind; two groups at once would kill each other's.
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   return ProcessGroup(options).run();

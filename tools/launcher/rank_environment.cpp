@@ -9,7 +9,8 @@
 namespace tessera {
 namespace {
 
-// How torchrun, Open MPI, MPICH, Slurm and Tessera tell a process its rank: two that disagree are an error in the rank.
+// With variables that start so torchrun, Open MPI, MPICH, Slurm and Tessera tell a process its rank. A rank that gets
+// two sets that disagree throws an error.
 constexpr std::array<std::string_view, 16> kOtherLaunchers = {
     "TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_", "TORCHELASTIC_", "MASTER_ADDR", "MASTER_PORT",
     "GROUP_RANK",   "GROUP_WORLD_SIZE",   "ROLE_",          "OMPI_",         "PMI_",        "PMIX_",

@@ -16,7 +16,8 @@
 namespace tessera {
 namespace {
 
-// Between fork and exec only calls that are safe in a signal handler: the parent may have had other threads.
+// Between fork and exec only functions that are safe in a signal handler are called, since the parent may have other
+// threads.
 
 [[noreturn]] void throw_errno(const char* what) {
   throw std::runtime_error(fmt::format("{}: {}", what, std::strerror(errno)));
@@ -24,7 +25,7 @@ namespace {
 
 void die_with_parent(pid_t parent, int signal) {
   ::prctl(PR_SET_PDEATHSIG, signal);
-  // The parent may have died before the line above.
+  // The parent may have died before prctl.
   if (::getppid() != parent) ::_exit(127);
 }
 
@@ -39,7 +40,8 @@ int parent_died_signal() { return SIGRTMIN + 5; }
 
 extern "C" void kill_own_group(int) { ::kill(0, SIGKILL); }
 
-// Blocks every signal but the one that tells of the parent's death, so that what is sent to the group passes it by.
+// Waits until the parent dies, then kills the group. Blocks every other signal, so that signals to the group do not end
+// it.
 [[noreturn]] void watch(pid_t parent) {
   ::setpgid(0, 0);
   sigset_t others;
@@ -48,7 +50,7 @@ extern "C" void kill_own_group(int) { ::kill(0, SIGKILL); }
   ::sigprocmask(SIG_SETMASK, &others, nullptr);
   ::signal(parent_died_signal(), kill_own_group);
   die_with_parent(parent, parent_died_signal());
-  // The pipes of other groups and the caller's output end when their owners do, not when this process does.
+  // This process must not hold open the pipes of other groups or the caller's output after their owners have ended.
   ::close_range(0, ~0U, 0);
   while (true) ::pause();
 }

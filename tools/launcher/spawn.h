@@ -7,24 +7,24 @@
 
 namespace tessera {
 
-// A child process and the reading ends of its output, non-blocking.
+// Holds a child process and the non-blocking reading ends of its output pipes.
 struct Child {
   pid_t pid = 0;
   int out = -1;
   int err = -1;
 };
 
-// A pipe whose ends no program inherits; both are closed when it dies, but for a reading end that was taken.
+// Owns a pipe whose ends no program inherits. The destructor closes both ends, except a reading end that was taken.
 class OutputPipe {
  public:
-  // Throws std::runtime_error when there can be none.
+  // Throws std::runtime_error when no pipe can be made.
   OutputPipe();
   ~OutputPipe();
   OutputPipe(const OutputPipe&) = delete;
   OutputPipe& operator=(const OutputPipe&) = delete;
 
   int write_end() const { return write_end_; }
-  // The reading end, non-blocking, which the caller closes from now on.
+  // Returns the non-blocking reading end, which the caller must close.
   int take_read_end();
 
  private:
@@ -32,12 +32,12 @@ class OutputPipe {
   int write_end_ = -1;
 };
 
-// Starts a process that does nothing but lead a process group, and kills the whole group when the calling process dies.
-// Returns its pid, which is the group's. Throws std::runtime_error when no process can be made.
+// Starts a process that only leads a process group, and kills the whole group when the calling process dies. Returns
+// its pid, which is also the group's id. Throws std::runtime_error when no process can be made.
 pid_t spawn_watchdog();
 
-// Starts `command` in process group `group` with exactly `environment`; it is killed when the calling thread ends. A
-// program that cannot be started exits with code 127 and says why on standard error.
+// Starts `command` in process group `group` with exactly `environment`. It is killed when the calling thread ends. If
+// the program cannot be started, the child exits with code 127 and writes the reason to standard error.
 // Throws std::runtime_error when no process or pipe can be made.
 Child spawn(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group);
 

@@ -30,7 +30,7 @@ void Subreaper::for_each_child(const Visit& visit) {
     std::ifstream file(entry.path() / "stat");
     std::string line;
     if (!std::getline(file, line)) continue;
-    // The command's name, in parentheses, may hold anything: the fields start behind the last one.
+    // The command's name stands in parentheses and may itself contain some, so the fields start after the last ')'.
     std::istringstream fields(line.substr(line.rfind(')') + 1));
     char state = '?';
     pid_t parent = 0;

@@ -8,11 +8,13 @@
 
 namespace tessera {
 
-// While it lives, this process becomes the parent of every descendant that its own parent leaves behind
-// (PR_SET_CHILD_SUBREAPER), whatever session or process group it went to; end_all() kills them.
+// While it lives, this process becomes the parent of every descendant whose own parent has ended
+// (PR_SET_CHILD_SUBREAPER), in any session or process group; end_all() kills those descendants.
 //
-// Left alone are the children that this process had before, and those in its own process group: other threads may have
-// started them.
+// Invariants:
+//   - It never kills a child that this process had before, nor one in this process's own process group: other threads
+//   may
+//     have started them.
 class Subreaper {
  public:
   Subreaper();
@@ -20,12 +22,12 @@ class Subreaper {
   Subreaper(const Subreaper&) = delete;
   Subreaper& operator=(const Subreaper&) = delete;
 
-  // Kills the processes whose parent this one became, and then what they leave behind, until there is none, at most 2
-  // seconds: call it when the children whose descendants are meant have ended.
+  // Kills the processes whose parent this one has become, and then those that they leave behind, until there is none,
+  // for at most 2 seconds. Call it when the children that started them have ended.
   void end_all() const;
 
  private:
-  using Process = std::pair<pid_t, std::string>;  // and its start time: numbers are used again
+  using Process = std::pair<pid_t, std::string>;  // pid and start time, since pids are reused
   struct Child {
     Process process;
     pid_t group;
@@ -34,7 +36,7 @@ class Subreaper {
   static void for_each_child(const Visit& visit);
 
   std::set<Process> before_;
-  int was_subreaper_ = 0;  // whether it is so without this object
+  int was_subreaper_ = 0;  // whether this process was one before
 };
 
 }  // namespace tessera
