@@ -11,8 +11,8 @@
 
 namespace custom_placement {
 
-// The root of the mean square of equally many numbers on every rank: a piece is the root mean square of a rank's own.
-// What an RMSNorm over a sharded hidden dimension waits for.
+// A pending reduction whose value is the root mean square of numbers of which every rank holds equally many. A rank's
+// piece is the root mean square of its own numbers. An RMSNorm over a sharded hidden dimension needs it.
 class RootMeanSquare final : public tessera::Reduction {
  public:
   RootMeanSquare() : Reduction("rms", tessera::ReduceOp::kSum) {}
@@ -20,9 +20,10 @@ class RootMeanSquare final : public tessera::Reduction {
   at::Tensor to_term(const at::Tensor& piece) const override { return piece.square(); }
   at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const override { return terms.div(ranks).sqrt(); }
 
-  // The same on every rank: the root mean square of equal numbers is their magnitude.
+  // Every rank gets the same piece, since the root mean square of equal numbers is their magnitude.
   at::Tensor spread(const at::Tensor& value, int64_t, int64_t) const override { return checked(value); }
-  // Alone among zeros, it is divided by the root of the number of ranks.
+  // The other ranks' pieces are zeros. The mean square is then piece * piece / ranks, so the piece is value *
+  // sqrt(ranks).
   at::Tensor only_piece(const at::Tensor& value, int64_t ranks) const override {
     return checked(value).mul(std::sqrt(static_cast<double>(ranks)));
   }
@@ -45,7 +46,7 @@ class RootMeanSquare final : public tessera::Reduction {
   }
 };
 
-// Written as P(rms).
+// Returns the placement that is written P(rms).
 inline tessera::Placement RmsPartial() { return tessera::Partial(std::make_shared<const RootMeanSquare>()); }
 
 }  // namespace custom_placement

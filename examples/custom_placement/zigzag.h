@@ -4,11 +4,12 @@
 
 namespace custom_placement {
 
-// Cuts a dimension into two halves' worth of chunks and gives part i the i-th from the front and the i-th from the
+// Cuts a tensor dimension into two chunks per part and gives part i the i-th chunk from the front and the i-th from the
 // back:
 //   8 elements over 2 parts -> {0-2, 6-8}, {2-6}
-// Under a causal mask row k of attention costs k + 1 products: every rank then has as much to do, where plain chunks
-// give the last one almost twice the mean. Source: Megatron-Core's context parallelism, which loads its ranks so.
+// Under a causal mask, row k of attention costs k + 1 products. With a zigzag every rank has the same work; with plain
+// chunks the last rank has almost twice the mean. Source: Megatron-Core's context parallelism, which balances its ranks
+// so.
 class Zigzag final : public tessera::Partition {
  public:
   Zigzag() : Partition("Zigzag", "") {}
@@ -23,7 +24,7 @@ class Zigzag final : public tessera::Partition {
   }
 };
 
-// Written as Zigzag(1).
+// Returns the placement that is written Zigzag(1), for tensor dimension 1.
 inline tessera::Placement ZigzagShard(int64_t tensor_dim) {
   return tessera::Shard(tensor_dim, std::make_shared<const Zigzag>());
 }

@@ -1,7 +1,7 @@
 #pragma once
 
-// The encoder of BERT, as one writes it for one process. Nothing in this file knows of ranks, meshes or shards, and it
-// must stay so: main.cpp parallelizes it as it is.
+// This file is BERT's encoder, written for one process. Nothing in it may depend on ranks, meshes or shards: main.cpp
+// parallelizes it without a change.
 
 #include <cstdint>
 #include <limits>
@@ -39,7 +39,7 @@ inline torch::nn::LayerNorm make_layer_norm(const BertConfig& config) {
 
 // In every class below the names of modules and parameters are those of the published weights.
 
-// ids [b, t] -> [b, t, hidden]: the sum of the tables' rows for the word, its position and token type 0, normalized.
+// ids [b, t] -> [b, t, hidden]: it adds the tables' rows for the word, its position and token type 0, and normalizes.
 class BertEmbeddingsImpl : public torch::nn::Module {
  public:
   explicit BertEmbeddingsImpl(const BertConfig& config)
@@ -94,7 +94,7 @@ class BertSelfAttentionImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BertSelfAttention);
 
-// norm(residual + dense(x)): what follows the attention and the feed-forward alike.
+// Computes norm(residual + dense(x)), which follows both the attention and the feed-forward.
 class BertOutputImpl : public torch::nn::Module {
  public:
   BertOutputImpl(const BertConfig& config, int64_t in_features)
@@ -173,7 +173,7 @@ class BertEncoderImpl : public torch::nn::Module {
 TORCH_MODULE(BertEncoder);
 
 // ids [b, t] (int64) and mask [b, t] (1 for a token, 0 for padding) -> the last layer's states [b, t, hidden].
-// The pooler of the published weights is left out: sentence vectors do not use it.
+// The pooler of the published weights is omitted, since sentence vectors do not use it.
 class BertModelImpl : public torch::nn::Module {
  public:
   explicit BertModelImpl(const BertConfig& config = {})
@@ -192,7 +192,8 @@ class BertModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(BertModel);
 
-// One vector a sentence, of length 1: the mean of `states` [b, t, hidden] over the tokens that `mask` [b, t] keeps.
+// Returns one vector of length 1 per sentence: the normalized mean of `states` [b, t, hidden] over the tokens that
+// `mask` [b, t] keeps.
 inline at::Tensor sentence_vectors(const at::Tensor& states, const at::Tensor& mask) {
   const at::Tensor kept = mask.unsqueeze(-1).to(states.scalar_type());
   const at::Tensor mean = (states * kept).sum(1) / kept.sum(1).clamp_min(1e-9);

@@ -38,7 +38,7 @@
 
 namespace {
 
-// Which module is cut how. What no pattern names has all of its parameters on every rank.
+// Returns which modules are sharded how. A module that no pattern names has all of its parameters on every rank.
 tessera::ParallelPlan make_plan() {
   using tessera::ColwiseParallel;
   using tessera::RowwiseParallel;
@@ -59,7 +59,7 @@ struct Options {
   std::string vocab;
 };
 
-// Standard output on rank 0, silence elsewhere.
+// Writes to standard output on rank 0, and nothing on other ranks.
 class Output {
  public:
   explicit Output(bool is_shown) : is_shown_(is_shown) {}
@@ -76,7 +76,7 @@ class Output {
 struct Sentences {
   std::vector<std::string> texts;
   at::Tensor ids;   // int64 [sentences, length of the longest]
-  at::Tensor mask;  // int64, 1 where a token stands
+  at::Tensor mask;  // int64, 1 for a token, 0 for padding
 };
 
 std::vector<std::string> read_sentences(const std::string& path) {
@@ -91,7 +91,7 @@ std::vector<std::string> read_sentences(const std::string& path) {
     if (line.ends_with('\r')) line.pop_back();
     if (line.find_first_not_of(" \t") != std::string::npos) lines.push_back(line);
   }
-  if (lines.empty()) throw std::invalid_argument(fmt::format("--text: '{}' has no sentence; write one a line", path));
+  if (lines.empty()) throw std::invalid_argument(fmt::format("--text: '{}' has no sentence; write one per line", path));
   return lines;
 }
 
@@ -108,7 +108,8 @@ void load(torch::nn::Module& model, const std::string& path, std::function<void(
   tessera::load_weights(model, path, {.allow_unexpected = true, .progress = std::move(progress)});
 }
 
-// One line that grows on a terminal, one line a quarter elsewhere.
+// Returns a function that shows progress: on a terminal in one line that it overwrites, elsewhere in one line per
+// quarter.
 std::function<void(int64_t, int64_t)> progress_line(const Output& output) {
   if (!output.is_shown()) return {};
   return [is_terminal = isatty(STDOUT_FILENO) == 1, next = int64_t{0}](int64_t done, int64_t total) mutable {
@@ -122,13 +123,13 @@ std::function<void(int64_t, int64_t)> progress_line(const Output& output) {
   };
 }
 
-// Of every rank, in order. Communication: one all_gather of 8 bytes.
+// Returns the bytes of each rank, in order. Communication: one all_gather of 8 bytes per rank.
 std::vector<int64_t> weight_bytes_of_ranks(const tessera::Description& here, const tessera::DeviceMesh& mesh) {
   const at::Tensor all = tessera::all_gather(at::tensor({here.bytes_here()}, at::kLong), mesh, 0).contiguous();
   return {all.const_data_ptr<int64_t>(), all.const_data_ptr<int64_t>() + all.numel()};
 }
 
-// The heads must divide evenly, or a rank would hold part of one and attention would have to communicate.
+// The heads must divide evenly. Otherwise a rank would hold a part of a head, and attention would have to communicate.
 void check_ranks(int64_t ranks) {
   const int64_t heads = embed::BertConfig().heads;
   if (heads % ranks == 0) return;
@@ -136,7 +137,7 @@ void check_ranks(int64_t ranks) {
       fmt::format("{} attention heads do not divide over {} ranks; start 1, 2, 3, 4, 6 or 12", heads, ranks));
 }
 
-// The vectors of one plain model in this process. No communication.
+// Returns the vectors that a plain model in this process computes. No communication.
 at::Tensor vectors_of_one_process(const Sentences& sentences, const std::string& weights) {
   embed::BertModel model;
   model->eval();
@@ -160,13 +161,13 @@ void show_plan(const Output& output, const tessera::DeviceMesh& mesh, const tess
   output.part(fmt::format("plan on {}", mesh.to_string()), tessera::to_string(plan));
 }
 
-// Loads the parallel model, runs it and shows what there is to know of it; returns the sentences' vectors, plain and
-// whole.
+// Loads the parallel model, runs it and shows its weights and collectives. Returns the sentences' vectors as a plain
+// tensor.
 at::Tensor vectors_of_all_ranks(const Sentences& sentences, const Options& options, const tessera::DeviceMesh& mesh,
                                 const Output& output) {
   embed::BertModel model;
   model->eval();
-  // kNoSource sends nothing: the random values of a new model are all replaced by the file's.
+  // With kNoSource nothing is sent, since the file's values replace all random values of the new model.
   auto parallel = tessera::parallelize_module(model, mesh, make_plan(), {.src_rank = tessera::kNoSource});
   load(*model, options.weights, progress_line(output));
   const tessera::Description description = tessera::describe(*model);
@@ -198,9 +199,9 @@ int run(const Options& options, const std::shared_ptr<tessera::World>& world, co
 }
 
 void add_options(CLI::App& app, Options& options) {
-  // So that what a user adds to tools/demo's own arguments counts.
+  // The last value wins, so that users can override the arguments that tools/demo passes.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--text", options.text, "A file of sentences, one a line; without it some built-in ones");
+  app.add_option("--text", options.text, "A file of sentences, one per line; without it, built-in sentences are used");
   app.add_option("--weights", options.weights,
                  "model.safetensors of all-MiniLM-L6-v2 or its folder; tools/demo passes it")
       ->required();
@@ -219,7 +220,7 @@ int main(int argc, char** argv) {
     try {
       app.parse(argc, argv);
     } catch (const CLI::ParseError& error) {
-      // Every rank was given the same arguments: one answer will do.
+      // Every rank has the same arguments, so only rank 0 prints the error or the help.
       return output.is_shown() ? app.exit(error) : error.get_exit_code();
     }
     return run(options, world, output);

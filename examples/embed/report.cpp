@@ -13,13 +13,13 @@ namespace {
 constexpr int64_t kSentenceWidth = 48;
 constexpr float kTolerance = 1e-5F;
 
-// As many blanks as `text` lacks characters to `width`. fmt counts the same way, but only with a locale set.
+// Returns the blanks that pad `text` to `width` characters. fmt counts characters too, but only with a locale set.
 std::string padding(const std::string& text, std::size_t width) {
   const std::size_t length = decode_utf8(text).size();
   return std::string(width > length ? width - length : 0, ' ');
 }
 
-// Rows of equally many cells as text, every column as wide as its widest cell.
+// Returns rows of equally many cells as text. Each column is as wide as its widest cell.
 std::string columns(const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> widths;
   for (const auto& row : rows) {

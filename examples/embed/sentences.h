@@ -5,8 +5,9 @@
 
 namespace embed {
 
-// What the main job compares when it is given no text: pairs on one topic each, of different lengths, so that the
-// nearest sentence to each is the other of its pair. tests/embed/make_reference.py reads them from here.
+// The program compares these sentences when it is given no text. They are pairs on one topic each, of different
+// lengths, so that the nearest sentence to each is the other one of its pair. tests/embed/make_reference.py reads them
+// from here.
 inline constexpr std::array<std::string_view, 8> kSentences = {
     "The cat is sleeping on the warm windowsill.",
     "A kitten naps in a patch of sunlight.",

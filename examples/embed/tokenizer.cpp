@@ -13,7 +13,7 @@
 namespace embed {
 namespace {
 
-constexpr std::size_t kMaxWordLength = 100;  // in characters; a longer word is [UNK]
+constexpr std::size_t kMaxWordLength = 100;  // in characters; a longer word becomes [UNK]
 
 template <std::size_t kCount>
 bool contains(const CodePointRange (&ranges)[kCount], char32_t code) {
@@ -28,7 +28,7 @@ bool is_space(char32_t code) {
          code == 0x3000;
 }
 
-// Han characters, which are words of one character each: the CJK Unified Ideographs blocks and their compatibility
+// Returns true for Han characters, each of which is a word: the CJK Unified Ideographs blocks and their compatibility
 // forms.
 bool is_chinese(char32_t code) {
   return (code >= 0x4E00 && code <= 0x9FFF) || (code >= 0x3400 && code <= 0x4DBF) ||
@@ -48,7 +48,7 @@ std::u32string_view find_folded(std::u32string_view table, std::size_t width, ch
   return at < table.size() && table[at] == code ? table.substr(at + 1, width - 1) : std::u32string_view();
 }
 
-// A Hangul syllable is a number written in letters: Unicode's rule for taking it apart.
+// Splits a Hangul syllable into its letters, by Unicode's arithmetic rule.
 void append_hangul(std::u32string& out, char32_t code) {
   const char32_t index = code - 0xAC00;
   out += 0x1100 + index / 588;
@@ -120,7 +120,7 @@ Tokenizer::Tokenizer(const std::vector<std::string>& vocabulary) {
     const auto id = static_cast<int64_t>(ids_.size());
     if (!ids_.emplace(piece, id).second) {
       throw std::invalid_argument(
-          fmt::format("Tokenizer: '{}' stands twice in the vocabulary, as id {} and {}", piece, ids_.at(piece), id));
+          fmt::format("Tokenizer: '{}' occurs twice in the vocabulary, as id {} and {}", piece, ids_.at(piece), id));
     }
   }
   pad_ = special("[PAD]");
@@ -134,9 +134,9 @@ Tokenizer Tokenizer::from_file(const std::string& path) { return Tokenizer(read_
 int64_t Tokenizer::special(const char* piece) const {
   const auto found = ids_.find(std::string_view(piece));
   if (found != ids_.end()) return found->second;
-  throw std::invalid_argument(
-      fmt::format("Tokenizer: the vocabulary of {} pieces has no {}; it must be BERT's vocab.txt, one piece a line",
-                  ids_.size(), piece));
+  throw std::invalid_argument(fmt::format(
+      "Tokenizer: the vocabulary of {} pieces has no {}; it must be BERT's vocab.txt, with one piece per line",
+      ids_.size(), piece));
 }
 
 void Tokenizer::append_pieces(const std::string& word, std::vector<int64_t>& out) const {

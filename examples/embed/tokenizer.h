@@ -9,40 +9,42 @@
 
 namespace embed {
 
-// Sentences of one batch, padded with [PAD] to the longest: row-major [sentences, length].
+// Holds the tokens of a batch of sentences, padded with [PAD] to the longest one: row-major [sentences, length].
 struct Batch {
   int64_t sentences = 0;
   int64_t length = 0;
   std::vector<int64_t> ids;
-  std::vector<int64_t> mask;  // 1 where a token stands, 0 where padding does
+  std::vector<int64_t> mask;  // 1 for a token, 0 for padding
 };
 
-// The uncased BERT tokenizer: clean-up, lower case without accents, split at spaces, punctuation and Chinese
-// characters, then WordPiece (the longest piece of the vocabulary first; a word that cannot be spelled is [UNK]).
+// Tokenizes like uncased BERT. It cleans the text, makes it lower case without accents, splits it at spaces,
+// punctuation and Chinese characters, and then applies WordPiece, which takes the longest piece of the vocabulary
+// first; a word that the pieces cannot spell is [UNK].
 //   "Déjà vu!"  ->  [CLS] deja vu ! [SEP]      "unaffable"  ->  [CLS] una ##ffa ##ble [SEP]
 //
-// Unicode: combining marks and controls are removed everywhere; letters are folded where the result is in the
-// vocabulary (Latin, Greek, Cyrillic, Hebrew, Arabic, kana, Hangul and others; see unicode_tables.h). The text "[SEP]"
-// in a sentence is five characters, not the separator. Characters that Unicode 8 did not have may be split differently
-// by tokenizers whose tables are older or newer than these.
+// It removes combining marks and control characters everywhere, and folds letters if the result is in the vocabulary
+// (Latin, Greek, Cyrillic, Hebrew, Arabic, kana, Hangul and others; see unicode_tables.h). The text "[SEP]" in a
+// sentence is five characters, not the separator. Characters newer than Unicode 8 may be split differently by
+// tokenizers with older or newer tables.
 //
 // Source: J. Devlin et al., BERT (2018), and the reference tokenizer published with it. Tests compare with the Python
 // package `tokenizers`.
 class Tokenizer {
  public:
-  static constexpr int64_t kMaxLength = 256;  // what all-MiniLM-L6-v2 is used with; its position table has 512 rows
+  static constexpr int64_t kMaxLength =
+      256;  // the published limit of all-MiniLM-L6-v2; its position table has 512 rows
 
-  // `vocabulary`: the piece with id i at index i. Throws std::invalid_argument when [PAD], [UNK], [CLS] or [SEP] is
-  // missing, or a piece stands twice.
+  // `vocabulary` has the piece with id i at index i. Throws std::invalid_argument when [PAD], [UNK], [CLS] or [SEP] is
+  // missing, or a piece occurs twice.
   explicit Tokenizer(const std::vector<std::string>& vocabulary);
 
-  // Reads vocab.txt, one piece a line. Throws std::invalid_argument when it cannot be read.
+  // Reads vocab.txt, which has one piece per line. Throws std::invalid_argument when it cannot be read.
   static Tokenizer from_file(const std::string& path);
 
-  // [CLS] ... [SEP], cut to `max_length` ids. Throws std::invalid_argument when max_length < 2.
+  // Returns the ids of [CLS] ... [SEP], cut to `max_length` ids. Throws std::invalid_argument when max_length < 2.
   std::vector<int64_t> encode(std::string_view text, int64_t max_length = kMaxLength) const;
 
-  // Every sentence encoded, padded to the longest of them.
+  // Encodes every sentence and pads all to the longest.
   Batch encode_batch(const std::vector<std::string>& sentences, int64_t max_length = kMaxLength) const;
 
   int64_t vocabulary_size() const { return static_cast<int64_t>(ids_.size()); }
@@ -63,7 +65,7 @@ class Tokenizer {
   int64_t sep_ = 0;
 };
 
-// The words that WordPiece cuts up: cleaned, folded and split as above.
+// Returns the words to which WordPiece is applied: cleaned, folded and split as above.
 //   "It's 5€ naïve" -> it ' s 5€ naive
 std::vector<std::string> basic_tokens(std::string_view text);
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr char32_t kInvalid = 0xFFFD;
 
-// How many bytes the sequence that starts with `lead` has, 0 when none starts with it.
+// Returns the number of bytes of a sequence that starts with `lead`, or 0 if none can start with it.
 std::size_t sequence_length(uint8_t lead) {
   if (lead < 0x80) return 1;
   if (lead >= 0xC2 && lead < 0xE0) return 2;
@@ -24,7 +24,7 @@ bool is_legal(char32_t code, std::size_t length) {
   return true;
 }
 
-// The code point of the first `length` bytes, or nothing when they are not one.
+// Returns the code point of the first `length` bytes, or nullopt if they are not one.
 std::optional<char32_t> decode_one(std::string_view bytes, std::size_t length) {
   if (length == 0 || length > bytes.size()) return std::nullopt;
   const auto lead = static_cast<uint8_t>(bytes[0]);

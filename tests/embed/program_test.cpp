@@ -90,7 +90,7 @@ TEST_CASE("embed: mistakes are named, and the job ends") {
       {"heads", kLaunch + "5" + program(), "12 attention heads do not divide over 5 ranks; start 1, 2, 3, 4, 6 or 12"},
       {"no text", kLaunch + "2" + program("--text no/such/file"), "--text: cannot read 'no/such/file'"},
       {"a folder", kLaunch + "2" + program("--text " + folder.path()), "' is a folder; name a file of sentences"},
-      {"no sentence", kLaunch + "2" + program("--text " + empty), "has no sentence; write one a line"},
+      {"no sentence", kLaunch + "2" + program("--text " + empty), "has no sentence; write one per line"},
       {"no weights", kLaunch + "2 examples/embed/embed --vocab x", "--weights is required"},
       {"weights that are not there", kLaunch + "2" + program("--weights no/such.safetensors --text " + empty + "2"),
        "no/such"},

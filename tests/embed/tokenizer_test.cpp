@@ -108,7 +108,7 @@ TEST_CASE("Tokenizer: mistakes are named") {
   CHECK_THROWS_WITH_AS(Tokenizer({"[PAD]", "[UNK]", "[CLS]"}), doctest::Contains("of 3 pieces has no [SEP]"),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(Tokenizer({"[PAD]", "x", "x"}),
-                       doctest::Contains("'x' stands twice in the vocabulary, as id 1 and 2"), std::invalid_argument);
+                       doctest::Contains("'x' occurs twice in the vocabulary, as id 1 and 2"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(Tokenizer::from_file("no/such/vocab.txt"), doctest::Contains("cannot read 'no/such/vocab.txt'"),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(Tokenizer(kSmall).encode("a", 1), doctest::Contains("max_length 1 "), std::invalid_argument);
