@@ -1,4 +1,4 @@
-// redistribute_to: from one mesh to another.
+// Implements redistribute_to, which redistributes from one mesh to another.
 #include <algorithm>
 #include <optional>
 #include <stdexcept>

@@ -30,17 +30,17 @@ const Placements& placements_of(const at::Tensor& t);
 std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
 
 struct FromLocalOptions {
-  // The global shape. Without it every piece of a sharded dimension is taken to have this rank's size, so uneven pieces
+  // Sets the global shape. Without it every piece of a sharded dimension is taken to have this rank's size, so uneven
   // need it.
   std::optional<std::vector<int64_t>> shape;
-  // The global strides, the same on every rank. Without them the DTensor is row-major, whatever the strides of the
+  // Sets the global strides, the same on every rank. Without them the DTensor is row-major, whatever the strides of the
   // piece.
   std::optional<std::vector<int64_t>> stride;
   // Compares placements, shape, and the pieces' sizes, dtypes and (where replicated) contents over the mesh; where they
   // differ, every rank throws the same error.
   bool check = false;
-  // For a MaskedPartial: a bool tensor of the piece's sizes that says which of its elements count. The others become
-  // the reduction's neutral element.
+  // For a MaskedPartial, says which elements of the piece count, by a bool tensor of its sizes. The others become the
+  // reduction's neutral element.
   at::Tensor mask;
   // If given, the piece's gradient is the DTensor's gradient redistributed to these placements. Default: the derivative
   // with respect to the piece, laid out as `placements` with Partial as Replicate. For a sum that is the value's
@@ -69,10 +69,10 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements = std::nullopt);
 
 struct RedistributeOptions {
-  // The placements of the input's gradient. Default: the input's own placements; where the input is Partial, the
+  // Sets the placements of the input's gradient. Default: the input's own placements; where the input is Partial, the
   // gradient keeps its own placement there (a Partial one becomes Replicate).
   std::optional<Placements> grad_placements;
-  // forward_dtype: the dtype in which the value is sent, and the result's. backward_dtype: the dtype in which the
+  // forward_dtype is the dtype in which the value is sent, and the result's. backward_dtype is the dtype in which the
   // gradient is sent, before it is converted to the input's. Both default to the input's dtype. A reduce_scatter adds
   // bfloat16 and half in float32 on the CPU and rounds once; an all_reduce rounds as its backend does.
   std::optional<at::ScalarType> forward_dtype;
@@ -82,7 +82,7 @@ struct RedistributeOptions {
   // std::runtime_error. The gradient is asynchronous too, unless backward_dtype differs from the input's. On CUDA,
   // start and read in the same stream.
   bool async = false;
-  // The cost model that plans are compared by, the same on every rank. Without links: default_cost_model
+  // Sets the cost model that plans are compared by, the same on every rank. Without links it is default_cost_model
   // (dtensor/redistribute/route.h).
   CostModel cost_model;
 };
@@ -135,7 +135,7 @@ at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const 
 void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& placements,
                          int64_t src_rank = kMeshFirstRank);
 
-// "DTensor Float [4, 8] on {tp: 2} on cpu as [S(0)], here [2, 8]"
+// Returns "DTensor Float [4, 8] on {tp: 2} on cpu as [S(0)], here [2, 8]".
 std::string to_string(const at::Tensor& dtensor);
 
 // Wraps a DTensor, with the functions above as members; converts to at::Tensor implicitly.

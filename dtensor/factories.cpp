@@ -34,8 +34,8 @@ at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, 
   const Placements placements = normalize(given, mesh.mesh(), static_cast<int64_t>(sizes.size()), who);
   if (any_partial(placements)) {
     throw std::invalid_argument(fmt::format(
-        "{}: {} has a pending reduction, which has no one way to be filled; make it Replicate and redistribute", who,
-        to_string(placements)));
+        "{}: {} has a pending reduction, whose terms could be filled in many ways; make it Replicate and redistribute",
+        who, to_string(placements)));
   }
   check_layout(placements, mesh.mesh(), sizes, who);
   const SpecPtr spec = intern_spec(mesh, placements, sizes, dtype);

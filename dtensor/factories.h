@@ -11,7 +11,7 @@ namespace tessera {
 
 // Make DTensors: each rank fills its own piece, without communication. `sizes` are global. dtype defaults to LibTorch's
 // default dtype. They throw std::invalid_argument on a negative size, on placements that do not fit, and on a Partial,
-// whose terms no single rule fixes.
+// whose terms could be filled in many ways.
 at::Tensor empty(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,
                  std::optional<at::ScalarType> dtype = std::nullopt);
 at::Tensor zeros(at::IntArrayRef sizes, const DeviceMesh& mesh, const Placements& placements,

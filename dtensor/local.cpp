@@ -1,4 +1,4 @@
-// from_local and to_local: where plain pieces become DTensors and DTensors plain pieces.
+// Implements from_local and to_local, which make DTensors of plain pieces and plain pieces of DTensors.
 #include <algorithm>
 #include <stdexcept>
 
@@ -177,7 +177,7 @@ void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
     throw std::invalid_argument("from_local: stride without shape; give both, or shape alone");
   }
   if (options.stride && options.stride->size() != options.shape->size()) {
-    throw std::invalid_argument(fmt::format("from_local: stride [{}] for shape [{}]; give one stride a dimension",
+    throw std::invalid_argument(fmt::format("from_local: stride [{}] for shape [{}]; give one stride per dimension",
                                             fmt::join(*options.stride, ", "), fmt::join(*options.shape, ", ")));
   }
 }
@@ -239,7 +239,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
     if (spec->placements[static_cast<std::size_t>(dim)].is_replicate()) alike.push_back(dim);
   }
   check_replicated(local, mesh, alike, "from_local");
-  // Row-major pieces under row-major global strides, so that what can be viewed globally can be viewed here.
+  // Under row-major global strides pieces are row-major, so that what can be viewed globally can be viewed here.
   const at::Tensor piece = options.stride ? local : local.contiguous();
   const bool recorded = (piece.requires_grad() && at::GradMode::is_enabled()) || piece._fw_grad(0).defined();
   if (!recorded) return wrap_local(masked_piece(piece, options.mask, *spec), spec);

@@ -16,7 +16,8 @@
 namespace tessera {
 namespace {
 
-// The placement that a plain tensor of each rank has, the placement of the result, and that of the result's gradient.
+// Names the placement that a plain tensor of each rank has, the placement of the result, and that of the result's
+// gradient.
 struct Mapping {
   Placement from;
   Placement to;

@@ -55,7 +55,8 @@ struct GatherOptions {
   // a sum. False where all ranks compute the same from it: each then has the whole gradient, and a sum would multiply
   // it.
   bool pending_gradient = false;
-  // The size of the whole along tensor_dim. Default: this rank's size times the number of ranks. Uneven parts need it.
+  // Gives the size of the whole along tensor_dim. Default: this rank's size times the number of ranks. Uneven parts
+  // need it.
   std::optional<int64_t> size;
 };
 at::Tensor gather_from_region(const at::Tensor& x, const DeviceMesh& mesh, const GatherOptions& options = {});

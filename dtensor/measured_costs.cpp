@@ -30,7 +30,7 @@ void wait_for_device(const DeviceMesh& mesh) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-// An all-to-all along a mesh dimension in which every rank sends about `bytes` to the others in total.
+// Runs an all-to-all along a mesh dimension in which every rank sends about `bytes` to the others in total.
 struct Exchange {
   Exchange(int64_t bytes, const DeviceMesh& mesh, int64_t mesh_dim)
       : mesh_dim(mesh_dim), counts(static_cast<std::size_t>(mesh.size(mesh_dim)), bytes / (mesh.size(mesh_dim) - 1)) {

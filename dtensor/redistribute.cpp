@@ -22,7 +22,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// One tensor's redistribution: from which layout to which.
+// Describes one tensor's redistribution: from which layout to which.
 struct Redistribution {
   SpecPtr from;
   SpecPtr to;                          // the piece and the global tensor are row-major
@@ -36,7 +36,7 @@ struct Redistribution {
   }
 };
 
-// One call of redistribute or redistribute_many.
+// Describes one call of redistribute or redistribute_many.
 struct RedistributeCall {
   std::vector<Redistribution> redistributions;
   RedistributeOptions options;
@@ -200,7 +200,7 @@ void check_many(const std::vector<at::Tensor>& dtensors, const std::vector<Place
     const DeviceMesh& mesh = mesh_of(dtensors[i]);
     if (mesh == first) continue;
     throw std::invalid_argument(
-        fmt::format("redistribute_many: tensor {} lies on mesh {}, tensor 0 on {}; call it once for each mesh", i,
+        fmt::format("redistribute_many: tensor {} is on mesh {}, tensor 0 on {}; call it once for each mesh", i,
                     mesh.to_string(), first.to_string()));
   }
 }

@@ -66,7 +66,7 @@ std::string problem_of(const Given& given, const std::vector<int64_t>& want, at:
   return {};
 }
 
-// The position, in the mesh's ranks, of the first rank that must hold the same piece as `coordinate`.
+// Returns the position, in the mesh's ranks, of the first rank that must hold the same piece as `coordinate`.
 std::size_t twin_of(std::vector<int64_t> coordinate, const Spec& spec) {
   std::size_t index = 0;
   for (std::size_t d = 0; d < coordinate.size(); ++d) {

@@ -53,7 +53,7 @@ struct Contract {
   // Set on the first contract of a chain only: the mesh dimensions that also cut the parameter, to save memory.
   // Operators that use the parameter gather it there first (dtensor/dispatch/gather.h).
   std::vector<int64_t> gathered;
-  // The contract of a tied weight for other operators, such as "matmul" beside "embedding". A chain names no operator
+  // Holds the contract of a tied weight for other operators, such as "matmul" beside "embedding". A chain names no
   // twice.
   std::shared_ptr<const Contract> next;
 

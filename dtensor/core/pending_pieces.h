@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// The local tensors that an asynchronous redistribution will produce. A DTensor over one of them calls deliver() before
-// it is read.
+// Holds the local tensors that an asynchronous redistribution will produce. A DTensor over one of them calls deliver()
+// before it is read.
 class PendingPieces {
  public:
   PendingPieces() = default;

@@ -62,7 +62,7 @@ std::vector<int64_t> strides_like(at::IntArrayRef sizes, const at::Tensor& local
 // memory.
 std::vector<int64_t> dense_strides(const Spec& spec);
 
-// "Float [4, 8] on {tp: 2} as [S(0)]"
+// Returns "Float [4, 8] on {tp: 2} as [S(0)]".
 std::string to_string(const Spec& spec);
 
 }  // namespace tessera

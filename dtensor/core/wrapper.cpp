@@ -10,9 +10,9 @@
 namespace tessera::detail {
 namespace {
 
-// The error of reading a DTensor through a pointer. LibTorch's operator<< reads that way too: numel() elements, behind
-// operators that every program calls. So no kernel can tell that it is printing, and gathering the whole value would
-// need a collective that this rank alone might enter.
+// Is thrown where a DTensor is read through a pointer. LibTorch's operator<< reads that way too: numel() elements,
+// behind operators that every program calls. So no kernel can tell that it is printing, and gathering the whole value
+// would need a collective that this rank alone might enter.
 constexpr const char* kNoMemory =
     "a DTensor has no memory of its own, which printing (std::cout << t), accessor() and data_ptr() read: print "
     "tessera::to_string(t) for the layout and to_local(t) for this rank's piece, or full_tensor(t), which every rank "

@@ -21,9 +21,9 @@ std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> me
 // Does what wrap() does, for a view of `viewed`: the two share one counter of writes, as LibTorch's views do.
 at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed);
 
-// The TensorImpl of a DTensor that wrap() made. To make and free a TensorImpl takes as long as a small operator, so one
-// that nobody holds any more is not destroyed: the thread that dropped the last reference keeps it, with its
-// allocations, for the next DTensor of the same layout.
+// Implements the TensorImpl of a DTensor that wrap() made. To make and free a TensorImpl takes as long as a small
+// operator, so one that nobody holds any more is not destroyed: the thread that dropped the last reference keeps it,
+// with its allocations, for the next DTensor of the same layout.
 class Wrapper final : public c10::TensorImpl {
  public:
   // Makes an alias, as detach() and saved tensors do; it shares the Meta.

@@ -19,7 +19,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// The tape of this thread's Recording.
+// Holds the tape of this thread's Recording.
 thread_local std::shared_ptr<Tape> recording;
 
 constexpr const char* kNoMemory =
@@ -211,8 +211,8 @@ void record(const c10::OperatorHandle& op, const std::shared_ptr<Tape>& tape, St
     }
     if (!t.is_meta()) {
       throw std::invalid_argument(
-          fmt::format("{} under ShardedInit: gives a tensor with values from one that has none; {}", op.schema().name(),
-                      deferred_way_out()));
+          fmt::format("{} under ShardedInit: returns a tensor with values from one that has none; {}",
+                      op.schema().name(), deferred_way_out()));
     }
     mark(t, tape);
     call.results.emplace_back(t);

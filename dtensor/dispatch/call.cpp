@@ -20,14 +20,14 @@
 namespace tessera::dispatch {
 namespace {
 
-// Operators other than views whose result gets the contract of their input; every view does.
+// Lists the operators other than views whose result gets the contract of their input; every view's result does.
 constexpr std::array kKeepContract = {"aten::_to_copy", "aten::clone", "aten::contiguous", "aten::_unsafe_view"};
-// Operators, by rule name, that multiply or divide and whose rules let a Partial through.
+// Lists the operators, by rule name, that multiply or divide and whose rules let a Partial through.
 constexpr std::array kScales = {
     "mul",    "div",  "add",  "sub", "rsub",  "addcmul",   "addcdiv",          "addmm", "addmv", "baddbmm",
     "addbmm", "addr", "lerp", "dot", "ldexp", "index_add", "mse_loss_backward"};
-// Operators, by rule name, whose rules use the values of numbers: the value written over pending terms decides which of
-// them pass, and the exponent whether an integer may be raised to it. A user's rule may use any value.
+// Lists the operators, by rule name, whose rules use the values of numbers: the value written over pending terms
+// decides which of them pass, and the exponent whether an integer may be raised to it. A user's rule may use any value.
 constexpr std::array kByValue = {"constant_pad_nd", "fill", "histc", "index_fill", "masked_fill", "pow", "scatter"};
 constexpr std::array kShapeChangers = {"aten::resize_", "aten::resize_as_", "aten::set_"};
 
@@ -101,8 +101,8 @@ void add_dtensor(Call& call, TensorArg& entry) {
   detail::check_current(*entry.tensor, call.traits.name.c_str());
   if (entry.spec->mesh == call.lead->mesh) return;
   throw std::invalid_argument(
-      fmt::format("{}: DTensors on different meshes, {} and {}; bring them to one mesh first, e.g. by full_tensor and "
-                  "distribute_tensor",
+      fmt::format("{}: DTensors on different meshes, {} and {}; bring them to one mesh first, by redistribute_to, or "
+                  "by full_tensor and distribute_tensor",
                   call.traits.name, to_string(*call.lead), to_string(*entry.spec)));
 }
 

@@ -44,7 +44,7 @@ struct OpTraits {
   explicit OpTraits(const c10::OperatorHandle& op);
 };
 
-// A call while it is dispatched. `tensors` point into the stack.
+// Describes a call while it is dispatched. `tensors` point into the stack.
 struct Call {
   const c10::OperatorHandle& op;
   const OpTraits& traits;

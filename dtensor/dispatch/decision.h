@@ -23,12 +23,12 @@ struct Decision {
     SpecPtr to;
     RoutePtr route;
   };
-  // A schema argument that holds sizes or strides, with their values for this rank's piece.
+  // Replaces a schema argument that holds sizes or strides by the values for this rank's piece.
   struct LocalArg {
     std::size_t arg;
     std::vector<int64_t> ints;
   };
-  // The rows of other ranks' pieces that the kernel needs.
+  // Fetches the rows of other ranks' pieces that the kernel needs.
   struct Halos {
     std::vector<std::size_t> tensors;  // indexes in Call::tensors
     HaloExchange exchange;

@@ -17,7 +17,7 @@ namespace tessera {
 namespace dispatch {
 namespace {
 
-// The caches of all operators, and their counters.
+// Holds the caches of all operators, and their counters.
 struct Registry {
   std::mutex mutex;
   std::set<DecisionCache*> caches;  // the caches that hold decisions
@@ -145,7 +145,7 @@ void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet
     if (entry.run(op, *stack)) return;
   }
   Call call = read_call(op, traits_, *stack);
-  // Also without gradient mode, in which the forward of a custom autograd function runs.
+  // Gradients are watched also without gradient mode, in which the forward of a custom autograd function runs.
   for (const TensorArg& entry : call.tensors) {
     if (entry.tensor->defined()) detail::watch_gradient(*entry.tensor);
   }

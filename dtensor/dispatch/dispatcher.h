@@ -49,7 +49,7 @@ class DecisionCache {
   uint64_t hits();
 
  private:
-  // A spin lock, held while a few words are compared: to lock and unlock a mutex takes longer than that.
+  // Is a spin lock. It is held while a few words are compared, and to lock and unlock a mutex takes longer than that.
   class Lock {
    public:
     void lock() {
@@ -75,7 +75,7 @@ class DecisionCache {
   std::size_t taken_ = 0;
 };
 
-// The boxed kernel of one operator at the DTensor dispatch key.
+// Runs one operator on DTensors, as its boxed kernel at the DTensor dispatch key.
 class OpDispatcher final : public c10::OperatorKernel {
  public:
   explicit OpDispatcher(const c10::OperatorHandle& op);

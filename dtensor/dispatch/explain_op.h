@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// One strategy that was considered for one mesh dimension.
+// Describes one strategy that was considered for one mesh dimension.
 struct OpCandidate {
   std::size_t mesh_dim;
   std::vector<Placement> inputs;   // one per tensor argument, lists flattened, in schema order

@@ -13,11 +13,11 @@
 namespace tessera::dispatch {
 namespace {
 
-// List operators that reduce each tensor. The others compute element by element, so pieces of the same layout give the
-// result's pieces.
+// Lists the list operators that reduce each tensor. The others compute element by element, so pieces of the same layout
+// give the result's pieces.
 constexpr std::array kReducing = {"_foreach_norm", "_foreach_max", "_foreach_powsum"};
 
-// The tensors of one list argument, as a range in Call::tensors.
+// Describes the tensors of one list argument, as a range in Call::tensors.
 struct List {
   std::size_t arg = 0;
   std::size_t begin = 0;

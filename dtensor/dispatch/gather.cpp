@@ -23,7 +23,7 @@
 namespace tessera::dispatch {
 namespace {
 
-// The layout, over the mesh dimensions that its contract gathers, of a tensor that this call would take whole.
+// Says how a tensor that this call would take whole is laid out over the mesh dimensions that its contract gathers.
 enum class Held { kWhole, kPiece, kTerms };
 
 Held held(const Call& call, const TensorArg& entry) {
@@ -119,8 +119,8 @@ Placements taken_apart(const Spec& spec, Placements placements, const std::vecto
   const std::optional<Placements> found = layout_of_tiles(spec.sizes, cut_shape, tiles);
   if (!found) {
     throw std::invalid_argument(
-        fmt::format("no placements say how {} lies without its cuts over data dimensions; take the view of "
-                    "the parameter redistributed to Replicate there",
+        fmt::format("no placements describe {} without its cuts over data dimensions; take the view of the parameter "
+                    "redistributed to Replicate there",
                     to_string(spec)));
   }
   for (std::size_t k = 0; k < cut.size(); ++k) placements[static_cast<std::size_t>(cut[k])] = (*found)[k];

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// For every member of the group, what it holds and what it needs of a tensor.
+// Lists, for every member of the group, what it holds and what it needs of a tensor.
 struct Tiles {
   std::vector<Tile> held;
   std::vector<Tile> needed;

@@ -13,13 +13,13 @@
 
 namespace tessera::dispatch {
 
-// A sequence of words that identifies everything that a decision depends on. append_key and the kernels of unboxed.h
-// must append the same words for the same argument.
+// Collects the words that identify everything that a decision depends on. append_key and the kernels of unboxed.h must
+// append the same words for the same argument.
 //
 // Invariant: hash() is the hash of words().
 class Key {
  public:
-  // `zero_or_nonfinite`: the result of has_zero_or_nonfinite_number.
+  // `zero_or_nonfinite` is the result of has_zero_or_nonfinite_number.
   explicit Key(bool zero_or_nonfinite) {
     // The default dtype is part of the key: operators such as sqrt convert integers to it.
     put((static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 1) | (zero_or_nonfinite ? 1 : 0));

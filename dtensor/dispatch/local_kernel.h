@@ -60,7 +60,7 @@ at::Tensor own_if_copy(const c10::OperatorHandle& op, const at::Tensor& view);
 // Runs an operator in terms of other operators on DTensors. Returns false to leave the call to the rules; the stack
 // must then be unchanged.
 using Decomposition = bool (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
-// The calls that a decomposition is tried for.
+// Says for which calls a decomposition is tried.
 enum class DecomposedCalls {
   kAll,
   kInInference,             // under InferenceMode

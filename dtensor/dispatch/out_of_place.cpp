@@ -23,7 +23,7 @@ bool is_written(const c10::Argument& argument) {
 }
 bool is_out(const c10::Argument& argument) { return argument.kwarg_only() && is_written(argument); }
 
-// The overloads that write nothing, by the operator's name.
+// Lists the overloads that write nothing, by the operator's name.
 using Functional = std::multimap<std::string, c10::OperatorHandle>;
 
 Functional find_functional() {

@@ -11,9 +11,9 @@ namespace tessera::dispatch {
 // nullopt for an overload without out=, and if there is none.
 std::optional<c10::OperatorHandle> without_out(const c10::OperatorHandle& op);
 
-// The boxed kernel of an out= overload that LibTorch decomposes. The operators that it decomposes into resize tensors
-// and write views of them, which a DTensor refuses or would lose. So it runs `functional` and copies its results.
-// Throws std::invalid_argument on an out tensor of other sizes.
+// Runs an out= overload that LibTorch decomposes, as its boxed kernel. The operators that it decomposes into resize
+// tensors and write views of them, which a DTensor refuses or would lose. So it runs `functional` and copies its
+// results. Throws std::invalid_argument on an out tensor of other sizes.
 class OutOfPlace final : public c10::OperatorKernel {
  public:
   explicit OutOfPlace(const c10::OperatorHandle& functional) : functional_(functional) {}

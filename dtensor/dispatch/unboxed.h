@@ -313,8 +313,8 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
   c10::KernelFunction boxed_;
 };
 
-// The kernel of operators on lists that compute element by element, for calls in which tensors at the same index have
-// the same Spec in every list. Such a call needs no decision, so none is cached.
+// Runs operators on lists that compute element by element, for calls in which tensors at the same index have the same
+// Spec in every list. Such a call needs no decision, so none is cached.
 template <class Op, class Schema = typename Op::schema>
 class UnboxedList;
 

@@ -71,7 +71,7 @@ void Checkpoint::open_index(const std::string& path) {
           fmt::format("'{}': index: '{}' holds tensor {}, which the index {}; the files are of "
                       "different checkpoints",
                       path, files_[i].path(), in_quotes(entry.name),
-                      mapped == weights.end() ? "lacks" : "gives to " + in_quotes(mapped->second)));
+                      mapped == weights.end() ? "does not list" : "says is in " + in_quotes(mapped->second)));
     }
   }
 }

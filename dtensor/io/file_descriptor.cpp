@@ -36,7 +36,7 @@ void FileDescriptor::close(const std::string& path) {
 }
 
 FileDescriptor open_regular_file(const std::string& path, int64_t& file_bytes) {
-  // O_NONBLOCK, since opening a pipe would wait for its writer; it changes nothing for a regular file.
+  // O_NONBLOCK is needed since opening a pipe would wait for its writer; it changes nothing for a regular file.
   FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file.is_open()) throw_errno("open", path);
   struct stat status = {};

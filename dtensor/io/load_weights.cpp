@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-// A tensor of the module, and the box of the file's tensor that it gets.
+// Holds a tensor of the module, and the box of the file's tensor that it gets.
 struct Slot {
   at::Tensor target;
   std::string file_name;
@@ -87,8 +87,8 @@ std::string joined(const std::vector<std::string>& lines) {
                         list_names(misfits.missing));
   }
   if (!misfits.unexpected.empty()) {
-    text += fmt::format(" Not in the module: {} (set `allow_unexpected` to pass over them).",
-                        list_names(misfits.unexpected));
+    text +=
+        fmt::format(" Not in the module: {} (set `allow_unexpected` to ignore them).", list_names(misfits.unexpected));
   }
   if (!misfits.shapes.empty()) text += fmt::format(" Of another shape: {}.", joined(misfits.shapes));
   if (!misfits.dtypes.empty()) {

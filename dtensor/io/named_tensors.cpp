@@ -48,8 +48,8 @@ int64_t writing_rank(const std::vector<DeviceMesh>& meshes, const char* op) {
   std::vector<std::string> names;
   for (const DeviceMesh& mesh : meshes) names.push_back(mesh.to_string());
   throw std::invalid_argument(
-      fmt::format("{}: no rank is in every mesh of the tensors ({}), so none can write them all; save "
-                  "them apart",
+      fmt::format("{}: no rank is in every mesh of the tensors ({}), so none can write them all; save them in separate "
+                  "files",
                   op, fmt::join(names, "; ")));
 }
 

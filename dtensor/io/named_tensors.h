@@ -51,7 +51,7 @@ bool is_held(const at::Tensor& tensor);
 // autograd, no communication.
 void write_piece(const at::Tensor& tensor, const at::Tensor& piece);
 
-// "'a', 'b' and 3 more"
+// Returns "'a', 'b' and 3 more".
 std::string list_names(const std::vector<std::string>& names);
 
 }  // namespace tessera

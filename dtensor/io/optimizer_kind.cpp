@@ -282,7 +282,7 @@ const OptimizerKind& optimizer_kind(const torch::optim::Optimizer& optimizer, co
   if (dynamic_cast<const LBFGS*>(&optimizer) != nullptr) return lbfgs;
   throw std::invalid_argument(
       fmt::format("{}: the optimizer is none of torch::optim's Adagrad, Adam, AdamW, LBFGS, RMSprop and "
-                  "SGD; the state of a class of your own is yours to save",
+                  "SGD; save the state of a class of your own yourself",
                   op));
 }
 

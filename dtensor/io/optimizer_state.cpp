@@ -27,14 +27,14 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
-// The parameters of each group, by their first path in the module.
+// Lists the parameters of each group, by their first path in the module.
 using GroupPaths = std::vector<std::vector<std::string>>;
 
 GroupPaths group_paths(const Optimizer& optimizer, const torch::nn::Module& module, const char* op) {
   std::unordered_map<const c10::TensorImpl*, std::string> paths;
   for (const ModuleTensor& item : module_tensors(module))
     paths.emplace(item.tensor.unsafeGetTensorImpl(), item.names.front());
-  // Also adds a registered tensor that an assigned weight has replaced: the optimizer was given it all the same.
+  // This also adds a registered tensor that an assigned weight has replaced: the optimizer was given it all the same.
   for (const auto& item : module.named_parameters()) paths.emplace(item.value().unsafeGetTensorImpl(), item.key());
   GroupPaths groups;
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
@@ -62,7 +62,7 @@ std::string groups_json(const Optimizer& optimizer, const OptimizerKind& kind, c
   return groups.dump();
 }
 
-// What the file holds for the optimizer, checked but not applied yet.
+// Holds what the file has for the optimizer, checked but not applied yet.
 struct Planned {
   std::vector<std::unique_ptr<OptimizerOptions>> options;
   std::vector<std::pair<void*, PlannedState>> states;

@@ -26,7 +26,7 @@ struct DtypeName {
   std::string_view name;
 };
 
-// The dtypes in the order in which lay_out_tensors places them.
+// Lists the dtypes in the order in which lay_out_tensors places them.
 constexpr std::array<DtypeName, 17> kDtypes = {{
     {ScalarType::UInt64, "U64"},
     {ScalarType::Long, "I64"},

@@ -37,7 +37,7 @@ struct SafetensorsHeader {
   friend bool operator==(const SafetensorsHeader&, const SafetensorsHeader&) = default;
 };
 
-// The format's limit on the length of the header.
+// Limits the length of the header, as the format does.
 inline constexpr int64_t kMaxHeaderBytes = 100'000'000;
 
 // Parses the JSON of a header whose file holds `data_bytes` bytes after it. `file` is for messages only. Throws

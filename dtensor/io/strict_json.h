@@ -40,8 +40,8 @@ class StrictJson : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(std::size_t position, const std::string& token, const nlohmann::json::exception& error) override;
 
  protected:
-  // For messages: where in the document the parser is, and what it expects there: "tensor 'w': shape: expected a list
-  // of ...".
+  // Return where in the document the parser is, and what it expects there, for messages: "tensor 'w': shape: expected a
+  // list of ...".
   virtual std::string where() const = 0;
   virtual std::string expected() const = 0;
 

@@ -16,7 +16,8 @@ struct LoadOptions {
   // Maps the module's name of a parameter or buffer to its name in the file; "" leaves that tensor as it is. Without it
   // names are the same.
   std::function<std::string(const std::string& module_name)> rename;
-  // Names of the module that may be missing in the file; `*` stands for any characters, `?` for one. These tensors stay
+  // Lists names of the module that may be missing in the file; `*` stands for any characters, `?` for one. These
+  // tensors
   // as they are.
   std::vector<std::string> allow_missing;
   // Says whether the file may hold tensors that the module does not have.

@@ -19,7 +19,7 @@
 namespace tessera::detail {
 namespace {
 
-// The draw number of keys that a caller's generator gives; no world's counter reaches it.
+// Is the draw number of keys that a caller's generator gives; no world's counter reaches it.
 constexpr uint64_t kOfGenerator = std::numeric_limits<uint64_t>::max();
 
 uint32_t low(uint64_t x) { return static_cast<uint32_t>(x); }
@@ -65,7 +65,7 @@ void each_stretch(const Spec& spec, int64_t width, Run run) {
   }
 }
 
-// out[i] = make(words, lane, i): `lanes` neighbouring numbers of the global tensor share the words of one block.
+// Sets out[i] = make(words, lane, i): `lanes` neighbouring numbers of the global tensor share the words of one block.
 template <class T, class Make>
 void fill(T* out, const Spec& spec, DrawKey key, uint64_t lanes, int64_t width, const Make& make) {
   constexpr int64_t kGrain = 1 << 14;
@@ -104,7 +104,7 @@ void on_host_real(const at::Tensor& out, c10::function_ref<void(const at::Tensor
 
 // ---- how words become numbers
 
-// The type that T's numbers are computed in, and how many numbers share the words of one block.
+// Name the type that T's numbers are computed in, and how many numbers share the words of one block.
 template <class T>
 using Computed = std::conditional_t<std::is_same_v<T, double>, double, float>;
 template <class T>

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// A step without communication, prepared for this rank: a placement that becomes Shard is sliced, one that becomes
+// Runs a step without communication, prepared for this rank: a placement that becomes Shard is sliced, one that becomes
 // Partial is formed from the value, and a Partial that becomes another Partial is scaled.
 class LocalStep {
  public:
@@ -36,8 +36,8 @@ class LocalStep {
   std::vector<int64_t> sizes_;
   std::vector<Forming> formed_;  // Partials formed from a replicated value
   double scale_ = 1;             // between pieces of two linear reductions
-  // A reduction that stays pending on other mesh dimensions. A piece of it may have values that no reduced value has: a
-  // norm's piece may be negative.
+  // Is set for a reduction that stays pending on other mesh dimensions. A piece of it may have values that no reduced
+  // value has: a norm's piece may be negative.
   ReductionPtr pending_;
   std::vector<Forming> embedded_;  // Partials formed from a Shard's piece
 };

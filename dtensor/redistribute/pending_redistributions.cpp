@@ -96,7 +96,7 @@ void PendingRedistributions::check_unwritten() const {
   for (const WatchedVersion& each : watched_) {
     if (each.version.current_version() == each.seen) continue;
     throw std::runtime_error(fmt::format(
-        "redistribute: the {} was written while it was being sent, so what has come may be either value; read an "
+        "redistribute: the {} was written while it was being sent, so the result may be either value; read an "
         "asynchronous result before writing its source, or give a clone",
         each.text));
   }

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-// Several redistributions on one mesh, executed together in rounds. Each round starts the next transfer of every
+// Executes several redistributions on one mesh together, in rounds. Each round starts the next transfer of every
 // redistribution at once, those that can share a collective as one, and waits for all of them.
 //
 // Invariants:

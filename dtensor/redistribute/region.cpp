@@ -119,7 +119,7 @@ void Region::make_blocks(const std::vector<std::vector<Runs>>& runs, const std::
   std::vector<Block> blocks(1);
   int64_t tensor_stride = 1;
   int64_t packed_stride = 1;
-  // From the innermost dimension outwards; each prepends its runs.
+  // Dimensions are taken from the innermost outwards; each prepends its runs.
   for (std::size_t d = runs.size(); d-- > 0;) {
     std::vector<Block> wider;
     for (const Block& inner : blocks) {

@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-// A part of a row-major tensor: some positions in each of its dimensions, and all combinations of them. Packed, it is a
-// row-major tensor of sizes(). Copies run over blocks of evenly spaced runs, so that a cyclic part costs no more than a
-// range.
+// Describes a part of a row-major tensor: some positions in each of its dimensions, and all combinations of them.
+// Packed, it is a row-major tensor of sizes(). Copies run over blocks of evenly spaced runs, so that a cyclic part
+// costs no more than a range.
 class Region {
  public:
   // Makes the region of `positions` in a tensor of `tensor_sizes`.
@@ -39,7 +39,7 @@ class Region {
   at::Tensor read(const at::Tensor& tensor) const;
 
  private:
-  // `count` evenly spaced runs of `length` positions each, whose starts are `stride` apart.
+  // Describes `count` evenly spaced runs of `length` positions each, whose starts are `stride` apart.
   struct Runs {
     int64_t begin;
     int64_t length;
@@ -47,7 +47,7 @@ class Region {
     int64_t stride;
     int64_t packed;  // the number of positions of the dimension before these
   };
-  // One combination of Runs, one per dimension, as strides over memory in elements.
+  // Describes one combination of Runs, one per dimension, as strides over memory in elements.
   struct Block {
     std::vector<int64_t> sizes;
     std::vector<int64_t> tensor_strides;

@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-// A plan prepared for this rank: what it packs, sends, receives and unpacks in each step. Immutable; made once per pair
-// of layouts and cached. It does not keep the mesh alive.
+// Holds a plan prepared for this rank: what it packs, sends, receives and unpacks in each step. It is immutable, made
+// once per pair of layouts and cached. It does not keep the mesh alive.
 class Route {
  public:
   // Prepares `plan`, which leads from the layout `from` to another one on the same mesh.

@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-// One step of a plan from the view of this rank, a member of the mesh. Holds references to the plan and the mesh.
+// Describes one step of a plan from the view of this rank, a member of the mesh. Holds references to the plan and the
+// mesh.
 struct StepOnRank {
   StepOnRank(const PlanStep& plan_step, const Plan& plan, const DeviceMesh& device_mesh)
       : step(plan_step),

@@ -14,8 +14,8 @@
 
 namespace tessera {
 
-// A step that communicates, prepared for this rank: which regions of its piece are sent, by which collective, and where
-// in the result the received regions are stored.
+// Runs a step that communicates, prepared for this rank: it knows which regions of its piece are sent, by which
+// collective, and where in the result the received regions are stored.
 class Transfer {
  public:
   explicit Transfer(const StepOnRank& at);
@@ -56,7 +56,8 @@ class Transfer {
 
   PlanStep::Kind kind_;
   std::vector<int64_t> mesh_dims_;
-  // The parts of the piece that all ranks of the group reduce, one after the other; empty if that is the whole piece.
+  // Lists the parts of the piece that all ranks of the group reduce, one after the other; empty if that is the whole
+  // piece.
   std::vector<Region> needed_;
   std::vector<Region> gives_;
   std::vector<Region> takes_;
@@ -67,7 +68,7 @@ class Transfer {
   bool gives_in_sequence_ = false;  // they are adjacent in memory, so nothing is packed
   bool takes_in_sequence_ = false;
   std::vector<int64_t> sizes_;  // of the received tensor
-  // The part of the received tensor that this rank keeps, if it is not all: its offset and sizes.
+  // Gives offset and sizes of the part of the received tensor that this rank keeps, if it is not all.
   std::optional<std::pair<int64_t, std::vector<int64_t>>> own_;
   at::ScalarType dtype_ = at::kFloat;                         // the reduced value's; terms may be wider
   std::vector<std::pair<ReductionPtr, int64_t>> reductions_;  // done together, each over that number of ranks

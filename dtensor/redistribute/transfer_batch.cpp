@@ -17,7 +17,7 @@ Kind collective_of(const Transfer& transfer) {
   return transfer.kind() == Kind::kPermute ? Kind::kAllToAll : transfer.kind();
 }
 
-// In bytes: a tensor of any dtype may start at a multiple of it.
+// Is in bytes: a tensor of any dtype may start at a multiple of it.
 constexpr int64_t kAlignment = 16;
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// Several transfers that share one collective, with one message per pair of ranks. Those that move elements are sent as
+// Runs several transfers as one collective, with one message per pair of ranks. Those that move elements are sent as
 // bytes, so that dtypes can be mixed; those that reduce are sent in their dtype.
 class TransferBatch {
  public:
@@ -27,7 +27,7 @@ class TransferBatch {
   std::vector<at::Tensor> wait();
 
  private:
-  // The offset of an entry's region in the tensor that is sent or received, in elements of that tensor.
+  // Gives the offset of an entry's region in the tensor that is sent or received, in elements of that tensor.
   struct Slot {
     std::size_t entry;
     const Region* region;

@@ -34,7 +34,7 @@ struct Whole {
   at::Tensor x = sample({5, 6}), w1 = sample({7, 6}, 1), w2 = sample({6, 7}, 2);
 };
 
-// The layouts of x, w1 and w2.
+// Names the layouts of x, w1 and w2.
 const std::vector<std::vector<Placement>> kLayouts = {{R, S0, S1}, {S0, R, R}, {S1, S1, S0}, {P, R, S0}};
 
 }  // namespace

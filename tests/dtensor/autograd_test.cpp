@@ -31,7 +31,7 @@ at::Tensor leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placement
 
 at::Tensor plain_leaf(const at::Tensor& whole) { return whole.detach().clone().requires_grad_(true); }
 
-// Two layers, as in a feed-forward block.
+// Computes two layers, as a feed-forward block does.
 at::Tensor layers(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2) {
   return at::matmul(at::gelu(at::matmul(x, w1.t())), w2.t());
 }
@@ -167,7 +167,7 @@ TESSERA_RANKS_TEST_CASE("recomputation in backward gives the same gradients, in 
   CHECK(close(full_tensor(w2.grad()), want_w2.grad()));
 }
 
-TESSERA_RANKS_TEST_CASE("a plain operand's gradient comes back plain and whole", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("a plain operand's gradient is plain and whole", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({5, 3});
   const auto run = [](const at::Tensor& a, const at::Tensor& scale, const at::Tensor& bias) {
@@ -190,7 +190,7 @@ TESSERA_RANKS_TEST_CASE("a plain operand's gradient comes back plain and whole",
     CHECK_FALSE(is_dtensor(bias.grad()));
     CHECK(close(scale.grad(), want_scale.grad()));
     CHECK(close(bias.grad(), want_bias.grad()));
-    // Also for a result of plain operators.
+    // The same holds for a result of plain operators.
     const at::Tensor again = plain_leaf(sample({3}, 2));
     {
       const ImplicitReplication guard;

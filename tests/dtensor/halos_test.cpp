@@ -24,8 +24,8 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-// One operator on an image and replicated weights. The image is (1, 1, spatial...), so that only spatial dimensions can
-// be sharded.
+// Holds one operator on an image and replicated weights. The image is (1, 1, spatial...), so that only spatial
+// dimensions can be sharded.
 struct Case {
   std::string name;
   Sizes image;

@@ -28,7 +28,7 @@ at::Tensor rows(int64_t n, at::IntArrayRef shape, int64_t seed) {
   return sample(sizes, seed);
 }
 
-// One region function, and what one process computes from all ranks' tensors and gradients of results.
+// Holds one region function, and what one process computes from all ranks' tensors and gradients of results.
 struct Region {
   std::string name;
   std::vector<int64_t> shape;  // of x

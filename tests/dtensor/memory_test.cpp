@@ -20,7 +20,7 @@
 using namespace tessera;
 
 #if defined(__SANITIZE_ADDRESS__)
-// Declared in sanitizer/allocator_interface.h, which some installations of GCC do not have.
+// It is declared in sanitizer/allocator_interface.h, which some installations of GCC do not have.
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();
 #endif
 

@@ -18,7 +18,7 @@ using namespace tessera::testing;
 
 namespace {
 
-// A pending reduction, and what one process computes from the pieces of all ranks as rows.
+// Holds a pending reduction, and what one process computes from the pieces of all ranks as rows.
 struct Pending {
   Placement placement;
   std::function<at::Tensor(const at::Tensor&)> reduce;
@@ -45,7 +45,7 @@ at::Tensor rows_with_ties(int64_t n) {
   return rows;
 }
 
-// A user's reduction that defines only its operator.
+// Is a user's reduction that defines only its operator.
 class Bare final : public Reduction {
  public:
   Bare() : Reduction("bare", ReduceOp::kProduct) {}

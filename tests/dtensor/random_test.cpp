@@ -21,7 +21,7 @@ namespace {
 const Placement S0 = Shard(0);
 const Placement R = Replicate();
 
-// An operator that draws into its input, or a tensor like it.
+// Holds an operator that draws into its input, or a tensor like it.
 struct Operator {
   const char* name;
   at::Tensor input;

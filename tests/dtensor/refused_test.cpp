@@ -99,7 +99,7 @@ TEST_CASE("pending reductions that are undefined") {
   refused(
       {"redistribute: max of ComplexFloat is not defined", "complex numbers have no order"},
       [](const DeviceMesh& mesh) { redistribute(ones(mesh, {R}, {6}, at::kComplexFloat), {Partial(ReduceOp::kMax)}); });
-  refused({"zeros: [P(sum)] has a pending reduction, which has no one way to be filled"},
+  refused({"zeros: [P(sum)] has a pending reduction, whose terms could be filled in many ways"},
           [](const DeviceMesh& mesh) { tessera::zeros({4}, mesh, {P}); });
   refused({"empty: the global shape [4, -1] has a negative size"}, [](const DeviceMesh& mesh) {
     tessera::empty({4, -1}, mesh, {R});
@@ -127,7 +127,7 @@ TEST_CASE("from_local and distribute_tensor of the wrong thing") {
           [](const DeviceMesh& mesh) { from_local(at::eye(2).to_sparse(), mesh, {R}); });
   refused({"from_local: stride without shape"},
           [](const DeviceMesh& mesh) { from_local(at::ones({2}), mesh, {R}, {.stride = std::vector<int64_t>{1}}); });
-  refused({"from_local: stride [1] for shape [2, 2]; give one stride a dimension"}, [](const DeviceMesh& mesh) {
+  refused({"from_local: stride [1] for shape [2, 2]; give one stride per dimension"}, [](const DeviceMesh& mesh) {
     from_local(at::ones({2, 2}), mesh, {R}, {.shape = std::vector<int64_t>{2, 2}, .stride = std::vector<int64_t>{1}});
   });
   refused({"from_local: the tensor is on meta", "move the tensor first"},

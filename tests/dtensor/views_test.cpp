@@ -25,7 +25,7 @@ struct View {
   bool one_of_many = false;               // LibTorch does not allow writing it under autograd
 };
 
-// The views that are views of pieces however the first two dimensions are sharded.
+// Lists the views that are views of pieces however the first two dimensions are sharded.
 const std::vector<View>& views() {
   static const std::vector<View> all = {
       {"the first rows", [](const at::Tensor& x) { return x.slice(0, 0, 2); }},

@@ -40,8 +40,8 @@ TEST_CASE("explain_op lists each mesh dimension's candidates with their costs, a
   CHECK(chosen(told, 1).microseconds == 0);
   CHECK(told.outputs == std::vector<Placements>{{Shard(0), Partial()}});
   CHECK(told.steps.empty());
-  // The candidates, on each of two mesh dimensions: everything replicated, three factors, two operands pending by sum
-  // and by avg.
+  // The candidates on each of two mesh dimensions are: everything replicated, three factors, two operands pending by
+  // sum and by avg.
   CHECK(told.candidates.size() == 2 * (1 + 3 + 4));
   CHECK(told.candidates[0].microseconds > 100);
 }

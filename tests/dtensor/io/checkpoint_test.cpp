@@ -250,9 +250,10 @@ TEST_CASE("checkpoint: an index that is damaged, leads astray or mixes checkpoin
       {"no such file", R"({"weight_map":{"t00":"c.safetensors"}})", "c.safetensors': No such file or directory"},
       {"no such tensor", R"({"weight_map":{"t00":"a.safetensors","t01":"a.safetensors","x":"a.safetensors"}})",
        "tensor 'x' is not in '"},
-      {"a tensor left out", R"({"weight_map":{"t00":"a.safetensors"}})", "holds tensor 't01', which the index lacks"},
+      {"a tensor left out", R"({"weight_map":{"t00":"a.safetensors"}})",
+       "holds tensor 't01', which the index does not list"},
       {"a tensor in two files", R"({"weight_map":{"t00":"a.safetensors","t01":"b.safetensors"}})",
-       "holds tensor 't01', which the index gives to 'b.safetensors'"},
+       "holds tensor 't01', which the index says is in 'b.safetensors'"},
       {"cut off", R"({"weight_map":{"t00":"a.safet)", "not valid JSON"},
   };
   for (const Row& row : rows) {

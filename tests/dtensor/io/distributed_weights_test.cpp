@@ -15,7 +15,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim.h>
 #include <torch/types.h>
-// After LibTorch, whose logging has a CHECK of its own.
+// This comes after LibTorch, whose logging has a CHECK of its own.
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -33,7 +33,7 @@ namespace {
 
 using testing::world;
 
-// A folder that all ranks of one number of ranks share: rank 0 removes it when all have left.
+// Is a folder that all ranks of one number of ranks share: rank 0 removes it when all have left.
 class SharedFolder {
  public:
   explicit SharedFolder(const DeviceMesh& mesh) : mesh_(mesh) {

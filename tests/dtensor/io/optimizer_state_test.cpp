@@ -10,7 +10,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim.h>
 #include <torch/types.h>
-// After LibTorch, whose logging has a CHECK of its own.
+// This comes after LibTorch, whose logging has a CHECK of its own.
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/io/safetensors_file.h"
@@ -132,7 +132,7 @@ TEST_CASE("optimizer state: options that JSON has no numbers for are loaded as t
         static_cast<torch::optim::LBFGSOptions&>(optimizer.param_groups()[0].options()));
 }
 
-// An optimizer class of the user's own.
+// Is an optimizer class of the user's own.
 struct Mine : torch::optim::Optimizer {
   explicit Mine(std::vector<at::Tensor> params)
       : Optimizer(std::move(params), std::make_unique<torch::optim::SGDOptions>(0.1)) {}

@@ -16,7 +16,7 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim.h>
 #include <torch/types.h>
-// After LibTorch, whose logging has a CHECK of its own.
+// This comes after LibTorch, whose logging has a CHECK of its own.
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/core/modes.h"

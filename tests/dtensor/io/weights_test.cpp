@@ -12,7 +12,7 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
-// After LibTorch, whose logging has a CHECK of its own.
+// This comes after LibTorch, whose logging has a CHECK of its own.
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/io/safetensors_file.h"

@@ -123,8 +123,8 @@ void check_pair(const Pair& pair, const at::Tensor& whole, const DeviceMesh& mes
   if (!is_value(moved, whole)) fail("the value", pair, shape, mesh);
   if (!same(to_local(source), before)) fail("the source was written", pair, shape, mesh);
   const at::Tensor back = redistribute(moved, pair.from);
-  if (placements_of(back) != pair.from) fail("laid out otherwise when it came back", pair, shape, mesh);
-  if (!is_value(back, whole)) fail("the value when it came back", pair, shape, mesh);
+  if (placements_of(back) != pair.from) fail("another layout after the way back", pair, shape, mesh);
+  if (!is_value(back, whole)) fail("another value after the way back", pair, shape, mesh);
 }
 
 void check_gradient(const Pair& pair, const std::vector<int64_t>& shape, const DeviceMesh& mesh) {

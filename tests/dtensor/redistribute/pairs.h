@@ -29,7 +29,7 @@ std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t cou
 // the same bit by bit, and that the source was not written. Every rank of `mesh` calls it. Throws std::runtime_error
 // that names pair, shape and mesh.
 void check_pair(const Pair& pair, const at::Tensor& whole, const DeviceMesh& mesh);
-// Checks in the same way that backward brings the gradient into the source's layout.
+// Checks in the same way that the gradient has the source's layout and the right value.
 void check_gradient(const Pair& pair, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
 // Does both for tensors of `shape`; integers have no gradients.
 void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh,

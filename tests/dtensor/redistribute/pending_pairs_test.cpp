@@ -25,7 +25,7 @@ namespace {
 const Placement R = Replicate(), S0 = Shard(0), S1 = Shard(1), P = Partial();
 const Sizes kShape = {5, 4};
 
-// A pending reduction, and what one process computes from the pieces of all ranks as rows.
+// Holds a pending reduction, and what one process computes from the pieces of all ranks as rows.
 struct Kind {
   Placement placement;
   std::function<at::Tensor(const at::Tensor&)> reduce;
@@ -42,7 +42,7 @@ std::vector<Kind> kinds() {
           {MaskedPartial(ReduceOp::kMax), [](const at::Tensor& rows) { return rows.amax(0); }, -1e300, true}};
 }
 
-// The index of this rank's piece among those that are reduced, and their number.
+// Holds the index of this rank's piece among those that are reduced, and their number.
 struct Share {
   int64_t index = 0;
   int64_t count = 1;

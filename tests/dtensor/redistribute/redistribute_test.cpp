@@ -124,7 +124,7 @@ TESSERA_RANKS_TEST_CASE("on three mesh dimensions, a sample of pairs", {4}) {
   }
 }
 
-TESSERA_RANKS_TEST_CASE("gradients come back in the input's layout, pending ones whole", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("gradients have the input's layout, and pending ones are replicated", {1, 2, 3, 4}) {
   for (const DeviceMesh& mesh : meshes()) {
     const Placements kinds = mesh.ndim() == 1 ? kKinds : Placements{S0, S1, R, P};
     for (const Placements& from : all_layouts(mesh.ndim(), kinds)) {

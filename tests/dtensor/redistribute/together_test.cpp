@@ -183,7 +183,7 @@ TESSERA_RANKS_TEST_CASE("async: an operator, a view, autograd and another thread
   CHECK(same(read, whole));
 }
 
-TESSERA_RANKS_TEST_CASE("async: one begun outside InferenceMode and read inside is a normal tensor", {2}) {
+TESSERA_RANKS_TEST_CASE("async: a result started outside InferenceMode and read inside is a normal tensor", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor whole = sample({6, 4});
   const at::Tensor moved = redistribute(spread(whole, mesh, {S0}), {R}, kAsync);
@@ -285,7 +285,7 @@ TESSERA_RANKS_TEST_CASE("redistribute_many: one message from each rank to each, 
   counted(pending, five_s0, "reduce_scatter");
 }
 
-TESSERA_RANKS_TEST_CASE("redistribute_many: gradients come back together, where there are any", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("redistribute_many: gradients are redistributed together, where there are any", {1, 2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor weight = sample({6, 4}, 9);
   std::vector<at::Tensor> given;
@@ -306,7 +306,7 @@ TESSERA_RANKS_TEST_CASE("redistribute_many: bad input is refused before any comm
                        doctest::Contains("redistribute_many: 2 tensors and 1 placements"), std::invalid_argument);
   const DeviceMesh other = init_device_mesh("cpu", {2}, {"other"}, mesh.world_ptr());
   CHECK_THROWS_WITH_AS(redistribute_many({t, spread(sample({6, 4}), other, {S0})}, {{R}, {R}}),
-                       doctest::Contains("tensor 1 lies on mesh {other: 2} on cpu, tensor 0 on {d0: 2} on cpu"),
+                       doctest::Contains("tensor 1 is on mesh {other: 2} on cpu, tensor 0 on {d0: 2} on cpu"),
                        std::invalid_argument);
   CHECK_THROWS_AS(redistribute_many({t, t}, {{R}, {Shard(5)}}), std::invalid_argument);
   CHECK_THROWS_WITH_AS(redistribute(t, {R}, {.cost_model = CostModel::gloo(2)}), doctest::Contains("redistribute: "),
