@@ -31,7 +31,7 @@ std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
 
 struct FromLocalOptions {
   // Sets the global shape. Without it every piece of a sharded dimension is taken to have this rank's size, so uneven
-  // need it.
+  // pieces need it.
   std::optional<std::vector<int64_t>> shape;
   // Sets the global strides, the same on every rank. Without them the DTensor is row-major, whatever the strides of the
   // piece.

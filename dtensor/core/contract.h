@@ -54,7 +54,7 @@ struct Contract {
   // Operators that use the parameter gather it there first (dtensor/dispatch/gather.h).
   std::vector<int64_t> gathered;
   // Holds the contract of a tied weight for other operators, such as "matmul" beside "embedding". A chain names no
-  // twice.
+  // operator twice.
   std::shared_ptr<const Contract> next;
 
   bool names(std::string_view op) const {
@@ -76,8 +76,7 @@ inline const Contract* contract_for(const ContractPtr& contract, std::string_vie
 }
 
 // Returns the first contract in the chain that takes a plain tensor beside the parameter in `op` as a piece, or
-// nullptr. The contract that names `op` decides; if none does, any contract of the chain whose input is not Replicate
-// is taken.
+// nullptr. The contract that names `op` decides; if none does, the first one whose input is not Replicate is returned.
 inline const Contract* piece_contract(const ContractPtr& contract, std::string_view op) {
   const Contract* const named = contract_for(contract, op);
   if (named != nullptr) return named->input.is_replicate() ? nullptr : named;

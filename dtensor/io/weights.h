@@ -17,8 +17,7 @@ struct LoadOptions {
   // names are the same.
   std::function<std::string(const std::string& module_name)> rename;
   // Lists names of the module that may be missing in the file; `*` stands for any characters, `?` for one. These
-  // tensors
-  // as they are.
+  // tensors stay as they are.
   std::vector<std::string> allow_missing;
   // Says whether the file may hold tensors that the module does not have.
   bool allow_unexpected = false;
@@ -69,7 +68,7 @@ struct SaveOptions {
 // "...-v2-0000i-of-...".
 //
 // With DTensors it is collective over their meshes: all ranks call it with equal arguments, each parameter is gathered
-// (full_tensor) and freed in turn, and one rank writes: the first rank of the first mesh that all the other meshes have
+// (full_tensor) and freed in turn, and one rank writes: the first of the first mesh's ranks that is in every other mesh
 // too. Plain tensors are saved with that rank's values. A module of plain tensors alone is written by every caller. On
 // slices of a mesh (mesh["tp"] of {dp, tp}) each slice has its own writer: call it on one of them. Throws, alike on
 // every rank, std::invalid_argument on a dtype that the format does not have or an impossible path, std::runtime_error
