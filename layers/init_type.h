@@ -17,7 +17,7 @@ namespace tessera {
 using InitMethod = std::function<void(at::Tensor weight)>;
 
 enum class InitType {
-  kOrthogonal,      // torch::nn::init::orthogonal_ times 0.01
+  kOrthogonal,      // torch::nn::init::orthogonal_ with gain 0.01
   kNormal,          // standard deviation 0.01
   kBiasedNormal,    // the same, with mean 0
   kUniform,         // [0, 0.02)

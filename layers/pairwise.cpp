@@ -61,8 +61,9 @@ DeviceMesh mesh_for(const at::Tensor& t, const MaybeMesh& given, const char* wha
                                             mesh.ndim(), what, mesh.to_string()));
   }
   if (is_dtensor(t) && !(mesh_of(t) == mesh)) {
-    throw std::invalid_argument(fmt::format("the {} lies on mesh {}, and {} was given: redistribute_to brings it there",
-                                            what, mesh_of(t).to_string(), mesh.to_string()));
+    throw std::invalid_argument(
+        fmt::format("the {} is on mesh {}, but {} was given: redistribute it with redistribute_to", what,
+                    mesh_of(t).to_string(), mesh.to_string()));
   }
   return mesh;
 }

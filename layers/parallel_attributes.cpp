@@ -37,8 +37,10 @@ int64_t pieces_a_rank(const Partition& partition, int64_t size, int64_t ranks) {
 // Keeps the attributes that were set on plain tensors. LibTorch's own metadata of a tensor is no place for them:
 // set_data, and so Module::to, clears it.
 //
-// Invariants: an address in entries_ stands for one tensor, since the entry's weak pointer keeps the address of a
-// tensor that is gone from being used again; entries_ is read and written under mutex_.
+// Invariants:
+//   - an address in entries_ stands for one tensor: the entry's weak pointer keeps the address of a tensor that is gone
+//     from being used again;
+//   - entries_ is read and written under mutex_.
 class SetAttributes {
  public:
   static SetAttributes& of_process() {

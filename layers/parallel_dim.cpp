@@ -135,7 +135,7 @@ at::Tensor ParallelLinearImpl::input_on_mesh(const at::Tensor& input) const {
   if (is_dtensor(input)) {
     if (!(mesh_of(input) == mesh_)) {
       throw std::invalid_argument(
-          fmt::format("{}: the input lies on mesh {}, the layer on {}; redistribute_to brings it there", kLinear,
+          fmt::format("{}: the input is on mesh {}, the layer on {}; redistribute it with redistribute_to", kLinear,
                       mesh_of(input).to_string(), mesh_.to_string()));
     }
     if (features != in_features_) throw std::invalid_argument(fmt::format("{}: {}", kLinear, wanted()));
@@ -229,7 +229,7 @@ void check_rows(const at::Tensor& input, const at::Tensor& weight, const at::Ten
   check_one_dimension(mesh, kWho);
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(fmt::format("{}: {}", kWho, why)); };
   if (is_dtensor(input) && !(mesh_of(input) == mesh)) {
-    refuse(fmt::format("the input lies on mesh {}, not on {}; redistribute_to brings it there",
+    refuse(fmt::format("the input is on mesh {}, not on {}; redistribute it with redistribute_to",
                        mesh_of(input).to_string(), mesh.to_string()));
   }
   if (!bias.defined()) return;

@@ -145,7 +145,7 @@ at::Tensor ParallelEmbeddingImpl::of_plain(const at::Tensor& ids) const {
 at::Tensor ParallelEmbeddingImpl::forward(const at::Tensor& ids) {
   if (!is_dtensor(ids)) return of_plain(ids);
   if (!(mesh_of(ids) == mesh_)) {
-    refuse(fmt::format("the ids lie on mesh {}, the layer on {}; redistribute_to brings them there",
+    refuse(fmt::format("the ids are on mesh {}, the layer on {}; redistribute them with redistribute_to",
                        mesh_of(ids).to_string(), mesh_.to_string()));
   }
   const at::Tensor rows = of_plain(full_tensor(ids));

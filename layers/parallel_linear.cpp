@@ -102,7 +102,7 @@ detail::LayerText& with_rest(detail::LayerText& text, const ParallelLinearOption
 at::Tensor piece_as(const at::Tensor& input, const DeviceMesh& mesh, const Placement& wanted, const Placement& gradient,
                     const char* who) {
   if (!(mesh_of(input) == mesh)) {
-    refuse(who, fmt::format("the input lies on mesh {}, the layer on {}; redistribute_to brings it there",
+    refuse(who, fmt::format("the input is on mesh {}, the layer on {}; redistribute it with redistribute_to",
                             mesh_of(input).to_string(), mesh.to_string()));
   }
   return to_local(redistribute(input, {wanted}), Placements{gradient});

@@ -146,7 +146,7 @@ void LayoutPlan::place(const at::Tensor& tensor, const Placement& placement, con
   const Placement wanted = on_mesh_dim({Replicate()}, 0, placement, tensor.dim()).front();
   if (wanted.is_partial() || (wanted.is_shard() && (wanted.tensor_dim() < 0 || wanted.tensor_dim() >= tensor.dim()))) {
     throw std::invalid_argument(fmt::format(
-        "parallelize_module: {}: {} of shape [{}] cannot lie as {}; a parameter is Replicate or a Shard of one "
+        "parallelize_module: {}: {} of shape [{}] cannot have placement {}; a parameter is Replicate or a Shard of one "
         "of its dimensions",
         by, plan.paths.front(), fmt::join(tensor.sizes(), ", "), tessera::to_string(placement)));
   }
@@ -189,11 +189,11 @@ void LayoutPlan::check() const {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     const TensorPlan& first = tensors_[alike[i]];
     if (placements_of(first) == placements_of(tensors_[i])) continue;
-    throw std::invalid_argument(
-        fmt::format("parallelize_module: {} and {} share their memory, but would lie as {} and {}; style both alike, "
-                    "or give each its own memory (clone)",
-                    first.paths.front(), tensors_[i].paths.front(), tessera::to_string(placements_of(first)),
-                    tessera::to_string(placements_of(tensors_[i]))));
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: {} and {} share their memory, but would have placements {} and {}; style both alike, "
+        "or give each its own memory (clone)",
+        first.paths.front(), tensors_[i].paths.front(), tessera::to_string(placements_of(first)),
+        tessera::to_string(placements_of(tensors_[i]))));
   }
 }
 

@@ -118,9 +118,10 @@ void parallelize(const std::function<ModuleTree()>& tree, const DeviceMesh& mesh
 //   - styles that disagree on a tied parameter;
 //   - parameters that overlap in memory without being the same;
 //   - an optimizer with state;
-//   - a null module. With kNoSource, which every rank must then give, each rank throws on its own, and an exception
-//     other than std::invalid_argument fails the job. On a rank outside the mesh the parameters become DTensors without
-//     a piece; such a rank does not learn of the other ranks' errors.
+//   - a null module.
+// With kNoSource, which every rank must then give, each rank throws on its own, and an exception other than
+// std::invalid_argument fails the job. On a rank outside the mesh the parameters become DTensors without a piece; such
+// a rank does not learn of the other ranks' errors.
 template <std::derived_from<torch::nn::Module> M>
 Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                     const ParallelizeOptions& options = {}) {

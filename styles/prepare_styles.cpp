@@ -44,8 +44,9 @@ void check_lists(const char* who, const Layouts& from, const Layouts& to) {
 at::Tensor as_dtensor(const at::Tensor& t, const Placement& layout, const HookSite& site, std::size_t i) {
   if (is_dtensor(t)) {
     if (mesh_of(t) == site.mesh) return t;
-    throw std::invalid_argument(fmt::format("{}: tensor {} is {}, but the module lies on {}; bring it to that mesh",
-                                            site.who, i, to_string(t), site.mesh.to_string()));
+    throw std::invalid_argument(
+        fmt::format("{}: tensor {} is {}, but the module is on {}; redistribute it to that mesh with redistribute_to",
+                    site.who, i, to_string(t), site.mesh.to_string()));
   }
   if (!site.data_dims.empty()) {
     throw std::invalid_argument(

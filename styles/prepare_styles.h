@@ -37,8 +37,8 @@ struct PrepareInputOutputOptions {
 //                                .desired_input_layouts = {Replicate(), std::nullopt}})}
 // Where the mesh has data dimensions, forward refuses a plain tensor, since it does not say which part of the batch it
 // is.
-// Throws std::invalid_argument when the two lists differ in length (in the constructor), and when forward's tensors are
-// more than the layouts, or fewer than the layouts that are not nullopt (in forward, on every rank).
+// Throws std::invalid_argument in the constructor when the two lists differ in length or in which entries are nullopt,
+// and in forward, on every rank, when there are more tensors than layouts, or no tensor for a layout.
 // Communication: that of the redistribution, in each forward.
 class PrepareModuleInput : public ParallelStyle {
  public:

@@ -64,7 +64,7 @@ void ApplyContext::contract(const std::string& name, const ContractLayouts& layo
   for (const Placement* placement : {&layouts.input, &layouts.desired}) {
     if (placement->is_partial()) {
       throw std::invalid_argument(
-          fmt::format("parallelize_module: {}: an input cannot lie as {}; give Replicate() or Shard(d)", by(),
+          fmt::format("parallelize_module: {}: an input cannot have placement {}; give Replicate() or Shard(d)", by(),
                       to_string(*placement)));
     }
   }

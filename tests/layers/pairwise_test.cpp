@@ -240,8 +240,8 @@ TESSERA_RANKS_TEST_CASE("what cannot be made is refused by the messages of PyTor
   refused([&] { make_input_replicate_1d(at::Tensor(), mesh); }, "expects torch.Tensor or DTensor input but received");
   refused([&] { make_output_shard_1d(d, plane); }, "device_mesh has dims 2 but expected to be 1 for output");
   const DeviceMesh other = init_device_mesh("cpu", {2}, {"other"}, world());
-  refused([&] { make_input_shard_1d(d, other); }, "redistribute_to brings it there");
-  refused([&] { make_output_tensor(d, other); }, "redistribute_to brings it there");
+  refused([&] { make_input_shard_1d(d, other); }, "redistribute it with redistribute_to");
+  refused([&] { make_output_tensor(d, other); }, "redistribute it with redistribute_to");
   refused([&] { make_output_tensor(x, mesh); },
           "Expect output of Tensor Parallel to be a DTensor, but found a plain tensor");
   refused([&] { make_output_reshard_tensor(x); }, "Expect output of Tensor Parallel to be a DTensor");

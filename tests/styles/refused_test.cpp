@@ -102,7 +102,7 @@ TEST_CASE("plans that do not fit the module") {
   refused({{"up", SequenceParallel()}}, "SequenceParallel does not know the module up of type torch::nn::LinearImpl");
   refused({{"up", std::shared_ptr<const ParallelStyle>(
                       std::make_shared<ColwiseParallel>(StyleLayouts{.input_layouts = Partial()}))}},
-          "up (ColwiseParallel): an input cannot lie as P(sum)");
+          "up (ColwiseParallel): an input cannot have placement P(sum)");
   Mlp mlp;
   parallelize_module(mlp, fake_mesh(0, {2}), {{"upp", ColwiseParallel()}},
                      {.src_rank = kNoSource, .allow_unmatched = true});
@@ -142,9 +142,9 @@ TEST_CASE("what a style of the user's own may not ask for") {
   refused(
       {{"up", Placed(Shard(0), Replicate(), "bias", "add")}},
       "up.bias (Placed): a contract for add is only for a bias that is added to a plain result; set use_local_output");
-  refused({{"up", Placed(Shard(2))}}, "up.weight of shape [6, 8] cannot lie as S(2)");
-  refused({{"up", Placed(Shard(-3))}}, "cannot lie as S(-3)");
-  refused({{"up", Placed(Partial())}}, "cannot lie as P(sum)");
+  refused({{"up", Placed(Shard(2))}}, "up.weight of shape [6, 8] cannot have placement S(2)");
+  refused({{"up", Placed(Shard(-3))}}, "cannot have placement S(-3)");
+  refused({{"up", Placed(Partial())}}, "cannot have placement P(sum)");
   CHECK_THROWS_WITH_AS(Style(nullptr), "Style: the style is null; give a ParallelStyle, such as ColwiseParallel()",
                        std::invalid_argument);
 }
@@ -202,7 +202,7 @@ TEST_CASE(
                                 auto tp = parallelize_module(m, mesh, one, {.src_rank = kNoSource});
                                 tp(ones({2, 8}));
                               });
-  check_refused_on_every_rank({2}, {}, "but the module lies on", [&](const DeviceMesh& mesh) {
+  check_refused_on_every_rank({2}, {}, "but the module is on", [&](const DeviceMesh& mesh) {
     Mlp2 m;
     auto tp = parallelize_module(m, mesh, one, {.src_rank = kNoSource});
     const DeviceMesh other(mesh.world_ptr(), at::kCPU, Mesh({2}, {"other"}));
@@ -246,7 +246,7 @@ TEST_CASE("parameters that cannot be converted") {
                  "a.weight and b.weight view overlapping parts of one storage");
   refused_module([&] { return Pair(memory, memory.t()); }, {}, "give each its own memory (clone)");
   refused_module([&] { return Pair(memory, memory.detach()); }, {{"a", Placed(Shard(0))}},
-                 "a.weight and b.weight share their memory, but would lie as [S(0)] and [R]");
+                 "a.weight and b.weight share their memory, but would have placements [S(0)] and [R]");
   refused_module([&] { return Holder(ones({4}).to_sparse()); }, {},
                  "weight is sparse; only dense tensors have a layout over ranks");
   refused_module([&] { return Holder(at::ones({4}, at::kMeta)); }, {}, "weight is on the meta device, without values");
