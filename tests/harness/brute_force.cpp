@@ -14,7 +14,7 @@
 namespace tessera::brute {
 namespace {
 
-// Bytes: what rounding those of a step may add or take.
+// The bytes of a step are rounded, by less than this many bytes.
 constexpr double kRounding = 0.75;
 
 MeshDims mesh_dims_where(const Placements& placements, const auto& condition) {
@@ -33,14 +33,15 @@ bool reduces(PlanStep::Kind kind) {
   return kind == PlanStep::Kind::kAllReduce || kind == PlanStep::Kind::kReduceScatter;
 }
 
-// Whether a step of the planner's kind can be the `allowed` one: all_to_all stands for all that only move.
+// Returns whether a step of the planner's kind may be the `allowed` one; all_to_all stands for every kind that only
+// moves elements.
 bool could_be(PlanStep::Kind allowed, PlanStep::Kind step) {
   if (reduces(allowed) || reduces(step)) return allowed == step;
   return allowed == PlanStep::Kind::kLocal || step != PlanStep::Kind::kLocal;
 }
 
-// With every permutation of 0, 1, ... as the orders of its mesh dimensions; a Shard has an order, and others say the
-// same in all.
+// Returns `placements` once for every permutation of 0, 1, ... as the orders of its Shards. Other placements have no
+// order.
 std::vector<Placements> in_every_order(const Placements& placements) {
   std::vector<int64_t> orders;
   for (const Placement& p : placements) {
@@ -104,7 +105,7 @@ BruteForce::BruteForce(std::vector<int64_t> shape, at::ScalarType dtype, Mesh me
 // ---- what every rank holds ------------------------------------------------------------------------------------------
 
 Elements BruteForce::elements_of(const std::vector<int64_t>& coordinate, const Placements& placements) const {
-  std::vector<int64_t> numbers = {0};  // of the elements that the tensor dimensions so far leave
+  std::vector<int64_t> numbers = {0};  // row-major indexes over the tensor dimensions so far
   const Tile tile = local_tile(shape_, placements, mesh_.shape(), coordinate);
   for (std::size_t d = 0; d < shape_.size(); ++d) {
     std::vector<int64_t> next;
@@ -170,7 +171,7 @@ double BruteForce::received(int from, int to) const {
   return static_cast<double>(most) * item_;
 }
 
-// Source and target tile and some times what is received, in the rank that has most.
+// Returns the bytes of the source tile, the target tile, and `extra_times` what is received, on the rank that has most.
 double BruteForce::live(int from, int to, double extra_times) const {
   const Layout& a = layouts_[static_cast<std::size_t>(from)];
   const Layout& b = layouts_[static_cast<std::size_t>(to)];
@@ -185,7 +186,7 @@ double BruteForce::live(int from, int to, double extra_times) const {
 std::vector<Step> BruteForce::reductions(int from, int to, MeshDims over) {
   double ranks = 1;
   for (const int64_t i : listed(over)) ranks *= static_cast<double>(mesh_.size(i));
-  // An all_reduce leaves in every rank what its group needs together: its target tile or more.
+  // After an all_reduce every rank has all elements that its group needs: its target tile or more.
   const std::vector<Elements>& source = layouts_[static_cast<std::size_t>(from)].held;
   const std::vector<Elements>& reduced = within(to, over);
   std::size_t most = 0, most_live = 0;
@@ -277,7 +278,7 @@ std::string BruteForce::objection(const Plan& plan, const Placements& from, cons
     };
     if (step.from != now) return say("it does not begin where the step before ends");
     const int a = layout(step.from), b = layout(step.to);
-    if (a < 0 || b < 0) return say("not a layout");
+    if (a < 0 || b < 0) return say("it is not between two valid layouts");
     MeshDims over = 0;
     for (const int64_t i : step.mesh_dims) over |= MeshDims{1} << i;
     const Step* allowed = nullptr;
@@ -286,10 +287,10 @@ std::string BruteForce::objection(const Plan& plan, const Placements& from, cons
     }
     if (!allowed) return say("its groups do not hold what they need");
     if (static_cast<double>(step.max_bytes) < allowed->bytes - kRounding) {
-      return say(fmt::format("it says {} bytes received, which are {:.2f}", step.max_bytes, allowed->bytes));
+      return say(fmt::format("it states {} bytes received, but they are {:.2f}", step.max_bytes, allowed->bytes));
     }
     if (static_cast<double>(step.peak_bytes) < allowed->live - kRounding) {
-      return say(fmt::format("it says {} bytes live, which are {:.2f}", step.peak_bytes, allowed->live));
+      return say(fmt::format("it states {} bytes live, but they are {:.2f}", step.peak_bytes, allowed->live));
     }
     now = step.to;
   }
@@ -353,7 +354,7 @@ const BruteForce::Graph& BruteForce::graph(const Placements& from, const Placeme
   return graph_;
 }
 
-// Dijkstra's algorithm over the steps whose live bytes are within `limit`. Whether there is a path.
+// Runs Dijkstra's algorithm over the steps whose live bytes are within `limit`. Returns whether there is a path.
 bool BruteForce::search(const Graph& graph, const CostModel& model, double limit, Optimum& out) const {
   constexpr double kNever = std::numeric_limits<double>::infinity();
   std::vector<Link> links;
@@ -404,8 +405,8 @@ Optimum BruteForce::cheapest(const Placements& from, const Placements& to, const
   if (search(all, model, all.limit, out)) return out;
   out.within_limit = false;
   if (!search(all, model, std::numeric_limits<double>::infinity(), out)) {
-    throw std::runtime_error(
-        fmt::format("BruteForce: no way from {} to {}", tessera::to_string(from), tessera::to_string(to)));
+    throw std::runtime_error(fmt::format("BruteForce: no sequence of steps leads from {} to {}",
+                                         tessera::to_string(from), tessera::to_string(to)));
   }
   return out;
 }

@@ -18,15 +18,16 @@
 
 namespace tessera::brute {
 
-// A set of elements of one small tensor, by their row-major numbers.
+// Elements is a set of elements of one small tensor, by their row-major indexes.
 constexpr std::size_t kMostElements = 512;
 using Elements = std::bitset<kMostElements>;
 
-// A set of mesh dimensions: bit i stands for dimension i.
+// MeshDims is a set of mesh dimensions: bit i stands for mesh dimension i.
 using MeshDims = uint32_t;
+// Returns the mesh dimensions in `dims`, in order.
 std::vector<int64_t> listed(MeshDims dims);
 
-// One step from a layout to another, decided by the elements that every rank holds:
+// Describes one step from a layout to another. The elements that each rank holds decide which kinds are possible:
 //   local        every rank holds the elements of its target tile; where a Partial is formed, one of its ranks does;
 //   all_to_all   every rank's target elements are held in its group (all_gather and permute are counted as this);
 //   all_reduce, reduce_scatter   every rank holds a piece of all the elements of its target tile.
@@ -34,8 +35,9 @@ struct Step {
   PlanStep::Kind kind = PlanStep::Kind::kLocal;
   MeshDims over = 0;  // 0: no communication
   double bytes = 0;   // received by the rank that receives most
-  double live =
-      0;  // bytes, in the rank that has most: source, target, twice what a move and once what a reduction receives
+  // Bytes on the rank that has most: source tile, target tile, and twice what an all_to_all or once what a reduction
+  // receives.
+  double live = 0;
 };
 
 struct Leg {
@@ -46,43 +48,46 @@ struct Leg {
 };
 struct Optimum {
   double microseconds = 0;
-  bool within_limit = true;  // of live bytes; if not, no sequence of steps is
+  bool within_limit = true;  // false: every sequence of steps exceeds the limit of live bytes
   std::vector<Leg> legs;
 };
 std::string to_string(const Optimum& optimum);
 
-// The cheapest redistribution of one small tensor, found by trying all: every layout that plan_redistribute's comment
-// allows on the way, every step between two of them, every set of mesh dimensions. With the planner it shares what a
-// layout means (local_tile, normalize, check_layout, partials_commute, Reduction::slope) and what a link costs
-// (CostModel::over). It remembers layouts and steps, so that many pairs of one tensor are quick; not thread-safe.
+// Finds the cheapest redistribution of one small tensor by exhaustion: it tries every layout that plan_redistribute's
+// comment allows between the two, every step between two of them, and every set of mesh dimensions. It shares with the
+// planner what a layout means (local_tile, normalize, check_layout, partials_commute, Reduction::slope) and what a link
+// costs (CostModel::over). It caches layouts and steps, so that many pairs of layouts of one tensor are quick. Not
+// thread-safe.
 class BruteForce {
  public:
   // Throws std::invalid_argument for a tensor of more than kMostElements.
   BruteForce(std::vector<int64_t> shape, at::ScalarType dtype, Mesh mesh);
 
+  // Returns the cheapest sequence of steps within live_limit(); if there is none, the cheapest of all.
   Optimum cheapest(const Placements& from, const Placements& to, const CostModel& model);
 
-  // The bytes of its target tile that a rank lacks: of the rank that lacks most, and of all.
+  // Returns how many bytes of its target tile a rank does not hold: for the rank that misses most, and summed over all.
   LowerBound missing(const Placements& from, const Placements& to);
 
-  // All single steps, each over a smallest set of mesh dimensions; {} when it takes more than one.
+  // Returns all single steps from `from` to `to`, each over a minimal set of mesh dimensions; {} if one step is not
+  // enough.
   std::vector<Step> steps(const Placements& from, const Placements& to);
 
-  // What is wrong with the plan: it does not lead from `from` to `to`, a step needs elements that its groups do not
-  // hold, or says that less is received or live than is. "" when nothing is.
+  // Returns what is wrong with the plan, or "": it does not lead from `from` to `to`, a step needs elements that its
+  // groups do not hold, or a step states fewer received or live bytes than there are.
   std::string objection(const Plan& plan, const Placements& from, const Placements& to);
 
-  // max |source tile| + max |target tile| + twice the larger of the two.
+  // Returns, in bytes, max |source tile| + max |target tile| + twice the larger of the two.
   double live_limit(const Placements& from, const Placements& to);
 
  private:
   struct Layout {
     Placements placements;
-    std::vector<Elements> held;  // by each rank
-    std::vector<std::vector<Elements>>
-        within;  // [set of mesh dims][rank]: by its group together; filled when asked for
+    std::vector<Elements> held;  // what each rank holds
+    // [set of mesh dims][rank]: what the ranks of its group hold together; within() fills it when it is needed.
+    std::vector<std::vector<Elements>> within;
     MeshDims pending = 0;
-    double largest = 0;  // tile, in bytes
+    double largest = 0;  // the largest tile in bytes
   };
   struct Edge {
     int from, to;
@@ -92,13 +97,13 @@ class BruteForce {
     Placements from, to;
     std::vector<int> layouts;  // `from` first
     int target = 0;
-    std::vector<Edge> edges;         // by places in `layouts`, those from one layout together
-    std::vector<std::size_t> begin;  // where each layout's begin
+    std::vector<Edge> edges;         // between indexes in `layouts`; ordered by `from`
+    std::vector<std::size_t> begin;  // for each layout the index of its first edge
     double limit = 0;
   };
 
   Elements elements_of(const std::vector<int64_t>& coordinate, const Placements& placements) const;
-  int layout(const Placements& placements);  // -1: cannot be
+  int layout(const Placements& placements);  // -1 if the placements are not a valid layout
   const std::vector<Elements>& within(int layout, MeshDims over);
   const std::vector<Step>& steps(int from, int to);
   std::vector<Step> find_steps(int from, int to);

@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-// Done when the other one is, but not before its time.
+// Is done when `inner` is done, but not before `ready`.
 class DelayedWork : public c10d::Work {
  public:
   DelayedWork(WorkPtr inner, Clock::time_point ready, std::function<void()> came)

@@ -10,17 +10,17 @@
 
 namespace tessera::testing {
 
-// A slower network than memory: what ranks that are threads send each other takes longer by a stated delay, in which
-// nobody is kept busy.
+// Imitates a network that is slower than memory: each collective of ranks that are threads takes longer by a given
+// delay, during which no core is busy.
 struct DelayedOptions {
-  // How much longer a collective takes of so many bytes of this rank's input.
+  // Returns the delay of a collective, given the size of this rank's input in bytes.
   std::function<std::chrono::microseconds(int64_t bytes)> delay = [](int64_t) { return std::chrono::microseconds(0); };
-  // Told on a rank's own thread: "all_reduce begins", and when it has been waited for "all_reduce came".
+  // Called on the rank's own thread with "all_reduce begins", and with "all_reduce came" when its wait ends.
   std::function<void(const std::string&)> on_event = [](const std::string&) {};
 };
 
-// As run_in_process: `body` on ranks that are threads, each with a World of its own. A barrier and a broadcast are not
-// delayed. Rethrows what a rank threw that fails first in the order of ranks.
+// Runs `body` like run_in_process, on ranks that are threads, each with its own World. Barriers and broadcasts are not
+// delayed. Rethrows the exception of the lowest rank that failed.
 void run_delayed(int64_t size, const DelayedOptions& options,
                  const std::function<void(const std::shared_ptr<World>&)>& body);
 

@@ -1,4 +1,4 @@
-// Test cases that fail, hang and die on purpose: harness_test runs this program and reads what it says.
+// These test cases fail, hang and die on purpose. harness_test runs this program and reads its output.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -19,7 +19,7 @@ using tessera::testing::Ranks;
 
 namespace {
 
-// Tells harness_test which processes there were.
+// Tells harness_test the pid of a process.
 void leave_pid(pid_t pid) {
   if (const char* folder = std::getenv("TESSERA_TEST_PIDS")) std::ofstream(folder + ("/" + std::to_string(pid))) << pid;
 }
@@ -34,7 +34,7 @@ TESSERA_RANKS_TEST_CASE("a check fails on rank 1, and later on rank 0", {2, 4}) 
   if (rank() == 1) CHECK_MESSAGE(rank() == 10, "the first message");
   sleep_ms(300);
   if (rank() == 0) CHECK_MESSAGE(rank() == 20, "the second message");
-  // The rank that failed first is the last to end.
+  // Makes the rank that fails first the last one to end.
   if (rank() == 1) sleep_ms(300);
 }
 
@@ -103,7 +103,7 @@ TESSERA_RANKS_TEST_CASE("a child of rank 1 comes to the end in its place", {2}) 
 
 TESSERA_RANKS_TEST_CASE("rank 1 leaves a daemon", {2}) {
   if (rank() == 0) return;
-  // Twice, as a daemon does: its parent has ended, and it leads a session of its own.
+  // Forks twice, as a daemon does: the process's parent has ended, and it leads its own session.
   const pid_t between = ::fork();
   if (between != 0) {
     ::waitpid(between, nullptr, 0);

@@ -20,10 +20,11 @@
 namespace tessera::testing {
 namespace {
 
-// In a fork server: the number of the socket on which requests come.
+// In a fork server this variable holds the number of the socket for requests.
 constexpr const char* kSocketVariable = "TESSERA_TEST_FORK_SERVER";
 
-// What goes over the socket: this, then `bytes` of strings, each with its terminating zero, `arguments` of them first.
+// The owner sends this over the socket, then `bytes` bytes of strings, each with its terminating zero: `arguments`
+// arguments, then the environment.
 struct Request {
   pid_t owner = 0;
   pid_t group = 0;
@@ -80,7 +81,7 @@ void use_environment(const std::vector<std::string>& lines) {
   }
 }
 
-// Makes this process, whose parent has just ended, the rank that was asked for; returns its command line.
+// Turns this process, whose parent is ending, into the requested rank. Returns its command line.
 std::vector<std::string> become_rank(int socket, const Request& request, std::vector<std::string> strings) {
   while (::getppid() != request.owner) {
     if (::kill(request.owner, 0) != 0) ::_exit(127);
@@ -101,7 +102,8 @@ std::vector<std::string> become_rank(int socket, const Request& request, std::ve
   return strings;
 }
 
-// Forks twice: a rank whose parent has ended becomes the child of the owner, its nearest ancestor that is a subreaper.
+// Forks twice. A rank whose parent has ended becomes the child of the owner, its nearest ancestor that is a subreaper.
+// Returns true in the rank.
 bool fork_rank() {
   const pid_t between = ::fork();
   if (between == 0) {
@@ -125,7 +127,7 @@ std::vector<std::string> serve(int socket) {
   }
 }
 
-// This process's environment with what a fork server needs in it.
+// Returns this process's environment with the variables that a fork server needs.
 std::vector<std::string> fork_server_environment(int socket) {
   std::vector<std::string> lines = {fmt::format("{}={}", kSocketVariable, socket), "OMP_NUM_THREADS=1"};
   for (char** line = environ; *line != nullptr; ++line) {
@@ -134,7 +136,7 @@ std::vector<std::string> fork_server_environment(int socket) {
   return lines;
 }
 
-// Only what is safe in a signal handler: the owner may have other threads.
+// Calls only functions that are safe in a signal handler, since the owner may have other threads.
 [[noreturn]] void exec_fork_server(pid_t owner, char* const* environment) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != owner) ::_exit(127);

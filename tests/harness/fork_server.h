@@ -10,14 +10,13 @@
 
 namespace tessera::testing {
 
-// A process of the same program that waits at the start of main() and forks a rank at each request.
+// Starts a process of the same program that waits at the start of main() and forks a rank for each request.
 //
-// To load LibTorch takes a quarter of a second of a core, most of what a small test case costs: here it is paid once a
-// test program and not once a rank. A rank is as good as newly started: nothing has run in the fork server but what
-// runs before main(), it has one thread, and OMP_NUM_THREADS was 1 when it was loaded.
+// Loading LibTorch takes a core a quarter of a second, most of the cost of a small test case. With the fork server this
+// happens once per test program, not once per rank. A forked rank is equivalent to a new process: the fork server has
+// run only what runs before main(), has one thread, and was loaded with OMP_NUM_THREADS=1.
 //
-// The ranks become children of the process that owns the ForkServer, which waits for them as for its own. Not
-// thread-safe.
+// The ranks become children of the process that owns the ForkServer, which can wait for them. Not thread-safe.
 class ForkServer {
  public:
   // Throws std::runtime_error when no process can be made.
@@ -26,8 +25,8 @@ class ForkServer {
   ForkServer(const ForkServer&) = delete;
   ForkServer& operator=(const ForkServer&) = delete;
 
-  // As tessera::spawn: `command` holds this program's name, then its arguments.
-  // Throws std::runtime_error when the fork server has died.
+  // Starts a rank like tessera::spawn; `command` holds this program's name, then its arguments. Throws
+  // std::runtime_error when the fork server has died.
   Child start(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group);
 
  private:
@@ -35,8 +34,8 @@ class ForkServer {
   int socket_ = -1;
 };
 
-// Called at the start of main(). In a fork server: serves until its owner ends and does not return, but in the ranks
-// that it forks, where the result is the command line. In any other process: nullopt.
+// Call it at the start of main(). In a fork server it serves until the owner ends and does not return, except in the
+// ranks that it forks, where it returns the command line. In any other process it returns nullopt.
 std::optional<std::vector<std::string>> serve_if_fork_server();
 
 }  // namespace tessera::testing

@@ -31,7 +31,7 @@ std::vector<std::string> command_for(const std::string& test_case) {
   return {"tests/harness/failing_ranks", "--test-case=" + test_case};
 }
 
-// Runs one case of failing_ranks, in its own process group of one.
+// Runs one case of failing_ranks, as the only rank of a process group.
 Outcome run_case(const std::string& test_case, const std::string& pids = "") {
   const PrivateFolder folder;
   Outcome outcome;
@@ -61,7 +61,7 @@ std::vector<pid_t> pids_in(const std::string& folder) {
 
 bool alive(pid_t pid) { return ::kill(pid, 0) == 0; }
 
-// A process that was killed stays visible until its new parent has taken note.
+// Waits until none of `pids` exists: a killed process stays visible until its new parent has waited for it.
 bool all_gone(const std::vector<pid_t>& pids) {
   for (int tries = 0; tries < 300; ++tries) {
     bool any = false;

@@ -1,6 +1,6 @@
-// The main function of every test: doctest's, and a last line "[tessera] N passed, N failed, N skipped" of test cases,
-// from which tools/test counts. In a rank of TESSERA_RANKS_TEST_CASE it tells the parent when the first check failed
-// instead.
+// This is the main function of every test. It runs doctest and prints a last line "[tessera] N passed, N failed, N
+// skipped", in test cases, from which tools/test counts. In a rank of TESSERA_RANKS_TEST_CASE it writes no such line,
+// but reports to the parent when the first check failed.
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
@@ -95,7 +95,7 @@ void skip(const std::string& reason) {
 
 int main(int argc, char** argv) {
   using tessera::testing::counts;
-  // Before anything else: a rank that a fork server forked is to find a process in which nothing has run.
+  // This comes first, so that nothing else has run in the process before a fork server forks a rank.
   std::vector<const char*> arguments(argv, argv + argc);
   const std::optional<std::vector<std::string>> of_rank = tessera::testing::serve_if_fork_server();
   if (of_rank) {
@@ -107,8 +107,8 @@ int main(int argc, char** argv) {
   if (context.shouldExit()) return code;
   tessera::testing::report_end();
   if (of_rank) {
-    // To undo what LibTorch registered at load takes longer than most bodies. Ranks that are programs of their own do
-    // it.
+    // Destroying LibTorch's static objects takes longer than most bodies, so forked ranks skip it. Ranks that are
+    // started as programs do it.
     std::fflush(nullptr);
     ::_exit(code);
   }

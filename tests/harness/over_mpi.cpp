@@ -18,8 +18,7 @@ std::string why_no_mpi() {
   return "mpirun is not installed; tools/setup installs it (Debian's openmpi-bin)";
 #else
   return "this build has no MPI; tools/setup installs it (Debian's libopenmpi-dev), and --define=tessera_mpi=false "
-         "leaves "
-         "it out";
+         "leaves it out";
 #endif
 }
 

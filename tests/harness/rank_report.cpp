@@ -20,7 +20,7 @@ std::string rank_variable(const char* name) {
   return value;
 }
 
-pid_t ran_body = 0;  // the process
+pid_t ran_body = 0;  // the process that has run the body
 
 }  // namespace
 

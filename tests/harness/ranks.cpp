@@ -22,10 +22,10 @@ namespace tessera::testing {
 namespace {
 
 constexpr std::size_t kShownLines = 200;
-// The others have 3 seconds to see the failure and end; a test that waits for them is a slow test.
+// After a failure the other ranks have 3 seconds to see it and end.
 constexpr std::chrono::milliseconds kGrace{3000};
 
-// Matches `name` in doctest's filter, where a comma or a backslash would mean something else.
+// Returns a doctest filter that matches `name`. A comma and a backslash have another meaning in filters.
 std::string filter_for(const char* name) {
   std::string filter = name;
   std::replace_if(
@@ -39,7 +39,7 @@ std::optional<std::string> read_file(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-// One run of a body on one number of ranks: what each rank wrote, and how it ended.
+// Describes one run of a body on one number of ranks: each rank's output, and how the run ended.
 struct Run {
   int64_t size;
   PrivateFolder folder;
@@ -49,14 +49,14 @@ struct Run {
   std::string store() const { return folder.path() + "/store"; }
 };
 
-// One for the life of the test program, made by the first case that needs it.
+// Returns the fork server of this test program; the first case that needs it makes it.
 ForkServer& fork_server() {
   static ForkServer only;
   return only;
 }
 
-// How ranks are started. The fork server is made here, before a group of processes is: what comes later, the group
-// ends.
+// Returns the function that starts ranks. It makes the fork server before the process group, since the group's
+// Subreaper would kill one that is made later.
 decltype(ProcessGroupOptions::spawn) starter() {
   if (std::getenv("TESSERA_TEST_EXEC") != nullptr) return spawn;
   return [&from = fork_server()](const auto& command, const auto& environment, pid_t group) {
@@ -89,8 +89,8 @@ void start(Run& run, const char* name, const char* place, std::chrono::milliseco
   });
 }
 
-// The rank that failed before the others: one that was killed or left early, else the one whose check failed first,
-// else the one that ended first. Peers of a lost rank fail too, some of them sooner than it ends.
+// Returns the rank that failed before the others: one that was killed or exited early, else the one whose check failed
+// first, else the one that ended first. Peers of a lost rank fail too, and some of them before it ends.
 int64_t first_failure(const Run& run) {
   if (run.result.failure->signal != 0 || run.result.failure->early) return run.result.failure->rank;
   int64_t first = run.result.failure->rank;
@@ -154,7 +154,7 @@ void check_sizes(const Ranks& ranks) {
 
 void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void (*body)()) {
   if (is_rank()) {
-    // A filter may match more cases than the one that was meant.
+    // The filter may match other cases too.
     if (std::strcmp(std::getenv(kCaseVariable), place) != 0) return;
     body_begins();
     body();
@@ -167,7 +167,7 @@ void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void 
     start(run, name, place, ranks.limit());
     report(run, ranks.limit());
   }
-  // A body without checks counts too: that every rank ended well is one.
+  // This check counts for bodies without one: every rank has ended without a failure.
   CHECK(true);
 }
 

@@ -11,20 +11,20 @@
 #include "tessera/tests/harness/rank_report.h"
 #include "tessera/tests/harness/skip.h"
 
-// A test case whose body runs in several real processes that meet over Gloo, or over MPI (`backends` of
-// tessera_distributed_test); CHECKs count in each of them.
+// Defines a test case whose body runs in several processes that communicate over Gloo, or over MPI (`backends` of
+// tessera_distributed_test). CHECKs count in each of them.
 //
 //   TESSERA_RANKS_TEST_CASE("every rank gets the sum", {1, 2, 4}) {
 //     const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {world_size()}, {}, world());
 //     ...
 //   }
 //
-// With another time limit than 60 seconds for each number of ranks:
+// The time limit is 60 seconds for each number of ranks. Another one is given so:
 //   TESSERA_RANKS_TEST_CASE("a long one", tessera::testing::Ranks({2, 4}).time_limit(std::chrono::seconds(200)))
 //
-// The body's processes are new ones, so it sees nothing of other cases; SUBCASEs work, alike on every rank. It fails
-// when one rank fails, or ends before its body does (exit(0)), and shows what the first of them wrote. The numbers of
-// ranks, at least one, run one after another and end at a failure.
+// The body's processes are new, so other cases do not affect it. SUBCASEs work, if every rank enters the same ones. The
+// case fails when one rank fails, or exits before the end of its body (exit(0)), and shows the output of the first such
+// rank. The numbers of ranks, at least one, run one after the other and stop at a failure.
 #define TESSERA_RANKS_TEST_CASE(name, ...) \
   TESSERA_RANKS_TEST_CASE_(DOCTEST_ANONYMOUS(tessera_ranks_body_), name, __VA_ARGS__)
 
@@ -41,7 +41,7 @@ class World;
 
 namespace tessera::testing {
 
-// On how many ranks a body runs, and for how long at most.
+// Holds the numbers of ranks on which a body runs, and its time limit.
 class Ranks {
  public:
   Ranks(std::initializer_list<int64_t> sizes) : sizes_(sizes) {}
@@ -60,11 +60,12 @@ class Ranks {
   std::chrono::milliseconds limit_ = std::chrono::seconds(60);
 };
 
-// What TESSERA_RANKS_TEST_CASE calls: in the test's own process starts the ranks, in a rank that was started for
-// `place` runs `body`. Cases may share a name, not a place.
+// TESSERA_RANKS_TEST_CASE calls this. In the test's own process it starts the ranks; in a rank that was started for
+// `place` it runs `body`. Cases may share a name, but not a place.
 void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void (*body)());
 
-// In a rank: World::from_environment(), the same one for the life of the process. Throws std::logic_error elsewhere.
+// Returns World::from_environment() in a rank, the same one for the life of the process. Throws std::logic_error
+// elsewhere.
 const std::shared_ptr<World>& world();
 
 }  // namespace tessera::testing

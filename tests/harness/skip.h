@@ -2,8 +2,8 @@
 
 #include <string>
 
-// Ends the test case (or a rank's body) here, counted as skipped, never as passed. Say what is missing and how to get
-// it.
+// Ends the test case (or a rank's body) here; it counts as skipped, never as passed. The reason says what is missing
+// and how to get it.
 #define TESSERA_SKIP(reason)            \
   do {                                  \
     ::tessera::testing::skip((reason)); \
@@ -12,7 +12,7 @@
 
 namespace tessera::testing {
 
-// Marks the running test case as skipped. A check that failed before still makes it fail.
+// Marks the running test case as skipped. A check that has failed before still makes it fail.
 void skip(const std::string& reason);
 
 }  // namespace tessera::testing
