@@ -112,7 +112,7 @@ TEST_CASE("rows: names, and behind a colon parameters") {
 
 TEST_CASE("a page that has it all gives no complaint") { CHECK(complaints(kCalls, kPage).empty()); }
 
-TEST_CASE("what a page lacks is told") {
+TEST_CASE("what a page does not have is reported") {
   const std::string name = "| `their_layer` | `our_layer` | |\n",
                     parameters = "| `their_layer`: `bias`; input is cut | `.bias` | more |\n";
   CHECK(complaints(kCalls, "") == Complaints{"doc: example: 2 ranks has no row", "doc: their_layer has no row",
@@ -130,7 +130,7 @@ TEST_CASE("what a page lacks is told") {
         Complaints{"doc: their_layer has a row without our side"});
 }
 
-TEST_CASE("what no test calls is told") {
+TEST_CASE("what no test calls is reported") {
   json calls = kCalls;
   calls[kOfLayer].erase("bias");
   CHECK(complaints(calls, kPage) == Complaints{"doc: their_layer, bias has no call"});
@@ -178,7 +178,7 @@ TEST_CASE("a call counts where the case comes by it: itself, or what it names in
   CHECK(code_of_case(source, "tw").empty());
 }
 
-TEST_CASE("calls of what no library has are told") {
+TEST_CASE("calls of what no library has are reported") {
   json calls = kCalls;
   calls[kOfLayer]["scale"] = calls[kOfLayer][""];
   calls["documents"]["doc"]["calls"]["their_loss"] = json::object();

@@ -96,7 +96,7 @@ TEST_CASE("the input's gradient is all-reduced while the weight's is computed") 
   CHECK(all == std::vector<std::string>{"product", "all_reduce begins", "product", "all_reduce came"});
 }
 
-TEST_CASE("under a style, the input's gradient travels while the weight's is computed") {
+TEST_CASE("under a style, the input's gradient is reduced while the weight's is computed") {
   const std::vector<std::string> all = backward_events(by_style(ColwiseParallel(), Replicate()));
   CAPTURE(all);
   REQUIRE(all.size() == 4);

@@ -300,7 +300,7 @@ TESSERA_RANKS_TEST_CASE(
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a skipped bias is given back as the output lies", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("a skipped bias is returned in the output's layout", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({4, 6});
   for (const bool gather : {false, true}) {
@@ -485,7 +485,7 @@ TESSERA_RANKS_TEST_CASE("each library's own defaults, and reductions that always
   CHECK(same(outputs[0], outputs[1]));
 }
 
-TESSERA_RANKS_TEST_CASE("two layers of a sequence at once: what travels for one is not taken for the other's",
+TESSERA_RANKS_TEST_CASE("two layers of a sequence at once: neither takes what was gathered for the other",
                         {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   ColumnParallelOptions options(6, 12);

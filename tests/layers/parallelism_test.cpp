@@ -36,7 +36,7 @@ void check_info(const GroupInfo& info, const Groups& groups, int64_t rank) {
 
 }  // namespace
 
-TEST_CASE("eight ranks, model 2 and pipeline 2: every rank is told the groups that it is in") {
+TEST_CASE("eight ranks, model 2 and pipeline 2: every rank learns its groups") {
   for (int64_t rank = 0; rank < 8; ++rank) {
     const Parallelism parallelism({.model = 2, .pipeline = 2, .world = World::fake(rank, 8)});
     const ParallelGroupInfo info = parallel_group_info();

@@ -160,7 +160,7 @@ TEST_CASE("one_rank_errors: a target that is no class in one part of a batch alo
   }
 }
 
-TEST_CASE("a rank outside the mesh is told so") {
+TEST_CASE("a rank outside the mesh gets an error that says so") {
   run_in_process(2, [](const std::shared_ptr<World>& world) {
     const DeviceMesh first(world, c10::kCPU, Mesh({1}, {"tp"}, {0}));
     const at::Tensor x = at::ones({2, 4}), ids = at::zeros({2}, at::kLong);

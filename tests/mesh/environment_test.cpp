@@ -140,7 +140,7 @@ TEST_CASE("tasks of a Slurm step on this node") {
   CHECK(resolve_environment(with(old_slurm, {{"SLURM_STEP_NUM_NODES", "1"}})).local_size == 6);
 }
 
-TEST_CASE("a Slurm step of one task a node holds the daemons of the launcher inside it, not ranks") {
+TEST_CASE("a Slurm step of one task per node holds the daemons of the launcher inside it, not ranks") {
   const EnvironmentVariables daemons = {{"SLURM_PROCID", "1"},
                                         {"SLURM_STEP_NUM_TASKS", "2"},
                                         {"SLURM_LOCALID", "0"},

@@ -117,7 +117,7 @@ TEST_CASE("every collective gives what a direct computation gives") {
   }
 }
 
-TEST_CASE("uneven and empty pieces travel, and empty tensors need no rank to wait") {
+TEST_CASE("uneven and empty pieces are sent, and no rank waits for empty tensors") {
   for (const int64_t size : kSizes) {
     run_in_process(size, [&](const WorldPtr& world) {
       const DeviceMesh mesh = line(world);
@@ -231,7 +231,7 @@ TEST_CASE("a failure reaches ranks that share no group with the one that failed"
   check_fails(run, "rank 3 of 4: index 7");
 }
 
-TEST_CASE("a rank that waits hears of a failure on one that has not come to the group yet, and lives on") {
+TEST_CASE("a waiting rank gets the failure of one that has not joined the group yet, and can go on") {
   std::promise<std::string> heard;
   std::future<std::string> text = heard.get_future();
   bool in_time = false;
@@ -254,7 +254,7 @@ TEST_CASE("a rank that waits hears of a failure on one that has not come to the 
   CHECK(doctest::String(text.get().c_str()) == doctest::Contains("rank 1 failed in somewhere: an error of its own"));
 }
 
-TEST_CASE("a mismatch ends every rank of the group with what each brought") {
+TEST_CASE("a mismatch ends every rank of the group with an error that lists what each passed") {
   for (const int64_t size : {2, 3, 8}) {
     const auto run = [size] {
       run_in_process(size, [size](const WorldPtr& world) {

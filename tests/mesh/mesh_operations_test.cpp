@@ -138,7 +138,7 @@ TEST_CASE("what cannot be unflattened is refused, with the values seen") {
       "unflatten: mesh (2, 4) has no names, and (a, b) would name only some of the mesh dimensions");
 }
 
-TEST_CASE("concatenate joins the mesh dimensions of parts that meet in one rank") {
+TEST_CASE("concatenate joins the mesh dimensions of parts that share one rank") {
   const Mesh mesh = cube();
   const Ints at = {1, 0, 0};
   CHECK(mesh.concatenate({mesh.slice({"dp"}, at), mesh.slice({"tp"}, at)}) == mesh.slice({"dp", "tp"}, at));

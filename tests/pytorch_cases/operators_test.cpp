@@ -201,7 +201,7 @@ TEST_CASE("30: copy_ between layouts, broadcasting; fill_, ones_like and zeros_l
   });
 }
 
-TEST_CASE("31: stack keeps what is pending and moves the cuts along") {
+TEST_CASE("31: stack keeps pending reductions and shifts the sharded dimensions") {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     const auto stacked = [&](const Placements& a, const Placements& b, int64_t dim) {
       const Ran ran = beside_plain(mesh, {{sample({4, 6}), a}, {sample({4, 6}, 1), b}}, [&](const Tensors& x) {

@@ -112,7 +112,7 @@ TESSERA_RANKS_TEST_CASE("gradients of gradients of an input that is gathered aga
   CHECK(close(full_tensor(layer->weight.grad()), one->weight.grad(), 1e-11));
 }
 
-TESSERA_RANKS_TEST_CASE("it is for the columns of a Linear", {1}) {
+TESSERA_RANKS_TEST_CASE("gather_input_again is for ColwiseParallel of a linear layer alone", {1}) {
   const auto refused = [](auto module, const Style& given) {
     CHECK_THROWS_WITH_AS(parallelize_module(module, line(), given), doctest::Contains("gather_input_again is for"),
                          std::invalid_argument);

@@ -149,7 +149,7 @@ TEST_CASE("every style lays parameters out and leaves its contracts") {
   }
 }
 
-TEST_CASE("with a local output the bias knows how the plain result lies") {
+TEST_CASE("with a local output the bias has a contract with the plain result's layout") {
   Linear module(6, 8);
   parallelize_module(module, fake_mesh(0, {2}), RowwiseParallel({.output_layouts = Shard(0), .use_local_output = true}),
                      {.src_rank = kNoSource});
@@ -161,7 +161,7 @@ TEST_CASE("with a local output the bias knows how the plain result lies") {
   CHECK(bias.use_local_output);
 }
 
-TEST_CASE("on a mesh of two dimensions the style stands on the tensor dimension, and the other splits the batch") {
+TEST_CASE("on a mesh of two dimensions the style shards over the tensor dimension, and the other splits the batch") {
   for (const bool named : {true, false}) {
     CAPTURE(named);
     Mlp mlp;
@@ -200,7 +200,8 @@ TEST_CASE("each rank keeps its part of its own values where there is no source")
   }
 }
 
-TEST_CASE("parameters keep their handles, requires_grad, dtype and gradient; buffers of every dtype come along") {
+TEST_CASE(
+    "parameters keep their handles, requires_grad, dtype and gradient; buffers of every dtype are converted too") {
   const DeviceMesh mesh = fake_mesh(0, {2});
   torch::nn::Sequential model(Linear(4, 4), torch::nn::BatchNorm1d(4));
   const auto linear = std::dynamic_pointer_cast<torch::nn::LinearImpl>(model->ptr(0));
@@ -312,7 +313,7 @@ TEST_CASE("a rank outside the mesh has parameters without a piece") {
   CHECK(describe(*mlp).bytes_here() == 0);
 }
 
-TEST_CASE("describe shows each parameter, where it lies and its bytes here") {
+TEST_CASE("describe shows each parameter, its placements and its bytes here") {
   Tied model;
   const DeviceMesh mesh = fake_mesh(1, {8});
   CHECK(describe(*model).rows.at(0).placements == std::nullopt);

@@ -90,7 +90,7 @@ TEST_CASE("bench redistribute: a result in another order and an error that is no
   }
 }
 
-TEST_CASE("bench redistribute: ranks that cannot start are told") {
+TEST_CASE("bench redistribute: ranks that cannot start are reported") {
   const ShellOutcome outcome =
       shell("bench/redistribute --quick --launch /bin/false --peer bench/redistribute_peer.py");
   CHECK(outcome.exit_code == 1);
@@ -168,7 +168,7 @@ TEST_CASE("bench dispatch: ours and the peer's are measured") {
   for (const char* figure : {"ours_us", "plain_us", "peer_us", "peer_plain_us"}) CHECK(figures["rows"][0][figure] > 0);
 }
 
-TEST_CASE("bench plan_quality: no plan is off, and the time of planning is told") {
+TEST_CASE("bench plan_quality: every plan is the cheapest, and the time of planning is reported") {
   const nlohmann::json figures = figures_of("timeout 200 bench/plan_quality --pairs-3d 2 --pairs-64 2 --timed 1");
   CHECK(figures["benchmark"] == "plan_quality");
   int optimum = 0, planning = 0;

@@ -57,7 +57,7 @@ TEST_CASE("bench instructions: a cached call adds no more than it did") {
   }
 }
 
-TEST_CASE("bench instructions: an unknown row is told") {
+TEST_CASE("bench instructions: an unknown row is reported") {
   const ShellOutcome outcome = shell("bench/instructions --rows no_such_row");
   CHECK(outcome.exit_code == 1);
   CHECK(outcome.output.find("no row is called no_such_row") != std::string::npos);

@@ -199,7 +199,7 @@ TEST_CASE("launch: ranks can read that another ended well while they still ran")
   CHECK(contains(outcome.out, "[0] rank 1 exited with code 0\n"));
 }
 
-TEST_CASE("launch: mistakes are said") {
+TEST_CASE("launch: mistakes in its arguments are reported") {
   const Outcome unknown = launch({"--bogus", "-n", "2", "true"});
   CHECK(unknown.exit_code != 0);
   CHECK(

@@ -141,7 +141,7 @@ TEST_CASE("a module that was called before, with plain tensors, is specialized a
   });
 }
 
-TEST_CASE("parameters lie as the plan says, tied ones stay tied, collectives are those of the styles") {
+TEST_CASE("parameters have the plan's placements, tied ones stay tied, collectives are those of the styles") {
   const Row row = rows()[2];
   run_in_process(2, [&](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
@@ -198,7 +198,8 @@ TEST_CASE("MultiheadAttention by heads, and Conv1D, make one all_reduce in forwa
   }
 }
 
-TEST_CASE("parameters of a MultiheadAttention lie by whole heads, those of a Conv1D by columns or rows of x W") {
+TEST_CASE(
+    "parameters of a MultiheadAttention are sharded by whole heads, those of a Conv1D by columns or rows of x W") {
   const auto placed = [](const torch::jit::Module& module, const std::string& name) {
     return placements_of(module.attr(name).toTensor());
   };

@@ -66,7 +66,7 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder by heads cut along an uneven sequenc
   train_sgd([] { return make_encoder(12, 0); }, plan, {line(), {Shard(0)}}, {7, 3, kWidth});
 }
 
-TESSERA_RANKS_TEST_CASE("two all-reduces a layer under Strict, dropout on, forward; and as many backward", {2, 4}) {
+TESSERA_RANKS_TEST_CASE("two all-reduces per layer under Strict, dropout on, forward; and as many backward", {2, 4}) {
   const DeviceMesh mesh = line();
   TransformerEncoder encoder = make_encoder(4, 0.1);
   fill(*encoder);

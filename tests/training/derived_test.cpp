@@ -183,7 +183,7 @@ TEST_CASE("MultiheadAttention with data_placement equals one process, under Stri
   }
 }
 
-TEST_CASE("explain_op says what runs: parameters are gathered first, or left where they lie") {
+TEST_CASE("explain_op says what runs: parameters are gathered first, or stay sharded") {
   const DeviceMesh mesh = fake_mesh(0, {2, 1}, {"dp", "tp"});
   Mlp module(6, 8, 4);
   auto zero = parallelize_module(module, mesh, {}, kZero);

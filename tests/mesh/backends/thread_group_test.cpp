@@ -220,7 +220,7 @@ TEST_CASE("messages find each other by tag, in order, all posted before any is w
   CHECK(b[0].eq(2).all().item<bool>());
 }
 
-TEST_CASE("ranks that disagree all get an error that says what each brought") {
+TEST_CASE("ranks that disagree all get an error that lists what each passed") {
   const auto reduce = [](RedOp op, const at::Tensor& tensor) {
     return [op, tensor](c10d::Backend& group) {
       Tensors tensors = {tensor};
@@ -337,7 +337,7 @@ TEST_CASE("what ATen cannot reduce is an error on every rank") {
   groups[1]->barrier()->wait();
 }
 
-TEST_CASE("who waits in vain says for whom after the time limit, and ends it for those that come late") {
+TEST_CASE("a wait that times out names the missing ranks, and the collective fails for those that arrive later") {
   const auto groups = make_groups(3, std::chrono::milliseconds(30));
   Tensors tensors = {filled(1)};
   const auto first = groups[0]->allreduce(tensors);
