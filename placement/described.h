@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// The base of Partition and Reduction. Two values of one class are equal exactly when their texts are equal.
+// This is the base of Partition and Reduction. Two values of one class are equal exactly when their texts are equal.
 class Described {
  public:
   explicit Described(std::string text) : text_(std::move(text)), hash_(std::hash<std::string>()(text_)) {}

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// The source and target tiles of a group's members, and which members hold the same source tile.
+// Holds the source and target tiles of a group's members, and knows which members hold the same source tile.
 class Group {
  public:
   // Members with the same source tile have the same `holding`; `copy` numbers them.
@@ -54,7 +54,7 @@ class Group {
   int64_t num_copies_ = 1;
 };
 
-// A rank's coordinate over the mesh dimensions that cut, and over those along which copies lie, each as one number.
+// Numbers a rank's coordinate over the mesh dimensions that cut, and over those along which copies lie.
 struct Numbers {
   int64_t cut = 0;
   int64_t copy = 0;

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-// The groups of ranks that some mesh dimensions span: the ranks of a group agree in all other coordinates. A member is
-// numbered by its combined coordinate over `mesh_dims`, of which the first varies slowest.
+// Describes the groups of ranks that some mesh dimensions span: the ranks of a group agree in all other coordinates. A
+// member is numbered by its combined coordinate over `mesh_dims`, of which the first varies slowest.
 class MergedDims {
  public:
   MergedDims(std::span<const int64_t> mesh_shape, std::vector<int64_t> mesh_dims);
@@ -26,9 +26,9 @@ class MergedDims {
   int64_t size_ = 1;
 };
 
-// What one rank sends and receives when the ranks of its group change from one sharding to another. Each rank receives
-// once every element of its target tile that it does not hold. Where several ranks hold an element, they take turns in
-// sending it to the ranks that need it.
+// Lists what one rank sends and receives when the ranks of its group change from one sharding to another. Each rank
+// receives once every element of its target tile that it does not hold. Where several ranks hold an element, they take
+// turns in sending it to the ranks that need it.
 struct Exchange {
   Tile source;                 // this rank's tile before the exchange
   Tile target;                 // this rank's tile after it
@@ -39,12 +39,12 @@ Exchange exchange_of(std::span<const int64_t> shape, const Placements& from, con
                      std::span<const int64_t> mesh_shape, const MergedDims& dims,
                      const std::vector<int64_t>& coordinate);
 
-// The same exchange where a tensor changes from one mesh to another. Neither side may have Partial placements. The
+// Returns the exchange of a tensor that changes from one mesh to another. Neither side may have Partial placements. The
 // group consists of `ranks`: every rank of both meshes, numbered in this order. `rank` is one of them.
 Exchange exchange_between(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from,
                           const Mesh& to_mesh, const Placements& to, const std::vector<int64_t>& ranks, int64_t rank);
 
-// The same exchange between any tiles: member i holds sources[i] and needs targets[i]. No two sources may overlap;
+// Returns the exchange between any tiles: member i holds sources[i] and needs targets[i]. No two sources may overlap;
 // targets may.
 Exchange exchange_of_tiles(const std::vector<Tile>& sources, const std::vector<Tile>& targets, int64_t me);
 
@@ -52,8 +52,8 @@ Exchange exchange_of_tiles(const std::vector<Tile>& sources, const std::vector<T
 bool is_in_place(std::span<const int64_t> shape, const Mesh& from_mesh, const Placements& from, const Mesh& to_mesh,
                  const Placements& to);
 
-// What every rank of a group holds after an all_reduce over it: the tiles of all its members, each different tile once.
-// `own` is the index of this rank's tile.
+// Lists what every rank of a group holds after an all_reduce over it: the tiles of all its members, each different tile
+// once. `own` is the index of this rank's tile.
 struct Together {
   std::vector<Tile> tiles;
   std::size_t own = 0;

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// A half-open range of one dimension, in elements.
+// Holds the elements begin .. end - 1 of one dimension.
 struct Interval {
   int64_t begin = 0;
   int64_t end = 0;
@@ -16,8 +16,8 @@ struct Interval {
   friend bool operator==(const Interval&, const Interval&) = default;
 };
 
-// A set of elements of one dimension. The intervals ascend, none is empty, and no two overlap or touch. {} is the empty
-// set.
+// Describes a set of elements of one dimension. The intervals ascend, none is empty, and no two overlap or touch. {} is
+// the empty set.
 using Intervals = std::vector<Interval>;
 
 // Returns the set that holds this interval, or the empty set if begin >= end.
@@ -35,7 +35,8 @@ int64_t overlap(const Intervals& a, const Intervals& b);
 // from 0.
 //   whole {[10, 14), [20, 24)}, positions {[3, 6)} -> {[13, 14), [20, 22)}
 Intervals select(const Intervals& whole, const Intervals& positions);
-// The inverse of select: returns the positions in `whole` of the elements of `part`, all of which must be in `whole`.
+// Is the inverse of select: returns the positions in `whole` of the elements of `part`, all of which must be in
+// `whole`.
 Intervals positions(const Intervals& whole, const Intervals& part);
 
 // Prints "0-4" for an interval, "0-4+8-12" for two, and "-" for the empty set.

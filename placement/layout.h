@@ -13,12 +13,12 @@
 
 namespace tessera {
 
-// The part of a tensor that a rank holds, as one set of intervals per tensor dimension: an element belongs to it if
-// each of its indexes is in the set of that dimension.
+// Describes the part of a tensor that a rank holds by one set of intervals per tensor dimension: an element belongs to
+// it if each of its indexes is in the set of that dimension.
 using Tile = std::vector<Intervals>;
 
-// One cut of a tensor dimension. A rank's part is numbered by its combined coordinate over `mesh_dims`, of which the
-// first varies slowest.
+// Describes one cut of a tensor dimension. A rank's part is numbered by its combined coordinate over `mesh_dims`, of
+// which the first varies slowest.
 struct Cut {
   const Partition* partition;
   std::vector<int64_t> mesh_dims;

@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-// How a tensor dimension is cut into parts, one per coordinate of a mesh dimension. Shard, RaggedShard, BlockCyclic and
-// IntervalShard are placements over a Partition. To add one, derive from this class and implement part(); then
-// `Shard(dim, std::make_shared<const Mine>(...))` is a placement that can be redistributed to and from every other
-// placement, since the intersections of intervals determine which rank sends what to which rank. Objects are immutable
-// and are read from any thread.
+// Says how a tensor dimension is cut into parts, one per coordinate of a mesh dimension. Shard, RaggedShard,
+// BlockCyclic and IntervalShard are placements over a Partition. To add one, derive from this class and implement
+// part(); then `Shard(dim, std::make_shared<const Mine>(...))` is a placement that can be redistributed to and from
+// every other placement, since the intersections of intervals determine which rank sends what to which rank. Objects
+// are immutable and are read from any thread.
 //
 //   class Halves final : public Partition {   // even elements first, odd ones second
 //    public:

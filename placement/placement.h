@@ -15,7 +15,7 @@ namespace tessera {
 class Reduction;
 using ReductionPtr = std::shared_ptr<const Reduction>;
 
-// What the ranks along ONE mesh dimension hold of a tensor:
+// Says what the ranks along ONE mesh dimension hold of a tensor:
 //   Shard(d)      each rank holds a part of tensor dimension d, by torch.chunk's rule or another Partition;
 //   Replicate()   each rank holds the whole value;
 //   Partial(op)   each rank holds a piece, and the Reduction of all pieces gives the value.
@@ -95,8 +95,8 @@ Placement NormPartial(double p);
 // Reduces by `op` the elements where a mask is true; from_local is given that mask with the piece.
 Placement MaskedPartial(ReduceOp op = ReduceOp::kSum);
 
-// One placement per mesh dimension, outermost first. Several mesh dimensions may shard one tensor dimension: the first
-// cuts the tensor, the next cuts its pieces, unless Placement::order says otherwise.
+// There is one placement per mesh dimension, outermost first. Several mesh dimensions may shard one tensor dimension:
+// the first cuts the tensor, the next cuts its pieces, unless Placement::order says otherwise.
 using Placements = std::vector<Placement>;
 
 // Returns "S(0)", "R", "P(sum)", "BC(0,4)", "RS(0,3,5)", "IS(0,0-2+6-8,2-6)", "S(0)@1", "P(norm 2)" or "P(masked sum)"
@@ -105,8 +105,8 @@ std::string to_string(const Placement& placement);
 std::string to_string(const Placements& placements);
 std::ostream& operator<<(std::ostream& out, const Placement& placement);
 
-// The inverse of to_string, for the placements that this library defines. Throws std::invalid_argument that shows the
-// text and lists the forms that it reads.
+// These are the inverse of to_string, for the placements that this library defines. Throws std::invalid_argument that
+// shows the text and lists the forms that it reads.
 Placement parse_placement(std::string_view text);
 Placements parse_placements(std::string_view text);
 

@@ -28,7 +28,7 @@ bool moves(const PlanStep& step) {
          step.kind == PlanStep::Kind::kPermute;
 }
 
-// The number of elements that the rank at `coordinate` receives in one step.
+// Returns the number of elements that the rank at `coordinate` receives in one step.
 double received(const PlanStep& step, const std::vector<int64_t>& shape, const Mesh& mesh,
                 const std::vector<int64_t>& coordinate) {
   const MergedDims dims(mesh.shape(), step.mesh_dims);

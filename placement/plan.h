@@ -13,8 +13,8 @@
 
 namespace tessera {
 
-// One step of a redistribution. The placements of some mesh dimensions change together, by one collective in each group
-// of ranks that these dimensions span.
+// Describes one step of a redistribution. The placements of some mesh dimensions change together, by one collective in
+// each group of ranks that these dimensions span.
 struct PlanStep {
   enum class Kind : uint8_t {
     kLocal,  // no communication: slicing, forming a Partial, scaling the pieces of one linear reduction into another's
@@ -38,15 +38,16 @@ struct PlanStep {
 // Returns "local", "all_gather", "all_to_all", "permute", "all_reduce" or "reduce_scatter", as CommCounter names them.
 const char* to_string(PlanStep::Kind kind);
 
-// What a rank sends and receives, in elements, in one all_gather, all_to_all or permute: one count per member of its
-// group, in the order of their combined coordinates. What a rank keeps is not counted. Empty for the other kinds.
+// Lists what a rank sends and receives, in elements, in one all_gather, all_to_all or permute: one count per member of
+// its group, in the order of their combined coordinates. What a rank keeps is not counted. Both lists are empty for the
+// other kinds.
 struct Splits {
   std::vector<int64_t> send;
   std::vector<int64_t> receive;
   friend bool operator==(const Splits&, const Splits&) = default;
 };
 
-// How a tensor is redistributed from one layout to another. A plan is the same on every rank and is compared by
+// Says how a tensor is redistributed from one layout to another. A plan is the same on every rank and is compared by
 // content.
 class Plan {
  public:
@@ -58,8 +59,8 @@ class Plan {
   const std::vector<PlanStep>& steps() const { return steps_; }
   bool communicates() const;
 
-  // Bytes received by the rank that receives most in each step, summed over the steps; bytes received by all ranks in
-  // all steps; the most bytes live at once on one rank; and the estimated time.
+  // These return the bytes received by the rank that receives most in each step, summed over the steps; bytes received
+  // by all ranks in all steps; the most bytes live at once on one rank; and the estimated time.
   int64_t max_bytes() const;
   int64_t total_bytes() const;  // computed from every rank's tiles
   int64_t peak_bytes() const;

@@ -26,7 +26,7 @@
 namespace tessera {
 namespace {
 
-// The largest number of a floating dtype, which is infinity where it has one.
+// Returns the largest number of a floating dtype, which is infinity where it has one.
 double largest(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat8_e4m3fn: return std::numeric_limits<c10::Float8_e4m3fn>::max();
@@ -158,7 +158,7 @@ class Masked final : public Reduction {
   const ReductionPtr of_;
 };
 
-// Three small positive numbers, which most reductions can have as a value.
+// Returns three small positive numbers, which most reductions can have as a value.
 at::Tensor probe_of(at::ScalarType dtype) {
   if (c10::isIntegralType(dtype, /*includeBool=*/true)) return at::arange(1, 4).to(dtype);
   const at::ScalarType wide = c10::elementSize(dtype) < 4 ? at::kFloat : dtype;

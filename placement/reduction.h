@@ -13,8 +13,9 @@
 
 namespace tessera {
 
-// A reduction that is still to be done over the ranks of a mesh dimension. Partial, NormPartial and MaskedPartial are
-// placements over a Reduction. Each rank holds a piece of the value's own shape, and the value is, element by element,
+// Describes a reduction that is still to be done over the ranks of a mesh dimension. Partial, NormPartial and
+// MaskedPartial are placements over a Reduction. Each rank holds a piece of the value's own shape, and the value is,
+// element by element,
 //   from_terms(op over the ranks of to_term(piece), number of ranks)
 // To add one, derive from this class; then `Partial(std::make_shared<const Mine>(...))` is a placement. Objects are
 // immutable and are called from any thread, with tensors that do not require grad.
@@ -78,11 +79,12 @@ void check_forms(const Reduction& reduction, at::ScalarType dtype, const std::st
 // Returns the x for which op(x, y) == y. There is none for avg.
 c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype);
 
-// The reductions by one op, avg among them. Their texts: "sum", "avg", "max", "min", "product", "bit_and", "bit_or",
-// "bit_xor".
+// Returns the reduction by one op, which may be avg. Its text is one of "sum", "avg", "max", "min", "product",
+// "bit_and", "bit_or", "bit_xor".
 const ReductionPtr& plain_reduction(ReduceOp op);
-// (sum of |x|^p)^(1/p) of floating numbers, p finite and not 0: the pending form of a norm over a sharded dimension.
-// Such a value is never negative, and spread() throws std::runtime_error on a negative one. Its text is e.g. "norm 2".
+// The value is (sum of |x|^p)^(1/p) of floating numbers, with p finite and not 0: this is the pending form of a norm
+// over a sharded dimension. Such a value is never negative, and spread() throws std::runtime_error on a negative one.
+// Its text is e.g. "norm 2".
 ReductionPtr norm_reduction(double p);
 // Reduces by `op` the elements where a mask is true. from_local is given the mask (FromLocalOptions::mask) and applies
 // it: the other elements become neutral and get no gradient. Its text is e.g. "masked sum".

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// How the ranks of some mesh dimensions cut one tensor dimension.
+// Says how the ranks of some mesh dimensions cut one tensor dimension.
 struct DimCut {
   int64_t tensor_dim;
   int64_t size;

@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-// The source and the target layout of a redistribution, in numbers of elements and of ranks.
+// Describes the source and the target layout of a redistribution by numbers of elements and of ranks.
 struct Ends {
   double elements = 0;   // of the tensor
   double terms = 1;      // per element, in the source: the ranks over which it is pending
@@ -25,9 +25,9 @@ struct Ends {
 //           whose ranks all have a term. All other terms are sent.
 double least_received(const Ends& ends);
 
-// The same bound for plans, whose steps treat all terms of an element alike. After a reduction over n ranks an element
-// with T terms has T / n, and the reduction moves at least T - T / n. An all_gather to C copies then moves C - 1 for
-// each term that is left. A plan that reduces nothing leaves the terms where they are.
+// Returns the same bound for plans, whose steps treat all terms of an element alike. After a reduction over n ranks an
+// element with T terms has T / n, and the reduction moves at least T - T / n. An all_gather to C copies then moves C -
+// 1 for each term that is left. A plan that reduces nothing leaves the terms where they are.
 double least_received_by_steps(const Ends& ends);
 
 }  // namespace tessera

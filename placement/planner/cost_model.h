@@ -10,21 +10,21 @@
 
 namespace tessera {
 
-// The cost of a step of a plan along a mesh dimension.
+// Holds what a step of a plan costs along a mesh dimension.
 struct Link {
   double microseconds = 0;           // per step, however few bytes it moves
   double bytes_per_microsecond = 1;  // received by a rank; 1000 is 1 GB/s
   friend bool operator==(const Link&, const Link&) = default;
 };
 
-// A measurement: a step over one mesh dimension in which a rank received `bytes` took `microseconds`.
+// Holds a measurement: a step over one mesh dimension in which a rank received `bytes` took `microseconds`.
 struct LinkSample {
   int64_t mesh_dim = 0;
   double bytes = 0;
   double microseconds = 0;
 };
 
-// The times by which plans are compared. A step in which each rank receives at most `bytes` takes
+// Gives the times by which plans are compared. A step in which each rank receives at most `bytes` takes
 //   link.microseconds + bytes / link.bytes_per_microsecond,
 // and a plan takes the sum of its steps. A step over several mesh dimensions at once has the largest latency and the
 // smallest bandwidth of their links. A step without communication takes no time. The model must be the same on every
@@ -34,11 +34,11 @@ struct CostModel {
 
   // Counts bytes alone: the time is the number of bytes, and of equal plans the one with fewer steps wins.
   static CostModel bytes_only(int64_t mesh_ndim);
-  // For Gloo between processes of one host: 120 us per step, 2 GB/s per rank, as measured between 2 processes on 2
-  // cores.
+  // This is for Gloo between processes of one host: 120 us per step, 2 GB/s per rank, as measured between 2 processes
+  // on 2 cores.
   static CostModel gloo(int64_t mesh_ndim);
-  // For GPUs joined by NVLink within a host (10 us, 200 GB/s) and by InfiniBand between hosts (20 us, 25 GB/s per GPU).
-  // A mesh dimension is within hosts if all its groups are; ranks are numbered host by host.
+  // This is for GPUs joined by NVLink within a host (10 us, 200 GB/s) and by InfiniBand between hosts (20 us, 25 GB/s
+  // per GPU). A mesh dimension is within hosts if all its groups are; ranks are numbered host by host.
   static CostModel nvlink_infiniband(const Mesh& mesh, int64_t ranks_per_host);
 
   // Fits a link per mesh dimension to measured times by least squares, with latencies of at least 0. A mesh dimension
@@ -57,7 +57,7 @@ struct CostModel {
   friend bool operator==(const CostModel&, const CostModel&) = default;
 };
 
-// The inverse of to_string. Throws std::invalid_argument that shows the text.
+// Is the inverse of to_string. Throws std::invalid_argument that shows the text.
 CostModel parse_cost_model(std::string_view text);
 
 // Throws std::invalid_argument, prefixed with `who`, unless `model` has one link per mesh dimension, each with a

@@ -248,7 +248,7 @@ bool CutTable::covers(int from, uint32_t mesh_dims, int to, bool& whole) {
   return true;
 }
 
-// Computed for the first rank of every group.
+// The result is computed for the first rank of every group.
 const std::vector<Intervals>& CutTable::merged(int way, uint32_t mesh_dims) {
   std::vector<Intervals>& out = ways_[index(way)].merged[mesh_dims];
   if (!out.empty()) return out;

@@ -15,14 +15,14 @@ namespace tessera {
 
 constexpr std::size_t kMostMeshDims = 12;  // plans are made for meshes of at most this many dimensions
 
-// The ranks of a mesh that are considered when layouts are compared: all of them, or those at some coordinates of every
-// mesh dimension.
+// Lists the ranks of a mesh that are considered when layouts are compared: all of them, or those at some coordinates of
+// every mesh dimension.
 struct ComparedRanks {
   explicit ComparedRanks(std::span<const int64_t> mesh_shape, const std::vector<std::set<int64_t>>& some = {});
 
   std::size_t count() const { return coordinates.size(); }
-  // Returns the rank at coordinate 0 of `mesh_dims` (a bit for each) and at `rank`'s coordinates elsewhere. Only valid
-  // when all ranks are compared.
+  // Returns the rank at coordinate 0 of `mesh_dims` (a bit for each) and at `rank`'s coordinates elsewhere. All ranks
+  // must be compared.
   std::size_t first_of_group(std::size_t rank, uint32_t mesh_dims) const;
 
   std::vector<int64_t> mesh_shape;
@@ -31,9 +31,9 @@ struct ComparedRanks {
   bool all = true;
 };
 
-// The ways to cut one tensor dimension in the layouts of a search: a way is a sequence of mesh dimensions, in the order
-// in which they cut, with the Placement of each. A way gets its number when it is first asked for; way 0 does not cut.
-// For a pair of ways the table computes once, and keeps, what ranks need of each other.
+// Numbers the ways to cut one tensor dimension in the layouts of a search. A way is a sequence of mesh dimensions, in
+// the order in which they cut, with the Placement of each. A way gets its number when it is first asked for; way 0 does
+// not cut. For a pair of ways the table computes once, and keeps, what ranks need of each other.
 class CutTable {
  public:
   // `choices[i]` are the placements that mesh dimension i may have. The table keeps references to `ranks` and
@@ -55,10 +55,10 @@ class CutTable {
   // the first of them, the most significant bit being 0.
   int first_bit(int way, std::size_t mesh_dim) const;
 
-  // Numbers for two sampled ranks, whose coordinates differ in most mesh dimensions.
+  // Holds a number for each of two sampled ranks, whose coordinates differ in most mesh dimensions.
   using SampledCounts = std::array<int64_t, 2>;
 
-  // A comparison of two legal ways.
+  // Compares two legal ways.
   struct Pair {
     uint32_t needs = 0;  // the fewest mesh dimensions along which ranks find what they need, a bit for each
     bool whole = false;  // ranks need everything that is found there
@@ -66,7 +66,7 @@ class CutTable {
     SampledCounts common = {};  // elements that each sampled rank has and needs
   };
   const Pair& pair(int from, int to);
-  // A comparison of two even ways: the number of elements that a compared rank has and needs, for the rank where it is
+  // Compares two even ways: holds the number of elements that a compared rank has and needs, for the rank where it is
   // least, and whether it is the same for all.
   struct Common {
     int64_t least = -1;
@@ -95,7 +95,7 @@ class CutTable {
     bool binary = true;                // by mesh dimensions whose sizes are powers of two
     bool single = true;                // every rank has one interval, which starts at begins_
     std::vector<Intervals> intervals;  // for each compared rank, when not single
-    // By some of its mesh dimensions: what the ranks along these hold together.
+    // Maps some of its mesh dimensions to what the ranks along these hold together.
     std::map<uint32_t, std::vector<Intervals>> merged;
   };
   static std::size_t index(int way) { return static_cast<std::size_t>(way); }

@@ -23,7 +23,8 @@ void add(Placements& list, const Placement& p) {
   if (std::ranges::find(list, p) == list.end()) list.push_back(p);
 }
 
-// The tensor dimensions that intermediate layouts may shard: those that most mesh dimensions divide, larger ones first.
+// Returns the tensor dimensions that intermediate layouts may shard: those that most mesh dimensions divide, larger
+// ones first.
 std::vector<int64_t> shardable(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape) {
   std::vector<int64_t> dims(shape.size());
   std::iota(dims.begin(), dims.end(), 0);
@@ -207,7 +208,7 @@ LayoutSpace::Draft LayoutSpace::draft_of(const Placements& placements) const {
   return draft;
 }
 
-// An upper bound, which also counts combinations that are no layouts.
+// This is an upper bound, since it also counts combinations that are no layouts.
 double LayoutSpace::count_layouts(Extent extent) const {
   double out = 1;
   for (std::size_t i = 0; i < mesh_ndim(); ++i) {
@@ -272,7 +273,7 @@ void LayoutSpace::draw(Draft& draft, std::size_t mesh_dim, Extent extent) {
   }
 }
 
-// The same, where `mesh_dim` cuts a tensor dimension: it cuts first of all, and then at each later place.
+// Does the same where `mesh_dim` cuts a tensor dimension: it cuts first of all, and then at each later place.
 void LayoutSpace::draw_orders(Draft& draft, std::size_t mesh_dim, std::size_t table, Extent extent) {
   std::vector<uint8_t>& sequence = draft.sequences[table];
   const std::size_t places = extent == Extent::kAllOrders ? sequence.size() + 1 : 1;

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// The layouts that a plan may pass through, by number: the source, the target and, once grow() has run, the others. In
+// Numbers the layouts that a plan may pass through: the source, the target and, once grow() has run, the others. In
 // each of them a mesh dimension has its placement in the source or the target, Replicate, or torch.chunk's Shard of a
 // tensor dimension (of the four that most mesh dimensions divide); pending reductions commute; and mesh dimensions that
 // cut one tensor dimension do so in any order. Where that would make more than kMostLayouts, the mesh dimensions cut in
@@ -44,7 +44,7 @@ class LayoutSpace {
   bool is_exact(Node from, Node to) const;
   std::size_t mesh_ndim() const { return ranks_.mesh_shape.size(); }
   double elements() const { return elements_; }  // of the tensor
-  // The product of the sizes of these mesh dimensions.
+  // Returns the product of the sizes of these mesh dimensions.
   int64_t ranks_of(uint32_t mesh_dims) const { return ranks_of_[mesh_dims]; }
 
   // ---- one layout; mesh dimensions are bits ---------------------------------------------------------------------
@@ -117,7 +117,7 @@ class LayoutSpace {
     bool even = true;
     CutTable::SampledCounts sampled_sizes = {};
   };
-  // A layout under construction: some of the mesh dimensions have their placements.
+  // Holds a layout under construction: some of the mesh dimensions have their placements.
   struct Draft {
     Layout layout;
     std::vector<std::vector<uint8_t>> sequences;  // for each table

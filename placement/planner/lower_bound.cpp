@@ -9,7 +9,8 @@
 namespace tessera {
 namespace {
 
-// Elements of their target tiles that ranks do not hold, counted rank by rank. Of a pending value a rank holds terms.
+// Counts, rank by rank, the elements of their target tiles that ranks do not hold. Of a pending value a rank holds
+// terms.
 struct MissingElements {
   double most = 0;     // of the rank that misses most
   double held = 0;     // summed over all ranks: the elements that they hold

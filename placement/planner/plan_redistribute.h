@@ -39,8 +39,8 @@ namespace tessera {
 Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh,
                        const Placements& from, const Placements& to, const CostModel& model = {});
 
-// A lower bound on the bytes of any redistribution from `from` to `to`: max_bytes are received by the rank that needs
-// most, total_bytes by all ranks together.
+// Returns a lower bound on the bytes of any redistribution from `from` to `to`: max_bytes are received by the rank that
+// needs most, total_bytes by all ranks together.
 //   Without pending reductions: the elements of a rank's target tile that it does not hold.
 //   With pending reductions: the terms of each element that must be added up or sent (see docs/redistribution.md).
 // Throws std::invalid_argument on placements that do not fit the mesh or the shape.

@@ -1,4 +1,4 @@
-// The search of plan_redistribute.
+// This file holds the search of plan_redistribute.
 #include <algorithm>
 #include <bit>
 #include <limits>
@@ -56,7 +56,7 @@ double most_before(const Cost& other, const Cost& cost) {
   return other.microseconds - cost.microseconds + (wins_tie ? kSlack : -kSlack) * other.microseconds;
 }
 
-// A* over the layouts of a space.
+// Runs A* over the layouts of a space.
 class PathSearch {
  public:
   PathSearch(LayoutSpace& space, StepCosts& costs)
@@ -143,7 +143,7 @@ class PathSearch {
     Cost arrival = cost;
     ++arrival.steps;
     if (!ends && target.reached && !(least_through(next, arrival) < target.cost)) return;
-    // The time that a communicating step may take if the path through it is to be the best so far.
+    // A step that communicates may take this long if the path through it is to be the best so far.
     const Cost soonest = after(cost, {.kind = PlanStep::Kind::kAllToAll, .mesh_dims = 1});
     double most = there.reached ? most_before(there.cost, soonest) : kNever;
     if (target.reached) most = std::min(most, most_before(target.cost, least_through(next, soonest)));
@@ -225,7 +225,7 @@ PlanStep step_of(LayoutSpace& space, StepCosts& costs, Node from, Node to, const
   return step;
 }
 
-// A tensor's redistribution and the model that prices it.
+// Holds a redistribution and the model that gives its steps their times.
 struct Problem {
   const std::vector<int64_t>& shape;
   at::ScalarType dtype;

@@ -257,7 +257,7 @@ double StepCosts::least_over(Node node, uint32_t mesh_dims) {
   return least_received_by_steps(ends) / static_cast<double>(space_.ranks().ranks);
 }
 
-// A lower bound on the elements that the rank that receives most receives.
+// Returns a lower bound on the elements that the rank that receives most receives.
 double StepCosts::most_received(Node node) {
   const Node target = space_.to();
   if ((space_.pending(node) | space_.pending(target)) == 0) return static_cast<double>(missing(node, target).most);

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// One step between two layouts and what it costs.
+// Describes one step between two layouts and what it costs.
 struct Step {
   PlanStep::Kind kind = PlanStep::Kind::kLocal;
   uint32_t mesh_dims = 0;  // a bit for each
@@ -19,8 +19,8 @@ struct Step {
   double microseconds = 0;
 };
 
-// The steps between the layouts of a space and their costs; see plan_redistribute. An object serves one search and is
-// not thread-safe.
+// Computes the steps between the layouts of a space and their costs; see plan_redistribute. An object serves one search
+// and is not thread-safe.
 class StepCosts {
  public:
   using Node = LayoutSpace::Node;
@@ -41,8 +41,8 @@ class StepCosts {
   std::optional<Step> step(Node from, Node to, double limit);
   // Returns a lower bound on the microseconds of every path from `node` to the target.
   double bound(Node node);
-  // The bytes that a step may have live. Unless it is set: the source tile, the target tile and twice the larger of
-  // them.
+  // Returns the bytes that a step may have live. Unless it is set, this is the source tile, the target tile and twice
+  // the larger of them.
   double live_limit() const { return live_limit_; }
   void set_live_limit(double bytes) { live_limit_ = bytes; }
   // Returns an upper bound on the live bytes of a step that moves elements.
@@ -53,7 +53,7 @@ class StepCosts {
   const Link& slowest(uint32_t mesh_dims) const { return links_[mesh_dims]; }
 
  private:
-  // What a step makes of the mesh dimensions whose placements it changes.
+  // Says how a step changes the placements of mesh dimensions.
   struct Changes {
     uint32_t reduced = 0;   // a Partial becomes another placement
     uint32_t embedded = 0;  // a Shard becomes a Partial
@@ -95,8 +95,8 @@ class StepCosts {
   const CostModel model_;
   bool equal_links_ = true;
   std::vector<Link> links_;  // [mesh dimensions as bits]: the slowest of their links
-  // The mesh dimensions whose bandwidth is at most this one, and the least latency among them. The fastest level is
-  // first.
+  // Lists the mesh dimensions whose bandwidth is at most this one, and the least latency among them. The fastest level
+  // is first.
   struct Level {
     double bytes_per_microsecond = 0;
     double microseconds = 0;
@@ -104,7 +104,8 @@ class StepCosts {
   };
   std::vector<Level> levels_;
   std::vector<double> bounds_;  // [node]; negative: not computed
-  // Scratch memory, for each compared rank: the elements that it has, that it needs, and both.
+  // Scratch memory: for each compared rank, these are the elements that it has, that it needs, and that it has and
+  // needs.
   std::vector<int64_t> have_, get_, common_;
   Node have_of_ = -1;
 };

@@ -14,7 +14,7 @@ uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 // ranks, so otherwise all are known.
 bool is_large(const LayoutSpace& space) { return space.ranks().ranks > static_cast<int64_t>(LayoutSpace::kCompareAll); }
 
-// The messages of a step that moves elements, rank by rank.
+// Lists the messages of a step that moves elements, rank by rank.
 class Messages {
  public:
   Messages(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims)
