@@ -88,7 +88,7 @@ const at::Tensor& restride(const at::Tensor& self, at::IntArrayRef size, at::Int
   return self;
 }
 
-// The same, registered where autograd is excluded.
+// Does the same where autograd is excluded.
 bool boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const bool in_place = op.schema().name().ends_with('_');
   if (writes(op) && !in_place) return false;

@@ -1,4 +1,4 @@
-// scaled_dot_product_attention and torch.nn.MultiheadAttention on DTensors, before LibTorch picks a kernel.
+// Handles scaled_dot_product_attention and torch.nn.MultiheadAttention on DTensors, before LibTorch picks a kernel.
 
 #include <algorithm>
 #include <cmath>
@@ -58,7 +58,7 @@ Optional as_terms(const Optional& mask, at::ScalarType dtype) {
   return at::zeros_like(*mask, mask->options().dtype(dtype)).masked_fill(mask->logical_not(), kNever);
 }
 
-// The tensors of one call.
+// Holds the tensors of one call.
 struct Operands {
   const at::Tensor& query;
   const at::Tensor& key;
@@ -110,8 +110,8 @@ bool fits_pieces(const Operands& in) {
          std::ranges::all_of(placements, whole_heads) && (!in.masked() || mask_fits(*in.mask, in.query, placements));
 }
 
-// Attention on plain tensors by the kernel that LibTorch picks. Kernels may refuse a piece without items or heads; for
-// such a piece only the sizes and the graph are made.
+// Computes attention on plain tensors by the kernel that LibTorch picks. Kernels may refuse a piece without items or
+// heads; for such a piece only the sizes and the graph are made.
 at::Tensor on_plain(const Operands& in, bool causal, std::optional<double> scale) {
   if (in.query.size(0) * in.query.size(1) > 0)
     return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, 0, causal, scale);
@@ -209,7 +209,7 @@ std::tuple<at::Tensor, at::Tensor> native_attention(const at::Tensor& query, con
   return {out, average ? attended.mean(1) : attended};
 }
 
-// The same, registered where autograd is excluded.
+// Does the same where autograd is excluded.
 bool native_attention_boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (writes(op)) return false;
   const torch::jit::Stack a = take_args(op, stack);

@@ -1,6 +1,6 @@
-// Batch norms in training, where ranks share the batch: the statistics are those of the whole batch. They are written
-// in operators on DTensors; pending statistics are reduced over the mesh dimensions that cut the batch or the spatial
-// dimensions.
+// Writes batch norms in training, where ranks share the batch, so that the statistics are those of the whole batch.
+// They consist of in operators on DTensors; pending statistics are reduced over the mesh dimensions that cut the batch
+// or the spatial dimensions.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
@@ -33,7 +33,7 @@ at::Tensor reduced(const at::Tensor& t) {
   return redistribute(t, without_partial(detail::meta(t).spec->placements));
 }
 
-// The arguments of one call, by name.
+// Gives the arguments of one call by name.
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, const Stack& stack) : op_(op), args_(take_args(op, stack)) {}
@@ -49,7 +49,8 @@ class Arguments {
   Stack args_;
 };
 
-// A tensor of (batch, channels, spatial dimensions...) and the shape in which a tensor of channels broadcasts to it.
+// Holds a tensor of (batch, channels, spatial dimensions...) and the shape in which a tensor of channels broadcasts to
+// it.
 struct Batch {
   at::Tensor x;                // in single precision or wider
   std::vector<int64_t> dims;   // all but the channels
@@ -184,7 +185,7 @@ bool without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// Their backward. `update` says whether the call was in training.
+// Computes their backward. `update` says whether the call was in training.
 bool backward_without_training_argument(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   if (writes(op) || !args.any_spread()) return false;

@@ -1,4 +1,4 @@
-// Operators that LibTorch writes in terms of others in a way that does not suit pieces.
+// This file has the operators that LibTorch writes in terms of others in a way that does not suit pieces.
 
 #include <algorithm>
 #include <array>

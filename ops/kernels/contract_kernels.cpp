@@ -1,4 +1,4 @@
-// The kernels that apply a style's contract (dtensor/core/contract.h) to an activation. They are registered above
+// These kernels apply a style's contract (dtensor/core/contract.h) to an activation. They are registered above
 // autograd, so that redistributing an activation is differentiable, and at the DTensor key for InferenceMode, which
 // excludes autograd.
 
@@ -32,7 +32,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// The base name of an operator that styles may name. The compiler checks that it is one.
+// Holds the base name of an operator that styles may name. The compiler checks that it is one.
 struct ContractOp {
   consteval ContractOp(const char* given) : name(given) {  // NOLINT: written where the operator is called
     if (!reads_contracts(name)) throw "not in kContractOperators";
@@ -40,7 +40,7 @@ struct ContractOp {
   std::string_view name;
 };
 
-// The indexes of an operator's activation and its parameter among its arguments.
+// Says where an operator's activation and parameter are among its arguments.
 struct Site {
   ContractOp op;
   std::size_t activation;
@@ -115,7 +115,7 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
   return from_local(piece, mesh, placements, options);
 }
 
-// An activation as a DTensor, and the layout that the contract asks for.
+// Holds an activation as a DTensor, and the layout that the contract asks for.
 struct Activation {
   at::Tensor tensor;
   Placements desired;
@@ -191,7 +191,7 @@ Result add_kernel(c10::DispatchKeySet keys, Self self, const at::Tensor& other, 
   return Op::call(self, local_bias(other, *contract, self.dim()), alpha);
 }
 
-// The same under InferenceMode.
+// Does the same under InferenceMode.
 bool add_in_inference(const c10::OperatorHandle& op, Stack& stack) {
   const std::size_t n = op.schema().arguments().size();
   if (n != 3 || !argument(stack, n, 0).isTensor() || !argument(stack, n, 1).isTensor()) return false;
@@ -225,8 +225,8 @@ at::Tensor contracted(ContractOp op, const at::Tensor& activation, const at::Ten
 
 using Continuation = void (*)(const c10::OperatorHandle& op, Stack& stack);
 
-// The same for a call on a stack, for operators that end in a kernel of LibTorch's. `go_on` replaces the arguments by
-// the result.
+// Does the same for a call on a stack, for operators that end in a kernel of LibTorch's. `go_on` replaces the arguments
+// by the result.
 void with_contract(const c10::OperatorHandle& op, const Site& site, Stack& stack, Continuation go_on) {
   const std::size_t n = op.schema().arguments().size();
   const at::Tensor parameter = argument(stack, n, site.parameter).toTensor();
@@ -309,7 +309,8 @@ void addmm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   stack->emplace_back(product.add(bias));
 }
 
-// linear(x, w, b) as in torch::nn::functional: the product, which has the contract, and then the bias once.
+// Computes linear(x, w, b) as torch::nn::functional does: the product, which has the contract, and then adds the bias
+// once.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const bool has_bias = bias && bias->defined();
   if (x.dim() == 2 && has_bias) return at::addmm(*bias, x, weight.t());
@@ -319,7 +320,7 @@ at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::opti
 
 // ---- InferenceMode --------------------------------------------------------------------------------------------
 
-// For operators that have an OpDispatcher at the DTensor key, which asks this function first.
+// Operators with an OpDispatcher at the DTensor key ask this function first.
 template <const Site& At>
 bool in_inference(const c10::OperatorHandle& op, Stack& stack) {
   thread_local bool inside = false;  // the continuation calls this function again
@@ -341,7 +342,7 @@ bool in_inference(const c10::OperatorHandle& op, Stack& stack) {
     register_decomposition("embedding", in_inference<kEmbedding>, DecomposedCalls::kInInference) &&
     register_decomposition("add", add_in_inference, DecomposedCalls::kBesidePlainInInference);
 
-// Operators that LibTorch composes of others, at both keys.
+// Registers the operators that LibTorch composes of others; it is called for both keys.
 void register_composites(torch::Library& m) {
   m.impl("matmul", matmul_kernel);
   m.impl("linear", linear);

@@ -1,5 +1,5 @@
-// The local kernels "convolution" and "convolution_backward", for pieces of channels, of groups, and of spatial
-// dimensions with the rows that their windows use.
+// This file has the local kernels "convolution" and "convolution_backward", which run on pieces of channels, of groups,
+// and of spatial dimensions with the rows that their windows use.
 
 #include <algorithm>
 

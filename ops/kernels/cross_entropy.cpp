@@ -1,4 +1,4 @@
-// The cross entropy of DTensors whose classes are cut over one mesh dimension.
+// Computes the cross entropy of DTensors whose classes are cut over one mesh dimension.
 
 #include <cstdint>
 #include <functional>
@@ -86,7 +86,7 @@ at::Tensor piece_as(const at::Tensor& t, const DeviceMesh& mesh, const Placement
   return to_local(redistribute(from_local(t, mesh, whole), wanted));
 }
 
-// The loss of each row and, where it is asked for, the row's weight in the mean.
+// Holds the loss of each row and, where it is asked for, the row's weight in the mean.
 struct Losses {
   at::Tensor loss;
   at::Tensor count;

@@ -1,5 +1,5 @@
-// Operators that are right on pieces only when they are written in other operators. Each leaves calls on plain and
-// replicated tensors to the rules.
+// This file has the operators that are right on pieces only when they are written in other operators. Each leaves calls
+// on plain and replicated tensors to the rules.
 
 #include <cmath>
 #include <optional>
@@ -143,7 +143,7 @@ void check_norm_types(at::ScalarType type, const std::optional<at::ScalarType>& 
   at::linalg_vector_norm(at::empty({1}, at::TensorOptions(type).device(at::kMeta)), 2, std::nullopt, false, dtype);
 }
 
-// norm.* and linalg_vector_norm.
+// Handles norm.* and linalg_vector_norm.
 bool norm(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   if (!spread(args[0]) || writes(op)) return false;

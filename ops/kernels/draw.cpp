@@ -1,4 +1,5 @@
-// The local kernel "draw": random operators whose numbers depend on an element's position in the global tensor.
+// This file has the local kernel "draw", for random operators whose numbers depend on an element's position in the
+// global tensor.
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +24,7 @@ namespace {
 
 using torch::jit::Stack;
 
-// One call, with its arguments by name.
+// Gives a call's arguments by name.
 class Drawing {
  public:
   Drawing(const LocalCall& call, Stack& stack) : call_(call), stack_(stack) {}
@@ -78,7 +79,7 @@ void check_deviations(const at::Tensor& std) {
   }
 }
 
-// normal_(self, mean, std), and forms in which the mean, the deviation or both are tensors.
+// Handles normal_(self, mean, std), and forms in which the mean, the deviation or both are tensors.
 void normal(const Drawing& d, const at::Tensor& out) {
   const at::IValue& mean = *d.find("mean");
   const at::IValue& deviation = *d.find("std");
@@ -125,7 +126,7 @@ void log_normal(const Drawing& d, const at::Tensor& out) {
   });
 }
 
-// The number of tries until one succeeds: an exponential time, rounded up.
+// The number of tries until one succeeds is an exponential time, rounded up.
 void geometric(const Drawing& d, const at::Tensor& out) {
   by_doubles(out, [&](const at::Tensor& x) {
     draw_exponential(x, d.spec(), d.key(), -std::log1p(-d.number("p")));

@@ -1,5 +1,5 @@
-// tessera::orthogonal_, tessera::sparse_ and tessera::dirac_ (dtensor/init.h), and eye. What an element gets depends on
-// its position in the global tensor.
+// This file has the kernels of tessera::orthogonal_, tessera::sparse_ and tessera::dirac_ (dtensor/init.h), and of eye.
+// What an element gets depends on its position in the global tensor.
 
 #include <algorithm>
 #include <cmath>
@@ -202,7 +202,7 @@ void dirac(const LocalCall& call, Stack& stack) {
 
 // ---- eye
 
-// eye(n, m, out=), which torch::nn::init::eye_ calls. Each rank fills its piece.
+// Handles eye(n, m, out=), which torch::nn::init::eye_ calls. Each rank fills its piece.
 bool eye(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   const at::Tensor out = args.back().toTensor();

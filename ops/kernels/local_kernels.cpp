@@ -1,4 +1,5 @@
-// The local kernels that rules name, for operators whose piece of the result is not the operator on the pieces.
+// This file has the local kernels that rules name, for operators whose piece of the result is not the operator on the
+// pieces.
 
 #include <algorithm>
 #include <stdexcept>
@@ -25,8 +26,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// mean(self, *, dtype) and mean.dim(self, dim, keepdim, *, dtype): the local sum divided by the global count, so that
-// uneven and empty pieces have the right weight.
+// For mean(self, *, dtype) and mean.dim(self, dim, keepdim, *, dtype) this divides the local sum by the global count,
+// so that uneven and empty pieces have the right weight.
 void mean(const LocalCall& call, Stack& stack) {
   const bool by_dim = stack.size() == 4;
   const at::Tensor self = stack[0].toTensor();
@@ -45,7 +46,7 @@ void mean(const LocalCall& call, Stack& stack) {
   stack.assign({sum.div_(static_cast<double>(count)).to(type)});
 }
 
-// amax, amin, max, min: an empty piece gives the neutral element of the reduction.
+// For amax, amin, max and min an empty piece gives the neutral element of the reduction.
 void extremum(const LocalCall& call, Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
   if (self.numel() != 0) {
@@ -90,8 +91,8 @@ at::Tensor local_rows(const at::Tensor& indices, const Intervals& held, int64_t 
   return out;
 }
 
-// embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse) on this rank's rows. Rows of other ranks give
-// zeros, since the results are summed.
+// Runs embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse) on this rank's rows. Rows of other ranks
+// give zeros, since the results are summed.
 void embedding(const LocalCall& call, Stack& stack) {
   const Spec& weight_spec = *call.inputs[0];
   const at::Tensor weight = stack[0].toTensor();
@@ -108,8 +109,8 @@ void embedding(const LocalCall& call, Stack& stack) {
   stack.assign({at::embedding(weight, rows.clamp_min(0)).masked_fill_(elsewhere.unsqueeze(-1), 0)});
 }
 
-// embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq): this rank's rows of the
-// gradient. Indices of other rows and of padding are sent to one extra row, which is dropped.
+// For embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq) this computes this
+// rank's rows of the gradient. Indices of other rows and of padding are sent to one extra row, which is dropped.
 void embedding_dense_backward(const LocalCall& call, Stack& stack) {
   const Intervals& held = call.outputs[0]->tile[0];
   const int64_t rows = count(held);
@@ -122,9 +123,9 @@ void embedding_dense_backward(const LocalCall& call, Stack& stack) {
       {at::embedding_dense_backward(grad, here, rows + 1, /*padding_idx=*/-1, stack[4].toBool()).narrow(0, 0, rows)});
 }
 
-// nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and nll_loss2d_forward on pieces of the batch:
-// the local sum divided by the global total weight. Runs one all_reduce of one number on each mesh dimension that cuts
-// the batch.
+// Runs nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and nll_loss2d_forward on pieces of the
+// batch: divides the local sum by the global total weight. Runs one all_reduce of one number on each mesh dimension
+// that cuts the batch.
 void nll_loss_mean(const LocalCall& call, Stack& stack) {
   constexpr int64_t kSum = 2;
   const at::Tensor self = stack[0].toTensor();
@@ -139,15 +140,15 @@ void nll_loss_mean(const LocalCall& call, Stack& stack) {
   stack.assign({loss / total, total});
 }
 
-// Input 0 with the local sizes of the result, for operators that would misread the piece's sizes or strides: squeeze
-// removes dimensions of size 1, of which a piece may have more, and _reshape_alias names the global strides.
+// Returns input 0 with the local sizes of the result, for operators that would misread the piece's sizes or strides:
+// squeeze removes dimensions of size 1, of which a piece may have more, and _reshape_alias names the global strides.
 void reshape(const LocalCall& call, Stack& stack) {
   const at::Tensor self = stack[0].toTensor();
   stack.assign({own_if_copy(call.op, self.reshape(call.outputs[0]->local_sizes))});
 }
 
-// Losses per element with reduction = mean, and their backward: the sum over the piece divided by the global number of
-// elements.
+// For losses per element with reduction = mean, and for their backward, this divides the sum over the piece by the
+// global number of elements.
 void mean_loss(const LocalCall& call, Stack& stack) {
   constexpr int64_t kSum = 2;
   int64_t count = 1;
@@ -167,7 +168,7 @@ void contiguous_statistics(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
-// The operator on contiguous pieces: some LibTorch kernels read memory as if they were contiguous.
+// Runs the operator on contiguous pieces: some LibTorch kernels read memory as if all tensors were contiguous.
 void contiguous(const LocalCall& call, Stack& stack) {
   const auto& arguments = call.op.schema().arguments();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -196,8 +197,8 @@ void aligned_rows(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
-// native_group_norm and its backward, with N, C and group of the first tensor's piece. The kernels assume contiguous
-// memory.
+// Runs native_group_norm and its backward with N, C and group of the first tensor's piece. The kernels assume
+// contiguous memory.
 void group_norm(const LocalCall& call, Stack& stack) {
   const auto argument = [&](const char* name) -> at::IValue& {
     return stack[static_cast<std::size_t>(call.op.schema().argumentIndexWithName(name).value())];
@@ -213,8 +214,8 @@ void group_norm(const LocalCall& call, Stack& stack) {
   call.op.callBoxed(stack);
 }
 
-// _scaled_dot_product_flash_attention_for_cpu_backward: the kernel divides by the number of heads, which may be 0 here
-// while the gradients of key and value are terms of a sum.
+// Runs _scaled_dot_product_flash_attention_for_cpu_backward. The kernel divides by the number of heads, which may be 0
+// here while the gradients of key and value are terms of a sum.
 void attention_backward(const LocalCall& call, Stack& stack) {
   const at::Tensor grad = stack[0].toTensor();
   if (grad.numel() != 0) {

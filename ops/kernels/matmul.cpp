@@ -112,7 +112,7 @@ TORCH_LIBRARY(tessera, m) {
   m.def("dense_wgrad(Tensor x, Tensor g) -> Tensor");
   m.def("batched_matmul(Tensor a, Tensor b) -> Tensor");
 }
-// Registered per backend, since composite kernels would be preferred to the DTensor fallback.
+// These are registered per backend, since composite kernels would be preferred to the DTensor fallback.
 void register_plain(torch::Library& m) {
   m.impl("dense", dense_plain);
   m.impl("dense_wgrad", dense_wgrad_plain);

@@ -4,7 +4,7 @@
 
 namespace tessera {
 
-// Products that stay one operator, so that no dimension is flattened (flattening a sharded dimension that is not the
+// These products stay one operator, so that no dimension is flattened (flattening a sharded dimension that is not the
 // leftmost would gather it). They can be differentiated any number of times, and the dispatcher runs them by rules of
 // their own.
 //
@@ -17,7 +17,7 @@ at::Tensor dense_wgrad(const at::Tensor& x, const at::Tensor& g);
 // a (B..., m, k), b (B..., k, n) with equal B -> (B..., m, n)
 at::Tensor batched_matmul(const at::Tensor& a, const at::Tensor& b);
 
-// torch.matmul of DTensors in terms of these. Products that they do not cover use LibTorch's own matmul.
+// Computes torch.matmul of DTensors by these. Products that they do not cover use LibTorch's own matmul.
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace tessera

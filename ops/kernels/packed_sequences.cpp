@@ -1,6 +1,6 @@
-// Sequences of different lengths, packed for recurrent modules. LibTorch's kernels copy them into plain tensors that
-// they make; here they are concatenated views, which work on DTensors. The number of sequences per step stays a plain
-// tensor, as it stays on the CPU beside tensors of a GPU, since recurrent modules read it.
+// Packs and pads sequences of different lengths for recurrent modules. LibTorch's kernels copy them into plain tensors
+// that they make; here they are concatenated views, which work on DTensors. The number of sequences per step stays a
+// plain tensor, as it stays on the CPU beside tensors of a GPU, since recurrent modules read it.
 
 #include <algorithm>
 #include <stdexcept>
@@ -90,7 +90,7 @@ Two unpack(const at::Tensor& data, const at::Tensor& batch_sizes, bool batch_fir
   return {batch_first ? out.transpose(0, 1) : out, at::tensor(lengths, at::kLong)};
 }
 
-// The same, registered where autograd is excluded.
+// Does the same where autograd is excluded.
 bool pack_boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (writes(op)) return false;
   const torch::jit::Stack args = take_args(op, stack);

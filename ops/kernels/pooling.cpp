@@ -1,5 +1,5 @@
-// The local kernel "pooling": maxima and means over windows, and their gradients, on a piece's rows and the rows that
-// their windows use.
+// This file has the local kernel "pooling": it computes maxima and means over windows, and their gradients, on a
+// piece's rows and the rows that their windows use.
 
 #include <algorithm>
 #include <limits>

@@ -40,7 +40,7 @@ at::ScalarType sum_type(at::ScalarType dtype) { return dtype == at::kDouble ? at
 // [*, k] -> [n, k]
 at::Tensor by_rows(const at::Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
 
-// One call, with its rows and classes counted.
+// Holds one call, with its rows and classes counted.
 //
 // With x the logits, S = sum over classes of exp(x - m), m a row's greatest logit, w the classes' weights, t the
 // target, and a the probability that smoothing spreads evenly over all classes:
@@ -58,7 +58,7 @@ struct Problem {
   }
 };
 
-// What the computation needs of a row besides its logits.
+// Holds what the computation needs of a row besides its logits.
 struct Rows {
   at::Tensor target;  // its class, 0 where ignored
   at::Tensor weight;  // its weight: w_t, or 0 where ignored
@@ -105,7 +105,7 @@ void check_count(const at::Tensor& counted, const Problem& p) {
                            all, p.mesh->size()));
 }
 
-// Sums over all classes of each row, [n] each.
+// Holds sums over all classes of each row, [n] each.
 struct Sums {
   at::Tensor greatest;  // m
   at::Tensor exps;      // S
@@ -157,7 +157,7 @@ at::Tensor row_gradients(const at::Tensor& g, const Rows& rows, const Problem& p
   return each.expand_as(rows.kept).masked_fill(rows.kept.eq(0), 0);  // a mean of no rows divides by 0
 }
 
-// The factors of a row's gradient, which is  g (A p_k - [k = t] B - C w_k)  in column k, where p is the softmax.
+// Holds the factors of a row's gradient, which is  g (A p_k - [k = t] B - C w_k)  in column k, where p is the softmax.
 struct Factors {
   at::Tensor softmax, target;  // A, B: [n, 1]
   double spread = 0;           // C

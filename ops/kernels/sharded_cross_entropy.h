@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// How label smoothing with parameter a distributes probability over K classes.
+// Says how label smoothing with parameter a distributes probability over K classes.
 enum class SmoothingFormula {
   kPyTorch,   // the target gets 1 - a, and every class a / K
   kMegatron,  // the target gets 1 - a, and every other class a / (K - 1)
@@ -23,12 +23,12 @@ struct CrossEntropyOptions {
       at::Reduction::Mean;     // or Sum, None; the mean is over the weights of the targets that count
   double label_smoothing = 0;  // in [0, 1]
   SmoothingFormula smoothing = SmoothingFormula::kPyTorch;
-  // K. By default every rank is assumed to have as many classes as this one. It is needed for uneven classes, which are
-  // laid out by torch.chunk. If it is given, logits of all classes are refused where a piece is expected.
+  // This is K. By default every rank is assumed to have as many classes as this one. It is needed for uneven classes,
+  // which are laid out by torch.chunk. If it is given, logits of all classes are refused where a piece is expected.
   std::optional<int64_t> classes;
 };
 
-// The cross entropy of logits whose classes are cut over the ranks. `logits` is a plain tensor [*, this rank's
+// Computes the cross entropy of logits whose classes are cut over the ranks. `logits` is a plain tensor [*, this rank's
 // classes]. `target` is a plain tensor [*] of class numbers in [0, K), the same on every rank. Returns [*], or [] if
 // reduced, the same on every rank, in the logits' dtype (float32 for half and bfloat16). K counts all classes, also in
 // the smoothing.

@@ -15,7 +15,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 
-// What backward needs in addition to tensors.
+// Holds what backward needs in addition to tensors.
 struct BackwardState {
   StyledProduct how;
   Placements from;
@@ -47,7 +47,7 @@ struct StyledDense : torch::autograd::Function<StyledDense> {
     return dense(brought, w);
   }
 
-  // The gradients of DenseGradients in matmul.cpp. They are differentiable, too.
+  // Computes the same gradients as DenseGradients in matmul.cpp. They are differentiable, too.
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const BackwardState& state = detail::saved<BackwardState>(ctx, "state");
     const tensor_list saved = ctx->get_saved_variables();

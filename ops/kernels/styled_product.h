@@ -10,11 +10,11 @@
 
 namespace tessera {
 
-// How a style redistributes the activation of a product.
+// Says how a style redistributes the activation of a product.
 struct StyledProduct {
   Placements desired;
   ContractPtr contract;
-  // How many contracts have used the activation, if somebody counts them.
+  // Counts the contracts that have used the activation; nullptr if nobody counts them.
   std::shared_ptr<const int> uses;
 };
 

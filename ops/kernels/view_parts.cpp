@@ -1,5 +1,5 @@
-// The local kernels "parts" and "parts_backward": slice, split, select and unbind along a dimension that is cut, and
-// their gradients. Each rank works on its own piece.
+// This file has the local kernels "parts" and "parts_backward": slice, split, select and unbind along a dimension that
+// is cut, and their gradients. Each rank works on its own piece.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -19,7 +19,7 @@ int64_t argument(const LocalCall& call, const Stack& stack, const char* name, in
   return stack[static_cast<std::size_t>(*at)].toInt();
 }
 
-// A dimension of the viewed tensor, and what this rank holds of it.
+// Describes a dimension of the viewed tensor, and what this rank holds of it.
 struct Viewed {
   int64_t dim;
   int64_t size;  // of the global tensor

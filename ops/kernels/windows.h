@@ -8,9 +8,9 @@
 // Helpers for the kernels of convolution and pooling.
 namespace tessera {
 
-// Along one dimension: the rows of the wide and of the narrow side that this rank's part of a call uses, and the span
-// of the narrow rows' windows, padding included. One side has the rows that this rank holds and computes; rows of the
-// other side were fetched.
+// Describes, along one dimension, the rows of the wide and of the narrow side that this rank's part of a call uses, and
+// the span of the narrow rows' windows, padding included. One side has the rows that this rank holds and computes; rows
+// of the other side were fetched.
 struct WindowRows {
   int64_t dim;
   const rules::Window& window;

@@ -6,8 +6,8 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/signature.h"
 
-// Operators that work on the last dimensions of each item of a batch: linear algebra, adaptive pooling, resampling,
-// padding and Fourier transforms.
+// This file has the rules of operators that work on the last dimensions of each item of a batch: linear algebra,
+// adaptive pooling, resampling, padding and Fourier transforms.
 namespace tessera::rules {
 namespace {
 
@@ -191,8 +191,8 @@ constexpr SignatureEntry kAlgebra[] = {
 // These kernels assume that their inputs are contiguous.
 constexpr SignatureEntry kDense[] = {
     {"_cdist_backward", "*pr, *p-, *r-, *pr -> *p-", Passes::kLinear, "", distances_backward},
-    // Pooling with windows that ops/rules/pooling.cpp does not cover. Means are linear. The gradient of a maximum goes
-    // to one position.
+    // These pool with windows that ops/rules/pooling.cpp does not cover. Means are linear. The gradient of a maximum
+    // goes to one position.
     {"_adaptive_avg_pool2d", "*-- -> *--", Passes::kLinear, "", of_output_size},
     {"_adaptive_avg_pool3d", "*--- -> *---", Passes::kLinear, "", of_output_size},
     {"_adaptive_avg_pool2d_backward", "*--, *-- -> *--", Passes::kLinear, "", like<1>},
@@ -207,7 +207,7 @@ constexpr SignatureEntry kDense[] = {
     {"fractional_max_pool3d_backward", "*---, *---, *--- -> *---", Passes::kLinear, "", like<1>},
     {"max_unpool2d", "*--, *-- -> *--", kNone, "", of_output_size},
     {"max_unpool3d", "*---, *--- -> *---", kNone, "", of_output_size},
-    // Padding with elements of the tensor itself.
+    // These pad with elements of the tensor itself.
     {"reflection_pad1d", "*- -> *-", Passes::kMovement},
     {"reflection_pad2d", "*-- -> *--", Passes::kMovement, "", padded},
     {"reflection_pad3d", "*--- -> *---", Passes::kMovement},
@@ -222,7 +222,7 @@ constexpr SignatureEntry kDense[] = {
     {"replication_pad3d_backward", "*---, *--- -> *---", Passes::kLinear, "", like<1>},
     // The weight has size 1 if all channels share it.
     {"_prelu_kernel_backward", "*, *, * -> *, *", kNone, "", like<1, 1>},
-    // Windows and resampling.
+    // These copy windows or resample.
     {"im2col", "*--- -> *--", Passes::kMovement, "", columns},
     {"col2im", "*-- -> *---", Passes::kLinear, "", from_columns},
     {"pixel_shuffle", "*--- -> *---", Passes::kMovement},
@@ -258,12 +258,12 @@ constexpr SignatureEntry kDense[] = {
     {"_upsample_bilinear2d_aa_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
     {"_upsample_bicubic2d_aa_backward", "nc-- -> nc--", Passes::kLinear, "input_size"},
     {"trace", "-- -> ", Passes::kLinear, "", number},
-    // Losses per item; ops/kernels/decompositions.cpp reduces them.
+    // These are losses per item; ops/kernels/decompositions.cpp reduces them.
     {"multi_margin_loss", "n-, n, - -> n", kNone, "", per_item},
     {"multi_margin_loss_backward", "n, n-, n, - -> n-", Passes::kLinear, "", like<1>},
     {"multilabel_margin_loss_forward", "n-, n- -> n, n-", kNone, "", labelled},
     {"multilabel_margin_loss_backward", "n, n-, n-, n- -> n-", Passes::kLinear, "", like<1>},
-    // Positions in a sorted sequence, and membership.
+    // These find positions in a sorted sequence, or membership.
     {"bucketize", "*, - -> *", kNone, "", places<0>},
     {"searchsorted", "-, *, - -> * | *-, *m, *- -> *m", kNone, "", places<1>},
     {"isin", "*, ~ -> * | ~ -> | * -> *", kNone, "", contained},
@@ -277,7 +277,7 @@ const SignatureEntry* entry_of(std::span<const SignatureEntry> table, const OpCa
   return found == table.end() ? nullptr : &*found;
 }
 
-// Linear equations whose right hand side may be pending although it is not the first input; `right` is its index.
+// Names linear equations whose right hand side may be pending although it is not the first input; `right` is its index.
 struct Equation {
   std::string_view name;
   std::size_t right;

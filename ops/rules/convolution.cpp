@@ -3,8 +3,8 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
 
-// Convolution, which may be cut along the batch (n), the input channels (c), the output channels (o), the channel
-// groups (g) and the spatial dimensions.
+// This file has the rules of convolution, which may be cut along the batch (n), the input channels (c), the output
+// channels (o), the channel groups (g) and the spatial dimensions.
 namespace tessera::rules {
 namespace {
 
@@ -16,7 +16,7 @@ int64_t at_dim(const c10::IValue& list, std::size_t d) {
 
 using Sizes = std::vector<int64_t>;
 
-// Labels and sizes that a convolution and its backward share.
+// Holds labels and sizes that a convolution and its backward share.
 struct Convolution {
   Convolution(const OpCall& call, std::size_t of_input, std::size_t of_weight)
       : input(call.inputs.at(of_input).sizes),

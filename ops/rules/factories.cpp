@@ -1,6 +1,6 @@
 #include "tessera/ops/rules/labels.h"
 
-// Operators that use a tensor's sizes and not its values.
+// This file has the rules of operators that use a tensor's sizes and not its values.
 namespace tessera::rules {
 namespace {
 

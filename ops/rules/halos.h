@@ -8,13 +8,13 @@
 #include "tessera/ops/rules/strategy.h"
 #include "tessera/placement/layout.h"
 
-// Rules for operators whose results depend on the neighbours of an element: convolution and pooling. This file only
-// computes ranges of rows; it does not communicate.
+// These helpers serve rules of operators whose results depend on the neighbours of an element: convolution and pooling.
+// This file only computes ranges of rows; it does not communicate.
 namespace tessera::rules {
 
-// The windows along one dimension: position o of the narrow side uses the positions o * stride - padding + j *
-// dilation, j < kernel, of the wide side. The input of a convolution or pooling is wide and its result is narrow; for a
-// transposed convolution it is the reverse.
+// Describes the windows along one dimension: position o of the narrow side uses the positions o * stride - padding + j
+// * dilation, j < kernel, of the wide side. The input of a convolution or pooling is wide and its result is narrow; for
+// a transposed convolution it is the reverse.
 struct Window {
   int64_t wide;    // the size of the wide side
   int64_t narrow;  // the size of the narrow side
@@ -48,7 +48,7 @@ struct Halos {
   // Returns the rows that a rank with rows `held` needs to compute the rows `computed`. A rank that holds and computes
   // all rows needs all of them.
   Interval needed(std::size_t k, const Intervals& held, const Intervals& computed) const;
-  // The same for tiles.
+  // Returns the same for tiles.
   Tile needed(Tile held, const Tile& computed) const;
 };
 

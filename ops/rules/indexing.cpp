@@ -3,8 +3,8 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Operators that read or write elements by their indices. The indexed dimensions are not cut; the others may be. Where
-// the operator adds what it writes, pieces of the indices give terms of the result.
+// This file has the rules of operators that read or write elements by their indices. The indexed dimensions are not
+// cut; the others may be. Where the operator adds what it writes, pieces of the indices give terms of the result.
 namespace tessera::rules {
 namespace {
 
@@ -14,7 +14,7 @@ int64_t ndim(const OpCall& call) { return call.inputs.at(0).ndim(); }
 
 // ---- one dimension; I labels the elements of the index
 
-// The labels of two tensors along the indexed dimension: '-' in the one, I in the other.
+// Holds the labels of two tensors along the indexed dimension: '-' in the one, I in the other.
 struct Along {
   Labels whole;
   Labels chosen;

@@ -8,7 +8,7 @@
 
 namespace tessera::rules {
 
-// The `count` integers first, first + 1, ... A count of 0 stands for all 2^64.
+// Describes the `count` integers first, first + 1, ... A count of 0 stands for all 2^64.
 struct IntegerRange {
   int64_t first = 0;
   uint64_t count = 0;

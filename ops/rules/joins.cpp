@@ -3,7 +3,7 @@
 #include "tessera/ops/rules/kept_views.h"
 #include "tessera/ops/rules/labels.h"
 
-// Operators that join tensors, and those that fill or replace parts of one.
+// This file has the rules of operators that join tensors, and of those that fill or replace parts of one.
 namespace tessera::rules {
 namespace {
 

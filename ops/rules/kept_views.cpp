@@ -23,8 +23,8 @@ bool fits(const Sizes& sizes, const Placements& cuts, std::span<const int64_t> m
   return true;
 }
 
-// The cuts of several tensors over the mesh dimensions that shard them: each tensor's Shards on these mesh dimensions,
-// and the sizes of the mesh dimensions.
+// Describes the cuts of several tensors over the mesh dimensions that shard them: each tensor's Shards on these mesh
+// dimensions, and the sizes of the mesh dimensions.
 struct Cutting {
   std::vector<Placements> tensors;
   Sizes mesh_shape;

@@ -32,23 +32,23 @@ bool converts_termwise(at::ScalarType from, at::ScalarType to);
 // Calls add_linear for the groups whose inputs can all be converted term by term to the first result's dtype.
 void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<std::vector<std::size_t>>& groups);
 
-// A rule for an operator that computes each result element from one element of every (broadcast) input. It assumes
-// nothing else, so no input stays pending.
+// Returns the rule of an operator that computes each result element from one element of every (broadcast) input. It
+// assumes nothing else, so no input stays pending.
 OpRule plain(const OpCall& call);
 
-// A rule for an operator that uses its first input's sizes and not its values. The result is sharded as that input is,
-// and replicated where the input is pending.
+// Returns the rule of an operator that uses its first input's sizes and not its values. The result is sharded as that
+// input is, and replicated where the input is pending.
 OpRule sizes_of_first(const OpCall& call);
 
 Labels labels_of(const TensorInfo& info);  // one letter per dimension
 
-// A rule for an operator that only moves elements. Every result has the labels `output`.
+// Returns the rule of an operator that only moves elements. Every result has the labels `output`.
 OpRule moved(const OpCall& call, const std::vector<Labels>& inputs, const Labels& output);
-// The same where every result has the input's dimensions and those in `whole` are not cut.
+// Returns the same where every result has the input's dimensions and those in `whole` are not cut.
 OpRule whole_dims(const OpCall& call, const std::vector<int64_t>& whole);
 
-// Adds strategies in which all inputs are pending by the same reduction, if all have one dtype. For operators that take
-// each result element from one of the inputs.
+// Adds strategies in which all inputs are pending by the same reduction, if all have one dtype. It is for operators
+// that take each result element from one of the inputs.
 void add_joint(OpRule& rule, const OpCall& call);
 
 // Adds strategies in which input 0 is pending while `value` replaces some of its elements: one for each reduction whose

@@ -4,7 +4,8 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Products of matrices, written as factors: mm is (m k)(k n) -> (m n), and k is summed. Each is linear in each operand.
+// This file has the rules of products of matrices, written as factors: mm is (m k)(k n) -> (m n), and k is summed. Each
+// is linear in each operand.
 namespace tessera::rules {
 namespace {
 
@@ -14,7 +15,7 @@ OpRule product(const std::vector<Labels>& inputs, const Labels& output) {
   return rule;
 }
 
-// bias + a b. Where the product is a term of a sum, the bias must be a term too, so that it is added once.
+// Computes bias + a b. Where the product is a term of a sum, the bias must be a term too, so that it is added once.
 OpRule plus_product(const OpCall& call, const std::vector<Labels>& operands, const std::vector<int64_t>& sizes,
                     const Labels& output) {
   std::vector<Labels> inputs = operands;

@@ -2,7 +2,7 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Rules for softmax, embeddings, losses and attention.
+// This file has the rules of softmax, embeddings, losses and attention.
 namespace tessera::rules {
 namespace {
 

@@ -3,8 +3,8 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
 
-// Norms. Batch norms in training share statistics among ranks; ops/kernels/batch_norm.cpp writes them in terms of other
-// operators.
+// This file has the rules of norms. Batch norms in training share statistics among ranks; ops/kernels/batch_norm.cpp
+// writes them in terms of other operators.
 namespace tessera::rules {
 namespace {
 
@@ -21,8 +21,8 @@ NormLabels norm_labels(const OpCall& call) {
   return {.input = letters(outer) + Labels(normalized, '-'), .weight = Labels(normalized, '-')};
 }
 
-// The dtype of the mean and the inverse deviation. It is wider than a half input's on CUDA, and on CPU if the weight's
-// is.
+// Returns the dtype of the mean and the inverse deviation. It is wider than a half input's on CUDA, and on CPU if the
+// weight's is.
 at::ScalarType statistics_type(const OpCall& call) {
   const at::ScalarType type = call.inputs.at(0).dtype;
   const bool half = type == at::kHalf || type == at::kBFloat16;

@@ -4,7 +4,8 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Operators that compute each element of the result from one element of every (broadcast) input.
+// This file has the rules of operators that compute each element of the result from one element of every (broadcast)
+// input.
 namespace tessera::rules {
 namespace {
 
@@ -55,7 +56,7 @@ OpRule predicate(const OpCall& call) {
   return rule;
 }
 
-// Linear in the first input alone, such as scaling, and backward operators in the gradient.
+// These operators are linear in the first input alone, such as scaling, and backward operators in the gradient.
 OpRule linear_in_first(const OpCall& call) {
   OpRule rule = plain(call);
   add_linear_where_exact(rule, call, {{0}});
@@ -71,12 +72,12 @@ OpRule scaled(const OpCall& call) {
   return rule;
 }
 
-// For nondecreasing functions that are defined everywhere: a pending max or min stays pending.
+// For nondecreasing functions that are defined everywhere, a pending max or min stays pending.
 void add_rising(OpRule& rule) {
   for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) rule.strategies.push_back(pass_partial(1, 1, {0}, op));
 }
 
-// Nondecreasing functions of one tensor, which may have numbers as bounds.
+// These are nondecreasing functions of one tensor, which may have numbers as bounds.
 OpRule rising(const OpCall& call) {
   OpRule rule = plain(call);
   if (call.inputs.size() == 1 && num_outputs(call) == 1) add_rising(rule);
@@ -99,7 +100,7 @@ OpRule movement(const OpCall& call) {
   return rule;
 }
 
-// A sum of tensors. A number as the second operand would be added once per term, which is right for avg, max and min.
+// These add tensors. A number as the second operand would be added once per term, which is right for avg, max and min.
 OpRule sum_of_tensors(const OpCall& call) {
   OpRule rule = plain(call);
   if (call.inputs.size() == 2) {
@@ -120,21 +121,21 @@ OpRule plus_product_of_tensors(const OpCall& call) {
   return rule;
 }
 
-// Linear in the first two inputs together, such as a + b / c, a + (b - a) c, or a complex number's parts.
+// These are linear in the first two inputs together, such as a + b / c, a + (b - a) c, or a complex number's parts.
 OpRule linear_in_two(const OpCall& call) {
   OpRule rule = plain(call);
   add_linear_where_exact(rule, call, {{0, 1}});
   return rule;
 }
 
-// Linear in each of its tensors while the others are replicated.
+// The operator is linear in each of its tensors while the others are replicated.
 OpRule product_of_tensors(const OpCall& call) {
   OpRule rule = plain(call);
   for (std::size_t i = 0; i < call.inputs.size(); ++i) add_linear_where_exact(rule, call, {{i}});
   return rule;
 }
 
-// Linear, and a maximum becomes a minimum.
+// Negation is linear, and a maximum becomes a minimum.
 OpRule negated(const OpCall& call) {
   OpRule rule = linear_in_first(call);
   if (!at::isFloatingType(call.inputs.at(0).dtype)) return rule;  // the least integer has no negative
@@ -200,7 +201,7 @@ OpRule fill(const OpCall& call) {
   return rule;
 }
 
-// The values of the argument `reduction` of losses and their backward.
+// Lists the values of the argument `reduction` of losses and their backward.
 enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 
 int64_t reduction(const OpCall& call) { return call.arg("reduction").toInt(); }
@@ -237,7 +238,7 @@ OpRule loss_backward(const OpCall& call) {
   return rule;
 }
 
-// Shifts of integers, all of one dtype.
+// These shift integers, all of one dtype.
 OpRule shift(const OpCall& call) {
   OpRule rule = plain(call);
   const auto& in = call.inputs;
@@ -262,7 +263,7 @@ OpRule log_sigmoid(const OpCall& call) {
   return rule;
 }
 
-// Real and imaginary part, or magnitude and angle.
+// The inputs are real and imaginary part, or magnitude and angle.
 OpRule complex_of(const OpCall& call) {
   OpRule rule = plain(call);
   if (!rule.outputs.empty()) rule.outputs[0].dtype = c10::toComplexType(rule.outputs[0].dtype);

@@ -5,8 +5,8 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/signature.h"
 
-// Pooling with evenly spaced windows. The leading dimensions may be cut freely; along the windows' dimensions ranks
-// exchange halos.
+// This file has the rules of pooling with evenly spaced windows. The leading dimensions may be cut freely; along the
+// windows' dimensions ranks exchange halos.
 namespace tessera::rules {
 namespace {
 

@@ -6,8 +6,8 @@
 #include "tessera/ops/rules/integer_range.h"
 #include "tessera/ops/rules/labels.h"
 
-// Operators that draw random numbers per element. A result has the same numbers however it is cut (local kernel
-// "draw").
+// This file has the rules of operators that draw random numbers per element. A result has the same numbers however it
+// is cut (local kernel "draw").
 namespace tessera::rules {
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "tessera/ops/rules/labels.h"
 
-// Operators that reduce many elements to one, and those that work along one dimension.
+// This file has the rules of operators that reduce many elements to one, and of those that work along one dimension.
 namespace tessera::rules {
 namespace {
 
@@ -12,7 +12,7 @@ namespace {
 
 using Sizes = std::vector<int64_t>;
 
-// The labels of a reduction's input and results, read from its arguments.
+// Holds the labels of a reduction's input and results, read from its arguments.
 struct Reduced {
   Labels input;
   Labels output;
@@ -51,7 +51,7 @@ at::ScalarType result_type(const OpCall& call) {
   return call.inputs.at(0).dtype;
 }
 
-// The same for sums, products and counts, which are int64 for integers.
+// Returns the same for sums, products and counts, which are int64 for integers.
 at::ScalarType accumulated_type(const OpCall& call) {
   const at::ScalarType type = result_type(call);
   return at::isIntegralType(type, true) && call.arg("dtype").isNone() ? at::kLong : type;
@@ -119,7 +119,7 @@ OpRule whole_with_indices(const OpCall& call) {
   return with_results(whole(call), reduced_sizes(call), {call.inputs.at(0).dtype, at::kLong});
 }
 
-// Deviations, and pairs of a deviation and a mean. The mean of a complex tensor is complex.
+// Handles deviations, and pairs of a deviation and a mean. The mean of a complex tensor is complex.
 OpRule deviation(const OpCall& call) {
   const at::ScalarType type = call.inputs.at(0).dtype;
   std::vector<at::ScalarType> types = {c10::toRealValueType(type), type};
@@ -133,8 +133,8 @@ OpRule logsumexp(const OpCall& call) {
   return with_results(whole(call), reduced_sizes(call), {type});
 }
 
-// any and all. A pending max or min of bools or bytes stays pending. That of other numbers does not, since they may be
-// negative: any(max(-1, 0)) is not max(any(-1), any(0)).
+// Handles any and all. A pending max or min of bools or bytes stays pending. That of other numbers does not, since they
+// may be negative: any(max(-1, 0)) is not max(any(-1), any(0)).
 template <ReduceOp op>
 OpRule idempotent(const OpCall& call) {
   if (names_no_dim(call)) return {};

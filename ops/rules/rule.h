@@ -17,7 +17,7 @@
 
 namespace tessera::rules {
 
-// A tensor argument or result as rules see it: its global sizes and dtype, without data.
+// Describes a tensor argument or result as rules see it: its global sizes and dtype, without data.
 struct TensorInfo {
   std::vector<int64_t> sizes;
   at::ScalarType dtype = at::kFloat;
@@ -26,7 +26,8 @@ struct TensorInfo {
   int64_t ndim() const { return static_cast<int64_t>(sizes.size()); }
 };
 
-// One call of an operator. Tensor lists are flattened into `inputs`; an absent optional tensor is an undefined entry.
+// Describes one call of an operator. Tensor lists are flattened into `inputs`; an absent optional tensor is an
+// undefined entry.
 struct OpCall {
   const c10::FunctionSchema& schema;
   std::span<const c10::IValue> args;
@@ -43,17 +44,16 @@ struct OpCall {
   int64_t dim(std::string_view name, int64_t ndim) const;
 };
 
-// The strategies of an operator on ONE mesh dimension. Replicating everything is always possible and is considered
-// first.
+// Holds what a rule offers on ONE mesh dimension. Replicating everything is always possible and is considered first.
 struct OpRule {
   std::vector<Strategy> strategies;
   // There is no rule for these arguments: the operator runs replicated and is counted as one without a rule.
   bool declines = false;
-  // The local kernel to use when the chosen strategies name none, even if everything is replicated.
+  // Names the local kernel to use when the chosen strategies name none, even if everything is replicated.
   std::string_view kernel = {};
-  // The index of the argument that holds the result's sizes, which the local call gets as local sizes; -1 for none.
+  // Is the index of the argument that holds the result's sizes, which the local call gets as local sizes; -1 for none.
   int size_arg = -1;
-  // The index of the argument that holds the result's strides. The local call gets dense strides in the same memory
+  // Is the index of the argument that holds the result's strides. The local call gets dense strides in the same memory
   // order; -1 for none.
   int stride_arg = -1;
   // For views of dimensions that are cut: returns the results' placements if every input stays as given, or nullopt if
@@ -63,12 +63,12 @@ struct OpRule {
                                                        std::span<const int64_t> mesh_shape)>
       keep = {};
   std::string_view keep_kernel = {};
-  // The rows that ranks exchange before the kernel runs, if a strategy cuts these dimensions.
+  // Says which rows ranks exchange before the kernel runs, if a strategy cuts these dimensions.
   std::optional<Halos> halos = {};
-  // The results, where running the operator on meta tensors cannot determine them.
+  // Lists the results, where running the operator on meta tensors cannot determine them.
   std::vector<TensorInfo> outputs;
   // Returns whether the placements chosen for the first mesh dimensions are possible together; if empty, they always
-  // are. Needed for views, where a cut of one dimension must be a cut of the other.
+  // are. Views need it, since a cut of one dimension must be a cut of the other.
   std::function<bool(const std::vector<Placements>& inputs, const std::vector<Placements>& outputs,
                      std::span<const int64_t> mesh_shape)>
       valid;
@@ -87,14 +87,14 @@ std::vector<Strategy> shard_factors(const std::vector<Labels>& inputs, const std
                                     ReduceOp op = ReduceOp::kSum, std::string_view unsummable = {});
 
 // Returns the strategy in which the inputs of `group` are Partial(op) together, the others are replicated and every
-// result is Partial(op). For operators that are linear in these inputs.
+// result is Partial(op). It is for operators that are linear in these inputs.
 Strategy pass_partial(std::size_t num_inputs, std::size_t num_outputs, const std::vector<std::size_t>& group,
                       ReduceOp op);
 
 // Adds pass_partial for sum and avg for each group.
 void add_linear(OpRule& rule, std::size_t num_inputs, std::size_t num_outputs,
                 const std::vector<std::vector<std::size_t>>& groups);
-// Adds pass_partial of input 0 for every reduction. For operators that only move elements.
+// Adds pass_partial of input 0 for every reduction. It is for operators that only move elements.
 void add_movement(OpRule& rule, std::size_t num_inputs, std::size_t num_outputs);
 
 // Returns `count` different letters: "abc...".
@@ -116,7 +116,7 @@ void register_rule(const std::string& op_name, RuleFn rule);
 // Returns the name under which find_rule looks up an operator, from its full name.
 std::string rule_key(const std::string& op_name);
 
-// An entry in the table of a family of rules.
+// Is an entry in the table of a family of rules.
 struct RuleEntry {
   std::string_view name;
   RuleFn rule;

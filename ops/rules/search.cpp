@@ -176,7 +176,7 @@ class Search {
     return cost + halo_cost(strategy, mesh_dim);
   }
 
-  // The time of the one all_to_all that fetches rows of other ranks' pieces.
+  // Returns the time of the one all_to_all that fetches rows of other ranks' pieces.
   double halo_cost(const Strategy& strategy, std::size_t mesh_dim) const {
     if (!rule_.halos || mesh_shape_[mesh_dim] == 1) return 0;
     const double share = fetched_share(*rule_.halos, strategy, mesh_shape_[mesh_dim]);

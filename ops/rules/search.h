@@ -9,7 +9,7 @@
 
 namespace tessera::rules {
 
-// The placements that were chosen for one operator call, over all mesh dimensions.
+// Holds the placements that were chosen for one operator call, over all mesh dimensions.
 struct Choice {
   std::vector<Placements> inputs;   // [input]: the placements to redistribute it to
   std::vector<Placements> outputs;  // [output]
@@ -17,8 +17,8 @@ struct Choice {
   double microseconds = 0;          // estimated time to redistribute the inputs and exchange halos
 };
 
-// An input that the operator writes, and the output that is the same tensor (kNoOutput if it is no output). Both keep
-// the input's placements. With `moves`, they only need the same placements: the operator then runs on a copy.
+// Names an input that the operator writes, and the output that is the same tensor (kNoOutput if it is no output). Both
+// keep the input's placements. With `moves`, they only need the same placements: the operator then runs on a copy.
 constexpr std::size_t kNoOutput = static_cast<std::size_t>(-1);
 struct Written {
   std::size_t input;
@@ -26,7 +26,7 @@ struct Written {
   bool moves = false;
 };
 
-// A strategy that the search considered, for explain_op.
+// Describes a strategy that the search considered, for explain_op.
 struct Considered {
   std::size_t mesh_dim;
   Strategy strategy;

@@ -7,9 +7,9 @@
 
 namespace tessera::rules {
 
-// The factors of an operator's tensors, written as text, e.g. "*--, *-k -> *-k". There is one word per tensor, inputs
-// in schema order (lists are not supported) and results after the arrow; the word of a tensor of no dimensions is
-// empty. A lower-case letter is a factor, and '-' is a dimension that must not be cut. A leading '*' stands for any
+// Gives the factors of an operator's tensors, written as text, e.g. "*--, *-k -> *-k". There is one word per tensor,
+// inputs in schema order (lists are not supported) and results after the arrow; the word of a tensor of no dimensions
+// is empty. A lower-case letter is a factor, and '-' is a dimension that must not be cut. A leading '*' stands for any
 // number of leading dimensions, each of which is a factor, and which broadcast from the right; '~' stands for any
 // number of dimensions that must not be cut. Returns nullopt if the tensors' dimensions do not fit the text, or if a
 // result has fewer leading dimensions than the inputs.
@@ -19,8 +19,8 @@ struct Signature {
 };
 std::optional<Signature> read_signature(std::string_view text, const OpCall& call);
 
-// By which reductions the first input alone may be pending, so that the results are pending too: none, the linear ones,
-// or all (the operator only moves elements).
+// Says by which reductions the first input alone may be pending, so that the results are pending too: by none, by
+// linear ones, or by all (the operator only moves elements).
 enum class Passes : uint8_t { kNothing, kLinear, kMovement };
 
 struct SignatureEntry {

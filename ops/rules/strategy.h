@@ -7,8 +7,8 @@
 
 namespace tessera::rules {
 
-// The placements of every input and every output on one mesh dimension. `kernel` names the local kernel to run on the
-// pieces where the operator itself would not give the piece of the result (see dtensor/dispatch/local_kernel.h):
+// Gives the placements of every input and every output on one mesh dimension. `kernel` names the local kernel to run on
+// the pieces where the operator itself would not give the piece of the result (see dtensor/dispatch/local_kernel.h):
 //   mean                      the sum of the piece, divided by the number of elements that are reduced to one globally
 //   draw                      random numbers by an element's position in the global tensor (dtensor/random/draws.h)
 //   extremum                  the operator; a piece without elements gives the reduction's neutral element

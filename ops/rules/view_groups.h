@@ -8,9 +8,8 @@
 
 namespace tessera::rules {
 
-// A group of dimensions of a tensor and the dimensions of a view of it that hold the same elements. The leftmost
-// dimension of each side stands for the group: cutting one is the same as cutting the other if the chunks hold the same
-// elements.
+// Groups dimensions of a tensor with the dimensions of a view of it that hold the same elements. The leftmost dimension
+// of each side stands for the group: cutting one is the same as cutting the other if the chunks hold the same elements.
 struct ViewGroup {
   std::size_t input_dim;
   std::size_t output_dim;

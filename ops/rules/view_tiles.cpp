@@ -39,7 +39,7 @@ std::optional<Intervals> flattened(std::span<const Intervals> parts, std::span<c
   return out;
 }
 
-// Rows of `inner` elements each, of which the same elements are held in every row.
+// Describes rows of `inner` elements each, of which the same elements are held in every row.
 struct Rows {
   Intervals rows;
   Intervals of_each;
@@ -94,7 +94,7 @@ bool unflatten(const Intervals& elements, std::span<const int64_t> sizes, Tile& 
   return unflatten(rows->of_each, sizes.subspan(1), out);
 }
 
-// The shortest ranges of dimensions with equal products, from the front. Dimensions of size 1 belong to the range
+// Holds the shortest ranges of dimensions with equal products, from the front. Dimensions of size 1 belong to the range
 // before them.
 struct Range {
   std::size_t from_begin, from_end, to_begin, to_end;

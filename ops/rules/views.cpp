@@ -6,7 +6,8 @@
 #include "tessera/ops/rules/labels.h"
 #include "tessera/ops/rules/view_groups.h"
 
-// Views, their copies and their gradients. A Partial of any reduction stays pending through them.
+// This file has the rules of views, their copies and their gradients. A Partial of any reduction stays pending through
+// them.
 namespace tessera::rules {
 namespace {
 
@@ -65,8 +66,8 @@ OpRule view(const OpCall& call) {
   return rule;
 }
 
-// For operators that are no views to autograd or that name the strides of the global tensor: a piece may have other
-// strides, so it is reshaped by its local sizes.
+// This is for operators that are no views to autograd or that name the strides of the global tensor: a piece may have
+// other strides, so it is reshaped by its local sizes.
 OpRule reshape(const OpCall& call) {
   OpRule rule = view(call);
   rule.kernel = "reshape";
@@ -163,7 +164,7 @@ OpRule slice(const OpCall& call) {
   return rule;
 }
 
-// Adjacent parts that make up the whole.
+// The results are adjacent parts that make up the whole.
 OpRule split(const OpCall& call) {
   const int64_t dim = call.dim("dim", ndim(call));
   OpRule rule = whole_dims(call, {dim});
