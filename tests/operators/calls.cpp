@@ -190,7 +190,7 @@ std::vector<Sample> made(const c10::OperatorHandle& op) {
 
 // ---- calls from the functional twin
 
-// Overloads that write nothing, by the operator's name.
+// Returns the overloads that write nothing, by the operator's name.
 const std::multimap<std::string, c10::OperatorHandle>& functional() {
   static const auto table = [] {
     std::multimap<std::string, c10::OperatorHandle> out;

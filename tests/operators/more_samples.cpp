@@ -10,7 +10,7 @@ c10::List<at::Tensor> two() { return c10::List<at::Tensor>({x({5, 3}), x({4})});
 c10::List<at::Tensor> steps() { return c10::List<at::Tensor>({at::ones({}, at::kDouble), at::ones({}, at::kDouble)}); }
 c10::List<at::Tensor> nothing() { return c10::List<at::Tensor>(); }
 
-// Arguments of _fused_adam and _fused_adamw, with a learning rate that is a number or a tensor.
+// Returns arguments of _fused_adam and _fused_adamw, with a learning rate that is a number or a tensor.
 torch::jit::Stack adam(const at::IValue& rate, bool amsgrad) {
   return {two(), two(), two(), two(), amsgrad ? two() : nothing(), steps(), rate, 0.9, 0.99, 0.1, 1e-8, amsgrad, false};
 }

@@ -136,7 +136,7 @@ TEST_CASE("every operator that PyTorch 2.11 has a rule for is right by rule") {
 
 at::Tensor cumulated(const at::Tensor& x) { return x.cumsum(0); }
 
-// An operator whose gradient is right if the rule of the operator that its backward calls is right.
+// The gradient of this operator is right if the rule of the operator that its backward calls is right.
 struct Through : torch::autograd::Function<Through> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const std::string& op) {
     context->saved_data["op"] = op;

@@ -19,7 +19,7 @@ c10::List<std::optional<at::Tensor>> indices(const std::vector<at::Tensor>& tens
   return out;
 }
 
-// Products of matrices in dtypes other than float64.
+// Returns products of matrices in dtypes other than float64.
 std::vector<Sample> products() {
   const at::Tensor a8 = (x({5, 16}) * 0.5).to(at::kFloat8_e4m3fn);
   const at::Tensor b8 = (x({16, 16}) * 0.5).to(at::kFloat8_e4m3fn).t();
@@ -90,7 +90,7 @@ std::vector<Sample> indexing() {
   };
 }
 
-// Operators that draw for every element, in training.
+// Returns operators that draw for every element, in training.
 std::vector<Sample> draws() {
   const at::Tensor a = x({5, 3});
   const at::Tensor image = x({5, 3, 2, 2});
@@ -119,7 +119,7 @@ std::vector<Sample> draws() {
   return out;
 }
 
-// The operators that formulas of gradients call.
+// Returns the operators that formulas of gradients call.
 std::vector<Sample> derivatives() {
   const at::Tensor a = x({5, 3});
   return {

@@ -7,7 +7,7 @@
 
 namespace tessera::testing {
 
-// What the survey found for an overload.
+// Says what the survey found for an overload.
 enum class Status : uint8_t {
   kByRule,
   kReplicated,
@@ -17,7 +17,7 @@ enum class Status : uint8_t {
   kOutOfScope,  // its tensors are of another kind, or on another device
 };
 
-// What the survey found for its gradients.
+// Says what the survey found for its gradients.
 enum class Gradient : uint8_t {
   kNone,  // LibTorch has none, or no call was made
   kRight,

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-// The placements of a call's tensors in one run.
+// Holds the placements of a call's tensors in one run.
 struct Trial {
   std::vector<Placements> layouts;
   std::vector<int64_t> mesh_shape;
@@ -32,7 +32,7 @@ Trial one_rank(const WholeCall& call);
 // which numbers are drawn is not pending.
 Placements candidates(const at::Tensor& t, bool written, bool random);
 
-// The pieces of tensors in a trial's layouts, made once for all ranks.
+// Holds the pieces of tensors in a trial's layouts, made once for all ranks.
 class Placed {
  public:
   Placed(const std::vector<at::Tensor>& wholes, const Trial& trial);
@@ -46,7 +46,7 @@ class Placed {
   std::vector<std::vector<at::Tensor>> pieces_;  // [tensor][rank]
 };
 
-// The result of a run on DTensors compared with the same run on plain tensors, from best to worst.
+// Says how a run on DTensors compares with the same run on plain tensors, from best to worst.
 enum class Verdict : uint8_t {
   kByRule,      // the results are the same, and no input was replicated because a rule was missing
   kReplicated,  // the results are the same, but something was replicated

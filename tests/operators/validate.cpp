@@ -12,7 +12,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// What a call is expected to leave.
+// Holds what a call is expected to leave.
 struct Expected {
   Tensors results;
   Tensors written;  // [tensor]: those that the call writes

@@ -8,7 +8,7 @@
 
 namespace tessera::testing {
 
-// What a call's results are compared with.
+// Says what a call's results are compared with.
 enum class Comparable : uint8_t {
   kValues,     // those of plain tensors
   kDrawn,      // those that DTensors on one rank draw: an element's numbers do not depend on the mesh

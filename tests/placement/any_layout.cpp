@@ -15,7 +15,7 @@
 namespace tessera::testing {
 namespace {
 
-// Numbers that give a placement for every choice, so that RapidCheck may make each of them smaller by itself.
+// Holds numbers that give a placement for every choice, so that RapidCheck may make each of them smaller by itself.
 struct Draft {
   int kind = 0;
   int pending = 0;
@@ -92,7 +92,7 @@ bool is_legal(const Placements& placements, const Mesh& mesh, const std::vector<
   return is_layout(placements, mesh, shape);
 }
 
-// The layout that `drafts` describe, with Replicate instead of placements that are impossible.
+// Builds the layout that `drafts` describe, with Replicate instead of placements that are impossible.
 class Layout {
  public:
   Layout(const Mesh& mesh, const std::vector<int64_t>& shape, at::ScalarType dtype, const std::vector<Draft>& drafts)

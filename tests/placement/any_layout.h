@@ -11,10 +11,10 @@
 
 #include "tessera/placement/placement.h"
 
-// Tensors, meshes and layouts that RapidCheck draws at random. It makes a failing example smaller.
+// RapidCheck draws tensors, meshes and layouts at random by these functions. It makes a failing example smaller.
 namespace tessera::testing {
 
-// Two layouts of a tensor of 0 to 3 dimensions of sizes 0 to 9, on a mesh of 1 to 3 dimensions and up to 8 ranks.
+// Holds two layouts of a tensor of 0 to 3 dimensions of sizes 0 to 9, on a mesh of 1 to 3 dimensions and up to 8 ranks.
 struct Change {
   std::vector<int64_t> mesh_shape;
   std::vector<int64_t> shape;

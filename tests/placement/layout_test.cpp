@@ -38,7 +38,7 @@ Sizes indices(const Intervals& intervals) {
   return out;
 }
 
-// A user's partition: even elements first, odd ones second.
+// Stands for a user's partition: part 0 has the even elements, part 1 the odd ones.
 class EvenOdd final : public Partition {
  public:
   explicit EvenOdd(bool whole = true) : Partition("EvenOdd", ""), whole_(whole) {}
@@ -52,7 +52,7 @@ class EvenOdd final : public Partition {
   const bool whole_;
 };
 
-// A user's partition whose parts are no ascending lists of intervals.
+// Stands for a user's partition whose parts are no ascending lists of intervals.
 class Backwards final : public Partition {
  public:
   Backwards() : Partition("Backwards", "") {}
@@ -115,12 +115,12 @@ TEST_CASE("chunk_range refuses what is no part") {
 }
 
 TEST_CASE("mesh dimensions that shard one tensor dimension nest, the first outermost") {
-  // 5 over 2, then over 2: not the flat chunks 2, 2, 1, 0.
+  // 5 elements are cut over 2 ranks, then over 2: this does not give the flat chunks 2, 2, 1, 0.
   CHECK(held(5, {Shard(0), Shard(0)}, {2, 2}) == std::vector<Intervals>{{{0, 2}}, {{2, 3}}, {{3, 4}}, {{4, 5}}});
   CHECK(
       held(18, {Shard(0), Shard(0)}, {4, 2}) ==
       std::vector<Intervals>{{{0, 3}}, {{3, 5}}, {{5, 8}}, {{8, 10}}, {{10, 13}}, {{13, 15}}, {{15, 17}}, {{17, 18}}});
-  // 13 over 4: 4, 4, 4, 1; the last piece of one element is 1 and 0.
+  // 13 over 4 gives 4, 4, 4, 1; the last piece, of one element, is cut into 1 and 0.
   CHECK(held(13, {Shard(0), Shard(0)}, {4, 2}).back() == Intervals{});
   CHECK(held(3, {Replicate(), Shard(0)}, {2, 2}) == std::vector<Intervals>{{{0, 2}}, {{2, 3}}, {{0, 2}}, {{2, 3}}});
   CHECK(held(3, {Shard(0), Partial()}, {2, 2}) == std::vector<Intervals>{{{0, 2}}, {{0, 2}}, {{2, 3}}, {{2, 3}}});
@@ -188,10 +188,11 @@ TEST_CASE("of equal layouts one is normal") {
 }
 
 TEST_CASE("an order is PyTorch's _StridedShard") {
-  // _StridedShard(0, split_factor 2) over the first mesh dimension of (4, 2): the second cuts first. 8 rows.
+  // This is _StridedShard(0, split_factor 2) over the first mesh dimension of (4, 2), for 8 rows: the second mesh
+  // dimension cuts first.
   CHECK(held(8, {Shard(0).ordered(1), Shard(0)}, {4, 2}) ==
         std::vector<Intervals>{{{0, 1}}, {{4, 5}}, {{1, 2}}, {{5, 6}}, {{2, 3}}, {{6, 7}}, {{3, 4}}, {{7, 8}}});
-  // 9 elements over 4 in 2 chunks, which PyTorch asserts on: 5 and 4 elements, then 3 2 and 2 2.
+  // PyTorch asserts on 9 elements over 4 in 2 chunks. Here these are 5 and 4 elements, and then 3, 2 and 2, 2.
   CHECK(held(9, {Shard(0).ordered(1), Shard(0)}, {2, 2}) ==
         std::vector<Intervals>{{{0, 3}}, {{5, 7}}, {{3, 5}}, {{7, 9}}});
 }

@@ -1,4 +1,4 @@
-// Properties that hold for any layouts of any tensor on any mesh.
+// Checks properties that hold for any layouts of any tensor on any mesh.
 
 #include <algorithm>
 #include <cstdint>

@@ -15,7 +15,7 @@ using namespace tessera;
 
 namespace {
 
-// A user's reduction that overrides nothing.
+// Stands for a user's reduction that overrides nothing.
 class Mine final : public Reduction {
  public:
   explicit Mine(ReduceOp op = ReduceOp::kSum) : Reduction("mine", op) {}
@@ -93,7 +93,7 @@ TEST_CASE("a user's reduction that has not said its derivative says which method
 
 namespace {
 
-// A reduction whose terms are not its pieces, and which does not say how pieces are made.
+// Stands for a user's reduction whose terms are not its pieces, and which does not say how pieces are made.
 class LogSumExp : public Reduction {
  public:
   LogSumExp() : Reduction("lse", ReduceOp::kSum) {}

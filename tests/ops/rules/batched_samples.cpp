@@ -116,7 +116,7 @@ std::vector<Sample> padding() {
   return out;
 }
 
-// Resampling to size 3 in each dimension, and its gradient.
+// Resamples to size 3 in each dimension, and takes the gradient.
 std::vector<Sample> resampling() {
   std::vector<Sample> out;
   for (const ResamplingKind& kind : resampling_kinds()) {

@@ -32,8 +32,8 @@ const std::vector<int64_t>& pair() {
   return mesh;
 }
 
-// Kernels that do not compare the sizes of their tensors, so that cuts that do not match end the process. Only pending
-// tensors are tried with them.
+// Whether a kernel does not compare the sizes of its tensors, so that cuts that do not match end the process. Only
+// pending tensors are tried with such a kernel.
 bool trusts_sizes(const std::string& name) {
   static const std::set<std::string> names = {"aten::_adaptive_avg_pool2d_backward",
                                               "aten::_adaptive_avg_pool3d_backward",
@@ -65,7 +65,7 @@ bool trusts_sizes(const std::string& name) {
 
 // ---- layouts of tensors
 
-// A layout of one tensor, and its pieces on two ranks.
+// Holds a layout of one tensor, and its pieces on two ranks.
 struct Laid {
   Placement placement;
   Tensors pieces;

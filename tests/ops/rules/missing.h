@@ -6,11 +6,11 @@
 #include "tessera/ops/rules/rule.h"
 #include "tessera/tests/ops/rules/sample.h"
 
-// Missing strategies: running the operator on the pieces of its tensors as they are would give the pieces of its
+// A strategy is missing if running the operator on the pieces of its tensors as they are would give the pieces of its
 // result, and yet its rule would communicate.
 namespace tessera::testing {
 
-// One call, whose values are drawn several times.
+// Holds one call, whose values are drawn several times.
 using Draws = std::vector<Sample>;
 
 // Tries the layouts that the call's tensors may have on a 1-D mesh: Replicate, Shard of each dimension, Partial by sum,

@@ -30,7 +30,7 @@ Lines found() {
   return out;
 }
 
-// The table's lines without their reasons.
+// Holds the table's lines without their reasons.
 struct Known {
   Lines lines;
   std::vector<std::string> wrong;  // out of order, or with a reason that the table does not explain

@@ -103,7 +103,7 @@ Pieces uncut(const at::Tensor& whole, std::span<const Placement> placements, std
   return out;
 }
 
-// A tensor that is zero outside a part, and which elements the part has.
+// Holds a tensor that is zero outside a part, and says which elements the part has.
 struct Part {
   at::Tensor values;
   at::Tensor here;

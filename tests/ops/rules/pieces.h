@@ -23,7 +23,7 @@ at::Tensor cut(at::Tensor whole, const Tile& tile);
 // Returns a tensor of `sizes` that is `piece` in the tile and zero elsewhere.
 at::Tensor embedded(const at::Tensor& piece, const Tile& tile, at::IntArrayRef sizes);
 
-// The inverse of distribute, for a tensor of `sizes`. Sets `consistent` to false if ranks that should hold the same
+// Is the inverse of distribute, for a tensor of `sizes`. Sets `consistent` to false if ranks that should hold the same
 // value do not.
 at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements, std::span<const int64_t> mesh_shape,
                 at::IntArrayRef sizes, bool& consistent);

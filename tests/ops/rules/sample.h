@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-// A call of an operator on whole tensors.
+// Describes a call of an operator on whole tensors.
 struct Sample {
   std::string op;          // "aten::add.Tensor"
   torch::jit::Stack args;  // in schema order; omitted ones take their defaults
@@ -19,7 +19,7 @@ struct Sample {
   std::string rule = {};   // the rule's key where it differs from the operator's
 };
 
-// A sample that was run on whole tensors.
+// Holds a sample that was run on whole tensors.
 class WholeCall {
  public:
   explicit WholeCall(const Sample& sample);
@@ -27,7 +27,7 @@ class WholeCall {
   const c10::FunctionSchema& schema() const { return op_.schema(); }
   const std::vector<at::Tensor>& tensors() const { return tensors_; }  // flattened; absent ones are undefined
   const std::vector<at::Tensor>& results() const { return results_; }  // of the call on whole tensors
-  // All results, tensors or not, as the operator left them.
+  // Returns all results, tensors or not, as the operator left them.
   const torch::jit::Stack& values() const { return values_; }
   const torch::jit::Stack& args() const { return args_; }
   bool random() const { return random_; }
@@ -59,7 +59,7 @@ class WholeCall {
   std::vector<at::Tensor> results_;
 };
 
-// A call with what rules and the simulation need to know of it. Throws std::logic_error if there is no rule.
+// Adds to a call what rules and the simulation need to know of it. Throws std::logic_error if there is no rule.
 class Prepared : public WholeCall {
  public:
   explicit Prepared(const Sample& sample);

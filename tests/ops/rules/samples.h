@@ -4,7 +4,7 @@
 
 namespace tessera::testing {
 
-// Handwritten calls, on small shapes that do not divide evenly.
+// These are handwritten calls, on small shapes that do not divide evenly.
 std::vector<Sample> view_samples();
 std::vector<Sample> join_samples();
 std::vector<Sample> indexing_samples();
@@ -23,7 +23,8 @@ std::vector<Sample> random_samples();
 // refuse those arguments are left out.
 std::vector<Sample> made_samples(const std::string& base_name);
 
-// An operator that resamples images: its name, how many dimensions it resamples, and whether it takes align_corners.
+// Describes an operator that resamples images: its name, how many dimensions it resamples, and whether it takes
+// align_corners.
 struct ResamplingKind {
   std::string name;
   std::size_t dims;

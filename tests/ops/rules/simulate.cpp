@@ -18,7 +18,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Sizes = std::vector<int64_t>;
 
-// One rank's part of a call.
+// Holds one rank's part of a call.
 struct RankCall {
   const Prepared& sample;
   const Layouts& layouts;
@@ -62,7 +62,7 @@ struct RankCall {
 
 // ---- stand-ins for the local kernels
 
-// Random numbers, of which only the count is compared.
+// Draws numbers, of which only the count is compared.
 Tensors draw(const RankCall& rank) { return rank.sample.run(rank.args); }
 
 // Runs on whole tensors in which everything but this rank's pieces is zero, and returns the pieces of the results.
@@ -79,7 +79,7 @@ Tensors by_whole(const RankCall& rank) {
   return out;
 }
 
-// The same, but the bias's gradient is computed from the gradient rows that the rank holds.
+// Does the same, but computes the bias's gradient from the gradient rows that the rank holds.
 Tensors convolution_backward(const RankCall& rank) {
   Tensors out = by_whole(rank);
   if (!out[2].defined()) return out;

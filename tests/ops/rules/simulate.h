@@ -7,7 +7,7 @@
 
 namespace tessera::testing {
 
-// The placements for a run of an operator on a mesh, as in rules::Choice.
+// Holds the placements for a run of an operator on a mesh, as rules::Choice does.
 struct Layouts {
   std::vector<Placements> inputs;
   std::vector<Placements> outputs;

@@ -68,7 +68,7 @@ TEST_CASE("pieces in other dimensions") {
   CHECK(text(regroup_tiles({2, 6}, {1, 2, 1, 6, 1})({{{1, 2}}, {{1, 4}}})) == "0-1 1-2 0-1 1-4 0-1 ");
   CHECK(text(regroup_tiles({1, 6}, {6})({{}, {{0, 6}}})) == "- ");
   CHECK(text(regroup_tiles({0, 6}, {6, 0})({{}, {{0, 6}}})) == "none");
-  // Every second element, which makes more intervals than are allowed.
+  // Every second element is held, which makes more intervals than are allowed.
   const Tile fine = {{{0, 5000}}, {{0, 1}}};
   CHECK(text(regroup_tiles({5000, 2}, {10000})(fine)) == "none");
 }

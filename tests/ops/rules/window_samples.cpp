@@ -19,7 +19,7 @@ struct Options {
   int64_t groups = 1;
 };
 
-// The operator and its backward; with `parts`, without a bias too, and for one of the gradients alone.
+// Adds the operator and its backward; with `parts`, also without a bias, and with each gradient alone.
 void add(std::vector<Sample>& out, const Ints& input_sizes, const Ints& weight_sizes, const Options& o,
          bool parts = false) {
   const at::Tensor input = x(input_sizes);

@@ -31,7 +31,7 @@ std::set<std::string> texts(const Sizes& shape, const Sizes& mesh_shape, const P
   return out;
 }
 
-// A way to cut by some mesh dimensions, as a sequence of them and as its number in the table.
+// Holds a way to cut by some mesh dimensions, as a sequence of them and as its number in the table.
 struct Way {
   Sizes sequence;
   int number = 0;

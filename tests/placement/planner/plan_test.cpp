@@ -172,7 +172,7 @@ TEST_CASE("the lower bound where reductions are pending") {
     int64_t max_bytes;
     int64_t total_bytes;
   };
-  // 64 elements of 4 bytes on 2 x 2 ranks.
+  // The tensor has 64 elements of 4 bytes, on 2 x 2 ranks.
   const std::vector<Row> rows = {
       // Four terms are sent to one of four ranks in 3 messages, and the value to the others in 3 more.
       {{P, P}, {R, R}, 384, 1536},
