@@ -133,7 +133,7 @@ class Recast {
   const Autocast now_;
 };
 
-// What backward needs besides the inputs.
+// Keeps what backward needs besides the inputs.
 struct Plan {
   CheckpointFunction function;
   CheckpointOptions options;

@@ -24,7 +24,7 @@ std::vector<std::size_t> linears(const ModuleTree& tree, const ModuleNode& node)
   return out;
 }
 
-// What to apply to each module that holds pairs.
+// Says what to apply to each module that holds pairs.
 struct Wanted {
   bool sequence;
   PrepareFunction input;

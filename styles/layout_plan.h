@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// What parallelize_module will do to one tensor: its placement on the tensor dimension and the contracts set on it. A
+// Says what parallelize_module will do to one tensor: set its placement on the tensor dimension, and its contracts. A
 // tied tensor has several paths.
 struct TensorPlan {
   at::Tensor tensor;

@@ -58,7 +58,7 @@ std::vector<std::size_t> match(const ModuleTree& tree, const std::string& patter
 
 // Returns the path, or "the root module" for "".
 std::string shown_path(const std::string& path);
-// "layers.0.attn" + "weight" -> "layers.0.attn.weight"
+// Joins a path and a name: "layers.0.attn" + "weight" -> "layers.0.attn.weight".
 std::string joined_path(const std::string& path, const std::string& name);
 
 }  // namespace tessera

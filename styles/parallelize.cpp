@@ -138,7 +138,7 @@ std::vector<Assigned> assign(const ModuleTree& tree, const ParallelPlan& plan, b
   return assigned;
 }
 
-// What parallelize_module is about to do to a module.
+// Holds what parallelize_module is about to do to a module.
 struct Planned {
   ModuleTree tree;
   std::optional<LayoutPlan> layout;

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// What a hook needs for its messages and its redistributions.
+// Holds what a hook needs for its messages and its redistributions.
 struct HookSite {
   std::string who;  // "PrepareModuleInput of layers.0.attn"
   DeviceMesh mesh;

@@ -1,4 +1,4 @@
-// What docs/redistribution.md prints: a plan and its costs, for four ranks that are not there.
+// Prints what docs/redistribution.md shows: a plan and its costs, for four ranks of a fake world.
 
 #include <iostream>
 

@@ -23,7 +23,7 @@ namespace {
 using namespace tessera;
 using namespace tessera::testing;
 
-// What this rank's thread does, in order: collectives, and matrix products under their operator's name.
+// Lists what this rank's thread does, in order: collectives, and matrix products under their operator's name.
 thread_local std::vector<std::string>* events = nullptr;
 
 void note(const std::string& text) {

@@ -1,10 +1,10 @@
 """Traces tiny models of torchvision and transformers, with random weights in float64, for real_models_test.
 
-    trace_models.py FOLDER           every model: FOLDER/NAME.pt, the TorchScript module, and FOLDER/NAME.inputs, its inputs
-    trace_models.py FOLDER NAME...   those alone
+    trace_models.py FOLDER           writes FOLDER/NAME.pt (a TorchScript module) and FOLDER/NAME.inputs for every model
+    trace_models.py FOLDER NAME...   does so for these models
 
-Batches are of 3, so that two ranks have uneven pieces of one. Models train (batch norms use the batch's own statistics), but draw
-nothing: every probability of dropping out is 0.
+Batches have 3 items, so that two ranks have uneven pieces. Models are in training mode (batch norms use the batch's own
+statistics), but draw no random numbers: every dropout probability is 0.
 """
 
 import contextlib
@@ -65,7 +65,7 @@ def ids(length=6, vocabulary=20):
 
 @contextlib.contextmanager
 def narrowed(by=8):
-    """Layers made meanwhile have 1/by of the channels: many models of torchvision have no argument for their width."""
+    """While it is entered, layers are made with 1/by of the channels: many torchvision models have no width argument."""
 
     def fewer(channels):
         return channels if channels < 8 else max(1, channels // by)
@@ -98,7 +98,7 @@ def narrowed(by=8):
 
 
 class Results(nn.Module):
-    """A model whose result is a dictionary or a dataclass: the tensors of it that are named, as a tuple."""
+    """Returns the named tensors of a model's result, a dictionary or a dataclass, as a tuple."""
 
     def __init__(self, model, names, call=None):
         super().__init__()
@@ -326,7 +326,7 @@ def mvit_v2():
 
 
 def broadcast_mask(mask_function, bh_indices=True):
-    """What transformers.masking_utils does by vmap, which torch.jit.trace cannot follow."""
+    """Does without vmap, which torch.jit.trace cannot follow, what transformers.masking_utils does with it."""
 
     def mask(batch, head, query, key):
         return mask_function(batch[:, None, None, None], head[None, :, None, None], query[:, None], key)

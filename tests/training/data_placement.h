@@ -28,7 +28,7 @@ inline at::Tensor piece(const at::Tensor& x, const DeviceMesh& mesh) {
   return from_local(Region(tile, x.sizes().vec()).read(x.detach()).contiguous(), mesh, placements, options);
 }
 
-// What runs under Strict: everything except what a rule of the model's own operators must communicate.
+// Says what runs under Strict: everything except what a rule of the model's own operators must communicate.
 enum class Under { kNothing, kStrictForward, kStrict };
 
 // Makes three steps of both, and compares outputs, gradients and parameters after each.
