@@ -13,7 +13,9 @@
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/redistribute/region.h"
 #include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/dtensor/redistribute/transfer.h"
+#include "tessera/dtensor/redistribute/transfer_batch.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/wire.h"
@@ -82,8 +84,7 @@ at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) 
   const Transfer transfer(exchange_between(from.sizes, before, from.placements, after, to.placements,
                                            both.mesh().ranks(), both.world().rank()),
                           static_cast<std::size_t>(both.local_rank(0)));
-  const at::Tensor input = transfer.input_of(piece);
-  return transfer.result(transfer.start(both, input, /*owned=*/false).wait(), input);
+  return TransferBatch(both, {{.transfer = &transfer, .tensor = transfer.input_of(piece), .owned = false}}).wait()[0];
 }
 
 // Only values without pending reductions are sent between the meshes: a reduction is carried out before, and a Partial

@@ -11,7 +11,7 @@
 #include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/redistribute/region.h"
-#include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/in_memory.h"
 #include "tessera/placement/exchange.h"

@@ -11,6 +11,7 @@
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/redistribute/pending_redistributions.h"
 #include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/reused_memory.h"
@@ -47,8 +48,8 @@ struct RedistributeCall {
 at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistribution, const CostModel& model) {
   const at::Tensor& local = detail::meta(dtensor).local();
   const bool same = redistribution.from->dtype == redistribution.to->dtype;
-  const at::Tensor moved =
-      redistribution.route(model)->run(redistribution.from->mesh, same ? local : local.to(redistribution.to->dtype));
+  const at::Tensor moved = run_route(*redistribution.route(model), redistribution.from->mesh,
+                                     same ? local : local.to(redistribution.to->dtype));
   return detail::wrap(unaliased(moved, local), redistribution.to);
 }
 

@@ -18,7 +18,7 @@
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/dtensor/random/draw_guard.h"
-#include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/core/in_memory.h"
 
 namespace tessera::detail {

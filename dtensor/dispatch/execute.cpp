@@ -15,7 +15,7 @@
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/random/draw_guard.h"
-#include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/route_execution.h"
 
 namespace tessera::dispatch {
 namespace {
@@ -130,7 +130,7 @@ class Execution {
     if (decision_.communicates) scope.emplace(mesh_.world(), call_.traits.name.c_str(), contract_path(call_));
     for (const Decision::Move& move : decision_.moves) {
       at::Tensor& local = locals_[move.tensor];
-      local = in_memory_order(move.route->run(move.to->mesh, local), *move.to);
+      local = in_memory_order(run_route(*move.route, move.to->mesh, local), *move.to);
     }
     if (decision_.halos && mesh_.is_member()) fetch(*decision_.halos);
   }

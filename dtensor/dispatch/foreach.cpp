@@ -9,6 +9,7 @@
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/route_execution.h"
 
 namespace tessera::dispatch {
 namespace {

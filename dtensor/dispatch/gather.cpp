@@ -15,6 +15,7 @@
 
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/ops/rules/rule.h"
 #include "tessera/placement/exchange.h"
 #include "tessera/placement/layout.h"

@@ -69,11 +69,13 @@ std::vector<at::Tensor> HaloExchange::run(const DeviceMesh& mesh, std::span<cons
   std::vector<at::Tensor> out;
   for (std::size_t i = 0; i < regions_.size(); ++i) out.push_back(regions_[i].read(pieces[i]));
   if (transfers_.empty()) return out;
-  std::vector<TransferBatch::Entry> entries;
+  TransferBatch::Entries entries;
   for (std::size_t i = 0; i < transfers_.size(); ++i) {
     entries.push_back({.transfer = &transfers_[i], .tensor = transfers_[i].input_of(pieces[i]), .owned = false});
   }
-  return TransferBatch(mesh.merged(mesh_dims_), std::move(entries)).wait();
+  for (at::Tensor& each : TransferBatch(mesh.merged(mesh_dims_), std::move(entries)).wait())
+    out.push_back(std::move(each));
+  return out;
 }
 
 std::string HaloExchange::to_string() const {

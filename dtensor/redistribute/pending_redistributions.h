@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,15 +13,13 @@
 
 #include "tessera/dtensor/core/pending_pieces.h"
 #include "tessera/dtensor/redistribute/route.h"
-#include "tessera/dtensor/redistribute/transfer_batch.h"
+#include "tessera/dtensor/redistribute/route_execution.h"
 
 namespace tessera {
 
-// Executes several redistributions on one mesh together, in rounds. Each round starts the next transfer of every
-// redistribution at once, those that can share a collective as one, and waits for all of them.
+// Executes several redistributions on one mesh together, and waits for them when the first result is read.
 //
 // Invariants:
-//   - A redistribution is in at most one batch of a round, and batches_ is empty once all are finished.
 //   - finish() runs at most once, under mutex_; if it throws, every later deliver() throws the same exception (error_).
 class PendingRedistributions final : public PendingPieces {
  public:
@@ -42,18 +41,11 @@ class PendingRedistributions final : public PendingPieces {
   void watch(const at::Tensor& tensor);
 
  private:
-  struct Progress {
-    RoutePtr route;
-    at::Tensor piece;
-    std::size_t step = 0;  // the next step of the route
-  };
   struct WatchedVersion {
     c10::VariableVersion version;
     uint32_t seen;
     std::string text;
   };
-  void begin_round();
-  void end_round();
   void finish();
   void check_unwritten() const;
 
@@ -61,11 +53,10 @@ class PendingRedistributions final : public PendingPieces {
   const std::string op_;  // the operator that the collectives are counted under
   const std::string path_;
   const bool inference_;
-  std::vector<Progress> progress_;
-  std::vector<at::Tensor> given_;
+  const std::vector<RoutePtr> routes_;
+  std::optional<RouteExecution> execution_;  // empty once it is finished
+  std::vector<at::Tensor> pieces_;           // the results, once it is finished
   std::vector<WatchedVersion> watched_;
-  std::vector<TransferBatch> batches_;                 // the batches of this round
-  std::vector<std::vector<std::size_t>> batch_items_;  // for each batch, the items that it moves
 
   std::mutex mutex_;
   bool finished_ = false;

@@ -2,16 +2,12 @@
 
 #include <bit>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
 #include <utility>
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/hash.h>
-#include <fmt/format.h>
 
-#include "tessera/mesh/check_state.h"
 #include "tessera/placement/planner/plan_redistribute.h"
 
 namespace tessera {
@@ -159,24 +155,6 @@ const Transfer* Route::transfer(std::size_t step) const {
   return step < steps_.size() ? std::get_if<Transfer>(&steps_[step]) : nullptr;
 }
 
-at::Tensor Route::run(const DeviceMesh& mesh, const at::Tensor& local) const {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  std::size_t step = 0;
-  at::Tensor piece = walk(mesh, step, local);
-  std::optional<World::Exclusive> exclusive;
-  if (communicates_) exclusive.emplace(mesh.world());
-  CheckState& checks = mesh.world().check_state();
-  while (const Transfer* const next = transfer(step)) {
-    const PlanStep& planned = plan_.steps()[step];
-    const CheckedStep named(
-        checks, checks.enabled ? fmt::format("{} -> {}", to_string(planned.from), to_string(planned.to)) : "");
-    const at::Tensor input = next->input_of(piece);
-    piece = next->result(next->start(mesh, input, /*owned=*/!input.is_alias_of(local)).wait(), input);
-    piece = walk(mesh, ++step, std::move(piece));
-  }
-  return piece;
-}
-
 CostModel default_cost_model(const DeviceMesh& mesh) {
   if (mesh.device_type() == c10::DeviceType::CUDA) {
     return CostModel::nvlink_infiniband(mesh.mesh(), mesh.world().ranks_per_host());
@@ -190,10 +168,6 @@ RoutePtr route_between(const Spec& from, const Placements& to, const CostModel& 
   RoutePtr made = make_route(from, to, model.links.empty() ? default_cost_model(from.mesh) : model);
   cache().insert(key, made);
   return made;
-}
-
-at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to) {
-  return route_between(from, to)->run(from.mesh, local);
 }
 
 }  // namespace tessera

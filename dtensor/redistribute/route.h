@@ -15,8 +15,8 @@
 
 namespace tessera {
 
-// Holds a plan prepared for this rank: what it packs, sends, receives and unpacks in each step. It is immutable, made
-// once per pair of layouts and cached. It does not keep the mesh alive.
+// Holds a plan prepared for this rank: what it packs, sends, receives and unpacks in each step. RouteExecution executes
+// it. It is immutable, made once per pair of layouts and cached. It does not keep the mesh alive.
 class Route {
  public:
   // Prepares `plan`, which leads from the layout `from` to another one on the same mesh.
@@ -25,13 +25,8 @@ class Route {
   const Plan& plan() const { return plan_; }
   bool communicates() const { return communicates_; }
 
-  // Executes the plan on this rank's piece; every rank of the mesh, the one that the route was made for, must call it.
-  // The result may share storage with `local`, which is never written. No autograd. Outside the mesh it returns an
-  // empty tensor and does not communicate.
-  at::Tensor run(const DeviceMesh& mesh, const at::Tensor& local) const;
-
-  // Executes the steps without communication from `step` on, and advances `step` behind them; the piece may have any
-  // strides. walk() and transfer() together do what run() does, one step at a time.
+  // Executes the steps without communication from `step` on, and advances `step` behind them. `mesh` is the one that the
+  // route was made for; the piece may have any strides. Outside the mesh it returns an empty tensor.
   at::Tensor walk(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const;
   // Returns the transfer of `step`, to which walk() has advanced; nullptr at the end.
   const Transfer* transfer(std::size_t step) const;
@@ -50,8 +45,5 @@ using RoutePtr = std::shared_ptr<const Route>;
 RoutePtr route_between(const Spec& from, const Placements& to, const CostModel& model = {});
 // Returns CostModel::nvlink_infiniband on CUDA, with as many ranks per host as rank 0's host has; else CostModel::gloo.
 CostModel default_cost_model(const DeviceMesh& mesh);
-
-// Runs the route from `from` to `to` on this rank's piece.
-at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to);
 
 }  // namespace tessera

@@ -37,7 +37,7 @@ Region whole(const Tile& tile) { return Region::within(tile, tile); }
 int64_t sum_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
 
 // Packs the regions one after the other.
-at::Tensor packed(const std::vector<Region>& regions, const at::Tensor& tensor) {
+at::Tensor pack_all(const std::vector<Region>& regions, const at::Tensor& tensor) {
   const at::Tensor out = reused_empty({sum_of(counts_of(regions))}, tensor.options());
   int64_t offset = 0;
   for (const Region& region : regions) {
@@ -140,7 +140,7 @@ void Transfer::add_reductions(const StepOnRank& at) {
 at::Tensor Transfer::input_of(const at::Tensor& piece) const {
   at::Tensor out = piece;
   if (own_) {
-    out = packed(needed_, row_major(piece));
+    out = pack_all(needed_, row_major(piece));
   } else if (!needed_.empty()) {
     out = needed_[0].read(row_major(piece));
   }
@@ -148,19 +148,11 @@ at::Tensor Transfer::input_of(const at::Tensor& piece) const {
   return row_major(out);
 }
 
-PendingCollective Transfer::start(const DeviceMesh& mesh, const at::Tensor& input, bool owned) const {
-  const DeviceMesh over = mesh.merged(mesh_dims_);
-  const at::Tensor flat = gives_in_sequence_ ? as_sizes(input, give_sum_) : packed(gives_, input);
-  switch (kind_) {
-    case PlanStep::Kind::kAllGather: return start_all_gather(flat, take_counts_, over, 0);
-    case PlanStep::Kind::kAllToAll: return start_all_to_all(flat, give_counts_, take_counts_, over, 0);
-    case PlanStep::Kind::kPermute: return start_permute(flat, give_counts_, take_counts_, over, 0);
-    case PlanStep::Kind::kAllReduce: return start_all_reduce(flat, over, 0, op(), owned || !gives_in_sequence_);
-    default: return start_reduce_scatter(flat, give_counts_, over, 0, op());
-  }
+at::Tensor Transfer::packed(const at::Tensor& input) const {
+  return gives_in_sequence_ ? as_sizes(input, give_sum_) : pack_all(gives_, input);
 }
 
-at::Tensor Transfer::result(at::Tensor received, const at::Tensor& input) const {
+at::Tensor Transfer::unpacked(at::Tensor received, const at::Tensor& input) const {
   if (takes_in_sequence_) return completed(as_sizes(std::move(received), sizes_), input);
   at::Tensor out = empty_result(received.options());
   int64_t offset = 0;

@@ -34,13 +34,18 @@ class Transfer {
   const std::vector<Region>& gives() const { return gives_; }
   const std::vector<Region>& takes() const { return takes_; }
 
-  // Says whether result() and completed() need the tensor that input_of() returned.
+  // Says whether unpacked() and completed() need the tensor that input_of() returned.
   bool keeps_input() const { return stays_.has_value(); }
 
-  // start() starts this transfer's collective on the tensor that input_of() returned, and result() makes the result of
-  // what was received. An `owned` input, which nobody else reads later, is reduced in place.
-  PendingCollective start(const DeviceMesh& mesh, const at::Tensor& input, bool owned) const;
-  at::Tensor result(at::Tensor received, const at::Tensor& input) const;
+  // For a transfer with a collective of its own: packed() returns what is sent, as one flat tensor that shares the memory
+  // of `input` unless packs(); give_counts() has the elements for each receiver, take_counts() those from each sender;
+  // unpacked() makes the result of what was received.
+  bool packs() const { return !gives_in_sequence_; }
+  at::Tensor packed(const at::Tensor& input) const;
+  const std::vector<int64_t>& give_counts() const { return give_counts_; }
+  const std::vector<int64_t>& take_counts() const { return take_counts_; }
+  at::Tensor unpacked(at::Tensor received, const at::Tensor& input) const;
+
   // For transfers that share a collective: empty_result() makes the tensor that received regions are stored in, and
   // completed() finishes it once all of them are.
   at::Tensor empty_result(const at::TensorOptions& options) const;

@@ -1,6 +1,7 @@
 #include "tessera/dtensor/redistribute/transfer_batch.h"
 
 #include <numeric>
+#include <stdexcept>
 #include <utility>
 
 #include <ATen/ceil_div.h>
@@ -20,6 +21,22 @@ Kind collective_of(const Transfer& transfer) {
 // Is in bytes: a tensor of any dtype may start at a multiple of it.
 constexpr int64_t kAlignment = 16;
 
+// The one place where a redistribution's step becomes a collective. `transfer` says by which operation it reduces;
+// `owned` allows to reduce `data` in place.
+PendingCollective start_collective(Kind kind, const at::Tensor& data, const std::vector<int64_t>& give,
+                                   const std::vector<int64_t>& take, const DeviceMesh& over, const Transfer& transfer,
+                                   bool owned) {
+  switch (kind) {
+    case Kind::kAllGather: return start_all_gather(data, take, over, 0);
+    case Kind::kAllToAll: return start_all_to_all(data, give, take, over, 0);
+    case Kind::kPermute: return start_permute(data, give, take, over, 0);
+    case Kind::kAllReduce: return start_all_reduce(data, over, 0, transfer.op(), owned);
+    case Kind::kReduceScatter: return start_reduce_scatter(data, give, over, 0, transfer.op());
+    case Kind::kLocal: break;
+  }
+  throw std::logic_error("a local step has no collective");
+}
+
 }  // namespace
 
 bool TransferBatch::together(const Entry& a, const Entry& b) {
@@ -30,23 +47,29 @@ bool TransferBatch::together(const Entry& a, const Entry& b) {
          (a.transfer->op() == b.transfer->op() && a.tensor.scalar_type() == b.tensor.scalar_type());
 }
 
-TransferBatch::TransferBatch(const DeviceMesh& mesh, std::vector<Entry> entries) : entries_(std::move(entries)) {
-  for (const Entry& entry : entries_) options_.push_back(entry.tensor.options());
-  if (entries_.size() > 1) {
-    pending_ = std::make_unique<PendingCollective>(start_together(mesh));
-  } else {
-    const Entry& only = entries_[0];
-    pending_ = std::make_unique<PendingCollective>(only.transfer->start(mesh, only.tensor, only.owned));
-  }
+TransferBatch::TransferBatch(const DeviceMesh& mesh, Entries entries) : entries_(std::move(entries)) {
+  pending_.emplace(start(mesh));
   for (Entry& entry : entries_) {
     if (!entry.transfer->keeps_input()) entry.tensor.reset();
   }
 }
 
-std::vector<at::Tensor> TransferBatch::wait() {
+PendingCollective TransferBatch::start(const DeviceMesh& mesh) {
+  const Entry& first = entries_[0];
+  const Transfer& transfer = *first.transfer;
+  const DeviceMesh over = mesh.merged(transfer.mesh_dims());
+  if (entries_.size() == 1) {
+    return start_collective(transfer.kind(), transfer.packed(first.tensor), transfer.give_counts(),
+                            transfer.take_counts(), over, transfer, first.owned || transfer.packs());
+  }
+  const Message message = joined_message();
+  return start_collective(collective_of(transfer), message.data, message.give, message.take, over, transfer, true);
+}
+
+c10::SmallVector<at::Tensor, 1> TransferBatch::wait() {
   at::Tensor received = pending_->wait();
-  if (entries_.size() > 1) return unpack_together(received);
-  return {entries_[0].transfer->result(std::move(received), entries_[0].tensor)};
+  if (entries_.size() > 1) return unpacked(received);
+  return {entries_[0].transfer->unpacked(std::move(received), entries_[0].tensor)};
 }
 
 // Returns the slots, which follow one another per rank (or once, where all ranks get the same); `counts` gets the
@@ -68,38 +91,32 @@ std::vector<TransferBatch::Slot> TransferBatch::slots_of(Regions regions, std::v
   return slots;
 }
 
-at::Tensor TransferBatch::part(const at::Tensor& wire, const Slot& slot) const {
+at::Tensor TransferBatch::part(const at::Tensor& data, const Slot& slot) const {
   const at::ScalarType dtype = c10::typeMetaToScalarType(options_[slot.entry].dtype());
-  if (wire.scalar_type() == dtype) return wire.narrow(0, slot.offset, slot.region->numel());
+  if (data.scalar_type() == dtype) return data.narrow(0, slot.offset, slot.region->numel());
   const auto size = static_cast<int64_t>(c10::elementSize(dtype));
-  return wire.narrow(0, slot.offset, slot.region->numel() * size).view(dtype);
+  return data.narrow(0, slot.offset, slot.region->numel() * size).view(dtype);
 }
 
-PendingCollective TransferBatch::start_together(const DeviceMesh& mesh) {
-  const Transfer& first = *entries_[0].transfer;
-  std::vector<int64_t> give;
-  std::vector<int64_t> take;
-  const std::vector<Slot> gives = slots_of(&Transfer::gives, give);
-  takes_ = slots_of(&Transfer::takes, take);
-  const at::TensorOptions options = first.reduces() ? options_[0] : options_[0].dtype(at::kByte);
-  const at::Tensor wire = reused_empty({std::accumulate(give.begin(), give.end(), int64_t{0})}, options);
+TransferBatch::Message TransferBatch::joined_message() {
+  for (const Entry& entry : entries_) options_.push_back(entry.tensor.options());
+  Message message;
+  const std::vector<Slot> gives = slots_of(&Transfer::gives, message.give);
+  takes_ = slots_of(&Transfer::takes, message.take);
+  const bool reduces = entries_[0].transfer->reduces();
+  const int64_t size = std::accumulate(message.give.begin(), message.give.end(), int64_t{0});
+  message.data = reused_empty({size}, reduces ? options_[0] : options_[0].dtype(at::kByte));
   for (const Slot& slot : gives) {
-    if (slot.region->numel() > 0) slot.region->pack(entries_[slot.entry].tensor, part(wire, slot), 0);
+    if (slot.region->numel() > 0) slot.region->pack(entries_[slot.entry].tensor, part(message.data, slot), 0);
   }
-  const DeviceMesh over = mesh.merged(first.mesh_dims());
-  switch (collective_of(first)) {
-    case Kind::kAllGather: return start_all_gather(wire, take, over, 0);
-    case Kind::kAllReduce: return start_all_reduce(wire, over, 0, first.op(), /*owned=*/true);
-    case Kind::kReduceScatter: return start_reduce_scatter(wire, give, over, 0, first.op());
-    default: return start_all_to_all(wire, give, take, over, 0);
-  }
+  return message;
 }
 
-std::vector<at::Tensor> TransferBatch::unpack_together(const at::Tensor& wire) const {
-  std::vector<at::Tensor> out;
+c10::SmallVector<at::Tensor, 1> TransferBatch::unpacked(const at::Tensor& received) const {
+  c10::SmallVector<at::Tensor, 1> out;
   for (std::size_t i = 0; i < entries_.size(); ++i) out.push_back(entries_[i].transfer->empty_result(options_[i]));
   for (const Slot& slot : takes_) {
-    if (slot.region->numel() > 0) slot.region->unpack(part(wire, slot), 0, out[slot.entry]);
+    if (slot.region->numel() > 0) slot.region->unpack(part(received, slot), 0, out[slot.entry]);
   }
   for (std::size_t i = 0; i < entries_.size(); ++i)
     out[i] = entries_[i].transfer->completed(out[i], entries_[i].tensor);

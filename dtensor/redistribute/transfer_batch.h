@@ -1,32 +1,41 @@
 #pragma once
 
-#include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include "tessera/dtensor/redistribute/transfer.h"
 
 namespace tessera {
 
-// Runs several transfers as one collective, with one message per pair of ranks. Those that move elements are sent as
-// bytes, so that dtypes can be mixed; those that reduce are sent in their dtype.
+// Runs one transfer, or several as one collective, with one message per pair of ranks. Several that move elements are
+// sent as bytes, so that dtypes can be mixed; those that reduce are sent in their dtype. One transfer alone is sent
+// without a copy where its regions lie one after the other in memory.
 class TransferBatch {
  public:
   struct Entry {
     const Transfer* transfer;
     at::Tensor tensor;  // the result of Transfer::input_of
-    bool owned;         // nobody else reads it later
+    bool owned;         // nobody else reads it later, so it may be reduced in place
   };
+  using Entries = c10::SmallVector<Entry, 1>;
   // Says whether `a` and `b` can share a collective.
   static bool together(const Entry& a, const Entry& b);
 
-  // Packs the regions and starts the collective.
-  TransferBatch(const DeviceMesh& mesh, std::vector<Entry> entries);
+  // Packs, and starts the collective over the entries' dimensions of `mesh`.
+  TransferBatch(const DeviceMesh& mesh, Entries entries);
   // Waits, unpacks, and returns the pieces in the order of the entries. Call it once.
-  std::vector<at::Tensor> wait();
+  c10::SmallVector<at::Tensor, 1> wait();
 
  private:
+  // Holds the tensor that one collective sends, and the elements for each receiver and from each sender.
+  struct Message {
+    at::Tensor data;
+    std::vector<int64_t> give;
+    std::vector<int64_t> take;
+  };
   // Gives the offset of an entry's region in the tensor that is sent or received, in elements of that tensor.
   struct Slot {
     std::size_t entry;
@@ -35,14 +44,15 @@ class TransferBatch {
   };
   using Regions = const std::vector<Region>& (Transfer::*)() const;
   std::vector<Slot> slots_of(Regions regions, std::vector<int64_t>& counts) const;
-  at::Tensor part(const at::Tensor& wire, const Slot& slot) const;
-  PendingCollective start_together(const DeviceMesh& mesh);
-  std::vector<at::Tensor> unpack_together(const at::Tensor& wire) const;
+  at::Tensor part(const at::Tensor& data, const Slot& slot) const;
+  Message joined_message();
+  PendingCollective start(const DeviceMesh& mesh);
+  c10::SmallVector<at::Tensor, 1> unpacked(const at::Tensor& received) const;
 
-  std::vector<Entry> entries_;
-  std::vector<at::TensorOptions> options_;  // of each entry
-  std::vector<Slot> takes_;
-  std::unique_ptr<PendingCollective> pending_;
+  Entries entries_;
+  std::vector<at::TensorOptions> options_;  // of each entry, and
+  std::vector<Slot> takes_;                 // where its regions come, both where there are several entries
+  std::optional<PendingCollective> pending_;
 };
 
 }  // namespace tessera

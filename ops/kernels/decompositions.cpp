@@ -37,6 +37,7 @@
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/ops/kernels/arguments.h"
 
