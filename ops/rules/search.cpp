@@ -28,18 +28,15 @@ int64_t parts_elsewhere(const Placements& placements, std::span<const int64_t> m
   return parts;
 }
 
-constexpr double kLatency = 120;  // of a small collective over Gloo on one host
-constexpr double kBytesPerMicrosecond = 2000;
-
 // Returns the largest part's share of a dimension of `size` elements that is cut into `ranks` chunks.
 double largest_part(int64_t size, int64_t ranks) {
   return size == 0 ? 0 : static_cast<double>((size + ranks - 1) / ranks) / static_cast<double>(size);
 }
 
 // Estimates the time to change one mesh dimension's placement of a tensor of `sizes`, of which a piece that is whole
-// along this mesh dimension has `bytes`. It is 0 if nothing is sent.
+// along this mesh dimension has `bytes`, on the `link` of that dimension. It is 0 if nothing is sent.
 double change_cost(const Placement& from, const Placement& to, double bytes, const std::vector<int64_t>& sizes,
-                   int64_t ranks) {
+                   int64_t ranks, const Link& link) {
   const bool applies_mask =
       from.is_partial() && from.reduction().awaited() && to == Partial(from.reduction().awaited());
   if (ranks == 1 || from.is_replicate() || applies_mask) return 0;
@@ -48,7 +45,7 @@ double change_cost(const Placement& from, const Placement& to, double bytes, con
   if (from.is_partial() && to.is_replicate()) moved *= 2;
   if (from.is_shard() && to.is_shard())
     moved *= largest_part(sizes.at(static_cast<std::size_t>(to.tensor_dim())), ranks);
-  return kLatency + moved / kBytesPerMicrosecond;
+  return link.microseconds + moved / link.bytes_per_microsecond;
 }
 
 // Returns the strategy with every chunk-wise Shard replaced by a Shard with the partition and order of `cut`.
@@ -78,12 +75,13 @@ bool is_complete(const Placements& placements, std::span<const int64_t> mesh_sha
 class Search {
  public:
   Search(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
-         const std::vector<Placements>& current, std::span<const int64_t> mesh_shape, std::span<const Written> written,
-         bool any_cut, std::vector<Considered>* considered)
+         const std::vector<Placements>& current, std::span<const int64_t> mesh_shape, const CostModel& model,
+         std::span<const Written> written, bool any_cut, std::vector<Considered>* considered)
       : rule_(rule),
         inputs_(inputs),
         current_(current),
         mesh_shape_(mesh_shape),
+        model_(model),
         written_(written),
         any_cut_(any_cut),
         considered_(considered) {
@@ -170,7 +168,8 @@ class Search {
       const Placement& from = current_[j][mesh_dim];
       const Placement& to = strategy.inputs[j];
       if (from == to) continue;
-      cost += kLocalChange + change_cost(from, to, piece_bytes(j, mesh_dim), inputs_[j].sizes, mesh_shape_[mesh_dim]);
+      cost += kLocalChange + change_cost(from, to, piece_bytes(j, mesh_dim), inputs_[j].sizes, mesh_shape_[mesh_dim],
+                                         model_.links[mesh_dim]);
       if (mesh_shape_[mesh_dim] > 1 && to.is_partial() && !from.is_replicate()) cost += kLocalChange;
     }
     return cost + halo_cost(strategy, mesh_dim);
@@ -183,7 +182,8 @@ class Search {
     if (share == 0) return 0;
     double bytes = 0;
     for (const std::size_t j : rule_.halos->inputs) bytes += share * piece_bytes(j, mesh_dim);
-    return kLatency + bytes / kBytesPerMicrosecond;
+    const Link& link = model_.links[mesh_dim];
+    return link.microseconds + bytes / link.bytes_per_microsecond;
   }
 
   // Returns the bytes of input j that remain after the cuts by the other mesh dimensions.
@@ -237,6 +237,7 @@ class Search {
   const std::vector<TensorInfo>& inputs_;
   const std::vector<Placements>& current_;
   std::span<const int64_t> mesh_shape_;
+  const CostModel& model_;
   std::span<const Written> written_;
   const bool any_cut_;  // also try partitions other than torch.chunk's
   std::vector<Considered>* const considered_;
@@ -248,7 +249,8 @@ class Search {
 // Returns the cheapest of these: every input stays as it is, or all are redistributed to Replicate on some mesh
 // dimensions from the innermost outward.
 std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorInfo>& inputs,
-                                  const std::vector<Placements>& current, std::span<const int64_t> mesh_shape) {
+                                  const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
+                                  const CostModel& model) {
   const std::string_view kernel = rule.keep_kernel.empty() ? rule.kernel : rule.keep_kernel;
   if (auto outputs = rule.keep(current, mesh_shape)) {
     return Choice{.inputs = current, .outputs = *std::move(outputs), .kernel = kernel};
@@ -260,7 +262,7 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
     for (std::size_t j = 0; j < inputs.size(); ++j) {
       const double bytes =
           inputs[j].defined ? bytes_of(inputs[j]) / static_cast<double>(parts_elsewhere(moved[j], mesh_shape, i)) : 0;
-      microseconds += change_cost(moved[j][i], Replicate(), bytes, inputs[j].sizes, mesh_shape[i]);
+      microseconds += change_cost(moved[j][i], Replicate(), bytes, inputs[j].sizes, mesh_shape[i], model.links[i]);
       moved[j][i] = Replicate();
     }
     if (moved == current || (best && microseconds >= best->microseconds)) continue;
@@ -276,14 +278,15 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
 
 std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
                              const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
-                             std::span<const Written> written, std::vector<Considered>* considered) {
+                             const CostModel& model, std::span<const Written> written,
+                             std::vector<Considered>* considered) {
   const auto search = [&](bool any_cut) {
     if (considered != nullptr) considered->clear();
-    return Search(rule, inputs, num_outputs, current, mesh_shape, written, any_cut, considered).run();
+    return Search(rule, inputs, num_outputs, current, mesh_shape, model, written, any_cut, considered).run();
   };
   std::optional<Choice> choice = search(/*any_cut=*/true);
   if (rule.keep && (!choice || choice->microseconds > 0)) {
-    std::optional<Choice> kept = keep_inputs(rule, inputs, current, mesh_shape);
+    std::optional<Choice> kept = keep_inputs(rule, inputs, current, mesh_shape, model);
     if (kept && (!choice || kept->microseconds < choice->microseconds)) {
       for (std::size_t k = 0; considered != nullptr && k < considered->size(); ++k) (*considered)[k].chosen = false;
       return kept;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/ops/rules/rule.h"
+#include "tessera/placement/planner/cost_model.h"
 
 namespace tessera::rules {
 
@@ -40,9 +41,10 @@ struct Considered {
 // communicate nothing and change the fewest inputs, then the order in the rule. The work is the sum over mesh
 // dimensions, not the product. The result is the same on every rank. Returns nullopt when `written` leaves a mesh
 // dimension without a strategy. `considered` receives every strategy that was considered, in that order; none is marked
-// as chosen if every input stays as it is (OpRule::keep).
+// as chosen if every input stays as it is (OpRule::keep). `model` has one link per mesh dimension and prices every move.
 std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
                              const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
-                             std::span<const Written> written = {}, std::vector<Considered>* considered = nullptr);
+                             const CostModel& model, std::span<const Written> written = {},
+                             std::vector<Considered>* considered = nullptr);
 
 }  // namespace tessera::rules

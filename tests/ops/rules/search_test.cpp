@@ -19,11 +19,18 @@ using Sizes = std::vector<int64_t>;
 
 at::Tensor x(const Sizes& sizes) { return at::randn(sizes, at::kDouble); }
 
-Choice chosen(const Sample& sample, const std::vector<Placements>& current, const Sizes& mesh) {
+Choice chosen(const Sample& sample, const std::vector<Placements>& current, const Sizes& mesh, const CostModel& model) {
   const Prepared prepared(sample);
-  const auto choice = rules::choose(prepared.rule(), prepared.call().inputs, prepared.results().size(), current, mesh);
+  const auto choice =
+      rules::choose(prepared.rule(), prepared.call().inputs, prepared.results().size(), current, mesh, model);
   REQUIRE(choice.has_value());
   return *choice;
+}
+
+CostModel gloo(const Sizes& mesh) { return CostModel::gloo(static_cast<int64_t>(mesh.size())); }
+
+Choice chosen(const Sample& sample, const std::vector<Placements>& current, const Sizes& mesh) {
+  return chosen(sample, current, mesh, gloo(mesh));
 }
 
 std::string text(const Choice& choice) {
@@ -100,13 +107,21 @@ TEST_CASE("a view is gathered on the mesh dimension where its chunks part, and t
   CHECK(text(chosen(view, {{Shard(0), Shard(0)}}, {2, 2})) == "[S(0), R] -> [S(0), R]");
 }
 
+TEST_CASE("the cost model decides between one large move and two small ones") {
+  const Sample addcmul{"aten::addcmul", {x({1024, 512}), x({1, 512}), x({1, 512})}};  // 4 MiB beside 4 KiB twice
+  const std::vector<Placements> current = {{Shard(0)}, {Shard(1)}, {Shard(1)}};
+  CHECK(text(chosen(addcmul, current, {2})) == "[S(0)] [R] [R] -> [S(0)]");
+  const CostModel nvlink = {.links = {{.microseconds = 10, .bytes_per_microsecond = 200'000}}};
+  CHECK(text(chosen(addcmul, current, {2}, nvlink)) == "[S(1)] [S(1)] [S(1)] -> [S(1)]");
+}
+
 TEST_CASE("a written input keeps its placements, or there is no choice") {
   const Prepared add(Sample{"aten::add_.Tensor", {x({6, 4}), x({6, 4})}});
   const Prepared gelu(Sample{"aten::relu_", {x({6, 4})}});
   const std::vector<Written> written = {{.input = 0, .output = 0}};
   const Sizes mesh = {2};
   const auto choose = [&](const Prepared& p, const std::vector<Placements>& current) {
-    return rules::choose(p.rule(), p.call().inputs, 1, current, mesh, written);
+    return rules::choose(p.rule(), p.call().inputs, 1, current, mesh, gloo(mesh), written);
   };
   CHECK(text(choose(add, {{Replicate()}, {Shard(0)}}).value()) == "[R] [R] -> [R]");
   CHECK(text(choose(add, {{Shard(1)}, {Shard(0)}}).value()) == "[S(1)] [S(1)] -> [S(1)]");
@@ -119,7 +134,7 @@ TEST_CASE("a strategy for another number of tensors is a bug that says so") {
   rule.strategies.push_back({.inputs = {Replicate()}, .outputs = {Replicate()}});
   const std::vector<rules::TensorInfo> two(2);
   const Sizes mesh = {2};
-  CHECK_THROWS_WITH_AS(rules::choose(rule, two, 1, {{Replicate()}, {Replicate()}}, mesh),
+  CHECK_THROWS_WITH_AS(rules::choose(rule, two, 1, {{Replicate()}, {Replicate()}}, mesh, gloo(mesh)),
                        doctest::Contains("a strategy of 1 inputs and 1 outputs; the call has 2 and 1"),
                        std::logic_error);
 }
@@ -141,8 +156,8 @@ void check_drawn(const Sample& sample, const Sizes& mesh, std::mt19937& random) 
   }
   std::vector<Written> written;
   if (prepared.in_place()) written.push_back({.input = 0, .output = 0});
-  const auto choice =
-      rules::choose(prepared.rule(), prepared.call().inputs, prepared.results().size(), current, mesh, written);
+  const auto choice = rules::choose(prepared.rule(), prepared.call().inputs, prepared.results().size(), current, mesh,
+                                    gloo(mesh), written);
   if (!choice) return;
   CAPTURE(sample.op);
   CAPTURE(text(*choice));
