@@ -1,9 +1,6 @@
 // Instructions of a cached call, counted by Valgrind's callgrind: the same on a noisy machine as on a quiet one. The
 // program starts itself under Valgrind, where it asks for a dump after each subject, and reads the dumps.
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +15,7 @@
 
 #include "tessera/bench/dispatch_cases.h"
 #include "tessera/bench/measure.h"
+#include "tessera/tools/launcher/child_process.h"
 #include "tessera/tools/launcher/private_folder.h"
 
 namespace {
@@ -48,25 +46,13 @@ void run_subjects(const std::vector<std::string>& names) {
 
 // This program under Valgrind, with the same arguments; its dumps in `folder`.
 void run_under_valgrind(const std::string& folder, char** argv) {
-  const pid_t pid = fork();
-  if (pid < 0) throw std::runtime_error("no process can be started");
-  if (pid == 0) {
-    const std::string out = "--callgrind-out-file=" + folder + "/dump";
-    const std::string log = "--log-file=" + folder + "/log";
-    std::vector<char*> words;
-    for (const char* const word : {"valgrind", "--tool=callgrind", "--instr-atstart=no", out.c_str(), log.c_str()}) {
-      words.push_back(const_cast<char*>(word));
-    }
-    for (; *argv != nullptr; ++argv) words.push_back(*argv);
-    words.push_back(nullptr);
-    execvp("valgrind", words.data());
-    std::cerr << "valgrind cannot be started: tools/setup installs it\n";
-    _exit(127);
-  }
-  int status = 0;
-  waitpid(pid, &status, 0);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
-    throw std::runtime_error("the run under valgrind failed: see above");
+  std::vector<std::string> command = {"valgrind", "--tool=callgrind", "--instr-atstart=no",
+                                      "--callgrind-out-file=" + folder + "/dump", "--log-file=" + folder + "/log"};
+  for (; *argv != nullptr; ++argv) command.emplace_back(*argv);
+  const tessera::Program program(std::move(command));
+  const int code = tessera::wait_for(tessera::start_child([&]() -> int { program.exec(); }));
+  if (code == 127) throw std::runtime_error("valgrind cannot be started: tools/setup installs it");
+  if (code != 0) throw std::runtime_error("the run under valgrind failed: see above");
 }
 
 // By what each dump was asked for, instructions a call.

@@ -1,6 +1,5 @@
 #include "tessera/bench/measure.h"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,15 +10,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "tessera/tools/launcher/child_process.h"
+
 namespace tessera::bench {
 namespace {
-
-std::vector<char*> pointers(const std::vector<std::string>& command) {
-  std::vector<char*> out;
-  for (const std::string& word : command) out.push_back(const_cast<char*>(word.c_str()));
-  out.push_back(nullptr);
-  return out;
-}
 
 nlohmann::json json_of(const Row& row) {
   nlohmann::json out = {{"name", row.name}};
@@ -55,15 +49,13 @@ Peer::Peer(const std::vector<std::string>& command) {
   int down[2];
   int up[2];
   if (pipe(down) != 0 || pipe(up) != 0) throw std::runtime_error("peer: no pipe");
-  pid_ = fork();
-  if (pid_ < 0) throw std::runtime_error("peer: cannot start a process");
-  if (pid_ == 0) {
+  const Program program(command);
+  pid_ = start_child([&]() -> int {
     dup2(down[0], STDIN_FILENO);
     dup2(up[1], STDOUT_FILENO);
     for (const int fd : {down[0], down[1], up[0], up[1]}) close(fd);
-    execvp(command[0].c_str(), pointers(command).data());
-    _exit(127);
-  }
+    program.exec();
+  });
   close(down[0]);
   close(up[1]);
   to_ = down[1];
@@ -73,7 +65,7 @@ Peer::Peer(const std::vector<std::string>& command) {
 Peer::~Peer() {
   close(to_);
   close(from_);
-  waitpid(pid_, nullptr, 0);
+  wait_for(pid_);
 }
 
 double Peer::ask(const std::string& name, int calls) {

@@ -12,6 +12,8 @@
 
 #include <fmt/format.h>
 
+#include "tessera/tools/launcher/child_process.h"
+
 namespace tessera::bench {
 namespace {
 
@@ -40,16 +42,6 @@ bool read_line(int file, std::string& pending, std::string& line) {
   return true;
 }
 
-int start(const std::vector<std::string>& command) {
-  const int pid = ::fork();
-  if (pid != 0) return pid;
-  std::vector<char*> words;
-  for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
-  words.push_back(nullptr);
-  ::execvp(words[0], words.data());
-  ::_exit(127);
-}
-
 }  // namespace
 
 Ranks::Ranks(const std::string& name, std::vector<std::string> command, int64_t size) : name_(name) {
@@ -61,8 +53,8 @@ Ranks::Ranks(const std::string& name, std::vector<std::string> command, int64_t 
     throw std::runtime_error(fmt::format("ranks: no socket {}: {}", socket, std::strerror(errno)));
   }
   command.push_back(socket);
-  pid_ = start(command);
-  if (pid_ < 0) throw std::runtime_error("ranks: cannot start a process");
+  const Program program(std::move(command));
+  pid_ = start_child([&]() -> int { program.exec(); });
   accept_all(size);
 }
 
@@ -71,7 +63,7 @@ Ranks::~Ranks() {
     if (rank.file >= 0) ::close(rank.file);
   }
   ::close(listening_);
-  if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+  if (pid_ > 0) wait_for(pid_);
 }
 
 // A rank's first line is its number.

@@ -1,5 +1,4 @@
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,6 +12,7 @@
 #include <doctest/doctest.h>
 
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tools/launcher/child_process.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
 
@@ -197,12 +197,11 @@ TEST_CASE("a rank that ignores SIGTERM is killed") {
 
 TEST_CASE("no rank survives when the test itself is killed") {
   const PrivateFolder pids;
-  const pid_t test = ::fork();
-  if (test == 0) {
+  const Program ranks_that_wait({"tests/harness/failing_ranks", "--test-case=all ranks wait*"});
+  const pid_t test = start_child([&]() -> int {
     ::setenv("TESSERA_TEST_PIDS", pids.path().c_str(), 1);
-    ::execl("tests/harness/failing_ranks", "failing_ranks", "--test-case=all ranks wait*", nullptr);
-    ::_exit(127);
-  }
+    ranks_that_wait.exec();
+  });
   for (int tries = 0; tries < 1000 && pids_in(pids.path()).size() < 3; ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -210,7 +209,7 @@ TEST_CASE("no rank survives when the test itself is killed") {
   CHECK(ranks.size() == 3);
   CHECK(alive(ranks.at(0)));
   ::kill(test, SIGKILL);
-  ::waitpid(test, nullptr, 0);
+  wait_for(test);
   CHECK(all_gone(ranks));
 }
 

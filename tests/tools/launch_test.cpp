@@ -1,6 +1,5 @@
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -15,6 +14,7 @@
 
 #include <doctest/doctest.h>
 
+#include "tessera/tools/launcher/child_process.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
 #include "tessera/tools/launcher/rank_environment.h"
@@ -45,21 +45,14 @@ bool wait_until(const std::function<bool()>& holds) {
 
 // Starts a launcher whose output goes to files in `folder`.
 pid_t start_launch(const std::vector<std::string>& arguments, const std::string& folder) {
-  const pid_t pid = ::fork();
-  if (pid != 0) return pid;
-  std::freopen((folder + "/out").c_str(), "w", stdout);
-  std::freopen((folder + "/err").c_str(), "w", stderr);
-  std::vector<char*> argv = {const_cast<char*>("launch")};
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  ::execv("tools/launcher/launch", argv.data());
-  ::_exit(127);
-}
-
-int wait_for(pid_t pid) {
-  int status = 0;
-  ::waitpid(pid, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  std::vector<std::string> command = {"tools/launcher/launch"};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  const Program program(std::move(command));
+  return start_child([&]() -> int {
+    std::freopen((folder + "/out").c_str(), "w", stdout);
+    std::freopen((folder + "/err").c_str(), "w", stderr);
+    program.exec();
+  });
 }
 
 Outcome launch(const std::vector<std::string>& arguments) {

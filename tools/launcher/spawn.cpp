@@ -13,6 +13,8 @@
 
 #include <fmt/format.h>
 
+#include "tessera/tools/launcher/child_process.h"
+
 namespace tessera {
 namespace {
 
@@ -27,13 +29,6 @@ void die_with_parent(pid_t parent, int signal) {
   ::prctl(PR_SET_PDEATHSIG, signal);
   // The parent may have died before prctl.
   if (::getppid() != parent) ::_exit(127);
-}
-
-void default_signals() {
-  sigset_t none;
-  sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  for (int signal = 1; signal < 32; ++signal) ::signal(signal, SIG_DFL);
 }
 
 int parent_died_signal() { return SIGRTMIN + 5; }
@@ -55,26 +50,11 @@ extern "C" void kill_own_group(int) { ::kill(0, SIGKILL); }
   while (true) ::pause();
 }
 
-std::vector<char*> c_strings(const std::vector<std::string>& lines) {
-  std::vector<char*> pointers;
-  pointers.reserve(lines.size() + 1);
-  for (const std::string& line : lines) pointers.push_back(const_cast<char*>(line.c_str()));
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
-[[noreturn]] void become(char* const* command, char** environment, int out, int err) {
+void use_streams(int out, int err) {
   const int empty = ::open("/dev/null", O_RDONLY);
   ::dup2(empty, STDIN_FILENO);
   ::dup2(out, STDOUT_FILENO);
   ::dup2(err, STDERR_FILENO);
-  environ = environment;
-  ::execvp(command[0], command);
-  const char* reason = ::strerrordesc_np(errno);
-  for (const char* part : {"cannot start ", static_cast<const char*>(command[0]), ": ", reason, "\n"}) {
-    if (::write(STDERR_FILENO, part, std::strlen(part)) < 0) break;
-  }
-  ::_exit(127);
 }
 
 }  // namespace
@@ -96,27 +76,23 @@ int OutputPipe::take_read_end() { return std::exchange(read_end_, -1); }
 
 pid_t spawn_watchdog() {
   const pid_t parent = ::getpid();
-  const pid_t pid = ::fork();
-  if (pid < 0) throw_errno("fork");
-  if (pid == 0) watch(parent);
+  const pid_t pid = start_child([parent]() -> int { watch(parent); });
   ::setpgid(pid, pid);
   return pid;
 }
 
 Child spawn(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group) {
-  const std::vector<char*> arguments = c_strings(command);
-  std::vector<char*> variables = c_strings(environment);
+  const Program program(command, environment);
   OutputPipe out;
   OutputPipe err;
   const pid_t parent = ::getpid();
-  const pid_t pid = ::fork();
-  if (pid < 0) throw_errno("fork");
-  if (pid == 0) {
+  const pid_t pid = start_child([&]() -> int {
     ::setpgid(0, group);
-    default_signals();
+    use_default_signals();
     die_with_parent(parent, SIGKILL);
-    become(arguments.data(), variables.data(), out.write_end(), err.write_end());
-  }
+    use_streams(out.write_end(), err.write_end());
+    program.exec();
+  });
   ::setpgid(pid, group);
   return {.pid = pid, .out = out.take_read_end(), .err = err.take_read_end()};
 }

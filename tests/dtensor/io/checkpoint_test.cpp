@@ -2,7 +2,6 @@
 
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/checkpoint_writer.h"
 #include "tessera/tests/dtensor/io/test_files.h"
+#include "tessera/tools/launcher/child_process.h"
 
 namespace tessera {
 namespace {
@@ -297,14 +297,10 @@ TEST_CASE(
   std::mt19937 random(7);
   float last = 1;
   for (int round = 0; round < 60; ++round) {
-    const pid_t child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) save_for_ever(path, last + 1);
+    const pid_t child = start_child([&]() -> int { save_for_ever(path, last + 1); });
     std::this_thread::sleep_for(std::chrono::microseconds(std::uniform_int_distribution<int>(0, longest)(random)));
     REQUIRE(::kill(child, SIGKILL) == 0);
-    int status = 0;
-    REQUIRE(::waitpid(child, &status, 0) == child);
-    REQUIRE(WIFSIGNALED(status));
+    REQUIRE(wait_for(child) == 1000 + SIGKILL);
     const float now = value_of(path);
     REQUIRE(now >= last);
     last = now;

@@ -1,15 +1,14 @@
 #include "tessera/tests/ops/rules/forms.h"
 
-#include <csignal>
 #include <map>
 #include <stdexcept>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tessera/tests/ops/rules/samples.h"
+#include "tessera/tools/launcher/child_process.h"
 
 namespace tessera::testing {
 namespace {
@@ -63,28 +62,24 @@ std::string findings(const Draws& draws) {
 std::string in_child(const std::function<std::string()>& work) {
   int ends[2];
   if (pipe(ends) != 0) throw std::runtime_error("in_child: no pipe");
-  const pid_t child = fork();
-  if (child < 0) throw std::runtime_error("in_child: no process");
-  if (child == 0) {
-    for (const int each : {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV})
-      std::signal(each, SIG_DFL);  // a test's handlers would report it
+  const pid_t child = start_child([&] {
+    use_default_signals();  // a test's handlers would report it
     const std::string text = work();
     for (std::size_t sent = 0; sent < text.size();) {
       const ssize_t n = write(ends[1], text.data() + sent, text.size() - sent);
       if (n <= 0) break;
       sent += static_cast<std::size_t>(n);
     }
-    _exit(0);
-  }
+    return 0;
+  });
   close(ends[1]);
   std::string out;
   std::string buffer(4096, '\0');
   for (ssize_t n = 0; (n = read(ends[0], buffer.data(), buffer.size())) > 0;)
     out.append(buffer, 0, static_cast<std::size_t>(n));
   close(ends[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFSIGNALED(status) ? fmt::format("ended by signal {}\n", WTERMSIG(status)) : out;
+  const int code = wait_for(child);
+  return code > 1000 ? fmt::format("ended by signal {}\n", code - 1000) : out;
 }
 
 }  // namespace tessera::testing
