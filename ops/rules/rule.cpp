@@ -16,6 +16,9 @@ Placement placement_of(const Labels& labels, char f, Placement otherwise) {
   return at == Labels::npos ? otherwise : Shard(static_cast<int64_t>(at));
 }
 
+// Invariants:
+//   - Each key has one rule; rules are replaced, never removed.
+//   - rules_ is read and written with mutex_ held.
 class Registry {
  public:
   Registry() {

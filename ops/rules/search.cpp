@@ -147,10 +147,12 @@ class Search {
   }
 
   std::string_view refusal(const Strategy& strategy, std::size_t mesh_dim) {
-    if (!keeps_written(strategy, mesh_dim)) return "what is written would have to move";
-    if (!cuts_what_it_fits(strategy, mesh_dim)) return "a partition of a fixed size would cut pieces of another one";
-    if (!commutes_with_chosen(strategy)) return "its terms do not commute with those of another mesh dimension";
-    if (!goes_with_chosen(strategy)) return "pieces of the result would hold other elements";
+    if (!keeps_written(strategy, mesh_dim)) return "an input that is written would have to be redistributed";
+    if (!cuts_what_it_fits(strategy, mesh_dim))
+      return "a partition of a fixed size would cut pieces of another partition";
+    if (!commutes_with_chosen(strategy))
+      return "its pending reduction does not commute with that of another mesh dimension";
+    if (!goes_with_chosen(strategy)) return "pieces of the result would hold other elements than those of the input";
     return {};
   }
 

@@ -34,6 +34,12 @@ struct ComparedRanks {
 // Numbers the ways to cut one tensor dimension in the layouts of a search. A way is a sequence of mesh dimensions, in
 // the order in which they cut, with the Placement of each. A way gets its number when it is first asked for; way 0 does
 // not cut. For a pair of ways the table computes once, and keeps, what ranks need of each other.
+//
+// Invariants:
+//   - A way keeps its number; ways are added by extended() alone, and none is removed.
+//   - begins_ and sizes_ have an entry for each way and compared rank, extensions_ for each way, mesh dimension and
+//     choice.
+// extended() may move the memory to which sizes() and sequence() point.
 class CutTable {
  public:
   // `choices[i]` are the placements that mesh dimension i may have. The table keeps references to `ranks` and
@@ -50,9 +56,9 @@ class CutTable {
   // Returns how many elements each compared rank has. The way must be legal.
   const int64_t* sizes(int way) const { return &sizes_[index(way) * ranks_.count()]; }
 
-  // Returns -1 unless chunks are equal and the sizes of the mesh dimensions that cut are powers of two. Otherwise the
-  // coordinate on a mesh dimension that cuts is some consecutive bits of an element's index, and this is the number of
-  // the first of them, the most significant bit being 0.
+  // Returns -1 unless `mesh_dim` cuts, chunks are equal and the mesh dimensions that cut have powers of two as sizes.
+  // Otherwise the coordinate on a mesh dimension that cuts is some consecutive bits of an element's index, and this is
+  // the number of the first of them, the most significant bit being 0.
   int first_bit(int way, std::size_t mesh_dim) const;
 
   // Holds a number for each of two sampled ranks, whose coordinates differ in most mesh dimensions.

@@ -16,6 +16,11 @@ namespace tessera {
 // cut one tensor dimension do so in any order. Where that would make more than kMostLayouts, the mesh dimensions cut in
 // their own order; where it still would, only the placements of the source and the target and Replicate are used; and
 // in the last resort only Replicate. A space serves one search and is not thread-safe.
+//
+// Invariants:
+//   - Node 0 is the source and node 1 the target; no later node equals one of them.
+//   - Each node is a legal layout, and keeps its number.
+//   - ways_ and cutters_ have an entry for each node and table.
 class LayoutSpace {
  public:
   using Node = int32_t;
