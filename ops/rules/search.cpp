@@ -248,8 +248,8 @@ class Search {
   Choice choice_;
 };
 
-// Returns the cheapest of these: every input stays as it is, or all are redistributed to Replicate on some mesh
-// dimensions from the innermost outward.
+// Returns the cheapest of these: every input stays as it is, or all are redistributed to Replicate on one mesh
+// dimension.
 std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorInfo>& inputs,
                                   const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
                                   const CostModel& model) {

@@ -41,7 +41,8 @@ struct Considered {
 // communicate nothing and change the fewest inputs, then the order in the rule. The work is the sum over mesh
 // dimensions, not the product. The result is the same on every rank. Returns nullopt when `written` leaves a mesh
 // dimension without a strategy. `considered` receives every strategy that was considered, in that order; none is marked
-// as chosen if every input stays as it is (OpRule::keep). `model` has one link per mesh dimension and prices every move.
+// as chosen if every input stays as it is (OpRule::keep). `model` has one link per mesh dimension and gives each
+// redistribution its time.
 std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
                              const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
                              const CostModel& model, std::span<const Written> written = {},
