@@ -95,8 +95,8 @@ double dot(const double* a, const double* b, int64_t n) {
 }
 
 // Returns columns of Q = H_0 H_1 .. H_(k-1) S, an n x k matrix of orthonormal columns. H_i reflects the coordinates
-// from i on by a vector of normal numbers, and S has signs, so that Q is distributed as in the QR decomposition of a
-// normal matrix with a positive diagonal.
+// from i on by a vector of normal numbers, and S has signs, so that Q is distributed as in the QR decomposition, with a
+// positive diagonal of R, of a matrix of normal numbers.
 at::Tensor columns_of_rotation(Rows& normals, int64_t n, const std::vector<int64_t>& which) {
   const auto count = static_cast<int64_t>(which.size());
   const at::Tensor out = at::zeros({count, n}, at::TensorOptions(at::kDouble));
