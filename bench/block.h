@@ -14,9 +14,9 @@
 #include "tessera/layers/parallel_linear.h"
 #include "tessera/mesh/device_mesh.h"
 
-// A transformer block as several benchmarks measure it: norm, attention, norm, MLP of four times the features;
-// activations lie [sequence, batch, hidden], and each head's queries, keys and values beside each other, as Megatron
-// has it.
+// These declarations are the transformer block that several benchmarks measure: norm, attention, norm, MLP of four
+// times the features. Activations are [sequence, batch, hidden], and each head's queries, keys and values are adjacent,
+// as in Megatron.
 namespace tessera::bench {
 
 struct BlockSize {
@@ -26,28 +26,30 @@ struct BlockSize {
   int64_t heads = 4;
 
   int64_t head_size() const { return hidden / heads; }
-  // "256 128 1 4"; back: throws std::invalid_argument.
+  // text() returns "256 128 1 4" for the defaults. parse() reads such text; it throws std::invalid_argument on other
+  // text.
   std::string text() const;
   static BlockSize parse(const std::string& text);
 };
 
-// A parameter of the block, the same in every way of writing it.
+// Describes a parameter of the block. All implementations of the block have the same parameters.
 struct BlockParameter {
   const char* name;
-  std::vector<int64_t> sizes;  // the whole's
-  int64_t cut_dim;             // that the ranks divide; -1: none
+  std::vector<int64_t> sizes;  // of the global tensor
+  int64_t cut_dim;             // the tensor dimension that is sharded; -1 for none
 };
 std::vector<BlockParameter> block_parameters(const BlockSize& size);
 
-// A tensor of `sizes` by formula, so that every process has it: numbers around 0 of deviation `scale`. As in
-// tp_block_peer.py.
+// Computes a tensor of `sizes` by a formula, so that every process gets the same one: numbers around 0 with standard
+// deviation `scale`. tp_block_peer.py has the same formula.
 at::Tensor numbers(const std::vector<int64_t>& sizes, int64_t seed, double scale);
-// The values of the `index`th parameter.
+// Returns the values of the `index`th parameter.
 at::Tensor block_values(const BlockParameter& parameter, int64_t index);
-// A rank's part of them.
+// Returns this rank's piece of `whole`.
 at::Tensor piece_of(const at::Tensor& whole, int64_t cut_dim, const DeviceMesh& mesh);
 
-// Attention of [sequence, batch, 3 * features] -> [sequence, batch, features]: of DTensors, or of one rank's heads.
+// Computes attention, [sequence, batch, 3 * features] -> [sequence, batch, features], of DTensors or of one rank's
+// heads.
 at::Tensor attend(const at::Tensor& qkv, int64_t head_size);
 
 template <class Column, class Row>
@@ -75,10 +77,10 @@ struct BlockOf : torch::nn::Module {
   Row down;
 };
 
-// Ordinary torch::nn, to be given styles.
+// PlainBlock is plain torch::nn; styles parallelize it.
 using PlainBlock = BlockOf<torch::nn::Linear, torch::nn::Linear>;
 std::shared_ptr<PlainBlock> plain_block(const BlockSize& size, at::ScalarType dtype = at::kFloat);
-// Of the layers that are cut themselves.
+// LayersBlock consists of named layers, which are sharded themselves.
 using LayersBlock = BlockOf<ColumnParallelLinear, RowParallelLinear>;
 std::shared_ptr<LayersBlock> layers_block(const BlockSize& size, const DeviceMesh& mesh,
                                           const ModelParallelConfig& config = {});

@@ -1,5 +1,5 @@
-// What cross entropy of logits whose classes are cut costs, in time and memory: ours beside PyTorch's loss_parallel and
-// beside gathering the logits.
+// Measures time and memory of cross entropy of logits that are sharded along their classes: ours beside PyTorch's
+// loss_parallel and beside gathering the logits.
 
 #include <algorithm>
 #include <cmath>
@@ -29,10 +29,10 @@ struct LossRow {
   int64_t ranks = 0;
   int64_t classes = 0;
   std::string dtype;
-  double bound = 0;                            // bytes: the shard and a buffer of its size
-  std::map<std::string, double> peak;          // bytes, the rank with most
+  double bound = 0;                            // bytes of the shard and a buffer of its size
+  std::map<std::string, double> peak;          // bytes of the rank with most
   std::map<std::string, double> microseconds;  // medians
-  Ratio from_peer, from_gather;                // their times over ours
+  Ratio from_peer, from_gather;                // PyTorch's time and gathering's time over ours
 
   std::string name() const { return fmt::format("{} ranks, {} classes, {}", ranks, classes, dtype); }
   double of_bound(const std::string& variant) const { return peak.at(variant) / bound; }
@@ -46,7 +46,8 @@ double most_of(const std::vector<std::string>& answers) {
 
 Ranks& side_of(TwoSides& sides, const Variant& variant) { return variant.peer ? sides.peer : sides.ours; }
 
-// LOSS SUM MAGNITUDE: losses, and sums of the gradient, that differ by rounding alone.
+// Throws std::runtime_error unless losses and sums of the gradient differ by rounding only. An answer is LOSS SUM
+// MAGNITUDE.
 void check_alike(TwoSides& sides, const std::string& dtype) {
   const double tolerance = dtype == "float32" ? 1e-4 : 2e-2;
   const std::vector<std::string> ours = sides.ours.ask("digest ours");
@@ -60,8 +61,9 @@ void check_alike(TwoSides& sides, const std::string& dtype) {
           std::abs(sum - sum_of_ours) <= tolerance * magnitude) {
         continue;
       }
-      throw std::runtime_error(fmt::format("on rank {} {} gives {}, ours {}: no loss and gradient of the same logits",
-                                           rank, variant.name, answers[rank], ours[rank]));
+      throw std::runtime_error(
+          fmt::format("on rank {} {} gives {}, ours {}: loss and gradient are not those of the same logits", rank,
+                      variant.name, answers[rank], ours[rank]));
     }
   }
 }
@@ -83,7 +85,7 @@ LossRow measure(int64_t ranks, int64_t classes, const std::string& dtype, int64_
 }
 
 void print_heading(int64_t ranks, const std::string& backend) {
-  fmt::print("\n{} ranks over {}\n{:<36}", ranks, backend, "ms a step, and peak / bound");
+  fmt::print("\n{} ranks over {}\n{:<36}", ranks, backend, "ms per step, and peak / bound");
   for (const char* variant : {"ours", "gathering", "PyTorch"}) fmt::print("{:>11}{:>8}", variant, "");
   fmt::print("{:>24}{:>24}\n", "gathering/ours", "PyTorch/ours");
 }
@@ -144,7 +146,8 @@ bool run(const SidesArguments& arguments, const std::vector<int64_t>& classes, c
 
 int main(int argc, char** argv) {
   CLI::App app(
-      "Cross entropy of logits whose classes are cut, beside PyTorch's loss_parallel and beside gathering: time and "
+      "Cross entropy of logits sharded along their classes, beside PyTorch's loss_parallel and beside gathering: time "
+      "and "
       "memory");
   SidesArguments arguments;
   arguments.ranks = {1, 2, 4};

@@ -1,14 +1,14 @@
-"""Cross entropy under PyTorch's loss_parallel, told what to do by cross_entropy.cpp at a socket.
+"""Runs cross entropy under PyTorch's loss_parallel; cross_entropy.cpp sends the commands over a socket.
 
     case DTYPE TOKENS CLASSES   ->   BYTES of this rank's logits
-    digest peer                 ->   LOSS, and SUM MAGNITUDE of the gradient here
-    peak peer                   ->   the most bytes that tensors hold in a step, of what was there before the logits alone
-    peer CALLS                  ->   microseconds of a step: forward and backward
+    digest peer                 ->   LOSS, and SUM MAGNITUDE of this rank's gradient
+    peak peer                   ->   peak bytes of tensors in a step; of earlier tensors only the logits count
+    peer CALLS                  ->   microseconds per step of forward and backward
 """
 
 import os
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # that there is no GPU
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # no message that there is no GPU
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ def scrambled(places):
 
 
 class Case:
-    """As in cross_entropy_rank.cpp."""
+    """Computes the same values as LossCase of cross_entropy_rank.cpp."""
 
     def __init__(self, text, mesh):
         dtype, tokens, classes = text.split()

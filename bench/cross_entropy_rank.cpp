@@ -22,7 +22,7 @@ namespace {
 
 at::Tensor scrambled(const at::Tensor& places) { return places.mul(2654435761).remainder(1009).sub_(504); }
 
-// This rank's logits by formula, and the targets of all. As in cross_entropy_peer.py.
+// Holds this rank's logits and all targets. cross_entropy_peer.py computes the same values.
 struct LossCase {
   LossCase(const std::string& text, const DeviceMesh& on) : mesh(on) {
     std::string dtype;
@@ -58,7 +58,7 @@ struct LossCase {
   }
   int64_t bytes() const { return static_cast<int64_t>(logits.nbytes()); }
   int64_t peak(const std::string& way) const {
-    step(way);  // what a group keeps is there
+    step(way);  // makes the memory that a group keeps, so that it is not counted
     logits.mutable_grad().reset();
     restart_peak();
     const int64_t before = allocated_bytes();

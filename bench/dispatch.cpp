@@ -1,5 +1,5 @@
-// What a DTensor adds to an operator's time, beside what PyTorch's DTensor adds to its own: no real communication (a
-// fake group of 8 ranks), small tensors.
+// Measures what a DTensor adds to an operator's time, beside what PyTorch's DTensor adds to its own. It uses small
+// tensors and a fake group of 8 ranks, so nothing is communicated.
 
 #include <cstdlib>
 #include <iostream>
@@ -17,7 +17,7 @@ using tessera::bench::Case;
 using tessera::bench::Row;
 
 void print(const std::vector<Row>& rows) {
-  fmt::print("{:<24}{:>9}{:>9}{:>9}{:>16}{:>10}{:>10}{:>10}{:>8}\n", "us a call", "ours", "plain", "added",
+  fmt::print("{:<24}{:>9}{:>9}{:>9}{:>16}{:>10}{:>10}{:>10}{:>8}\n", "us per call", "ours", "plain", "added",
              "(quartiles)", "peer", "plain", "added", "ratio");
   for (const Row& r : rows) {
     const double ours = r.ours.median - r.plain.median;
@@ -30,7 +30,7 @@ void print(const std::vector<Row>& rows) {
   fmt::print("ratio: what the peer (PyTorch's DTensor) adds over what ours adds; 0: it has no such call\n");
 }
 
-// `rows` are those of `cases`, in their order.
+// Returns the goals of `cases`; `rows` are their figures, in the same order.
 std::vector<tessera::bench::Goal> goals_of(const std::vector<Case>& cases, const std::vector<Row>& rows) {
   std::vector<tessera::bench::Goal> out;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -57,11 +57,11 @@ int main(int argc, char** argv) {
   std::string peer_script;
   std::string only;
   bool check = false;
-  app.add_flag("--check", check, "fail where a goal is missed");
+  app.add_flag("--check", check, "fail when a goal is missed");
   app.add_option("--only", only, "measure this row alone");
-  app.add_option("--json", json, "write the figures there too");
+  app.add_option("--json", json, "write the figures to this file too");
   app.add_option("--rounds", rounds, "interleaved rounds")->check(CLI::PositiveNumber);
-  app.add_option("--calls", calls, "calls a round, of what is slow fewer")->check(CLI::PositiveNumber);
+  app.add_option("--calls", calls, "calls per round; slow cases make fewer")->check(CLI::PositiveNumber);
   app.add_option("--peer", peer_script, "the peer's program")->envname("TESSERA_DISPATCH_PEER")->required();
   CLI11_PARSE(app, argc, argv);
   const char* python = std::getenv("TESSERA_PYTHON");

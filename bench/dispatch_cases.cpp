@@ -13,7 +13,7 @@
 namespace tessera::bench {
 namespace {
 
-// The tensors of one side: DTensors or plain ones, by the same names.
+// Holds the tensors of one side, DTensors or plain ones, under the same names.
 struct Tensors {
   at::Tensor a, b, right, bias, w1, w2, x, q;
   std::vector<at::Tensor> list;
@@ -84,12 +84,12 @@ std::vector<Case> operators(const Tensors& ours, const Tensors& plain) {
   add("layer_norm", 1, [](const Tensors& t) { (void)at::layer_norm(t.a, {8}, t.bias, t.bias); });
   add("softmax", 1, [](const Tensors& t) { (void)at::softmax(t.a, -1); });
   add("sdpa", 1, [](const Tensors& t) { (void)at::scaled_dot_product_attention(t.q, t.q, t.q); });
-  out.back().subject.peer = false;  // it has no rule for the CPU's kernel
+  out.back().subject.peer = false;  // PyTorch's DTensor has no rule for the CPU's kernel
   add("foreach_add_of_100", 10, [](const Tensors& t) { (void)at::_foreach_add(t.list, t.list); });
   return out;
 }
 
-// What a redistribution costs beside its communication: this world moves nothing.
+// Returns cases for the cost of redistributions without communication, since this world moves nothing.
 std::vector<Case> moves(const Tensors& ours, const Tensors& plain, const DeviceMesh& mesh) {
   std::vector<Case> out;
   const auto add = [&](const char* name, double most, std::function<void()> body) {
@@ -118,7 +118,7 @@ void mlp_step(const Tensors& t) {
   t.w2.mutable_grad().reset();
 }
 
-// Forward and backward of five operators, none of which communicates or takes long itself.
+// Runs forward and backward of five operators, none of which communicates or takes long itself.
 void five_operators(const Tensors& t) {
   at::tanh(at::add(at::mul(at::relu(at::mm(t.a, t.right)), t.b), t.a)).backward(t.b);
   t.a.mutable_grad().reset();
@@ -156,7 +156,7 @@ Case optimizer_step(const DeviceMesh& mesh) {
           .most_times = 1.10};
 }
 
-// A first mm: nothing of it has been decided.
+// Returns the case of a first mm, for which no decision is cached.
 Case first_call(const DeviceMesh& mesh, double most_added) {
   const std::size_t dims = static_cast<std::size_t>(mesh.ndim());
   const at::Tensor left = distribute_tensor(at::randn({64, 64}), mesh, Placements(dims, Shard(0)), kNoSource);
@@ -167,7 +167,7 @@ Case first_call(const DeviceMesh& mesh, double most_added) {
                         (void)at::mm(left, right);
                       }),
                       .plain = without_grad([a = to_local(left), b = to_local(right)] {
-                        clear_dispatch_cache();  // the time of which is nobody's
+                        clear_dispatch_cache();  // called here too, so that its time cancels
                         (void)at::mm(a, b);
                       }),
                       .fewer = 100},

@@ -1,4 +1,4 @@
-"""PyTorch's DTensor, measured on request: reads "NAME CALLS" lines, answers with microseconds a call. See dispatch.cpp."""
+"""Measures PyTorch's DTensor: reads lines "NAME CALLS", answers with microseconds per call. See dispatch.cpp."""
 
 import sys
 import time

@@ -1,5 +1,5 @@
-// Which way of a collective is fastest over Gloo, by size: the figures behind mesh/collectives/gloo_choice.h. Started
-// alone it starts ranks of itself; every row's ways are measured in turn.
+// Measures which algorithm of a collective is fastest over Gloo, by size; mesh/collectives/gloo_choice.h rests on these
+// figures. The program starts its own ranks, and measures the algorithms of each row in turn.
 
 #include <cstdlib>
 #include <filesystem>
@@ -30,7 +30,7 @@ struct WayOf {
   std::function<void()> run;
 };
 
-// Of `bytes` from each rank.
+// Holds the tensors for collectives of `bytes` from each rank.
 struct Tensors {
   Tensors(int64_t ranks, int64_t bytes)
       : piece(at::ones({std::max<int64_t>(bytes / 4, 1)}, at::kFloat)),
@@ -46,7 +46,7 @@ class Collectives {
   explicit Collectives(const DeviceMesh& mesh)
       : mesh_(mesh), group_(mesh.group(0)), n_(mesh.size()), me_(mesh.local_rank(0)) {}
 
-  // The backend's own comes first.
+  // The backend's own collective comes first.
   std::vector<WayOf> all_gather(Tensors& t) const {
     return {{"own",
              [&] {
@@ -73,7 +73,7 @@ class Collectives {
                t.piece.fill_(1);
              }}};
   }
-  // Here `piece` is what a rank gets.
+  // Here `piece` is a rank's result.
   std::vector<WayOf> reduce_scatter(Tensors& t) const {
     return {{"own",
              [&] {
@@ -121,7 +121,7 @@ std::string reduce_choice(int64_t ranks, int64_t bytes) {
   return tessera::gloo_reduces_at_once(ranks, bytes) ? "all-to-all" : "own";
 }
 
-// One row: the own way's time over each other's, and what mesh/collectives/gloo_choice.h takes.
+// Prints one row: the time of each algorithm, and which one mesh/collectives/gloo_choice.h chooses.
 void measure(const Collectives& collectives, const std::string& what, int64_t bytes, const std::vector<WayOf>& ways,
              const std::string& choice, bool speaks, int rounds) {
   std::vector<std::vector<double>> times(ways.size());
@@ -151,7 +151,8 @@ void serve(int rounds) {
   const int64_t n = world->size();
   const Collectives collectives(tessera::init_device_mesh("cpu", {n}, {}, world));
   const bool speaks = world->rank() == 0;
-  if (speaks) fmt::print("\n{} ranks: medians, and what mesh/collectives/gloo_choice.h takes; bytes of each rank\n", n);
+  if (speaks)
+    fmt::print("\n{} ranks: medians, and what mesh/collectives/gloo_choice.h chooses; bytes of each rank\n", n);
   for (int64_t bytes = 256; bytes <= 4 << 20; bytes *= 4) {
     Tensors t(n, bytes);
     measure(collectives, "all_gather", bytes, collectives.all_gather(t), gather_choice(n, bytes), speaks, rounds);
@@ -163,13 +164,14 @@ void serve(int rounds) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Which way of a collective is fastest over Gloo");
+  CLI::App app("Which algorithm of a collective is fastest over Gloo");
   std::vector<int64_t> ranks = {2, 4};
   int rounds = 15;
   std::string launch;
   bool is_rank = false;
-  app.add_option("--ranks", ranks, "numbers of ranks, each in its turn")->delimiter(',');
-  app.add_option("--rounds", rounds, "rounds of all ways in turn")->check(CLI::PositiveNumber);
+  app.add_option("--ranks", ranks, "numbers of ranks, one after the other")->delimiter(',');
+  app.add_option("--rounds", rounds, "rounds, in each of which every algorithm is measured")
+      ->check(CLI::PositiveNumber);
   app.add_option("--launch", launch, "the launcher's program")->envname("TESSERA_LAUNCH");
   app.add_flag("--as-rank", is_rank, "be one of the ranks")->group("");
   CLI11_PARSE(app, argc, argv);

@@ -1,5 +1,5 @@
-// Instructions of a cached call, counted by Valgrind's callgrind: the same on a noisy machine as on a quiet one. The
-// program starts itself under Valgrind, where it asks for a dump after each subject, and reads the dumps.
+// Counts the instructions of a cached call with Valgrind's callgrind, which other load on the machine does not change.
+// The program starts itself under Valgrind, where it requests a dump after each subject, and reads the dumps.
 
 #include <cstdlib>
 #include <filesystem>
@@ -44,7 +44,7 @@ void run_subjects(const std::vector<std::string>& names) {
   CALLGRIND_STOP_INSTRUMENTATION;
 }
 
-// This program under Valgrind, with the same arguments; its dumps in `folder`.
+// Runs this program under Valgrind with the same arguments; the dumps go to `folder`.
 void run_under_valgrind(const std::string& folder, char** argv) {
   std::vector<std::string> command = {"valgrind", "--tool=callgrind", "--instr-atstart=no",
                                       "--callgrind-out-file=" + folder + "/dump", "--log-file=" + folder + "/log"};
@@ -55,7 +55,7 @@ void run_under_valgrind(const std::string& folder, char** argv) {
   if (code != 0) throw std::runtime_error("the run under valgrind failed: see above");
 }
 
-// By what each dump was asked for, instructions a call.
+// Returns the instructions per call of each dump, by the dump's name.
 std::map<std::string, double> read_dumps(const std::string& folder) {
   std::map<std::string, double> out;
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
@@ -72,7 +72,7 @@ std::map<std::string, double> read_dumps(const std::string& folder) {
 
 void report(const std::vector<std::string>& names, const std::map<std::string, double>& counts,
             const std::string& json) {
-  fmt::print("{:<24}{:>10}{:>10}{:>10}\n", "instructions a call", "ours", "plain", "added");
+  fmt::print("{:<24}{:>10}{:>10}{:>10}\n", "instructions per call", "ours", "plain", "added");
   nlohmann::json rows = nlohmann::json::array();
   for (const std::string& name : names) {
     const double ours = counts.at("ours " + name);
@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
   std::string json;
   std::vector<std::string> rows = {"add", "mm"};
   app.add_option("--rows", rows, "rows of `tools/bench dispatch`");
-  app.add_option("--json", json, "write the figures there too");
+  app.add_option("--json", json, "write the figures to this file too");
   CLI11_PARSE(app, argc, argv);
   try {
     if (RUNNING_ON_VALGRIND != 0) {

@@ -71,12 +71,12 @@ Peer::~Peer() {
 double Peer::ask(const std::string& name, int calls) {
   const std::string line = fmt::format("{} {}\n", name, calls);
   if (write(to_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
-    throw std::runtime_error("peer: it has ended; its own words are above");
+    throw std::runtime_error("peer: it has ended; its own error is above");
   }
   while (pending_.find('\n') == std::string::npos) {
     char buffer[256];
     const ssize_t got = read(from_, buffer, sizeof buffer);
-    if (got <= 0) throw std::runtime_error(fmt::format("peer: no answer to {}; its own words are above", name));
+    if (got <= 0) throw std::runtime_error(fmt::format("peer: no answer to {}; its own error is above", name));
     pending_.append(buffer, static_cast<std::size_t>(got));
   }
   const std::string answer = pending_.substr(0, pending_.find('\n'));

@@ -11,7 +11,7 @@
 namespace tessera::bench {
 namespace {
 
-// Before what is given stands its size; so far before that alignment stays.
+// The size is stored this many bytes before the memory that is returned, which keeps its alignment.
 constexpr std::size_t kHead = 64;
 
 class CountingAllocator final : public c10::Allocator {
@@ -43,7 +43,8 @@ class CountingAllocator final : public c10::Allocator {
   }
 };
 
-// Tensors from before keep their own way of being freed. Never destroyed: tensors may outlive main.
+// Installs the counting allocator. Earlier tensors keep their own deleter. The allocator is never destroyed, since
+// tensors may outlive main.
 void count() {
   static CountingAllocator* const counting = [] {
     auto* const made = new CountingAllocator;

@@ -4,10 +4,10 @@
 
 namespace tessera::bench {
 
-// Bytes that tensors on the CPU hold in this process, of all threads, from the first use on. LibTorch's allocator is
-// the process's, so this is too; memory that other libraries take is not counted.
+// Returns the bytes that CPU tensors of this process hold, in all threads. Tensors count that were made after the first
+// call of one of these functions. Memory that other libraries allocate is not counted.
 int64_t allocated_bytes();
-// The most since the last restart_peak().
+// Returns the largest value since the last restart_peak().
 int64_t peak_bytes();
 void restart_peak();
 

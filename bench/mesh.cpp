@@ -1,4 +1,4 @@
-// What a mesh of 4,096 ranks costs one of them: 64 x 8 x 8 in a world that communicates nothing.
+// Measures what a mesh of 4,096 ranks costs one of them: 64 x 8 x 8 in a fake world.
 
 #include <functional>
 #include <string>
@@ -34,8 +34,8 @@ int main(int argc, char** argv) {
   CLI::App app("What a mesh of 4,096 ranks costs one of them");
   std::string json;
   bool check = false;
-  app.add_option("--json", json, "write the figures there too");
-  app.add_flag("--check", check, "fail where a goal is missed");
+  app.add_option("--json", json, "write the figures to this file too");
+  app.add_flag("--check", check, "fail when a goal is missed");
   CLI11_PARSE(app, argc, argv);
   const auto world = tessera::World::fake(1234, 4096);
   const auto build = [&] { return tessera::init_device_mesh("cpu", {64, 8, 8}, {"dp", "pp", "tp"}, world); };

@@ -1,5 +1,5 @@
-// How much of the input gradient's reduction hides behind the weight's gradient: a step of linear layers over a group
-// that adds a stated delay.
+// Measures how much of the input gradient's reduction overlaps with the computation of the weight's gradient: it runs a
+// step of a linear layer over a group that adds a given delay.
 
 #include <algorithm>
 #include <atomic>
@@ -37,11 +37,11 @@ struct Sizes {
   int64_t ranks = 2;
   int64_t tokens = 512;
   int64_t in = 1024;
-  int64_t out = 4096;  // of all ranks
+  int64_t out = 4096;  // summed over the ranks
   int rounds = 51;
 };
 
-// The layer's input is an operator's result, as it is within a model.
+// Runs a step of one layer, whose input is an operator's result, as in a model.
 struct Step {
   at::Tensor x;
   at::Tensor gradient;
@@ -72,20 +72,21 @@ Step by_styles(const Sizes& sizes, const DeviceMesh& mesh) {
           .forward = [tp](const at::Tensor& x) mutable { return tp(x.neg()); }};
 }
 
-// Times of rounds in turn: a step without a delay, the weight's gradient alone, and a step with one.
+// Holds the times of all rounds, each of which measures a step without a delay, a step with a delay, and the weight's
+// gradient alone.
 struct Times {
   std::vector<double> compute, weight_gradient, step;
 };
 
 struct OverlapRow {
   std::string way;
-  double share = 0;  // the delay over the weight gradient's time
-  double delay = 0;  // microseconds, as the others
+  double share = 0;  // the delay divided by the weight gradient's time
+  double delay = 0;  // in microseconds, like the figures below
   Figure compute, weight_gradient, step;
-  Ratio of_longer;  // step over the longer of computation and delay
+  Ratio of_longer;  // the step's time over the longer of computation and delay
 };
 
-// The slowest of all ranks, on each.
+// Returns the time of the slowest rank, on every rank.
 double slowest_of(double mine, const DeviceMesh& mesh) {
   return all_reduce(at::full({1}, mine, at::kDouble), mesh, 0, ReduceOp::kMax).item<double>();
 }
@@ -94,7 +95,7 @@ OverlapRow measure(const std::string& way, double share, const Sizes& sizes) {
   OverlapRow row{.way = way, .share = share};
   std::atomic<int64_t> delay{0};
   const tessera::testing::DelayedOptions options{.delay = [&](int64_t bytes) {
-    return std::chrono::microseconds(bytes > 1024 ? delay.load() : 0);  // of figures none
+    return std::chrono::microseconds(bytes > 1024 ? delay.load() : 0);  // none for the reductions of figures
   }};
   tessera::testing::run_delayed(sizes.ranks, options, [&](const std::shared_ptr<World>& world) {
     at::set_num_threads(1);
@@ -175,7 +176,7 @@ bool run(const Sizes& sizes, const std::vector<double>& shares, const std::strin
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("How much of the input gradient's reduction hides behind the weight's gradient");
+  CLI::App app("How much of the input gradient's reduction overlaps with computing the weight's gradient");
   Sizes sizes;
   std::vector<double> shares = {0.5, 0.9};
   std::string json;
@@ -184,11 +185,11 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", sizes.tokens, "rows of the input")->check(CLI::PositiveNumber);
   app.add_option("--in", sizes.in, "input features")->check(CLI::PositiveNumber);
   app.add_option("--out", sizes.out, "output features; the ranks divide them")->check(CLI::PositiveNumber);
-  app.add_option("--shares", shares, "delays, over the time of the weight's gradient")->delimiter(',');
+  app.add_option("--shares", shares, "delays, divided by the time of the weight's gradient")->delimiter(',');
   app.add_option("--rounds", sizes.rounds, "rounds")->check(CLI::PositiveNumber);
-  app.add_option("--json", json, "write the figures there too");
-  app.add_flag("--check", check, "fail where a goal is missed");
-  app.add_flag("--quick", quick, "small sizes, few rounds: whether it runs at all");
+  app.add_option("--json", json, "write the figures to this file too");
+  app.add_flag("--check", check, "fail when a goal is missed");
+  app.add_flag("--quick", quick, "small sizes and few rounds, to see whether it runs");
   CLI11_PARSE(app, argc, argv);
   if (quick) sizes = {.tokens = 32, .in = 64, .out = 128, .rounds = 2};
   return run_main("overlap", [&] { return run(sizes, shares, json, check); });

@@ -11,8 +11,8 @@
 namespace tessera::bench {
 namespace {
 
-// How many of `n` lie outside of the interval at each end: the most k so that at most k heads of n coins come in at
-// most 2.5% of throws.
+// Returns how many of `n` sorted elements lie outside the interval at each end: the largest k for which n throws of a
+// coin give at most k heads with a probability of at most 2.5%, or 0.
 std::size_t outside(std::size_t n) {
   const auto count = static_cast<double>(n);
   double below = 0;
@@ -29,7 +29,8 @@ std::size_t outside(std::size_t n) {
 
 Ratio ratio_of(const std::vector<double>& a, const std::vector<double>& b) {
   if (a.size() != b.size() || a.empty()) {
-    throw std::invalid_argument(fmt::format("ratio_of: {} and {} times; each has its pair", a.size(), b.size()));
+    throw std::invalid_argument(
+        fmt::format("ratio_of: {} and {} times; give equally many, at least one", a.size(), b.size()));
   }
   std::vector<double> all;
   for (std::size_t i = 0; i < a.size(); ++i) all.push_back(a[i] / b[i]);

@@ -1,4 +1,4 @@
-"""What the ranks of PyTorch's side share: Gloo, and the socket at which a benchmark tells them what to do."""
+"""Code of all ranks of PyTorch's side: it starts Gloo and reads a benchmark's commands from a socket."""
 
 import os
 import socket
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 
 def microseconds(body, calls):
-    """Of one call of `body`, all ranks having begun together."""
+    """Returns the microseconds of one call of `body`; all ranks begin together."""
     dist.barrier()
     begin = time.perf_counter()
     for _ in range(calls):

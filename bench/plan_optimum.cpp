@@ -14,7 +14,8 @@
 namespace tessera::bench {
 namespace {
 
-// Whether the planned time may be called the optimum's: each step's bytes are a whole number in the plan.
+// Returns whether the planned time equals `microseconds` up to rounding: the plan rounds each step's bytes to a whole
+// number.
 bool equal(const Plan& plan, const CostModel& model, double microseconds) {
   double slack = 1e-6 + 1e-6 * microseconds;
   for (const PlanStep& step : plan.steps()) {
@@ -28,7 +29,7 @@ std::string one_line(std::string text) {
   return text;
 }
 
-// What is wrong with our plan for one pair; "" when nothing is.
+// Returns what is wrong with our plan for one pair, or "".
 std::string judge(brute::BruteForce& optimum_of, const Sizes& shape, const Mesh& mesh, const Pair& pair,
                   const NamedModel& by, Quality& quality) {
   const auto& [from, to] = pair;
@@ -45,7 +46,7 @@ std::string judge(brute::BruteForce& optimum_of, const Sizes& shape, const Mesh&
   const std::string objection = optimum_of.objection(plan, from, to);
   if (!objection.empty()) return fmt::format("unsound: {}; {}", objection, plans);
   if (!equal(plan, by.model, optimum.microseconds)) {
-    return fmt::format("{}: {}", plan.microseconds() > optimum.microseconds ? "dearer" : "cheaper", plans);
+    return fmt::format("{}: {}", plan.microseconds() > optimum.microseconds ? "more expensive" : "cheaper", plans);
   }
   if (!bytes_only) return "";
   const LowerBound bound = lower_bound(shape, at::kFloat, mesh, from, to);
@@ -56,7 +57,7 @@ std::string judge(brute::BruteForce& optimum_of, const Sizes& shape, const Mesh&
   quality.to_bound.add(static_cast<double>(plan.max_bytes()), static_cast<double>(bound.max_bytes));
   const LowerBound counted = optimum_of.missing(from, to);
   if (bound.max_bytes != counted.max_bytes || bound.total_bytes != counted.total_bytes) {
-    return fmt::format("lower_bound says {} and {}, counted are {} and {}", bound.max_bytes, bound.total_bytes,
+    return fmt::format("lower_bound says {} and {}, but {} and {} were counted", bound.max_bytes, bound.total_bytes,
                        counted.max_bytes, counted.total_bytes);
   }
   return plan.max_bytes() == bound.max_bytes ? "" : fmt::format("above the lower bound {}: {}", bound.max_bytes, plans);

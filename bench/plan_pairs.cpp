@@ -10,7 +10,8 @@
 namespace tessera::bench {
 namespace {
 
-// Links of which the first is the fastest or the slowest by so much.
+// Returns a model in which the links of neighbouring mesh dimensions differ in speed; the first is the fastest or the
+// slowest.
 CostModel graded(int64_t mesh_ndim, double microseconds, double bytes_per_microsecond, bool first_is_fastest) {
   CostModel out;
   for (int64_t i = 0; i < mesh_ndim; ++i) {
@@ -36,7 +37,7 @@ std::vector<Placement> plain_choices() { return {Replicate(), Shard(0), Shard(1)
 
 namespace {
 
-// The first and the last part have all, half each.
+// Returns a partition in which the first and the last part have half of the elements each, and the others none.
 Placement ragged(int64_t parts, int64_t dim, int64_t size) {
   Sizes sizes(static_cast<std::size_t>(parts), 0);
   sizes.front() = size / 2;
@@ -44,7 +45,7 @@ Placement ragged(int64_t parts, int64_t dim, int64_t size) {
   return RaggedShard(dim, sizes);
 }
 
-// Element by element to parts that follow no order.
+// Returns a partition that gives single elements to parts in no regular order.
 Placement lists(int64_t parts, int64_t dim, int64_t size) {
   std::vector<Intervals> out(static_cast<std::size_t>(parts));
   for (int64_t i = 0; i < size; ++i) append(out[static_cast<std::size_t>((i * i + i / 2) % parts)], {i, i + 1});
@@ -93,7 +94,7 @@ std::vector<Placements> layouts(const Mesh& mesh, const Sizes& shape,
       const Placements placements = normalize(written, mesh, static_cast<int64_t>(shape.size()), "plan_quality");
       check_layout(placements, mesh, shape, "plan_quality");
       if (partials_commute(placements)) out.emplace(to_string(placements), placements);
-    } catch (const std::invalid_argument&) {  // it does not fit
+    } catch (const std::invalid_argument&) {  // it is not a valid layout
     }
   }
   std::vector<Placements> list;

@@ -20,25 +20,27 @@ struct NamedModel {
   std::string name;
   CostModel model;
 };
-// The tensors here have some hundred bytes, so for the measured models latency is all. The made-up ones let bytes weigh
-// as much as steps do, and alone.
+// Returns the cost models. The tensors here have some hundred bytes, so in the measured models only latency counts. In
+// the invented ones "balanced" and "bandwidth" bytes cost as much as steps, or nearly all.
 std::vector<NamedModel> models(const Mesh& mesh);
 
-// Replicate, Shards of two tensor dimensions, Partial; these and other kinds that may fit `ranks` of a mesh dimension.
+// plain_choices() returns Replicate, Shards of two tensor dimensions and Partial. all_choices() adds other kinds for a
+// mesh dimension of `ranks` ranks.
 std::vector<Placement> plain_choices();
 std::vector<Placement> all_choices(int64_t ranks, const Sizes& shape);
 
-// A ragged cut, and one by interval lists, over all mesh dimensions together.
+// Returns a ragged partition and one by interval lists, each over all mesh dimensions together.
 std::vector<Placements> joint_layouts(const Mesh& mesh, const Sizes& shape);
 
-// All combinations, one a mesh dimension, and `more`, those that are a layout.
+// Returns the valid layouts among all combinations of one choice per mesh dimension, and among `more`.
 std::vector<Placements> layouts(const Mesh& mesh, const Sizes& shape,
                                 const std::function<std::vector<Placement>(int64_t)>& choices_of,
                                 const std::vector<Placements>& more = {});
-// All pairs, or `most` drawn by `seed`.
+// Returns all pairs, or `most` random ones, drawn with `seed`, if there are more. With `most` 0 it returns all.
 std::vector<Pair> pairs(const std::vector<Placements>& layouts, std::size_t most, uint64_t seed);
 
-// Of what a plan costs to what it could: where that is nothing, a plan that costs is counted apart.
+// Collects ratios of a plan's cost to the least possible cost. If the latter is 0, a plan that costs something is
+// counted separately.
 class Ratios {
  public:
   void add(double cost, double least);

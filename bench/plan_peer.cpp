@@ -27,12 +27,12 @@ std::string peer_request(const Mesh& mesh, const Sizes& shape, const Pair& pair)
                      words(pair.second));
 }
 
-// One answer a request.
+// Runs the peer and returns one answer per request.
 std::vector<std::string> ask_peer(const std::string& command, const std::string& requests) {
-  // Without a name: nothing is left behind.
+  // The file has no name, so nothing is left behind.
   const std::unique_ptr<FILE, int (*)(FILE*)> input(std::tmpfile(), std::fclose);
   if (!input || std::fputs(requests.c_str(), input.get()) == EOF || std::fflush(input.get()) != 0) {
-    throw std::runtime_error("--peer: cannot write what to ask into a temporary file");
+    throw std::runtime_error("--peer: cannot write the requests to a temporary file");
   }
   FILE* const pipe = popen(fmt::format("{} < /proc/self/fd/{}", command, fileno(input.get())).c_str(), "r");
   if (!pipe) throw std::runtime_error(fmt::format("--peer: cannot start {}", command));
@@ -49,14 +49,15 @@ std::vector<std::string> ask_peer(const std::string& command, const std::string&
   return out;
 }
 
-// Follows "mesh dimension:placement" steps, each over one mesh dimension, priced as ours are. False when one cannot be.
+// Adds up the bytes of "mesh dimension:placement" steps, each over one mesh dimension, computed like those of our
+// steps. Returns false if a step is impossible.
 bool follow(std::istringstream& words, Placements now, brute::BruteForce& steps_of, double& bytes, int64_t& steps) {
   for (std::string word; words >> word;) {
     const std::size_t colon = word.find(':');
     const auto mesh_dim = static_cast<std::size_t>(std::stoll(word.substr(0, colon)));
     Placements next = now;
     next[mesh_dim] = parse_placement(word.substr(colon + 1));
-    std::optional<brute::Step> cheapest;  // the peer's reductions too are of the better kind
+    std::optional<brute::Step> cheapest;  // the cheaper kind of reduction, for the peer too
     for (const brute::Step& step : steps_of.steps(now, next)) {
       const bool along = (step.over & ~(brute::MeshDims{1} << mesh_dim)) == 0;
       if (along && (!cheapest || step.bytes < cheapest->bytes)) cheapest = step;

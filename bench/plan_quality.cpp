@@ -1,6 +1,7 @@
-// How good plans are, by counting: ours beside the optimum that trying everything finds, beside the bytes that no plan
-// can save, and beside PyTorch's own planner for the same pairs; and how long planning takes. No processes, no tensors:
-// but for the times, the figures are the same on every machine. Fails when a plan is not the best.
+// Measures how good plans are: ours beside the optimum that an exhaustive search finds, beside the bytes that every
+// plan needs, and beside PyTorch's own planner for the same pairs; and how long planning takes. It uses no processes
+// and no tensors, so that all figures except the times are the same on every machine. It fails when a plan is not the
+// best.
 
 #include <algorithm>
 #include <cstdlib>
@@ -23,8 +24,7 @@ namespace {
 using namespace tessera;
 using namespace tessera::bench;
 
-// ---- the time of planning
-// -----------------------------------------------------------------------------------------------
+// ---- planning time ------------------------------------------------------------------------------------------------
 
 struct PlanningTime {
   std::string mesh, model;
@@ -33,7 +33,7 @@ struct PlanningTime {
   int64_t mesh_ndim = 0;
 };
 
-// Of this thread on a processor: planning waits for nothing, and what else the machine does is left out.
+// Returns the processor time of this thread: planning never waits, and other load on the machine does not count.
 double processor_microseconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -45,7 +45,7 @@ std::vector<PlanningTime> time_planning(const Mesh& mesh, const Sizes& shape, st
   const auto all = layouts(mesh, shape, [](int64_t) { return plain_choices(); });
   for (const NamedModel& by : models(mesh)) {
     std::vector<double> samples;
-    for (const auto& [from, to] : pairs(all, count, 3)) {  // each once: nothing is there to be remembered
+    for (const auto& [from, to] : pairs(all, count, 3)) {  // each pair once, so that no cache helps
       const double start = processor_microseconds();
       plan_redistribute(shape, at::kFloat, mesh, from, to, by.model);
       samples.push_back(processor_microseconds() - start);
@@ -56,8 +56,7 @@ std::vector<PlanningTime> time_planning(const Mesh& mesh, const Sizes& shape, st
   return out;
 }
 
-// ---- what is written
-// ----------------------------------------------------------------------------------------------------
+// ---- output -------------------------------------------------------------------------------------------------------
 
 struct Results {
   std::vector<Quality> quality;
@@ -98,7 +97,7 @@ void print(const Results& results) {
   }
 }
 
-// The median of each mesh and model, and the large mesh beside the small one.
+// Returns one goal per mesh and model, for the median.
 std::vector<bench::Goal> goals_of(const std::vector<PlanningTime>& times) {
   std::vector<bench::Goal> out;
   for (const PlanningTime& t : times) {
@@ -148,12 +147,11 @@ void write_results(const std::string& path, const Results& results) {
   bench::write_json(path, "plan_quality", rows);
 }
 
-// ---- what is measured
-// ---------------------------------------------------------------------------------------------------
+// ---- measurement --------------------------------------------------------------------------------------------------
 
 struct Setting {
   Sizes mesh, shape;
-  std::size_t most = 0;  // pairs; 0: all
+  std::size_t most = 0;  // at most this many pairs; 0: all
 };
 
 std::vector<Setting> settings(std::size_t pairs_3d, std::size_t pairs_64) {
@@ -188,14 +186,15 @@ int main(int argc, char** argv) {
   std::size_t pairs_3d = 20000, pairs_64 = 2000, timed = 301;
   int examples = 0;
   bool time_only = false, check = false;
-  app.add_option("--json", json, "write the figures there too");
-  app.add_option("--peer", peer_script, "PyTorch's side; without it only ours")->envname("TESSERA_PLAN_QUALITY_PEER");
+  app.add_option("--json", json, "write the figures to this file too");
+  app.add_option("--peer", peer_script, "program that runs PyTorch's planner; without it only ours is measured")
+      ->envname("TESSERA_PLAN_QUALITY_PEER");
   app.add_option("--pairs-3d", pairs_3d, "pairs on a mesh of (2, 2, 2)")->check(CLI::PositiveNumber);
   app.add_option("--pairs-64", pairs_64, "pairs on a mesh of (8, 8)")->check(CLI::PositiveNumber);
-  app.add_option("--timed", timed, "pairs whose planning is timed, a mesh and model; 0: none");
-  app.add_flag("--check", check, "fail where planning takes longer than it is to");
+  app.add_option("--timed", timed, "pairs whose planning is timed, per mesh and model; 0: none");
+  app.add_flag("--check", check, "fail when planning takes longer than its goal");
   app.add_flag("--time-only", time_only, "only the time that planning takes");
-  app.add_option("--examples", examples, "show so many plans that are off, a mesh, tensor and model");
+  app.add_option("--examples", examples, "show so many plans that are off, per mesh, tensor and model");
   CLI11_PARSE(app, argc, argv);
   const char* python = std::getenv("TESSERA_PYTHON");
   try {

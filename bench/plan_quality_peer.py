@@ -1,11 +1,11 @@
-"""PyTorch's own redistribution: reads "MESH;SHAPE;FROM;TO" lines, answers each with what it moves and its planner's steps. See
-plan_quality.cpp.
+"""Runs PyTorch's own redistribution: reads lines "MESH;SHAPE;FROM;TO" and answers each with the bytes that it moves and
+its planner's steps. See plan_quality.cpp.
 
-    2,3;8,12;S(0) P(sum);R S(0)   ->   288 | 1:S(0) 0:R ...   (bytes that rank 0 receives in the collectives which run on CPU
-                                                              tensors | mesh dimension : what its placement becomes)
-                                       - why                  (what it does not support)
+    2,3;8,12;S(0) P(sum);R S(0)   ->   288 | 1:S(0) 0:R ...   (bytes that rank 0 receives in the collectives which run
+                                                              on CPU tensors | mesh dimension : its new placement)
+                                       - why                  (PyTorch does not support this redistribution)
 
-No rank receives more than rank 0: torch.chunk's first piece is the largest, and PyTorch pads the others of a group to it.
+No rank receives more than rank 0: torch.chunk's first piece is the largest, and PyTorch pads the others to its size.
 """
 
 import logging
@@ -97,7 +97,7 @@ def answer(line):
 
 
 def main():
-    logging.getLogger("torch").setLevel(logging.ERROR)  # that it gathers for an all-to-all
+    logging.getLogger("torch").setLevel(logging.ERROR)  # no warning that it gathers for an all-to-all
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=64)
     for line in sys.stdin:
         try:

@@ -7,10 +7,11 @@
 
 namespace tessera::bench {
 
-// What a rank does that is told "WHAT REST"; gives its answer.
+// Executes a command "WHAT REST" on a rank and returns its answer.
 using Doing = std::function<std::string(const std::string& what, const std::string& rest)>;
 
-// Does what the benchmark says at `socket`, until that ends. What `doing` throws is an answer too: "error TEXT".
+// Executes the commands that the benchmark sends over `socket`, until that ends. An exception of `doing` becomes the
+// answer "error TEXT".
 void serve(const std::string& socket, const World& world, const Doing& doing);
 
 }  // namespace tessera::bench

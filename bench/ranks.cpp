@@ -17,7 +17,7 @@
 namespace tessera::bench {
 namespace {
 
-// In Linux's abstract namespace: a zero, then the name and zeros.
+// Returns the address of `name` in Linux's abstract namespace: a zero, then the name, then zeros.
 sockaddr_un address_of(const std::string& name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -66,7 +66,7 @@ Ranks::~Ranks() {
   if (pid_ > 0) wait_for(pid_);
 }
 
-// A rank's first line is its number.
+// Accepts the ranks' connections. The first line that a rank sends is its number.
 void Ranks::accept_all(int64_t size) {
   ranks_.resize(static_cast<std::size_t>(size));
   for (int64_t come = 0; come < size;) {
@@ -74,7 +74,7 @@ void Ranks::accept_all(int64_t size) {
     if (::poll(&waiting, 1, 200) == 0) {
       if (::waitpid(pid_, nullptr, WNOHANG) != pid_) continue;
       pid_ = -1;
-      throw std::runtime_error(fmt::format("{}: it ended before its ranks came; its own words are above", name_));
+      throw std::runtime_error(fmt::format("{}: it ended before its ranks connected; its own error is above", name_));
     }
     Line rank{.file = ::accept4(listening_, nullptr, nullptr, SOCK_CLOEXEC), .pending = {}};
     std::string number;
@@ -85,12 +85,13 @@ void Ranks::accept_all(int64_t size) {
 }
 
 std::vector<std::string> Ranks::ask(const std::string& line) {
-  for (const Line& rank : ranks_) write_line(rank.file, line);  // who has ended does not answer
+  for (const Line& rank : ranks_)
+    write_line(rank.file, line);  // a rank that has ended is noticed when it does not answer
   std::vector<std::string> answers;
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     std::string answer;
     if (!read_line(ranks_[i].file, ranks_[i].pending, answer)) {
-      throw std::runtime_error(fmt::format("{}: rank {} has ended at \"{}\"; its own words are above", name_, i, line));
+      throw std::runtime_error(fmt::format("{}: rank {} has ended at \"{}\"; its own error is above", name_, i, line));
     }
     answers.push_back(answer);
   }
@@ -106,7 +107,7 @@ RankLine::RankLine(const std::string& socket, int64_t rank) {
   const sockaddr_un address = address_of(socket);
   file_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (file_ < 0 || ::connect(file_, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    throw std::runtime_error(fmt::format("ranks: nobody is at socket {}: {}", socket, std::strerror(errno)));
+    throw std::runtime_error(fmt::format("ranks: cannot connect to socket {}: {}", socket, std::strerror(errno)));
   }
   answer(std::to_string(rank));
 }

@@ -6,19 +6,20 @@
 
 namespace tessera::bench {
 
-// Processes, one a rank, that do what this one tells them: a line goes to all, and all answer with a line. They listen
-// at a socket, which is no file but a name, so that neither who starts them nor MPI matters, and use no processor while
-// they wait.
+// Starts processes, one per rank, that execute this one's commands: it sends a line to all, and each answers with a
+// line. They connect to a socket with an abstract name, so it does not matter who starts them or whether MPI is used,
+// and they use no processor while they wait.
 class Ranks {
  public:
-  // Starts `command` SOCKET, which starts `size` ranks, and waits for them. Throws std::runtime_error when it ends
-  // before.
+  // Runs `command` SOCKET, which starts `size` ranks, and waits until they connect. Throws std::runtime_error when it
+  // ends before that.
   Ranks(const std::string& name, std::vector<std::string> command, int64_t size);
   ~Ranks();
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  // The answers by rank. Throws std::runtime_error when a rank has ended, or answers "error TEXT".
+  // Sends `line` to all ranks and returns their answers, by rank. Throws std::runtime_error when a rank has ended, or
+  // answers "error TEXT".
   std::vector<std::string> ask(const std::string& line);
 
  private:
@@ -34,7 +35,7 @@ class Ranks {
   std::vector<Line> ranks_;
 };
 
-// One of them.
+// Connects one rank to the process that commands it.
 class RankLine {
  public:
   RankLine(const std::string& socket, int64_t rank);
@@ -42,7 +43,7 @@ class RankLine {
   RankLine(const RankLine&) = delete;
   RankLine& operator=(const RankLine&) = delete;
 
-  // The next line without its end; false when there are no more.
+  // Reads the next line, without its newline. Returns false when there are no more.
   bool next(std::string& line);
   void answer(const std::string& text);
 

@@ -27,7 +27,7 @@ at::Tensor weight_gradient(const at::Tensor& g, const at::Tensor& x) {
 }
 at::Tensor bias_gradient(const at::Tensor& g) { return g.flatten(0, -2).sum(0); }
 
-// By rows of the weight: each rank has its features of the output, and a term of the input's gradient.
+// The weight is sharded by rows: each rank computes some features of the output, and one term of the input's gradient.
 struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             const Backend& group) {
@@ -45,7 +45,7 @@ struct ColumnLinear : torch::autograd::Function<ColumnLinear> {
   }
 };
 
-// By columns of the weight: each rank has a term of the output.
+// The weight is sharded by columns: each rank computes one term of the output.
 struct RowLinear : torch::autograd::Function<RowLinear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                             const Backend& group) {

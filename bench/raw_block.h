@@ -10,13 +10,13 @@
 
 namespace tessera::bench {
 
-// The block as somebody would write it by hand for tensor parallel ranks: plain LibTorch, and c10d's own all-reduces,
-// two in forward and two in backward, those of backward while the weight's gradient is computed.
+// Implements the block as one would write it by hand for tensor-parallel ranks: with plain LibTorch and c10d's own
+// all-reduces, two in forward and two in backward. Those of backward run while the weight's gradient is computed.
 class RawBlock {
  public:
   RawBlock(const BlockSize& size, const DeviceMesh& mesh);
   at::Tensor forward(const at::Tensor& x) const;
-  // This rank's pieces, in the order of block_parameters().
+  // Returns this rank's pieces, in the order of block_parameters().
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
  private:

@@ -17,7 +17,7 @@ using Backend = c10::intrusive_ptr<c10d::Backend>;
 using Counts = std::vector<int64_t>;
 using Work = c10::intrusive_ptr<c10d::Work>;
 
-// A range in each dimension of a tensor.
+// Describes a range in each dimension of a tensor.
 struct Box {
   std::vector<int64_t> begins;
   std::vector<int64_t> sizes;
@@ -41,8 +41,8 @@ Box box_of(const Tile& whole, const Tile& part) {
   return out;
 }
 
-// Whether the boxes of a tensor of `sizes` lie one after the other, so that nothing is to be packed: slices of the
-// first dimension that has more than one position.
+// Returns whether the boxes of a tensor of `sizes` are adjacent in memory, so that nothing must be packed: they are
+// slices of the first dimension whose size is above 1.
 bool rows_in_order(const std::vector<Box>& boxes, const std::vector<int64_t>& sizes) {
   const auto cut = static_cast<std::size_t>(
       std::find_if(sizes.begin(), sizes.end(), [](int64_t size) { return size > 1; }) - sizes.begin());
@@ -81,7 +81,7 @@ void copy_into(const at::Tensor& flat, const std::vector<Box>& boxes, const at::
   }
 }
 
-// One step at this rank.
+// Describes one step on this rank.
 struct StepOnRank {
   StepOnRank(const PlanStep& plan_step, const Plan& whole_plan, const DeviceMesh& device_mesh)
       : step(plan_step),

@@ -10,8 +10,9 @@
 
 namespace tessera::bench {
 
-// What somebody would write by hand for one plan of float32 tensors, Shards and sums on the CPU: c10d's own calls, and
-// one copy where the layout forces it to be packed or unpacked. All buffers, results too, are kept from call to call.
+// Implements one plan as one would write it by hand, for float32 tensors, Shards and sums on the CPU: with c10d's own
+// calls, and one copy where the layout requires packing or unpacking. All buffers, including results, are kept between
+// calls.
 class RawRoute {
  public:
   RawRoute(const Plan& plan, const DeviceMesh& mesh);

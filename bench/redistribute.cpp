@@ -1,5 +1,5 @@
-// How fast tensors are redistributed, beside PyTorch's DTensor over Gloo and beside raw c10d calls of the same plan:
-// real processes, ours and the peer's measured in turn, one side at a time.
+// Measures how fast tensors are redistributed, beside PyTorch's DTensor over Gloo and beside raw c10d calls of the same
+// plan. It uses real processes and measures ours and the peer's in turn, one side at a time.
 
 #include <algorithm>
 #include <sstream>
@@ -34,7 +34,7 @@ struct Arguments : SidesArguments {
   std::string only;
 };
 
-// Of the ranks' answers to a case: elements and checksum of each rank's piece, and whether it communicates.
+// Holds the ranks' answers to a case: elements and checksum of each rank's piece, and whether the case communicates.
 struct Result {
   std::vector<std::pair<int64_t, int64_t>> pieces;
   bool communicates = false;
@@ -53,7 +53,7 @@ Result result_of(const std::vector<std::string>& answers) {
     int64_t elements = 0, checksum = 0;
     int communicates = 0;
     if (!(in >> elements >> checksum)) throw std::runtime_error(fmt::format("\"{}\" is no answer to a case", answer));
-    in >> communicates;  // ours say so
+    in >> communicates;  // only our ranks answer this
     out.pieces.emplace_back(elements, checksum);
     out.communicates |= communicates != 0;
   }
@@ -75,7 +75,7 @@ void check_alike(const RedistributeCase& wanted, const Result& ours, const Resul
 
 double timed(Ranks& ranks, const char* what, int calls) { return slowest(ranks, fmt::format("{} {}", what, calls)); }
 
-// So many that the slowest of the three takes `round_ms` or so.
+// Returns how many calls take about `round_ms`, where a call takes `microseconds`.
 int calls_for(double microseconds, double round_ms) {
   return static_cast<int>(std::clamp(round_ms * 1000 / std::max(microseconds, 1.0), 2.0, 100.0));
 }
@@ -90,7 +90,7 @@ RedistributeRow measure(const RedistributeCase& wanted, Ranks& ours, Ranks& peer
   const int calls = calls_for(first, arguments.round_ms);
   std::vector<double> a, b, c, peer_to_ours, ours_to_raw;
   for (int round = 0; round < arguments.rounds; ++round) {
-    // In turn who comes first.
+    // Ours and raw take turns to be first.
     if (round % 2 == 1) b.push_back(timed(ours, "raw", calls));
     a.push_back(timed(ours, "ours", calls));
     if (round % 2 == 0) b.push_back(timed(ours, "raw", calls));
@@ -108,7 +108,7 @@ RedistributeRow measure(const RedistributeCase& wanted, Ranks& ours, Ranks& peer
 
 std::vector<RedistributeRow> measure_on(int64_t size, const Arguments& arguments) {
   TwoSides sides(arguments, size);
-  fmt::print("\n{} ranks over {}\n{:<52}{:>11}{:>11}{:>11}{:>9}{:>9}\n", size, arguments.backend, "us a call", "ours",
+  fmt::print("\n{} ranks over {}\n{:<52}{:>11}{:>11}{:>11}{:>9}{:>9}\n", size, arguments.backend, "us per call", "ours",
              "raw", "peer", "peer/ours", "ours/raw");
   std::vector<RedistributeRow> rows;
   for (const RedistributeCase& each : tessera::bench::redistribute_cases(size, arguments.sizes)) {
@@ -119,7 +119,7 @@ std::vector<RedistributeRow> measure_on(int64_t size, const Arguments& arguments
   return rows;
 }
 
-// Whether it may be called a success.
+// Returns whether the program succeeds: every goal is met, or --check is not given.
 bool run(const Arguments& arguments) {
   std::vector<RedistributeRow> rows;
   for (const int64_t size : arguments.ranks) {
@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
   Arguments arguments;
   tessera::bench::add_options(app, arguments, "TESSERA_REDISTRIBUTE_PEER");
   app.add_option("--sizes", arguments.sizes, "n: tensors of n x n, and of n-1 x n+1")->delimiter(',');
-  app.add_option("--only", arguments.only, "measure only rows that have this in their names");
+  app.add_option("--only", arguments.only, "measure only rows whose names contain this");
   CLI11_PARSE(app, argc, argv);
   return tessera::bench::run_main("redistribute", [&] {
     if (!arguments.rank_at.empty()) return tessera::bench::serve_redistribute(arguments.rank_at), true;

@@ -1,7 +1,8 @@
-"""PyTorch's DTensor on the same redistributions, one process a rank: told what to do by redistribute.cpp at a socket.
+"""Runs the same redistributions with PyTorch's DTensor, one process per rank; redistribute.cpp sends the commands over
+a socket.
 
-    case MESH;SHAPE;FROM;TO   ->   ELEMENTS CHECKSUM of the result here, or "refused WHY" of one that PyTorch does not offer
-    ours CALLS                ->   microseconds a call
+    case MESH;SHAPE;FROM;TO   ->   ELEMENTS CHECKSUM of this rank's result, or "refused WHY" if PyTorch has no such one
+    ours CALLS                ->   microseconds per call
 """
 
 import logging
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 import peer_rank
 
 MESHES = {}
-# PyTorch's words for any redistribution to Partial. All else that is raised ends this process, and the benchmark.
+# PyTorch refuses any redistribution to Partial with this text. Any other error ends this process, and the benchmark.
 REFUSAL = "redistributing to Partial is for internal use only"
 
 
@@ -37,7 +38,7 @@ class Case:
         shape = [int(n) for n in shape_text.split(",")]
         source, self.target = ([placement_of(p) for p in end.split()] for end in ends)
         whole = (torch.arange(torch.Size(shape).numel()) % 251).float().view(shape)
-        # The pieces of a Partial are the whole on every rank.
+        # The pieces of a Partial are the whole tensor on every rank.
         cut = [Replicate() if p.is_partial() else p for p in source]
         local = distribute_tensor(whole, self.mesh, cut, src_data_rank=None).to_local().contiguous()
         self.tensor = DTensor.from_local(local, self.mesh, source, run_check=False, shape=whole.shape, stride=whole.stride())
@@ -47,13 +48,13 @@ class Case:
 
 
 def checksum(local):
-    """Of values and their places: another order gives another one. As in redistribute_rank.cpp."""
+    """Returns a checksum of the values and their positions. redistribute_rank.cpp computes the same."""
     places = torch.arange(local.numel())
     return (local.flatten().long() * (places * 2654435761 % 1009)).sum().item()
 
 
 def main():
-    logging.getLogger("torch").setLevel(logging.ERROR)  # that it gathers for an all-to-all
+    logging.getLogger("torch").setLevel(logging.ERROR)  # no warning that it gathers for an all-to-all
     state = {}
 
     def doing(what, rest):

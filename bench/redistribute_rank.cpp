@@ -22,14 +22,14 @@
 namespace tessera::bench {
 namespace {
 
-// Of values and their places: another order gives another one. As in redistribute_peer.py; exact, these being whole
-// numbers.
+// Returns a checksum of the values and their positions, so that another order gives another sum. It is exact, since the
+// values are whole numbers. redistribute_peer.py computes the same.
 int64_t checksum(const at::Tensor& local) {
   const at::Tensor places = at::arange(local.numel(), at::kLong);
   return local.flatten().to(at::kLong).mul(places.mul(2654435761).remainder(1009)).sum().item<int64_t>();
 }
 
-// One case on this rank: the DTensor, and the same by raw calls.
+// Runs one case on this rank, with a DTensor and with raw calls.
 class Redistribution {
  public:
   Redistribution(const RedistributeCase& wanted, const DeviceMesh& mesh) : to_(wanted.to), tensor_(make(wanted, mesh)) {
@@ -49,7 +49,7 @@ class Redistribution {
   }
 
  private:
-  // The pieces of a Partial are the whole on every rank.
+  // The pieces of a Partial are the whole tensor on every rank.
   at::Tensor make(const RedistributeCase& wanted, const DeviceMesh& mesh) {
     const at::Tensor whole =
         at::arange(wanted.bytes() / 4, at::kLong).remainder_(251).to(at::kFloat).view(wanted.shape);

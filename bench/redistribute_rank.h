@@ -4,11 +4,10 @@
 
 namespace tessera::bench {
 
-// One of our ranks: does what tools/bench redistribute tells it at `socket`, until that ends.
+// Runs one of our ranks: executes the commands that tools/bench redistribute sends over `socket`, until that ends.
 //
-//   case MESH;SHAPE;FROM;TO   -> ELEMENTS CHECKSUM COMMUNICATES of the result here; raw calls must give the same
-//                             elements
-//   ours CALLS, raw CALLS     ->   microseconds a call
+//   case MESH;SHAPE;FROM;TO   ->   ELEMENTS CHECKSUM COMMUNICATES of this rank's result; raw calls must give the same
+//   ours CALLS, raw CALLS     ->   microseconds per call
 void serve_redistribute(const std::string& socket);
 
 }  // namespace tessera::bench

@@ -11,9 +11,9 @@ namespace tessera::bench {
 struct RedistributeRow {
   RedistributeCase of;
   bool communicates = false;
-  std::string refused;     // why the peer does not do it
-  Figure ours, raw, peer;  // the slowest rank's
-  // Medians of each round's own ratios: drift meets both sides alike.
+  std::string refused;     // why the peer refuses the case, or empty
+  Figure ours, raw, peer;  // of the slowest rank
+  // These are medians of each round's ratios, so that drift affects both sides equally.
   double peer_to_ours = 0;
   double ours_to_raw = 0;
 
@@ -21,10 +21,10 @@ struct RedistributeRow {
 };
 
 void print_row(const RedistributeRow& row);
-// Over the rows that communicate: geometric means, the least row, changes of Shards apart, and what is added to raw
-// calls. Then what the peer refused, and why.
+// Prints, for the rows that communicate, the geometric mean, the least and the most of peer/ours and ours/raw, and of
+// peer/ours for changes of Shards separately. Then prints how many rows the peer refused, and why.
 void print_summary(const std::vector<RedistributeRow>& rows);
-// What is wanted of them over `backend`.
+// Returns the goals of `rows` over `backend`.
 std::vector<Goal> goals_of(const std::string& backend, const std::vector<RedistributeRow>& rows);
 void write_redistribute_json(const std::string& path, const std::string& backend,
                              const std::vector<RedistributeRow>& rows);

@@ -1,5 +1,5 @@
-// What a transformer block keeps for backward when its activations are cut along the sequence, beside one process's
-// part and beside the published formula.
+// Measures the bytes that a transformer block keeps for backward when its activations are sharded along the sequence,
+// beside one process's bytes divided by the ranks and beside the published formula.
 
 #include <functional>
 #include <map>
@@ -35,12 +35,12 @@ const ParallelPlan kPlan = {{"norm?", SequenceParallel(0)},
                             {"up", ColwiseParallel({.input_layouts = Shard(0), .gather_input_again = true})},
                             {"down", RowwiseParallel({.output_layouts = Shard(0)})}};
 
-// Of tensors that somebody holds: memory that is kept for the next one is not.
+// Returns the bytes of tensors that somebody holds, without memory that is kept for reuse.
 int64_t held_bytes() { return allocated_bytes() - static_cast<int64_t>(reusable_bytes()); }
 
-// A block and what goes into it, on one rank.
+// Holds a block and makes its input, on one rank.
 struct Subject {
-  std::function<at::Tensor()> input;  // counts, as it does in the formula
+  std::function<at::Tensor()> input;  // the input is counted, as in the formula
   std::function<at::Tensor(const at::Tensor&)> forward;
 };
 using MakeSubject = std::function<Subject(const BlockSize& size, const DeviceMesh& mesh)>;
@@ -70,21 +70,21 @@ Subject in_one_process(const BlockSize& size, const DeviceMesh&) {
 
 int64_t own_bytes(const at::Tensor& t) { return static_cast<int64_t>((is_dtensor(t) ? to_local(t) : t).nbytes()); }
 
-// Bytes that all ranks together keep between forward and backward. The output is the next block's input, and counts
-// there.
+// Returns the bytes that all ranks together keep between forward and backward. The output is not counted, since it is
+// the next block's input.
 int64_t saved_bytes(int64_t ranks, const BlockSize& size, const MakeSubject& make) {
   std::vector<int64_t> outputs(static_cast<std::size_t>(ranks));
   int64_t before = 0, after = 0;
   run_in_process(ranks, [&](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {ranks}, {"tp"}, world);
     const Subject subject = make(size, mesh);
-    // All meet, one reads while nobody works, all go on.
+    // One rank reads while the others wait between two barriers.
     const auto read = [&](int64_t& into) {
       if (ranks > 1) barrier(mesh, 0);
       if (world->rank() == 0) into = held_bytes();
       if (ranks > 1) barrier(mesh, 0);
     };
-    subject.forward(subject.input());  // what a group and a specification need is there
+    subject.forward(subject.input());  // makes what groups and specs keep, so that it is not counted
     read(before);
     const at::Tensor x = subject.input();
     const at::Tensor y = subject.forward(x);
@@ -96,13 +96,14 @@ int64_t saved_bytes(int64_t ranks, const BlockSize& size, const MakeSubject& mak
   return out;
 }
 
-// Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, table 2: 16-bit activations of one
-// layer.
+// Returns the bytes of one layer's 16-bit activations. Source: Korthikanti et al., Reducing Activation Recomputation in
+// Large Transformer Models, table 2.
 double published_bytes(const BlockSize& size) {
   const auto s = static_cast<double>(size.sequence), b = static_cast<double>(size.batch);
   return s * b * (34 * static_cast<double>(size.hidden) + 5 * static_cast<double>(size.heads) * s);
 }
-// Of it what a block without dropout has: without two masks of sbh, one of as^2b, and the dropped weights, 2 as^2b.
+// Returns the part of it that a block without dropout has: it omits two masks of sbh bytes, one of as^2b, and the
+// dropped weights, 2 as^2b.
 double without_dropout_bytes(const BlockSize& size) {
   const auto s = static_cast<double>(size.sequence), b = static_cast<double>(size.batch);
   return s * b * (32 * static_cast<double>(size.hidden) + 2 * static_cast<double>(size.heads) * s);
@@ -112,7 +113,7 @@ struct MemoryRow {
   int64_t ranks = 0;
   BlockSize size;
   double one = 0;                       // one process's bytes
-  std::map<std::string, double> saved;  // a rank's bytes, by way
+  std::map<std::string, double> saved;  // one rank's bytes, by implementation
 
   std::string name() const { return fmt::format("{} ranks, hidden {}", ranks, size.hidden); }
   double ratio(const std::string& way) const { return saved.at(way) / (one / static_cast<double>(ranks)); }
@@ -152,7 +153,7 @@ nlohmann::json json_of(const MemoryRow& row) {
 
 bool run(const std::vector<int64_t>& ranks, const std::vector<int64_t>& hidden, const BlockSize& shape,
          const std::string& json, bool check) {
-  fmt::print("{:<26}{:>14}{:>14}{:>14}{:>12}{:>9}{:>12}{:>9}\n", "bytes a rank, bfloat16", "published", "no dropout",
+  fmt::print("{:<26}{:>14}{:>14}{:>14}{:>12}{:>9}{:>12}{:>9}\n", "bytes per rank, bfloat16", "published", "no dropout",
              "one process/t", "styles", "ratio", "layers", "ratio");
   std::vector<Goal> goals;
   nlohmann::json rows = nlohmann::json::array();
@@ -179,7 +180,7 @@ bool run(const std::vector<int64_t>& ranks, const std::vector<int64_t>& hidden, 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("What a transformer block cut along the sequence keeps for backward");
+  CLI::App app("Bytes that a transformer block, sharded along the sequence, keeps for backward");
   std::vector<int64_t> ranks = {2, 4}, hidden = {256, 512, 1024};
   BlockSize shape;
   std::string json;
@@ -188,13 +189,13 @@ int main(int argc, char** argv) {
   app.add_option("--hidden", hidden, "features")->delimiter(',');
   app.add_option("--sequence", shape.sequence, "tokens of a sequence; the ranks divide it")->check(CLI::PositiveNumber);
   app.add_option("--batch", shape.batch, "sequences")->check(CLI::PositiveNumber);
-  app.add_option("--json", json, "write the figures there too");
-  app.add_flag("--check", check, "fail where a goal is missed");
+  app.add_option("--json", json, "write the figures to this file too");
+  app.add_flag("--check", check, "fail when a goal is missed");
   app.add_flag("--quick", quick, "one small row");
   CLI11_PARSE(app, argc, argv);
   if (quick) ranks = {2}, hidden = {256};
   return run_main("sequence_memory", [&] {
-    restart_peak();  // bytes are counted from here on
+    restart_peak();  // starts counting
     return run(ranks, hidden, shape, json, check);
   });
 }

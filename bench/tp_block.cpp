@@ -1,5 +1,5 @@
-// What a step of a transformer block costs on tensor parallel ranks: by styles and by layers, beside the same written
-// by hand with c10d's own calls and beside PyTorch's parallelize_module.
+// Measures a step of a transformer block on tensor-parallel ranks: by styles and by layers, beside one written by hand
+// with c10d's own calls and beside PyTorch's parallelize_module.
 
 #include <cmath>
 #include <map>
@@ -22,13 +22,13 @@ namespace {
 
 using namespace tessera::bench;
 
-constexpr double kTolerance = 1e-4;  // of the sum of magnitudes: float32, in other orders
+constexpr double kTolerance = 1e-4;  // relative to the sum of magnitudes: float32 sums in different orders
 
 struct TpBlockRow {
   int64_t ranks = 0;
   BlockSize size;
   std::map<std::string, double> microseconds;  // medians
-  std::map<std::string, Ratio> to_hand;        // ours over by hand
+  std::map<std::string, Ratio> to_hand;        // ours over the one by hand
   std::map<std::string, Ratio> from_peer;      // PyTorch over ours
 
   std::string name() const { return fmt::format("{} ranks, hidden {}", ranks, size.hidden); }
@@ -41,14 +41,14 @@ std::vector<double> numbers_in(const std::string& text) {
   return out;
 }
 
-// Sums and magnitudes in turn.
+// Throws std::runtime_error unless the sums differ by rounding only. `mine` and `hand` alternate sums and magnitudes.
 void check_alike(const std::string& way, std::size_t rank, const std::string& mine, const std::string& hand) {
   const std::vector<double> a = numbers_in(mine), b = numbers_in(hand);
   bool alike = a.size() == b.size();
   for (std::size_t i = 0; alike && i + 1 < b.size(); i += 2) alike = std::abs(a[i] - b[i]) <= kTolerance * b[i + 1];
   if (!alike) {
-    throw std::runtime_error(
-        fmt::format("on rank {} {} gives {}, by hand it is {}: no step of the same block", rank, way, mine, hand));
+    throw std::runtime_error(fmt::format(
+        "on rank {} {} gives {}, the one by hand {}: they are not steps of the same block", rank, way, mine, hand));
   }
 }
 

@@ -1,8 +1,9 @@
-"""A transformer block under PyTorch's parallelize_module, told what to do by tp_block.cpp at a socket.
+"""Runs a transformer block under PyTorch's parallelize_module; tp_block.cpp sends the commands over a socket.
 
     case HIDDEN SEQUENCE BATCH HEADS   ->   ok
-    digest peer                        ->   SUM MAGNITUDE of the output, the input's gradient, and each parameter's here
-    peer CALLS                         ->   microseconds of a step: forward and backward
+    digest peer                        ->   SUM MAGNITUDE of this rank's output, of the input's gradient, and of each
+                                            parameter's gradient
+    peer CALLS                         ->   microseconds per step of forward and backward
 """
 
 import math
@@ -17,7 +18,7 @@ import peer_rank
 
 
 def numbers(sizes, seed, scale):
-    """As in block.cpp."""
+    """Computes the same numbers as block.cpp."""
     places = torch.arange(torch.Size(sizes).numel())
     even = ((places * 2654435761 + 7919 * seed) % 1009 - 504).double() / 291.0
     return (even * scale).float().view(sizes)

@@ -25,19 +25,19 @@ const ParallelPlan kPlan = {
 
 at::Tensor local(const at::Tensor& t) { return is_dtensor(t) ? to_local(t.detach()) : t.detach(); }
 
-// Of values and their places, and of magnitudes. As in tp_block_peer.py.
+// Returns a sum over values and their positions, and one over magnitudes. tp_block_peer.py computes the same.
 std::string digest(const at::Tensor& t) {
   const at::Tensor places = at::arange(t.numel(), at::kLong).mul(2654435761).remainder(1009).sub(504).to(at::kDouble);
   const at::Tensor products = t.to(at::kDouble).flatten().mul(places);
   return fmt::format("{} {}", products.sum().item<double>(), products.abs().sum().item<double>());
 }
 
-// The block in one way of writing it.
+// Holds one implementation of the block.
 struct BlockWay {
   std::function<at::Tensor(const at::Tensor&)> forward;
   std::vector<at::Tensor> parameters;
   at::Tensor x;
-  at::Tensor gradient;  // of the output
+  at::Tensor gradient;  // the output's gradient
 
   void drop_gradients() {
     for (const at::Tensor& each : parameters) each.mutable_grad().reset();
@@ -99,7 +99,7 @@ void serve_tp_block(const std::string& socket) {
     BlockWay& way = ways.at(what);
     barrier(mesh, 0);
     const double time = time_calls([&] { way.step(); }, std::stoi(rest));
-    way.drop_gradients();  // so that every way finds the memory that the one before it found
+    way.drop_gradients();  // every implementation starts with the same free memory
     return fmt::format("{}", time);
   });
 }

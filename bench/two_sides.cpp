@@ -38,18 +38,18 @@ int calls_for(double microseconds, double round_ms) {
 }  // namespace
 
 void add_options(CLI::App& app, SidesArguments& arguments, const char* peer_variable) {
-  app.add_option("--ranks", arguments.ranks, "numbers of ranks, each in its turn")->delimiter(',');
-  app.add_option("--backend", arguments.backend, "what carries ours; the peer has Gloo")
+  app.add_option("--ranks", arguments.ranks, "numbers of ranks, one after the other")->delimiter(',');
+  app.add_option("--backend", arguments.backend, "backend of our ranks; the peer uses Gloo")
       ->check(CLI::IsMember({"gloo", "mpi"}));
   app.add_option("--rounds", arguments.rounds, "interleaved rounds")->check(CLI::PositiveNumber);
   app.add_option("--round-ms", arguments.round_ms, "how long one measurement takes, or one call")
       ->check(CLI::PositiveNumber);
-  app.add_option("--json", arguments.json, "write the figures there too");
-  app.add_flag("--check", arguments.check, "fail where a goal is missed");
-  app.add_flag("--quick", arguments.quick, "small sizes, few rounds: whether it runs at all");
+  app.add_option("--json", arguments.json, "write the figures to this file too");
+  app.add_flag("--check", arguments.check, "fail when a goal is missed");
+  app.add_flag("--quick", arguments.quick, "small sizes and few rounds, to see whether it runs");
   app.add_option("--launch", arguments.launch, "the launcher's program")->envname("TESSERA_LAUNCH");
   app.add_option("--peer", arguments.peer_script, "the peer's program")->envname(peer_variable);
-  app.add_option("--rank-at", arguments.rank_at, "be a rank that is told what to do at this socket")->group("");
+  app.add_option("--rank-at", arguments.rank_at, "be a rank that gets its commands from this socket")->group("");
 }
 
 void check_arguments(const SidesArguments& arguments) {

@@ -14,14 +14,14 @@ class App;
 
 namespace tessera::bench {
 
-// What a benchmark of real ranks, ours and PyTorch's, is told on its command line.
+// Holds the command line of a benchmark of real ranks, ours and PyTorch's.
 struct SidesArguments {
   std::vector<int64_t> ranks = {2, 4};
-  std::string backend = "gloo";  // of ours; the peer has Gloo
+  std::string backend = "gloo";  // backend of our ranks; the peer uses Gloo
   std::string json;
   std::string launch;
   std::string peer_script;
-  std::string rank_at;  // not empty: be a rank of ours
+  std::string rank_at;  // not empty: this process is one of our ranks
   int rounds = 51;
   double round_ms = 30;
   bool quick = false;
@@ -29,31 +29,33 @@ struct SidesArguments {
 };
 // Adds them as options; `peer_variable` of the environment names the peer's program.
 void add_options(CLI::App& app, SidesArguments& arguments, const char* peer_variable);
-// Throws std::invalid_argument where something is missing.
+// Throws std::invalid_argument when the launcher or the peer's program is missing.
 void check_arguments(const SidesArguments& arguments);
 
-// The ranks of both sides, each one thread and one process; those of one wait while the other is measured.
+// Holds the ranks of both sides. Each is a process with one thread. The ranks of one side wait while the other is
+// measured.
 struct TwoSides {
   TwoSides(const SidesArguments& arguments, int64_t size);
   Ranks ours;
   Ranks peer;
 };
 
-// The slowest rank's answer, in microseconds.
+// Returns the answer of the slowest rank, in microseconds.
 double slowest(Ranks& ranks, const std::string& line);
 
-// One variant of what is measured.
+// Describes one variant of what is measured.
 struct Variant {
-  std::string name;  // of ours what its ranks are told
+  std::string name;  // also the command to the ranks
   bool peer = false;
 };
-// Microseconds per call of each variant by rounds, after one that is not counted. In every round each variant is
-// measured once, in an order drawn anew, so that none is always behind the same other, with so many calls of its own
-// that it takes `round_ms` or so.
+// Returns the microseconds per call of each variant, by round. Every round measures each variant once, in a new random
+// order, so that no variant always follows the same other one. A measurement makes as many calls as take about
+// `round_ms`, by a first call that is not counted.
 std::map<std::string, std::vector<double>> interleaved(TwoSides& sides, const std::vector<Variant>& variants,
                                                        const SidesArguments& arguments);
 
-// `body`, whose result is the exit status, with what it throws written out under `name`.
+// Runs `body` and returns the program's exit status: 0 if it returns true. Prints an exception with `name`, and returns
+// 1.
 int run_main(const char* name, const std::function<bool()>& body);
 
 }  // namespace tessera::bench

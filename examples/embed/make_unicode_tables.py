@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes unicode_tables.h: what the uncased BERT tokenizer has to know about Unicode.
+"""Writes unicode_tables.h, which holds what the uncased BERT tokenizer must know about Unicode.
 
     python3 examples/embed/make_unicode_tables.py VOCAB.TXT > examples/embed/unicode_tables.h
 
-Derived from Python's own `unicodedata`. Folding is kept only where its result can be in the vocabulary: a word with any
-other letter becomes [UNK] whatever it is folded to.
+The tables are derived from Python's own `unicodedata`. A folding is kept only if its result can be in the vocabulary: a
+word with any other letter becomes [UNK], whatever it is folded to.
 """
 import sys
 import unicodedata
