@@ -20,8 +20,8 @@ struct NamedModel {
   std::string name;
   CostModel model;
 };
-// Returns the cost models. The tensors here have some hundred bytes, so in the measured models only latency counts. In
-// the invented ones "balanced" and "bandwidth" bytes cost as much as steps, or nearly all.
+// Returns the cost models. The tensors here have some hundred bytes, so in the measured models only latency counts. Two
+// models are invented: in "balanced" bytes cost about as much as steps, and in "bandwidth" only bytes count.
 std::vector<NamedModel> models(const Mesh& mesh);
 
 // plain_choices() returns Replicate, Shards of two tensor dimensions and Partial. all_choices() adds other kinds for a

@@ -33,19 +33,19 @@ void check_group(const DeviceMesh& mesh, int64_t mesh_dim, const Group& group) {
   const std::vector<int64_t>& ranks = mesh.group_ranks(mesh_dim);
   if (group->getSize() != mesh.size(mesh_dim)) {
     throw std::invalid_argument(
-        fmt::format("from_group: the group for mesh dimension {} has {} ranks, mesh {} has {} there: [{}]", name,
+        fmt::format("from_group: the group for mesh dimension {} has {} ranks, but mesh {} has {} there: [{}]", name,
                     group->getSize(), mesh.to_string(), ranks.size(), fmt::join(ranks, ", ")));
   }
   if (group->getRank() != mesh.local_rank(mesh_dim)) {
     throw std::invalid_argument(fmt::format(
-        "from_group: rank {} has place {} in the group for mesh dimension {} and coordinate {} there in mesh {}; "
+        "from_group: rank {} has position {} in the group for mesh dimension {} and coordinate {} there in mesh {}; "
         "give the mesh's ranks in the group's order",
         mesh.world().rank(), group->getRank(), name, mesh.local_rank(mesh_dim), mesh.to_string()));
   }
   const std::vector<int64_t> told = told_ranks(*group);
   if (!told.empty() && told != ranks) {
     throw std::invalid_argument(
-        fmt::format("from_group: the group for mesh dimension {} is over ranks [{}], mesh {} has [{}] there", name,
+        fmt::format("from_group: the group for mesh dimension {} is over ranks [{}], but mesh {} has [{}] there", name,
                     fmt::join(told, ", "), mesh.to_string(), fmt::join(ranks, ", ")));
   }
 }

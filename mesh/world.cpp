@@ -278,7 +278,7 @@ void World::adopt(const std::vector<int64_t>& ranks, c10::DeviceType device,
   const auto place = std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin();
   if (static_cast<std::size_t>(backend->getSize()) != ranks.size() || backend->getRank() != place) {
     throw std::invalid_argument(
-        fmt::format("group of ranks [{}]: rank {} has place {} of {} in it; list the ranks in the group's own order",
+        fmt::format("group of ranks [{}]: rank {} has position {} of {} in it; list the ranks in the group's own order",
                     fmt::join(ranks, ", "), rank(), backend->getRank(), backend->getSize()));
   }
   const Exclusive exclusive(*this);

@@ -37,9 +37,9 @@ class Transfer {
   // Says whether unpacked() and completed() need the tensor that input_of() returned.
   bool keeps_input() const { return stays_.has_value(); }
 
-  // For a transfer with a collective of its own: packed() returns what is sent, as one flat tensor that shares the memory
-  // of `input` unless packs(); give_counts() has the elements for each receiver, take_counts() those from each sender;
-  // unpacked() makes the result of what was received.
+  // For a transfer with a collective of its own: packed() returns what is sent, as one flat tensor that shares the
+  // memory of `input` unless packs(); give_counts() has the elements for each receiver, take_counts() those from each
+  // sender; unpacked() makes the result of what was received.
   bool packs() const { return !gives_in_sequence_; }
   at::Tensor packed(const at::Tensor& input) const;
   const std::vector<int64_t>& give_counts() const { return give_counts_; }

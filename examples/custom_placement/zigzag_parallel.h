@@ -7,8 +7,8 @@
 
 namespace custom_placement {
 
-// Does what SequenceParallel does, but shards the sequence in a zigzag. For norms and other modules that treat every
-// position alike.
+// Does what SequenceParallel does, but shards the sequence in a zigzag. It is for norms and other modules that treat
+// every position alike.
 class ZigzagSequenceParallel final : public tessera::ParallelStyle {
  public:
   explicit ZigzagSequenceParallel(int64_t sequence_dim = 1) : sequence_(ZigzagShard(sequence_dim)) {}

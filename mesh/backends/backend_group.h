@@ -85,8 +85,8 @@ std::string_view mpi_flavor();
 // Starts MPI in this process unless it has been started. All ranks of the job call it together; `world` is a request
 // for a group of all of them. Throws std::runtime_error in a build without MPI, or when MPI does not start.
 void start_mpi(const GroupRequest& world);
-// Prevents the call of MPI_Finalize at exit(), which waits for all processes. Called after a failure, when some of them
-// will never get there.
+// Prevents the call of MPI_Finalize at exit(), which waits for all processes. It is called after a failure, when some
+// of them will never call it.
 void skip_mpi_end() noexcept;
 
 }  // namespace tessera

@@ -17,8 +17,7 @@ namespace tessera {
 // Lists MPI operations that have been started and are not yet complete.
 struct MpiRequests;
 
-// Moves bytes between the ranks of one group, over an MPI communicator of its own. The rest of this library uses MPI
-// only through this class.
+// Moves bytes between the ranks of one group, over MPI communicators of its own. Only its .cpp file calls MPI.
 //
 // Operations are started without blocking and then polled, so that a wait can end by its time limit, by close(), or
 // because the job has failed: a blocking MPI call could not end so. Polling is as fast; see docs/backends.md.

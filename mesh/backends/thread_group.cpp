@@ -62,7 +62,7 @@ class Builder {
   Builder& root(int64_t root) {
     made_.root = root;
     if (root < 0 || root >= static_cast<int64_t>(size_)) {
-      fault(fmt::format("root {} is outside [0, {}); pass the place in the group", root, size_));
+      fault(fmt::format("root {} is outside [0, {}); pass the position in the group", root, size_));
     }
     return *this;
   }
@@ -247,8 +247,8 @@ class ThreadBackend : public c10d::Backend {
   }
   int peer(int rank) const {
     if (rank >= 0 && rank < getSize()) return rank;
-    throw std::invalid_argument(
-        fmt::format("rank {} is outside [0, {}); pass the place in the group, not the global rank", rank, getSize()));
+    throw std::invalid_argument(fmt::format(
+        "rank {} is outside [0, {}); pass the position in the group, not the global rank", rank, getSize()));
   }
   Buffer message(const Tensors& tensors) const {
     Builder builder = start("a message");

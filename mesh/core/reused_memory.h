@@ -16,7 +16,7 @@ at::Tensor reused_empty(at::IntArrayRef sizes, const at::TensorOptions& options)
 // Returns a contiguous copy of `tensor` in such memory.
 at::Tensor reused_copy(const at::Tensor& tensor);
 
-// Returns how many bytes are kept that nobody holds. For tests.
+// Returns, for tests, how many bytes are kept that nobody holds.
 std::size_t reusable_bytes();
 
 }  // namespace tessera

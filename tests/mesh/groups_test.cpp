@@ -152,7 +152,7 @@ TESSERA_RANKS_TEST_CASE("from_group: what does not fit is refused, with the valu
                 "the group of 2 ranks does not tell which of the world's 4 they are; set global_ranks_in_group");
   check_refused(one(telling(tp, {0, 9})), "names rank 9, outside the world of 4 ranks");
   check_refused(one(telling(tp, {0, 1, 2, 3})),
-                "the group for mesh dimension tp has 2 ranks, mesh {tp: 4} on cpu has 4 there");
+                "the group for mesh dimension tp has 2 ranks, but mesh {tp: 4} on cpu has 4 there");
   check_refused(one(telling(tp, {0, 1}), "tpu"), "from_group: device 'tpu' is not supported");
   const Ints mine = left ? Ints{0, 1} : Ints{2, 3}, other = left ? Ints{2, 3} : Ints{0, 1};
   check_refused(several({tp, tp}, Mesh({2}, {"tp"}, mine)),
@@ -161,10 +161,10 @@ TESSERA_RANKS_TEST_CASE("from_group: what does not fit is refused, with the valu
   check_refused(several({tp}, Mesh({2}, {"tp"}, other)),
                 fmt::format("from_group: rank {} is outside mesh {{tp: 2}}", rank));
   check_refused(several({telling(tp, {})}, Mesh({2}, {"tp"}, {mine[1], mine[0]})),
-                fmt::format("rank {} has place {} in the group for mesh dimension tp and coordinate {} there", rank,
+                fmt::format("rank {} has position {} in the group for mesh dimension tp and coordinate {} there", rank,
                             rank % 2, 1 - rank % 2));
   check_refused(several({telling(tp, {0, 3})}, Mesh({2}, {"tp"}, mine)),
-                fmt::format("the group for mesh dimension tp is over ranks [0, 3], mesh {} on cpu has [{}] there",
+                fmt::format("the group for mesh dimension tp is over ranks [0, 3], but mesh {} on cpu has [{}] there",
                             Mesh({2}, {"tp"}, mine).to_string(), fmt::join(mine, ", ")));
   check_refused([&] { world()->adopt(mine, c10::kCPU, nullptr); }, "it is null");
   check_refused([&] { world()->adopt(other, c10::kCPU, tp); }, fmt::format("rank {} is not among them", rank));
@@ -172,7 +172,7 @@ TESSERA_RANKS_TEST_CASE("from_group: what does not fit is refused, with the valu
       [&] {
         world()->adopt({mine[1], mine[0]}, c10::kCPU, tp);
       },
-      fmt::format("rank {} has place {} of 2 in it; list the ranks in the group's own order", rank, rank % 2));
+      fmt::format("rank {} has position {} of 2 in it; list the ranks in the group's own order", rank, rank % 2));
   CHECK(world()->group_count() == 0);
 }
 

@@ -31,7 +31,7 @@ Program::Program(std::vector<std::string> command, std::vector<std::string> envi
       arguments_(c_strings(command_)),
       variables_(c_strings(environment_)) {}
 
-// Only calls that are safe in a signal handler: the parent may have had other threads.
+// Calls only functions that are safe in a signal handler, since the parent may have other threads.
 void Program::exec() const {
   if (!variables_.empty()) environ = const_cast<char**>(variables_.data());
   ::execvp(arguments_[0], arguments_.data());

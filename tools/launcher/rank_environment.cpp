@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-// With variables that start so torchrun, Open MPI, MPICH, Slurm and Tessera tell a process its rank. A rank that gets
-// two sets that disagree throws an error.
+// torchrun, Open MPI, MPICH, Slurm and Tessera tell a process its rank in variables with these prefixes. A rank throws
+// an error when two sets of them disagree.
 constexpr std::array<std::string_view, 16> kOtherLaunchers = {
     "TESSERA_RANK", "TESSERA_WORLD_SIZE", "TESSERA_LOCAL_", "TORCHELASTIC_", "MASTER_ADDR", "MASTER_PORT",
     "GROUP_RANK",   "GROUP_WORLD_SIZE",   "ROLE_",          "OMPI_",         "PMI_",        "PMIX_",

@@ -12,9 +12,8 @@ namespace tessera {
 // (PR_SET_CHILD_SUBREAPER), in any session or process group; end_all() kills those descendants.
 //
 // Invariants:
-//   - It never kills a child that this process had before, nor one in this process's own process group: other threads
-//   may
-//     have started them.
+//   - It never kills a child that this process had before, nor one in this process's own process group, since other
+//     threads may have started them.
 class Subreaper {
  public:
   Subreaper();

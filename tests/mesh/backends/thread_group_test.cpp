@@ -281,7 +281,7 @@ TEST_CASE("one rank's own bad arguments are told to every rank of the group") {
         Tensors tensors = {filled(1)};
         return group.broadcast(tensors, {.rootRank = 2});
       },
-      "broadcast: root 2 is outside [0, 2); pass the place in the group");
+      "broadcast: root 2 is outside [0, 2); pass the position in the group");
   bad(
       [](c10d::Backend& group) {
         Tensors tensors = {at::Tensor()};
