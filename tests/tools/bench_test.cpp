@@ -94,7 +94,7 @@ TEST_CASE("bench redistribute: ranks that cannot start are reported") {
   const ShellOutcome outcome =
       shell("bench/redistribute --quick --launch /bin/false --peer bench/redistribute_peer.py");
   CHECK(outcome.exit_code == 1);
-  CHECK(outcome.output.find("ours: it ended before its ranks came") != std::string::npos);
+  CHECK(outcome.output.find("ours: it ended before its ranks connected") != std::string::npos);
 }
 
 TEST_CASE("bench tp_block: four ways of one block give the same, and are measured") {

@@ -41,5 +41,6 @@ TEST_CASE("each time goes over its own pair") {
   const Ratio got = ratio_of({2, 30, 8}, {1, 10, 2});
   CHECK(got.median == 3);
   CHECK(to_string(got) == "3.000 [2.000, 4.000]");
-  CHECK_THROWS_WITH_AS(ratio_of({1, 2}, {1}), "ratio_of: 2 and 1 times; each has its pair", std::invalid_argument);
+  CHECK_THROWS_WITH_AS(ratio_of({1, 2}, {1}), "ratio_of: 2 and 1 times; give equally many, at least one",
+                       std::invalid_argument);
 }

@@ -334,7 +334,7 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
       [&] {
         all_to_all(at::ones({1, n}), ones, ones, mesh, 0);
       },
-      "a 1-D input of the sum of the send counts");
+      "a 1-D input whose size is the sum of the send counts");
   check_refused([&] { all_to_all(at::ones({1}), {1, 0, 0}, ones, mesh, 0); }, "send counts [1, 0, 0]");
   check_refused([&] { all_to_all(at::ones({n}), ones, std::vector<int64_t>(ones.size(), -1), mesh, 0); },
                 "receive counts [-1");
