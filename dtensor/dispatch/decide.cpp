@@ -127,11 +127,11 @@ class Decider {
     std::vector<rules::Written> written = written_inputs();
     add_outs(rule, inputs, written);
     const CostModel model = default_cost_model(lead_.mesh);
-    auto choice = rules::choose(rule, inputs, outputs.size(), current(), mesh_shape_, model, written, considered_);
+    auto choice = rules::choose(rule, inputs, outputs, current(), mesh_shape_, model, written, considered_);
     if (!choice) {  // written tensors cannot be computed in their own layout
       out_.write_back = true;
       for (rules::Written& w : written) w.moves = true;
-      choice = rules::choose(rule, inputs, outputs.size(), current(), mesh_shape_, model, written, considered_);
+      choice = rules::choose(rule, inputs, outputs, current(), mesh_shape_, model, written, considered_);
     }
     if (!choice || !commutes(*choice)) return false;
     take(*choice, outputs, rule);

@@ -15,7 +15,7 @@ struct OpCandidate {
   std::size_t mesh_dim;
   std::vector<Placement> inputs;   // one per tensor argument, lists flattened, in schema order
   std::vector<Placement> outputs;  // one per tensor result
-  double microseconds;             // estimated time to redistribute the inputs
+  double microseconds;             // estimated time to redistribute the inputs, and see rules::choose
   std::string refused;             // why it cannot be used; "" if it can
   bool chosen = false;
 };

@@ -74,20 +74,21 @@ bool is_complete(const Placements& placements, std::span<const int64_t> mesh_sha
 
 class Search {
  public:
-  Search(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
+  Search(const OpRule& rule, const std::vector<TensorInfo>& inputs, const std::vector<TensorInfo>& outputs,
          const std::vector<Placements>& current, std::span<const int64_t> mesh_shape, const CostModel& model,
          std::span<const Written> written, bool any_cut, std::vector<Considered>* considered)
       : rule_(rule),
         inputs_(inputs),
+        outputs_(outputs),
         current_(current),
         mesh_shape_(mesh_shape),
         model_(model),
         written_(written),
         any_cut_(any_cut),
         considered_(considered) {
-    replicate_ = {.inputs = Placements(inputs.size(), Replicate()), .outputs = Placements(num_outputs, Replicate())};
+    replicate_ = {.inputs = Placements(inputs.size(), Replicate()), .outputs = Placements(outputs.size(), Replicate())};
     choice_.inputs.resize(inputs.size());
-    choice_.outputs.resize(num_outputs);
+    choice_.outputs.resize(outputs.size());
     choice_.kernel = rule.kernel;
   }
 
@@ -174,7 +175,34 @@ class Search {
                                          model_.links[mesh_dim]);
       if (mesh_shape_[mesh_dim] > 1 && to.is_partial() && !from.is_replicate()) cost += kLocalChange;
     }
-    return cost + halo_cost(strategy, mesh_dim);
+    cost += halo_cost(strategy, mesh_dim);
+    return moves_pieces(strategy, mesh_dim) ? cost + pending_cost(strategy, mesh_dim) : cost;
+  }
+
+  // Says whether the strategy communicates pieces, and no input is pending.
+  bool moves_pieces(const Strategy& strategy, std::size_t mesh_dim) const {
+    bool moves = false;
+    for (std::size_t j = 0; j < inputs_.size(); ++j) {
+      const Placement& from = current_[j][mesh_dim];
+      const Placement& to = strategy.inputs[j];
+      if (!inputs_[j].defined || from.is_replicate()) continue;
+      if (from.is_partial()) return false;
+      moves |= !(from == to) && !to.is_partial();
+    }
+    return moves;
+  }
+
+  // Returns the time to reduce and scatter the results that the strategy leaves pending.
+  double pending_cost(const Strategy& strategy, std::size_t mesh_dim) const {
+    double cost = 0;
+    for (std::size_t k = 0; k < outputs_.size(); ++k) {
+      if (!outputs_[k].defined || !strategy.outputs[k].is_partial()) continue;
+      const double bytes =
+          bytes_of(outputs_[k]) / static_cast<double>(parts_elsewhere(choice_.outputs[k], mesh_shape_, mesh_dim));
+      cost += change_cost(strategy.outputs[k], Shard(0), bytes, outputs_[k].sizes, mesh_shape_[mesh_dim],
+                          model_.links[mesh_dim]);
+    }
+    return cost;
   }
 
   // Returns the time of the one all_to_all that fetches rows of other ranks' pieces.
@@ -237,6 +265,7 @@ class Search {
 
   const OpRule& rule_;
   const std::vector<TensorInfo>& inputs_;
+  const std::vector<TensorInfo>& outputs_;
   const std::vector<Placements>& current_;
   std::span<const int64_t> mesh_shape_;
   const CostModel& model_;
@@ -278,13 +307,13 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
 
 }  // namespace
 
-std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
-                             const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
-                             const CostModel& model, std::span<const Written> written,
-                             std::vector<Considered>* considered) {
+std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs,
+                             const std::vector<TensorInfo>& outputs, const std::vector<Placements>& current,
+                             std::span<const int64_t> mesh_shape, const CostModel& model,
+                             std::span<const Written> written, std::vector<Considered>* considered) {
   const auto search = [&](bool any_cut) {
     if (considered != nullptr) considered->clear();
-    return Search(rule, inputs, num_outputs, current, mesh_shape, model, written, any_cut, considered).run();
+    return Search(rule, inputs, outputs, current, mesh_shape, model, written, any_cut, considered).run();
   };
   std::optional<Choice> choice = search(/*any_cut=*/true);
   if (rule.keep && (!choice || choice->microseconds > 0)) {

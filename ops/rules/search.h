@@ -31,7 +31,7 @@ struct Written {
 struct Considered {
   std::size_t mesh_dim;
   Strategy strategy;
-  double microseconds;  // to redistribute the inputs and exchange halos
+  double microseconds;  // to redistribute the inputs and exchange halos, and see choose()
   std::string refused;  // why it is impossible; "" if it is possible
   bool chosen = false;
 };
@@ -43,9 +43,14 @@ struct Considered {
 // dimension without a strategy. `considered` receives every strategy that was considered, in that order; none is marked
 // as chosen if every input stays as it is (OpRule::keep). `model` has one link per mesh dimension and gives each
 // redistribution its time.
-std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs, std::size_t num_outputs,
-                             const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
-                             const CostModel& model, std::span<const Written> written = {},
-                             std::vector<Considered>* considered = nullptr);
+//
+// Where a strategy communicates pieces, a result that it leaves pending costs its reduce_scatter too, which will run
+// later: gathering a convolution's kernels may be cheaper than cutting their channels otherwise and reducing images. A
+// strategy that communicates no piece is not charged, so that a row-parallel product leaves its terms to its user; nor
+// is one that has a pending input.
+std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs,
+                             const std::vector<TensorInfo>& outputs, const std::vector<Placements>& current,
+                             std::span<const int64_t> mesh_shape, const CostModel& model,
+                             std::span<const Written> written = {}, std::vector<Considered>* considered = nullptr);
 
 }  // namespace tessera::rules

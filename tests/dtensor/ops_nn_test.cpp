@@ -4,7 +4,9 @@
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
@@ -28,7 +30,50 @@ Tensors three_reductions(const Loss& loss) {
   return {loss(at::Reduction::None), loss(at::Reduction::Mean), loss(at::Reduction::Sum)};
 }
 
+// A small model of images, which writes its activations in place; the results after each of its layers.
+Tensors small_convolutional(const at::Tensor& images, const Tensors& p) {
+  Tensors out = {at::conv2d(images, p[0], p[1], 1, 1)};
+  out.push_back(at::conv2d(at::relu_(out[0]), p[2], p[3], 1, 1));
+  out.push_back(at::max_pool2d(at::relu_(out[1]), 2));
+  out.push_back(at::linear(out[2].flatten(1), p[4], p[5]));
+  return out;
+}
+
+at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(true); }
+
 }  // namespace
+
+TESSERA_RANKS_TEST_CASE("convolutions with cut parameters move kernels and pieces of images: none is reduced",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor images = sample({5, 3, 24, 24});
+  Tensors plain, cut;
+  for (const std::vector<int64_t>& sizes :
+       std::vector<std::vector<int64_t>>{{10, 3, 3, 3}, {10}, {9, 10, 3, 3}, {9}, {7, 1296}, {7}}) {
+    plain.push_back(leaf(sample(sizes, static_cast<int64_t>(plain.size()))));
+    cut.push_back(leaf(spread(plain.back(), mesh, {Shard(0)})));
+  }
+  const at::Tensor logits = small_convolutional(images, plain).back();
+  at::cross_entropy_loss(logits, ids({5}, 7)).backward();
+  const int64_t largest = 5 * 10 * 24 * 24 * 8;  // bytes of what the first convolution gives
+  const ImplicitReplication guard;
+  for (const Placement& layout : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(2))}) {
+    CAPTURE(to_string(layout));
+    CommCounter counter(mesh);
+    const Tensors layers = small_convolutional(spread(images, mesh, {layout}), cut);
+    CHECK(counter.count("reduce_scatter") + counter.count("all_reduce") == 0);
+    CHECK(counter.total_bytes() < largest);
+    CHECK(close(full_tensor(layers.back().detach()), logits.detach()));
+    counter.reset();
+    at::cross_entropy_loss(layers.back(), ids({5}, 7)).backward();
+    CHECK(counter.count_by_op("aten::threshold_backward") == 0);
+    CHECK(counter.total_bytes() < 2 * largest);
+    for (std::size_t k = 0; k < cut.size(); ++k) {
+      CHECK(close(full_tensor(cut[k].grad()), plain[k].grad(), 1e-11));
+      cut[k].mutable_grad().reset();
+    }
+  }
+}
 
 TESSERA_RANKS_TEST_CASE("norms and softmax", {1, 2, 3, 4}) {
   const at::Tensor x3 = sample({3, 5, 4});

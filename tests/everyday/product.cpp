@@ -25,7 +25,7 @@ std::vector<Row> product_rows() {
       EVERYDAY("-/- -/- -/- -/- -/-", at::outer(vector, vector)),
       EVERYDAY("-/r -/g -/r -/r -/sg", at::tensordot(x, weight, {1}, {0})),
       EVERYDAY("-/r -/r -/r -/r -/r", at::kron(x, weight)),
-      EVERYDAY("g/ggs ag/aggaas sr/srrsgr g/ggs ga/gaagsas", at::cdist(x, y)),
+      EVERYDAY("g/gga ag/agagaaa sr/srrsgr g/gga ga/gaagasa", at::cdist(x, y)),
       EVERYDAY("r/- gg/s rr/r r/- grg/s", at::linalg_inv(at::mm(x.t(), x) + at::eye(5, at::kDouble))),
       EVERYDAY("r/- gg/s rr/r r/- grg/s", at::linalg_det(at::mm(x.t(), x) + at::eye(5, at::kDouble))),
       EVERYDAY("-/- aa/aaaa r/rr -/- pp/ppaa", at::cross(x.slice(1, 0, 3), y.slice(1, 0, 3), 1)),

@@ -297,8 +297,8 @@ class Finder {
 
   void try_layout(const Chosen& chosen) {
     const Placements inputs = placements_of(chosen);
-    const auto choice = rules::choose(first().rule(), first().call().inputs, first().results().size(), columns(inputs),
-                                      pair(), CostModel::gloo(1));
+    const auto choice = rules::choose(first().rule(), first().call().inputs, first().outputs(), columns(inputs), pair(),
+                                      CostModel::gloo(1));
     const bool free = choice && choice->microseconds < kFree;
     Placements offered;
     for (std::size_t k = 0; free && k < choice->outputs.size(); ++k) {

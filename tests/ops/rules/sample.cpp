@@ -137,6 +137,12 @@ Prepared::Prepared(const Sample& sample)
   rule_ = fn(call_);
 }
 
+std::vector<rules::TensorInfo> Prepared::outputs() const {
+  std::vector<rules::TensorInfo> out;
+  for (const at::Tensor& t : results()) out.push_back(info_of(t));
+  return out;
+}
+
 void Prepared::run_on_meta() {
   std::vector<at::Tensor> metas;
   for (const at::Tensor& t : tensors()) metas.push_back(t.defined() ? t.to(at::kMeta) : t);

@@ -66,6 +66,7 @@ class Prepared : public WholeCall {
 
   const rules::OpCall& call() const { return call_; }
   const rules::OpRule& rule() const { return rule_; }
+  std::vector<rules::TensorInfo> outputs() const;  // what the results are
   bool has_meta() const { return !call_.outputs.empty(); }
 
  private:

@@ -21,8 +21,7 @@ at::Tensor x(const Sizes& sizes) { return at::randn(sizes, at::kDouble); }
 
 Choice chosen(const Sample& sample, const std::vector<Placements>& current, const Sizes& mesh, const CostModel& model) {
   const Prepared prepared(sample);
-  const auto choice =
-      rules::choose(prepared.rule(), prepared.call().inputs, prepared.results().size(), current, mesh, model);
+  const auto choice = rules::choose(prepared.rule(), prepared.call().inputs, prepared.outputs(), current, mesh, model);
   REQUIRE(choice.has_value());
   return *choice;
 }
@@ -92,6 +91,24 @@ TEST_CASE("the cheaper of two inputs is communicated") {
   CHECK(text(chosen(big_by_small, {{Shard(0)}, {Shard(0)}}, {4})) == "[S(0)] [R] -> [S(0)]");
 }
 
+TEST_CASE("where inputs must move, terms that would stay pending count as reduced") {
+  const auto conv = [](const Sizes& image) {
+    return Sample{"aten::convolution",
+                  {x(image), x({8, 8, 3}), x({8}), Sizes{1}, Sizes{1}, Sizes{1}, false, Sizes{0}, 1}};
+  };
+  const std::vector<Placements> channels = {{Shard(1)}, {Shard(0)}, {Shard(0)}};
+  // To cut the kernels anew is cheap, but their terms are as large as the image: the image is gathered, or cut along
+  // its batch.
+  CHECK(text(chosen(conv({4, 8, 64}), channels, {4})) == "[R] [S(0)] [S(0)] -> [S(1)]");
+  CHECK(text(chosen(conv({4, 8, 65536}), channels, {4})) == "[S(0)] [R] [R] -> [S(0)]");
+  // As they lie they communicate nothing, and whoever takes the terms reduces them.
+  CHECK(text(chosen(conv({4, 8, 65536}), {{Shard(1)}, {Shard(1)}, {Replicate()}}, {4})) ==
+        "[S(1)] [S(1)] [P(sum)] -> [P(sum)]");
+  // A result that is small beside what else would move stays pending.
+  const Sample rows = {"aten::mm", {x({2, 4096}), x({4096, 4096})}};
+  CHECK(text(chosen(rows, {{Shard(0)}, {Shard(0)}}, {4})) == "[S(1)] [S(0)] -> [P(sum)]");
+}
+
 TEST_CASE("each mesh dimension chooses given those before it") {
   const Sample mm = {"aten::mm", {x({8, 8}), x({8, 8})}};
   CHECK(text(chosen(mm, {{Shard(0), Shard(1)}, {Replicate(), Shard(0)}}, {2, 2})) ==
@@ -121,7 +138,7 @@ TEST_CASE("a written input keeps its placements, or there is no choice") {
   const std::vector<Written> written = {{.input = 0, .output = 0}};
   const Sizes mesh = {2};
   const auto choose = [&](const Prepared& p, const std::vector<Placements>& current) {
-    return rules::choose(p.rule(), p.call().inputs, 1, current, mesh, gloo(mesh), written);
+    return rules::choose(p.rule(), p.call().inputs, p.outputs(), current, mesh, gloo(mesh), written);
   };
   CHECK(text(choose(add, {{Replicate()}, {Shard(0)}}).value()) == "[R] [R] -> [R]");
   CHECK(text(choose(add, {{Shard(1)}, {Shard(0)}}).value()) == "[S(1)] [S(1)] -> [S(1)]");
@@ -132,9 +149,9 @@ TEST_CASE("a written input keeps its placements, or there is no choice") {
 TEST_CASE("a strategy for another number of tensors is a bug that says so") {
   rules::OpRule rule;
   rule.strategies.push_back({.inputs = {Replicate()}, .outputs = {Replicate()}});
-  const std::vector<rules::TensorInfo> two(2);
+  const std::vector<rules::TensorInfo> two(2), one(1);
   const Sizes mesh = {2};
-  CHECK_THROWS_WITH_AS(rules::choose(rule, two, 1, {{Replicate()}, {Replicate()}}, mesh, gloo(mesh)),
+  CHECK_THROWS_WITH_AS(rules::choose(rule, two, one, {{Replicate()}, {Replicate()}}, mesh, gloo(mesh)),
                        doctest::Contains("a strategy of 1 inputs and 1 outputs; the call has 2 and 1"),
                        std::logic_error);
 }
@@ -156,8 +173,8 @@ void check_drawn(const Sample& sample, const Sizes& mesh, std::mt19937& random) 
   }
   std::vector<Written> written;
   if (prepared.in_place()) written.push_back({.input = 0, .output = 0});
-  const auto choice = rules::choose(prepared.rule(), prepared.call().inputs, prepared.results().size(), current, mesh,
-                                    gloo(mesh), written);
+  const auto choice =
+      rules::choose(prepared.rule(), prepared.call().inputs, prepared.outputs(), current, mesh, gloo(mesh), written);
   if (!choice) return;
   CAPTURE(sample.op);
   CAPTURE(text(*choice));
