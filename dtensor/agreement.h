@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-// Makes work that every rank does for itself succeed or fail on all of them: a file that one rank cannot open gives the
-// same exception on every rank, before any rank goes on.
+// Makes work that every rank does for itself succeed on all ranks or fail on all: a file that one rank cannot open
+// gives the same exception on every rank, before any rank goes on.
 class Agreement {
  public:
   // Communication is counted under `op` ("load_weights"). Without meshes every rank runs alone.

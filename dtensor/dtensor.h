@@ -60,7 +60,8 @@ struct FromLocalOptions {
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options = {});
 
-// Returns this rank's piece, which shares storage with `dtensor`; an empty tensor outside the mesh. No communication.
+// Returns this rank's piece, which shares storage with `dtensor`, or an empty tensor outside the mesh. Does not
+// communicate.
 // Differentiable: the piece's gradient is taken to be laid out as `grad_placements`; default: the placements with
 // Partial as Replicate.
 // A write to the piece in place writes `dtensor`. A view of `dtensor` that needed communication is a copy, and reading

@@ -24,8 +24,8 @@ struct Explanation {
 };
 std::ostream& operator<<(std::ostream& out, const Explanation& explanation);
 
-// Returns what redistribute(dtensor, placements, {.cost_model = model}) would do. No communication; the same on every
-// rank. Throws as redistribute.
+// Returns what redistribute(dtensor, placements, {.cost_model = model}) would do. Does not communicate; the result is
+// the same on every rank. Throws as redistribute.
 Explanation explain(const at::Tensor& dtensor, const Placements& placements, const CostModel& model = {});
 
 }  // namespace tessera

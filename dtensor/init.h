@@ -7,10 +7,10 @@ namespace tessera {
 // Do for DTensors what torch::nn::init's orthogonal_, sparse_ and dirac_ do for plain tensors. The first two of those
 // draw plain tensors inside, and the third writes single elements, of which a sharded tensor has no view. The other
 // functions of torch::nn::init work on DTensors unchanged.
-// Each call is one draw as dtensor/random.h describes: the same bits with any sharding. No communication, and no rank
-// holds the whole; they need memory for an eighth of it (orthogonal_) or one column (sparse_). They also work under
-// ShardedInit. They throw std::invalid_argument on a plain tensor, on a wrong number of dimensions, on a dtype that is
-// not floating point, and on a pending reduction.
+// Each call is one draw as dtensor/random.h describes: the bits are the same with any sharding. None communicates, and
+// no rank holds the whole; they need memory for an eighth of it (orthogonal_) or one column (sparse_). They also work
+// under ShardedInit. They throw std::invalid_argument on a plain tensor, on a wrong number of dimensions, on a dtype
+// that is not floating point, and on a pending reduction.
 
 // Makes the rows (or columns, where there are fewer) orthonormal, uniformly distributed, times `gain`; dimensions
 // behind the first count as one. Each rank computes the columns that it holds parts of, from one Householder reflection

@@ -8,7 +8,7 @@
 #include "tessera/mesh/core/reduce_op.h"
 #include "tessera/mesh/device_mesh.h"
 
-// Region mappings: hand-written tensor-parallel code uses these functions to pass plain tensors, each rank its own,
+// Declares the region mappings: hand-written tensor-parallel code uses them to pass plain tensors, each rank its own,
 // into and out of its parallel regions. Each one is a change of placement; the third column is the placement that the
 // result's gradient is taken to have:
 //

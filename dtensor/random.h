@@ -15,7 +15,7 @@ namespace tessera {
 // the caller passes a generator, each call takes one number of 64 bits from it, in place of (seed, k).
 // Without a call of manual_seed the seed is a constant. torch::manual_seed seeds plain tensors only.
 // To save and restore the state, read and write World::random_state(): a recomputation in backward sets the state from
-// before forward, runs forward again, and restores the state. No communication.
+// before forward, runs forward again, and restores the state. Does not communicate.
 void manual_seed(uint64_t seed, World& world);
 // Does the same in the environment's world.
 void manual_seed(uint64_t seed);

@@ -53,7 +53,7 @@ Placement affine_placement(int64_t tensor_dim, int64_t size, int64_t ranks, int6
 // Fills the plain `weight` with this rank's piece of a weight [out_features, in_features] that is sharded over the 1-D
 // `mesh` along `partition_dim`: per_partition_size on each rank, in `stride` blocks. The whole has the same values on
 // any number of ranks, as dtensor/random.h says.
-// No communication.
+// Does not communicate.
 // Throws std::invalid_argument, on every rank, on sizes that do not fit, and where affine_placement does.
 void initialize_affine_weight_(const at::Tensor& weight, int64_t out_features, int64_t in_features,
                                int64_t per_partition_size, int64_t partition_dim, const DeviceMesh& mesh,

@@ -14,7 +14,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 
-// The common base of the named layers, so that LibTorch can copy, print and contain them like its own modules.
+// Defines the common base of the named layers, so that LibTorch can copy, print and contain them like its own modules.
 namespace tessera {
 namespace detail {
 
@@ -22,7 +22,7 @@ namespace detail {
 // gradient if `t` does.
 at::Tensor own_copy(const at::Tensor& t, const std::optional<at::Device>& device);
 
-// How a layer uses a parameter; `sizes` are those of the whole tensor.
+// Says how a layer uses a parameter; `sizes` are those of the whole tensor.
 struct ParameterUse {
   const char* name;
   std::vector<int64_t> sizes;
@@ -73,7 +73,7 @@ struct LayerParameter {
   bool registered = true;
 };
 
-// The base class of a named layer. `Derived` lists its parameters in a public `layer_parameters() const`; its
+// Is the base class of a named layer. `Derived` lists its parameters in a public `layer_parameters() const`; its
 // constructor assigns their tensors and then calls reset().
 //
 // Invariants:
@@ -97,8 +97,8 @@ class Layer : public torch::nn::Cloneable<Derived> {
   }
 
   // Returns a layer with the same layouts, values and requires_grad, and parameters of its own. A tensor that was
-  // assigned to a member is copied too, so the copy is not tied to the other layer. Nothing is drawn at random; no
-  // communication.
+  // assigned to a member is copied too, so the copy is not tied to the other layer. Nothing is drawn at random, and
+  // nothing is communicated.
   std::shared_ptr<torch::nn::Module> clone(const std::optional<at::Device>& device = std::nullopt) const override {
     const auto copy = std::dynamic_pointer_cast<Derived>(torch::nn::Cloneable<Derived>::clone(device));
     const c10::AutoGradMode none(false);

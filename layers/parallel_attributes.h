@@ -35,7 +35,7 @@ void set_defaults_if_not_set_tensor_parallel_attributes(const at::Tensor& tensor
 // above.
 void copy_tensor_parallel_attributes(const at::Tensor& destination, const at::Tensor& source);
 
-// Whether this rank counts `parameter` in a sum over the ranks of the 1-D `mesh` in which each element is to count
+// Says whether this rank counts `parameter` in a sum over the ranks of the 1-D `mesh` in which each element is to count
 // once, such as the norm of all gradients: true on the first of these ranks that has its piece. A plain parameter is
 // taken to be the same on all of them, unless it was set to be parallel: then each rank counts its own. A DTensor may
 // be on a mesh of more dimensions.

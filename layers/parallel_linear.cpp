@@ -47,7 +47,8 @@ ColumnParallelOptions gathering(int64_t input_size, int64_t output_size) {
   return options;
 }
 
-// Whether the code that routes an expert's tokens communicates instead: then the layer neither gathers nor reduces.
+// Says whether the code that routes an expert's tokens communicates instead: then the layer neither gathers nor
+// reduces.
 bool routed_outside(const ParallelLinearOptions& options) {
   return options.is_expert && (options.config.sequence_parallel || options.config.expert_model_parallel_size > 1);
 }

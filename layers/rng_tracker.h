@@ -24,8 +24,8 @@ inline constexpr const char* kExpertParallelRng = "expert-parallel-rng";
 inline std::string data_parallel_rng_tracker_name() { return kDataParallelRng; }
 inline std::string expert_parallel_rng_tracker_name() { return kExpertParallelRng; }
 
-// Holds states of LibTorch's default generator of one device, by name. No communication. The default generator belongs
-// to the process, so only one thread at a time may fork.
+// Holds states of LibTorch's default generator of one device, by name. It does not communicate. The default generator
+// belongs to the process, so only one thread at a time may fork.
 //
 // Invariants:
 //   - states_ has one state per added stream, and seeds_ every seed that was ever added since reset();

@@ -44,7 +44,7 @@ struct ShardedStateDictOptions {
 // named_parameters() after `prefix`. Each layout is read from the tensor itself: a weight by rows, by columns, a whole
 // bias. A tensor has one entry, several where its piece consists of several boxes (strides), and none where the piece
 // is empty.
-// No communication.
+// Does not communicate.
 // Throws std::invalid_argument on a pending reduction and on an offset outside its fragments.
 std::vector<ShardedTensorEntry> sharded_state_dict(const torch::nn::Module& module, const std::string& prefix = "",
                                                    const ShardedStateDictOptions& options = {});

@@ -11,7 +11,7 @@
 namespace tessera {
 
 // Splits [*, m] into num_partitions tensors [*, m / num_partitions]: views, or contiguous copies. Differentiable.
-// No communication.
+// Does not communicate.
 // Throws std::invalid_argument when m is not a multiple of num_partitions, and on a tensor without dimensions.
 std::vector<at::Tensor> split_along_last_dim(const at::Tensor& tensor, int64_t num_partitions,
                                              bool contiguous_split_chunks = false);
@@ -19,7 +19,7 @@ std::vector<at::Tensor> split_along_last_dim(const at::Tensor& tensor, int64_t n
 // Returns this rank's part of `tensor`, of mesh.size() equal parts in the order of its elements: [*] -> [numel /
 // mesh.size()]. It is a view where the tensor is contiguous; with new_buffer it has memory of its own. Not
 // differentiable.
-// No communication.
+// Does not communicate.
 // Throws std::invalid_argument, on every rank, when the number of elements is not a multiple of mesh.size(), on a mesh
 // of several dimensions, and on a rank outside the mesh.
 at::Tensor split_into_1d_equal_chunks(const at::Tensor& tensor, const DeviceMesh& mesh, bool new_buffer = false);

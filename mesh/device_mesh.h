@@ -32,7 +32,7 @@ class DeviceMesh {
  public:
   // Throws std::invalid_argument when a rank of `mesh` is outside the world, when `options` name a mesh dimension that
   // `mesh` does not have, and when World::normalized refuses them; std::runtime_error when `device_type` is CUDA and
-  // this rank has no CUDA device. No communication.
+  // this rank has no CUDA device. Does not communicate.
   DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh, const MeshDimOptions& options = {});
 
   // Makes a mesh over process groups that the caller has made: `groups` has one per mesh dimension of `mesh`. From a
@@ -90,8 +90,8 @@ class DeviceMesh {
 
   // Returns the 1-D mesh over `mesh_dims` that contains this rank, for collectives over several mesh dimensions at
   // once; see Mesh::merged for the order of its ranks and its name ("dp+tp"). One mesh dimension gives the submesh of
-  // that dimension. No communication: the group is made at first use. The result is cached with this mesh, so a second
-  // call takes tens of nanoseconds. Safe from any thread.
+  // that dimension. It does not communicate, since the group is made at first use. The result is cached with this mesh,
+  // so a second call takes tens of nanoseconds. Any thread may call it.
   DeviceMesh merged(const std::vector<int64_t>& mesh_dims) const;
 
   // Returns the process group along one mesh dimension that contains this rank; its members make it together at first

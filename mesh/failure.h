@@ -47,12 +47,12 @@ inline constexpr const char* kFailureKey = "tessera/failure";
 // Invariants:
 //   - failure() never changes once failed() is true, and the store keeps the first record written to it.
 //
-// Safe from several threads.
+// Several threads may call it at once.
 class FailureBoard {
  public:
   // Writes this process's id and start time to the store, from which other ranks on the same host can see that it has
-  // ended. Of a rank that ended before it did so, the launcher's file `lost_file`.RANK says how. `store` may be null in
-  // a world of one rank; `lost_file` may be empty.
+  // ended. For a rank that ended before it wrote these, the launcher's file `lost_file`.RANK says how it ended. `store`
+  // may be null in a world of one rank; `lost_file` may be empty.
   FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::string lost_file);
 
   bool failed() const noexcept { return failed_.load(); }

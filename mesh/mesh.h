@@ -32,8 +32,8 @@ struct MeshDims {
 // ranks() lists the global rank at each coordinate, the last mesh dimension varying fastest; any order of ranks and any
 // subset of a world are legal.
 //
-// A value: compared by content, safe to read from any thread. It does no communication and owns no process group, so it
-// can be built and tested in one process.
+// It is a value, compared by content, and any thread may read it. It does not communicate and owns no process group, so
+// it can be built and tested in one process.
 class Mesh {
  public:
   // The first form has ranks 0 .. product(shape)-1 in row-major order.

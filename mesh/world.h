@@ -119,7 +119,7 @@ class World : public std::enable_shared_from_this<World> {
   // timeout that is not positive.
   GroupOptions normalized(const GroupOptions& options, c10::DeviceType device) const;
   // Makes `backend`, which the caller has created, the group of `ranks` for tensors on `device` from now on, in place
-  // of the world's own. Every member of `ranks` must call this between the same two collectives. No communication.
+  // of the world's own. Every member of `ranks` must call this between the same two collectives. Does not communicate.
   // Throws std::invalid_argument when this rank is not among `ranks`, or when its position in them and their number
   // differ from the backend's.
   void adopt(const std::vector<int64_t>& ranks, c10::DeviceType device, c10::intrusive_ptr<c10d::Backend> backend);
@@ -139,7 +139,7 @@ class World : public std::enable_shared_from_this<World> {
   // first writer wins) and closes every group, so that the current or next collective of every other rank throws this
   // text within 5 seconds. Never throws. Does nothing in a fake world and in a world of one rank.
   void fail(const std::string& where, const std::string& text) noexcept;
-  // Throws std::runtime_error with the recorded failure if this world has failed. Cheap; no communication.
+  // Throws std::runtime_error with the recorded failure if this world has failed. It is cheap and does not communicate.
   void check_alive() const;
   // Turns an exception of a collective into the job's error and throws it as std::runtime_error: the failure that
   // another rank wrote to the store, else a text that names `where`, the group's ranks, the timeout or the loss of a
@@ -152,7 +152,7 @@ class World : public std::enable_shared_from_this<World> {
   void guard(const std::string& where, const std::function<void()>& callback);
 
   // ---- observers ------------------------------------------------------------------------------------------------
-  // Calls `sink` for every collective until the returned token dies.
+  // Calls `sink` for every collective until the returned token is destroyed.
   using Sink = std::function<void(const CollectiveRecord&)>;
   std::shared_ptr<void> observe(Sink sink);
   void record(const CollectiveRecord& record);

@@ -36,8 +36,8 @@ class Group {
   const Tile& target(int64_t i) const { return targets_[static_cast<std::size_t>(i)]; }
   int64_t holding(int64_t i) const { return holdings_[static_cast<std::size_t>(i)]; }
 
-  // Whether `sender`, among the members that hold its tile, is the one that sends to `receiver`: the receivers that
-  // need this tile take its copies in turn.
+  // Says whether `sender`, among the members that hold its tile, is the one that sends to `receiver`: the receivers
+  // that need this tile take its copies in turn.
   bool sends(int64_t sender, int64_t receiver) const {
     if (holding(sender) == holding(receiver)) return sender == receiver;
     if (num_copies_ == 1) return true;

@@ -34,7 +34,7 @@ class Placement {
   bool is_shard() const { return kind_ == Kind::kShard; }
   bool is_shard(int64_t tensor_dim) const { return is_shard() && dim_ == tensor_dim; }
   bool is_partial() const { return kind_ == Kind::kPartial; }
-  // Whether this is the plain reduction by `op`, e.g. Partial(sum).
+  // Says whether this is the plain reduction by `op`, e.g. Partial(sum).
   bool is_partial(ReduceOp op) const;
 
   // ---- for a Shard ----------------------------------------------------------------------------------------------

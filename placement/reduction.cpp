@@ -46,7 +46,7 @@ c10::Scalar extreme(at::ScalarType dtype, bool highest) {
   return highest ? c10::Scalar(std::numeric_limits<uint64_t>::max() >> shift) : c10::Scalar(0);
 }
 
-// Whether a sum of a few numbers of this dtype may overflow although their mean does not.
+// Says whether a sum of a few numbers of this dtype may overflow although their mean does not.
 bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || c10::isFloat8Type(dtype); }
 
 class Plain : public Reduction {

@@ -60,8 +60,8 @@ class Reduction : public Described {
   // Throws std::invalid_argument, prefixed with `who`, when pieces of `dtype` cannot be reduced. By default op decides.
   virtual void check(at::ScalarType dtype, const std::string& who) const;
 
-  // Returns the reduction that the pieces await after their own preparation: sum for a masked sum. nullptr means this
-  // one.
+  // Returns the reduction that remains after from_local has prepared the pieces: sum for a masked sum, whose mask has
+  // been applied. nullptr means this one.
   virtual std::shared_ptr<const Reduction> awaited() const { return nullptr; }
 
  private:

@@ -16,7 +16,7 @@ struct DimCut {
   std::vector<Intervals> parts;     // by their combined coordinate
 };
 
-// Whether `placements`, one per mesh dimension of the cut, give the same parts.
+// Says whether `placements`, one per mesh dimension of the cut, give the same parts.
 bool says(const DimCut& cut, const Placements& placements) {
   const std::vector<Cut> cuts = cuts_of(cut.tensor_dim, placements, cut.mesh_shape);
   std::vector<int64_t> coordinate(cut.mesh_shape.size(), 0);
@@ -106,7 +106,7 @@ class Recovery {
     return static_cast<int64_t>(rank) / strides_[mesh_dim] % mesh_shape_[mesh_dim];
   }
 
-  // Whether the tile is to be ignored: it holds no elements, and the match need not be exact.
+  // Says whether the tile is to be ignored: it holds no elements, and the match need not be exact.
   bool is_missing(const Tile& tile) const {
     return !exact_ && std::ranges::any_of(tile, [](const Intervals& part) { return part.empty(); });
   }
@@ -158,7 +158,7 @@ class Recovery {
     return std::ranges::any_of(cuts_, [&](const DimCut& cut) { return cut.tensor_dim == static_cast<int64_t>(d); });
   }
 
-  // Whether every tile is the product of the parts of its cut dimensions, and is whole in the other dimensions.
+  // Says whether every tile is the product of the parts of its cut dimensions, and is whole in the other dimensions.
   bool is_product() const {
     for (std::size_t r = 0; r < tiles_.size(); ++r) {
       const bool none = is_missing(tiles_[r]);

@@ -12,7 +12,7 @@ namespace tessera {
 // TESSERA_MODULE in the tree, where LibTorch's clone() keeps only the root's. The copy's parameters are new DTensors
 // with the same layouts, values and contracts. As with any clone(), tensors that the constructor (not reset()) tied are
 // separate in the copy, and each module's reset() allocates whole plain parameters while clone() runs.
-// No communication.
+// Does not communicate.
 // Throws what clone() throws: the classes must derive from torch::nn::Cloneable.
 std::shared_ptr<torch::nn::Module> clone_module(const torch::nn::Module& module);
 

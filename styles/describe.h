@@ -27,7 +27,7 @@ struct DescriptionRow {
   std::string same_as;  // the path of an earlier row with the same tensor; this row's bytes are then 0
 };
 
-// Lists how a module's parameters and buffers are laid out, as this rank sees it. No communication.
+// Lists how a module's parameters and buffers are laid out, as this rank sees it. Does not communicate.
 struct Description {
   std::vector<DescriptionRow> rows;  // in the order of registration
 

@@ -19,7 +19,7 @@ namespace tessera {
 using PartitionFn = std::function<void(const std::string& path, torch::nn::Module& module, const DeviceMesh& mesh)>;
 
 struct DistributeModuleOptions {
-  // For the tensors that the partition function leaves plain: the global rank whose values count, or kNoSource.
+  // Is the global rank whose values count for the tensors that the partition function leaves plain, or kNoSource.
   int64_t src_rank = kMeshFirstRank;
   // These wrap the root's forward, which must then be a TESSERA_MODULE (hooks.h).
   Hookable::PreHook input_fn;

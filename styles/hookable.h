@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// The base class of a module whose forward can be hooked: Hooked<BlockImpl> (hooks.h) derives from it and from
+// Is the base class of a module whose forward can be hooked: Hooked<BlockImpl> (hooks.h) derives from it and from
 // BlockImpl.
 //
 // A hook sees all tensors among the arguments (or results) in order; an absent optional tensor is an undefined one. It
@@ -34,10 +34,10 @@ class Hookable {
   void remove_hook(int64_t id);
   std::size_t hooks() const { return pre_hooks_.size() + hooks_.size(); }
 
-  // The module's path under the root of parallelize_module; "" before that call.
+  // Returns the module's path under the root of parallelize_module, and "" before that call.
   const std::string& hook_path() const { return path_; }
 
-  // Called by the library: sets the path that CommCounter names for collectives inside forward, and the World.
+  // Is called by the library: sets the path that CommCounter names for collectives inside forward, and the World.
   void set_place(std::string path, std::shared_ptr<World> world);
 
  protected:

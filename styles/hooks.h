@@ -63,7 +63,7 @@ template <class T>
 inline constexpr bool kIsReplaceable = std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::optional<at::Tensor>> ||
                                        std::is_same_v<T, std::vector<at::Tensor>>;
 
-// The type that holds an argument while hooks run: a copy where hooks may replace the value, else the caller's
+// Is the type that holds an argument while hooks run: a copy where hooks may replace the value, else the caller's
 // reference.
 template <class Arg>
 using Kept =
@@ -194,7 +194,7 @@ class HookedHolder : public torch::nn::ModuleHolder<Hooked<Impl>> {
 
 }  // namespace tessera
 
-// TESSERA_MODULE(Block): the class Block, a holder over tessera::Hooked<BlockImpl>.
+// TESSERA_MODULE(Block) declares the class Block, a holder of tessera::Hooked<BlockImpl>.
 #define TESSERA_MODULE(Name)                               \
   class Name : public tessera::HookedHolder<Name##Impl> {  \
    public:                                                 \

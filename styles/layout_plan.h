@@ -26,7 +26,7 @@ struct TensorPlan {
 };
 
 // Collects everything that the styles of one parallelize_module call ask for, so that all of it is checked before the
-// first tensor is converted. No communication; every rank computes the same.
+// first tensor is converted. It does not communicate, and every rank computes the same.
 //
 // Invariants:
 //   - tensors() has one entry per different TensorImpl, in the order of the tree; a tied tensor has one entry.

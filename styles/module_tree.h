@@ -26,7 +26,7 @@ struct NamedTensor {
   bool is_parameter = true;  // false: a buffer
 };
 
-// One module as plans see it: its place in the tree, and its own tensors without its children's.
+// Describes one module to plans: its place in the tree, and its own tensors without its children's.
 struct ModuleNode {
   std::string path;  // "layers.0.attn"; "" is the root
   std::string type;  // "torch::nn::LinearImpl"
@@ -36,17 +36,17 @@ struct ModuleNode {
   bool renormalizes = false;            // true for an embedding with max_norm, which rewrites rows in forward
   torch::nn::Module* module = nullptr;  // nullptr for a torch::jit::Module
   const void* identity = nullptr;       // a module registered under two names has the same one in both nodes
-  // The defined tensors, parameters first. Where a Linear's or Embedding's `weight` member was assigned another tensor
-  // than the registered one, the assigned tensor comes before the registered one.
+  // Lists the defined tensors, parameters first. Where a Linear's or Embedding's `weight` member was assigned another
+  // tensor than the registered one, the assigned tensor comes before the registered one.
   std::vector<NamedTensor> tensors;
   std::vector<std::pair<std::string, std::size_t>> children;  // name, index in the tree
 };
 
-// A module and all modules below it, parents before children, in the order of registration. A module that is registered
-// under two names has two nodes.
+// Lists a module and all modules below it, parents before children, in the order of registration. A module that is
+// registered under two names has two nodes.
 using ModuleTree = std::vector<ModuleNode>;
 
-// Whether the module with this class name and the tensors of `node` is a ModuleKind::kConv1D.
+// Says whether the module with this class name and the tensors of `node` is a ModuleKind::kConv1D.
 bool is_conv1d(std::string_view class_name, const ModuleNode& node);
 ModuleTree tree_of(torch::nn::Module& root);
 

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// How activations are laid out on the tensor dimension. A member left out has the style's default for the module;
+// Says how activations are laid out on the tensor dimension. A member left out has the style's default for the module;
 // docs/styles.md has the table.
 //   ColwiseParallel({.output_layouts = Replicate()})
 struct StyleLayouts {

@@ -98,7 +98,8 @@ std::string child_names(const ModuleTree& tree) {
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
 }
 
-// The styles of one module, in the order of the plan. A module with two names has one entry, under its first name.
+// Holds the styles of one module, in the order of the plan. A module with two names has one Assigned, under its first
+// name.
 struct Assigned {
   std::size_t node;
   std::vector<const ParallelPlan::value_type*> entries;

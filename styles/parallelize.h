@@ -29,31 +29,31 @@ class Optimizer;
 namespace tessera {
 
 struct ParallelizeOptions {
-  // The mesh dimension that styles shard over; a negative one counts from the end. nullopt: the mesh's only dimension,
-  // or the one called "tp".
+  // Is the mesh dimension that styles shard over; a negative one counts from the end. nullopt means the mesh's only
+  // dimension, or the one called "tp".
   std::optional<int64_t> tensor_dim;
-  // The mesh dimensions that split the batch. nullopt: all others. Parameters are replicated there, and inputs are
-  // DTensors with Shard(0) on them: from_local(piece, mesh, placements).
+  // Lists the mesh dimensions that split the batch. nullopt means all others. Parameters are replicated there, and
+  // inputs are DTensors with Shard(0) on them: from_local(piece, mesh, placements).
   std::optional<std::vector<int64_t>> data_dims;
   // Shard(0) is ZeRO-3: parameters (not buffers) are sharded on the data dimensions too, along dimension 0, after the
   // tensor dimension's shard. A parameter is gathered over the data dimensions for each operator that uses it, in
-  // forward and again in backward, and freed after it. Its gradient is reduce-scattered, and an optimizer holds state
-  // for the piece alone. This communication is explicit: Strict allows it. It excludes use_local_output. nullopt:
-  // parameters are replicated there.
+  // forward and again in backward, and the gathered copy is freed after it. Its gradient is reduce-scattered, and an
+  // optimizer holds state for the piece alone. This communication is explicit: Strict allows it. Styles with
+  // use_local_output are refused. nullopt means that parameters are replicated there.
   std::optional<Placement> data_placement;
-  // The global rank whose values count; by default the mesh's first. With kNoSource each rank keeps its part of its own
-  // values, without communication: the values must be equal on every rank, or the replicas differ silently.
+  // Is the global rank whose values count; by default it is the mesh's first. With kNoSource each rank keeps its part
+  // of its own values, without communication: the values must be equal on every rank, or the replicas differ silently.
   int64_t src_rank = kMeshFirstRank;
-  // Whether a pattern may match nothing.
+  // Says whether a pattern may match nothing.
   bool allow_unmatched = false;
-  // The optimizers that already hold the module's parameters. One with state is refused: LibTorch keys the state by the
-  // parameter, and the state has the layout that the parameter had. Parallelize first and then make the optimizer, or
-  // parallelize before the first step.
+  // Lists the optimizers that already hold the module's parameters. One with state is refused: LibTorch keys the state
+  // by the parameter, and the state has the layout that the parameter had. Parallelize first and then make the
+  // optimizer, or parallelize before the first step.
   std::vector<torch::optim::Optimizer*> optimizers;
 };
 
-// A module whose forward is called under ImplicitReplication: a plain mask, arange or constant counts as replicated,
-// except in an operator with a parameter whose style takes plain tensors for this rank's pieces.
+// Holds a module whose forward is called under ImplicitReplication: a plain mask, arange or constant counts as
+// replicated, except in an operator with a parameter whose style takes plain tensors for this rank's pieces.
 //   auto tp = parallelize_module(model, mesh, plan);   tp(ids, mask);   tp->eval();
 // It holds the handle that it was made from: a holder, a shared_ptr or an AnyModule keeps the module alive; a reference
 // must outlive it.
@@ -129,7 +129,8 @@ Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const Par
   return Parallelized<M*>(&module);
 }
 
-// The same for a holder (torch::nn::Linear, your TORCH_MODULE), a shared_ptr to a module, or a torch::nn::AnyModule.
+// Does the same for a holder (torch::nn::Linear, your TORCH_MODULE), a shared_ptr to a module, or a
+// torch::nn::AnyModule.
 template <class Handle>
 requires(!std::derived_from<Handle, torch::nn::Module> && requires(Handle h) { h.ptr(); })
     Parallelized<Handle> parallelize_module(Handle handle, const DeviceMesh& mesh, const ParallelPlan& plan,

@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// One layout per tensor among forward's arguments (or results), on the tensor dimension; nullopt leaves the tensor as
-// it is. On every other mesh dimension the tensor keeps its placement. An undefined tensor stays undefined. The list
-// may end with nullopts for arguments that have defaults and were not given.
+// Holds one layout per tensor among forward's arguments (or results), on the tensor dimension; nullopt leaves the
+// tensor as it is. On every other mesh dimension the tensor keeps its placement. An undefined tensor stays undefined.
+// The list may end with nullopts for arguments that have defaults and were not given.
 using Layouts = std::vector<std::optional<Placement>>;
 
 struct PrepareInputOptions {

@@ -101,7 +101,7 @@ std::size_t add_module(ModuleTree& tree, const Module& module, const std::string
                   shown_path(path), what));
 }
 
-// Whether an optimizer puts this operator in the place of LibTorch's own, with weights packed for it.
+// Says whether an optimizer puts this operator in the place of LibTorch's own, with weights packed for it.
 bool is_packed(std::string_view name) {
   constexpr std::array kNamespaces = {"mkldnn",  "mkldnn_prepacked", "prepacked", "quantized",
                                       "xnnpack", "tensorexpr",       "cuda"};

@@ -17,11 +17,11 @@ namespace tessera {
 
 class LayoutPlan;
 
-// The layouts that a style's contract sets, on the tensor dimension; see Contract in dtensor/core/contract.h.
+// Holds the layouts that a style's contract sets, on the tensor dimension; see Contract in dtensor/core/contract.h.
 struct ContractLayouts {
-  // Base names of the ATen operators whose activations and results the contract lays out. Operators that read contracts
-  // are matmul and addmm (linear calls one of them), embedding, layer_norm, rms_norm, group_norm and conv2d; and add,
-  // which adds a bias to the plain result of a contract with use_local_output.
+  // Lists base names of the ATen operators whose activations and results the contract lays out. Operators that read
+  // contracts are matmul and addmm (linear calls one of them), embedding, layer_norm, rms_norm, group_norm and conv2d;
+  // and add, which adds a bias to the plain result of a contract with use_local_output.
   std::vector<std::string> operators;
   Placement input;                  // the layout of a plain activation
   Placement desired;                // the activation is redistributed to this
@@ -38,26 +38,26 @@ class ApplyContext {
                const std::vector<int64_t>& data_dims)
       : tree_(tree), node_(tree.at(node)), style_(style), plan_(plan), tensor_dim_(tensor_dim), data_dims_(data_dims) {}
 
-  // The module, its path from the root ("" is the root), and its type, such as "torch::nn::LinearImpl". module() throws
-  // std::invalid_argument for a TorchScript module, which is no torch::nn::Module.
+  // These return the module, its path from the root ("" is the root), its type, such as "torch::nn::LinearImpl", and
+  // its kind. module() throws std::invalid_argument for a TorchScript module, which is no torch::nn::Module.
   torch::nn::Module& module() const;
   const std::string& path() const { return node_.path; }
   const std::string& type() const { return node_.type; }
   ModuleKind kind() const { return node_.kind; }
-  // The module's own parameters and buffers that are defined.
+  // Returns the module's own parameters and buffers that are defined.
   const std::vector<NamedTensor>& tensors() const { return node_.tensors; }
-  // Whether there is a tensor of that name. "out_proj.bias" is the bias of the child out_proj; `place` and `contract`
-  // take such names too.
+  // Says whether there is a tensor of that name. "out_proj.bias" is the bias of the child out_proj; `place` and
+  // `contract` take such names too.
   bool has(const std::string& name) const;
   bool has_children() const { return !node_.children.empty(); }
-  // Whether the module is an embedding that rewrites rows in forward (max_norm).
+  // Says whether the module is an embedding that rewrites rows in forward (max_norm).
   bool renormalizes() const { return node_.renormalizes; }
-  // For an attention. num_heads throws std::invalid_argument for a traced module whose code does not give the number of
-  // heads.
+  // These two are for an attention. num_heads throws std::invalid_argument for a traced module whose code does not give
+  // the number of heads.
   int64_t embed_dim() const { return node_.embed_dim; }
   int64_t num_heads() const;
 
-  // The whole mesh, the mesh dimension that styles shard over, and the mesh dimensions that split the batch.
+  // These return the whole mesh, the mesh dimension that styles shard over, and those that split the batch.
   const DeviceMesh& mesh() const;
   int64_t tensor_dim() const { return tensor_dim_; }
   const std::vector<int64_t>& data_dims() const { return data_dims_; }
@@ -74,7 +74,7 @@ class ApplyContext {
   // different layouts for the same operator.
   void contract(const std::string& name, const ContractLayouts& layouts);
 
-  // The hook runs at every forward of the module. An exception in it fails the job (World::guard), unless
+  // These add a hook that runs at every forward of the module. An exception in it fails the job (World::guard), unless
   // `throws_alike` says that it occurs on every rank or on none.
   // Throws std::invalid_argument, naming the remedy, when the module is no TESSERA_MODULE.
   void forward_pre_hook(Hookable::PreHook hook, bool throws_alike = false);
@@ -114,7 +114,7 @@ class ParallelStyle {
   // Returns the name with its options, such as "ColwiseParallel(input R -> R, output S(-1))"; it is printed with the
   // plan.
   virtual std::string to_string() const { return name(); }
-  // Whether a module may have this style beside another one. The Prepare styles may: they only wrap forward.
+  // Says whether a module may have this style beside another one. The Prepare styles may: they only wrap forward.
   virtual bool joins_others() const { return false; }
 };
 

@@ -50,7 +50,7 @@ struct Contract {
   bool use_local_output = false;    // the result is a plain tensor, this rank's piece
   // For matmul: autograd saves the activation as it was given, and backward redistributes it to `desired` again.
   bool gather_input_again = false;
-  // Set on the first contract of a chain only: the mesh dimensions that also cut the parameter, to save memory.
+  // Lists the mesh dimensions that also cut the parameter, to save memory; only the first contract of a chain has them.
   // Operators that use the parameter gather it there first (dtensor/dispatch/gather.h).
   std::vector<int64_t> gathered;
   // Holds the contract of a tied weight for other operators, such as "matmul" beside "embedding". A chain names no

@@ -15,8 +15,8 @@
 #include "tessera/mesh/core/in_memory.h"
 
 // Defines what makes an at::Tensor a DTensor: a TensorImpl of the PrivateUse3 backend with the global sizes and
-// strides, without a storage, whose BackendMeta holds the local tensor and the Spec. Internal to the library; users
-// include dtensor.h.
+// strides, without a storage, whose BackendMeta holds the local tensor and the Spec. It is internal to the library;
+// users include dtensor.h.
 namespace tessera::detail {
 
 inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::PrivateUse3;

@@ -9,7 +9,7 @@
 // Reads and replaces tensors inside one boxed argument or result: a tensor, a Tensor[] or a Tensor?[].
 // IValue::isOptionalTensorList compares the address of a list's type, which identifies only lists made in C++:
 // TorchScript makes a type of its own for each list. These functions compare the types' structure, so they treat lists
-// of both origins alike. Internal to the library.
+// of both origins alike. They are internal to the library.
 namespace tessera::detail {
 
 // Says whether the value is a Tensor[] or a Tensor?[], also when it is empty.

@@ -7,8 +7,8 @@
 
 #include "tessera/dtensor/core/tensor.h"
 
-// Defines the TensorImpl of a DTensor, and the cache of TensorImpls that each thread keeps for reuse. Internal to the
-// library; tensor.h makes DTensors.
+// Defines the TensorImpl of a DTensor, and the cache of TensorImpls that each thread keeps for reuse. It is internal
+// to the library; tensor.h makes DTensors.
 namespace tessera::detail {
 
 // Returns the dispatch keys of a DTensor on `device`. Autocast's key is the device's, so autocast casts a DTensor as it
@@ -59,8 +59,8 @@ class Wrapper final : public c10::TensorImpl {
   // Equals is_inference() for a wrapper, without asking for autograd's keys too.
   bool is_inference_tensor() const { return !key_set_.has(c10::DispatchKey::ADInplaceOrView); }
 
-  // While this is an alias, holds the Meta and the version counter that it will use again; both are unused and
-  // unshared.
+  // Holds, while this is an alias, the Meta and the version counter that it had of its own and will use again. Nothing
+  // else holds them.
   struct Own {
     c10::intrusive_ptr<c10::BackendMeta> meta;
     c10::VariableVersion version;

@@ -18,7 +18,7 @@
 
 // Implements what ShardedInit records: tensors without values (deferred tensors), and the operators that compute their
 // values. A deferred tensor is on the meta device and has the dispatch key DeferredInit, which sends every operator on
-// it to deferred.cpp. Internal to the library.
+// it to deferred.cpp. It is internal to the library.
 namespace tessera::detail {
 
 // Identifies some elements of a storage. Deferred tensors with equal Elements hold the same values, whichever handles

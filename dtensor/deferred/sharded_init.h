@@ -8,8 +8,8 @@ namespace tessera {
 // While a ShardedInit is alive, a module's constructor on this thread makes parameters and buffers without memory, and
 // the operators that fill them are recorded. parallelize_module, distribute_module and distribute_in_place, under the
 // guard or after it, then run these operators directly on the pieces that each rank will hold, so a model can be larger
-// than one process. No communication, except for a parameter that is a view of a tensor of another shape: its pieces
-// are redistributed.
+// than one process. Nothing is communicated, except for a parameter that is a view of a tensor of another shape: its
+// pieces are redistributed.
 //
 //   ShardedInit init(mesh);
 //   MyModel model(options);                              // unmodified: LibTorch's modules, and modules of your own

@@ -51,10 +51,10 @@ struct Call {
   torch::jit::Stack& stack;
   std::size_t base = 0;  // where the arguments begin on the stack
   c10::SmallVector<TensorArg, 6> tensors;
-  const Spec* lead = nullptr;               // the first DTensor's; its mesh is the call's
+  const Spec* lead = nullptr;               // the first DTensor's Spec; its mesh is the call's
   c10::SmallVector<SpecPtr, 2> replicated;  // owns the specs of plain tensors that count as replicated
   std::vector<at::Tensor> gathered;         // owns the parameters that were gathered for the call
-  ContractPtr derived;                      // contract of results computed from pieces of gathered parameters alone
+  ContractPtr derived;  // contract of results computed from pieces of parameters alone; see gather.h
 
   std::span<const at::IValue> args() const { return {stack.data() + base, traits.num_args}; }
   at::IValue& arg(std::size_t i) const { return stack[base + i]; }
@@ -73,7 +73,8 @@ std::string old_state_hint(const Call& call, const at::Tensor& plain);
 
 // Finds the call's tensors. Throws std::invalid_argument when DTensors are on different meshes, or when a plain tensor
 // of one dimension or more is among them outside ImplicitReplication and backward; the text names the operator, shapes,
-// placements and what to do. Under Checked, plain tensors are compared over the mesh, unless `plain_tensors` is kTaken.
+// placements and what to do. Under Checked, plain tensors are compared over the mesh; with kTaken they are taken to be
+// equal.
 enum class PlainTensors : uint8_t { kCompared, kTaken };
 Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit::Stack& stack,
                PlainTensors plain_tensors = PlainTensors::kCompared);

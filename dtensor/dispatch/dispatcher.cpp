@@ -21,7 +21,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::set<DecisionCache*> caches;  // the caches that hold decisions
-  uint64_t past_hits = 0;           // hits of caches since emptied
+  uint64_t past_hits = 0;           // hits that were counted by caches before they were emptied
   std::atomic<uint64_t> misses = 0;
   std::atomic<uint64_t> replicated = 0;
 };
@@ -169,7 +169,7 @@ const DecompositionEntry& OpDispatcher::decomposition() {
 
 DecisionPtr OpDispatcher::direct(const Key& key) {
   const DecompositionEntry& entry = decomposition();
-  // A direct call has no plain tensor.
+  // A kernel of unboxed.h, which calls this function, passes no plain tensor.
   if (entry.calls != DecomposedCalls::kBesidePlainInInference && decomposed_now(entry)) return nullptr;
   return cache_.find(key, /*direct=*/true);
 }

@@ -16,7 +16,8 @@
 
 namespace tessera {
 
-// Counts how often a call's decision was found in the caches of all operators, since the program began.
+// Counts how often a call's decision was found in the caches of all operators (hits), and how often it was not
+// (misses), since the program began.
 struct DispatchStatistics {
   uint64_t hits = 0;
   uint64_t misses = 0;
@@ -40,7 +41,8 @@ class DecisionCache {
  public:
   static constexpr std::size_t kMaxDecisions = 1024;
 
-  // Returns the decision of `key`, or nullptr; with `direct`, only a direct one. Counts a hit where it returns one.
+  // Returns the decision of `key`, or nullptr; with `direct`, only one whose Decision::direct is set. Counts a hit
+  // where it returns one.
   DecisionPtr find(const Key& key, bool direct = false);
   void insert(const Key& key, DecisionPtr decision);
   // Empties the cache, and returns the number of hits since it was last emptied.
@@ -82,7 +84,8 @@ class OpDispatcher final : public c10::OperatorKernel {
   ~OpDispatcher() override;
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
   const OpTraits& traits() const { return traits_; }
-  // Returns the cached decision of a call if it is direct; nullptr otherwise, and where the operator is decomposed.
+  // Returns the cached decision of a call if its Decision::direct is set; nullptr otherwise, and where the operator is
+  // decomposed.
   DecisionPtr direct(const Key& key);
 
  private:
@@ -101,7 +104,7 @@ class OpDispatcher final : public c10::OperatorKernel {
   DecisionCache cache_;
 };
 
-// Dispatches any operator on DTensors, also one registered after this library was loaded.
+// Is the backend fallback: dispatches, on DTensors, an operator that was registered after this library was loaded.
 void dispatch_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Says whether run_foreach handles the operator with this rule name.
@@ -113,8 +116,9 @@ bool moves_inputs(const c10::OperatorHandle& op, torch::jit::Stack& args);
 // Counts a call that runs replicated because no rule fits.
 void count_replicated(const std::string& op);
 
-// Runs a `_foreach_` operator or a fused optimizer's step on the pieces of all lists at once; tensors with another
-// layout than the first list's are redistributed to it. Returns false where that is not possible.
+// Runs a `_foreach_` operator or a fused optimizer's step on the pieces of all lists at once. A tensor is
+// redistributed if its layout differs from that of the first list's tensor at its index. Returns false where that is
+// not possible.
 bool run_foreach(const Call& call);
 
 }  // namespace dispatch

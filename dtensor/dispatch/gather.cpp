@@ -24,7 +24,8 @@
 namespace tessera::dispatch {
 namespace {
 
-// Says how a tensor that this call would take whole is laid out over the mesh dimensions that its contract gathers.
+// Says what a rank holds of a tensor along the mesh dimensions that its contract gathers: the whole (also of a tensor
+// that is not gathered), a piece, or terms of a pending reduction.
 enum class Held { kWhole, kPiece, kTerms };
 
 Held held(const Call& call, const TensorArg& entry) {
@@ -128,7 +129,8 @@ Placements taken_apart(const Spec& spec, Placements placements, const std::vecto
   return placements;
 }
 
-// Caches taken_apart, which looks at the parts of all coordinates, by Spec::id; at most kMost results.
+// Returns what taken_apart returns. It keeps at most kMost results, by Spec::id, since taken_apart looks at the parts
+// of all coordinates.
 Placements known_apart(const Spec& spec, const Placements& placements, const std::vector<int64_t>& mesh_dims) {
   constexpr std::size_t kMost = 1024;
   static std::mutex mutex;
@@ -204,7 +206,7 @@ class Gathering {
     return decision;
   }
 
-  // Gathers the tensors held in this way; returns whether there were any.
+  // Gathers the tensors whose held() is `how`; returns whether there were any.
   bool bring(Held how) {
     bool any = false;
     for (TensorArg& entry : call_.tensors) {

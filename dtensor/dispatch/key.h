@@ -67,7 +67,7 @@ class Key {
     put((static_cast<uint64_t>(value.type()) << 32) | static_cast<uint16_t>(value.index()));
   }
   void generator() { put(kGenerator); }
-  // Appends the number of tensors of an argument, before them, unless it is one.
+  // Appends how many tensors an argument holds, unless it is one tensor. The words of the tensors follow.
   void tensors(std::size_t count) {
     if (count != 1) put(kTensors + count);
   }
@@ -91,7 +91,7 @@ class Key {
     kDevice,
     kString,
     kGenerator,
-    kNumber,  // plus its type times 16, below 100
+    kNumber,  // 16 times the number's type (1 to 4) is added; the sum is less than kAbsent
     kAbsent = 100,
     kTensors = 1000,
     kOfSpec = 1ULL << 62,

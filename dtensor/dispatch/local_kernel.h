@@ -28,7 +28,7 @@ struct LocalCall {
   const std::vector<SpecPtr>& inputs;
   const std::vector<SpecPtr>& outputs;
   detail::DrawKey draw = {};
-  const Fetched* fetched = nullptr;  // set if the rule has halos and the chosen strategy cuts them
+  const Fetched* fetched = nullptr;  // set if the chosen strategy cuts a dimension for which the rule has halos
 };
 
 // Computes an operator on this rank's pieces where the operator itself would not give the piece of the result, for
@@ -66,11 +66,13 @@ enum class DecomposedCalls {
   kInInference,             // under InferenceMode
   kBesidePlainInInference,  // under InferenceMode, with a plain tensor among the DTensors
 };
-// `op_name` is a rule's name, "add" for add_ too; or a name such as "t_" for an in-place operator alone.
+// Holds a decomposition, and the calls for which it is tried.
 struct DecompositionEntry {
   Decomposition run = nullptr;
   DecomposedCalls calls = DecomposedCalls::kAll;
 };
+// Registers a decomposition. `op_name` is a rule's name, "add" for add_ too; or a name such as "t_" for an in-place
+// operator alone. Call it while the program loads, since the table has no lock. Returns false if the name is taken.
 bool register_decomposition(std::string_view op_name, Decomposition decomposition,
                             DecomposedCalls calls = DecomposedCalls::kAll);
 // Returns the decomposition of an operator by its schema name, "aten::add_"; `run` is nullptr if there is none.

@@ -21,7 +21,8 @@ bool decomposes(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
 }
 
-// Registers a kernel per operator known now, since composite kernels take precedence over a backend fallback.
+// Registers a kernel for each operator that LibTorch has now, since composite kernels take precedence over a backend
+// fallback.
 std::vector<c10::RegistrationHandleRAII> register_all() {
   std::vector<c10::RegistrationHandleRAII> handles;
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();

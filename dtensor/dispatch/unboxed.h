@@ -23,9 +23,11 @@
 // cached and direct; every other call goes to the operator's OpDispatcher.
 namespace tessera::dispatch {
 
-// ---- Appending arguments to a key, as append_key does. They return false where OpDispatcher must run the call.
+// ---- Appending arguments to a key
 
-// `written`: the operator writes `t` in place. A parameter that other operators gather (gather.h) is written in pieces.
+// These functions append what append_key appends. They return false where OpDispatcher must run the call. With
+// `written` the operator writes `t` in place: a parameter that operators which read it gather (gather.h) is written in
+// pieces.
 inline bool append_dtensor(const at::Tensor& t, const OpTraits& traits, Key& key, bool written = false) {
   if (!detail::is_dtensor(t)) return false;
   const detail::Meta& meta = detail::meta(t);

@@ -31,8 +31,8 @@ class LocalStep {
   };
   at::Tensor embed(const at::Tensor& piece) const;
 
-  Region slice_;
-  std::optional<Region> inside_;
+  Region slice_;                  // the part of the piece that stays
+  std::optional<Region> inside_;  // where that part lies in the result, if embedded_ is not empty
   std::vector<int64_t> sizes_;
   std::vector<Forming> formed_;  // Partials formed from a replicated value
   double scale_ = 1;             // between pieces of two linear reductions

@@ -25,8 +25,8 @@ class Route {
   const Plan& plan() const { return plan_; }
   bool communicates() const { return communicates_; }
 
-  // Executes the steps without communication from `step` on, and advances `step` behind them. `mesh` is the one that
-  // the route was made for; the piece may have any strides. Outside the mesh it returns an empty tensor.
+  // Executes the steps from `step` on up to the next one that communicates, and advances `step` to that one. `mesh` is
+  // the one that the route was made for; the piece may have any strides. Outside the mesh it returns an empty tensor.
   at::Tensor walk(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const;
   // Returns the transfer of `step`, to which walk() has advanced; nullptr at the end.
   const Transfer* transfer(std::size_t step) const;

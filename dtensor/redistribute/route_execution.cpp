@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// What `Checked` calls the collective of `count` transfers, of which the first is `step`.
+// Returns the name that `Checked` gives the collective of `count` transfers, of which the first is `step`.
 std::string named(const PlanStep& step, std::size_t count) {
   const std::string text = fmt::format("{} -> {}", to_string(step.from), to_string(step.to));
   return count == 1 ? text : fmt::format("{}, {} together", text, count);

@@ -11,8 +11,8 @@
 namespace tessera {
 
 // Executes the routes of one or several redistributions on one mesh, each on its piece. In every round the next
-// transfers of all of them are started, those that fit together as one collective; then the round is waited for. No
-// autograd: the caller is below it. It keeps neither mesh nor routes.
+// transfers of all of them are started, those that fit together as one collective; then the round is waited for. It
+// records nothing for autograd, and owns neither the mesh nor the routes.
 class RouteExecution {
  public:
   struct Item {
@@ -20,12 +20,12 @@ class RouteExecution {
     at::Tensor piece;  // of any strides; never written
   };
   using Items = c10::SmallVector<Item, 1>;
-  // Starts the first round. Every rank of the mesh does, with the same routes in the same order.
+  // Starts the first round. Every rank of the mesh calls it with the same routes in the same order.
   RouteExecution(const DeviceMesh& mesh, Items items);
 
   // Waits for the round, and starts and waits for all that follow.
   void finish();
-  // Item i's piece at the end of its route, after finish(). It may share storage with the piece that was given.
+  // Returns item i's piece at the end of its route. Call it after finish(). The piece may share storage with given(i).
   at::Tensor& piece(std::size_t i) { return progress_[i].piece; }
   const at::Tensor& given(std::size_t i) const { return progress_[i].given; }
 
@@ -34,11 +34,11 @@ class RouteExecution {
     const Route* route;
     at::Tensor given;
     at::Tensor piece;
-    std::size_t step = 0;  // of the route: the next one
+    std::size_t step = 0;  // the index of the route's next step
   };
   struct Batch {
     TransferBatch transfers;
-    c10::SmallVector<std::size_t, 1> items;  // that it moves, in the order of its entries
+    c10::SmallVector<std::size_t, 1> items;  // the indexes of its items, in the order of its entries
   };
   void begin_round();
   void end_round();
@@ -48,8 +48,9 @@ class RouteExecution {
   c10::SmallVector<Batch, 1> batches_;  // of this round
 };
 
-// Executes `route` on this rank's piece on the mesh that it was made for; every rank of it must. The result may share
-// storage with `local`, which is never written. No autograd. Outside the mesh: an empty tensor, no communication.
+// Executes `route` on this rank's piece, on the mesh that it was made for; every rank of the mesh must call this. The
+// result may share storage with `local`, which is never written. Autograd records nothing. On a rank outside the mesh,
+// returns an empty tensor without communication.
 at::Tensor run_route(const Route& route, const DeviceMesh& mesh, const at::Tensor& local);
 
 // Runs the route from `from` to `to`.

@@ -85,8 +85,8 @@ void Transfer::gather(const StepOnRank& at) {
   for (int64_t i = 0; i < at.group.size(); ++i) takes_.push_back(Region::within(target, at.source_of(i)));
 }
 
-// This rank's own part is sent to itself if the sequence would otherwise have a gap; else it is copied from tile to
-// tile.
+// A part that this rank keeps goes through the collective if the regions sent, or those received, are then adjacent in
+// memory and need no packing; else it is copied locally.
 void Transfer::exchange(const Exchange& exchange, std::size_t me) {
   for (std::size_t i = 0; i < exchange.sends.size(); ++i) {
     gives_.push_back(Region::within(exchange.source, i == me ? exchange.receives[i] : exchange.sends[i]));

@@ -66,14 +66,15 @@ class Transfer {
   std::vector<Region> needed_;
   std::vector<Region> gives_;
   std::vector<Region> takes_;
-  std::optional<std::pair<Region, Region>> stays_;  // this rank's own part: from where to where it is copied locally
+  // Holds the part that this rank keeps, as a region of the input and one of the result, if it is copied locally.
+  std::optional<std::pair<Region, Region>> stays_;
   std::vector<int64_t> give_counts_;
   std::vector<int64_t> take_counts_;
   int64_t give_sum_ = 0;
   bool gives_in_sequence_ = false;  // they are adjacent in memory, so nothing is packed
   bool takes_in_sequence_ = false;
   std::vector<int64_t> sizes_;  // of the received tensor
-  // Gives offset and sizes of the part of the received tensor that this rank keeps, if it is not all.
+  // Holds offset and sizes of the part of the received tensor that this rank keeps, if it is not all.
   std::optional<std::pair<int64_t, std::vector<int64_t>>> own_;
   at::ScalarType dtype_ = at::kFloat;                         // the reduced value's; terms may be wider
   std::vector<std::pair<ReductionPtr, int64_t>> reductions_;  // done together, each over that number of ranks

@@ -18,11 +18,11 @@ Kind collective_of(const Transfer& transfer) {
   return transfer.kind() == Kind::kPermute ? Kind::kAllToAll : transfer.kind();
 }
 
-// Is in bytes: a tensor of any dtype may start at a multiple of it.
+// Is a number of bytes: a tensor of any dtype may start at a multiple of it.
 constexpr int64_t kAlignment = 16;
 
-// The one place where a redistribution's step becomes a collective. `transfer` says by which operation it reduces;
-// `owned` allows to reduce `data` in place.
+// Starts the collective of a redistribution's step; no other function does. `transfer` says by which operation it
+// reduces; with `owned`, it may reduce `data` in place.
 PendingCollective start_collective(Kind kind, const at::Tensor& data, const std::vector<int64_t>& give,
                                    const std::vector<int64_t>& take, const DeviceMesh& over, const Transfer& transfer,
                                    bool owned) {

@@ -50,8 +50,8 @@ class TransferBatch {
   c10::SmallVector<at::Tensor, 1> unpacked(const at::Tensor& received) const;
 
   Entries entries_;
-  std::vector<at::TensorOptions> options_;  // of each entry, and
-  std::vector<Slot> takes_;                 // where its regions come, both where there are several entries
+  std::vector<at::TensorOptions> options_;  // [entry]; empty for one entry alone
+  std::vector<Slot> takes_;                 // where the received regions are; empty for one entry alone
   std::optional<PendingCollective> pending_;
 };
 

@@ -25,9 +25,10 @@ struct BackendGroup {
   c10::intrusive_ptr<c10d::Backend> backend;
   // Makes the current collective of the other members, and every later one, fail at once. Over MPI it affects only this
   // rank's collectives; the other ranks see the failure by GroupRequest::lost. Do not call it while this rank is in a
-  // collective, which might then wait until its time limit. Safe from any thread, any number of times; never throws.
+  // collective, which might then wait until its time limit. Any thread may call it, any number of times; it never
+  // throws.
   std::function<void()> close;
-  // Whether close() may also be called while this rank is in a collective, which then ends.
+  // Says whether close() may also be called while this rank is in a collective, which then ends.
   bool closes_while_busy = false;
 };
 

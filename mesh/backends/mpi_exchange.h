@@ -24,7 +24,7 @@ using MpiSpans = std::vector<MpiSpan>;  // one per rank
 // Returns the memory of a tensor. Throws std::invalid_argument, naming `op`, when the tensor is not dense and
 // contiguous on the CPU.
 MpiSpan mpi_span(const at::Tensor& tensor, const char* op);
-// The same for one tensor per rank. Also throws std::invalid_argument unless there are `size` tensors.
+// Does the same for one tensor per rank. Also throws std::invalid_argument unless there are `size` tensors.
 MpiSpans mpi_spans(const std::vector<at::Tensor>& tensors, int size, const char* op);
 
 // These make one span per rank: the same span for every rank; `span` for one rank and nothing for the others; `span`

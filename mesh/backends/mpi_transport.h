@@ -52,7 +52,7 @@ class MpiTransport {
   // GroupRequest::lost returns true for the ranks it waits for, or `timeout` after `start`.
   void wait(MpiRequests& requests, std::chrono::milliseconds timeout, std::chrono::steady_clock::time_point start);
 
-  // Makes this rank's current wait, and every later one, throw. Safe from any thread, any number of times.
+  // Makes this rank's current wait, and every later one, throw. Any thread may call it, any number of times.
   void close() noexcept { closed_.store(true); }
   // Keeps the memory of requests that nobody will wait for until the process ends, since MPI cannot cancel them. Like
   // skip_mpi_end(), it prevents MPI_Finalize.

@@ -13,8 +13,8 @@ namespace tessera {
 
 class Rendezvous;
 
-// Keeps the groups of an in-process world, by their ranks. The Worlds of all its ranks share one hub. Safe from any
-// thread.
+// Keeps the groups of an in-process world, by their ranks. The Worlds of all its ranks share one hub. Any thread may
+// call its functions.
 class ThreadHub {
  public:
   // Returns the group of `ranks`; the first call makes it.

@@ -26,7 +26,7 @@ struct CollectiveCall {
   const c10::intrusive_ptr<c10d::Backend>& group() const;
   int64_t n() const { return mesh.size(mesh_dim); }
   std::size_t here() const { return static_cast<std::size_t>(mesh.local_rank(mesh_dim)); }
-  // Returns text for errors and logs; `op` is the operator that communicates, or "":
+  // Returns text for errors and logs; `op` is the operator that communicates, or "". An example is
   // "aten::mm: all_reduce on mesh dimension tp of {dp: 2, tp: 2} on cpu"
   std::string text(const char* op) const;
 };

@@ -29,14 +29,14 @@ namespace tessera {
 
 // [*] -> [n, *]: row i is the tensor of coordinate i. Shapes must be equal on every rank.
 at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim);
-// The same for uneven 1-D pieces: counts[c] elements of coordinate c, one piece after the other.
+// Does the same for uneven 1-D pieces: counts[c] elements of coordinate c, one piece after the other.
 at::Tensor all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
                       int64_t mesh_dim);
 // [*] -> [*]: the tensors are reduced over the mesh dimension.
 at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op);
 // [n, *] -> [*]: coordinate i gets row i of every rank, reduced.
 at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op);
-// The same for uneven 1-D pieces: counts[c] elements for coordinate c, one piece after the other.
+// Does the same for uneven 1-D pieces: counts[c] elements for coordinate c, one piece after the other.
 at::Tensor reduce_scatter(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
                           int64_t mesh_dim, ReduceOp op);
 // Exchanges uneven 1-D pieces. `input` has sum(send) elements, ordered by receiving coordinate; the result has

@@ -11,7 +11,7 @@ namespace tessera {
 // system every page faults, which costs as much as filling the tensor. The process keeps at most 128 MiB. All other
 // tensors come from at::empty.
 //
-// No other tensor shares the result's memory, and the caller may keep it for any time. Safe from any thread.
+// No other tensor shares the result's memory, and the caller may keep it for any time. Any thread may call it.
 at::Tensor reused_empty(at::IntArrayRef sizes, const at::TensorOptions& options);
 // Returns a contiguous copy of `tensor` in such memory.
 at::Tensor reused_copy(const at::Tensor& tensor);

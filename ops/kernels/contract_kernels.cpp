@@ -1,6 +1,6 @@
 // These kernels apply a style's contract (dtensor/core/contract.h) to an activation. They are registered above
-// autograd, so that redistributing an activation is differentiable, and at the DTensor key for InferenceMode, which
-// excludes autograd.
+// autograd, so that redistributing an activation is differentiable. InferenceMode excludes autograd's keys: for it they
+// are registered at the DTensor key too, or as decompositions.
 
 #include <algorithm>
 #include <array>
@@ -40,7 +40,7 @@ struct ContractOp {
   std::string_view name;
 };
 
-// Says where an operator's activation and parameter are among its arguments.
+// Names an operator, and says where its activation and parameter are among its arguments.
 struct Site {
   ContractOp op;
   std::size_t activation;
@@ -119,7 +119,7 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
 struct Activation {
   at::Tensor tensor;
   Placements desired;
-  std::shared_ptr<const int> uses;  // how many contracts used it
+  std::shared_ptr<const int> uses;  // how many contracts have used it; see watch_terms
 };
 
 Activation activation_of(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,

@@ -35,7 +35,7 @@ struct Call {
   int64_t class_dim() const { return logits.dim() == 1 ? 0 : 1; }
 };
 
-// Whether `t` is a DTensor on the same mesh, or a plain tensor where those count as replicated.
+// Says whether `t` is a DTensor on the same mesh, or a plain tensor where those count as replicated.
 bool may_join(const at::Tensor& t, const at::Tensor& logits) {
   return is_dtensor(t) ? mesh_of(t) == mesh_of(logits) : ImplicitReplication::enabled();
 }

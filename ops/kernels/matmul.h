@@ -6,9 +6,7 @@ namespace tessera {
 
 // These products stay one operator, so that no dimension is flattened (flattening a sharded dimension that is not the
 // leftmost would gather it). They can be differentiated any number of times, and the dispatcher runs them by rules of
-// their own.
-//
-// Shapes:
+// their own. The comments below give the shapes of their arguments and results.
 
 // x (..., k), w (k, n) -> (..., n)
 at::Tensor dense(const at::Tensor& x, const at::Tensor& w);

@@ -6,7 +6,7 @@
 
 #include "tessera/ops/rules/rule.h"
 
-// Helpers that several families of rules use.
+// Declares helpers that several families of rules use.
 namespace tessera::rules {
 
 // Returns the labels of a tensor of `sizes` that broadcasts against a tensor of sizes `whole` with labels `labels`:
@@ -33,7 +33,7 @@ bool converts_termwise(at::ScalarType from, at::ScalarType to);
 void add_linear_where_exact(OpRule& rule, const OpCall& call, const std::vector<std::vector<std::size_t>>& groups);
 
 // Returns the rule of an operator that computes each result element from one element of every (broadcast) input. It
-// assumes nothing else, so no input stays pending.
+// assumes nothing else, so pending inputs are reduced first.
 OpRule plain(const OpCall& call);
 
 // Returns the rule of an operator that uses its first input's sizes and not its values. The result is sharded as that
@@ -47,7 +47,7 @@ OpRule moved(const OpCall& call, const std::vector<Labels>& inputs, const Labels
 // Returns the same where every result has the input's dimensions and those in `whole` are not cut.
 OpRule whole_dims(const OpCall& call, const std::vector<int64_t>& whole);
 
-// Adds strategies in which all inputs are pending by the same reduction, if all have one dtype. It is for operators
+// Adds strategies in which all inputs are Partial by the same reduction, if all have one dtype. It is for operators
 // that take each result element from one of the inputs.
 void add_joint(OpRule& rule, const OpCall& call);
 

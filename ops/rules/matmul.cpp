@@ -34,7 +34,7 @@ int64_t size(const OpCall& call, std::size_t input, std::size_t dim) { return ca
 OpRule mm(const OpCall&) { return product({"mk", "kn"}, "mn"); }
 OpRule bmm(const OpCall&) { return product({"bmk", "bkn"}, "bmn"); }
 OpRule mv(const OpCall&) { return product({"mk", "k"}, "m"); }
-// LibTorch determines its sizes only by running it.
+// LibTorch determines the result's sizes only by running the operator.
 OpRule dot(const OpCall& call) {
   OpRule rule = product({"k", "k"}, "");
   rule.outputs = {{.sizes = {}, .dtype = call.inputs.at(0).dtype}};
@@ -65,7 +65,7 @@ OpRule addbmm(const OpCall& call) {
   return plus_product(call, {"bmk", "bkn"}, {size(call, 1, 1), size(call, 2, 2)}, "mn");
 }
 
-// Terms of one byte each would overflow.
+// No input may be pending, since terms of one byte each could overflow.
 OpRule int_mm(const OpCall& call) {
   OpRule rule{.strategies = shard_factors({"mk", "kn"}, {"mn"})};
   rule.outputs = {{.sizes = {size(call, 0, 0), size(call, 1, 1)}, .dtype = at::kInt}};

@@ -80,9 +80,9 @@ inline OpRule no_rule() { return {.strategies = {}, .declines = true}; }
 // stands for the same factor; '-' marks a dimension that must not be cut.
 using Labels = std::string;
 
-// Returns one strategy per factor, in order of appearance: every tensor that has the factor is sharded there, and a
-// result without it is Partial(op), i.e. the factor is reduced. Factors in `unsummable` may be sharded only if every
-// result has them.
+// Returns one strategy per factor, in order of appearance: every tensor that has the factor is sharded along that
+// dimension, and a result without it is Partial(op): the factor is reduced. Factors in `unsummable` may be sharded only
+// if every result has them.
 std::vector<Strategy> shard_factors(const std::vector<Labels>& inputs, const std::vector<Labels>& outputs,
                                     ReduceOp op = ReduceOp::kSum, std::string_view unsummable = {});
 

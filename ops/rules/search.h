@@ -31,7 +31,7 @@ struct Written {
 struct Considered {
   std::size_t mesh_dim;
   Strategy strategy;
-  double microseconds;  // to redistribute the inputs and exchange halos, and see choose()
+  double microseconds;  // to redistribute the inputs and exchange halos, and for what choose() adds
   std::string refused;  // why it is impossible; "" if it is possible
   bool chosen = false;
 };
@@ -45,9 +45,9 @@ struct Considered {
 // redistribution its time.
 //
 // Where a strategy communicates pieces, a result that it leaves pending costs its reduce_scatter too, which will run
-// later: gathering a convolution's kernels may be cheaper than cutting their channels otherwise and reducing images. A
-// strategy that communicates no piece is not charged, so that a row-parallel product leaves its terms to its user; nor
-// is one that has a pending input.
+// later: to gather a convolution's kernels may be cheaper than to cut their channels and reduce the images. A strategy
+// that communicates no piece does not have this cost, so that a row-parallel product leaves its terms for later; nor
+// has one with a pending input.
 std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& inputs,
                              const std::vector<TensorInfo>& outputs, const std::vector<Placements>& current,
                              std::span<const int64_t> mesh_shape, const CostModel& model,

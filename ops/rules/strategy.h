@@ -8,12 +8,12 @@
 namespace tessera::rules {
 
 // Gives the placements of every input and every output on one mesh dimension. `kernel` names the local kernel to run on
-// the pieces where the operator itself would not give the piece of the result (see dtensor/dispatch/local_kernel.h):
+// the pieces where the operator itself would not give the piece of the result (see dtensor/dispatch/local_kernel.h).
+// These kernels compute:
 //   mean                      the sum of the piece, divided by the number of elements that are reduced to one globally
 //   draw                      random numbers by an element's position in the global tensor (dtensor/random/draws.h)
 //   extremum                  the operator; a piece without elements gives the reduction's neutral element
 //   parts                     of input 0: what slice, split, select or unbind along a dimension takes from this piece
-//                             piece
 //   parts_backward            zeros, except where such a part is
 //   reshape                   input 0 with the local sizes of output 0
 //   contiguous                the operator on contiguous pieces, for LibTorch kernels that assume them without a check

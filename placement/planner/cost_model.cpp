@@ -16,7 +16,7 @@ CostModel uniform(int64_t mesh_ndim, const Link& link) {
   return {.links = std::vector<Link>(static_cast<std::size_t>(mesh_ndim), link)};
 }
 
-// Whether rank / ranks_per_host is the same for all ranks of each group along `mesh_dim`.
+// Says whether rank / ranks_per_host is the same for all ranks of each group along `mesh_dim`.
 bool inside_hosts(const Mesh& mesh, int64_t mesh_dim, int64_t ranks_per_host) {
   int64_t stride = 1;
   for (int64_t d = mesh_dim + 1; d < mesh.ndim(); ++d) stride *= mesh.size(d);

@@ -10,7 +10,7 @@ namespace {
 
 uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 
-// Whether `partition` can cut `size` elements into `parts`; it has the same conditions as check_partition.
+// Says whether `partition` can cut `size` elements into `parts`; it has the same conditions as check_partition.
 bool fits(const Partition& partition, int64_t size, int64_t parts) {
   if (partition.exact()) return partition.parts().value_or(parts) == parts && partition.size().value_or(size) == size;
   check_partition(partition, size, parts, "");

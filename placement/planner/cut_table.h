@@ -114,7 +114,7 @@ class CutTable {
   Pair even_pair(const Way& from, const Way& to) const;
   // Returns the product of the sizes of the mesh dimensions that cut before `mesh_dim` does, or 0 if it does not cut.
   int64_t parts_before(const Way& way, std::size_t mesh_dim) const;
-  // Whether the ranks along `mesh_dims` together hold what each of them needs. If so, sets `whole`.
+  // Says whether the ranks along `mesh_dims` together hold what each of them needs. If so, sets `whole`.
   bool covers(int from, uint32_t mesh_dims, int to, bool& whole);
   const std::vector<Intervals>& merged(int way, uint32_t mesh_dims);
   Intervals part(int way, std::size_t rank) const;

@@ -42,10 +42,10 @@ class LayoutSpace {
   Placements placements_of(Node node) const;                        // normalized
 
   const ComparedRanks& ranks() const { return ranks_; }
-  // Whether all ranks have tiles of the same size, made by equal chunks.
+  // Says whether all ranks have tiles of the same size, made by equal chunks.
   bool is_even(Node node) const { return at(node).even; }
-  // Whether the compared ranks include the largest and the smallest figures of all: all ranks are compared, or both
-  // layouts cut into equal chunks.
+  // Says whether the compared ranks include the largest and the smallest figures of all: all ranks are compared, or
+  // both layouts cut into equal chunks.
   bool is_exact(Node from, Node to) const;
   std::size_t mesh_ndim() const { return ranks_.mesh_shape.size(); }
   double elements() const { return elements_; }  // of the tensor
@@ -109,7 +109,7 @@ class LayoutSpace {
   // Returns the mesh dimensions along which one linear reduction becomes another, for which every rank scales its
   // piece.
   uint32_t rescaled(Node from, Node to) const;
-  // Whether one step can do the reductions that are pending in `from` along these mesh dimensions.
+  // Says whether one step can do the reductions that are pending in `from` along these mesh dimensions.
   bool reduce_together(Node from, uint32_t mesh_dims) const;
 
  private:

@@ -28,8 +28,8 @@ class StepCosts {
   // `space` must outlive this object.
   StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& model);
 
-  // Whether a step may exist, judged only by what is pending and what is cut. A step does not reduce and form Partials
-  // at once, and a step that does one of these moves no other elements.
+  // Says whether a step may exist, judged only by what is pending and what is cut. A step does not reduce and form
+  // Partials at once, and a step that does one of these moves no other elements.
   bool is_possible(Node from, Node to) const {
     const uint32_t reduced = space_.pending(from) & ~space_.pending(to);
     const uint32_t formed = space_.pending(to) & ~space_.pending(from);
@@ -47,7 +47,7 @@ class StepCosts {
   void set_live_limit(double bytes) { live_limit_ = bytes; }
   // Returns an upper bound on the live bytes of a step that moves elements.
   double most_live(Node from, Node to) const;
-  // Whether all mesh dimensions of size above 1 have the same link.
+  // Says whether all mesh dimensions of size above 1 have the same link.
   bool equal_links() const { return equal_links_; }
   // Returns the slowest link of these mesh dimensions.
   const Link& slowest(uint32_t mesh_dims) const { return links_[mesh_dims]; }
@@ -65,7 +65,7 @@ class StepCosts {
   Changes changes(Node from, Node to) const;
   std::optional<Step> reduction(Node from, Node to, const Changes& change, double limit);
   Step whole_reduction(Node from, Node to, const Changes& change, double limit);
-  // Whether a step over these mesh dimensions in which a rank receives so many elements takes more than `limit`
+  // Says whether a step over these mesh dimensions in which a rank receives so many elements takes more than `limit`
   // microseconds.
   bool is_dearer(uint32_t mesh_dims, int64_t elements, double limit) const {
     return priced(PlanStep::Kind::kAllToAll, mesh_dims, static_cast<double>(elements)).microseconds > limit;

@@ -10,7 +10,7 @@ using Node = LayoutSpace::Node;
 
 uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 
-// Whether the mesh is too large to compare every rank with every other. Only on such a mesh a space compares some
+// Says whether the mesh is too large to compare every rank with every other. Only on such a mesh a space compares some
 // ranks, so otherwise all are known.
 bool is_large(const LayoutSpace& space) { return space.ranks().ranks > static_cast<int64_t>(LayoutSpace::kCompareAll); }
 

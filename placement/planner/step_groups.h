@@ -14,8 +14,8 @@ namespace tessera {
 uint32_t shared_mesh_dims(const LayoutSpace& space, const StepCosts& costs, LayoutSpace::Node from,
                           LayoutSpace::Node to, uint32_t mesh_dims);
 
-// Whether in such a step each rank receives its tile whole from one rank and sends to at most one. On meshes of more
-// than 64 ranks it returns false.
+// Says whether in such a step each rank receives its tile whole from one rank and sends to at most one. On meshes of
+// more than 64 ranks it returns false.
 bool permutes(const LayoutSpace& space, LayoutSpace::Node from, LayoutSpace::Node to, uint32_t mesh_dims);
 
 }  // namespace tessera
