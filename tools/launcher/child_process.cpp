@@ -21,6 +21,9 @@ std::vector<char*> c_strings(const std::vector<std::string>& lines) {
   return pointers;
 }
 
+// An exception ends the child: passed on, it would let the child run on as a second copy of the parent.
+int result_of(const std::function<int()>& body) noexcept { return body(); }
+
 }  // namespace
 
 Program::Program(std::vector<std::string> command) : command_(std::move(command)), arguments_(c_strings(command_)) {}
@@ -45,7 +48,7 @@ void Program::exec() const {
 pid_t start_child(const std::function<int()>& body) {
   const pid_t pid = ::fork();
   if (pid < 0) throw std::runtime_error(fmt::format("fork: {}", std::strerror(errno)));
-  if (pid == 0) ::_exit(body());
+  if (pid == 0) ::_exit(result_of(body));
   return pid;
 }
 

@@ -29,8 +29,8 @@ class Program {
   std::vector<char*> variables_;  // empty: the child's environment
 };
 
-// Starts a child process, which runs `body` and exits with what it returns. Returns its pid. Throws std::runtime_error
-// when no process can be made.
+// Starts a child process, which runs `body` and exits with what it returns, or aborts if it throws. Returns its pid.
+// Throws std::runtime_error when no process can be made.
 pid_t start_child(const std::function<int()>& body);
 
 // Resets a child's signals: none is blocked, and none has a handler.
