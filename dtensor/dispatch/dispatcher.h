@@ -45,7 +45,7 @@ class DecisionCache {
   // where it returns one.
   DecisionPtr find(const Key& key, bool direct = false);
   void insert(const Key& key, DecisionPtr decision);
-  // Empties the cache, and returns the number of hits since it was last emptied.
+  // Empties the cache, and returns the number of hits since the last clear().
   uint64_t clear();
   std::size_t size();
   uint64_t hits();

@@ -11,8 +11,8 @@
 namespace tessera {
 
 // Executes the routes of one or several redistributions on one mesh, each on its piece. In every round the next
-// transfers of all of them are started, those that fit together as one collective; then the round is waited for. It
-// records nothing for autograd, and owns neither the mesh nor the routes.
+// transfers of all of them are started, those that fit together as one collective; then the round is waited for. The
+// caller turns autograd off. It owns neither the mesh nor the routes.
 class RouteExecution {
  public:
   struct Item {
