@@ -15,7 +15,7 @@ struct CheckpointOptions {
   // all_gather. The input must be a plain tensor that is the same on all ranks, with a multiple of mesh.size()
   // elements.
   bool distribute_saved_activations = false;
-  // A 1-D mesh. It is needed to distribute, and to restore the random state of DTensors where no input is a DTensor.
+  // Is a 1-D mesh. It is needed to distribute, and to restore the random state of DTensors where no input is a DTensor.
   std::optional<DeviceMesh> mesh;
 };
 

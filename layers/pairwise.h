@@ -13,7 +13,7 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/styles/style.h"
 
-// The styles of PyTorch 2.0, and the functions that they applied before and after a module.
+// Declares the styles of PyTorch 2.0, and the functions that they applied before and after a module.
 namespace tessera {
 
 using MaybeMesh = std::optional<DeviceMesh>;

@@ -6,8 +6,8 @@
 
 #include "tessera/mesh/device_mesh.h"
 
-// The attributes that Megatron-Core sets on parameters. For a DTensor they follow from its placements, so they can be
-// neither forgotten nor wrong; on a plain tensor the caller sets them, as in Megatron-Core.
+// Declares functions for the attributes that Megatron-Core sets on parameters. For a DTensor they follow from its
+// placements, so they can be neither forgotten nor wrong; on a plain tensor the caller sets them, as in Megatron-Core.
 namespace tessera {
 
 struct TensorParallelAttributes {

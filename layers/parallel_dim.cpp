@@ -43,7 +43,7 @@ EmbeddingCut embedding_cut(ParallelDim dim, const char* who) {
   }
 }
 
-// The initialization of torch::nn::Linear.
+// Fills a weight as torch::nn::Linear does.
 void default_weight(const at::Tensor& weight) { torch::nn::init::kaiming_uniform_(weight, std::sqrt(5.0)); }
 
 void default_bias(const at::Tensor& bias, int64_t in_features) {

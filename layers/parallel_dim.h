@@ -20,12 +20,12 @@
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
 #include "tessera/styles/parallelize.h"
 
-// Layers that are sharded along a dimension given by number, as in TorchShard, and functions that mark a tensor with
-// its dimension by making it a DTensor. A plain tensor counts as replicated. Meshes are 1-D.
+// Declares layers that are sharded along a dimension given by number, as in TorchShard, and functions that mark a
+// tensor with its dimension by making it a DTensor. A plain tensor counts as replicated. Meshes are 1-D.
 namespace tessera {
 
-// How a linear layer x W^T + b is sharded, in terms of x A with A = W^T: not at all (none), by rows of A (0), or by
-// columns of A (1 or -1).
+// Says how a linear layer x W^T + b is sharded, in terms of x A with A = W^T: not at all (none), by rows of A (0), or
+// by columns of A (1 or -1).
 using ParallelDim = std::optional<int64_t>;
 
 struct ParallelDimOptions {
@@ -65,8 +65,8 @@ class ParallelLinearImpl : public Layer<ParallelLinearImpl> {
 
   int64_t in_features_, out_features_;
   DeviceMesh mesh_;
-  // Whether the last dimension of the input and of the output is sharded.
   Placement weight_cut_, bias_cut_;
+  // Say whether the last dimension of the input and of the output is sharded.
   bool input_is_cut_, output_is_cut_;
 };
 TORCH_MODULE(ParallelLinear);
@@ -115,9 +115,9 @@ TORCH_MODULE(ParallelCrossEntropyLoss);
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
                                         double label_smoothing = 0, std::optional<int64_t> classes = std::nullopt);
 
-// The layers as functions of this rank's plain piece of the weight, sharded along `dim` as above (for an embedding, the
-// table's own dimension). By rows, parallel_linear takes this rank's features, or a DTensor on `mesh`; by columns it
-// returns this rank's features.
+// These are the layers as functions of this rank's plain piece of the weight, sharded along `dim` as above (for an
+// embedding, the table's own dimension). By rows, parallel_linear takes this rank's features, or a DTensor on `mesh`;
+// by columns it returns this rank's features.
 // Throws std::invalid_argument, on every rank, on any other dim, on a DTensor among the other arguments, and on a mesh
 // of several dimensions or without this rank. Pieces (and a bias) that do not fit, which only this rank may have, fail
 // the job.

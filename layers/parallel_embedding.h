@@ -26,7 +26,8 @@ struct ParallelEmbeddingOptions {
   int64_t num_embeddings;
   int64_t embedding_dim;
   EmbeddingCut cut = EmbeddingCut::kWidth;
-  // As in torch::nn::EmbeddingOptions. Ids are those of the whole table; a negative padding_idx counts from its end.
+  // These are as in torch::nn::EmbeddingOptions. Ids are those of the whole table; a negative padding_idx counts from
+  // its end.
   std::optional<int64_t> padding_idx;
   std::optional<double> max_norm;
   double norm_type = 2;
@@ -35,7 +36,8 @@ struct ParallelEmbeddingOptions {
   // Gives the first values; the row of padding_idx is set to 0 afterwards. Default: kXavierNormal, as in ml and
   // FairScale; parallel_embedding_layer has TorchShard's normal distribution.
   InitMethod init_method;
-  // Given instead of first values: the whole table, plain and the same on every rank. The layer keeps only its piece.
+  // Is given instead of first values: the whole table, plain and the same on every rank. The layer keeps only its
+  // piece.
   at::Tensor given_weight;
   // Allows sizes that are not a multiple of the number of ranks, split as torch.chunk does; a sequence stays even.
   bool allow_uneven = false;
@@ -55,7 +57,7 @@ class ParallelEmbeddingImpl : public Layer<ParallelEmbeddingImpl> {
   // sequence_parallel; and, with max_norm, which writes the table, on an assigned table with another layout.
   at::Tensor forward(const at::Tensor& ids);
 
-  // Returns the whole table, plain and detached. One all_gather on more than one rank.
+  // Returns the whole table, plain and detached. Runs one all_gather on more than one rank.
   at::Tensor master_weight() const;
 
   void pretty_print(std::ostream& stream) const override;

@@ -49,7 +49,7 @@ struct LinearOutput {
   at::Tensor bias;
 };
 
-// The options of both linear layers.
+// Holds the options of both linear layers.
 struct ParallelLinearOptions {
   ParallelLinearOptions(int64_t input_size, int64_t output_size) : input_size(input_size), output_size(output_size) {}
 
@@ -86,19 +86,19 @@ struct RowParallelOptions : ParallelLinearOptions {
   bool input_is_parallel = false;
 };
 
-// The parameters of both linear layers.
+// Holds the parameters of both linear layers.
 class ParallelLinearBase {
  public:
   const DeviceMesh& mesh() const { return mesh_; }
-  // [out, in], or undefined without one; [out], or undefined.
+  // Have sizes [out, in] and [out], or are undefined where the layer has none.
   at::Tensor weight, bias;
   at::Tensor lora_a, lora_b;  // undefined without lora_rank
-  // For gradient_accumulation_fusion: a plain tensor of the sizes of this rank's piece, in float32 or the weight's
-  // dtype. The caller sets it.
+  // Is set by the caller for gradient_accumulation_fusion: a plain tensor of the sizes of this rank's piece, in float32
+  // or the weight's dtype.
   at::Tensor main_grad;
 
-  // Return the whole weight and bias, plain and detached, with features in their usual order for any stride. One
-  // all_gather on more than one rank.
+  // Return the whole weight and bias, plain and detached, with features in their usual order for any stride. They
+  // run one all_gather on more than one rank.
   at::Tensor master_weight() const;
   at::Tensor master_bias() const;  // undefined without a bias
 

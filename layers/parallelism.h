@@ -58,7 +58,7 @@ struct ParallelGroupInfo {
 
 // Throws ParallelismError before init_parallelism().
 ParallelGroupInfo parallel_group_info();
-// All ranks of the world; nullopt before init_parallelism().
+// Returns all ranks of the world; nullopt before init_parallelism().
 std::optional<GroupInfo> default_group_info();
 
 bool parallelism_is_initialized();

@@ -13,9 +13,9 @@
 
 #include "tessera/mesh/device_mesh.h"
 
-// Named streams of random numbers for plain tensors, separate on each rank: ranks draw different numbers inside a
-// parallel region and the same numbers outside. DTensors do not need them (see random.h): there an element's number
-// does not depend on how the tensor is sharded.
+// Declares named streams of random numbers for plain tensors, separate on each rank: ranks draw different numbers
+// inside a parallel region and the same numbers outside. DTensors do not need them (see random.h): there an element's
+// number does not depend on how the tensor is sharded.
 namespace tessera {
 
 inline constexpr const char* kModelParallelRng = "model-parallel-rng";
@@ -67,8 +67,8 @@ class RngStatesTracker {
   // Replaces all streams; seeds that were used stay used. Throws std::logic_error within a fork, and
   // std::invalid_argument, changing nothing, on a state that the device's generator does not accept.
   void set_states(const std::map<std::string, at::Tensor>& states);
-  // The states of the streams, and which of them the default generator draws from. A checkpoint saves and restores it,
-  // and must save and restore the generator's own state too.
+  // Holds the states of the streams, and which of them the default generator draws from. A checkpoint saves and
+  // restores it, and must save and restore the generator's own state too.
   struct Position {
     std::map<std::string, at::Tensor> states;
     std::optional<std::string> active;

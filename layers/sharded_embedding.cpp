@@ -27,7 +27,7 @@
 namespace tessera {
 namespace {
 
-// The sizes of a valid call, for the whole table.
+// Holds the sizes of a valid call, for the whole table.
 struct Table {
   int64_t rows;
   int64_t columns;

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-// How a table [num_embeddings, embedding_dim] is sharded over the ranks.
+// Says how a table [num_embeddings, embedding_dim] is sharded over the ranks.
 enum class EmbeddingCut {
   kVocabulary,  // each rank has some rows, and looks up their ids
   kWidth,       // each rank has some columns, and looks up every id
@@ -46,8 +46,8 @@ struct ShardedEmbeddingOptions {
 at::Tensor sharded_embedding(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
                              const ShardedEmbeddingOptions& options = {});
 
-// The same without the collective of the result. It returns what this rank computed: its term of the sum (kVocabulary),
-// its columns (kWidth), or the whole (kNone).
+// Does the same without the collective of the result, and returns what this rank computed: its term of the sum
+// (kVocabulary), its columns (kWidth), or the whole (kNone).
 at::Tensor sharded_embedding_local(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
                                    const ShardedEmbeddingOptions& options = {});
 

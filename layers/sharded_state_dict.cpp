@@ -31,7 +31,7 @@ int64_t replica(const Spec& spec) {
   return number;
 }
 
-// One box of a piece. Along each dimension: where it begins in the whole and in the piece, and its size.
+// Describes one box of a piece: along each dimension where it begins in the whole and in the piece, and its size.
 struct Box {
   std::vector<int64_t> global, local, sizes;
 };

@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-// Reads a checkpoint: one safetensors file, or several with their index. Move-only.
+// Reads a checkpoint: one safetensors file, or several with their index. It can be moved, not copied.
 class Checkpoint {
  public:
   // Opens `path`, which is as in load_weights: a file, an index (".index.json"), or a folder. Throws std::runtime_error

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-// Owns an open file and closes it. Move-only.
+// Owns an open file and closes it. It can be moved, not copied.
 class FileDescriptor {
  public:
   FileDescriptor() = default;

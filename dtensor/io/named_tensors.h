@@ -47,8 +47,8 @@ at::Tensor held_part(const at::Tensor& tensor, const at::Tensor& box_values);
 // Says whether this rank holds a part of `tensor`: false outside its mesh.
 bool is_held(const at::Tensor& tensor);
 
-// Writes `piece`, from held_part(), into this rank's part of `tensor`, converting dtype and device. No
-// autograd, no communication.
+// Writes `piece`, from held_part(), into this rank's part of `tensor`, converting dtype and device. Records nothing
+// for autograd and does not communicate.
 void write_piece(const at::Tensor& tensor, const at::Tensor& piece);
 
 // Returns "'a', 'b' and 3 more".

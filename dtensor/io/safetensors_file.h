@@ -35,8 +35,8 @@ BoxRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box);
 
 // Reads a safetensors file. Opening it reads and checks only the header; parts of tensors are read later by pread, not
 // by mapping, so that a file that shrinks gives an error and not a signal. The open file stays the same when another is
-// renamed over its path. Move-only. Threads may share what the header gives (tensors, metadata, find), but not read_box
-// and read, which count the bytes without a lock.
+// renamed over its path. It can be moved, not copied. Threads may share what the header gives (tensors, metadata,
+// find), but not read_box and read, which count the bytes without a lock.
 class SafetensorsFile {
  public:
   // Opens the file. Throws std::runtime_error when the system cannot open or read `path`, std::invalid_argument when it
