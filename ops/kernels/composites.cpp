@@ -111,41 +111,6 @@ constexpr std::array kOnWhole = {"linalg_matrix_rank",
                                  "pad_sequence",
                                  "vander"};
 
-// ---- operators that write results computed from some of their tensors into results computed from others. Where plain
-// tensors count as replicated (such as a state of zeros that a module makes, or its parameters), they become DTensors
-// first. They are differentiable. Plain integer tensors are sizes, which these operators read.
-
-void replicate_plain(const c10::OperatorHandle& op, Stack& stack) {
-  const dispatch::OpTraits traits(op);
-  const DeviceMesh mesh = dispatch::read_call(op, traits, stack).lead->mesh;
-  if (!mesh.is_member()) return;
-  const Placements replicated(static_cast<std::size_t>(mesh.ndim()), Replicate());
-  for (std::size_t i = stack.size() - traits.num_args; i < stack.size(); ++i) {
-    detail::replace_tensors(stack[i], [&](const at::Tensor& t, std::size_t) {
-      const bool becomes = t.defined() && !is_dtensor(t) && t.dim() > 0 && t.is_floating_point();
-      return becomes ? from_local(t, mesh, replicated) : t;
-    });
-  }
-}
-
-// The number of sequences in each step is read from memory.
-void make_batch_sizes_plain(const c10::OperatorHandle& op, Stack& stack) {
-  const int at = argument(op, "batch_sizes");
-  if (at < 0) return;
-  at::IValue& sizes = stack[stack.size() - op.schema().arguments().size() + static_cast<std::size_t>(at)];
-  if (is_dtensor(sizes.toTensor())) sizes = full_tensor(sizes.toTensor()).cpu();
-}
-
-void with_plain_replicated(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
-  if (ImplicitReplication::enabled()) replicate_plain(op, *stack);
-  make_batch_sizes_plain(op, *stack);
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
-}
-
-constexpr std::array kRecurrent = {"gru.data",      "gru.input",     "gru_cell",       "lstm.data",
-                                   "lstm.input",    "lstm_cell",     "rnn_relu.data",  "rnn_relu.input",
-                                   "rnn_relu_cell", "rnn_tanh.data", "rnn_tanh.input", "rnn_tanh_cell"};
-
 // ---- operators that read the memory of a plain tensor
 
 at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel, at::IntArrayRef stride, at::IntArrayRef padding,
@@ -204,9 +169,6 @@ at::Tensor& fill_diagonal_(at::Tensor& self, const at::Scalar& value, bool wrap)
 
 void register_composites(torch::Library& m) {
   for (const char* name : kWithOwnTensors) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&with_own_tensors>());
-  for (const char* name : kRecurrent) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&with_plain_replicated>());
-  }
   for (const char* name : kOnWhole) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_whole>());
   m.impl("max_pool1d", max_pool1d);
   m.impl("tensor_split.tensor_indices_or_sections", tensor_split);

@@ -1,0 +1,196 @@
+// Recurrent layers and cells: LibTorch has written them in terms of others, and writes into what it computes from some
+// of their tensors with what it computes from the others. Plain tensors that count as replicated, such as a state of
+// zeros that a module makes and its parameters, become DTensors first, and states are cut as the batch is.
+// Differentiable.
+
+#include <array>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tanh.h>
+#include <torch/library.h>
+
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor_lists.h"
+#include "tessera/dtensor/dispatch/dispatcher.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/ops/kernels/arguments.h"
+
+namespace tessera {
+namespace {
+
+using torch::jit::Stack;
+
+// Whole numbers are sizes, which these operators read.
+void replicate_plain(const c10::OperatorHandle& op, Stack& stack) {
+  const dispatch::OpTraits traits(op);
+  const DeviceMesh mesh = dispatch::read_call(op, traits, stack).lead->mesh;
+  if (!mesh.is_member()) return;
+  const Placements replicated(static_cast<std::size_t>(mesh.ndim()), Replicate());
+  for (std::size_t i = stack.size() - traits.num_args; i < stack.size(); ++i) {
+    detail::replace_tensors(stack[i], [&](const at::Tensor& t, std::size_t) {
+      const bool becomes = t.defined() && !is_dtensor(t) && t.dim() > 0 && t.is_floating_point();
+      return becomes ? from_local(t, mesh, replicated) : t;
+    });
+  }
+}
+
+// How many sequences each step has is read from memory.
+void make_batch_sizes_plain(const c10::OperatorHandle& op, Stack& stack) {
+  const int at = argument(op, "batch_sizes");
+  if (at < 0) return;
+  at::IValue& sizes = stack[stack.size() - op.schema().arguments().size() + static_cast<std::size_t>(at)];
+  if (is_dtensor(sizes.toTensor())) sizes = full_tensor(sizes.toTensor()).cpu();
+}
+
+// The dimension of the input along which its sequences lie; nullopt where it is one sequence, or packed.
+std::optional<int64_t> batch_dim(const c10::OperatorHandle& op, const Stack& args) {
+  const int input = argument(op, "input"), batch_first = argument(op, "batch_first");
+  if (input < 0) return std::nullopt;
+  const at::Tensor& x = args[static_cast<std::size_t>(input)].toTensor();
+  if (batch_first < 0) return x.dim() == 2 ? std::optional<int64_t>(0) : std::nullopt;
+  if (x.dim() != 3) return std::nullopt;
+  return args[static_cast<std::size_t>(batch_first)].toBool() ? 0 : 1;
+}
+
+// How the input's batch is cut, as a cut of dimension 0 on each mesh dimension that cuts it; empty where none does.
+Placements cuts_of_batch(const c10::OperatorHandle& op, const Stack& args) {
+  const std::optional<int64_t> dim = batch_dim(op, args);
+  const at::Tensor x = args[0].toTensor();
+  if (!dim || !is_dtensor(x)) return {};
+  Placements out = placements_of(x);
+  bool any = false;
+  for (Placement& p : out) {
+    const bool cuts = p.is_shard() && p.tensor_dim() == *dim;
+    p = cuts ? p.on(0) : Placement(Replicate());
+    any |= cuts;
+  }
+  return any ? out : Placements();
+}
+
+// A state that is whole where the batch is cut is cut as that is: what is computed from both is written into what comes
+// from the state.
+void cut_states(const c10::OperatorHandle& op, Stack& stack) {
+  const Placements cuts = cuts_of_batch(op, take_args(op, stack));
+  if (cuts.empty()) return;
+  at::IValue& states =
+      stack[stack.size() - op.schema().arguments().size() + static_cast<std::size_t>(argument(op, "hx"))];
+  detail::replace_tensors(states, [&](const at::Tensor& t, std::size_t) {
+    if (!t.defined() || !is_dtensor(t) || t.dim() < 2) return t;
+    Placements to = placements_of(t);
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      if (to[i].is_replicate() && cuts[i].is_shard()) to[i] = cuts[i].on(t.dim() - 2);
+    }
+    return to == placements_of(t) ? t : redistribute(t, to);
+  });
+}
+
+void prepare(const c10::OperatorHandle& op, Stack& stack) {
+  if (ImplicitReplication::enabled()) replicate_plain(op, stack);
+  make_batch_sizes_plain(op, stack);
+  cut_states(op, stack);
+}
+
+void run_as_written(const c10::OperatorHandle& op, Stack& stack) {
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+}
+
+void recurrent(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  prepare(op, *stack);
+  run_as_written(op, *stack);
+}
+
+constexpr std::array kNames = {"gru.data",      "gru.input",      "gru_cell",       "lstm.data",
+                               "lstm_cell",     "rnn_relu.data",  "rnn_relu.input", "rnn_relu_cell",
+                               "rnn_tanh.data", "rnn_tanh.input", "rnn_tanh_cell"};
+
+// ---- an LSTM in single precision or less: LibTorch hands a whole layer to oneDNN, by an operator whose last result
+// has a size that only
+// oneDNN knows, so that it has no rule. Step by step a batch that is cut stays so.
+
+struct LstmLayer {
+  at::Tensor input;                  // (steps, batch, features)
+  at::Tensor hidden, cell;           // (batch, features of the state)
+  at::ArrayRef<at::Tensor> weights;  // of the input, of the state; then their biases, if there are any
+  bool backward = false;             // from the last step to the first
+};
+
+at::Tensor with_bias(const at::Tensor& x, const LstmLayer& layer, std::size_t which) {
+  return at::linear(x, layer.weights[which], layer.weights.size() > 2 ? layer.weights[which + 2] : at::Tensor());
+}
+
+// Its output at every step; leaves the last state in `layer`.
+at::Tensor run_layer(LstmLayer& layer) {
+  const std::vector<at::Tensor> of_input = with_bias(layer.input, layer, 0).unbind(0);
+  std::vector<at::Tensor> outputs(of_input.size());
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    const std::size_t step = layer.backward ? outputs.size() - 1 - k : k;
+    const std::vector<at::Tensor> gates = (with_bias(layer.hidden, layer, 1) + of_input[step]).chunk(4, 1);
+    layer.cell = at::sigmoid(gates[1]) * layer.cell + at::sigmoid(gates[0]) * at::tanh(gates[2]);
+    layer.hidden = at::sigmoid(gates[3]) * at::tanh(layer.cell);
+    outputs[step] = layer.hidden;
+  }
+  return at::stack(outputs, 0);
+}
+
+// Whether the arguments are those of layers without projections that fit, on a batch that is cut. LibTorch's errors are
+// of the rest.
+bool goes_by_steps(const c10::OperatorHandle& op, const Stack& args) {
+  if (cuts_of_batch(op, args).empty()) return false;
+  const at::Tensor input = args[0].toTensor();
+  const std::vector<at::Tensor> states = args[1].toTensorVector(), weights = args[2].toTensorVector();
+  const auto cells = static_cast<std::size_t>(args[4].toInt() * (args[7].toBool() ? 2 : 1));
+  if (input.scalar_type() == at::kDouble || input.numel() == 0 || states.size() != 2) return false;
+  const int64_t batch = input.size(args[8].toBool() ? 0 : 1);
+  for (const at::Tensor& state : states) {
+    if (state.dim() != 3 || state.size(0) != static_cast<int64_t>(cells) || state.size(1) != batch) return false;
+  }
+  return states[0].size(2) == states[1].size(2) && weights.size() == cells * (args[3].toBool() ? 4 : 2);
+}
+
+// (input, states, parameters, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+void lstm(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+  prepare(op, *stack);
+  const Stack args = take_args(op, *stack);
+  if (!goes_by_steps(op, args)) return run_as_written(op, *stack);
+  const std::vector<at::Tensor> states = args[1].toTensorVector(), parameters = args[2].toTensorVector();
+  const std::vector<at::Tensor> hidden = states[0].unbind(0), cell = states[1].unbind(0);
+  const std::size_t directions = args[7].toBool() ? 2 : 1, each = args[3].toBool() ? 4 : 2;
+  const bool batch_first = args[8].toBool();
+  at::Tensor x = batch_first ? args[0].toTensor().transpose(0, 1) : args[0].toTensor();
+  std::vector<at::Tensor> last_hidden, last_cell;
+  while (last_hidden.size() < hidden.size()) {
+    if (!last_hidden.empty()) x = at::dropout(x, args[5].toDouble(), args[6].toBool());
+    std::vector<at::Tensor> outputs;
+    for (std::size_t d = 0; d < directions; ++d) {
+      const std::size_t k = last_hidden.size();
+      LstmLayer layer{.input = x,
+                      .hidden = hidden[k],
+                      .cell = cell[k],
+                      .weights = at::ArrayRef<at::Tensor>(parameters).slice(k * each, each),
+                      .backward = d == 1};
+      outputs.push_back(run_layer(layer));
+      last_hidden.push_back(layer.hidden);
+      last_cell.push_back(layer.cell);
+    }
+    x = directions == 2 ? at::cat(outputs, 2) : outputs[0];
+  }
+  give(op, *stack, Stack{batch_first ? x.transpose(0, 1) : x, at::stack(last_hidden, 0), at::stack(last_cell, 0)});
+}
+
+void register_recurrent(torch::Library& m) {
+  for (const char* name : kNames) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
+  m.impl("lstm.input", torch::CppFunction::makeFromBoxedFunction<&lstm>());
+}
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { register_recurrent(m); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_recurrent(m); }
+
+}  // namespace
+}  // namespace tessera
