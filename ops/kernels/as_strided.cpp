@@ -1,6 +1,6 @@
 // as_strided(self, size, stride, offset) describes memory that a DTensor does not have. LibTorch's own composite
-// kernels ask for the tensor itself with other strides for dimensions of size 1, by which it recognizes channels-last.
-// That is a view of every piece.
+// kernels ask for the tensor itself with other strides for dimensions of size 1, by which it recognizes channels-last,
+// or for frames of its last dimension, as stft does. Those are views of every piece.
 
 #include <algorithm>
 #include <optional>
@@ -21,14 +21,32 @@
 namespace tessera {
 namespace {
 
+bool same_strides(at::IntArrayRef sizes, at::IntArrayRef a, at::IntArrayRef b) {
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1 && a[i] != b[i]) return false;
+  }
+  return true;
+}
+
 // Returns whether these strides address the elements of `t`, each at its place.
 bool reaches_same(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides) {
   if (t.sizes() != sizes || strides.size() != sizes.size()) return false;
-  if (t.numel() == 0) return true;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] != 1 && strides[i] != t.strides()[i]) return false;
-  }
-  return true;
+  return t.numel() == 0 || same_strides(sizes, strides, t.strides());
+}
+
+// Returns the distance between the starts of frames, if sizes and strides describe frames of the last dimension:
+// [..., frames, elements of a frame].
+std::optional<int64_t> hop_of_frames(const at::Tensor& t, at::IntArrayRef sizes, at::IntArrayRef strides) {
+  const auto dims = static_cast<std::size_t>(t.dim());
+  if (dims == 0 || t.numel() == 0 || sizes.size() != dims + 1 || strides.size() != dims + 1) return std::nullopt;
+  const std::size_t last = dims - 1;
+  const int64_t step = t.strides()[last], frames = sizes[last], elements = sizes[dims];
+  if (step < 1 || strides[dims] != step || strides[last] % step != 0 || frames < 1 || elements < 1) return std::nullopt;
+  const int64_t hop = strides[last] / step;
+  const bool fits = hop >= 1 && (frames - 1) * hop + elements <= t.sizes()[last];
+  const at::IntArrayRef before = t.sizes().slice(0, last);
+  const bool same = sizes.slice(0, last) == before && same_strides(before, strides, t.strides());
+  return fits && same ? std::optional(hop) : std::nullopt;
 }
 
 // Returns the piece with its dimensions in the memory order that `strides` give the global tensor. A dimension of size
@@ -74,6 +92,10 @@ void check_same(const char* op, const at::Tensor& self, at::IntArrayRef size, at
 
 at::Tensor strided_view(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
                         std::optional<int64_t> offset) {
+  if (const auto hop = hop_of_frames(self, size, stride);
+      hop && offset.value_or(self.storage_offset()) == self.storage_offset()) {
+    return self.unfold(-1, size.back(), *hop).narrow(-2, 0, size[size.size() - 2]);
+  }
   check_same("aten::as_strided", self, size, stride, offset);
   const at::Tensor view = at::alias(self);
   set_strides(view, stride);

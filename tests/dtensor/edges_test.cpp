@@ -10,6 +10,7 @@
 #include "tessera/dtensor/dispatch/explain_op.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/checked.h"
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -142,6 +143,49 @@ TESSERA_RANKS_TEST_CASE("a channels-last image that is pooled to one pixel stays
       CHECK(close(full_tensor(pooled(x)), want));
     }
   }
+}
+
+TESSERA_RANKS_TEST_CASE("stft and istft of cut signals are beside one process, and move nothing where the batch is cut",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor signals = sample({5, 18}), window = sample({6}, 1).abs() + 0.5;
+  const auto spectrum = [](const at::Tensor& x, const at::Tensor& w) {
+    return at::stft(x, 6, 2, 6, w, false, true, true);
+  };
+  const auto leaf = [](const at::Tensor& t) { return t.detach().clone().requires_grad_(true); };
+  const auto backward = [](const at::Tensor& s) { (at::view_as_real(s) * sample({5, 4, 7, 2}, 2)).sum().backward(); };
+  const at::Tensor plain = leaf(signals), want = spectrum(plain, window);
+  backward(want);
+  const ImplicitReplication guard;
+  for (const Placement& placement : {R, S0, Shard(1)}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor d = leaf(spread(signals, mesh, {placement}));
+    CommCounter counter(mesh);
+    const at::Tensor got = spectrum(d, window);
+    if (!placement.is_shard(1)) {
+      CHECK(counter.total() == 0);
+      CHECK(placements_of(got) == Placements{placement});
+    }
+    CHECK(close(full_tensor(got.detach()), want.detach()));
+    backward(got);
+    CHECK(close(full_tensor(d.grad()), plain.grad()));
+    const at::Tensor w = at::ones({6}, at::kDouble);
+    const at::Tensor whole = at::stft(signals, 6, 2, 6, w, true, "reflect", false, true, true);
+    const at::Tensor cut = at::stft(d.detach(), 6, 2, 6, w, true, "reflect", false, true, true);
+    CHECK(close(full_tensor(cut), whole));
+    CHECK(close(full_tensor(at::istft(cut, 6, 2, 6, w)), signals));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("as_strided takes frames of the last dimension, and nothing else that is not the tensor itself",
+                        {2}) {
+  const at::Tensor x = sample({4, 9}), d = spread(x, line(), {S0});
+  CHECK(same(full_tensor(d.as_strided({4, 3, 4}, {9, 2, 1})), x.as_strided({4, 3, 4}, {9, 2, 1})));
+  CHECK(same(full_tensor(d.as_strided({4, 2, 4}, {9, 2, 1})), x.as_strided({4, 2, 4}, {9, 2, 1})));
+  CHECK(placements_of(d.as_strided({4, 3, 4}, {9, 2, 1})) == Placements{S0});
+  CHECK_THROWS(d.as_strided({4, 4, 4}, {9, 2, 1}));  // frames that reach into the next row
+  CHECK_THROWS(d.as_strided({4, 3, 4}, {9, 2, 1}, 1));
+  CHECK_THROWS(d.as_strided({2, 3, 4}, {18, 2, 1}));
 }
 
 TESSERA_RANKS_TEST_CASE("the least number written over pending averages stays finite", {2, 3}) {
