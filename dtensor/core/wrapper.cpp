@@ -18,9 +18,10 @@ constexpr const char* kNoMemory =
     "tessera::to_string(t) for the layout and to_local(t) for this rank's piece, or full_tensor(t), which every rank "
     "calls, for the whole value; read those in the place of t";
 constexpr const char* kNoStorage =
-    "a DTensor has no storage of its own, which storage() and torch::save read: call to_local(t) for this rank's piece "
-    "or full_tensor(t) for the whole value; in the place of torch::save and torch::load, save_weights and load_weights "
-    "of a module (tessera/dtensor/io/weights.h), save_optimizer and load_optimizer of an optimizer "
+    "a DTensor has no storage of its own, which storage(), is_alias_of() and torch::save read: call to_local(t) for "
+    "this rank's piece or full_tensor(t) for the whole value; to learn whether two DTensors share memory, ask their "
+    "pieces: to_local(a).is_alias_of(to_local(b)); in the place of torch::save and torch::load, save_weights and "
+    "load_weights of a module (tessera/dtensor/io/weights.h), save_optimizer and load_optimizer of an optimizer "
     "(tessera/dtensor/io/optimizer_state.h)";
 
 constexpr c10::DispatchKeySet kKeys({kDTensorKey, kAutogradDTensorKey, c10::DispatchKey::ADInplaceOrView});

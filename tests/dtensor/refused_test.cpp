@@ -293,10 +293,18 @@ TEST_CASE("a DTensor whose memory is read says that it has none: printed, by an 
 TEST_CASE(
     "a DTensor whose storage is read says that it has none: storage(), pickled, torch::save of it, a module, an "
     "optimizer") {
-  const std::vector<std::string> parts = {"a DTensor has no storage of its own, which storage() and torch::save read",
-                                          "to_local(t)", "full_tensor(t)", "save_weights and load_weights of a module",
-                                          "save_optimizer and load_optimizer of an optimizer"};
+  const std::vector<std::string> parts = {
+      "a DTensor has no storage of its own, which storage(), is_alias_of() and torch::save read",
+      "to_local(a).is_alias_of(to_local(b))",
+      "to_local(t)",
+      "full_tensor(t)",
+      "save_weights and load_weights of a module",
+      "save_optimizer and load_optimizer of an optimizer"};
   refused(parts, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).storage(); });
+  refused(parts, [](const DeviceMesh& mesh) {
+    const at::Tensor t = ones(mesh, {S0});
+    (void)t.is_alias_of(t);
+  });
   refused(parts, [](const DeviceMesh& mesh) { (void)torch::jit::pickle_save(ones(mesh, {S0})); });
   refused(parts, [](const DeviceMesh& mesh) {
     std::ostringstream out;
