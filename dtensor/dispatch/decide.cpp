@@ -41,6 +41,7 @@ class Decider {
                       "without the trailing underscore",
                       traits.name, to_string(lead_)));
     }
+    refuse_other_layouts();
     refuse_spread_statistics();
     for (const TensorArg& entry : call_.tensors) {
       if (!call_.writes(entry)) continue;
@@ -58,6 +59,16 @@ class Decider {
             traits.name, to_string(*entry.spec)));
       }
     }
+  }
+
+  // The local tensors of a DTensor are strided, and to_dense returns a DTensor as it is.
+  void refuse_other_layouts() const {
+    const std::string& name = call_.traits.name;
+    if (!name.starts_with("aten::_to_sparse") && name != "aten::to_mkldnn") return;
+    throw std::invalid_argument(
+        fmt::format("{}: a DTensor's pieces are strided ({}); call full_tensor, or to_local for this rank's piece, and "
+                    "convert that",
+                    name, to_string(lead_)));
   }
 
   // In training, norms write their running statistics, which their schemas do not declare: the update of a gathered

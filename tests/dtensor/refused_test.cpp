@@ -290,6 +290,13 @@ TEST_CASE("a DTensor whose memory is read says that it has none: printed, by an 
   CHECK(to_string(ones(mesh, {S0}, {7, 3})) == "DTensor Float [7, 3] on {tp: 3} on cpu as [S(0)], here [3, 3]");
 }
 
+TEST_CASE("a DTensor does not become sparse: its to_dense would give sparse pieces back") {
+  const std::vector<std::string> parts = {"a DTensor's pieces are strided", "call full_tensor, or to_local"};
+  refused(parts, [](const DeviceMesh& mesh) { (void)ones(mesh, {S0}).to_sparse().to_dense(); });
+  refused(parts, [](const DeviceMesh& mesh) { (void)ones(mesh, {Replicate()}).to_sparse_csr(); });
+  refused(parts, [](const DeviceMesh& mesh) { (void)ones(mesh, {Replicate()}).to_mkldnn(); });
+}
+
 TEST_CASE(
     "a DTensor whose storage is read says that it has none: storage(), pickled, torch::save of it, a module, an "
     "optimizer") {
