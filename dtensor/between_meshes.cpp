@@ -17,6 +17,7 @@
 #include "tessera/dtensor/redistribute/transfer.h"
 #include "tessera/dtensor/redistribute/transfer_batch.h"
 #include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/wire.h"
 #include "tessera/placement/plan.h"
@@ -148,7 +149,13 @@ at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, co
   check_partials(to, from.dtype, "redistribute_to");
   check_layout(to, mesh.mesh(), from.sizes, "redistribute_to");
   detail::watch_gradient(dtensor);
-  return RedistributeTo::apply(dtensor, intern_spec(mesh, to, from.sizes, from.dtype), gradient);
+  const SpecPtr goal = intern_spec(mesh, to, from.sizes, from.dtype);
+  if (detail::has_tangent(dtensor)) {
+    detail::refuse_nonlinear("redistribute_to", from);
+    detail::refuse_nonlinear("redistribute_to", *goal);
+  }
+  return detail::linear_in(dtensor,
+                           [&](const at::Tensor& part) { return RedistributeTo::apply(part, goal, gradient); });
 }
 
 }  // namespace tessera

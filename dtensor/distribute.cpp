@@ -7,11 +7,13 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/deferred/deferred.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/redistribute/region.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/in_memory.h"
 #include "tessera/placement/exchange.h"
@@ -118,6 +120,15 @@ struct Distribute : torch::autograd::Function<Distribute> {
   }
 };
 
+// Each rank tells the others whether its tensor has a tangent, since whether the tangent is sent must be known to all.
+void agree_on_tangent(const at::Tensor& t, const DeviceMesh& mesh) {
+  const auto text = [&] { return std::string(detail::has_tangent(t) ? "has a tangent" : "has no tangent"); };
+  Agreement({mesh}, "distribute_tensor")
+      .run([] {}, text,
+           "in forward mode the tensor has a tangent on some ranks and none on others; give every rank one, of zeros "
+           "where its values are not the ones that are sent");
+}
+
 }  // namespace
 
 at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements,
@@ -127,7 +138,11 @@ at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const 
   const detail::NotRecording own_tensors;
   const auto source = source_coordinate(mesh, src_rank);
   const SpecPtr spec = spec_of_whole(t, mesh, placements, "distribute_tensor");
-  if (!is_dtensor(t)) return Distribute::apply(t, spec, source);
+  if (!is_dtensor(t)) {
+    if (detail::in_forward_mode() && source) agree_on_tangent(t, mesh);
+    if (detail::has_tangent(t)) detail::refuse_nonlinear("distribute_tensor", *spec);
+    return detail::linear_in(t, [&](const at::Tensor& part) { return Distribute::apply(part, spec, source); });
+  }
   if (mesh_of(t) == mesh && placements_of(t) == spec->placements) return t;
   throw std::invalid_argument(fmt::format(
       "distribute_tensor: the tensor is a DTensor already, {}, and {} on {} is asked for; call redistribute",
@@ -141,6 +156,11 @@ void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const 
     throw std::invalid_argument(
         fmt::format("distribute_in_place: the tensor is {}; give a plain leaf, such as a module's parameter",
                     is_dtensor(plain) ? "a DTensor already" : "the result of an operator"));
+  }
+  if (detail::has_tangent(plain)) {
+    throw std::invalid_argument(
+        "distribute_in_place: the tensor has a forward-mode derivative; distribute it first, and its tangent by "
+        "distribute_tensor, and make the dual of both");
   }
   const auto source = source_coordinate(mesh, src_rank);
   const SpecPtr spec = spec_of_whole(plain, mesh, placements, "distribute_in_place");

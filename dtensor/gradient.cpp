@@ -104,18 +104,27 @@ void watch_leaf(const at::Tensor& t, torch::autograd::AutogradMeta& autograd) {
   autograd.hooks_.push_back(std::make_unique<GradientHook>(0, spec, path));
 }
 
+// The node that made `t`. For a view whose base was written since, LibTorch makes it anew by repeating the view: that
+// must be seen by autograd, below which this is called.
+std::shared_ptr<torch::autograd::Node> node_of(const at::Tensor& t) {
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  const c10::impl::ForceDispatchKeyGuard above(keys.included_,
+                                               keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  return t.grad_fn();
+}
+
 }  // namespace
 
 void watch_gradient(const at::Tensor& t) {
   c10::AutogradMetaInterface* const interface = t.unsafeGetTensorImpl()->autograd_meta();
   if (interface == nullptr || !interface->requires_grad()) return;
   auto* const autograd = static_cast<torch::autograd::AutogradMeta*>(interface);
-  if (autograd->grad_fn_ == nullptr && (!autograd->is_view_ || t.grad_fn() == nullptr)) {
+  if (autograd->grad_fn_ == nullptr && (!autograd->is_view_ || node_of(t) == nullptr)) {
     watch_leaf(t, *autograd);
     return;
   }
   if (is_dtensor(t)) return;
-  const auto& node = t.grad_fn();
+  const auto node = node_of(t);
   if (node == nullptr || find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr) != nullptr) return;
   node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), nullptr, std::string()));
 }

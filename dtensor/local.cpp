@@ -14,6 +14,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/dtensor/verify_local.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/replicated_check.h"
@@ -214,10 +215,30 @@ void check_piece(const at::Tensor& local, const Spec& spec) {
   throw std::invalid_argument(text);
 }
 
+// A piece that has a tangent, as the caller's options say.
+at::Tensor from_local_in_forward_mode(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                                      const FromLocalOptions& options) {
+  const at::Tensor value = from_local(detail::primal_of(local), mesh, placements, options);
+  detail::refuse_nonlinear("from_local", spec_of(value));
+  return detail::with_tangent(value, from_local(detail::tangent_of(local), mesh, placements, options));
+}
+
+// A DTensor that has a tangent, which may lie otherwise.
+at::Tensor to_local_in_forward_mode(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
+  const Spec& spec = spec_of(dtensor);
+  detail::refuse_nonlinear("to_local", spec);
+  const at::Tensor tangent = redistribute(detail::tangent_of(dtensor), spec.placements);
+  const at::Tensor value = to_local(detail::primal_of(dtensor), grad_placements);
+  return detail::with_tangent(value, to_local(tangent, grad_placements));
+}
+
 }  // namespace
 
 at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                       const FromLocalOptions& options) {
+  if (local.defined() && !is_dtensor(local) && detail::has_tangent(local)) {
+    return from_local_in_forward_mode(local, mesh, placements, options);
+  }
   const detail::NotRecording own_tensors;
   SpecPtr spec;
   std::optional<Placements> grad;
@@ -241,13 +262,14 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   check_replicated(local, mesh, alike, "from_local");
   // Under row-major global strides pieces are row-major, so that what can be viewed globally can be viewed here.
   const at::Tensor piece = options.stride ? local : local.contiguous();
-  const bool recorded = (piece.requires_grad() && at::GradMode::is_enabled()) || piece._fw_grad(0).defined();
+  const bool recorded = piece.requires_grad() && at::GradMode::is_enabled();
   if (!recorded) return wrap_local(masked_piece(piece, options.mask, *spec), spec);
   return FromLocal::apply(piece, options.mask.defined() ? std::optional(options.mask) : std::nullopt, spec, grad);
 }
 
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
   const Spec& spec = spec_of(dtensor);
+  if (detail::has_tangent(dtensor)) return to_local_in_forward_mode(dtensor, grad_placements);
   const detail::NotRecording own_tensors;
   detail::check_current(dtensor, "to_local");
   detail::watch_gradient(dtensor);

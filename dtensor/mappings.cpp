@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/reduction.h"
 
@@ -63,17 +64,23 @@ struct AsView : torch::autograd::Function<AsView> {
   }
 };
 
+at::Tensor as_view_of(const at::Tensor& x, const at::Tensor& result) {
+  if (!detail::has_tangent(result)) return AsView::apply(x, result);
+  return detail::with_tangent(AsView::apply(detail::primal_of(x), detail::primal_of(result)),
+                              detail::tangent_of(result));
+}
+
 at::Tensor run(const at::Tensor& x, const DeviceMesh& mesh, const Mapping& mapping, const char* who,
                std::optional<std::vector<int64_t>> shape = std::nullopt) {
   if (mapping.from.is_partial()) mapping.from.reduction().check(x.scalar_type(), who);
   if (mesh.size() == 1) {
     const at::Tensor only = x.contiguous();
     const bool copies = mapping.from.is_replicate() && mapping.to.is_replicate();
-    return copies && only.is_same(x) ? AsView::apply(x, only) : only;
+    return copies && only.is_same(x) ? as_view_of(x, only) : only;
   }
   const at::Tensor whole = from_local(x, mesh, {mapping.from}, {.shape = std::move(shape)});
   const at::Tensor result = to_local(redistribute(whole, {mapping.to}), Placements{mapping.gradient});
-  return result.is_alias_of(x) ? AsView::apply(x, result) : result;
+  return result.is_alias_of(x) ? as_view_of(x, result) : result;
 }
 
 at::Tensor cut(const at::Tensor& x, const DeviceMesh& mesh, Placement from, int64_t given_dim, bool allow_uneven,

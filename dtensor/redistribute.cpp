@@ -13,6 +13,7 @@
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/reused_memory.h"
 #include "tessera/placement/plan.h"
@@ -150,10 +151,33 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
 };
 
 // Skips autograd when it has nothing to record, since it costs as much as the rest.
-tensor_list move_all(at::TensorList dtensors, const RedistributeCall& call) {
+tensor_list move_values(at::TensorList dtensors, const RedistributeCall& call) {
   if (is_recorded(dtensors)) return Redistribute::apply(dtensors, call);
   const c10::AutoGradMode no_gradient(false);
   return run_all(dtensors, call);
+}
+
+// A tangent goes where its tensor goes.
+tensor_list move_all(at::TensorList dtensors, const RedistributeCall& call) {
+  if (std::ranges::none_of(dtensors, [](const at::Tensor& t) { return detail::has_tangent(t); })) {
+    return move_values(dtensors, call);
+  }
+  tensor_list primals;
+  for (std::size_t i = 0; i < dtensors.size(); ++i) {
+    primals.push_back(detail::primal_of(dtensors[i]));
+    if (!detail::has_tangent(dtensors[i])) continue;
+    detail::refuse_nonlinear("redistribute", *call.redistributions[i].from);
+    detail::refuse_nonlinear("redistribute", *call.redistributions[i].to);
+  }
+  tensor_list out = move_values(primals, call);
+  for (std::size_t i = 0; i < dtensors.size(); ++i) {
+    if (!detail::has_tangent(dtensors[i])) continue;
+    const Spec& to = *call.redistributions[i].to;
+    out[i] =
+        detail::with_tangent(out[i], redistribute(detail::tangent_of(dtensors[i]), to.placements,
+                                                  {.forward_dtype = to.dtype, .cost_model = call.options.cost_model}));
+  }
+  return out;
 }
 
 void check_dtypes(const Spec& from, at::ScalarType to, const RedistributeOptions& options, bool requires_grad) {
@@ -233,7 +257,9 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
 
 at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
   const detail::NotRecording own_tensors;
-  if (options.async || is_recorded(dtensor)) return redistribute_many({dtensor}, {placements}, options)[0];
+  if (options.async || is_recorded(dtensor) || (is_dtensor(dtensor) && detail::has_tangent(dtensor))) {
+    return redistribute_many({dtensor}, {placements}, options)[0];
+  }
   const std::optional<Redistribution> redistribution = redistribution_of(dtensor, placements, options);
   if (!redistribution) return dtensor;
   detail::watch_gradient(dtensor);

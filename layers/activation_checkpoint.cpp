@@ -19,6 +19,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/layers/rng_tracker.h"
 #include "tessera/layers/tensor_chunks.h"
 
@@ -250,7 +251,8 @@ void check(const tensor_list& inputs, const CheckpointOptions& options) {
 std::vector<at::Tensor> checkpoint(const CheckpointFunction& function, const std::vector<at::Tensor>& inputs,
                                    const CheckpointOptions& options) {
   check(inputs, options);
-  if (!c10::GradMode::is_enabled()) return function(inputs);
+  // What the function holds may have a tangent too, which a function of autograd's would drop.
+  if (!c10::GradMode::is_enabled() || detail::in_forward_mode()) return function(inputs);
   Plan plan{.function = function,
             .options = options,
             .generators = Generators(inputs, options),

@@ -19,6 +19,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/mappings.h"
 #include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/partition.h"
@@ -153,6 +154,29 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
   }
 };
 
+// Computes the same by operators that have formulas for tangents, which ShardedLinear does not have.
+at::Tensor in_forward_mode(const at::Tensor& input, const at::Tensor& given_weight,
+                           const std::optional<at::Tensor>& bias, const Plan& plan) {
+  if (plan.options.main_grad.defined()) {
+    throw std::invalid_argument(
+        "sharded_linear: an input, a weight or a bias has a forward-mode derivative, but the weight's gradient goes to "
+        "main_grad, outside of the graph; leave main_grad out");
+  }
+  if (plan.options.frozen_weight && detail::has_tangent(given_weight)) {
+    throw std::invalid_argument(
+        "sharded_linear: a frozen weight has a forward-mode derivative; leave frozen_weight or the derivative out");
+  }
+  const at::Tensor weight = plan.options.frozen_weight ? given_weight.detach() : given_weight;
+  if (plan.sums_output()) {
+    const at::Tensor sum = reduce_from_region(at::linear(input, weight), *plan.mesh);
+    return bias ? sum + *bias : sum;
+  }
+  at::Tensor whole = input;
+  if (plan.gathers()) whole = gather_from_sequence_region(input, *plan.mesh, true, plan.whole_rows(input));
+  if (plan.reduces()) whole = copy_to_region(input, *plan.mesh);
+  return at::linear(whole, weight, bias);
+}
+
 // Casts as autocast does for a linear layer. It is done here because backward runs without autocast and must see what
 // forward multiplied.
 at::Tensor as_cast(const at::Tensor& t) {
@@ -227,8 +251,12 @@ at::Tensor sharded_linear(const at::Tensor& given_input, const at::Tensor& given
   const at::Tensor input = as_cast(given_input), weight = as_cast(given_weight), bias = as_cast(given_bias);
   check_pieces(input, weight, bias, mesh, options.main_grad);
   if (options.sequence_parallel) check_sequence(input, mesh, options.sequence_size);
-  return ShardedLinear::apply(input, weight, bias.defined() ? std::make_optional(bias) : std::nullopt,
-                              Plan{.mesh = mesh, .options = options});
+  const std::optional<at::Tensor> added = bias.defined() ? std::make_optional(bias) : std::nullopt;
+  const Plan plan{.mesh = mesh, .options = options};
+  if (detail::has_tangent(input) || detail::has_tangent(weight) || detail::has_tangent(added)) {
+    return in_forward_mode(input, weight, added, plan);
+  }
+  return ShardedLinear::apply(input, weight, added, plan);
 }
 
 }  // namespace tessera

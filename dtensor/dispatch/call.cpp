@@ -14,7 +14,9 @@
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/collectives/replicated_check.h"
+#include "tessera/mesh/core/in_memory.h"
 #include "tessera/ops/rules/rule.h"
 
 namespace tessera::dispatch {
@@ -38,6 +40,14 @@ bool contains(const std::array<const char*, N>& names, const std::string& name) 
 
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
+// Returns a hint for calls in forward mode, where LibTorch's formula may make plain zeros for an operand without a
+// tangent.
+std::string forward_mode_hint() {
+  if (!detail::in_forward_mode()) return "";
+  return ". If LibTorch made it, for an operand without a forward-mode derivative: give each operand one, "
+         "zeros_like(operand) where it is zero";
+}
+
 // Returns a hint on which call may have written a plain tensor into a DTensor, or beside one, without the caller seeing
 // it.
 std::string origin_hint(const Call& call, const at::Tensor& plain) {
@@ -51,7 +61,8 @@ std::string origin_hint(const Call& call, const at::Tensor& plain) {
       fmt::format("{}: a plain tensor [{}] among DTensors, the first of them {}{}. Make it one by from_local (each "
                   "rank has its piece) or distribute_tensor (each rank has the whole); or hold an ImplicitReplication "
                   "guard, under which plain tensors count as replicated",
-                  call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead), origin_hint(call, plain)));
+                  call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead),
+                  origin_hint(call, plain) + forward_mode_hint()));
 }
 
 // Throws if the contract of a parameter in the call takes a plain tensor as this rank's piece. Operators that apply
@@ -82,7 +93,9 @@ void add_plain(Call& call, TensorArg& entry, PlainTensors plain) {
     entry.spec = detail::meta(t).spec.get();
     return;
   }
-  if (!in_backward()) {
+  // Zeros that LibTorch's formulas make, in forward mode too, where a derivative is zero: the same on every rank.
+  const bool derivative = in_backward() || !has_memory(t);
+  if (!derivative) {
     if (t.dim() > 0) {
       refuse_piece(call, entry);
       if (!ImplicitReplication::enabled()) refuse_plain(call, t);

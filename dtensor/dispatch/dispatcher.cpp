@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include <c10/core/AutogradState.h>
 #include <c10/core/InferenceMode.h>
 #include <spdlog/spdlog.h>
 
@@ -12,6 +13,7 @@
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/tangent.h"
 
 namespace tessera {
 namespace dispatch {
@@ -124,6 +126,25 @@ void OpDispatcher::check_arguments(const c10::OperatorHandle& op, const torch::j
   }
 }
 
+// Before the operator: its formula comes behind it, and reads the tangents of what it wrote.
+void OpDispatcher::start_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
+  const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
+  const auto is_written = [&](std::size_t i) {
+    return std::ranges::find(traits_.written_args, i) != traits_.written_args.end();
+  };
+  bool any = false;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (is_written(i)) continue;
+    detail::each_tensor(arguments[i], [&](const at::Tensor& t, std::size_t) { any |= detail::has_tangent(t); });
+  }
+  if (!any) return;
+  for (const std::size_t i : traits_.written_args) {
+    detail::each_tensor(arguments[i], [](const at::Tensor& t, std::size_t) {
+      if (detail::is_dtensor(t)) detail::start_tangent(t);
+    });
+  }
+}
+
 // LibTorch's autograd does not count the writes of a list operator; it expects the operators that it calls to do so.
 void OpDispatcher::call_foreach(const Call& call) {
   std::vector<at::Tensor> written;
@@ -140,7 +161,10 @@ OpDispatcher::~OpDispatcher() {
 }
 
 void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  if (!traits_.written_args.empty() && traits_.out_args.empty()) start_tangents(op, *stack);
   if (const DecompositionEntry& entry = decomposition(); decomposed_now(entry)) {
+    // Tangents are autograd's, which has been here.
+    const c10::AutoFwGradMode no_tangents(false);
     check_arguments(op, *stack);
     if (entry.run(op, *stack)) return;
   }

@@ -92,6 +92,8 @@ class OpDispatcher final : public c10::OperatorKernel {
   // Looks up the operator's decomposition at the first call, when all of them are registered.
   const DecompositionEntry& decomposition();
   DecisionPtr decision_for(const Call& call);
+  // Gives written arguments a tangent of zeros where another argument has a tangent.
+  void start_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
   // Checks what read_call checks, for operators that are decomposed before it.
   void check_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const;
   void call_foreach(const Call& call);

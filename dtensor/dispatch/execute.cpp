@@ -16,6 +16,7 @@
 #include "tessera/dtensor/core/tensor_lists.h"
 #include "tessera/dtensor/random/draw_guard.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
+#include "tessera/mesh/core/in_memory.h"
 
 namespace tessera::dispatch {
 namespace {
@@ -121,8 +122,12 @@ class Execution {
     locals_.reserve(call_.tensors.size());
     for (const TensorArg& entry : call_.tensors) {
       args_.push_back(entry.arg);
-      locals_.push_back(entry.spec != nullptr && detail::is_dtensor(*entry.tensor) ? detail::meta(*entry.tensor).local()
-                                                                                   : *entry.tensor);
+      const at::Tensor& t = *entry.tensor;
+      if (!t.defined()) {
+        locals_.emplace_back();
+      } else {
+        locals_.push_back(detail::is_dtensor(t) ? detail::meta(t).local() : with_memory(t));
+      }
     }
     if (copies_conjugate()) locals_[0] = locals_[0].resolve_conj();
     if (decision_.moves.empty() && !decision_.halos) return;

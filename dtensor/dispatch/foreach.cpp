@@ -10,6 +10,7 @@
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
+#include "tessera/mesh/core/in_memory.h"
 
 namespace tessera::dispatch {
 namespace {
@@ -70,7 +71,7 @@ std::optional<Moves> moves_of(const Call& call, const std::vector<List>& lists) 
   return out;
 }
 
-at::Tensor local_of(const at::Tensor& t) { return detail::is_dtensor(t) ? detail::meta(t).local() : t; }
+at::Tensor local_of(const at::Tensor& t) { return detail::is_dtensor(t) ? detail::meta(t).local() : with_memory(t); }
 
 void check_implicit(const Call& call, const Moves& moves) {
   std::string text;

@@ -21,6 +21,25 @@ bool decomposes(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
 }
 
+// The kernel of one operator for ZeroTensors, which autograd's formulas make where a derivative is zero, also beside
+// DTensors. LibTorch would put plain zeros in their place before our kernel sees them, and plain tensors among DTensors
+// are refused. Beside a DTensor they go on as they are, known to be the same on every rank; elsewhere LibTorch's kernel
+// runs.
+class ZerosBesideDTensors final : public c10::OperatorKernel {
+ public:
+  explicit ZerosBesideDTensors(const c10::OperatorHandle& op)
+      : elsewhere_(op.getComputedKernelForDispatchKey(c10::DispatchKey::ZeroTensor)) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    if (!keys.has(detail::kDTensorKey)) return elsewhere_.callBoxed(op, keys, stack);
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::ZeroTensor),
+                       stack);
+  }
+
+ private:
+  c10::SafeKernelFunction elsewhere_;
+};
+
 // Registers a kernel for each operator that LibTorch has now, since composite kernels take precedence over a backend
 // fallback.
 std::vector<c10::RegistrationHandleRAII> register_all() {
@@ -35,6 +54,10 @@ std::vector<c10::RegistrationHandleRAII> register_all() {
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(detail::kDTensorKey)) continue;
+    // Those that have a kernel for ZeroTensors, sums and products, give what is right beside DTensors too.
+    if (!decomposes(*op) && !op->hasKernelForDispatchKey(c10::DispatchKey::ZeroTensor)) {
+      add(name, c10::DispatchKey::ZeroTensor, std::make_unique<ZerosBesideDTensors>(*op));
+    }
     if (auto unboxed = unboxed_kernel(*op)) {
       add_kernel(name, detail::kDTensorKey, std::move(*unboxed));
     } else if (!decomposes(*op)) {

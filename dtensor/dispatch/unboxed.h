@@ -18,6 +18,7 @@
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/tangent.h"
 
 // Defines kernels that take an operator's arguments without a stack of boxed values. They run calls whose decision is
 // cached and direct; every other call goes to the operator's OpDispatcher.
@@ -207,6 +208,13 @@ inline void make_ready(at::TensorList list) {
 template <class T>
 void make_ready(const T& /*not a tensor*/) {}
 
+// Says whether an argument has a tangent.
+template <class T>
+bool argument_has_tangent(const T& argument) {
+  if constexpr (requires { detail::has_tangent(argument); }) return detail::has_tangent(argument);
+  return false;
+}
+
 // `viewed` is nullptr if the result is not a view.
 inline at::Tensor wrapped(at::Tensor local, const Decision& decision, std::size_t output, const OpTraits& traits,
                           const at::Tensor* viewed = nullptr) {
@@ -288,10 +296,11 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
   }
 
   template <class Call, class First, class... Rest>
-  R after(const Decision& decision, const Call& call, First& first, Rest&...) {
+  R after(const Decision& decision, const Call& call, First& first, Rest&... rest) {
     const OpTraits& traits = dispatcher_->traits();
     World& world = decision.mesh_spec->mesh.world();
     if constexpr (std::is_same_v<R, at::Tensor&>) {  // in place
+      if ((argument_has_tangent(rest) || ...)) detail::start_tangent(first);
       on_pieces(decision.ranks_differ, world, traits.name, [&] { call(); });
       detail::meta(first).count_write();
       return first;
@@ -361,6 +370,9 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
     const auto call = [&] { return std::apply([](auto&... each) { return Op::call(each.get()...); }, locals); };
     World& world = detail::meta(first[0]).spec->mesh.world();
     if constexpr (std::is_void_v<R>) {
+      if ((argument_has_tangent(args) || ...)) {
+        for (const at::Tensor& t : first) detail::start_tangent(t);
+      }
       on_pieces(true, world, name_, call);
       // LibTorch's autograd does not count the writes of a list operator; it expects the operators that it calls to do
       // so.

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <stdexcept>
+#include <vector>
 
+#include <ATen/OpMathType.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm.h>
@@ -24,6 +26,7 @@
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/ops/kernels/matmul.h"
 #include "tessera/ops/kernels/styled_product.h"
 
@@ -257,23 +260,64 @@ at::Tensor matmul_kernel(const at::Tensor& a, const at::Tensor& b) {
                       kMatmul.name);
 }
 
+// In forward mode LibTorch's formulas of norms compute with the zeros of a tangent that is not there alone, which makes
+// plain tensors of them. So where one operand has a tangent each gets one.
+bool any_tangent(const at::Tensor& x, const Optional& weight, const Optional& bias) {
+  return detail::has_tangent(x) || detail::has_tangent(weight) || detail::has_tangent(bias);
+}
+Optional with_some_tangent(const Optional& t) { return t ? Optional(detail::with_some_tangent(*t)) : t; }
+
+const at::Tensor& tensor_or_none(const Optional& t) {
+  static const at::Tensor none;
+  return t ? *t : none;
+}
+
 at::Tensor layer_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const Optional& weight, const Optional& bias,
                       double eps, bool cudnn) {
-  return contracted("layer_norm", input, weight.value_or(at::Tensor()), [&](const at::Tensor& x) {
+  return contracted("layer_norm", input, tensor_or_none(weight), [&](const at::Tensor& x) {
+    if (any_tangent(x, weight, bias)) [[unlikely]] {
+      return at::compositeimplicitautograd::layer_norm_symint(
+          detail::with_some_tangent(x), shape, with_some_tangent(weight), with_some_tangent(bias), eps, cudnn);
+    }
     return at::compositeimplicitautograd::layer_norm_symint(x, shape, weight, bias, eps, cudnn);
   });
 }
 
 at::Tensor rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape, const Optional& weight,
                     std::optional<double> eps) {
-  return contracted("rms_norm", input, weight.value_or(at::Tensor()), [&](const at::Tensor& x) {
+  return contracted("rms_norm", input, tensor_or_none(weight), [&](const at::Tensor& x) {
+    if (any_tangent(x, weight, {})) [[unlikely]] {
+      return at::compositeimplicitautograd::rms_norm_symint(detail::with_some_tangent(x), shape,
+                                                            with_some_tangent(weight), eps);
+    }
     return at::compositeimplicitautograd::rms_norm_symint(x, shape, weight, eps);
   });
 }
 
+// LibTorch's formula of a group norm's tangent writes into a view of groups, for which pieces may have to be moved.
+// These operators, which make the same, have formulas that do not.
+at::Tensor group_norm_of_parts(const at::Tensor& given, int64_t groups, const Optional& weight, const Optional& bias,
+                               double eps) {
+  const at::Tensor x = given.to(at::toOpMathType(given.scalar_type()));
+  const int64_t size = x.numel() / std::max<int64_t>(x.size(0) * groups, 1);
+  const at::Tensor parts = x.reshape({x.size(0), groups, size});
+  const at::Tensor centered = parts.sub(parts.mean(2, /*keepdim=*/true));
+  const at::Tensor variance = centered.square().mean(2, /*keepdim=*/true);
+  at::Tensor out = centered.mul(variance.add(eps).rsqrt()).reshape(x.sizes());
+  std::vector<int64_t> channels(static_cast<std::size_t>(x.dim()), 1);
+  channels[1] = x.size(1);
+  if (weight && weight->defined()) out = out.mul(weight->view(channels));
+  if (bias && bias->defined()) out = out.add(bias->view(channels));
+  return out.to(given.scalar_type());
+}
+
 at::Tensor group_norm(const at::Tensor& input, int64_t groups, const Optional& weight, const Optional& bias, double eps,
                       bool cudnn) {
-  return contracted("group_norm", input, weight.value_or(at::Tensor()), [&](const at::Tensor& x) {
+  return contracted("group_norm", input, tensor_or_none(weight), [&](const at::Tensor& x) {
+    const bool parts = any_tangent(x, weight, bias);
+    // What does not fit is LibTorch's to refuse.
+    if (parts && x.dim() >= 2 && groups > 0 && x.size(1) % groups == 0)
+      return group_norm_of_parts(x, groups, weight, bias, eps);
     return at::compositeimplicitautograd::group_norm(x, groups, weight, bias, eps, cudnn);
   });
 }

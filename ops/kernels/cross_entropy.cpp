@@ -17,6 +17,7 @@
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
 
 namespace tessera {
@@ -46,6 +47,8 @@ bool may_join(const at::Tensor& t, const at::Tensor& logits) {
 std::optional<int64_t> classes_dim(const Call& call) {
   if (!is_dtensor(call.logits) || call.logits.dim() < 1 || !at::isFloatingType(call.logits.scalar_type())) return {};
   if (!mesh_of(call.logits).is_member()) return {};
+  // The kernel has no formula for forward mode; the operators that LibTorch makes the loss of have.
+  if (detail::has_tangent(call.logits) || (call.weighted() && detail::has_tangent(*call.weight))) return {};
   if (!at::isIntegralType(call.target.scalar_type(), /*includeBool=*/false) || !may_join(call.target, call.logits))
     return {};
   if (call.weighted() && !may_join(*call.weight, call.logits)) return {};

@@ -27,6 +27,7 @@
 #include <ATen/ops/sqrt.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <torch/library.h>
@@ -88,6 +89,25 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
     if (layout[static_cast<std::size_t>(i)].is_shard()) same = all_reduce(same, mesh, i, ReduceOp::kMin);
   }
   give(op, stack, same.item<int>() != 0);
+  return true;
+}
+
+// LibTorch asks by this operator whether a tangent has the memory layout of its primal; it compares sizes and strides
+// itself. A plain tangent of a DTensor, which holds zeros, has not: LibTorch then makes one by the next operator.
+bool has_same_storage_numel(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack args = take_args(op, stack);
+  const at::Tensor self = args[0].toTensor();
+  const at::Tensor other = args[1].toTensor();
+  give(op, stack, is_dtensor(self) == is_dtensor(other) && self.numel() == other.numel());
+  return true;
+}
+
+// Returns zeros of the first tensor's dtype in the layout of the other: a tangent for it.
+bool zeros_in_layout_of(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack args = take_args(op, stack);
+  const at::Tensor other = args[1].toTensor();
+  if (!is_dtensor(other) || args[2].toInt() != 0) return false;
+  give(op, stack, at::zeros_like(other, args[0].toTensor().scalar_type()));
   return true;
 }
 
@@ -294,6 +314,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
 [[maybe_unused]] const bool registered = [] {
   register_decomposition("_local_scalar_dense", item);
   register_decomposition("equal", equal);
+  register_decomposition("_has_same_storage_numel", has_same_storage_numel);
+  register_decomposition("_new_zeros_with_same_feature_meta", zeros_in_layout_of);
   for (const char* name : {"t_", "transpose_", "squeeze_", "unsqueeze_"})
     register_decomposition(name, reshape_in_place);
   register_decomposition("resize_as", resize_as);

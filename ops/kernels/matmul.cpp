@@ -3,12 +3,15 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/matmul_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
+
+#include "tessera/dtensor/tangent.h"
 
 namespace tessera {
 namespace {
@@ -97,13 +100,52 @@ struct BatchedGradients {
   }
 };
 
+// ---- in forward mode
+// ---------------------------------------------------------------------------------------------------
+
+// LibTorch's C++ functions carry no tangents. Of operands that have one the products are made of operators that do.
+bool in_forward_mode(const at::Tensor& a, const at::Tensor& b) {
+  return detail::has_tangent(a) || detail::has_tangent(b);
+}
+
+// With one batch dimension in the place of all: [*, m, n] as [b, m, n].
+at::Tensor one_batch(const at::Tensor& t) {
+  if (t.dim() == 2) return t.unsqueeze(0);
+  return t.dim() == 3 ? t : t.flatten(0, -3);
+}
+
+at::Tensor batched_by_bmm(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor product = at::bmm(one_batch(a), one_batch(b));
+  if (a.dim() == 3) return product;
+  std::vector<int64_t> sizes = a.sizes().vec();
+  sizes.back() = b.size(-1);
+  return product.view(sizes);
+}
+
+at::Tensor dense_by_bmm(const at::Tensor& x, const at::Tensor& w) {
+  if (x.dim() == 2) return at::mm(x, w);
+  const at::Tensor rows = one_batch(x);
+  const at::Tensor product = at::bmm(rows, w.unsqueeze(0).expand({rows.size(0), w.size(0), w.size(1)}));
+  if (x.dim() == 3) return product;
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = w.size(1);
+  return product.view(sizes);
+}
+
+at::Tensor dense_wgrad_by_bmm(const at::Tensor& x, const at::Tensor& g) {
+  return at::bmm(one_batch(x).transpose(1, 2), one_batch(g)).sum(0);
+}
+
 at::Tensor dense_autograd(const at::Tensor& x, const at::Tensor& w) {
+  if (in_forward_mode(x, w)) return dense_by_bmm(x, w);
   return Product<call_dense, DenseGradients>::apply(x, w);
 }
 at::Tensor dense_wgrad_autograd(const at::Tensor& x, const at::Tensor& g) {
+  if (in_forward_mode(x, g)) return dense_wgrad_by_bmm(x, g);
   return Product<call_dense_wgrad, WgradGradients>::apply(x, g);
 }
 at::Tensor batched_matmul_autograd(const at::Tensor& a, const at::Tensor& b) {
+  if (in_forward_mode(a, b)) return batched_by_bmm(a, b);
   return Product<call_batched_matmul, BatchedGradients>::apply(a, b);
 }
 

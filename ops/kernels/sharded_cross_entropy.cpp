@@ -19,6 +19,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/mappings.h"
 #include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/partition.h"
@@ -263,6 +264,12 @@ void check_tensors(const at::Tensor& logits, const at::Tensor& target, const Dev
   if (!logits.defined() || !target.defined()) refuse("the logits or the target are undefined");
   if (is_dtensor(logits) || is_dtensor(target) || is_dtensor(options.weight)) {
     refuse("a DTensor was given; torch::nn::functional::cross_entropy takes it as it is");
+  }
+  if (detail::has_tangent(logits) || detail::has_tangent(options.weight)) {
+    refuse(
+        "the logits or the weights have a forward-mode derivative, which this kernel has no formula for; bring the "
+        "classes "
+        "together by gather_from_region and call torch::nn::functional::cross_entropy, or give it a DTensor");
   }
   check_device(logits, mesh, kName, "tensor of logits");
   check_device(target, mesh, kName, "target");

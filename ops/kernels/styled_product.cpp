@@ -7,6 +7,7 @@
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/saved.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/ops/kernels/matmul.h"
 
 namespace tessera {
@@ -72,6 +73,7 @@ bool is_recorded(const at::Tensor& x, const at::Tensor& w) {
 }  // namespace
 
 std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& w, const StyledProduct& how) {
+  if (detail::has_tangent(x) || detail::has_tangent(w)) return std::nullopt;
   if (x.dim() < 2 || w.dim() != 2 || !is_dtensor(w) || !is_recorded(x, w)) return std::nullopt;
   const Spec& from = spec_of(x);
   if (from.partial || spec_of(w).partial) return std::nullopt;

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -241,4 +242,15 @@ TESSERA_RANKS_TEST_CASE("a slice written in place changes its base, or is refuse
     CHECK(close(full_tensor(base), want));
     if (placement != S0 || mesh.size() == 1) CHECK_FALSE(refused);
   }
+}
+
+TESSERA_RANKS_TEST_CASE("a view of what was written since is read without gradient mode", {1, 2}) {
+  const DeviceMesh mesh = line();
+  at::Tensor leaf = spread(sample({4, 3}), mesh, {Shard(0)});
+  leaf.requires_grad_(true);
+  const at::Tensor base = spread(sample({4, 3}, 1), mesh, {Shard(0)});
+  const at::Tensor view = base.select(1, 0);
+  base.copy_(leaf);
+  const c10::AutoGradMode no_gradient(false);
+  CHECK(close(full_tensor(view.detach()), sample({4, 3}).select(1, 0)));
 }

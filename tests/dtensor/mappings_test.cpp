@@ -13,6 +13,7 @@
 #include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/core/mismatch.h"
+#include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -297,4 +298,17 @@ TESSERA_RANKS_TEST_CASE("pieces of unequal sizes without their sum are found by 
   const Checked checked(mesh);
   const at::Tensor mine = at::ones({mesh.local_rank(0) == 0 ? 3 : 2, 2});
   CHECK_THROWS_AS(gather_from_region(mine, mesh, {.tensor_dim = 0}), MismatchError);
+}
+
+TESSERA_RANKS_TEST_CASE("derivatives in forward mode go where the tensors go", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  const at::Tensor x = sample({2 * n, 3}), change = sample({2 * n, 3}, 1);
+  const ForwardLevel level;
+  const at::Tensor given = dual(x, change);
+  CHECK(close(tangent_of(copy_to_region(given, mesh)), change));
+  CHECK(close(tangent_of(reduce_from_region(given, mesh)), change * n));
+  CHECK(close(tangent_of(scatter_to_region(given, mesh, 0)), piece_of(change, mesh, {Shard(0)})));
+  CHECK(close(tangent_of(gather_from_region(scatter_to_region(given, mesh, 0), mesh, {.tensor_dim = 0})), change));
+  CHECK(close(tangent_of(reduce_scatter_to_region(given, mesh, 0)), piece_of(change, mesh, {Shard(0)}) * n));
 }

@@ -16,6 +16,7 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/layers/rng_tracker.h"
 #include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -303,4 +304,16 @@ TESSERA_RANKS_TEST_CASE("what cannot be distributed is refused before anything r
   CHECK_THROWS_WITH_AS(distribute({}, mesh), doctest::Contains("the first input is not there"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(distribute({spread(sample({4}), mesh, {Shard(0)})}, mesh), doctest::Contains("a DTensor"),
                        std::invalid_argument);
+}
+
+TEST_CASE("in forward mode the function is called itself, and what it holds keeps its derivative") {
+  const ForwardLevel level;
+  const at::Tensor x = leaf(sample({3})), change = sample({3}, 1);
+  const at::Tensor held = dual(sample({3}, 2), sample({3}, 3));
+  const auto product = [&](const Tensors& in) -> Tensors { return {in[0] * held}; };
+  CHECK(close(tangent_of(checkpoint(product, {x})[0]).detach(), x.detach() * sample({3}, 3)));
+  const at::Tensor y = checkpoint(product, {dual(x, change)})[0];
+  CHECK(close(tangent_of(y).detach(), x.detach() * sample({3}, 3) + change * sample({3}, 2)));
+  y.sum().backward();
+  CHECK(close(x.grad().detach(), sample({3}, 2)));
 }

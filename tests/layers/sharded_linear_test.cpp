@@ -11,6 +11,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -243,4 +244,39 @@ TESSERA_RANKS_TEST_CASE("what does not fit is refused before anything moves", {2
   refused(x, nowhere, {}, "the weight is on meta");
   refused(x, w, {}, "the main_grad is on meta", {.main_grad = nowhere});
   CHECK(counter.total() == 0);
+}
+
+TESSERA_RANKS_TEST_CASE("forward-mode derivatives of columns and rows of a linear layer, and gradients beside them",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const int64_t n = mesh.size();
+  const at::Tensor x = sample({5, 3, 2 * n}, 1), w = sample({3 * n, 2 * n}, 2), b = sample({3 * n}, 3);
+  const at::Tensor dx = sample(x.sizes(), 4), dw = sample(w.sizes(), 5), db = sample(b.sizes(), 6);
+  const at::Tensor want = at::linear(x, w, b), change = at::linear(dx, w) + at::linear(x, dw) + db;
+  const ForwardLevel level;
+  const auto check = [&](const at::Tensor& mine_x, const at::Tensor& y, const at::Tensor& y_want,
+                         const at::Tensor& dy_want, const at::Tensor& gradient) {
+    CHECK(close(y.detach(), y_want));
+    CHECK(close(tangent_of(y).detach(), dy_want));
+    CHECK(close(torch::autograd::grad({y}, {mine_x}, {at::ones_like(y)})[0].detach(), gradient));
+  };
+  for (const bool sequence : {false, true}) {
+    CAPTURE(sequence);
+    const at::Tensor mine_x = leaf(sequence ? mine(x, mesh, 0) : x);
+    const at::Tensor gradient = at::matmul(at::ones_like(want), w);
+    const at::Tensor y = sharded_linear(
+        dual(mine_x, sequence ? mine(dx, mesh, 0) : dx), dual(mine(w, mesh, 0), mine(dw, mesh, 0)),
+        dual(mine(b, mesh, 0), mine(db, mesh, 0)), mesh,
+        {.reduce_input_gradient = !sequence, .sequence_parallel = sequence, .sequence_size = sequence ? 5 : -1});
+    check(mine_x, y, mine(want, mesh, 2), mine(change, mesh, 2), sequence ? mine(gradient, mesh, 0) : gradient);
+  }
+  const at::Tensor mine_x = leaf(mine(x, mesh, 2));
+  const at::Tensor y = sharded_linear(dual(mine_x, mine(dx, mesh, 2)), dual(mine(w, mesh, 1), mine(dw, mesh, 1)),
+                                      dual(b, db), mesh, {.reduce_output = true});
+  check(mine_x, y, want, change, mine(at::matmul(at::ones_like(want), w), mesh, 2));
+  const at::Tensor frozen = dual(mine(w, mesh, 0), mine(dw, mesh, 0));
+  CHECK_THROWS_WITH_AS(sharded_linear(x, frozen, {}, mesh, {.frozen_weight = true}),
+                       doctest::Contains("leave frozen_weight"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(sharded_linear(x, frozen, {}, mesh, {.main_grad = at::zeros_like(mine(w, mesh, 0))}),
+                       doctest::Contains("leave main_grad out"), std::invalid_argument);
 }

@@ -12,6 +12,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/relative.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
@@ -256,6 +257,10 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: a target that is no class is an error 
   refused(logits, zeros, "label_smoothing nan", {.label_smoothing = std::nan("")});
   refused(logits, zeros, "it has one number per class", {.weight = at::ones({3})});
   refused(from_local(logits, mesh, {Shard(1)}), zeros, "cross_entropy takes it as it is");
+  {
+    const ForwardLevel level;
+    refused(dual(logits, logits), zeros, "which this kernel has no formula for");
+  }
   refused(logits, at::zeros({3}, at::kLong), "they are [*, classes] and [*]");  // it fails the job
   CHECK(counter.total() == 0);
 }

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "tessera/dtensor/core/spec.h"
+
+// Forward-mode derivatives. A tensor that is differentiated forward has a tangent, which LibTorch keeps with its
+// autograd data and computes by each operator's own formula. What is here serves the functions of ours that LibTorch
+// has no formula for.
+namespace tessera::detail {
+
+inline bool has_tangent(const at::Tensor& t) {
+  const auto* const autograd = static_cast<torch::autograd::AutogradMeta*>(t.unsafeGetTensorImpl()->autograd_meta());
+  // LibTorch's own answer takes a lock. A view may have its base's tangent, and keep none yet.
+  if (autograd == nullptr || (autograd->fw_grad_ == nullptr && !autograd->is_view_)) return false;
+  return t._fw_grad(/*level=*/0).defined();
+}
+inline bool has_tangent(const std::optional<at::Tensor>& t) { return t && has_tangent(*t); }
+
+inline bool has_tangent(at::TensorList list) {
+  return std::ranges::any_of(list, [](const at::Tensor& t) { return has_tangent(t); });
+}
+
+// Whether this process computes forward-mode derivatives now.
+bool in_forward_mode();
+
+// `t` without its tangent; gradients go through.
+at::Tensor primal_of(const at::Tensor& t);
+// The tangent of `t`, which has one.
+at::Tensor tangent_of(const at::Tensor& t);
+// `primal` with this tangent.
+at::Tensor with_tangent(const at::Tensor& primal, const at::Tensor& tangent);
+// `t` itself if it has a tangent, or no derivatives at all; else with one that is zero.
+at::Tensor with_some_tangent(const at::Tensor& t);
+
+// The result of `linear`, a function of one tensor whose derivative is itself, at `t`, and its tangent if `t` has one.
+template <class Function>
+at::Tensor linear_in(const at::Tensor& t, const Function& linear) {
+  if (!has_tangent(t)) return linear(t);
+  const at::Tensor value = linear(primal_of(t));
+  return with_tangent(value, linear(tangent_of(t)));
+}
+
+// Throws std::invalid_argument where a pending reduction of `spec` is not linear in its terms, such as a maximum: a
+// tangent cannot be pending so. `who` is for the message.
+void refuse_nonlinear(const char* who, const Spec& spec);
+
+// Gives a DTensor that an operator writes in place, from a tensor with a tangent, one of zeros if it has none.
+// LibTorch's formulas would use plain zeros in its place.
+void start_tangent(const at::Tensor& written);
+
+}  // namespace tessera::detail
