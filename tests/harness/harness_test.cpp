@@ -18,6 +18,9 @@
 
 using tessera::PrivateFolder;
 using tessera::ProcessGroupResult;
+using tessera::Program;
+using tessera::start_child;
+using tessera::wait_for;
 
 namespace {
 

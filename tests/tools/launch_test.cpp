@@ -20,6 +20,9 @@
 #include "tessera/tools/launcher/rank_environment.h"
 
 using tessera::PrivateFolder;
+using tessera::Program;
+using tessera::start_child;
+using tessera::wait_for;
 
 namespace {
 
