@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <random>
 #include <stdexcept>
 
@@ -68,10 +69,35 @@ std::vector<Placement> all_choices(int64_t ranks, const Sizes& shape) {
   return out;
 }
 
+std::vector<Placement> uneven_choices(int64_t ranks, const Sizes& shape, bool with_lists) {
+  std::vector<Placement> out = plain_choices();
+  out.push_back(ragged(ranks, 0, shape[0]));
+  if (!with_lists) return out;
+  out.push_back(BlockCyclic(0, 2));
+  out.push_back(lists(ranks, 1, shape[1]));
+  return out;
+}
+
 std::vector<Placements> joint_layouts(const Mesh& mesh, const Sizes& shape) {
   const std::size_t ndim = mesh.shape().size();
   return {Placements(ndim, ragged(mesh.size(), 1, shape[1])), Placements(ndim, lists(mesh.size(), 0, shape[0]))};
 }
+
+namespace {
+
+// Returns the layout in its normal form, or nothing if it does not fit mesh and tensor or its reductions do not
+// commute.
+std::optional<Placements> fitting(const Mesh& mesh, const Sizes& shape, const Placements& written) {
+  try {
+    Placements out = normalize(written, mesh, static_cast<int64_t>(shape.size()), "plan_quality");
+    check_layout(out, mesh, shape, "plan_quality");
+    return partials_commute(out) ? std::optional(std::move(out)) : std::nullopt;
+  } catch (const std::invalid_argument&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
 
 std::vector<Placements> layouts(const Mesh& mesh, const Sizes& shape,
                                 const std::function<std::vector<Placement>(int64_t)>& choices_of,
@@ -90,12 +116,7 @@ std::vector<Placements> layouts(const Mesh& mesh, const Sizes& shape,
   all.insert(all.end(), more.begin(), more.end());
   std::map<std::string, Placements> out;
   for (const Placements& written : all) {
-    try {
-      const Placements placements = normalize(written, mesh, static_cast<int64_t>(shape.size()), "plan_quality");
-      check_layout(placements, mesh, shape, "plan_quality");
-      if (partials_commute(placements)) out.emplace(to_string(placements), placements);
-    } catch (const std::invalid_argument&) {  // it is not a valid layout
-    }
+    if (const auto placements = fitting(mesh, shape, written)) out.emplace(to_string(*placements), *placements);
   }
   std::vector<Placements> list;
   for (const auto& [text, placements] : out) list.push_back(placements);
@@ -114,6 +135,28 @@ std::vector<Pair> pairs(const std::vector<Placements>& layouts, std::size_t most
   for (std::size_t i = 0; i < most; ++i) {
     const std::size_t from = random() % layouts.size();
     out.emplace_back(layouts[from], layouts[random() % layouts.size()]);
+  }
+  return out;
+}
+
+std::vector<Pair> drawn_pairs(const Mesh& mesh, const Sizes& shape,
+                              const std::function<std::vector<Placement>(int64_t)>& choices_of, std::size_t count,
+                              uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto draw = [&](std::size_t i) {
+    const std::vector<Placement> choices = choices_of(mesh.shape()[i]);
+    return choices[random() % choices.size()];
+  };
+  std::vector<Pair> out;
+  while (out.size() < count) {
+    Placements from, to;
+    for (std::size_t i = 0; i < mesh.shape().size(); ++i) {
+      from.push_back(draw(i));
+      to.push_back(random() % 2 == 0 ? from.back() : draw(i));
+    }
+    const auto source = fitting(mesh, shape, from);
+    const auto target = fitting(mesh, shape, to);
+    if (source && target && *source != *target) out.emplace_back(*source, *target);
   }
   return out;
 }

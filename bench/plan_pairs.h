@@ -28,6 +28,8 @@ std::vector<NamedModel> models(const Mesh& mesh);
 // mesh dimension of `ranks` ranks.
 std::vector<Placement> plain_choices();
 std::vector<Placement> all_choices(int64_t ranks, const Sizes& shape);
+// The plain ones and a ragged cut, and with_lists also block-cyclic and interval lists.
+std::vector<Placement> uneven_choices(int64_t ranks, const Sizes& shape, bool with_lists);
 
 // Returns a ragged partition and one by interval lists, each over all mesh dimensions together.
 std::vector<Placements> joint_layouts(const Mesh& mesh, const Sizes& shape);
@@ -38,6 +40,11 @@ std::vector<Placements> layouts(const Mesh& mesh, const Sizes& shape,
                                 const std::vector<Placements>& more = {});
 // Returns all pairs, or `most` random ones, drawn with `seed`, if there are more. With `most` 0 it returns all.
 std::vector<Pair> pairs(const std::vector<Placements>& layouts, std::size_t most, uint64_t seed);
+// `count` pairs drawn by `seed` where the layouts are too many to list. The target has the source's placement on each
+// mesh dimension with probability one half.
+std::vector<Pair> drawn_pairs(const Mesh& mesh, const Sizes& shape,
+                              const std::function<std::vector<Placement>(int64_t)>& choices_of, std::size_t count,
+                              uint64_t seed);
 
 // Collects ratios of a plan's cost to the least possible cost. If the latter is 0, a plan that costs something is
 // counted separately.

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <ctime>
 #include <iostream>
 
 #include <fmt/format.h>
@@ -13,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/bench/measure.h"
+#include "tessera/bench/plan_large.h"
 #include "tessera/bench/plan_optimum.h"
 #include "tessera/bench/plan_pairs.h"
 #include "tessera/bench/plan_peer.h"
@@ -32,13 +32,6 @@ struct PlanningTime {
   double worst = 0;
   int64_t mesh_ndim = 0;
 };
-
-// Returns the processor time of this thread: planning never waits, and other load on the machine does not count.
-double processor_microseconds() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) / 1e3;
-}
 
 std::vector<PlanningTime> time_planning(const Mesh& mesh, const Sizes& shape, std::size_t count) {
   std::vector<PlanningTime> out;
@@ -62,6 +55,7 @@ struct Results {
   std::vector<Quality> quality;
   std::vector<Comparison> comparison;
   std::vector<PlanningTime> times;
+  std::vector<LargeMesh> large;
 };
 
 void print(const Results& results) {
@@ -94,6 +88,17 @@ void print(const Results& results) {
   for (const PlanningTime& t : results.times) {
     fmt::print("| {} | {} | {:.0f} | {:.0f}-{:.0f} | {:.0f} |\n", t.mesh, t.model, t.figure.median, t.figure.low,
                t.figure.high, t.worst);
+  }
+  if (!results.large.empty()) {
+    fmt::print(
+        "\n## Large meshes\n\n| mesh | tensor | model | pairs | cost us | MB | steps | planning, median us | quartiles "
+        "| "
+        "worst |\n|---|---|---|---|---|---|---|---|---|---|\n");
+  }
+  for (const LargeMesh& m : results.large) {
+    fmt::print("| {} | {} | {} | {} | {:.0f} | {:.3f} | {} | {:.0f} | {:.0f}-{:.0f} | {:.0f} |\n", m.mesh, m.tensor,
+               m.model, m.pairs, m.microseconds, m.bytes / 1e6, m.steps, m.planning.median, m.planning.low,
+               m.planning.high, m.worst);
   }
 }
 
@@ -144,6 +149,16 @@ void write_results(const std::string& path, const Results& results) {
                     {"ours_quartiles_us", {t.figure.low, t.figure.high}},
                     {"worst_us", t.worst}});
   }
+  for (const LargeMesh& m : results.large) {
+    rows.push_back({{"name", fmt::format("large {} {} {}", m.mesh, m.tensor, m.model)},
+                    {"pairs", m.pairs},
+                    {"cost_us", m.microseconds},
+                    {"bytes", m.bytes},
+                    {"steps", m.steps},
+                    {"ours_us", m.planning.median},
+                    {"ours_quartiles_us", {m.planning.low, m.planning.high}},
+                    {"worst_us", m.worst}});
+  }
   bench::write_json(path, "plan_quality", rows);
 }
 
@@ -164,17 +179,20 @@ std::vector<Setting> settings(std::size_t pairs_3d, std::size_t pairs_64) {
   return out;
 }
 
-Results measure(const std::vector<Setting>& settings, int examples, const std::string& peer, std::size_t timed) {
+Results measure(const std::vector<Setting>& settings, int examples, const std::string& peer, std::size_t timed,
+                std::size_t large) {
   Results out;
   for (const auto& [mesh, shape, most] : settings) {
     for (Quality& quality : measure_quality(Mesh(mesh), shape, most, examples))
       out.quality.push_back(std::move(quality));
     if (!peer.empty()) out.comparison.push_back(compare_with_peer(Mesh(mesh), shape, most, peer));
   }
-  if (timed == 0) return out;
-  for (const Sizes& mesh : {Sizes{2, 2, 2}, Sizes{64, 8, 8}, Sizes{2, 2, 2, 2, 2}}) {
-    for (PlanningTime& time : time_planning(Mesh(mesh), {4096, 8192}, timed)) out.times.push_back(std::move(time));
+  if (timed > 0) {
+    for (const Sizes& mesh : {Sizes{2, 2, 2}, Sizes{64, 8, 8}, Sizes{2, 2, 2, 2, 2}}) {
+      for (PlanningTime& time : time_planning(Mesh(mesh), {4096, 8192}, timed)) out.times.push_back(std::move(time));
+    }
   }
+  if (large > 0) out.large = plan_on_large_meshes(large);
   return out;
 }
 
@@ -183,7 +201,7 @@ Results measure(const std::vector<Setting>& settings, int examples, const std::s
 int main(int argc, char** argv) {
   CLI::App app("Plans beside the optimum, beside PyTorch's, and the time that planning takes");
   std::string json, peer_script;
-  std::size_t pairs_3d = 20000, pairs_64 = 2000, timed = 301;
+  std::size_t pairs_3d = 20000, pairs_64 = 2000, timed = 301, large = 30;
   int examples = 0;
   bool time_only = false, check = false;
   app.add_option("--json", json, "write the figures to this file too");
@@ -192,15 +210,16 @@ int main(int argc, char** argv) {
   app.add_option("--pairs-3d", pairs_3d, "pairs on a mesh of (2, 2, 2)")->check(CLI::PositiveNumber);
   app.add_option("--pairs-64", pairs_64, "pairs on a mesh of (8, 8)")->check(CLI::PositiveNumber);
   app.add_option("--timed", timed, "pairs whose planning is timed, per mesh and model; 0: none");
+  app.add_option("--large", large, "pairs planned per large mesh, tensor and model; 0: none");
   app.add_flag("--check", check, "fail when planning takes longer than its goal");
-  app.add_flag("--time-only", time_only, "only the time that planning takes");
+  app.add_flag("--time-only", time_only, "only the time that planning takes, and large meshes");
   app.add_option("--examples", examples, "show so many plans that are off, per mesh, tensor and model");
   CLI11_PARSE(app, argc, argv);
   const char* python = std::getenv("TESSERA_PYTHON");
   try {
     const std::string peer = peer_script.empty() ? "" : fmt::format("{} {}", python ? python : "python3", peer_script);
     const Results results =
-        measure(time_only ? std::vector<Setting>() : settings(pairs_3d, pairs_64), examples, peer, timed);
+        measure(time_only ? std::vector<Setting>() : settings(pairs_3d, pairs_64), examples, peer, timed, large);
     print(results);
     if (!json.empty()) write_results(json, results);
     const bool met = bench::print_goals(goals_of(results.times));
