@@ -30,10 +30,9 @@ namespace tessera {
 // dimensions and more), the intermediate ones keep the mesh's order of cuts, or use only placements of `from` and `to`
 // and Replicate. At most four tensor dimensions are cut that neither `from` nor `to` cuts.
 //
-// On meshes of more than 64 ranks the search compares only some ranks. The figures of the plan are those of all ranks;
-// where they exceed what the search saw, the search is repeated with all ranks, which takes milliseconds, or seconds on
-// thousands of ranks cut unevenly by interval lists or sizes. Where cuts are uneven on such a mesh, a step may cost
-// less than the search saw, so that a cheaper plan is missed; and no step is a permute.
+// On meshes of more than 64 ranks the search compares only some ranks. The figures of the plan are those of all ranks.
+// Where cuts are uneven on such a mesh, a step may cost more or less, or have more bytes live, than the search saw, so
+// that a cheaper plan is missed; and no step is a permute.
 //
 // Throws std::invalid_argument on an invalid shape, and on placements that do not fit the mesh, the shape or the dtype.
 Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh,

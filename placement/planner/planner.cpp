@@ -235,22 +235,24 @@ struct Problem {
   const CostModel& model;
 };
 
-// Returns the step with the figures of all ranks after a search saw it on some of them. Returns nothing if it is not a
-// step on all ranks, or costs more than was seen.
-std::optional<PlanStep> counted(const Problem& problem, const PlanStep& seen, double live_limit) {
+// Returns the step with the figures of all ranks, after a search saw it on some of them. A step that exists on some
+// ranks exists on all, over the same mesh dimensions or fewer. Its live bytes may be above the limit on ranks that the
+// search did not see.
+PlanStep counted(const Problem& problem, const PlanStep& seen, double live_limit) {
   LayoutSpace space(problem.shape, problem.mesh_shape, seen.from, seen.to, /*sample=*/false);
   StepCosts costs(space, problem.dtype, problem.model);
   costs.set_live_limit(live_limit);
-  const std::optional<Step> found = costs.step(space.from(), space.to(), kNever);
-  if (!found || found->microseconds > seen.microseconds * (1 + kSlack)) return std::nullopt;
-  return step_of(space, costs, space.from(), space.to(), *found);
+  std::optional<Step> found = costs.step(space.from(), space.to(), kNever);
+  if (!found) {
+    costs.set_live_limit(kNever);
+    found = costs.step(space.from(), space.to(), kNever);
+  }
+  return step_of(space, costs, space.from(), space.to(), found.value());
 }
 
-// Returns the steps of the cheapest plan. With `sample`, returns nothing if the compared ranks represent the others
-// badly: some step costs more than was seen. A step may also cost less, over fewer mesh dimensions, than the compared
-// ranks show; a cheaper plan is then missed.
-std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sample) {
-  LayoutSpace space(problem.shape, problem.mesh_shape, problem.from, problem.to, sample);
+// Returns the steps of the plan that is the cheapest on the compared ranks.
+std::vector<PlanStep> find_steps(const Problem& problem) {
+  LayoutSpace space(problem.shape, problem.mesh_shape, problem.from, problem.to, /*sample=*/true);
   StepCosts costs(space, problem.dtype, problem.model);
   const std::vector<Node> path = find_path(space, costs);
   if (path.empty()) {
@@ -259,11 +261,9 @@ std::optional<std::vector<PlanStep>> find_steps(const Problem& problem, bool sam
   }
   std::vector<PlanStep> steps;
   for (std::size_t i = 0; i + 1 < path.size(); ++i) {
-    std::optional<PlanStep> step =
-        step_of(space, costs, path[i], path[i + 1], *costs.step(path[i], path[i + 1], kNever));
-    if (!space.is_exact(path[i], path[i + 1])) step = counted(problem, *step, costs.live_limit());
-    if (!step) return std::nullopt;
-    steps.push_back(*std::move(step));
+    PlanStep step = step_of(space, costs, path[i], path[i + 1], *costs.step(path[i], path[i + 1], kNever));
+    const bool exact = space.is_exact(path[i], path[i + 1]);
+    steps.push_back(exact ? std::move(step) : counted(problem, step, costs.live_limit()));
   }
   return steps;
 }
@@ -296,9 +296,7 @@ Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, 
   if (begin == end) return Plan(mesh, shape, dtype, {});
   const Problem problem{
       .shape = shape, .dtype = dtype, .mesh_shape = mesh.shape(), .from = begin, .to = end, .model = costs};
-  auto steps = find_steps(problem, /*sample=*/true);
-  if (!steps) steps = find_steps(problem, /*sample=*/false);
-  return Plan(mesh, shape, dtype, *std::move(steps));
+  return Plan(mesh, shape, dtype, find_steps(problem));
 }
 
 }  // namespace tessera
