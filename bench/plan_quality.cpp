@@ -91,9 +91,8 @@ void print(const Results& results) {
   }
   if (!results.large.empty()) {
     fmt::print(
-        "\n## Large meshes\n\n| mesh | tensor | model | pairs | cost us | MB | steps | planning, median us | quartiles "
-        "| "
-        "worst |\n|---|---|---|---|---|---|---|---|---|---|\n");
+        "\n## Large meshes\n\n| mesh | tensor | model | pairs | cost us | MB | steps | planning, median us |"
+        " quartiles | worst |\n|---|---|---|---|---|---|---|---|---|---|\n");
   }
   for (const LargeMesh& m : results.large) {
     fmt::print("| {} | {} | {} | {} | {:.0f} | {:.3f} | {} | {:.0f} | {:.0f}-{:.0f} | {:.0f} |\n", m.mesh, m.tensor,
