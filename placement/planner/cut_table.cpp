@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <exception>
-#include <numeric>
 
 namespace tessera {
 namespace {
@@ -26,34 +25,6 @@ Intervals joined(std::vector<Interval> all) {
 }
 
 }  // namespace
-
-ComparedRanks::ComparedRanks(std::span<const int64_t> shape, const std::vector<std::set<int64_t>>& some)
-    : mesh_shape(shape.begin(), shape.end()), coordinates{{}} {
-  for (const int64_t n : mesh_shape) ranks *= n;
-  all = some.empty();
-  for (std::size_t i = 0; i < mesh_shape.size(); ++i) {
-    std::vector<int64_t> here(static_cast<std::size_t>(mesh_shape[i]));
-    std::iota(here.begin(), here.end(), 0);
-    if (!all) here.assign(some[i].begin(), some[i].end());
-    std::vector<std::vector<int64_t>> longer;
-    for (const auto& start : coordinates) {
-      for (const int64_t c : here) {
-        longer.push_back(start);
-        longer.back().push_back(c);
-      }
-    }
-    coordinates = std::move(longer);
-  }
-}
-
-std::size_t ComparedRanks::first_of_group(std::size_t rank, uint32_t mesh_dims) const {
-  std::size_t out = 0;
-  for (std::size_t i = 0; i < mesh_shape.size(); ++i) {
-    const int64_t at = (mesh_dims & bit(i)) != 0 ? 0 : coordinates[rank][i];
-    out = out * static_cast<std::size_t>(mesh_shape[i]) + static_cast<std::size_t>(at);
-  }
-  return out;
-}
 
 CutTable::CutTable(int64_t tensor_dim, int64_t size, const ComparedRanks& ranks, const std::vector<Placements>& choices)
     : tensor_dim_(tensor_dim), size_(size), ranks_(ranks), choices_(choices) {

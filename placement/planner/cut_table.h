@@ -4,32 +4,14 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <set>
 #include <span>
 #include <vector>
 
 #include "tessera/placement/layout.h"
 #include "tessera/placement/placement.h"
+#include "tessera/placement/planner/compared_ranks.h"
 
 namespace tessera {
-
-constexpr std::size_t kMostMeshDims = 12;  // plans are made for meshes of at most this many dimensions
-
-// Lists the ranks of a mesh that are considered when layouts are compared: all of them, or those at some coordinates of
-// every mesh dimension.
-struct ComparedRanks {
-  explicit ComparedRanks(std::span<const int64_t> mesh_shape, const std::vector<std::set<int64_t>>& some = {});
-
-  std::size_t count() const { return coordinates.size(); }
-  // Returns the rank at coordinate 0 of `mesh_dims` (a bit for each) and at `rank`'s coordinates elsewhere. All ranks
-  // must be compared.
-  std::size_t first_of_group(std::size_t rank, uint32_t mesh_dims) const;
-
-  std::vector<int64_t> mesh_shape;
-  std::vector<std::vector<int64_t>> coordinates;
-  int64_t ranks = 1;  // of the mesh
-  bool all = true;
-};
 
 // Numbers the ways to cut one tensor dimension in the layouts of a search. A way is a sequence of mesh dimensions, in
 // the order in which they cut, with the Placement of each. A way gets its number when it is first asked for; way 0 does

@@ -17,13 +17,14 @@ uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 
 StepCosts::StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& model)
     : space_(space),
+      counts_(space.counts()),
       element_size_(static_cast<double>(c10::elementSize(dtype))),
       scales_(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || c10::isComplexType(dtype)),
       model_(model) {
   live_limit_ = memory_limit();
   make_links();
   const Link& all = links_.back();
-  const std::vector<int64_t>& sizes = space_.ranks().mesh_shape;
+  const std::vector<int64_t>& sizes = counts_.ranks().mesh_shape;
   for (std::size_t fastest_dim = 0; fastest_dim < sizes.size(); ++fastest_dim) {
     if (sizes[fastest_dim] == 1) continue;
     const Link& fastest = model_.links[fastest_dim];
@@ -42,8 +43,8 @@ StepCosts::StepCosts(LayoutSpace& space, at::ScalarType dtype, const CostModel& 
 }
 
 double StepCosts::memory_limit() const {
-  const auto source = static_cast<double>(space_.largest(space_.from()));
-  const auto target = static_cast<double>(space_.largest(space_.to()));
+  const auto source = static_cast<double>(counts_.largest(space_.from()));
+  const auto target = static_cast<double>(counts_.largest(space_.to()));
   return element_size_ * (source + target + 2 * std::max(source, target));
 }
 
@@ -70,36 +71,36 @@ std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
   const bool rescales = space_.rescaled(from, to) != 0;
   if (change.reduced != 0) return rescales ? std::nullopt : reduction(from, to, change, limit);
   const bool moves = !rescales && (change.embedded | change.formed) == 0;
-  const uint32_t dropped = moves ? space_.dropped_cuts(from, to) : 0;  // quick to compute
-  if (dropped != 0 && is_dearer(dropped, space_.least_missing(to, dropped), limit)) return std::nullopt;
-  const LayoutSpace::Needs needs = space_.needs(from, to);
+  const uint32_t dropped = moves ? counts_.dropped_cuts(from, to) : 0;  // quick to compute
+  if (dropped != 0 && is_dearer(dropped, counts_.least_missing(to, dropped), limit)) return std::nullopt;
+  const ElementCounts::Needs needs = counts_.needs(from, to);
   // A Shard's piece surrounded by neutral elements is a term, so the pieces along its mesh dimension need not be
   // gathered.
   if ((needs.mesh_dims & ~change.embedded) == 0) {
-    return rescales && !scales_ ? std::nullopt : std::optional(Step{.peak = live(from, to, 0)});
+    return rescales && !scales_ ? std::nullopt : std::optional(Step{.peak = element_size_ * counts_.live(from, to, 0)});
   }
   // Decides by the two ranks that LayoutSpace samples, which is quick and seldom wrong.
-  if (!moves || is_dearer(needs.mesh_dims, space_.sampled_missing(to, needs), limit)) return std::nullopt;
+  if (!moves || is_dearer(needs.mesh_dims, counts_.sampled_missing(to, needs), limit)) return std::nullopt;
   const Step out = move(from, to, needs);
   return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
 
 std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& change, double limit) {
   const bool scatters = (change.reduced & space_.sharded(to)) != 0;
-  const auto n = static_cast<double>(space_.ranks_of(change.reduced));
-  const auto largest = static_cast<double>(space_.largest(to));
+  const auto n = static_cast<double>(counts_.ranks().ranks_of(change.reduced));
+  const auto largest = static_cast<double>(counts_.largest(to));
   Step out = scatters ? priced(PlanStep::Kind::kReduceScatter, change.reduced, largest * (n - 1))
                       : priced(PlanStep::Kind::kAllReduce, change.reduced, 2 * largest * (n - 1) / n);
   // whole_reduction may still be cheaper, since it may receive less.
   const bool hopeless = out.microseconds > limit && (!scatters || n <= 2);
   // Every rank must have a term of each element that it needs.
-  if (hopeless || space_.needs(from, to).mesh_dims != 0) return std::nullopt;
+  if (hopeless || counts_.needs(from, to).mesh_dims != 0) return std::nullopt;
   const Step whole = scatters ? whole_reduction(from, to, change, std::min(limit, out.microseconds)) : out;
   if (std::min(out.microseconds, whole.microseconds) > limit || !space_.reduce_together(from, change.reduced)) {
     return std::nullopt;
   }
   if (whole.microseconds < out.microseconds && whole.peak <= live_limit_) return whole;
-  out.peak = live(from, to, scatters ? n - 1 : 2 * (n - 1) / n);
+  out.peak = element_size_ * counts_.live(from, to, scatters ? n - 1 : 2 * (n - 1) / n);
   return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
 
@@ -107,48 +108,29 @@ std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& chan
 // a reduce_scatter where tiles are very uneven, or many are alike. Returns an infinite time where it cannot take less
 // than `limit`, and where not all ranks are compared.
 Step StepCosts::whole_reduction(Node from, Node to, const Changes& change, double limit) {
-  const auto n = static_cast<double>(space_.ranks_of(change.reduced));
+  const auto n = static_cast<double>(counts_.ranks().ranks_of(change.reduced));
   const double share = 2 * (n - 1) / n;
   const Step never{.microseconds = kNever};
   const auto reduce = [&](double elements) {
     return priced(PlanStep::Kind::kAllReduce, change.reduced, share * elements);
   };
   const uint32_t apart = change.reduced & space_.sharded(to);
-  const bool even = space_.is_even(to);
-  const int64_t least = space_.largest(to) * (even ? space_.ranks_of(apart) : 1);
-  if (!space_.ranks().all || !(reduce(static_cast<double>(least)).microseconds < limit)) return never;
-  look_at(from, to);
-  // Counts each tile once where several ranks need the same one.
-  common_.assign(have_.size(), 0);
-  for (std::size_t r = 0; r < have_.size(); ++r) {
-    if (space_.ranks().first_of_group(r, change.reduced & ~apart) != r) continue;
-    common_[space_.ranks().first_of_group(r, change.reduced)] += get_[r];
-  }
-  int64_t most = 0;
-  int64_t live = 0;  // elements of the source tile and of what is reduced
-  for (std::size_t r = 0; r < have_.size(); ++r) {
-    const int64_t together = common_[space_.ranks().first_of_group(r, change.reduced)];
-    most = std::max(most, together);
-    live = std::max(live, have_[r] + together);
-  }
+  const bool even = counts_.is_even(to);
+  const int64_t least = counts_.largest(to) * (even ? counts_.ranks().ranks_of(apart) : 1);
+  if (!counts_.ranks().all || !(reduce(static_cast<double>(least)).microseconds < limit)) return never;
+  const auto [most, live] = counts_.needed_together(from, to, change.reduced, apart);
   Step out = reduce(static_cast<double>(most));
   out.peak = element_size_ * (static_cast<double>(live) + share * static_cast<double>(most));
   return out;
 }
 
-void StepCosts::look_at(Node from, Node to) {
-  if (from != have_of_) space_.sizes(from, have_);
-  have_of_ = from;
-  space_.sizes(to, get_);
-}
-
 double StepCosts::most_live(Node from, Node to) const {
-  return element_size_ * static_cast<double>(space_.largest(from) + 3 * space_.largest(to));
+  return element_size_ * static_cast<double>(counts_.largest(from) + 3 * counts_.largest(to));
 }
 
-Step StepCosts::move(Node from, Node to, const LayoutSpace::Needs& needs) {
+Step StepCosts::move(Node from, Node to, const ElementCounts::Needs& needs) {
   const uint32_t needed = needs.mesh_dims;
-  const auto [most, live] = missing(from, to);
+  const auto [most, live] = counts_.missing(from, to);
   const bool gathers =
       needs.whole && space_.changed(from, to) == needed && (space_.sharded(from) & space_.replicated(to)) == needed;
   Step out =
@@ -157,40 +139,13 @@ Step StepCosts::move(Node from, Node to, const LayoutSpace::Needs& needs) {
   return out;
 }
 
-StepCosts::Missing StepCosts::missing(Node from, Node to) {
-  const bool even = space_.is_even(from) && space_.is_even(to);
-  const int64_t common = even ? space_.least_common(from, to) : -1;
-  if (common >= 0) {
-    const int64_t most = space_.largest(to) - common;
-    return {.most = most, .live = space_.largest(from) + space_.largest(to) + 2 * most};
-  }
-  look_at(from, to);
-  space_.common(from, to, common_);
-  Missing out;
-  for (std::size_t r = 0; r < have_.size(); ++r) {
-    const int64_t elements = get_[r] - common_[r];
-    out.most = std::max(out.most, elements);
-    out.live = std::max(out.live, have_[r] + get_[r] + 2 * elements);
-  }
-  return out;
-}
-
-double StepCosts::live(Node from, Node to, double received) {
-  look_at(from, to);
-  double most = 0;
-  for (std::size_t r = 0; r < have_.size(); ++r) {
-    most = std::max(most, static_cast<double>(have_[r]) + (1 + received) * static_cast<double>(get_[r]));
-  }
-  return element_size_ * most;
-}
-
 void StepCosts::make_links() {
   links_.push_back({.microseconds = 0, .bytes_per_microsecond = kNever});
   for (std::size_t i = 0; i < model_.links.size(); ++i) {
     const Link& own = model_.links[i];
     for (std::size_t others = 0; others < std::size_t{1} << i; ++others) {
       Link link = links_[others];
-      if (space_.ranks().mesh_shape[i] > 1) {
+      if (counts_.ranks().mesh_shape[i] > 1) {
         link.microseconds = std::max(link.microseconds, own.microseconds);
         link.bytes_per_microsecond = std::min(link.bytes_per_microsecond, own.bytes_per_microsecond);
       }
@@ -201,7 +156,7 @@ void StepCosts::make_links() {
 
 Step StepCosts::priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements) const {
   Step out{.kind = kind, .mesh_dims = mesh_dims, .bytes = elements * element_size_};
-  if (elements == 0 || space_.ranks_of(mesh_dims) == 1) return out;
+  if (elements == 0 || counts_.ranks().ranks_of(mesh_dims) == 1) return out;
   const Link link = slowest(mesh_dims);
   out.microseconds = link.microseconds + out.bytes / link.bytes_per_microsecond;
   return out;
@@ -242,28 +197,29 @@ double StepCosts::least_over(Node node, uint32_t mesh_dims) {
   const Node target = space_.to();
   const uint32_t other = space_.changed_partials(node, target);
   const uint32_t formed = (space_.pending(target) & ~space_.pending(node)) | other;
-  const auto ranks_of = [&](uint32_t some) { return static_cast<double>(space_.ranks_of(some & mesh_dims)); };
-  const double held = space_.common_of_groups(node, target, mesh_dims);
+  const auto ranks_of = [&](uint32_t some) { return static_cast<double>(counts_.ranks().ranks_of(some & mesh_dims)); };
+  const double held = counts_.common_of_groups(node, target, mesh_dims);
   const Ends ends{
-      .elements = space_.elements(),
+      .elements = counts_.elements(),
       .terms = ranks_of(space_.pending(node)),
       .reduced = ranks_of((space_.pending(node) & ~space_.pending(target)) | other),
       .slices = ranks_of(space_.pending(target)),
       .copies = ranks_of(space_.replicated(target)),
       .held = held,
-      .reachable = formed == 0 ? held : space_.common_of_groups(node, target, mesh_dims & ~formed),
+      .reachable = formed == 0 ? held : counts_.common_of_groups(node, target, mesh_dims & ~formed),
       .spreads = ranks_of(space_.replicated(target) & ~space_.replicated(node)) > 1,
   };
-  return least_received_by_steps(ends) / static_cast<double>(space_.ranks().ranks);
+  return least_received_by_steps(ends) / static_cast<double>(counts_.ranks().ranks);
 }
 
 // Returns a lower bound on the elements that the rank that receives most receives.
 double StepCosts::most_received(Node node) {
   const Node target = space_.to();
-  if ((space_.pending(node) | space_.pending(target)) == 0) return static_cast<double>(missing(node, target).most);
+  if ((space_.pending(node) | space_.pending(target)) == 0)
+    return static_cast<double>(counts_.missing(node, target).most);
   // No rank has the value of an element whose reduction is pending.
-  const bool whole = space_.pending(target) == 0 && space_.ranks_of(space_.pending(node)) > 1;
-  return whole ? static_cast<double>(space_.largest(target)) : 0;
+  const bool whole = space_.pending(target) == 0 && counts_.ranks().ranks_of(space_.pending(node)) > 1;
+  return whole ? static_cast<double>(counts_.largest(target)) : 0;
 }
 
 }  // namespace tessera

@@ -34,7 +34,7 @@ class StepCosts {
     const uint32_t reduced = space_.pending(from) & ~space_.pending(to);
     const uint32_t formed = space_.pending(to) & ~space_.pending(from);
     if ((reduced | formed) == 0) return true;
-    return (reduced == 0 || formed == 0) && (space_.dropped_cuts(from, to) & ~formed) == 0;
+    return (reduced == 0 || formed == 0) && (counts_.dropped_cuts(from, to) & ~formed) == 0;
   }
   // Returns the cheapest step from one layout to another whose live bytes are within live_limit(), if there is one that
   // takes at most `limit` microseconds.
@@ -70,16 +70,7 @@ class StepCosts {
   bool is_dearer(uint32_t mesh_dims, int64_t elements, double limit) const {
     return priced(PlanStep::Kind::kAllToAll, mesh_dims, static_cast<double>(elements)).microseconds > limit;
   }
-  Step move(Node from, Node to, const LayoutSpace::Needs& needs);
-  struct Missing {
-    int64_t most = 0;  // elements, of the rank that receives most
-    int64_t live = 0;  // of both tiles and twice the elements that a rank receives, for the rank with most
-  };
-  Missing missing(Node from, Node to);
-  // Fills have_ and get_.
-  void look_at(Node from, Node to);
-  // Returns the most live bytes of a rank if each receives `received` times its target tile.
-  double live(Node from, Node to, double received);
+  Step move(Node from, Node to, const ElementCounts::Needs& needs);
   // Returns a lower bound on the elements that the rank that receives most receives, on every path to the target.
   double most_received(Node node);
   // Returns a lower bound on the elements that a rank receives on average in steps over some of `mesh_dims`, on every
@@ -88,7 +79,8 @@ class StepCosts {
   Step priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements) const;
   double find_bound(Node node);
 
-  LayoutSpace& space_;
+  const LayoutSpace& space_;
+  ElementCounts& counts_;
   const double element_size_;
   double live_limit_ = 0;
   const bool scales_;  // pieces may be multiplied by a number of ranks; float16 could overflow
@@ -104,10 +96,6 @@ class StepCosts {
   };
   std::vector<Level> levels_;
   std::vector<double> bounds_;  // [node]; negative: not computed
-  // Scratch memory: for each compared rank, these are the elements that it has, that it needs, and that it has and
-  // needs.
-  std::vector<int64_t> have_, get_, common_;
-  Node have_of_ = -1;
 };
 
 }  // namespace tessera

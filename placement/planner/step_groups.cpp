@@ -12,30 +12,30 @@ uint32_t bit(std::size_t mesh_dim) { return uint32_t{1} << mesh_dim; }
 
 // Says whether the mesh is too large to compare every rank with every other. Only on such a mesh a space compares some
 // ranks, so otherwise all are known.
-bool is_large(const LayoutSpace& space) { return space.ranks().ranks > static_cast<int64_t>(LayoutSpace::kCompareAll); }
+bool is_large(const LayoutSpace& space) { return space.counts().ranks().ranks > kCompareAll; }
 
 // Lists the messages of a step that moves elements, rank by rank.
 class Messages {
  public:
   Messages(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims)
       : space_(space), from_(from), to_(to), mesh_dims_(mesh_dims), sharded_(space.sharded(from)) {
-    for (std::size_t r = 0; r < space.ranks().count(); ++r) {
-      copies_of_.push_back(space.ranks().first_of_group(r, mesh_dims & ~sharded_));
+    for (std::size_t r = 0; r < space.counts().ranks().count(); ++r) {
+      copies_of_.push_back(space.counts().ranks().first_of_group(r, mesh_dims & ~sharded_));
     }
   }
 
   // Calls visit(sender, receiver, elements) for each message of exchange_of.
   template <typename Visit>
   void for_each(const Visit& visit) const {
-    const int64_t copies = space_.ranks_of(mesh_dims_ & ~sharded_);
+    const int64_t copies = space_.counts().ranks().ranks_of(mesh_dims_ & ~sharded_);
     for (std::size_t sender = 0; sender < copies_of_.size(); ++sender) {
-      const std::size_t group = space_.ranks().first_of_group(sender, mesh_dims_);
+      const std::size_t group = space_.counts().ranks().first_of_group(sender, mesh_dims_);
       const int64_t mine = copy_number(sender);
       int64_t turn = 0;
       for (std::size_t receiver = 0; receiver < copies_of_.size(); ++receiver) {
         if (copies_of_[sender] == copies_of_[receiver]) continue;  // they hold the same tile
-        if (space_.ranks().first_of_group(receiver, mesh_dims_) != group) continue;
-        const int64_t needed = space_.common(from_, sender, to_, receiver);
+        if (space_.counts().ranks().first_of_group(receiver, mesh_dims_) != group) continue;
+        const int64_t needed = space_.counts().common(from_, sender, to_, receiver);
         if (needed > 0 && turn++ % copies == mine) visit(sender, receiver, needed);
       }
     }
@@ -45,9 +45,9 @@ class Messages {
   // Returns the rank's number among those that hold the same tile.
   int64_t copy_number(std::size_t rank) const {
     int64_t out = 0;
-    for (std::size_t i = 0; i < space_.mesh_ndim(); ++i) {
+    for (std::size_t i = 0; i < space_.counts().ranks().mesh_shape.size(); ++i) {
       if ((mesh_dims_ & ~sharded_ & bit(i)) == 0) continue;
-      out = out * space_.ranks().mesh_shape[i] + space_.ranks().coordinates[rank][i];
+      out = out * space_.counts().ranks().mesh_shape[i] + space_.counts().ranks().coordinates[rank][i];
     }
     return out;
   }
@@ -61,7 +61,7 @@ class Messages {
 
 // Returns the number of elements that the rank that sends most sends.
 int64_t most_sent(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims) {
-  std::vector<int64_t> sent(space.ranks().count(), 0);
+  std::vector<int64_t> sent(space.counts().ranks().count(), 0);
   Messages(space, from, to, mesh_dims).for_each([&](std::size_t sender, std::size_t, int64_t elements) {
     sent[sender] += elements;
   });
@@ -75,7 +75,7 @@ uint32_t shared_mesh_dims(const LayoutSpace& space, const StepCosts& costs, Node
   const uint32_t copies = space.replicated(from) & space.changed(from, to);
   uint32_t out = mesh_dims;
   for (std::size_t i = 0; copies >> i != 0; ++i) {
-    if ((copies & bit(i)) == 0 || space.ranks().mesh_shape[i] == 1) continue;
+    if ((copies & bit(i)) == 0 || space.counts().ranks().mesh_shape[i] == 1) continue;
     if (costs.slowest(mesh_dims | bit(i)) == costs.slowest(mesh_dims)) out |= bit(i);
   }
   return out != mesh_dims && most_sent(space, from, to, out) < most_sent(space, from, to, mesh_dims) ? out : mesh_dims;
@@ -83,9 +83,9 @@ uint32_t shared_mesh_dims(const LayoutSpace& space, const StepCosts& costs, Node
 
 bool permutes(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims) {
   if (is_large(space)) return false;
-  std::vector<int> sends(space.ranks().count(), 0);
+  std::vector<int> sends(space.counts().ranks().count(), 0);
   std::vector<int> receives;  // what a rank keeps counts as one message
-  for (std::size_t r = 0; r < sends.size(); ++r) receives.push_back(space.common(from, r, to, r) > 0 ? 1 : 0);
+  for (std::size_t r = 0; r < sends.size(); ++r) receives.push_back(space.counts().common(from, r, to, r) > 0 ? 1 : 0);
   Messages(space, from, to, mesh_dims).for_each([&](std::size_t sender, std::size_t receiver, int64_t) {
     ++sends[sender];
     ++receives[receiver];

@@ -1,0 +1,236 @@
+#include "tessera/placement/planner/element_counts.h"
+
+#include <algorithm>
+
+#include <c10/util/SmallVector.h>
+
+namespace tessera {
+namespace {
+
+uint32_t bit(std::size_t i) { return uint32_t{1} << i; }
+
+// Records which bits of the indexes in tensor dimensions are equal.
+class EqualBits {
+ public:
+  struct Bit {
+    std::size_t table;
+    int place;
+    friend bool operator==(const Bit&, const Bit&) = default;
+  };
+
+  // Returns whether this equality does not follow from those recorded before.
+  bool add(const Bit& a, const Bit& b) {
+    const std::size_t x = first(a);
+    const std::size_t y = first(b);
+    same_[x] = y;
+    return x != y;
+  }
+
+ private:
+  std::size_t first(const Bit& bit) {
+    auto at = static_cast<std::size_t>(std::ranges::find(bits_, bit) - bits_.begin());
+    if (at == bits_.size()) {
+      bits_.push_back(bit);
+      same_.push_back(at);
+    }
+    while (same_[at] != at) at = same_[at];
+    return at;
+  }
+
+  c10::SmallVector<Bit, 16> bits_;
+  c10::SmallVector<std::size_t, 16> same_;  // [bit]: another bit that is equal, or itself
+};
+
+}  // namespace
+
+ElementCounts::ElementCounts(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape,
+                             const std::vector<Placements>& choices, bool sample)
+    : choices_(choices), ranks_(compared_ranks(shape, mesh_shape, choices, sample)), table_of_(shape.size()) {
+  make_tables(shape);
+}
+
+void ElementCounts::make_tables(std::span<const int64_t> shape) {
+  const auto is_cut = [&](std::size_t d) {
+    const auto cuts = [d](const Placement& p) { return p.is_shard(static_cast<int64_t>(d)); };
+    return std::ranges::any_of(choices_, [&](const Placements& list) { return std::ranges::any_of(list, cuts); });
+  };
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    elements_ *= static_cast<double>(shape[d]);
+    table_of_[d] = shape.size();
+    if (is_cut(d)) {
+      table_of_[d] = tables_.size();
+      tables_.emplace_back(static_cast<int64_t>(d), shape[d], ranks_, choices_);
+    } else {
+      uncut_ *= shape[d];
+    }
+  }
+}
+
+bool ElementCounts::add(const std::vector<std::vector<uint8_t>>& sequences,
+                        const std::array<uint8_t, kMostMeshDims>& choices) {
+  const std::size_t start = ways_.size();
+  Counted layout;
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    int way = 0;
+    uint32_t cutters = 0;
+    for (const uint8_t i : sequences[t]) {
+      cutters |= bit(i);
+      layout.shards[i] = static_cast<uint8_t>(t);
+      way = tables_[t].extended(way, i, choices[i]);
+    }
+    if (!tables_[t].is_legal(way)) {
+      ways_.resize(start);
+      cutters_.resize(start);
+      return false;
+    }
+    layout.even = layout.even && tables_[t].is_even(way);
+    layout.sharded |= cutters;
+    ways_.push_back(way);
+    cutters_.push_back(cutters);
+  }
+  for (std::size_t r = 0; r < (layout.even ? 1 : ranks_.count()); ++r) {
+    int64_t mine = uncut_;
+    for (std::size_t t = 0; t < tables_.size(); ++t) mine *= tables_[t].sizes(ways_[start + t])[r];
+    layout.largest = std::max(layout.largest, mine);
+  }
+  layout.sampled_sizes.fill(layout.even ? layout.largest : uncut_);
+  if (!layout.even) {
+    for (std::size_t t = 0; t < tables_.size(); ++t) {
+      const CutTable::Pair& same = tables_[t].pair(ways_[start + t], ways_[start + t]);
+      for (std::size_t k = 0; k < layout.sampled_sizes.size(); ++k) layout.sampled_sizes[k] *= same.common[k];
+    }
+  }
+  layouts_.push_back(layout);
+  return true;
+}
+
+void ElementCounts::remove_last() {
+  layouts_.pop_back();
+  ways_.resize(ways_.size() - tables_.size());
+  cutters_.resize(ways_.size());
+}
+
+// ---- two layouts ----------------------------------------------------------------------------------------------------
+
+ElementCounts::Needs ElementCounts::needs(Node from, Node to) {
+  Needs out;
+  out.common.fill(uncut_);
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const CutTable::Pair& pair = tables_[t].pair(ways(from)[t], ways(to)[t]);
+    out.mesh_dims |= pair.needs;
+    out.whole = out.whole && pair.whole;
+    for (std::size_t k = 0; k < out.common.size(); ++k) out.common[k] *= pair.common[k];
+  }
+  return out;
+}
+
+// Ranks along mesh dimensions that do not cut in `to` need the same tile, and each holds another part of it. Along a
+// mesh dimension that cuts another tensor dimension in `to`, some rank has no more than its share of what all of them
+// need in the first tensor dimension, and exactly that share if tiles are even.
+int64_t ElementCounts::least_missing(Node to, uint32_t dropped) const {
+  const uint32_t alike = dropped & ~of(to).sharded;
+  const uint32_t one = dropped & (~dropped + 1);
+  if (alike == 0 && !is_even(to)) return 0;
+  return largest(to) - largest(to) / ranks_.ranks_of(alike != 0 ? alike : one);
+}
+
+int64_t ElementCounts::sampled_missing(Node to, const Needs& needs) const {
+  int64_t most = 0;
+  for (std::size_t k = 0; k < needs.common.size(); ++k)
+    most = std::max(most, of(to).sampled_sizes[k] - needs.common[k]);
+  return most;
+}
+
+int64_t ElementCounts::least_common(Node from, Node to) {
+  int64_t product = uncut_;
+  bool alike = true;
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const CutTable::Common& each = tables_[t].least_common(ways(from)[t], ways(to)[t]);
+    if (each.least == 0) return 0;
+    alike = alike && each.alike;
+    product *= each.least;
+  }
+  return alike ? product : -1;
+}
+
+void ElementCounts::sizes(Node node, std::vector<int64_t>& out) const {
+  out.assign(ranks_.count(), uncut_);
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    const int64_t* const sizes = tables_[t].sizes(ways(node)[t]);
+    for (std::size_t r = 0; r < out.size(); ++r) out[r] *= sizes[r];
+  }
+}
+
+void ElementCounts::look_at(Node from, Node to) {
+  if (from != have_of_) sizes(from, have_);
+  have_of_ = from;
+  sizes(to, get_);
+}
+
+ElementCounts::Missing ElementCounts::missing(Node from, Node to) {
+  const int64_t common = is_even(from) && is_even(to) ? least_common(from, to) : -1;
+  if (common >= 0) {
+    const int64_t most = largest(to) - common;
+    return {.most = most, .live = largest(from) + largest(to) + 2 * most};
+  }
+  look_at(from, to);
+  common_.assign(ranks_.count(), uncut_);
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    tables_[t].multiply_common(ways(from)[t], ways(to)[t], common_.data());
+  }
+  Missing out;
+  for (std::size_t r = 0; r < have_.size(); ++r) {
+    const int64_t elements = get_[r] - common_[r];
+    out.most = std::max(out.most, elements);
+    out.live = std::max(out.live, have_[r] + get_[r] + 2 * elements);
+  }
+  return out;
+}
+
+double ElementCounts::live(Node from, Node to, double received) {
+  look_at(from, to);
+  double most = 0;
+  for (std::size_t r = 0; r < have_.size(); ++r) {
+    most = std::max(most, static_cast<double>(have_[r]) + (1 + received) * static_cast<double>(get_[r]));
+  }
+  return most;
+}
+
+ElementCounts::Together ElementCounts::needed_together(Node from, Node to, uint32_t mesh_dims, uint32_t apart) {
+  look_at(from, to);
+  common_.assign(have_.size(), 0);  // for the first rank of each group: what the group needs
+  for (std::size_t r = 0; r < have_.size(); ++r) {
+    if (ranks_.first_of_group(r, mesh_dims & ~apart) != r) continue;
+    common_[ranks_.first_of_group(r, mesh_dims)] += get_[r];
+  }
+  Together out;
+  for (std::size_t r = 0; r < have_.size(); ++r) {
+    const int64_t together = common_[ranks_.first_of_group(r, mesh_dims)];
+    out.most = std::max(out.most, together);
+    out.live = std::max(out.live, have_[r] + together);
+  }
+  return out;
+}
+
+// A rank has and needs an element if the element's index gives the rank's coordinates in both layouts. Where both
+// layouts take a coordinate from bits of the index, the two agree if these bits are equal; each such equation that does
+// not follow from the earlier ones halves the number of elements.
+double ElementCounts::common_of_groups(Node from, Node to, uint32_t mesh_dims) const {
+  const uint32_t both = of(from).sharded & of(to).sharded & mesh_dims;
+  double out = elements_ * static_cast<double>(ranks_.ranks_of(mesh_dims & ~of(from).sharded & ~of(to).sharded));
+  EqualBits equal;
+  for (std::size_t i = 0; both >> i != 0; ++i) {
+    if ((both & bit(i)) == 0) continue;
+    const std::size_t a = of(from).shards[i];
+    const std::size_t b = of(to).shards[i];
+    const int first_a = tables_[a].first_bit(ways(from)[a], i);
+    const int first_b = tables_[b].first_bit(ways(to)[b], i);
+    if (first_a < 0 || first_b < 0) continue;
+    for (int k = 0; (ranks_.mesh_shape[i] >> k) > 1; ++k) {
+      if (equal.add({a, first_a + k}, {b, first_b + k})) out /= 2;
+    }
+  }
+  return out;
+}
+
+}  // namespace tessera

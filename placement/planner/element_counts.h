@@ -1,0 +1,139 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tessera/placement/placement.h"
+#include "tessera/placement/planner/cut_table.h"
+
+namespace tessera {
+
+// Counts the elements that ranks have and need under layouts, which are numbered in the order in which they are added.
+// Only how a layout cuts matters here: what is pending counts as whole. On a large mesh the counts may be those of some
+// ranks; see ComparedRanks. An object serves one search and is not thread-safe.
+//
+// Invariants:
+//   - Each layout is legal, and keeps its number until it is the last one and is removed.
+//   - ways_ and cutters_ have an entry for each layout and table.
+class ElementCounts {
+ public:
+  using Node = int32_t;
+
+  // `choices[i]` are the placements, without orders, that mesh dimension i may have. They must outlive this object.
+  ElementCounts(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape,
+                const std::vector<Placements>& choices, bool sample);
+  ElementCounts(const ElementCounts&) = delete;
+  ElementCounts& operator=(const ElementCounts&) = delete;
+
+  // ---- the layouts; a table is one tensor dimension that some choice cuts ---------------------------------------
+  std::size_t tables() const { return tables_.size(); }
+  // Returns the table of the tensor dimension that `shard` cuts.
+  std::size_t table(const Placement& shard) const { return table_of_[static_cast<std::size_t>(shard.tensor_dim())]; }
+  // Adds the layout in which the mesh dimensions sequences[table] cut in turn, each by the choice of that number.
+  // Returns whether it is legal; otherwise nothing is added.
+  bool add(const std::vector<std::vector<uint8_t>>& sequences, const std::array<uint8_t, kMostMeshDims>& choices);
+  void remove_last();
+  // Says whether the same mesh dimensions cut in the same order, by the same choices.
+  bool same_cuts(Node a, Node b) const { return std::equal(ways(a), ways(a) + tables_.size(), ways(b)); }
+  // Returns the mesh dimensions that cut, in order.
+  std::span<const uint8_t> sequence(Node node, std::size_t table) const {
+    return tables_[table].sequence(ways(node)[table]);
+  }
+
+  // ---- one layout; mesh dimensions are bits ---------------------------------------------------------------------
+  const ComparedRanks& ranks() const { return ranks_; }
+  double elements() const { return elements_; }                  // of the tensor
+  int64_t largest(Node node) const { return of(node).largest; }  // the largest tile, in elements
+  // Says whether all ranks have tiles of the same size, made by equal chunks.
+  bool is_even(Node node) const { return of(node).even; }
+
+  // ---- two layouts ----------------------------------------------------------------------------------------------
+  // Says whether the compared ranks include the largest and the smallest figures of all: all ranks are compared, or
+  // both layouts cut into equal chunks.
+  bool is_exact(Node from, Node to) const { return ranks_.all || (is_even(from) && is_even(to)); }
+  struct Needs {
+    uint32_t mesh_dims = 0;  // the fewest along which ranks find what they need
+    bool whole = true;       // ranks need everything that is found there
+    CutTable::SampledCounts common = {};
+  };
+  Needs needs(Node from, Node to);
+  // Returns the mesh dimensions that cut a tensor dimension in `from` and not in `to`. Ranks that differ along one of
+  // these alone hold different elements of that tensor dimension and need the same, so these are among needs(). They
+  // are found without comparing ranks.
+  uint32_t dropped_cuts(Node from, Node to) const {
+    if (elements_ == 0) return 0;
+    const uint32_t* const a = cutters_.data() + static_cast<std::size_t>(from) * tables_.size();
+    const uint32_t* const b = cutters_.data() + static_cast<std::size_t>(to) * tables_.size();
+    uint32_t out = 0;
+    for (std::size_t t = 0; t < tables_.size(); ++t) out |= a[t] & ~b[t];
+    return out;
+  }
+  // Returns a lower bound on the elements that the rank that misses most does not have, from these mesh dimensions
+  // alone.
+  int64_t least_missing(Node to, uint32_t dropped) const;
+  // Returns how many elements a sampled rank does not have, for the sampled rank that misses more.
+  int64_t sampled_missing(Node to, const Needs& needs) const;
+  struct Missing {
+    int64_t most = 0;  // elements that a rank needs and does not have, for the rank with most
+    int64_t live = 0;  // elements of both tiles and twice those that a rank misses, for the rank with most
+  };
+  Missing missing(Node from, Node to);
+  // Returns the elements of a rank's two tiles, where the target tile counts 1 + `received` times, for the rank with
+  // most.
+  double live(Node from, Node to, double received);
+  // Counts what the ranks along `mesh_dims` need together. Each tile counts once where several ranks, along the others
+  // of them than `apart`, need the same one. All ranks must be compared.
+  struct Together {
+    int64_t most = 0;  // elements, of the ranks that need most together
+    int64_t live = 0;  // the same and the source tile, for the rank with most
+  };
+  Together needed_together(Node from, Node to, uint32_t mesh_dims, uint32_t apart);
+  // Returns an upper bound on the elements that a rank has and needs, summed over the groups of ranks that agree on
+  // `mesh_dims`, where each group counts as one rank and what is pending counts as whole.
+  double common_of_groups(Node from, Node to, uint32_t mesh_dims) const;
+  // Returns the number of elements that one rank has and another needs.
+  int64_t common(Node from, std::size_t sender, Node to, std::size_t receiver) const {
+    int64_t out = uncut_;
+    const int* const a = ways(from);
+    const int* const b = ways(to);
+    for (std::size_t t = 0; t < tables_.size(); ++t) out *= tables_[t].common(a[t], sender, b[t], receiver);
+    return out;
+  }
+
+ private:
+  struct Counted {
+    uint32_t sharded = 0;                            // the mesh dimensions that cut
+    std::array<uint8_t, kMostMeshDims> shards = {};  // [mesh dim]: the table of the tensor dimension that it shards
+    int64_t largest = 0;
+    bool even = true;
+    CutTable::SampledCounts sampled_sizes = {};
+  };
+  const Counted& of(Node node) const { return layouts_[static_cast<std::size_t>(node)]; }
+  const int* ways(Node node) const { return ways_.data() + static_cast<std::size_t>(node) * tables_.size(); }
+  void make_tables(std::span<const int64_t> shape);
+  // For two even layouts: returns the number of elements that a compared rank has and needs, if it is the same for all
+  // compared ranks; 0 if it is 0 for one of them; and otherwise -1, so that each rank must be looked at.
+  int64_t least_common(Node from, Node to);
+  // Computes how many elements each compared rank has.
+  void sizes(Node node, std::vector<int64_t>& out) const;
+  // Fills have_ and get_.
+  void look_at(Node from, Node to);
+
+  const std::vector<Placements>& choices_;
+  const ComparedRanks ranks_;
+  std::vector<CutTable> tables_;       // one per tensor dimension that some choice shards
+  std::vector<std::size_t> table_of_;  // [tensor dim]; past the end of tables_ if no choice shards it
+  double elements_ = 1;
+  int64_t uncut_ = 1;  // the product of the sizes of the tensor dimensions without a table
+  std::vector<Counted> layouts_;
+  std::vector<int> ways_;          // [layout][table]
+  std::vector<uint32_t> cutters_;  // [layout][table]: the mesh dimensions that cut, a bit for each
+  // Scratch memory, for each compared rank: the elements that it has, that it needs, and both.
+  std::vector<int64_t> have_, get_, common_;
+  Node have_of_ = -1;
+};
+
+}  // namespace tessera
