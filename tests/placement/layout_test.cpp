@@ -224,7 +224,7 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
   refused({RaggedShard(0, {3, 1, 0}), R}, 4, "RS,3,1,0 has 3 parts, but its mesh dimensions have 2 coordinates");
   refused({RaggedShard(0, {1, 1, 1, 1}), R}, 4, "has 4 parts, but its mesh dimensions have 2 coordinates");
   refused({RaggedShard(0, {3, 1}), R}, 5, "RS,3,1 cuts 4 elements, but the earlier mesh dimensions leave 5");
-  refused({Shard(0), RaggedShard(0, {3, 1})}, 4, "has 2; the sizes of its parts must add up to that");
+  refused({Shard(0), RaggedShard(0, {3, 1})}, 4, "leave 2; the sizes of its parts must add up to that");
   refused({IntervalShard(0, {{{0, 2}}, {{1, 3}}}), R}, 4, "element 1 is missing, held twice or outside");
   refused({IntervalShard(0, {{{0, 2}}, {{3, 5}}}), R}, 4, "element 2 is missing, held twice or outside");
   refused({Shard(0, std::make_shared<const EvenOdd>(false)), R}, 4,
