@@ -122,8 +122,8 @@ TEST_CASE("one_rank_errors") {
     check_every_rank(errors_of(n, look_up), "id 99 is outside the table");
     // Checked finds it before anything is sent; ranks that are threads find it when they exchange arguments.
     const bool compared = checked_by(process_environment());
-    const std::string text =
-        compared ? "about to issue different collectives" : fmt::format("rank {} gives rank 0 80 of Byte", n - 1);
+    const std::string text = compared ? "about to issue different collectives"
+                                      : fmt::format("rank {} gives rank 0 80 elements of Byte", n - 1);
     if (n > 1) check_every_rank(errors_of(n, gather), text);
   }
 }

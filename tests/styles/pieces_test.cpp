@@ -105,8 +105,9 @@ TESSERA_RANKS_TEST_CASE("a plain piece is refused in every operator that reads n
       const at::Tensor want = module->forward(x);
       auto tp = parallelize_module(module, mesh, {{"lin", ColwiseParallel({.input_layouts = Shard(dim)})}});
       const std::string layout = dim == 0 ? "S(0)" : "S(1)";
-      const std::string text = "meets lin.weight, whose style ColwiseParallel says that it is this rank's piece, " +
-                               layout + "; give a DTensor";
+      const std::string text =
+          "is used with lin.weight, whose style ColwiseParallel says that it is this rank's piece, " + layout +
+          "; give a DTensor";
       std::string message = "(nothing was thrown)";
       bool of_libtorch = false;
       try {
