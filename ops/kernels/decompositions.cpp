@@ -102,8 +102,10 @@ bool has_same_storage_numel(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// Returns zeros of the first tensor's dtype in the layout of the other: a tangent for it.
+// Returns zeros of the first tensor's dtype in the layout of the other: a tangent for it. The overload that writes out=
+// runs like other operators.
 bool zeros_in_layout_of(const c10::OperatorHandle& op, Stack& stack) {
+  if (writes(op)) return false;
   const Stack args = take_args(op, stack);
   const at::Tensor other = args[1].toTensor();
   if (!is_dtensor(other) || args[2].toInt() != 0) return false;

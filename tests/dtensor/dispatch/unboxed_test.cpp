@@ -79,10 +79,11 @@ TEST_CASE("a cached decision gives the same value, layout and version as the fir
   });
 }
 
-TEST_CASE("from_local of a tensor with a tangent is refused, not taken without it") {
+TEST_CASE("from_local takes a tensor's tangent along") {
   const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, World::fake(0, 2));
   const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
   const at::Tensor dual = at::_make_dual(at::ones({2, 2}), at::ones({2, 2}), static_cast<int64_t>(level));
-  CHECK_THROWS(from_local(dual, mesh, {S0}));
+  const at::Tensor dtensor = from_local(dual, mesh, {S0});
+  CHECK(to_local(dtensor._fw_grad(level)).equal(at::ones({2, 2})));
   torch::autograd::ForwardADLevel::release_idx(level);
 }
