@@ -215,7 +215,7 @@ void check_piece(const at::Tensor& local, const Spec& spec) {
   throw std::invalid_argument(text);
 }
 
-// A piece that has a tangent, as the caller's options say.
+// Makes a DTensor of a piece that has a tangent: both become DTensors in the same way.
 at::Tensor from_local_in_forward_mode(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                                       const FromLocalOptions& options) {
   const at::Tensor value = from_local(detail::primal_of(local), mesh, placements, options);
@@ -223,7 +223,7 @@ at::Tensor from_local_in_forward_mode(const at::Tensor& local, const DeviceMesh&
   return detail::with_tangent(value, from_local(detail::tangent_of(local), mesh, placements, options));
 }
 
-// A DTensor that has a tangent, which may lie otherwise.
+// Returns the piece of a DTensor that has a tangent, which may have another layout.
 at::Tensor to_local_in_forward_mode(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
   const Spec& spec = spec_of(dtensor);
   detail::refuse_nonlinear("to_local", spec);

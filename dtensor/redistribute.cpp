@@ -157,7 +157,7 @@ tensor_list move_values(at::TensorList dtensors, const RedistributeCall& call) {
   return run_all(dtensors, call);
 }
 
-// A tangent goes where its tensor goes.
+// Redistributes the tangents to the layouts of their tensors too.
 tensor_list move_all(at::TensorList dtensors, const RedistributeCall& call) {
   if (std::ranges::none_of(dtensors, [](const at::Tensor& t) { return detail::has_tangent(t); })) {
     return move_values(dtensors, call);

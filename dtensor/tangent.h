@@ -10,8 +10,8 @@
 #include "tessera/dtensor/core/spec.h"
 
 // Forward-mode derivatives. A tensor that is differentiated forward has a tangent, which LibTorch keeps with its
-// autograd data and computes by each operator's own formula. What is here serves the functions of ours that LibTorch
-// has no formula for.
+// autograd data and computes by each operator's own formula. These functions serve the library's own functions, for
+// which LibTorch has no formula.
 namespace tessera::detail {
 
 inline bool has_tangent(const at::Tensor& t) {
@@ -26,19 +26,20 @@ inline bool has_tangent(at::TensorList list) {
   return std::ranges::any_of(list, [](const at::Tensor& t) { return has_tangent(t); });
 }
 
-// Whether this process computes forward-mode derivatives now.
+// Says whether this process computes forward-mode derivatives now.
 bool in_forward_mode();
 
-// `t` without its tangent; gradients go through.
+// Returns `t` without its tangent; backward differentiates through it.
 at::Tensor primal_of(const at::Tensor& t);
-// The tangent of `t`, which has one.
+// Returns the tangent of `t`, which has one.
 at::Tensor tangent_of(const at::Tensor& t);
-// `primal` with this tangent.
+// Returns `primal` with this tangent.
 at::Tensor with_tangent(const at::Tensor& primal, const at::Tensor& tangent);
-// `t` itself if it has a tangent, or no derivatives at all; else with one that is zero.
+// Returns `t` itself if it has a tangent or its dtype has no derivatives; else `t` with a tangent of zeros.
 at::Tensor with_some_tangent(const at::Tensor& t);
 
-// The result of `linear`, a function of one tensor whose derivative is itself, at `t`, and its tangent if `t` has one.
+// Returns linear(t), with its tangent if `t` has one. `linear` is a linear function of one tensor, so that it maps the
+// tangent too.
 template <class Function>
 at::Tensor linear_in(const at::Tensor& t, const Function& linear) {
   if (!has_tangent(t)) return linear(t);

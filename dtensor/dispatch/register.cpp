@@ -21,10 +21,9 @@ bool decomposes(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU);
 }
 
-// The kernel of one operator for ZeroTensors, which autograd's formulas make where a derivative is zero, also beside
-// DTensors. LibTorch would put plain zeros in their place before our kernel sees them, and plain tensors among DTensors
-// are refused. Beside a DTensor they go on as they are, known to be the same on every rank; elsewhere LibTorch's kernel
-// runs.
+// Handles ZeroTensors, which autograd's formulas make where a derivative is zero, for one operator. LibTorch would
+// replace them by plain zeros before our kernel sees them, and plain tensors among DTensors are refused. Beside a
+// DTensor they are passed on as they are, since they are the same on every rank; elsewhere LibTorch's kernel runs.
 class ZerosBesideDTensors final : public c10::OperatorKernel {
  public:
   explicit ZerosBesideDTensors(const c10::OperatorHandle& op)

@@ -1,6 +1,6 @@
-// _make_dual and _fw_primal: a DTensor with a tangent, and the same one without it. Both are views of the whole tensor
-// that backward knows of and forward mode does not. LibTorch's own leave out how the view is made again from its base,
-// and would do so by as_strided, which speaks of one process's memory.
+// _make_dual returns a DTensor with a tangent, _fw_primal the same one without it. Both are views of the whole tensor
+// for backward, and no views for forward mode. LibTorch's own kernels do not say how the view is made again from its
+// base; as_strided, which it then uses, describes one process's memory.
 
 #include <functional>
 #include <memory>

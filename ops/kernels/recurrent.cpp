@@ -42,7 +42,7 @@ void replicate_plain(const c10::OperatorHandle& op, Stack& stack) {
   }
 }
 
-// How many sequences each step has is read from memory.
+// Makes `batch_sizes` plain, since LibTorch reads the number of sequences per step from memory.
 void make_batch_sizes_plain(const c10::OperatorHandle& op, Stack& stack) {
   const int at = argument(op, "batch_sizes");
   if (at < 0) return;
@@ -60,7 +60,8 @@ std::optional<int64_t> batch_dim(const c10::OperatorHandle& op, const Stack& arg
   return args[static_cast<std::size_t>(batch_first)].toBool() ? 0 : 1;
 }
 
-// How the input's batch is cut, as a cut of dimension 0 on each mesh dimension that cuts it; empty where none does.
+// Returns the placements of the input's batch as Shards of dimension 0 on the mesh dimensions that cut it; empty if
+// none does.
 Placements cuts_of_batch(const c10::OperatorHandle& op, const Stack& args) {
   const std::optional<int64_t> dim = batch_dim(op, args);
   const at::Tensor x = args[0].toTensor();
@@ -140,8 +141,8 @@ at::Tensor run_layer(LstmLayer& layer) {
   return at::stack(outputs, 0);
 }
 
-// Whether the arguments are those of layers without projections that fit, on a batch that is cut. LibTorch's errors are
-// of the rest.
+// Says whether the arguments are those of layers without projections that fit, on a batch that is cut. LibTorch's
+// errors are of the rest.
 bool goes_by_steps(const c10::OperatorHandle& op, const Stack& args) {
   if (cuts_of_batch(op, args).empty()) return false;
   const at::Tensor input = args[0].toTensor();

@@ -44,13 +44,14 @@ std::optional<std::size_t> layer_of(const std::string& folder) {
   return std::nullopt;
 }
 
-// Whether a file of `folder` belongs to the library, so that kFolders must have its folder.
+// Says whether a file of `folder` belongs to the library, so that kFolders must have its folder.
 bool is_library(const std::string& folder) {
   static const std::set<std::string> tops = {"mesh", "placement", "ops", "dtensor", "styles", "layers"};
   return tops.contains(folder.substr(0, folder.find('/')));
 }
 
-// Whether `from`, a folder of the library, must not use `to`: a higher folder, or one that is no part of the library.
+// Says whether `from`, a folder of the library, must not use `to`: a higher folder, or one that is no part of the
+// library.
 bool is_forbidden(const std::string& from, const std::string& to) {
   const std::optional<std::size_t> user = layer_of(from);
   const std::optional<std::size_t> used = layer_of(to);
