@@ -251,7 +251,7 @@ void check(const tensor_list& inputs, const CheckpointOptions& options) {
 std::vector<at::Tensor> checkpoint(const CheckpointFunction& function, const std::vector<at::Tensor>& inputs,
                                    const CheckpointOptions& options) {
   check(inputs, options);
-  // What the function holds may have a tangent too, which a function of autograd's would drop.
+  // Tensors that the function captures may have tangents too, and a custom autograd function would drop them.
   if (!c10::GradMode::is_enabled() || detail::in_forward_mode()) return function(inputs);
   Plan plan{.function = function,
             .options = options,

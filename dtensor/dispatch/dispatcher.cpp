@@ -126,7 +126,7 @@ void OpDispatcher::check_arguments(const c10::OperatorHandle& op, const torch::j
   }
 }
 
-// Before the operator: its formula comes behind it, and reads the tangents of what it wrote.
+// Runs before the operator, whose formula reads the tangents of the tensors that it wrote.
 void OpDispatcher::start_tangents(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
   const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
   const auto is_written = [&](std::size_t i) {
@@ -163,7 +163,7 @@ OpDispatcher::~OpDispatcher() {
 void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
   if (!traits_.written_args.empty() && traits_.out_args.empty()) start_tangents(op, *stack);
   if (const DecompositionEntry& entry = decomposition(); decomposed_now(entry)) {
-    // Tangents are autograd's, which has been here.
+    // Autograd has computed the tangents already.
     const c10::AutoFwGradMode no_tangents(false);
     check_arguments(op, *stack);
     if (entry.run(op, *stack)) return;

@@ -53,7 +53,7 @@ std::vector<c10::RegistrationHandleRAII> register_all() {
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(detail::kDTensorKey)) continue;
-    // Those that have a kernel for ZeroTensors, sums and products, give what is right beside DTensors too.
+    // Sums and products have kernels for ZeroTensors of their own, which are right beside DTensors too.
     if (!decomposes(*op) && !op->hasKernelForDispatchKey(c10::DispatchKey::ZeroTensor)) {
       add(name, c10::DispatchKey::ZeroTensor, std::make_unique<ZerosBesideDTensors>(*op));
     }

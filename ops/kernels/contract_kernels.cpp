@@ -315,7 +315,7 @@ at::Tensor group_norm(const at::Tensor& input, int64_t groups, const Optional& w
                       bool cudnn) {
   return contracted("group_norm", input, tensor_or_none(weight), [&](const at::Tensor& x) {
     const bool parts = any_tangent(x, weight, bias);
-    // What does not fit is LibTorch's to refuse.
+    // LibTorch refuses arguments that do not fit.
     if (parts && x.dim() >= 2 && groups > 0 && x.size(1) % groups == 0)
       return group_norm_of_parts(x, groups, weight, bias, eps);
     return at::compositeimplicitautograd::group_norm(x, groups, weight, bias, eps, cudnn);

@@ -1,5 +1,5 @@
 // This file has the kernels of tessera::orthogonal_, tessera::sparse_ and tessera::dirac_ (dtensor/init.h), and of eye.
-// What an element gets depends on its position in the global tensor.
+// An element's value depends on its position in the global tensor.
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
-// Recurrent layers and cells: LibTorch has written them in terms of others, and writes into what it computes from some
-// of their tensors with what it computes from the others. Plain tensors that count as replicated, such as a state of
-// zeros that a module makes and its parameters, become DTensors first, and states are cut as the batch is.
-// Differentiable.
+// Recurrent layers and cells. LibTorch composes them of other operators, and writes values that come from some of their
+// tensors into tensors that come from others. Plain tensors that count as replicated, such as a state of zeros that a
+// module makes and its parameters, therefore become DTensors first, and states are cut as the batch is. They are
+// differentiable.
 
 #include <array>
 #include <optional>
@@ -28,7 +28,8 @@ namespace {
 
 using torch::jit::Stack;
 
-// Whole numbers are sizes, which these operators read.
+// Makes plain tensors of numbers that are not whole replicated DTensors. Whole numbers are sizes, which these operators
+// read.
 void replicate_plain(const c10::OperatorHandle& op, Stack& stack) {
   const dispatch::OpTraits traits(op);
   const DeviceMesh mesh = dispatch::read_call(op, traits, stack).lead->mesh;
@@ -50,7 +51,7 @@ void make_batch_sizes_plain(const c10::OperatorHandle& op, Stack& stack) {
   if (is_dtensor(sizes.toTensor())) sizes = full_tensor(sizes.toTensor()).cpu();
 }
 
-// The dimension of the input along which its sequences lie; nullopt where it is one sequence, or packed.
+// Returns the batch dimension of the input; nullopt if it is a single sequence, or packed.
 std::optional<int64_t> batch_dim(const c10::OperatorHandle& op, const Stack& args) {
   const int input = argument(op, "input"), batch_first = argument(op, "batch_first");
   if (input < 0) return std::nullopt;
@@ -76,8 +77,8 @@ Placements cuts_of_batch(const c10::OperatorHandle& op, const Stack& args) {
   return any ? out : Placements();
 }
 
-// A state that is whole where the batch is cut is cut as that is: what is computed from both is written into what comes
-// from the state.
+// Cuts a state that is whole as the batch is cut, since LibTorch writes results of both into tensors that it made from
+// the state.
 void cut_states(const c10::OperatorHandle& op, Stack& stack) {
   const Placements cuts = cuts_of_batch(op, take_args(op, stack));
   if (cuts.empty()) return;
@@ -112,9 +113,10 @@ constexpr std::array kNames = {"gru.data",      "gru.input",      "gru_cell",   
                                "lstm_cell",     "rnn_relu.data",  "rnn_relu.input", "rnn_relu_cell",
                                "rnn_tanh.data", "rnn_tanh.input", "rnn_tanh_cell"};
 
-// ---- an LSTM in single precision or less: LibTorch hands a whole layer to oneDNN, by an operator whose last result
-// has a size that only
-// oneDNN knows, so that it has no rule. Step by step a batch that is cut stays so.
+// ---- An LSTM in single precision or less
+//
+// LibTorch gives a whole layer to oneDNN, by an operator whose last result has a size that only oneDNN knows, so that
+// it has no rule. Run step by step, it keeps a batch cut.
 
 struct LstmLayer {
   at::Tensor input;                  // (steps, batch, features)
@@ -127,7 +129,7 @@ at::Tensor with_bias(const at::Tensor& x, const LstmLayer& layer, std::size_t wh
   return at::linear(x, layer.weights[which], layer.weights.size() > 2 ? layer.weights[which + 2] : at::Tensor());
 }
 
-// Its output at every step; leaves the last state in `layer`.
+// Returns the output at every step, and leaves the last state in `layer`.
 at::Tensor run_layer(LstmLayer& layer) {
   const std::vector<at::Tensor> of_input = with_bias(layer.input, layer, 0).unbind(0);
   std::vector<at::Tensor> outputs(of_input.size());

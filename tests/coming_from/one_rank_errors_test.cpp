@@ -74,7 +74,7 @@ void check_and_go_on(int64_t size, const Body& wrong, const std::string& text) {
   check_every_rank(others, "nothing");
 }
 
-// Whether this rank, the last, is given the wrong argument.
+// Says whether this is the last rank, which gets the wrong argument.
 bool is_wrong(const DeviceMesh& mesh) { return mesh.local_rank(0) == mesh.size() - 1; }
 
 void take_loss(const DeviceMesh& mesh) {

@@ -25,7 +25,7 @@ std::size_t end_of_literal(const std::string& code, std::size_t begin) {
   return code.size();
 }
 
-// Whether a quote begins a literal: not between digits, as in 1'000.
+// Says whether a quote begins a literal; between digits, as in 1'000, it does not.
 bool begins_literal(const std::string& code, std::size_t i) {
   return code[i] == '"' || (code[i] == '\'' && (i == 0 || !in_word(code[i - 1])));
 }

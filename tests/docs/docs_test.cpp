@@ -33,7 +33,7 @@ const fs::path& root() {
   return path;
 }
 
-// Whether the code of the page is in tests/docs.
+// Says whether the code of the page is in tests/docs.
 bool is_compiled(const Page& page) { return page.path != "docs/testing.md"; }
 
 // Returns the texts of the files below `folders` whose names end with one of `endings`.

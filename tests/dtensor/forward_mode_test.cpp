@@ -110,7 +110,7 @@ void check_cases(const std::vector<Case>& cases) {
     for (const Case& each : cases) {
       CAPTURE(each.name);
       const auto layouts = layouts_of(each, mesh);
-      // Of many layouts some, others for each operand that has no tangent.
+      // Tries some of the many layouts, and different ones for each operand without a tangent.
       const std::size_t step = std::max<std::size_t>(1, layouts.size() / 12);
       for (std::size_t without = 0; without <= each.inputs.size(); ++without) {
         CAPTURE(without);

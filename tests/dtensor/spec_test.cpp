@@ -74,7 +74,7 @@ TEST_CASE("decisions are cached, up to the limit") {
   CHECK(after.hits == before.hits + 9);
   CHECK(after.cached == before.cached + 1);
   CHECK(after.replicated == before.replicated);
-  // What changes the decision is in the key.
+  // The key holds everything that changes the decision.
   before = after;
   at::add(x, tessera::ones({8, 2}, mesh, {Replicate()}));
   at::add(x, tessera::ones({2}, mesh, {Replicate()}));

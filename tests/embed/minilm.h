@@ -6,8 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
-// What the tests of the main job share: the weights that tools/setup brought, the sentences and Python's vectors for
-// them.
+// Holds what the tests of the main job share: the weights that tools/setup brought, the sentences and Python's vectors
+// for them.
 namespace embed {
 
 // The value of an environment variable that the BUILD file sets; fails the test without it.
