@@ -226,7 +226,7 @@ class Exchanging final : public RawRoute::Step {
     sends_in_order_ = rows_in_order(sends_, shape_of(exchange.source));
     receives_in_order_ = rows_in_order(receives_, sizes_);
     if (!sends_in_order_ && !receives_in_order_) {
-      stays_ = {sends_[at.me], receives_[at.me]};
+      kept_ = {sends_[at.me], receives_[at.me]};
       for (Box* box : {&sends_[at.me], &receives_[at.me]}) box->sizes.assign(sizes_.size(), 0);
     }
     send_counts_ = counts_of(sends_);
@@ -243,14 +243,14 @@ class Exchanging final : public RawRoute::Step {
     const at::Tensor from = sends_in_order_ ? piece.view({-1}).narrow(0, 0, sum(send_counts_)) : packed_;
     exchange(backend_, receives_in_order_ ? out.view({-1}) : received_, from, send_counts_, receive_counts_);
     if (!receives_in_order_) copy_into(received_, receives_, out, /*pack=*/false);
-    if (!stays_.empty()) stays_[1].in(out).copy_(stays_[0].in(piece));
+    if (!kept_.empty()) kept_[1].in(out).copy_(kept_[0].in(piece));
     return out;
   }
 
  private:
   const Backend backend_;
   const std::vector<int64_t> sizes_;
-  std::vector<Box> sends_, receives_, stays_;
+  std::vector<Box> sends_, receives_, kept_;
   Counts send_counts_, receive_counts_;
   bool sends_in_order_ = false;
   bool receives_in_order_ = false;

@@ -129,7 +129,7 @@ void watch_gradient(const at::Tensor& t) {
   node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), nullptr, std::string()));
 }
 
-std::shared_ptr<const int> watch_terms(const at::Tensor& t) {
+std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t) {
   const auto& node = t.grad_fn();
   if (node == nullptr) return nullptr;
   if (GradientHook* const there = find_hook(node->tensor_pre_hooks(), t.output_nr(), nullptr)) return there->use();

@@ -19,6 +19,6 @@ void watch_gradient(const at::Tensor& t);
 // summed all uses, into the tensor's own layout; other mesh dimensions stay as they are. So an activation that several
 // contracts use needs only one reduction. Returns the number of calls for this tensor, which later calls raise; nullptr
 // for a tensor that no operator returned.
-std::shared_ptr<const int> watch_terms(const at::Tensor& t);
+std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t);
 
 }  // namespace tessera::detail

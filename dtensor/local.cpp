@@ -78,7 +78,7 @@ class PieceDerivative {
 at::Tensor masked_piece(const at::Tensor& local, const at::Tensor& mask, const Spec& spec) {
   if (!mask.defined()) return local;
   const auto masked = std::ranges::find_if(
-      spec.placements, [](const Placement& p) { return p.is_partial() && p.reduction().awaited() != nullptr; });
+      spec.placements, [](const Placement& p) { return p.is_partial() && p.reduction().unmasked() != nullptr; });
   return at::where(mask, local, at::full_like(local, masked->reduction().neutral(local.scalar_type())));
 }
 
@@ -145,7 +145,7 @@ std::vector<int64_t> inferred_shape(const at::Tensor& local, const DeviceMesh& m
 void check_mask(const at::Tensor& local, const Placements& placements, const at::Tensor& mask) {
   if (!mask.defined()) return;
   const bool masked = std::ranges::any_of(
-      placements, [](const Placement& p) { return p.is_partial() && p.reduction().awaited() != nullptr; });
+      placements, [](const Placement& p) { return p.is_partial() && p.reduction().unmasked() != nullptr; });
   if (masked && mask.scalar_type() == at::kBool && mask.sizes() == local.sizes() && mask.device() == local.device())
     return;
   throw std::invalid_argument(fmt::format(

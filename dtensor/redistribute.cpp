@@ -9,7 +9,7 @@
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
-#include "tessera/dtensor/redistribute/pending_redistributions.h"
+#include "tessera/dtensor/redistribute/async_redistributions.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/dtensor/saved.h"
@@ -55,7 +55,7 @@ at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistributi
 }
 
 tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
-  std::vector<PendingRedistributions::Item> items;
+  std::vector<AsyncRedistributions::Item> items;
   bool communicates = false;
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
     const Redistribution& redistribution = call.redistributions[i];
@@ -66,13 +66,13 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
     if (call.options.async && piece.is_inference()) piece = reused_copy(piece);
     communicates |= items.back().route->communicates();
   }
-  const auto pending = std::make_shared<PendingRedistributions>(call.mesh(), items);
+  const auto running = std::make_shared<AsyncRedistributions>(call.mesh(), items);
   tensor_list out;
-  for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(pending, i, call.redistributions[i].to));
+  for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(running, i, call.redistributions[i].to));
   if (call.options.async && communicates) {
     for (std::size_t i = 0; i < dtensors.size(); ++i) {
-      pending->watch(dtensors[i]);
-      pending->watch(items[i].piece);
+      running->forbid_writes(dtensors[i]);
+      running->forbid_writes(items[i].piece);
     }
   } else {
     for (const at::Tensor& each : out) detail::meta(each).local();

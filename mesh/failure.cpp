@@ -112,7 +112,7 @@ Failure FailureBoard::failure() const {
   return failure_;
 }
 
-void FailureBoard::adopt(const Failure& failure) noexcept {
+void FailureBoard::acknowledge(const Failure& failure) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (failed()) return;
@@ -207,7 +207,7 @@ std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks,
   }
 }
 
-void FailureBoard::come() noexcept {
+void FailureBoard::announce_arrival() noexcept {
   try {
     if (store_) store_->set(came_key(rank_), std::string("1"));
   } catch (const std::exception& error) {
@@ -232,7 +232,7 @@ std::vector<int64_t> FailureBoard::absent(const std::vector<int64_t>& ranks,
   return {};
 }
 
-void FailureBoard::linger(std::chrono::milliseconds patience) noexcept {
+void FailureBoard::wait_until_acknowledged(std::chrono::milliseconds patience) noexcept {
   if (!store_ || rank_ != 0) return;
   try {
     c10d::Store* base = store_.get();

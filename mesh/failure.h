@@ -56,11 +56,11 @@ class FailureBoard {
   FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::string lost_file);
 
   bool failed() const noexcept { return failed_.load(); }
-  // Returns the failure that this rank has adopted. Call it only after failed().
+  // Returns the failure that this rank has acknowledged. Call it only after failed().
   Failure failure() const;
 
   // Makes `failure` this rank's failure unless it has one already, and notes in the store that this rank knows.
-  void adopt(const Failure& failure) noexcept;
+  void acknowledge(const Failure& failure) noexcept;
   // Writes `failure` to the store unless a record is there already. Never throws.
   void publish(const Failure& failure) noexcept;
   // Returns the record in the store, else the one that the launcher's file gives, else nullopt.
@@ -69,13 +69,13 @@ class FailureBoard {
   // whose process has ended.
   std::optional<Failure> search(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
   // Notes in the store that the failure has ended this rank's collective.
-  void come() noexcept;
-  // Returns those of `ranks` that have not called come() within `patience`: they run something else, or have ended.
-  // Call it only after failed().
+  void announce_arrival() noexcept;
+  // Returns those of `ranks` that have not called announce_arrival() within `patience`: they run something else, or
+  // have ended. Call it only after failed().
   std::vector<int64_t> absent(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
   // On the rank that serves the store, waits until the other ranks know of the failure, at most `patience`. Returns at
   // once on other ranks.
-  void linger(std::chrono::milliseconds patience) noexcept;
+  void wait_until_acknowledged(std::chrono::milliseconds patience) noexcept;
 
  private:
   std::optional<Failure> find_in_store();

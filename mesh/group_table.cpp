@@ -98,7 +98,7 @@ std::size_t GroupTable::size() const {
 
 void GroupTable::start_watch(const std::vector<int64_t>& ranks) {
   if (options_.fake || ranks.size() == 1 || watcher_.joinable()) return;
-  watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+  watcher_ = std::jthread([this](const std::stop_token& stop) { close_after_failure(stop); });
 }
 
 void GroupTable::end_watch() {
@@ -174,7 +174,7 @@ bool GroupTable::close_all() noexcept {
   return !busy;
 }
 
-void GroupTable::watch(const std::stop_token& stop) {
+void GroupTable::close_after_failure(const std::stop_token& stop) {
   std::mutex mutex;
   std::condition_variable_any wake;
   std::unique_lock lock(mutex);
@@ -184,7 +184,7 @@ void GroupTable::watch(const std::stop_token& stop) {
     if (!options_.board->failed()) {
       const std::optional<Failure> found = options_.board->find();
       if (!found.has_value()) continue;
-      options_.board->adopt(*found);
+      options_.board->acknowledge(*found);
     }
     if (close_all()) return;
     period = kClosePeriod;

@@ -83,7 +83,7 @@ class GroupTable {
   GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options,
                        c10::DeviceType device) const;
   void start_watch(const std::vector<int64_t>& ranks);
-  void watch(const std::stop_token& stop);
+  void close_after_failure(const std::stop_token& stop);
 
   const Options options_;
   mutable std::mutex mutex_;  // guards groups_; never held while a group is made

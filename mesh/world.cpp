@@ -33,7 +33,7 @@ namespace {
 // which every rank must report a failure.
 constexpr auto kSearchPatience = std::chrono::milliseconds(3000);
 constexpr auto kShortPatience = std::chrono::milliseconds(100);
-constexpr auto kLingerPatience = std::chrono::milliseconds(1000);
+constexpr auto kLastPatience = std::chrono::milliseconds(1000);
 
 const std::string kNoPath = "-";
 
@@ -297,12 +297,12 @@ void World::fail(const std::string& where, const std::string& text) noexcept {
   try {
     const Failure failure{.kind = Failure::Kind::kError, .rank = rank(), .where = where, .text = text};
     impl_->board->publish(failure);
-    impl_->board->adopt(failure);
+    impl_->board->acknowledge(failure);
   } catch (...) {
     // If there is no memory for the text, the groups are closed nevertheless; the other ranks then report a lost peer.
   }
   impl_->groups.close_all();
-  impl_->board->linger(kLingerPatience);
+  impl_->board->wait_until_acknowledged(kLastPatience);
 }
 
 void World::check_alive() const {
@@ -329,14 +329,14 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
     }
     if (found->where.empty()) found->where = where;
     board.publish(*found);
-    board.adopt(*found);
+    board.acknowledge(*found);
   }
-  board.come();
+  board.announce_arrival();
   impl_->groups.close_all();
   const Failure failure = board.failure();
   std::string text = to_string(failure);
-  if (failure.kind == Failure::Kind::kTimeout) text += who_did_not_come(board.absent(ranks, kLingerPatience));
-  board.linger(kLingerPatience);
+  if (failure.kind == Failure::Kind::kTimeout) text += who_did_not_come(board.absent(ranks, kLastPatience));
+  board.wait_until_acknowledged(kLastPatience);
   const bool told = text.find(library_text) != std::string::npos || library_text.find(text) != std::string::npos;
   throw std::runtime_error(fmt::format("rank {}, {} over ranks [{}]: {}{}", rank(), where, fmt::join(ranks, ", "), text,
                                        told ? "" : fmt::format(" ({})", library_text)));

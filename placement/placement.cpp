@@ -108,15 +108,15 @@ bool all_replicate(const Placements& placements) {
 }
 
 bool partials_commute(const Placements& placements) {
-  const auto awaited = [](const Placement& p) {  // a masked reduction counts as the one that it awaits
-    const auto& masked = p.reduction().awaited();
-    return masked ? Partial(masked) : p;
+  const auto unmasked = [](const Placement& p) {  // a masked reduction counts as the one without a mask
+    const auto& plain = p.reduction().unmasked();
+    return plain ? Partial(plain) : p;
   };
   const auto linear = [](const Placement& p) { return p.reduction().slope(1).has_value(); };
   const auto first =
       std::find_if(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
   return std::all_of(first, placements.end(), [&](const Placement& p) {
-    return !p.is_partial() || p == *first || (linear(p) && linear(*first)) || awaited(p) == awaited(*first);
+    return !p.is_partial() || p == *first || (linear(p) && linear(*first)) || unmasked(p) == unmasked(*first);
   });
 }
 

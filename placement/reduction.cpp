@@ -152,7 +152,7 @@ class Masked final : public Reduction {
     return of_->derivative(piece, peers);
   }
   void check(at::ScalarType dtype, const std::string& who) const override { of_->check(dtype, who); }
-  ReductionPtr awaited() const override { return of_; }
+  ReductionPtr unmasked() const override { return of_; }
 
  private:
   const ReductionPtr of_;

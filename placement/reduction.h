@@ -62,7 +62,7 @@ class Reduction : public Described {
 
   // Returns the reduction that remains after from_local has prepared the pieces: sum for a masked sum, whose mask has
   // been applied. nullptr means this one.
-  virtual std::shared_ptr<const Reduction> awaited() const { return nullptr; }
+  virtual std::shared_ptr<const Reduction> unmasked() const { return nullptr; }
 
  private:
   const ReduceOp op_;

@@ -29,7 +29,7 @@ void check_writable(const at::Tensor& t, const char* who) {
 }
 
 void check_local(const at::Tensor& local, const Spec& spec, const char* who) {
-  if (lies_as(local, spec)) return;
+  if (is_piece_of(local, spec)) return;
   const std::string text = fmt::format(
       "{}: internal error: the local tensor is {} [{}], but {} needs [{}] here; please report it with this text", who,
       c10::toString(local.scalar_type()), fmt::join(local.sizes(), ", "), to_string(spec),

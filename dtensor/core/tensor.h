@@ -9,8 +9,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorImpl.h>
 
+#include "tessera/dtensor/core/async_pieces.h"
 #include "tessera/dtensor/core/contract.h"
-#include "tessera/dtensor/core/pending_pieces.h"
 #include "tessera/dtensor/core/spec.h"
 #include "tessera/mesh/core/in_memory.h"
 
@@ -45,20 +45,20 @@ struct Meta final : c10::BackendMeta {
       : spec(std::move(tensor_spec)), local_(with_memory(std::move(local_tensor))) {
     count_own_writes();
   }
-  // Fills a Meta that clear() has emptied and whose piece was never pending, as the constructor does.
+  // Fills a Meta that clear() has emptied and that has no AsyncPieces, as the constructor does.
   void fill(at::Tensor local_tensor, SpecPtr tensor_spec) {
     local_ = with_memory(std::move(local_tensor));
     spec = std::move(tensor_spec);
     count_own_writes();
   }
   void clear();
-  // Says whether the piece was pending when this was made; such a Meta is never kept for another tensor.
-  bool was_pending() const { return pending_ != nullptr; }
-  // Holds a piece that is still pending: item `item` of `pending`.
-  Meta(std::shared_ptr<PendingPieces> pending, std::size_t item, SpecPtr tensor_spec)
-      : spec(std::move(tensor_spec)), pending_(std::move(pending)), item_(item), awaited_(true) {
+  // Says whether AsyncPieces deliver the piece; such a Meta is never kept for another tensor.
+  bool is_async() const { return async_pieces_ != nullptr; }
+  // Holds a piece that `pieces` will deliver as item `item`.
+  Meta(std::shared_ptr<AsyncPieces> pieces, std::size_t item, SpecPtr tensor_spec)
+      : spec(std::move(tensor_spec)), async_pieces_(std::move(pieces)), item_(item), undelivered_(true) {
     if (c10::InferenceMode::is_enabled())
-      own_writes_ = c10::VariableVersion(0);  // the pending piece is an inference tensor too
+      own_writes_ = c10::VariableVersion(0);  // the delivered piece will be an inference tensor too
   }
   // detach() and other aliases share the local tensor.
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
@@ -68,7 +68,7 @@ struct Meta final : c10::BackendMeta {
   // Returns the local tensor, which never requires grad. The first reader of an asynchronous redistribution's result
   // waits here, on any thread.
   const at::Tensor& local() const {
-    if (awaited_.load(std::memory_order_acquire)) pending_->deliver(item_, local_, awaited_);
+    if (undelivered_.load(std::memory_order_acquire)) async_pieces_->deliver(item_, local_, undelivered_);
     return local_;
   }
 
@@ -105,9 +105,9 @@ struct Meta final : c10::BackendMeta {
 
   mutable at::Tensor local_;
   c10::VariableVersion own_writes_;  // enabled only where the piece is an inference tensor
-  const std::shared_ptr<PendingPieces> pending_;
+  const std::shared_ptr<AsyncPieces> async_pieces_;
   const std::size_t item_ = 0;
-  mutable std::atomic<bool> awaited_{false};
+  mutable std::atomic<bool> undelivered_{false};
 };
 
 inline bool is_dtensor_impl(const c10::TensorImpl* impl) {
@@ -127,8 +127,8 @@ void check_writable(const at::Tensor& t, const char* who);
 // InferenceMode it is an inference tensor, unless `normal_in_inference`: views of a normal tensor are normal there.
 at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference = false);
 
-// Returns a DTensor of `spec` over the pending piece that is item `item` of `pending`.
-at::Tensor wrap(std::shared_ptr<PendingPieces> pending, std::size_t item, SpecPtr spec);
+// Returns a DTensor of `spec` over the piece that `pieces` will deliver as item `item`.
+at::Tensor wrap(std::shared_ptr<AsyncPieces> pieces, std::size_t item, SpecPtr spec);
 
 // Makes a plain tensor a DTensor, so that every handle to it is a DTensor at once. Keeps requires_grad and frees the
 // plain storage. The caller converts .grad.
@@ -137,7 +137,7 @@ void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec);
 void convert_in_place(const at::Tensor& dtensor, const at::Tensor& like);
 
 // Says whether `local` has the sizes and dtype that `spec` gives this rank's piece.
-inline bool lies_as(const at::Tensor& local, const Spec& spec) {
+inline bool is_piece_of(const at::Tensor& local, const Spec& spec) {
   const c10::IntArrayRef sizes = local.sizes();
   if (sizes.size() != spec.local_sizes.size() || local.scalar_type() != spec.dtype) return false;
   for (std::size_t i = 0; i < sizes.size(); ++i) {

@@ -153,7 +153,7 @@ bool Wrapper::clear() {
   set_autograd_meta(nullptr);
   if (own_.meta) {
     extra_meta_->backend_meta_ = std::move(own_.meta);
-  } else if (!extra_meta_->backend_meta_.is_uniquely_owned() || meta()->was_pending()) {
+  } else if (!extra_meta_->backend_meta_.is_uniquely_owned() || meta()->is_async()) {
     extra_meta_->backend_meta_.reset();
   } else {
     meta()->clear();
@@ -173,10 +173,10 @@ void Wrapper::reuse(const Spec& spec, const c10::Device& device) {
   data_type_ = c10::scalarTypeToTypeMeta(spec.dtype);
   device_opt_ = device;
   allow_tensor_metadata_change_ = true;
-  if (!lies_as(spec)) set_sizes_and_strides(spec.sizes, spec.strides);
+  if (!has_sizes_and_strides_of(spec)) set_sizes_and_strides(spec.sizes, spec.strides);
 }
 
-bool Wrapper::lies_as(const Spec& spec) const {
+bool Wrapper::has_sizes_and_strides_of(const Spec& spec) const {
   const std::size_t dims = spec.sizes.size();
   if (sizes_and_strides_.size() != dims) return false;
   const int64_t* const sizes = sizes_and_strides_.sizes_data();
@@ -262,13 +262,13 @@ struct Access : c10::TensorImpl {
 
 }  // namespace
 
-at::Tensor wrap(std::shared_ptr<PendingPieces> pending, std::size_t item, SpecPtr spec) {
+at::Tensor wrap(std::shared_ptr<AsyncPieces> pieces, std::size_t item, SpecPtr spec) {
   const c10::Device device = spec->mesh.device();
   const Spec& of = *spec;
   auto impl = c10::make_intrusive<c10::TensorImpl>(keys_on(device), c10::scalarTypeToTypeMeta(of.dtype), device);
   impl->set_sizes_and_strides(of.sizes, of.strides);
   impl->set_storage_access_should_throw();
-  Access::set_extra(*impl, extra_of(c10::make_intrusive<Meta>(std::move(pending), item, std::move(spec))));
+  Access::set_extra(*impl, extra_of(c10::make_intrusive<Meta>(std::move(pieces), item, std::move(spec))));
   return at::Tensor(std::move(impl));
 }
 

@@ -54,7 +54,7 @@ class Wrapper final : public c10::TensorImpl {
   // Prepares the wrapper for reuse. Returns false if something has changed that reuse() does not set.
   bool clear();
   void reuse(const Spec& spec, const c10::Device& device);
-  bool lies_as(const Spec& spec) const;
+  bool has_sizes_and_strides_of(const Spec& spec) const;
   Meta* meta() const;
   // Equals is_inference() for a wrapper, without asking for autograd's keys too.
   bool is_inference_tensor() const { return !key_set_.has(c10::DispatchKey::ADInplaceOrView); }

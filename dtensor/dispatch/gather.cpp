@@ -106,7 +106,7 @@ Tile united(const Spec& spec, const MergedDims& over, const std::vector<int64_t>
 
 // Returns placements without the cuts over `mesh_dims`, derived from what each coordinate holds. A partition that these
 // mesh dimensions share with others has a part per combined coordinate, so it cannot be dropped on some of them.
-Placements taken_apart(const Spec& spec, Placements placements, const std::vector<int64_t>& mesh_dims) {
+Placements derive_without_cuts(const Spec& spec, Placements placements, const std::vector<int64_t>& mesh_dims) {
   const std::vector<int64_t>& mesh_shape = spec.mesh.mesh().shape();
   std::vector<int64_t> cut, cut_shape;
   for (std::size_t i = 0; i < placements.size(); ++i) {
@@ -129,9 +129,9 @@ Placements taken_apart(const Spec& spec, Placements placements, const std::vecto
   return placements;
 }
 
-// Returns what taken_apart returns. It keeps at most kMost results, by Spec::id, since taken_apart looks at the parts
-// of all coordinates.
-Placements known_apart(const Spec& spec, const Placements& placements, const std::vector<int64_t>& mesh_dims) {
+// Returns what derive_without_cuts returns. It keeps at most kMost results, by Spec::id, since derive_without_cuts
+// looks at the parts of all coordinates.
+Placements cached_without_cuts(const Spec& spec, const Placements& placements, const std::vector<int64_t>& mesh_dims) {
   constexpr std::size_t kMost = 1024;
   static std::mutex mutex;
   static auto* const known = new std::map<std::pair<uint64_t, std::vector<int64_t>>, Placements>();
@@ -140,7 +140,7 @@ Placements known_apart(const Spec& spec, const Placements& placements, const std
     const std::lock_guard lock(mutex);
     if (const auto found = known->find(key); found != known->end()) return found->second;
   }
-  Placements out = taken_apart(spec, placements, mesh_dims);
+  Placements out = derive_without_cuts(spec, placements, mesh_dims);
   const std::lock_guard lock(mutex);
   if (known->size() >= kMost) known->clear();
   known->emplace(key, out);
@@ -155,7 +155,7 @@ Placements without_cuts(const Spec& spec, const std::vector<int64_t>& mesh_dims)
              return spec.placements[static_cast<std::size_t>(mesh_dim)].is_shard(p.tensor_dim());
            });
   });
-  return together ? known_apart(spec, placements, mesh_dims) : placements;
+  return together ? cached_without_cuts(spec, placements, mesh_dims) : placements;
 }
 
 SpecPtr whole_spec(const Call& call, const detail::Meta& meta) {

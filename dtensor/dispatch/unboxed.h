@@ -189,8 +189,8 @@ using Locals = std::tuple<Local<std::remove_reference_t<Args>>...>;
 
 // ---- Before and after the operator
 
-// Waits for pieces that are still pending, one argument after the other as OpDispatcher does, so that all ranks wait in
-// the same order.
+// Waits for pieces that are not delivered yet, one argument after the other as OpDispatcher does, so that all ranks
+// wait in the same order.
 inline void make_ready(const at::Tensor& t) {
   if (!t.defined()) return;
   if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr) detail::watch_gradient(t);
@@ -220,7 +220,7 @@ inline at::Tensor wrapped(at::Tensor local, const Decision& decision, std::size_
                           const at::Tensor* viewed = nullptr) {
   const SpecPtr& spec = decision.outputs.at(output);
   if (!local.defined() || spec == nullptr) return {};
-  if (!detail::lies_as(local, *spec)) detail::check_local(local, *spec, traits.name.c_str());
+  if (!detail::is_piece_of(local, *spec)) detail::check_local(local, *spec, traits.name.c_str());
   if (viewed != nullptr) return detail::wrap_view(std::move(local), spec, *viewed);
   return detail::wrap(decision.make_dense ? as_dense(local, *spec) : std::move(local), spec);
 }

@@ -41,7 +41,8 @@ using Run = c10::function_ref<void(int64_t global, int64_t local, int64_t count)
 
 // Visits the stretches in the dimensions from `dim` on. The dimensions behind `last` are whole, and make `inner`
 // numbers per index of `last`. `prefix` is the row-major index in the dimensions before `dim`.
-void walk(const Spec& spec, std::size_t dim, std::size_t last, int64_t inner, int64_t prefix, int64_t& local, Run run) {
+void visit_stretches(const Spec& spec, std::size_t dim, std::size_t last, int64_t inner, int64_t prefix, int64_t& local,
+                     Run run) {
   for (const Interval& part : spec.tile[dim]) {
     const int64_t first = prefix * spec.sizes[dim] + part.begin;
     if (dim == last) {
@@ -49,7 +50,7 @@ void walk(const Spec& spec, std::size_t dim, std::size_t last, int64_t inner, in
       local += part.size() * inner;
       continue;
     }
-    for (int64_t i = 0; i < part.size(); ++i) walk(spec, dim + 1, last, inner, first + i, local, run);
+    for (int64_t i = 0; i < part.size(); ++i) visit_stretches(spec, dim + 1, last, inner, first + i, local, run);
   }
 }
 
@@ -61,7 +62,7 @@ void each_stretch(const Spec& spec, int64_t width, Run run) {
   if (cut == 0) {
     run(0, 0, inner);
   } else {
-    walk(spec, 0, cut - 1, inner, 0, local, run);
+    visit_stretches(spec, 0, cut - 1, inner, 0, local, run);
   }
 }
 

@@ -19,7 +19,7 @@ class LocalStep {
   explicit LocalStep(const StepOnRank& at);
 
   // Says whether a reduction reads values that only some ranks hold, so that it may throw on these ranks alone.
-  bool looks_at_own_values() const { return !embedded_.empty() || !formed_.empty() || pending_ != nullptr; }
+  bool may_throw_here_alone() const { return !embedded_.empty() || !formed_.empty() || pending_ != nullptr; }
   // Runs the step on a piece of any strides; the result may be a view of it.
   at::Tensor run(const at::Tensor& piece) const;
 

@@ -137,12 +137,12 @@ Route::Route(const Spec& from, Plan plan)
   for (const PlanStep& step : plan_.steps()) steps_.push_back(make_step(StepOnRank(step, plan_, from.mesh)));
 }
 
-at::Tensor Route::walk(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const {
+at::Tensor Route::run_local_steps(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const {
   if (!member_) return at::empty({0}, piece.options());
   for (; step < steps_.size(); ++step) {
     const auto* const local = std::get_if<LocalStep>(&steps_[step]);
     if (local == nullptr) break;
-    if (local->looks_at_own_values()) {
+    if (local->may_throw_here_alone()) {
       mesh.world().guard("redistribute", [&] { piece = local->run(piece); });
     } else {
       piece = local->run(piece);

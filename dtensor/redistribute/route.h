@@ -27,8 +27,8 @@ class Route {
 
   // Executes the steps from `step` on up to the next one that communicates, and advances `step` to that one. `mesh` is
   // the one that the route was made for; the piece may have any strides. Outside the mesh it returns an empty tensor.
-  at::Tensor walk(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const;
-  // Returns the transfer of `step`, to which walk() has advanced; nullptr at the end.
+  at::Tensor run_local_steps(const DeviceMesh& mesh, std::size_t& step, at::Tensor piece) const;
+  // Returns the transfer of `step`, to which run_local_steps() has advanced; nullptr at the end.
   const Transfer* transfer(std::size_t step) const;
 
  private:

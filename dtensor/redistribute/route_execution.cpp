@@ -35,7 +35,7 @@ void RouteExecution::begin_round() {
   c10::SmallVector<Joined, 1> round;
   for (std::size_t i = 0; i < progress_.size(); ++i) {
     Progress& at = progress_[i];
-    at.piece = at.route->walk(*mesh_, at.step, std::move(at.piece));
+    at.piece = at.route->run_local_steps(*mesh_, at.step, std::move(at.piece));
     const Transfer* const transfer = at.route->transfer(at.step);
     if (transfer == nullptr) continue;
     at::Tensor input = transfer->input_of(at.piece);
@@ -84,7 +84,7 @@ at::Tensor run_route(const Route& route, const DeviceMesh& mesh, const at::Tenso
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (!route.communicates()) {
     std::size_t step = 0;
-    return route.walk(mesh, step, local);
+    return route.run_local_steps(mesh, step, local);
   }
   const World::Exclusive exclusive(mesh.world());
   RouteExecution execution(mesh, {{.route = &route, .piece = local}});

@@ -72,29 +72,29 @@ Transfer::Transfer(const Exchange& exchange, std::size_t me)
 }
 
 void Transfer::count() {
-  give_counts_ = counts_of(gives_);
-  take_counts_ = counts_of(takes_);
-  give_sum_ = sum_of(give_counts_);
-  gives_in_sequence_ = in_sequence(gives_);
-  takes_in_sequence_ = !stays_ && in_sequence(takes_);
+  send_counts_ = counts_of(sends_);
+  receive_counts_ = counts_of(receives_);
+  send_sum_ = sum_of(send_counts_);
+  sends_in_sequence_ = in_sequence(sends_);
+  receives_in_sequence_ = !kept_ && in_sequence(receives_);
 }
 
 void Transfer::gather(const StepOnRank& at) {
   const Tile target = at.target();
-  gives_.push_back(whole(at.source()));
-  for (int64_t i = 0; i < at.group.size(); ++i) takes_.push_back(Region::within(target, at.source_of(i)));
+  sends_.push_back(whole(at.source()));
+  for (int64_t i = 0; i < at.group.size(); ++i) receives_.push_back(Region::within(target, at.source_of(i)));
 }
 
 // A part that this rank keeps goes through the collective if the regions sent, or those received, are then adjacent in
 // memory and need no packing; else it is copied locally.
 void Transfer::exchange(const Exchange& exchange, std::size_t me) {
   for (std::size_t i = 0; i < exchange.sends.size(); ++i) {
-    gives_.push_back(Region::within(exchange.source, i == me ? exchange.receives[i] : exchange.sends[i]));
-    takes_.push_back(Region::within(exchange.target, exchange.receives[i]));
+    sends_.push_back(Region::within(exchange.source, i == me ? exchange.receives[i] : exchange.sends[i]));
+    receives_.push_back(Region::within(exchange.target, exchange.receives[i]));
   }
-  if (in_sequence(gives_) || in_sequence(takes_)) return;
-  stays_ = std::pair(gives_[me], takes_[me]);
-  gives_[me] = takes_[me] = Region(Tile(sizes_.size()), Counts(sizes_.size(), 0));
+  if (in_sequence(sends_) || in_sequence(receives_)) return;
+  kept_ = std::pair(sends_[me], receives_[me]);
+  sends_[me] = receives_[me] = Region(Tile(sizes_.size()), Counts(sizes_.size(), 0));
 }
 
 void Transfer::reduce_all(const StepOnRank& at) {
@@ -112,15 +112,15 @@ void Transfer::reduce_all(const StepOnRank& at) {
   }
   Tile comes;
   for (const int64_t size : sizes_) comes.push_back(one_interval(0, size));
-  gives_.push_back(whole(comes));
-  takes_.push_back(whole(comes));
+  sends_.push_back(whole(comes));
+  receives_.push_back(whole(comes));
 }
 
 void Transfer::reduce_parts(const StepOnRank& at) {
   add_reductions(at);
   const Tile source = at.source();
-  for (int64_t i = 0; i < at.group.size(); ++i) gives_.push_back(Region::within(source, at.target_of(i)));
-  takes_.push_back(whole(at.target()));
+  for (int64_t i = 0; i < at.group.size(); ++i) sends_.push_back(Region::within(source, at.target_of(i)));
+  receives_.push_back(whole(at.target()));
 }
 
 void Transfer::add_reductions(const StepOnRank& at) {
@@ -149,14 +149,14 @@ at::Tensor Transfer::input_of(const at::Tensor& piece) const {
 }
 
 at::Tensor Transfer::packed(const at::Tensor& input) const {
-  return gives_in_sequence_ ? as_sizes(input, give_sum_) : pack_all(gives_, input);
+  return sends_in_sequence_ ? as_sizes(input, send_sum_) : pack_all(sends_, input);
 }
 
 at::Tensor Transfer::unpacked(at::Tensor received, const at::Tensor& input) const {
-  if (takes_in_sequence_) return completed(as_sizes(std::move(received), sizes_), input);
+  if (receives_in_sequence_) return completed(as_sizes(std::move(received), sizes_), input);
   at::Tensor out = empty_result(received.options());
   int64_t offset = 0;
-  for (const Region& region : takes_) {
+  for (const Region& region : receives_) {
     region.unpack(received, offset, out);
     offset += region.numel();
   }
@@ -166,7 +166,7 @@ at::Tensor Transfer::unpacked(at::Tensor received, const at::Tensor& input) cons
 at::Tensor Transfer::empty_result(const at::TensorOptions& options) const { return reused_empty(sizes_, options); }
 
 at::Tensor Transfer::completed(at::Tensor value, const at::Tensor& input) const {
-  if (stays_) stays_->first.copy(input, stays_->second, value);
+  if (kept_) kept_->first.copy(input, kept_->second, value);
   if (own_) {  // a copy, so that the other ranks' parts are freed
     value = reused_copy(value.narrow(0, own_->first, c10::multiply_integers(own_->second)).view(own_->second));
   }

@@ -27,23 +27,23 @@ class Transfer {
   ReduceOp op() const { return reductions_[0].first->op(); }
   bool reduces() const { return !reductions_.empty(); }
 
-  // Returns the tensor that gives() refers to: the row-major piece, or the piece as terms of the reduction.
+  // Returns the tensor that sends() refers to: the row-major piece, or the piece as terms of the reduction.
   at::Tensor input_of(const at::Tensor& piece) const;
-  // gives() are the regions of the input that are sent, takes() those of the result that are received: one per rank of
-  // the group, or a single one where all ranks get or send the same.
-  const std::vector<Region>& gives() const { return gives_; }
-  const std::vector<Region>& takes() const { return takes_; }
+  // sends() are the regions of the input that are sent, receives() those of the result that are received: one per rank
+  // of the group, or a single one where all ranks get or send the same.
+  const std::vector<Region>& sends() const { return sends_; }
+  const std::vector<Region>& receives() const { return receives_; }
 
   // Says whether unpacked() and completed() need the tensor that input_of() returned.
-  bool keeps_input() const { return stays_.has_value(); }
+  bool keeps_input() const { return kept_.has_value(); }
 
   // For a transfer with a collective of its own: packed() returns what is sent, as one flat tensor that shares the
-  // memory of `input` unless packs(); give_counts() has the elements for each receiver, take_counts() those from each
-  // sender; unpacked() makes the result of what was received.
-  bool packs() const { return !gives_in_sequence_; }
+  // memory of `input` unless packs(); send_counts() has the elements for each receiver, receive_counts() those from
+  // each sender; unpacked() makes the result of what was received.
+  bool packs() const { return !sends_in_sequence_; }
   at::Tensor packed(const at::Tensor& input) const;
-  const std::vector<int64_t>& give_counts() const { return give_counts_; }
-  const std::vector<int64_t>& take_counts() const { return take_counts_; }
+  const std::vector<int64_t>& send_counts() const { return send_counts_; }
+  const std::vector<int64_t>& receive_counts() const { return receive_counts_; }
   at::Tensor unpacked(at::Tensor received, const at::Tensor& input) const;
 
   // For transfers that share a collective: empty_result() makes the tensor that received regions are stored in, and
@@ -64,15 +64,15 @@ class Transfer {
   // Lists the parts of the piece that all ranks of the group reduce, one after the other; empty if that is the whole
   // piece.
   std::vector<Region> needed_;
-  std::vector<Region> gives_;
-  std::vector<Region> takes_;
+  std::vector<Region> sends_;
+  std::vector<Region> receives_;
   // Holds the part that this rank keeps, as a region of the input and one of the result, if it is copied locally.
-  std::optional<std::pair<Region, Region>> stays_;
-  std::vector<int64_t> give_counts_;
-  std::vector<int64_t> take_counts_;
-  int64_t give_sum_ = 0;
-  bool gives_in_sequence_ = false;  // they are adjacent in memory, so nothing is packed
-  bool takes_in_sequence_ = false;
+  std::optional<std::pair<Region, Region>> kept_;
+  std::vector<int64_t> send_counts_;
+  std::vector<int64_t> receive_counts_;
+  int64_t send_sum_ = 0;
+  bool sends_in_sequence_ = false;  // they are adjacent in memory, so nothing is packed
+  bool receives_in_sequence_ = false;
   std::vector<int64_t> sizes_;  // of the received tensor
   // Holds offset and sizes of the part of the received tensor that this rank keeps, if it is not all.
   std::optional<std::pair<int64_t, std::vector<int64_t>>> own_;

@@ -23,15 +23,15 @@ constexpr int64_t kAlignment = 16;
 
 // Starts the collective of a redistribution's step; no other function does. `transfer` says by which operation it
 // reduces; with `owned`, it may reduce `data` in place.
-PendingCollective start_collective(Kind kind, const at::Tensor& data, const std::vector<int64_t>& give,
-                                   const std::vector<int64_t>& take, const DeviceMesh& over, const Transfer& transfer,
-                                   bool owned) {
+PendingCollective start_collective(Kind kind, const at::Tensor& data, const std::vector<int64_t>& send_counts,
+                                   const std::vector<int64_t>& receive_counts, const DeviceMesh& over,
+                                   const Transfer& transfer, bool owned) {
   switch (kind) {
-    case Kind::kAllGather: return start_all_gather(data, take, over, 0);
-    case Kind::kAllToAll: return start_all_to_all(data, give, take, over, 0);
-    case Kind::kPermute: return start_permute(data, give, take, over, 0);
+    case Kind::kAllGather: return start_all_gather(data, receive_counts, over, 0);
+    case Kind::kAllToAll: return start_all_to_all(data, send_counts, receive_counts, over, 0);
+    case Kind::kPermute: return start_permute(data, send_counts, receive_counts, over, 0);
     case Kind::kAllReduce: return start_all_reduce(data, over, 0, transfer.op(), owned);
-    case Kind::kReduceScatter: return start_reduce_scatter(data, give, over, 0, transfer.op());
+    case Kind::kReduceScatter: return start_reduce_scatter(data, send_counts, over, 0, transfer.op());
     case Kind::kLocal: break;
   }
   throw std::logic_error("a local step has no collective");
@@ -59,11 +59,12 @@ PendingCollective TransferBatch::start(const DeviceMesh& mesh) {
   const Transfer& transfer = *first.transfer;
   const DeviceMesh over = mesh.merged(transfer.mesh_dims());
   if (entries_.size() == 1) {
-    return start_collective(transfer.kind(), transfer.packed(first.tensor), transfer.give_counts(),
-                            transfer.take_counts(), over, transfer, first.owned || transfer.packs());
+    return start_collective(transfer.kind(), transfer.packed(first.tensor), transfer.send_counts(),
+                            transfer.receive_counts(), over, transfer, first.owned || transfer.packs());
   }
   const Message message = joined_message();
-  return start_collective(collective_of(transfer), message.data, message.give, message.take, over, transfer, true);
+  return start_collective(collective_of(transfer), message.data, message.send_counts, message.receive_counts, over,
+                          transfer, true);
 }
 
 c10::SmallVector<at::Tensor, 1> TransferBatch::wait() {
@@ -101,12 +102,12 @@ at::Tensor TransferBatch::part(const at::Tensor& data, const Slot& slot) const {
 TransferBatch::Message TransferBatch::joined_message() {
   for (const Entry& entry : entries_) options_.push_back(entry.tensor.options());
   Message message;
-  const std::vector<Slot> gives = slots_of(&Transfer::gives, message.give);
-  takes_ = slots_of(&Transfer::takes, message.take);
+  const std::vector<Slot> sends = slots_of(&Transfer::sends, message.send_counts);
+  receives_ = slots_of(&Transfer::receives, message.receive_counts);
   const bool reduces = entries_[0].transfer->reduces();
-  const int64_t size = std::accumulate(message.give.begin(), message.give.end(), int64_t{0});
+  const int64_t size = std::accumulate(message.send_counts.begin(), message.send_counts.end(), int64_t{0});
   message.data = reused_empty({size}, reduces ? options_[0] : options_[0].dtype(at::kByte));
-  for (const Slot& slot : gives) {
+  for (const Slot& slot : sends) {
     if (slot.region->numel() > 0) slot.region->pack(entries_[slot.entry].tensor, part(message.data, slot), 0);
   }
   return message;
@@ -115,7 +116,7 @@ TransferBatch::Message TransferBatch::joined_message() {
 c10::SmallVector<at::Tensor, 1> TransferBatch::unpacked(const at::Tensor& received) const {
   c10::SmallVector<at::Tensor, 1> out;
   for (std::size_t i = 0; i < entries_.size(); ++i) out.push_back(entries_[i].transfer->empty_result(options_[i]));
-  for (const Slot& slot : takes_) {
+  for (const Slot& slot : receives_) {
     if (slot.region->numel() > 0) slot.region->unpack(part(received, slot), 0, out[slot.entry]);
   }
   for (std::size_t i = 0; i < entries_.size(); ++i)

@@ -33,8 +33,8 @@ class TransferBatch {
   // Holds the tensor that one collective sends, and the elements for each receiver and from each sender.
   struct Message {
     at::Tensor data;
-    std::vector<int64_t> give;
-    std::vector<int64_t> take;
+    std::vector<int64_t> send_counts;
+    std::vector<int64_t> receive_counts;
   };
   // Gives the offset of an entry's region in the tensor that is sent or received, in elements of that tensor.
   struct Slot {
@@ -51,7 +51,7 @@ class TransferBatch {
 
   Entries entries_;
   std::vector<at::TensorOptions> options_;  // [entry]; empty for one entry alone
-  std::vector<Slot> takes_;                 // where the received regions are; empty for one entry alone
+  std::vector<Slot> receives_;              // where the received regions are; empty for one entry alone
   std::optional<PendingCollective> pending_;
 };
 

@@ -132,7 +132,7 @@ Rendezvous::EventPtr Rendezvous::post(const Address& address, Half half, Buffer 
   {
     const std::lock_guard lock(mutex_);
     Box& box = boxes_[address];
-    auto& waiting = half == Half::kSend ? box.awaited : box.sent;
+    auto& waiting = half == Half::kSend ? box.expected : box.sent;
     const int peer = half == Half::kSend ? std::get<1>(address) : std::get<0>(address);
     if (closed_) {
       finish(*message, closed);
@@ -143,21 +143,21 @@ Rendezvous::EventPtr Rendezvous::post(const Address& address, Half half, Buffer 
     } else if (left_[static_cast<std::size_t>(peer)]) {
       finish(*message, has_left({job_rank(peer)}));
     } else {
-      (half == Half::kSend ? box.sent : box.awaited).push_back(message);
+      (half == Half::kSend ? box.sent : box.expected).push_back(message);
     }
   }
   if (other) half == Half::kSend ? deliver(*message, *other) : deliver(*other, *message);
   return message;
 }
 
-void Rendezvous::deliver(Message& sent, Message& awaited) {
-  const std::string difference = misfit(sent.buffer, awaited.buffer);
+void Rendezvous::deliver(Message& sent, Message& expected) {
+  const std::string difference = misfit(sent.buffer, expected.buffer);
   const auto [from, to, tag] = sent.address;
-  const Raise raise = difference.empty() ? error_of([&] { copy_buffer(sent.buffer, awaited.buffer); })
+  const Raise raise = difference.empty() ? error_of([&] { copy_buffer(sent.buffer, expected.buffer); })
                                          : mismatched(fmt::format("rank {} sends rank {} with tag {} {}",
                                                                   job_rank(from), job_rank(to), tag, difference));
   const std::lock_guard lock(mutex_);
-  for (Message* message : {&sent, &awaited}) {
+  for (Message* message : {&sent, &expected}) {
     message->buffer = {};
     finish(*message, raise);
   }
@@ -193,7 +193,7 @@ void Rendezvous::give_up(Event& event, std::chrono::milliseconds after) {
   }
   auto& message = dynamic_cast<Message&>(event);
   Box& box = boxes_[message.address];
-  for (auto* queue : {&box.sent, &box.awaited}) {
+  for (auto* queue : {&box.sent, &box.expected}) {
     std::erase_if(*queue, [&](const auto& held) { return held.get() == &message; });
   }
   const auto [from, to, tag] = message.address;
@@ -208,7 +208,7 @@ void Rendezvous::close() {
   closed_ = true;
   for (const auto& round : rounds_) finish(*round, closed);
   for (const auto& [address, box] : boxes_) {
-    for (const auto* queue : {&box.sent, &box.awaited}) {
+    for (const auto* queue : {&box.sent, &box.expected}) {
       for (const auto& message : *queue) finish(*message, closed);
     }
   }
@@ -225,7 +225,7 @@ void Rendezvous::leave(int rank) {
       for (const auto& message : std::exchange(box.sent, {})) finish(*message, has_left({job_rank(rank)}));
     }
     if (from == rank) {
-      for (const auto& message : std::exchange(box.awaited, {})) finish(*message, has_left({job_rank(rank)}));
+      for (const auto& message : std::exchange(box.expected, {})) finish(*message, has_left({job_rank(rank)}));
     }
   }
 }

@@ -57,14 +57,14 @@ class Rendezvous {
   struct Message;
   struct Box {  // at most one of the two is not empty
     std::deque<std::shared_ptr<Message>> sent;
-    std::deque<std::shared_ptr<Message>> awaited;
+    std::deque<std::shared_ptr<Message>> expected;
   };
   enum class Half { kSend, kReceive };
   using Address = std::tuple<int, int, int>;  // from, to, tag
 
   EventPtr post(const Address& address, Half half, Buffer buffer);
   void run(Round& round);
-  void deliver(Message& sent, Message& awaited);
+  void deliver(Message& sent, Message& expected);
   void give_up(Event& event, std::chrono::milliseconds after);
   void end_if_left(Round& round);
   // Call it with the mutex held. `raise` throws the error that wait() shall throw; nullptr means success.

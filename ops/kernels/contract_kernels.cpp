@@ -122,13 +122,13 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
 struct Activation {
   at::Tensor tensor;
   Placements desired;
-  std::shared_ptr<const int> uses;  // how many contracts have used it; see watch_terms
+  std::shared_ptr<const int> uses;  // how many contracts have used it; see add_reduction_hook
 };
 
 Activation activation_of(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,
                          std::string_view op) {
   Activation out{.tensor = is_dtensor(x) ? x : from_piece(x, contract, parameter, op), .desired = {}, .uses = {}};
-  out.uses = detail::watch_terms(out.tensor);
+  out.uses = detail::add_reduction_hook(out.tensor);
   const Spec& spec = spec_of(out.tensor);
   if (!(spec.mesh == mesh_of(parameter))) {
     throw std::invalid_argument(fmt::format("{} with {}: the activation is {}, the parameter {}; put both on one mesh",

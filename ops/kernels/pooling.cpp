@@ -43,7 +43,7 @@ at::Scalar lowest(at::ScalarType type) {
 
 // ---- maxima; an index counts all elements row-major
 
-// Converts an index that counts rows from `span` in each dimension to one that counts all rows of `window.wide`.
+// Converts an index that counts rows from `span` in each dimension to one that counts all rows of `window.wide_size`.
 at::Tensor global_indices(at::Tensor indices, const Rows& rows) {
   at::Tensor out = at::zeros(indices.sizes(), indices.options());
   int64_t step = 1;
@@ -54,7 +54,7 @@ at::Tensor global_indices(at::Tensor indices, const Rows& rows) {
     const int64_t d = r->window.dilation;
     place = at::where(place < 0, place.remainder(d), place);
     out += place * step;
-    step *= r->window.wide;
+    step *= r->window.wide_size;
   }
   return out;
 }
@@ -76,8 +76,8 @@ void max_pool_backward(const LocalCall& call, Stack& stack, const Rows& rows) {
   at::Tensor here = at::ones(indices.sizes(), indices.options().dtype(at::kBool));
   int64_t step = 1;
   for (auto r = rows.rbegin(); r != rows.rend(); ++r) {
-    const at::Tensor row = indices.remainder(r->window.wide);
-    indices = indices.div(r->window.wide, "floor");
+    const at::Tensor row = indices.remainder(r->window.wide_size);
+    indices = indices.div(r->window.wide_size, "floor");
     here = here.logical_and(row >= r->wide.begin).logical_and(row < r->wide.end);
     place += (row - r->wide.begin) * step;
     step *= r->wide.size();
@@ -100,7 +100,7 @@ at::Tensor counts(const WindowRows& r, bool with_padding, int64_t ndim) {
   std::vector<int64_t> out;
   for (int64_t o = r.narrow.begin; o < r.narrow.end; ++o) {
     const int64_t begin = o * w.stride - w.padding;
-    const int64_t end = std::min(begin + w.kernel, w.wide + (with_padding ? w.padding : 0));
+    const int64_t end = std::min(begin + w.kernel, w.wide_size + (with_padding ? w.padding : 0));
     out.push_back(std::max<int64_t>(end - (with_padding ? begin : std::max<int64_t>(begin, 0)), 1));
   }
   std::vector<int64_t> shape(static_cast<std::size_t>(ndim), 1);

@@ -23,7 +23,7 @@ struct BackwardState {
   bool moves = false;
 
   // Returns the placements to which the input's gradient, which lies as `term`, is redistributed. If others have used
-  // x, the gradient stays as it is and waits for theirs; see watch_terms.
+  // x, the gradient stays as it is and waits for theirs; see add_reduction_hook.
   Placements goal(const at::Tensor& term) const {
     Placements out = placements_of(term);
     if (how.uses == nullptr || *how.uses != 1) return out;

@@ -57,8 +57,8 @@ Halos halos_of(const OpCall& call, const Convolution& conv, const Sizes& result)
   Halos out;
   for (std::size_t d = 2; d < conv.input.size(); ++d) {
     out.dims.push_back(static_cast<int64_t>(d));
-    out.windows.push_back({.wide = conv.transposed ? result[d] : conv.input[d],
-                           .narrow = conv.transposed ? conv.input[d] : result[d],
+    out.windows.push_back({.wide_size = conv.transposed ? result[d] : conv.input[d],
+                           .narrow_size = conv.transposed ? conv.input[d] : result[d],
                            .kernel = conv.weight[d],
                            .stride = at_dim(call.arg("stride"), d - 2),
                            .padding = at_dim(call.arg("padding"), d - 2),

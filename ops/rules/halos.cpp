@@ -21,14 +21,14 @@ bool is_whole(const Intervals& rows, int64_t size) { return count(rows) == size;
 int64_t middle(const Window& w, bool given_wide, int64_t o) {
   const int64_t reach = w.dilation * (w.kernel - 1) / 2;
   const int64_t place = given_wide ? o * w.stride - w.padding + reach : floor_div(o + w.padding - reach, w.stride);
-  return std::clamp<int64_t>(place, 0, (given_wide ? w.wide : w.narrow) - 1);
+  return std::clamp<int64_t>(place, 0, (given_wide ? w.wide_size : w.narrow_size) - 1);
 }
 
 // Returns the partition of the result that follows from the input's partition; nullptr if that does not consist of
 // ranges in order.
 PartitionPtr followed(const Window& w, bool given_wide, const Partition& given) {
   const int64_t parts = *given.parts();
-  const int64_t size = given_wide ? w.wide : w.narrow;
+  const int64_t size = given_wide ? w.wide_size : w.narrow_size;
   std::vector<int64_t> ends;
   for (int64_t i = 0; i < parts; ++i) {
     const Intervals rows = given.part(size, parts, i);
@@ -37,7 +37,7 @@ PartitionPtr followed(const Window& w, bool given_wide, const Partition& given) 
     ends.push_back(rows.empty() ? before : rows[0].end);
   }
   std::vector<int64_t> sizes(ends.size(), 0);
-  const int64_t results = given_wide ? w.narrow : w.wide;
+  const int64_t results = given_wide ? w.narrow_size : w.wide_size;
   std::size_t part = 0;
   for (int64_t o = 0; o < results; ++o) {
     while (middle(w, given_wide, o) >= ends[part]) ++part;
@@ -70,14 +70,14 @@ Interval Window::span(const Interval& places) const {
 
 Interval Window::wide_of(const Interval& places) const {
   const Interval all = span(places);
-  return clipped(all.begin, all.end, wide);
+  return clipped(all.begin, all.end, wide_size);
 }
 
 Interval Window::narrow_of(const Interval& places) const {
   if (places.size() <= 0) return {};
   const auto first_from = [&](int64_t wide_place) { return at::ceil_div(std::max<int64_t>(wide_place, 0), stride); };
   return clipped(first_from(places.begin + padding - dilation * (kernel - 1)), first_from(places.end + padding),
-                 narrow);
+                 narrow_size);
 }
 
 Interval Halos::needed(std::size_t k, const Intervals& held, const Intervals& computed) const {
@@ -120,8 +120,8 @@ bool follow_partition(const Halos& halos, Strategy& strategy) {
   const Placement given = halos.anchor ? strategy.inputs[*halos.anchor] : strategy.inputs[halos.inputs[0]];
   if (!k || !given.partition().size()) return true;
   const Window& w = halos.windows[*k];
-  if (!given.partition().parts() || !fits(given, given_wide ? w.wide : w.narrow)) return false;
-  if (w.wide == w.narrow) return true;
+  if (!given.partition().parts() || !fits(given, given_wide ? w.wide_size : w.narrow_size)) return false;
+  if (w.wide_size == w.narrow_size) return true;
   const PartitionPtr partition = followed(w, given_wide, given.partition());
   if (partition == nullptr) return false;
   const Placement gives = Shard(given.tensor_dim(), partition).ordered(given.order());

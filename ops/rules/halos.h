@@ -16,8 +16,8 @@ namespace tessera::rules {
 // * dilation, j < kernel, of the wide side. The input of a convolution or pooling is wide and its result is narrow; for
 // a transposed convolution it is the reverse.
 struct Window {
-  int64_t wide;    // the size of the wide side
-  int64_t narrow;  // the size of the narrow side
+  int64_t wide_size;    // the size of the wide side
+  int64_t narrow_size;  // the size of the narrow side
   int64_t kernel;
   int64_t stride;
   int64_t padding;
@@ -43,8 +43,8 @@ struct Halos {
   std::optional<std::size_t> anchor;  // the input whose rows decide what a rank computes; nullopt: result 0
 
   // Returns sizes along dims[k]: of the inputs that are fetched, and of the tensor that decides what is computed.
-  int64_t fetched_size(std::size_t k) const { return wide ? windows[k].wide : windows[k].narrow; }
-  int64_t computed_size(std::size_t k) const { return wide ? windows[k].narrow : windows[k].wide; }
+  int64_t fetched_size(std::size_t k) const { return wide ? windows[k].wide_size : windows[k].narrow_size; }
+  int64_t computed_size(std::size_t k) const { return wide ? windows[k].narrow_size : windows[k].wide_size; }
   // Returns the rows that a rank with rows `held` needs to compute the rows `computed`. A rank that holds and computes
   // all rows needs all of them.
   Interval needed(std::size_t k, const Intervals& held, const Intervals& computed) const;

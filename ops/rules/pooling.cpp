@@ -21,11 +21,11 @@ int64_t at_dim(const OpCall& call, std::string_view name, std::size_t d, int64_t
   return values[std::min(d, values.size() - 1)];
 }
 
-// Returns the windows along the d-th of the last dimensions, from a size of `wide` to a size of `narrow`.
-Window window_of(const OpCall& call, std::size_t d, int64_t wide, int64_t narrow) {
+// Returns the windows along the d-th of the last dimensions, from `wide_size` to `narrow_size`.
+Window window_of(const OpCall& call, std::size_t d, int64_t wide_size, int64_t narrow_size) {
   const int64_t kernel = at_dim(call, "kernel_size", d, 1);
-  return {.wide = wide,
-          .narrow = narrow,
+  return {.wide_size = wide_size,
+          .narrow_size = narrow_size,
           .kernel = kernel,
           .stride = at_dim(call, "stride", d, kernel),
           .padding = at_dim(call, "padding", d, 0),

@@ -38,7 +38,7 @@ double largest_part(int64_t size, int64_t ranks) {
 double change_cost(const Placement& from, const Placement& to, double bytes, const std::vector<int64_t>& sizes,
                    int64_t ranks, const Link& link) {
   const bool applies_mask =
-      from.is_partial() && from.reduction().awaited() && to == Partial(from.reduction().awaited());
+      from.is_partial() && from.reduction().unmasked() && to == Partial(from.reduction().unmasked());
   if (ranks == 1 || from.is_replicate() || applies_mask) return 0;
   const auto n = static_cast<double>(ranks);
   double moved = bytes * (n - 1) / n;

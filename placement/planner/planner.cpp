@@ -189,10 +189,10 @@ std::vector<int64_t> dims_of(uint32_t bits) {
   return out;
 }
 
-// Replaces each masked reduction by the one that it awaits.
+// Replaces each masked reduction by the one without a mask.
 Placements without_masks(Placements placements) {
   for (Placement& p : placements) {
-    if (p.is_partial() && p.reduction().awaited()) p = Partial(p.reduction().awaited());
+    if (p.is_partial() && p.reduction().unmasked()) p = Partial(p.reduction().unmasked());
   }
   return placements;
 }

@@ -37,7 +37,7 @@ extern "C" void kill_own_group(int) { ::kill(0, SIGKILL); }
 
 // Waits until the parent dies, then kills the group. Blocks every other signal, so that signals to the group do not end
 // it.
-[[noreturn]] void watch(pid_t parent) {
+[[noreturn]] void kill_group_with_parent(pid_t parent) {
   ::setpgid(0, 0);
   sigset_t others;
   sigfillset(&others);
@@ -76,7 +76,7 @@ int OutputPipe::take_read_end() { return std::exchange(read_end_, -1); }
 
 pid_t spawn_watchdog() {
   const pid_t parent = ::getpid();
-  const pid_t pid = start_child([parent]() -> int { watch(parent); });
+  const pid_t pid = start_child([parent]() -> int { kill_group_with_parent(parent); });
   ::setpgid(pid, pid);
   return pid;
 }

@@ -1,4 +1,4 @@
-#include "tessera/dtensor/redistribute/pending_redistributions.h"
+#include "tessera/dtensor/redistribute/async_redistributions.h"
 
 #include <stdexcept>
 #include <utility>
@@ -13,15 +13,15 @@
 namespace tessera {
 namespace {
 
-std::vector<RoutePtr> routes_of(const std::vector<PendingRedistributions::Item>& items) {
+std::vector<RoutePtr> routes_of(const std::vector<AsyncRedistributions::Item>& items) {
   std::vector<RoutePtr> out;
-  for (const PendingRedistributions::Item& item : items) out.push_back(item.route);
+  for (const AsyncRedistributions::Item& item : items) out.push_back(item.route);
   return out;
 }
 
 }  // namespace
 
-PendingRedistributions::PendingRedistributions(const DeviceMesh& mesh, std::vector<Item> items)
+AsyncRedistributions::AsyncRedistributions(const DeviceMesh& mesh, std::vector<Item> items)
     : mesh_(mesh),
       op_(mesh.world().current_op()),
       path_(mesh.world().current_path()),
@@ -32,13 +32,13 @@ PendingRedistributions::PendingRedistributions(const DeviceMesh& mesh, std::vect
   execution_.emplace(mesh_, std::move(starting));
 }
 
-void PendingRedistributions::watch(const at::Tensor& tensor) {
+void AsyncRedistributions::forbid_writes(const at::Tensor& tensor) {
   if (tensor.is_inference()) return;  // its writes are not counted
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  watched_.push_back({.version = version, .seen = version.current_version(), .text = tensor.toString()});
+  unwritten_.push_back({.version = version, .seen = version.current_version(), .text = tensor.toString()});
 }
 
-void PendingRedistributions::finish() {
+void AsyncRedistributions::finish() {
   const c10::InferenceMode mode(inference_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const World::Scope scope(mesh_.world(), op_.c_str(), &path_);
@@ -50,8 +50,8 @@ void PendingRedistributions::finish() {
   check_unwritten();
 }
 
-void PendingRedistributions::check_unwritten() const {
-  for (const WatchedVersion& each : watched_) {
+void AsyncRedistributions::check_unwritten() const {
+  for (const UnwrittenTensor& each : unwritten_) {
     if (each.version.current_version() == each.seen) continue;
     throw std::runtime_error(fmt::format(
         "redistribute: the {} was written while it was being sent, so the result may be either value; read an "
@@ -60,9 +60,9 @@ void PendingRedistributions::check_unwritten() const {
   }
 }
 
-void PendingRedistributions::deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited) {
+void AsyncRedistributions::deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& undelivered) {
   const std::lock_guard lock(mutex_);
-  if (!awaited) return;
+  if (!undelivered) return;
   if (error_) std::rethrow_exception(error_);
   const World::Exclusive exclusive(
       mesh_.world());  // throws here, before anything has happened, if another thread communicates
@@ -75,7 +75,7 @@ void PendingRedistributions::deliver(std::size_t i, at::Tensor& piece, std::atom
   }
   finished_ = true;
   piece = std::move(pieces_[i]);
-  awaited = false;
+  undelivered = false;
 }
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
-#include "tessera/dtensor/core/pending_pieces.h"
+#include "tessera/dtensor/core/async_pieces.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 
@@ -21,27 +21,27 @@ namespace tessera {
 //
 // Invariants:
 //   - finish() runs at most once, under mutex_; if it throws, every later deliver() throws the same exception (error_).
-class PendingRedistributions final : public PendingPieces {
+class AsyncRedistributions final : public AsyncPieces {
  public:
   struct Item {
     RoutePtr route;
     at::Tensor piece;
   };
   // Starts the first round. Every rank of the mesh calls it with the same routes in the same order.
-  PendingRedistributions(const DeviceMesh& mesh, std::vector<Item> items);
+  AsyncRedistributions(const DeviceMesh& mesh, std::vector<Item> items);
 
-  // Stores item i's redistributed piece in `piece`, if it is still `awaited`; it is row-major and shares no storage
+  // Stores item i's redistributed piece in `piece`, if it is still `undelivered`; it is row-major and shares no storage
   // with the piece that was given. The first call finishes all redistributions, so every rank must make it. Any thread
   // that may communicate can call it; on CUDA, it must use the stream in which the redistributions were started. Throws
   // as redistribute does, and the same exception again on later calls.
-  void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& awaited) override;
+  void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& undelivered) override;
 
   // Makes deliver() throw std::runtime_error if `tensor` is written between this call and the end of the
   // redistributions.
-  void watch(const at::Tensor& tensor);
+  void forbid_writes(const at::Tensor& tensor);
 
  private:
-  struct WatchedVersion {
+  struct UnwrittenTensor {
     c10::VariableVersion version;
     uint32_t seen;
     std::string text;
@@ -56,7 +56,7 @@ class PendingRedistributions final : public PendingPieces {
   const std::vector<RoutePtr> routes_;
   std::optional<RouteExecution> execution_;  // empty once it is finished
   std::vector<at::Tensor> pieces_;           // the results, once it is finished
-  std::vector<WatchedVersion> watched_;
+  std::vector<UnwrittenTensor> unwritten_;
 
   std::mutex mutex_;
   bool finished_ = false;
