@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -16,6 +15,8 @@
 #include <string_view>
 
 #include <fmt/format.h>
+
+#include "tessera/tools/launcher/child_process.h"
 
 namespace tessera::testing {
 namespace {
@@ -111,9 +112,7 @@ bool fork_rank() {
     if (rank == 0) return true;
     ::_exit(rank < 0 ? 1 : 0);
   }
-  int status = 0;
-  ::waitpid(between, &status, 0);
-  if (between < 0 || status != 0) ::_exit(1);
+  if (between < 0 || wait_for(between) != 0) ::_exit(1);
   return false;
 }
 
@@ -136,15 +135,13 @@ std::vector<std::string> fork_server_environment(int socket) {
   return lines;
 }
 
-// Calls only functions that are safe in a signal handler, since the owner may have other threads.
-[[noreturn]] void exec_fork_server(pid_t owner, char* const* environment) {
+// Becomes the fork server, in a child of `owner`. Calls only functions that are safe in a signal handler, since the
+// owner may have other threads.
+[[noreturn]] void become_fork_server(pid_t owner, const Program& program) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != owner) ::_exit(127);
   ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
-  char name[] = "fork_server";
-  char* const arguments[] = {name, nullptr};
-  ::execve("/proc/self/exe", arguments, environment);
-  ::_exit(127);
+  program.exec();
 }
 
 }  // namespace
@@ -156,21 +153,16 @@ ForkServer::ForkServer() {
   }
   ::fcntl(ends[0], F_SETFD, FD_CLOEXEC);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  std::vector<std::string> lines = fork_server_environment(ends[1]);
-  std::vector<char*> environment;
-  for (std::string& line : lines) environment.push_back(line.data());
-  environment.push_back(nullptr);
+  const Program program({"/proc/self/exe"}, fork_server_environment(ends[1]));
   const pid_t owner = ::getpid();
-  pid_ = ::fork();
-  if (pid_ == 0) exec_fork_server(owner, environment.data());
+  pid_ = start_child([&]() -> int { become_fork_server(owner, program); });
   ::close(ends[1]);
   socket_ = ends[0];
-  if (pid_ < 0) throw std::runtime_error(fmt::format("fork: {}", std::strerror(errno)));
 }
 
 ForkServer::~ForkServer() {
   ::close(socket_);
-  ::waitpid(pid_, nullptr, 0);
+  wait_for(pid_);
 }
 
 Child ForkServer::start(const std::vector<std::string>& command, const std::vector<std::string>& environment,
