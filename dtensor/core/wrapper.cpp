@@ -146,11 +146,12 @@ void Wrapper::operator delete(Wrapper* wrapper, std::destroying_delete_t) {
 }
 
 bool Wrapper::clear() {
-  if (is_wrapped_number_ || storage_offset_ != 0 || !storage_access_should_throw_ || has_symbolic_sizes_strides_ ||
+  if (is_wrapped_number_ || !storage_access_should_throw_ || has_symbolic_sizes_strides_ ||
       extra_meta_->named_tensor_meta_ || extra_meta_->symbolic_shape_meta_ || pyobj_slot_.load_pyobj() != nullptr) {
     return false;
   }
   set_autograd_meta(nullptr);
+  storage_offset_ = 0;
   if (own_.meta) {
     extra_meta_->backend_meta_ = std::move(own_.meta);
   } else if (!extra_meta_->backend_meta_.is_uniquely_owned() || meta()->is_async()) {
@@ -207,7 +208,13 @@ at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
   return at::Tensor(std::move(out));
 }
 
-at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed) {
+void place_view(const at::Tensor& view, int64_t bytes, int64_t offset) {
+  if (bytes == 0 && offset == 0) return;
+  c10::TensorImpl& impl = *view.unsafeGetTensorImpl();
+  impl.set_storage_offset(bytes / static_cast<int64_t>(impl.itemsize()) + offset);
+}
+
+at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed, int64_t offset) {
   const c10::VariableVersion& version = viewed.unsafeGetTensorImpl()->version_counter();
   Wrapper* const made = Wrapper::make_bare(*spec, local.device());
   auto out = c10::intrusive_ptr<c10::TensorImpl>::unsafe_steal_from_new(made);
@@ -220,13 +227,15 @@ at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed) {
   }
   made->set_meta(std::move(local), std::move(spec));
   made->meta()->share_writes(detail::meta(viewed).writes());
-  return at::Tensor(std::move(out));
+  const at::Tensor view(std::move(out));
+  place_view(view, bytes_before(viewed), offset);
+  return view;
 }
 
 c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(c10::VariableVersion&& version,
                                                                      bool allow_metadata_change) const {
-  const bool plain = !is_wrapped_number_ && storage_offset_ == 0 && !extra_meta_->named_tensor_meta_ &&
-                     !extra_meta_->symbolic_shape_meta_ && c10::impl::TorchDispatchModeTLS::stack_len() == 0;
+  const bool plain = !is_wrapped_number_ && !extra_meta_->named_tensor_meta_ && !extra_meta_->symbolic_shape_meta_ &&
+                     c10::impl::TorchDispatchModeTLS::stack_len() == 0;
   if (!plain) return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
   const Spec& spec = *meta()->spec;
   Wrapper* const made = make_bare(spec, *device_opt_);
@@ -238,6 +247,7 @@ c10::intrusive_ptr<c10::TensorImpl> Wrapper::shallow_copy_and_detach(c10::Variab
     made->extra_meta_ = extra_of(extra_meta_->backend_meta_);
   }
   made->key_set_ = key_set_;
+  made->storage_offset_ = storage_offset_;
   made->version_counter_ = made->is_inference() ? c10::VariableVersion() : std::move(version);
   made->allow_tensor_metadata_change_ = allow_metadata_change;
   return out;
@@ -276,7 +286,7 @@ void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
   c10::TensorImpl& impl = *plain.unsafeGetTensorImpl();
   Access::set_keys(impl, keys_on(local.device()));
   Access::set_device(impl, local.device());
-  impl.set_sizes_and_strides(spec->sizes, spec->strides);
+  impl.set_sizes_and_strides(spec->sizes, spec->strides, 0);
   Access::drop_storage(impl);
   impl.set_storage_access_should_throw();
   Access::set_extra(impl, extra_of(c10::make_intrusive<Meta>(std::move(local), std::move(spec))));
@@ -284,7 +294,7 @@ void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
 
 void convert_in_place(const at::Tensor& dtensor, const at::Tensor& like) {
   c10::TensorImpl& impl = *dtensor.unsafeGetTensorImpl();
-  impl.set_sizes_and_strides(like.sizes(), like.strides());
+  impl.set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   impl.set_backend_meta(like.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
 }
 

@@ -18,8 +18,17 @@ c10::DispatchKeySet keys_on(const c10::Device& device);
 // Returns the ExtraMeta of a DTensor: `meta`, and the errors thrown when its memory or storage is read.
 std::unique_ptr<c10::ExtraMeta> extra_of(c10::intrusive_ptr<c10::BackendMeta> meta);
 
-// Does what wrap() does, for a view of `viewed`: the two share one counter of writes, as LibTorch's views do.
-at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed);
+// Does what wrap() does, for a view of `viewed`: the two share one counter of writes, as LibTorch's views do. The
+// view's first element is `offset` elements of the view after the first of `viewed`, in the memory of one process.
+at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed, int64_t offset);
+
+// Returns the bytes before the first element of a DTensor in the memory of one process.
+inline int64_t bytes_before(const at::Tensor& t) {
+  return t.storage_offset() * static_cast<int64_t>(t.unsafeGetTensorImpl()->itemsize());
+}
+
+// Sets the storage_offset() of a view, as wrap_view() does; `bytes` are bytes_before() of the viewed DTensor.
+void place_view(const at::Tensor& view, int64_t bytes, int64_t offset);
 
 // Implements the TensorImpl of a DTensor that wrap() made. To make and free a TensorImpl takes as long as a small
 // operator, so one that nobody holds any more is not destroyed: the thread that dropped the last reference keeps it,
@@ -41,7 +50,7 @@ class Wrapper final : public c10::TensorImpl {
  private:
   friend class SpareWrappers;
   friend at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference);
-  friend at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed);
+  friend at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed, int64_t offset);
 
   Wrapper(const Spec& spec, const c10::Device& device);
   ~Wrapper() override = default;

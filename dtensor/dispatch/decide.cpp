@@ -258,6 +258,10 @@ class Decider {
         continue;
       }
       const std::vector<int64_t> strides = meta_ ? (*meta_)[k].strides : strides_of(outputs[k].sizes);
+      if (meta_ && (*meta_)[k].offset != 0) {
+        out_.offsets.resize(outputs.size());
+        out_.offsets[k] = (*meta_)[k].offset;
+      }
       out_.outputs.push_back(intern_spec(lead_.mesh, choice.outputs[k], outputs[k].sizes, strides, outputs[k].dtype));
     }
     out_.make_dense = !meta_;

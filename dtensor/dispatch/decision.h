@@ -38,6 +38,7 @@ struct Decision {
   std::shared_ptr<const Halos> halos;  // fetched once the inputs are redistributed; nullptr: none
   std::vector<SpecPtr> inputs;         // each tensor's layout when the local operator runs; nullptr: plain or absent
   std::vector<SpecPtr> outputs;        // each tensor result's layout, lists flattened; nullptr: undefined
+  std::vector<int64_t> offsets;        // views: each result's MetaResult::offset; empty: all are 0
   bool outputs_from_local = false;     // results are replicated, with the shapes that the local call returns
   bool make_dense = false;             // results are made dense, in their specs' memory order
   std::vector<LocalArg> local_args;    // arguments that the local call gets instead
@@ -49,6 +50,8 @@ struct Decision {
   bool write_back = false;    // written arguments are computed in copies laid out as `inputs`, and copied back
   bool nothing_here = false;  // every result's piece is empty on this rank: the operator does not run
   bool direct = false;        // only the operator runs, on the pieces as they are
+
+  int64_t offset(std::size_t output) const { return offsets.empty() ? 0 : offsets[output]; }
 };
 using DecisionPtr = std::shared_ptr<const Decision>;
 

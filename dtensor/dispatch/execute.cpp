@@ -14,6 +14,7 @@
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor_lists.h"
+#include "tessera/dtensor/core/wrapper.h"
 #include "tessera/dtensor/random/draw_guard.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/mesh/core/in_memory.h"
@@ -99,6 +100,7 @@ class Execution {
     if (!detail::is_dtensor(viewed)) return;
     const detail::Meta& meta = detail::meta(viewed);
     viewed_piece_ = meta.local();
+    bytes_before_ = detail::bytes_before(viewed);
     writes_ = meta.writes();
     version_ = writes_.current_version();
     if (meta.copy.made_by != nullptr) {
@@ -311,6 +313,7 @@ class Execution {
     }
     const at::Tensor piece = decision_.make_dense ? as_dense(local, *spec) : local;
     at::Tensor out = detail::wrap(piece, std::move(spec), normal_view_);
+    if (viewed_piece_.defined()) detail::place_view(out, bytes_before_, decision_.offset(output));
     if (contract_) detail::meta(out).contract = contract_;
     if (writes_.enabled() && copy_.made_by == nullptr && lies_apart(piece)) copy_ = copy_of_viewed();
     if (copy_.made_by != nullptr) {
@@ -336,6 +339,7 @@ class Execution {
   std::optional<Fetched> fetched_;
   std::optional<detail::DrawKey> key_;
   at::Tensor viewed_piece_;      // the viewed tensor's piece; undefined if the call is no view
+  int64_t bytes_before_ = 0;     // the viewed tensor's
   c10::VariableVersion writes_;  // the viewed tensor's counter
   uint32_t version_ = 0;         // the value of writes_ when the call began
   detail::ViewCopy copy_;

@@ -36,12 +36,13 @@ torch::jit::Stack meta_stack(const Call& call) {
   return stack;
 }
 
-void append_result(const at::Tensor& t, std::vector<MetaResult>& out) {
+void append_result(const at::Tensor& t, bool view, std::vector<MetaResult>& out) {
   MetaResult result;
   result.info.defined = t.defined();
   if (t.defined()) {
     result.info = {.sizes = t.sizes().vec(), .dtype = t.scalar_type()};
     result.strides = t.strides().vec();
+    if (view) result.offset = t.storage_offset();
   }
   out.push_back(std::move(result));
 }
@@ -66,7 +67,7 @@ std::optional<std::vector<MetaResult>> run_on_meta(const Call& call) {
   }
   std::vector<MetaResult> out;
   for (const at::IValue& value : stack) {
-    detail::each_tensor(value, [&](const at::Tensor& t, std::size_t) { append_result(t, out); });
+    detail::each_tensor(value, [&](const at::Tensor& t, std::size_t) { append_result(t, call.traits.view, out); });
   }
   return out;
 }

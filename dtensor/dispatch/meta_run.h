@@ -13,6 +13,7 @@ namespace tessera::dispatch {
 struct MetaResult {
   rules::TensorInfo info;
   std::vector<int64_t> strides;
+  int64_t offset = 0;  // a view: its first element from that of the viewed tensor, in the elements of the result
 };
 
 // Returns the results of `call`, lists flattened, as LibTorch's kernel for meta tensors gives them; nullopt if there is

@@ -221,7 +221,7 @@ inline at::Tensor wrapped(at::Tensor local, const Decision& decision, std::size_
   const SpecPtr& spec = decision.outputs.at(output);
   if (!local.defined() || spec == nullptr) return {};
   if (!detail::is_piece_of(local, *spec)) detail::check_local(local, *spec, traits.name.c_str());
-  if (viewed != nullptr) return detail::wrap_view(std::move(local), spec, *viewed);
+  if (viewed != nullptr) return detail::wrap_view(std::move(local), spec, *viewed, decision.offset(output));
   return detail::wrap(decision.make_dense ? as_dense(local, *spec) : std::move(local), spec);
 }
 
@@ -403,5 +403,15 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
 
 // Returns the kernel of an operator that unboxed.cpp lists; nullopt for others.
 std::optional<c10::KernelFunction> unboxed_kernel(const c10::OperatorHandle& op);
+
+// Registers the kernel of an operator of ours, which is defined already; `Op` describes it as LibTorch's at::_ops do.
+template <class Op>
+[[nodiscard]] c10::RegistrationHandleRAII register_unboxed() {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  const c10::OperatorHandle op = dispatcher.findSchemaOrThrow(Op::name, Op::overload_name);
+  auto kernel = c10::KernelFunction::makeFromUnboxedFunctor<false, Unboxed<Op>>(std::make_unique<Unboxed<Op>>(op));
+  return dispatcher.registerImpl(op.operator_name(), detail::kDTensorKey, std::move(kernel), std::nullopt, nullptr,
+                                 "tessera");
+}
 
 }  // namespace tessera::dispatch

@@ -188,6 +188,49 @@ TESSERA_RANKS_TEST_CASE("as_strided takes frames of the last dimension, and noth
   CHECK_THROWS(d.as_strided({2, 3, 4}, {18, 2, 1}));
 }
 
+TESSERA_RANKS_TEST_CASE("a view tells the storage_offset() that it has in one process", {1, 2, 3, 4}) {
+  using View = at::Tensor (*)(const at::Tensor&);
+  constexpr View kViews[] = {
+      [](const at::Tensor& t) { return t.slice(0, 1); },
+      [](const at::Tensor& t) { return t.slice(1, 2, 5, 2); },
+      [](const at::Tensor& t) { return t.select(1, 3); },
+      [](const at::Tensor& t) { return t.slice(0, 2).slice(1, 1).t(); },
+      [](const at::Tensor& t) { return t.slice(1, 1).detach(); },
+      [](const at::Tensor& t) {
+        return t.slice(0, 1).unsqueeze(0).expand({2, -1, -1});
+      },
+      [](const at::Tensor& t) { return t.split(2)[1]; },
+      [](const at::Tensor& t) { return t.slice(0, 1).unbind()[1]; },
+      [](const at::Tensor& t) { return t.diagonal(1); },
+      [](const at::Tensor& t) { return t.slice(0, 1).unfold(1, 2, 3); },
+      [](const at::Tensor& t) { return t.slice(0, 1).view(at::kComplexDouble); },
+      [](const at::Tensor& t) { return at::view_as_real(t.view(at::kComplexDouble).slice(1, 1)).select(-1, 1); },
+      [](const at::Tensor& t) { return t.slice(0, 1).clone(); },
+      [](const at::Tensor& t) { return t.slice(0, 1) + 1; },
+  };
+  const at::Tensor x = sample({5, 6});
+  for (const Placement& placement : {R, S0, Shard(1), Partial()}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor d = spread(x, line(), {placement});
+    const ImplicitReplication guard;
+    for (std::size_t i = 0; i < std::size(kViews); ++i) {
+      CAPTURE(i);
+      const View view = kViews[i];
+      const int64_t want = view(x).storage_offset();
+      CHECK(view(d).storage_offset() == want);
+      CHECK(view(d).storage_offset() == want);  // decided before
+      CHECK(close(full_tensor(view(d)), view(x)));
+      const at::InferenceMode inference;
+      CHECK(view(d).storage_offset() == want);
+    }
+    const at::Tensor rows = d.slice(0, 1);
+    CHECK(rows.as_strided(rows.sizes(), rows.strides()).storage_offset() == 6);
+    CHECK(rows.as_strided(rows.sizes(), rows.strides(), 6).storage_offset() == 6);
+    CHECK_THROWS(rows.as_strided(rows.sizes(), rows.strides(), 0));
+    CHECK(d.add(1).storage_offset() == 0);  // of a TensorImpl that held a view
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("the least number written over pending averages stays finite", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor rows = sample({mesh.size(), 6}, 0, at::kFloat), mask = at::arange(6) % 2 == 0;
