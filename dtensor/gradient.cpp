@@ -139,4 +139,10 @@ std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t) {
   return uses;
 }
 
+void add_layout_hook(const at::Tensor& t, const std::string& path) {
+  const auto& node = t.grad_fn();
+  if (node == nullptr) return;
+  node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, path));
+}
+
 }  // namespace tessera::detail

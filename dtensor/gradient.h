@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 
@@ -20,5 +21,9 @@ void watch_gradient(const at::Tensor& t);
 // contracts use needs only one reduction. Returns the number of calls for this tensor, which later calls raise; nullptr
 // for a tensor that no operator returned.
 std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t);
+
+// For a DTensor that an operator returned: adds a hook that redistributes its gradient, once autograd has summed all
+// uses, into the tensor's own layout, with Partial as Replicate. Its communication is counted under `path`.
+void add_layout_hook(const at::Tensor& t, const std::string& path);
 
 }  // namespace tessera::detail

@@ -12,6 +12,7 @@
 #include "tessera/dtensor/redistribute/async_redistributions.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
+#include "tessera/dtensor/redistribute_result.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/core/deferred_tensor.h"
@@ -42,16 +43,18 @@ struct Redistribution {
 struct RedistributeCall {
   std::vector<Redistribution> redistributions;
   RedistributeOptions options;
+  bool owned = false;  // nobody reads the tensors later, so their pieces may be reduced in place
 
   const DeviceMesh& mesh() const { return redistributions[0].from->mesh; }
 };
 
-at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistribution, const CostModel& model) {
+at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistribution, const CostModel& model,
+                   bool owned = false) {
   const at::Tensor& local = detail::meta(dtensor).local();
   const bool same = redistribution.from->dtype == redistribution.to->dtype;
   const at::Tensor moved = run_route(*redistribution.route(model), redistribution.from->mesh,
-                                     same ? local : local.to(redistribution.to->dtype));
-  return detail::wrap(unaliased(moved, local), redistribution.to);
+                                     same ? local : local.to(redistribution.to->dtype), owned);
+  return detail::wrap(unaliased(moved, local, owned), redistribution.to);
 }
 
 tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
@@ -60,7 +63,7 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
     const Redistribution& redistribution = call.redistributions[i];
     items.push_back({redistribution.route(call.options.cost_model),
-                     detail::meta(dtensors[i]).local().to(redistribution.to->dtype)});
+                     detail::meta(dtensors[i]).local().to(redistribution.to->dtype), call.owned});
     // Writes to an inference tensor are not counted, so a copy of it is sent.
     at::Tensor& piece = items.back().piece;
     if (call.options.async && piece.is_inference()) piece = reused_copy(piece);
@@ -70,7 +73,7 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   tensor_list out;
   for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(running, i, call.redistributions[i].to));
   if (call.options.async && communicates) {
-    for (std::size_t i = 0; i < dtensors.size(); ++i) {
+    for (std::size_t i = 0; i < dtensors.size() && !call.owned; ++i) {
       running->forbid_writes(dtensors[i]);
       running->forbid_writes(items[i].piece);
     }
@@ -98,9 +101,18 @@ class RedistributeScope {
 tensor_list run_all(at::TensorList dtensors, const RedistributeCall& call) {
   const RedistributeScope scope(dtensors[0]);
   if (dtensors.size() == 1 && !call.options.async) {
-    return {run_one(dtensors[0], call.redistributions[0], call.options.cost_model)};
+    return {run_one(dtensors[0], call.redistributions[0], call.options.cost_model, call.owned)};
   }
   return run_batch(dtensors, call);
+}
+
+// Says whether `dtensor` is the caller's alone: no other tensor, view or saved tensor shares its piece's memory.
+bool held_once(const at::Tensor& dtensor) {
+  if (!is_dtensor(dtensor) || dtensor.use_count() != 1) return false;
+  detail::Meta& meta = detail::meta(dtensor);
+  const at::Tensor& local = meta.local();
+  return c10::raw::intrusive_ptr::use_count(&meta) == 1 && local.use_count() == 1 && local.has_storage() &&
+         local.storage().use_count() == 1;
 }
 
 bool is_recorded(at::TensorList dtensors) {
@@ -230,15 +242,11 @@ void check_many(const std::vector<at::Tensor>& dtensors, const std::vector<Place
   }
 }
 
-}  // namespace
-
-std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensors,
-                                          const std::vector<Placements>& placements,
-                                          const RedistributeOptions& options) {
-  const detail::NotRecording own_tensors;
-  check_many(dtensors, placements);
+std::vector<at::Tensor> redistribute_each(const std::vector<at::Tensor>& dtensors,
+                                          const std::vector<Placements>& placements, const RedistributeOptions& options,
+                                          bool owned) {
   std::vector<at::Tensor> out = dtensors;
-  RedistributeCall call{.redistributions = {}, .options = options};
+  RedistributeCall call{.redistributions = {}, .options = options, .owned = owned};
   tensor_list moving;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
@@ -255,17 +263,38 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
   return out;
 }
 
-at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
-  const detail::NotRecording own_tensors;
+at::Tensor redistribute_one(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options,
+                            bool owned) {
   if (options.async || is_recorded(dtensor) || (is_dtensor(dtensor) && detail::has_tangent(dtensor))) {
-    return redistribute_many({dtensor}, {placements}, options)[0];
+    return redistribute_each({dtensor}, {placements}, options, owned)[0];
   }
   const std::optional<Redistribution> redistribution = redistribution_of(dtensor, placements, options);
   if (!redistribution) return dtensor;
   detail::watch_gradient(dtensor);
   const c10::AutoGradMode no_gradient(false);
   const RedistributeScope scope(dtensor);
-  return run_one(dtensor, *redistribution, options.cost_model);
+  return run_one(dtensor, *redistribution, options.cost_model, owned);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensors,
+                                          const std::vector<Placements>& placements,
+                                          const RedistributeOptions& options) {
+  const detail::NotRecording own_tensors;
+  check_many(dtensors, placements);
+  return redistribute_each(dtensors, placements, options, /*owned=*/false);
+}
+
+at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
+  const detail::NotRecording own_tensors;
+  return redistribute_one(dtensor, placements, options, /*owned=*/false);
+}
+
+at::Tensor detail::redistribute_result(const at::Tensor& dtensor, const Placements& placements,
+                                       const RedistributeOptions& options) {
+  const NotRecording own_tensors;
+  return redistribute_one(dtensor, placements, options, held_once(dtensor));
 }
 
 }  // namespace tessera

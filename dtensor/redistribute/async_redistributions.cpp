@@ -28,7 +28,9 @@ AsyncRedistributions::AsyncRedistributions(const DeviceMesh& mesh, std::vector<I
       inference_(c10::InferenceMode::is_enabled()),
       routes_(routes_of(items)) {
   RouteExecution::Items starting;
-  for (std::size_t i = 0; i < items.size(); ++i) starting.push_back({routes_[i].get(), std::move(items[i].piece)});
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    starting.push_back({routes_[i].get(), std::move(items[i].piece), items[i].owned});
+  }
   execution_.emplace(mesh_, std::move(starting));
 }
 
@@ -44,7 +46,7 @@ void AsyncRedistributions::finish() {
   const World::Scope scope(mesh_.world(), op_.c_str(), &path_);
   execution_->finish();
   for (std::size_t i = 0; i < routes_.size(); ++i) {
-    pieces_.push_back(unaliased(execution_->piece(i), execution_->given(i)));
+    pieces_.push_back(unaliased(execution_->piece(i), execution_->given(i), execution_->owned(i)));
   }
   execution_.reset();
   check_unwritten();

@@ -198,8 +198,9 @@ at::Tensor Region::read(const at::Tensor& tensor) const {
   return out;
 }
 
-at::Tensor unaliased(const at::Tensor& result, const at::Tensor& source) {
-  return result.is_alias_of(source) ? reused_copy(result) : result.contiguous();
+at::Tensor unaliased(const at::Tensor& result, const at::Tensor& source, bool owned) {
+  const bool apart = !result.is_alias_of(source) || (owned && result.numel() == source.numel());
+  return apart ? result.contiguous() : reused_copy(result);
 }
 
 }  // namespace tessera

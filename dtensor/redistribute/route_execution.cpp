@@ -22,7 +22,9 @@ std::string named(const PlanStep& step, std::size_t count) {
 }  // namespace
 
 RouteExecution::RouteExecution(const DeviceMesh& mesh, Items items) : mesh_(&mesh) {
-  for (Item& item : items) progress_.push_back({.route = item.route, .given = item.piece, .piece = item.piece});
+  for (Item& item : items) {
+    progress_.push_back({.route = item.route, .given = item.piece, .piece = item.piece, .owned = item.owned});
+  }
   begin_round();
 }
 
@@ -39,7 +41,7 @@ void RouteExecution::begin_round() {
     const Transfer* const transfer = at.route->transfer(at.step);
     if (transfer == nullptr) continue;
     at::Tensor input = transfer->input_of(at.piece);
-    const bool owned = !input.is_alias_of(at.given);
+    const bool owned = at.owned || !input.is_alias_of(at.given);
     TransferBatch::Entry entry{.transfer = transfer, .tensor = std::move(input), .owned = owned};
     at.piece.reset();
     auto found = std::find_if(round.begin(), round.end(), [&](const Joined& others) {
@@ -80,14 +82,14 @@ void RouteExecution::finish() {
   }
 }
 
-at::Tensor run_route(const Route& route, const DeviceMesh& mesh, const at::Tensor& local) {
+at::Tensor run_route(const Route& route, const DeviceMesh& mesh, const at::Tensor& local, bool owned) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (!route.communicates()) {
     std::size_t step = 0;
     return route.run_local_steps(mesh, step, local);
   }
   const World::Exclusive exclusive(mesh.world());
-  RouteExecution execution(mesh, {{.route = &route, .piece = local}});
+  RouteExecution execution(mesh, {{.route = &route, .piece = local, .owned = owned}});
   execution.finish();
   return std::move(execution.piece(0));
 }

@@ -17,7 +17,8 @@ class RouteExecution {
  public:
   struct Item {
     const Route* route;
-    at::Tensor piece;  // of any strides; never written
+    at::Tensor piece;    // of any strides
+    bool owned = false;  // nobody reads the piece later, so it may be reduced in place; otherwise it is never written
   };
   using Items = c10::SmallVector<Item, 1>;
   // Starts the first round. Every rank of the mesh calls it with the same routes in the same order.
@@ -28,12 +29,14 @@ class RouteExecution {
   // Returns item i's piece at the end of its route. Call it after finish(). The piece may share storage with given(i).
   at::Tensor& piece(std::size_t i) { return progress_[i].piece; }
   const at::Tensor& given(std::size_t i) const { return progress_[i].given; }
+  bool owned(std::size_t i) const { return progress_[i].owned; }
 
  private:
   struct Progress {
     const Route* route;
     at::Tensor given;
     at::Tensor piece;
+    bool owned;
     std::size_t step = 0;  // the index of the route's next step
   };
   struct Batch {
@@ -49,9 +52,9 @@ class RouteExecution {
 };
 
 // Executes `route` on this rank's piece, on the mesh that it was made for; every rank of the mesh must call this. The
-// result may share storage with `local`, which is never written. Autograd records nothing. On a rank outside the mesh,
-// returns an empty tensor without communication.
-at::Tensor run_route(const Route& route, const DeviceMesh& mesh, const at::Tensor& local);
+// result may share storage with `local`, which is written only with `owned`. Autograd records nothing. On a rank
+// outside the mesh, returns an empty tensor without communication.
+at::Tensor run_route(const Route& route, const DeviceMesh& mesh, const at::Tensor& local, bool owned = false);
 
 // Runs the route from `from` to `to`.
 at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to);

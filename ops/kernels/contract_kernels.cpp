@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <ATen/OpMathType.h>
@@ -26,6 +27,7 @@
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/redistribute_result.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/ops/kernels/matmul.h"
 #include "tessera/ops/kernels/styled_product.h"
@@ -206,15 +208,19 @@ bool add_in_inference(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-at::Tensor bring_result(const at::Tensor& y, const Contract& contract, std::string_view op) {
-  at::Tensor out = y;
+// `y` is the result of an operator, which nobody else reads.
+at::Tensor bring_result(at::Tensor y, const Contract& contract, std::string_view op) {
   if (contract.output) {
     const Spec& spec = spec_of(y);
+    const Placements to = as_contract_says(spec.placements, contract, *contract.output, y.sizes(), op, "output");
     // Each term of a sum needs the whole gradient. It is gathered here once, not by every operator that uses it.
-    out = redistribute(y, as_contract_says(spec.placements, contract, *contract.output, y.sizes(), op, "output"),
-                       {.grad_placements = without_partial(spec.placements)});
+    if (to == spec.placements) {
+      detail::add_layout_hook(y, contract.path);
+    } else {
+      y = detail::redistribute_result(y, to, {.grad_placements = without_partial(spec.placements)});
+    }
   }
-  return contract.use_local_output ? to_local(out) : out;
+  return contract.use_local_output ? to_local(y) : y;
 }
 
 // Runs the operator as the contract says, if there is one. `call` computes the result from an activation.
@@ -238,7 +244,7 @@ void with_contract(const c10::OperatorHandle& op, const Site& site, Stack& stack
   const at::Tensor result = contracted(site.op, given, parameter, [&](const at::Tensor& activation) {
     stack[base + site.activation] = activation;
     go_on(op, stack);
-    return stack[base].toTensor();
+    return std::move(stack[base]).toTensor();
   });
   stack[base] = result;
 }
@@ -254,9 +260,9 @@ at::Tensor matmul_kernel(const at::Tensor& a, const at::Tensor& b) {
   if (contract == nullptr) return matmul(a, b);
   const World::Scope scope(mesh_of(b).world(), kMatmul.name.data(), &contract->path);
   const Activation given = activation_of(a, *contract, b, kMatmul.name);
-  const std::optional<at::Tensor> product =
+  std::optional<at::Tensor> product =
       styled_product(given.tensor, b, {.desired = given.desired, .contract = contract, .uses = given.uses});
-  return bring_result(product ? *product : matmul(redistribute(given.tensor, given.desired), b), *contract,
+  return bring_result(product ? *std::move(product) : matmul(redistribute(given.tensor, given.desired), b), *contract,
                       kMatmul.name);
 }
 
@@ -353,13 +359,30 @@ void addmm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   stack->emplace_back(product.add(bias));
 }
 
+// Says whether `product += bias` gives what `product + bias` gives, in the same layout. The product is nobody else's,
+// and no formula of a derivative reads it.
+bool adds_in_place(const at::Tensor& product, const at::Tensor& bias) {
+  if (!is_dtensor(product) || !is_dtensor(bias) || bias.dim() != 1 || product.dim() < 1) return false;
+  const Spec &of = spec_of(product), &added = spec_of(bias);
+  if (of.partial || !(of.mesh == added.mesh) || of.dtype != added.dtype || of.sizes.back() != added.sizes[0])
+    return false;
+  if (detail::has_tangent(product) || detail::has_tangent(bias)) return false;
+  for (std::size_t i = 0; i < of.placements.size(); ++i) {
+    const Placement &cut = of.placements[i], &own = added.placements[i];
+    const bool features = cut.is_shard(of.ndim() - 1);
+    if (features ? own != cut.on(0) : !own.is_replicate()) return false;
+  }
+  return true;
+}
+
 // Computes linear(x, w, b) as torch::nn::functional does: the product, which has the contract, and then adds the bias
 // once.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const bool has_bias = bias && bias->defined();
   if (x.dim() == 2 && has_bias) return at::addmm(*bias, x, weight.t());
-  const at::Tensor product = x.matmul(weight.t());
-  return has_bias ? product.add(*bias) : product;
+  at::Tensor product = x.matmul(weight.t());
+  if (!has_bias) return product;
+  return adds_in_place(product, *bias) ? product.add_(*bias) : product.add(*bias);
 }
 
 // ---- InferenceMode --------------------------------------------------------------------------------------------

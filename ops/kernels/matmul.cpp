@@ -1,5 +1,7 @@
 #include "tessera/ops/kernels/matmul.h"
 
+#include <array>
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,6 +13,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "tessera/dtensor/dispatch/unboxed.h"
 #include "tessera/dtensor/tangent.h"
 
 namespace tessera {
@@ -20,22 +23,25 @@ using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
 using Binary = at::Tensor(const at::Tensor&, const at::Tensor&);
 
-c10::TypedOperatorHandle<Binary> find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Binary>();
-}
-
-at::Tensor call_dense(const at::Tensor& x, const at::Tensor& w) {
-  static const auto op = find("tessera::dense");
-  return op.call(x, w);
-}
-at::Tensor call_dense_wgrad(const at::Tensor& x, const at::Tensor& g) {
-  static const auto op = find("tessera::dense_wgrad");
-  return op.call(x, g);
-}
-at::Tensor call_batched_matmul(const at::Tensor& a, const at::Tensor& b) {
-  static const auto op = find("tessera::batched_matmul");
-  return op.call(a, b);
-}
+// These describe our operators as LibTorch's at::_ops describe its own.
+template <class Op>
+struct OwnOp {
+  using schema = Binary;
+  static constexpr const char* overload_name = "";
+  static at::Tensor call(const at::Tensor& a, const at::Tensor& b) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, "").template typed<Binary>();
+    return op.call(a, b);
+  }
+};
+struct Dense : OwnOp<Dense> {
+  static constexpr const char* name = "tessera::dense";
+};
+struct DenseWgrad : OwnOp<DenseWgrad> {
+  static constexpr const char* name = "tessera::dense_wgrad";
+};
+struct BatchedMatmul : OwnOp<BatchedMatmul> {
+  static constexpr const char* name = "tessera::batched_matmul";
+};
 
 // ---- on plain tensors ------------------------------------------------------------------------------------------
 
@@ -57,13 +63,13 @@ at::Tensor batched_matmul_plain(const at::Tensor& a, const at::Tensor& b) { retu
 // ---- gradients -------------------------------------------------------------------------------------------------
 
 // Calls the operator below autograd, and `Gradients` on the saved inputs in backward.
-template <at::Tensor (*Op)(const at::Tensor&, const at::Tensor&), class Gradients>
+template <class Op, class Gradients>
 struct Product : torch::autograd::Function<Product<Op, Gradients>> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b) {
     // Each factor is needed for the other's gradient.
     ctx->save_for_backward({b.requires_grad() ? a : at::Tensor(), a.requires_grad() ? b : at::Tensor()});
     const at::AutoDispatchBelowADInplaceOrView below;
-    return Op(a, b);
+    return Op::call(a, b);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
     const auto saved = ctx->get_saved_variables();
@@ -76,32 +82,31 @@ struct Product : torch::autograd::Function<Product<Op, Gradients>> {
 // Factors are conjugated, which does nothing to real ones.
 struct DenseGradients {
   static at::Tensor first(const at::Tensor&, const at::Tensor& w, const at::Tensor& g) {
-    return call_dense(g, w.t().conj());
+    return Dense::call(g, w.t().conj());
   }
   static at::Tensor second(const at::Tensor& x, const at::Tensor&, const at::Tensor& g) {
-    return call_dense_wgrad(x.conj(), g);
+    return DenseWgrad::call(x.conj(), g);
   }
 };
 // W = x^T g. Its gradient G gives x the gradient g G^T, and g the gradient x G.
 struct WgradGradients {
   static at::Tensor first(const at::Tensor&, const at::Tensor& g, const at::Tensor& grad) {
-    return call_dense(g.conj(), grad.t());
+    return Dense::call(g.conj(), grad.t());
   }
   static at::Tensor second(const at::Tensor& x, const at::Tensor&, const at::Tensor& grad) {
-    return call_dense(x.conj(), grad);
+    return Dense::call(x.conj(), grad);
   }
 };
 struct BatchedGradients {
   static at::Tensor first(const at::Tensor&, const at::Tensor& b, const at::Tensor& g) {
-    return call_batched_matmul(g, b.transpose(-2, -1).conj());
+    return BatchedMatmul::call(g, b.transpose(-2, -1).conj());
   }
   static at::Tensor second(const at::Tensor& a, const at::Tensor&, const at::Tensor& g) {
-    return call_batched_matmul(a.transpose(-2, -1).conj(), g);
+    return BatchedMatmul::call(a.transpose(-2, -1).conj(), g);
   }
 };
 
-// ---- in forward mode
-// ---------------------------------------------------------------------------------------------------
+// ---- in forward mode ------------------------------------------------------------------------------------------
 
 // LibTorch's C++ functions carry no tangents. Of operands that have one the products are made of operators that do.
 bool in_forward_mode(const at::Tensor& a, const at::Tensor& b) {
@@ -138,15 +143,15 @@ at::Tensor dense_wgrad_by_bmm(const at::Tensor& x, const at::Tensor& g) {
 
 at::Tensor dense_autograd(const at::Tensor& x, const at::Tensor& w) {
   if (in_forward_mode(x, w)) return dense_by_bmm(x, w);
-  return Product<call_dense, DenseGradients>::apply(x, w);
+  return Product<Dense, DenseGradients>::apply(x, w);
 }
 at::Tensor dense_wgrad_autograd(const at::Tensor& x, const at::Tensor& g) {
   if (in_forward_mode(x, g)) return dense_wgrad_by_bmm(x, g);
-  return Product<call_dense_wgrad, WgradGradients>::apply(x, g);
+  return Product<DenseWgrad, WgradGradients>::apply(x, g);
 }
 at::Tensor batched_matmul_autograd(const at::Tensor& a, const at::Tensor& b) {
   if (in_forward_mode(a, b)) return batched_by_bmm(a, b);
-  return Product<call_batched_matmul, BatchedGradients>::apply(a, b);
+  return Product<BatchedMatmul, BatchedGradients>::apply(a, b);
 }
 
 TORCH_LIBRARY(tessera, m) {
@@ -168,15 +173,19 @@ TORCH_LIBRARY_IMPL(tessera, Autograd, m) {
   m.impl("dense_wgrad", dense_wgrad_autograd);
   m.impl("batched_matmul", batched_matmul_autograd);
 }
+[[maybe_unused]] const auto* const handles = new std::array<c10::RegistrationHandleRAII, 3>{
+    // for the program's life
+    dispatch::register_unboxed<Dense>(), dispatch::register_unboxed<DenseWgrad>(),
+    dispatch::register_unboxed<BatchedMatmul>()};
 
 }  // namespace
 
-at::Tensor dense(const at::Tensor& x, const at::Tensor& w) { return call_dense(x, w); }
-at::Tensor dense_wgrad(const at::Tensor& x, const at::Tensor& g) { return call_dense_wgrad(x, g); }
-at::Tensor batched_matmul(const at::Tensor& a, const at::Tensor& b) { return call_batched_matmul(a, b); }
+at::Tensor dense(const at::Tensor& x, const at::Tensor& w) { return Dense::call(x, w); }
+at::Tensor dense_wgrad(const at::Tensor& x, const at::Tensor& g) { return DenseWgrad::call(x, g); }
+at::Tensor batched_matmul(const at::Tensor& a, const at::Tensor& b) { return BatchedMatmul::call(a, b); }
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
-  if (a.dim() >= 3 && b.dim() == 2) return call_dense(a, b);
+  if (a.dim() >= 3 && b.dim() == 2) return Dense::call(a, b);
   // LibTorch squeezes the product with a vector in place, which a DTensor cannot do.
   if (a.dim() == 1 && b.dim() >= 2) return tessera::matmul(a.unsqueeze(0), b).squeeze(-2);
   if (a.dim() >= 3 && b.dim() == 1) return tessera::matmul(a, b.unsqueeze(1)).squeeze(-1);
@@ -189,7 +198,7 @@ at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
     shape.push_back(t.size(-1));
     return t.sizes() == at::IntArrayRef(shape) ? t : t.expand(shape);
   };
-  return call_batched_matmul(spread(a), spread(b));
+  return BatchedMatmul::call(spread(a), spread(b));
 }
 
 }  // namespace tessera

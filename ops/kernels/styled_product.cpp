@@ -6,6 +6,7 @@
 
 #include "tessera/dtensor/core/tensor.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/redistribute_result.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/ops/kernels/matmul.h"
@@ -32,9 +33,10 @@ struct BackwardState {
     }
     return out;
   }
-  at::Tensor move(const at::Tensor& t, const Placements& to) const {
+  using Redistribution = at::Tensor(const at::Tensor&, const Placements&, const RedistributeOptions&);
+  at::Tensor move(const at::Tensor& t, const Placements& to, Redistribution* by) const {
     const World::Scope scope(mesh_of(t).world(), "matmul", &how.contract->path);
-    return redistribute(t, to, {.async = !c10::GradMode::is_enabled()});
+    return by(t, to, {.async = !c10::GradMode::is_enabled()});
   }
 };
 
@@ -56,10 +58,10 @@ struct StyledDense : torch::autograd::Function<StyledDense> {
     tensor_list out(3);
     if (!g.defined()) return out;
     const bool wants_weight = x.defined() && ctx->needs_input_grad(1);
-    const at::Tensor brought = wants_weight ? state.move(x, state.how.desired) : at::Tensor();
+    const at::Tensor brought = wants_weight ? state.move(x, state.how.desired, redistribute) : at::Tensor();
     if (ctx->needs_input_grad(0)) {
       const at::Tensor term = dense(g, w.t().conj());
-      out[0] = state.move(term, state.goal(term));
+      out[0] = state.move(term, state.goal(term), detail::redistribute_result);
     }
     if (wants_weight) out[1] = dense_wgrad(brought.conj(), g);
     return out;
