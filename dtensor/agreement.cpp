@@ -68,7 +68,7 @@ void Agreement::run(const std::function<void()>& part, const std::function<std::
     return;
   }
   const World& world = meshes_.front().world();
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   const bool failed = !mine.empty();
   const int64_t code = failed ? world.size() - world.rank() : 0;  // the lowest rank has the largest code
   const std::vector<int64_t> sent = {code, static_cast<int64_t>(mine.size()), failed ? 0 : 1, print, -print};

@@ -137,7 +137,7 @@ void check_meshes(const DeviceMesh& from, const DeviceMesh& to) {
 at::Tensor redistribute_to(const at::Tensor& dtensor, const DeviceMesh& mesh, const Placements& placements,
                            const std::optional<Placements>& grad_placements) {
   const Spec& from = spec_of(dtensor);
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   if (mesh == from.mesh) return redistribute(dtensor, placements, {.grad_placements = grad_placements});
   check_meshes(from.mesh, mesh);
   const Placements to = normalize(placements, mesh.mesh(), from.ndim(), "redistribute_to");

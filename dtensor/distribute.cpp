@@ -135,7 +135,7 @@ at::Tensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, const 
                              int64_t src_rank) {
   if (!t.defined()) throw std::invalid_argument("distribute_tensor: the tensor is undefined; give a tensor");
   detail::refuse_deferred("distribute_tensor", t);
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   const auto source = source_coordinate(mesh, src_rank);
   const SpecPtr spec = spec_of_whole(t, mesh, placements, "distribute_tensor");
   if (!is_dtensor(t)) {
@@ -168,7 +168,7 @@ void distribute_in_place(const at::Tensor& plain, const DeviceMesh& mesh, const 
     detail::materialize(plain, spec);
     return;
   }
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   const World::Scope scope(mesh.world(), "distribute_tensor");
   const at::NoGradGuard no_grad;
   const at::Tensor& grad = plain.grad();

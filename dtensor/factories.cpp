@@ -39,7 +39,7 @@ at::Tensor make(const char* who, at::IntArrayRef sizes, const DeviceMesh& mesh, 
   }
   check_layout(placements, mesh.mesh(), sizes, who);
   const SpecPtr spec = intern_spec(mesh, placements, sizes, dtype);
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   return detail::wrap(fill(*spec, at::TensorOptions(dtype).device(mesh.device())), spec);
 }
 

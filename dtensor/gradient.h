@@ -18,8 +18,8 @@ void watch_gradient(const at::Tensor& t);
 
 // For a DTensor that an operator returned: adds a hook that reduces what is pending in its gradient, once autograd has
 // summed all uses, into the tensor's own layout; other mesh dimensions stay as they are. So an activation that several
-// contracts use needs only one reduction. Returns the number of calls for this tensor, which later calls raise; nullptr
-// for a tensor that no operator returned.
+// contracts use needs only one reduction. Returns a shared counter of the contracts that use this tensor, one for each
+// call; nullptr for a tensor that no operator returned.
 std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t);
 
 // For a DTensor that an operator returned: adds a hook that redistributes its gradient, once autograd has summed all

@@ -239,7 +239,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
   if (local.defined() && !is_dtensor(local) && detail::has_tangent(local)) {
     return from_local_in_forward_mode(local, mesh, placements, options);
   }
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   SpecPtr spec;
   std::optional<Placements> grad;
   const auto read = [&] {
@@ -270,7 +270,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
 at::Tensor to_local(const at::Tensor& dtensor, const std::optional<Placements>& grad_placements) {
   const Spec& spec = spec_of(dtensor);
   if (detail::has_tangent(dtensor)) return to_local_in_forward_mode(dtensor, grad_placements);
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   detail::check_current(dtensor, "to_local");
   detail::watch_gradient(dtensor);
   return ToLocal::apply(

@@ -90,7 +90,7 @@ CostModel measured_costs(const DeviceMesh& mesh) {
         mesh.is_member() ? "a fake world sends nothing"
                          : fmt::format("rank {} is outside mesh {}", mesh.world().rank(), mesh.to_string())));
   }
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   std::vector<Exchange> exchanges;
   std::vector<LinkSample> samples;
   for (int64_t d = 0; d < mesh.ndim(); ++d) {

@@ -281,19 +281,19 @@ at::Tensor redistribute_one(const at::Tensor& dtensor, const Placements& placeme
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensors,
                                           const std::vector<Placements>& placements,
                                           const RedistributeOptions& options) {
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   check_many(dtensors, placements);
   return redistribute_each(dtensors, placements, options, /*owned=*/false);
 }
 
 at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   return redistribute_one(dtensor, placements, options, /*owned=*/false);
 }
 
 at::Tensor detail::redistribute_result(const at::Tensor& dtensor, const Placements& placements,
                                        const RedistributeOptions& options) {
-  const NotRecording own_tensors;
+  const NotDeferred own_tensors;
   return redistribute_one(dtensor, placements, options, held_once(dtensor));
 }
 

@@ -147,8 +147,8 @@ class World : public std::enable_shared_from_this<World> {
   // lost; the others may have ended because they had finished their part.
   [[noreturn]] void rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
                                                const std::exception& error);
-  // Runs a user's callback. If it throws, calls fail(where, ...) and throws the exception on; a MismatchError, which
-  // every rank of the group throws, is only thrown on.
+  // Runs code that may throw on this rank alone; an exception in it fails the job: fail(where, ...) is called, and the
+  // exception is thrown on. A MismatchError, which every rank of the group throws, is only thrown on.
   void guard(const std::string& where, const std::function<void()>& callback);
 
   // ---- observers ------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ bool give_back(const Reduction& reduction, const std::vector<at::Tensor>& pieces
 }  // namespace
 
 void check_forms(const Reduction& reduction, at::ScalarType dtype, const std::string& who) {
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   const at::Tensor value = probe_of(dtype);
   for (const int64_t ranks : {2, 3}) {
     std::vector<at::Tensor> spread;

@@ -28,7 +28,7 @@ Hookable* hooks_for(torch::nn::Module& module, const DistributeModuleOptions& op
 
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn,
                        const DistributeModuleOptions& options) {
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   Hookable* const hookable = hooks_for(module, options);
   const ModuleTree tree = tree_of(module);
   LayoutPlan(mesh, 0, tree).check();

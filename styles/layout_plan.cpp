@@ -183,7 +183,7 @@ void LayoutPlan::add_contract(const at::Tensor& tensor, const Contract& contract
 void LayoutPlan::check() const {
   for (const TensorPlan& plan : tensors_) {
     check_convertible(plan);
-    if (!cut_over_.empty()) check_gathered(plan);
+    if (!gather_dims_.empty()) check_gathered(plan);
   }
   const std::vector<std::size_t> alike = first_alike(tensors_);
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -201,7 +201,7 @@ Placements LayoutPlan::placements_of(const TensorPlan& plan) const {
   Placements placements(static_cast<std::size_t>(mesh_.ndim()), Replicate());
   placements[static_cast<std::size_t>(tensor_dim_)] = plan.placement.value_or(Replicate());
   if (!plan.is_parameter || plan.tensor.dim() == 0) return placements;
-  for (const int64_t mesh_dim : cut_over_) placements[static_cast<std::size_t>(mesh_dim)] = Shard(0).ordered(1);
+  for (const int64_t mesh_dim : gather_dims_) placements[static_cast<std::size_t>(mesh_dim)] = Shard(0).ordered(1);
   return placements;
 }
 
@@ -218,7 +218,7 @@ ContractPtr LayoutPlan::contract_of(const TensorPlan& plan) const {
   if (chain == nullptr) first.path = plan.paths.front();
   // A tensor that was a DTensor before may be on another mesh; it stays as it is there.
   const bool here = !is_dtensor(plan.tensor) || mesh_of(plan.tensor) == mesh_;
-  if (here && plan.is_parameter && plan.tensor.dim() > 0) first.gathered = cut_over_;
+  if (here && plan.is_parameter && plan.tensor.dim() > 0) first.gather_dims = gather_dims_;
   return std::make_shared<const Contract>(std::move(first));
 }
 

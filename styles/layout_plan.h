@@ -36,9 +36,10 @@ class LayoutPlan {
  public:
   LayoutPlan(DeviceMesh mesh, int64_t tensor_dim, const ModuleTree& tree);
 
-  // Turns ZeRO-3 on: parameters are also sharded along dimension 0 on these mesh dimensions, after the tensor
-  // dimension's shard, and gathered for each operator that uses them.
-  void cut_over(const std::vector<int64_t>& data_dims) { cut_over_ = data_dims; }
+  // Turns ZeRO-3 on, if there are any: parameters are also sharded along dimension 0 on these mesh dimensions, after
+  // the tensor dimension's shard, and gathered for each operator that uses them. Contracts get them as
+  // Contract::gather_dims.
+  void set_gather_dims(const std::vector<int64_t>& mesh_dims) { gather_dims_ = mesh_dims; }
 
   const DeviceMesh& mesh() const { return mesh_; }
   const std::vector<TensorPlan>& tensors() const { return tensors_; }
@@ -69,7 +70,7 @@ class LayoutPlan {
 
   DeviceMesh mesh_;
   int64_t tensor_dim_;
-  std::vector<int64_t> cut_over_;
+  std::vector<int64_t> gather_dims_;
   std::vector<TensorPlan> tensors_;
   std::map<const void*, std::size_t> index_;
   std::vector<std::function<void()>> actions_;

@@ -53,9 +53,10 @@ std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptio
   return dims;
 }
 
-// Returns the mesh dimensions over which parameters are sharded to save memory.
-std::vector<int64_t> cut_dims(const DeviceMesh& mesh, const ParallelizeOptions& options,
-                              const std::vector<int64_t>& data_dims) {
+// Returns the mesh dimensions over which parameters are sharded to save memory, and gathered before they are used: all
+// `data_dims` with data_placement Shard(0), else none.
+std::vector<int64_t> gather_dims_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
+                                    const std::vector<int64_t>& data_dims) {
   if (!options.data_placement || options.data_placement->is_replicate()) return {};
   if (*options.data_placement != Shard(0)) {
     throw std::invalid_argument(fmt::format("parallelize_module: data_placement {}; give Shard(0), or Replicate()",
@@ -175,7 +176,7 @@ void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const 
   const std::vector<int64_t> data_dims = data_dims_of(mesh, options, tensor_dim);
   check_source(mesh, options.src_rank);
   LayoutPlan& layout = planned.layout.emplace(mesh, tensor_dim, planned.tree);
-  layout.cut_over(cut_dims(mesh, options, data_dims));
+  layout.set_gather_dims(gather_dims_of(mesh, options, data_dims));
   for (const Assigned& assigned : assign(planned.tree, plan, options.allow_unmatched)) {
     for (const auto* entry : assigned.entries) {
       const std::string name = entry->second->name();
@@ -215,7 +216,7 @@ void detail::parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const 
 
 void detail::parallelize(const std::function<ModuleTree()>& tree, const DeviceMesh& mesh, const ParallelPlan& plan,
                          const ParallelizeOptions& options) {
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   Planned planned;
   if (options.src_rank == kNoSource) {
     make_plan_alone(planned, tree, mesh, plan, options);

@@ -50,9 +50,10 @@ struct Contract {
   bool use_local_output = false;    // the result is a plain tensor, this rank's piece
   // For matmul: autograd saves the activation as it was given, and backward redistributes it to `desired` again.
   bool gather_input_again = false;
-  // Lists the mesh dimensions that also cut the parameter, to save memory; only the first contract of a chain has them.
-  // Operators that use the parameter gather it there first (dtensor/dispatch/gather.h).
-  std::vector<int64_t> gathered;
+  // Lists the mesh dimensions that also cut the parameter, to save memory: all data dimensions of a parallelize_module
+  // with data_placement Shard(0), else none. Only the first contract of a chain has them. Operators that use the
+  // parameter gather it there first (dtensor/dispatch/gather.h).
+  std::vector<int64_t> gather_dims;
   // Holds the contract of a tied weight for other operators, such as "matmul" beside "embedding". A chain names no
   // operator twice.
   std::shared_ptr<const Contract> next;

@@ -10,7 +10,7 @@ namespace tessera::detail {
 void check_current(const at::Tensor& t, const char* who) {
   const Meta& m = meta(t);
   const ViewCopy& copy = m.copy;
-  if (copy.made_by == nullptr || copy.viewed.current_version() == copy.version) return;
+  if (!m.is_copied_view() || copy.viewed.current_version() == copy.version) return;
   throw std::runtime_error(
       fmt::format("{}: would read {}, a copy that {} made because the viewed tensor had to be moved; the viewed tensor "
                   "has been written since, so the copy's values are old. Take the view again after the write, or "
@@ -20,7 +20,7 @@ void check_current(const at::Tensor& t, const char* who) {
 
 void check_writable(const at::Tensor& t, const char* who) {
   const Meta& m = meta(t);
-  if (m.copy.made_by == nullptr) return;
+  if (!m.is_copied_view()) return;
   throw std::invalid_argument(fmt::format(
       "{}: would write {}, a copy that {} made because the viewed tensor had to be moved: the viewed tensor would not "
       "change. Clone the view to write the copy alone; or redistribute the viewed tensor first, so that the view needs "

@@ -93,6 +93,9 @@ struct Meta final : c10::BackendMeta {
     }
   }
 
+  // Says whether this is a copy of the tensor that it should view (ViewCopy).
+  bool is_copied_view() const { return copy.made_by != nullptr; }
+
   SpecPtr spec;
   ContractPtr contract;
   ViewCopy copy;

@@ -41,7 +41,7 @@ void Meta::clear() {
   local_.reset();
   contract.reset();
   if (own_writes_.enabled()) own_writes_ = c10::VariableVersion();
-  if (copy.made_by != nullptr) copy = {};
+  if (is_copied_view()) copy = {};
 }
 
 // Invariants:

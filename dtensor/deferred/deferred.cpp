@@ -222,7 +222,7 @@ void record(const c10::OperatorHandle& op, const std::shared_ptr<Tape>& tape, St
 }
 
 void defer(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
-  const NotRecording below;
+  const NotDeferred below;
   const c10::ArrayRef<at::IValue> args = torch::jit::last(*stack, op.schema().arguments().size());
   at::Tensor deferred;
   each_tensor_of(args, [&](const at::Tensor& t) {

@@ -237,7 +237,7 @@ class Making {
 }  // namespace
 
 void materialize(const at::Tensor& t, const SpecPtr& spec, const std::string& path) {
-  const NotRecording own_tensors;
+  const NotDeferred own_tensors;
   const World::Scope scope(spec->mesh.world(), "ShardedInit", path.empty() ? nullptr : &path);
   const at::NoGradGuard no_grad;
   const Strict strict;

@@ -61,7 +61,7 @@ std::string origin_hint(const Call& call, const at::Tensor& plain) {
       fmt::format("{}: a plain tensor [{}] among DTensors, the first of them {}{}. Make it one by from_local (each "
                   "rank has its piece) or distribute_tensor (each rank has the whole); or hold an ImplicitReplication "
                   "guard, under which plain tensors count as replicated",
-                  call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.lead),
+                  call.traits.name, fmt::join(plain.sizes(), ", "), to_string(*call.first_spec),
                   origin_hint(call, plain) + forward_mode_hint()));
 }
 
@@ -87,9 +87,9 @@ void refuse_piece(const Call& call, const TensorArg& plain) {
 
 void add_plain(Call& call, TensorArg& entry, PlainTensors plain) {
   const at::Tensor& t = *entry.tensor;
-  if (in_backward() && call.writes(entry) && call.lead->mesh.is_member()) {
+  if (in_backward() && call.writes(entry) && call.first_spec->mesh.is_member()) {
     // A backward formula of LibTorch fills its own zeros with the gradient: they become a DTensor.
-    detail::convert_in_place(t, t.detach(), replicated_spec(call.lead->mesh, t));
+    detail::convert_in_place(t, t.detach(), replicated_spec(call.first_spec->mesh, t));
     entry.spec = detail::meta(t).spec.get();
     return;
   }
@@ -100,23 +100,23 @@ void add_plain(Call& call, TensorArg& entry, PlainTensors plain) {
       refuse_piece(call, entry);
       if (!ImplicitReplication::enabled()) refuse_plain(call, t);
     }
-    if (plain == PlainTensors::kCompared) check_replicated(t, call.lead->mesh, call.traits.name);
+    if (plain == PlainTensors::kCompared) check_replicated(t, call.first_spec->mesh, call.traits.name);
   }
   if (t.dim() == 0) return;
-  call.replicated.push_back(replicated_spec(call.lead->mesh, t));
+  call.replicated.push_back(replicated_spec(call.first_spec->mesh, t));
   entry.spec = call.replicated.back().get();
 }
 
 void add_dtensor(Call& call, TensorArg& entry) {
   entry.spec = detail::meta(*entry.tensor).spec.get();
-  if (call.lead == nullptr) call.lead = entry.spec;
+  if (call.first_spec == nullptr) call.first_spec = entry.spec;
   if (call.writes(entry)) detail::check_writable(*entry.tensor, call.traits.name.c_str());
   detail::check_current(*entry.tensor, call.traits.name.c_str());
-  if (entry.spec->mesh == call.lead->mesh) return;
+  if (entry.spec->mesh == call.first_spec->mesh) return;
   throw std::invalid_argument(
       fmt::format("{}: DTensors on different meshes, {} and {}; bring them to one mesh first, by redistribute_to, or "
                   "by full_tensor and distribute_tensor",
-                  call.traits.name, to_string(*call.lead), to_string(*entry.spec)));
+                  call.traits.name, to_string(*call.first_spec), to_string(*entry.spec)));
 }
 
 // Returns the index of the result that is this written argument: the schema gives both the same letter.
@@ -135,9 +135,9 @@ int result_of(const c10::FunctionSchema& schema, const c10::Argument& written) {
 OpTraits::OpTraits(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   name = schema.name();
-  key = rules::rule_key(name);
+  rule_name = rules::rule_key(name);
   num_args = schema.arguments().size();
-  const bool by_value = contains(kByValue, key) || name.rfind("aten::", 0) != 0;
+  const bool by_value = contains(kByValue, rule_name) || name.rfind("aten::", 0) != 0;
   for (std::size_t i = 0; i < num_args; ++i) {
     const c10::Argument& a = schema.arguments()[i];
     const auto type = a.type()->kind() == c10::TypeKind::OptionalType
@@ -156,8 +156,8 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
     }
   }
   random = op.hasTag(at::Tag::nondeterministic_seeded);
-  scales = contains(kScales, key);
-  as_real = key == "view_as_real";
+  scales = contains(kScales, rule_name);
+  is_view_as_real = rule_name == "view_as_real";
   keeps_contract = view || contains(kKeepContract, name);
   changes_shape_in_place = contains(kShapeChangers, name);
 }
@@ -184,11 +184,11 @@ bool is_zero_or_nonfinite(const at::Scalar& number) {
 
 bool is_zero_or_nonfinite(const TensorArg& entry) {
   if (!entry.tensor->defined()) return false;
-  const bool spread = entry.spec != nullptr && detail::is_dtensor(*entry.tensor);
-  if (spread && (!all_replicate(entry.spec->placements) || entry.spec->mesh.world().is_fake())) return false;
+  const bool distributed = entry.spec != nullptr && detail::is_dtensor(*entry.tensor);
+  if (distributed && (!all_replicate(entry.spec->placements) || entry.spec->mesh.world().is_fake())) return false;
   // A rank outside the mesh does not see the number.
-  if (spread && entry.spec->mesh.size() < entry.spec->mesh.world().size()) return entry.spec->numel() == 1;
-  const at::Tensor& local = spread ? detail::meta(*entry.tensor).local() : *entry.tensor;
+  if (distributed && entry.spec->mesh.size() < entry.spec->mesh.world().size()) return entry.spec->numel() == 1;
+  const at::Tensor& local = distributed ? detail::meta(*entry.tensor).local() : *entry.tensor;
   return local.is_cpu() && local.numel() == 1 && is_zero_or_nonfinite(local.item());
 }
 
@@ -215,7 +215,7 @@ Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit
             .tensors = {},
             .replicated = {},
             .gathered = {},
-            .derived = {}};
+            .contract_from_parameters = {}};
   bool plain = false;
   const auto add = [&](std::size_t arg, std::size_t index, const at::Tensor& t) {
     TensorArg& entry = call.tensors.emplace_back(TensorArg{.arg = arg, .index = index, .tensor = &t});
@@ -235,7 +235,7 @@ Call read_call(const c10::OperatorHandle& op, const OpTraits& traits, torch::jit
       add(i, 0, absent);
     }
   }
-  if (call.lead == nullptr) throw std::logic_error(traits.name + ": dispatched to DTensors without one");
+  if (call.first_spec == nullptr) throw std::logic_error(traits.name + ": dispatched to DTensors without one");
   if (!plain) return call;
   for (TensorArg& entry : call.tensors) {
     if (entry.spec == nullptr && entry.tensor->defined()) add_plain(call, entry, plain_tensors);

@@ -25,20 +25,20 @@ struct TensorArg {
 
 // Holds what follows from the operator's schema; computed once per operator.
 struct OpTraits {
-  std::string name;  // "aten::add_"
-  std::string key;   // "add", as rules are named
+  std::string name;       // "aten::add_"
+  std::string rule_name;  // "add", by which find_rule finds the operator's rule
   std::size_t num_args = 0;
   std::vector<bool> number_arg;           // per argument: a Scalar of which the rule uses only the type
   std::vector<std::size_t> written_args;  // arguments written in place or as out=, in schema order
   std::vector<std::size_t> out_args;      // those of written_args that are out= arguments
   std::vector<int> written_results;       // for each written argument, the index of the result that it is, or -1
   int generator_arg = -1;
-  int dropout_arg = -1;         // the argument dropout_p: if it is 0, nothing is drawn
-  bool random = false;          // draws random numbers
-  bool scales = false;          // multiplies or divides its tensors by numbers
-  bool keeps_contract = false;  // returns the same logical tensor or a part of it, which gets its contract
-  bool view = false;            // the result aliases an input
-  bool as_real = false;         // view_as_real: a lazily conjugated piece has no such view
+  int dropout_arg = -1;          // the argument dropout_p: if it is 0, nothing is drawn
+  bool random = false;           // draws random numbers
+  bool scales = false;           // multiplies or divides its tensors by numbers
+  bool keeps_contract = false;   // returns the same logical tensor or a part of it, which gets its contract
+  bool view = false;             // the result aliases an input
+  bool is_view_as_real = false;  // view_as_real: a lazily conjugated piece has no such view
   bool changes_shape_in_place = false;
 
   explicit OpTraits(const c10::OperatorHandle& op);
@@ -51,10 +51,10 @@ struct Call {
   torch::jit::Stack& stack;
   std::size_t base = 0;  // where the arguments begin on the stack
   c10::SmallVector<TensorArg, 6> tensors;
-  const Spec* lead = nullptr;               // the first DTensor's Spec; its mesh is the call's
+  const Spec* first_spec = nullptr;         // the first DTensor's Spec; its mesh is the call's
   c10::SmallVector<SpecPtr, 2> replicated;  // owns the specs of plain tensors that count as replicated
   std::vector<at::Tensor> gathered;         // owns the parameters that were gathered for the call
-  ContractPtr derived;  // contract of results computed from pieces of parameters alone; see gather.h
+  ContractPtr contract_from_parameters;  // contract of results computed from pieces of parameters alone; see gather.h
 
   std::span<const at::IValue> args() const { return {stack.data() + base, traits.num_args}; }
   at::IValue& arg(std::size_t i) const { return stack[base + i]; }

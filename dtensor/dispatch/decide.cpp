@@ -19,16 +19,19 @@ using rules::TensorInfo;
 class Decider {
  public:
   Decider(const Call& call, std::vector<rules::Considered>* considered)
-      : call_(call), lead_(*call.lead), mesh_shape_(lead_.mesh.mesh().shape()), considered_(considered) {}
+      : call_(call),
+        first_spec_(*call.first_spec),
+        mesh_shape_(first_spec_.mesh.mesh().shape()),
+        considered_(considered) {}
 
   DecisionPtr run() {
     refuse_unsupported();
-    const rules::RuleFn rule = rules::find_rule(call_.traits.key);
+    const rules::RuleFn rule = rules::find_rule(call_.traits.rule_name);
     const bool decided = rule != nullptr && decide_by_rule(rule);
     if (!decided) replicate();
-    out_.by_rule = decided && fits_;
+    decision_.by_rule = decided && counts_as_ruled_;
     finish();
-    return std::make_shared<const Decision>(std::move(out_));
+    return std::make_shared<const Decision>(std::move(decision_));
   }
 
  private:
@@ -39,10 +42,10 @@ class Decider {
       throw std::invalid_argument(
           fmt::format("{}: a DTensor cannot change its shape or storage in place ({}); use the operator "
                       "without the trailing underscore",
-                      traits.name, to_string(lead_)));
+                      traits.name, to_string(first_spec_)));
     }
     refuse_other_layouts();
-    refuse_spread_statistics();
+    refuse_cut_statistics();
     for (const TensorArg& entry : call_.tensors) {
       if (!call_.writes(entry)) continue;
       if (!entry.tensor->defined()) continue;
@@ -50,7 +53,7 @@ class Decider {
         throw std::invalid_argument(
             fmt::format("{}: a plain tensor [{}] would be written with the value of a DTensor, {}; call full_tensor or "
                         "to_local on the DTensor first{}",
-                        traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(lead_),
+                        traits.name, fmt::join(entry.tensor->sizes(), ", "), to_string(first_spec_),
                         old_state_hint(call_, *entry.tensor)));
       }
       if (traits.random && entry.spec->partial) {
@@ -68,15 +71,15 @@ class Decider {
     throw std::invalid_argument(
         fmt::format("{}: a DTensor's pieces are strided ({}); call full_tensor, or to_local for this rank's piece, and "
                     "convert that",
-                    name, to_string(lead_)));
+                    name, to_string(first_spec_)));
   }
 
   // In training, norms write their running statistics, which their schemas do not declare: the update of a gathered
   // copy would be lost.
-  void refuse_spread_statistics() const {
+  void refuse_cut_statistics() const {
     const auto training = call_.op.schema().argumentIndexWithName("training");
     if (training && !call_.arg(static_cast<std::size_t>(*training)).toBool()) return;
-    if (call_.traits.key.ends_with("_no_training")) return;
+    if (call_.traits.rule_name.ends_with("_no_training")) return;
     for (const TensorArg& entry : call_.tensors) {
       const std::string& argument = call_.op.schema().arguments()[entry.arg].name();
       if (argument != "running_mean" && argument != "running_var") continue;
@@ -100,7 +103,7 @@ class Decider {
       for (; next < call_.tensors.size() && call_.tensors[next].arg == i; ++next) {
         const TensorArg& entry = call_.tensors[next];
         if (is_out(entry)) {
-          outs_.push_back(next);
+          out_tensors_.push_back(next);
           continue;
         }
         TensorInfo info{.sizes = {}, .dtype = at::kFloat, .defined = entry.tensor->defined()};
@@ -115,21 +118,21 @@ class Decider {
   // Returns false when the rule leaves the call to replication.
   bool decide_by_rule(rules::RuleFn rule_fn) {
     OpCall call = op_call();
-    if (!outs_.empty() && call_.op.schema().returns().empty()) return false;  // the call writes lists
-    meta_ = run_on_meta(call_);
-    if (meta_) {
-      for (const MetaResult& r : *meta_) call.outputs.push_back(r.info);
-      if (meta_->empty() && !call_.op.schema().returns().empty()) return false;  // the result is an empty list
+    if (!out_tensors_.empty() && call_.op.schema().returns().empty()) return false;  // the call writes lists
+    meta_results_ = run_on_meta(call_);
+    if (meta_results_) {
+      for (const MetaResult& r : *meta_results_) call.outputs.push_back(r.info);
+      if (meta_results_->empty() && !call_.op.schema().returns().empty()) return false;  // the result is an empty list
     }
     OpRule rule = rule_fn(call);
-    if (!meta_ && rule.outputs.empty()) return false;
-    if (!outs_.empty() && !writes_out(rule.kernel)) return false;
-    fits_ = !rule.declines;
+    if (!meta_results_ && rule.outputs.empty()) return false;
+    if (!out_tensors_.empty() && !writes_out(rule.kernel)) return false;
+    counts_as_ruled_ = !rule.declines;
     prefer_rule_without_elements(rule);
     std::vector<TensorInfo> outputs = rule.outputs;
-    if (meta_) {
+    if (meta_results_) {
       outputs.clear();
-      for (const MetaResult& r : *meta_) outputs.push_back(r.info);
+      for (const MetaResult& r : *meta_results_) outputs.push_back(r.info);
     }
     check_written_sizes(outputs);
     std::vector<TensorInfo> inputs = call.inputs;
@@ -137,16 +140,16 @@ class Decider {
     keep_terms_finite(rule);
     std::vector<rules::Written> written = written_inputs();
     add_outs(rule, inputs, written);
-    const CostModel model = default_cost_model(lead_.mesh);
+    const CostModel model = default_cost_model(first_spec_.mesh);
     auto choice = rules::choose(rule, inputs, outputs, current(), mesh_shape_, model, written, considered_);
     if (!choice) {  // written tensors cannot be computed in their own layout
-      out_.write_back = true;
-      for (rules::Written& w : written) w.moves = true;
+      decision_.write_back = true;
+      for (rules::Written& w : written) w.computed_in_copy = true;
       choice = rules::choose(rule, inputs, outputs, current(), mesh_shape_, model, written, considered_);
     }
     if (!choice || !commutes(*choice)) return false;
-    take(*choice, outputs, rule);
-    fits_ = fits_ || out_.moves.empty();
+    adopt(*choice, outputs, rule);
+    counts_as_ruled_ = counts_as_ruled_ || decision_.moves.empty();
     return true;
   }
 
@@ -154,7 +157,7 @@ class Decider {
     return kernel.empty() || find_local_kernel(kernel).traits.writes_out;
   }
 
-  // OpRule::keep decides for all mesh dimensions at once, and may leave pending reductions that do not commute.
+  // OpRule::outputs_for decides for all mesh dimensions at once, and may leave pending reductions that do not commute.
   static bool commutes(const rules::Choice& choice) {
     return std::all_of(choice.inputs.begin(), choice.inputs.end(), partials_commute) &&
            std::all_of(choice.outputs.begin(), choice.outputs.end(), partials_commute);
@@ -163,9 +166,9 @@ class Decider {
   // LibTorch's composite kernels give wrong sizes for some tensors without elements: the rule's sizes are taken
   // instead.
   void prefer_rule_without_elements(const OpRule& rule) {
-    if (!meta_ || rule.outputs.size() != meta_->size()) return;
-    for (std::size_t k = 0; k < meta_->size(); ++k) {
-      MetaResult& result = (*meta_)[k];
+    if (!meta_results_ || rule.outputs.size() != meta_results_->size()) return;
+    for (std::size_t k = 0; k < meta_results_->size(); ++k) {
+      MetaResult& result = (*meta_results_)[k];
       const bool empty = std::find(result.info.sizes.begin(), result.info.sizes.end(), 0) != result.info.sizes.end();
       if (!empty || result.info.sizes == rule.outputs[k].sizes) continue;
       result.info.sizes = rule.outputs[k].sizes;
@@ -227,16 +230,16 @@ class Decider {
   // Adds out= tensors as inputs which every strategy lays out as their result. Drops strategies whose local kernel
   // would not write them.
   void add_outs(OpRule& rule, std::vector<TensorInfo>& inputs, std::vector<rules::Written>& written) {
-    if (!outs_.empty()) {
-      rule.keep = {};
+    if (!out_tensors_.empty()) {
+      rule.outputs_for = {};
       std::erase_if(rule.strategies, [](const rules::Strategy& s) { return !writes_out(s.kernel); });
     }
-    for (std::size_t k = 0; k < outs_.size(); ++k) {
+    for (std::size_t k = 0; k < out_tensors_.size(); ++k) {
       for (rules::Strategy& strategy : rule.strategies) strategy.inputs.push_back(strategy.outputs.at(k));
       written.push_back({.input = inputs.size(), .output = k});
-      inputs.push_back({.sizes = call_.tensors[outs_[k]].tensor->sizes().vec(),
-                        .dtype = call_.tensors[outs_[k]].tensor->scalar_type()});
-      rule_inputs_.push_back(outs_[k]);
+      inputs.push_back({.sizes = call_.tensors[out_tensors_[k]].tensor->sizes().vec(),
+                        .dtype = call_.tensors[out_tensors_[k]].tensor->scalar_type()});
+      rule_inputs_.push_back(out_tensors_[k]);
     }
   }
 
@@ -249,27 +252,29 @@ class Decider {
     return out;
   }
 
-  void take(const rules::Choice& choice, const std::vector<TensorInfo>& outputs, const OpRule& rule) {
-    out_.inputs.resize(call_.tensors.size());
-    for (std::size_t j = 0; j < rule_inputs_.size(); ++j) bring(rule_inputs_[j], choice.inputs[j]);
+  // Makes the decision that runs the call as `choice` says.
+  void adopt(const rules::Choice& choice, const std::vector<TensorInfo>& outputs, const OpRule& rule) {
+    decision_.inputs.resize(call_.tensors.size());
+    for (std::size_t j = 0; j < rule_inputs_.size(); ++j) plan_move(rule_inputs_[j], choice.inputs[j]);
     for (std::size_t k = 0; k < outputs.size(); ++k) {
       if (!outputs[k].defined) {
-        out_.outputs.push_back(nullptr);
+        decision_.outputs.push_back(nullptr);
         continue;
       }
-      const std::vector<int64_t> strides = meta_ ? (*meta_)[k].strides : strides_of(outputs[k].sizes);
-      if (meta_ && (*meta_)[k].offset != 0) {
-        out_.offsets.resize(outputs.size());
-        out_.offsets[k] = (*meta_)[k].offset;
+      const std::vector<int64_t> strides = meta_results_ ? (*meta_results_)[k].strides : strides_of(outputs[k].sizes);
+      if (meta_results_ && (*meta_results_)[k].offset != 0) {
+        decision_.offsets.resize(outputs.size());
+        decision_.offsets[k] = (*meta_results_)[k].offset;
       }
-      out_.outputs.push_back(intern_spec(lead_.mesh, choice.outputs[k], outputs[k].sizes, strides, outputs[k].dtype));
+      decision_.outputs.push_back(
+          intern_spec(first_spec_.mesh, choice.outputs[k], outputs[k].sizes, strides, outputs[k].dtype));
     }
-    out_.make_dense = !meta_;
+    decision_.make_dense = !meta_results_;
     if (!choice.kernel.empty()) {
       const LocalKernelEntry entry = find_local_kernel(choice.kernel);
-      out_.kernel = entry.kernel;
-      out_.communicates |= entry.traits.communicates;
-      out_.make_dense |= entry.traits.rearranges;
+      decision_.kernel = entry.kernel;
+      decision_.communicates |= entry.traits.communicates;
+      decision_.make_dense |= entry.traits.rearranges;
     }
     localize(rule);
     if (rule.halos) plan_halos(*rule.halos);
@@ -277,8 +282,8 @@ class Decider {
 
   // Prepares the halo exchange if a dimension along which windows lie is sharded.
   void plan_halos(const rules::Halos& halos) {
-    const auto input = [&](std::size_t j) -> const SpecPtr& { return out_.inputs[rule_inputs_[j]]; };
-    const Spec& computed = halos.anchor ? *input(*halos.anchor) : *out_.outputs[0];
+    const auto input = [&](std::size_t j) -> const SpecPtr& { return decision_.inputs[rule_inputs_[j]]; };
+    const Spec& computed = halos.anchor ? *input(*halos.anchor) : *decision_.outputs[0];
     const auto cuts = [&](const Placement& p) {
       return p.is_shard() && std::ranges::find(halos.dims, p.tensor_dim()) != halos.dims.end();
     };
@@ -289,8 +294,9 @@ class Decider {
       tensors.push_back(rule_inputs_[j]);
       fetched.push_back(input(j));
     }
-    out_.halos = std::make_shared<const Decision::Halos>(std::move(tensors), HaloExchange(halos, fetched, computed));
-    out_.communicates |= out_.halos->exchange.communicates();
+    decision_.halos =
+        std::make_shared<const Decision::Halos>(std::move(tensors), HaloExchange(halos, fetched, computed));
+    decision_.communicates |= decision_.halos->exchange.communicates();
   }
 
   // Returns the strides of a result of `sizes` if LibTorch does not tell them: the memory order of the first tensor of
@@ -305,56 +311,57 @@ class Decider {
   }
 
   void localize(const OpRule& rule) {
-    if (out_.outputs.empty() || out_.outputs[0] == nullptr) return;
-    const Spec& result = *out_.outputs[0];
+    if (decision_.outputs.empty() || decision_.outputs[0] == nullptr) return;
+    const Spec& result = *decision_.outputs[0];
     if (rule.size_arg >= 0 && result.sharded) {
-      out_.local_args.push_back({static_cast<std::size_t>(rule.size_arg), result.local_sizes});
+      decision_.local_args.push_back({static_cast<std::size_t>(rule.size_arg), result.local_sizes});
     }
     if (rule.stride_arg >= 0 && result.sharded) {
-      out_.local_args.push_back({static_cast<std::size_t>(rule.stride_arg), dense_strides(result)});
+      decision_.local_args.push_back({static_cast<std::size_t>(rule.stride_arg), dense_strides(result)});
     }
   }
 
   // ---- Without a rule
   void replicate() {
     const Placements all(mesh_shape_.size(), Replicate());
-    out_.inputs.assign(call_.tensors.size(), nullptr);
-    out_.moves.clear();
+    decision_.inputs.assign(call_.tensors.size(), nullptr);
+    decision_.moves.clear();
     for (std::size_t i = 0; i < call_.tensors.size(); ++i) {
       const TensorArg& entry = call_.tensors[i];
       if (entry.spec == nullptr) continue;
-      bring(i, all);
-      if (call_.writes(entry) && entry.spec->placements != all) out_.write_back = true;
+      plan_move(i, all);
+      if (call_.writes(entry) && entry.spec->placements != all) decision_.write_back = true;
     }
-    if (lead_.mesh.is_member()) {
-      out_.outputs_from_local = true;
+    if (first_spec_.mesh.is_member()) {
+      decision_.outputs_from_local = true;
       return;
     }
-    if (!meta_) meta_ = run_on_meta(call_);
-    if (!meta_) {
+    if (!meta_results_) meta_results_ = run_on_meta(call_);
+    if (!meta_results_) {
       throw std::runtime_error(
           fmt::format("{}: this rank is outside the mesh {} and the operator tells no result's shape "
                       "without running; run it on the mesh's ranks only",
-                      call_.traits.name, lead_.mesh.to_string()));
+                      call_.traits.name, first_spec_.mesh.to_string()));
     }
-    for (const MetaResult& r : *meta_) {
-      out_.outputs.push_back(r.info.defined ? intern_spec(lead_.mesh, all, r.info.sizes, r.strides, r.info.dtype)
-                                            : nullptr);
+    for (const MetaResult& r : *meta_results_) {
+      decision_.outputs.push_back(
+          r.info.defined ? intern_spec(first_spec_.mesh, all, r.info.sizes, r.strides, r.info.dtype) : nullptr);
     }
   }
 
-  void bring(std::size_t tensor, const Placements& placements) {
+  // Sets the placements that a tensor is redistributed to, and records the move if they are not its own.
+  void plan_move(std::size_t tensor, const Placements& placements) {
     const TensorArg& entry = call_.tensors[tensor];
     if (entry.spec == nullptr) return;
     SpecPtr to = with_placements(*entry.spec, placements);
     if (entry.spec->placements != placements) {
       check_partials(placements, entry.spec->dtype, call_.traits.name.c_str());
       RoutePtr route = route_between(*entry.spec, placements);
-      out_.moved |= !route->plan().steps().empty();
-      out_.communicates |= route->communicates();
-      out_.moves.push_back({.tensor = tensor, .to = to, .route = std::move(route)});
+      decision_.moved |= !route->plan().steps().empty();
+      decision_.communicates |= route->communicates();
+      decision_.moves.push_back({.tensor = tensor, .to = to, .route = std::move(route)});
     }
-    out_.inputs[tensor] = std::move(to);
+    decision_.inputs[tensor] = std::move(to);
   }
 
   bool draws() const {
@@ -363,35 +370,37 @@ class Decider {
   }
 
   void finish() {
-    out_.mesh_spec = with_placements(lead_, lead_.placements);
-    if (out_.write_back) {  // copying back may communicate, as the written tensor's layout requires
+    decision_.first_spec = with_placements(first_spec_, first_spec_.placements);
+    if (decision_.write_back) {  // copying back may communicate, as the written tensor's layout requires
       for (const TensorArg& entry : call_.tensors) {
-        if (entry.spec != nullptr && call_.writes(entry) && entry.spec->sharded) out_.communicates = true;
+        if (entry.spec != nullptr && call_.writes(entry) && entry.spec->sharded) decision_.communicates = true;
       }
     }
-    for (const SpecPtr& spec : out_.inputs) out_.ranks_differ |= spec != nullptr && (spec->sharded || spec->partial);
-    bool empty = !out_.outputs.empty() && !out_.outputs_from_local;
-    for (const SpecPtr& spec : out_.outputs) {
+    for (const SpecPtr& spec : decision_.inputs)
+      decision_.ranks_differ |= spec != nullptr && (spec->sharded || spec->partial);
+    bool empty = !decision_.outputs.empty() && !decision_.outputs_from_local;
+    for (const SpecPtr& spec : decision_.outputs) {
       if (spec == nullptr) continue;
-      out_.ranks_differ |= spec->sharded || spec->partial;
+      decision_.ranks_differ |= spec->sharded || spec->partial;
       empty &= spec->local_numel() == 0 && spec->numel() != 0;
     }
-    out_.nothing_here = empty && !call_.traits.view;
-    out_.direct = lead_.mesh.is_member() && !out_.nothing_here && !out_.write_back && out_.moves.empty() &&
-                  out_.halos == nullptr && out_.kernel == nullptr && !out_.outputs_from_local &&
-                  call_.traits.out_args.empty() && !draws() && !call_.traits.as_real &&
-                  !(call_.traits.view && out_.make_dense);  // made dense, it might be a copy
+    decision_.nothing_here = empty && !call_.traits.view;
+    decision_.operator_alone = first_spec_.mesh.is_member() && !decision_.nothing_here && !decision_.write_back &&
+                               decision_.moves.empty() && decision_.halos == nullptr && decision_.kernel == nullptr &&
+                               !decision_.outputs_from_local && call_.traits.out_args.empty() && !draws() &&
+                               !call_.traits.is_view_as_real &&
+                               !(call_.traits.view && decision_.make_dense);  // made dense, it might be a copy
   }
 
   const Call& call_;
-  const Spec& lead_;
+  const Spec& first_spec_;
   const std::vector<int64_t>& mesh_shape_;
   std::vector<rules::Considered>* const considered_;
-  Decision out_;
-  bool fits_ = true;  // the rule fits these arguments, or nothing is redistributed
-  std::optional<std::vector<MetaResult>> meta_;
-  std::vector<std::size_t> rule_inputs_;  // for each input of the rule, its index in call_.tensors
-  std::vector<std::size_t> outs_;         // out= tensors, as indexes in call_.tensors
+  Decision decision_;
+  bool counts_as_ruled_ = true;                          // the rule fits these arguments, or nothing is redistributed
+  std::optional<std::vector<MetaResult>> meta_results_;  // the results on the meta device; see run_on_meta
+  std::vector<std::size_t> rule_inputs_;                 // for each input of the rule, its index in call_.tensors
+  std::vector<std::size_t> out_tensors_;                 // out= tensors, as indexes in call_.tensors
 };
 
 }  // namespace

@@ -33,7 +33,7 @@ struct Decision {
     std::vector<std::size_t> tensors;  // indexes in Call::tensors
     HaloExchange exchange;
   };
-  SpecPtr mesh_spec;                   // the Spec of the first DTensor; it owns the call's mesh
+  SpecPtr first_spec;                  // the Spec of the first DTensor, as Call::first_spec; it owns the call's mesh
   std::vector<Move> moves;             // the inputs to redistribute
   std::shared_ptr<const Halos> halos;  // fetched once the inputs are redistributed; nullptr: none
   std::vector<SpecPtr> inputs;         // each tensor's layout when the local operator runs; nullptr: plain or absent
@@ -43,13 +43,13 @@ struct Decision {
   bool make_dense = false;             // results are made dense, in their specs' memory order
   std::vector<LocalArg> local_args;    // arguments that the local call gets instead
   LocalKernel kernel = nullptr;
-  bool by_rule = false;       // false: no rule fits, and every input is redistributed to Replicate
-  bool moved = false;         // some input is another tensor than the caller's piece
-  bool communicates = false;  // moves, halos or the kernel communicate
-  bool ranks_differ = false;  // some tensor is not replicated: an error may occur on this rank alone
-  bool write_back = false;    // written arguments are computed in copies laid out as `inputs`, and copied back
-  bool nothing_here = false;  // every result's piece is empty on this rank: the operator does not run
-  bool direct = false;        // only the operator runs, on the pieces as they are
+  bool by_rule = false;         // false: no rule fits, and every input is redistributed to Replicate
+  bool moved = false;           // some input is another tensor than the caller's piece
+  bool communicates = false;    // moves, halos or the kernel communicate
+  bool ranks_differ = false;    // some tensor is not replicated: an error may occur on this rank alone
+  bool write_back = false;      // written arguments are computed in copies laid out as `inputs`, and copied back
+  bool nothing_here = false;    // every result's piece is empty on this rank: the operator does not run
+  bool operator_alone = false;  // only the operator runs: no redistribution, kernel, halo or copy
 
   int64_t offset(std::size_t output) const { return offsets.empty() ? 0 : offsets[output]; }
 };

@@ -40,10 +40,10 @@ bool decomposed_now(const DecompositionEntry& entry) {
 
 }  // namespace
 
-bool is_foreach(const std::string& key) {
+bool is_foreach(const std::string& rule_name) {
   static const std::set<std::string, std::less<>> fused = {"_fused_adam", "_fused_adamw", "_fused_sgd",
                                                            "_fused_adagrad"};
-  return key.starts_with("_foreach_") || fused.contains(key);
+  return rule_name.starts_with("_foreach_") || fused.contains(rule_name);
 }
 
 bool moves_inputs(const c10::OperatorHandle& op, torch::jit::Stack& args) {
@@ -63,11 +63,11 @@ DecisionCache::Entry& DecisionCache::slot(uint64_t hash, at::ArrayRef<uint64_t> 
   }
 }
 
-DecisionPtr DecisionCache::find(const Key& key, bool direct) {
+DecisionPtr DecisionCache::find(const Key& key, bool operator_alone) {
   const std::lock_guard lock(lock_);
   if (entries_.empty()) return nullptr;
   const DecisionPtr& found = slot(key.hash(), key.words()).decision;
-  if (found == nullptr || (direct && !found->direct)) return nullptr;
+  if (found == nullptr || (operator_alone && !found->operator_alone)) return nullptr;
   ++hits_;
   return found;
 }
@@ -110,7 +110,7 @@ uint64_t DecisionCache::hits() {
   return hits_;
 }
 
-OpDispatcher::OpDispatcher(const c10::OperatorHandle& op) : traits_(op), foreach_(is_foreach(traits_.key)) {}
+OpDispatcher::OpDispatcher(const c10::OperatorHandle& op) : traits_(op), foreach_(is_foreach(traits_.rule_name)) {}
 
 void OpDispatcher::check_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) const {
   const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
@@ -191,11 +191,11 @@ const DecompositionEntry& OpDispatcher::decomposition() {
   return decomposition_;
 }
 
-DecisionPtr OpDispatcher::direct(const Key& key) {
+DecisionPtr OpDispatcher::find_operator_alone(const Key& key) {
   const DecompositionEntry& entry = decomposition();
   // A kernel of unboxed.h, which calls this function, passes no plain tensor.
   if (entry.calls != DecomposedCalls::kBesidePlainInInference && decomposed_now(entry)) return nullptr;
-  return cache_.find(key, /*direct=*/true);
+  return cache_.find(key, /*operator_alone=*/true);
 }
 
 DecisionPtr OpDispatcher::decision_for(const Call& call) {

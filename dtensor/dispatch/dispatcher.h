@@ -41,9 +41,9 @@ class DecisionCache {
  public:
   static constexpr std::size_t kMaxDecisions = 1024;
 
-  // Returns the decision of `key`, or nullptr; with `direct`, only one whose Decision::direct is set. Counts a hit
-  // where it returns one.
-  DecisionPtr find(const Key& key, bool direct = false);
+  // Returns the decision of `key`, or nullptr; with `operator_alone`, only one whose Decision::operator_alone is set.
+  // Counts a hit where it returns one.
+  DecisionPtr find(const Key& key, bool operator_alone = false);
   void insert(const Key& key, DecisionPtr decision);
   // Empties the cache, and returns the number of hits since the last clear().
   uint64_t clear();
@@ -84,9 +84,9 @@ class OpDispatcher final : public c10::OperatorKernel {
   ~OpDispatcher() override;
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
   const OpTraits& traits() const { return traits_; }
-  // Returns the cached decision of a call if its Decision::direct is set; nullptr otherwise, and where the operator is
-  // decomposed.
-  DecisionPtr direct(const Key& key);
+  // Returns the cached decision of a call if its Decision::operator_alone is set; nullptr otherwise, and where the
+  // operator is decomposed.
+  DecisionPtr find_operator_alone(const Key& key);
 
  private:
   // Looks up the operator's decomposition at the first call, when all of them are registered.
@@ -110,7 +110,7 @@ class OpDispatcher final : public c10::OperatorKernel {
 void dispatch_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
 // Says whether run_foreach handles the operator with this rule name.
-bool is_foreach(const std::string& key);
+bool is_foreach(const std::string& rule_name);
 
 // Says whether the operator would redistribute these arguments before it runs. Nothing runs.
 bool moves_inputs(const c10::OperatorHandle& op, torch::jit::Stack& args);

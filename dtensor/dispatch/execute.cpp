@@ -36,11 +36,11 @@ std::string moves_of(const Call& call, const Decision& decision) {
     const Spec& spec = *decision.inputs[decision.halos->tensors[0]];
     out += fmt::format("; of {} a rank needs {}", to_string(spec), decision.halos->exchange.to_string());
   }
-  if (out.empty() && decision.mesh_spec != nullptr) {
+  if (out.empty() && decision.first_spec != nullptr) {
     out = fmt::format(
         "; the ranks add up what they computed of {} by all_reduce: use reduction sum and divide, or end Strict before "
         "it",
-        to_string(*decision.mesh_spec));
+        to_string(*decision.first_spec));
   }
   return out;
 }
@@ -57,7 +57,7 @@ const std::string* contract_path(const Call& call) {
 class Execution {
  public:
   Execution(const Call& call, const Decision& decision)
-      : call_(call), decision_(decision), mesh_(decision.mesh_spec->mesh) {}
+      : call_(call), decision_(decision), mesh_(decision.first_spec->mesh) {}
 
   void run() {
     if (call_.traits.view) {
@@ -68,17 +68,17 @@ class Execution {
     bring_inputs();
     keep_written();
     if (call_.traits.keeps_contract && detail::is_dtensor(*call_.tensors[0].tensor)) keep_contract();
-    if (call_.derived) contract_ = call_.derived;
+    if (call_.contract_from_parameters) contract_ = call_.contract_from_parameters;
     // localize_stack drops the wrappers from the stack; what is needed of them later is in the decision and in members.
     localize_stack();
     if (!mesh_.is_member() || decision_.nothing_here) {
-      if (call_.traits.random) next_key();  // so that later draws agree on all ranks
+      if (call_.traits.random) next_draw_key();  // so that later draws agree on all ranks
       empty_results();
     } else {
       run_local();
     }
     if (mesh_.is_member()) refuse_resized();
-    if (aside()) write_back();
+    if (writes_in_copies()) write_back();
     for (const auto& [index, wrapper] : written_) detail::meta(wrapper).count_write();
     wrap();
   }
@@ -86,10 +86,10 @@ class Execution {
  private:
   // Says whether written arguments are computed in copies. They are, too, where LibTorch may resize what it writes,
   // since the results' sizes are not known beforehand.
-  bool aside() const { return decision_.write_back || decision_.outputs_from_local; }
+  bool writes_in_copies() const { return decision_.write_back || decision_.outputs_from_local; }
 
   bool copies_conjugate() const {
-    if (!call_.traits.as_real) return false;
+    if (!call_.traits.is_view_as_real) return false;
     const at::Tensor& viewed = *call_.tensors[0].tensor;
     return detail::is_dtensor(viewed) && detail::meta(viewed).local().is_conj();
   }
@@ -103,7 +103,7 @@ class Execution {
     bytes_before_ = detail::bytes_before(viewed);
     writes_ = meta.writes();
     version_ = writes_.current_version();
-    if (meta.copy.made_by != nullptr) {
+    if (meta.is_copied_view()) {
       copy_ = meta.copy;
     } else if (decision_.moved || copies_conjugate()) {
       copy_ = copy_of_viewed();
@@ -157,7 +157,7 @@ class Execution {
       for (std::size_t i = 0; i < call_.tensors.size(); ++i) {
         if (call_.tensors[i].arg != arg || !call_.tensors[i].tensor->defined()) continue;
         written_.push_back({i, *call_.tensors[i].tensor});
-        if (aside() && locals_[i].is_alias_of(detail::meta(written_.back().wrapper).local())) {
+        if (writes_in_copies() && locals_[i].is_alias_of(detail::meta(written_.back().wrapper).local())) {
           locals_[i] = locals_[i].clone();
         }
       }
@@ -184,9 +184,9 @@ class Execution {
   // ---- The operator itself
   void run_local() {
     std::optional<detail::DrawGuard> draw;
-    if (call_.traits.random) key_ = next_key();
+    if (call_.traits.random) draw_key_ = next_draw_key();
     // A local kernel draws from the key itself.
-    if (key_ && decision_.kernel == nullptr) draw.emplace(mesh_.device(), *key_);
+    if (draw_key_ && decision_.kernel == nullptr) draw.emplace(mesh_.device(), *draw_key_);
     const at::AutoDispatchBelowADInplaceOrView below;
     if (!decision_.ranks_differ && decision_.kernel == nullptr) {
       call_.op.callBoxed(call_.stack);
@@ -208,7 +208,7 @@ class Execution {
     decision_.kernel({.op = call_.op,
                       .inputs = decision_.inputs,
                       .outputs = decision_.outputs,
-                      .draw = key_.value_or(detail::DrawKey()),
+                      .draw = draw_key_.value_or(detail::DrawKey()),
                       .fetched = fetched_ ? &*fetched_ : nullptr},
                      local);
     call_.stack.resize(call_.base);
@@ -216,7 +216,7 @@ class Execution {
   }
 
   // Returns what this call draws from; nullopt for a dropout of probability 0, which draws nothing.
-  std::optional<detail::DrawKey> next_key() {
+  std::optional<detail::DrawKey> next_draw_key() {
     const int dropout = call_.traits.dropout_arg;
     if (dropout >= 0 && call_.arg(static_cast<std::size_t>(dropout)).toDouble() == 0) return std::nullopt;
     std::optional<at::Generator> user;
@@ -337,13 +337,13 @@ class Execution {
   c10::SmallVector<WrittenTensor, 2> written_;
   ContractPtr contract_;
   std::optional<Fetched> fetched_;
-  std::optional<detail::DrawKey> key_;
+  std::optional<detail::DrawKey> draw_key_;
   at::Tensor viewed_piece_;      // the viewed tensor's piece; undefined if the call is no view
   int64_t bytes_before_ = 0;     // the viewed tensor's
   c10::VariableVersion writes_;  // the viewed tensor's counter
   uint32_t version_ = 0;         // the value of writes_ when the call began
-  detail::ViewCopy copy_;
-  bool normal_view_ = false;  // the result is a view of a normal tensor under InferenceMode
+  detail::ViewCopy copy_;        // what the results record; made_by is nullptr unless they are copied views
+  bool normal_view_ = false;     // the result is a view of a normal tensor under InferenceMode
 };
 
 }  // namespace

@@ -32,7 +32,7 @@ torch::jit::Stack with_defaults(const c10::FunctionSchema& schema, std::vector<c
 }
 
 void refuse_composite(const c10::OperatorHandle& op, const dispatch::OpTraits& traits, const std::string& name) {
-  if (dispatch::is_foreach(traits.key)) {
+  if (dispatch::is_foreach(traits.rule_name)) {
     throw std::invalid_argument(fmt::format(
         "explain_op: {} acts on the pieces of its lists, which are redistributed to the first list's layouts; "
         "there is nothing to choose",

@@ -93,7 +93,8 @@ void check_implicit(const Call& call, const Moves& moves) {
 torch::jit::Stack local_stack(const Call& call, const std::vector<List>& lists, const Moves& moves) {
   std::optional<World::Scope> scope;
   const auto moved = [](const std::optional<Placements>& move) { return move.has_value(); };
-  if (std::any_of(moves.begin(), moves.end(), moved)) scope.emplace(call.lead->mesh.world(), call.traits.name.c_str());
+  if (std::any_of(moves.begin(), moves.end(), moved))
+    scope.emplace(call.first_spec->mesh.world(), call.traits.name.c_str());
   const auto piece = [&](std::size_t i) {
     const at::Tensor local = local_of(*call.tensors[i].tensor);
     if (!moves[i]) return local;
@@ -145,14 +146,14 @@ at::Tensor wrap_like(const at::Tensor& local, const TensorArg& first) {
 }  // namespace
 
 bool run_foreach(const Call& call) {
-  if (std::find(kReducing.begin(), kReducing.end(), call.traits.key) != kReducing.end()) return false;
+  if (std::find(kReducing.begin(), kReducing.end(), call.traits.rule_name) != kReducing.end()) return false;
   const std::vector<List> lists = lists_of(call);
   const std::optional<Moves> moves = moves_of(call, lists);
-  if (!moves || !call.lead->mesh.is_member()) return false;
+  if (!moves || !call.first_spec->mesh.is_member()) return false;
   check_implicit(call, *moves);
   torch::jit::Stack local = local_stack(call, lists, *moves);
   const torch::jit::Stack given = local;
-  call.lead->mesh.world().guard(call.traits.name, [&] {
+  call.first_spec->mesh.world().guard(call.traits.name, [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     call.op.callBoxed(local);
   });

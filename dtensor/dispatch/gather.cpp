@@ -32,19 +32,19 @@ Held held(const Call& call, const TensorArg& entry) {
   if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor) || call.writes(entry)) return Held::kWhole;
   const detail::Meta& meta = detail::meta(*entry.tensor);
   if (!is_gathered(meta)) return Held::kWhole;
-  const bool cut = std::ranges::any_of(meta.contract->gathered, [&](int64_t mesh_dim) {
+  const bool cut = std::ranges::any_of(meta.contract->gather_dims, [&](int64_t mesh_dim) {
     return entry.spec->placements[static_cast<std::size_t>(mesh_dim)].is_shard();
   });
   return cut ? Held::kPiece : Held::kTerms;
 }
 
-bool is_pointwise(const std::string& key) {
+bool is_pointwise(const std::string& rule_name) {
   static const std::set<std::string_view> names = [] {
     std::set<std::string_view> out;
     for (const rules::RuleEntry& entry : rules::pointwise_rules()) out.insert(entry.name);
     return out;
   }();
-  return names.contains(key);
+  return names.contains(rule_name);
 }
 
 // Says whether a tensor beside parameters leaves the layout of their elements unchanged: a single number, or in a
@@ -56,17 +56,17 @@ bool goes_beside(const Call& call, const TensorArg& entry, const Spec& parameter
   });
   if (!whole) return false;
   return entry.spec->numel() == 1 ||
-         (is_pointwise(call.traits.key) && at::is_expandable_to(entry.spec->sizes, parameter.sizes));
+         (is_pointwise(call.traits.rule_name) && at::is_expandable_to(entry.spec->sizes, parameter.sizes));
 }
 
 // Says whether the result follows from parameters, numbers and such tensors alone. `first` is one of the parameters.
 bool of_parameters_alone(const Call& call, const TensorArg& first) {
-  const std::vector<int64_t>& mesh_dims = detail::meta(*first.tensor).contract->gathered;
+  const std::vector<int64_t>& mesh_dims = detail::meta(*first.tensor).contract->gather_dims;
   return std::ranges::all_of(call.tensors, [&](const TensorArg& entry) {
     if (entry.spec == nullptr) return true;
     if (call.writes(entry)) return false;
     if (held(call, entry) == Held::kWhole) return goes_beside(call, entry, *first.spec, mesh_dims);
-    return detail::meta(*entry.tensor).contract->gathered == mesh_dims;
+    return detail::meta(*entry.tensor).contract->gather_dims == mesh_dims;
   });
 }
 
@@ -76,7 +76,7 @@ ContractPtr derived_from(const ContractPtr& contract) {
   if (contract->operators.empty() && contract->next == nullptr) return contract;
   Contract out;
   out.path = contract->path;
-  out.gathered = contract->gathered;
+  out.gather_dims = contract->gather_dims;
   return std::make_shared<const Contract>(std::move(out));
 }
 
@@ -159,7 +159,7 @@ Placements without_cuts(const Spec& spec, const std::vector<int64_t>& mesh_dims)
 }
 
 SpecPtr whole_spec(const Call& call, const detail::Meta& meta) {
-  const Placements whole = without_cuts(*meta.spec, meta.contract->gathered);
+  const Placements whole = without_cuts(*meta.spec, meta.contract->gather_dims);
   return with_placements(*meta.spec, normalize(whole, meta.spec->mesh.mesh(), meta.spec->ndim(), call.traits.name));
 }
 
@@ -202,7 +202,7 @@ class Gathering {
     if (!alone && !all_alike(call_, *first.spec)) return nullptr;
     DecisionPtr decision = decide_(call_);
     if (decision->communicates || (!alone && !decision->moves.empty())) return nullptr;
-    if (alone) call_.derived = derived_from(detail::meta(*first.tensor).contract);
+    if (alone) call_.contract_from_parameters = derived_from(detail::meta(*first.tensor).contract);
     return decision;
   }
 
@@ -215,12 +215,12 @@ class Gathering {
       // Reserves room for all, since entries point into the vector.
       if (call_.gathered.empty()) call_.gathered.reserve(call_.tensors.size());
       const detail::Meta& meta = detail::meta(*entry.tensor);
-      const bool lead = call_.lead == entry.spec;
+      const bool is_first = call_.first_spec == entry.spec;
       entry.tensor =
           &call_.gathered.emplace_back(steps_ != nullptr ? stand_in(call_, meta, *steps_) : gather(call_, meta));
       detail::meta(*entry.tensor).contract = meta.contract;
       entry.spec = detail::meta(*entry.tensor).spec.get();
-      if (lead) call_.lead = entry.spec;
+      if (is_first) call_.first_spec = entry.spec;
     }
     return any;
   }

@@ -20,8 +20,9 @@
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/tangent.h"
 
-// Defines kernels that take an operator's arguments without a stack of boxed values. They run calls whose decision is
-// cached and direct; every other call goes to the operator's OpDispatcher.
+// Defines kernels that take an operator's arguments without a stack of boxed values. They run a call if its decision is
+// cached and says that only the operator runs (Decision::operator_alone: no redistribution, kernel, halo or copy).
+// Every other call goes to the operator's OpDispatcher.
 namespace tessera::dispatch {
 
 // ---- Appending arguments to a key
@@ -32,7 +33,7 @@ namespace tessera::dispatch {
 inline bool append_dtensor(const at::Tensor& t, const OpTraits& traits, Key& key, bool written = false) {
   if (!detail::is_dtensor(t)) return false;
   const detail::Meta& meta = detail::meta(t);
-  if (meta.copy.made_by != nullptr || (meta.spec->partial && traits.scales)) return false;
+  if (meta.is_copied_view() || (meta.spec->partial && traits.scales)) return false;
   if (!written && !traits.keeps_contract && is_gathered(meta)) return false;
   key.dtensor(*meta.spec);
   return true;
@@ -127,31 +128,31 @@ struct Local {
   explicit Local(Arg& given) : value(given) {}
   Arg& get() { return value; }
   // Replaces the caller's sizes or strides by those of this rank's piece.
-  void take(const std::vector<int64_t>& /*ints*/) {
+  void replace_sizes(const std::vector<int64_t>& /*ints*/) {
     throw std::logic_error("an argument that takes no sizes of a piece");
   }
   Arg& value;
 };
 template <>
-inline void Local<at::IntArrayRef>::take(const std::vector<int64_t>& ints) {
+inline void Local<at::IntArrayRef>::replace_sizes(const std::vector<int64_t>& ints) {
   value = ints;
 }
 template <>
-inline void Local<c10::SymIntArrayRef>::take(const std::vector<int64_t>& ints) {
+inline void Local<c10::SymIntArrayRef>::replace_sizes(const std::vector<int64_t>& ints) {
   value = c10::fromIntArrayRefSlow(ints);
 }
 template <>
 struct Local<const at::Tensor> {
   explicit Local(const at::Tensor& t) : value(t.defined() ? detail::meta(t).local() : t) {}
   const at::Tensor& get() { return value; }
-  void take(const std::vector<int64_t>&) {}
+  void replace_sizes(const std::vector<int64_t>&) {}
   const at::Tensor& value;
 };
 template <>
 struct Local<at::Tensor> {
   explicit Local(const at::Tensor& t) : value(detail::meta(t).local()) {}
   at::Tensor& get() { return value; }
-  void take(const std::vector<int64_t>&) {}
+  void replace_sizes(const std::vector<int64_t>&) {}
   at::Tensor value;
 };
 template <>
@@ -160,7 +161,7 @@ struct Local<const std::optional<at::Tensor>> {
     if (t) value = t->defined() ? detail::meta(*t).local() : *t;
   }
   const std::optional<at::Tensor>& get() { return value; }
-  void take(const std::vector<int64_t>&) {}
+  void replace_sizes(const std::vector<int64_t>&) {}
   std::optional<at::Tensor> value;
 };
 template <class List>
@@ -171,7 +172,7 @@ struct LocalList {
     value = List(pieces);
   }
   const List& get() { return value; }
-  void take(const std::vector<int64_t>&) {}
+  void replace_sizes(const std::vector<int64_t>&) {}
   std::vector<at::Tensor> pieces;
   List value;
 };
@@ -189,8 +190,8 @@ using Locals = std::tuple<Local<std::remove_reference_t<Args>>...>;
 
 // ---- Before and after the operator
 
-// Waits for pieces that are not delivered yet, one argument after the other as OpDispatcher does, so that all ranks
-// wait in the same order.
+// Adds the gradient's hook to an argument (watch_gradient), and waits for its piece if that is not delivered yet. It is
+// called for one argument after the other, as OpDispatcher does, so that all ranks wait in the same order.
 inline void make_ready(const at::Tensor& t) {
   if (!t.defined()) return;
   if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr) detail::watch_gradient(t);
@@ -249,7 +250,7 @@ void on_pieces(bool ranks_differ, World& world, const std::string& name, const C
     call();
   } catch (...) {
     if (!ranks_differ) throw;
-    world.guard(name, [] { throw; });
+    world.guard(name, [] { throw; });  // rethrows the current exception inside guard, which fails the World
   }
 }
 
@@ -272,7 +273,7 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
     if (!traits.view || !c10::InferenceMode::is_enabled()) {
       Key key(false);
       if ((append_argument(args, traits, key) && ...)) {
-        if (const DecisionPtr decision = dispatcher_->direct(key)) return run(*decision, args...);
+        if (const DecisionPtr decision = dispatcher_->find_operator_alone(key)) return run(*decision, args...);
       }
     }
     return boxed_.call<R, Args...>(op_, keys, std::forward<Args>(args)...);
@@ -282,7 +283,8 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
   R run(const Decision& decision, std::remove_reference_t<Args>&... args) {
     (make_ready(args), ...);
     Locals<Args...> locals(args...);
-    for (const auto& [arg, ints] : decision.local_args) take(locals, arg, ints, std::index_sequence_for<Args...>());
+    for (const auto& [arg, ints] : decision.local_args)
+      replace_sizes(locals, arg, ints, std::index_sequence_for<Args...>());
     const auto call = [&]() -> R {
       return std::apply([](auto&... each) -> R { return Op::call(each.get()...); }, locals);
     };
@@ -290,15 +292,15 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
   }
 
   template <std::size_t... I>
-  static void take(Locals<Args...>& locals, std::size_t arg, const std::vector<int64_t>& ints,
-                   std::index_sequence<I...>) {
-    ((I == arg ? std::get<I>(locals).take(ints) : void()), ...);
+  static void replace_sizes(Locals<Args...>& locals, std::size_t arg, const std::vector<int64_t>& ints,
+                            std::index_sequence<I...>) {
+    ((I == arg ? std::get<I>(locals).replace_sizes(ints) : void()), ...);
   }
 
   template <class Call, class First, class... Rest>
   R after(const Decision& decision, const Call& call, First& first, Rest&... rest) {
     const OpTraits& traits = dispatcher_->traits();
-    World& world = decision.mesh_spec->mesh.world();
+    World& world = decision.first_spec->mesh.world();
     if constexpr (std::is_same_v<R, at::Tensor&>) {  // in place
       if ((argument_has_tangent(rest) || ...)) detail::start_tangent(first);
       on_pieces(decision.ranks_differ, world, traits.name, [&] { call(); });
@@ -350,7 +352,7 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
       if (!detail::is_dtensor(list[k]) || !detail::is_dtensor(first[k])) return false;
       const detail::Meta& meta = detail::meta(list[k]);
       const Spec* const spec = meta.spec.get();
-      if (meta.copy.made_by != nullptr || spec != detail::meta(first[k]).spec.get()) return false;
+      if (meta.is_copied_view() || spec != detail::meta(first[k]).spec.get()) return false;
       if (spec == before) continue;
       if (spec->partial || !spec->mesh.is_member() || (before != nullptr && !(spec->mesh == before->mesh)))
         return false;

@@ -156,7 +156,7 @@ void read_pieces(std::vector<Slot>& slots, const Checkpoint& checkpoint, const L
 
 void load_weights(torch::nn::Module& module, const std::string& path, const LoadOptions& options) {
   const std::vector<ModuleTensor> tensors = module_tensors(module);
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   std::vector<at::Tensor> values;
   for (const ModuleTensor& item : tensors) values.push_back(item.tensor);
   const Agreement agreement(meshes_of(values), "load_weights");

@@ -124,7 +124,7 @@ void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<Dev
                   const std::string& path, int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,
                   const char* op) {
   const at::NoGradGuard no_grad;
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   const Agreement agreement(meshes, op);
   const std::vector<SafetensorsHeader> plan = make_plan(tensors, max_shard_bytes, metadata);
   const bool writes = meshes.empty() || writing_rank(meshes, op) == meshes.front().world().rank();

@@ -147,7 +147,7 @@ std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
 }  // namespace
 
 void save_optimizer(const Optimizer& optimizer, const torch::nn::Module& module, const std::string& path) {
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   const OptimizerKind& kind = optimizer_kind(optimizer, "save_optimizer");
   const GroupPaths paths = group_paths(optimizer, module, "save_optimizer");
   // A tied parameter may be in a group twice; its state is saved once.
@@ -167,7 +167,7 @@ void save_optimizer(const Optimizer& optimizer, const torch::nn::Module& module,
 }
 
 void load_optimizer(Optimizer& optimizer, const torch::nn::Module& module, const std::string& path) {
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   const OptimizerKind& kind = optimizer_kind(optimizer, "load_optimizer");
   const GroupPaths paths = group_paths(optimizer, module, "load_optimizer");
   const Agreement agreement(meshes_of(parameters_of(optimizer)), "load_optimizer");

@@ -68,7 +68,7 @@ void AsyncRedistributions::deliver(std::size_t i, at::Tensor& piece, std::atomic
   if (error_) std::rethrow_exception(error_);
   const World::Exclusive exclusive(
       mesh_.world());  // throws here, before anything has happened, if another thread communicates
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   try {
     if (!finished_) finish();
   } catch (...) {

@@ -97,7 +97,7 @@ at::Tensor PendingCollective::wait() {
     return std::exchange(result_, at::Tensor());
   }
   const World::Exclusive exclusive(work_->call.mesh.world());
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::unique_ptr<Work> work = std::move(work_);
   return failing(work->call, work->op.c_str(), [&] {
@@ -110,7 +110,7 @@ PendingCollective start_call(const CollectiveCall& call, int64_t bytes, const In
                              c10::function_ref<BackendWork()> begin) {
   World& world = call.mesh.world();
   const World::Exclusive exclusive(world);
-  const detail::NotRecording own_tensors;
+  const detail::NotDeferred own_tensors;
   world.check_alive();
   report(call, bytes);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -124,7 +124,7 @@ at::Tensor from_piece(const at::Tensor& piece, const Contract& contract, const a
 struct Activation {
   at::Tensor tensor;
   Placements desired;
-  std::shared_ptr<const int> uses;  // how many contracts have used it; see add_reduction_hook
+  std::shared_ptr<const int> uses;  // shared counter of the contracts that use it; see add_reduction_hook
 };
 
 Activation activation_of(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,
@@ -147,7 +147,7 @@ at::Tensor bring_activation(const at::Tensor& x, const Contract& contract, const
 }
 
 // Calls the operator's own autograd kernel, which LibTorch registers for all backends.
-void to_autograd(const c10::OperatorHandle& op, Stack& stack) {
+void call_libtorch(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::Autograd, stack);
 }
 
@@ -335,12 +335,12 @@ at::Tensor conv2d(const at::Tensor& input, const at::Tensor& weight, const Optio
   });
 }
 
-// addmm and embedding end in LibTorch's autograd kernels.
+// Runs addmm or embedding, which end in LibTorch's autograd kernels, as the parameter's contract says.
 template <const Site& At>
-void to_autograd_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
+void boxed_contract_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   const std::size_t n = op.schema().arguments().size();
-  if (contract_of(At.op, argument(*stack, n, At.parameter).toTensor()) == nullptr) return to_autograd(op, *stack);
-  with_contract(op, At, *stack, to_autograd);
+  if (contract_of(At.op, argument(*stack, n, At.parameter).toTensor()) == nullptr) return call_libtorch(op, *stack);
+  with_contract(op, At, *stack, call_libtorch);
 }
 
 // LibTorch's addmm saves the activation after it was redistributed. With gather_input_again matmul's kernel computes
@@ -351,7 +351,7 @@ void addmm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   const ContractPtr contract = contract_of(kAddmm.op, parameter);
   const auto is_one = [&](std::size_t i) { return argument(*stack, n, i).toScalar().equal(1); };
   if (contract == nullptr || !contract->gather_input_again || !is_one(3) || !is_one(4)) {
-    return to_autograd_kernel<kAddmm>(op, keys, stack);
+    return boxed_contract_kernel<kAddmm>(op, keys, stack);
   }
   const at::Tensor bias = argument(*stack, n, 0).toTensor();
   const at::Tensor product = matmul_kernel(argument(*stack, n, kAddmm.activation).toTensor(), parameter);
@@ -424,7 +424,7 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) {
   m.impl("add.Tensor", add_kernel<at::_ops::add_Tensor, at::Tensor, const at::Tensor&>);
   m.impl("add_.Tensor", add_kernel<at::_ops::add__Tensor, at::Tensor&, at::Tensor&>);
   m.impl("addmm", torch::CppFunction::makeFromBoxedFunction<&addmm_kernel>());
-  m.impl("embedding", torch::CppFunction::makeFromBoxedFunction<&to_autograd_kernel<kEmbedding>>());
+  m.impl("embedding", torch::CppFunction::makeFromBoxedFunction<&boxed_contract_kernel<kEmbedding>>());
 }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_composites(m); }
 

@@ -32,7 +32,7 @@ using torch::jit::Stack;
 // read.
 void replicate_plain(const c10::OperatorHandle& op, Stack& stack) {
   const dispatch::OpTraits traits(op);
-  const DeviceMesh mesh = dispatch::read_call(op, traits, stack).lead->mesh;
+  const DeviceMesh mesh = dispatch::read_call(op, traits, stack).first_spec->mesh;
   if (!mesh.is_member()) return;
   const Placements replicated(static_cast<std::size_t>(mesh.ndim()), Replicate());
   for (std::size_t i = stack.size() - traits.num_args; i < stack.size(); ++i) {

@@ -14,7 +14,8 @@ namespace tessera {
 struct StyledProduct {
   Placements desired;
   ContractPtr contract;
-  // Counts the contracts that have used the activation; nullptr if nobody counts them.
+  // Is the shared counter of the contracts that use the activation, which detail::add_reduction_hook returns; nullptr
+  // if nobody counts them.
   std::shared_ptr<const int> uses;
 };
 

@@ -199,9 +199,9 @@ void keep_cuts(OpRule& rule, const OpCall& call, std::vector<TileView> views, st
   for (const TensorInfo& output : call.outputs) sizes.push_back(output.sizes);
   if (sizes.size() != views.size()) return;
   rule.keep_kernel = kernel;
-  rule.keep = [from = call.inputs.at(0).sizes, sizes = std::move(sizes), views = std::move(views)](
-                  const std::vector<Placements>& inputs,
-                  std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
+  rule.outputs_for = [from = call.inputs.at(0).sizes, sizes = std::move(sizes), views = std::move(views)](
+                         const std::vector<Placements>& inputs,
+                         std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
     std::vector<Placements> out;
     for (std::size_t k = 0; k < views.size(); ++k) {
       std::optional<Placements> layout = viewed_layout(from, sizes[k], views[k], inputs[0], mesh_shape);
@@ -215,9 +215,9 @@ void keep_cuts(OpRule& rule, const OpCall& call, std::vector<TileView> views, st
 void keep_gradient(OpRule& rule, const OpCall& call, const std::vector<int64_t>& sizes, int64_t dim, TileView view,
                    std::optional<int64_t> start) {
   rule.keep_kernel = "parts_backward";
-  rule.keep = [=, to = call.inputs.at(0).sizes, view = std::move(view)](
-                  const std::vector<Placements>& inputs,
-                  std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
+  rule.outputs_for = [=, to = call.inputs.at(0).sizes, view = std::move(view)](
+                         const std::vector<Placements>& inputs,
+                         std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
     std::vector<Placements> candidates = with_shards(inputs[0], dim, to.size() == sizes.size());
     if (start) {
       std::optional<Placements> repeated = repeated_layout(to, sizes, dim, *start, inputs[0], mesh_shape);
@@ -240,9 +240,9 @@ void keep_joined(OpRule& rule, const OpCall& call, int64_t dim) {
     if (from[j].size() != to.size()) return;
     if (j > 0) to[static_cast<std::size_t>(dim)] += from[j][static_cast<std::size_t>(dim)];
   }
-  rule.keep = [from = std::move(from), to = std::move(to), dim](
-                  const std::vector<Placements>& inputs,
-                  std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
+  rule.outputs_for = [from = std::move(from), to = std::move(to), dim](
+                         const std::vector<Placements>& inputs,
+                         std::span<const int64_t> mesh_shape) -> std::optional<std::vector<Placements>> {
     std::optional<Placements> layout = joined_layout(from, to, dim, inputs, mesh_shape);
     if (!layout) return std::nullopt;
     return std::vector<Placements>{*std::move(layout)};

@@ -56,12 +56,12 @@ struct OpRule {
   // Is the index of the argument that holds the result's strides. The local call gets dense strides in the same memory
   // order; -1 for none.
   int stride_arg = -1;
-  // For views of dimensions that are cut: returns the results' placements if every input stays as given, or nullopt if
-  // the results have no placements then. choose() calls it unless the strategies cost nothing, and uses what it
-  // returns if that is cheaper. `keep_kernel` then computes the pieces; "" means the operator itself.
+  // For views of dimensions that are cut: returns the results' placements for these input placements, or nullopt if the
+  // results have no placements then. choose() calls it unless the strategies cost nothing, and keeps the inputs so if
+  // that is cheaper. `keep_kernel` then computes the pieces; "" means the operator itself.
   std::function<std::optional<std::vector<Placements>>(const std::vector<Placements>& inputs,
                                                        std::span<const int64_t> mesh_shape)>
-      keep = {};
+      outputs_for = {};
   std::string_view keep_kernel = {};
   // Says which rows ranks exchange before the kernel runs, if a strategy cuts these dimensions.
   std::optional<Halos> halos = {};

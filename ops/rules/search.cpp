@@ -11,7 +11,8 @@
 namespace tessera::rules {
 namespace {
 
-constexpr double kLocalChange = 1e-3;  // to slice or fill with zeros: nothing is sent, but it is worse than no change
+// Is the time to slice or fill with zeros: nothing is sent, but it is worse than no change.
+constexpr double kLocalChangeMicroseconds = 1e-3;
 
 double bytes_of(const TensorInfo& info) {
   double bytes = static_cast<double>(c10::elementSize(info.dtype));
@@ -48,11 +49,11 @@ double change_cost(const Placement& from, const Placement& to, double bytes, con
   return link.microseconds + moved / link.bytes_per_microsecond;
 }
 
-// Returns the strategy with every chunk-wise Shard replaced by a Shard with the partition and order of `cut`.
-Strategy cut_as(Strategy strategy, const Placement& cut) {
+// Returns the strategy with every Shard given the partition and order of the Shard `like`.
+Strategy with_partition(Strategy strategy, const Placement& like) {
   for (Placements* list : {&strategy.inputs, &strategy.outputs}) {
     for (Placement& p : *list) {
-      if (p.is_shard()) p = cut.on(p.tensor_dim());
+      if (p.is_shard()) p = like.on(p.tensor_dim());
     }
   }
   return strategy;
@@ -76,7 +77,7 @@ class Search {
  public:
   Search(const OpRule& rule, const std::vector<TensorInfo>& inputs, const std::vector<TensorInfo>& outputs,
          const std::vector<Placements>& current, std::span<const int64_t> mesh_shape, const CostModel& model,
-         std::span<const Written> written, bool any_cut, std::vector<Considered>* considered)
+         std::span<const Written> written, bool try_other_partitions, std::vector<Considered>* considered)
       : rule_(rule),
         inputs_(inputs),
         outputs_(outputs),
@@ -84,7 +85,7 @@ class Search {
         mesh_shape_(mesh_shape),
         model_(model),
         written_(written),
-        any_cut_(any_cut),
+        try_other_partitions_(try_other_partitions),
         considered_(considered) {
     replicate_ = {.inputs = Placements(inputs.size(), Replicate()), .outputs = Placements(outputs.size(), Replicate())};
     choice_.inputs.resize(inputs.size());
@@ -94,15 +95,15 @@ class Search {
 
   std::optional<Choice> run() {
     for (std::size_t i = 0; i < mesh_shape_.size(); ++i) {
-      const Placements cuts = other_cuts(i);
+      const Placements others = other_partitions(i);
       std::optional<Strategy> best;
       double best_cost = 0;
       consider(replicate_, i, best, best_cost);
       for (const Strategy& strategy : rule_.strategies) {
         consider(strategy, i, best, best_cost);
-        if (cuts.empty() || !shards(strategy)) continue;
-        for (const Placement& cut : cuts) {
-          Strategy other = cut_as(strategy, cut);
+        if (others.empty() || !shards(strategy)) continue;
+        for (const Placement& like : others) {
+          Strategy other = with_partition(strategy, like);
           if (!rule_.halos || follow_partition(*rule_.halos, other)) consider(other, i, best, best_cost);
         }
       }
@@ -116,11 +117,11 @@ class Search {
   }
 
  private:
-  // Returns the partitions other than torch.chunk's that cut inputs on this mesh dimension. A strategy for a factor is
-  // valid for any of them.
-  Placements other_cuts(std::size_t mesh_dim) const {
+  // Returns Shards with the partitions other than torch.chunk's that cut inputs on this mesh dimension. A strategy for
+  // a factor is valid for any of them.
+  Placements other_partitions(std::size_t mesh_dim) const {
     Placements out;
-    for (std::size_t j = 0; any_cut_ && j < inputs_.size(); ++j) {
+    for (std::size_t j = 0; try_other_partitions_ && j < inputs_.size(); ++j) {
       const Placement& p = current_[j][mesh_dim];
       if (!inputs_[j].defined || !p.is_shard() || (p.is_chunks() && p.order() == 0)) continue;
       if (std::ranges::find(out, p.on(0)) == out.end()) out.push_back(p.on(0));
@@ -159,7 +160,7 @@ class Search {
 
   bool keeps_written(const Strategy& strategy, std::size_t mesh_dim) const {
     return std::all_of(written_.begin(), written_.end(), [&](const Written& w) {
-      const Placement& there = w.moves ? strategy.inputs[w.input] : current_[w.input][mesh_dim];
+      const Placement& there = w.computed_in_copy ? strategy.inputs[w.input] : current_[w.input][mesh_dim];
       return strategy.inputs[w.input] == there && (w.output == kNoOutput || strategy.outputs[w.output] == there);
     });
   }
@@ -171,9 +172,9 @@ class Search {
       const Placement& from = current_[j][mesh_dim];
       const Placement& to = strategy.inputs[j];
       if (from == to) continue;
-      cost += kLocalChange + change_cost(from, to, piece_bytes(j, mesh_dim), inputs_[j].sizes, mesh_shape_[mesh_dim],
-                                         model_.links[mesh_dim]);
-      if (mesh_shape_[mesh_dim] > 1 && to.is_partial() && !from.is_replicate()) cost += kLocalChange;
+      cost += kLocalChangeMicroseconds + change_cost(from, to, piece_bytes(j, mesh_dim), inputs_[j].sizes,
+                                                     mesh_shape_[mesh_dim], model_.links[mesh_dim]);
+      if (mesh_shape_[mesh_dim] > 1 && to.is_partial() && !from.is_replicate()) cost += kLocalChangeMicroseconds;
     }
     cost += halo_cost(strategy, mesh_dim);
     return moves_pieces(strategy, mesh_dim) ? cost + pending_cost(strategy, mesh_dim) : cost;
@@ -270,7 +271,7 @@ class Search {
   std::span<const int64_t> mesh_shape_;
   const CostModel& model_;
   std::span<const Written> written_;
-  const bool any_cut_;  // also try partitions other than torch.chunk's
+  const bool try_other_partitions_;  // also try partitions other than torch.chunk's
   std::vector<Considered>* const considered_;
   std::size_t best_considered_ = 0;
   Strategy replicate_;
@@ -283,13 +284,13 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
                                   const std::vector<Placements>& current, std::span<const int64_t> mesh_shape,
                                   const CostModel& model) {
   const std::string_view kernel = rule.keep_kernel.empty() ? rule.kernel : rule.keep_kernel;
-  if (auto outputs = rule.keep(current, mesh_shape)) {
+  if (auto outputs = rule.outputs_for(current, mesh_shape)) {
     return Choice{.inputs = current, .outputs = *std::move(outputs), .kernel = kernel};
   }
   std::optional<Choice> best;
   for (std::size_t i = mesh_shape.size(); i-- > 0;) {
     std::vector<Placements> moved = current;
-    double microseconds = kLocalChange;
+    double microseconds = kLocalChangeMicroseconds;
     for (std::size_t j = 0; j < inputs.size(); ++j) {
       const double bytes =
           inputs[j].defined ? bytes_of(inputs[j]) / static_cast<double>(parts_elsewhere(moved[j], mesh_shape, i)) : 0;
@@ -297,7 +298,7 @@ std::optional<Choice> keep_inputs(const OpRule& rule, const std::vector<TensorIn
       moved[j][i] = Replicate();
     }
     if (moved == current || (best && microseconds >= best->microseconds)) continue;
-    auto outputs = rule.keep(moved, mesh_shape);
+    auto outputs = rule.outputs_for(moved, mesh_shape);
     if (!outputs) continue;
     best = Choice{
         .inputs = std::move(moved), .outputs = *std::move(outputs), .kernel = kernel, .microseconds = microseconds};
@@ -311,12 +312,12 @@ std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& 
                              const std::vector<TensorInfo>& outputs, const std::vector<Placements>& current,
                              std::span<const int64_t> mesh_shape, const CostModel& model,
                              std::span<const Written> written, std::vector<Considered>* considered) {
-  const auto search = [&](bool any_cut) {
+  const auto search = [&](bool try_other_partitions) {
     if (considered != nullptr) considered->clear();
-    return Search(rule, inputs, outputs, current, mesh_shape, model, written, any_cut, considered).run();
+    return Search(rule, inputs, outputs, current, mesh_shape, model, written, try_other_partitions, considered).run();
   };
-  std::optional<Choice> choice = search(/*any_cut=*/true);
-  if (rule.keep && (!choice || choice->microseconds > 0)) {
+  std::optional<Choice> choice = search(/*try_other_partitions=*/true);
+  if (rule.outputs_for && (!choice || choice->microseconds > 0)) {
     std::optional<Choice> kept = keep_inputs(rule, inputs, current, mesh_shape, model);
     if (kept && (!choice || kept->microseconds < choice->microseconds)) {
       for (std::size_t k = 0; considered != nullptr && k < considered->size(); ++k) (*considered)[k].chosen = false;
@@ -328,7 +329,7 @@ std::optional<Choice> choose(const OpRule& rule, const std::vector<TensorInfo>& 
     return choice;
   }
   // A partition that several mesh dimensions must have together was chosen on only some of them.
-  return search(/*any_cut=*/false);
+  return search(/*try_other_partitions=*/false);
 }
 
 }  // namespace tessera::rules

@@ -19,12 +19,13 @@ struct Choice {
 };
 
 // Names an input that the operator writes, and the output that is the same tensor (kNoOutput if it is no output). Both
-// keep the input's placements. With `moves`, they only need the same placements: the operator then runs on a copy.
+// keep the input's placements. With `computed_in_copy` they only need the same placements, since the operator then
+// writes a copy.
 constexpr std::size_t kNoOutput = static_cast<std::size_t>(-1);
 struct Written {
   std::size_t input;
   std::size_t output;
-  bool moves = false;
+  bool computed_in_copy = false;
 };
 
 // Describes a strategy that the search considered, for explain_op.
@@ -41,7 +42,7 @@ struct Considered {
 // communicate nothing and change the fewest inputs, then the order in the rule. The work is the sum over mesh
 // dimensions, not the product. The result is the same on every rank. Returns nullopt when `written` leaves a mesh
 // dimension without a strategy. `considered` receives every strategy that was considered, in that order; none is marked
-// as chosen if every input stays as it is (OpRule::keep). `model` has one link per mesh dimension and gives each
+// as chosen if every input stays as it is (OpRule::outputs_for). `model` has one link per mesh dimension and gives each
 // redistribution its time.
 //
 // Where a strategy communicates pieces, a result that it leaves pending costs its reduce_scatter too, which will run

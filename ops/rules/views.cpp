@@ -146,7 +146,7 @@ OpRule view_as_complex(const OpCall& call) {
   return rule;
 }
 
-// ---- parts of a dimension, which must not be cut unless OpRule::keep applies
+// ---- parts of a dimension, which must not be cut unless OpRule::outputs_for applies
 
 int64_t size_of(const Sizes& sizes, int64_t dim) { return sizes.at(static_cast<std::size_t>(dim)); }
 bool same_size(const Sizes& a, const Sizes& b, int64_t dim) { return size_of(a, dim) == size_of(b, dim); }

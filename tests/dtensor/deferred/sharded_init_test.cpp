@@ -293,7 +293,7 @@ TEST_CASE("refused: reading values, operators outside the guard, a whole tempora
     CHECK_FALSE(tessera::detail::is_deferred(random));
     at::Tensor plain;
     {
-      const tessera::detail::NotRecording outside;
+      const tessera::detail::NotDeferred outside;
       plain = torch::ones({2});
       copied.dtype();
     }

@@ -56,13 +56,13 @@ void check_outputs(const Prepared& sample) {
 // Checks every cut of which a view can be taken without communication.
 int check_kept(const Prepared& sample) {
   int count = 0;
-  for (int64_t d = 0; sample.rule().keep && d < sample.tensors()[0].dim(); ++d) {
+  for (int64_t d = 0; sample.rule().outputs_for && d < sample.tensors()[0].dim(); ++d) {
     for (const Placement& cut : {Shard(d), BlockCyclic(d, 1), BlockCyclic(d, 2)}) {
       for (const int64_t n : {2, 3, 4}) {
         std::vector<Placements> inputs(sample.tensors().size(), column(Replicate()));
         inputs[0] = column(cut);
         const std::vector<int64_t> mesh = {n};
-        const auto outputs = sample.rule().keep(inputs, mesh);
+        const auto outputs = sample.rule().outputs_for(inputs, mesh);
         if (!outputs) continue;
         const std::string_view kernel = sample.rule().keep_kernel;
         const std::string wrong = simulate(
