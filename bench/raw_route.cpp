@@ -260,14 +260,14 @@ class Exchanging final : public RawRoute::Step {
 class AllReduce final : public RawRoute::Step {
  public:
   explicit AllReduce(const StepOnRank& at) : backend_(at.backend()) {
-    const Together together = together_of(at.plan.shape(), at.step.to, at.mesh.mesh().shape(), at.group, at.coordinate);
-    for (const Tile& tile : together.tiles) boxes_.push_back(box_of(at.source, tile));
+    const GroupTiles all = group_tiles_of(at.plan.shape(), at.step.to, at.mesh.mesh().shape(), at.group, at.coordinate);
+    for (const Tile& tile : all.tiles) boxes_.push_back(box_of(at.source, tile));
     const Counts counts = counts_of(boxes_);
     const int64_t n = at.group.size();
     const int64_t count = sum(counts);
     terms_ = buffer(count);
-    own_ = terms_.narrow(0, sum(Counts(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(together.own))),
-                         counts[together.own]);
+    own_ = terms_.narrow(0, sum(Counts(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(all.own))),
+                         counts[all.own]);
     out_ = at::empty(shape_of(at.target), at::kFloat);
     if (backend_->getBackendName() != "gloo" || !gloo_reduces_at_once(n, count * 4)) return;
     repeated_ = buffer(n * count).view({n, count});

@@ -142,10 +142,10 @@ bool is_in_place(std::span<const int64_t> shape, const Mesh& from_mesh, const Pl
   });
 }
 
-Together together_of(std::span<const int64_t> shape, const Placements& to, std::span<const int64_t> mesh_shape,
-                     const MergedDims& dims, const std::vector<int64_t>& coordinate) {
+GroupTiles group_tiles_of(std::span<const int64_t> shape, const Placements& to, std::span<const int64_t> mesh_shape,
+                          const MergedDims& dims, const std::vector<int64_t>& coordinate) {
   const auto cuts = [&](int64_t mesh_dim) { return to[static_cast<std::size_t>(mesh_dim)].is_shard(); };
-  Together out{.tiles = {local_tile(shape, to, mesh_shape, coordinate)}};
+  GroupTiles out{.tiles = {local_tile(shape, to, mesh_shape, coordinate)}};
   if (std::ranges::none_of(dims.mesh_dims(), cuts)) return out;
   const Tile own = std::exchange(out.tiles, {}).front();
   for (int64_t i = 0; i < dims.size(); ++i) {

@@ -53,13 +53,13 @@ bool is_in_place(std::span<const int64_t> shape, const Mesh& from_mesh, const Pl
                  const Placements& to);
 
 // Lists what every rank of a group holds after an all_reduce over it: the tiles of all its members, each different tile
-// once. `own` is the index of this rank's tile.
-struct Together {
+// once. `own` is the index of this rank's tile in `tiles`.
+struct GroupTiles {
   std::vector<Tile> tiles;
   std::size_t own = 0;
 };
-Together together_of(std::span<const int64_t> shape, const Placements& to, std::span<const int64_t> mesh_shape,
-                     const MergedDims& dims, const std::vector<int64_t>& coordinate);
+GroupTiles group_tiles_of(std::span<const int64_t> shape, const Placements& to, std::span<const int64_t> mesh_shape,
+                          const MergedDims& dims, const std::vector<int64_t>& coordinate);
 
 // Return a number of elements (numel, overlap) or the elements that are in both tiles (intersect).
 int64_t numel(const Tile& tile);

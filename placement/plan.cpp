@@ -38,10 +38,9 @@ double received(const PlanStep& step, const std::vector<int64_t>& shape, const M
   switch (step.kind) {
     case PlanStep::Kind::kLocal: return 0;
     case PlanStep::Kind::kAllReduce: {
-      int64_t together = 0;
-      for (const Tile& each : together_of(shape, step.to, mesh.shape(), dims, coordinate).tiles)
-        together += numel(each);
-      return 2 * static_cast<double>(together) * (n - 1) / n;
+      int64_t all = 0;
+      for (const Tile& each : group_tiles_of(shape, step.to, mesh.shape(), dims, coordinate).tiles) all += numel(each);
+      return 2 * static_cast<double>(all) * (n - 1) / n;
     }
     case PlanStep::Kind::kReduceScatter: return size * (n - 1);
     default: return size - static_cast<double>(overlap(local_tile(shape, step.from, mesh.shape(), coordinate), target));

@@ -170,14 +170,15 @@ bool give_back(const Reduction& reduction, const std::vector<at::Tensor>& pieces
   for (const at::Tensor& piece : pieces) terms.push_back(reduction.to_term(piece));
   const ReduceOp op = reduction.op();
   const at::ScalarType dtype = terms[0].scalar_type();
-  const at::Tensor reduced = from_wire(reduce_rows(to_wire(at::stack(terms), op, "redistribute"), op), dtype, op);
+  const at::Tensor reduced =
+      from_reducible(reduce_rows(to_reducible(at::stack(terms), op, "redistribute"), op), dtype, op);
   const at::Tensor got = reduction.from_terms(reduced, std::ssize(pieces)).to(value.scalar_type());
   return got.sizes() == value.sizes() && at::allclose(got, value, /*rtol=*/1e-3);
 }
 
 }  // namespace
 
-void check_forms(const Reduction& reduction, at::ScalarType dtype, const std::string& who) {
+void check_spread(const Reduction& reduction, at::ScalarType dtype, const std::string& who) {
   const detail::NotDeferred own_tensors;
   const at::Tensor value = probe_of(dtype);
   for (const int64_t ranks : {2, 3}) {

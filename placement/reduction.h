@@ -75,7 +75,7 @@ void check_reduces(ReduceOp op, at::ScalarType dtype, const std::string& who);
 // Throws std::invalid_argument, prefixed with `who`, when a value that is cut into pieces, by spread() or by
 // only_piece() and neutral(), is not the reduction of these pieces. The text names the method to implement. It is tried
 // on three small positive numbers.
-void check_forms(const Reduction& reduction, at::ScalarType dtype, const std::string& who);
+void check_spread(const Reduction& reduction, at::ScalarType dtype, const std::string& who);
 // Returns the x for which op(x, y) == y. There is none for avg.
 c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype);
 

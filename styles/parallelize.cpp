@@ -190,8 +190,8 @@ void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const 
 
 // Plans without communication. A std::invalid_argument is taken to occur on every rank; any other exception fails the
 // job.
-void make_plan_alone(Planned& planned, const std::function<ModuleTree()>& tree, const DeviceMesh& mesh,
-                     const ParallelPlan& plan, const ParallelizeOptions& options) {
+void make_plan_without_communication(Planned& planned, const std::function<ModuleTree()>& tree, const DeviceMesh& mesh,
+                                     const ParallelPlan& plan, const ParallelizeOptions& options) {
   std::exception_ptr alike;
   mesh.world().guard("parallelize_module", [&] {
     try {
@@ -219,7 +219,7 @@ void detail::parallelize(const std::function<ModuleTree()>& tree, const DeviceMe
   const detail::NotDeferred own_tensors;
   Planned planned;
   if (options.src_rank == kNoSource) {
-    make_plan_alone(planned, tree, mesh, plan, options);
+    make_plan_without_communication(planned, tree, mesh, plan, options);
   } else {
     Agreement({mesh}, "parallelize_module")
         .run([&] { make_plan(planned, tree, mesh, plan, options); },

@@ -11,7 +11,7 @@ LocalStep::LocalStep(const StepOnRank& at)
   for (std::size_t i = 0; i < at.mesh_shape.size(); ++i) {
     const Placement& from = at.step.from[i];
     const Placement& to = at.step.to[i];
-    if (from == to && from.is_partial() && !from.reduction().slope(1)) pending_ = from.reduction_ptr();
+    if (from == to && from.is_partial() && !from.reduction().slope(1)) stays_pending_ = from.reduction_ptr();
     if (from == to || !to.is_partial()) continue;
     if (from.is_partial()) {  // for both, value = slope * sum of pieces
       scale_ *= from.reduction().slope(at.mesh_shape[i]).value() / to.reduction().slope(at.mesh_shape[i]).value();
@@ -20,14 +20,14 @@ LocalStep::LocalStep(const StepOnRank& at)
     (from.is_shard() ? embedded_ : formed_)
         .push_back({.reduction = to.reduction_ptr(), .coordinate = at.coordinate[i], .ranks = at.mesh_shape[i]});
   }
-  if (embedded_.empty() && formed_.empty()) pending_ = nullptr;
+  if (embedded_.empty() && formed_.empty()) stays_pending_ = nullptr;
   if (!embedded_.empty()) inside_ = Region::within(at.target(), intersect(at.source(), at.target()));
 }
 
 at::Tensor LocalStep::run(const at::Tensor& piece) const {
   // read() of a box keeps the piece's strides.
   at::Tensor out = slice_.is_box() ? slice_.read(piece) : slice_.read(row_major(piece));
-  if (pending_) out = pending_->from_terms(pending_->to_term(out), 1).to(out.scalar_type());
+  if (stays_pending_) out = stays_pending_->from_terms(stays_pending_->to_term(out), 1).to(out.scalar_type());
   if (scale_ != 1) out = out.mul(scale_);
   if (!embedded_.empty()) out = embed(row_major(out));
   for (const Forming& each : formed_) out = each.reduction->spread(out, each.coordinate, each.ranks);

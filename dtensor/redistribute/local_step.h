@@ -19,7 +19,7 @@ class LocalStep {
   explicit LocalStep(const StepOnRank& at);
 
   // Says whether a reduction reads values that only some ranks hold, so that it may throw on these ranks alone.
-  bool may_throw_here_alone() const { return !embedded_.empty() || !formed_.empty() || pending_ != nullptr; }
+  bool may_throw_here_alone() const { return !embedded_.empty() || !formed_.empty() || stays_pending_ != nullptr; }
   // Runs the step on a piece of any strides; the result may be a view of it.
   at::Tensor run(const at::Tensor& piece) const;
 
@@ -36,9 +36,10 @@ class LocalStep {
   std::vector<int64_t> sizes_;
   std::vector<Forming> formed_;  // Partials formed from a replicated value
   double scale_ = 1;             // between pieces of two linear reductions
-  // Is set for a reduction that stays pending on other mesh dimensions. A piece of it may have values that no reduced
-  // value has: a norm's piece may be negative.
-  ReductionPtr pending_;
+  // Is set for a reduction that stays pending on other mesh dimensions while this step forms pieces. Its piece may have
+  // values that no reduced value has, such as a negative norm piece; run() turns it into one that spread() and
+  // only_piece() accept.
+  ReductionPtr stays_pending_;
   std::vector<Forming> embedded_;  // Partials formed from a Shard's piece
 };
 

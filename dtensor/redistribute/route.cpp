@@ -114,7 +114,7 @@ void check_formed(const PlanStep& step, at::ScalarType dtype) {
     const Placement& to = step.to[i];
     if (to == step.from[i] || !to.is_partial() || step.from[i].is_partial()) continue;
     const bool plain = to.reduction_ptr() == plain_reduction(to.reduction().op()) || to.is_partial(ReduceOp::kAvg);
-    if (!plain) check_forms(to.reduction(), dtype, "redistribute");
+    if (!plain) check_spread(to.reduction(), dtype, "redistribute");
   }
 }
 

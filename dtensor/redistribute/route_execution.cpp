@@ -45,7 +45,7 @@ void RouteExecution::begin_round() {
     TransferBatch::Entry entry{.transfer = transfer, .tensor = std::move(input), .owned = owned};
     at.piece.reset();
     auto found = std::find_if(round.begin(), round.end(), [&](const Joined& others) {
-      return TransferBatch::together(others.entries.front(), entry);
+      return TransferBatch::can_share(others.entries.front(), entry);
     });
     if (found == round.end()) {
       round.emplace_back();

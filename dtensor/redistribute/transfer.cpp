@@ -52,14 +52,14 @@ at::Tensor pack_all(const std::vector<Region>& regions, const at::Tensor& tensor
 Transfer::Transfer(const StepOnRank& at)
     : kind_(at.step.kind), mesh_dims_(at.step.mesh_dims), sizes_(shape_of(at.target())) {
   switch (kind_) {
-    case PlanStep::Kind::kAllGather: gather(at); break;
+    case PlanStep::Kind::kAllGather: prepare_all_gather(at); break;
     case PlanStep::Kind::kAllToAll:
     case PlanStep::Kind::kPermute:
-      exchange(exchange_of(at.shape, at.step.from, at.step.to, at.mesh_shape, at.group, at.coordinate),
-               static_cast<std::size_t>(at.group.index_of(at.coordinate)));
+      prepare_exchange(exchange_of(at.shape, at.step.from, at.step.to, at.mesh_shape, at.group, at.coordinate),
+                       static_cast<std::size_t>(at.group.index_of(at.coordinate)));
       break;
-    case PlanStep::Kind::kAllReduce: reduce_all(at); break;
-    case PlanStep::Kind::kReduceScatter: reduce_parts(at); break;
+    case PlanStep::Kind::kAllReduce: prepare_all_reduce(at); break;
+    case PlanStep::Kind::kReduceScatter: prepare_reduce_scatter(at); break;
     case PlanStep::Kind::kLocal: throw std::logic_error("Transfer: a local step moves nothing");
   }
   count();
@@ -67,7 +67,7 @@ Transfer::Transfer(const StepOnRank& at)
 
 Transfer::Transfer(const Exchange& exchange, std::size_t me)
     : kind_(PlanStep::Kind::kAllToAll), mesh_dims_({0}), sizes_(shape_of(exchange.target)) {
-  this->exchange(exchange, me);
+  prepare_exchange(exchange, me);
   count();
 }
 
@@ -76,10 +76,10 @@ void Transfer::count() {
   receive_counts_ = counts_of(receives_);
   send_sum_ = sum_of(send_counts_);
   sends_in_sequence_ = in_sequence(sends_);
-  receives_in_sequence_ = !kept_ && in_sequence(receives_);
+  receives_in_sequence_ = !copied_locally_ && in_sequence(receives_);
 }
 
-void Transfer::gather(const StepOnRank& at) {
+void Transfer::prepare_all_gather(const StepOnRank& at) {
   const Tile target = at.target();
   sends_.push_back(whole(at.source()));
   for (int64_t i = 0; i < at.group.size(); ++i) receives_.push_back(Region::within(target, at.source_of(i)));
@@ -87,27 +87,27 @@ void Transfer::gather(const StepOnRank& at) {
 
 // A part that this rank keeps goes through the collective if the regions sent, or those received, are then adjacent in
 // memory and need no packing; else it is copied locally.
-void Transfer::exchange(const Exchange& exchange, std::size_t me) {
+void Transfer::prepare_exchange(const Exchange& exchange, std::size_t me) {
   for (std::size_t i = 0; i < exchange.sends.size(); ++i) {
     sends_.push_back(Region::within(exchange.source, i == me ? exchange.receives[i] : exchange.sends[i]));
     receives_.push_back(Region::within(exchange.target, exchange.receives[i]));
   }
   if (in_sequence(sends_) || in_sequence(receives_)) return;
-  kept_ = std::pair(sends_[me], receives_[me]);
+  copied_locally_ = std::pair(sends_[me], receives_[me]);
   sends_[me] = receives_[me] = Region(Tile(sizes_.size()), Counts(sizes_.size(), 0));
 }
 
-void Transfer::reduce_all(const StepOnRank& at) {
+void Transfer::prepare_all_reduce(const StepOnRank& at) {
   add_reductions(at);
   const Tile source = at.source();
-  const Together together = together_of(at.shape, at.step.to, at.mesh_shape, at.group, at.coordinate);
-  if (together.tiles.size() == 1) {
-    if (shape_of(source) != sizes_) needed_.push_back(Region::within(source, together.tiles[0]));
+  const GroupTiles all = group_tiles_of(at.shape, at.step.to, at.mesh_shape, at.group, at.coordinate);
+  if (all.tiles.size() == 1) {
+    if (shape_of(source) != sizes_) needed_.push_back(Region::within(source, all.tiles[0]));
   } else {
-    for (const Tile& tile : together.tiles) needed_.push_back(Region::within(source, tile));
+    for (const Tile& tile : all.tiles) needed_.push_back(Region::within(source, tile));
     const Counts counts = counts_of(needed_);
-    const auto own = counts.begin() + static_cast<std::ptrdiff_t>(together.own);
-    own_ = {std::accumulate(counts.begin(), own, int64_t{0}), std::move(sizes_)};
+    const auto own = counts.begin() + static_cast<std::ptrdiff_t>(all.own);
+    part_of_all_reduce_ = {std::accumulate(counts.begin(), own, int64_t{0}), std::move(sizes_)};
     sizes_ = {sum_of(counts)};
   }
   Tile comes;
@@ -116,7 +116,7 @@ void Transfer::reduce_all(const StepOnRank& at) {
   receives_.push_back(whole(comes));
 }
 
-void Transfer::reduce_parts(const StepOnRank& at) {
+void Transfer::prepare_reduce_scatter(const StepOnRank& at) {
   add_reductions(at);
   const Tile source = at.source();
   for (int64_t i = 0; i < at.group.size(); ++i) sends_.push_back(Region::within(source, at.target_of(i)));
@@ -139,7 +139,7 @@ void Transfer::add_reductions(const StepOnRank& at) {
 
 at::Tensor Transfer::input_of(const at::Tensor& piece) const {
   at::Tensor out = piece;
-  if (own_) {
+  if (part_of_all_reduce_) {
     out = pack_all(needed_, row_major(piece));
   } else if (!needed_.empty()) {
     out = needed_[0].read(row_major(piece));
@@ -166,9 +166,10 @@ at::Tensor Transfer::unpacked(at::Tensor received, const at::Tensor& input) cons
 at::Tensor Transfer::empty_result(const at::TensorOptions& options) const { return reused_empty(sizes_, options); }
 
 at::Tensor Transfer::completed(at::Tensor value, const at::Tensor& input) const {
-  if (kept_) kept_->first.copy(input, kept_->second, value);
-  if (own_) {  // a copy, so that the other ranks' parts are freed
-    value = reused_copy(value.narrow(0, own_->first, c10::multiply_integers(own_->second)).view(own_->second));
+  if (copied_locally_) copied_locally_->first.copy(input, copied_locally_->second, value);
+  if (part_of_all_reduce_) {  // a copy, so that the other ranks' parts are freed
+    value = reused_copy(value.narrow(0, part_of_all_reduce_->first, c10::multiply_integers(part_of_all_reduce_->second))
+                            .view(part_of_all_reduce_->second));
   }
   for (const auto& [reduction, ranks] : reductions_) value = reduction->from_terms(value, ranks);
   return reduces() && value.scalar_type() != dtype_ ? value.to(dtype_) : value;

@@ -35,7 +35,7 @@ class Transfer {
   const std::vector<Region>& receives() const { return receives_; }
 
   // Says whether unpacked() and completed() need the tensor that input_of() returned.
-  bool keeps_input() const { return kept_.has_value(); }
+  bool keeps_input() const { return copied_locally_.has_value(); }
 
   // For a transfer with a collective of its own: packed() returns what is sent, as one flat tensor that shares the
   // memory of `input` unless packs(); send_counts() has the elements for each receiver, receive_counts() those from
@@ -52,10 +52,11 @@ class Transfer {
   at::Tensor completed(at::Tensor value, const at::Tensor& input) const;
 
  private:
-  void gather(const StepOnRank& at);
-  void exchange(const Exchange& exchange, std::size_t me);
-  void reduce_all(const StepOnRank& at);
-  void reduce_parts(const StepOnRank& at);
+  // Fill sends_, receives_ and the other members for the step's collective; they start nothing.
+  void prepare_all_gather(const StepOnRank& at);
+  void prepare_exchange(const Exchange& exchange, std::size_t me);
+  void prepare_all_reduce(const StepOnRank& at);
+  void prepare_reduce_scatter(const StepOnRank& at);
   void add_reductions(const StepOnRank& at);
   void count();
 
@@ -66,16 +67,18 @@ class Transfer {
   std::vector<Region> needed_;
   std::vector<Region> sends_;
   std::vector<Region> receives_;
-  // Holds the part that this rank keeps, as a region of the input and one of the result, if it is copied locally.
-  std::optional<std::pair<Region, Region>> kept_;
+  // Holds the part that this rank copies from its input to the result without the collective, as a region of each;
+  // empty if there is none.
+  std::optional<std::pair<Region, Region>> copied_locally_;
   std::vector<int64_t> send_counts_;
   std::vector<int64_t> receive_counts_;
   int64_t send_sum_ = 0;
   bool sends_in_sequence_ = false;  // they are adjacent in memory, so nothing is packed
   bool receives_in_sequence_ = false;
   std::vector<int64_t> sizes_;  // of the received tensor
-  // Holds offset and sizes of the part of the received tensor that this rank keeps, if it is not all.
-  std::optional<std::pair<int64_t, std::vector<int64_t>>> own_;
+  // Holds, after an all-reduce, offset and sizes of the part of the received tensor that is this rank's result; empty
+  // if that is all of it.
+  std::optional<std::pair<int64_t, std::vector<int64_t>>> part_of_all_reduce_;
   at::ScalarType dtype_ = at::kFloat;                         // the reduced value's; terms may be wider
   std::vector<std::pair<ReductionPtr, int64_t>> reductions_;  // done together, each over that number of ranks
 };

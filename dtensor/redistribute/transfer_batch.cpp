@@ -39,7 +39,7 @@ PendingCollective start_collective(Kind kind, const at::Tensor& data, const std:
 
 }  // namespace
 
-bool TransferBatch::together(const Entry& a, const Entry& b) {
+bool TransferBatch::can_share(const Entry& a, const Entry& b) {
   if (collective_of(*a.transfer) != collective_of(*b.transfer) || a.transfer->mesh_dims() != b.transfer->mesh_dims()) {
     return false;
   }

@@ -22,7 +22,7 @@ class TransferBatch {
   };
   using Entries = c10::SmallVector<Entry, 1>;
   // Says whether `a` and `b` can share a collective.
-  static bool together(const Entry& a, const Entry& b);
+  static bool can_share(const Entry& a, const Entry& b);
 
   // Packs, and starts the collective over the entries' dimensions of `mesh`.
   TransferBatch(const DeviceMesh& mesh, Entries entries);

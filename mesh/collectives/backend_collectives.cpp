@@ -44,8 +44,8 @@ bool over_gloo(const CollectiveCall& call) { return over("gloo", call); }
 
 // Returns whether the backends lack this reduction, so that the terms are gathered and reduced here: products of
 // complex numbers, and bitwise reductions on CUDA.
-bool reduces_here_alone(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op) {
-  return (wire.is_complex() && op == ReduceOp::kProduct) || (is_bitwise(op) && !on_cpu(call));
+bool reduces_here_alone(const CollectiveCall& call, const at::Tensor& terms, ReduceOp op) {
+  return (terms.is_complex() && op == ReduceOp::kProduct) || (is_bitwise(op) && !on_cpu(call));
 }
 
 bool equal(const Counts& counts) {
@@ -95,16 +95,16 @@ BackendWork into_flat(const Counts& counts, const at::Tensor& input) {
   return {.works = {}, .output = reused_empty({sum}, input.options()), .input = input};
 }
 
-// Each rank sends counts[i] elements of the flat `wire` to coordinate i and reduces what it receives in the order of
+// Each rank sends counts[i] elements of the flat `terms` to coordinate i and reduces what it receives in the order of
 // coordinates, in one pass. Gloo's own reduce-scatter is an all-reduce internally, and 1.9 to 4.2 times slower (2 and 4
 // ranks, 64 B to 16 MiB).
-BackendWork reduce_by_exchange(const CollectiveCall& call, const at::Tensor& wire, const Counts& counts, ReduceOp op) {
+BackendWork reduce_by_exchange(const CollectiveCall& call, const at::Tensor& terms, const Counts& counts, ReduceOp op) {
   const int64_t mine = counts[call.here()];
-  const at::Tensor received = reused_empty({call.n(), mine}, wire.options());
-  BackendWork out{.works = {}, .output = received, .input = wire, .rest = [op](const at::Tensor& rows) {
+  const at::Tensor received = reused_empty({call.n(), mine}, terms.options());
+  BackendWork out{.works = {}, .output = received, .input = terms, .rest = [op](const at::Tensor& rows) {
                     return reduce_rows(rows, op);
                   }};
-  exchange_into(call, out.works, received.view({-1}), wire, counts, Counts(counts.size(), mine));
+  exchange_into(call, out.works, received.view({-1}), terms, counts, Counts(counts.size(), mine));
   return out;
 }
 
@@ -116,9 +116,9 @@ at::Tensor as_reals(const at::Tensor& tensor) { return tensor.is_complex() ? at:
 
 at::Tensor flat_reals(const at::Tensor& flat) { return flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat; }
 
-BackendWork reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor& wire, int64_t mine, ReduceOp op) {
-  BackendWork out{.works = {}, .output = reused_empty({mine}, wire.options()), .input = wire};
-  at::Tensor to = flat_reals(out.output), from = flat_reals(wire);
+BackendWork reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor& terms, int64_t mine, ReduceOp op) {
+  BackendWork out{.works = {}, .output = reused_empty({mine}, terms.options()), .input = terms};
+  at::Tensor to = flat_reals(out.output), from = flat_reals(terms);
   c10d::ReduceScatterOptions options;
   options.reduceOp = backend_op(op);
   start_one(call, out.works, [&](c10d::Backend& group) { return group._reduce_scatter_base(to, from, options); });
@@ -163,19 +163,19 @@ BackendWork gather_rows(const CollectiveCall& call, const at::Tensor& input) {
   return out;
 }
 
-BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op, bool owned) {
-  if (over_gloo(call) && gloo_reduces_at_once(call.n(), static_cast<int64_t>(wire.nbytes()))) {
-    const Counts counts(static_cast<std::size_t>(call.n()), wire.numel());
-    BackendWork out = reduce_by_exchange(call, wire.view({-1}).repeat({call.n()}), counts, op);
-    out.then([shape = wire.sizes().vec()](const at::Tensor& flat) { return flat.view(shape); });
+BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& terms, ReduceOp op, bool owned) {
+  if (over_gloo(call) && gloo_reduces_at_once(call.n(), static_cast<int64_t>(terms.nbytes()))) {
+    const Counts counts(static_cast<std::size_t>(call.n()), terms.numel());
+    BackendWork out = reduce_by_exchange(call, terms.view({-1}).repeat({call.n()}), counts, op);
+    out.then([shape = terms.sizes().vec()](const at::Tensor& flat) { return flat.view(shape); });
     return out;
   }
-  if (reduces_here_alone(call, wire, op)) {
-    BackendWork out = gather_rows(call, wire);
+  if (reduces_here_alone(call, terms, op)) {
+    BackendWork out = gather_rows(call, terms);
     out.then([op](const at::Tensor& rows) { return reduce_rows(rows, op); });
     return out;
   }
-  BackendWork out{.works = {}, .output = owned ? wire : reused_copy(wire)};
+  BackendWork out{.works = {}, .output = owned ? terms : reused_copy(terms)};
   std::vector<at::Tensor> tensors = {as_reals(out.output)};
   c10d::AllreduceOptions options;
   options.reduceOp = backend_op(op);
@@ -184,11 +184,11 @@ BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& wire, Reduc
   return out;
 }
 
-BackendWork reduce_parts(const CollectiveCall& call, const at::Tensor& wire, const Counts& counts, ReduceOp op) {
-  if (!equal(counts) || over_gloo(call) || reduces_here_alone(call, wire, op)) {
-    return reduce_by_exchange(call, wire, counts, op);
+BackendWork reduce_parts(const CollectiveCall& call, const at::Tensor& terms, const Counts& counts, ReduceOp op) {
+  if (!equal(counts) || over_gloo(call) || reduces_here_alone(call, terms, op)) {
+    return reduce_by_exchange(call, terms, counts, op);
   }
-  return reduce_parts_by_backend(call, wire, counts[call.here()], op);
+  return reduce_parts_by_backend(call, terms, counts[call.here()], op);
 }
 
 BackendWork broadcast_from(const CollectiveCall& call, const at::Tensor& fresh, int64_t source) {

@@ -21,10 +21,10 @@ BackendWork exchange(const CollectiveCall& call, const at::Tensor& input, const 
 BackendWork gather(const CollectiveCall& call, const at::Tensor& input, const std::vector<int64_t>& counts);
 // All-gathers tensors of one shape: [*] -> [n, *].
 BackendWork gather_rows(const CollectiveCall& call, const at::Tensor& input);
-// All-reduces `wire`, whose dtype must be one that reduced_as() returns; in place when `owned`.
-BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& wire, ReduceOp op, bool owned);
-// Reduce-scatters the flat `wire`, cut by `counts`: the result is this rank's part.
-BackendWork reduce_parts(const CollectiveCall& call, const at::Tensor& wire, const std::vector<int64_t>& counts,
+// All-reduces `terms`, whose dtype must be one that reduced_as() returns; in place when `owned`.
+BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& terms, ReduceOp op, bool owned);
+// Reduce-scatters the flat `terms`, cut by `counts`: the result is this rank's part.
+BackendWork reduce_parts(const CollectiveCall& call, const at::Tensor& terms, const std::vector<int64_t>& counts,
                          ReduceOp op);
 BackendWork broadcast_from(const CollectiveCall& call, const at::Tensor& fresh, int64_t source);
 // Scatters the rows of the source's `input`; `like` gives shape and dtype of the result.

@@ -46,9 +46,10 @@ PendingCollective start_reduce_parts(const Call& call, const at::Tensor& input, 
                                      const Intent& intent, ReduceOp op) {
   return start_call(call, bytes_of(input), intent, [&] {
     const at::ScalarType dtype = input.scalar_type();
-    const at::Tensor terms = to_wire(row_major(input), op, call.kind);
+    const at::Tensor terms = to_reducible(row_major(input), op, call.kind);
     BackendWork out = reduce_parts(call, terms.dim() == 1 ? terms : terms.view({-1}), counts, op);
-    if (is_other_wire(dtype, op)) out.then([dtype, op](const at::Tensor& wire) { return from_wire(wire, dtype, op); });
+    if (needs_conversion(dtype, op))
+      out.then([dtype, op](const at::Tensor& reduced) { return from_reducible(reduced, dtype, op); });
     return out;
   });
 }
@@ -103,10 +104,10 @@ PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& me
   if (call.n() == 1) return PendingCollective(row_major(input));
   if (input.numel() == 0) return PendingCollective(input.new_empty(input.sizes()));
   return start_call(call, bytes_of(input), {.tensor = &input, .op = op}, [&] {
-    const at::Tensor wire = to_wire(row_major(input), op, call.kind);
-    BackendWork out = reduce_all(call, wire, op, /*owned=*/owned || !wire.is_alias_of(input));
-    if (is_other_wire(dtype, op))
-      out.then([dtype, op](const at::Tensor& reduced) { return from_wire(reduced, dtype, op); });
+    const at::Tensor terms = to_reducible(row_major(input), op, call.kind);
+    BackendWork out = reduce_all(call, terms, op, /*owned=*/owned || !terms.is_alias_of(input));
+    if (needs_conversion(dtype, op))
+      out.then([dtype, op](const at::Tensor& reduced) { return from_reducible(reduced, dtype, op); });
     return out;
   });
 }

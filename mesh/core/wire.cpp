@@ -68,19 +68,19 @@ c10::intrusive_ptr<c10::TensorImpl> over_storage_of(const at::Tensor& tensor, ca
 
 }  // namespace
 
-at::Tensor to_wire(const at::Tensor& t, ReduceOp op, const char* where) {
-  const at::ScalarType wire = reduced_as(t.scalar_type(), op, where);
-  if (!goes_ordered(t.scalar_type(), op)) return t.to(wire);
-  const bool wide = wire == at::kLong;
+at::Tensor to_reducible(const at::Tensor& t, ReduceOp op, const char* where) {
+  const at::ScalarType reducible = reduced_as(t.scalar_type(), op, where);
+  if (!goes_ordered(t.scalar_type(), op)) return t.to(reducible);
+  const bool wide = reducible == at::kLong;
   const at::Tensor numbers = t.to(wide ? at::kDouble : at::kFloat).contiguous();
-  return reordered(at::masked_fill(numbers.view(wire), numbers.isnan(), nan_bits(wide, op)));
+  return reordered(at::masked_fill(numbers.view(reducible), numbers.isnan(), nan_bits(wide, op)));
 }
 
-bool is_other_wire(at::ScalarType dtype, ReduceOp op) { return reduced_as(dtype, op, "") != dtype; }
+bool needs_conversion(at::ScalarType dtype, ReduceOp op) { return reduced_as(dtype, op, "") != dtype; }
 
-at::Tensor from_wire(const at::Tensor& wire, at::ScalarType dtype, ReduceOp op) {
-  if (!goes_ordered(dtype, op)) return wire.to(dtype);
-  return reordered(wire).view(wire.scalar_type() == at::kLong ? at::kDouble : at::kFloat).to(dtype);
+at::Tensor from_reducible(const at::Tensor& reduced, at::ScalarType dtype, ReduceOp op) {
+  if (!goes_ordered(dtype, op)) return reduced.to(dtype);
+  return reordered(reduced).view(reduced.scalar_type() == at::kLong ? at::kDouble : at::kFloat).to(dtype);
 }
 
 at::Tensor as_bytes(const at::Tensor& contiguous) {

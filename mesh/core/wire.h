@@ -35,11 +35,11 @@ at::Tensor as_view(const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArray
 at::ScalarType reduced_as(at::ScalarType dtype, ReduceOp op, const char* where);
 
 // Returns `t` converted to the dtype reduced_as(). May share t's storage.
-at::Tensor to_wire(const at::Tensor& t, ReduceOp op, const char* where);
-// Returns whether to_wire() changes a tensor of `dtype` at all.
-bool is_other_wire(at::ScalarType dtype, ReduceOp op);
-// Converts the result of to_wire() back to `dtype`.
-at::Tensor from_wire(const at::Tensor& wire, at::ScalarType dtype, ReduceOp op);
+at::Tensor to_reducible(const at::Tensor& t, ReduceOp op, const char* where);
+// Returns whether to_reducible() changes a tensor of `dtype` at all.
+bool needs_conversion(at::ScalarType dtype, ReduceOp op);
+// Converts the reduction of what to_reducible() returned back to `dtype`.
+at::Tensor from_reducible(const at::Tensor& reduced, at::ScalarType dtype, ReduceOp op);
 
 // Writes rows[0] + rows[1] + ... to `out`, added in the order of rows and rounded once.
 void sum_rows(const at::Tensor& rows, at::Tensor& out);

@@ -8,10 +8,10 @@ double least_received(const Ends& ends) {
   double out = 0;
   if (ends.terms == 1) {
     out = ends.elements * ends.copies - ends.reachable;
-  } else if (ends.slices == 1) {
+  } else if (ends.pieces_per_element == 1) {
     out = ends.elements * (ends.terms + ends.copies - 1) - std::min(ends.held, ends.elements);
   } else {
-    out = ends.elements * ends.terms - (ends.spreads ? 0 : ends.held / ends.copies);
+    out = ends.elements * ends.terms - (ends.new_copies ? 0 : ends.held / ends.copies);
   }
   return std::max(out, 0.0);
 }

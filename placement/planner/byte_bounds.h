@@ -4,14 +4,16 @@ namespace tessera {
 
 // Describes the source and the target layout of a redistribution by numbers of elements and of ranks.
 struct Ends {
-  double elements = 0;   // of the tensor
-  double terms = 1;      // per element, in the source: the ranks over which it is pending
-  double reduced = 1;    // of these, the ranks over which that reduction is no longer pending in the target
-  double slices = 1;     // pieces per element, in the target: the ranks over which it is pending there
-  double copies = 1;     // ranks that hold the same piece of an element in the target
-  double held = 0;       // elements of a rank's target tile of which it has the value or a term, summed; an upper bound
-  double reachable = 0;  // the same, but the ranks along the mesh dimensions that become pending count as one
-  bool spreads = false;  // copies lie along a mesh dimension along which the source has no copies
+  double elements = 0;            // of the tensor
+  double terms = 1;               // per element, in the source: the ranks over which it is pending
+  double reduced = 1;             // of these, the ranks over which that reduction is no longer pending in the target
+  double pieces_per_element = 1;  // in the target: the ranks over which an element is pending there
+  double copies = 1;              // ranks that hold the same piece of an element in the target
+  // Is an upper bound on the elements of a rank's target tile of which it has the value or a term, summed over all
+  // ranks.
+  double held = 0;
+  double reachable = 0;     // the same, but the ranks along the mesh dimensions that become pending count as one
+  bool new_copies = false;  // copies lie along a mesh dimension along which the source has no copies
 };
 
 // Returns a lower bound on the number of elements that all ranks together receive in any redistribution. Take an

@@ -34,7 +34,7 @@ CutTable::CutTable(int64_t tensor_dim, int64_t size, const ComparedRanks& ranks,
   begins_.assign(ranks_.count(), 0);
   sizes_.assign(ranks_.count(), size);
   pairs_.emplace_back();
-  common_.emplace_back();
+  least_held_.emplace_back();
 }
 
 int CutTable::extended(int way, std::size_t mesh_dim, std::size_t choice) {
@@ -62,7 +62,7 @@ int CutTable::add(int from, std::size_t mesh_dim, std::size_t choice) {
   begins_.resize(begins_.size() + ranks_.count(), 0);
   sizes_.resize(sizes_.size() + ranks_.count(), 0);
   pairs_.emplace_back();
-  common_.emplace_back();
+  least_held_.emplace_back();
   ways_.push_back(std::move(way));
   if (chunked) {
     cut_chunks(ways_.back(), from, parts);
@@ -122,8 +122,8 @@ const CutTable::Pair& CutTable::pair(int from, int to) {
   if (!row[index(to)].known) {
     Pair found = find_pair(from, to);
     found.known = true;
-    found.common = {common(from, ranks_.count() / 3, to, ranks_.count() / 3),
-                    common(from, ranks_.count() * 3 / 5, to, ranks_.count() * 3 / 5)};
+    found.already_held = {held_for(from, ranks_.count() / 3, to, ranks_.count() / 3),
+                          held_for(from, ranks_.count() * 3 / 5, to, ranks_.count() * 3 / 5)};
     row[index(to)] = found;
   }
   return row[index(to)];
@@ -154,14 +154,14 @@ CutTable::Pair CutTable::find_pair(int from, int to) {
   return out;
 }
 
-const CutTable::Common& CutTable::least_common(int from, int to) {
-  std::vector<Common>& row = common_[index(from)];
+const CutTable::LeastHeld& CutTable::least_held(int from, int to) {
+  std::vector<LeastHeld>& row = least_held_[index(from)];
   if (row.size() <= index(to)) row.resize(ways_.size());
-  Common& out = row[index(to)];
+  LeastHeld& out = row[index(to)];
   if (out.least >= 0) return out;
-  each_common_.assign(ranks_.count(), 1);
-  multiply_common(from, to, each_common_.data());
-  const auto [least, most] = std::ranges::minmax_element(each_common_);
+  each_held_.assign(ranks_.count(), 1);
+  multiply_already_held(from, to, each_held_.data());
+  const auto [least, most] = std::ranges::minmax_element(each_held_);
   out = {.least = *least, .alike = *least == *most};
   return out;
 }
@@ -205,7 +205,7 @@ bool CutTable::covers(int from, uint32_t mesh_dims, int to, bool& whole) {
   whole = true;
   if (mesh_dims == 0) {
     for (std::size_t r = 0; r < ranks_.count(); ++r) {
-      if (common(from, r, to, r) != sizes(to)[r]) return false;
+      if (held_for(from, r, to, r) != sizes(to)[r]) return false;
       whole &= sizes(from)[r] == sizes(to)[r];
     }
     return true;
@@ -240,7 +240,7 @@ Intervals CutTable::part(int way, std::size_t rank) const {
   return one_interval(begins_[place], begins_[place] + sizes_[place]);
 }
 
-void CutTable::multiply_common(int from, int to, int64_t* numbers) const {
+void CutTable::multiply_already_held(int from, int to, int64_t* numbers) const {
   const std::size_t count = ranks_.count();
   const int64_t* const size_a = sizes(from);
   if (from == to) {
@@ -250,11 +250,11 @@ void CutTable::multiply_common(int from, int to, int64_t* numbers) const {
     const int64_t* const a = &begins_[index(from) * count];
     const int64_t* const b = &begins_[index(to) * count];
     for (std::size_t r = 0; r < count; ++r) {
-      const int64_t common = std::min(a[r] + size_a[r], b[r] + size_b[r]) - std::max(a[r], b[r]);
-      numbers[r] *= std::max<int64_t>(common, 0);
+      const int64_t held = std::min(a[r] + size_a[r], b[r] + size_b[r]) - std::max(a[r], b[r]);
+      numbers[r] *= std::max<int64_t>(held, 0);
     }
   } else {
-    for (std::size_t r = 0; r < count; ++r) numbers[r] *= common(from, r, to, r);
+    for (std::size_t r = 0; r < count; ++r) numbers[r] *= held_for(from, r, to, r);
   }
 }
 

@@ -51,26 +51,27 @@ class CutTable {
     uint32_t needs = 0;  // the fewest mesh dimensions along which ranks find what they need, a bit for each
     bool whole = false;  // ranks need everything that is found there
     bool known = false;
-    SampledCounts common = {};  // elements that each sampled rank has and needs
+    SampledCounts already_held = {};  // elements that each sampled rank has and needs
   };
   const Pair& pair(int from, int to);
   // Compares two even ways: holds the number of elements that a compared rank has and needs, for the rank where it is
   // least, and whether it is the same for all.
-  struct Common {
+  struct LeastHeld {
     int64_t least = -1;
     bool alike = false;
   };
-  const Common& least_common(int from, int to);
-  // Returns the number of elements that one rank has and another needs.
-  int64_t common(int from, std::size_t sender, int to, std::size_t receiver) const {
-    if (!ways_[index(from)].single || !ways_[index(to)].single) return overlap(part(from, sender), part(to, receiver));
-    const std::size_t a = index(from) * ranks_.count() + sender;
-    const std::size_t b = index(to) * ranks_.count() + receiver;
+  const LeastHeld& least_held(int from, int to);
+  // Returns the number of elements that `holder` has under `from` and `needer` needs under `to`. The two may be one
+  // rank.
+  int64_t held_for(int from, std::size_t holder, int to, std::size_t needer) const {
+    if (!ways_[index(from)].single || !ways_[index(to)].single) return overlap(part(from, holder), part(to, needer));
+    const std::size_t a = index(from) * ranks_.count() + holder;
+    const std::size_t b = index(to) * ranks_.count() + needer;
     const int64_t end = std::min(begins_[a] + sizes_[a], begins_[b] + sizes_[b]);
     return std::max<int64_t>(end - std::max(begins_[a], begins_[b]), 0);
   }
   // Multiplies the number of each compared rank by the number of elements that it has and needs.
-  void multiply_common(int from, int to, int64_t* numbers) const;
+  void multiply_already_held(int from, int to, int64_t* numbers) const;
 
  private:
   struct Way {
@@ -107,12 +108,12 @@ class CutTable {
   const std::vector<Placements>& choices_;
   std::size_t fan_ = 1;  // the largest number of choices of a mesh dimension
   std::vector<Way> ways_;
-  std::vector<int> extensions_;              // [way][mesh dim][choice]; 0: not computed
-  std::vector<int64_t> begins_;              // [way][compared rank]
-  std::vector<int64_t> sizes_;               // [way][compared rank]
-  std::vector<std::vector<Pair>> pairs_;     // [from][to], for the pairs that were asked for
-  std::vector<std::vector<Common>> common_;  // likewise
-  std::vector<int64_t> each_common_;         // scratch memory, one number per compared rank
+  std::vector<int> extensions_;                     // [way][mesh dim][choice]; 0: not computed
+  std::vector<int64_t> begins_;                     // [way][compared rank]
+  std::vector<int64_t> sizes_;                      // [way][compared rank]
+  std::vector<std::vector<Pair>> pairs_;            // [from][to], for the pairs that were asked for
+  std::vector<std::vector<LeastHeld>> least_held_;  // likewise
+  std::vector<int64_t> each_held_;                  // scratch memory, one number per compared rank
 };
 
 }  // namespace tessera

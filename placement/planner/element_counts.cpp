@@ -13,7 +13,7 @@ uint32_t bit(std::size_t i) { return uint32_t{1} << i; }
 class EqualBits {
  public:
   struct Bit {
-    std::size_t table;
+    std::size_t cut_dim;
     int place;
     friend bool operator==(const Bit&, const Bit&) = default;
   };
@@ -45,7 +45,7 @@ class EqualBits {
 
 ElementCounts::ElementCounts(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape,
                              const std::vector<Placements>& choices, bool sample)
-    : choices_(choices), ranks_(compared_ranks(shape, mesh_shape, choices, sample)), table_of_(shape.size()) {
+    : choices_(choices), ranks_(compared_ranks(shape, mesh_shape, choices, sample)), cut_dim_of_(shape.size()) {
   make_tables(shape);
 }
 
@@ -56,9 +56,9 @@ void ElementCounts::make_tables(std::span<const int64_t> shape) {
   };
   for (std::size_t d = 0; d < shape.size(); ++d) {
     elements_ *= static_cast<double>(shape[d]);
-    table_of_[d] = shape.size();
+    cut_dim_of_[d] = shape.size();
     if (is_cut(d)) {
-      table_of_[d] = tables_.size();
+      cut_dim_of_[d] = tables_.size();
       tables_.emplace_back(static_cast<int64_t>(d), shape[d], ranks_, choices_);
     } else {
       uncut_ *= shape[d];
@@ -97,7 +97,7 @@ bool ElementCounts::add(const std::vector<std::vector<uint8_t>>& sequences,
   if (!layout.even) {
     for (std::size_t t = 0; t < tables_.size(); ++t) {
       const CutTable::Pair& same = tables_[t].pair(ways_[start + t], ways_[start + t]);
-      for (std::size_t k = 0; k < layout.sampled_sizes.size(); ++k) layout.sampled_sizes[k] *= same.common[k];
+      for (std::size_t k = 0; k < layout.sampled_sizes.size(); ++k) layout.sampled_sizes[k] *= same.already_held[k];
     }
   }
   layouts_.push_back(layout);
@@ -114,12 +114,12 @@ void ElementCounts::remove_last() {
 
 ElementCounts::Needs ElementCounts::needs(Node from, Node to) {
   Needs out;
-  out.common.fill(uncut_);
+  out.already_held.fill(uncut_);
   for (std::size_t t = 0; t < tables_.size(); ++t) {
     const CutTable::Pair& pair = tables_[t].pair(ways(from)[t], ways(to)[t]);
     out.mesh_dims |= pair.needs;
     out.whole = out.whole && pair.whole;
-    for (std::size_t k = 0; k < out.common.size(); ++k) out.common[k] *= pair.common[k];
+    for (std::size_t k = 0; k < out.already_held.size(); ++k) out.already_held[k] *= pair.already_held[k];
   }
   return out;
 }
@@ -136,16 +136,16 @@ int64_t ElementCounts::least_missing(Node to, uint32_t dropped) const {
 
 int64_t ElementCounts::sampled_missing(Node to, const Needs& needs) const {
   int64_t most = 0;
-  for (std::size_t k = 0; k < needs.common.size(); ++k)
-    most = std::max(most, of(to).sampled_sizes[k] - needs.common[k]);
+  for (std::size_t k = 0; k < needs.already_held.size(); ++k)
+    most = std::max(most, of(to).sampled_sizes[k] - needs.already_held[k]);
   return most;
 }
 
-int64_t ElementCounts::least_common(Node from, Node to) {
+int64_t ElementCounts::least_held(Node from, Node to) {
   int64_t product = uncut_;
   bool alike = true;
   for (std::size_t t = 0; t < tables_.size(); ++t) {
-    const CutTable::Common& each = tables_[t].least_common(ways(from)[t], ways(to)[t]);
+    const CutTable::LeastHeld& each = tables_[t].least_held(ways(from)[t], ways(to)[t]);
     if (each.least == 0) return 0;
     alike = alike && each.alike;
     product *= each.least;
@@ -168,19 +168,20 @@ void ElementCounts::look_at(Node from, Node to) {
 }
 
 ElementCounts::Missing ElementCounts::missing(Node from, Node to) {
-  const int64_t common = is_even(from) && is_even(to) ? least_common(from, to) : -1;
-  if (common >= 0) {
-    const int64_t most = largest(to) - common;
+  const int64_t held = is_even(from) && is_even(to) ? least_held(from, to) : -1;
+  if (held >= 0) {
+    const int64_t most = largest(to) - held;
     return {.most = most, .live = largest(from) + largest(to) + 2 * most};
   }
   look_at(from, to);
-  common_.assign(ranks_.count(), uncut_);
+  std::vector<int64_t>& already_held = scratch_;
+  already_held.assign(ranks_.count(), uncut_);
   for (std::size_t t = 0; t < tables_.size(); ++t) {
-    tables_[t].multiply_common(ways(from)[t], ways(to)[t], common_.data());
+    tables_[t].multiply_already_held(ways(from)[t], ways(to)[t], already_held.data());
   }
   Missing out;
   for (std::size_t r = 0; r < have_.size(); ++r) {
-    const int64_t elements = get_[r] - common_[r];
+    const int64_t elements = get_[r] - already_held[r];
     out.most = std::max(out.most, elements);
     out.live = std::max(out.live, have_[r] + get_[r] + 2 * elements);
   }
@@ -196,18 +197,19 @@ double ElementCounts::live(Node from, Node to, double received) {
   return most;
 }
 
-ElementCounts::Together ElementCounts::needed_together(Node from, Node to, uint32_t mesh_dims, uint32_t apart) {
+ElementCounts::GroupNeeds ElementCounts::group_needs(Node from, Node to, uint32_t mesh_dims, uint32_t split_dims) {
   look_at(from, to);
-  common_.assign(have_.size(), 0);  // for the first rank of each group: what the group needs
+  std::vector<int64_t>& needed = scratch_;  // for the first rank of each group: what the group needs
+  needed.assign(have_.size(), 0);
   for (std::size_t r = 0; r < have_.size(); ++r) {
-    if (ranks_.first_of_group(r, mesh_dims & ~apart) != r) continue;
-    common_[ranks_.first_of_group(r, mesh_dims)] += get_[r];
+    if (ranks_.first_of_group(r, mesh_dims & ~split_dims) != r) continue;
+    needed[ranks_.first_of_group(r, mesh_dims)] += get_[r];
   }
-  Together out;
+  GroupNeeds out;
   for (std::size_t r = 0; r < have_.size(); ++r) {
-    const int64_t together = common_[ranks_.first_of_group(r, mesh_dims)];
-    out.most = std::max(out.most, together);
-    out.live = std::max(out.live, have_[r] + together);
+    const int64_t by_group = needed[ranks_.first_of_group(r, mesh_dims)];
+    out.most = std::max(out.most, by_group);
+    out.live = std::max(out.live, have_[r] + by_group);
   }
   return out;
 }
@@ -215,7 +217,7 @@ ElementCounts::Together ElementCounts::needed_together(Node from, Node to, uint3
 // A rank has and needs an element if the element's index gives the rank's coordinates in both layouts. Where both
 // layouts take a coordinate from bits of the index, the two agree if these bits are equal; each such equation that does
 // not follow from the earlier ones halves the number of elements.
-double ElementCounts::common_of_groups(Node from, Node to, uint32_t mesh_dims) const {
+double ElementCounts::held_by_groups(Node from, Node to, uint32_t mesh_dims) const {
   const uint32_t both = of(from).sharded & of(to).sharded & mesh_dims;
   double out = elements_ * static_cast<double>(ranks_.ranks_of(mesh_dims & ~of(from).sharded & ~of(to).sharded));
   EqualBits equal;

@@ -17,7 +17,7 @@ namespace tessera {
 //
 // Invariants:
 //   - Each layout is legal, and keeps its number until it is the last one and is removed.
-//   - ways_ and cutters_ have an entry for each layout and table.
+//   - ways_ and cutters_ have an entry for each layout and cut dimension.
 class ElementCounts {
  public:
   using Node = int32_t;
@@ -28,19 +28,21 @@ class ElementCounts {
   ElementCounts(const ElementCounts&) = delete;
   ElementCounts& operator=(const ElementCounts&) = delete;
 
-  // ---- the layouts; a table is one tensor dimension that some choice cuts ---------------------------------------
-  std::size_t tables() const { return tables_.size(); }
-  // Returns the table of the tensor dimension that `shard` cuts.
-  std::size_t table(const Placement& shard) const { return table_of_[static_cast<std::size_t>(shard.tensor_dim())]; }
-  // Adds the layout in which the mesh dimensions sequences[table] cut in turn, each by the choice of that number.
+  // ---- the layouts; a cut dimension is a tensor dimension that some choice cuts ---------------------------------
+  std::size_t num_cut_dims() const { return tables_.size(); }
+  // Returns the number, among the cut dimensions, of the tensor dimension that `shard` cuts.
+  std::size_t cut_dim(const Placement& shard) const {
+    return cut_dim_of_[static_cast<std::size_t>(shard.tensor_dim())];
+  }
+  // Adds the layout in which the mesh dimensions sequences[cut_dim] cut in turn, each by the choice of that number.
   // Returns whether it is legal; otherwise nothing is added.
   bool add(const std::vector<std::vector<uint8_t>>& sequences, const std::array<uint8_t, kMostMeshDims>& choices);
   void remove_last();
   // Says whether the same mesh dimensions cut in the same order, by the same choices.
   bool same_cuts(Node a, Node b) const { return std::equal(ways(a), ways(a) + tables_.size(), ways(b)); }
   // Returns the mesh dimensions that cut, in order.
-  std::span<const uint8_t> sequence(Node node, std::size_t table) const {
-    return tables_[table].sequence(ways(node)[table]);
+  std::span<const uint8_t> sequence(Node node, std::size_t cut_dim) const {
+    return tables_[cut_dim].sequence(ways(node)[cut_dim]);
   }
 
   // ---- one layout; mesh dimensions are bits ---------------------------------------------------------------------
@@ -55,9 +57,9 @@ class ElementCounts {
   // both layouts cut into equal chunks.
   bool is_exact(Node from, Node to) const { return ranks_.all || (is_even(from) && is_even(to)); }
   struct Needs {
-    uint32_t mesh_dims = 0;  // the fewest along which ranks find what they need
-    bool whole = true;       // ranks need everything that is found there
-    CutTable::SampledCounts common = {};
+    uint32_t mesh_dims = 0;                     // the fewest along which ranks find what they need
+    bool whole = true;                          // ranks need everything that is found there
+    CutTable::SampledCounts already_held = {};  // elements that each sampled rank has and needs
   };
   Needs needs(Node from, Node to);
   // Returns the mesh dimensions that cut a tensor dimension in `from` and not in `to`. Ranks that differ along one of
@@ -84,29 +86,31 @@ class ElementCounts {
   // Returns the elements of a rank's two tiles, where the target tile counts 1 + `received` times, for the rank with
   // most.
   double live(Node from, Node to, double received);
-  // Counts what the ranks along `mesh_dims` need together. Each tile counts once where several ranks, along the others
-  // of them than `apart`, need the same one. All ranks must be compared.
-  struct Together {
-    int64_t most = 0;  // elements, of the ranks that need most together
+  // Counts what the ranks of a group, those along `mesh_dims`, need together. Ranks of a group that differ only along
+  // the mesh dimensions outside `split_dims` need the same tile; it counts once. All ranks must be compared.
+  struct GroupNeeds {
+    int64_t most = 0;  // elements, of the group that needs most
     int64_t live = 0;  // the same and the source tile, for the rank with most
   };
-  Together needed_together(Node from, Node to, uint32_t mesh_dims, uint32_t apart);
+  GroupNeeds group_needs(Node from, Node to, uint32_t mesh_dims, uint32_t split_dims);
   // Returns an upper bound on the elements that a rank has and needs, summed over the groups of ranks that agree on
-  // `mesh_dims`, where each group counts as one rank and what is pending counts as whole.
-  double common_of_groups(Node from, Node to, uint32_t mesh_dims) const;
-  // Returns the number of elements that one rank has and another needs.
-  int64_t common(Node from, std::size_t sender, Node to, std::size_t receiver) const {
+  // `mesh_dims`, where each group counts as one rank and what is pending counts as whole. On a mesh {2, 2} with
+  // `mesh_dims` {0}, ranks that differ only along dimension 1 count as one, so the sum is over two groups.
+  double held_by_groups(Node from, Node to, uint32_t mesh_dims) const;
+  // Returns the number of elements that `holder` has under `from` and `needer` needs under `to`. The two may be one
+  // rank.
+  int64_t held_for(Node from, std::size_t holder, Node to, std::size_t needer) const {
     int64_t out = uncut_;
     const int* const a = ways(from);
     const int* const b = ways(to);
-    for (std::size_t t = 0; t < tables_.size(); ++t) out *= tables_[t].common(a[t], sender, b[t], receiver);
+    for (std::size_t t = 0; t < tables_.size(); ++t) out *= tables_[t].held_for(a[t], holder, b[t], needer);
     return out;
   }
 
  private:
   struct Counted {
     uint32_t sharded = 0;                            // the mesh dimensions that cut
-    std::array<uint8_t, kMostMeshDims> shards = {};  // [mesh dim]: the table of the tensor dimension that it shards
+    std::array<uint8_t, kMostMeshDims> shards = {};  // [mesh dim]: the cut dimension that it shards
     int64_t largest = 0;
     bool even = true;
     CutTable::SampledCounts sampled_sizes = {};
@@ -116,7 +120,7 @@ class ElementCounts {
   void make_tables(std::span<const int64_t> shape);
   // For two even layouts: returns the number of elements that a compared rank has and needs, if it is the same for all
   // compared ranks; 0 if it is 0 for one of them; and otherwise -1, so that each rank must be looked at.
-  int64_t least_common(Node from, Node to);
+  int64_t least_held(Node from, Node to);
   // Computes how many elements each compared rank has.
   void sizes(Node node, std::vector<int64_t>& out) const;
   // Fills have_ and get_.
@@ -124,15 +128,15 @@ class ElementCounts {
 
   const std::vector<Placements>& choices_;
   const ComparedRanks ranks_;
-  std::vector<CutTable> tables_;       // one per tensor dimension that some choice shards
-  std::vector<std::size_t> table_of_;  // [tensor dim]; past the end of tables_ if no choice shards it
+  std::vector<CutTable> tables_;         // one per cut dimension
+  std::vector<std::size_t> cut_dim_of_;  // [tensor dim]; past the end of tables_ if no choice shards it
   double elements_ = 1;
-  int64_t uncut_ = 1;  // the product of the sizes of the tensor dimensions without a table
+  int64_t uncut_ = 1;  // the product of the sizes of the tensor dimensions that are not cut
   std::vector<Counted> layouts_;
-  std::vector<int> ways_;          // [layout][table]
-  std::vector<uint32_t> cutters_;  // [layout][table]: the mesh dimensions that cut, a bit for each
-  // Scratch memory, for each compared rank: the elements that it has, that it needs, and both.
-  std::vector<int64_t> have_, get_, common_;
+  std::vector<int> ways_;          // [layout][cut dim]
+  std::vector<uint32_t> cutters_;  // [layout][cut dim]: the mesh dimensions that cut, a bit for each
+  // Hold the elements that each compared rank has and that it needs; scratch_ holds another number for each.
+  std::vector<int64_t> have_, get_, scratch_;
   Node have_of_ = -1;
 };
 

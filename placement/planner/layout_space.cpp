@@ -41,8 +41,8 @@ LayoutSpace::LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t
       choices_(choices(shape, mesh_shape, from, to)),
       counts_(shape, mesh_shape, choices_, sample) {
   make_kinds();
-  put(draft_of(from));
-  put(draft_of(to));
+  put(candidate_of(from));
+  put(candidate_of(to));
 }
 
 std::vector<Placements> LayoutSpace::choices(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape,
@@ -77,48 +77,48 @@ void LayoutSpace::make_kinds() {
   kind_count_ = kinds.size();
   for (const Placement& a : kinds) {
     commute_.push_back(0);
-    together_.push_back(0);
+    reducible_together_.push_back(0);
     for (std::size_t k = 0; k < kinds.size(); ++k) {
-      const bool together = a == kinds[k] || (a.reduction().slope(1) && kinds[k].reduction().slope(1));
+      const bool reducible = a == kinds[k] || (a.reduction().slope(1) && kinds[k].reduction().slope(1));
       if (partials_commute({a, kinds[k]})) commute_.back() |= bit(k);
-      if (together) together_.back() |= bit(k);
+      if (reducible) reducible_together_.back() |= bit(k);
     }
   }
 }
 
 // ---- the layouts ----------------------------------------------------------------------------------------------------
 
-LayoutSpace::Draft LayoutSpace::draft_of(const Placements& placements) const {
-  Draft draft;
-  draft.sequences.resize(counts_.tables());
+LayoutSpace::Candidate LayoutSpace::candidate_of(const Placements& placements) const {
+  Candidate candidate;
+  candidate.sequences.resize(counts_.num_cut_dims());
   std::vector<std::size_t> dims(choices_.size());
   std::iota(dims.begin(), dims.end(), 0);
   std::ranges::stable_sort(dims, {},
                            [&](std::size_t i) { return placements[i].is_shard() ? placements[i].order() : 0; });
   for (const std::size_t i : dims) {
     const Placement& p = placements[i];
-    draft.layout.choices[i] =
+    candidate.layout.choices[i] =
         static_cast<uint8_t>(std::ranges::find(choices_[i], without_order(p)) - choices_[i].begin());
-    if (p.is_partial()) draft.layout.pending |= bit(i);
+    if (p.is_partial()) candidate.layout.pending |= bit(i);
     if (!p.is_shard()) continue;
-    draft.layout.sharded |= bit(i);
-    draft.sequences[counts_.table(p)].push_back(static_cast<uint8_t>(i));
+    candidate.layout.sharded |= bit(i);
+    candidate.sequences[counts_.cut_dim(p)].push_back(static_cast<uint8_t>(i));
   }
-  return draft;
+  return candidate;
 }
 
 // This is an upper bound, since it also counts combinations that are no layouts.
 double LayoutSpace::count_layouts(Extent extent) const {
   double out = 1;
   for (std::size_t i = 0; i < choices_.size(); ++i) {
-    const std::size_t limit = choices_to_draw(i, extent);
-    std::vector<std::size_t> cuts(counts_.tables() + 1, 0);  // choices that cut each tensor dimension
+    const std::size_t limit = choices_within(i, extent);
+    std::vector<std::size_t> cuts(counts_.num_cut_dims() + 1, 0);  // choices that cut each tensor dimension
     for (std::size_t c = 0; c < limit; ++c) {
-      if (choices_[i][c].is_shard()) ++cuts[counts_.table(choices_[i][c])];
+      if (choices_[i][c].is_shard()) ++cuts[counts_.cut_dim(choices_[i][c])];
     }
-    // The mesh dimensions drawn before may all cut one tensor dimension, and this one may cut before each of them.
-    const std::size_t drawn = extent == Extent::kAllOrders ? choices_.size() - 1 - i : 0;
-    out *= static_cast<double>(limit + drawn * std::ranges::max(cuts));
+    // The mesh dimensions enumerated before may all cut one tensor dimension, and this one may cut before each of them.
+    const std::size_t cutters = extent == Extent::kAllOrders ? choices_.size() - 1 - i : 0;
+    out *= static_cast<double>(limit + cutters * std::ranges::max(cuts));
   }
   return out;
 }
@@ -129,9 +129,9 @@ void LayoutSpace::grow() {
   if (count_layouts(extent) > most) extent = Extent::kMeshOrder;
   if (count_layouts(extent) > most) extent = Extent::kEnds;
   if (count_layouts(extent) > most) extent = Extent::kWhole;
-  Draft draft;
-  draft.sequences.resize(counts_.tables());
-  draw(draft, choices_.size(), extent);
+  Candidate candidate;
+  candidate.sequences.resize(counts_.num_cut_dims());
+  enumerate(candidate, choices_.size(), extent);
   if (extent == Extent::kWhole && pending(from()) != 0 && sharded(from()) != 0) add_reduced();
 }
 
@@ -142,54 +142,54 @@ void LayoutSpace::add_reduced() {
   for (Placement& p : reduced) {
     if (p.is_partial()) p = Replicate();
   }
-  finish(draft_of(reduced));
+  finish(candidate_of(reduced));
 }
 
-// Gives the mesh dimensions below `mesh_dim` their placements, from the last to the first.
-void LayoutSpace::draw(Draft& draft, std::size_t mesh_dim, Extent extent) {
-  if (mesh_dim == 0) return finish(draft);
+// The mesh dimensions get their placements from the last to the first.
+void LayoutSpace::enumerate(Candidate& candidate, std::size_t mesh_dim, Extent extent) {
+  if (mesh_dim == 0) return finish(candidate);
   const std::size_t i = mesh_dim - 1;
-  const uint32_t kinds = draft.kinds;
-  for (std::size_t c = 0; c < choices_to_draw(i, extent); ++c) {
+  const uint32_t kinds = candidate.kinds;
+  for (std::size_t c = 0; c < choices_within(i, extent); ++c) {
     const Placement& p = choices_[i][c];
-    draft.layout.choices[i] = static_cast<uint8_t>(c);
+    candidate.layout.choices[i] = static_cast<uint8_t>(c);
     if (p.is_shard()) {
-      draw_orders(draft, i, counts_.table(p), extent);
+      enumerate_orders(candidate, i, counts_.cut_dim(p), extent);
     } else if (p.is_replicate()) {
-      draw(draft, i, extent);
+      enumerate(candidate, i, extent);
     } else if ((kinds & ~commute_[static_cast<std::size_t>(kind(i, c))]) == 0) {
-      draft.kinds |= bit(static_cast<std::size_t>(kind(i, c)));
-      draft.layout.pending |= bit(i);
-      draw(draft, i, extent);
-      draft.kinds = kinds;
-      draft.layout.pending &= ~bit(i);
+      candidate.kinds |= bit(static_cast<std::size_t>(kind(i, c)));
+      candidate.layout.pending |= bit(i);
+      enumerate(candidate, i, extent);
+      candidate.kinds = kinds;
+      candidate.layout.pending &= ~bit(i);
     }
   }
 }
 
-// Does the same where `mesh_dim` cuts a tensor dimension: it cuts first of all, and then at each later place.
-void LayoutSpace::draw_orders(Draft& draft, std::size_t mesh_dim, std::size_t table, Extent extent) {
-  std::vector<uint8_t>& sequence = draft.sequences[table];
+// `mesh_dim` cuts first of all, and then at each later place.
+void LayoutSpace::enumerate_orders(Candidate& candidate, std::size_t mesh_dim, std::size_t cut_dim, Extent extent) {
+  std::vector<uint8_t>& sequence = candidate.sequences[cut_dim];
   const std::size_t places = extent == Extent::kAllOrders ? sequence.size() + 1 : 1;
-  draft.layout.sharded |= bit(mesh_dim);
+  candidate.layout.sharded |= bit(mesh_dim);
   for (std::size_t place = 0; place < places; ++place) {
     sequence.insert(sequence.begin() + static_cast<std::ptrdiff_t>(place), static_cast<uint8_t>(mesh_dim));
-    draw(draft, mesh_dim, extent);
+    enumerate(candidate, mesh_dim, extent);
     sequence.erase(sequence.begin() + static_cast<std::ptrdiff_t>(place));
   }
-  draft.layout.sharded &= ~bit(mesh_dim);
+  candidate.layout.sharded &= ~bit(mesh_dim);
 }
 
-void LayoutSpace::finish(const Draft& draft) {
-  if (!put(draft)) return;
+void LayoutSpace::finish(const Candidate& candidate) {
+  if (!put(candidate)) return;
   if (!is_end(size() - 1)) return;
   layouts_.pop_back();
   counts_.remove_last();
 }
 
-bool LayoutSpace::put(const Draft& draft) {
-  if (!counts_.add(draft.sequences, draft.layout.choices)) return false;
-  layouts_.push_back(draft.layout);
+bool LayoutSpace::put(const Candidate& candidate) {
+  if (!counts_.add(candidate.sequences, candidate.layout.choices)) return false;
+  layouts_.push_back(candidate.layout);
   return true;
 }
 
@@ -201,7 +201,7 @@ bool LayoutSpace::is_end(Node node) const {
 Placements LayoutSpace::placements_of(Node node) const {
   Placements out;
   for (std::size_t i = 0; i < choices_.size(); ++i) out.push_back(choices_[i][at(node).choices[i]]);
-  for (std::size_t t = 0; t < counts_.tables(); ++t) {
+  for (std::size_t t = 0; t < counts_.num_cut_dims(); ++t) {
     const auto sequence = counts_.sequence(node, t);
     if (std::ranges::is_sorted(sequence)) continue;
     for (std::size_t k = 0; k < sequence.size(); ++k)
@@ -230,7 +230,7 @@ uint32_t LayoutSpace::rescaled(Node from, Node to) const {
     if ((candidates & bit(i)) == 0) continue;
     const auto before = static_cast<std::size_t>(kind(i, at(from).choices[i]));
     const auto after = static_cast<std::size_t>(kind(i, at(to).choices[i]));
-    if ((together_[before] & bit(after)) != 0) out |= bit(i);
+    if ((reducible_together_[before] & bit(after)) != 0) out |= bit(i);
   }
   return out;
 }
@@ -243,7 +243,7 @@ bool LayoutSpace::reduce_together(Node from, uint32_t mesh_dims) const {
     if ((mesh_dims & bit(i)) == 0) continue;
     const auto each = static_cast<std::size_t>(kind(i, at(from).choices[i]));
     all |= bit(each);
-    fit &= together_[each];
+    fit &= reducible_together_[each];
   }
   return (all & ~fit) == 0;
 }

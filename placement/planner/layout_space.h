@@ -26,9 +26,9 @@ class LayoutSpace {
   using Node = ElementCounts::Node;
   static constexpr std::size_t kMostLayouts = 1 << 16;
 
-  // `from` and `to` are normalized layouts, in which each masked reduction is replaced by the one that it awaits. All
-  // ranks are compared on a mesh of up to kCompareAll; on a larger one only some are, if `sample`. See
-  // ElementCounts::is_exact.
+  // `from` and `to` are normalized layouts, in which each masked reduction is replaced by the reduction without its
+  // mask (Reduction::unmasked). All ranks are compared on a mesh of up to kCompareAll; on a larger one only some are,
+  // if `sample`. See ElementCounts::is_exact.
   LayoutSpace(std::span<const int64_t> shape, std::span<const int64_t> mesh_shape, const Placements& from,
               const Placements& to, bool sample);
   LayoutSpace(const LayoutSpace&) = delete;
@@ -67,13 +67,19 @@ class LayoutSpace {
     uint32_t pending = 0;
     std::array<uint8_t, kMostMeshDims> choices = {};
   };
-  // Holds a layout under construction: some of the mesh dimensions have their placements.
-  struct Draft {
+  // Holds a layout that may be added to the space, while its mesh dimensions get their placements one by one.
+  struct Candidate {
     Layout layout;
-    std::vector<std::vector<uint8_t>> sequences;  // for each table
+    std::vector<std::vector<uint8_t>> sequences;  // for each cut dimension
     uint32_t kinds = 0;                           // of pending reductions, a bit for each
   };
-  enum class Extent { kAllOrders, kMeshOrder, kEnds, kWhole };
+  // Says which layouts grow() adds.
+  enum class Extent {
+    kAllOrders,  // those with any choices, where the mesh dimensions that cut one tensor dimension do so in any order
+    kMeshOrder,  // those with any choices, where they cut in the order of the mesh
+    kEnds,       // those with placements of the source and the target and Replicate, where they cut in that order too
+    kWhole,      // the one that is Replicate everywhere
+  };
 
   const Layout& at(Node node) const { return layouts_[static_cast<std::size_t>(node)]; }
 
@@ -82,18 +88,21 @@ class LayoutSpace {
                                   const Placements& from, const Placements& to);
   void make_kinds();
   int kind(std::size_t mesh_dim, std::size_t choice) const { return kinds_[mesh_dim][choice]; }
-  Draft draft_of(const Placements& placements) const;
+  Candidate candidate_of(const Placements& placements) const;
   void add_reduced();
   double count_layouts(Extent extent) const;
-  std::size_t choices_to_draw(std::size_t mesh_dim, Extent extent) const {
+  // Returns how many of the mesh dimension's choices, from the first on, belong to `extent`.
+  std::size_t choices_within(std::size_t mesh_dim, Extent extent) const {
     if (extent == Extent::kWhole) return 1;
     return extent == Extent::kEnds ? end_choices_[mesh_dim] : choices_[mesh_dim].size();
   }
-  void draw(Draft& draft, std::size_t mesh_dim, Extent extent);
-  void draw_orders(Draft& draft, std::size_t mesh_dim, std::size_t table, Extent extent);
+  // Adds every layout of `extent` that has the candidate's placements on the mesh dimensions from `mesh_dim` on.
+  // enumerate_orders() does so where `mesh_dim` too has its placement, which cuts `cut_dim`, but no place in the order.
+  void enumerate(Candidate& candidate, std::size_t mesh_dim, Extent extent);
+  void enumerate_orders(Candidate& candidate, std::size_t mesh_dim, std::size_t cut_dim, Extent extent);
   // Adds the layout if it is legal and neither the source nor the target.
-  void finish(const Draft& draft);
-  bool put(const Draft& draft);
+  void finish(const Candidate& candidate);
+  bool put(const Candidate& candidate);
   bool is_end(Node node) const;
 
   const uint32_t every_;                   // every mesh dimension, a bit for each
@@ -103,7 +112,8 @@ class LayoutSpace {
   std::size_t kind_count_ = 0;
   std::vector<std::vector<int>> kinds_;  // [mesh dim][choice]: the number of the pending reduction, or -1
   std::vector<uint32_t> commute_;        // [kind]: the kinds that commute with it, a bit for each
-  std::vector<uint32_t> together_;       // [kind]: the kinds that one step reduces together with it, a bit for each
+  // [kind]: the kinds that one step reduces together with it, a bit for each
+  std::vector<uint32_t> reducible_together_;
   std::vector<Layout> layouts_;
 };
 

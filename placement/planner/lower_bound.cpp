@@ -57,19 +57,19 @@ LowerBound lower_bound(const std::vector<int64_t>& shape, at::ScalarType dtype, 
   };
   const MissingElements missing = count_missing(shape, mesh, legal(from), legal(to));
   const auto copied = [&](std::size_t i) { return to[i].is_partial() && from[i].is_replicate(); };
-  const auto spread = [&](std::size_t i) { return to[i].is_replicate() && !from[i].is_replicate(); };
+  const auto new_copies = [&](std::size_t i) { return to[i].is_replicate() && !from[i].is_replicate(); };
   Ends ends{
       .terms = ranks_where(mesh, [&](std::size_t i) { return from[i].is_partial(); }),
-      .slices = ranks_where(mesh, [&](std::size_t i) { return to[i].is_partial(); }),
+      .pieces_per_element = ranks_where(mesh, [&](std::size_t i) { return to[i].is_partial(); }),
       .copies = ranks_where(mesh, [&](std::size_t i) { return to[i].is_replicate(); }),
       .held = missing.held,
       .reachable = missing.held / ranks_where(mesh, copied),
-      .spreads = ranks_where(mesh, spread) > 1,
+      .new_copies = ranks_where(mesh, new_copies) > 1,
   };
-  ends.elements = missing.wanted / (ends.copies * ends.slices);
+  ends.elements = missing.wanted / (ends.copies * ends.pieces_per_element);
   const double total = least_received(ends);
   double most = total / static_cast<double>(mesh.size());
-  if (ends.slices == 1) most = std::max(most, ends.terms == 1 ? missing.most : missing.largest);
+  if (ends.pieces_per_element == 1) most = std::max(most, ends.terms == 1 ? missing.most : missing.largest);
   const auto width = static_cast<double>(c10::elementSize(dtype));
   return {.max_bytes = static_cast<int64_t>(most * width + 0.5),
           .total_bytes = static_cast<int64_t>(total * width + 0.5)};

@@ -26,9 +26,10 @@ namespace tessera {
 // twice the larger of the two, unless there is no such plan. With equal links and without a pending reduction the plan
 // is one step in which no rank receives an element that it has, which is the lower bound.
 //
-// A masked reduction counts as the one that it awaits. If there are too many layouts (possible on meshes of five
-// dimensions and more), the intermediate ones keep the mesh's order of cuts, or use only placements of `from` and `to`
-// and Replicate. At most four tensor dimensions are cut that neither `from` nor `to` cuts.
+// A masked reduction counts as the reduction without its mask (Reduction::unmasked). If there are too many layouts
+// (possible on meshes of five dimensions and more), the intermediate ones keep the mesh's order of cuts, or use only
+// placements of `from` and `to` and Replicate. At most four tensor dimensions are cut that neither `from` nor `to`
+// cuts.
 //
 // On meshes of more than 64 ranks the search compares only some ranks. The figures of the plan are those of all ranks.
 // Where cuts are uneven on such a mesh, a step may cost more or less, or have more bytes live, than the search saw, so

@@ -197,9 +197,9 @@ Placements without_masks(Placements placements) {
   return placements;
 }
 
-// On a mesh dimension of size 1 the piece is the value, whatever its placement; only a reduction that defines its own
-// terms is different.
-Placements whole_where_alone(Placements placements, const std::vector<int64_t>& mesh_shape) {
+// Makes every placement on a mesh dimension of size 1 Replicate: the piece is the value there, whatever its placement.
+// Only a reduction that defines its own terms is different, and stays.
+Placements replicate_on_size_one(Placements placements, const std::vector<int64_t>& mesh_shape) {
   for (std::size_t i = 0; i < placements.size(); ++i) {
     const Placement& p = placements[i];
     const bool plain =
@@ -291,8 +291,8 @@ Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, 
   check_ends(shape, dtype, mesh, target);
   const CostModel costs = model.links.empty() ? CostModel::gloo(mesh.ndim()) : model;
   check_cost_model(costs, mesh.ndim(), "plan_redistribute");
-  const Placements begin = whole_where_alone(without_masks(source), mesh.shape());
-  const Placements end = whole_where_alone(without_masks(target), mesh.shape());
+  const Placements begin = replicate_on_size_one(without_masks(source), mesh.shape());
+  const Placements end = replicate_on_size_one(without_masks(target), mesh.shape());
   if (begin == end) return Plan(mesh, shape, dtype, {});
   const Problem problem{
       .shape = shape, .dtype = dtype, .mesh_shape = mesh.shape(), .from = begin, .to = end, .model = costs};

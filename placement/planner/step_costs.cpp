@@ -51,10 +51,10 @@ double StepCosts::memory_limit() const {
 // ---- steps ----------------------------------------------------------------------------------------------------------
 
 StepCosts::Changes StepCosts::changes(Node from, Node to) const {
-  const uint32_t formed = space_.pending(to) & ~space_.pending(from);
+  const uint32_t becomes_pending = space_.pending(to) & ~space_.pending(from);
   return {.reduced = space_.pending(from) & ~space_.pending(to),
-          .embedded = formed & space_.sharded(from),
-          .formed = formed & space_.replicated(from)};
+          .embedded = becomes_pending & space_.sharded(from),
+          .formed = becomes_pending & space_.replicated(from)};
 }
 
 std::optional<Step> StepCosts::step(Node from, Node to, double limit) {
@@ -114,11 +114,11 @@ Step StepCosts::whole_reduction(Node from, Node to, const Changes& change, doubl
   const auto reduce = [&](double elements) {
     return priced(PlanStep::Kind::kAllReduce, change.reduced, share * elements);
   };
-  const uint32_t apart = change.reduced & space_.sharded(to);
+  const uint32_t split_dims = change.reduced & space_.sharded(to);
   const bool even = counts_.is_even(to);
-  const int64_t least = counts_.largest(to) * (even ? counts_.ranks().ranks_of(apart) : 1);
+  const int64_t least = counts_.largest(to) * (even ? counts_.ranks().ranks_of(split_dims) : 1);
   if (!counts_.ranks().all || !(reduce(static_cast<double>(least)).microseconds < limit)) return never;
-  const auto [most, live] = counts_.needed_together(from, to, change.reduced, apart);
+  const auto [most, live] = counts_.group_needs(from, to, change.reduced, split_dims);
   Step out = reduce(static_cast<double>(most));
   out.peak = element_size_ * (static_cast<double>(live) + share * static_cast<double>(most));
   return out;
@@ -196,18 +196,18 @@ double StepCosts::find_bound(Node node) {
 double StepCosts::least_over(Node node, uint32_t mesh_dims) {
   const Node target = space_.to();
   const uint32_t other = space_.changed_partials(node, target);
-  const uint32_t formed = (space_.pending(target) & ~space_.pending(node)) | other;
+  const uint32_t new_reductions = (space_.pending(target) & ~space_.pending(node)) | other;
   const auto ranks_of = [&](uint32_t some) { return static_cast<double>(counts_.ranks().ranks_of(some & mesh_dims)); };
-  const double held = counts_.common_of_groups(node, target, mesh_dims);
+  const double held = counts_.held_by_groups(node, target, mesh_dims);
   const Ends ends{
       .elements = counts_.elements(),
       .terms = ranks_of(space_.pending(node)),
       .reduced = ranks_of((space_.pending(node) & ~space_.pending(target)) | other),
-      .slices = ranks_of(space_.pending(target)),
+      .pieces_per_element = ranks_of(space_.pending(target)),
       .copies = ranks_of(space_.replicated(target)),
       .held = held,
-      .reachable = formed == 0 ? held : counts_.common_of_groups(node, target, mesh_dims & ~formed),
-      .spreads = ranks_of(space_.replicated(target) & ~space_.replicated(node)) > 1,
+      .reachable = new_reductions == 0 ? held : counts_.held_by_groups(node, target, mesh_dims & ~new_reductions),
+      .new_copies = ranks_of(space_.replicated(target) & ~space_.replicated(node)) > 1,
   };
   return least_received_by_steps(ends) / static_cast<double>(counts_.ranks().ranks);
 }

@@ -32,9 +32,9 @@ class StepCosts {
   // Partials at once, and a step that does one of these moves no other elements.
   bool is_possible(Node from, Node to) const {
     const uint32_t reduced = space_.pending(from) & ~space_.pending(to);
-    const uint32_t formed = space_.pending(to) & ~space_.pending(from);
-    if ((reduced | formed) == 0) return true;
-    return (reduced == 0 || formed == 0) && (counts_.dropped_cuts(from, to) & ~formed) == 0;
+    const uint32_t becomes_pending = space_.pending(to) & ~space_.pending(from);
+    if ((reduced | becomes_pending) == 0) return true;
+    return (reduced == 0 || becomes_pending == 0) && (counts_.dropped_cuts(from, to) & ~becomes_pending) == 0;
   }
   // Returns the cheapest step from one layout to another whose live bytes are within live_limit(), if there is one that
   // takes at most `limit` microseconds.
@@ -87,8 +87,8 @@ class StepCosts {
   const CostModel model_;
   bool equal_links_ = true;
   std::vector<Link> links_;  // [mesh dimensions as bits]: the slowest of their links
-  // Lists the mesh dimensions whose bandwidth is at most this one, and the least latency among them. The fastest level
-  // is first.
+  // Describes one bandwidth: lists the mesh dimensions that are no faster, and has the least latency among them. There
+  // is one level per bandwidth of a mesh dimension; the fastest is first.
   struct Level {
     double bytes_per_microsecond = 0;
     double microseconds = 0;

@@ -35,7 +35,7 @@ class Messages {
       for (std::size_t receiver = 0; receiver < copies_of_.size(); ++receiver) {
         if (copies_of_[sender] == copies_of_[receiver]) continue;  // they hold the same tile
         if (space_.counts().ranks().first_of_group(receiver, mesh_dims_) != group) continue;
-        const int64_t needed = space_.counts().common(from_, sender, to_, receiver);
+        const int64_t needed = space_.counts().held_for(from_, sender, to_, receiver);
         if (needed > 0 && turn++ % copies == mine) visit(sender, receiver, needed);
       }
     }
@@ -85,7 +85,8 @@ bool permutes(const LayoutSpace& space, Node from, Node to, uint32_t mesh_dims) 
   if (is_large(space)) return false;
   std::vector<int> sends(space.counts().ranks().count(), 0);
   std::vector<int> receives;  // what a rank keeps counts as one message
-  for (std::size_t r = 0; r < sends.size(); ++r) receives.push_back(space.counts().common(from, r, to, r) > 0 ? 1 : 0);
+  for (std::size_t r = 0; r < sends.size(); ++r)
+    receives.push_back(space.counts().held_for(from, r, to, r) > 0 ? 1 : 0);
   Messages(space, from, to, mesh_dims).for_each([&](std::size_t sender, std::size_t receiver, int64_t) {
     ++sends[sender];
     ++receives[receiver];

@@ -117,19 +117,19 @@ class HalfSpread final : public LogSumExp {
 
 TEST_CASE("what a reduction makes of a value must reduce to it") {
   CHECK_THROWS_WITH_AS(
-      check_forms(LogSumExp(), at::kFloat, "test"),
+      check_spread(LogSumExp(), at::kFloat, "test"),
       doctest::Contains(
           "test: the pieces that P(lse) makes of a value do not reduce to that value (tried over 2 ranks): "
           "its terms are not its pieces, so implement Reduction::spread"),
       std::invalid_argument);
-  CHECK_THROWS_WITH_AS(check_forms(HalfSpread(), at::kFloat, "test"),
+  CHECK_THROWS_WITH_AS(check_spread(HalfSpread(), at::kFloat, "test"),
                        doctest::Contains("implement Reduction::only_piece and Reduction::neutral"),
                        std::invalid_argument);
-  check_forms(Neutral(), at::kFloat, "test");
-  check_forms(Mine(), at::kLong, "test");
-  for (const double p : {2.0, 0.5, -1.0}) check_forms(*norm_reduction(p), at::kHalf, "test");
-  check_forms(*masked_reduction(ReduceOp::kMax), at::kLong, "test");
-  check_forms(*plain_reduction(ReduceOp::kAvg), at::kDouble, "test");
+  check_spread(Neutral(), at::kFloat, "test");
+  check_spread(Mine(), at::kLong, "test");
+  for (const double p : {2.0, 0.5, -1.0}) check_spread(*norm_reduction(p), at::kHalf, "test");
+  check_spread(*masked_reduction(ReduceOp::kMax), at::kLong, "test");
+  check_spread(*plain_reduction(ReduceOp::kAvg), at::kDouble, "test");
 }
 
 TEST_CASE("terms of half do not overflow where the value does not") {

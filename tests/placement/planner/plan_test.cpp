@@ -235,7 +235,7 @@ TEST_CASE("an all_reduce of what its group needs together, where no layout holds
   CHECK(plan.total_bytes() == 8 * 5 * 7 * 4 + 4 * (3 + 2) * 7 * 4 * 2 * 3 / 4);
 }
 
-TEST_CASE("a masked reduction counts as the one that it awaits") {
+TEST_CASE("a masked reduction counts as the reduction without its mask") {
   const Placement masked = MaskedPartial(ReduceOp::kMax);
   CHECK(outline(bytes_plan({masked, Partial(ReduceOp::kMax)}, {R, R}, kGrid)) == "all_reduce dp tp");
 }
