@@ -104,8 +104,8 @@ void watch_leaf(const at::Tensor& t, torch::autograd::AutogradMeta& autograd) {
   autograd.hooks_.push_back(std::make_unique<GradientHook>(0, spec, path));
 }
 
-// The node that made `t`. For a view whose base was written since, LibTorch makes it anew by repeating the view: that
-// must be seen by autograd, below which this is called.
+// Returns the node that made `t`. For a view whose base was written since, LibTorch makes it anew by repeating the
+// view: that must be seen by autograd, below which this is called.
 std::shared_ptr<torch::autograd::Node> node_of(const at::Tensor& t) {
   const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   const c10::impl::ForceDispatchKeyGuard above(keys.included_,

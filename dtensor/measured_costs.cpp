@@ -20,7 +20,8 @@
 namespace tessera {
 namespace {
 
-constexpr std::array<int64_t, 4> kBytes = {1 << 10, 64 << 10, 1 << 20, 4 << 20};  // that a rank sends and receives
+// Lists how many bytes a rank sends and receives in one measurement.
+constexpr std::array<int64_t, 4> kBytes = {1 << 10, 64 << 10, 1 << 20, 4 << 20};
 constexpr int kWarmUps = 3;
 constexpr int kRepeats = 9;
 constexpr int kRounds = 8;

@@ -43,7 +43,7 @@ namespace {
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
 at::Tensor whole_of(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
 
-// Whether both have the same layout, and the same bits on this rank.
+// Says whether both have the same layout, and the same bits on this rank.
 bool alike(const at::Tensor& a, const at::Tensor& b) {
   if (is_dtensor(a) != is_dtensor(b)) return false;
   if (!is_dtensor(a)) return same(a.detach(), b.detach());

@@ -135,12 +135,12 @@ bool depends_on(const FunctionSchema& schema, std::initializer_list<TypeKind> ki
 
 bool draws(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
 
-// Whether the values are not set, or are a hash of every bit, which rounding changes.
+// Says whether the values are not set, or are a hash of every bit, which rounding changes.
 bool unset(const std::string& name) {
   return name.find("empty") != std::string::npos || name.find("hash_tensor") != std::string::npos;
 }
 
-// Whether the operator ends the process on arguments that do not match each other.
+// Says whether the operator ends the process on arguments that do not match each other.
 bool unchecked(const std::string& overload) {
   static const std::set<std::string> names = {"_batch_norm_no_update",
                                               "_batch_norm_with_update",

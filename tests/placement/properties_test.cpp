@@ -42,7 +42,7 @@ bool holds_element(const Tile& tile, const Shape& index) {
   return true;
 }
 
-// Whether intervals ascend, none is empty, and no two overlap or touch.
+// Says whether intervals ascend, none is empty, and no two overlap or touch.
 bool is_set(const Intervals& intervals) {
   int64_t after = -1;
   for (const Interval& each : intervals) {
@@ -52,7 +52,7 @@ bool is_set(const Intervals& intervals) {
   return true;
 }
 
-// Whether the coordinate is 0 on all mesh dimensions that do not cut.
+// Says whether the coordinate is 0 on all mesh dimensions that do not cut.
 bool stands_for_copies(const Shape& coordinate, const Placements& placements) {
   for (std::size_t i = 0; i < coordinate.size(); ++i) {
     if (!placements[i].is_shard() && coordinate[i] != 0) return false;

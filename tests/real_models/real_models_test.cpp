@@ -230,7 +230,7 @@ std::string run(const Model& model, const Setup& setup, const Outcome& plain) {
   return came;
 }
 
-// Whether `came` is what the table says: "right", or {"refused": part of the text, "why": the reason}.
+// Says whether `came` is what the table says: "right", or {"refused": part of the text, "why": the reason}.
 bool as_told(const std::string& came, const Json& told) {
   if (told == "right") return came == "right";
   if (!told.is_object() || told.value("why", "").empty()) return false;

@@ -29,7 +29,7 @@ struct Tolerance {
 };
 inline const std::vector<Tolerance> kTolerances = {{at::kDouble, 1e-12}, {at::kFloat, 1e-5}};
 
-// How a step gets its input: plain where every rank of a 1-D mesh has it whole, else as this rank's piece.
+// Gives a step its input: plain where every rank of a 1-D mesh has it whole, else as this rank's piece.
 struct Feed {
   DeviceMesh mesh;
   Placements placements;

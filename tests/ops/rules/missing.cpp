@@ -32,7 +32,7 @@ const std::vector<int64_t>& pair() {
   return mesh;
 }
 
-// Whether a kernel does not compare the sizes of its tensors, so that cuts that do not match end the process. Only
+// Says whether a kernel does not compare the sizes of its tensors, so that cuts that do not match end the process. Only
 // pending tensors are tried with such a kernel.
 bool trusts_sizes(const std::string& name) {
   static const std::set<std::string> names = {"aten::_adaptive_avg_pool2d_backward",
@@ -218,7 +218,7 @@ std::vector<Placements> columns(const Placements& placements) {
 bool is_pending(const Placement& p) { return p.is_partial(); }
 bool pends(const Placements& placements) { return std::any_of(placements.begin(), placements.end(), is_pending); }
 
-// Whether a result of `a` is pending only where that of `b` is: a pending result has yet to be reduced.
+// Says whether a result of `a` is pending only where that of `b` is: a pending result has yet to be reduced.
 bool as_good(const Placements& a, const Placements& b) {
   return std::equal(a.begin(), a.end(), b.begin(),
                     [](const Placement& x, const Placement& y) { return !x.is_partial() || y.is_partial(); });
@@ -226,7 +226,7 @@ bool as_good(const Placements& a, const Placements& b) {
 
 // ---- draws
 
-// Whether the call can be used: infinities and NaN cannot be terms of a sum.
+// Says whether the call can be used: infinities and NaN cannot be terms of a sum.
 bool is_finite(const Tensors& tensors) {
   return std::all_of(tensors.begin(), tensors.end(),
                      [](const at::Tensor& t) { return !t.defined() || at::isfinite(t).all().item<bool>(); });
@@ -278,7 +278,7 @@ class Finder {
 
   const Prepared& first() const { return draws_.at(0); }
 
-  // Whether `b` is for an average what `a` is for a sum.
+  // Says whether `b` is for an average what `a` is for a sum.
   static bool is_average_of(const Strategy& a, const Strategy& b) {
     const auto same = [](const Placement& x, const Placement& y) {
       return x == y || (x.is_partial(ReduceOp::kSum) && y.is_partial(ReduceOp::kAvg));
@@ -287,7 +287,7 @@ class Finder {
            std::equal(a.outputs.begin(), a.outputs.end(), b.outputs.begin(), same);
   }
 
-  // Whether `a` is another strategy that serves wherever `b` does.
+  // Says whether `a` is another strategy that serves wherever `b` does.
   static bool does_for(const Strategy& a, const Strategy& b) {
     const bool reached =
         std::equal(b.inputs.begin(), b.inputs.end(), a.inputs.begin(),

@@ -31,11 +31,11 @@ at::Tensor join(std::span<const at::Tensor> pieces, const Placements& placements
 // Returns the reduction of the terms.
 at::Tensor reduced(const std::vector<at::Tensor>& terms, ReduceOp op);
 
-// Whether the tensors are equal, or close if the dtype is not integral. NaN equals NaN.
+// Says whether the tensors are equal, or close if the dtype is not integral. NaN equals NaN.
 bool same_values(const at::Tensor& a, const at::Tensor& b);
 
-// Whether a tensor of this dtype may be pending by this reduction: bools have no sums, integers no averages, and 8-bit
-// floating dtypes nothing.
+// Says whether a tensor of this dtype may be pending by this reduction: bools have no sums, integers have no averages,
+// and 8-bit floating dtypes have no reductions.
 bool can_be_partial(at::ScalarType type, ReduceOp op);
 
 std::vector<int64_t> coordinate_of(std::size_t rank, std::span<const int64_t> mesh_shape);

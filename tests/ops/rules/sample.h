@@ -32,9 +32,9 @@ class WholeCall {
   const torch::jit::Stack& args() const { return args_; }
   bool random() const { return random_; }
   bool in_place() const { return in_place_; }
-  // Whether the operator writes this tensor.
+  // Says whether the operator writes this tensor.
   bool writes(std::size_t tensor) const;
-  // Whether this is an out= tensor.
+  // Says whether this is an out= tensor.
   bool is_out(std::size_t tensor) const;
 
   // Returns the arguments with other tensors in the place of `tensors()`.

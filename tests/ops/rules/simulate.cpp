@@ -36,7 +36,7 @@ struct RankCall {
     const Tile own = tile(sample.tensors()[j], layouts.inputs[j]);
     return fetches(j) ? sample.rule().halos->needed(own, computed()) : own;
   }
-  // Whether rows of input j are fetched from other ranks.
+  // Says whether rows of input j are fetched from other ranks.
   bool fetches(std::size_t j) const {
     const auto& halos = sample.rule().halos;
     if (!halos || std::ranges::find(halos->inputs, j) == halos->inputs.end()) return false;

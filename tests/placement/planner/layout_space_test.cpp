@@ -62,7 +62,7 @@ std::vector<std::set<int64_t>> held(int64_t size, const Sizes& sequence, const C
   return out;
 }
 
-// Whether the ranks that agree in all coordinates but those of `mesh_dims` together hold what each of them needs.
+// Says whether the ranks that agree in all coordinates but those of `mesh_dims` together hold what each of them needs.
 bool enough(const std::vector<std::set<int64_t>>& have, const std::vector<std::set<int64_t>>& need, uint32_t mesh_dims,
             const ComparedRanks& ranks) {
   for (std::size_t r = 0; r < need.size(); ++r) {
