@@ -21,7 +21,7 @@ namespace {
 const Placements kFrom = {Partial(), Partial(ReduceOp::kAvg), Partial(ReduceOp::kMax), Shard(0), Replicate()};
 const Placements kTo = {Replicate(), Shard(0), Shard(1), Partial()};
 
-// Large enough that Gloo reduces it in place, too.
+// MPI reduces it in place where that is allowed; Gloo gathers the terms of a tensor of this size.
 at::Tensor whole() { return sample({211, 307}); }
 
 }  // namespace
