@@ -360,9 +360,10 @@ void addmm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
 }
 
 // Says whether `product += bias` gives what `product + bias` gives, in the same layout. The product is nobody else's,
-// and no formula of a derivative reads it.
+// and no formula of a derivative reads it. With a vector it is a view, to which autograd would write by way of its
+// base.
 bool adds_in_place(const at::Tensor& product, const at::Tensor& bias) {
-  if (!is_dtensor(product) || !is_dtensor(bias) || bias.dim() != 1 || product.dim() < 1) return false;
+  if (!is_dtensor(product) || !is_dtensor(bias) || bias.dim() != 1 || product.dim() < 2) return false;
   const Spec &of = spec_of(product), &added = spec_of(bias);
   if (of.partial || !(of.mesh == added.mesh) || of.dtype != added.dtype || of.sizes.back() != added.sizes[0])
     return false;

@@ -34,6 +34,7 @@
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/core/wrapper.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
@@ -92,8 +93,9 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
-// LibTorch asks by this operator whether a tangent has the memory layout of its primal; it compares sizes and strides
-// itself. A plain tangent of a DTensor, which holds zeros, has not: LibTorch then makes one by the next operator.
+// LibTorch asks by this operator whether a tangent has the memory layout of its primal; it compares sizes, strides and
+// storage_offset() itself. A plain tangent of a DTensor, which holds zeros, has not: LibTorch then makes one by the
+// next operator.
 bool has_same_storage_numel(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   const at::Tensor self = args[0].toTensor();
@@ -109,7 +111,9 @@ bool zeros_in_layout_of(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   const at::Tensor other = args[1].toTensor();
   if (!is_dtensor(other) || args[2].toInt() != 0) return false;
-  give(op, stack, at::zeros_like(other, args[0].toTensor().scalar_type()));
+  const at::Tensor out = at::zeros_like(other, args[0].toTensor().scalar_type());
+  detail::place_view(out, 0, other.storage_offset());  // LibTorch compares it, too
+  give(op, stack, out);
   return true;
 }
 

@@ -313,6 +313,22 @@ TESSERA_RANKS_TEST_CASE("a dual written into a view gives the viewed tensor its 
   }
 }
 
+TESSERA_RANKS_TEST_CASE("views of a dual that begins inside another tensor keep its tangent", {1, 2, 3, 4}) {
+  const ForwardLevel level;
+  const at::Tensor x = sample({5, 6}), change = sample({4, 6}, 1);
+  for (const Placement& placement : {R, S0, S1}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor rows = spread(x, line(), {placement}).slice(0, 1);
+    const at::Tensor d = dual(rows, redistribute(spread(change, line(), {placement}), placements_of(rows)));
+    for (const at::Tensor& view : {d.t(), d.slice(0, 2).t(), d.unsqueeze(0).select(0, 0).t()}) {
+      const auto [value, tangent] = at::_unpack_dual(view, 0);
+      const int64_t skipped = 4 - view.size(1);
+      CHECK(close(whole(value), x.slice(0, 1 + skipped).t()));
+      CHECK(close(whole(tangent), change.slice(0, skipped).t()));
+    }
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("a tangent goes where its tensor is redistributed to", {1, 2, 3, 4}) {
   const at::Tensor value = sample({5, 3}), change = sample({5, 3}, 1);
   for (const DeviceMesh& mesh : meshes()) {

@@ -122,6 +122,23 @@ TESSERA_RANKS_TEST_CASE("Linear with plain tensors in and out: values, gradients
   run_linear(scattered, numbers({4, 3, 16}), false);
 }
 
+TESSERA_RANKS_TEST_CASE("the product of a vector without gradients may be written by an operator that has them",
+                        {1, 2}) {
+  const DeviceMesh mesh = line();
+  const auto whole = [&](const at::Tensor& t) { return from_local(t, mesh, {Replicate()}); };
+  const at::Tensor x = at::ones({4}, at::kDouble), w = at::ones({3, 4}, at::kDouble), b = at::ones({3}, at::kDouble);
+  at::Tensor y;
+  {
+    const c10::AutoGradMode no_gradient(false);
+    y = at::linear(whole(x), whole(w), whole(b));
+  }
+  const at::Tensor added = whole(b).requires_grad_();
+  y.add_(added);
+  y.sum().backward();
+  CHECK(at::equal(full_tensor(y.detach()), at::full({3}, 6, at::kDouble)));
+  CHECK(at::equal(full_tensor(added.grad()), b));
+}
+
 TESSERA_RANKS_TEST_CASE("a rowwise bias under a scattered output: its gradient is reduced once", {2, 3}) {
   const DeviceMesh mesh = line();
   for (const bool local : {true, false}) {
