@@ -49,7 +49,7 @@ struct RedistributeCall {
 };
 
 at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistribution, const CostModel& model,
-                   bool owned = false) {
+                   bool owned) {
   const at::Tensor& local = detail::meta(dtensor).local();
   const bool same = redistribution.from->dtype == redistribution.to->dtype;
   const at::Tensor moved = run_route(*redistribution.route(model), redistribution.from->mesh,

@@ -86,16 +86,12 @@ namespace aten = at::_ops;
 
 using Make = c10::KernelFunction (*)(const c10::OperatorHandle& op);
 
-template <class Kernel>
-c10::KernelFunction make(const c10::OperatorHandle& op) {
-  return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(std::make_unique<Kernel>(op));
-}
-
 using Table = std::unordered_map<std::string, Make>;
 
 template <template <class...> class Kernel, class... Ops>
 void add(Table& table) {
-  (table.emplace(std::string(Ops::name) + "." + Ops::overload_name, &make<Kernel<Ops, typename Ops::schema>>), ...);
+  (table.emplace(std::string(Ops::name) + "." + Ops::overload_name, &make_unboxed<Kernel<Ops, typename Ops::schema>>),
+   ...);
 }
 
 // Lists the operators that models and optimizers call most. Any whose argument types unboxed.h handles may be added; a

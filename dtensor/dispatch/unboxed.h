@@ -403,6 +403,12 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
   c10::KernelFunction boxed_;
 };
 
+// Makes a kernel of class `Kernel`, which is Unboxed or UnboxedList.
+template <class Kernel>
+c10::KernelFunction make_unboxed(const c10::OperatorHandle& op) {
+  return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(std::make_unique<Kernel>(op));
+}
+
 // Returns the kernel of an operator that unboxed.cpp lists; nullopt for others.
 std::optional<c10::KernelFunction> unboxed_kernel(const c10::OperatorHandle& op);
 
@@ -411,9 +417,8 @@ template <class Op>
 [[nodiscard]] c10::RegistrationHandleRAII register_unboxed() {
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
   const c10::OperatorHandle op = dispatcher.findSchemaOrThrow(Op::name, Op::overload_name);
-  auto kernel = c10::KernelFunction::makeFromUnboxedFunctor<false, Unboxed<Op>>(std::make_unique<Unboxed<Op>>(op));
-  return dispatcher.registerImpl(op.operator_name(), detail::kDTensorKey, std::move(kernel), std::nullopt, nullptr,
-                                 "tessera");
+  return dispatcher.registerImpl(op.operator_name(), detail::kDTensorKey, make_unboxed<Unboxed<Op>>(op), std::nullopt,
+                                 nullptr, "tessera");
 }
 
 }  // namespace tessera::dispatch

@@ -34,7 +34,6 @@
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
-#include "tessera/dtensor/core/wrapper.h"
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
@@ -112,7 +111,7 @@ bool zeros_in_layout_of(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor other = args[1].toTensor();
   if (!is_dtensor(other) || args[2].toInt() != 0) return false;
   const at::Tensor out = at::zeros_like(other, args[0].toTensor().scalar_type());
-  detail::place_view(out, 0, other.storage_offset());  // LibTorch compares it, too
+  out.unsafeGetTensorImpl()->set_storage_offset(other.storage_offset());
   give(op, stack, out);
   return true;
 }
