@@ -2,10 +2,12 @@
 
 #include <array>
 #include <cstdint>
+#include <stdexcept>
 #include <utility>
 
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <fmt/format.h>
 
 namespace tessera::detail {
 namespace {
@@ -211,7 +213,14 @@ at::Tensor wrap(at::Tensor local, SpecPtr spec, bool normal_in_inference) {
 void place_view(const at::Tensor& view, int64_t bytes, int64_t offset) {
   if (bytes == 0 && offset == 0) return;
   c10::TensorImpl& impl = *view.unsafeGetTensorImpl();
-  impl.set_storage_offset(bytes / static_cast<int64_t>(impl.itemsize()) + offset);
+  const auto size = static_cast<int64_t>(impl.itemsize());
+  if (bytes % size != 0) {
+    throw std::invalid_argument(fmt::format(
+        "view as {}: the viewed DTensor begins {} bytes into its memory, which is no multiple of the {} bytes that an "
+        "element of the view takes; call clone() on it and view the copy",
+        impl.dtype().name(), bytes, size));
+  }
+  impl.set_storage_offset(bytes / size + offset);
 }
 
 at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& viewed, int64_t offset) {

@@ -232,6 +232,21 @@ TESSERA_RANKS_TEST_CASE("a view tells the storage_offset() that it has in one pr
   }
 }
 
+TESSERA_RANKS_TEST_CASE("a view as a wider dtype is refused on every rank where it is in one process", {1, 2, 3, 4}) {
+  const at::Tensor x = sample({5, 6}), odd = x.slice(1, 1, 5);
+  CHECK_THROWS(odd.view(at::kComplexDouble));
+  for (const Placement& placement : {R, S0, Shard(1)}) {
+    CAPTURE(to_string(placement));
+    const at::Tensor d = spread(x, line(), {placement});
+    const ImplicitReplication guard;
+    CHECK(same(full_tensor(at::view_as_real(d.slice(1, 2).view(at::kComplexDouble))),
+               at::view_as_real(x.slice(1, 2).view(at::kComplexDouble))));
+    for (int i = 0; i < 2; ++i) CHECK_THROWS(d.slice(1, 1, 5).view(at::kComplexDouble));  // decided anew, and before
+    const at::InferenceMode inference;
+    CHECK_THROWS(d.slice(1, 1, 5).view(at::kComplexDouble));
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("the least number written over pending averages stays finite", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor rows = sample({mesh.size(), 6}, 0, at::kFloat), mask = at::arange(6) % 2 == 0;
