@@ -1,7 +1,7 @@
 """Adds up the test cases that tests reported: count_test_cases.py BAZEL_EXIT_CODE EVENTS.json...
 
 Reads Bazel's build events, and in the log of each test the line "[tessera] N passed, N failed, N skipped". Prints what was
-skipped and why, what failed without saying so in cases, and the sum. Exits non-zero when anything failed or nothing ran.
+skipped and why, what failed without saying so in cases, how many assertions ran, and the sum. Exits non-zero when anything failed or nothing ran.
 """
 
 import json
@@ -11,6 +11,7 @@ import sys
 import urllib.parse
 
 REPORT = re.compile(r"^\[tessera\] (\d+) passed, (\d+) failed, (\d+) skipped$", re.MULTILINE)
+ASSERTIONS = re.compile(r"^\[tessera\] (\d+) assertions$", re.MULTILINE)
 SKIPPED = re.compile(r"^\[tessera\] skipped: (.*)$", re.MULTILINE)
 
 
@@ -41,11 +42,12 @@ def test_results(paths):
 
 
 def main(bazel_exit_code, paths):
-    passed = failed = skipped = 0
+    passed = failed = skipped = assertions = 0
     for label, status, log in test_results(paths):
         for reason in SKIPPED.findall(log):
             print(f"skipped: {label}: {reason}")
         reports = REPORT.findall(log)
+        assertions += sum(int(count) for count in ASSERTIONS.findall(log))
         counts = [sum(int(report[i]) for report in reports) for i in range(3)]
         if not reports:
             # It crashed, ran out of time, or is no doctest: a test that says nothing has not passed.
@@ -58,6 +60,7 @@ def main(bazel_exit_code, paths):
     if bazel_exit_code not in (0, 3) or (bazel_exit_code == 3 and failed == 0):
         print(f"failed: Bazel ended with code {bazel_exit_code}: something was not built or not run")
         failed += 1
+    print(f"{assertions} assertions")
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return 1 if failed or not passed else 0
 

@@ -106,7 +106,7 @@ TESSERA_RANKS_TEST_CASE("rank 1 leaves a daemon", {2}) {
   // Forks twice, as a daemon does: the process's parent has ended, and it leads its own session.
   const pid_t between = ::fork();
   if (between != 0) {
-    ::waitpid(between, nullptr, 0);
+    CHECK(::waitpid(between, nullptr, 0) == between);
     return;
   }
   ::setsid();
@@ -136,3 +136,23 @@ TESSERA_RANKS_TEST_CASE("a name, with a comma", {2}) { CHECK(tessera::testing::w
 TESSERA_RANKS_TEST_CASE("rank 0 cannot run it", {1}) { TESSERA_SKIP("no unicorn here"); }
 
 TEST_CASE("one process cannot run it") { TESSERA_SKIP("no dragon here"); }
+
+TESSERA_RANKS_TEST_CASE("ranks check nothing", {2}) {}
+
+TEST_CASE("one process checks nothing") {}
+
+TESSERA_RANKS_TEST_CASE("assertions in subcases of ranks", {1, 2}) {
+  CHECK(rank() < 2);
+  SUBCASE("one") { CHECK(rank() < 2); }
+  SUBCASE("two") {
+    SUBCASE("inner") { CHECK(rank() < 2); }
+  }
+}
+
+TEST_CASE("assertions in subcases of threads") {
+  SUBCASE("outer") {
+    std::thread other([] { CHECK(true); });
+    CHECK(true);
+    other.join();
+  }
+}

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -214,6 +216,37 @@ TEST_CASE("no rank survives when the test itself is killed") {
   ::kill(test, SIGKILL);
   wait_for(test);
   CHECK(all_gone(ranks));
+}
+
+TEST_CASE("a case that evaluates no assertion fails, on ranks and alone") {
+  const Outcome on_ranks = run_case("ranks check nothing");
+  INFO(on_ranks.text);
+  CHECK(on_ranks.exit_code == 1);
+  CHECK(contains(on_ranks.text, "on 2 ranks: no rank has evaluated an assertion"));
+  CHECK(contains(on_ranks.text, "[tessera] 0 passed, 1 failed, 0 skipped"));
+  const Outcome alone = run_case("one process checks nothing");
+  INFO(alone.text);
+  CHECK(alone.exit_code == 1);
+  CHECK(contains(alone.text, "[tessera] failed: one process checks nothing: it has evaluated no assertion"));
+  CHECK(contains(alone.text, "[tessera] 0 passed, 1 failed, 0 skipped"));
+}
+
+TEST_CASE("assertions are counted by case and subcase, over all ranks") {
+  CHECK(contains(run_case("all is well").text, "[tessera] 4 assertions\n"));
+  const PrivateFolder folder;
+  const std::string report = folder.path() + "/report";
+  ::setenv("TESSERA_TEST_REPORT", report.c_str(), 1);
+  const Outcome outcome = run_case("assertions in subcases*");
+  ::unsetenv("TESSERA_TEST_REPORT");
+  INFO(outcome.text);
+  std::ifstream file(report);
+  const std::string lines((std::istreambuf_iterator<char>(file)), {});
+  CHECK(lines ==
+        "6\tassertions in subcases of ranks\n"
+        "3\tassertions in subcases of ranks\tone\n"
+        "3\tassertions in subcases of ranks\ttwo\tinner\n"
+        "2\tassertions in subcases of threads\touter\n");
+  CHECK(contains(outcome.text, "[tessera] 14 assertions\n"));
 }
 
 TEST_CASE("a failing subcase fails the case") {

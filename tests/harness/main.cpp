@@ -1,6 +1,7 @@
-// This is the main function of every test. It runs doctest and prints a last line "[tessera] N passed, N failed, N
-// skipped", in test cases, from which tools/test counts. In a rank of TESSERA_RANKS_TEST_CASE it writes no such line,
-// but reports to the parent when the first check failed.
+// This is the main function of every test. It runs doctest and prints two last lines, "[tessera] N assertions" and
+// "[tessera] N passed, N failed, N skipped", in test cases, which tools/test adds up. A test case without an assertion
+// fails. In a rank of TESSERA_RANKS_TEST_CASE it writes no such lines, but reports to the parent when the first check
+// failed, and how many assertions ran. TESSERA_TEST_REPORT names a file for the counts of every case and subcase.
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
@@ -16,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/tests/harness/assertion_counts.h"
 #include "tessera/tests/harness/fork_server.h"
 #include "tessera/tests/harness/rank_report.h"
 #include "tessera/tests/harness/skip.h"
@@ -49,16 +51,20 @@ class Listener : public doctest::IReporter {
   void test_case_start(const doctest::TestCaseData& data) override {
     skipped_now = false;
     case_now = data.m_name;
+    enter_case(data.m_name);
   }
   void test_case_reenter(const doctest::TestCaseData&) override {}
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
-    int& count = !stats.testCaseSuccess ? counts.failed : skipped_now ? counts.skipped : counts.passed;
+    const bool empty = !is_rank() && !skipped_now && stats.testCaseSuccess && assertions_of_case() == 0;
+    if (empty) std::printf("[tessera] failed: %s: it has evaluated no assertion\n", case_now);
+    int& count = !stats.testCaseSuccess || empty ? counts.failed : skipped_now ? counts.skipped : counts.passed;
     ++count;
   }
   void test_case_exception(const doctest::TestCaseException&) override { note_failure(); }
-  void subcase_start(const doctest::SubcaseSignature&) override {}
-  void subcase_end() override {}
+  void subcase_start(const doctest::SubcaseSignature& subcase) override { enter_subcase(subcase.m_name.c_str()); }
+  void subcase_end() override { leave_subcase(); }
   void log_assert(const doctest::AssertData& data) override {
+    add_assertion();
     if (data.m_failed && (data.m_at & doctest::assertType::is_warn) == 0) note_failure();
   }
   void log_message(const doctest::MessageData& data) override {
@@ -79,6 +85,10 @@ class Listener : public doctest::IReporter {
 };
 
 DOCTEST_REGISTER_LISTENER("tessera", 1, Listener);
+
+void write_report() {
+  if (const char* const path = std::getenv("TESSERA_TEST_REPORT")) std::ofstream(path) << to_lines(assertion_counts());
+}
 
 }  // namespace
 
@@ -112,8 +122,10 @@ int main(int argc, char** argv) {
     std::fflush(nullptr);
     ::_exit(code);
   }
-  if (!tessera::testing::is_rank()) {
-    std::printf("[tessera] %d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
-  }
-  return code;
+  if (tessera::testing::is_rank()) return code;
+  tessera::testing::write_report();
+  std::printf("[tessera] %lld assertions\n",
+              static_cast<long long>(tessera::testing::sum(tessera::testing::assertion_counts())));
+  std::printf("[tessera] %d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);
+  return code != 0 ? code : counts.failed > 0;
 }

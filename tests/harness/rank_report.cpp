@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include "tessera/tests/harness/assertion_counts.h"
+
 namespace tessera::testing {
 namespace {
 
@@ -41,7 +43,8 @@ std::string end_file(const std::string& store_path, int64_t rank) { return fmt::
 void body_begins() { ran_body = ::getpid(); }
 
 void report_end() {
-  if (is_rank() && ran_body == ::getpid()) std::ofstream(end_file(store_path(), rank())) << ran_body;
+  if (!is_rank() || ran_body != ::getpid()) return;
+  std::ofstream(end_file(store_path(), rank())) << to_lines(assertion_counts());
 }
 
 }  // namespace tessera::testing

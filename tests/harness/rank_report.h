@@ -22,8 +22,8 @@ std::string store_path();
 // it was skipped.
 std::string failure_file(const std::string& store_path, int64_t rank);
 std::string skip_file(const std::string& store_path, int64_t rank);
-// Returns the file that a rank writes when its body has ended, with or without a failure. A rank that exits without it
-// has not run its test.
+// Returns the file that a rank writes when its body has ended, with or without a failure: to_lines() of its counts of
+// assertions. A rank that exits without it has not run its test.
 std::string end_file(const std::string& store_path, int64_t rank);
 
 // A rank calls body_begins() each time its body starts, and report_end() at the end of main(), which writes end_file().
