@@ -21,7 +21,7 @@ _WARNINGS = [
 # Libraries are compiled with at least -O1 in every mode, tests without optimization, since most of their time is
 # compilation.
 _LIBRARY_COPTS = ["-std=c++20", "-g0"] + _WARNINGS
-_TEST_COPTS = ["-std=c++20", "-g0", "-O0", "-include", "tessera/tests/harness/prelude.h"] + _WARNINGS
+TEST_COPTS = ["-std=c++20", "-g0", "-O0"] + _WARNINGS
 
 # In this repository a warning is an error; in a user's repository the user decides.
 def _werror():
@@ -33,6 +33,16 @@ def _library_copts():
         "@tessera//tools:optimized": ["-O2"],
         "//conditions:default": ["-O1"],
     })
+
+# Returns the flags and the dependencies of test sources, which begin with a header of tests/harness: `precompiled`
+# names the one to take.
+def _test_begins(precompiled):
+    if precompiled == None:
+        return ["-include", "tessera/tests/harness/prelude.h"], ["@tessera//tests/harness:prelude"]
+    return ["-include", "precompiled_" + precompiled + ".h", "-Winvalid-pch"], [
+        "@tessera//tests/harness:prelude",
+        "@tessera//tests/harness:precompiled_" + precompiled,
+    ]
 
 def _include_prefix():
     package = native.package_name()
@@ -65,9 +75,26 @@ def tessera_binary(name, srcs, deps = [], visibility = ["//visibility:public"], 
         **kwargs
     )
 
-def _tests(name, srcs, deps, copts, backends, env, **kwargs):
+def tessera_test_library(name, srcs = [], hdrs = [], deps = [], precompiled = None, **kwargs):
+    """A library that only tests use, compiled as they are. See tessera_test for `precompiled`."""
+    begin, more_deps = _test_begins(precompiled)
+    native.cc_library(
+        name = name,
+        testonly = True,
+        srcs = srcs,
+        hdrs = hdrs,
+        deps = deps + more_deps,
+        copts = TEST_COPTS + _werror() + begin + kwargs.pop("copts", []),
+        include_prefix = _include_prefix(),
+        visibility = kwargs.pop("visibility", ["//visibility:public"]),
+        **kwargs
+    )
+
+def _tests(name, srcs, deps, copts, backends, env, precompiled, **kwargs):
     """Makes one test per backend: NAME for the first, NAME_mpi for mpi after it. The cases are compiled once."""
-    copts = _TEST_COPTS + _werror() + copts
+    begin, more_deps = _test_begins(precompiled)
+    copts = TEST_COPTS + _werror() + begin + copts
+    deps = deps + more_deps
     if len(backends) > 1:
         native.cc_library(
             name = name + "_cases",
@@ -88,10 +115,22 @@ def _tests(name, srcs, deps, copts, backends, env, **kwargs):
             **kwargs
         )
 
-def tessera_test(name, srcs, deps = [], size = "small", tags = [], backends = ["gloo"], env = {}, **kwargs):
+def tessera_test(
+        name,
+        srcs,
+        deps = [],
+        size = "small",
+        tags = [],
+        backends = ["gloo"],
+        env = {},
+        precompiled = None,
+        **kwargs):
     """A doctest of one process, with a main function. tools/test --full runs it under sanitizers too.
 
     Other `backends` than "gloo", such as "mpi", are for a test that starts ranks itself: TESSERA_BACKEND names them.
+
+    precompiled: headers that are compiled once for all tests, and are read in a quarter of the time: "tensors" for
+    sources that include <ATen/ATen.h>, "modules" for those that include <torch/nn.h>, <torch/optim.h> or more.
     """
     _tests(
         name = name,
@@ -100,16 +139,27 @@ def tessera_test(name, srcs, deps = [], size = "small", tags = [], backends = ["
         copts = kwargs.pop("copts", []),
         backends = backends,
         env = env,
+        precompiled = precompiled,
         size = size,
         tags = tags + ["single"],
         **kwargs
     )
 
-def tessera_distributed_test(name, srcs, deps = [], size = "medium", tags = [], backends = ["gloo"], env = {}, **kwargs):
+def tessera_distributed_test(
+        name,
+        srcs,
+        deps = [],
+        size = "medium",
+        tags = [],
+        backends = ["gloo"],
+        env = {},
+        precompiled = None,
+        **kwargs):
     """A doctest with cases that run in several processes: TESSERA_RANKS_TEST_CASE of tests/harness/ranks.h.
 
     backends: the backends for CPU tensors. ["gloo", "mpi"] makes two tests, NAME and NAME_mpi. Without MPI on the
     machine each case of the second counts as skipped.
+    precompiled: see tessera_test.
     """
     _tests(
         name = name,
@@ -123,6 +173,7 @@ def tessera_distributed_test(name, srcs, deps = [], size = "medium", tags = [], 
         copts = kwargs.pop("copts", []),
         backends = backends,
         env = env,
+        precompiled = precompiled,
         size = size,
         # The ranks share the machine: two such tests at once on two cores would exceed their time limits.
         tags = tags + ["cpu:2"],

@@ -1,0 +1,24 @@
+// `precompiled = "modules"` of tessera_test: what sources that use LibTorch's modules, optimizers or scripts include.
+
+#include "tessera/tests/harness/prelude.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn.h>
+#include <torch/optim.h>

@@ -1,0 +1,82 @@
+// Gives tools/count_test_cases.py logs and events of tests, as Bazel writes them, and reads what it counts.
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <nlohmann/json.hpp>
+
+#include "tessera/tests/harness/shell.h"
+#include "tessera/tools/launcher/private_folder.h"
+
+using nlohmann::json;
+using tessera::testing::shell;
+using tessera::testing::ShellOutcome;
+
+namespace {
+
+struct Run {
+  std::string label;
+  std::string status;
+  std::string log;
+};
+
+// Returns what the program says of these runs, after Bazel has ended with `code`. `environment` stands before it.
+ShellOutcome counted(const std::vector<Run>& runs, int code = 0, const std::string& environment = "CI=") {
+  const tessera::PrivateFolder folder;
+  std::ofstream events(folder.path() + "/events.json");
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const std::string log = folder.path() + "/" + std::to_string(i) + ".log";
+    std::ofstream(log) << runs[i].log;
+    const json output = {{"name", "test.log"}, {"uri", "file://" + log}};
+    events << json({{"id", {{"testResult", {{"label", runs[i].label}}}}},
+                    {"testResult", {{"status", runs[i].status}, {"testActionOutput", {output}}}}})
+                  .dump()
+           << "\n";
+  }
+  events.close();
+  return shell(environment + " python3 tools/count_test_cases.py " + std::to_string(code) + " " + folder.path() +
+               "/events.json");
+}
+
+const std::string kMissing = "[tessera] skipped: a case: mpirun is not installed; tools/setup installs it\n";
+
+}  // namespace
+
+TEST_CASE("cases and assertions are added up") {
+  const ShellOutcome outcome =
+      counted({{"//a:one", "PASSED", "[tessera] 7 assertions\n[tessera] 2 passed, 0 failed, 0 skipped\n"},
+               {"//a:two", "PASSED", "[tessera] 5 assertions\n[tessera] 3 passed, 0 failed, 1 skipped\n"}});
+  CHECK(outcome.exit_code == 0);
+  CHECK(outcome.output == "12 assertions\n5 passed, 0 failed, 1 skipped\n");
+}
+
+TEST_CASE("what fails, says nothing, runs not at all or is not built has failed") {
+  const std::string good = "[tessera] 7 assertions\n[tessera] 2 passed, 0 failed, 0 skipped\n";
+  const ShellOutcome failed =
+      counted({{"//a:one", "FAILED", "[tessera] 7 assertions\n[tessera] 2 passed, 3 failed, 0 skipped\n"}}, 3);
+  CHECK(failed.exit_code == 1);
+  CHECK(failed.output == "failed: //a:one: 3 (failed)\n7 assertions\n2 passed, 3 failed\n");
+  const ShellOutcome crashed = counted({{"//a:one", "FAILED", "Segmentation fault\n"}}, 3);
+  CHECK(crashed.output == "failed: //a:one: 1 (failed, no report of test cases)\n0 assertions\n0 passed, 1 failed\n");
+  const ShellOutcome late = counted({{"//a:one", "TIMEOUT", good}}, 3);
+  CHECK(late.output == "failed: //a:one: 1 (timeout)\n7 assertions\n2 passed, 1 failed\n");
+  CHECK(counted({}).exit_code == 1);
+  const ShellOutcome not_built = counted({{"//a:one", "PASSED", good}}, 1);
+  CHECK(not_built.exit_code == 1);
+  CHECK(not_built.output.find("2 passed, 1 failed\n") != std::string::npos);
+}
+
+TEST_CASE("a case that was skipped for a missing program fails in CI, and only there") {
+  const std::vector<Run> runs = {{"//a:one", "PASSED", kMissing + "[tessera] 1 passed, 0 failed, 1 skipped\n"}};
+  const ShellOutcome here = counted(runs);
+  CHECK(here.exit_code == 0);
+  CHECK(here.output.find("1 passed, 0 failed, 1 skipped\n") != std::string::npos);
+  const ShellOutcome in_ci = counted(runs, 0, "CI=true");
+  CHECK(in_ci.exit_code == 1);
+  CHECK(in_ci.output.find("failed, since CI may lack nothing: //a:one: a case: mpirun is not installed") !=
+        std::string::npos);
+  CHECK(in_ci.output.find("1 passed, 1 failed\n") != std::string::npos);
+}

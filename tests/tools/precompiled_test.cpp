@@ -1,0 +1,67 @@
+// Checks that a precompiled header is compiled again, and its users with it, when a header of LibTorch changes.
+
+#include <pwd.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "tessera/tests/ground/source_tree.h"
+#include "tessera/tests/harness/shell.h"
+#include "tessera/tools/launcher/private_folder.h"
+
+using tessera::PrivateFolder;
+using tessera::testing::shell;
+using tessera::testing::ShellOutcome;
+using tessera::testing::source_root;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Runs a command in the source tree. A test's HOME is not the user's, which tools/setup and Bazel need.
+ShellOutcome in_source_tree(const std::string& command) {
+  const std::string home = ::getpwuid(::getuid())->pw_dir;
+  return shell("cd '" + source_root().string() + "' && HOME='" + home + "' " + command);
+}
+
+// Makes a LibTorch that consists of links to the one that tools/setup installed, but for a copy of c10's headers.
+fs::path make_libtorch(const fs::path& below) {
+  const ShellOutcome found =
+      in_source_tree("sh -c 'printf %s \"$(tools/setup --path)\"/lib/python3*/site-packages/torch'");
+  REQUIRE(fs::exists(found.output + "/include/c10"));
+  const fs::path installed = found.output, made = below / "libtorch";
+  fs::create_directories(made / "include");
+  fs::create_directory_symlink(installed / "lib", made / "lib");
+  for (const char* part : {"ATen", "caffe2", "torch"}) {
+    fs::create_directory_symlink(installed / "include" / part, made / "include" / part);
+  }
+  fs::copy(installed / "include/c10", made / "include/c10", fs::copy_options::recursive);
+  return made;
+}
+
+// Builds precompiled_probe with `libtorch`, by a Bazel of its own, whose outputs are in `folder`.
+ShellOutcome build_probe(const fs::path& libtorch, const std::string& folder) {
+  return in_source_tree("LIBTORCH='" + libtorch.string() + "' bazel --batch --output_user_root='" + folder +
+                        "/bazel' build --symlink_prefix=/ --disk_cache= //tests/tools:precompiled_probe");
+}
+
+}  // namespace
+
+TEST_CASE("a changed header of LibTorch reaches sources that begin with a precompiled one") {
+  const PrivateFolder folder;
+  const fs::path libtorch = make_libtorch(folder.path());
+  const ShellOutcome before = build_probe(libtorch, folder.path());
+  INFO(before.output);
+  REQUIRE(before.exit_code == 0);
+  std::ofstream(libtorch / "include/c10/core/Device.h", std::ios::app) << "\n#error this header has changed\n";
+  const ShellOutcome after = build_probe(libtorch, folder.path());
+  INFO(after.output);
+  CHECK(after.exit_code != 0);
+  CHECK(after.output.find("this header has changed") != std::string::npos);
+  // Bazel's outputs are without write permission.
+  CHECK(shell("chmod -R u+w '" + folder.path() + "'").exit_code == 0);
+}
