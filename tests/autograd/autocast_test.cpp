@@ -8,22 +8,17 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/placement/short_names.h"
 #include "tessera/tests/pytorch_cases/beside_plain.h"
 #include "tessera/tests/styles/blocks.h"
 
 namespace tessera::testing {
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 // bfloat16 has 8 bits: a sum of a few terms in another order rounds each to a part in 512 of the largest.
 constexpr double kRounding = 0.02;
@@ -68,7 +63,7 @@ at::Tensor leaf_of(const at::Tensor& whole, const DeviceMesh& mesh, const Placem
 void check(const DeviceMesh& mesh, const std::vector<Operand>& operands, const Operator& f, at::ScalarType dtype) {
   Tensors plain, mine;
   for (const Operand& operand : operands) {
-    plain.push_back(plain_leaf(operand.whole));
+    plain.push_back(leaf(operand.whole));
     mine.push_back(leaf_of(operand.whole, mesh, operand.placements));
   }
   at::Tensor want, got;

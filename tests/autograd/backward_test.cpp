@@ -6,7 +6,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -16,15 +15,11 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/world.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/placement/short_names.h"
 #include "tessera/tests/pytorch_cases/beside_plain.h"
 
 namespace tessera::testing {
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 at::Tensor layers(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2) {
   return at::linear(at::gelu(at::linear(x, w1)), w2);
@@ -51,7 +46,7 @@ TEST_CASE("torch::autograd::grad: of some inputs, of what is not used, with the 
       const at::Tensor seed = sample({5, 6}, 3);
       const at::Tensor x = leaf(whole.x, mesh, {layout[0]}), w1 = leaf(whole.w1, mesh, {layout[1]}),
                        w2 = leaf(whole.w2, mesh, {layout[2]});
-      const Tensors want = run(plain_leaf(whole.x), plain_leaf(whole.w1), plain_leaf(whole.w2), seed);
+      const Tensors want = run(leaf(whole.x), leaf(whole.w1), leaf(whole.w2), seed);
       for (const Placement& of_seed : {R, S0, P}) {
         CAPTURE(to_string(of_seed));
         const Tensors got = run(x, w1, w2, spread(seed, mesh, {of_seed}));
@@ -83,7 +78,7 @@ TEST_CASE("register_hook: on leaves and on results; what a hook returns is the g
         seen.insert(seen.end(), {x.grad(), w1.grad(), w2.grad()});
         return seen;
       };
-      const Tensors want = run(plain_leaf(whole.x), plain_leaf(whole.w1), plain_leaf(whole.w2));
+      const Tensors want = run(leaf(whole.x), leaf(whole.w1), leaf(whole.w2));
       const Tensors got =
           run(leaf(whole.x, mesh, {layout[0]}), leaf(whole.w1, mesh, {layout[1]}), leaf(whole.w2, mesh, {layout[2]}));
       for (std::size_t i = 0; i < want.size(); ++i) {
@@ -120,7 +115,7 @@ TEST_CASE(
           if (distributed) CHECK(seen == std::vector<Placements>(2, {placement}));
           return w.grad();
         };
-        const at::Tensor want = run(plain_leaf(sample({4, 5})), sample({6, 5}, 1), false);
+        const at::Tensor want = run(leaf(sample({4, 5})), sample({6, 5}, 1), false);
         const at::Tensor got =
             run(leaf(sample({4, 5}), mesh, {placement}), spread(sample({6, 5}, 1), mesh, {S0}), true);
         CHECK(placements_of(got) == Placements{placement});

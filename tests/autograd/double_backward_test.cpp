@@ -7,23 +7,18 @@
 
 #include <ATen/ATen.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/placement/short_names.h"
 #include "tessera/tests/pytorch_cases/beside_plain.h"
 #include "tessera/tests/styles/blocks.h"
 
 namespace tessera::testing {
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 constexpr double kTolerance = 1e-10;
 
@@ -112,7 +107,7 @@ Tensors both_gradients(const Operator& f, const Tensors& leaves) {
 void check(const DeviceMesh& mesh, const Row& row, const std::vector<Placements>& placements) {
   Tensors plain, leaves;
   for (std::size_t i = 0; i < row.operands.size(); ++i) {
-    plain.push_back(plain_leaf(row.operands[i]));
+    plain.push_back(leaf(row.operands[i]));
     leaves.push_back(leaf(row.operands[i], mesh, placements[i]));
   }
   const Tensors want = both_gradients(row.f, plain), got = both_gradients(row.f, leaves);
@@ -186,7 +181,7 @@ TEST_CASE("a penalty on the gradient of a transformer block's input, under style
         const Tensors grads = torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true);
         (loss + grads[0].pow(2).sum()).backward();
       };
-      const at::Tensor x = sample({2, 5, 12}), plain = plain_leaf(x), mine = leaf(x, mesh, {cut ? S1 : R});
+      const at::Tensor x = sample({2, 5, 12}), plain = leaf(x), mine = leaf(x, mesh, {cut ? S1 : R});
       penalized(plain, want->forward(plain));
       penalized(mine, tp(mine));
       CHECK(difference(mine.grad(), plain.grad()) <= 1e-11);
@@ -213,7 +208,7 @@ TEST_CASE("a penalty on the gradient of a plain input, under styles") {
         const Tensors grads = torch::autograd::grad({y.pow(2).sum()}, {x}, {}, true, /*create_graph=*/true);
         grads[0].pow(2).sum().backward();
       };
-      const at::Tensor plain = plain_leaf(sample(shape)), mine = plain_leaf(sample(shape));
+      const at::Tensor plain = leaf(sample(shape)), mine = leaf(sample(shape));
       penalized(plain, want->forward(plain));
       penalized(mine, tp(mine));
       CHECK_FALSE(is_dtensor(mine.grad()));

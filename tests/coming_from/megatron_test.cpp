@@ -24,8 +24,6 @@ using namespace tessera::testing;
 
 namespace {
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 // Returns results and gradients of two layers, by columns and by rows, with the given options.
 std::vector<at::Tensor> run_pair(ColumnParallelOptions up, RowParallelOptions down, const DeviceMesh& mesh) {
   down.input_is_parallel = true;

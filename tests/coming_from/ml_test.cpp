@@ -24,8 +24,6 @@ using namespace tessera::testing;
 
 namespace {
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 // Returns the whole weight that the type of this name gives in every holder.
 at::Tensor first_values(const char* type, at::IntArrayRef sizes, const DeviceMesh& mesh) {
   manual_seed(6, mesh.world());

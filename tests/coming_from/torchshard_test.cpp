@@ -25,8 +25,6 @@ using namespace tessera::testing;
 
 namespace {
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 // Returns the options of an embedding one by one; the sixth has all of them but `sparse`.
 std::vector<ShardedEmbeddingOptions> embedding_options() {
   std::vector<ShardedEmbeddingOptions> all(9, ShardedEmbeddingOptions{.num_embeddings = 24});

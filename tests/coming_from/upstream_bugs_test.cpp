@@ -27,8 +27,6 @@ using namespace tessera::testing;
 
 namespace {
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 at::Tensor columns_of(const at::Tensor& whole, const DeviceMesh& mesh) {
   return piece_of(whole, mesh, {Shard(whole.dim() - 1)});
 }

@@ -12,7 +12,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#undef CHECK  // c10's
 #include "tessera/dtensor/deferred/sharded_init.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/measured_costs.h"

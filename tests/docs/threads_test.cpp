@@ -2,7 +2,6 @@
 
 #include <torch/torch.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"

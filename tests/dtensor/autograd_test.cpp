@@ -12,24 +12,12 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
-
-at::Tensor leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
-  at::Tensor t = spread(whole, mesh, placements);
-  t.requires_grad_(true);
-  return t;
-}
-
-at::Tensor plain_leaf(const at::Tensor& whole) { return whole.detach().clone().requires_grad_(true); }
 
 // Computes two layers, as a feed-forward block does.
 at::Tensor layers(const at::Tensor& x, const at::Tensor& w1, const at::Tensor& w2) {
@@ -61,7 +49,7 @@ TESSERA_RANKS_TEST_CASE("a tied weight's gradient is reduced once, after its use
   const auto run = [](const at::Tensor& a, const at::Tensor& w) {
     return at::matmul(at::matmul(a, w), w.t()).pow(2).sum();
   };
-  const at::Tensor want_w = plain_leaf(sample({6, 5}, 1));
+  const at::Tensor want_w = leaf(sample({6, 5}, 1));
   run(x, want_w).backward();
   const at::Tensor w = leaf(sample({6, 5}, 1), mesh, {R});
   const at::Tensor loss = run(spread(x, mesh, {S0}), w);
@@ -76,7 +64,7 @@ TESSERA_RANKS_TEST_CASE("a tied weight's gradient is reduced once, after its use
 
 TESSERA_RANKS_TEST_CASE("gradients accumulate over backwards and microbatches", {2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor want = plain_leaf(sample({6, 5}));
+  const at::Tensor want = leaf(sample({6, 5}));
   const at::Tensor w = leaf(sample({6, 5}), mesh, {S1});
   for (int64_t i = 0; i < 3; ++i) {
     at::matmul(sample({4, 6}, i), want).pow(2).sum().backward();
@@ -102,7 +90,7 @@ TESSERA_RANKS_TEST_CASE("retain_grad, autograd::grad and gradients of gradients"
           return std::vector<at::Tensor>{whole(first[0]), whole(first[1]), whole(x.grad()), whole(w.grad()),
                                          whole(y.grad())};
         };
-        const auto want = run(plain_leaf(sample({5, 3})), plain_leaf(sample({3, 4}, 1)), false);
+        const auto want = run(leaf(sample({5, 3})), leaf(sample({3, 4}, 1)), false);
         const auto got = run(leaf(sample({5, 3}), mesh, of_x), leaf(sample({3, 4}, 1), mesh, of_w), true);
         for (std::size_t i = 0; i < want.size(); ++i) CHECK(close(got[i], want[i], 1e-11));
       }
@@ -152,9 +140,9 @@ TESSERA_RANKS_TEST_CASE("without gradients, in InferenceMode and under autocast 
 
 TESSERA_RANKS_TEST_CASE("recomputation in backward gives the same gradients, in the leaves' layouts", {1, 2, 3}) {
   const DeviceMesh mesh = line();
-  const auto want_x = plain_leaf(sample({5, 6}));
-  const auto want_w1 = plain_leaf(sample({7, 6}, 1));
-  const auto want_w2 = plain_leaf(sample({6, 7}, 2));
+  const auto want_x = leaf(sample({5, 6}));
+  const auto want_w1 = leaf(sample({7, 6}, 1));
+  const auto want_w2 = leaf(sample({6, 7}, 2));
   layers(want_x, want_w1, want_w2).pow(2).sum().backward();
   const at::Tensor x = leaf(sample({5, 6}), mesh, {R});
   const at::Tensor w1 = leaf(sample({7, 6}, 1), mesh, {S0});
@@ -173,13 +161,13 @@ TESSERA_RANKS_TEST_CASE("a plain operand's gradient is plain and whole", {2, 3})
   const auto run = [](const at::Tensor& a, const at::Tensor& scale, const at::Tensor& bias) {
     return (a * scale + bias).pow(2).sum();
   };
-  const at::Tensor want_scale = plain_leaf(sample({}, 1));
-  const at::Tensor want_bias = plain_leaf(sample({3}, 2));
+  const at::Tensor want_scale = leaf(sample({}, 1));
+  const at::Tensor want_bias = leaf(sample({3}, 2));
   run(x, want_scale, want_bias).backward();
   for (const Placement& placement : {S0, S1, R, P}) {
     CAPTURE(to_string(placement));
-    const at::Tensor scale = plain_leaf(sample({}, 1));
-    const at::Tensor bias = plain_leaf(sample({3}, 2));
+    const at::Tensor scale = leaf(sample({}, 1));
+    const at::Tensor bias = leaf(sample({3}, 2));
     at::Tensor loss;
     {
       const ImplicitReplication guard;
@@ -191,13 +179,13 @@ TESSERA_RANKS_TEST_CASE("a plain operand's gradient is plain and whole", {2, 3})
     CHECK(close(scale.grad(), want_scale.grad()));
     CHECK(close(bias.grad(), want_bias.grad()));
     // The same holds for a result of plain operators.
-    const at::Tensor again = plain_leaf(sample({3}, 2));
+    const at::Tensor again = leaf(sample({3}, 2));
     {
       const ImplicitReplication guard;
       loss = run(spread(x, mesh, {placement}), sample({}, 1), again * 2);
     }
     loss.backward();
-    const at::Tensor want = plain_leaf(sample({3}, 2));
+    const at::Tensor want = leaf(sample({3}, 2));
     run(x, sample({}, 1), want * 2).backward();
     CHECK(close(again.grad(), want.grad()));
   }
@@ -215,8 +203,8 @@ TESSERA_RANKS_TEST_CASE(
     return scores.softmax(-1).pow(2).sum() + rows.pow(2).sum() + y.pow(2).sum() +
            at::cross_entropy_loss(rows, ids.remainder(3));
   };
-  const at::Tensor want_q = plain_leaf(sample({2, 2, 4, 3}));
-  const at::Tensor want_table = plain_leaf(sample({5, 3}, 1));
+  const at::Tensor want_q = leaf(sample({2, 2, 4, 3}));
+  const at::Tensor want_table = leaf(sample({5, 3}, 1));
   run(want_q, want_table).backward();
   const at::Tensor q = leaf(sample({2, 2, 4, 3}), mesh, {S1});
   const at::Tensor table = leaf(sample({5, 3}, 1), mesh, {S0});
@@ -278,7 +266,7 @@ TESSERA_RANKS_TEST_CASE("a leaf's gradient is a DTensor of its layout, whatever 
     CHECK(close(full_tensor(turned.grad()), sample({5, 3}, 1)));
   }
   // A parameter may be used as a plain tensor before it is distributed in place.
-  const at::Tensor w = plain_leaf(sample({5, 3}));
+  const at::Tensor w = leaf(sample({5, 3}));
   {
     const ImplicitReplication guard;
     (w * spread(sample({5, 3}, 1), mesh, {S0})).sum().backward();

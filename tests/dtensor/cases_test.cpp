@@ -16,17 +16,12 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement S2 = Shard(2);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 // Shapes in which the dimension `sharded` has 12, 13 or 14 elements over 4 ranks.
 struct Uneven {
@@ -43,7 +38,7 @@ std::vector<Uneven> uneven() {
 }
 
 // Returns a leaf of that layout.
-at::Tensor leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
+at::Tensor distributed_leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
   at::Tensor t = distribute_tensor(whole, mesh, placements, kNoSource);
   t.requires_grad_(true);
   return t;
@@ -60,7 +55,7 @@ TESSERA_RANKS_TEST_CASE("1: Shard to Replicate is one all_gather, and its gradie
   for (const Uneven& row : uneven()) {
     CAPTURE(row.shape);
     const at::Tensor whole = sample(row.shape);
-    const at::Tensor source = leaf(whole, mesh, {row.sharded});
+    const at::Tensor source = distributed_leaf(whole, mesh, {row.sharded});
     CommCounter counter(mesh);
     const at::Tensor all = redistribute(source, {R});
     CHECK(only(counter, "all_gather", 1));
@@ -81,7 +76,7 @@ TESSERA_RANKS_TEST_CASE("2: Replicate to Shard keeps the chunk without communica
   for (const Uneven& row : uneven()) {
     CAPTURE(row.shape);
     const at::Tensor whole = sample(row.shape);
-    const at::Tensor source = leaf(whole, mesh, {R});
+    const at::Tensor source = distributed_leaf(whole, mesh, {R});
     CommCounter counter(mesh);
     const at::Tensor piece = redistribute(source, {row.sharded});
     CHECK(counter.total() == 0);
@@ -138,14 +133,14 @@ TESSERA_RANKS_TEST_CASE("5: redistributing to the layout that is there communica
 
 TESSERA_RANKS_TEST_CASE("6: a gradient said to be Partial is reduced once", {4}) {
   const DeviceMesh mesh = line();
-  const at::Tensor whole = leaf(at::ones({8, 3}), mesh, {R});
+  const at::Tensor whole = distributed_leaf(at::ones({8, 3}), mesh, {R});
   CommCounter counter(mesh);
   to_local(redistribute(whole, {R}), Placements{P}).sum().backward();
   CHECK(only(counter, "all_reduce", 1));
   CHECK(placements_of(whole.grad()) == Placements{R});
   CHECK(same(to_local(whole.grad()), at::ones({8, 3}) * 4));
 
-  const at::Tensor split = leaf(at::ones({8, 3}), mesh, {S0});
+  const at::Tensor split = distributed_leaf(at::ones({8, 3}), mesh, {S0});
   counter.reset();
   const at::Tensor all = to_local(redistribute(split, {R}), Placements{P});
   CHECK(only(counter, "all_gather", 1));

@@ -3,7 +3,6 @@
 #include <memory>
 #include <string>
 
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 
 #include "tessera/mesh/core/mismatch.h"

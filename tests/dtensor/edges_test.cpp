@@ -13,14 +13,12 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement R = Replicate();
 
 // Returns a pending tensor whose term on rank i is row i.
 at::Tensor terms(const at::Tensor& rows, const DeviceMesh& mesh, ReduceOp op) {

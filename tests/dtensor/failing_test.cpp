@@ -11,14 +11,12 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement R = Replicate();
 
 // Returns the text of what `body` throws, which must happen within five seconds; "" if it throws nothing.
 template <class Body>

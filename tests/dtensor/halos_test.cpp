@@ -136,8 +136,6 @@ Tensors gradients(const Tensors& results, Tensors of) {
   return of;
 }
 
-at::Tensor leaf(const at::Tensor& t) { return t.clone().detach().requires_grad_(true); }
-
 struct Outcome {
   Tensors results;
   Tensors gradients;

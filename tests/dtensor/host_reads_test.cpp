@@ -11,20 +11,17 @@
 #include <torch/jit.h>
 #include <torch/nn.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement R = Replicate();
 
 // Returns log_probs (5, 6, 4), targets (6, 2), and the lengths of inputs and of targets.
 struct Ctc {

@@ -13,16 +13,12 @@
 #include "tessera/mesh/core/in_memory.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 at::Tensor complex_sample(at::IntArrayRef sizes) { return at::complex(sample(sizes), sample(sizes, 1)); }
 

@@ -10,16 +10,10 @@
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
-
-namespace {
-
-const Placement S0 = Shard(0);
-const Placement R = Replicate();
-
-}  // namespace
 
 TESSERA_RANKS_TEST_CASE("operators that write into a clone", {1, 2, 3, 4}) {
   const at::Tensor a = sample({5, 3});

@@ -39,8 +39,6 @@ Tensors small_convolutional(const at::Tensor& images, const Tensors& p) {
   return out;
 }
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(true); }
-
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("convolutions with cut parameters move kernels and pieces of images: none is reduced",

@@ -7,7 +7,6 @@
 #include <ATen/ATen.h>
 #include <torch/nn.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -115,8 +114,6 @@ at::Tensor loss_of(const Tensors& results) {
   }
   return loss;
 }
-
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(true); }
 
 struct Outcome {
   Tensors results;

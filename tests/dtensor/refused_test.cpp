@@ -16,14 +16,12 @@
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
+using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 DeviceMesh fake_mesh(int64_t rank, std::vector<int64_t> shape, std::vector<std::string> names) {
   int64_t size = 1;

@@ -13,15 +13,12 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 // Returns torch.chunk's parts as one process makes them, empty ones too.
 std::vector<at::Tensor> chunks_of(const at::Tensor& t, int64_t parts) {

@@ -12,15 +12,12 @@
 #include "tessera/ops/rules/rule.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 at::Tensor sort_rows(const at::Tensor& x) { return std::get<0>(x.sort(0)); }
 at::Tensor triple(const at::Tensor& x) { return x * 3; }

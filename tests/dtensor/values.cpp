@@ -76,6 +76,12 @@ at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, const Placeme
   return from_local(local.clone(at::MemoryFormat::Contiguous), mesh, placements, options);
 }
 
+at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
+
+at::Tensor leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
+  return spread(whole, mesh, placements).requires_grad_();
+}
+
 at::Tensor piece_of(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
   at::Tensor out = whole.detach();
   const Tile tile = local_tile(whole.sizes(), placements, mesh.mesh().shape(), coordinate(mesh));

@@ -25,6 +25,9 @@ at::Tensor sample(at::IntArrayRef shape, int64_t seed = 0, at::ScalarType dtype 
 
 // Makes a DTensor of value `whole` without communication. Ranks hold different terms where it is Partial.
 at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements);
+// Return a copy of `t`, or spread(), as a leaf that requires a gradient.
+at::Tensor leaf(const at::Tensor& t);
+at::Tensor leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements);
 // Returns this rank's piece of `whole`; Partial counts as Replicate.
 at::Tensor piece_of(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements);
 

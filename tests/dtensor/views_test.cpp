@@ -9,15 +9,12 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
 
 struct View {
   const char* name;

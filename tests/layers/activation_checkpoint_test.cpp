@@ -27,8 +27,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 // Returns the results and gradients of `function` of two leaves and a captured weight, with or without a checkpoint.
 Tensors run(bool checkpointed, const CheckpointOptions& options = {}) {
   const at::Tensor x = leaf(sample({4, 6}, 1)), y = leaf(sample({4, 6}, 2)), w = leaf(sample({6, 6}, 3));

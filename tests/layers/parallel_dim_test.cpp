@@ -27,8 +27,6 @@ using namespace tessera::testing;
 
 namespace {
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 const std::vector<ParallelDim> kDims = {std::nullopt, 0, 1, -1};
 
 }  // namespace

@@ -19,8 +19,6 @@ using namespace tessera::testing;
 
 namespace {
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 struct Case {
   std::string name;
   int64_t rows = 10;

@@ -22,8 +22,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 // The options of a row of the table below.
 struct Case {
   std::string name;

@@ -1,4 +1,5 @@
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/tests/harness/refused.h"
 
 #include <chrono>
 #include <memory>
@@ -13,17 +14,8 @@
 #include <doctest/doctest.h>  // after torch, which has a CHECK of its own
 
 using namespace tessera;
+using tessera::testing::check_refused;
 using Ints = std::vector<int64_t>;
-
-namespace {
-
-template <typename Error = std::invalid_argument, typename Call>
-void check_refused(const Call& call, const std::string& part) {
-  CAPTURE(part);
-  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), Error);
-}
-
-}  // namespace
 
 TEST_CASE("a device mesh knows this rank's place") {
   const DeviceMesh mesh = init_device_mesh("cpu", {2, 3}, {"dp", "tp"}, World::fake(4, 6));

@@ -20,9 +20,11 @@
 #include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
 using namespace std::chrono_literals;
+using tessera::testing::check_refused;
 using tessera::testing::world;
 using Group = c10::intrusive_ptr<c10d::Backend>;
 using Ints = std::vector<int64_t>;
@@ -72,12 +74,6 @@ Group telling(Group group, const std::vector<uint64_t>& ranks) {
 
 int64_t sum_of_ranks(const DeviceMesh& mesh, int64_t mesh_dim) {
   return all_reduce(at::scalar_tensor(world()->rank(), at::kLong), mesh, mesh_dim, ReduceOp::kSum).item<int64_t>();
-}
-
-template <typename Error = std::invalid_argument, typename Call>
-void check_refused(const Call& call, const std::string& part) {
-  CAPTURE(part);
-  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), Error);
 }
 
 }  // namespace

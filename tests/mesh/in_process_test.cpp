@@ -21,8 +21,10 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/core/mismatch.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
+using tessera::testing::check_refused;
 
 namespace {
 
@@ -52,12 +54,6 @@ at::Tensor reduced(ReduceOp op, const std::vector<int64_t>& ranks, at::ScalarTyp
                             : op == ReduceOp::kMin ? at::amin(rows, {0})
                                                    : rows.prod(0);
   return result.to(dtype);
-}
-
-template <typename Call>
-void check_fails(const Call& call, const std::string& part) {
-  CAPTURE(part);
-  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), std::runtime_error);
 }
 
 }  // namespace
@@ -198,12 +194,13 @@ TEST_CASE("the error of the rank that failed first ends the run and names the ra
       if (world->rank() == size - 1) throw std::out_of_range("index 7 is out of range");
       const World::Scope scope(*world, "aten::mm");
       const auto call = [&] { all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum); };
-      check_fails(call, "index 7 is out of range");
-      check_fails(call, "the job has failed");
+      check_refused<std::runtime_error>(call, "index 7 is out of range");
+      check_refused<std::runtime_error>(call, "the job has failed");
       call();
     });
   };
-  for (const int64_t size : kSizes) check_fails([&] { run(size); }, std::to_string(size) + ": index 7 is out of range");
+  for (const int64_t size : kSizes)
+    check_refused<std::runtime_error>([&] { run(size); }, std::to_string(size) + ": index 7 is out of range");
   const auto start = std::chrono::steady_clock::now();
   try {
     run(3);
@@ -212,7 +209,7 @@ TEST_CASE("the error of the rank that failed first ends the run and names the ra
     CHECK_THROWS_WITH_AS(std::rethrow_if_nested(error), "index 7 is out of range", std::out_of_range);
   }
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));
-  check_fails(
+  check_refused<std::runtime_error>(
       [] { run_in_process(2, [](const WorldPtr& world) { world->rank() == 1 ? throw 7 : barrier(line(world), 0); }); },
       "rank 1 of 2: an exception that is not a std::exception");
 }
@@ -224,11 +221,11 @@ TEST_CASE("a failure reaches ranks that share no group with the one that failed"
       if (world->rank() == 3) throw std::out_of_range("index 7");
       // Rank 2 waits for 3, rank 0 for 2, and rank 1 for 0.
       const int64_t dim = world->rank() == 2 ? 1 : world->rank() == 0 ? 0 : 1;
-      check_fails([&] { all_reduce(at::ones({2}), mesh, dim, ReduceOp::kSum); },
-                  "rank 3 failed in the body of run_in_process");
+      check_refused<std::runtime_error>([&] { all_reduce(at::ones({2}), mesh, dim, ReduceOp::kSum); },
+                                        "rank 3 failed in the body of run_in_process");
     });
   };
-  check_fails(run, "rank 3 of 4: index 7");
+  check_refused<std::runtime_error>(run, "rank 3 of 4: index 7");
 }
 
 TEST_CASE("a waiting rank gets the failure of one that has not joined the group yet, and can go on") {
@@ -263,11 +260,11 @@ TEST_CASE("a mismatch ends every rank of the group with an error that lists what
         const at::Tensor mine = world->rank() == size - 1 ? at::ones({3}) : at::ones({2});
         CHECK_THROWS_WITH_AS(all_reduce(mine, mesh, 0, ReduceOp::kSum),
                              doctest::Contains("all_reduce sum of Float (3)"), MismatchError);
-        check_fails([&] { barrier(mesh, 0); }, "the job has failed");
+        check_refused<std::runtime_error>([&] { barrier(mesh, 0); }, "the job has failed");
         throw std::runtime_error("as it should");
       });
     };
-    check_fails(run, "as it should");
+    check_refused<std::runtime_error>(run, "as it should");
   }
 }
 
@@ -282,7 +279,8 @@ TEST_CASE("the world's time limit ends a collective to which a rank does not com
                    },
                    {.timeout = std::chrono::milliseconds(100)});
   };
-  check_fails(run, "timed out after 100 ms in all_reduce sum of Float (2): ranks [1] did not come");
+  check_refused<std::runtime_error>(run,
+                                    "timed out after 100 ms in all_reduce sum of Float (2): ranks [1] did not come");
 }
 
 TEST_CASE("a rank whose body returns while others wait for it is named") {
@@ -293,8 +291,9 @@ TEST_CASE("a rank whose body returns while others wait for it is named") {
       barrier(line(world), 0);
     });
   };
-  check_fails([&] { run(1); }, "a peer was lost: ranks [1] have left the group: the body of such a rank has returned");
-  check_fails([&] { run(0); }, "ranks [0] have left the group");
+  check_refused<std::runtime_error>(
+      [&] { run(1); }, "a peer was lost: ranks [1] have left the group: the body of such a rank has returned");
+  check_refused<std::runtime_error>([&] { run(0); }, "ranks [0] have left the group");
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
 }
 
@@ -305,8 +304,8 @@ TEST_CASE("two threads of one rank cannot communicate at once, and the rank goes
     if (world->rank() == 0) {
       const World::Exclusive inside(*world);
       std::thread([&] {
-        check_fails([&] { all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum); },
-                    "rank 0: two threads communicate at once");
+        check_refused<std::runtime_error>([&] { all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum); },
+                                          "rank 0: two threads communicate at once");
       }).join();
     }
     CHECK(all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum).sum().item<float>() == 4);
@@ -337,7 +336,7 @@ TEST_CASE("worlds for threads of one's own, several runs at once, and a run in a
 TEST_CASE("a world that is gone has left its groups") {
   std::vector<WorldPtr> worlds = make_in_process_worlds(2);
   worlds[1].reset();
-  check_fails([&] { barrier(line(worlds[0]), 0); }, "ranks [1] have left the group");
+  check_refused<std::runtime_error>([&] { barrier(line(worlds[0]), 0); }, "ranks [1] have left the group");
 }
 
 TEST_CASE("hundreds of runs of eight ranks take seconds, small collectives tens of microseconds") {

@@ -6,9 +6,11 @@
 #include <doctest/doctest.h>
 
 #include "tessera/mesh/mesh.h"
+#include "tessera/tests/harness/refused.h"
 
 using tessera::Mesh;
 using tessera::MeshDims;
+using tessera::testing::check_refused;
 using Ints = std::vector<int64_t>;
 using Names = std::vector<std::string>;
 
@@ -19,12 +21,6 @@ Mesh cube() { return Mesh({2, 2, 2}, {"pp", "dp", "tp"}); }
 // Makes a mesh of 24 ranks in a shuffled order.
 Mesh shuffled(const Names& names) {
   return Mesh({2, 3, 4}, names, {11, 3, 5, 7, 0, 2, 4, 6, 8, 10, 1, 9, 12, 13, 14, 15, 23, 22, 21, 20, 19, 18, 17, 16});
-}
-
-template <typename Call>
-void check_refused(const Call& call, const std::string& part) {
-  CAPTURE(part);
-  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), std::invalid_argument);
 }
 
 }  // namespace

@@ -19,8 +19,10 @@
 #include <doctest/doctest.h>  // after torch, which has a CHECK of its own
 
 #include "tessera/mesh/job_folder.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
+using tessera::testing::check_refused;
 namespace fs = std::filesystem;
 
 namespace {
@@ -80,12 +82,6 @@ std::set<std::string> listening_on(int64_t port) {
     }
   }
   return addresses;
-}
-
-template <typename Error, typename Call>
-void check_refused(const Call& call, const std::string& part) {
-  CAPTURE(part);
-  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), Error);
 }
 
 }  // namespace

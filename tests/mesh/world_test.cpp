@@ -19,8 +19,10 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/failure.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
+using tessera::testing::check_refused;
 
 namespace {
 
@@ -29,12 +31,6 @@ WorldOptions options_of(int64_t rank, int64_t size) {
   options.rank = rank;
   options.size = size;
   return options;
-}
-
-template <typename Error = std::invalid_argument, typename Call>
-void check_refused(const Call& call, const std::string& part) {
-  CAPTURE(part);
-  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), Error);
 }
 
 }  // namespace

@@ -76,10 +76,4 @@ Ran beside_plain(const DeviceMesh& mesh, const std::vector<Operand>& operands, c
   return ran;
 }
 
-at::Tensor plain_leaf(const at::Tensor& whole) { return whole.detach().clone().requires_grad_(true); }
-
-at::Tensor leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
-  return spread(whole, mesh, placements).requires_grad_(true);
-}
-
 }  // namespace tessera::testing

@@ -43,8 +43,4 @@ using Operator = std::function<at::Tensor(const Tensors&)>;
 Ran beside_plain(const DeviceMesh& mesh, const std::vector<Operand>& operands, const Operator& f,
                  double tolerance = 1e-12);
 
-// Returns a plain leaf that requires a gradient.
-at::Tensor plain_leaf(const at::Tensor& whole);
-at::Tensor leaf(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements);
-
 }  // namespace tessera::testing

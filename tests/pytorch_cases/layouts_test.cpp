@@ -10,15 +10,11 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/placement/layout.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/placement/short_names.h"
 #include "tessera/tests/pytorch_cases/beside_plain.h"
 
 namespace tessera::testing {
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 // Returns this rank's part of `t` along dimension 0, split as torch.chunk does by those mesh dimensions in turn.
 at::Tensor chunked(at::Tensor t, const DeviceMesh& mesh, const std::vector<int64_t>& mesh_dims) {

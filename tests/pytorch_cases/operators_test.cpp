@@ -9,16 +9,11 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/placement/short_names.h"
 #include "tessera/tests/pytorch_cases/beside_plain.h"
 
 namespace tessera::testing {
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement S2 = Shard(2);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 Placements placements_of(const Ran& ran) { return tessera::placements_of(ran.result); }
 

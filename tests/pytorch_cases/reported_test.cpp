@@ -14,15 +14,11 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/placement/short_names.h"
 #include "tessera/tests/pytorch_cases/beside_plain.h"
 
 namespace tessera::testing {
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 // Runs on 1-D meshes of 1 to 4 ranks with every placement, and on {2, 2} with all pairs of placements.
 void on_layouts(const Placements& kinds, const std::function<void(const DeviceMesh&, const Placements&)>& body) {
@@ -78,7 +74,7 @@ TEST_CASE("#147910 #159856: the norm of a pending value is the value's, not its 
       const double norm = torch::nn::utils::clip_grad_norm_({w}, 0.5);
       return at::scalar_tensor(norm, at::kDouble);
     };
-    const at::Tensor want = plain_leaf(x[0].whole), got = leaf(x[0].whole, mesh, placements);
+    const at::Tensor want = leaf(x[0].whole), got = leaf(x[0].whole, mesh, placements);
     CHECK(close(clipped(got), clipped(want)));
     CHECK(close(full_tensor(got.grad()), want.grad()));
   });
@@ -205,7 +201,7 @@ TEST_CASE("#172932 #173454 #173153: to_local and from_local of a pending value g
 TEST_CASE("#175867: who uses a whole weight on its own tokens says so, and its gradient is reduced once") {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     const at::Tensor tokens = sample({8, 3}), scale = sample({3}, 1);
-    const at::Tensor want = plain_leaf(scale);
+    const at::Tensor want = leaf(scale);
     (tokens * want).pow(2).sum().backward();
     const at::Tensor mine = piece_of(tokens, mesh, {S0});
     // The gradient's placement is stated at to_local: one all_reduce.
@@ -215,14 +211,14 @@ TEST_CASE("#175867: who uses a whole weight on its own tokens says so, and its g
     CHECK(counts(counter) == "all_reduce 1");
     CHECK(close(full_tensor(weight.grad()), want.grad()));
     // It is stated at from_local: the caller's own gradient stays this rank's term, without communication.
-    const at::Tensor local = plain_leaf(scale);
+    const at::Tensor local = leaf(scale);
     counter.reset();
     const at::Tensor entered = from_local(local, mesh, {R}, {.grad_placements = Placements{P}});
     (spread(tokens, mesh, {S0}) * entered).pow(2).sum().backward();
     CHECK(counts(counter) == "-");
     CHECK(close(full_tensor(from_local(local.grad(), mesh, {P})), want.grad()));
     // A DTensor's operators need no such statement.
-    const at::Tensor norm_weight = leaf(scale, mesh, {R}), want_norm = plain_leaf(scale);
+    const at::Tensor norm_weight = leaf(scale, mesh, {R}), want_norm = leaf(scale);
     at::rms_norm(tokens, {3}, want_norm).pow(2).sum().backward();
     counter.reset();
     at::rms_norm(spread(tokens, mesh, {S0}), {3}, norm_weight).pow(2).sum().backward();

@@ -22,7 +22,6 @@
 #include <torch/script.h>
 #include <torch/utils.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

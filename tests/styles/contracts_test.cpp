@@ -7,7 +7,6 @@
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/modules/embedding.h>
 
@@ -17,6 +16,7 @@
 #include "tessera/placement/layout.h"
 #include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
 
@@ -35,8 +35,6 @@ at::Tensor piece(const at::Tensor& t, int64_t dim) {
   const Interval mine = chunk_range(t.size(dim), world_size(), rank());
   return t.narrow(dim, mine.begin, mine.size()).contiguous();
 }
-
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().set_requires_grad(true); }
 
 // Returns "all_reduce 1 all_gather 2", or "-" for none.
 std::string counts(const CommCounter& counter) {

@@ -2,7 +2,6 @@
 
 #include <torch/nn.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"

@@ -22,8 +22,6 @@ using namespace tessera::testing;
 
 namespace {
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 torch::nn::Linear linear(bool bias) {
   torch::nn::Linear out(torch::nn::LinearOptions(6, 10).bias(bias));
   out->to(at::kDouble);

@@ -7,7 +7,6 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>

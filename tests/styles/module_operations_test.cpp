@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/container/sequential.h>

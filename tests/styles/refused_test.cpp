@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <ATen/ops/ones.h>
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>

@@ -12,7 +12,6 @@
 #include <torch/jit.h>
 #include <torch/nn.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -9,7 +9,6 @@
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/script.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 

@@ -2,7 +2,6 @@
 
 #include <optional>
 
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/core/modes.h"

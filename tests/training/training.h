@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include <c10/util/Logging.h>  // defines a CHECK of its own, so it comes before doctest
 #include <doctest/doctest.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>

@@ -10,7 +10,6 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 

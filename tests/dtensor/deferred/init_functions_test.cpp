@@ -8,7 +8,6 @@
 #include <torch/nn/init.h>
 #include <torch/torch.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/core/modes.h"

@@ -9,7 +9,6 @@
 
 #include <torch/nn.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 

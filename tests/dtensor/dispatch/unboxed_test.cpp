@@ -11,16 +11,12 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
 
 DeviceMesh line(const std::shared_ptr<World>& world) { return init_device_mesh("cpu", {world->size()}, {"tp"}, world); }
 

@@ -15,6 +15,7 @@
 #include "tessera/placement/placement.h"
 #include "tessera/placement/reduction.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -22,7 +23,6 @@ using Sizes = std::vector<int64_t>;
 
 namespace {
 
-const Placement R = Replicate(), S0 = Shard(0), S1 = Shard(1), P = Partial();
 const Sizes kShape = {5, 4};
 
 // Holds a pending reduction, and what one process computes from the pieces of all ranks as rows.

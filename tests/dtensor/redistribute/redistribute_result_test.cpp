@@ -33,7 +33,8 @@ TESSERA_RANKS_TEST_CASE("a result that nobody else holds has the value of redist
         CAPTURE(to_string(from));
         CAPTURE(to_string(to));
         CAPTURE(async);
-        const at::Tensor moved = detail::redistribute_result(spread(whole(), line(), {from}), {to}, {.async = async});
+        const at::Tensor moved =
+            tessera::detail::redistribute_result(spread(whole(), line(), {from}), {to}, {.async = async});
         CHECK(placements_of(moved) == Placements{to});
         CHECK(close(full_tensor(moved), whole()));
         CHECK(to_local(moved).is_contiguous());
@@ -58,7 +59,7 @@ TESSERA_RANKS_TEST_CASE("a result that something else holds is not written", {1,
       at::Tensor result = spread(whole(), line(), {from});
       const at::Tensor held = holders[i](result);
       const at::Tensor before = (is_dtensor(held) ? to_local(held) : held).clone();
-      CHECK(close(full_tensor(detail::redistribute_result(result, {Replicate()})), whole()));
+      CHECK(close(full_tensor(tessera::detail::redistribute_result(result, {Replicate()})), whole()));
       result.reset();
       CHECK(same(is_dtensor(held) ? to_local(held) : held, before));
     }
@@ -70,10 +71,10 @@ TESSERA_RANKS_TEST_CASE("a result that autograd saves is not written, and the gr
   const auto loss = [](const at::Tensor& y) { return (y * y).sum(); };
   loss(plain.exp()).backward();
   const at::Tensor leaf = spread(whole(), line(), {Shard(0)}).requires_grad_();
-  loss(detail::redistribute_result(leaf.exp(), {Replicate()})).backward();
+  loss(tessera::detail::redistribute_result(leaf.exp(), {Replicate()})).backward();
   CHECK(close(full_tensor(leaf.grad()), plain.grad()));
   // The derivative of exp reads its result, on a mesh of one rank and of several.
   const at::Tensor same_layout = spread(whole(), line(), {Replicate()}).requires_grad_();
-  loss(detail::redistribute_result(same_layout.exp(), {Shard(1)})).backward();
+  loss(tessera::detail::redistribute_result(same_layout.exp(), {Shard(1)})).backward();
   CHECK(close(full_tensor(same_layout.grad()), plain.grad()));
 }

@@ -13,16 +13,13 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
 
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
 const Placements kKinds = {S0,
                            S1,
                            R,
@@ -48,23 +45,34 @@ Placements whole_gradient(Placements placements) {
   return placements;
 }
 
-bool moves_as_said(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& from, const Placements& to) {
+void check_move(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& from, const Placements& to) {
+  CAPTURE(mesh.to_string());
+  CAPTURE(whole.sizes());
+  CAPTURE(whole.scalar_type());
+  CAPTURE(to_string(from));
+  CAPTURE(to_string(to));
   const at::Tensor source = spread(whole, mesh, from);
   const at::Tensor before = to_local(source).clone();
   const at::Tensor moved = redistribute(source, to);
-  bool good = placements_of(moved) == to && moved.sizes() == whole.sizes();
-  good = good && same(full_tensor(moved), whole);
-  if (!any_partial(to)) good = good && same(to_local(moved), piece_of(whole, mesh, to));
-  good = good && same(to_local(source), before);  // never written
-  return good && (from == to || !to_local(moved).is_alias_of(to_local(source)));
+  CHECK(placements_of(moved) == to);
+  CHECK(moved.sizes() == whole.sizes());
+  CHECK(same(full_tensor(moved), whole));
+  if (!any_partial(to)) CHECK(same(to_local(moved), piece_of(whole, mesh, to)));
+  CHECK(same(to_local(source), before));
+  if (from != to) CHECK_FALSE(to_local(moved).is_alias_of(to_local(source)));
 }
 
-bool gradient_as_said(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& from, const Placements& to) {
+void check_gradient(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& from, const Placements& to) {
+  CAPTURE(mesh.to_string());
+  CAPTURE(whole.sizes());
+  CAPTURE(to_string(from));
+  CAPTURE(to_string(to));
   const at::Tensor weight = sample(whole.sizes(), 5);
   at::Tensor source = spread(whole, mesh, from);
   source.requires_grad_(true);
   (full_tensor(redistribute(source, to)) * weight).sum().backward();
-  return placements_of(source.grad()) == whole_gradient(from) && close(full_tensor(source.grad()), weight);
+  CHECK(placements_of(source.grad()) == whole_gradient(from));
+  CHECK(close(full_tensor(source.grad()), weight));
 }
 
 void check_all(const DeviceMesh& mesh, at::IntArrayRef shape, at::ScalarType dtype, const Placements& kinds) {
@@ -73,13 +81,7 @@ void check_all(const DeviceMesh& mesh, at::IntArrayRef shape, at::ScalarType dty
   for (const Placements& from : layouts) {
     if (!possible(from, dtype)) continue;
     for (const Placements& to : layouts) {
-      if (!possible(to, dtype)) continue;
-      CAPTURE(to_string(from));
-      CAPTURE(to_string(to));
-      CAPTURE(dtype);
-      CAPTURE(whole.sizes());
-      CAPTURE(mesh.to_string());
-      CHECK(moves_as_said(whole, mesh, from, to));
+      if (possible(to, dtype)) check_move(whole, mesh, from, to);
     }
   }
 }
@@ -118,9 +120,7 @@ TESSERA_RANKS_TEST_CASE("on three mesh dimensions, a sample of pairs", {4}) {
   for (int i = 0; i < 300; ++i) {
     const Placements& from = layouts[random() % layouts.size()];
     const Placements& to = layouts[random() % layouts.size()];
-    CAPTURE(to_string(from));
-    CAPTURE(to_string(to));
-    CHECK(moves_as_said(whole, mesh, from, to));
+    check_move(whole, mesh, from, to);
   }
 }
 
@@ -129,10 +129,8 @@ TESSERA_RANKS_TEST_CASE("gradients have the input's layout, and pending ones are
     const Placements kinds = mesh.ndim() == 1 ? kKinds : Placements{S0, S1, R, P};
     for (const Placements& from : all_layouts(mesh.ndim(), kinds)) {
       for (const Placements& to : all_layouts(mesh.ndim(), kinds)) {
-        CAPTURE(to_string(from));
-        CAPTURE(to_string(to));
-        CHECK(gradient_as_said(sample({5, 3}), mesh, from, to));
-        if (mesh.ndim() == 1) CHECK(gradient_as_said(sample({1, 3}), mesh, from, to));
+        check_gradient(sample({5, 3}), mesh, from, to);
+        if (mesh.ndim() == 1) check_gradient(sample({1, 3}), mesh, from, to);
       }
     }
   }

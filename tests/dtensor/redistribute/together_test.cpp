@@ -24,16 +24,13 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
 
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
 const Placements kKinds = {S0, S1, R, P, Partial(ReduceOp::kMax), BlockCyclic(0, 2)};
 const RedistributeOptions kAsync{.async = true};
 

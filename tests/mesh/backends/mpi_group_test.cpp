@@ -13,8 +13,10 @@
 
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
+using tessera::testing::check_refused;
 using tessera::testing::rank;
 using tessera::testing::world;
 using tessera::testing::world_size;
@@ -40,12 +42,6 @@ at::Tensor sum_of_all(int64_t count, at::ScalarType dtype = at::kFloat) {
   at::Tensor sum = at::zeros({count}, at::kLong);
   for (int64_t other = 0; other < world_size(); ++other) sum += held(other, count, at::kLong);
   return sum.to(dtype);
-}
-
-template <typename Call>
-void check_refused(const Call& call, const std::string& part) {
-  CAPTURE(part);
-  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), std::invalid_argument);
 }
 
 // All sizes: none, one, fewer than the ranks, one step, the largest for one step, two steps, several blocks.

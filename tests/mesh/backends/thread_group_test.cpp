@@ -15,8 +15,10 @@
 
 #include "tessera/mesh/core/mismatch.h"
 #include "tessera/mesh/in_process.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
+using tessera::testing::check_refused;
 using RedOp = c10d::ReduceOp::RedOpType;
 using Tensors = std::vector<at::Tensor>;
 
@@ -53,12 +55,6 @@ at::Tensor filled(int64_t value, at::IntArrayRef shape = {2, 3}, at::ScalarType 
   return at::full(shape, value, dtype);
 }
 
-template <typename Error, typename Call>
-void check_throws(const Call& call, const std::string& part) {
-  CAPTURE(part);
-  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), Error);
-}
-
 // Each of two ranks starts its own collective; waiting for either work throws `part`.
 void check_mismatch(const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& first,
                     const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>& second,
@@ -66,8 +62,8 @@ void check_mismatch(const std::function<c10::intrusive_ptr<c10d::Work>(c10d::Bac
   const auto groups = make_groups(2, std::chrono::seconds(10));
   const auto a = first(*groups[0]);
   const auto b = second(*groups[1]);
-  check_throws<MismatchError>([&] { a->wait(); }, part);
-  check_throws<MismatchError>([&] { b->wait(); }, part);
+  check_refused<MismatchError>([&] { a->wait(); }, part);
+  check_refused<MismatchError>([&] { b->wait(); }, part);
   CHECK(a->isCompleted());
   CHECK_FALSE(a->isSuccess());
   CHECK(a->exception() != nullptr);
@@ -322,7 +318,7 @@ TEST_CASE("one rank's own bad arguments are told to every rank of the group") {
       "all_to_all: a tensor of 3 elements does not hold [4, -1]");
   const auto groups = make_groups(2, std::chrono::seconds(10));
   Tensors tensors = {filled(1)};
-  check_throws<std::invalid_argument>([&] { groups[0]->send(tensors, 2, 0); }, "rank 2 is outside [0, 2)");
+  check_refused<std::invalid_argument>([&] { groups[0]->send(tensors, 2, 0); }, "rank 2 is outside [0, 2)");
 }
 
 TEST_CASE("what ATen cannot reduce is an error on every rank") {
@@ -330,8 +326,8 @@ TEST_CASE("what ATen cannot reduce is an error on every rank") {
   Tensors first = {filled(1)}, second = {filled(1)};
   const auto a = groups[0]->allreduce(first, {.reduceOp = RedOp::AVG});
   const auto b = groups[1]->allreduce(second, {.reduceOp = RedOp::AVG});
-  check_throws<std::runtime_error>([&] { a->wait(); }, "avg of Long is not defined");
-  check_throws<std::runtime_error>([&] { b->wait(); }, "avg of Long is not defined");
+  check_refused<std::runtime_error>([&] { a->wait(); }, "avg of Long is not defined");
+  check_refused<std::runtime_error>([&] { b->wait(); }, "avg of Long is not defined");
   CHECK(at::equal(first[0], filled(1)));
   groups[0]->barrier();
   groups[1]->barrier()->wait();
@@ -343,18 +339,18 @@ TEST_CASE("a wait that times out names the missing ranks, and the collective fai
   const auto first = groups[0]->allreduce(tensors);
   const auto second = groups[2]->allreduce(tensors);
   const char* const text = "timed out after 30 ms in all_reduce sum of Long (2, 3): ranks [11] did not come";
-  check_throws<std::runtime_error>([&] { first->wait(); }, text);
-  check_throws<std::runtime_error>([&] { second->wait(); }, text);
+  check_refused<std::runtime_error>([&] { first->wait(); }, text);
+  check_refused<std::runtime_error>([&] { second->wait(); }, text);
   const auto late = groups[1]->allreduce(tensors);
-  check_throws<std::runtime_error>([&] { late->wait(); }, text);
-  check_throws<std::runtime_error>([&] { groups[0]->barrier({.timeout = std::chrono::milliseconds(5)})->wait(); },
-                                   "timed out after 5 ms in barrier: ranks [11, 12] did not come");
-  check_throws<std::runtime_error>([&] { groups[0]->recv(tensors, 2, 4)->wait(std::chrono::milliseconds(7)); },
-                                   "timed out after 7 ms in a receive from rank 12 with tag 4");
+  check_refused<std::runtime_error>([&] { late->wait(); }, text);
+  check_refused<std::runtime_error>([&] { groups[0]->barrier({.timeout = std::chrono::milliseconds(5)})->wait(); },
+                                    "timed out after 5 ms in barrier: ranks [11, 12] did not come");
+  check_refused<std::runtime_error>([&] { groups[0]->recv(tensors, 2, 4)->wait(std::chrono::milliseconds(7)); },
+                                    "timed out after 7 ms in a receive from rank 12 with tag 4");
   // The receive that was given up does not take the message.
   const auto sent = groups[2]->send(tensors, 0, 4);
   CHECK_FALSE(sent->isCompleted());
-  check_throws<std::runtime_error>([&] { sent->wait(); }, "a send to rank 10 with tag 4");
+  check_refused<std::runtime_error>([&] { sent->wait(); }, "a send to rank 10 with tag 4");
 }
 
 TEST_CASE("closing a group ends its waits and all that comes later") {
@@ -368,15 +364,15 @@ TEST_CASE("closing a group ends its waits and all that comes later") {
     whole[1].close();
     whole[1].close();
   });
-  check_throws<std::runtime_error>([&] { round->wait(); }, "the group was closed");
+  check_refused<std::runtime_error>([&] { round->wait(); }, "the group was closed");
   closer.join();
-  check_throws<std::runtime_error>([&] { message->wait(); }, "the group was closed");
-  check_throws<std::runtime_error>([&] { groups[1]->barrier()->wait(); }, "the group was closed");
-  check_throws<std::runtime_error>([&] { groups[1]->send(tensors, 0, 0)->wait(); }, "the group was closed");
+  check_refused<std::runtime_error>([&] { message->wait(); }, "the group was closed");
+  check_refused<std::runtime_error>([&] { groups[1]->barrier()->wait(); }, "the group was closed");
+  check_refused<std::runtime_error>([&] { groups[1]->send(tensors, 0, 0)->wait(); }, "the group was closed");
 }
 
 TEST_CASE("CUDA tensors are refused by name") {
-  check_throws<std::invalid_argument>(
+  check_refused<std::invalid_argument>(
       [] {
         make_thread_group(std::make_shared<ThreadHub>(), {.store = {}, .ranks = {0}, .device = c10::DeviceType::CUDA});
       },

@@ -12,8 +12,10 @@
 
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
+using tessera::testing::check_refused;
 using tessera::testing::world;
 
 namespace {
@@ -53,12 +55,6 @@ at::Tensor reduced(ReduceOp op, at::ScalarType dtype, at::IntArrayRef shape = {2
                             : op == ReduceOp::kMin ? std::get<0>(rows.min(0))
                                                    : rows.prod(0);
   return result.to(dtype);
-}
-
-template <typename Call>
-void check_refused(const Call& call, const std::string& part) {
-  CAPTURE(part);
-  CHECK_THROWS_WITH_AS(call(), doctest::Contains(part.c_str()), std::invalid_argument);
 }
 
 }  // namespace

@@ -21,8 +21,6 @@ using namespace tessera::testing;
 
 namespace {
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 struct Options {
   at::Tensor weight;
   int64_t reduction = at::Reduction::Mean;

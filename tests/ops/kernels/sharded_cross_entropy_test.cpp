@@ -22,8 +22,6 @@ using namespace tessera::testing;
 
 namespace {
 
-at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().requires_grad_(); }
-
 // Megatron's formula gives every class but the target a / (K - 1), which is PyTorch's formula with a * K / (K - 1).
 double as_pytorch(const CrossEntropyOptions& options, int64_t classes) {
   const double a = options.label_smoothing;

@@ -1,4 +1,5 @@
 #include "tessera/placement/planner/layout_space.h"
+#include "tessera/tests/placement/short_names.h"
 
 #include <algorithm>
 #include <bit>
@@ -9,15 +10,11 @@
 #include <doctest/doctest.h>
 
 using namespace tessera;
+using namespace tessera::testing;
 
 namespace {
 
 using Sizes = std::vector<int64_t>;
-
-const Placement R = Replicate();
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement P = Partial();
 
 std::set<std::string> texts(const Sizes& shape, const Sizes& mesh_shape, const Placements& from, const Placements& to) {
   LayoutSpace space(shape, mesh_shape, from, to, /*sample=*/true);

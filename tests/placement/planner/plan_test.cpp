@@ -1,6 +1,7 @@
 #include "tessera/placement/plan.h"
 #include "tessera/placement/layout.h"
 #include "tessera/placement/planner/plan_redistribute.h"
+#include "tessera/tests/placement/short_names.h"
 
 #include <limits>
 #include <memory>
@@ -11,15 +12,12 @@
 #include <doctest/doctest.h>
 
 using namespace tessera;
+using namespace tessera::testing;
 
 namespace {
 
 using Shape = std::vector<int64_t>;
 
-const Placement S0 = Shard(0);
-const Placement S1 = Shard(1);
-const Placement R = Replicate();
-const Placement P = Partial();
 const Mesh kLine({4}, {"tp"});
 const Mesh kGrid({2, 2}, {"dp", "tp"});
 
