@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 
+#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -62,5 +63,17 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last) {
   out.back() = last;
   return out;
 }
+
+template <class Value>
+LayerText& LayerText::add(const char* option, const Value& value) {
+  text_ += fmt::format("{}{}={}", text_.back() == '(' ? "" : ", ", option, value);
+  return *this;
+}
+
+template LayerText& LayerText::add(const char* option, const bool& value);
+template LayerText& LayerText::add(const char* option, const int64_t& value);
+template LayerText& LayerText::add(const char* option, const double& value);
+template LayerText& LayerText::add(const char* option, const std::string& value);
+template LayerText& LayerText::add(const char* option, const char* const& value);
 
 }  // namespace tessera::detail

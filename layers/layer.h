@@ -8,7 +8,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
-#include <fmt/format.h>
 #include <torch/nn/cloneable.h>
 
 #include "tessera/mesh/device_mesh.h"
@@ -46,12 +45,10 @@ std::vector<int64_t> with_last(at::IntArrayRef sizes, int64_t last);
 // Builds "tessera::Name(a=1, b=true)", the form in which LibTorch prints its modules.
 class LayerText {
  public:
-  explicit LayerText(const char* name) : text_(fmt::format("tessera::{}(", name)) {}
+  explicit LayerText(const char* name) : text_(std::string("tessera::") + name + "(") {}
+  // Value is bool, int64_t, double, std::string or const char*.
   template <class Value>
-  LayerText& add(const char* option, const Value& value) {
-    text_ += fmt::format("{}{}={}", text_.back() == '(' ? "" : ", ", option, value);
-    return *this;
-  }
+  LayerText& add(const char* option, const Value& value);
   // Adds the option only if it differs from its default, `usual`.
   template <class Value>
   LayerText& add_unless(const Value& usual, const char* option, const Value& value) {
