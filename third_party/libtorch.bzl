@@ -9,6 +9,12 @@ config_setting(
     define_values = {{"tessera_cuda": "true"}},
 )
 
+# Tests find LibTorch's folder by the file that this is a link to.
+filegroup(
+    name = "version",
+    srcs = ["include/torch/headeronly/version.h"],
+)
+
 cc_library(
     name = "torch",
     hdrs = glob(["include/**/*.h", "include/**/*.hpp", "include/**/*.cuh", "include/**/*.inc"]) + select({{
