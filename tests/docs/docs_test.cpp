@@ -161,7 +161,7 @@ TEST_CASE("docs: every piece of C++ stands in a file that is compiled and run") 
 }
 
 TEST_CASE("docs: every piece of a BUILD file stands in one") {
-  const std::vector<std::string> builds = squeezed_all(texts_of({"tests/docs", "tests/external"}, {"BUILD.bazel"}));
+  const std::vector<std::string> builds = squeezed_all(texts_of({"tests/docs", "tests/consumers"}, {"BUILD.bazel"}));
   for (const Page& page : tessera::testing::read_pages(root())) {
     if (!is_compiled(page)) continue;
     for (const Block& block : page.blocks) {
@@ -173,6 +173,20 @@ TEST_CASE("docs: every piece of a BUILD file stands in one") {
       }
     }
   }
+}
+
+TEST_CASE("docs: every piece of CMake and of make is a file of tests/consumers") {
+  const std::vector<std::string> files = texts_of({"tests/consumers"}, {"CMakeLists.txt", "Makefile"});
+  int pieces = 0;
+  for (const Page& page : tessera::testing::read_pages(root())) {
+    for (const Block& block : page.blocks) {
+      if (block.language != "cmake" && block.language != "make") continue;
+      ++pieces;
+      const std::string message = page.path + " has lines that no project of tests/consumers has:\n" + block.text;
+      CHECK_MESSAGE(std::count(files.begin(), files.end(), block.text) == 1, message);
+    }
+  }
+  CHECK(pieces >= 3);
 }
 
 TEST_CASE("docs: what programs print is what the pages show") {
@@ -263,7 +277,7 @@ std::vector<std::string> our_spans(const Page& page) {
 TEST_CASE("docs: every name stands in the tree") {
   const std::vector<std::string> sources = texts_of(
       {"mesh", "placement", "dtensor", "ops", "styles", "layers", "tests", "examples", "bench", "tools", "third_party"},
-      {".h", ".cpp", ".bzl", ".bazel", "setup", "lib.sh"});
+      {".h", ".cpp", ".bzl", ".bazel", ".cmake.in", "CMakeLists.txt", "setup", "lib.sh"});
   const std::regex name("(?:tessera::|torch::|at::|std::)*[A-Za-z_][A-Za-z_0-9]{3,}(?:\\(\\))?");
   for (const Page& page : tessera::testing::read_pages(root())) {
     if (!is_compiled(page) || page.path == "docs/operators.md") continue;  // these are LibTorch's names

@@ -1,0 +1,1 @@
+../bazel/sum_test.cpp

@@ -1,0 +1,186 @@
+// Configures a CMake project against folders that look like LibTorch to TesseraConfig.cmake: which of them it takes,
+// and which it refuses.
+
+#include <cstdlib>
+#include <string>
+
+#include <doctest/doctest.h>
+#include <torch/headeronly/version.h>
+
+#include "tessera/tests/consumers/installation.h"
+#include "tessera/version.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using tessera::testing::Installation;
+using tessera::testing::ShellOutcome;
+using tessera::testing::write_text;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+constexpr const char* kNewAbi = "_ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_stringE";
+
+// Makes the files of a LibTorch that TesseraConfig.cmake looks at.
+fs::path make_libtorch(const fs::path& folder, int major, int minor, int patch, const char* symbol = kNewAbi) {
+  write_text(folder / "include/torch/headeronly/version.h",
+             "#define TORCH_VERSION_MAJOR " + std::to_string(major) + "\n#define TORCH_VERSION_MINOR " +
+                 std::to_string(minor) + "\n#define TORCH_VERSION_PATCH " + std::to_string(patch) + "\n");
+  write_text(folder / "include/torch/csrc/api/include/torch/torch.h", "");
+  write_text(folder / "lib/libtorch_cpu.so", "");
+  write_text(folder / "lib/libc10.so", symbol + std::string(1, '\0'));
+  write_text(folder / "share/cmake/Torch/TorchConfig.cmake", "message(FATAL_ERROR \"this file is not to be read\")\n");
+  return folder;
+}
+
+fs::path make_right_libtorch(const fs::path& folder) {
+  return make_libtorch(folder, TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR, TORCH_VERSION_PATCH);
+}
+
+// Makes a python3 that knows a torch package, and returns its folder.
+fs::path make_python(const fs::path& folder, const fs::path& torch) {
+  write_text(folder / "python3", "#!/bin/sh\necho '" + torch.string() + "'\n");
+  fs::permissions(folder / "python3", fs::perms::owner_all);
+  return folder;
+}
+
+// Configures a project that only finds Tessera, with `environment` before the command and `arguments` behind it.
+class Project {
+ public:
+  Project() {
+    write_text(folder() / "CMakeLists.txt", "cmake_minimum_required(VERSION 3.18)\nproject(x LANGUAGES CXX)\n" +
+                                                std::string("find_package(Tessera REQUIRED)\n"));
+  }
+
+  const Installation& installation() const { return installation_; }
+  fs::path folder() const { return installation_.home() / "project"; }
+  fs::path beside(const std::string& name) const { return installation_.home() / name; }
+
+  ShellOutcome configure(const std::string& environment, const std::string& arguments) const {
+    // No LibTorch of this machine is found: neither that of tools/setup nor that of a Python. The build folder keeps
+    // what CMake knows of the compiler, and forgets all else.
+    return installation_.run(folder(),
+                             "unset TESSERA_LIBTORCH\n"
+                             "export XDG_CACHE_HOME=~/cache PATH=~/python:/usr/bin:/bin\n" +
+                                 environment +
+                                 "\ncmake -S . -B build -U'TESSERA_*' -U'T*_DIR' -UCMAKE_PREFIX_PATH "
+                                 "-DTessera_DIR=\"$HOME/tessera/lib/cmake/Tessera\" " +
+                                 arguments);
+  }
+
+  void check_takes(const std::string& environment, const std::string& arguments, const fs::path& folder) const {
+    const ShellOutcome outcome = configure(environment, arguments);
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(contains(outcome.output, "uses LibTorch " TORCH_VERSION " of " + folder.string() + "\n"));
+  }
+
+  void check_refuses(const std::string& environment, const std::string& arguments, const std::string& text) const {
+    const ShellOutcome outcome = configure(environment, arguments);
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code != 0);
+    std::string words = outcome.output;  // CMake breaks lines
+    for (std::size_t at; (at = words.find_first_of("\n")) != std::string::npos;) words.replace(at, 1, " ");
+    for (std::size_t at; (at = words.find("  ")) != std::string::npos;) words.erase(at, 1);
+    CHECK(contains(words, text));
+  }
+
+ private:
+  Installation installation_;
+};
+
+}  // namespace
+
+TEST_CASE("consumers: a LibTorch that is given is taken, in the order that the page states") {
+  const Project project;
+  const fs::path by_name = make_right_libtorch(project.beside("by_name"));
+  const fs::path by_variable = make_right_libtorch(project.beside("by_variable"));
+  const fs::path by_torch_dir = make_right_libtorch(project.beside("by_torch_dir"));
+  const fs::path by_prefix = make_right_libtorch(project.beside("by_prefix"));
+  make_python(project.beside("python"), make_right_libtorch(project.beside("by_python")));
+  std::string environment, arguments = "-DCMAKE_PREFIX_PATH=" + by_prefix.string();
+  project.check_takes(environment, arguments, by_prefix);
+  project.check_takes(environment, arguments + "/share/cmake", by_prefix);
+  arguments += " -DTorch_DIR=" + (by_torch_dir / "share/cmake/Torch").string();
+  project.check_takes(environment, arguments, by_torch_dir);
+  environment = "export TESSERA_LIBTORCH=" + by_variable.string();
+  project.check_takes(environment, arguments, by_variable);
+  project.check_takes(environment, arguments + " -DTESSERA_LIBTORCH=" + by_name.string(), by_name);
+}
+
+TEST_CASE("consumers: the LibTorch of an earlier find_package(Torch) is taken") {
+  const Project project;
+  const fs::path torch = make_right_libtorch(project.beside("torch"));
+  write_text(project.folder() / "CMakeLists.txt",
+             "cmake_minimum_required(VERSION 3.18)\nproject(x LANGUAGES CXX)\nadd_library(torch_cpu SHARED IMPORTED)\n"
+             "set_target_properties(torch_cpu PROPERTIES IMPORTED_LOCATION " +
+                 torch.string() + "/lib/libtorch_cpu.so)\nfind_package(Tessera REQUIRED)\n");
+  project.check_takes("", "-DTorch_DIR=" + project.beside("nothing").string(), torch);
+}
+
+TEST_CASE("consumers: without one that is given, the first LibTorch of the right version is taken") {
+  const Project project;
+  const std::string hash =
+      tessera::testing::shell("sha256sum tools/requirements.txt | cut -c1-16 | tr -d '\\n'").output;
+  project.check_refuses("", "", "libtessera was built with LibTorch " TORCH_VERSION "; set TESSERA_LIBTORCH to");
+  make_python(project.beside("python"), make_libtorch(project.beside("by_python"), 2, 9, 1));
+  project.check_refuses("", "",
+                        "built with LibTorch " TORCH_VERSION "; " + project.beside("by_python").string() +
+                            " has LibTorch 2.9.1; set TESSERA_LIBTORCH to");
+  const fs::path by_setup =
+      make_right_libtorch(project.beside("cache/tessera/" + hash + "/lib/python3.11/site-packages/torch"));
+  project.check_takes("", "", by_setup);
+  const fs::path by_python = make_right_libtorch(project.beside("by_python"));
+  project.check_takes("", "", by_python);
+}
+
+TEST_CASE("consumers: a LibTorch of another version, of another ABI or without files is refused, with both versions") {
+  const Project project;
+  make_python(project.beside("python"), make_right_libtorch(project.beside("by_python")));
+  const fs::path newer = make_libtorch(project.beside("newer"), 2, 12, 1);
+  const std::string text =
+      "libtessera was built with LibTorch " TORCH_VERSION "; " + newer.string() + " has LibTorch 2.12.1; set";
+  project.check_refuses("", "-DTESSERA_LIBTORCH=" + newer.string(), text);
+  project.check_refuses("export TESSERA_LIBTORCH=" + newer.string(), "", text);
+  project.check_refuses("", "-DTorch_DIR=" + newer.string() + "/share/cmake/Torch", text);
+  project.check_refuses("", "-DCMAKE_PREFIX_PATH=" + newer.string(), text);
+
+  const fs::path patched =
+      make_libtorch(project.beside("patched"), TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR, TORCH_VERSION_PATCH + 1);
+  project.check_refuses("", "-DTESSERA_LIBTORCH=" + patched.string(),
+                        "has LibTorch " + std::to_string(TORCH_VERSION_MAJOR));
+
+  const fs::path old_abi = make_libtorch(project.beside("old_abi"), TORCH_VERSION_MAJOR, TORCH_VERSION_MINOR,
+                                         TORCH_VERSION_PATCH, "_ZN3c106detail14torchCheckFailEPKcS2_jRKSs");
+  project.check_refuses("", "-DTESSERA_LIBTORCH=" + old_abi.string(), "was compiled with _GLIBCXX_USE_CXX11_ABI=0");
+  project.check_refuses("", "-DTESSERA_LIBTORCH=" + project.beside("nothing").string(),
+                        "/nothing has no LibTorch; set");
+}
+
+TEST_CASE("consumers: a version of Tessera that is incompatible is refused, and so is an unknown component") {
+  const Project project;
+  const fs::path torch = make_right_libtorch(project.beside("torch"));
+  struct Row {
+    std::string wanted;
+    bool found;
+  };
+  const std::string abi = std::to_string(TESSERA_VERSION_MAJOR) + "." + std::to_string(TESSERA_VERSION_MINOR);
+  const std::string next = std::to_string(TESSERA_VERSION_MAJOR) + "." + std::to_string(TESSERA_VERSION_MINOR + 1);
+  const Row rows[] = {{TESSERA_VERSION, true},
+                      {abi, true},
+                      {TESSERA_VERSION " EXACT", true},
+                      {abi + "." + std::to_string(TESSERA_VERSION_PATCH + 1), false},
+                      {next, false},
+                      {std::to_string(TESSERA_VERSION_MAJOR + 1), false},
+                      {"REQUIRED COMPONENTS engine", false}};
+  for (const Row& row : rows) {
+    CAPTURE(row.wanted);
+    write_text(project.folder() / "CMakeLists.txt",
+               "cmake_minimum_required(VERSION 3.18)\nproject(x LANGUAGES CXX)\n"
+               "find_package(Tessera " +
+                   row.wanted + ")\nmessage(STATUS \"found: ${Tessera_FOUND}\")\n");
+    const ShellOutcome outcome = project.configure("", "-DTESSERA_LIBTORCH=" + torch.string());
+    CAPTURE(outcome.output);
+    CHECK(contains(outcome.output, "found: TRUE") == row.found);
+  }
+}
