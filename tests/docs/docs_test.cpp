@@ -260,7 +260,7 @@ namespace {
 
 // Returns the spans of a page, without the first column of tables with other libraries' names.
 std::vector<std::string> our_spans(const Page& page) {
-  if (page.path != "docs/coming-from.md") return page.spans;
+  if (!page.path.starts_with("docs/coming-from")) return page.spans;
   std::string text;
   std::istringstream lines(page.text);
   for (std::string line; std::getline(lines, line); text += "\n") {
