@@ -1,3 +1,4 @@
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/placement/layout.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/custom_placement/placement_checks.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -77,6 +79,32 @@ std::vector<Placements> built_in_on_square(bool bits) {
   return out;
 }
 
+// Is an average whose derivative lacks the number of ranks.
+class WrongAverage final : public Reduction {
+ public:
+  WrongAverage() : Reduction("wrong average", ReduceOp::kSum) {}
+  at::Tensor from_terms(const at::Tensor& terms, int64_t ranks) const override { return terms.div(ranks); }
+  at::Tensor only_piece(const at::Tensor& value, int64_t ranks) const override { return value.mul(ranks); }
+  at::Tensor spread(const at::Tensor& value, int64_t coordinate, int64_t ranks) const override {
+    return coordinate == 0 ? value.mul(ranks) : at::zeros_like(value);
+  }
+  at::Tensor derivative(const at::Tensor& piece, const Peers&) const override { return at::ones_like(piece); }
+};
+
+// Gives every other element to the wrong part when it is asked a second time, as a class with a state may.
+class Forgetful final : public Partition {
+ public:
+  Forgetful() : Partition("Forgetful", "") {}
+  Intervals part(int64_t size, int64_t parts, int64_t index) const override {
+    Intervals out;
+    append(out, chunk_range(size, parts, (index + calls_++ / 64) % parts));
+    return out;
+  }
+
+ private:
+  mutable std::atomic<int64_t> calls_ = 0;
+};
+
 bool arrived(const at::Tensor& t, const Placements& to, const at::Tensor& whole) {
   if (placements_of(t) != to) return false;
   return any_partial(to) ? close(full_tensor(t), whole) : same(to_local(t), piece_of(whole, mesh_of(t), to));
@@ -96,6 +124,24 @@ TESSERA_RANKS_TEST_CASE("zigzag: the parts", {1}) {
   }
   CHECK(to_string(ZigzagShard(1)) == "Zigzag(1)");
   CHECK(to_string(RmsPartial()) == "P(rms)");
+}
+
+TEST_CASE("a zigzag and a root mean square go to and from every built-in placement") {
+  CHECK_NOTHROW(check_placement(ZigzagShard(0)));
+  CHECK_NOTHROW(check_placement(RmsPartial()));
+}
+
+TEST_CASE("check_placement finds wrong gradients, parts that change, and placements that fit no mesh") {
+  CHECK_NOTHROW(check_placement(Shard(0), {.shapes = {{3, 2}}, .meshes = {{2}}}));
+  CHECK_NOTHROW(check_placement(Partial(ReduceOp::kMax), {.shapes = {{3, 2}}, .meshes = {{2}}}));
+  const Placement average = Partial(std::make_shared<const WrongAverage>());
+  CHECK_THROWS_WITH_AS(check_placement(average, {.shapes = {{3, 2}}, .meshes = {{2}}}),
+                       doctest::Contains("the derivative of P(wrong average)"), std::runtime_error);
+  CHECK_NOTHROW(check_placement(average, {.shapes = {{3, 2}}, .meshes = {{2}}, .gradients = false}));
+  const Placement forgetful = Shard(0, std::make_shared<const Forgetful>());
+  CHECK_THROWS_AS(check_placement(forgetful, {.shapes = {{7, 5}}, .meshes = {{2}}}), std::runtime_error);
+  CHECK_THROWS_WITH_AS(check_placement(RaggedShard(0, {1, 2}), {.shapes = {{7, 5}}, .meshes = {{2}}}),
+                       doctest::Contains("cannot lay out any of the shapes"), std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("to and from every built-in placement the value stays", {1, 2, 3, 4}) {

@@ -141,7 +141,7 @@ TEST_CASE("docs: blocks and spans of a page are found") {
 
 TEST_CASE("docs: every piece of C++ stands in a file that is compiled and run") {
   const std::vector<std::string> sources =
-      texts_of({"tests/docs", "tests/dtensor", "examples/custom_placement"}, {".cpp", ".h"});
+      texts_of({"tests/docs", "tests/external", "examples/custom_placement"}, {".cpp", ".h"});
   const std::vector<std::string> code = squeezed_all(sources);
   int pieces = 0;
   for (const Page& page : tessera::testing::read_pages(root())) {
@@ -196,6 +196,7 @@ TEST_CASE("docs: what programs print is what the pages show") {
       output_of_four_ranks("tests/docs/first"),
       comparable("\n" + shell("tests/docs/explained").output),
       output_of_four_ranks("tests/docs/train " + folder.path()),
+      output_of_four_ranks("tests/docs/user_operator"),
       output_of_four_ranks("examples/embed/embed --weights " + model + " --vocab " + model + "/vocab.txt"),
   };
   for (const Page& page : tessera::testing::read_pages(root())) {
@@ -203,9 +204,30 @@ TEST_CASE("docs: what programs print is what the pages show") {
     for (const Block& block : page.blocks) {
       if (block.language != "text") continue;
       const std::string message = page.path + " shows what no program printed:\n" + block.text + "\nprinted was:\n" +
-                                  outputs[0] + outputs[1] + outputs[2];
+                                  outputs[0] + outputs[1] + outputs[2] + outputs[3];
       CHECK_MESSAGE(any_contains(outputs, "\n" + comparable(block.text)), message);
     }
+  }
+}
+
+TEST_CASE("docs: tools/launch sets the variables that the page says, and no others that tell a rank") {
+  const std::string page = read_file(root() / "docs/getting-started.md");
+  const std::vector<std::string> row = all_matches(page, "\n\\| `tools/launch` \\|([^\n]*)");
+  REQUIRE(row.size() == 1);
+  std::vector<std::string> names = all_matches(row[0], "`([A-Z_]+)`");
+  CHECK(names.size() == 5);
+  names.push_back("OMP_NUM_THREADS");
+  const ShellOutcome outcome = shell(
+      "env -u OMP_NUM_THREADS TESSERA_RANK=7 OMPI_COMM_WORLD_RANK=7 SLURM_PROCID=7 MASTER_ADDR=x "
+      "tools/launcher/launch --no-prefix -n 1 env");
+  REQUIRE(outcome.exit_code == 0);
+  for (const std::string& name : names) {
+    CAPTURE(name);
+    CHECK(("\n" + outcome.output).find("\n" + name + "=") != std::string::npos);
+  }
+  for (const char* name : {"TESSERA_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "MASTER_ADDR"}) {
+    CAPTURE(name);
+    CHECK(("\n" + outcome.output).find(std::string("\n") + name + "=") == std::string::npos);
   }
 }
 

@@ -249,7 +249,10 @@ TESSERA_RANKS_TEST_CASE("docs/training.md: the mean over a part gives a gradient
   const at::Tensor ids = tessera::from_local(batch.data, mesh, {tessera::Shard(0), tessera::Replicate()});
   const auto right = gradients(mesh, [&](auto& parallel) {
     const at::Tensor target = tessera::from_local(batch.target, mesh, {tessera::Shard(0), tessera::Replicate()});
-    torch::cross_entropy_loss(parallel(ids).flatten(0, 1), target.flatten()).backward();
+    const at::Tensor logits = parallel(ids).flatten(0, 1);
+    CHECK_THROWS_WITH_AS(torch::cross_entropy_loss(logits, batch.target.flatten()), doctest::Contains("a plain tensor"),
+                         std::invalid_argument);
+    torch::cross_entropy_loss(logits, target.flatten()).backward();
   });
   const auto of_pieces = gradients(mesh, [&](auto& parallel) {
     const at::Tensor pieces = tessera::to_local(parallel(ids));  // this rank's sentences and words

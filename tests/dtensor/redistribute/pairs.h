@@ -27,8 +27,9 @@ std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t cou
 
 // Redistributes a tensor of value `whole` from one layout to the other and back. Checks the layout, that the value is
 // the same bit by bit, and that the source was not written. Every rank of `mesh` calls it. Throws std::runtime_error
-// that names pair, shape and mesh.
-void check_pair(const Pair& pair, const at::Tensor& whole, const DeviceMesh& mesh);
+// that names pair, shape and mesh. A value that comes out of a pending reduction may differ by `tolerance` of the
+// largest magnitude.
+void check_pair(const Pair& pair, const at::Tensor& whole, const DeviceMesh& mesh, double tolerance = 0);
 // Checks in the same way that the gradient has the source's layout and the right value.
 void check_gradient(const Pair& pair, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
 // Does both for tensors of `shape`; integers have no gradients.
