@@ -28,7 +28,7 @@ using torch::nn::Linear;
 
 constexpr double kExact = 1e-13;
 
-DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
+DeviceMesh tp_line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
 
 // Returns this rank's piece of `t` along `dim`.
 at::Tensor piece(const at::Tensor& t, int64_t dim) {
@@ -67,7 +67,7 @@ void run_linear(const Case& c, const at::Tensor& x, bool bias) {
   CAPTURE(c.why);
   CAPTURE(bias);
   CAPTURE(x.dim());
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   const torch::nn::LinearOptions options = torch::nn::LinearOptions(16, 16).bias(bias);
   Linear reference(options), module(options);
   fill(*reference);
@@ -122,7 +122,7 @@ TESSERA_RANKS_TEST_CASE("Linear with plain tensors in and out: values, gradients
 
 TESSERA_RANKS_TEST_CASE("the product of a vector without gradients may be written by an operator that has them",
                         {1, 2}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   const auto whole = [&](const at::Tensor& t) { return from_local(t, mesh, {Replicate()}); };
   const at::Tensor x = at::ones({4}, at::kDouble), w = at::ones({3, 4}, at::kDouble), b = at::ones({3}, at::kDouble);
   at::Tensor y;
@@ -138,7 +138,7 @@ TESSERA_RANKS_TEST_CASE("the product of a vector without gradients may be writte
 }
 
 TESSERA_RANKS_TEST_CASE("a rowwise bias under a scattered output: its gradient is reduced once", {2, 3}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   for (const bool local : {true, false}) {
     for (const std::vector<int64_t>& shape : {std::vector<int64_t>{6, 12}, std::vector<int64_t>{6, 2, 12}}) {
       CAPTURE(local);
@@ -170,7 +170,7 @@ TESSERA_RANKS_TEST_CASE("35: Embedding by rows and by columns: values, gradients
       {"rows to a sequence", RowwiseParallel({.output_layouts = Shard(1), .use_local_output = true}), Replicate(),
        Shard(1), "reduce_scatter 1", "all_gather 1"},
   };
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   for (const Case& c : cases) {
     CAPTURE(c.why);
     torch::nn::Embedding reference(torch::nn::EmbeddingOptions(13, 8).padding_idx(3)),
@@ -195,7 +195,7 @@ TESSERA_RANKS_TEST_CASE("35: Embedding by rows and by columns: values, gradients
 }
 
 TESSERA_RANKS_TEST_CASE("36: SequenceParallel LayerNorm: output S(1), no collective forward", {1, 2, 4}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   const at::Tensor x = numbers({20, 8 * world_size(), 12});
   for (const bool local : {true, false}) {
     CAPTURE(local);
@@ -225,7 +225,7 @@ TESSERA_RANKS_TEST_CASE("36: SequenceParallel LayerNorm: output S(1), no collect
 
 TESSERA_RANKS_TEST_CASE("activations stay DTensors: layouts and collectives between a colwise and a rowwise Linear",
                         {1, 2, 3}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   Mlp reference(6, 12, 5), module(6, 12, 5);
   fill(*reference);
   fill(*module);
@@ -259,7 +259,7 @@ TESSERA_MODULE(Boundary);
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("36: Prepare styles annotate plain tensors and redistribute", {1, 2, 4}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   const at::Tensor x = numbers({8, 4});
   const std::string gathered = unless_alone("all_gather 1");
   Boundary module, reference;
@@ -289,7 +289,7 @@ TESSERA_RANKS_TEST_CASE("36: Prepare styles annotate plain tensors and redistrib
 }
 
 TESSERA_RANKS_TEST_CASE("a user's hook that throws on one rank fails the job with its text", {3}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   Boundary module;
   auto tp = parallelize_module(module, mesh, {{"inner", RowwiseParallel({.input_layouts = Replicate()})}});
   module->register_forward_pre_hook([](std::vector<at::Tensor>&) {
@@ -335,7 +335,7 @@ TORCH_MODULE(RmsNorm);
 
 TESSERA_RANKS_TEST_CASE("SequenceParallel on a norm of the user's own: DTensors go through, plain pieces are refused",
                         {1, 2, 3}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   RmsNorm want(6), got(6);
   fill(*want);
   fill(*got);
