@@ -1,0 +1,52 @@
+"""Builds the site: build.py FOLDER. It copies the pages to a folder of its own, writes the reference, and runs Sphinx."""
+
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from reference import write_reference
+from sphinx.cmd.build import build_main
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+
+def copy_pages(out):
+    """Copies README.md, docs/*.md and CHANGELOG.md, and what README.md links to beside them."""
+    (out / "docs").mkdir(parents=True)
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        text = page.read_text().replace("](../README.md", "](../index.md")
+        (out / "docs" / page.name).write_text(text)
+    shutil.copy(ROOT / "CHANGELOG.md", out)
+    shutil.copy(ROOT / "LICENSE", out)
+    (out / "index.md").write_text((ROOT / "README.md").read_text() + contents(out))
+
+
+def contents(out):
+    """Returns the tables of contents: the pages in README.md's order, then those that it does not name."""
+    listed = re.findall(r"\]\((docs/[^)#]+)\.md[)#]", (ROOT / "README.md").read_text().split("## Use", 1)[1])
+    pages = list(dict.fromkeys(listed + [f"docs/{page.stem}" for page in sorted((out / "docs").glob("*.md"))]))
+    trees = [("Guides", pages), ("Reference", ["reference/index", "CHANGELOG"])]
+    return "".join(
+        f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(each) + "\n```\n" for caption, each in trees
+    )
+
+
+def main(folder):
+    with tempfile.TemporaryDirectory() as work:
+        source = Path(work, "pages")
+        copy_pages(source)
+        headers = write_reference(ROOT, source / "reference")
+        arguments = ["-b", "html", "-c", str(HERE), "--fail-on-warning", "--keep-going", "--quiet", "-j", "auto"]
+        settings = {"tessera_root": ROOT, "tessera_headers": ",".join(headers)}
+        arguments += [f"-D{name}={value}" for name, value in settings.items()]
+        code = build_main(arguments + ["-d", str(Path(work, "doctrees")), str(source), folder])
+    if code == 0:
+        print(f"docs: open {Path(folder).resolve()}/index.html in a browser")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
