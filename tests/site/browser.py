@@ -1,5 +1,9 @@
-"""Looks at the site in headless Chromium: browser.py SITE PICTURES. Exits non-zero on a page that is wider than the
-window, on an error in the console, and on a search that does not find what it must."""
+"""Looks at a site in headless Chromium: browser.py SITE PICTURES [PAGE...]. Pages are all of the site by default.
+
+At each width it opens every page and asks for what PAGES and SEARCHES say. Prints a line for a page that is wider than
+the window, that writes an error or a warning to the console, or that is not found by a search, and then exits non-zero.
+It ends the browser that it starts.
+"""
 
 import sys
 from pathlib import Path
@@ -10,7 +14,13 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 WIDTHS = (1280, 390)
-SEARCHES = {"redistribute_many": "reference/dtensor/dtensor.h.html#redistribute_many", "BlockCyclic": "", "torchrun": ""}
+# These are photographed. The last two are found by a word of a page and by a name of a header.
+PICTURED = ("index.html", "docs/getting-started.html", "docs/coming-from.html", "reference/dtensor/dtensor.h.html")
+SEARCHES = {
+    "torchrun": "docs/getting-started.html",
+    "redistribute_many": "reference/dtensor/dtensor.h.html#redistribute_many",
+}
+SECONDS = 30
 
 
 def open_browser():
@@ -22,17 +32,71 @@ def open_browser():
     return webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
 
 
-def main(site, pictures):
+class Look:
+    """Opens pages at one width, and collects what is wrong with them."""
+
+    def __init__(self, driver, site, pictures, width):
+        self.driver, self.site, self.pictures, self.width = driver, site, pictures, width
+        self.problems = []
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def page(self, page):
+        self.driver.get(f"file://{self.site}/{page}")
+        self.check(page)
+        if page in PICTURED:
+            self.picture(page)
+
+    def search(self, word, wanted):
+        self.driver.get(f"file://{self.site}/search.html?q={word}")
+        WebDriverWait(self.driver, SECONDS).until(
+            lambda driver: "earch finished" in driver.find_element(By.CSS_SELECTOR, "#search-results").text
+            or "did not match" in driver.find_element(By.CSS_SELECTOR, "#search-results").text
+        )
+        found = [link.get_attribute("href") for link in self.driver.find_elements(By.CSS_SELECTOR, "ul.search a")]
+        if f"file://{self.site}/{wanted}" not in found:
+            self.problem(f"search for {word}", f"does not find {wanted}")
+        self.check(f"search for {word}")
+        self.picture(f"search-{word}")
+
+    def check(self, page):
+        scroll, window = self.driver.execute_script(
+            "return [document.documentElement.scrollWidth, window.innerWidth]"
+        )
+        if window != self.width or scroll > window:
+            self.problem(page, f"is {scroll} pixels wide in a window of {window}")
+        for line in self.driver.get_log("browser"):
+            if line["level"] in ("SEVERE", "WARNING"):
+                self.problem(page, line["message"])
+
+    def problem(self, page, text):
+        self.problems.append(f"{page} at {self.width} pixels: {text}")
+
+    def picture(self, page):
+        self.driver.save_screenshot(str(self.pictures / f"{self.width}-{page.replace('/', '-')}.png"))
+
+
+def main(site, pictures, *pages):
     site, pictures = Path(site).resolve(), Path(pictures)
     pictures.mkdir(parents=True, exist_ok=True)
+    searches = {} if pages else SEARCHES
+    pages = pages or [str(path.relative_to(site)) for path in sorted(site.rglob("*.html")) if path.name != "search.html"]
+    problems = []
     driver = open_browser()
-    for width in WIDTHS:
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
-        for name in sys.argv[3:] or ["index.html", "docs/coming-from.html", "docs/getting-started.html", "reference/index.html", "reference/dtensor/dtensor.h.html", "reference/placement/placement.h.html","source/mesh/mesh.h.html", "search.html?q=redistribute_many"]:
-            driver.get(f"file://{site}/{name}")
-            import time; time.sleep(0.7)
-            sw = driver.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
-            print(width, name, sw, driver.get_log("browser"))
-            driver.save_screenshot(str(pictures / f"{width}-{name.replace('/','_').replace('?','_')}.png"))
-    driver.quit()
-main(*sys.argv[1:3])
+    try:
+        for width in WIDTHS:
+            look = Look(driver, site, pictures, width)
+            for page in pages:
+                look.page(page)
+            for word, wanted in searches.items():
+                look.search(word, wanted)
+            problems += look.problems
+    finally:
+        driver.quit()
+    print("\n".join(problems))
+    print(f"{len(pages)} pages at {len(WIDTHS)} widths, {len(problems)} problems")
+    return 1 if problems or not pages else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from reference import write_reference
+from reference import group_page, read_groups, write_reference
 from sphinx.cmd.build import build_main
 
 HERE = Path(__file__).resolve().parent
@@ -28,24 +28,35 @@ def contents(out):
     """Returns the tables of contents: the pages in README.md's order, then those that it does not name."""
     listed = re.findall(r"\]\((docs/[^)#]+)\.md[)#]", (ROOT / "README.md").read_text().split("## Use", 1)[1])
     pages = list(dict.fromkeys(listed + [f"docs/{page.stem}" for page in sorted((out / "docs").glob("*.md"))]))
-    trees = [("Guides", pages), ("Reference", ["reference/index", "CHANGELOG"])]
+    reference = ["reference/index"] + [f"reference/{group_page(title)}" for title, _ in read_groups()]
+    trees = [("Guides", pages), ("API reference", reference), ("Versions", ["CHANGELOG"])]
     return "".join(
         f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(each) + "\n```\n" for caption, each in trees
     )
 
 
-def main(folder):
-    with tempfile.TemporaryDirectory() as work:
-        source = Path(work, "pages")
-        copy_pages(source)
-        headers = write_reference(ROOT, source / "reference")
-        arguments = ["-b", "html", "-c", str(HERE), "--fail-on-warning", "--keep-going", "--quiet", "-j", "auto"]
-        settings = {"tessera_root": ROOT, "tessera_headers": ",".join(headers)}
-        arguments += [f"-D{name}={value}" for name, value in settings.items()]
-        code = build_main(arguments + ["-d", str(Path(work, "doctrees")), str(source), folder])
+def build(work, folder):
+    source, site = Path(work, "pages"), Path(work, "site")
+    copy_pages(source)
+    headers = write_reference(ROOT, source / "reference")
+    settings = {"tessera_root": ROOT, "tessera_headers": ",".join(headers)}
+    arguments = ["-b", "html", "-c", str(HERE), "-d", str(Path(work, "doctrees")), "--quiet"]
+    arguments += ["--fail-on-warning", "--keep-going"] + [f"-D{name}={value}" for name, value in settings.items()]
+    code = build_main(arguments + [str(source), str(site)])
     if code == 0:
-        print(f"docs: open {Path(folder).resolve()}/index.html in a browser")
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(site, folder)
+        print(f"docs: open {folder}/index.html in a browser")
     return code
+
+
+def main(folder):
+    folder = Path(folder).resolve()
+    if folder.exists() and not (folder / "objects.inv").exists() and any(folder.iterdir()):
+        print(f"docs: {folder} has other files than a site; name a new or an empty folder", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as work:
+        return build(work, folder)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ sys.path.insert(0, str(HERE))
 project = "Tessera"
 extensions = ["myst_parser", "extension"]
 myst_heading_anchors = 4
+smartquotes = False
 nitpicky = True
 
 html_theme = "furo"

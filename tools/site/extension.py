@@ -32,6 +32,12 @@ class Declares(SphinxDirective):
         return [Declared(header=self.arguments[0], line=self.arguments[1], anchors=[anchor for anchor, _, _ in declared])]
 
 
+def declared_role(name, rawtext, text, lineno, inliner, options=None, content=None):
+    """{declared}`HEADER NAME` links NAME to where HEADER's page has it."""
+    header, declared = text.split(" ")
+    return [nodes.literal(rawtext, declared, page="reference/" + header)], []
+
+
 class TesseraDomain(Domain):
     """Holds what headers declare: name, kind, page and anchor."""
 
@@ -85,7 +91,10 @@ def link_names(app, doctree, docname):
         return  # these are the names of LibTorch's operators
     places = app.env.domains["tessera"].places()
     for node in list(doctree.findall(nodes.literal)):
-        place = place_of(node.astext(), places, app.env.found_docs, docname)
+        if "page" in node:
+            place = node["page"], node.astext()
+        else:
+            place = place_of(node.astext(), places, app.env.found_docs, docname)
         if place is None or is_left_alone(node):
             continue
         page, anchor = place
@@ -99,7 +108,7 @@ def place_of(text, places, pages, docname):
         return (page, "") if page in pages and page != docname else None
     name = text.removeprefix("tessera::").removesuffix("()")
     plain = re.fullmatch(r"[a-z]+", text)  # in a comment this is rather a parameter
-    return None if plain and docname.startswith("reference/") and docname != "reference/index" else places.get(name)
+    return None if plain and docname.startswith("reference/") else places.get(name)
 
 
 def is_left_alone(node):
@@ -115,7 +124,7 @@ def is_left_alone(node):
 
 
 _DECLARATION = re.compile(r'<div class="declaration highlight-cpp.*?</pre>', re.DOTALL)
-_NAME = re.compile(r'<span class="(n|nc|kt)">(\w+)</span>')
+_NAME = re.compile(r'<span class="(n|kt)">(\w+)</span>')
 
 
 def link_types(app, pagename, templatename, context, doctree):
@@ -147,6 +156,7 @@ def source_pages(app):
 def setup(app):
     app.add_domain(TesseraDomain)
     app.add_directive("declares", Declares)
+    app.add_role("declared", declared_role)
     app.add_node(Declared)
     app.add_config_value("tessera_root", "", "html")
     app.add_config_value("tessera_headers", [], "html")

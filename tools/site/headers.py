@@ -14,12 +14,16 @@ from tree_sitter import Language, Parser
 # Names in other namespaces, such as tessera::detail, are not for users.
 PUBLIC_NAMESPACES = ("tessera", "tessera::rules", "tessera::testing")
 
+# The grammar does not know these: LibTorch's macro among members, and an empty list as a parameter's default. Blanks of
+# the same length take their place when the tree is made.
+_MASKED = re.compile(rb"FORWARD_HAS_DEFAULT_ARGS\(.*\)|(?<=\w) = \{\}(?=[,)])")
+
 CLASSES = ("class_specifier", "struct_specifier", "union_specifier")
 
 
 @dataclass
 class Declaration:
-    kind: str  # class, struct, enum, function, variable, alias, macro, concept or friend
+    kind: str  # class, struct, holder, enum, function, variable, alias, macro, concept or friend
     names: list[str]
     text: str  # as in the header, without bodies of functions and classes
     line: int  # counts from 1
@@ -31,6 +35,7 @@ class Entry:
     declarations: list[Declaration] = field(default_factory=list)  # none: a comment that stands alone
     members: list["Entry"] = field(default_factory=list)  # of a class: its public and protected ones
     namespace: str = ""
+    protected: bool = False
 
     @property
     def line(self):
@@ -41,7 +46,7 @@ def read_header(path):
     """Returns the entries of a header, in its order."""
     with open(path, "rb") as file:
         source = file.read()
-    tree = Parser(Language(tree_sitter_cpp.language())).parse(source)
+    tree = Parser(Language(tree_sitter_cpp.language())).parse(_MASKED.sub(lambda match: b" " * len(match[0]), source))
     reader = _Reader(source)
     entries = []
     reader.read_scope(tree.root_node, "", entries)
@@ -65,7 +70,7 @@ class _Reader:
         visible = in_class is None or scope.parent.type != "class_specifier"
         is_public = in_class is not None or namespace in PUBLIC_NAMESPACES
         comment, comment_end, end = [], -2, -2  # rows
-        shown = None  # the declaration of the node before, if users see it
+        shown, protected = None, False  # the declaration of the node before, if users see it
         for node in scope.children:
             row = node.start_point[0]
             if node.type == "comment":
@@ -77,7 +82,7 @@ class _Reader:
                 if comment and row > comment_end + 1:
                     self._add_alone(comment, visible and is_public, entries)
                     comment = []
-                comment.append((node.start_point[1], node.text.decode()[2:]))
+                comment.append((node.start_point[1], self.source[node.start_byte : node.end_byte].decode()[2:]))
                 comment_end = node.end_point[0]
                 continue
             if node.type in ("{", "}", ";", ":"):
@@ -92,11 +97,14 @@ class _Reader:
                 name = node.child_by_field_name("name").text.decode()
                 self.read_scope(node.child_by_field_name("body"), f"{namespace}::{name}".strip(":"), entries)
             elif node.type == "access_specifier":
-                visible = node.text != b"private"
+                visible, protected = node.text != b"private", node.text == b"protected"
+                end = -2
+                continue
             elif visible and (is_public or node.type.startswith("preproc")):
                 shown = self.declaration(node)
                 if shown is not None:
                     self._add(shown, node, comment, row == end + 1, namespace, entries)
+                    entries[-1].protected = protected
             comment = []
             end = node.end_point[0]
 
@@ -123,7 +131,7 @@ class _Reader:
         return before[column : column + 2] == "//" and before[:column].strip() != ""
 
     def _add_trailing(self, node, declaration, same_line):
-        text = node.text.decode()
+        text = self.source[node.start_byte : node.end_byte].decode()
         if same_line:
             before = self.lines[node.start_point[0]][: node.start_point[1]]
             declaration.text += " " * (len(before) - len(before.rstrip())) + text
@@ -160,6 +168,11 @@ class _Reader:
         if inner.type in ("alias_declaration", "concept_definition"):
             kind = "alias" if inner.type == "alias_declaration" else "concept"
             return Declaration(kind, [_name(inner)], self._without_body(node, None), line)
+        if inner.type == "using_declaration":
+            return Declaration("alias", [node.text.decode().rstrip(";").split("::")[-1]], self._without_body(node, None), line)
+        if inner.type == "expression_statement":
+            holder = re.fullmatch(r"TORCH_MODULE\((\w+)\);", node.text.decode())
+            return Declaration("holder", [holder[1]], holder[0], line) if holder else None
         if inner.type not in ("function_definition", "declaration", "field_declaration"):
             return None
         return self._function_or_variable(node, inner, line)

@@ -19,7 +19,7 @@ def read_groups():
 
 
 def write_reference(root, out):
-    """Writes out/index.md and one page per header. Returns the headers."""
+    """Writes one page per header and the pages that list them. Returns the headers."""
     groups = read_groups()
     entries = {header: read_header(root / header) for _, headers in groups for header in headers}
     names = {name for each in entries.values() for entry in each for name in _names(entry)}
@@ -27,7 +27,7 @@ def write_reference(root, out):
         page = out / (header + ".md")
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(_Page(header, names).text(of_header))
-    (out / "index.md").write_text(_index(groups, entries))
+    _write_indexes(out, groups, entries)
     return list(entries)
 
 
@@ -35,20 +35,34 @@ def _names(entry):
     return [name for declaration in entry.declarations for name in declaration.names]
 
 
-def _index(groups, entries):
-    parts = [
-        "# API reference\n",
-        "These are the headers that programs include. Every page gives a header's comments and declarations; what is",
-        "in the namespace `tessera::detail` is left out, since only the library uses it.\n",
+def _write_indexes(out, groups, entries):
+    """Writes a page per group, which lists its headers, and index.md, which lists all."""
+    everything = [
+        "# All headers\n",
+        "These are the headers that programs include. Each has a page with its comments and declarations; what is in the",
+        "namespace `tessera::detail` is left out, since only the library uses it.\n",
     ]
     for title, headers in groups:
-        parts += [f"\n## {title}\n", "| header | declares |", "| --- | --- |"]
-        for header in headers:
-            names = dict.fromkeys(name for entry in entries[header] for name in _names(entry))
-            declared = ", ".join(f"`{name}`" for name in names if re.fullmatch(r"\w+", name))
-            parts.append(f"| [{header}]({header}.md) | {declared} |")
-        parts += ["", "```{toctree}", ":hidden:", f":caption: {title}", ""] + headers + ["```", ""]
-    return "\n".join(parts)
+        table = _table(headers, entries)
+        everything += [f"## {title}\n"] + table
+        # In the navigation a header is called by its last name, since the group's title stands above it.
+        tree = ["```{toctree}", ":hidden:", ""] + [f"{header.rsplit('/', 1)[-1]} <{header}>" for header in headers]
+        page = [f"# {title}\n"] + table + tree + ["```", ""]
+        (out / group_page(title)).with_suffix(".md").write_text("\n".join(page))
+    (out / "index.md").write_text("\n".join(everything))
+
+
+def group_page(title):
+    return title.lower().replace(" ", "-")
+
+
+def _table(headers, entries):
+    lines = ["| header | declares |", "| --- | --- |"]
+    for header in headers:
+        names = dict.fromkeys(name for entry in entries[header] for name in _names(entry))
+        declared = ", ".join(f"{{declared}}`{header} {name}`" for name in names if re.fullmatch(r"\w+", name))
+        lines.append(f"| [{header}]({header}.md) | {declared} |")
+    return lines + [""]
 
 
 class _Page:
@@ -88,6 +102,10 @@ class _Page:
         self.parts.append(f"{level} " + ", ".join(f"`{name}`" for name in shown))
         self.parts.append(f"```{{code-block}} cpp\n:class: declaration\n\n{code}\n```")
         self.parts.append(f"```{{declares}} {self.header} {entry.line}\n" + "\n".join(declared) + "\n```")
+        if entry.declarations[0].kind == "holder":
+            prose = f"Holds a `{names[0]}Impl`, as LibTorch's modules are held.\n\n" + prose
+        if entry.protected:
+            prose = "Is for derived classes (protected).\n\n" + prose
         self.parts.append(prose)
         if not whole:
             for member in entry.members:
@@ -106,7 +124,8 @@ class _Page:
                 anchor = anchor if count == 1 else f"{anchor}-{count}"
                 self.taken.add(anchor)
                 prefix = entry.namespace.removeprefix("tessera").removeprefix("::")
-                lines.append(f"{anchor} {declaration.kind} {prefix + '::' if prefix else ''}{name}")
+                kind = "class" if declaration.kind == "holder" else declaration.kind
+                lines.append(f"{anchor} {kind} {prefix + '::' if prefix else ''}{name}")
         return lines
 
 
@@ -118,5 +137,5 @@ def is_shown_whole(entry):
 def _body(entry):
     groups = []
     for member in entry.members:
-        groups.append("\n".join("  " + line for one in member.declarations for line in one.text.split("\n")))
+        groups.append((" protected:\n" if member.protected else "") + "\n".join("  " + line for one in member.declarations for line in one.text.split("\n")))
     return " {\n" + "\n\n".join(groups) + "\n};"
