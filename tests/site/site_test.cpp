@@ -1,0 +1,128 @@
+// Checks the site that tools/docs builds: its links and anchors, its names, its search, its looks in a browser, and the
+// checks themselves on sites that are broken on purpose.
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <doctest/doctest.h>
+
+#include "tessera/tests/ground/source_tree.h"
+#include "tessera/tests/harness/shell.h"
+#include "tessera/tools/launcher/private_folder.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using tessera::testing::shell;
+using tessera::testing::ShellOutcome;
+
+const std::string kPython = "../tessera_environment/docs_python -B ";
+
+std::string root() { return tessera::testing::source_root().string(); }
+
+// Runs tools/docs, as a user does, with the environment that the build found.
+ShellOutcome build_site(const std::string& folder) {
+  return shell("export XDG_CACHE_HOME=$(" + kPython +
+               "-c 'import pathlib, sys; print(pathlib.Path(sys.prefix).parent.parent)') && timeout 600 " + root() +
+               "/tools/docs " + folder);
+}
+
+// Returns the folder of the site, which is built once.
+const std::string& site() {
+  static const tessera::PrivateFolder folder;
+  static const std::string path = folder.path() + "/site";
+  static const ShellOutcome outcome = build_site(path);
+  CAPTURE(outcome.output);
+  REQUIRE(outcome.exit_code == 0);
+  return path;
+}
+
+void check_passes(const std::string& command) {
+  const ShellOutcome outcome = shell(kPython + command);
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 0);
+}
+
+void check_finds(const std::string& command, const std::string& problem) {
+  const ShellOutcome outcome = shell(kPython + command);
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.output.find(problem) != std::string::npos);
+}
+
+void write(const std::string& file, const std::string& text) { std::ofstream(file) << text; }
+
+// Returns where browser.py puts its pictures: beside the test's log, if Bazel runs the test.
+std::string pictures(const std::string& otherwise) {
+  const char* const outputs = std::getenv("TEST_UNDECLARED_OUTPUTS_DIR");
+  return outputs != nullptr ? outputs : otherwise;
+}
+
+}  // namespace
+
+TEST_CASE("site: it builds without a warning, in place of an older one") {
+  CHECK(fs::exists(site() + "/index.html"));
+  write(site() + "/old.html", "");
+  const ShellOutcome outcome = build_site(site());
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  CHECK_FALSE(fs::exists(site() + "/old.html"));
+  CHECK(outcome.output.find("WARNING") == std::string::npos);
+}
+
+TEST_CASE("site: a folder with other files is left as it is") {
+  const tessera::PrivateFolder folder;
+  write(folder.path() + "/letter.txt", "");
+  CHECK(build_site(folder.path()).exit_code == 1);
+  CHECK(fs::exists(folder.path() + "/letter.txt"));
+}
+
+TEST_CASE("site: every link and anchor is there, and nothing is fetched from a network") {
+  check_passes("tests/site/links.py " + site());
+}
+
+TEST_CASE("site: the reference has every header that users reach, or says that it is internal") {
+  check_passes("tests/site/public_headers.py " + root());
+}
+
+TEST_CASE("site: every public name of the headers has an entry, beside a link to its line") {
+  check_passes("tests/site/symbols.py " + site() + " " + root());
+}
+
+TEST_CASE("site: every C++ example of a public header's comments is compiled and run") {
+  check_passes("tests/site/examples.py " + root() + " tests/site/examples_test.cpp");
+}
+
+TEST_CASE("site: in a browser no page is wider than the window or writes to the console, and the search finds") {
+  const tessera::PrivateFolder folder;
+  check_passes("tests/site/browser.py " + site() + " " + pictures(folder.path()));
+}
+
+TEST_CASE("site: the checks find what is broken") {
+  const tessera::PrivateFolder folder;
+  const std::string page = folder.path() + "/index.html";
+  const std::string links = "tests/site/links.py " + folder.path();
+  const std::string browser = "tests/site/browser.py " + folder.path() + " " + folder.path() + "/pictures index.html";
+  SUBCASE("a link to no file") {
+    write(page, "<a href='other.html'>x</a>");
+    check_finds(links, "other.html is not there");
+  }
+  SUBCASE("a link to no anchor") {
+    write(page, "<a href='#there'>x</a><p id='here'>y</p>");
+    check_finds(links, "#there has no such anchor");
+  }
+  SUBCASE("a script from elsewhere") {
+    write(page, "<a href='#here'>x</a><p id='here'>y</p><script src='https://localhost/x.js'></script>");
+    check_finds(links, "https://localhost/x.js is not in the site");
+  }
+  SUBCASE("a page that is too wide") {
+    write(page, "<meta name='viewport' content='width=device-width'><div style='width: 500px'>x</div>");
+    check_finds(browser, "index.html at 390 pixels: is 500 pixels wide");
+  }
+  SUBCASE("an error in the console") {
+    write(page, "<script>throw new Error('broken on purpose')</script>");
+    check_finds(browser, "broken on purpose");
+  }
+}
