@@ -1,6 +1,6 @@
 """Looks at a site in headless Chromium: browser.py SITE PICTURES [PAGE...]. Pages are all of the site by default.
 
-At each width it opens every page and asks for what PAGES and SEARCHES say. Prints a line for a page that is wider than
+At each width it opens every page, and where all are opened it searches too. Prints a line for a page that is wider than
 the window, that writes an error or a warning to the console, or that is not found by a search, and then exits non-zero.
 It ends the browser that it starts.
 """
@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 WIDTHS = (1280, 390)
-# These are photographed. The last two are found by a word of a page and by a name of a header.
+# Pictures of these are kept, and of the searches: for a word of a page, and for a name of a header.
 PICTURED = ("index.html", "docs/getting-started.html", "docs/coming-from.html", "reference/dtensor/dtensor.h.html")
 SEARCHES = {
     "torchrun": "docs/getting-started.html",
@@ -46,6 +46,15 @@ class Look:
         self.check(page)
         if page in PICTURED:
             self.picture(page)
+
+    def navigation(self):
+        """Checks that the list of pages is seen, on a narrow window once its button is pressed."""
+        link = self.driver.find_element(By.CSS_SELECTOR, ".sidebar-tree a")
+        button = self.driver.find_element(By.CSS_SELECTOR, "label.nav-overlay-icon[for=__navigation]")
+        if button.is_displayed():
+            button.click()
+        WebDriverWait(self.driver, SECONDS).until(lambda driver: 0 <= link.rect["x"] < self.width)
+        self.picture("navigation")
 
     def search(self, word, wanted):
         self.driver.get(f"file://{self.site}/search.html?q={word}")
@@ -80,7 +89,8 @@ def main(site, pictures, *pages):
     site, pictures = Path(site).resolve(), Path(pictures)
     pictures.mkdir(parents=True, exist_ok=True)
     searches = {} if pages else SEARCHES
-    pages = pages or [str(path.relative_to(site)) for path in sorted(site.rglob("*.html")) if path.name != "search.html"]
+    if not pages:
+        pages = [str(path.relative_to(site)) for path in sorted(site.rglob("*.html")) if path.name != "search.html"]
     problems = []
     driver = open_browser()
     try:
@@ -90,6 +100,8 @@ def main(site, pictures, *pages):
                 look.page(page)
             for word, wanted in searches.items():
                 look.search(word, wanted)
+            if searches:
+                look.navigation()
             problems += look.problems
     finally:
         driver.quit()

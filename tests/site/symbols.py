@@ -1,7 +1,7 @@
 """Compares the API reference with what Doxygen finds in the headers: symbols.py SITE ROOT.
 
-Doxygen reads the headers with a parser of its own. Every public class, enum, alias, function and macro that it finds must
-be an object of the site's index, and the link beside it must lead to the line that declares it. Prints what is wrong.
+Doxygen reads the headers with a parser of its own. Every public class, enum, alias, function and macro that it finds
+must be an object of the site's index, and the link beside it must lead to the line that declares it.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Builds the site: build.py FOLDER. It copies the pages to a folder of its own, writes the reference, and runs Sphinx."""
+"""Builds the site: build.py FOLDER. Copies the pages to a folder of its own, writes the reference, and runs Sphinx."""
 
 import re
 import shutil

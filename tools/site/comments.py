@@ -1,7 +1,7 @@
 """Turns a header's comment into Markdown: paragraphs, lists and examples as its author laid them out.
 
-Comments are plain text. A line that starts with two blanks is part of an example, unless it is an item of a list ("  - ")
-or continues one. A line that ends although the next word would have fitted ends a paragraph.
+Comments are plain text. A line that starts with two blanks is part of an example, unless it is an item of a list
+("  - ") or continues one. A line that ends although the next word would have fitted ends a paragraph.
 """
 
 import re
@@ -19,7 +19,7 @@ _CODE = re.compile(
     r"|(?<![\w:/.])[a-z]\w*_(?:\w*\w)?(?:\(\))?"  # snake_case and orthogonal_
     r"|(?<![\w:/.])[A-Za-z]\w+\(\)"  # calls without arguments
     r"|(?<![\w:/.])[A-Z][A-Z_]+_[A-Z_]+\b"  # macros and variables of the environment
-    r"|(?<![\w:/.])(?P<camel>(?:[A-Z][a-z0-9]*){2,})\b"  # CamelCase, where it is a name of ours
+    r"|(?<![\w:/.])(?P<camel>[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+)\b"  # CamelCase, where it is a name of ours
     r"|(?<![\w:/.])k[A-Z]\w+\b"
 )
 
@@ -27,11 +27,8 @@ _CODE = re.compile(
 def to_markdown(comment, names=()):
     """Returns the Markdown of a comment, given as (column, text behind "//") per line. `names` are the library's."""
     blocks = []
-    for block in _blocks(comment):
-        kind, lines = block
-        if kind == "title":
-            blocks.append(f"**{_prose(lines[0], names)}**")
-        elif kind == "example":
+    for kind, lines in _blocks(comment):
+        if kind == "example":
             code = "\n".join(lines)
             blocks.append(f"```{'cpp' if _is_cpp(code) else 'text'}\n{code}\n```")
         elif kind == "item":
@@ -42,40 +39,35 @@ def to_markdown(comment, names=()):
     return re.sub(r"(?m)^(- .*)\n\n(?=- )", r"\1\n", text)
 
 
+def split_title(comment):
+    """Returns the title in a first line such as "---- for a Shard ----", or None, and the rest of the comment."""
+    found = _SEPARATOR.fullmatch(comment[0][1].strip()) if comment else None
+    return (found[1], comment[1:]) if found else (None, comment)
+
+
 def _blocks(comment):
-    """Yields "text", "item", "example" or "title", and the lines of each such part."""
+    """Yields "text", "item" or "example", and the lines of each such part."""
     kind, lines = None, []
-    for index, (column, raw) in enumerate(comment):
-        text = raw[1:] if raw.startswith(" ") else raw
+    for index, (_, raw) in enumerate(comment):
+        text = raw.removeprefix(" ")
         found = _kind(text, kind)
-        separator = _SEPARATOR.fullmatch(text.strip())
-        if separator:
-            found = "title"
-            text = separator[1]
-        goes_on = found == kind or (found == "continued" and kind == "item")
-        if goes_on and found in ("text", "continued"):
-            goes_on = not _ends_paragraph(comment[index - 1], text)
-        if not goes_on or text.lstrip().startswith("- "):
-            if lines:
-                yield kind, _dedented(lines, kind)
-            kind, lines = ("text" if found == "continued" and kind != "item" else found), []
-            if found == "continued":
-                kind = "text"
-        if found is None:
-            kind, lines = None, []
-        elif text.strip():
+        ends = found == "text" == kind and _ends_paragraph(comment[index - 1], text)
+        if lines and (found != kind or ends or text.lstrip().startswith("- ")):
+            yield kind, _dedented(lines, kind)
+            lines = []
+        kind = found
+        if kind:
             lines.append(text)
     if lines:
         yield kind, _dedented(lines, kind)
 
 
 def _kind(text, before):
+    """Returns None for an empty line. `before` is the kind of the line above."""
     if not text.strip():
         return None
-    if text.lstrip().startswith("- "):
+    if text.lstrip().startswith("- ") or (before == "item" and text.startswith("    ")):
         return "item"
-    if before == "item" and text.startswith("    "):
-        return "continued"
     return "example" if text.startswith("  ") else "text"
 
 

@@ -29,7 +29,8 @@ class Declares(SphinxDirective):
         declared = [line.split(" ", 2) for line in self.content]
         for anchor, kind, name in declared:
             domain.note(name, kind, self.env.current_document.docname, anchor)
-        return [Declared(header=self.arguments[0], line=self.arguments[1], anchors=[anchor for anchor, _, _ in declared])]
+        header, line = self.arguments
+        return [Declared(header=header, line=line, anchors=[anchor for anchor, _, _ in declared])]
 
 
 def declared_role(name, rawtext, text, lineno, inliner, options=None, content=None):
@@ -104,7 +105,7 @@ def link_names(app, doctree, docname):
 
 def place_of(text, places, pages, docname):
     if re.fullmatch(r"[a-z_/]+\.h", text):
-        page = "reference/" + text
+        page = "reference/" + text if "/" in text else docname.rsplit("/", 1)[0] + "/" + text
         return (page, "") if page in pages and page != docname else None
     name = text.removeprefix("tessera::").removesuffix("()")
     plain = re.fullmatch(r"[a-z]+", text)  # in a comment this is rather a parameter

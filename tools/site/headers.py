@@ -169,7 +169,8 @@ class _Reader:
             kind = "alias" if inner.type == "alias_declaration" else "concept"
             return Declaration(kind, [_name(inner)], self._without_body(node, None), line)
         if inner.type == "using_declaration":
-            return Declaration("alias", [node.text.decode().rstrip(";").split("::")[-1]], self._without_body(node, None), line)
+            name = node.text.decode().rstrip(";").split("::")[-1]
+            return Declaration("alias", [name], self._without_body(node, None), line)
         if inner.type == "expression_statement":
             holder = re.fullmatch(r"TORCH_MODULE\((\w+)\);", node.text.decode())
             return Declaration("holder", [holder[1]], holder[0], line) if holder else None

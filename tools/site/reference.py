@@ -4,7 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from comments import to_markdown
+from comments import split_title, to_markdown
 from headers import read_header
 
 HERE = Path(__file__).resolve().parent
@@ -39,8 +39,8 @@ def _write_indexes(out, groups, entries):
     """Writes a page per group, which lists its headers, and index.md, which lists all."""
     everything = [
         "# All headers\n",
-        "These are the headers that programs include. Each has a page with its comments and declarations; what is in the",
-        "namespace `tessera::detail` is left out, since only the library uses it.\n",
+        "These are the headers that programs include. Each has a page with its comments and declarations; what is in",
+        "the namespace `tessera::detail` is left out, since only the library uses it.\n",
     ]
     for title, headers in groups:
         table = _table(headers, entries)
@@ -81,7 +81,10 @@ class _Page:
         return "\n\n".join(self.parts) + "\n"
 
     def add(self, entry, level, scope):
-        prose = to_markdown(entry.comment, self.names)
+        title, comment = split_title(entry.comment)
+        if title:
+            self.parts.append(f"**{title}**")
+        prose = to_markdown(comment, self.names)
         if not entry.declarations:
             self.parts.append(prose)
             return
@@ -137,5 +140,6 @@ def is_shown_whole(entry):
 def _body(entry):
     groups = []
     for member in entry.members:
-        groups.append((" protected:\n" if member.protected else "") + "\n".join("  " + line for one in member.declarations for line in one.text.split("\n")))
+        lines = [line for declaration in member.declarations for line in declaration.text.split("\n")]
+        groups.append("\n".join([" protected:"] * member.protected + ["  " + line for line in lines]))
     return " {\n" + "\n\n".join(groups) + "\n};"
