@@ -5,7 +5,9 @@ the window, that writes an error or a warning to the console, or that is not fou
 It ends the browser that it starts.
 """
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 from selenium import webdriver
@@ -23,13 +25,15 @@ SEARCHES = {
 SECONDS = 30
 
 
-def open_browser():
+def open_browser(home):
+    """Starts Chromium, which keeps its files in `home`."""
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    service = Service("/usr/bin/chromedriver", env={**os.environ, "HOME": home, "TMPDIR": home})
+    return webdriver.Chrome(options=options, service=service)
 
 
 class Look:
@@ -85,26 +89,32 @@ class Look:
         self.driver.save_screenshot(str(self.pictures / f"{self.width}-{page.replace('/', '-')}.png"))
 
 
+def look_at(driver, site, pictures, pages, searches):
+    problems = []
+    for width in WIDTHS:
+        look = Look(driver, site, pictures, width)
+        for page in pages:
+            look.page(page)
+        for word, wanted in searches.items():
+            look.search(word, wanted)
+        if searches:
+            look.navigation()
+        problems += look.problems
+    return problems
+
+
 def main(site, pictures, *pages):
     site, pictures = Path(site).resolve(), Path(pictures)
     pictures.mkdir(parents=True, exist_ok=True)
     searches = {} if pages else SEARCHES
     if not pages:
         pages = [str(path.relative_to(site)) for path in sorted(site.rglob("*.html")) if path.name != "search.html"]
-    problems = []
-    driver = open_browser()
-    try:
-        for width in WIDTHS:
-            look = Look(driver, site, pictures, width)
-            for page in pages:
-                look.page(page)
-            for word, wanted in searches.items():
-                look.search(word, wanted)
-            if searches:
-                look.navigation()
-            problems += look.problems
-    finally:
-        driver.quit()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        driver = open_browser(home)
+        try:
+            problems = look_at(driver, site, pictures, pages, searches)
+        finally:
+            driver.quit()
     print("\n".join(problems))
     print(f"{len(pages)} pages at {len(WIDTHS)} widths, {len(problems)} problems")
     return 1 if problems or not pages else 0
