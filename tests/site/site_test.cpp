@@ -130,7 +130,7 @@ TEST_CASE("site: the checks find what is broken") {
   }
   SUBCASE("a page that is too wide") {
     write(page, "<meta name='viewport' content='width=device-width'><div style='width: 500px'>x</div>");
-    check_finds(browser, "index.html at 390 pixels: is 500 pixels wide");
+    check_finds(browser, "index.html at 390 pixels: is 508 pixels wide");
   }
   SUBCASE("an error in the console") {
     write(page, "<script>throw new Error('broken on purpose')</script>");

@@ -14,14 +14,20 @@ ROOT = HERE.parent.parent
 
 
 def copy_pages(out):
-    """Copies README.md, docs/*.md and CHANGELOG.md, and what README.md links to beside them."""
-    (out / "docs").mkdir(parents=True)
-    for page in sorted((ROOT / "docs").glob("*.md")):
-        text = page.read_text().replace("](../README.md", "](../index.md")
-        (out / "docs" / page.name).write_text(text)
-    shutil.copy(ROOT / "CHANGELOG.md", out)
-    shutil.copy(ROOT / "LICENSE", out)
-    (out / "index.md").write_text((ROOT / "README.md").read_text() + contents(out))
+    """Copies README.md as index.md, docs/*.md and CHANGELOG.md, and the files of other kinds that they link to."""
+    for page in [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = page.read_text()
+        for link in re.findall(r"\]\(([^)#:\s]+)\)", text):
+            target = (page.parent / link).resolve()
+            if target.suffix != ".md" and target.is_file():
+                copy = out / target.relative_to(ROOT)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(target, copy)
+        copy = out / ("index.md" if page.name == "README.md" else page.relative_to(ROOT))
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text.replace("](../README.md", "](../index.md"))
+    with open(out / "index.md", "a") as index:
+        index.write(contents(out))
 
 
 def contents(out):

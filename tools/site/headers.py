@@ -47,13 +47,94 @@ def read_header(path):
     with open(path, "rb") as file:
         source = file.read()
     tree = Parser(Language(tree_sitter_cpp.language())).parse(_MASKED.sub(lambda match: b" " * len(match[0]), source))
-    reader = _Reader(source)
     entries = []
-    reader.read_scope(tree.root_node, "", entries)
+    _Scope(_Source(source), tree.root_node, "", entries).read()
     return entries
 
 
-class _Reader:
+class _Scope:
+    """Reads a file, a namespace or the body of a class into `entries`, one child of its node after the other."""
+
+    def __init__(self, source, node, namespace, entries, in_class=False):
+        self.source, self.node, self.namespace, self.entries = source, node, namespace, entries
+        self.is_public = in_class or namespace in PUBLIC_NAMESPACES
+        self.visible = not in_class or node.parent.type != "class_specifier"
+        self.protected = False
+        self.comment, self.comment_end = [], -2  # the comment above the next child, and its last row
+        self.shown, self.end = None, -2  # what the last child declares, if users see it, and its last row
+
+    def read(self):
+        for node in self.node.children:
+            if node.type == "comment":
+                self.read_comment(node)
+            elif node.type not in ("{", "}", ";", ":"):
+                self.read_node(node)
+
+    def read_comment(self, node):
+        row = node.start_point[0]
+        if row == self.end or (not self.comment and row == self.end + 1 and self.source.continues_trailing(node)):
+            self.read_trailing(node, row == self.end)
+            self.end = row
+            return
+        self.end_comment(row)
+        self.comment.append((node.start_point[1], self.source.comment_text(node)[2:]))
+        self.comment_end = node.end_point[0]
+
+    def read_trailing(self, node, same_line):
+        """Adds a comment that stands behind a declaration to its text."""
+        if self.shown is None or b"NOLINT" in node.text:
+            self.shown = None
+        elif same_line:
+            self.shown.text += self.source.blanks_before(node) + self.source.comment_text(node)
+        else:
+            width = self.shown.text.split("\n")[-1].index("//")
+            self.shown.text += "\n" + " " * width + self.source.comment_text(node)
+
+    def end_comment(self, row, wanted=False):
+        """Makes the comment an entry of its own if an empty line is between it and `row`."""
+        if self.comment and row > self.comment_end + 1:
+            self.add_alone(self.visible and (self.is_public or wanted))
+
+    def add_alone(self, wanted):
+        if self.comment and wanted and not self.comment[0][1].lstrip().startswith("clang-format"):
+            self.entries.append(Entry(comment=self.comment))
+        self.comment = []
+
+    def read_node(self, node):
+        self.shown = None
+        self.end_comment(node.start_point[0], wanted=node.type == "namespace_definition")
+        if node.type == "access_specifier":
+            self.visible, self.protected = node.text != b"private", node.text == b"protected"
+            self.end = -2  # what follows is not joined with what was before
+            return
+        if node.type == "namespace_definition":
+            self.add_alone(True)  # a comment right above a namespace is about the whole header
+            name = f"{self.namespace}::{node.child_by_field_name('name').text.decode()}".strip(":")
+            _Scope(self.source, node.child_by_field_name("body"), name, self.entries).read()
+        elif self.visible and (self.is_public or node.type.startswith("preproc")):
+            self.shown = self.source.declaration(node)
+            if self.shown is not None:
+                self.add_declaration(node)
+        self.comment = []
+        self.end = node.end_point[0]
+
+    def add_declaration(self, node):
+        inner = _innermost(node)
+        body = inner.child_by_field_name("body") if inner.type in CLASSES else None
+        last = self.entries[-1] if self.entries else None
+        adjacent = node.start_point[0] == self.end + 1
+        joins = not self.comment and adjacent and last and last.declarations and body is None
+        if not joins or last.declarations[-1].kind in ("class", "struct"):
+            last = Entry(comment=self.comment, namespace=self.namespace, protected=self.protected)
+            self.entries.append(last)
+        last.declarations.append(self.shown)
+        if body is not None:
+            _Scope(self.source, body, self.namespace, last.members, in_class=True).read()
+
+
+class _Source:
+    """Turns nodes of a header's syntax tree into text and declarations."""
+
     def __init__(self, source):
         self.source = source
         self.lines = source.decode().split("\n")
@@ -65,151 +146,87 @@ class _Reader:
         lines = self.source[begin:end].decode().rstrip().split("\n")
         return "\n".join([lines[0]] + [line[indent:] if not line[:indent].strip() else line for line in lines[1:]])
 
-    def read_scope(self, scope, namespace, entries, in_class=None):
-        """Appends the entries of a file, a namespace or a class body. `in_class` is the class's name."""
-        visible = in_class is None or scope.parent.type != "class_specifier"
-        is_public = in_class is not None or namespace in PUBLIC_NAMESPACES
-        comment, comment_end, end = [], -2, -2  # rows
-        shown, protected = None, False  # the declaration of the node before, if users see it
-        for node in scope.children:
-            row = node.start_point[0]
-            if node.type == "comment":
-                if row == end or (not comment and row == end + 1 and self._continues_trailing(node)):
-                    if shown is not None and b"NOLINT" not in node.text:
-                        self._add_trailing(node, shown, row == end)
-                    end = row
-                    continue
-                if comment and row > comment_end + 1:
-                    self._add_alone(comment, visible and is_public, entries)
-                    comment = []
-                comment.append((node.start_point[1], self.source[node.start_byte : node.end_byte].decode()[2:]))
-                comment_end = node.end_point[0]
-                continue
-            if node.type in ("{", "}", ";", ":"):
-                continue
-            shown = None
-            if comment and row > comment_end + 1:
-                self._add_alone(comment, visible and (is_public or node.type == "namespace_definition"), entries)
-                comment = []
-            if node.type == "namespace_definition":
-                # A comment right above a namespace is about the whole header.
-                self._add_alone(comment, True, entries)
-                name = node.child_by_field_name("name").text.decode()
-                self.read_scope(node.child_by_field_name("body"), f"{namespace}::{name}".strip(":"), entries)
-            elif node.type == "access_specifier":
-                visible, protected = node.text != b"private", node.text == b"protected"
-                end = -2
-                continue
-            elif visible and (is_public or node.type.startswith("preproc")):
-                shown = self.declaration(node)
-                if shown is not None:
-                    self._add(shown, node, comment, row == end + 1, namespace, entries)
-                    entries[-1].protected = protected
-            comment = []
-            end = node.end_point[0]
+    def comment_text(self, node):
+        return self.source[node.start_byte : node.end_byte].decode()
 
-    def _add(self, declaration, node, comment, adjacent, namespace, entries):
-        body = _class_body(node)
-        last = entries[-1] if entries else None
-        joins = not comment and adjacent and last and last.declarations and body is None
-        if not joins or last.declarations[-1].kind in ("class", "struct"):
-            last = Entry(comment=comment, namespace=namespace)
-            entries.append(last)
-        last.declarations.append(declaration)
-        if body is not None:
-            self.read_scope(body, namespace, last.members, declaration.names[0])
+    def blanks_before(self, node):
+        before = self.lines[node.start_point[0]][: node.start_point[1]]
+        return " " * (len(before) - len(before.rstrip()))
 
-    @staticmethod
-    def _add_alone(comment, wanted, entries):
-        if comment and wanted and not comment[0][1].lstrip().startswith("clang-format"):
-            entries.append(Entry(comment=comment))
-
-    def _continues_trailing(self, node):
+    def continues_trailing(self, node):
         """Says whether this comment is the second line of one that stands behind a declaration."""
         before = self.lines[node.start_point[0] - 1]
         column = node.start_point[1]
         return before[column : column + 2] == "//" and before[:column].strip() != ""
 
-    def _add_trailing(self, node, declaration, same_line):
-        text = self.source[node.start_byte : node.end_byte].decode()
-        if same_line:
-            before = self.lines[node.start_point[0]][: node.start_point[1]]
-            declaration.text += " " * (len(before) - len(before.rstrip())) + text
-        else:
-            width = declaration.text.split("\n")[-1].index("//")
-            declaration.text += "\n" + " " * width + text
-
     def declaration(self, node):
         """Returns what a node declares; None for forward declarations and what users do not name."""
         line = node.start_point[0] + 1
+        inner = _innermost(node)
         if node.type in ("preproc_def", "preproc_function_def"):
-            parameters = node.child_by_field_name("parameters")
-            name = node.child_by_field_name("name").text.decode()
-            if name.endswith("_"):
-                return None  # a part of another macro
-            return Declaration("macro", [name], name + (parameters.text.decode() if parameters else ""), line)
-        inner = node
-        while inner.type == "template_declaration":
-            inner = [child for child in inner.children if child.type not in ("comment", ";")][-1]
-        if inner.type in ("field_declaration", "declaration"):
-            specifier = inner.child_by_field_name("type")
-            if specifier is not None and specifier.type in CLASSES + ("enum_specifier",):
-                if inner.child_by_field_name("declarator") is None:
-                    inner = specifier
-        if inner.type in CLASSES:
-            return self._class(node, inner, line)
-        if inner.type == "enum_specifier":
-            if inner.child_by_field_name("body") is None:
-                return None
-            return Declaration("enum", [_name(inner)], self.text(node.start_byte, inner.end_byte) + ";", line)
+            return _macro(node, line)
+        if inner.type in CLASSES + ("enum_specifier",):
+            return self.type(node, inner, line)
         if inner.type == "friend_declaration":
-            text = self._without_body(node, _descendant(inner, "compound_statement"))
-            return Declaration("friend", [], text, line)
+            body = _descendant(inner, "compound_statement")
+            return Declaration("friend", [], self.without_body(node, body), line)
         if inner.type in ("alias_declaration", "concept_definition"):
             kind = "alias" if inner.type == "alias_declaration" else "concept"
-            return Declaration(kind, [_name(inner)], self._without_body(node, None), line)
+            return Declaration(kind, [_name(inner)], self.without_body(node, None), line)
         if inner.type == "using_declaration":
             name = node.text.decode().rstrip(";").split("::")[-1]
-            return Declaration("alias", [name], self._without_body(node, None), line)
+            return Declaration("alias", [name], self.without_body(node, None), line)
         if inner.type == "expression_statement":
             holder = re.fullmatch(r"TORCH_MODULE\((\w+)\);", node.text.decode())
             return Declaration("holder", [holder[1]], holder[0], line) if holder else None
-        if inner.type not in ("function_definition", "declaration", "field_declaration"):
-            return None
-        return self._function_or_variable(node, inner, line)
+        if inner.type in ("function_definition", "declaration", "field_declaration"):
+            return self.function_or_variable(node, inner, line)
+        return None
 
-    def _class(self, node, inner, line):
+    def type(self, node, inner, line):
         body = inner.child_by_field_name("body")
         if body is None:
             return None
+        if inner.type == "enum_specifier":
+            return Declaration("enum", [_name(inner)], self.text(node.start_byte, inner.end_byte) + ";", line)
         kind = "class" if inner.type == "class_specifier" else "struct"
         return Declaration(kind, [_name(inner)], self.text(node.start_byte, body.start_byte), line)
 
-    def _function_or_variable(self, node, inner, line):
+    def function_or_variable(self, node, inner, line):
         names, is_function = [], False
         for declarator in inner.children_by_field_name("declarator"):
             name, function = _declared(declarator)
             names.append(name)
             is_function = is_function or function
         if inner.type == "function_definition":
-            stop = inner.child_by_field_name("body")
-            initializers = [child for child in inner.children if child.type == "field_initializer_list"]
-            return Declaration("function", names, self._without_body(node, (initializers + [stop])[0]), line)
-        return Declaration("function" if is_function else "variable", names, self._without_body(node, None), line)
+            bodies = [child for child in inner.children if child.type == "field_initializer_list"]
+            bodies.append(inner.child_by_field_name("body"))
+            return Declaration("function", names, self.without_body(node, bodies[0]), line)
+        return Declaration("function" if is_function else "variable", names, self.without_body(node, None), line)
 
-    def _without_body(self, node, body):
+    def without_body(self, node, body):
         if body is None or body.type in ("default_method_clause", "delete_method_clause", "pure_virtual_clause"):
             return self.text(node.start_byte, node.end_byte).rstrip(";") + ";"
         return self.text(node.start_byte, body.start_byte).rstrip() + ";"
 
 
-def _class_body(node):
-    inner = node
-    while inner.type == "template_declaration":
-        inner = [child for child in inner.children if child.type not in ("comment", ";")][-1]
-    if inner.type in ("field_declaration", "declaration") and inner.child_by_field_name("declarator") is None:
-        inner = inner.child_by_field_name("type") or inner
-    return inner.child_by_field_name("body") if inner.type in CLASSES else None
+def _innermost(node):
+    """Returns the declaration within a template, and the class or enum within a declaration of nothing else."""
+    while node.type == "template_declaration":
+        node = [child for child in node.children if child.type not in ("comment", ";")][-1]
+    if node.type in ("field_declaration", "declaration") and node.child_by_field_name("declarator") is None:
+        specifier = node.child_by_field_name("type")
+        if specifier is not None and specifier.type in CLASSES + ("enum_specifier",):
+            return specifier
+    return node
+
+
+def _macro(node, line):
+    parameters = node.child_by_field_name("parameters")
+    name = node.child_by_field_name("name").text.decode()
+    if name.endswith("_"):
+        return None  # a part of another macro
+    return Declaration("macro", [name], name + (parameters.text.decode() if parameters else ""), line)
 
 
 def _name(node):
