@@ -132,6 +132,11 @@ class Execution {
       }
     }
     if (copies_conjugate()) locals_[0] = locals_[0].resolve_conj();
+    move_inputs();
+    if (viewed_piece_.defined()) align_elements();
+  }
+
+  void move_inputs() {
     if (decision_.moves.empty() && !decision_.halos) return;
     std::optional<World::Scope> scope;
     if (decision_.communicates) scope.emplace(mesh_.world(), call_.traits.name.c_str(), contract_path(call_));
@@ -140,6 +145,19 @@ class Execution {
       local = in_memory_order(run_route(*move.route, move.to->mesh, local), *move.to);
     }
     if (decision_.halos && mesh_.is_member()) fetch(*decision_.halos);
+  }
+
+  // Copies a piece whose elements cannot be viewed as a wider dtype, though those of the whole can: it begins between
+  // two elements of the view, or its rows do.
+  void align_elements() {
+    if (decision_.outputs.empty() || decision_.outputs[0] == nullptr) return;
+    const auto size = static_cast<int64_t>(c10::elementSize(decision_.outputs[0]->dtype));
+    at::Tensor& local = locals_[0];
+    const int64_t ratio = size / static_cast<int64_t>(local.itemsize());
+    if (ratio <= 1) return;
+    bool aligned = local.storage_offset() % ratio == 0;
+    for (int64_t d = 0; d + 1 < local.dim(); ++d) aligned = aligned && local.stride(d) % ratio == 0;
+    if (!aligned) local = local.clone(at::MemoryFormat::Contiguous);
   }
 
   // Every rank of the mesh takes part, also one that computes nothing.
