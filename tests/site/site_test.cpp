@@ -132,6 +132,10 @@ TEST_CASE("site: the checks find what is broken") {
     write(page, "<meta name='viewport' content='width=device-width'><div style='width: 500px'>x</div>");
     check_finds(browser, "index.html at 390 pixels: is 508 pixels wide");
   }
+  SUBCASE("a content that scrolls in a page that is not too wide") {
+    write(page, "<div class='content' style='width: 300px; overflow-x: auto'><p style='width: 400px'>x</p></div>");
+    check_finds(browser, "index.html at 390 pixels: is 490 pixels wide");
+  }
   SUBCASE("an error in the console") {
     write(page, "<script>throw new Error('broken on purpose')</script>");
     check_finds(browser, "broken on purpose");
