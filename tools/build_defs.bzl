@@ -90,6 +90,19 @@ def tessera_test_library(name, srcs = [], hdrs = [], deps = [], precompiled = No
         **kwargs
     )
 
+def tessera_test_binary(name, srcs, deps = [], precompiled = None, **kwargs):
+    """A program that only tests use, compiled as they are. See tessera_test for `precompiled`."""
+    begin, more_deps = _test_begins(precompiled)
+    native.cc_binary(
+        name = name,
+        testonly = True,
+        srcs = srcs,
+        deps = deps + more_deps,
+        copts = TEST_COPTS + _werror() + begin + kwargs.pop("copts", []),
+        visibility = kwargs.pop("visibility", ["//visibility:public"]),
+        **kwargs
+    )
+
 def _tests(name, srcs, deps, copts, backends, env, precompiled, **kwargs):
     """Makes one test per backend: NAME for the first, NAME_mpi for mpi after it. The cases are compiled once."""
     begin, more_deps = _test_begins(precompiled)

@@ -1,8 +1,9 @@
-// Checks that every name and parameter of the other libraries has a row on docs/coming-from.md and a test that calls
-// it, and that every bug of theirs has a test of its name. names.json lists what the libraries have, calls.json where
-// each is called.
+// Runs the program that tests every name of the other libraries, and checks by its report that assertions ran in each
+// name's case and in each parameter's subcase; also that docs/coming-from.md has a row for each.
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdio>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -11,9 +12,11 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/tests/coming_from/named.h"
-#include "tessera/tests/coming_from/source_code.h"
 #include "tessera/tests/docs/pages.h"
 #include "tessera/tests/ground/source_tree.h"
+#include "tessera/tests/harness/assertion_counts.h"
+#include "tessera/tests/harness/shell.h"
+#include "tessera/tools/launcher/private_folder.h"
 
 using namespace tessera::testing;
 using nlohmann::json;
@@ -23,49 +26,73 @@ namespace {
 namespace fs = std::filesystem;
 using Complaints = std::vector<std::string>;
 
-Sources sources_below(const fs::path& root) {
-  Sources sources;
-  for (const fs::path& file : files_below(root / "tests", {".cpp"})) {
-    sources["tests/" + file.string()] = read_file(root / "tests" / file);
-  }
-  return sources;
-}
+// The bugs of the other libraries that people come from.
+const Cases kBugs = {
+    {"smoothing_over_the_shard", {}},
+    {"bias_counted_n_plus_1_times", {}},
+    {"padding_idx_on_the_wrong_rank", {}},
+    {"ignored_weight_and_ignore_index", {}},
+    {"second_backward", {}},
+    {"dropped_remainders", {}},
+    {"gradients_lost_by_frozen_layers", {}},
+    {"nested_forks", {}},
+};
+// One more is in a program of its own, whose ranks are threads.
+const std::string kBugOfThreads = "one_rank_errors";
 
-const std::vector<std::string> kBugs = {
-    "smoothing_over_the_shard",
-    "bias_counted_n_plus_1_times",
-    "padding_idx_on_the_wrong_rank",
-    "ignored_weight_and_ignore_index",
-    "second_backward",
-    "one_rank_errors",
-    "dropped_remainders",
-    "nested_forks",
-    "gradients_lost_by_frozen_layers",
+// Defects that the layers had here.
+const Complaints kUses = {"in torch::nn::Sequential and AnyModule", "printed", "cloned"};
+const Complaints kTables = {"dim = None", "dim = 0", "dim = 1"};
+const Cases kDefects = {
+    {"ColumnParallelLinear as a module", kUses},
+    {"RowParallelLinear as a module", kUses},
+    {"ParallelEmbedding as a module", kUses},
+    {"ParallelLinear, the loss and RegisterParallelDim as modules", kUses},
+    {"head->weight = table->weight: they train as in one process", kTables},
+    {"parallel_embedding_layer takes the caller's init_method, and its own where there is none", kTables},
 };
 
-// A library with one name, its page, and a test.
-const json kNames = {{"doc", {{"their_layer", {"bias", "input is cut"}}, {"example: 2 ranks", json::array()}}}};
-const json kCalls = {{"tests", {{"layer", {{"file", "tests/a.cpp"}, {"case", "a layer: its bias"}}}}},
-                     {"documents",
-                      {{"doc",
-                        {{"section", "Theirs"},
-                         {"calls",
-                          {{"their_layer",
-                            {{"", {"layer", "our_layer(2)"}},
-                             {"bias", {"layer", ".bias = true"}},
-                             {"input is cut", {"layer", "cut(x)"}}}},
-                           {"example: 2 ranks", {{"", {"layer", "our_layer(2)"}}}}}}}}}}};
+json documents() { return json::parse(read_file(source_root() / "tests/coming_from/names.json")); }
+
+std::size_t count_of(const Cases& cases) {
+  std::size_t count = cases.size();
+  for (const auto& [name, subcases] : cases) count += subcases.size();
+  return count;
+}
+
+// Runs the program once, shows its output, whose counts add to this test's, and returns the assertions that ran.
+const AssertionCounts& counts_of_names() {
+  static const AssertionCounts counts = [] {
+    const tessera::PrivateFolder folder;
+    const fs::path report = fs::path(folder.path()) / "report";
+    const ShellOutcome outcome = shell("TESSERA_TEST_REPORT='" + report.string() + "' tests/coming_from/names 2>&1");
+    std::printf("%s\n", outcome.output.c_str());
+    CHECK(outcome.exit_code == 0);
+    REQUIRE(fs::exists(report));
+    return parse_counts(read_file(report));
+  }();
+  return counts;
+}
+
+void check_ran(const Cases& cases) {
+  for (const std::string& each : without_assertions(cases, counts_of_names())) FAIL_CHECK(each);
+  CHECK(without_assertions(cases, {}).size() == count_of(cases));  // each is looked for
+}
+
+// A library with one name, its page, and what ran.
+const json kDocuments = {
+    {"001_doc",
+     {{"section", "Theirs"},
+      {"names", {{"their_layer", {"bias", "input is cut"}}, {"example: 2 ranks", json::array()}}}}}};
 const std::string kPage =
     "# Page\n\n## Theirs\n\n| theirs | ours | what differs |\n| --- | --- | --- |\n| `their_layer` | `our_layer` | |\n"
     "| `their_layer`: `bias`; input is cut | `.bias` | more |\n| example: 2 ranks | the same | |\n";
-const Sources kSources = {
-    {"tests/a.cpp",
-     "TESSERA_RANKS_TEST_CASE(\n    \"a layer: its bias\", {1, 2}) {\n  our_layer(2);  // dead_call()\n"
-     "  run({.bias =\n           true}, cut(x));\n}\nTEST_CASE(\"nested_forks\") {}\n"}};
+const AssertionCounts kCounts = {
+    {{"example: 2 ranks"}, 1}, {{"their_layer", "bias"}, 2}, {{"their_layer", "input is cut", "along the rows"}, 1}};
 
-Complaints complaints(const json& calls, const std::string& page, const Sources& sources = kSources) {
-  return missing_names(kNames, calls, page, sources);
-}
+Complaints complaints(const std::string& page) { return missing_rows(kDocuments, page); }
+
+Complaints not_run(const AssertionCounts& counts) { return without_assertions(cases_of(kDocuments), counts); }
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
   const auto at = text.find(from);
@@ -73,34 +100,31 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text.replace(at, from.size(), to);
 }
 
-const json::json_pointer kOfLayer("/documents/doc/calls/their_layer");
-
 }  // namespace
 
-TEST_CASE("every name and parameter has a row and a test that calls it") {
-  const fs::path root = source_root();
-  const json names = json::parse(read_file(root / "tests/coming_from/names.json"));
-  json calls = json::parse(read_file(root / "tests/coming_from/calls.json"));
-  const std::string page = read_file(root / "docs/coming-from.md");
-  const Sources sources = sources_below(root);
-  for (const std::string& each : missing_names(names, calls, page, sources)) FAIL_CHECK(each);
-  std::size_t count = 0, with_parameters = 0;
-  for (const json& document : names) {
-    count += document.size();
-    with_parameters += document.size();
-    for (const json& parameters : document) with_parameters += parameters.size();
-  }
+TEST_CASE("every name has a test case of its name, and every parameter a subcase, in which assertions ran") {
+  const Cases cases = cases_of(documents());
+  CHECK(cases.size() == 77);
+  CHECK(count_of(cases) == 77 + 245);
+  check_ran(cases);
+}
+
+TEST_CASE("every name and parameter has a row") {
+  const json names = documents();
   CHECK(names.size() == 5);
-  CHECK(count == 77);
-  // Each name is checked: without rows, and without calls, every one is missing.
-  CHECK(missing_names(names, calls, "", sources).size() == with_parameters);
-  for (json& document : calls["documents"]) document.erase("calls");
-  CHECK(missing_names(names, calls, page, sources).size() == with_parameters);
+  for (const std::string& each : missing_rows(names, read_file(source_root() / "docs/coming-from.md")))
+    FAIL_CHECK(each);
+  CHECK(missing_rows(names, "").size() == count_of(cases_of(names)));  // each is looked for
 }
 
 TEST_CASE("every bug that people come from is a test of its name") {
-  for (const std::string& each : missing_cases(kBugs, sources_below(source_root()))) FAIL_CHECK(each);
+  check_ran(kBugs);
+  const ShellOutcome listed = shell("tests/coming_from/one_rank_errors_test --list-test-cases");
+  const Complaints lines = lines_of(listed.output);
+  CHECK(std::ranges::count(lines, kBugOfThreads) == 1);
 }
+
+TEST_CASE("every defect that a layer had here is a test of its name") { check_ran(kDefects); }
 
 TEST_CASE("rows: names, and behind a colon parameters") {
   const NamedRow row = parse_row("| `A`, `B`: `c`, `d = 1: e`, `f(g, h)`; in words | `ours` | x |");
@@ -110,85 +134,51 @@ TEST_CASE("rows: names, and behind a colon parameters") {
   CHECK(parse_row("| example: 2 ranks, 3 groups | it |").names == Complaints{"example: 2 ranks, 3 groups"});
 }
 
-TEST_CASE("a page that has it all gives no complaint") { CHECK(complaints(kCalls, kPage).empty()); }
+TEST_CASE("a page and a report that have it all give no complaint") {
+  CHECK(complaints(kPage).empty());
+  CHECK(not_run(kCounts).empty());
+}
 
 TEST_CASE("what a page does not have is reported") {
   const std::string name = "| `their_layer` | `our_layer` | |\n",
                     parameters = "| `their_layer`: `bias`; input is cut | `.bias` | more |\n";
-  CHECK(complaints(kCalls, "") == Complaints{"doc: example: 2 ranks has no row", "doc: their_layer has no row",
-                                             "doc: their_layer, bias has no row",
-                                             "doc: their_layer, input is cut has no row"});
-  CHECK(complaints(kCalls, replaced(replaced(kPage, name, ""), parameters, "")).size() == 3);
-  CHECK(complaints(kCalls, replaced(kPage, "`bias`; ", "")) == Complaints{"doc: their_layer, bias has no row"});
-  CHECK(complaints(kCalls, replaced(kPage, "; input is cut", "")) ==
-        Complaints{"doc: their_layer, input is cut has no row"});
+  CHECK(complaints("") == Complaints{"001_doc: example: 2 ranks has no row", "001_doc: their_layer has no row",
+                                     "001_doc: their_layer, bias has no row",
+                                     "001_doc: their_layer, input is cut has no row"});
+  CHECK(complaints(replaced(replaced(kPage, name, ""), parameters, "")).size() == 3);
+  CHECK(complaints(replaced(kPage, "`bias`; ", "")) == Complaints{"001_doc: their_layer, bias has no row"});
+  CHECK(complaints(replaced(kPage, "; input is cut", "")) ==
+        Complaints{"001_doc: their_layer, input is cut has no row"});
   // A parameter listed under another name does not count, nor does part of a word.
-  CHECK(complaints(kCalls, replaced(kPage, "`their_layer`: `bias`", "`other`: `bias`")).size() == 2);
-  CHECK(complaints(kCalls, replaced(kPage, "`bias`", "`bias_add`")) == Complaints{"doc: their_layer, bias has no row"});
-  CHECK(complaints(kCalls, replaced(kPage, "## Theirs", "## Other")).size() == 4);
-  CHECK(complaints(kCalls, replaced(kPage, "| `our_layer` |", "| |")) ==
-        Complaints{"doc: their_layer has a row without our side"});
+  CHECK(complaints(replaced(kPage, "`their_layer`: `bias`", "`other`: `bias`")).size() == 2);
+  CHECK(complaints(replaced(kPage, "`bias`", "`bias_add`")) == Complaints{"001_doc: their_layer, bias has no row"});
+  CHECK(complaints(replaced(kPage, "## Theirs", "## Other")).size() == 4);
+  CHECK(complaints(replaced(kPage, "| `our_layer` |", "| |")) ==
+        Complaints{"001_doc: their_layer has a row without our side"});
 }
 
-TEST_CASE("what no test calls is reported") {
-  json calls = kCalls;
-  calls[kOfLayer].erase("bias");
-  CHECK(complaints(calls, kPage) == Complaints{"doc: their_layer, bias has no call"});
-  calls = kCalls;
-  calls[kOfLayer][""][1] = "our_layer(3)";
-  CHECK(complaints(calls, kPage) ==
-        Complaints{"doc: their_layer: \"a layer: its bias\" in tests/a.cpp does not come by `our_layer(3)`"});
-  calls[kOfLayer][""][1] = " ";
-  CHECK(complaints(calls, kPage).size() == 1);
-  calls = kCalls;
-  calls["tests"]["layer"]["case"] = "another case";
-  CHECK(complaints(calls, kPage).size() == 4);
-  CHECK(complaints(kCalls, kPage, {}).size() == 4);
-  calls = kCalls;
-  calls[kOfLayer][""][0] = "no key";
-  CHECK(complaints(calls, kPage).size() == 1);
-  CHECK(complaints(json::object(), kPage).size() == 8);  // no rows of a section
-}
-
-TEST_CASE("a call counts where the case comes by it: itself, or what it names in its file") {
-  const std::string source =
-      "#define DEFINED(x) macro(x)\n"
-      "namespace {\nconst int kSizes[] = {1'000, 2};\nint used(int x) { return helped(x); }\n"
-      "template <class T>\nstruct Held {\n  void run() { held(); }\n};\nint unused() { return other(2); }\n}  // "
-      "namespace\n"
-      "TESSERA_RANKS_TEST_CASE(\"one \\\"case\\\"\", {1, 2}) {\n  /* in_block(1) */ used(kSizes[0]);//in_line(1)\n"
-      "  const char* const text = \"in_quotes(1) // \"; named(\"a\");  // Held\n}\n"
-      "TEST_CASE(\"two\") { Held<int> h; in_two(used); }\n";
-  const auto comes_by = [&](const std::string& test_case, const std::string& call) {
-    return code_of_case(source, test_case).find(bare(call)) != std::string::npos;
+TEST_CASE("a case or a subcase without an assertion is reported") {
+  const auto without = [](const AssertionPlace& place) {
+    AssertionCounts counts = kCounts;
+    REQUIRE(counts.erase(place) == 1);
+    return counts;
   };
-  for (const char* const call :
-       {"used(kSizes[0])", "helped(x)", "1'000, 2", "named( \"a\" )", "text = \"in_quotes(1) // \""}) {
-    CAPTURE(call);
-    CHECK(comes_by("one \\\"case\\\"", call));
-  }
-  for (const char* const call :
-       {"in_block(1)", "in_line(1)", "in_quotes(1)", "named(a)", "other(2)", "held()", "in_two(", "macro(x)"}) {
-    CAPTURE(call);
-    CHECK_FALSE(comes_by("one \\\"case\\\"", call));
-  }
-  CHECK(comes_by("two", "held()"));
-  CHECK(comes_by("two", "helped(x)"));
-  CHECK_FALSE(comes_by("two", "other(2)"));
-  CHECK(code_of_case(source, "tw").empty());
+  const std::string no_bias = "no assertion ran in the subcase \"bias\" of \"their_layer\"";
+  CHECK(not_run(without({"example: 2 ranks"})) == Complaints{"no assertion ran in the test case \"example: 2 ranks\""});
+  CHECK(not_run(without({"their_layer", "bias"})) == Complaints{no_bias});
+  CHECK(not_run({}).size() == 4);
+  // Assertions beside the subcase do not count, nor do those of a subcase in another one, or of another case.
+  AssertionCounts counts = without({"their_layer", "bias"});
+  counts[{"their_layer"}] = 3;
+  counts[{"their_layer", "input is cut", "bias"}] = 3;
+  counts[{"other", "bias"}] = 3;
+  counts[{"their_layer", "bias"}] = 0;
+  CHECK(not_run(counts) == Complaints{no_bias});
 }
 
-TEST_CASE("calls of what no library has are reported") {
-  json calls = kCalls;
-  calls[kOfLayer]["scale"] = calls[kOfLayer][""];
-  calls["documents"]["doc"]["calls"]["their_loss"] = json::object();
-  calls["documents"]["other"] = json::object();
-  CHECK(complaints(calls, kPage) ==
-        Complaints{"doc: their_layer has no scale", "doc has no their_loss", "there is no document other"});
-}
-
-TEST_CASE("test cases are looked for by their whole names") {
-  CHECK(missing_cases({"nested_forks"}, kSources).empty());
-  CHECK(missing_cases({"nested_fork", "a layer"}, kSources) ==
-        Complaints{"nested_fork is no test case", "a layer is no test case"});
+TEST_CASE("a name that several documents have is told apart by the document's number") {
+  json two = kDocuments;
+  two["002_other"] = {{"section", "Others"}, {"names", {{"their_layer", {"scale"}}}}};
+  CHECK(cases_of(two) ==
+        Cases{{"001 their_layer", {"bias", "input is cut"}}, {"002 their_layer", {"scale"}}, {"example: 2 ranks", {}}});
 }

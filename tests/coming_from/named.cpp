@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <regex>
-#include <set>
 #include <sstream>
 
 #include <fmt/format.h>
-
-#include "tessera/tests/coming_from/source_code.h"
 
 namespace tessera::testing {
 namespace {
@@ -52,65 +49,30 @@ bool contains(const std::vector<std::string>& list, const std::string& item) {
   return std::find(list.begin(), list.end(), item) != list.end();
 }
 
-// The parts of a page, the calls and the tests that one check reads.
-struct Check {
-  const json& calls;
-  const Sources& sources;
+// Returns what the rows lack of a parameter, or of the name itself where `parameter` is empty.
+Complaints missing_in(const std::vector<NamedRow>& rows, const std::string& document, const std::string& name,
+                      const std::string& parameter) {
+  const std::string what = fmt::format("{}: {}{}{}", document, name, parameter.empty() ? "" : ", ", parameter);
   Complaints complaints;
-
-  void row(const std::string& what, const std::vector<NamedRow>& rows, const std::string& name,
-           const std::string& parameter) {
-    bool found = false;
-    for (const NamedRow& row : rows) {
-      if (!contains(row.names, name) || (!parameter.empty() && !contains(row.parameters, parameter))) continue;
-      found = true;
-      if (row.ours.empty()) complaints.push_back(what + " has a row without our side");
-    }
-    if (!found) complaints.push_back(what + " has no row");
+  bool found = false;
+  for (const NamedRow& row : rows) {
+    if (!contains(row.names, name) || (!parameter.empty() && !contains(row.parameters, parameter))) continue;
+    found = true;
+    if (row.ours.empty()) complaints.push_back(what + " has a row without our side");
   }
+  if (!found) complaints.push_back(what + " has no row");
+  return complaints;
+}
 
-  void call(const std::string& what, const json& entry) {
-    if (!entry.is_array() || entry.size() != 2) {
-      complaints.push_back(what + " has no call");
-      return;
-    }
-    const std::string key = entry[0], text = entry[1];
-    const json tests = calls.value("tests", json::object());
-    if (!tests.contains(key)) {
-      complaints.push_back(fmt::format("{} is called in \"{}\", which is no test", what, key));
-      return;
-    }
-    const std::string file = tests[key].value("file", ""), test_case = tests[key].value("case", "");
-    const auto source = sources.find(file);
-    const std::string code = source == sources.end() ? "" : code_of_case(source->second, test_case);
-    if (code.empty()) {
-      complaints.push_back(fmt::format("{} is called in \"{}\", of which there is no file or no case", what, key));
-    } else if (bare(text).empty() || code.find(bare(text)) == std::string::npos) {
-      complaints.push_back(fmt::format("{}: \"{}\" in {} does not come by `{}`", what, test_case, file, text));
-    }
-  }
-
-  void document(const std::string& name, const json& names, const json& entry, const std::vector<NamedRow>& rows) {
-    const json all = entry.value("calls", json::object());
-    for (const auto& [theirs, parameters] : names.items()) {
-      const json of_name = all.value(theirs, json::object());
-      const auto list = parameters.get<std::vector<std::string>>();
-      std::set<std::string> wanted(list.begin(), list.end());
-      wanted.insert("");
-      for (const std::string& parameter : wanted) {
-        const std::string what = fmt::format("{}: {}{}{}", name, theirs, parameter.empty() ? "" : ", ", parameter);
-        row(what, rows, theirs, parameter);
-        call(what, of_name.value(parameter, json()));
-      }
-      for (const auto& [key, ignored] : of_name.items()) {
-        if (!wanted.contains(key)) complaints.push_back(fmt::format("{}: {} has no {}", name, theirs, key));
-      }
-    }
-    for (const auto& [theirs, ignored] : all.items()) {
-      if (!names.contains(theirs)) complaints.push_back(fmt::format("{} has no {}", name, theirs));
-    }
-  }
-};
+// Says whether an assertion ran in the case and, where `subcase` is not empty, in that subcase or one in it.
+bool has_assertion(const AssertionCounts& counts, const std::string& test_case, const std::string& subcase) {
+  return std::ranges::any_of(counts, [&](const auto& entry) {
+    const AssertionPlace& place = entry.first;
+    const bool inside =
+        !place.empty() && place[0] == test_case && (subcase.empty() || (place.size() > 1 && place[1] == subcase));
+    return inside && entry.second > 0;
+  });
+}
 
 }  // namespace
 
@@ -136,28 +98,48 @@ std::map<std::string, std::vector<NamedRow>> rows_of(const std::string& page) {
   return rows;
 }
 
-Complaints missing_names(const json& names, const json& calls, const std::string& page, const Sources& sources) {
-  Check check{.calls = calls, .sources = sources, .complaints = {}};
+Complaints missing_rows(const json& documents, const std::string& page) {
   const auto rows = rows_of(page);
-  const json documents = calls.value("documents", json::object());
-  for (const auto& [document, its_names] : names.items()) {
-    const json entry = documents.value(document, json::object());
-    const auto section = rows.find(entry.value("section", ""));
-    check.document(document, its_names, entry, section == rows.end() ? std::vector<NamedRow>() : section->second);
+  Complaints complaints;
+  const auto add = [&](const Complaints& more) { complaints.insert(complaints.end(), more.begin(), more.end()); };
+  for (const auto& [document, entry] : documents.items()) {
+    const auto section = rows.find(entry.at("section").get<std::string>());
+    const std::vector<NamedRow> its_rows = section == rows.end() ? std::vector<NamedRow>() : section->second;
+    for (const auto& [name, parameters] : entry.at("names").items()) {
+      add(missing_in(its_rows, document, name, ""));
+      for (const std::string parameter : parameters) add(missing_in(its_rows, document, name, parameter));
+    }
   }
-  for (const auto& [document, ignored] : documents.items()) {
-    if (!names.contains(document)) check.complaints.push_back("there is no document " + document);
-  }
-  return check.complaints;
+  return complaints;
 }
 
-Complaints missing_cases(const std::vector<std::string>& cases, const Sources& sources) {
-  Complaints missing;
-  for (const std::string& each : cases) {
-    const auto whole = [&](const auto& source) { return !code_of_case(source.second, each).empty(); };
-    if (std::none_of(sources.begin(), sources.end(), whole)) missing.push_back(each + " is no test case");
+Cases cases_of(const json& documents) {
+  std::map<std::string, int> holders;
+  for (const json& entry : documents) {
+    for (const auto& [name, parameters] : entry.at("names").items()) ++holders[name];
   }
-  return missing;
+  Cases cases;
+  for (const auto& [document, entry] : documents.items()) {
+    for (const auto& [name, parameters] : entry.at("names").items()) {
+      const std::string test_case = holders[name] == 1 ? name : document.substr(0, 3) + " " + name;
+      cases[test_case] = parameters.get<std::vector<std::string>>();
+    }
+  }
+  return cases;
+}
+
+Complaints without_assertions(const Cases& cases, const AssertionCounts& counts) {
+  Complaints complaints;
+  for (const auto& [test_case, subcases] : cases) {
+    if (!has_assertion(counts, test_case, "")) {
+      complaints.push_back(fmt::format("no assertion ran in the test case \"{}\"", test_case));
+    }
+    for (const std::string& subcase : subcases) {
+      if (has_assertion(counts, test_case, subcase)) continue;
+      complaints.push_back(fmt::format("no assertion ran in the subcase \"{}\" of \"{}\"", subcase, test_case));
+    }
+  }
+  return complaints;
 }
 
 }  // namespace tessera::testing

@@ -6,7 +6,10 @@
 
 #include <nlohmann/json.hpp>
 
-// Checks that every name and parameter of the other libraries has a row on docs/coming-from.md and a call in a test.
+#include "tessera/tests/harness/assertion_counts.h"
+
+// Checks that every name and parameter of the other libraries has a row on docs/coming-from.md, and assertions in the
+// test of its name.
 namespace tessera::testing {
 
 // A row of a table by its first cell: the names and, after a colon, their parameters. Both are `spans`; text between
@@ -21,19 +24,20 @@ NamedRow parse_row(const std::string& line);
 // Returns the rows of each section by its heading, without the tables' heads.
 std::map<std::string, std::vector<NamedRow>> rows_of(const std::string& page);
 
-// Test files by their paths.
-using Sources = std::map<std::string, std::string>;
+// The functions below take documents: {DOCUMENT: {"section": HEADING, "names": {NAME: [PARAMETER, ...]}}}.
 
-// names: {DOCUMENT: {NAME: [PARAMETER, ...]}}. calls: {"tests": {KEY: {"file": PATH, "case": NAME OF A TEST CASE IN
-// IT}},
-//         "documents": {DOCUMENT: {"section": HEADING, "calls": {NAME: {"": [KEY, CALL], PARAMETER: [KEY, CALL]}}}}}
-// "" stands for the name itself. Returns what is missing, one line each: a row of the section for a name, or for a
-// parameter together with its name; our side of it; a call, which must occur in the test case or in what that uses of
-// its file (source_code.h); and what `calls` has that `names` does not have.
-std::vector<std::string> missing_names(const nlohmann::json& names, const nlohmann::json& calls,
-                                       const std::string& page, const Sources& sources);
+// Returns what is missing on the page, one line each: a row of the section for a name, or for a parameter together with
+// its name, and our side of a row.
+std::vector<std::string> missing_rows(const nlohmann::json& documents, const std::string& page);
 
-// Returns those of `cases` that are not the whole name of a test case.
-std::vector<std::string> missing_cases(const std::vector<std::string>& cases, const Sources& sources);
+// Test cases by their names, with their subcases.
+using Cases = std::map<std::string, std::vector<std::string>>;
+
+// Returns the test case of each name, with a subcase of each parameter. The case has the name itself; where several
+// documents have the name, the first three characters of the document come before it: "000 ColumnParallelLinear".
+Cases cases_of(const nlohmann::json& documents);
+
+// Returns the cases, and the subcases directly in them, in which no assertion ran, one line each.
+std::vector<std::string> without_assertions(const Cases& cases, const AssertionCounts& counts);
 
 }  // namespace tessera::testing

@@ -120,33 +120,6 @@ TESSERA_RANKS_TEST_CASE("pairs are found below other modules, and a module witho
                        doctest::Contains("more than one Linear is needed"), std::invalid_argument);
 }
 
-TESSERA_RANKS_TEST_CASE("inputs are made DTensors, outputs what a caller wants", {1, 2, 3, 4}) {
-  const DeviceMesh mesh = line();
-  const int64_t n = mesh.size();
-  const at::Tensor x = sample({8, 16}), cut = spread(sample({8 * n, 16}), mesh, {Shard(0)});
-  const auto lies = [](const at::Tensor& t, const Placement& p) { return placements_of(t) == Placements{p}; };
-  for (const MaybeMesh& given : {MaybeMesh(mesh), MaybeMesh()}) {
-    CHECK(lies(make_input_shard_1d(cut, given, 1), Shard(1)));
-    CHECK(lies(make_input_shard_1d_last_dim(cut, given), Shard(1)));
-    CHECK(lies(make_input_replicate_1d(cut, given), Replicate()));
-    CHECK(same(to_local(make_input_reshard_replicate(cut, given)), full_tensor(cut)));
-    for (const Placement& p : {Shard(0), Replicate(), Partial()}) {
-      const at::Tensor value = sample({8 * n, 16}, 3), y = spread(value, mesh, {p});
-      CHECK(close(full_tensor(make_output_shard_1d(y, given, 1)), value));
-      CHECK(lies(make_output_shard_1d(y, given), Shard(0)));
-      CHECK(lies(make_output_replicate_1d(y, given), Replicate()));
-      CHECK(close(make_output_tensor(y, given), value));
-      CHECK(close(make_output_reshard_tensor(y, given), piece_of(value, mesh, {Shard(0)})));
-    }
-    CHECK(same(make_sharded_output_tensor(cut, given), to_local(cut)));
-  }
-  CHECK(lies(make_input_shard_1d(x, mesh), Shard(0)));
-  CHECK(make_input_shard_1d(x, mesh).sizes() == at::IntArrayRef({8 * n, 16}));
-  CHECK(make_input_shard_1d_last_dim(x, mesh).sizes() == at::IntArrayRef({8, 16 * n}));
-  CHECK(make_input_reshard_replicate(x, mesh).sizes() == at::IntArrayRef({8 * n, 16}));
-  CHECK(same(to_local(make_input_replicate_1d(x, mesh)), x));
-}
-
 TESSERA_RANKS_TEST_CASE("functions of one's own before and after a style's module", {1, 2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({2 * mesh.size(), 6}), weight = sample({8, 6}, 2);
@@ -179,33 +152,6 @@ TESSERA_RANKS_TEST_CASE("functions of one's own before and after a style's modul
                        std::invalid_argument);
 }
 
-struct PairImpl : torch::nn::Module {
-  torch::nn::Linear up{6, 8}, down{8, 5};
-  PairImpl() {
-    register_module("up", up);
-    register_module("down", down);
-    to(at::kDouble);
-  }
-  at::Tensor forward(const at::Tensor& x) { return down(at::relu(up(x))); }
-};
-TESSERA_MODULE(Pair);
-
-TESSERA_RANKS_TEST_CASE("a pair with functions of one's own before and after it", {1, 2, 3}) {
-  const DeviceMesh mesh = line();
-  at::manual_seed(3);
-  Pair model;
-  const at::Tensor x = sample({2 * mesh.size(), 6}), want = model(x).detach() * 2;
-  const PairwiseParallel style(
-      /*sequence=*/false, [](const at::Tensor& t, const MaybeMesh& m) { return make_input_reshard_replicate(t, m); },
-      [](const at::Tensor& y, const MaybeMesh& m) { return make_output_tensor(y, m) * 2; });
-  auto tp = parallelize_module(model, mesh, style);
-  const at::Tensor y = tp(piece_of(x, mesh, {Shard(0)}));
-  CHECK_FALSE(is_dtensor(y));
-  CHECK(close(y.detach(), want));
-  y.sum().backward();
-  CHECK(get_dim(model->up->weight.grad()) == 0);
-}
-
 TESSERA_RANKS_TEST_CASE("a layer with two names is one of a pair once, and functions alone leave the style to the plan",
                         {2}) {
   const DeviceMesh mesh = line();
@@ -225,25 +171,4 @@ TESSERA_RANKS_TEST_CASE("a layer with two names is one of a pair once, and funct
   CHECK(functions.to_string() == "Prepared, prepared after");
   auto tp = parallelize_module(layer, mesh, {{"", ColwiseParallel()}, {"", functions}});
   CHECK(at::allclose(tp(x).detach(), want));
-}
-
-TESSERA_RANKS_TEST_CASE("what cannot be made is refused by the messages of PyTorch 2.0", {2}) {
-  const DeviceMesh mesh = line(), plane = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world());
-  const at::Tensor x = sample({4, 4}), d = spread(x, mesh, {Shard(0)}), pending = spread(x, mesh, {Partial()});
-  const auto refused = [](const auto& call, const std::string& text) {
-    CHECK_THROWS_WITH_AS(call(), doctest::Contains(text.c_str()), std::invalid_argument);
-  };
-  refused([&] { make_input_shard_1d(x); }, "device_mesh is not passed nor can be inferred");
-  refused([&] { make_input_shard_1d_last_dim(x); }, "device_mesh is not passed nor can be inferred");
-  refused([&] { make_input_reshard_replicate(x); }, "device_mesh is not passed nor can be inferred");
-  refused([&] { make_input_replicate_1d(x, plane); }, "device_mesh has dims 2 but expected to be 1 for input");
-  refused([&] { make_input_replicate_1d(at::Tensor(), mesh); }, "expects torch.Tensor or DTensor input but received");
-  refused([&] { make_output_shard_1d(d, plane); }, "device_mesh has dims 2 but expected to be 1 for output");
-  const DeviceMesh other = init_device_mesh("cpu", {2}, {"other"}, world());
-  refused([&] { make_input_shard_1d(d, other); }, "redistribute it with redistribute_to");
-  refused([&] { make_output_tensor(d, other); }, "redistribute it with redistribute_to");
-  refused([&] { make_output_tensor(x, mesh); },
-          "Expect output of Tensor Parallel to be a DTensor, but found a plain tensor");
-  refused([&] { make_output_reshard_tensor(x); }, "Expect output of Tensor Parallel to be a DTensor");
-  refused([&] { make_sharded_output_tensor(pending, mesh); }, "is a pending reduction");
 }

@@ -8,7 +8,6 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <doctest/doctest.h>
-#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
@@ -170,49 +169,6 @@ TESSERA_RANKS_TEST_CASE("uneven classes, and whole logits where pieces belong", 
   });
 }
 
-TEST_CASE("PyTorch's older arguments for the reduction") {
-  CHECK_FALSE(legacy_reduction(std::nullopt, std::nullopt).has_value());
-  CHECK(legacy_reduction(true, std::nullopt) == at::Reduction::Mean);
-  CHECK(legacy_reduction(false, std::nullopt) == at::Reduction::Sum);
-  CHECK(legacy_reduction(std::nullopt, true) == at::Reduction::Mean);
-  CHECK(legacy_reduction(true, false) == at::Reduction::None);
-  CHECK(legacy_reduction(false, false) == at::Reduction::None);
-}
-
-TESSERA_RANKS_TEST_CASE("functions of pieces of weights", {1, 2, 3, 4}) {
-  const DeviceMesh mesh = line();
-  const at::Tensor x = sample({4, 12}), w = sample({24, 12}, 2), b = sample({24}, 3), want = at::linear(x, w, b);
-  const at::Tensor g = sample({4, 24}, 4);
-  const std::vector<at::Tensor> whole = {leaf(x), leaf(w), leaf(b)};
-  at::linear(whole[0], whole[1], whole[2]).backward(g);
-  const auto check_gradients = [&](ParallelDim dim, const Placement& of_x, const Placement& of_w, const Placement& of_b,
-                                   const Placement& of_y) {
-    const std::vector<at::Tensor> mine = {leaf(piece_of(x, mesh, {of_x})), leaf(piece_of(w, mesh, {of_w})),
-                                          leaf(piece_of(b, mesh, {of_b}))};
-    parallel_linear(mine[0], mine[1], mine[2], dim, mesh).backward(piece_of(g, mesh, {of_y}));
-    CHECK(close(mine[0].grad(), piece_of(whole[0].grad(), mesh, {of_x})));
-    CHECK(close(mine[1].grad(), piece_of(whole[1].grad(), mesh, {of_w})));
-    CHECK(close(mine[2].grad(), piece_of(whole[2].grad(), mesh, {of_b})));
-  };
-  check_gradients(std::nullopt, Replicate(), Replicate(), Replicate(), Replicate());
-  check_gradients(0, Shard(1), Shard(1), Replicate(), Replicate());
-  check_gradients(1, Replicate(), Shard(0), Shard(0), Shard(1));
-  CHECK(close(parallel_linear(x, w, b, std::nullopt, mesh), want));
-  const at::Tensor columns = parallel_linear(x, piece_of(w, mesh, {Shard(0)}), piece_of(b, mesh, {Shard(0)}), -1, mesh);
-  CHECK(close(columns, piece_of(want, mesh, {Shard(1)})));
-  CHECK(close(parallel_linear(piece_of(x, mesh, {Shard(1)}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh), want));
-  CHECK(close(parallel_linear(spread(x, mesh, {Replicate()}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh), want));
-  const DeviceMesh plane = mesh_over({1, mesh.size()});
-  CHECK_THROWS_AS(parallel_linear(x, w, b, 0, plane), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(parallel_linear(spread(x, plane, {Replicate(), Replicate()}), w, b, 0, mesh),
-                       doctest::Contains("the input is on mesh"), std::invalid_argument);
-  const at::Tensor ids = at::remainder(at::arange(8), 5);
-  for (const ParallelDim dim : kDims) {
-    const at::Tensor table = dim ? piece_of(w, mesh, {Shard(*dim == 0 ? 0 : 1)}) : w;
-    CHECK(close(parallel_embedding(ids, table, {.num_embeddings = 24}, dim, mesh), at::embedding(w, ids)));
-  }
-}
-
 TEST_CASE("one_rank_errors: a bias that does not fit one rank's weight") {
   for (const std::string& text : thrown([](const DeviceMesh&mesh, bool odd) {
          parallel_linear(at::ones({3, 2}), at::ones({odd ? 5 : 4, 2}), at::ones({4}), 0, mesh);
@@ -245,62 +201,15 @@ TESSERA_RANKS_TEST_CASE("a table that every rank has whole", {1, 2, 3}) {
   CHECK(same(layer->master_weight()[3], at::zeros({6})));
 }
 
-TESSERA_RANKS_TEST_CASE("tensors carry the dimension that they are cut along", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("a converted embedding keeps its values and its padding, and a layer of two names is one",
+                        {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
-  const at::Tensor x = sample({3, 2});
-  CHECK_FALSE(get_parallel_dim(x).has_value());
-  CHECK(get_parallel_dim(register_parallel_dim(x, 0, mesh)) == ParallelDim(0));
-  CHECK(get_parallel_dim(register_parallel_dim(x, -1, mesh)) == ParallelDim(1));
-  CHECK_FALSE(get_parallel_dim(register_parallel_dim(x, std::nullopt, mesh)).has_value());
-  CHECK(register_parallel_dim(x, 0, mesh).sizes() == at::IntArrayRef({3 * mesh.size(), 2}));
-  const std::vector<at::Tensor> list = register_parallel_dim(std::vector<at::Tensor>{x, x}, 1, mesh);
-  CHECK(get_parallel_dim(list[1]) == ParallelDim(1));
-  CHECK(get_parallel_dim(RegisterParallelDim(-1, mesh)->forward(x)) == ParallelDim(1));
-  CHECK_THROWS_WITH_AS(register_parallel_dim(x, 2, mesh), doctest::Contains("dim 2 of a tensor of 2 dimensions"),
-                       std::invalid_argument);
-  manual_seed(3, mesh.world());
-  const at::Tensor cut = register_parallel_dim(at::empty({4, 6}), 0, mesh);
-  shard_init_([](at::Tensor t) { t.normal_(); }, cut);
-  CHECK(full_tensor(cut).std().item<float>() == doctest::Approx(1).epsilon(0.5));
-}
-
-TESSERA_RANKS_TEST_CASE("converted modules keep their values and compute what they did", {1, 2, 3, 4}) {
-  const DeviceMesh mesh = line();
-  for (const ParallelDim dim : kDims) {
-    torch::nn::Sequential model(torch::nn::Linear(10, 16), torch::nn::Linear(16, 12));
-    model->to(at::kDouble);
-    model[0]->as<torch::nn::Linear>()->bias.requires_grad_(false);
-    for (const at::Tensor& each : model->parameters()) {
-      const c10::AutoGradMode none(false);
-      at::Tensor(each).copy_(sample(each.sizes(), each.numel()));
-    }
-    const at::Tensor x = sample({4, 10}), weight = model[0]->as<torch::nn::Linear>()->weight.detach().clone();
-    const at::Tensor whole = leaf(x), mine = leaf(x), want = model->forward(whole);
-    want.pow(2).sum().backward();
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& each : model->parameters())
-      gradients.push_back(each.grad().defined() ? each.grad().clone() : at::Tensor());
-    model->zero_grad();
-    auto converted = convert_parallel_linear(model, dim, mesh);
-    const at::Tensor& now = model[0]->as<torch::nn::Linear>()->weight;
-    CHECK(get_parallel_dim(now) == (!dim ? std::nullopt : ParallelDim(*dim == 0 ? 1 : 0)));
-    CHECK(same(full_tensor(now.detach()), weight));
-    CHECK_FALSE(model[0]->as<torch::nn::Linear>()->bias.requires_grad());
-    const at::Tensor got = converted(mine);
-    CHECK(close(full_tensor(got.detach()), want.detach()));
-    got.pow(2).sum().backward();
-    CHECK(close(mine.grad(), whole.grad()));
-    const std::vector<at::Tensor> parameters = model->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      CHECK(parameters[i].grad().defined() == gradients[i].defined());
-      if (gradients[i].defined()) CHECK(close(full_tensor(parameters[i].grad()), gradients[i]));
-    }
-    if (!dim) continue;
+  for (const int64_t dim : {0, 1, -1}) {
     at::manual_seed(4);
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 6).padding_idx(3));
     const at::Tensor ids = at::arange(10), rows = table->forward(ids).detach();
     auto embedding = convert_parallel_embedding(table, dim, mesh);
-    CHECK(get_parallel_dim(table->weight) == ParallelDim(*dim == 0 ? 0 : 1));
+    CHECK(get_parallel_dim(table->weight) == ParallelDim(dim == 0 ? 0 : 1));
     CHECK(same(full_tensor(table->weight.detach())[3], at::zeros({6})));
     embedding(ids).sum().backward();
     CHECK(same(full_tensor(table->weight.grad())[3], at::zeros({6})));
@@ -321,9 +230,6 @@ TESSERA_RANKS_TEST_CASE("converted modules keep their values and compute what th
   convert_parallel_linear(shared, 0, mesh);
   CHECK(get_parallel_dim(shared->linear->weight) == ParallelDim(1));
   CHECK_THROWS_WITH_AS(convert_parallel_linear(std::shared_ptr<Twice>(), 0, mesh), doctest::Contains("a null pointer"),
-                       std::invalid_argument);
-  torch::nn::Linear alone(4, 4);
-  CHECK_THROWS_WITH_AS(convert_parallel_linear(alone, 2, mesh), doctest::Contains("dim 2; it is 0, 1, -1 or none"),
                        std::invalid_argument);
 }
 

@@ -6,9 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
-#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
@@ -134,46 +132,6 @@ TESSERA_RANKS_TEST_CASE("tables begin alike on any number of ranks, the padding'
     CHECK(same(layer->master_weight(), options.given_weight));
   }
   CHECK(vocab_parallel_embedding(12, 6, mesh, init_method(InitType::kOnes))->options.cut == EmbeddingCut::kVocabulary);
-}
-
-TESSERA_RANKS_TEST_CASE("the document's example: an embedding and two linear layers equal one Sequential",
-                        {1, 2, 3, 4}) {
-  const DeviceMesh mesh = line();
-  ColumnParallelOptions columns(12, 24);
-  RowParallelOptions rows(24, 8);
-  rows.input_is_parallel = true;
-  columns.config.params_dtype = rows.config.params_dtype = at::kDouble;
-  ParallelEmbedding embedding(with(10, 12, EmbeddingCut::kWidth), mesh);
-  ColumnParallelLinear column(columns, mesh);
-  RowParallelLinear row(rows, mesh);
-  torch::nn::Linear up(12, 24), down(24, 8);
-  {
-    const c10::AutoGradMode none(false);
-    for (const auto& [plain, layer] : {std::pair{up, static_cast<ParallelLinearBase*>(column.get())},
-                                       std::pair{down, static_cast<ParallelLinearBase*>(row.get())}}) {
-      at::Tensor(layer->bias).uniform_(-1, 1);
-      plain->weight.set_data(layer->master_weight().clone());
-      plain->bias.set_data(layer->master_bias().clone());
-    }
-  }
-  torch::nn::Sequential one(dense(embedding), up, down);
-  const at::Tensor ids = ids_below(10, {4, 12});
-  CommCounter counter(mesh);
-  const at::Tensor got = row->forward(column->forward(embedding->forward(ids)));
-  if (mesh.size() > 1) {
-    CHECK(counter.count("all_gather") == 1);
-    CHECK(counter.count("all_reduce") == 1);
-    CHECK(counter.total() == 2);
-  }
-  const at::Tensor want = one->forward(ids);
-  CHECK(close(got.detach(), want.detach()));
-  want.pow(2).sum().backward();
-  got.pow(2).sum().backward();
-  CHECK(close(full_tensor(embedding->weight.grad()), one->named_parameters()["0.weight"].grad()));
-  CHECK(close(full_tensor(column->weight.grad()), up->weight.grad()));
-  CHECK(close(full_tensor(column->bias.grad()), up->bias.grad()));
-  CHECK(close(full_tensor(row->weight.grad()), down->weight.grad()));
-  CHECK(close(full_tensor(row->bias.grad()), down->bias.grad()));
 }
 
 TESSERA_RANKS_TEST_CASE("what a table cannot be is refused when it is made", {2}) {

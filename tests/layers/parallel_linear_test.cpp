@@ -1,7 +1,6 @@
 #include "tessera/layers/parallel_linear.h"
 
 #include <algorithm>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/layers/counted.h"
+#include "tessera/tests/layers/linear_check.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -40,85 +40,6 @@ struct Case {
   std::vector<int64_t> batch = {8, 3};  // begins with the sequence
 };
 
-// The same layer with the same parameters in one process.
-struct Dense {
-  Dense(const ParallelLinearBase& layer, const Case& c) : weight(leaf(full_tensor(layer.weight.detach()))) {
-    if (c.bias) bias = leaf(full_tensor(layer.bias.detach()));
-    if (!c.lora) return;
-    a = leaf(full_tensor(layer.lora_a.detach()));
-    b = leaf(full_tensor(layer.lora_b.detach()));
-  }
-  at::Tensor forward(const at::Tensor& x) const {
-    at::Tensor y = at::linear(x, weight);
-    if (a.defined()) y = y + at::linear(at::linear(x, a), b);
-    return bias.defined() ? y + bias : y;
-  }
-  at::Tensor weight, bias, a, b;
-};
-
-// Returns the output, with the bias added where the layer skipped it.
-template <class Layer>
-at::Tensor output_of(Layer& layer, const at::Tensor& x, const Case& c) {
-  if (!c.skip_bias_add) return layer->forward(x);
-  const LinearOutput out = layer->forward_with_bias(x);
-  return out.output + out.bias;
-}
-
-void check_gradients(const ParallelLinearBase& layer, const Dense& dense) {
-  const auto check = [](const at::Tensor& sharded, const at::Tensor& whole) {
-    if (!whole.defined()) return;
-    REQUIRE(sharded.grad().defined());
-    CHECK(placements_of(sharded.grad()) == placements_of(sharded));
-    CHECK(close(full_tensor(sharded.grad()), whole.grad()));
-  };
-  check(layer.weight, dense.weight);
-  check(layer.bias, dense.bias);
-  check(layer.lora_a, dense.a);
-  check(layer.lora_b, dense.b);
-}
-
-// Gives biases and adapters other values than their first, 0.
-void stir(const ParallelLinearBase& layer) {
-  const c10::AutoGradMode none(false);
-  for (const at::Tensor& t : {layer.bias, layer.lora_b}) {
-    if (t.defined()) at::Tensor(t).uniform_(-1, 1);
-  }
-}
-
-// Runs `layer` on this rank's piece of `whole_x` and compares with one process; `in` and `out` are the layouts of input
-// and output. The input is a DTensor where `global`.
-template <class Layer>
-void check_layer(Layer& layer, const Case& c, const DeviceMesh& mesh, const Placement& in, const Placement& out,
-                 bool global) {
-  CAPTURE(c.name);
-  CAPTURE(global);
-  stir(*layer);
-  const Dense dense(*layer, c);
-  std::vector<int64_t> sizes = c.batch;
-  sizes.push_back(c.in);
-  const at::Tensor whole_x = leaf(sample(sizes, 1));
-  const at::Tensor x =
-      global ? leaf(spread(whole_x.detach(), mesh, {in})) : leaf(piece_of(whole_x.detach(), mesh, {in}));
-  const at::Tensor want = dense.forward(whole_x);
-  const at::Tensor g = sample(want.sizes(), 2);
-  CommCounter counter(mesh);
-  const at::Tensor y = output_of(layer, x, c);
-  if (mesh.size() > 1) CHECK(counted(counter) == c.forward);
-  if (mesh.size() == 1) CHECK(counter.total() == 0);
-  CHECK(is_dtensor(y) == global);
-  if (global) CHECK(placements_of(y) == Placements{out});
-  CHECK(close(global ? full_tensor(y.detach()) : y.detach(),
-              global ? want.detach() : piece_of(want.detach(), mesh, {out})));
-  want.backward(g);
-  counter.reset();
-  y.backward(global ? spread(g, mesh, {out}) : piece_of(g, mesh, {out}));
-  if (mesh.size() > 1) CHECK(counted(counter) == c.backward);
-  if (mesh.size() == 1) CHECK(counter.total() == 0);
-  const at::Tensor gradient = global ? full_tensor(x.grad()) : x.grad();
-  CHECK(close(gradient, global ? whole_x.grad() : piece_of(whole_x.grad(), mesh, {in})));
-  check_gradients(*layer, dense);
-}
-
 ModelParallelConfig config_of(const Case& c) {
   return {.params_dtype = at::kDouble, .sequence_parallel = c.sequence_parallel};
 }
@@ -135,34 +56,30 @@ Options options_of(const Case& c) {
   return options;
 }
 
-ColumnParallelLinear column(const Case& c, const DeviceMesh& mesh) {
+ColumnParallelOptions columns_of(const Case& c) {
   ColumnParallelOptions options = options_of<ColumnParallelOptions>(c);
   options.gather_output = c.gather;
-  return ColumnParallelLinear(options, mesh);
+  return options;
 }
 
-RowParallelLinear row(const Case& c, const DeviceMesh& mesh) {
+RowParallelOptions rows_of(const Case& c) {
   RowParallelOptions options = options_of<RowParallelOptions>(c);
   options.input_is_parallel = c.input_is_parallel;
-  return RowParallelLinear(options, mesh);
+  return options;
 }
 
-int64_t last(const Case& c) { return static_cast<int64_t>(c.batch.size()); }
+LinearRun run_of(const Case& c) { return {.forward = c.forward, .backward = c.backward, .batch = c.batch}; }
 
 }  // namespace
 
+// Each option alone is in the tests of the names that it comes from, tests/coming_from.
 TESSERA_RANKS_TEST_CASE("ColumnParallelLinear equals one process, with the collectives that its header states",
                         {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const std::string ar = "1 all_reduce", ag = "1 all_gather", both = "1 all_gather, 1 reduce_scatter";
   for (const Case& c : std::vector<Case>{
-           {.name = "columns", .backward = ar},
            {.name = "matrix", .backward = ar, .batch = {5}},
-           {.name = "without bias", .bias = false, .backward = ar},
-           {.name = "gathered", .gather = true, .forward = ag, .backward = ar},
-           {.name = "strided", .stride = 2, .backward = ar},
            {.name = "strided, gathered", .stride = 2, .gather = true, .forward = ag, .backward = ar},
-           {.name = "bias skipped", .skip_bias_add = true, .backward = ar},
            {.name = "bias skipped, gathered",
            .gather = true,
            .skip_bias_add = true,
@@ -177,7 +94,6 @@ TESSERA_RANKS_TEST_CASE("ColumnParallelLinear equals one process, with the colle
            {.name = "uneven", .out = 7, .allow_uneven = true, .backward = ar},
            {.name = "uneven, gathered", .out = 7, .gather = true, .allow_uneven = true, .forward = ag, .backward = ar},
            {.name = "fewer features than ranks", .out = 1, .allow_uneven = true, .backward = ar},
-           {.name = "sequence", .sequence_parallel = true, .forward = ag, .backward = both, .batch = {12, 3}},
            {.name = "sequence, gathered",
            .gather = true,
            .sequence_parallel = true,
@@ -192,12 +108,8 @@ TESSERA_RANKS_TEST_CASE("ColumnParallelLinear equals one process, with the colle
            .backward = "1 all_reduce, 1 reduce_scatter",
            .batch = {12, 3}},
        }) {
-    for (const bool global : {false, true}) {
-      ColumnParallelLinear layer = column(c, mesh);
-      const Placement in = c.sequence_parallel ? Shard(0) : Replicate();
-      const Placement cut = c.stride == 1 ? Shard(last(c)) : BlockCyclic(last(c), c.out / mesh.size() / c.stride);
-      check_layer(layer, c, mesh, in, c.gather ? Replicate() : cut, global);
-    }
+    CAPTURE(c.name);
+    check_columns(columns_of(c), mesh, run_of(c));
   }
 }
 
@@ -207,18 +119,6 @@ TESSERA_RANKS_TEST_CASE(
   const DeviceMesh mesh = line();
   const std::string ar = "1 all_reduce", ag = "1 all_gather", rs = "1 reduce_scatter";
   for (const Case& c : std::vector<Case>{
-           {.name = "rows", .forward = ar},
-           {.name = "matrix", .forward = ar, .batch = {5}},
-           {.name = "without bias", .bias = false, .forward = ar},
-           {.name = "whole input", .input_is_parallel = false, .forward = ar, .backward = ag},
-           {.name = "strided", .in = 24, .stride = 2, .forward = ar},
-           {.name = "strided, whole input",
-           .in = 24,
-           .stride = 2,
-           .input_is_parallel = false,
-           .forward = ar,
-           .backward = ag},
-           {.name = "bias skipped", .skip_bias_add = true, .forward = ar},
            {.name = "uneven", .in = 7, .allow_uneven = true, .forward = ar},
            {.name = "uneven, whole input",
            .in = 7,
@@ -226,11 +126,6 @@ TESSERA_RANKS_TEST_CASE(
            .allow_uneven = true,
            .forward = ar,
            .backward = ag},
-           {.name = "sequence",
-           .sequence_parallel = true,
-           .forward = rs,
-           .backward = "1 all_gather, 1 all_reduce",
-           .batch = {12, 3}},
            {.name = "fewer features than ranks", .in = 1, .allow_uneven = true, .forward = ar},
            {.name = "bias skipped in a sequence",
            .sequence_parallel = true,
@@ -252,12 +147,8 @@ TESSERA_RANKS_TEST_CASE(
            .backward = "1 all_gather, 2 all_reduce",
            .batch = {12, 3}},
        }) {
-    for (const bool global : {false, true}) {
-      RowParallelLinear layer = row(c, mesh);
-      const Placement cut = c.stride == 1 ? Shard(last(c)) : BlockCyclic(last(c), c.in / mesh.size() / c.stride);
-      check_layer(layer, c, mesh, c.input_is_parallel ? cut : Replicate(), c.sequence_parallel ? Shard(0) : Replicate(),
-                  global);
-    }
+    CAPTURE(c.name);
+    check_rows(rows_of(c), mesh, run_of(c));
   }
 }
 
@@ -298,42 +189,17 @@ TESSERA_RANKS_TEST_CASE(
   }
 }
 
-TESSERA_RANKS_TEST_CASE("a skipped bias is returned in the output's layout", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("a skipped bias of a DTensor is returned in the output's layout", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({4, 6});
   for (const bool gather : {false, true}) {
-    Case c{.name = "", .in = 6, .out = 12, .gather = gather, .skip_bias_add = true};
-    ColumnParallelLinear layer = column(c, mesh);
+    const Case c{.name = "", .in = 6, .out = 12, .gather = gather, .skip_bias_add = true};
+    ColumnParallelLinear layer(columns_of(c), mesh);
     stir(*layer);
     const at::Tensor want = at::linear(x, layer->master_weight(), layer->master_bias());
-    const LinearOutput got = layer->forward_with_bias(x);
-    CHECK(close((got.output + got.bias).detach(), gather ? want : piece_of(want, mesh, {Shard(1)})));
     const LinearOutput global = layer->forward_with_bias(spread(x, mesh, {Replicate()}));
     CHECK(close(full_tensor((global.output + global.bias).detach()), want));
-    c.skip_bias_add = false;
-    CHECK_FALSE(column(c, mesh)->forward_with_bias(x).bias.defined());
   }
-}
-
-TESSERA_RANKS_TEST_CASE("a weight given to forward: a tied embedding's, whole or this rank's piece", {1, 2, 3, 4}) {
-  const DeviceMesh mesh = line();
-  ColumnParallelOptions options(6, 12);
-  options.skip_weight_param_allocation = true;
-  options.config.params_dtype = at::kDouble;
-  ColumnParallelLinear layer(options, mesh);
-  CHECK(layer->parameters().size() == 1);
-  const at::Tensor x = sample({4, 6}), whole = sample({12, 6}, 3);
-  const at::Tensor tied = leaf(spread(whole, mesh, {Shard(0)}));
-  const at::Tensor y = layer->forward(x, tied);
-  CHECK(close(y.detach(), piece_of(at::linear(x, whole), mesh, {Shard(1)})));
-  y.sum().backward();
-  CHECK(close(full_tensor(tied.grad()), x.sum(0).expand({12, 6})));
-  CHECK(close(layer->forward(x, piece_of(whole, mesh, {Shard(0)})).detach(), y.detach()));
-  CHECK_THROWS_WITH_AS(layer->forward(x), doctest::Contains("weight was not supplied to forward"),
-                       std::invalid_argument);
-  CHECK_THROWS_WITH_AS(layer->forward(x, spread(sample({6, 6}), mesh, {Shard(0)})),
-                       doctest::Contains("supplied weight is Double [6, 6]"), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(layer->master_weight(), doctest::Contains("no weight of its own"), std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad", {1, 2, 3, 4}) {
@@ -416,71 +282,6 @@ TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion asks the weight that is us
     CHECK(close(layer->main_grad, x.sum(0).expand({12 / mesh.size(), 6}) + 1));
     CHECK_FALSE(trained.grad().defined());
   }
-}
-
-TESSERA_RANKS_TEST_CASE(
-    "experts communicate outside: each rank has its terms of the output and of the input's gradient", {1, 2, 3, 4}) {
-  const DeviceMesh mesh = line();
-  const int64_t n = mesh.size();
-  const auto total = [&](const at::Tensor& term) { return full_tensor(from_local(term, mesh, {Partial()})); };
-  for (const bool sequence : {false, true}) {  // either one suffices
-    ColumnParallelOptions up(6, 4 * n);
-    RowParallelOptions down(4 * n, 5);
-    for (ParallelLinearOptions* const each :
-         {static_cast<ParallelLinearOptions*>(&up), static_cast<ParallelLinearOptions*>(&down)}) {
-      each->is_expert = true;
-      each->skip_bias_add = true;
-      each->config = {
-          .params_dtype = at::kDouble, .sequence_parallel = sequence, .expert_model_parallel_size = sequence ? 1 : 2};
-    }
-    down.input_is_parallel = true;
-    ColumnParallelLinear expert_up(up, mesh);
-    RowParallelLinear expert_down(down, mesh);
-    const at::Tensor g = sample({4, 5}, 2), tokens = leaf(sample({4, 6})), whole = leaf(tokens.detach());
-    const at::Tensor w_up = leaf(expert_up->master_weight()), w_down = leaf(expert_down->master_weight());
-    const at::Tensor want = at::linear(at::linear(whole, w_up), w_down);
-    want.backward(g);
-    CommCounter counter(mesh);
-    const at::Tensor term = expert_down->forward(expert_up->forward(tokens));
-    term.backward(g);
-    CHECK(counter.total() == 0);
-    CHECK(close(total(term.detach()), want.detach()));
-    CHECK(close(total(tokens.grad()), whole.grad()));
-    CHECK(close(full_tensor(expert_up->weight.grad()), w_up.grad()));
-    CHECK(close(full_tensor(expert_down->weight.grad()), w_down.grad()));
-
-    expert_up->zero_grad();
-    expert_down->zero_grad();
-    const at::Tensor input = leaf(spread(whole.detach(), mesh, {Replicate()}));
-    counter.reset();
-    const at::Tensor pending = expert_down->forward(expert_up->forward(input));
-    CHECK(counter.total() == 0);
-    CHECK((n == 1 || placements_of(pending) == Placements{Partial()}));
-    pending.backward(spread(g, mesh, {Replicate()}));
-    CHECK(close(full_tensor(pending.detach()), want.detach()));
-    CHECK(close(full_tensor(input.grad()), whole.grad()));
-    CHECK(close(full_tensor(expert_up->weight.grad()), w_up.grad()));
-    CHECK(close(full_tensor(expert_down->weight.grad()), w_down.grad()));
-  }
-}
-
-TESSERA_RANKS_TEST_CASE("each library's own defaults, and reductions that always overlap: the same with a sequence",
-                        {1, 2, 3}) {
-  const DeviceMesh mesh = line();
-  CHECK_FALSE(ColumnParallelOptions::megatron(4, 6).gather_output);
-  CHECK(ColumnParallelOptions::fairscale(4, 6).gather_output);
-  CHECK(ColumnParallelOptions::ml(4, 6).gather_output);
-  CHECK(ColumnParallelOptions::ml(4, 6).output_size == 6);
-  const at::Tensor x = piece_of(sample({12, 3, 6}), mesh, {Shard(0)});
-  std::vector<at::Tensor> outputs;
-  for (const bool async : {false, true}) {
-    manual_seed(3, mesh.world());
-    ColumnParallelOptions options(6, 12);
-    options.config = {
-        .params_dtype = at::kDouble, .sequence_parallel = true, .async_tensor_model_parallel_allreduce = async};
-    outputs.push_back(ColumnParallelLinear(options, mesh)->forward(x).detach());
-  }
-  CHECK(same(outputs[0], outputs[1]));
 }
 
 TESSERA_RANKS_TEST_CASE("two layers of a sequence at once: neither takes what was gathered for the other",

@@ -14,14 +14,6 @@ TEST_CASE("divide: whole numbers alone") {
   CHECK_THROWS_WITH_AS(divide(10, 0), "divide: the number of parts is 0; give at least 1", std::invalid_argument);
 }
 
-TEST_CASE("vocab ranges: equal parts, in the order of ranks") {
-  CHECK(vocab_range_from_per_partition_vocab_size(400, 2, 4) == Interval{800, 1200});
-  for (int64_t rank = 0; rank < 8; ++rank) {
-    CHECK(vocab_range_from_global_vocab_size(1600, rank, 8) == Interval{200 * rank, 200 * rank + 200});
-    CHECK(vocab_range_from_per_partition_vocab_size(200, rank, 8) == vocab_range_from_global_vocab_size(1600, rank, 8));
-  }
-}
-
 TEST_CASE("vocab ranges: uneven vocabularies are refused, or in chunks") {
   CHECK_THROWS_WITH_AS(vocab_range_from_global_vocab_size(10, 0, 4),
                        "vocab_range_from_global_vocab_size: 10 is not divisible by 4", std::invalid_argument);

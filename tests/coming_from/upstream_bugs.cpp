@@ -19,6 +19,7 @@
 #include "tessera/layers/sharded_linear.h"
 #include "tessera/layers/tensor_chunks.h"
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
+#include "tessera/tests/coming_from/one_process.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
