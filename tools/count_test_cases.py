@@ -1,8 +1,8 @@
 """Adds up the test cases that tests reported: count_test_cases.py BAZEL_EXIT_CODE EVENTS.json...
 
-Reads Bazel's build events, and in the log of each test the line "[tessera] N passed, N failed, N skipped". Prints what was
-skipped and why, what failed without saying so in cases, how many assertions ran, and the sum. In CI a case that was skipped
-for a program that is not installed has failed. Exits non-zero when anything failed or nothing ran.
+Reads Bazel's build events, and in the log of each test the line "[tessera] N passed, N failed, N skipped". Prints what
+was skipped and why, what failed without saying so in cases, how many assertions ran, and the sum. In CI a case that was
+skipped for a program that is not installed has failed. Exits non-zero when anything failed or nothing ran.
 """
 
 import json
