@@ -23,6 +23,7 @@
 #include "tessera/tests/coming_from/one_process.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/layers/checkpointed.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -161,21 +162,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Returns the results and gradients of a function of two leaves and a captured weight, and later draws, with or without
-// a checkpoint.
-Tensors run_checkpoint(bool checkpointed, const CheckpointOptions& options = {}) {
-  const at::Tensor x = leaf(sample({4, 6}, 1)), y = leaf(sample({4, 6}, 2)), w = leaf(sample({6, 6}, 3));
-  at::manual_seed(7);
-  const CheckpointFunction function = [w](const Tensors& in) -> Tensors {
-    const at::Tensor hidden = at::dropout(at::tanh(at::matmul(in[0], w)), 0.4, true);
-    return {hidden * in[1], hidden.sum()};
-  };
-  const Tensors out = checkpointed ? checkpoint(function, {x, y}, options) : function({x, y});
-  const at::Tensor after_forward = at::rand({3});
-  (out[0].pow(2).sum() + out[1]).backward();
-  return {out[0].detach(), out[1].detach(), after_forward, x.grad(), y.grad(), w.grad(), at::rand({3})};
-}
-
 void check_alike(const Tensors& a, const Tensors& b, std::size_t begin, std::size_t end) {
   for (std::size_t i = begin; i < end; ++i) {
     CAPTURE(i);
@@ -186,7 +172,7 @@ void check_alike(const Tensors& a, const Tensors& b, std::size_t begin, std::siz
 }  // namespace
 
 TEST_CASE("CheckpointFunction") {
-  const Tensors got = run_checkpoint(true), want = run_checkpoint(false);
+  const Tensors got = run_checkpointed(true), want = run_checkpointed(false);
   SUBCASE("forward") { check_alike(got, want, 0, 3); }
   SUBCASE("backward") { check_alike(got, want, 3, 7); }
 }
@@ -209,9 +195,9 @@ TESSERA_RANKS_TEST_CASE("checkpoint", {2, 3}) {
   }
   SUBCASE("distribute_saved_activations") {
     CommCounter counter(mesh);
-    const Tensors direct = run_checkpoint(false);
+    const Tensors direct = run_checkpointed(false);
     CHECK(counter.total() == 0);
-    check_alike(run_checkpoint(true, {.distribute_saved_activations = true, .mesh = mesh}), direct, 0, 7);
+    check_alike(run_checkpointed(true, {.distribute_saved_activations = true, .mesh = mesh}), direct, 0, 7);
     CHECK(counter.count("all_gather") == (mesh.size() == 1 ? 0 : 1));
     CHECK(counter.total() == (mesh.size() == 1 ? 0 : 1));
   }

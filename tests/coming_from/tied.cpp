@@ -295,7 +295,7 @@ TESSERA_RANKS_TEST_CASE("ParallelLinear by rows takes this rank's features as a 
     CHECK(close(full_tensor(layer->weight.grad()), weight.grad()));
     CHECK(close(full_tensor(layer->bias.grad()), bias.grad()));
   }
-  // As TorchShard stacks them: columns, then rows of the first layer's output, marked or plain.
+  // TorchShard stacks two layers so: the second, by rows, takes the output of the first, by columns, marked or plain.
   ParallelLinear up(6, 9, mesh, ParallelDimOptions{.dim = -1, .allow_uneven = true});
   ParallelLinear down(9, 4, mesh, ParallelDimOptions{.dim = 0, .allow_uneven = true});
   const at::Tensor x = sample({5, 6}, 1, at::kFloat), hidden = up->forward(x);

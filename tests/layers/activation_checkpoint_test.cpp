@@ -19,6 +19,7 @@
 #include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/layers/checkpointed.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -26,20 +27,6 @@ using namespace tessera::testing;
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-// Returns the results and gradients of `function` of two leaves and a captured weight, with or without a checkpoint.
-Tensors run(bool checkpointed, const CheckpointOptions& options = {}) {
-  const at::Tensor x = leaf(sample({4, 6}, 1)), y = leaf(sample({4, 6}, 2)), w = leaf(sample({6, 6}, 3));
-  at::manual_seed(7);
-  const CheckpointFunction function = [w](const Tensors& in) -> Tensors {
-    const at::Tensor hidden = at::dropout(at::tanh(at::matmul(in[0], w)), 0.4, true);
-    return {hidden * in[1], hidden.sum()};
-  };
-  const Tensors out = checkpointed ? checkpoint(function, {x, y}, options) : function({x, y});
-  const at::Tensor after_forward = at::rand({3});
-  (out[0].pow(2).sum() + out[1]).backward();
-  return {out[0].detach(), out[1].detach(), x.grad(), y.grad(), w.grad(), after_forward, at::rand({3})};
-}
 
 void check_alike(const Tensors& a, const Tensors& b) {
   REQUIRE(a.size() == b.size());
@@ -51,15 +38,17 @@ void check_alike(const Tensors& a, const Tensors& b) {
 
 }  // namespace
 
-TEST_CASE("a checkpoint gives the same results, gradients and draws as without") { check_alike(run(true), run(false)); }
+TEST_CASE("a checkpoint gives the same results, gradients and draws as without") {
+  check_alike(run_checkpointed(true), run_checkpointed(false));
+}
 
 TESSERA_RANKS_TEST_CASE("the first input distributed: the same, gathered once, and the caller's tensor is left alone",
                         {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   CommCounter counter(mesh);
-  const Tensors direct = run(false);
+  const Tensors direct = run_checkpointed(false);
   CHECK(counter.total() == 0);
-  check_alike(run(true, {.distribute_saved_activations = true, .mesh = mesh}), direct);
+  check_alike(run_checkpointed(true, {.distribute_saved_activations = true, .mesh = mesh}), direct);
   CHECK(counter.count("all_gather") == (mesh.size() == 1 ? 0 : 1));
   CHECK(counter.total() == (mesh.size() == 1 ? 0 : 1));
   const at::Tensor x = leaf(at::ones({4, 4 * mesh.size()})), y = leaf(at::ones({4, 4 * mesh.size()}) * 2);

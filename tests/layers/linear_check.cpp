@@ -11,7 +11,7 @@
 namespace tessera::testing {
 namespace {
 
-// The same layer with the same parameters in one process.
+// Computes in one process what the layer computes, from the same parameters.
 struct Dense {
   Dense(const ParallelLinearBase& layer, const ParallelLinearOptions& options)
       : weight(leaf(full_tensor(layer.weight.detach()))) {
