@@ -66,12 +66,12 @@ struct OpRule {
   // Says which rows ranks exchange before the kernel runs, if a strategy cuts these dimensions.
   std::optional<Halos> halos = {};
   // Lists the results, where running the operator on meta tensors cannot determine them.
-  std::vector<TensorInfo> outputs;
+  std::vector<TensorInfo> outputs = {};
   // Returns whether the placements chosen for the first mesh dimensions are possible together; if empty, they always
   // are. Views need it, since a cut of one dimension must be a cut of the other.
   std::function<bool(const std::vector<Placements>& inputs, const std::vector<Placements>& outputs,
                      std::span<const int64_t> mesh_shape)>
-      valid;
+      valid = {};
 };
 
 inline OpRule no_rule() { return {.strategies = {}, .declines = true}; }

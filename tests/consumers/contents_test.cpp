@@ -164,7 +164,7 @@ TEST_CASE("install: one program can include all headers, without warnings") {
   const ShellOutcome outcome =
       installation.run(installation.home(),
                        "export PKG_CONFIG_PATH=~/tessera/lib/pkgconfig\n"
-                       "g++ -std=c++20 -fsyntax-only -Wall -Wextra -Wno-missing-field-initializers -Werror all.cpp "
+                       "g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror all.cpp "
                        "$(pkg-config --define-variable=libtorch=$LIBTORCH --cflags tessera)");
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code == 0);
