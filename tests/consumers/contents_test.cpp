@@ -56,6 +56,36 @@ std::vector<std::string> included(const fs::path& header, const char* pattern) {
   return found;
 }
 
+// A source tree with tools/install in it, and stand-ins for what that calls: tools/setup, and a Bazel that has already
+// built.
+class Source {
+ public:
+  explicit Source(const fs::path& home) : home_(home) {
+    fs::create_directories(tar().parent_path());
+    fs::create_directories(folder() / "tools");
+    for (const char* file : {"tools/install", "tools/lib.sh"}) fs::copy_file(fs::canonical(file), folder() / file);
+    fs::create_symlink(fs::canonical("tools/packaging/tree.tar"), tar());
+    tessera::testing::write_text(folder() / "tools/setup", "#!/bin/sh\n");
+    tessera::testing::write_text(folder() / "path/bazel", "#!/bin/sh\necho \"$@\" >>'" + calls().string() +
+                                                              "'\n[ \"$1\" = build ] || echo '" +
+                                                              (folder() / "bin").string() + "'\n");
+    for (const char* file : {"tools/setup", "path/bazel"}) fs::permissions(folder() / file, fs::perms::owner_all);
+  }
+
+  fs::path folder() const { return home_ / "source"; }
+  fs::path tar() const { return folder() / "bin/tools/packaging/tree.tar"; }
+  fs::path calls() const { return folder() / "calls"; }
+
+  // Calls tools/install in the home folder. CDPATH names a folder that has the same ones.
+  ShellOutcome install(const std::string& arguments) const {
+    return shell("cd '" + home_.string() + "' && PATH='" + (folder() / "path").string() + "':$PATH CDPATH='" +
+                 home_.string() + "' '" + (folder() / "tools/install").string() + "' " + arguments);
+  }
+
+ private:
+  fs::path home_;
+};
+
 }  // namespace
 
 TEST_CASE("install: the library exports names of namespace tessera alone, and needs no library that is linked in") {
@@ -66,6 +96,7 @@ TEST_CASE("install: the library exports names of namespace tessera alone, and ne
   // Tables, types and thunks have a prefix of their own; what follows is the namespace.
   const std::regex ours("_Z(T[VTISHW]|Th[n0-9_]+|Tv[n0-9_]+|GV|GVZ|Z)?NK?7tessera.*");
   for (const std::string& name : names) CHECK_MESSAGE(std::regex_match(name, ours), name);
+  CHECK(output_of("readelf -d '" + library + "'").find("NOW") == std::string::npos);  // version.cpp's check comes first
   const std::string undefined = output_of("nm -D --undefined-only -C '" + library + "'");
   for (const char* other : {" fmt::", " spdlog::", " nlohmann::"}) {
     CHECK_MESSAGE(undefined.find(other) == std::string::npos, other);
@@ -161,45 +192,97 @@ TEST_CASE("install: one program can include all headers, without warnings") {
     if (name.find("/tests/") == std::string::npos) source += "#include \"" + name + "\"\n";
   }
   tessera::testing::write_text(installation.home() / "all.cpp", source + "int main() {}\n");
-  const ShellOutcome outcome =
-      installation.run(installation.home(),
-                       "export PKG_CONFIG_PATH=~/tessera/lib/pkgconfig\n"
-                       "g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror all.cpp "
-                       "$(pkg-config --define-variable=libtorch=$LIBTORCH --cflags tessera)");
+  const ShellOutcome outcome = installation.run(installation.home(),
+                                                "export PKG_CONFIG_PATH=~/tessera/lib/pkgconfig\n"
+                                                "g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror all.cpp "
+                                                "$(pkg-config --define-variable=libtorch=$LIBTORCH --cflags tessera)");
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code == 0);
 }
 
-TEST_CASE("install: tools/install unpacks over an earlier version, and refuses an option in the place of the folder") {
+TEST_CASE("install: pkg-config gives each path as one word where a folder has a blank in its name") {
   const Installation installation;
-  // A tree with the script, and stand-ins for what it calls: tools/setup, and a Bazel that has already built.
-  const fs::path tree = installation.home() / "source";
-  const std::string tar = fs::canonical("tools/packaging/tree.tar").string();
-  fs::create_directories(tree / "tools");
-  fs::create_directories(tree / "bin/tools/packaging");
-  for (const char* file : {"tools/install", "tools/lib.sh"}) fs::copy_file(fs::canonical(file), tree / file);
-  fs::create_symlink(tar, tree / "bin/tools/packaging/tree.tar");
-  tessera::testing::write_text(tree / "tools/setup", "#!/bin/sh\n");
-  tessera::testing::write_text(tree / "path/bazel", "#!/bin/sh\necho \"$@\" >>'" + (tree / "calls").string() +
-                                                        "'\n[ \"$1\" = build ] || echo '" + (tree / "bin").string() +
-                                                        "'\n");
-  for (const char* file : {"tools/setup", "path/bazel"}) fs::permissions(tree / file, fs::perms::owner_all);
-  const fs::path prefix = installation.home() / "there";
-  tessera::testing::write_text(prefix / "include/tessera/gone.h", "");
-  tessera::testing::write_text(prefix / "lib/libtessera.so.0.0.9", "");
-  tessera::testing::write_text(prefix / "include/other.h", "");
-  const std::string call = "cd '" + installation.home().string() + "' && PATH='" + (tree / "path").string() +
-                           "':$PATH '" + (tree / "tools/install").string() + "' ";
-  const ShellOutcome outcome = shell(call + "there --define=tessera_mpi=false");
+  const std::string moved = (installation.home() / "a folder").string();
+  const ShellOutcome outcome =
+      installation.run(installation.home(),
+                       "mkdir 'a folder'\nmv tessera 'a folder'\n"
+                       "export PKG_CONFIG_PATH=~/a\\ folder/tessera/lib/pkgconfig\n"
+                       "eval set -- $(pkg-config --define-variable=libtorch='/a\\ torch' --cflags --libs tessera)\n"
+                       "printf '[%s]\\n' \"$@\"");
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code == 0);
-  CHECK(read_text(tree / "calls").find("build -c opt --define=tessera_mpi=false //tools/packaging:tree") == 0);
+  const std::string below = moved + "/tessera/lib/pkgconfig/../..";
+  for (const std::string& word :
+       {"-isystem" + below + "/include", "-L" + below + "/lib", "-Wl,-rpath," + below + "/lib",
+        std::string("-isystem/a torch/include"), std::string("-isystem/a torch/include/torch/csrc/api/include"),
+        std::string("-L/a torch/lib"), std::string("-Wl,-rpath,/a torch/lib")}) {
+    CHECK_MESSAGE(outcome.output.find("[" + word + "]\n") != std::string::npos, word);
+  }
+}
+
+TEST_CASE("install: all may read and enter what is unpacked, and the folder to which it is unpacked is no part of it") {
+  const Installation installation;
+  const std::string folder = installation.home().string();
+  tessera::testing::write_text(folder + "/facts", "version=0.1.0\nabi_version=0.1\n");
+  tessera::testing::write_text(folder + "/manifest", folder + "/facts\tlib/libx.so.@version@\n" + folder +
+                                                         "/facts\tbin/x\n" + folder + "/facts\tshare/a/x\n");
+  output_of("umask 077; tools/packaging/make_tree.sh " + folder + "/small.tar " + folder + "/manifest " + folder +
+            "/facts");
+  for (const std::string& tar : {folder + "/small.tar", std::string("tools/packaging/tree.tar")}) {
+    const std::vector<std::string> lines = lines_of(output_of("tar -tvf " + tar));
+    CHECK(lines.size() >= 9);
+    const std::regex entry("(drwxr-xr-x .*/|-rw-r--r-- .*|-rwxr-xr-x .* bin/[^/]*|lrwxrwxrwx .*)");
+    for (const std::string& line : lines) {
+      CHECK_MESSAGE(std::regex_match(line, entry), line);
+      CHECK_MESSAGE(line.find(" ./") == std::string::npos, line);
+    }
+  }
+}
+
+TEST_CASE("install: tools/install unpacks over an earlier version, and changes nothing else") {
+  const Installation installation;
+  const Source source(installation.home());
+  const fs::path prefix = installation.home() / "there";
+  for (const char* file : {"include/tessera/gone.h", "lib/libtessera.so.0.0.9", "include/other.h"}) {
+    tessera::testing::write_text(prefix / file, "");
+  }
+  output_of("chmod 755 '" + prefix.string() + "'; chmod 2775 '" + (prefix / "include").string() + "'");
+  output_of("mkdir '" + (prefix / "lib64").string() + "'; ln -s lib64 '" + (prefix / "share").string() + "'");
+  const ShellOutcome outcome = source.install("there --define=tessera_mpi=false");
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  CHECK(read_text(source.calls()).find("build -c opt --define=tessera_mpi=false //tools/packaging:tree") == 0);
   CHECK(fs::exists(prefix / "lib/libtessera.so"));
   CHECK(fs::exists(prefix / "share/doc/tessera/LICENSE"));
   CHECK(fs::exists(prefix / "share/doc/tessera/libfmt-dev.copyright"));
   CHECK(fs::exists(prefix / "include/other.h"));
   CHECK_FALSE(fs::exists(prefix / "include/tessera/gone.h"));
   CHECK_FALSE(fs::exists(prefix / "lib/libtessera.so.0.0.9"));
-  CHECK(shell(call + "--config=cuda").exit_code != 0);
-  CHECK(shell(call).exit_code != 0);
+  CHECK(output_of("stat -c %a '" + prefix.string() + "' '" + (prefix / "include").string() + "'") == "755\n2775\n");
+  CHECK(fs::is_symlink(prefix / "share"));
+}
+
+TEST_CASE("install: what tools/install unpacks is newer than what was built with an earlier version") {
+  const Installation installation;
+  const Source source(installation.home());
+  CHECK(source.install("there").exit_code == 0);
+  const fs::path built = installation.home() / "built.o", prefix = installation.home() / "there";
+  tessera::testing::write_text(built, "");
+  CHECK(source.install("there").exit_code == 0);
+  for (const char* file : {"include/tessera/version.h", "lib/libtessera.so", "lib/cmake/Tessera/TesseraConfig.cmake"}) {
+    CHECK_MESSAGE(fs::last_write_time(prefix / file) >= fs::last_write_time(built), file);
+  }
+}
+
+TEST_CASE(
+    "install: tools/install refuses an option in the place of the folder, and removes nothing before it has built") {
+  const Installation installation;
+  const Source source(installation.home());
+  CHECK(source.install("--config=cuda").exit_code != 0);
+  CHECK(source.install("").exit_code != 0);
+  CHECK(source.install("there").exit_code == 0);
+  fs::remove(source.tar());
+  CHECK(source.install("there").exit_code != 0);
+  CHECK(fs::exists(installation.home() / "there/lib/libtessera.so"));
+  CHECK(fs::exists(installation.home() / "there/include/tessera/version.h"));
 }

@@ -73,7 +73,7 @@ TEST_CASE("consumers: a CMake project tests with the harness on 1, 2 and 4 ranks
   CHECK(contains(wrong.output, "0% tests passed, 2 tests failed out of 2"));
 }
 
-TEST_CASE("consumers: a test all of whose cases are skipped counts as skipped in ctest") {
+TEST_CASE("consumers: a test all of whose cases are skipped counts as skipped in ctest, and one without cases fails") {
   const Installation installation;
   const fs::path project = installation.project("ctest");
   tessera::testing::write_text(project / "sum_test.cpp",
@@ -83,6 +83,12 @@ TEST_CASE("consumers: a test all of whose cases are skipped counts as skipped in
   const ShellOutcome outcome = installation.run(project, page_commands("ctest --test-dir"));
   CAPTURE(outcome.output);
   CHECK(contains(outcome.output, "sum_test (Skipped)"));
+
+  tessera::testing::write_text(project / "sum_test.cpp", "");
+  const ShellOutcome without_cases = installation.run(project, page_commands("ctest --test-dir"));
+  CAPTURE(without_cases.output);
+  CHECK(without_cases.exit_code != 0);
+  CHECK(contains(without_cases.output, "0% tests passed, 1 tests failed out of 1"));
 }
 
 TEST_CASE("consumers: a project with make and pkg-config trains on four ranks") {
@@ -102,4 +108,18 @@ TEST_CASE("consumers: a project with make and pkg-config trains on four ranks") 
   CAPTURE(other.output);
   CHECK(other.exit_code != 0);
   CHECK(contains(other.output, "libtessera was built with LibTorch " TORCH_VERSION ", but LibTorch 2.12.1 is loaded"));
+
+  // A LibTorch that lacks a function is another version too: libtessera.so gets to say so.
+  const std::string in_library = "LC_ALL=C sed -i s/_ZN2at4_ops10_make_dual4call/_ZN2at4_ops10_make_dual4gone/ ";
+  const ShellOutcome lacking =
+      installation.run(project, in_library + "~/tessera/lib/libtessera.so.*.*.*\nLD_PRELOAD=./other.so ./train\n");
+  CAPTURE(lacking.output);
+  CHECK(contains(lacking.output, ", but LibTorch 2.12.1 is loaded"));
+  const ShellOutcome older = installation.run(
+      project,
+      "LC_ALL=C sed -i s/aoti_torch_abi_version/aoti_torch_abi_is_gone/ ~/tessera/lib/libtessera.so.*.*.*\n./train\n");
+  CAPTURE(older.output);
+  CHECK(older.exit_code != 0);
+  CHECK(
+      contains(older.output, "libtessera was built with LibTorch " TORCH_VERSION ", but an older LibTorch is loaded"));
 }

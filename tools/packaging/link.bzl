@@ -10,8 +10,8 @@ LinkedInfo = provider(
 # These are linked in: targets of this package compile them.
 _LINKED_IN = ["fmt", "spdlog"]
 
-# Nothing may be missing. gold, which Bazel takes where it is there, exports functions of the standard library in spite of
-# a version script.
+# Nothing may be missing. gold, which Bazel takes where it is there, exports functions of the standard library in spite
+# of a version script.
 _LINKOPTS = ["-Wl,-z,defs", "-fuse-ld=bfd"]
 
 def _keeps(flag):
@@ -39,6 +39,16 @@ def _collect(deps, left_out = []):
                     archives[archive.path] = archive
     return archives.values(), flags
 
+def _own_flags(ctx):
+    """The flags of the rule's attributes, and the files that they name."""
+    inputs = [] + ctx.files.uses
+    flags = [file.path for file in ctx.files.uses] + ctx.attr.linkopts + _LINKOPTS
+    for file, option in [(ctx.file.version_script, "-Wl,--version-script={}"), (ctx.file.flags_file, "@{}")]:
+        if file:
+            inputs.append(file)
+            flags.append(option.format(file.path))
+    return flags, inputs
+
 def _linked_impl(ctx):
     toolchain = find_cpp_toolchain(ctx)
     features = cc_common.configure_features(
@@ -50,12 +60,7 @@ def _linked_impl(ctx):
     used = ctx.attr.uses[LinkedInfo].archives if ctx.attr.uses else []
     archives, flags = _collect(ctx.attr.deps, used)
     hidden, _ = _collect(ctx.attr.linked_in)
-    inputs = [] + ctx.files.uses
-    own_flags = [file.path for file in ctx.files.uses] + ctx.attr.linkopts + _LINKOPTS
-    for file, option in [(ctx.file.version_script, "-Wl,--version-script={}"), (ctx.file.flags_file, "@{}")]:
-        if file:
-            inputs.append(file)
-            own_flags.append(option.format(file.path))
+    own_flags, inputs = _own_flags(ctx)
     name = ctx.label.name[len("lib"):] if ctx.label.name.startswith("lib") else ctx.label.name
     whole = [
         cc_common.create_library_to_link(

@@ -22,7 +22,7 @@
 #include <spdlog/sinks/stdout_color_sinks-inl.h>
 #include <spdlog/spdlog-inl.h>
 
-// The default logger's sink.
+// The default logger writes to this sink.
 template class spdlog::sinks::ansicolor_sink<spdlog::details::console_mutex>;
 template class spdlog::sinks::ansicolor_stdout_sink<spdlog::details::console_mutex>;
 
