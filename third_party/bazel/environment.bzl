@@ -1,6 +1,6 @@
-"""What Debian's bazel-bootstrap 4.2.3 expects to be downloaded and Debian packages instead; nothing for other builds."""
+"""Makes what Bazel expects to download from what Debian packages with its bazel-bootstrap 4.2."""
 
-_DEBIAN = """load("@bazel_tools//tools/build_defs/repo:utils.bzl", "maybe")
+_REPOSITORIES = """load("@bazel_tools//tools/build_defs/repo:utils.bzl", "maybe")
 
 def bazel_environment_repositories():
     maybe(native.local_repository, name = "rules_java", path = "/usr/share/bazel/rules/java")
@@ -14,28 +14,17 @@ filegroup(name = "lcov_merger")
 \"\"\")
 """
 
-_OTHER = """def bazel_environment_repositories():
-    pass
-"""
-
 def _bazel_environment_impl(repository_ctx):
     repository_ctx.file("BUILD.bazel", "")
-    if repository_ctx.attr.version in ["", "no_version"]:
-        here = repository_ctx.path(".")
-        repository_ctx.file("rules_cc/cc/BUILD", "")
-        repository_ctx.template("rules_cc/cc/defs.bzl", Label("//third_party/bazel:rules_cc_defs.bzl"))
-        repository_ctx.file("coverage/README", "Coverage is not collected.\n")
-        content = _DEBIAN.format(rules_cc = str(here) + "/rules_cc", coverage = str(here) + "/coverage")
-    else:
-        content = _OTHER
+    repository_ctx.file("rules_cc/cc/BUILD", "")
+    repository_ctx.template("rules_cc/cc/defs.bzl", Label("//third_party/bazel:rules_cc_defs.bzl"))
+    repository_ctx.file("coverage/README", "Coverage is not collected.\n")
+    here = str(repository_ctx.path("."))
+    content = _REPOSITORIES.format(rules_cc = here + "/rules_cc", coverage = here + "/coverage")
     repository_ctx.file("repositories.bzl", content)
 
-_bazel_environment = repository_rule(
+bazel_environment = repository_rule(
     implementation = _bazel_environment_impl,
-    attrs = {"version": attr.string()},
+    doc = "Makes @NAME//:repositories.bzl, whose bazel_environment_repositories() a WORKSPACE calls.",
     local = True,
 )
-
-def bazel_environment(name):
-    """Makes @name//:repositories.bzl, whose bazel_environment_repositories() a WORKSPACE calls."""
-    _bazel_environment(name = name, version = getattr(native, "bazel_version", ""))
