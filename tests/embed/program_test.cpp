@@ -15,8 +15,10 @@
 #include "tessera/tests/harness/over_mpi.h"
 #include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
+#include "tessera/tests/harness/text.h"
 #include "tessera/tools/launcher/private_folder.h"
 
+using tessera::testing::contains;
 using tessera::testing::shell;
 using tessera::testing::ShellOutcome;
 using tessera::testing::why_no_mpi;
@@ -30,8 +32,6 @@ std::string program(const std::string& more = "") {
   const std::string model = std::getenv("MINILM");
   return fmt::format(" examples/embed/embed --weights {0} --vocab {0}/vocab.txt {1}", model, more);
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::string last_line(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
@@ -113,14 +113,15 @@ TEST_CASE("torchrun --no-python starts embed on 2 ranks") {
 }
 
 TEST_CASE("mpirun starts embed on 2 ranks, over Gloo and over MPI") {
-  if (shell("command -v mpirun").exit_code != 0) TESSERA_SKIP("mpirun is not installed; apt-get install openmpi-bin");
+  if (shell("command -v mpirun").exit_code != 0)
+    TESSERA_SKIP_MISSING("mpirun is not installed; apt-get install openmpi-bin");
   const std::string mpirun = " timeout 120 mpirun --allow-run-as-root --oversubscribe -np 2";
   check_success(shell("TESSERA_BACKEND=gloo" + mpirun + program()));
-  if (!why_no_mpi().empty()) TESSERA_SKIP(why_no_mpi());
+  if (!why_no_mpi().empty()) TESSERA_SKIP_MISSING(why_no_mpi());
   check_success(shell("TESSERA_BACKEND=mpi" + mpirun + program()));
 }
 
 TEST_CASE("launch --backend mpi: embed on 4 ranks prints the same line of difference") {
-  if (!why_no_mpi().empty()) TESSERA_SKIP(why_no_mpi());
+  if (!why_no_mpi().empty()) TESSERA_SKIP_MISSING(why_no_mpi());
   check_success(shell(kLaunch + "4 --backend mpi" + program()));
 }

@@ -34,7 +34,7 @@ Output run(const std::string& command) {
 
 TEST_CASE("format: every source file is as clang-format writes it; tools/format does it") {
   if (run(std::string(kProgram) + " --version").status != 0) {
-    TESSERA_SKIP(std::string(kProgram) + " is not installed; tools/setup installs it");
+    TESSERA_SKIP_MISSING(std::string(kProgram) + " is not installed; tools/setup installs it");
   }
   const fs::path root = tessera::testing::source_root();
   const std::vector<fs::path> files = tessera::testing::files_below(root, {".h", ".cpp"});

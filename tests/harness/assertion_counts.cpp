@@ -28,7 +28,12 @@ std::string to_lines(const AssertionCounts& counts) {
   std::string lines;
   for (const auto& [place, count] : counts) {
     lines += std::to_string(count);
-    for (const std::string& name : place) lines += "\t" + name;
+    for (const std::string& name : place) {
+      if (name.find_first_of("\t\n") != std::string::npos) {
+        throw std::invalid_argument("the name \"" + name + "\" has a tab or a newline; give a test another name");
+      }
+      lines += "\t" + name;
+    }
     lines += "\n";
   }
   return lines;

@@ -13,7 +13,8 @@ namespace tessera::testing {
 using AssertionPlace = std::vector<std::string>;
 using AssertionCounts = std::map<AssertionPlace, int64_t>;
 
-// Returns one line for each place: the count and the names, with a tab before each name.
+// Returns one line for each place: the count and the names, with a tab before each name. Throws std::invalid_argument
+// if a name has a tab or a newline, which parse_counts() would take for its end.
 std::string to_lines(const AssertionCounts& counts);
 
 // Reads what to_lines() wrote. Throws std::invalid_argument if a line has no count.

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "tessera/tests/harness/ranks.h"
 
@@ -140,6 +141,39 @@ TEST_CASE("one process cannot run it") { TESSERA_SKIP("no dragon here"); }
 TESSERA_RANKS_TEST_CASE("ranks check nothing", {2}) {}
 
 TEST_CASE("one process checks nothing") {}
+
+TEST_CASE("one process only warns") {
+  WARN(1 == 1);
+  WARN(1 == 2);
+}
+
+TESSERA_RANKS_TEST_CASE("ranks cannot run it for want of a program", {1, 2}) {
+  CHECK(tessera::testing::world_size() == 1);
+  TESSERA_SKIP_MISSING("no griffin is installed");
+}
+
+TEST_CASE("one process is skipped twice") {
+  tessera::testing::skip("no dragon here");
+  TESSERA_SKIP_MISSING("no griffin is installed");
+}
+
+TEST_CASE("one process fails before it is skipped") {
+  CHECK(1 == 2);
+  TESSERA_SKIP_MISSING("no griffin is installed");
+}
+
+TEST_CASE("threads are skipped at once") {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([] {
+      CHECK(1 == 1);
+      tessera::testing::skip("no dragon here");
+    });
+  }
+  for (std::thread& each : threads) each.join();
+}
+
+TEST_CASE("a name\twith a tab") { CHECK(true); }
 
 TESSERA_RANKS_TEST_CASE("assertions in subcases of ranks", {1, 2}) {
   CHECK(rank() < 2);

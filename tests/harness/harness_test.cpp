@@ -13,7 +13,9 @@
 
 #include <doctest/doctest.h>
 
+#include "tessera/tests/harness/assertion_counts.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/text.h"
 #include "tessera/tools/launcher/child_process.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
@@ -23,6 +25,7 @@ using tessera::ProcessGroupResult;
 using tessera::Program;
 using tessera::start_child;
 using tessera::wait_for;
+using tessera::testing::contains;
 
 namespace {
 
@@ -46,15 +49,14 @@ Outcome run_case(const std::string& test_case, const std::string& pids = "") {
       .store_path = folder.path() + "/store",
       .environment = {{"TESSERA_TEST_PIDS", pids}},
       .time_limit = std::chrono::seconds(50),
+      // Where a check here shows the text, its report of test cases is none of this test's: those begin a line.
       .on_line = [&](int64_t, tessera::OutputStream,
-                     std::string_view line) { outcome.text += std::string(line) + "\n"; },
+                     std::string_view line) { outcome.text += "  " + std::string(line) + "\n"; },
   });
   outcome.exit_code = result.timed_out ? 124 : result.failure ? result.failure->shell_code() : 0;
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return outcome;
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::vector<pid_t> pids_in(const std::string& folder) {
   std::vector<pid_t> pids;
@@ -231,6 +233,14 @@ TEST_CASE("a case that evaluates no assertion fails, on ranks and alone") {
   CHECK(contains(alone.text, "[tessera] 0 passed, 1 failed, 0 skipped"));
 }
 
+TEST_CASE("a warning is no assertion") {
+  const Outcome outcome = run_case("one process only warns");
+  INFO(outcome.text);
+  CHECK(outcome.exit_code == 1);
+  CHECK(contains(outcome.text, "[tessera] failed: one process only warns: it has evaluated no assertion"));
+  CHECK(contains(outcome.text, "[tessera] 0 assertions"));
+}
+
 TEST_CASE("assertions are counted by case and subcase, over all ranks") {
   CHECK(contains(run_case("all is well").text, "[tessera] 4 assertions\n"));
   const PrivateFolder folder;
@@ -249,6 +259,33 @@ TEST_CASE("assertions are counted by case and subcase, over all ranks") {
   CHECK(contains(outcome.text, "[tessera] 14 assertions\n"));
 }
 
+TEST_CASE("counts that cannot be written fail the test") {
+  const auto reported_to = [](const char* report, const std::string& test_case) {
+    ::setenv("TESSERA_TEST_REPORT", report, 1);
+    const Outcome outcome = run_case(test_case);
+    ::unsetenv("TESSERA_TEST_REPORT");
+    return outcome;
+  };
+  const Outcome full = reported_to("/dev/full", "all is well");
+  INFO(full.text);
+  CHECK(full.exit_code == 1);
+  CHECK(contains(full.text, "the counts of assertions are lost: /dev/full cannot be written; is the disk full?"));
+  const Outcome tab = reported_to("/dev/null", "a name*with a tab");
+  INFO(tab.text);
+  CHECK(tab.exit_code == 1);
+  CHECK(contains(tab.text, "has a tab or a newline; give a test another name"));
+}
+
+TEST_CASE("counts of names with a tab or a newline are refused, others are read as they were written") {
+  using namespace tessera::testing;
+  const AssertionCounts counts = {{{"a case", "a subcase"}, 3}, {{"a case"}, 2}};
+  CHECK(parse_counts(to_lines(counts)) == counts);
+  for (const char* name : {"a\tcase", "a\ncase"}) {
+    CHECK_THROWS_WITH_AS(to_lines({{{"a case", name}, 1}}), doctest::Contains("has a tab or a newline"),
+                         std::invalid_argument);
+  }
+}
+
 TEST_CASE("a failing subcase fails the case") {
   const Outcome outcome = run_case("subcases run*");
   INFO(outcome.text);
@@ -263,8 +300,28 @@ TEST_CASE("a skipped case is counted as skipped and says why") {
   CHECK(contains(in_rank.text, "rank 0 cannot run it: on 1 ranks, rank 0: no unicorn here"));
   CHECK(contains(in_rank.text, "[tessera] 0 passed, 0 failed, 1 skipped"));
   const Outcome alone = run_case("one process cannot run it");
-  CHECK(contains(alone.text, "one process cannot run it: no dragon here"));
+  CHECK(contains(alone.text, "[tessera] skipped: one process cannot run it: no dragon here"));
   CHECK(contains(alone.text, "[tessera] 0 passed, 0 failed, 1 skipped"));
+  const Outcome threads = run_case("threads are skipped at once");
+  INFO(threads.text);
+  CHECK(contains(threads.text, "[tessera] 8 assertions"));
+  CHECK(contains(threads.text, "[tessera] 0 passed, 0 failed, 1 skipped"));
+}
+
+TEST_CASE("a case that lacks a program says so in one line, however often it is skipped") {
+  const Outcome on_ranks = run_case("ranks cannot run it for want of a program");
+  INFO(on_ranks.text);
+  CHECK(contains(on_ranks.text,
+                 "[tessera] missing: ranks cannot run it for want of a program: on 1 ranks, rank 0: no griffin"));
+  CHECK(contains(on_ranks.text, "[tessera] 0 passed, 0 failed, 1 skipped"));  // nothing ran on 2 ranks
+  const Outcome twice = run_case("one process is skipped twice");
+  INFO(twice.text);
+  CHECK(contains(twice.text, "[tessera] missing: one process is skipped twice: no dragon here; no griffin"));
+  CHECK(contains(twice.text, "[tessera] 0 passed, 0 failed, 1 skipped"));
+  const Outcome failed = run_case("one process fails before it is skipped");
+  INFO(failed.text);
+  CHECK_FALSE(contains(failed.text, "missing: "));
+  CHECK(contains(failed.text, "[tessera] 0 passed, 1 failed, 0 skipped"));
 }
 
 TEST_CASE("outside a rank there is no rank") {

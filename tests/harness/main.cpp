@@ -1,7 +1,9 @@
 // This is the main function of every test. It runs doctest and prints two last lines, "[tessera] N assertions" and
-// "[tessera] N passed, N failed, N skipped", in test cases, which tools/test adds up. A test case without an assertion
-// fails. In a rank of TESSERA_RANKS_TEST_CASE it writes no such lines, but reports to the parent when the first check
-// failed, and how many assertions ran. TESSERA_TEST_REPORT names a file for the counts of every case and subcase.
+// "[tessera] N passed, N failed, N skipped", in test cases, which tools/test adds up. For a test case that was skipped
+// it prints one line, "[tessera] skipped: NAME: REASON", or "[tessera] missing: ..." where tools/setup would install
+// what the reason names. A test case without an assertion fails. In a rank of TESSERA_RANKS_TEST_CASE it writes no such
+// lines, but reports to the parent when the first check failed, and how many assertions ran. TESSERA_TEST_REPORT names
+// a file for the counts of every case and subcase.
 
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
@@ -9,10 +11,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +25,7 @@
 #include "tessera/tests/harness/assertion_counts.h"
 #include "tessera/tests/harness/fork_server.h"
 #include "tessera/tests/harness/rank_report.h"
+#include "tessera/tests/harness/report_file.h"
 #include "tessera/tests/harness/skip.h"
 
 namespace tessera::testing {
@@ -32,8 +38,32 @@ struct Counts {
 };
 
 Counts counts;
-bool skipped_now = false;
-const char* case_now = "";
+
+// Holds why the running test case is skipped, which any of its threads may say: each access holds the mutex.
+class SkipNow {
+ public:
+  void add(const std::string& reason, bool is_missing) {
+    const std::lock_guard lock(mutex_);
+    reasons_ += (reasons_.empty() ? "" : "; ") + reason;
+    (is_missing ? missing_ : skipped_) = true;
+  }
+  // Returns how the line of the test case continues after "[tessera] ", or "" where it was not skipped, and forgets it.
+  std::string take(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    const std::string line =
+        missing_ || skipped_ ? (missing_ ? "missing: " : "skipped: ") + name + ": " + reasons_ : std::string();
+    reasons_.clear();
+    missing_ = skipped_ = false;
+    return line;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string reasons_;
+  bool missing_ = false, skipped_ = false;
+};
+
+SkipNow skip_now;
 
 int64_t monotonic_nanoseconds() {
   timespec now{};
@@ -49,23 +79,25 @@ class Listener : public doctest::IReporter {
   void test_run_start() override {}
   void test_run_end(const doctest::TestRunStats&) override {}
   void test_case_start(const doctest::TestCaseData& data) override {
-    skipped_now = false;
-    case_now = data.m_name;
-    enter_case(data.m_name);
+    name_ = data.m_name;
+    enter_case(name_);
   }
   void test_case_reenter(const doctest::TestCaseData&) override {}
   void test_case_end(const doctest::CurrentTestCaseStats& stats) override {
-    const bool empty = !is_rank() && !skipped_now && stats.testCaseSuccess && assertions_of_case() == 0;
-    if (empty) std::printf("[tessera] failed: %s: it has evaluated no assertion\n", case_now);
-    int& count = !stats.testCaseSuccess || empty ? counts.failed : skipped_now ? counts.skipped : counts.passed;
-    ++count;
+    const std::string skipped = skip_now.take(name_);
+    const bool empty = !is_rank() && skipped.empty() && stats.testCaseSuccess && assertions_of_case() == 0;
+    if (empty) std::printf("[tessera] failed: %s: it has evaluated no assertion\n", name_.c_str());
+    const bool failed = !stats.testCaseSuccess || empty;
+    if (!failed && !skipped.empty() && !is_rank()) std::printf("[tessera] %s\n", skipped.c_str());
+    ++(failed ? counts.failed : skipped.empty() ? counts.passed : counts.skipped);
   }
   void test_case_exception(const doctest::TestCaseException&) override { note_failure(); }
   void subcase_start(const doctest::SubcaseSignature& subcase) override { enter_subcase(subcase.m_name.c_str()); }
   void subcase_end() override { leave_subcase(); }
   void log_assert(const doctest::AssertData& data) override {
+    if ((data.m_at & doctest::assertType::is_warn) != 0) return;
     add_assertion();
-    if (data.m_failed && (data.m_at & doctest::assertType::is_warn) == 0) note_failure();
+    if (data.m_failed) note_failure();
   }
   void log_message(const doctest::MessageData& data) override {
     if ((data.m_severity & doctest::assertType::is_warn) == 0) note_failure();
@@ -75,31 +107,40 @@ class Listener : public doctest::IReporter {
   }
 
  private:
+  // Any thread may be the first. Where the file cannot be written, another rank may be named as the first to fail.
   void note_failure() {
-    if (noted_ || !is_rank()) return;
-    noted_ = true;
+    if (!is_rank() || noted_.exchange(true)) return;
     std::ofstream(failure_file(store_path(), rank())) << monotonic_nanoseconds();
   }
 
-  bool noted_ = false;
+  std::string name_;  // of the running test case
+  std::atomic<bool> noted_ = false;
 };
 
 DOCTEST_REGISTER_LISTENER("tessera", 1, Listener);
 
-void write_report() {
-  if (const char* const path = std::getenv("TESSERA_TEST_REPORT")) std::ofstream(path) << to_lines(assertion_counts());
+void skip_as(const std::string& reason, bool is_missing) {
+  skip_now.add(reason, is_missing);
+  if (is_rank()) report_skip(reason, is_missing);
+}
+
+// Writes what the parent of a rank, or the user, reads of this program's assertions. Returns whether it could.
+bool write_reports() {
+  try {
+    report_end();
+    const char* const path = is_rank() ? nullptr : std::getenv("TESSERA_TEST_REPORT");
+    if (path != nullptr) write_report_file(path, to_lines(assertion_counts()));
+    return true;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "the counts of assertions are lost: %s\n", error.what());
+    return false;
+  }
 }
 
 }  // namespace
 
-void skip(const std::string& reason) {
-  skipped_now = true;
-  if (is_rank()) {
-    std::ofstream(skip_file(store_path(), rank())) << reason;
-    return;
-  }
-  std::printf("[tessera] skipped: %s: %s\n", case_now, reason.c_str());
-}
+void skip(const std::string& reason) { skip_as(reason, false); }
+void skip_missing(const std::string& reason) { skip_as(reason, true); }
 
 }  // namespace tessera::testing
 
@@ -113,9 +154,9 @@ int main(int argc, char** argv) {
     for (const std::string& argument : *of_rank) arguments.push_back(argument.c_str());
   }
   doctest::Context context(static_cast<int>(arguments.size()), arguments.data());
-  const int code = context.run();
+  int code = context.run();
   if (context.shouldExit()) return code;
-  tessera::testing::report_end();
+  if (!tessera::testing::write_reports()) code = 1;
   if (of_rank) {
     // Destroying LibTorch's static objects takes longer than most bodies, so forked ranks skip it. Ranks that are
     // started as programs do it.
@@ -123,7 +164,6 @@ int main(int argc, char** argv) {
     ::_exit(code);
   }
   if (tessera::testing::is_rank()) return code;
-  tessera::testing::write_report();
   std::printf("[tessera] %lld assertions\n",
               static_cast<long long>(tessera::testing::sum(tessera::testing::assertion_counts())));
   std::printf("[tessera] %d passed, %d failed, %d skipped\n", counts.passed, counts.failed, counts.skipped);

@@ -3,12 +3,13 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <stdexcept>
+#include <string_view>
 
 #include <fmt/format.h>
 
 #include "tessera/tests/harness/assertion_counts.h"
+#include "tessera/tests/harness/report_file.h"
 
 namespace tessera::testing {
 namespace {
@@ -24,6 +25,13 @@ std::string rank_variable(const char* name) {
 
 pid_t ran_body = 0;  // the process that has run the body
 
+// The first word of a file of a skip.
+constexpr std::string_view kMissing = "missing: ", kSkipped = "skipped: ";
+
+std::string skip_file(const std::string& store_path, int64_t rank) {
+  return fmt::format("{}.skipped.{}", store_path, rank);
+}
+
 }  // namespace
 
 bool is_rank() { return std::getenv(kCaseVariable) != nullptr; }
@@ -35,16 +43,23 @@ std::string store_path() { return rank_variable("TESSERA_STORE"); }
 std::string failure_file(const std::string& store_path, int64_t rank) {
   return fmt::format("{}.failed.{}", store_path, rank);
 }
-std::string skip_file(const std::string& store_path, int64_t rank) {
-  return fmt::format("{}.skipped.{}", store_path, rank);
-}
 std::string end_file(const std::string& store_path, int64_t rank) { return fmt::format("{}.end.{}", store_path, rank); }
+
+void report_skip(const std::string& reason, bool is_missing) {
+  write_report_file(skip_file(store_path(), rank()), std::string(is_missing ? kMissing : kSkipped) + reason);
+}
+
+std::optional<RankSkip> skip_of(const std::string& store_path, int64_t rank) {
+  const std::optional<std::string> text = read_report_file(skip_file(store_path, rank));
+  if (!text) return std::nullopt;
+  return RankSkip{.reason = text->substr(kMissing.size()), .is_missing = text->starts_with(kMissing)};
+}
 
 void body_begins() { ran_body = ::getpid(); }
 
 void report_end() {
   if (!is_rank() || ran_body != ::getpid()) return;
-  std::ofstream(end_file(store_path(), rank())) << to_lines(assertion_counts());
+  write_report_file(end_file(store_path(), rank()), to_lines(assertion_counts()));
 }
 
 }  // namespace tessera::testing

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 // Through these variables and files, the ranks of a test case and the process that started them communicate.
@@ -18,10 +19,18 @@ int64_t rank();
 int64_t world_size();
 std::string store_path();
 
-// These return the files to which a rank writes the time of its first failure (CLOCK_MONOTONIC, nanoseconds), and why
-// it was skipped.
+// Returns the file to which a rank writes the time of its first failure (CLOCK_MONOTONIC, nanoseconds).
 std::string failure_file(const std::string& store_path, int64_t rank);
-std::string skip_file(const std::string& store_path, int64_t rank);
+
+// Holds why a rank was skipped, and whether that is because something is missing that tools/setup installs.
+struct RankSkip {
+  std::string reason;
+  bool is_missing = false;
+};
+// In a rank, writes why it is skipped to a file, which skip_of() reads in the process that started the rank. skip_of()
+// returns nothing for a rank that was not skipped.
+void report_skip(const std::string& reason, bool is_missing);
+std::optional<RankSkip> skip_of(const std::string& store_path, int64_t rank);
 // Returns the file that a rank writes when its body has ended, with or without a failure: to_lines() of its counts of
 // assertions. A rank that exits without it has not run its test.
 std::string end_file(const std::string& store_path, int64_t rank);

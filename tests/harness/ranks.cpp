@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <optional>
 #include <string>
@@ -15,6 +14,7 @@
 #include "tessera/tests/harness/assertion_counts.h"
 #include "tessera/tests/harness/fork_server.h"
 #include "tessera/tests/harness/over_mpi.h"
+#include "tessera/tests/harness/report_file.h"
 #include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
@@ -32,12 +32,6 @@ std::string filter_for(const char* name) {
   std::replace_if(
       filter.begin(), filter.end(), [](char c) { return c == ',' || c == '\\' || c == '"'; }, '?');
   return filter;
-}
-
-std::optional<std::string> read_file(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return std::nullopt;
-  return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
 // Describes one run of a body on one number of ranks: each rank's output, and how the run ended.
@@ -97,7 +91,7 @@ int64_t first_failure(const Run& run) {
   int64_t first = run.result.failure->rank;
   int64_t earliest = INT64_MAX;
   for (int64_t rank = 0; rank < run.size; ++rank) {
-    const std::optional<std::string> time = read_file(failure_file(run.store(), rank));
+    const std::optional<std::string> time = read_report_file(failure_file(run.store(), rank));
     if (!time || time->empty() || std::stoll(*time) >= earliest) continue;
     earliest = std::stoll(*time);
     first = rank;
@@ -127,20 +121,22 @@ std::string describe_failure(const Run& run, std::chrono::milliseconds limit) {
   return fmt::format("on {} ranks: {}, the first to fail, and wrote:\n{}", run.size, how, output_of(run, rank));
 }
 
-void report(const Run& run, std::chrono::milliseconds limit) {
+// Fails the test case, or marks it as skipped, or adds the ranks' assertions. Returns whether it goes on.
+bool report(const Run& run, std::chrono::milliseconds limit) {
   if (!run.result.ok()) {
     const std::string message = describe_failure(run, limit);
     FAIL(message);
   }
   for (int64_t rank = 0; rank < run.size; ++rank) {
-    if (const auto reason = read_file(skip_file(run.store(), rank))) {
-      skip(fmt::format("on {} ranks, rank {}: {}", run.size, rank, *reason));
-      return;
+    if (const std::optional<RankSkip> skipped = skip_of(run.store(), rank)) {
+      const std::string reason = fmt::format("on {} ranks, rank {}: {}", run.size, rank, skipped->reason);
+      skipped->is_missing ? skip_missing(reason) : skip(reason);
+      return false;
     }
   }
   int64_t assertions = 0;
   for (int64_t rank = 0; rank < run.size; ++rank) {
-    const AssertionCounts counts = parse_counts(read_file(end_file(run.store(), rank)).value_or(""));
+    const AssertionCounts counts = parse_counts(read_report_file(end_file(run.store(), rank)).value_or(""));
     add_assertions(counts);
     assertions += sum(counts);
   }
@@ -148,6 +144,7 @@ void report(const Run& run, std::chrono::milliseconds limit) {
     const std::string message = fmt::format("on {} ranks: no rank has evaluated an assertion", run.size);
     FAIL(message);
   }
+  return true;
 }
 
 void check_sizes(const Ranks& ranks) {
@@ -172,11 +169,11 @@ void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void 
     return;
   }
   check_sizes(ranks);
-  if (is_over_mpi() && !why_no_mpi().empty()) return skip(why_no_mpi());
+  if (is_over_mpi() && !why_no_mpi().empty()) return skip_missing(why_no_mpi());
   for (const int64_t size : ranks.sizes()) {
     Run run = {.size = size, .folder = {}, .lines = {}, .result = {}};
     start(run, name, place, ranks.limit());
-    report(run, ranks.limit());
+    if (!report(run, ranks.limit())) return;
   }
 }
 

@@ -12,7 +12,9 @@
 #include "tessera/tests/harness/skip.h"
 
 // Defines a test case whose body runs in several processes that communicate over Gloo, or over MPI (`backends` of
-// tessera_distributed_test). CHECKs count in each of them.
+// tessera_distributed_test). CHECKs count in each of them: on each number of ranks, one rank at least must evaluate
+// one. Those that a body evaluates in a process that it forks itself are lost, with their failures: let it check an
+// exit code.
 //
 //   TESSERA_RANKS_TEST_CASE("every rank gets the sum", {1, 2, 4}) {
 //     const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {world_size()}, {}, world());
@@ -24,7 +26,7 @@
 //
 // The body's processes are new, so other cases do not affect it. SUBCASEs work, if every rank enters the same ones. The
 // case fails when one rank fails, or exits before the end of its body (exit(0)), and shows the output of the first such
-// rank. The numbers of ranks, at least one, run one after the other and stop at a failure.
+// rank. The numbers of ranks, at least one, run one after the other and stop at a failure, or at a skip.
 #define TESSERA_RANKS_TEST_CASE(name, ...) \
   TESSERA_RANKS_TEST_CASE_(DOCTEST_ANONYMOUS(tessera_ranks_body_), name, __VA_ARGS__)
 

@@ -10,9 +10,18 @@
     return;                             \
   } while (false)
 
+// Does the same where the machine lacks a program or a package that tools/setup installs: in CI the case has failed.
+#define TESSERA_SKIP_MISSING(reason)            \
+  do {                                          \
+    ::tessera::testing::skip_missing((reason)); \
+    return;                                     \
+  } while (false)
+
 namespace tessera::testing {
 
-// Marks the running test case as skipped. A check that has failed before still makes it fail.
+// Mark the running test case as skipped. A check that has failed before still makes it fail. Every thread may call
+// them.
 void skip(const std::string& reason);
+void skip_missing(const std::string& reason);
 
 }  // namespace tessera::testing

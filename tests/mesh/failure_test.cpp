@@ -52,7 +52,7 @@ struct Job {
 
 // Skips a test over MPI where the build has none.
 #define TESSERA_SKIP_WITHOUT_MPI() \
-  if (is_over_mpi() && !testing::why_no_mpi().empty()) TESSERA_SKIP(testing::why_no_mpi())
+  if (is_over_mpi() && !testing::why_no_mpi().empty()) TESSERA_SKIP_MISSING(testing::why_no_mpi())
 
 Job run_job(const std::string& how, int64_t size, std::map<std::string, std::string> environment = {}) {
   const PrivateFolder folder;

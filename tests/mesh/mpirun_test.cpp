@@ -8,7 +8,9 @@
 #include "tessera/tests/harness/over_mpi.h"
 #include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
+#include "tessera/tests/harness/text.h"
 
+using tessera::testing::contains;
 using tessera::testing::shell;
 using tessera::testing::ShellOutcome;
 using tessera::testing::why_no_mpi;
@@ -21,26 +23,24 @@ ShellOutcome under_mpirun(const std::string& what, const std::string& variables 
   return shell(variables + " timeout 60 mpirun --allow-run-as-root --oversubscribe -np 2 " + kProgram + what);
 }
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 }  // namespace
 
 TEST_CASE("a job of mpirun goes over MPI, and over Gloo when that is asked for") {
-  if (!why_no_mpi().empty()) TESSERA_SKIP(why_no_mpi());
+  if (!why_no_mpi().empty()) TESSERA_SKIP_MISSING(why_no_mpi());
   CHECK(under_mpirun("'names its backend'").output == "mpi\nmpi\n");
   CHECK(under_mpirun("'names its backend'", "TESSERA_BACKEND=gloo").output == "gloo\ngloo\n");
   CHECK(under_mpirun("'names its backend'", "TESSERA_BACKEND=mpi").output == "mpi\nmpi\n");
 }
 
 TEST_CASE("a job of mpirun ends well, without a word of mpirun's") {
-  if (!why_no_mpi().empty()) TESSERA_SKIP(why_no_mpi());
+  if (!why_no_mpi().empty()) TESSERA_SKIP_MISSING(why_no_mpi());
   const ShellOutcome outcome = under_mpirun("'ends well'");
   CHECK(outcome.output.empty());
   CHECK(outcome.exit_code == 0);
 }
 
 TEST_CASE("a rank that throws under mpirun leaves its text before mpirun ends the others") {
-  if (!why_no_mpi().empty()) TESSERA_SKIP(why_no_mpi());
+  if (!why_no_mpi().empty()) TESSERA_SKIP_MISSING(why_no_mpi());
   const ShellOutcome outcome = under_mpirun("'throws past main'");
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code != 0);
@@ -64,7 +64,7 @@ TEST_CASE("MPI that was asked for and cannot be is refused by name") {
 }
 
 TEST_CASE("launch --backend mpi makes the ranks processes of one MPI job, and ends them as others") {
-  if (!why_no_mpi().empty()) TESSERA_SKIP(why_no_mpi());
+  if (!why_no_mpi().empty()) TESSERA_SKIP_MISSING(why_no_mpi());
   const std::string launch = "timeout 60 tools/launcher/launch -n 2 --backend mpi ";
   const ShellOutcome backend = shell(launch + kProgram + "'names its backend'");
   CHECK((backend.output == "[0] mpi\n[1] mpi\n" || backend.output == "[1] mpi\n[0] mpi\n"));
@@ -80,7 +80,7 @@ TEST_CASE("launch --backend mpi makes the ranks processes of one MPI job, and en
 }
 
 TEST_CASE("launch --backend mpi leaves no shared memory behind, also of a rank that is killed") {
-  if (!why_no_mpi().empty()) TESSERA_SKIP(why_no_mpi());
+  if (!why_no_mpi().empty()) TESSERA_SKIP_MISSING(why_no_mpi());
   const std::string show = "sh -c 'echo $OMPI_MCA_btl_vader_backing_directory; exec " + kProgram + "\"is killed\"'";
   const ShellOutcome outcome = shell("timeout 60 tools/launcher/launch --no-prefix -n 2 --backend mpi " + show);
   const std::string folder = outcome.output.substr(0, outcome.output.find('\n'));

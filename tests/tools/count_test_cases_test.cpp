@@ -23,10 +23,12 @@ struct Run {
   std::string log;
 };
 
-// Returns what the program says of these runs, after Bazel has ended with `code`. `environment` stands before it.
-ShellOutcome counted(const std::vector<Run>& runs, int code = 0, const std::string& environment = "CI=") {
+// Returns what the program says of these runs of a part of tools/test, after Bazel has ended with `code`. `environment`
+// stands before it.
+ShellOutcome counted(const std::vector<Run>& runs, int code = 0,
+                     const std::string& environment = "CI=", const std::string& part = "long") {
   const tessera::PrivateFolder folder;
-  std::ofstream events(folder.path() + "/events.json");
+  std::ofstream events(folder.path() + "/" + part + ".json");
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const std::string log = folder.path() + "/" + std::to_string(i) + ".log";
     std::ofstream(log) << runs[i].log;
@@ -37,11 +39,15 @@ ShellOutcome counted(const std::vector<Run>& runs, int code = 0, const std::stri
            << "\n";
   }
   events.close();
-  return shell(environment + " python3 tools/count_test_cases.py " + std::to_string(code) + " " + folder.path() +
-               "/events.json");
+  return shell(environment + " python3 tools/count_test_cases.py " + std::to_string(code) + " " + folder.path() + "/" +
+               part + ".json");
 }
 
-const std::string kMissing = "[tessera] skipped: a case: mpirun is not installed; tools/setup installs it\n";
+// What a test of two cases says where the second lacks something.
+std::string skips(const std::string& why) { return why + "\n[tessera] 1 passed, 0 failed, 1 skipped\n"; }
+
+const std::string kMissing = "[tessera] missing: a case: mpirun is not installed; tools/setup installs it";
+const std::string kNoMpi = "[tessera] missing: a case: this build has no MPI; tools/setup installs it";
 
 }  // namespace
 
@@ -70,13 +76,50 @@ TEST_CASE("what fails, says nothing, runs not at all or is not built has failed"
 }
 
 TEST_CASE("a case that was skipped for a missing program fails in CI, and only there") {
-  const std::vector<Run> runs = {{"//a:one", "PASSED", kMissing + "[tessera] 1 passed, 0 failed, 1 skipped\n"}};
-  const ShellOutcome here = counted(runs);
-  CHECK(here.exit_code == 0);
-  CHECK(here.output.find("1 passed, 0 failed, 1 skipped\n") != std::string::npos);
+  const std::vector<Run> runs = {{"//a:one", "PASSED", skips(kMissing)}};
+  for (const char* const environment : {"CI=", "CI=false", "CI=0", "-u CI"}) {
+    CAPTURE(environment);
+    const ShellOutcome here = counted(runs, 0, std::string("env ") + environment);
+    CHECK(here.exit_code == 0);
+    CHECK(here.output ==
+          "skipped: //a:one: a case: mpirun is not installed; tools/setup installs it\n0 assertions\n"
+          "1 passed, 0 failed, 1 skipped\n");
+  }
   const ShellOutcome in_ci = counted(runs, 0, "CI=true");
   CHECK(in_ci.exit_code == 1);
   CHECK(in_ci.output.find("failed, since CI may lack nothing: //a:one: a case: mpirun is not installed") !=
         std::string::npos);
   CHECK(in_ci.output.find("1 passed, 1 failed\n") != std::string::npos);
+}
+
+TEST_CASE("in CI a skip is a failure by what it lacks, and in which part of tools/test") {
+  struct Row {
+    const char* why;
+    std::string line;
+    std::string part;
+    const char* want;
+  };
+  const std::string unfit = "[tessera] skipped: a case: over Gloo every rank has a part";
+  const std::vector<Row> rows = {
+      {"a program", kMissing, "long", "1 passed, 1 failed\n"},
+      {"a program, where MPI may lack", kMissing, "without_mpi", "1 passed, 1 failed\n"},
+      {"MPI", kNoMpi, "long", "1 passed, 1 failed\n"},
+      {"MPI, where it may lack", kNoMpi, "without_mpi", "1 passed, 0 failed, 1 skipped\n"},
+      {"nothing", unfit, "long", "1 passed, 0 failed, 1 skipped\n"},
+      {"nothing, but a name that says so", "[tessera] skipped: missing: is not installed: x", "long",
+       "1 passed, 0 failed, 1 skipped\n"},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    const ShellOutcome outcome = counted({{"//a:one", "PASSED", skips(row.line)}}, 0, "CI=true", row.part);
+    CAPTURE(outcome.output);
+    CHECK(outcome.output.ends_with(row.want));
+  }
+}
+
+TEST_CASE("no more cases fail for what is missing than were skipped") {
+  const ShellOutcome outcome = counted({{"//a:one", "PASSED", skips(kMissing + "\n" + kMissing)}}, 0, "CI=true");
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.output.ends_with("1 passed, 1 failed\n"));
+  CHECK(outcome.output.find("failed: //a:one: 1 (passed)") != std::string::npos);
 }

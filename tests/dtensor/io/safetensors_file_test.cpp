@@ -92,7 +92,7 @@ TEST_CASE("safetensors file: what is written equals, byte for byte, what the for
 }
 
 TEST_CASE("safetensors file: the format's own library opens what is written") {
-  if (!std::filesystem::exists(kPython)) TESSERA_SKIP("no Python of tools/setup here; run it with bazel test");
+  if (!std::filesystem::exists(kPython)) TESSERA_SKIP_MISSING("no Python of tools/setup here; run it with bazel test");
   const TempFolder folder;
   const at::Tensor base = at::arange(6, at::kFloat).reshape({2, 3});
   save(folder / "f", {{"w", base.t()}, {"half", base.to(at::kBFloat16)}, {"empty", at::empty({0, 4}, at::kLong)}});
