@@ -35,9 +35,11 @@ at::Tensor piece_of(const at::Tensor& whole, const DeviceMesh& mesh, const Place
 // not commute.
 std::vector<Placements> all_layouts(int64_t mesh_ndim, const Placements& kinds);
 
-// Says whether dtype, sizes and bits are equal (NaN equals NaN).
+// Says whether dtype, sizes and values are equal (NaN equals NaN).
 bool same(const at::Tensor& a, const at::Tensor& b);
-// Says whether dtype and sizes are equal and values differ by at most `tolerance` of the largest magnitude.
+// Says whether dtype and sizes are equal, NaN and each infinity stand in the same places, and the finite values of
+// floating-point tensors differ by at most `tolerance` of the largest magnitude, or of 1 where that is more. Other
+// values must be equal.
 bool close(const at::Tensor& a, const at::Tensor& b, double tolerance = 1e-12);
 
 }  // namespace tessera::testing
