@@ -15,9 +15,9 @@
 #include "tessera/examples/custom_placement/root_mean_square.h"
 #include "tessera/examples/custom_placement/zigzag_parallel.h"
 #include "tessera/mesh/collectives/comm_counter.h"
-#include "tessera/placement/layout.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/custom_placement/placement_checks.h"
+#include "tessera/tests/dtensor/redistribute/pairs.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -27,57 +27,8 @@ using namespace custom_placement;
 
 namespace {
 
-// Gives row i to rank (2 i + 1) mod `n`.
-std::vector<Intervals> dealt(int64_t rows, int64_t n) {
-  std::vector<Intervals> out(static_cast<std::size_t>(n));
-  for (int64_t i = 0; i < rows; ++i) append(out[static_cast<std::size_t>((2 * i + 1) % n)], {.begin = i, .end = i + 1});
-  return out;
-}
-
-// Returns placements that a tensor of 9 rows over `n` ranks may have.
-Placements built_in(int64_t n) {
-  std::vector<int64_t> sizes(static_cast<std::size_t>(n), 0);
-  sizes.back() = 9;
-  return {Replicate(),
-          Shard(0),
-          Shard(1),
-          BlockCyclic(0, 2),
-          RaggedShard(0, sizes),
-          IntervalShard(0, dealt(9, n)),
-          Partial(),
-          Partial(ReduceOp::kAvg),
-          Partial(ReduceOp::kMax),
-          Partial(ReduceOp::kMin),
-          Partial(ReduceOp::kProduct),
-          NormPartial(2),
-          MaskedPartial()};
-}
-
 const Placement Z = ZigzagShard(0);
 const Placement RMS = RmsPartial();
-
-DeviceMesh square() { return mesh_over({2, 2}); }
-
-// Returns lists of two built-in placements on (2, 2); where `bits`, those that integer tensors may have.
-std::vector<Placements> built_in_on_square(bool bits) {
-  Placements kinds = built_in(2);
-  if (bits) {
-    std::erase_if(kinds, [](const Placement& p) { return p.is_partial(); });
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
-      kinds.push_back(Partial(op));
-    }
-  }
-  const std::vector<int64_t> shape = {9, 5};
-  std::vector<Placements> out;
-  for (const Placements& layout : all_layouts(2, kinds)) {
-    if (is_layout(layout, Mesh({2, 2}), shape)) out.push_back(layout);
-  }
-  out.push_back({Shard(0).ordered(1), Shard(0)});
-  out.push_back({Shard(1).ordered(1), Shard(1)});
-  out.push_back(Placements(2, RaggedShard(0, {0, 2, 3, 4})));
-  out.push_back(Placements(2, IntervalShard(0, dealt(9, 4))));
-  return out;
-}
 
 // Is an average whose derivative lacks the number of ranks.
 class WrongAverage final : public Reduction {
@@ -104,11 +55,6 @@ class Forgetful final : public Partition {
  private:
   mutable std::atomic<int64_t> calls_ = 0;
 };
-
-bool arrived(const at::Tensor& t, const Placements& to, const at::Tensor& whole) {
-  if (placements_of(t) != to) return false;
-  return any_partial(to) ? close(full_tensor(t), whole) : same(to_local(t), piece_of(whole, mesh_of(t), to));
-}
 
 }  // namespace
 
@@ -144,71 +90,32 @@ TEST_CASE("check_placement finds wrong gradients, parts that change, and placeme
                        doctest::Contains("cannot lay out any of the shapes"), std::invalid_argument);
 }
 
-TESSERA_RANKS_TEST_CASE("to and from every built-in placement the value stays", {1, 2, 3, 4}) {
+TESSERA_RANKS_TEST_CASE("from a zigzag to a root mean square and back the value stays", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
-  const at::Tensor whole = whole_numbers({9, 5});
-  for (const Placement& other : built_in(mesh.size())) {
-    CAPTURE(to_string(other));
-    const at::Tensor start = spread(whole, mesh, {other});
-    const at::Tensor zigzag = redistribute(start, {ZigzagShard(0)});
-    CHECK(placements_of(zigzag) == Placements{ZigzagShard(0)});
-    CHECK(same(to_local(zigzag), piece_of(whole, mesh, {ZigzagShard(0)})));
-    CHECK(same(full_tensor(redistribute(zigzag, {other})), whole));
-    const at::Tensor rms = redistribute(start, {RmsPartial()});
-    CHECK(close(full_tensor(rms), whole));
-    CHECK(close(full_tensor(redistribute(rms, {other})), whole));
-    CHECK(close(full_tensor(redistribute(zigzag, {RmsPartial()})), whole));
-  }
+  REQUIRE_NOTHROW(check_pair({.from = {Z}, .to = {RMS}}, whole_numbers({9, 5}), mesh, 1e-12));
 }
 
-TESSERA_RANKS_TEST_CASE("on (2, 2): to and from every list of built-in placements the value stays",
+TESSERA_RANKS_TEST_CASE("on (2, 2): to a zigzag of a root mean square from every list of built-in placements, and back",
                         Ranks({4}).time_limit(std::chrono::seconds(200))) {
-  const DeviceMesh mesh = square();
+  const DeviceMesh mesh = mesh_over({2, 2});
   const at::Tensor whole = whole_numbers({9, 5});
-  const std::vector<Placements> ours = {{Z, Replicate()}, {Shard(1), Z}, {Z, Z},          {Z.ordered(1), Shard(0)},
-                                        {Z, Partial()},   {RMS, RMS},    {RMS, Shard(0)}, {Z, RMS}};
-  for (const Placements& other : built_in_on_square(/*bits=*/false)) {
-    const at::Tensor start = spread(whole, mesh, other);
-    for (const Placements& custom : ours) {
-      CAPTURE(to_string(other));
-      CAPTURE(to_string(custom));
-      const at::Tensor there = redistribute(start, custom);
-      CHECK(arrived(there, custom, whole));
-      const at::Tensor back = redistribute(there, other);
-      CHECK(placements_of(back) == other);
-      CHECK(close(full_tensor(back), whole));
-    }
+  for (const Placements& other : built_in_layouts({9, 5}, {2, 2})) {
+    REQUIRE_NOTHROW(check_pair({.from = other, .to = {Z, RMS}}, whole, mesh, 1e-12));
   }
 }
 
 TESSERA_RANKS_TEST_CASE("on (2, 2): bits of integers come from and go to a zigzag", {4}) {
-  const DeviceMesh mesh = square();
+  const DeviceMesh mesh = mesh_over({2, 2});
   const at::Tensor whole = whole_numbers({9, 5}, at::kLong);
-  for (const Placements& other : built_in_on_square(/*bits=*/true)) {
-    const at::Tensor start = spread(whole, mesh, other);
-    for (const Placements& custom :
-         std::vector<Placements>{{Z, Z}, {Z, Shard(1)}, {Z.ordered(1), Shard(0)}, {Z, Partial(ReduceOp::kBitXor)}}) {
-      CAPTURE(to_string(other));
-      CAPTURE(to_string(custom));
-      const at::Tensor there = redistribute(start, custom);
-      CHECK(arrived(there, custom, whole));
-      CHECK(same(full_tensor(redistribute(there, other)), whole));
-    }
+  for (const Placements& other : integer_layouts({9, 5}, {2, 2})) {
+    REQUIRE_NOTHROW(check_pair({.from = other, .to = {Z, Partial(ReduceOp::kBitXor)}}, whole, mesh));
   }
   CHECK_THROWS_WITH_AS(redistribute(spread(whole, mesh, {Z, Z}), {RMS, RMS}),
                        doctest::Contains("P(rms) of Long is not defined"), std::invalid_argument);
 }
 
-TESSERA_RANKS_TEST_CASE("gradients go through both", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("the gradient of a root mean square reaches the pieces as in one process", {2, 3}) {
   const DeviceMesh mesh = line();
-  const at::Tensor weight = sample({9, 5}, 2);
-  at::Tensor x = spread(sample({9, 5}), mesh, {Shard(0)});
-  x.requires_grad_(true);
-  (redistribute(redistribute(x, {ZigzagShard(0)}), {Replicate()}) * spread(weight, mesh, {Replicate()}))
-      .sum()
-      .backward();
-  CHECK(close(full_tensor(x.grad()), weight));
-  // Tests the root mean square of a piece against one process.
   const at::Tensor all = sample({mesh.size(), 7}, 4);
   const at::Tensor rows = all.clone().requires_grad_(true);
   rows.square().mean(0).sqrt().sum().backward();

@@ -13,13 +13,13 @@ namespace {
 
 void check_every_pair(const Sizes& mesh_shape) {
   for (const Sizes& shape : kShapes) {
-    CHECK_NOTHROW(check_in_process(all_pairs(built_in_layouts(shape, mesh_shape)), shape, mesh_shape));
+    check_in_process(all_pairs(built_in_layouts(shape, mesh_shape)), shape, mesh_shape);
   }
 }
 
 void check_every_integer_pair(const Sizes& mesh_shape) {
   for (const Sizes& shape : kShapes) {
-    CHECK_NOTHROW(check_in_process(all_pairs(integer_layouts(shape, mesh_shape)), shape, mesh_shape, at::kLong));
+    check_in_process(all_pairs(integer_layouts(shape, mesh_shape)), shape, mesh_shape, at::kLong);
   }
 }
 
@@ -36,6 +36,6 @@ TEST_CASE("2x3: every pair of integers") { check_every_integer_pair({2, 3}); }
 TEST_CASE("2x2x2: twenty thousand pairs") {
   for (std::size_t i = 0; i < kShapes.size(); ++i) {
     const auto layouts = built_in_layouts(kShapes[i], {2, 2, 2});
-    CHECK_NOTHROW(check_in_process(some_pairs(layouts, 4000, static_cast<uint32_t>(i)), kShapes[i], {2, 2, 2}));
+    check_in_process(some_pairs(layouts, 4000, static_cast<uint32_t>(i)), kShapes[i], {2, 2, 2});
   }
 }

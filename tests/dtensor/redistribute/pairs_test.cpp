@@ -1,5 +1,6 @@
 // Tests every pair of layouts, on ranks that are threads.
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -18,14 +19,22 @@ using namespace tessera::testing;
 using Sizes = std::vector<int64_t>;
 
 TEST_CASE("one mesh dimension: every pair, every shape, and gradients") {
-  for (const Sizes& shape : kShapes)
-    CHECK_NOTHROW(check_in_process(all_pairs(built_in_layouts(shape, {4})), shape, {4}));
+  for (const Sizes& mesh_shape : {Sizes{1}, Sizes{2}, Sizes{3}, Sizes{4}}) {
+    for (const Sizes& shape : kShapes) {
+      const std::vector<Placements> layouts = built_in_layouts(shape, mesh_shape);
+      CHECK(layouts.size() >= 15);  // so that no filter leaves only a few
+      check_in_process(all_pairs(layouts), shape, mesh_shape);
+    }
+  }
 }
 
 TEST_CASE("two and three mesh dimensions: pairs drawn by seed, and gradients") {
-  for (const Sizes& mesh_shape : {Sizes{2, 2}, Sizes{2, 3}, Sizes{2, 2, 2}}) {
-    for (const Sizes& shape : kShapes) {
-      CHECK_NOTHROW(check_in_process(some_pairs(built_in_layouts(shape, mesh_shape), 60, 20260103), shape, mesh_shape));
+  for (const Sizes& mesh_shape : {Sizes{2, 2}, Sizes{2, 3}, Sizes{1, 2, 2}, Sizes{2, 2, 2}}) {
+    for (std::size_t i = 0; i < kShapes.size(); ++i) {
+      const std::vector<Placements> layouts = built_in_layouts(kShapes[i], mesh_shape);
+      CHECK(layouts.size() >= 100);
+      const uint32_t seed = 20260103 + static_cast<uint32_t>(i);  // other pairs for each shape
+      check_in_process(some_pairs(layouts, 60, seed), kShapes[i], mesh_shape);
     }
   }
 }
@@ -93,11 +102,15 @@ TEST_CASE("a mean of halves, and a norm, whose terms would overflow") {
 }
 
 TEST_CASE("integers and their bits: every pair on one mesh dimension, some on two") {
-  for (const Sizes& shape : kShapes) {
-    CHECK_NOTHROW(check_in_process(all_pairs(integer_layouts(shape, {4})), shape, {4}, at::kLong));
+  for (std::size_t i = 0; i < kShapes.size(); ++i) {
+    const Sizes& shape = kShapes[i];
+    const std::vector<Placements> on_line = integer_layouts(shape, {4});
+    CHECK(on_line.size() >= 10);
+    check_in_process(all_pairs(on_line), shape, {4}, at::kLong);
     for (const Sizes& mesh_shape : {Sizes{2, 2}, Sizes{2, 3}}) {
-      CHECK_NOTHROW(check_in_process(some_pairs(integer_layouts(shape, mesh_shape), 200, 20260107), shape, mesh_shape,
-                                     at::kLong));
+      const std::vector<Placements> layouts = integer_layouts(shape, mesh_shape);
+      CHECK(layouts.size() >= 50);
+      check_in_process(some_pairs(layouts, 200, 20260107 + static_cast<uint32_t>(i)), shape, mesh_shape, at::kLong);
     }
   }
 }

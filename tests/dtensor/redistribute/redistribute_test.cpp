@@ -1,4 +1,3 @@
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -38,13 +37,6 @@ bool possible(const Placements& placements, at::ScalarType dtype) {
   return true;
 }
 
-Placements whole_gradient(Placements placements) {
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return placements;
-}
-
 void check_move(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& from, const Placements& to) {
   CAPTURE(mesh.to_string());
   CAPTURE(whole.sizes());
@@ -60,19 +52,6 @@ void check_move(const at::Tensor& whole, const DeviceMesh& mesh, const Placement
   if (!any_partial(to)) CHECK(same(to_local(moved), piece_of(whole, mesh, to)));
   CHECK(same(to_local(source), before));
   if (from != to) CHECK_FALSE(to_local(moved).is_alias_of(to_local(source)));
-}
-
-void check_gradient(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& from, const Placements& to) {
-  CAPTURE(mesh.to_string());
-  CAPTURE(whole.sizes());
-  CAPTURE(to_string(from));
-  CAPTURE(to_string(to));
-  const at::Tensor weight = sample(whole.sizes(), 5);
-  at::Tensor source = spread(whole, mesh, from);
-  source.requires_grad_(true);
-  (full_tensor(redistribute(source, to)) * weight).sum().backward();
-  CHECK(placements_of(source.grad()) == whole_gradient(from));
-  CHECK(close(full_tensor(source.grad()), weight));
 }
 
 void check_all(const DeviceMesh& mesh, at::IntArrayRef shape, at::ScalarType dtype, const Placements& kinds) {
@@ -101,38 +80,11 @@ TESSERA_RANKS_TEST_CASE("redistribution never changes the value, whatever the pa
   check_all(line(), {3, 4, 5}, at::kFloat, {Shard(2), S0, R, P});
 }
 
-TESSERA_RANKS_TEST_CASE("on two mesh dimensions, every pair too", {4}) {
+TESSERA_RANKS_TEST_CASE("on two mesh dimensions too: small dtypes, and three tensor dimensions", {4}) {
   const DeviceMesh mesh = mesh_over({2, 2});
-  check_all(mesh, {5, 3}, at::kDouble, kKinds);
-  for (const std::vector<int64_t>& shape : {std::vector<int64_t>{13, 3}, {1, 3}, {0, 4}, {3, 5, 2}}) {
-    check_all(mesh, shape, at::kDouble, {S0, S1, R, P});
-  }
+  check_all(mesh, {3, 5, 2}, at::kDouble, {S0, S1, R, P});
   for (const at::ScalarType dtype : {at::kBFloat16, at::kShort, at::kBool, at::kComplexFloat}) {
     check_all(mesh, {5, 2}, dtype, {S0, R, P, Partial(ReduceOp::kMax)});
-  }
-}
-
-TESSERA_RANKS_TEST_CASE("on three mesh dimensions, a sample of pairs", {4}) {
-  const DeviceMesh mesh = mesh_over({1, 2, 2});
-  const auto layouts = all_layouts(3, {S0, S1, R, P, Partial(ReduceOp::kMax)});
-  std::mt19937 random(20260101);
-  const at::Tensor whole = whole_numbers({5, 3});
-  for (int i = 0; i < 300; ++i) {
-    const Placements& from = layouts[random() % layouts.size()];
-    const Placements& to = layouts[random() % layouts.size()];
-    check_move(whole, mesh, from, to);
-  }
-}
-
-TESSERA_RANKS_TEST_CASE("gradients have the input's layout, and pending ones are replicated", {1, 2, 3, 4}) {
-  for (const DeviceMesh& mesh : meshes()) {
-    const Placements kinds = mesh.ndim() == 1 ? kKinds : Placements{S0, S1, R, P};
-    for (const Placements& from : all_layouts(mesh.ndim(), kinds)) {
-      for (const Placements& to : all_layouts(mesh.ndim(), kinds)) {
-        check_gradient(sample({5, 3}), mesh, from, to);
-        if (mesh.ndim() == 1) check_gradient(sample({1, 3}), mesh, from, to);
-      }
-    }
   }
 }
 
