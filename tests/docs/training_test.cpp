@@ -11,7 +11,6 @@
 
 #include <torch/torch.h>
 
-#undef CHECK  // c10's
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/optimizer_state.h"

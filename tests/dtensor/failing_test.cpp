@@ -11,6 +11,7 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/text.h"
 #include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
@@ -31,8 +32,6 @@ std::string thrown_soon(const Body& body) {
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(5));
   return text;
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

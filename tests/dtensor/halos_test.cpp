@@ -16,6 +16,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -261,7 +262,6 @@ TESSERA_RANKS_TEST_CASE("input channels, output channels and groups are sharded 
     Sizes weight;
     Placement of_image, of_weight, of_bias, of_result;
   };
-  const Placement R = Replicate();
   const std::vector<Row> rows = {
       {"out", false, 1, {5, 6, 3}, R, Shard(0), Shard(0), Shard(1)},
       {"in", false, 1, {5, 6, 3}, Shard(1), Shard(1), R, Partial()},

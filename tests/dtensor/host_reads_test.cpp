@@ -130,10 +130,7 @@ TESSERA_RANKS_TEST_CASE("_batch_norm_with_update updates statistics in any layou
       for (const Placement& cut : {R, S0, Shard(1), Shard(2)}) {
         CAPTURE(to_string(lies));
         CAPTURE(to_string(cut));
-        const auto leaf = [&](const at::Tensor& t, const Placement& p) {
-          return spread(t, mesh, {p}).requires_grad_();
-        };
-        const at::Tensor dx = leaf(x, cut), dw = leaf(weight, lies), db = leaf(bias, R);
+        const at::Tensor dx = leaf(x, mesh, {cut}), dw = leaf(weight, mesh, {lies}), db = leaf(bias, mesh, {R});
         const at::Tensor dmean = spread(sample({4}, 1), mesh, {lies}),
                          dvariance = spread(sample({4}, 2).abs() + 1, mesh, {lies});
         CHECK(close(full_tensor(run(dx, dw, db, dmean, dvariance, spread(seed, mesh, {R}), training)), want));

@@ -177,7 +177,6 @@ TESSERA_RANKS_TEST_CASE("backward throws for a saved tensor that was written sin
 
 TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2, 3}) {
   const DeviceMesh mesh = line();
-  const Placement P = Partial();
   const at::Tensor x = sample({4, 6});
   const at::Tensor terms = spread(x, mesh, {P});
   CHECK(close(full_tensor(at::constant_pad_nd(terms, {1, 1}, 0.0)), at::constant_pad_nd(x, {1, 1}, 0.0)));

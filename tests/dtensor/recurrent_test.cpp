@@ -14,6 +14,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/dtensor/whole_value.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -130,8 +131,6 @@ Outcome run(const Case& c, const at::Tensor& x, const Tensors& states) {
   return out;
 }
 
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
-
 // `of_states`: how the states lie; nullopt for none, which are zeros then.
 void check(const Case& c, at::ScalarType type, const std::optional<Placement>& of_states, bool parameters_plain) {
   CAPTURE(fmt::format("{} of {}, states {}, parameters {}", c.name, c10::toString(type),
@@ -163,10 +162,10 @@ void check(const Case& c, at::ScalarType type, const std::optional<Placement>& o
   }
   const Outcome got = run(c, cut, states);
   for (std::size_t k = 0; k < want.results.size(); ++k) {
-    CHECK(close(whole(got.results[k]), want.results[k].detach(), tolerance));
+    CHECK(close(whole_value(got.results[k]), want.results[k].detach(), tolerance));
   }
   for (std::size_t k = 0; k < want.gradients.size(); ++k) {
-    CHECK(close(whole(got.gradients[k]), want.gradients[k], tolerance));
+    CHECK(close(whole_value(got.gradients[k]), want.gradients[k], tolerance));
   }
 }
 

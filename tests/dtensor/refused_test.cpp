@@ -17,17 +17,12 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/tests/placement/short_names.h"
+#include "tessera/tests/styles/fake_mesh.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-DeviceMesh fake_mesh(int64_t rank, std::vector<int64_t> shape, std::vector<std::string> names) {
-  int64_t size = 1;
-  for (const int64_t n : shape) size *= n;
-  return init_device_mesh("cpu", std::move(shape), std::move(names), World::fake(rank, size));
-}
 
 // Checks that `body(mesh)` throws a text with all of `parts` on each rank of a line of three.
 template <class Body>

@@ -17,6 +17,7 @@
 #include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/refused.h"
 #include "tessera/tests/layers/counted.h"
 #include "tessera/tests/layers/linear_check.h"
 
@@ -384,29 +385,26 @@ TESSERA_RANKS_TEST_CASE("a sequence has a dimension beside the features", {1, 2}
 
 TESSERA_RANKS_TEST_CASE("what a layer cannot be is refused when it is made", {2}) {
   const DeviceMesh mesh = line();
-  const auto refused = [&](const auto& make, const std::string& text) {
-    CHECK_THROWS_WITH_AS(make(), doctest::Contains(text.c_str()), std::invalid_argument);
-  };
-  refused([&] { ColumnParallelLinear(ColumnParallelOptions(4, 5), mesh); },
-          "ColumnParallelLinear: 5 features are not divisible by 2 ranks");
-  refused([&] { RowParallelLinear(RowParallelOptions(5, 4), mesh); },
-          "RowParallelLinear: 5 features are not divisible by 2 ranks");
-  refused([&] { ColumnParallelLinear(ColumnParallelOptions(0, 4), mesh); }, "0 input and 4 output features");
-  refused(
+  check_refused([&] { ColumnParallelLinear(ColumnParallelOptions(4, 5), mesh); },
+                "ColumnParallelLinear: 5 features are not divisible by 2 ranks");
+  check_refused([&] { RowParallelLinear(RowParallelOptions(5, 4), mesh); },
+                "RowParallelLinear: 5 features are not divisible by 2 ranks");
+  check_refused([&] { ColumnParallelLinear(ColumnParallelOptions(0, 4), mesh); }, "0 input and 4 output features");
+  check_refused(
       [&] {
         ColumnParallelOptions options(4, 6);
         options.stride = 2;
         ColumnParallelLinear(options, mesh);
       },
       "6 features are not divisible by 2 ranks with 2 pieces each");
-  refused(
+  check_refused(
       [&] {
         RowParallelOptions options(4, 4);
         options.config.sequence_parallel = true;
         RowParallelLinear(options, mesh);
       },
       "to enable sequence_parallel, input_is_parallel must be true");
-  refused(
+  check_refused(
       [&] {
         RowParallelOptions options(4, 4);
         options.is_expert = true;
@@ -414,7 +412,7 @@ TESSERA_RANKS_TEST_CASE("what a layer cannot be is refused when it is made", {2}
         RowParallelLinear(options, mesh);
       },
       "set skip_bias_add");
-  refused(
+  check_refused(
       [&] {
         ColumnParallelLinear(ColumnParallelOptions(4, 4), init_device_mesh("cpu", {2, 1}, {"a", "b"}, world()));
       },

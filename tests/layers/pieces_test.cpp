@@ -17,8 +17,10 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/ops/kernels/sharded_cross_entropy.h"
 #include "tessera/tests/dtensor/thrown.h"
+#include "tessera/tests/harness/text.h"
 
 using namespace tessera;
+using tessera::testing::contains;
 
 namespace {
 
@@ -29,8 +31,6 @@ std::vector<std::string> thrown_till_after(const std::function<void(const Device
     all_reduce(at::ones({1}), mesh, 0, ReduceOp::kSum);
   });
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Only rank 1 has the error.
 void check_both_hear(const std::string& who, const std::string& why,

@@ -8,6 +8,8 @@
 
 #include <doctest/doctest.h>
 
+#include "tessera/tests/harness/refused.h"
+
 using tessera::Mesh;
 using Ints = std::vector<int64_t>;
 using Names = std::vector<std::string>;
@@ -178,28 +180,30 @@ TEST_CASE("what is no mesh is refused, with the values seen") {
 
 TEST_CASE("questions that a mesh has no answer to are refused, with what there is") {
   const Mesh mesh({2, 2}, {"dp", "tp"});
-  const auto refused = [](auto question, const char* part) {
-    CHECK_THROWS_WITH_AS(question(), doctest::Contains(part), std::invalid_argument);
-  };
-  refused([&] { return mesh.mesh_dim("pp"); }, "has no mesh dimension 'pp'; there are: dp, tp");
-  refused([&] { return Mesh({2}).mesh_dim("tp"); }, "mesh (2) has no names; 'tp' was asked for");
-  refused([&] { return mesh.size(2); }, "mesh dimension 2 is out of range for mesh {dp: 2, tp: 2}");
-  refused([&] { return mesh.normalize(-3); }, "mesh dimension -3 is out of range");
-  refused([&] { return mesh.ranks_along(0, {0, 2}); }, "coordinate (0, 2) is outside mesh {dp: 2, tp: 2}");
-  refused([&] { return mesh.ranks_along(0, {0}); }, "coordinate (0) is outside");
-  refused(
+  using tessera::testing::check_refused;
+  check_refused([&] { return mesh.mesh_dim("pp"); }, "has no mesh dimension 'pp'; there are: dp, tp");
+  check_refused([&] { return Mesh({2}).mesh_dim("tp"); }, "mesh (2) has no names; 'tp' was asked for");
+  check_refused([&] { return mesh.size(2); }, "mesh dimension 2 is out of range for mesh {dp: 2, tp: 2}");
+  check_refused([&] { return mesh.normalize(-3); }, "mesh dimension -3 is out of range");
+  check_refused([&] { return mesh.ranks_along(0, {0, 2}); }, "coordinate (0, 2) is outside mesh {dp: 2, tp: 2}");
+  check_refused([&] { return mesh.ranks_along(0, {0}); }, "coordinate (0) is outside");
+  check_refused(
       [&] {
         return mesh.ranks_over({0, -2}, {0, 0});
       },
       "mesh dimension dp of mesh {dp: 2, tp: 2} appears twice in (0, -2); give each once");
-  refused([&] { return mesh.merged({0, 2}, {0, 0}); }, "mesh dimension 2 is out of range for mesh {dp: 2, tp: 2}");
-  refused([&] { return mesh.merged({}, {0, 0}); }, "no mesh dimensions of mesh {dp: 2, tp: 2} were given");
-  refused([&] { return mesh.merged({0}, {2, 0}); }, "coordinate (2, 0) is outside mesh");
-  refused([&] { return Mesh({2}).merged({1}, {0}); }, "mesh dimension 1 is out of range for mesh (2)");
-  refused([&] { return mesh.mesh_dim_name(2); }, "mesh dimension 2 is out of range");
-  refused([&] { return mesh.slice({"tp", "tp"}, {0, 0}); }, "name 'tp' appears twice");
-  refused([&] { return mesh.slice({"pp"}, {0, 0}); }, "has no mesh dimension 'pp'");
-  refused([&] { return mesh.slice({}, {0, 0}); }, "no names given");
-  refused([&] { return mesh.slice({"tp"}, {2, 0}); }, "coordinate (2, 0) is outside");
-  refused([&] { return Mesh({2}).slice({"tp"}, {0}); }, "has no names");
+  check_refused(
+      [&] {
+        return mesh.merged({0, 2}, {0, 0});
+      },
+      "mesh dimension 2 is out of range for mesh {dp: 2, tp: 2}");
+  check_refused([&] { return mesh.merged({}, {0, 0}); }, "no mesh dimensions of mesh {dp: 2, tp: 2} were given");
+  check_refused([&] { return mesh.merged({0}, {2, 0}); }, "coordinate (2, 0) is outside mesh");
+  check_refused([&] { return Mesh({2}).merged({1}, {0}); }, "mesh dimension 1 is out of range for mesh (2)");
+  check_refused([&] { return mesh.mesh_dim_name(2); }, "mesh dimension 2 is out of range");
+  check_refused([&] { return mesh.slice({"tp", "tp"}, {0, 0}); }, "name 'tp' appears twice");
+  check_refused([&] { return mesh.slice({"pp"}, {0, 0}); }, "has no mesh dimension 'pp'");
+  check_refused([&] { return mesh.slice({}, {0, 0}); }, "no names given");
+  check_refused([&] { return mesh.slice({"tp"}, {2, 0}); }, "coordinate (2, 0) is outside");
+  check_refused([&] { return Mesh({2}).slice({"tp"}, {0}); }, "has no names");
 }

@@ -7,7 +7,10 @@
 
 #include <doctest/doctest.h>
 
+#include "tessera/tests/placement/short_names.h"
+
 using namespace tessera;
+using tessera::testing::R;
 
 namespace {
 
@@ -219,7 +222,6 @@ TEST_CASE("a partition that does not fit is refused, whoever wrote it") {
     CHECK_THROWS_WITH_AS(check_layout(placements, mesh, Sizes{size}, "test"), doctest::Contains(part.c_str()),
                          std::invalid_argument);
   };
-  const Placement R = Replicate();
   check_layout({RaggedShard(0, {3, 1}), R}, mesh, Sizes{4}, "test");
   refused({RaggedShard(0, {3, 1, 0}), R}, 4, "RS,3,1,0 has 3 parts, but its mesh dimensions have 2 coordinates");
   refused({RaggedShard(0, {1, 1, 1, 1}), R}, 4, "has 4 parts, but its mesh dimensions have 2 coordinates");

@@ -10,7 +10,6 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/deferred/sharded_init.h"

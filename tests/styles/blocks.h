@@ -14,6 +14,7 @@
 #include <torch/utils.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/tests/dtensor/whole_value.h"
 
 // torch::nn code as users write it for one process, and helpers of its tests.
 namespace tessera::testing {
@@ -82,11 +83,9 @@ inline void fill(torch::nn::Module& module, at::ScalarType dtype = at::kDouble) 
   for (at::Tensor& p : module.parameters()) p.copy_(at::randn(p.sizes(), at::kDouble) * 0.3);
 }
 
-inline at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
-
 // Returns the largest difference over the largest magnitude of `want`. Communicates for DTensors.
 inline double difference(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor have = whole(got);
+  const at::Tensor have = whole_value(got);
   if (have.sizes() != want.sizes()) return 1e300;
   const double scale = want.abs().max().item<double>();
   const double worst = (have - want.detach()).abs().max().item<double>();
@@ -113,7 +112,7 @@ inline void check_parameters(const torch::nn::Module& got, const torch::nn::Modu
   const auto wanted = want.named_parameters();
   for (const auto& item : got.named_parameters()) {
     CAPTURE(item.key());
-    const at::Tensor have = whole(gradients ? item.value().grad() : item.value());
+    const at::Tensor have = whole_value(gradients ? item.value().grad() : item.value());
     const at::Tensor expected = gradients ? wanted[item.key()].grad() : wanted[item.key()];
     const double worst = difference(except.zeroed(item.key(), have), except.zeroed(item.key(), expected));
     CAPTURE(worst);

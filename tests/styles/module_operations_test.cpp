@@ -116,7 +116,7 @@ TESSERA_RANKS_TEST_CASE("zero_grad, to another dtype and back, train and eval", 
   const at::Tensor x = numbers({4, 5});
   loss_of(tp(x)).backward();
   got->zero_grad(/*set_to_none=*/false);
-  for (const at::Tensor& p : got->parameters()) CHECK(whole(p.grad()).abs().max().item<double>() == 0);
+  for (const at::Tensor& p : got->parameters()) CHECK(whole_value(p.grad()).abs().max().item<double>() == 0);
   got->zero_grad();
   for (const at::Tensor& p : got->parameters()) CHECK_FALSE(p.grad().defined());
 

@@ -14,6 +14,7 @@
 
 #include <doctest/doctest.h>
 
+#include "tessera/tests/harness/text.h"
 #include "tessera/tools/launcher/child_process.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
@@ -23,6 +24,7 @@ using tessera::PrivateFolder;
 using tessera::Program;
 using tessera::start_child;
 using tessera::wait_for;
+using tessera::testing::contains;
 
 namespace {
 
@@ -72,8 +74,6 @@ Outcome launch(const std::vector<std::string>& arguments) {
 Outcome launch_script(const std::string& ranks, const std::string& script) {
   return launch({"-n", ranks, "bash", "-c", script});
 }
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 }  // namespace
 

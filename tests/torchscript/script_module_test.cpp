@@ -17,6 +17,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/script_module.h"
+#include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
 
 namespace {
@@ -26,14 +27,6 @@ using namespace tessera::testing;
 
 torch::jit::Module load(const std::string& name) {
   return torch::jit::load(std::string("tests/torchscript/") + name + ".pt");
-}
-
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
-
-double difference(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor have = whole(got);
-  if (have.sizes() != want.sizes()) return 1e300;
-  return ((have - want).abs().max() / want.abs().max().clamp_min(1e-3)).item<double>();
 }
 
 const ParallelPlan kMlp = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};

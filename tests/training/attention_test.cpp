@@ -97,8 +97,8 @@ std::vector<at::Tensor> dropped_step(const DeviceMesh& mesh) {
   const at::Tensor x = numbers({7, 3, kWidth}).set_requires_grad(true);
   const at::Tensor y = tp(x);
   y.square().mean().backward();
-  std::vector<at::Tensor> out = {whole(y), whole(x.grad())};
-  for (const at::Tensor& p : encoder->parameters()) out.push_back(whole(p.grad()));
+  std::vector<at::Tensor> out = {whole_value(y), whole_value(x.grad())};
+  for (const at::Tensor& p : encoder->parameters()) out.push_back(whole_value(p.grad()));
   return out;
 }
 

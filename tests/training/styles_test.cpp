@@ -158,7 +158,7 @@ TESSERA_RANKS_TEST_CASE("values come from the source rank alone, and none needs 
   CHECK(counter.count("scatter") == 3);
   CHECK(counter.count("broadcast") == 1);
   for (const at::Tensor& p : module->parameters())
-    CHECK((whole(p) == static_cast<double>(world_size())).all().item<bool>());
+    CHECK((whole_value(p) == static_cast<double>(world_size())).all().item<bool>());
   counter.reset();
   parallelize_module(other, mesh, kMlp, {.src_rank = kNoSource});
   CHECK(counter.total() == 0);
