@@ -32,14 +32,14 @@
 #include "tessera/styles/hooks.h"
 #include "tessera/tests/coming_from/one_process.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/dtensor/whole_value.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-at::Tensor whole_of(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
 
 // Says whether both have the same layout, and the same bits on this rank.
 bool alike(const at::Tensor& a, const at::Tensor& b) {
@@ -181,11 +181,13 @@ void check_module(Use use, const DeviceMesh& mesh, const std::string& text, cons
   }
 }
 
-ModelParallelConfig doubles(bool sequence = false) {
-  return {.params_dtype = at::kDouble, .sequence_parallel = sequence};
-}
-
 const std::vector<std::pair<int64_t, int64_t>> kSizes = {{12, 24}, {7, 5}, {1, 1}};
+
+ParallelCrossEntropyOptions loss_options(bool weighted) {
+  return {.weight = weighted ? at::rsub(sample({7}, 2), 1.5) : at::Tensor(),
+          .ignore_index = 3,
+          .reduction = at::Reduction::Sum};
+}
 
 std::string head_of(const char* name, int64_t in, int64_t out) {
   return "tessera::" + std::string(name) + "(input_size=" + std::to_string(in) + ", output_size=" + std::to_string(out);
@@ -202,7 +204,7 @@ TESSERA_RANKS_TEST_CASE("ColumnParallelLinear as a module", {1, 2, 3, 4}) {
         ColumnParallelOptions options(in, out);
         options.gather_output = gather;
         options.allow_uneven = true;
-        options.config = doubles();
+        options.config = in_double();
         const std::string head = head_of("ColumnParallelLinear", in, out);
         const std::string gathers = std::string(", gather_output=") + (gather ? "true" : "false");
         const std::string rest = ", allow_uneven=true, params_dtype=Double)";
@@ -218,7 +220,8 @@ TESSERA_RANKS_TEST_CASE("ColumnParallelLinear as a module", {1, 2, 3, 4}) {
       }
     }
     ColumnParallelOptions options(12, 24);
-    options.config = doubles(true);
+    options.config = in_double();
+    options.config.sequence_parallel = true;
     options.stride = 2;
     check_module<ColumnParallelLinear>(
         use, mesh,
@@ -226,8 +229,6 @@ TESSERA_RANKS_TEST_CASE("ColumnParallelLinear as a module", {1, 2, 3, 4}) {
             ", bias=true, gather_output=false, stride=2, params_dtype=Double, "
             "sequence_parallel=true)",
         [&] { return ColumnParallelLinear(options, mesh); }, sample({2, 12}));
-    CHECK(printed(*ColumnParallelLinear(ColumnParallelOptions::megatron(3, 12), mesh)) ==
-          "tessera::ColumnParallelLinear(input_size=3, output_size=12, bias=true, gather_output=false)");
   });
 }
 
@@ -238,7 +239,7 @@ TESSERA_RANKS_TEST_CASE("RowParallelLinear as a module", {1, 2, 3, 4}) {
       const at::Tensor x = sample({5, in});
       RowParallelOptions options(in, out);
       options.allow_uneven = true;
-      options.config = doubles();
+      options.config = in_double();
       const std::string head = head_of("RowParallelLinear", in, out);
       const std::string rest = ", allow_uneven=true, params_dtype=Double)";
       const auto make = [&] { return RowParallelLinear(options, mesh); };
@@ -266,7 +267,7 @@ TESSERA_RANKS_TEST_CASE("ParallelEmbedding as a module", {1, 2, 3, 4}) {
         options.cut = cut;
         options.padding_idx = -2;
         options.allow_uneven = true;
-        options.config = doubles();
+        options.config = in_double();
         const std::string text = "tessera::ParallelEmbedding(num_embeddings=7, embedding_dim=" + std::to_string(width) +
                                  ", cut=" + name + ", padding_idx=5, allow_uneven=true, params_dtype=Double)";
         const auto make = [&] { return ParallelEmbedding(options, mesh); };
@@ -274,9 +275,15 @@ TESSERA_RANKS_TEST_CASE("ParallelEmbedding as a module", {1, 2, 3, 4}) {
         check_module<ParallelEmbedding>(use, mesh, text, make, spread(ids, mesh, {Shard(0)}));
       }
     }
-    CHECK(printed(*vocab_parallel_embedding(12, 6, mesh, init_method(InitType::kNormal))) ==
-          "tessera::ParallelEmbedding(num_embeddings=12, embedding_dim=6, cut=vocabulary)");
   });
+}
+
+TESSERA_RANKS_TEST_CASE("layers of Megatron's defaults print no option that has its default", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  CHECK(printed(*ColumnParallelLinear(ColumnParallelOptions::megatron(3, 12), mesh)) ==
+        "tessera::ColumnParallelLinear(input_size=3, output_size=12, bias=true, gather_output=false)");
+  CHECK(printed(*vocab_parallel_embedding(12, 6, mesh, init_method(InitType::kNormal))) ==
+        "tessera::ParallelEmbedding(num_embeddings=12, embedding_dim=6, cut=vocabulary)");
 }
 
 TESSERA_RANKS_TEST_CASE("ParallelLinear, the loss and RegisterParallelDim as modules", {1, 2, 3, 4}) {
@@ -304,30 +311,40 @@ TESSERA_RANKS_TEST_CASE("ParallelLinear, the loss and RegisterParallelDim as mod
       check_module<RegisterParallelDim>(use, mesh, "tessera::RegisterParallelDim(dim=" + name + ")", tag,
                                         register_parallel_dim(sample({4, 3}), dim, mesh));
     }
-    CHECK_THROWS_WITH_AS(RegisterParallelDim(0, mesh)->forward(spread(sample({4, 3}), mesh, {Replicate()})),
-                         doctest::Contains("redistribute it"), std::invalid_argument);
-    CHECK_THROWS_WITH_AS(RegisterParallelDim(2, mesh)->forward(sample({4, 3})),
-                         doctest::Contains("dim 2 of a tensor of 2 dimensions"), std::invalid_argument);
     const at::Tensor logits = sample({6, 7}), target = at::remainder(at::arange(6) * 5, 7);
     for (const bool weighted : {false, true}) {
-      const ParallelCrossEntropyOptions options{.weight = weighted ? at::rsub(sample({7}, 2), 1.5) : at::Tensor(),
-                                                .ignore_index = 3,
-                                                .reduction = at::Reduction::Sum};
-      const auto make = [&] { return ParallelCrossEntropyLoss(options); };
+      const auto make = [&] { return ParallelCrossEntropyLoss(loss_options(weighted)); };
       const std::string text = "tessera::ParallelCrossEntropyLoss(ignore_index=3, reduction=sum)";
       check_module<ParallelCrossEntropyLoss>(use, mesh, text, make, leaf(logits), target);
       check_module<ParallelCrossEntropyLoss>(use, mesh, text, make, leaf(spread(logits, mesh, {Shard(1)})), target);
-      ParallelCrossEntropyLoss loss = make();
-      const auto copy = std::dynamic_pointer_cast<ParallelCrossEntropyLossImpl>(loss->clone());
-      CHECK(loss->named_buffers().size() == (weighted ? 1 : 0));
-      if (!weighted) continue;
-      copy->weight.zero_();
-      CHECK(close(loss->weight, options.weight));
-      CHECK(copy->forward(logits, target).item<double>() == 0);
-      loss->to(at::kFloat);
-      CHECK(close(loss->forward(logits.to(at::kFloat), target).to(at::kDouble), make()->forward(logits, target), 1e-6));
     }
   });
+}
+
+TESSERA_RANKS_TEST_CASE("RegisterParallelDim refuses a tensor of another layout, and a dim that there is not",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  check_refused(
+      [&] {
+        RegisterParallelDim(0, mesh)->forward(spread(sample({4, 3}), mesh, {Replicate()}));
+      },
+      "redistribute it");
+  check_refused([&] { RegisterParallelDim(2, mesh)->forward(sample({4, 3})); }, "dim 2 of a tensor of 2 dimensions");
+}
+
+TEST_CASE("the loss's weight is a buffer, which a copy has to itself and another dtype converts") {
+  const at::Tensor logits = sample({6, 7}), target = at::remainder(at::arange(6) * 5, 7);
+  CHECK(ParallelCrossEntropyLoss(loss_options(/*weighted=*/false))->named_buffers().is_empty());
+  const ParallelCrossEntropyOptions options = loss_options(/*weighted=*/true);
+  ParallelCrossEntropyLoss loss(options);
+  CHECK(loss->named_buffers().size() == 1);
+  const auto copy = std::dynamic_pointer_cast<ParallelCrossEntropyLossImpl>(loss->clone());
+  copy->weight.zero_();
+  CHECK(close(loss->weight, options.weight));
+  CHECK(copy->forward(logits, target).item<double>() == 0);
+  const at::Tensor want = loss->forward(logits, target);
+  loss->to(at::kFloat);
+  CHECK(close(loss->forward(logits.to(at::kFloat), target).to(at::kDouble), want, 1e-6));
 }
 
 namespace {
@@ -362,7 +379,7 @@ TESSERA_RANKS_TEST_CASE("a module of a pairwise style in containers, printed and
   const at::Tensor want = pair->forward(x).detach();
   parallelize_module(pair, mesh, PairwiseParallel());
   const at::Tensor direct = pair->forward(x);
-  CHECK(close(whole_of(direct), want));
+  CHECK(close(whole_value(direct), want));
   torch::nn::AnyModule any(pair);
   CHECK(alike(any.forward(x), direct));
   torch::nn::Sequential sequence(pair);

@@ -190,13 +190,13 @@ void check_parameters(bool frozen, const DeviceMesh& mesh) {
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("LinearWithFrozenWeight", {3}) {
+TESSERA_RANKS_TEST_CASE("LinearWithFrozenWeight", {1, 3}) {
   const Linear linear(line(), {.reduce_input_gradient = true, .frozen_weight = true});
   SUBCASE("forward") { linear.check_result(); }
   SUBCASE("backward") { linear.check_gradients(); }
 }
 
-TESSERA_RANKS_TEST_CASE("linear_with_frozen_weight", {3}) { check_parameters(/*frozen=*/true, line()); }
+TESSERA_RANKS_TEST_CASE("linear_with_frozen_weight", {1, 3}) { check_parameters(/*frozen=*/true, line()); }
 
 TESSERA_RANKS_TEST_CASE("LinearWithGradAccumulationAndAsyncCommunication", {3}) {
   const DeviceMesh mesh = line();

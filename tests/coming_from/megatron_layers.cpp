@@ -31,8 +31,6 @@ const LinearRun kColumnsInSequence{
     .forward = kGathered, .backward = "1 all_gather, 1 reduce_scatter", .batch = {12, 3}};
 const LinearRun kRowsInSequence{.forward = kScattered, .backward = "1 all_gather, 1 all_reduce", .batch = {12, 3}};
 
-ModelParallelConfig in_double() { return {.params_dtype = at::kDouble}; }
-
 ColumnParallelOptions columns(int64_t in = 12, int64_t out = 24) {
   ColumnParallelOptions options = ColumnParallelOptions::megatron(in, out);
   options.config = in_double();
@@ -129,6 +127,25 @@ void check_entries(const torch::nn::Module& layer, const std::vector<int64_t>& s
   CHECK(third.global_shape == std::vector<int64_t>{8, sizes[0], sizes[1]});
   CHECK(third.global_offset == std::vector<int64_t>{3, offset[0], offset[1]});
   CHECK(third.prepended == 1);
+}
+
+// Checks that each layer draws its weight where `drawn`, else draws nothing; and how the weights lie.
+void check_drawn(bool drawn, const ColumnParallelOptions& up, const RowParallelOptions& down, const DeviceMesh& mesh) {
+  const auto next = [&] { return full_tensor(tessera::rand({5, 3}, mesh, {Shard(0)})); };
+  begin_draws(mesh);
+  const at::Tensor first = next();
+  const auto check = [&](const auto& make, const Placement& lies) {
+    begin_draws(mesh);
+    const at::Tensor weight = make();
+    CHECK(same(next(), first) != drawn);
+    CHECK(placements_of(weight) == Placements{lies});
+    CHECK(tensor_parallel_attributes(weight) ==
+          tensor_parallel_attributes(spread(sample(weight.sizes()), mesh, {lies})));
+  };
+  check([&] { return ColumnParallelLinear(up, mesh)->weight; }, Shard(0));
+  check([&] { return RowParallelLinear(down, mesh)->weight; }, Shard(1));
+  check([&] { return vocab_parallel_embedding(12, 6, mesh, init_method(InitType::kNormal), up.config)->weight; },
+        Shard(0));
 }
 
 // Checks that a layer's weight begins with the caller's values, and with xavier's where there is no method.
@@ -312,18 +329,12 @@ TESSERA_RANKS_TEST_CASE("ModelParallelConfig", {1, 2, 3, 4}) {
       CHECK((vocab_parallel_embedding(12, 6, mesh, quarters(), up.config)->weight.scalar_type() == dtype));
     }
   }
-  SUBCASE("perform_initialization") {  // nothing is drawn, and parameters lie where they would
-    const auto next = [&] { return full_tensor(tessera::rand({5, 3}, mesh, {Shard(0)})); };
-    begin_draws(mesh);
-    const at::Tensor first = next();
-    begin_draws(mesh);
-    up.config.perform_initialization = false;
-    ColumnParallelLinear layer(up, mesh);
-    ParallelEmbedding table = vocab_parallel_embedding(12, 6, mesh, init_method(InitType::kNormal), up.config);
-    CHECK(same(next(), first));
-    CHECK(tensor_parallel_attributes(layer->weight) ==
-          tensor_parallel_attributes(spread(sample({24, 12}), mesh, {Shard(0)})));
-    CHECK(placements_of(table->weight) == Placements{Shard(0)});
+  SUBCASE("perform_initialization") {  // without it nothing is drawn, and parameters lie where they would
+    for (const bool perform : {true, false}) {
+      CAPTURE(perform);
+      up.config.perform_initialization = down.config.perform_initialization = perform;
+      check_drawn(perform, up, down, mesh);
+    }
   }
   SUBCASE("use_cpu_initialization") {  // it has no effect
     up.config.use_cpu_initialization = down.config.use_cpu_initialization = true;

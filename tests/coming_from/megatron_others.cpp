@@ -30,8 +30,6 @@ using namespace tessera::testing;
 
 namespace {
 
-ModelParallelConfig in_double() { return {.params_dtype = at::kDouble}; }
-
 // Compares a layer with at::embedding of its table, in a sequence where the config says so.
 void check_vocabulary(int64_t rows, int64_t width, const ModelParallelConfig& config, const DeviceMesh& mesh) {
   const at::Tensor ids = at::remainder(at::arange(36) * 7, rows).view({12, 3});

@@ -1,12 +1,16 @@
-// Tests ml's layers of document 000, with each of their parameters, against one process.
+// Tests ml's layers of document 000 and the types of their first values, with each of their parameters, against one
+// process.
 
+#include <cmath>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
+#include <torch/nn/init.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -285,4 +289,62 @@ TESSERA_RANKS_TEST_CASE("example: Embedding, Column, Row equal to Sequential", {
   CHECK(close(full_tensor(column->bias.grad()), up->bias.grad()));
   CHECK(close(full_tensor(row->weight.grad()), down->weight.grad()));
   CHECK(close(full_tensor(row->bias.grad()), down->bias.grad()));
+}
+
+TESSERA_RANKS_TEST_CASE("init_type", {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const auto weight = [&](const char* name, at::IntArrayRef sizes) {
+    return first_values(init_method(init_type(name)), sizes);
+  };
+  // Checks that the name stands for a type with the same values on any number of ranks, sharded or not, and returns a
+  // large weight.
+  const auto checked = [&](const char* name, at::IntArrayRef sizes = {10, 6}) {
+    CHECK(to_string(init_type(name)) == name);
+    const at::Tensor want = weight(name, sizes);
+    for (const Placement& placement : {Shard(0), Shard(1), Replicate()}) {
+      CHECK(same(first_values(init_method(init_type(name)), sizes, mesh, placement), want));
+    }
+    return sizes.size() == 2 ? weight(name, {200, 100}) : want;
+  };
+  const auto check_spread = [](const at::Tensor& w, double deviation) {
+    CHECK(w.std().item<double>() == doctest::Approx(deviation).epsilon(0.03));
+    CHECK(std::abs(w.mean().item<double>()) < deviation * 0.05);
+  };
+  const auto check_uniform = [&](const at::Tensor& w, double deviation) {
+    check_spread(w, deviation);
+    CHECK(w.abs().max().item<double>() <= deviation * std::sqrt(3.0));
+  };
+  const auto check_normal = [&](const at::Tensor& w, double deviation) {
+    check_spread(w, deviation);
+    CHECK(w.abs().max().item<double>() > deviation * 3);
+  };
+  SUBCASE("orthogonal") {
+    const at::Tensor w = checked("orthogonal");
+    CHECK(close(at::matmul(w.t(), w), at::eye(100, at::kDouble) * 1e-4, 1e-10));
+  }
+  SUBCASE("normal") { check_normal(checked("normal"), 0.01); }
+  SUBCASE("biased_normal") { check_normal(checked("biased_normal"), 0.01); }
+  SUBCASE("uniform") {
+    const at::Tensor w = checked("uniform");
+    CHECK(w.min().item<double>() >= 0);
+    CHECK(w.max().item<double>() < 0.02);
+    CHECK(w.mean().item<double>() == doctest::Approx(0.01).epsilon(0.03));
+  }
+  SUBCASE("kaiming_uniform") { check_uniform(checked("kaiming_uniform"), std::sqrt(2.0 / 100)); }
+  SUBCASE("kaiming_normal") { check_normal(checked("kaiming_normal"), std::sqrt(2.0 / 100)); }
+  SUBCASE("xavier_uniform") { check_uniform(checked("xavier_uniform"), std::sqrt(2.0 / 300)); }
+  SUBCASE("xavier_normal") { check_normal(checked("xavier_normal"), std::sqrt(2.0 / 300)); }
+  SUBCASE("trunc_normal") { check_normal(checked("trunc_normal"), 0.01); }  // cut off at 200 deviations
+  SUBCASE("dirac") {
+    CHECK(same(checked("dirac", {6, 5, 3}), torch::nn::init::dirac_(at::empty({6, 5, 3}, at::kDouble))));
+    CHECK_THROWS_WITH(weight("dirac", {10, 6}), doctest::Contains("3"));
+  }
+  SUBCASE("constant") { CHECK(same(checked("constant"), at::full({200, 100}, 0.02, at::kDouble))); }
+  SUBCASE("zeros") { CHECK(same(checked("zeros"), at::zeros({200, 100}, at::kDouble))); }
+  SUBCASE("ones") { CHECK(same(checked("ones"), at::ones({200, 100}, at::kDouble))); }
+}
+
+TEST_CASE("a type that there is not") {
+  CHECK_THROWS_WITH_AS(init_type("glorot"), doctest::Contains("there is no \"glorot\"; there are orthogonal, normal"),
+                       std::invalid_argument);
 }

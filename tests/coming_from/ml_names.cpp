@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <set>
 #include <stdexcept>
@@ -13,7 +12,7 @@
 
 #include <ATen/ATen.h>
 #include <doctest/doctest.h>
-#include <torch/nn/init.h>
+#include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/dtensor/dtensor.h"
@@ -23,6 +22,7 @@
 #include "tessera/tests/coming_from/one_process.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -124,30 +124,37 @@ void check_affine(const Affine& a, const DeviceMesh& mesh) {
 TESSERA_RANKS_TEST_CASE("initialize_model_parallel_affine_weight_", {1, 2, 4}) {
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size();
-  const auto refused = [&](const at::Tensor& weight, int64_t here, int64_t dim, int64_t stride, const char* text) {
-    CHECK_THROWS_WITH_AS(
-        initialize_affine_weight_(weight, 4 * n, 6, here, dim, mesh, init_method(InitType::kOnes), stride),
-        doctest::Contains(text), std::invalid_argument);
+  // Checks that a piece [4, 6] that `a` does not describe is refused.
+  const auto refused = [&](const Affine& a, int64_t here, const std::string& text) {
+    check_refused(
+        [&] {
+          initialize_affine_weight_(at::empty({4, 6}), a.out, a.in, here, a.dim, mesh, init_method(a.type), a.stride);
+        },
+        text);
   };
   SUBCASE("weight") {
     check_affine({}, mesh);
-    refused(at::empty({5, 6}), 4, 0, 1, "a weight [5, 6] for 4 of");
+    refused({.out = 5 * n, .in = 6}, 5, "a weight [4, 6] for 5 of");
   }
   SUBCASE("out_features") {
     for (const int64_t out : {8, 24}) check_affine({.out = out}, mesh);
     for (const int64_t out : {5, 7}) check_affine({.out = out, .dim = 1}, mesh);
+    refused({.out = 5 * n, .in = 6}, 4, fmt::format("for 4 of [{}, 6] along 0", 5 * n));
+    refused({.out = 5, .in = 6 * n, .dim = 1}, 6, fmt::format("for 6 of [5, {}] along 1", 6 * n));
   }
   SUBCASE("in_features") {
     for (const int64_t in : {5, 7}) check_affine({.in = in}, mesh);
     for (const int64_t in : {8, 24}) check_affine({.in = in, .dim = 1}, mesh);
+    refused({.out = 4 * n, .in = 7}, 4, fmt::format("for 4 of [{}, 7] along 0", 4 * n));
+    refused({.out = 4, .in = 7 * n, .dim = 1}, 6, fmt::format("for 6 of [4, {}] along 1", 7 * n));
   }
   SUBCASE("per_partition_size") {
-    refused(at::empty({4, 6}), 3, 0, 1, "a weight [4, 6] for 3 of");
+    refused({.out = 4 * n, .in = 6}, 3, "a weight [4, 6] for 3 of");
     initialize_affine_weight_(at::empty({4, 6}), 4 * n, 6, 4, 0, mesh, init_method(InitType::kOnes));
   }
   SUBCASE("partition_dim") {
     for (const int64_t dim : {0, 1}) check_affine({.dim = dim}, mesh);
-    refused(at::empty({4, 6}), 4, 2, 1, "partition_dim 2");
+    refused({.out = 4 * n, .in = 6, .dim = 2}, 4, "partition_dim 2");
   }
   SUBCASE("init_type") {
     for (const InitType type : {InitType::kOrthogonal, InitType::kUniform, InitType::kKaimingNormal, InitType::kOnes}) {
@@ -156,66 +163,8 @@ TESSERA_RANKS_TEST_CASE("initialize_model_parallel_affine_weight_", {1, 2, 4}) {
   }
   SUBCASE("stride") {
     for (const int64_t dim : {0, 1}) check_affine({.dim = dim, .stride = 2}, mesh);
-    refused(at::empty({4, 6}), 4, 0, 3, "with 3 pieces each");
+    refused({.out = 4 * n, .in = 6, .stride = 3}, 4, "with 3 pieces each");
   }
-}
-
-TESSERA_RANKS_TEST_CASE("init_type", {1, 2, 3, 4}) {
-  const DeviceMesh mesh = line();
-  const auto weight = [&](const char* name, at::IntArrayRef sizes) {
-    return first_values(init_method(init_type(name)), sizes);
-  };
-  // Checks that the name stands for a type with the same values on any number of ranks, sharded or not, and returns a
-  // large weight.
-  const auto checked = [&](const char* name, at::IntArrayRef sizes = {10, 6}) {
-    CHECK(to_string(init_type(name)) == name);
-    const at::Tensor want = weight(name, sizes);
-    for (const Placement& placement : {Shard(0), Shard(1), Replicate()}) {
-      CHECK(same(first_values(init_method(init_type(name)), sizes, mesh, placement), want));
-    }
-    return sizes.size() == 2 ? weight(name, {200, 100}) : want;
-  };
-  const auto check_spread = [](const at::Tensor& w, double deviation) {
-    CHECK(w.std().item<double>() == doctest::Approx(deviation).epsilon(0.03));
-    CHECK(std::abs(w.mean().item<double>()) < deviation * 0.05);
-  };
-  const auto check_uniform = [&](const at::Tensor& w, double deviation) {
-    check_spread(w, deviation);
-    CHECK(w.abs().max().item<double>() <= deviation * std::sqrt(3.0));
-  };
-  const auto check_normal = [&](const at::Tensor& w, double deviation) {
-    check_spread(w, deviation);
-    CHECK(w.abs().max().item<double>() > deviation * 3);
-  };
-  SUBCASE("orthogonal") {
-    const at::Tensor w = checked("orthogonal");
-    CHECK(close(at::matmul(w.t(), w), at::eye(100, at::kDouble) * 1e-4, 1e-10));
-  }
-  SUBCASE("normal") { check_normal(checked("normal"), 0.01); }
-  SUBCASE("biased_normal") { check_normal(checked("biased_normal"), 0.01); }
-  SUBCASE("uniform") {
-    const at::Tensor w = checked("uniform");
-    CHECK(w.min().item<double>() >= 0);
-    CHECK(w.max().item<double>() < 0.02);
-    CHECK(w.mean().item<double>() == doctest::Approx(0.01).epsilon(0.03));
-  }
-  SUBCASE("kaiming_uniform") { check_uniform(checked("kaiming_uniform"), std::sqrt(2.0 / 100)); }
-  SUBCASE("kaiming_normal") { check_normal(checked("kaiming_normal"), std::sqrt(2.0 / 100)); }
-  SUBCASE("xavier_uniform") { check_uniform(checked("xavier_uniform"), std::sqrt(2.0 / 300)); }
-  SUBCASE("xavier_normal") { check_normal(checked("xavier_normal"), std::sqrt(2.0 / 300)); }
-  SUBCASE("trunc_normal") { check_normal(checked("trunc_normal"), 0.01); }  // cut off at 200 deviations
-  SUBCASE("dirac") {
-    CHECK(same(checked("dirac", {6, 5, 3}), torch::nn::init::dirac_(at::empty({6, 5, 3}, at::kDouble))));
-    CHECK_THROWS_WITH(weight("dirac", {10, 6}), doctest::Contains("3"));
-  }
-  SUBCASE("constant") { CHECK(same(checked("constant"), at::full({200, 100}, 0.02, at::kDouble))); }
-  SUBCASE("zeros") { CHECK(same(checked("zeros"), at::zeros({200, 100}, at::kDouble))); }
-  SUBCASE("ones") { CHECK(same(checked("ones"), at::ones({200, 100}, at::kDouble))); }
-}
-
-TEST_CASE("a type that there is not") {
-  CHECK_THROWS_WITH_AS(init_type("glorot"), doctest::Contains("there is no \"glorot\"; there are orthogonal, normal"),
-                       std::invalid_argument);
 }
 
 namespace {

@@ -16,7 +16,9 @@
 #include "tessera/styles/parallel_styles.h"
 #include "tessera/styles/style.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/dtensor/whole_value.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -49,7 +51,6 @@ TESSERA_MODULE(Mlp);
 
 at::Tensor last_dim(const at::Tensor& x, const MaybeMesh& mesh) { return make_input_shard_1d_last_dim(x, mesh); }
 at::Tensor doubled(const at::Tensor& y, const MaybeMesh& mesh) { return make_output_tensor(y, mesh) * 2; }
-at::Tensor whole_of(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
 
 // Compares the plan with one process: where `sequence` is set, `x` and the output are sharded along dimension 0.
 template <class PlanOrStyle>
@@ -78,7 +79,7 @@ void check_prepared(const Style& style, const DeviceMesh& mesh) {
   const at::Tensor x = sample({2 * mesh.size(), 10}), want = one->forward(x).detach();
   SUBCASE("_prepare_input") {
     auto tp = parallelize_module(layer, mesh, Prepared(style, make_input_reshard_replicate));
-    CHECK(close(whole_of(tp(piece_of(x, mesh, {Shard(0)}))), want));
+    CHECK(close(whole_value(tp(piece_of(x, mesh, {Shard(0)}))), want));
   }
   SUBCASE("_prepare_output") {
     auto tp = parallelize_module(layer, mesh, Prepared(style, nullptr, doubled));
@@ -109,7 +110,7 @@ TESSERA_RANKS_TEST_CASE("PairwiseParallel", {1, 2, 3, 4}) {
   const at::Tensor x = sample({2 * mesh.size(), 10}), want = one->forward(x).detach();
   SUBCASE("_prepare_input") {
     auto tp = parallelize_module(model, mesh, PairwiseParallel(false, make_input_reshard_replicate));
-    CHECK(close(whole_of(tp(piece_of(x, mesh, {Shard(0)}))), want));
+    CHECK(close(whole_value(tp(piece_of(x, mesh, {Shard(0)}))), want));
   }
   SUBCASE("_prepare_output") {
     auto tp = parallelize_module(model, mesh, PairwiseParallel(false, nullptr, doubled));
@@ -144,17 +145,13 @@ namespace {
 
 using Function = std::function<at::Tensor(const at::Tensor&, const MaybeMesh&)>;
 
-void check_refused(const std::function<void()>& call, const char* text) {
-  CHECK_THROWS_WITH_AS(call(), doctest::Contains(text), std::invalid_argument);
-}
-
 // Checks that the function takes the mesh of a DTensor where none is given, and refuses other meshes.
 void check_mesh(const Function& run, const at::Tensor& global, const DeviceMesh& mesh) {
   const DeviceMesh other = init_device_mesh("cpu", {mesh.size()}, {"other"}, world()),
                    plane = mesh_over({1, mesh.size()});
   const at::Tensor given = run(global, mesh), inferred = run(global, std::nullopt);
   CHECK(is_dtensor(given) == is_dtensor(inferred));
-  CHECK(same(whole_of(given), whole_of(inferred)));
+  CHECK(same(whole_value(given), whole_value(inferred)));
   check_refused([&] { run(global, other); }, "redistribute it with redistribute_to");
   check_refused([&] { run(global, plane); }, "device_mesh has dims 2 but expected to be 1");
 }
@@ -216,15 +213,15 @@ Function output_shard(int64_t dim) {
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("make_input_replicate_1d", {3}) {
+TESSERA_RANKS_TEST_CASE("make_input_replicate_1d", {1, 3}) {
   check_input_function(make_input_replicate_1d, Replicate(), Replicate());
 }
 
-TESSERA_RANKS_TEST_CASE("make_input_reshard_replicate", {3}) {
+TESSERA_RANKS_TEST_CASE("make_input_reshard_replicate", {1, 3}) {
   check_input_function(make_input_reshard_replicate, Shard(0), Replicate());
 }
 
-TESSERA_RANKS_TEST_CASE("make_input_shard_1d", {3}) {
+TESSERA_RANKS_TEST_CASE("make_input_shard_1d", {1, 3}) {
   const DeviceMesh mesh = line();
   SUBCASE("input") {
     check_input([](const at::Tensor& t, const MaybeMesh& m) { return make_input_shard_1d(t, m); }, Shard(0), Shard(0),
@@ -236,23 +233,23 @@ TESSERA_RANKS_TEST_CASE("make_input_shard_1d", {3}) {
   }
 }
 
-TESSERA_RANKS_TEST_CASE("make_input_shard_1d_last_dim", {3}) {
+TESSERA_RANKS_TEST_CASE("make_input_shard_1d_last_dim", {1, 3}) {
   check_input_function(make_input_shard_1d_last_dim, Shard(1), Shard(1));
 }
 
-TESSERA_RANKS_TEST_CASE("make_output_replicate_1d", {3}) {
+TESSERA_RANKS_TEST_CASE("make_output_replicate_1d", {1, 3}) {
   check_output_function(make_output_replicate_1d, Replicate(), /*local=*/false);
 }
 
-TESSERA_RANKS_TEST_CASE("make_output_reshard_tensor", {3}) {
+TESSERA_RANKS_TEST_CASE("make_output_reshard_tensor", {1, 3}) {
   check_output_function(make_output_reshard_tensor, Shard(0), /*local=*/true);
 }
 
-TESSERA_RANKS_TEST_CASE("make_output_tensor", {3}) {
+TESSERA_RANKS_TEST_CASE("make_output_tensor", {1, 3}) {
   check_output_function(make_output_tensor, Replicate(), /*local=*/true);
 }
 
-TESSERA_RANKS_TEST_CASE("make_output_shard_1d", {3}) {
+TESSERA_RANKS_TEST_CASE("make_output_shard_1d", {1, 3}) {
   const DeviceMesh mesh = line();
   SUBCASE("output") {
     check_output([](const at::Tensor& t, const MaybeMesh& m) { return make_output_shard_1d(t, m); }, Shard(0), false,
@@ -264,7 +261,7 @@ TESSERA_RANKS_TEST_CASE("make_output_shard_1d", {3}) {
   }
 }
 
-TESSERA_RANKS_TEST_CASE("make_sharded_output_tensor", {3}) {
+TESSERA_RANKS_TEST_CASE("make_sharded_output_tensor", {1, 3}) {
   const DeviceMesh mesh = line();
   SUBCASE("output") {
     const at::Tensor whole = sample({12, 24});

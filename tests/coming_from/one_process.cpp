@@ -28,6 +28,8 @@ InitMethod quarters() {
   return [](at::Tensor weight) { weight.fill_(0.25); };
 }
 
+ModelParallelConfig in_double() { return {.params_dtype = at::kDouble}; }
+
 void check_region(const std::function<at::Tensor(const at::Tensor&)>& region, const at::Tensor& mine,
                   const at::Tensor& want, const at::Tensor& g, const at::Tensor& gradient) {
   const at::Tensor x = leaf(mine);

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/layers/init_type.h"
+#include "tessera/layers/parallel_linear.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 
@@ -23,6 +24,9 @@ at::Tensor first_values(const InitMethod& method, at::IntArrayRef sizes, const D
 
 // Returns a method that fills a weight with 0.25, as no type does.
 InitMethod quarters();
+
+// Returns a config of layers whose parameters are in float64.
+ModelParallelConfig in_double();
 
 // Runs `region` on this rank's tensor, and compares its result, and the gradient that `g` gives, with the wanted ones.
 void check_region(const std::function<at::Tensor(const at::Tensor&)>& region, const at::Tensor& mine,

@@ -23,16 +23,13 @@
 #include "tessera/tests/coming_from/one_process.h"
 #include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/dtensor/whole_value.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 namespace {
-
-at::Tensor whole_of(const at::Tensor& t) { return is_dtensor(t) ? full_tensor(t.detach()) : t.detach(); }
-
-ModelParallelConfig doubles() { return {.params_dtype = at::kDouble}; }
 
 void stir(const torch::nn::Module& module) {
   const c10::AutoGradMode none(false);
@@ -46,14 +43,14 @@ TESSERA_RANKS_TEST_CASE("a stack of named layers in one Sequential equals one pr
   const DeviceMesh mesh = line();
   ParallelEmbeddingOptions table(10, 6);
   table.allow_uneven = true;
-  table.config = doubles();
+  table.config = in_double();
   ColumnParallelOptions up(6, 9);
   up.allow_uneven = true;
-  up.config = doubles();
+  up.config = in_double();
   RowParallelOptions down(9, 7);
   down.allow_uneven = true;
   down.input_is_parallel = true;
-  down.config = doubles();
+  down.config = in_double();
   ParallelLinear head(7, 5, mesh, ParallelDimOptions{.dim = 1, .allow_uneven = true});
   head->to(at::kDouble);
   torch::nn::Sequential model(ParallelEmbedding(table, mesh), ColumnParallelLinear(up, mesh), torch::nn::Tanh(),
@@ -91,13 +88,13 @@ void check_tied(Head& head, const at::Tensor& weight, const DeviceMesh& mesh, bo
   weight.mutable_grad() = at::Tensor();
   const auto copy = std::dynamic_pointer_cast<Head>(head.clone());
   const at::Tensor got = head.forward(mine);
-  CHECK(close(whole_of(got), want.detach()));
+  CHECK(close(whole_value(got), want.detach()));
   got.backward(is_dtensor(got) ? spread(g, mesh, placements_of(got)) : g);
   CHECK(close(mine.grad(), whole.grad()));
   CHECK(close(full_tensor(weight.grad()), dense.grad()));
   // A copy computes what the layer computes, with values of its own.
   const at::Tensor copied = copy->forward(x);
-  CHECK(close(whole_of(copied), want.detach()));
+  CHECK(close(whole_value(copied), want.detach()));
   CHECK_FALSE(copy->weight.is_same(weight));
   CHECK(copy->named_parameters()["weight"].is_same(copy->weight));
   copied.pow(2).sum().backward();
@@ -119,7 +116,7 @@ TESSERA_RANKS_TEST_CASE("a weight assigned to a layer is the one that it uses, h
       check_tied(*head, weight, mesh, true);
       ParallelEmbeddingOptions options(10, 6);
       options.allow_uneven = true;
-      options.config = doubles();
+      options.config = in_double();
       ParallelEmbedding table = parallel_embedding_layer(options, dim, mesh);
       table->weight = weight;
       const at::Tensor ids = at::remainder(at::arange(12) * 7, 10);
@@ -131,7 +128,7 @@ TESSERA_RANKS_TEST_CASE("a weight assigned to a layer is the one that it uses, h
       ColumnParallelOptions columns(6, 10);
       columns.gather_output = true;
       columns.allow_uneven = true;
-      columns.config = doubles();
+      columns.config = in_double();
       columns.skip_weight_param_allocation = skip;
       ColumnParallelLinear column(columns, mesh);
       column->weight = weight;
@@ -144,7 +141,7 @@ TESSERA_RANKS_TEST_CASE("a weight assigned to a layer is the one that it uses, h
     RowParallelOptions rows(6, 10);
     rows.allow_uneven = true;
     rows.bias = false;
-    rows.config = doubles();
+    rows.config = in_double();
     check_tied(*RowParallelLinear(rows, mesh), weight, mesh, false);
   }
 }
@@ -157,7 +154,7 @@ void check_trained(ParallelDim of_head, const DeviceMesh& mesh) {
   for (const ParallelDim of_table : std::vector<ParallelDim>{std::nullopt, 0, 1}) {
     ParallelEmbeddingOptions options(10, 6);
     options.allow_uneven = true;
-    options.config = doubles();
+    options.config = in_double();
     ParallelEmbedding table = parallel_embedding_layer(options, of_table, mesh);
     ParallelLinear head(6, 10, mesh, ParallelDimOptions{.bias = false, .dim = of_head, .allow_uneven = true});
     head->weight = table->weight;
@@ -209,7 +206,7 @@ TESSERA_RANKS_TEST_CASE("assigned biases and pieces, and tensors that do not fit
   }
   RowParallelOptions rows(6, 10);
   rows.allow_uneven = true;
-  rows.config = doubles();
+  rows.config = in_double();
   for (const bool skip : {false, true}) {
     rows.skip_bias_add = skip;
     RowParallelLinear row(rows, mesh);
@@ -217,7 +214,7 @@ TESSERA_RANKS_TEST_CASE("assigned biases and pieces, and tensors that do not fit
     row->bias = spread(b, mesh, {Shard(0)});
     for (const bool global : {false, true}) {
       const LinearOutput out = row->forward_with_bias(global ? spread(x, mesh, {Shard(0)}) : x);
-      CHECK(close(whole_of(skip ? out.output + out.bias : out.output), want));
+      CHECK(close(whole_value(skip ? out.output + out.bias : out.output), want));
     }
   }
   for (const bool gather : {false, true}) {
@@ -225,7 +222,7 @@ TESSERA_RANKS_TEST_CASE("assigned biases and pieces, and tensors that do not fit
     columns.gather_output = gather;
     columns.allow_uneven = true;
     columns.skip_bias_add = true;
-    columns.config = doubles();
+    columns.config = in_double();
     ColumnParallelLinear column(columns, mesh);
     column->weight = spread(w, mesh, {Replicate()});
     column->bias = spread(b, mesh, {Replicate()});
@@ -239,7 +236,7 @@ TESSERA_RANKS_TEST_CASE("assigned biases and pieces, and tensors that do not fit
   ParallelEmbeddingOptions options(10, 6);
   options.allow_uneven = true;
   options.max_norm = 1;
-  options.config = doubles();
+  options.config = in_double();
   ParallelEmbedding table(options, mesh);
   table->weight = spread(w, mesh, {Shard(0)});
   CHECK_THROWS_WITH_AS(table->forward(at::arange(4)), doctest::Contains("max_norm writes the table"),
@@ -299,7 +296,10 @@ TESSERA_RANKS_TEST_CASE("ParallelLinear by rows takes this rank's features as a 
   ParallelLinear up(6, 9, mesh, ParallelDimOptions{.dim = -1, .allow_uneven = true});
   ParallelLinear down(9, 4, mesh, ParallelDimOptions{.dim = 0, .allow_uneven = true});
   const at::Tensor x = sample({5, 6}, 1, at::kFloat), hidden = up->forward(x);
-  CHECK(same(full_tensor(down->forward(to_local(hidden)).detach()), full_tensor(down->forward(hidden).detach())));
+  const at::Tensor of_piece = down->forward(to_local(hidden)).detach(), of_whole = down->forward(hidden).detach();
+  CHECK(placements_of(of_piece) == placements_of(of_whole));
+  CHECK(same(to_local(of_piece), to_local(of_whole)));
+  CHECK(same(full_tensor(of_piece), full_tensor(of_whole)));
 }
 
 namespace {
@@ -329,7 +329,7 @@ TESSERA_RANKS_TEST_CASE("parallel_embedding_layer takes the caller's init_method
 TESSERA_RANKS_TEST_CASE("a clone has no main_grad, without which it does not train", {1, 2}) {
   const DeviceMesh mesh = line();
   ColumnParallelOptions columns(4, 8);
-  columns.config = doubles();
+  columns.config = in_double();
   columns.config.gradient_accumulation_fusion = true;
   ColumnParallelLinear layer(columns, mesh);
   layer->main_grad = at::zeros_like(to_local(layer->weight.detach()));

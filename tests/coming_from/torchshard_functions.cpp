@@ -101,7 +101,7 @@ void check_options(LossFunction compute, const DeviceMesh& mesh) {
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("ParallelCrossEntropyLoss", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("ParallelCrossEntropyLoss", {1, 2, 3}) {
   const DeviceMesh mesh = line();
   check_options(by_module, mesh);
   SUBCASE("recognizes sharded input") {
@@ -126,7 +126,7 @@ TESSERA_RANKS_TEST_CASE("ParallelCrossEntropyLoss", {2, 3}) {
   }
 }
 
-TESSERA_RANKS_TEST_CASE("functional.parallel_cross_entropy", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("functional.parallel_cross_entropy", {1, 2, 3}) {
   const DeviceMesh mesh = line();
   Loss loss;
   SUBCASE("input") {
@@ -144,7 +144,7 @@ TESSERA_RANKS_TEST_CASE("functional.parallel_cross_entropy", {2, 3}) {
   check_options(parallel_cross_entropy, mesh);
 }
 
-TESSERA_RANKS_TEST_CASE("RegisterParallelDim", {3}) {
+TESSERA_RANKS_TEST_CASE("RegisterParallelDim", {1, 3}) {
   const DeviceMesh mesh = line();
   SUBCASE("dim") {
     const int64_t n = mesh.size();
@@ -163,7 +163,7 @@ TESSERA_RANKS_TEST_CASE("RegisterParallelDim", {3}) {
   }
 }
 
-TESSERA_RANKS_TEST_CASE("get_parallel_dim", {3}) {
+TESSERA_RANKS_TEST_CASE("get_parallel_dim", {1, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({3, 2});
   CHECK_FALSE(get_parallel_dim(x).has_value());
@@ -252,7 +252,7 @@ TESSERA_RANKS_TEST_CASE("functional.parallel_linear", {1, 2, 3, 4}) {
   }
 }
 
-TESSERA_RANKS_TEST_CASE("shard_init_helper_", {2, 3}) {
+TESSERA_RANKS_TEST_CASE("shard_init_helper_", {1, 2, 3}) {
   const DeviceMesh mesh = line();
   const auto begun = [](const InitMethod& method, const DeviceMesh& on, const Placement& placement) {
     begin_draws(on);

@@ -23,6 +23,7 @@
 #include "tessera/tests/coming_from/one_process.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -182,6 +183,19 @@ void check_layer(const Lookup& lookup, ParallelDim dim, const DeviceMesh& mesh) 
   CHECK(close(full_tensor(layer->weight.grad()), table.grad().to_dense()));
 }
 
+// Checks that a table has these sizes where no weight is given, and that a given one of other sizes is refused.
+void check_sizes(int64_t rows, int64_t width, const DeviceMesh& mesh) {
+  for (const ParallelDim dim : kDims) {
+    CAPTURE(dim.value_or(-2));
+    ParallelEmbeddingOptions options(rows, width);
+    ParallelEmbedding layer = parallel_embedding_layer(options, dim, mesh);
+    CHECK(layer->weight.sizes() == at::IntArrayRef({rows, width}));
+    CHECK(same(layer->forward(at::arange(rows)).detach(), layer->master_weight()));
+    options.given_weight = sample({24, 12}, 1, at::kFloat);
+    check_refused([&] { parallel_embedding_layer(options, dim, mesh); }, "given_weight is [24, 12]");
+  }
+}
+
 // Compares the function of a plain piece with LibTorch.
 void check_function(const Lookup& lookup, ParallelDim dim, const DeviceMesh& mesh) {
   CAPTURE(dim.value_or(-2));
@@ -251,10 +265,12 @@ TESSERA_RANKS_TEST_CASE("003 ParallelEmbedding", {1, 2, 3, 4}) {
   SUBCASE("num_embeddings") {
     lookup.table = sample({36, 12});
     for_all_dims(lookup, check);
+    check_sizes(36, 12, mesh);
   }
   SUBCASE("embedding_dim") {
     lookup.table = sample({24, 24});
     for_all_dims(lookup, check);
+    check_sizes(24, 36, mesh);
   }
   check_options(check);
   SUBCASE("_weight") {

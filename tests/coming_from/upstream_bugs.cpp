@@ -22,6 +22,7 @@
 #include "tessera/tests/coming_from/one_process.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -40,8 +41,6 @@ at::Tensor smoothed(const at::Tensor& logits, const at::Tensor& target, double a
   const at::Tensor wanted = hit * (1 - a) + (1 - hit) * (a / static_cast<double>(classes - 1));
   return -(wanted * logits.log_softmax(-1)).sum(-1);
 }
-
-ModelParallelConfig in_double() { return {.params_dtype = at::kDouble}; }
 
 void fill(const at::Tensor& parameter, int64_t seed) {
   const c10::AutoGradMode none(false);
@@ -206,9 +205,7 @@ TESSERA_RANKS_TEST_CASE("dropped_remainders", {1, 2, 3, 4}) {
   const at::Tensor flat = sample({6 * n});
   CHECK(same(gather_split_1d_tensor(split_into_1d_equal_chunks(flat, mesh), mesh), flat));
   if (n == 1) return;
-  const auto refused = [](const auto& call) {
-    CHECK_THROWS_WITH_AS(call(), doctest::Contains("not divisible by"), std::invalid_argument);
-  };
+  const auto refused = [](const auto& call) { check_refused(call, "not divisible by"); };
   refused([&] { scatter_to_region(whole, mesh, 0); });
   refused([&] { scatter_to_sequence_region(whole, mesh); });
   refused([&] { reduce_scatter_to_sequence_region(whole, mesh); });
