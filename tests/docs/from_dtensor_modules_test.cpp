@@ -9,7 +9,6 @@
 
 #include <torch/torch.h>
 
-#undef CHECK  // c10's
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -77,6 +76,12 @@ void trained(const Trained& body) {
 }
 
 at::Tensor weight_of(const Mlp& model) { return tessera::full_tensor(model->up->weight.detach()); }
+
+// Returns Adam's running average of the gradient of that weight.
+at::Tensor average_of(torch::optim::Adam& optimizer, const Mlp& model) {
+  const auto& state = optimizer.state().at(model->up->weight.unsafeGetTensorImpl());
+  return tessera::full_tensor(static_cast<const torch::optim::AdamParamState&>(*state).exp_avg().clone());
+}
 
 void forget(const Mlp& model) {
   const torch::NoGradGuard no_grad;
@@ -208,10 +213,37 @@ TEST_CASE("local_map") {
   });
 }
 
+namespace {
+
+TORCH_LIBRARY(mylib, m) { m.def("scale(Tensor x) -> Tensor"); }
+TORCH_LIBRARY_IMPL(mylib, CPU, m) {
+  m.impl("scale", [](const at::Tensor& x) { return x * 2; });
+}
+TORCH_LIBRARY_IMPL(mylib, Meta, m) {
+  m.impl("scale", [](const at::Tensor& x) { return at::empty_like(x); });
+}
+
+at::Tensor scale(const at::Tensor& x) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("mylib::scale", "").typed<at::Tensor(const at::Tensor&)>();
+  return op.call(x);
+}
+
+}  // namespace
+
 TEST_CASE("register_sharding") {
-  const auto rule = [](const tessera::rules::OpCall&) { return tessera::rules::no_rule(); };
+  const auto rule = [](const tessera::rules::OpCall&) -> tessera::rules::OpRule {
+    return {.strategies = tessera::rules::shard_factors({"nm"}, {"nm"})};
+  };
   tessera::rules::register_rule("mylib::scale", rule);
-  CHECK((tessera::rules::find_rule("mylib::scale") != nullptr));
+  on_mesh([](const tessera::DeviceMesh& mesh) {
+    const at::Tensor t = tessera::distribute_tensor(numbers(), mesh, {S0, S1});
+    const tessera::CommCounter counter(mesh);
+    const at::Tensor scaled = scale(t);
+    CHECK(counter.total() == 0);
+    CHECK(tessera::placements_of(scaled) == tessera::Placements{S0, S1});
+    CHECK(torch::equal(tessera::full_tensor(scaled), numbers() * 2));
+  });
 }
 
 TEST_CASE("CommDebugMode") {
@@ -280,13 +312,18 @@ TEST_CASE("save") {
 
 TEST_CASE("load") {
   trained([](Mlp& model, torch::optim::Adam& optimizer, const std::string& folder) {
-    const at::Tensor weight = weight_of(model);
+    const at::Tensor weight = weight_of(model), average = average_of(optimizer, model);
     tessera::save_weights(*model, folder);
     tessera::save_optimizer(optimizer, *model, folder + "/optimizer.safetensors");
     forget(model);
+    optimizer.state().clear();
+    optimizer.param_groups().at(0).options().set_lr(7);
     tessera::load_weights(*model, folder);
     tessera::load_optimizer(optimizer, *model, folder + "/optimizer.safetensors");
     CHECK(torch::equal(weight_of(model), weight));
+    CHECK(optimizer.param_groups().at(0).options().get_lr() == 0.1);
+    CHECK(torch::equal(average_of(optimizer, model), average));
+    CHECK(average.abs().sum().item<double>() > 0);
   });
 }
 
@@ -300,9 +337,10 @@ TEST_CASE("HuggingFaceStorageWriter") {
 TEST_CASE("HuggingFaceStorageReader") {
   trained([](Mlp& model, torch::optim::Adam&, const std::string& folder) {
     const at::Tensor weight = weight_of(model);
-    tessera::save_weights(*model, folder, {.max_shard_bytes = 5000});
+    torch::nn::Sequential saved(model);  // whose names begin with "0."
+    tessera::save_weights(*saved, folder, {.max_shard_bytes = 5000});
     forget(model);
-    const auto rename = [](const std::string& name) { return name; };
+    const auto rename = [](const std::string& name) { return "0." + name; };
     tessera::load_weights(*model, folder, {.rename = rename});
     CHECK(torch::equal(weight_of(model), weight));
   });

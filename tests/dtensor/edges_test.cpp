@@ -150,7 +150,6 @@ TESSERA_RANKS_TEST_CASE("stft and istft of cut signals are beside one process, a
   const auto spectrum = [](const at::Tensor& x, const at::Tensor& w) {
     return at::stft(x, 6, 2, 6, w, false, true, true);
   };
-  const auto leaf = [](const at::Tensor& t) { return t.detach().clone().requires_grad_(true); };
   const auto backward = [](const at::Tensor& s) { (at::view_as_real(s) * sample({5, 4, 7, 2}, 2)).sum().backward(); };
   const at::Tensor plain = leaf(signals), want = spectrum(plain, window);
   backward(want);
@@ -232,8 +231,9 @@ TESSERA_RANKS_TEST_CASE("a view tells the storage_offset() that it has in one pr
 
 TESSERA_RANKS_TEST_CASE("a view as a wider dtype exists, or is refused on every rank, as in one process",
                         {1, 2, 3, 4}) {
-  const at::Tensor x = sample({5, 6}), odd = x.slice(1, 1, 5);
-  CHECK_THROWS(odd.view(at::kComplexDouble));
+  const at::Tensor x = sample({5, 6});
+  const char* const why = "must be divisible by 2 to view Double as ComplexDouble";
+  CHECK_THROWS_WITH(x.slice(1, 1, 5).view(at::kComplexDouble), doctest::Contains(why));
   for (const Placement& placement : {R, S0, Shard(1)}) {
     CAPTURE(to_string(placement));
     const at::Tensor d = spread(x, line(), {placement});
@@ -243,9 +243,10 @@ TESSERA_RANKS_TEST_CASE("a view as a wider dtype exists, or is refused on every 
     };
     check([](const at::Tensor& t) { return t.slice(1, 2).view(at::kComplexDouble); });
     check([](const at::Tensor& t) { return at::view_as_complex(t.slice(1, 2).slice(1, 0, 2)); });
-    for (int i = 0; i < 2; ++i) CHECK_THROWS(d.slice(1, 1, 5).view(at::kComplexDouble));  // decided anew, and before
+    // Decided anew, and before.
+    for (int i = 0; i < 2; ++i) CHECK_THROWS_WITH(d.slice(1, 1, 5).view(at::kComplexDouble), doctest::Contains(why));
     const at::InferenceMode inference;
-    CHECK_THROWS(d.slice(1, 1, 5).view(at::kComplexDouble));
+    CHECK_THROWS_WITH(d.slice(1, 1, 5).view(at::kComplexDouble), doctest::Contains(why));
   }
 }
 

@@ -67,6 +67,27 @@ void check_finds(const std::string& command, const std::string& problem) {
   CHECK(outcome.output.find(problem) != std::string::npos);
 }
 
+// Makes a tree in which //:tessera has the header a.h of mesh/, which includes b.h; the reference lists `headers`.
+void make_tree(const std::string& folder, const std::string& headers) {
+  for (const char* each : {"docs", "examples", "mesh", "tests/docs", "tools/site"}) {
+    fs::create_directories(folder + "/" + each);
+  }
+  write(folder + "/BUILD.bazel", "tessera_library(name = \"tessera\", deps = [\"//mesh\"])\n");
+  write(folder + "/mesh/BUILD.bazel", "tessera_library(name = \"mesh\", hdrs = [\"a.h\"])\n");
+  write(folder + "/mesh/a.h", "#include \"tessera/mesh/b.h\"\n");
+  for (const char* each : {"b.h", "c.h"}) write(folder + "/mesh/" + each, "");
+  write(folder + "/tools/site/reference.toml",
+        "[[group]]\ntitle = \"Meshes\"\nheaders = [" + headers + "]\n[internal]\nheaders = []\n");
+}
+
+// Copies what symbols.py reads of the source tree, and calls libtorch_version() another name there.
+void copy_headers(const std::string& folder) {
+  const ShellOutcome copied = shell("cd '" + root() + "' && find . -name '*.h' -not -path './.*' -print0 |\n" +
+                                    "xargs -0 cp --parents -t '" + folder + "' tools/site/reference.toml");
+  REQUIRE(copied.exit_code == 0);
+  REQUIRE(shell("sed -i 's/ libtorch_version()/ libtorch_version_now()/' '" + folder + "/version.h'").exit_code == 0);
+}
+
 // Returns where browser.py puts its pictures: beside the test's log, if Bazel runs the test.
 std::string pictures(const std::string& otherwise) {
   const char* const outputs = std::getenv("TEST_UNDECLARED_OUTPUTS_DIR");
@@ -86,7 +107,11 @@ TEST_CASE("site: it is built without a warning, in place of an older one") {
 TEST_CASE("site: a folder with other files is left as it is") {
   const tessera::PrivateFolder folder;
   write(folder.path() + "/letter.txt", "");
-  CHECK(build_site(folder.path()).exit_code == 1);
+  const ShellOutcome outcome = build_site(folder.path());
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.output.find(folder.path() + " has other files than a site; name a new or an empty folder") !=
+        std::string::npos);
   CHECK(fs::exists(folder.path() + "/letter.txt"));
 }
 
@@ -139,5 +164,26 @@ TEST_CASE("site: the checks find what is broken") {
   SUBCASE("an error in the console") {
     write(page, "<script>throw new Error('broken on purpose')</script>");
     check_finds(browser, "broken on purpose");
+  }
+}
+
+TEST_CASE("site: the checks of headers, names and examples find what is broken") {
+  const tessera::PrivateFolder folder;
+  SUBCASE("a header that the reference lacks, one that nobody reaches, and one that is listed twice") {
+    make_tree(folder.path(), R"("mesh/a.h", "mesh/a.h", "mesh/c.h")");
+    check_finds("tests/site/public_headers.py " + folder.path(),
+                "mesh/b.h is not in tools/site/reference.toml\nmesh/c.h is listed, and users do not reach it\n"
+                "mesh/a.h is listed twice\n2 headers, 3 problems");
+  }
+  SUBCASE("a name that the reference lacks, and one that its line does not declare") {
+    copy_headers(folder.path());
+    check_finds("tests/site/symbols.py " + site() + " " + folder.path(),
+                "libtorch_version_now: the reference lacks it\nlibtorch_version: version.h, line ");
+  }
+  SUBCASE("an example that no test has") {
+    const std::string test = folder.path() + "/no_test.cpp";
+    write(test, "// const DeviceMesh mesh\n");
+    check_finds("tests/site/examples.py " + root() + " " + test,
+                "mesh/in_process.h has an example that " + test + " has not:\n");
   }
 }

@@ -100,7 +100,7 @@ def wrong_lines(site, root, objects):
             header, line = re.search(r'source/(\S+?)\.html#L-(\d+)"', section).groups()
             declaration = declaration_at((root / header).read_text().split("\n")[int(line) - 1 :])
             last = name.rsplit("::", 1)[-1]
-            if last.startswith("operator") or last in declaration:
+            if last.startswith("operator") or re.search(rf"(?<!\w){re.escape(last)}(?!\w)", declaration):
                 continue
             yield f"{name}: {header}, line {line} does not declare it"
 

@@ -116,7 +116,8 @@ class _Scope:
             if self.shown is not None:
                 self.add_declaration(node)
         self.comment = []
-        self.end = node.end_point[0]
+        row, column = node.end_point
+        self.end = row if column > 0 else row - 1  # a directive ends where the next row begins
 
     def add_declaration(self, node):
         inner = _innermost(node)
