@@ -13,6 +13,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "tessera/mesh/backends/nccl_group.h"
 #include "tessera/mesh/device_type.h"
 #include "tessera/mesh/group_options.h"
 
@@ -100,12 +101,7 @@ void check_arguments(const std::shared_ptr<World>& world, c10::DeviceType device
   if (device_type == c10::DeviceType::CUDA && !at::detail::getCUDAHooks().hasCUDA()) {
     throw std::runtime_error(fmt::format(
         "DeviceMesh: a mesh on cuda was asked for, and rank {} has no CUDA device ({}); use \"cpu\"", world->rank(),
-#ifdef USE_C10D_NCCL
-        "no GPU was found"
-#else
-        "this build is without CUDA: build with --config=cuda"
-#endif
-        ));
+        built_with_nccl() ? "no GPU was found" : "this build is without CUDA: build with --config=cuda"));
   }
 }
 

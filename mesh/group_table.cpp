@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "tessera/mesh/backends/nccl_group.h"
 #include "tessera/mesh/watched_store.h"
 
 namespace tessera {

@@ -17,22 +17,31 @@ filegroup(
 
 cc_library(
     name = "torch",
-    hdrs = glob(["include/**/*.h", "include/**/*.hpp", "include/**/*.cuh", "include/**/*.inc"]) + select({{
-        ":cuda": glob(["cuda_include/**/*"], allow_empty = True),
-        "//conditions:default": [],
-    }}),
-    defines = ["USE_DISTRIBUTED", "USE_C10D_GLOO"] + select({{
-        ":cuda": ["USE_C10D_NCCL", "TESSERA_CUDA"],
-        "//conditions:default": [],
-    }}),
-    includes = ["include", "include/torch/csrc/api/include"] + select({{
-        ":cuda": {cuda_includes},
-        "//conditions:default": [],
-    }}),
+    hdrs = glob(["include/**/*.h", "include/**/*.hpp", "include/**/*.cuh", "include/**/*.inc"]),
+    defines = ["USE_DISTRIBUTED", "USE_C10D_GLOO"],
+    includes = ["include", "include/torch/csrc/api/include"],
     linkopts = ["-L{lib}", "-Wl,-rpath,{lib}", "-Wl,-rpath-link,{lib}"] + {rpath_links} + ["-Wl,--push-state,--no-as-needed"] + select({{
         ":cuda": ["-ltorch_cuda", "-lc10_cuda"],
         "//conditions:default": [],
     }}) + ["-ltorch_cpu", "-lc10"],
+)
+
+# What one library needs that is compiled for CUDA: all others are the same with and without.
+cc_library(
+    name = "nccl",
+    hdrs = select({{
+        ":cuda": glob(["cuda_include/**/*"], allow_empty = True),
+        "//conditions:default": [],
+    }}),
+    defines = select({{
+        ":cuda": ["USE_C10D_NCCL"],
+        "//conditions:default": [],
+    }}),
+    includes = select({{
+        ":cuda": {cuda_includes},
+        "//conditions:default": [],
+    }}),
+    deps = [":torch"],
 )
 """
 
@@ -88,6 +97,6 @@ def _libtorch_impl(repository_ctx):
 libtorch_repository = repository_rule(
     implementation = _libtorch_impl,
     environ = ENVIRON + ["LIBTORCH"],
-    doc = "Makes @libtorch//:torch: headers, c10d with Gloo, and under --config=cuda NCCL.",
+    doc = "Makes @libtorch//:torch, which has headers and c10d with Gloo, and @libtorch//:nccl for --config=cuda.",
     local = True,
 )

@@ -71,8 +71,6 @@ using MakeGroup = std::function<BackendGroup(const GroupRequest&)>;
 // make_gloo_group makes the process ignore SIGPIPE unless it has a handler for it, so that a lost peer causes an error
 // and does not kill the process.
 BackendGroup make_gloo_group(const GroupRequest& request);
-// Throws std::runtime_error in a build without NCCL, or without a GPU.
-BackendGroup make_nccl_group(const GroupRequest& request);
 // Wraps a backend that the caller has made. close() closes the connections of a Gloo group, and calls abort() of any
 // other.
 BackendGroup wrap_group(c10::intrusive_ptr<c10d::Backend> backend);

@@ -1,4 +1,4 @@
-#include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/backends/nccl_group.h"
 
 #include <stdexcept>
 
@@ -12,6 +12,8 @@
 namespace tessera {
 
 #ifdef USE_C10D_NCCL
+
+bool built_with_nccl() { return true; }
 
 BackendGroup make_nccl_group(const GroupRequest& request) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
@@ -29,6 +31,8 @@ BackendGroup make_nccl_group(const GroupRequest& request) {
 }
 
 #else
+
+bool built_with_nccl() { return false; }
 
 BackendGroup make_nccl_group(const GroupRequest&) {
   throw std::runtime_error(

@@ -26,7 +26,7 @@ std::map<std::string, std::string> facts() {
       {"TESSERA_ABI_VERSION", TESSERA_VERSION_MAJOR == 0 ? major + "." + minor : major},
       {"LIBTORCH_VERSION", TORCH_VERSION},
       {"DOCTEST_VERSION", DOCTEST_VERSION_STR},
-#ifdef TESSERA_CUDA
+#ifdef USE_C10D_NCCL
       {"CUDA", "ON"},
       {"CUDA_DEFINES", " -DUSE_C10D_NCCL -DTESSERA_CUDA"},
       {"CUDA_LIBS", "-ltorch_cuda,-lc10_cuda,"},
