@@ -104,7 +104,7 @@ at::Tensor piece_of(const at::Tensor& t, const Spec& spec, const std::optional<s
 SpecPtr spec_of_whole(const at::Tensor& t, const DeviceMesh& mesh, const Placements& given, const char* who) {
   const Placements placements = normalize(given, mesh.mesh(), t.dim(), who);
   check_partials(placements, t.scalar_type(), who);
-  return intern_spec(mesh, placements, t.sizes(), contiguous_strides(t.sizes()), t.scalar_type());
+  return intern_spec(mesh, placements, t.sizes(), tessera::contiguous_strides(t.sizes()), t.scalar_type());
 }
 
 struct Distribute : torch::autograd::Function<Distribute> {

@@ -20,7 +20,7 @@ _WARNINGS = [
 
 # Libraries are compiled with at least -O1 in every mode, tests without optimization, since most of their time is
 # compilation.
-_LIBRARY_COPTS = ["-std=c++20", "-g0"] + _WARNINGS
+LIBRARY_COPTS = ["-std=c++20", "-g0"] + _WARNINGS
 TEST_COPTS = ["-std=c++20", "-g0", "-O0"] + _WARNINGS
 
 # In this repository a warning is an error; in a user's repository the user decides.
@@ -29,36 +29,66 @@ def _werror():
     return ["-Werror"] if native.repository_name() == "@" + ours else []
 
 def _library_copts():
-    return _LIBRARY_COPTS + _werror() + select({
+    return LIBRARY_COPTS + _werror() + select({
         "@tessera//tools:optimized": ["-O2"],
         "//conditions:default": ["-O1"],
     })
 
-# Returns the flags and the dependencies of test sources, which begin with a header of tests/harness: `precompiled`
-# names the one to take.
-def _test_begins(precompiled):
+# Returns the flags and the dependencies of sources that begin with a precompiled header. An optimized build compiles
+# sources both with and without -fPIC, and GCC takes a precompiled header for the one or the other: it does without.
+def _begin_precompiled(target, include):
+    flags = ["-include", include, "-Winvalid-pch"]
+    return select({
+        "@tessera//tools:optimized": [],
+        "//conditions:default": flags,
+    }), select({
+        "@tessera//tools:optimized": [],
+        "//conditions:default": [target],
+    })
+
+def _library_begins(precompiled):
     if precompiled == None:
-        return ["-include", "tessera/tests/harness/prelude.h"], ["@tessera//tests/harness:prelude"]
-    return ["-include", "precompiled_" + precompiled + ".h", "-Winvalid-pch"], [
-        "@tessera//tests/harness:prelude",
+        return [], []
+    return _begin_precompiled("@tessera//tools/precompiled:" + precompiled, "precompiled_" + precompiled + ".h")
+
+# Test sources begin with a header of tests/harness; precompiled headers have it too.
+def _test_begins(precompiled):
+    flags, deps = ["-include", "tessera/tests/harness/prelude.h"], ["@tessera//tests/harness:prelude"]
+    if precompiled == None:
+        return flags, deps
+    more_flags, more_deps = _begin_precompiled(
         "@tessera//tests/harness:precompiled_" + precompiled,
-    ]
+        "precompiled_" + precompiled + ".h",
+    )
+    return more_flags + flags, deps + more_deps
 
 def _include_prefix():
     package = native.package_name()
     return "tessera/" + package if package else "tessera"
 
-def tessera_library(name, srcs = [], hdrs = [], deps = [], visibility = ["//visibility:public"], **kwargs):
+def tessera_library(
+        name,
+        srcs = [],
+        hdrs = [],
+        deps = [],
+        precompiled = None,
+        visibility = ["//visibility:public"],
+        **kwargs):
     """A library whose header x.h in folder f is included as "tessera/f/x.h".
 
     Pass alwayslink = True where an object registers something (kernels, test cases) and no other object refers to it.
+
+    precompiled: headers that are compiled once for all libraries, and are read in a fraction of the time that parsing
+    takes: "core" for sources that include <ATen/core/Tensor.h> or fmt, "internals" for those that include LibTorch's
+    dispatcher, autograd, modules or process groups.
     """
+    begin, more_deps = _library_begins(precompiled)
     native.cc_library(
         name = name,
         srcs = srcs,
         hdrs = hdrs,
-        deps = deps,
-        copts = _library_copts() + kwargs.pop("copts", []),
+        deps = deps + more_deps,
+        copts = _library_copts() + begin + kwargs.pop("copts", []),
         include_prefix = _include_prefix(),
         visibility = visibility,
         **kwargs

@@ -257,13 +257,13 @@ constexpr ContractOp kMatmul = "matmul";
 
 at::Tensor matmul_kernel(const at::Tensor& a, const at::Tensor& b) {
   const ContractPtr contract = contract_of(kMatmul, b);
-  if (contract == nullptr) return matmul(a, b);
+  if (contract == nullptr) return tessera::matmul(a, b);
   const World::Scope scope(mesh_of(b).world(), kMatmul.name.data(), &contract->path);
   const Activation given = activation_of(a, *contract, b, kMatmul.name);
   std::optional<at::Tensor> product =
       styled_product(given.tensor, b, {.desired = given.desired, .contract = contract, .uses = given.uses});
-  return bring_result(product ? *std::move(product) : matmul(redistribute(given.tensor, given.desired), b), *contract,
-                      kMatmul.name);
+  return bring_result(product ? *std::move(product) : tessera::matmul(redistribute(given.tensor, given.desired), b),
+                      *contract, kMatmul.name);
 }
 
 // In forward mode LibTorch's formulas of norms compute with the zeros of a tangent that is not there alone, which makes
