@@ -28,11 +28,9 @@ std::map<std::string, std::string> facts() {
       {"DOCTEST_VERSION", DOCTEST_VERSION_STR},
 #ifdef USE_C10D_NCCL
       {"CUDA", "ON"},
-      {"CUDA_DEFINES", " -DUSE_C10D_NCCL -DTESSERA_CUDA"},
       {"CUDA_LIBS", "-ltorch_cuda,-lc10_cuda,"},
 #else
       {"CUDA", "OFF"},
-      {"CUDA_DEFINES", ""},
       {"CUDA_LIBS", ""},
 #endif
   };
