@@ -128,9 +128,9 @@ TESSERA_RANKS_TEST_CASE("the product of a vector without gradients may be writte
   at::Tensor y;
   {
     const c10::AutoGradMode no_gradient(false);
-    y = at::linear(whole_value(x), whole_value(w), whole_value(b));
+    y = at::linear(whole(x), whole(w), whole(b));
   }
-  const at::Tensor added = whole_value(b).requires_grad_();
+  const at::Tensor added = whole(b).requires_grad_();
   y.add_(added);
   y.sum().backward();
   CHECK(at::equal(full_tensor(y.detach()), at::full({3}, 6, at::kDouble)));
