@@ -141,7 +141,7 @@ TEST_CASE("docs: blocks and spans of a page are found") {
 
 TEST_CASE("docs: every piece of C++ stands in a file that is compiled and run") {
   const std::vector<std::string> sources =
-      texts_of({"tests/docs", "tests/consumers/bazel", "examples/custom_placement"}, {".cpp", ".h"});
+      texts_of({"tests/docs", "tests/consumers/bazel", "examples/custom_placement", "examples/train"}, {".cpp", ".h"});
   const std::vector<std::string> code = squeezed_all(sources);
   int pieces = 0;
   for (const Page& page : tessera::testing::read_pages(root())) {

@@ -3,7 +3,8 @@
 It reads the sources of the torch package in the environment of this Python, and imports none of them, which would take
 seconds. A module's names are those of `__all__`, of its own file and of its public submodules that are no packages;
 torch.distributed.checkpoint has no `__all__`, so there they are what the package imports. The public members of
-`CLASSES` count as names too. Parameters that begin with an underscore are left out.
+`CLASSES` count as names too. Parameters that begin with an underscore are left out. Of torch.distributed itself there
+are the functions with which a training program starts, ends and speaks to other ranks, `FUNCTIONS`.
 """
 
 import ast
@@ -21,6 +22,18 @@ MODULES = [
     "torch.distributed.checkpoint",
 ]
 CLASSES = ["DTensor", "DeviceMesh", "CommDebugMode"]
+FUNCTIONS = [
+    "init_process_group",
+    "is_initialized",
+    "destroy_process_group",
+    "get_rank",
+    "get_world_size",
+    "barrier",
+    "all_reduce",
+    "broadcast",
+    "broadcast_object_list",
+    "all_gather_object",
+]
 
 
 def file_of(module):
@@ -107,7 +120,8 @@ def names_of(module):
 
 def all_names():
     """Returns each name with the first module that has it."""
-    found = {}
+    found = {"torch.distributed": {}}
+    add_names(found["torch.distributed"], "torch.distributed.distributed_c10d", FUNCTIONS)
     for module in MODULES:
         seen = {name for names in found.values() for name in names}
         found[module] = {name: value for name, value in names_of(module).items() if name not in seen}

@@ -9,7 +9,7 @@
 
 int main() {
   const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {4}, {"tp"});
-  const bool is_first = mesh.local_rank("tp") == 0;
+  const bool is_first = mesh.world().rank() == 0;
 
   const at::Tensor x = torch::arange(20.0).view({10, 2});
   const at::Tensor rows = tessera::distribute_tensor(x, mesh, {tessera::Shard(0)});

@@ -1,6 +1,7 @@
 // Holds the code of docs/coming-from-dtensor.md on meshes and tensors: the case of a name of PyTorch's holds the code
 // of its row, and docs_test compares them. Ranks are threads, except where a row reads the environment.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/harness/ranks.h"
@@ -39,6 +41,43 @@ at::Tensor spread(const tessera::DeviceMesh& mesh) { return tessera::distribute_
 bool is_whole(const at::Tensor& t, const at::Tensor& want) { return at::equal(tessera::full_tensor(t), want); }
 
 }  // namespace
+
+// ---- torch.distributed
+
+TESSERA_RANKS_TEST_CASE("get_rank", {2}) {
+  const auto world = tessera::World::from_environment();
+  CHECK(world->rank() == tessera::testing::rank());
+}
+
+TESSERA_RANKS_TEST_CASE("get_world_size", {2}) {
+  const auto world = tessera::World::from_environment();
+  const int64_t tp = 2;
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {world->size() / tp, tp}, {"dp", "tp"}, world);
+  CHECK(mesh.mesh().shape() == Sizes{1, 2});
+}
+
+TEST_CASE("barrier") {
+  std::atomic<int> arrived = 0;
+  on_mesh([&](const tessera::DeviceMesh& mesh) {
+    ++arrived;
+    tessera::barrier(mesh.merged({0, 1}), 0);
+    CHECK(arrived == 4);
+  });
+}
+
+TEST_CASE("all_reduce") {
+  on_mesh([](const tessera::DeviceMesh& mesh) {
+    const at::Tensor x = at::ones({3});
+    CHECK(at::equal(tessera::all_reduce(x, mesh, 1, tessera::ReduceOp::kSum), x * 2));
+  });
+}
+
+TEST_CASE("broadcast") {
+  on_mesh([](const tessera::DeviceMesh& mesh) {
+    const at::Tensor x = at::full({3}, mesh.local_rank("tp"));
+    CHECK(at::equal(tessera::broadcast(x, mesh, 1, 0), at::zeros({3}, at::kLong)));
+  });
+}
 
 // ---- torch.distributed.device_mesh
 

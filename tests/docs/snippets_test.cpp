@@ -131,7 +131,7 @@ TESSERA_RANKS_TEST_CASE("docs/styles.md: two mesh dimensions", {4}) {
   const tessera::ParallelPlan plan = {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}};
   const auto step = [&] {
     const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
-    auto tp = tessera::parallelize_module(model, mesh, plan);  // tensor_dim is "tp"; data_dims are all others
+    auto tp = tessera::parallelize_module(model, mesh, plan);  // styles cut over tp; dp cuts the batch
     const at::Tensor x = tessera::from_local(piece, mesh, {tessera::Shard(0), tessera::Replicate()});
     tp(x)
         .square()

@@ -22,6 +22,7 @@ TEST_CASE("a parallel MLP gives the plain one's numbers and gradients on eight r
       const auto to = model->parameters(), from = plain->parameters();
       for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
     }
+    // Every data rank has the same x here, so nothing is to be reduced over dp: the mesh is the slice tp alone.
     auto tp = tessera::parallelize_module(model, mesh["tp"],
                                           {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}});
     const at::Tensor y = tp(x);

@@ -40,7 +40,7 @@ void train(const std::string& folder) {
   tessera::load_weights(*model, folder + "/model.safetensors");
   tessera::load_optimizer(optimizer, *model, folder + "/optimizer.safetensors");
 
-  const bool is_first = mesh.local_rank("tp") == 0;
+  const bool is_first = mesh.world().rank() == 0;
   if (is_first) std::cout << tessera::to_string(tessera::describe(*model)) << '\n';
 
   const tessera::CommCounter counter(mesh);

@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <iostream>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -16,7 +18,8 @@
 #include "tessera/dtensor/io/optimizer_state.h"
 #include "tessera/dtensor/io/weights.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/layers/parallel_dim.h"
+#include "tessera/layers/parallel_dim.h"  // vocab_parallel_cross_entropy
+#include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"
@@ -57,6 +60,7 @@ struct Job {
   int64_t dp, tp;
   double dropout = 0;
   std::size_t epochs = 4;
+  uint64_t seed = 0;
   std::string load_from, save_to;  // folders, or empty
 };
 
@@ -70,11 +74,15 @@ Result train(const Job& job) {
   Result result;
   std::vector<double>& losses = result.losses;
   Sentences sentences;
-  const int64_t dp = job.dp, tp = job.tp;
   const double dropout = job.dropout;
-  torch::manual_seed(0);
+  const uint64_t seed = job.seed;
 
-  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {dp, tp}, {"dp", "tp"});
+  const auto world = tessera::World::from_environment();  // this process's place in the job
+  const int64_t dp = world->size() % 2 == 0 ? 2 : 1, tp = world->size() / dp;
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {dp, tp}, {"dp", "tp"}, world);
+
+  torch::manual_seed(seed);            // the first values of the parameters
+  tessera::manual_seed(seed, *world);  // dropout
   NextWord model(dropout);
   auto parallel = tessera::parallelize_module(
       model, mesh,
@@ -108,19 +116,21 @@ Result train(const Job& job) {
       torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
       optimizer.step();
       losses.push_back(loss.item<double>());  // one all-reduce: every rank calls it
+      if (world->rank() == 0) std::cout << "loss " << losses.back() << std::endl;
     }
     scheduler.step();
   }
   if (!job.save_to.empty()) {
     const std::string& folder = job.save_to;
     const std::size_t epochs = job.epochs;
+    std::filesystem::create_directories(folder);  // the calls below make no folder
+    tessera::save_optimizer(optimizer, *model, folder + "/optimizer.safetensors");
     const tessera::RandomState& random = mesh.world().random_state();
-    tessera::save_weights(*model, folder,
+    tessera::save_weights(*model, folder,  // into folder + "/model.safetensors"
                           {.metadata = {{"format", "pt"},
                                         {"epochs", std::to_string(epochs)},
                                         {"seed", std::to_string(random.seed)},
                                         {"draws", std::to_string(random.counter)}}});
-    tessera::save_optimizer(optimizer, *model, folder + "/optimizer.safetensors");
   }
   for (const at::Tensor& parameter : model->parameters()) {
     result.parameters.push_back(tessera::full_tensor(parameter.detach()));
@@ -203,18 +213,16 @@ TESSERA_RANKS_TEST_CASE("docs/training.md: the loop gives the losses and weights
 }
 
 TESSERA_RANKS_TEST_CASE("docs/training.md: a run that was resumed is the run that did not stop", {1, 2, 4}) {
-  const auto world = tessera::testing::world();
+  const auto world = tessera::testing::world();  // the three runs are parts of one job
   Job whole = job_of_this_world();
   whole.dropout = 0.5;
   whole.epochs = 6;
+  whole.seed = 7;
   Job first = whole, second = whole;
   first.epochs = 3;
-  first.save_to = second.load_from = folder_of_all_ranks();
-  const auto run = [&](const Job& job, uint64_t seed) {
-    tessera::manual_seed(seed, *world);
-    return train(job);
-  };
-  const Result want = run(whole, 7), begun = run(first, 7), resumed = run(second, 99);
+  first.save_to = second.load_from = folder_of_all_ranks() + "/of_epoch_3";
+  second.seed = 99;
+  const Result want = train(whole), begun = train(first), resumed = train(second);
   REQUIRE(begun.losses.size() + resumed.losses.size() == want.losses.size());
   CHECK(std::equal(begun.losses.begin(), begun.losses.end(), want.losses.begin()));
   CHECK(std::equal(resumed.losses.rbegin(), resumed.losses.rend(), want.losses.rbegin()));
@@ -268,6 +276,69 @@ TESSERA_RANKS_TEST_CASE("docs/training.md: the mean over a part gives a gradient
     CHECK(torch::allclose(of_pieces[i], right[i], 1e-9, 1e-12));
     CHECK(torch::allclose(of_means[i], right[i] * job.dp, 1e-9, 1e-12));
   }
+}
+
+namespace {
+
+// Is the model of the page on {dp: 2, tp: 2}, with this rank's first batch.
+struct OnFourRanks {
+  tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
+  NextWord model{0.0};
+  tessera::Parallelized<NextWord> parallel = tessera::parallelize_module(
+      model, mesh,
+      {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}, {"head", tessera::ColwiseParallel()}});
+  torch::data::Example<> batch = batches_of(2, mesh.local_rank("dp"), 0).front();
+  at::Tensor ids = tessera::from_local(batch.data, mesh, {tessera::Shard(0), tessera::Replicate()});
+  at::Tensor target = tessera::from_local(batch.target, mesh, {tessera::Shard(0), tessera::Replicate()});
+
+  at::Tensor loss() { return torch::cross_entropy_loss(parallel(ids).flatten(0, 1), target.flatten()); }
+};
+
+// Returns how many collectives over dp `body` issues.
+template <class Body>
+int64_t collectives_over_dp(const tessera::DeviceMesh& mesh, const Body& body) {
+  const tessera::CommCounter counter(mesh);
+  body();
+  const auto over_dp = [](const auto& record) { return record.mesh_dim.find("dp") != std::string::npos; };
+  return std::count_if(counter.records().begin(), counter.records().end(), over_dp);
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("docs/training.md: each backward reduces gradients over dp, once for the sum of losses", {4}) {
+  OnFourRanks job;
+  const int64_t one = collectives_over_dp(job.mesh, [&] { job.loss().backward(); });
+  const int64_t two = collectives_over_dp(job.mesh, [&] { job.loss().backward(), job.loss().backward(); });
+  const int64_t sum = collectives_over_dp(job.mesh, [&] { (job.loss() + job.loss()).backward(); });
+  CHECK(one > 0);
+  CHECK(two == 2 * one);
+  CHECK(sum == one);
+}
+
+TESSERA_RANKS_TEST_CASE("docs/training.md: clip_grad_norm_ all-reduces one number for each parameter that is cut",
+                        {4}) {
+  OnFourRanks job;
+  job.loss().backward();
+  const tessera::CommCounter counter(job.mesh);
+  torch::nn::utils::clip_grad_norm_(job.model->parameters(), 1.0);
+  CHECK(counter.count("all_reduce") == 5);  // weight and bias of up and head, weight of down
+  CHECK(counter.total() == 5);
+}
+
+TESSERA_RANKS_TEST_CASE("docs/training.md: under autocast parameters and gradients stay float32", {4}) {
+  OnFourRanks job;
+  tessera::Parallelized<NextWord>& parallel = job.parallel;
+  const at::Tensor &ids = job.ids, &target = job.target;
+  const double exact = job.loss().item<double>();
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const at::Tensor logits = parallel(ids);  // bfloat16
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  const at::Tensor loss = torch::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), target.flatten());
+  CHECK((logits.scalar_type() == at::kBFloat16));
+  CHECK(loss.item<double>() == doctest::Approx(exact).epsilon(0.01));
+  loss.backward();
+  for (const at::Tensor& parameter : job.model->parameters()) CHECK((parameter.grad().scalar_type() == at::kFloat));
 }
 
 TESSERA_RANKS_TEST_CASE("docs/training.md: the state of LibTorch's generator", {2}) {
@@ -358,18 +429,19 @@ TESSERA_RANKS_TEST_CASE("a transformer with sequence parallelism trains on dp an
   Transformer plain;
   torch::manual_seed(0);
   Transformer model;
-  const auto gathered = PrepareModuleInput({.input_layouts = {Shard(1)}, .desired_input_layouts = {Replicate()}});
-  auto parallel = parallelize_module(model, mesh,
-                                     {{"tok_embeddings", RowwiseParallel({.output_layouts = Shard(1)})},
-                                      {"layers.*.*_norm", SequenceParallel()},
+  const tessera::Placement whole = tessera::Replicate(), cut = tessera::Shard(1);
+  const auto gathered = tessera::PrepareModuleInput({.input_layouts = {cut}, .desired_input_layouts = {whole}});
+  const tessera::ParallelPlan plan = {{"tok_embeddings", tessera::RowwiseParallel({.output_layouts = cut})},
+                                      {"layers.*.*_norm", tessera::SequenceParallel()},
                                       {"layers.*.attention", gathered},
-                                      {"layers.*.attention.w[qkv]", ColwiseParallel()},
-                                      {"layers.*.attention.wo", RowwiseParallel({.output_layouts = Shard(1)})},
+                                      {"layers.*.attention.w[qkv]", tessera::ColwiseParallel()},
+                                      {"layers.*.attention.wo", tessera::RowwiseParallel({.output_layouts = cut})},
                                       {"layers.*.feed_forward", gathered},
-                                      {"layers.*.feed_forward.w[13]", ColwiseParallel()},
-                                      {"layers.*.feed_forward.w2", RowwiseParallel({.output_layouts = Shard(1)})},
-                                      {"norm", SequenceParallel()},
-                                      {"output", ColwiseParallel({.input_layouts = Shard(1)})}});
+                                      {"layers.*.feed_forward.w[13]", tessera::ColwiseParallel()},
+                                      {"layers.*.feed_forward.w2", tessera::RowwiseParallel({.output_layouts = cut})},
+                                      {"norm", tessera::SequenceParallel()},
+                                      {"output", tessera::ColwiseParallel()}};
+  auto parallel = parallelize_module(model, mesh, plan);
   torch::optim::AdamW optimizer(model->parameters(), 0.01), plain_optimizer(plain->parameters(), 0.01);
   for (std::size_t epoch = 0; epoch < 3; ++epoch) {
     std::vector<at::Tensor> all_ids, all_targets;
@@ -392,7 +464,7 @@ TESSERA_RANKS_TEST_CASE("a transformer with sequence parallelism trains on dp an
   }
   for (const auto& parameter : plain->named_parameters()) {
     CAPTURE(parameter.key());
-    const at::Tensor whole = full_tensor(model->named_parameters()[parameter.key()].detach());
-    CHECK(torch::allclose(whole, parameter.value(), 1e-8, 1e-9));
+    const at::Tensor trained = full_tensor(model->named_parameters()[parameter.key()].detach());
+    CHECK(torch::allclose(trained, parameter.value(), 1e-8, 1e-9));
   }
 }
