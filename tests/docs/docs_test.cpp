@@ -1,15 +1,19 @@
 // Compares the pages of documentation with the tree: their code is compiled and run, their commands and files exist.
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "tessera/tests/docs/pages.h"
 #include "tessera/tests/ground/source_tree.h"
@@ -263,19 +267,85 @@ TEST_CASE("docs: every tool, option, label and configuration is there") {
   CHECK(options >= 15);
 }
 
-TEST_CASE("docs: every link, file and folder is there") {
-  const std::regex in_tree(
-      "(mesh|placement|dtensor|ops|styles|layers|tests|docs|examples|bench|tools|third_party)/[A-Za-z0-9_./]*");
-  for (const Page& page : tessera::testing::read_pages(root())) {
-    for (const std::string& link : all_matches(page.text, "\\]\\(([^)#:]+)\\)")) {
-      const std::string message = page.path + " links to " + link + ", which is not there";
-      CHECK_MESSAGE(fs::exists((root() / page.path).parent_path() / link), message);
-    }
-    for (const std::string& span : page.spans) {
-      const std::string message = page.path + " names " + span + ", which is not there";
-      if (std::regex_match(span, in_tree)) CHECK_MESSAGE(fs::exists(root() / span), message);
+namespace {
+
+// Returns the anchor that GitHub and the site give to a heading: `Save, and "resume"` has save-and-resume.
+std::string anchor_of(const std::string& heading) {
+  std::string anchor;
+  for (const char c : heading) {
+    if (c == ' ') anchor += '-';
+    if (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_') {
+      anchor += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
     }
   }
+  return anchor;
+}
+
+std::set<std::string> anchors_of(const Page& page) {
+  std::set<std::string> anchors;
+  for (const std::string& line : lines_of(page.prose)) {
+    for (const std::string& heading : all_matches(line, "^#+ (.+)$")) anchors.insert(anchor_of(heading));
+  }
+  return anchors;
+}
+
+// Returns the links of the pages to files or to headings that are not there.
+std::vector<std::string> broken_links(const std::vector<Page>& pages) {
+  std::map<std::string, std::set<std::string>> anchors;
+  for (const Page& page : pages) anchors[page.path] = anchors_of(page);
+  std::vector<std::string> broken;
+  for (const Page& page : pages) {
+    for (const std::string& link : all_matches(page.prose, "\\]\\(([^):]+)\\)")) {
+      const std::string file = link.substr(0, link.find('#'));
+      const fs::path path = file.empty() ? fs::path(page.path) : fs::path(page.path).parent_path() / file;
+      const auto target = anchors.find(path.lexically_normal().string());
+      const bool has_anchor = link.size() > file.size();
+      const bool is_there = target == anchors.end()
+                                ? !has_anchor && fs::exists(root() / path)
+                                : !has_anchor || target->second.contains(link.substr(file.size() + 1));
+      if (!is_there) broken.push_back(page.path + " links to " + link + ", which is not there");
+    }
+  }
+  return broken;
+}
+
+}  // namespace
+
+TEST_CASE("docs: every link is to a page, a heading or a file that is there") {
+  for (const std::string& each : broken_links(tessera::testing::read_pages(root()))) FAIL_CHECK(each);
+}
+
+TEST_CASE("docs: a broken link is found") {
+  const auto broken = [](const std::string& text) {
+    return broken_links(
+        {tessera::testing::parse_page("docs/a.md", text),
+         tessera::testing::parse_page("docs/b.md", "# The `end`: ZeRO-3\n\n```sh\n# no heading\n```\n")});
+  };
+  for (const char* link : {"b.md", "b.md#the-end-zero-3", "#here", "../WORKSPACE", "https://pytorch.org/docs#there"}) {
+    CAPTURE(link);
+    CHECK(broken(fmt::format("# Here\n\n[text]({})\n", link)).empty());
+  }
+  for (const char* link : {"c.md", "b.md#the-end", "b.md#no-heading", "#there", "../WORKSPACE#there", "../b.md"}) {
+    CHECK(broken(fmt::format("# Here\n\n[text]({})\n", link)) ==
+          std::vector<std::string>{fmt::format("docs/a.md links to {}, which is not there", link)});
+  }
+}
+
+TEST_CASE("docs: every file and folder is there, a header with or without tessera/ before it") {
+  const std::regex in_tree(
+      "(?:tessera/)?"
+      "((?:mesh|placement|dtensor|ops|styles|layers|tests|docs|examples|bench|tools|third_party)/[A-Za-z0-9_./]*)");
+  int headers = 0;
+  for (const Page& page : tessera::testing::read_pages(root())) {
+    for (const std::string& span : page.spans) {
+      std::smatch match;
+      if (!std::regex_match(span, match, in_tree)) continue;
+      headers += static_cast<int>(span.starts_with("tessera/"));
+      const std::string message = page.path + " names " + span + ", which is not there";
+      CHECK_MESSAGE(fs::exists(root() / match[1].str()), message);
+    }
+  }
+  CHECK(headers >= 20);
 }
 
 namespace {

@@ -28,18 +28,17 @@ std::vector<Page> read_pages(const fs::path& root) {
 }
 
 Page parse_page(std::string path, std::string text) {
-  Page page{.path = std::move(path), .text = std::move(text), .blocks = {}, .spans = {}};
+  Page page{.path = std::move(path), .text = std::move(text), .blocks = {}, .prose = {}, .spans = {}};
   bool inside = false;
-  std::string prose;
   for (const std::string& line : lines_of(page.text)) {
     if (line.starts_with("```")) {
       inside = !inside;
       if (inside) page.blocks.push_back({.language = line.substr(3), .text = {}});
     } else {
-      (inside ? page.blocks.back().text : prose) += line + "\n";
+      (inside ? page.blocks.back().text : page.prose) += line + "\n";
     }
   }
-  page.spans = all_matches(prose, "`([^`]+)`");
+  page.spans = all_matches(page.prose, "`([^`]+)`");
   return page;
 }
 

@@ -16,6 +16,7 @@ struct Page {
   std::string path;  // from the root of the repository
   std::string text;
   std::vector<Block> blocks;       // fenced code
+  std::string prose;               // the text outside blocks
   std::vector<std::string> spans;  // `inline code`, outside blocks
 };
 
