@@ -111,10 +111,10 @@ TEST_CASE("consumers: a project with make and pkg-config trains on four ranks") 
 
   // A LibTorch that lacks a function is another version too: libtessera.so gets to say so.
   const std::string in_library = "LC_ALL=C sed -i s/_ZN2at4_ops10_make_dual4call/_ZN2at4_ops10_make_dual4gone/ ";
-  const ShellOutcome lacking =
+  const ShellOutcome without =
       installation.run(project, in_library + "~/tessera/lib/libtessera.so.*.*.*\nLD_PRELOAD=./other.so ./train\n");
-  CAPTURE(lacking.output);
-  CHECK(contains(lacking.output, ", but LibTorch 2.12.1 is loaded"));
+  CAPTURE(without.output);
+  CHECK(contains(without.output, ", but LibTorch 2.12.1 is loaded"));
   const ShellOutcome older = installation.run(
       project,
       "LC_ALL=C sed -i s/aoti_torch_abi_version/aoti_torch_abi_is_gone/ ~/tessera/lib/libtessera.so.*.*.*\n./train\n");
