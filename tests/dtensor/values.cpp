@@ -111,7 +111,7 @@ std::vector<Placements> all_layouts(int64_t mesh_ndim, const Placements& kinds) 
 
 bool same(const at::Tensor& a, const at::Tensor& b) {
   if (a.scalar_type() != b.scalar_type() || a.sizes() != b.sizes()) return false;
-  return a.eq(b).logical_or_(a.isnan().logical_and_(b.isnan())).all().item<bool>();
+  return a.eq(b).logical_or(a.isnan().logical_and(b.isnan())).all().item<bool>();
 }
 
 bool close(const at::Tensor& a, const at::Tensor& b, double tolerance) {
@@ -119,10 +119,10 @@ bool close(const at::Tensor& a, const at::Tensor& b, double tolerance) {
   if (a.numel() == 0) return true;
   if (!a.is_floating_point()) return same(a, b);
   const at::Tensor x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
-  const at::Tensor finite = x.isfinite().logical_and_(y.isfinite()), others = finite.logical_not();
+  const at::Tensor finite = x.isfinite().logical_and(y.isfinite()), others = finite.logical_not();
   if (!same(x.masked_fill(finite, 0), y.masked_fill(finite, 0))) return false;
   const double scale = std::max(1.0, y.masked_fill(others, 0).abs().max().item<double>());
-  return (x - y).masked_fill_(others, 0).abs().max().item<double>() <= tolerance * scale;
+  return (x - y).masked_fill(others, 0).abs().max().item<double>() <= tolerance * scale;
 }
 
 }  // namespace tessera::testing
