@@ -17,7 +17,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/script_module.h"
-#include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/dtensor/whole_value.h"
 #include "tessera/tests/styles/fake_mesh.h"
 
 namespace {
@@ -27,6 +27,14 @@ using namespace tessera::testing;
 
 torch::jit::Module load(const std::string& name) {
   return torch::jit::load(std::string("tests/torchscript/") + name + ".pt");
+}
+
+// Returns the largest difference, of the largest magnitude of `want` or of 1e-3: some gradients are zero but for
+// rounding, such as that of the bias of an attention's keys.
+double scaled_difference(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor have = whole_value(got);
+  if (have.sizes() != want.sizes()) return 1e300;
+  return ((have - want).abs().max() / want.abs().max().clamp_min(1e-3)).item<double>();
 }
 
 const ParallelPlan kMlp = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
@@ -80,15 +88,15 @@ void check_calls(const Row& row, const DeviceMesh& mesh, const ParallelizeOption
             .set_requires_grad(floating);
     const at::Tensor want = reference.forward({plain}).toTensor(), got = tp(mine).toTensor();
     CHECK(is_dtensor(got));
-    CHECK(difference(got, want) <= 1e-12);
+    CHECK(scaled_difference(got, want) <= 1e-12);
     want.square().mean().backward();
     got.square().mean().backward();
-    if (floating) CHECK(difference(mine.grad(), plain.grad()) <= 1e-12);
+    if (floating) CHECK(scaled_difference(mine.grad(), plain.grad()) <= 1e-12);
     const auto wanted = reference.named_parameters();
     auto expected = wanted.begin();
     for (const auto& item : module.named_parameters()) {
       CAPTURE(item.name);
-      CHECK(difference(item.value.grad(), (*expected).value.grad()) <= 1e-12);
+      CHECK(scaled_difference(item.value.grad(), (*expected).value.grad()) <= 1e-12);
       ++expected;
     }
     for (const at::Tensor& p : module.parameters()) p.mutable_grad() = at::Tensor();
@@ -96,7 +104,7 @@ void check_calls(const Row& row, const DeviceMesh& mesh, const ParallelizeOption
   }
   const torch::NoGradGuard no_grad;
   for (int call = 1; call <= 3; ++call)
-    CHECK(difference(tp(row.input).toTensor(), reference.forward({row.input}).toTensor()) <= 1e-12);
+    CHECK(scaled_difference(tp(row.input).toTensor(), reference.forward({row.input}).toTensor()) <= 1e-12);
 }
 
 }  // namespace
@@ -129,7 +137,7 @@ TEST_CASE("a module that was called before, with plain tensors, is specialized a
     at::Tensor want;
     for (int call = 0; call < 3; ++call) want = module.forward({row.input}).toTensor();
     auto tp = parallelize_module(module, mesh, row.plan);
-    for (int call = 0; call < 3; ++call) CHECK(difference(tp(row.input).toTensor(), want) <= 1e-12);
+    for (int call = 0; call < 3; ++call) CHECK(scaled_difference(tp(row.input).toTensor(), want) <= 1e-12);
   });
 }
 
@@ -237,7 +245,7 @@ TEST_CASE("data_placement with a batch in pieces: Strict in forward, and gradien
         const at::Tensor got = tp(x).toTensor();
         strict.reset();
         CHECK(placements_of(got)[0] == Shard(0));
-        CHECK(difference(got, want) <= 1e-12);
+        CHECK(scaled_difference(got, want) <= 1e-12);
         want.square().mean().backward();
         got.square().mean().backward();
       }
@@ -246,7 +254,7 @@ TEST_CASE("data_placement with a batch in pieces: Strict in forward, and gradien
       for (const auto& item : module.named_parameters()) {
         CAPTURE(item.name);
         CHECK(placements_of(item.value.grad()) == placements_of(item.value));
-        CHECK(difference(item.value.grad(), (*expected).value.grad()) <= 1e-12);
+        CHECK(scaled_difference(item.value.grad(), (*expected).value.grad()) <= 1e-12);
         ++expected;
       }
     }
@@ -266,7 +274,7 @@ TEST_CASE("a module that was made by hand, without an attribute called training,
   hand.forward({x});
   auto tp = parallelize_module(hand, mesh, {});
   CHECK(is_dtensor(hand.attr("weight").toTensor()));
-  CHECK(difference(tp(x).toTensor(), x.matmul(weight)) == 0);
+  CHECK(scaled_difference(tp(x).toTensor(), x.matmul(weight)) == 0);
 }
 
 TEST_CASE("TorchScript's optimizer is switched off for one thread, not for the process") {
