@@ -36,8 +36,9 @@ def _library_copts():
 
 # Returns the flags and the dependencies of sources that begin with a precompiled header. An optimized build compiles
 # sources both with and without -fPIC, and GCC takes a precompiled header for the one or the other: it does without.
+# -fpch-deps tells Bazel which headers a precompiled one has read: else a source would stay as it is when one changes.
 def _begin_precompiled(target, include):
-    flags = ["-include", include, "-Winvalid-pch"]
+    flags = ["-include", include, "-Winvalid-pch", "-fpch-deps"]
     return select({
         "@tessera//tools:optimized": [],
         "//conditions:default": flags,

@@ -17,6 +17,10 @@ def _precompiled_header_impl(ctx):
     header = ctx.actions.declare_file("_precompiled/{}/{}".format(ctx.label.name, ctx.attr.include))
     compiled = ctx.actions.declare_file("_precompiled/{}/{}.gch".format(ctx.label.name, ctx.attr.include))
     ctx.actions.expand_template(output = header, template = ctx.file.header, substitutions = {})
+
+    # With -MD GCC keeps the list of headers in what it compiles, and with -fpch-deps adds it to the list of each source
+    # that begins with it. Bazel compiles a source again only if a file in its list has changed.
+    headers_read = ctx.actions.declare_file("_precompiled/{}/{}.d".format(ctx.label.name, ctx.attr.include))
     folder = header.path[:-len(ctx.attr.include) - 1]
 
     # GCC refuses a precompiled header whose flags for code differ from those of the source, so these are the flags
@@ -25,7 +29,7 @@ def _precompiled_header_impl(ctx):
         feature_configuration = features,
         cc_toolchain = toolchain,
         user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ctx.attr.copts +
-                             ["-x", "c++-header"],
+                             ["-x", "c++-header", "-MD", "-MF", headers_read.path],
         use_pic = True,
         include_directories = of_deps.includes,
         quote_include_directories = of_deps.quote_includes,
@@ -50,7 +54,7 @@ def _precompiled_header_impl(ctx):
             variables = variables,
         ),
         inputs = depset([header], transitive = [of_deps.headers, toolchain.all_files]),
-        outputs = [compiled],
+        outputs = [compiled, headers_read],
         mnemonic = "CppPrecompile",
         progress_message = "Precompiling {}".format(ctx.attr.include),
         # A sandbox would link LibTorch's 9,000 headers one by one.
