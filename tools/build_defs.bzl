@@ -3,6 +3,8 @@
 Users of the library may use them too: load("@tessera//tools:build_defs.bzl", "tessera_distributed_test").
 """
 
+load(":one_source.bzl", "one_source")
+
 _WARNINGS = [
     "-Wall",
     "-Wextra",
@@ -63,6 +65,14 @@ def _test_begins(precompiled):
     )
     return more_flags + flags, deps + more_deps
 
+# Returns the sources to compile, and those that they include. LibTorch's headers leave templates to be instantiated at
+# the end of each source: five seconds for those of its modules, as much as a test of a thousand lines takes.
+def _compiled_as_one(name, srcs, as_one):
+    if not as_one:
+        return srcs, []
+    one_source(name = name + "_as_one", testonly = True, srcs = srcs)
+    return [":" + name + "_as_one"], srcs
+
 def _include_prefix():
     package = native.package_name()
     return "tessera/" + package if package else "tessera"
@@ -106,14 +116,16 @@ def tessera_binary(name, srcs, deps = [], visibility = ["//visibility:public"], 
         **kwargs
     )
 
-def tessera_test_library(name, srcs = [], hdrs = [], deps = [], precompiled = None, **kwargs):
-    """A library that only tests use, compiled as they are. See tessera_test for `precompiled`."""
+def tessera_test_library(name, srcs = [], hdrs = [], deps = [], precompiled = None, as_one = False, **kwargs):
+    """A library that only tests use, compiled as they are. See tessera_test for `precompiled` and `as_one`."""
     begin, more_deps = _test_begins(precompiled)
+    srcs, included = _compiled_as_one(name, srcs, as_one)
     native.cc_library(
         name = name,
         testonly = True,
         srcs = srcs,
         hdrs = hdrs,
+        textual_hdrs = included,
         deps = deps + more_deps,
         copts = TEST_COPTS + _werror() + begin + kwargs.pop("copts", []),
         include_prefix = _include_prefix(),
@@ -121,7 +133,7 @@ def tessera_test_library(name, srcs = [], hdrs = [], deps = [], precompiled = No
         **kwargs
     )
 
-def tessera_test_binary(name, srcs, deps = [], precompiled = None, **kwargs):
+def tessera_test_binary(name, srcs = [], deps = [], precompiled = None, **kwargs):
     """A program that only tests use, compiled as they are. See tessera_test for `precompiled`."""
     begin, more_deps = _test_begins(precompiled)
     native.cc_binary(
@@ -134,16 +146,30 @@ def tessera_test_binary(name, srcs, deps = [], precompiled = None, **kwargs):
         **kwargs
     )
 
-def _tests(name, srcs, deps, copts, backends, env, precompiled, **kwargs):
-    """Makes one test per backend: NAME for the first, NAME_mpi for mpi after it. The cases are compiled once."""
+_BACKEND_ENV = {
+    "gloo": {},
+    "mpi": {"TESSERA_BACKEND": "mpi"},
+    "threads": {"TESSERA_TEST_RANKS": "threads"},
+}
+
+def _tests(name, srcs, deps, copts, backends, env, tags, precompiled, as_one, **kwargs):
+    """Makes one test per backend: NAME for the first, NAME_mpi for mpi after it. The cases are compiled once.
+
+    What comes after threads is for tools/test --full.
+    """
+    for backend in backends:
+        if backend not in _BACKEND_ENV:
+            fail("{}: there is no backend {}; the backends are {}".format(name, backend, ", ".join(_BACKEND_ENV)))
     begin, more_deps = _test_begins(precompiled)
     copts = TEST_COPTS + _werror() + begin + copts
     deps = deps + more_deps
-    if len(backends) > 1:
+    srcs, included = _compiled_as_one(name, srcs, as_one)
+    if len(backends) > 1 or included:
         native.cc_library(
             name = name + "_cases",
             testonly = True,
             srcs = srcs,
+            textual_hdrs = included,
             deps = deps,
             copts = copts,
             alwayslink = True,
@@ -155,7 +181,8 @@ def _tests(name, srcs, deps, copts, backends, env, precompiled, **kwargs):
             srcs = srcs,
             deps = deps,
             copts = copts,
-            env = env if backend == "gloo" else dict(env, TESSERA_BACKEND = backend),
+            env = dict(env, **_BACKEND_ENV[backend]),
+            tags = tags + (["long"] if backends[0] == "threads" and backend != "threads" else []),
             **kwargs
         )
 
@@ -168,6 +195,7 @@ def tessera_test(
         backends = ["gloo"],
         env = {},
         precompiled = None,
+        as_one = False,
         **kwargs):
     """A doctest of one process, with a main function. tools/test --full runs it under sanitizers too.
 
@@ -175,6 +203,7 @@ def tessera_test(
 
     precompiled: headers that are compiled once for all tests, and are read in a quarter of the time: "tensors" for
     sources that include <ATen/ATen.h>, "modules" for those that include <torch/nn.h>, <torch/optim.h> or more.
+    as_one: compiles the sources as one, in a fraction of the time. Names in their unnamed namespaces must differ then.
     """
     _tests(
         name = name,
@@ -184,6 +213,7 @@ def tessera_test(
         backends = backends,
         env = env,
         precompiled = precompiled,
+        as_one = as_one,
         size = size,
         tags = tags + ["single"],
         **kwargs
@@ -198,12 +228,14 @@ def tessera_distributed_test(
         backends = ["gloo"],
         env = {},
         precompiled = None,
+        as_one = False,
         **kwargs):
     """A doctest with cases that run in several processes: TESSERA_RANKS_TEST_CASE of tests/harness/ranks.h.
 
     backends: the backends for CPU tensors. ["gloo", "mpi"] makes two tests, NAME and NAME_mpi. Without MPI on the
-    machine each case of the second counts as skipped.
-    precompiled: see tessera_test.
+    machine each case of the second counts as skipped. With "threads" ranks are threads of one process, in a third of
+    the time: ["threads", "gloo"] makes NAME, and NAME_gloo, which is long.
+    precompiled, as_one: see tessera_test.
     """
     _tests(
         name = name,
@@ -218,6 +250,7 @@ def tessera_distributed_test(
         backends = backends,
         env = env,
         precompiled = precompiled,
+        as_one = as_one,
         size = size,
         # The ranks share the machine: two such tests at once on two cores would exceed their time limits.
         tags = tags + ["cpu:2"],

@@ -22,7 +22,7 @@ namespace {
 
 constexpr double kTolerance = 1e-10;
 
-struct Row {
+struct TwiceRow {
   std::string name;
   Tensors operands;
   Operator f;
@@ -31,7 +31,7 @@ struct Row {
 at::Tensor attention(const Tensors& t) { return std::get<0>(at::_scaled_dot_product_attention_math(t[0], t[1], t[2])); }
 
 // Every operand gets a gradient, and each gradient has gradients itself.
-std::vector<Row> table() {
+std::vector<TwiceRow> twice_table() {
   const at::Tensor x = sample({6, 5}), y = sample({6, 5}, 1), w = sample({4, 5}, 2), row = sample({5}, 3),
                    four = sample({4}, 4);
   const at::Tensor image = sample({4, 2, 5, 5}, 5), filter = sample({3, 2, 3, 3}, 6);
@@ -104,7 +104,7 @@ Tensors both_gradients(const Operator& f, const Tensors& leaves) {
   return out;
 }
 
-void check(const DeviceMesh& mesh, const Row& row, const std::vector<Placements>& placements) {
+void check(const DeviceMesh& mesh, const TwiceRow& row, const std::vector<Placements>& placements) {
   Tensors plain, leaves;
   for (std::size_t i = 0; i < row.operands.size(); ++i) {
     plain.push_back(leaf(row.operands[i]));
@@ -123,7 +123,7 @@ void check(const DeviceMesh& mesh, const Row& row, const std::vector<Placements>
 
 TEST_CASE("gradients of gradients of operators, on each layout") {
   on_lines([](const DeviceMesh& mesh) {
-    for (const Row& row : table()) {
+    for (const TwiceRow& row : twice_table()) {
       CAPTURE(row.name);
       for (const Placement& first : {S0, S1, R, P}) {
         for (const Placement& others : {R, S0}) {
@@ -141,7 +141,7 @@ TEST_CASE("gradients of gradients of operators, on each layout") {
 
 TEST_CASE("gradients of gradients of operators on 2 x 2") {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
-    for (const Row& row : table()) {
+    for (const TwiceRow& row : twice_table()) {
       CAPTURE(row.name);
       for (const Placements& first : {Placements{S0, S0}, {S0, S1}, {R, S1}, {P, S0}}) {
         CAPTURE(to_string(first));

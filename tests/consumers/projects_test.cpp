@@ -62,7 +62,8 @@ TEST_CASE("consumers: a CMake project tests with the harness on 1, 2 and 4 ranks
   CHECK(right.exit_code == 0);
   CHECK(contains(right.output, "sum_test"));
   CHECK(contains(right.output, "sum_test_mpi"));
-  CHECK(contains(right.output, "100% tests passed, 0 tests failed out of 2"));
+  CHECK(contains(right.output, "sum_test_threads"));
+  CHECK(contains(right.output, "100% tests passed, 0 tests failed out of 3"));
   CHECK(contains(right.output, "[tessera] 1 passed, 0 failed, 0 skipped"));
 
   replace_in(project / "sum_test.cpp", "Approx(3.0", "Approx(3.5");
@@ -70,7 +71,8 @@ TEST_CASE("consumers: a CMake project tests with the harness on 1, 2 and 4 ranks
   CAPTURE(wrong.output);
   CHECK(wrong.exit_code != 0);
   CHECK(contains(wrong.output, "on 2 ranks: rank "));
-  CHECK(contains(wrong.output, "0% tests passed, 2 tests failed out of 2"));
+  CHECK(contains(wrong.output, "on 2 ranks, which are threads: "));
+  CHECK(contains(wrong.output, "0% tests passed, 3 tests failed out of 3"));
 }
 
 TEST_CASE("consumers: a test all of whose cases are skipped counts as skipped in ctest, and one without cases fails") {
@@ -79,7 +81,7 @@ TEST_CASE("consumers: a test all of whose cases are skipped counts as skipped in
   tessera::testing::write_text(project / "sum_test.cpp",
                                "#include \"tessera/tests/harness/ranks.h\"\n"
                                "TESSERA_RANKS_TEST_CASE(\"a case\", {2}) { TESSERA_SKIP(\"not here\"); }\n");
-  replace_in(project / "CMakeLists.txt", " BACKENDS gloo mpi", "");
+  replace_in(project / "CMakeLists.txt", " BACKENDS gloo mpi threads", "");
   const ShellOutcome outcome = installation.run(project, page_commands("ctest --test-dir"));
   CAPTURE(outcome.output);
   CHECK(contains(outcome.output, "sum_test (Skipped)"));

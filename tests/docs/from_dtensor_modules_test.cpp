@@ -23,21 +23,13 @@
 #include "tessera/styles/distribute_module.h"
 #include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/docs/from_dtensor.h"
 #include "tessera/tests/docs/mlp.h"
 #include "tessera/tools/launcher/private_folder.h"
 
 namespace {
 
-const tessera::Placement R = tessera::Replicate(), S0 = tessera::Shard(0), S1 = tessera::Shard(1);
-
-// Runs `body` on four ranks, on {dp: 2, tp: 2}.
-void on_mesh(const std::function<void(const tessera::DeviceMesh& mesh)>& body) {
-  tessera::run_in_process(4, [&](const std::shared_ptr<tessera::World>& world) {
-    body(tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world));
-  });
-}
-
-at::Tensor numbers() { return torch::arange(24.0).view({4, 6}); }
+using namespace from_dtensor;
 
 // Returns the layout in which `style` leaves the output of torch::nn::Linear(16, 64) for a batch that dp cuts.
 tessera::Placements output_layout(const tessera::DeviceMesh& mesh, const tessera::Style& style) {

@@ -18,25 +18,18 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
+#include "tessera/tests/docs/from_dtensor.h"
 #include "tessera/tests/harness/ranks.h"
 
 namespace {
 
-using Body = std::function<void(const tessera::DeviceMesh& mesh)>;
+using namespace from_dtensor;
+
 using Names = std::vector<std::string>;
 using Sizes = std::vector<int64_t>;
 
-// Runs `body` on four ranks, on {dp: 2, tp: 2}.
-void on_mesh(const Body& body) {
-  tessera::run_in_process(4, [&](const std::shared_ptr<tessera::World>& world) {
-    body(tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world));
-  });
-}
-
-const tessera::Placement R = tessera::Replicate(), S0 = tessera::Shard(0), S1 = tessera::Shard(1);
 const tessera::Placements placements = {S0, R};
 
-at::Tensor numbers() { return at::arange(24.0).view({4, 6}); }
 at::Tensor spread(const tessera::DeviceMesh& mesh) { return tessera::distribute_tensor(numbers(), mesh, placements); }
 bool is_whole(const at::Tensor& t, const at::Tensor& want) { return at::equal(tessera::full_tensor(t), want); }
 

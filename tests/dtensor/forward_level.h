@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <tuple>
 
 #include <ATen/core/Tensor.h>
@@ -10,16 +11,25 @@
 
 namespace tessera::testing {
 
-// A level of forward-mode derivatives, which ends with it.
+// A level of forward-mode derivatives. LibTorch allows one in a process, so ranks that are threads share it: it ends
+// with the last of them.
 class ForwardLevel {
  public:
-  ForwardLevel() : index_(torch::autograd::ForwardADLevel::get_next_idx()) {}
-  ~ForwardLevel() { torch::autograd::ForwardADLevel::release_idx(index_); }
+  ForwardLevel() {
+    const std::lock_guard lock(mutex_);
+    if (users_++ == 0) index_ = torch::autograd::ForwardADLevel::get_next_idx();
+  }
+  ~ForwardLevel() {
+    const std::lock_guard lock(mutex_);
+    if (--users_ == 0) torch::autograd::ForwardADLevel::release_idx(index_);
+  }
   ForwardLevel(const ForwardLevel&) = delete;
   ForwardLevel& operator=(const ForwardLevel&) = delete;
 
  private:
-  uint64_t index_;
+  inline static std::mutex mutex_;
+  inline static int64_t users_ = 0;
+  inline static uint64_t index_ = 0;
 };
 
 inline at::Tensor dual(const at::Tensor& primal, const at::Tensor& tangent) {

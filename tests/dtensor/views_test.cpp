@@ -16,15 +16,15 @@ using namespace tessera::testing;
 
 namespace {
 
-struct View {
+struct ReadView {
   const char* name;
   at::Tensor (*of)(const at::Tensor& x);  // x is 12 x 10
   bool one_of_many = false;               // LibTorch does not allow writing it under autograd
 };
 
 // Lists the views that are views of pieces however the first two dimensions are sharded.
-const std::vector<View>& views() {
-  static const std::vector<View> all = {
+const std::vector<ReadView>& read_views() {
+  static const std::vector<ReadView> all = {
       {"the first rows", [](const at::Tensor& x) { return x.slice(0, 0, 2); }},
       {"rows in the middle", [](const at::Tensor& x) { return x.slice(0, 3, 10); }},
       {"the last row", [](const at::Tensor& x) { return x.slice(0, -1); }},
@@ -68,7 +68,7 @@ TESSERA_RANKS_TEST_CASE("views of sharded dimensions communicate nothing, and al
   const at::Tensor whole = sample({12, 10});
   for (const DeviceMesh& mesh : meshes()) {
     for (const Placements& placements : cuts(mesh)) {
-      for (const View& view : views()) {
+      for (const ReadView& view : read_views()) {
         CAPTURE(to_string(placements));
         CAPTURE(view.name);
         const at::Tensor d = spread(whole.clone(), mesh, placements);
@@ -98,7 +98,7 @@ TESSERA_RANKS_TEST_CASE("gradients through views of sharded dimensions have the 
   const at::Tensor whole = sample({12, 10});
   for (const DeviceMesh& mesh : meshes()) {
     for (const Placements& placements : cuts(mesh)) {
-      for (const View& view : views()) {
+      for (const ReadView& view : read_views()) {
         CAPTURE(to_string(placements));
         CAPTURE(view.name);
         const auto loss = [&](const at::Tensor& leaf) {

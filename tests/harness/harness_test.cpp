@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -35,19 +36,16 @@ struct Outcome {
   double seconds = 0;
 };
 
-std::vector<std::string> command_for(const std::string& test_case) {
-  return {"tests/harness/failing_ranks", "--test-case=" + test_case};
-}
-
-// Runs one case of failing_ranks, as the only rank of a process group.
-Outcome run_case(const std::string& test_case, const std::string& pids = "") {
+// Runs one case of a program, as the only rank of a process group.
+Outcome run_case_of(const std::string& program, const std::string& test_case,
+                    const std::map<std::string, std::string>& environment) {
   const PrivateFolder folder;
   Outcome outcome;
   const auto begin = std::chrono::steady_clock::now();
   const ProcessGroupResult result = tessera::run_process_group({
-      .command = command_for(test_case),
+      .command = {program, "--test-case=" + test_case},
       .store_path = folder.path() + "/store",
-      .environment = {{"TESSERA_TEST_PIDS", pids}},
+      .environment = environment,
       .time_limit = std::chrono::seconds(50),
       // Where a check here shows the text, its report of test cases is none of this test's: those begin a line.
       .on_line = [&](int64_t, tessera::OutputStream,
@@ -56,6 +54,15 @@ Outcome run_case(const std::string& test_case, const std::string& pids = "") {
   outcome.exit_code = result.timed_out ? 124 : result.failure ? result.failure->shell_code() : 0;
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return outcome;
+}
+
+Outcome run_case(const std::string& test_case, const std::string& pids = "") {
+  return run_case_of("tests/harness/failing_ranks", test_case, {{"TESSERA_TEST_PIDS", pids}});
+}
+
+// Runs one case of failing_threads, whose ranks are threads.
+Outcome run_threads(const std::string& test_case) {
+  return run_case_of("tests/harness/failing_threads", test_case, {{"TESSERA_TEST_RANKS", "threads"}});
 }
 
 std::vector<pid_t> pids_in(const std::string& folder) {
@@ -322,6 +329,44 @@ TEST_CASE("a case that lacks a program says so in one line, however often it is 
   INFO(failed.text);
   CHECK_FALSE(contains(failed.text, "missing: "));
   CHECK(contains(failed.text, "[tessera] 0 passed, 1 failed, 0 skipped"));
+}
+
+TEST_CASE("ranks that are threads have a world, and their assertions count") {
+  const Outcome outcome = run_threads("all is well");
+  INFO(outcome.text);
+  CHECK(outcome.exit_code == 0);
+  CHECK(contains(outcome.text, "[tessera] 8 assertions"));
+  CHECK(contains(outcome.text, "[tessera] 1 passed, 0 failed, 0 skipped"));
+  const Outcome skipped = run_threads("rank 1 is skipped");
+  CHECK(contains(skipped.text, "[tessera] skipped: rank 1 is skipped: on 2 ranks, rank 0: it lacks something"));
+}
+
+TEST_CASE("a failing rank that is a thread fails the case, with its number and its text") {
+  struct Row {
+    const char* test_case;
+    std::vector<const char*> want;
+  };
+  const std::vector<Row> rows = {
+      {"a check fails on rank 1", {"on 2 ranks, which are threads: one failed", "rank 1 of 2", "the message"}},
+      {"a requirement fails*", {"on 2 ranks, which are threads: one failed", "rank 1 of 2", "REQUIRE( rank() == 0 )"}},
+      {"an exception on rank 2", {"on 3 ranks, which are threads: one failed", "rank 2 of 3: thrown by rank 2"}},
+      {"rank 1 waits for ever", {"on 2 ranks, which are threads: not done after 2 s"}},
+      {"nothing is checked", {"on 2 ranks: no rank has evaluated an assertion"}},
+      {"a subcase", {"SUBCASE does not work in ranks that are threads"}},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.test_case);
+    const Outcome outcome = run_threads(row.test_case);
+    INFO(outcome.text);
+    CHECK(outcome.exit_code == 1);
+    for (const char* want : row.want) CHECK(contains(outcome.text, want));
+    CHECK(contains(outcome.text, "[tessera] 0 passed, 1 failed, 0 skipped"));
+    CHECK_FALSE(contains(outcome.text, "on 4 ranks"));
+    CHECK(outcome.seconds < 10);
+  }
+  const Outcome unlinked =
+      run_case_of("tests/harness/failing_ranks", "all is well", {{"TESSERA_TEST_RANKS", "threads"}});
+  CHECK(contains(unlinked.text, "link //tests/harness:world"));
 }
 
 TEST_CASE("outside a rank there is no rank") {

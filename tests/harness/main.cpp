@@ -19,6 +19,7 @@
 #include <fstream>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -92,7 +93,13 @@ class Listener : public doctest::IReporter {
     ++(failed ? counts.failed : skipped.empty() ? counts.passed : counts.skipped);
   }
   void test_case_exception(const doctest::TestCaseException&) override { note_failure(); }
-  void subcase_start(const doctest::SubcaseSignature& subcase) override { enter_subcase(subcase.m_name.c_str()); }
+  void subcase_start(const doctest::SubcaseSignature& subcase) override {
+    if (ThreadRank::is_here()) {
+      throw std::logic_error(
+          "SUBCASE does not work in ranks that are threads; let the ranks of this test be processes");
+    }
+    enter_subcase(subcase.m_name.c_str());
+  }
   void subcase_end() override { leave_subcase(); }
   void log_assert(const doctest::AssertData& data) override {
     if ((data.m_at & doctest::assertType::is_warn) != 0) return;
@@ -110,7 +117,7 @@ class Listener : public doctest::IReporter {
   // Any thread may be the first. Where the file cannot be written, another rank may be named as the first to fail.
   void note_failure() {
     if (!is_rank() || noted_.exchange(true)) return;
-    std::ofstream(failure_file(store_path(), rank())) << monotonic_nanoseconds();
+    std::ofstream(failure_file(store_path(), process_rank())) << monotonic_nanoseconds();
   }
 
   std::string name_;  // of the running test case

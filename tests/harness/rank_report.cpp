@@ -25,6 +25,11 @@ std::string rank_variable(const char* name) {
 
 pid_t ran_body = 0;  // the process that has run the body
 
+struct RankOfSize {
+  int64_t rank, size;
+};
+thread_local std::optional<RankOfSize> thread_rank;
+
 // The first word of a file of a skip.
 constexpr std::string_view kMissing = "missing: ", kSkipped = "skipped: ";
 
@@ -36,8 +41,14 @@ std::string skip_file(const std::string& store_path, int64_t rank) {
 
 bool is_rank() { return std::getenv(kCaseVariable) != nullptr; }
 
-int64_t rank() { return std::stoll(rank_variable("RANK")); }
-int64_t world_size() { return std::stoll(rank_variable("WORLD_SIZE")); }
+int64_t rank() { return thread_rank ? thread_rank->rank : process_rank(); }
+int64_t world_size() { return thread_rank ? thread_rank->size : std::stoll(rank_variable("WORLD_SIZE")); }
+int64_t process_rank() { return std::stoll(rank_variable("RANK")); }
+
+ThreadRank::ThreadRank(int64_t rank, int64_t size) { thread_rank = RankOfSize{rank, size}; }
+ThreadRank::~ThreadRank() { thread_rank.reset(); }
+bool ThreadRank::is_here() { return thread_rank.has_value(); }
+
 std::string store_path() { return rank_variable("TESSERA_STORE"); }
 
 std::string failure_file(const std::string& store_path, int64_t rank) {
@@ -46,7 +57,7 @@ std::string failure_file(const std::string& store_path, int64_t rank) {
 std::string end_file(const std::string& store_path, int64_t rank) { return fmt::format("{}.end.{}", store_path, rank); }
 
 void report_skip(const std::string& reason, bool is_missing) {
-  write_report_file(skip_file(store_path(), rank()), std::string(is_missing ? kMissing : kSkipped) + reason);
+  write_report_file(skip_file(store_path(), process_rank()), std::string(is_missing ? kMissing : kSkipped) + reason);
 }
 
 std::optional<RankSkip> skip_of(const std::string& store_path, int64_t rank) {
@@ -59,7 +70,7 @@ void body_begins() { ran_body = ::getpid(); }
 
 void report_end() {
   if (!is_rank() || ran_body != ::getpid()) return;
-  write_report_file(end_file(store_path(), rank()), to_lines(assertion_counts()));
+  write_report_file(end_file(store_path(), process_rank()), to_lines(assertion_counts()));
 }
 
 }  // namespace tessera::testing

@@ -9,15 +9,31 @@ namespace tessera::testing {
 
 // In a rank this variable holds the file and the name of the function that is its body. It is set in no other process.
 inline constexpr const char* kCaseVariable = "TESSERA_TEST_CASE";
+// Where all ranks are threads of one process, it holds in that process how many they are.
+inline constexpr const char* kThreadsVariable = "TESSERA_TEST_THREADS";
 
 // Returns true in a process that TESSERA_RANKS_TEST_CASE has started.
 bool is_rank();
 
-// These return this process's rank, the number of ranks and the path of their store. They throw std::logic_error
-// outside a rank.
+// These return the rank of this process, or of this thread where ranks are threads, the number of ranks and the path of
+// their store. They throw std::logic_error outside a rank.
 int64_t rank();
 int64_t world_size();
 std::string store_path();
+
+// Returns the rank of this process among those that were started: 0 where all ranks are threads of it.
+int64_t process_rank();
+
+// Makes this thread rank `rank` of `size` as long as it exists.
+class ThreadRank {
+ public:
+  ThreadRank(int64_t rank, int64_t size);
+  ~ThreadRank();
+  // Returns whether this thread is a rank.
+  static bool is_here();
+  ThreadRank(const ThreadRank&) = delete;
+  ThreadRank& operator=(const ThreadRank&) = delete;
+};
 
 // Returns the file to which a rank writes the time of its first failure (CLOCK_MONOTONIC, nanoseconds).
 std::string failure_file(const std::string& store_path, int64_t rank);

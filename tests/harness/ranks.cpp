@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -34,9 +35,18 @@ std::string filter_for(const char* name) {
   return filter;
 }
 
-// Describes one run of a body on one number of ranks: each rank's output, and how the run ended.
+RunAsThreads run_threads = nullptr;
+
+// Returns whether this test's target asks for ranks that are threads, by `backends` of tools/build_defs.bzl.
+bool are_threads() {
+  const char* const kind = std::getenv("TESSERA_TEST_RANKS");
+  return kind != nullptr && std::string_view(kind) == "threads";
+}
+
+// Describes one run of a body on one number of ranks: each process's output, and how the run ended.
 struct Run {
   int64_t size;
+  int64_t processes;
   PrivateFolder folder;
   std::vector<std::vector<std::string>> lines;
   ProcessGroupResult result;
@@ -61,16 +71,18 @@ decltype(ProcessGroupOptions::spawn) starter() {
 
 void start(Run& run, const char* name, const char* place, std::chrono::milliseconds limit) {
   const bool show_all = std::getenv("TESSERA_TEST_VERBOSE") != nullptr;
-  run.lines.resize(static_cast<std::size_t>(run.size));
+  run.lines.resize(static_cast<std::size_t>(run.processes));
   const auto spawn_rank = starter();
   std::optional<MpiJob> mpi;
   if (is_over_mpi()) mpi.emplace(run.size);
+  std::map<std::string, std::string> variables = {{kCaseVariable, place}};
+  if (are_threads()) variables[kThreadsVariable] = std::to_string(run.size);
   run.result = run_process_group({
       .command = {std::filesystem::read_symlink("/proc/self/exe"), "--test-case=" + filter_for(name), "--no-version",
                   "--no-intro", "--no-colors"},
-      .size = run.size,
+      .size = run.processes,
       .store_path = run.store(),
-      .environment = {{kCaseVariable, place}},
+      .environment = variables,
       .rank_variables = [&](int64_t rank) { return mpi ? mpi->variables(rank) : std::map<std::string, std::string>(); },
       .time_limit = limit,
       .grace = kGrace,
@@ -90,7 +102,7 @@ int64_t first_failure(const Run& run) {
   if (run.result.failure->signal != 0 || run.result.failure->early) return run.result.failure->rank;
   int64_t first = run.result.failure->rank;
   int64_t earliest = INT64_MAX;
-  for (int64_t rank = 0; rank < run.size; ++rank) {
+  for (int64_t rank = 0; rank < run.processes; ++rank) {
     const std::optional<std::string> time = read_report_file(failure_file(run.store(), rank));
     if (!time || time->empty() || std::stoll(*time) >= earliest) continue;
     earliest = std::stoll(*time);
@@ -108,7 +120,20 @@ std::string output_of(const Run& run, int64_t rank) {
   return text.empty() ? fmt::format("  [{}] (wrote nothing)\n", rank) : text;
 }
 
+// As describe_failure(), of ranks that are threads.
+std::string describe_failed_threads(const Run& run, std::chrono::milliseconds limit) {
+  const std::string start = fmt::format("on {} ranks, which are threads: ", run.size);
+  if (run.result.timed_out) {
+    return fmt::format("{}not done after {} s; they wrote:\n{}", start, static_cast<double>(limit.count()) / 1000,
+                       output_of(run, 0));
+  }
+  const RankExit& exit = *run.result.failure;
+  const std::string how = exit.signal != 0 || exit.early ? "their process, as " + exit.to_string() : "one failed";
+  return fmt::format("{}{}, and wrote:\n{}", start, how, output_of(run, 0));
+}
+
 std::string describe_failure(const Run& run, std::chrono::milliseconds limit) {
+  if (are_threads()) return describe_failed_threads(run, limit);
   if (run.result.timed_out) {
     const int64_t rank = run.result.running.front();
     return fmt::format("on {} ranks: not done after {} s; still running: rank {}. Rank {} wrote:\n{}", run.size,
@@ -127,7 +152,7 @@ bool report(const Run& run, std::chrono::milliseconds limit) {
     const std::string message = describe_failure(run, limit);
     FAIL(message);
   }
-  for (int64_t rank = 0; rank < run.size; ++rank) {
+  for (int64_t rank = 0; rank < run.processes; ++rank) {
     if (const std::optional<RankSkip> skipped = skip_of(run.store(), rank)) {
       const std::string reason = fmt::format("on {} ranks, rank {}: {}", run.size, rank, skipped->reason);
       skipped->is_missing ? skip_missing(reason) : skip(reason);
@@ -135,7 +160,7 @@ bool report(const Run& run, std::chrono::milliseconds limit) {
     }
   }
   int64_t assertions = 0;
-  for (int64_t rank = 0; rank < run.size; ++rank) {
+  for (int64_t rank = 0; rank < run.processes; ++rank) {
     const AssertionCounts counts = parse_counts(read_report_file(end_file(run.store(), rank)).value_or(""));
     add_assertions(counts);
     assertions += sum(counts);
@@ -160,18 +185,29 @@ void check_sizes(const Ranks& ranks) {
 
 }  // namespace
 
+bool use_to_run_threads(RunAsThreads run) {
+  run_threads = run;
+  return true;
+}
+
 void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void (*body)()) {
   if (is_rank()) {
     // The filter may match other cases too.
     if (std::strcmp(std::getenv(kCaseVariable), place) != 0) return;
     body_begins();
-    body();
+    const char* const threads = std::getenv(kThreadsVariable);
+    threads == nullptr ? body() : run_threads(std::stoll(threads), body, ranks.limit() / 2);
     return;
   }
   check_sizes(ranks);
   if (is_over_mpi() && !why_no_mpi().empty()) return skip_missing(why_no_mpi());
+  if (are_threads() && run_threads == nullptr) {
+    FAIL(
+        "TESSERA_TEST_RANKS=threads, but this program lacks the library that runs ranks as threads; link "
+        "//tests/harness:world");
+  }
   for (const int64_t size : ranks.sizes()) {
-    Run run = {.size = size, .folder = {}, .lines = {}, .result = {}};
+    Run run = {.size = size, .processes = are_threads() ? 1 : size, .folder = {}, .lines = {}, .result = {}};
     start(run, name, place, ranks.limit());
     if (!report(run, ranks.limit())) return;
   }

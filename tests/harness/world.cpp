@@ -1,11 +1,34 @@
+#include <chrono>
 #include <memory>
 
+#include <doctest/doctest.h>
+
+#include "tessera/mesh/in_process.h"
 #include "tessera/mesh/world.h"
+#include "tessera/tests/harness/rank_report.h"
 #include "tessera/tests/harness/ranks.h"
 
 namespace tessera::testing {
+namespace {
+
+thread_local const std::shared_ptr<World>* world_of_thread = nullptr;
+
+void run_as_threads(int64_t size, void (*body)(), std::chrono::milliseconds limit) {
+  const auto run = [&](const std::shared_ptr<World>& world) {
+    const ThreadRank here(world->rank(), size);
+    INFO("rank ", world->rank(), " of ", size);
+    world_of_thread = &world;
+    body();
+  };
+  run_in_process(size, run, {.timeout = limit});
+}
+
+const bool kRegistered = use_to_run_threads(&run_as_threads);
+
+}  // namespace
 
 const std::shared_ptr<World>& world() {
+  if (world_of_thread != nullptr) return *world_of_thread;
   rank();  // throws outside a rank
   static const std::shared_ptr<World> only = World::from_environment();
   return only;

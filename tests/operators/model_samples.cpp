@@ -1,18 +1,18 @@
 #include <ATen/ATen.h>
 
 #include "tessera/tests/operators/more_samples.h"
+#include "tessera/tests/ops/rules/made_tensors.h"
 #include "tessera/tests/ops/rules/samples.h"
 
 namespace tessera::testing {
 namespace {
 
+using namespace made;
+
 using Ints = std::vector<int64_t>;
 
-at::Tensor x(const Ints& sizes) { return at::randn(sizes, at::kDouble); }
 at::Tensor positive(const Ints& sizes) { return at::rand(sizes, at::kDouble) + 0.5; }
-at::Tensor ints(const Ints& sizes, int64_t below) { return at::randint(below, sizes, at::kLong); }
 at::Tensor longs(const std::vector<int64_t>& values) { return at::tensor(values, at::kLong); }
-at::IValue none() { return {}; }
 c10::List<at::Tensor> list(const std::vector<at::Tensor>& tensors) { return c10::List<at::Tensor>(tensors); }
 
 // ---- recurrent layers

@@ -1,16 +1,15 @@
 #include <ATen/ATen.h>
 
 #include "tessera/tests/operators/more_samples.h"
+#include "tessera/tests/ops/rules/made_tensors.h"
 
 namespace tessera::testing {
 namespace {
 
+using namespace made;
+
 using Ints = std::vector<int64_t>;
 
-at::Tensor x(const Ints& sizes) { return at::randn(sizes, at::kDouble); }
-at::Tensor ints(const Ints& sizes, int64_t below) { return at::randint(below, sizes, at::kLong); }
-at::Tensor bools(const Ints& sizes) { return at::rand(sizes) < 0.5; }
-at::IValue none() { return {}; }
 c10::List<at::Tensor> list(const std::vector<at::Tensor>& tensors) { return c10::List<at::Tensor>(tensors); }
 
 c10::List<std::optional<at::Tensor>> indices(const std::vector<at::Tensor>& tensors) {

@@ -11,14 +11,13 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/tp_line.h"
 
 namespace {
 
 using namespace tessera;
 using namespace tessera::testing;
 using torch::nn::Linear;
-
-DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
 
 struct Failing : ParallelStyle {
   void apply(ApplyContext&) const override {
@@ -49,7 +48,7 @@ const std::string kDiffer =
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("ranks whose modules, plans or options differ: every rank gets the same error", {2, 3}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   const bool other = rank() == 1;
   const ParallelPlan plan = {{"up", ColwiseParallel()}};
   CHECK(refusal(mesh, Mlp(4, other ? 16 : 8, 4), plan).find(kDiffer) == 0);     // shapes
@@ -69,7 +68,7 @@ TESSERA_RANKS_TEST_CASE("ranks whose modules, plans or options differ: every ran
 }
 
 TESSERA_RANKS_TEST_CASE("an error on one rank is thrown on all, with that rank's name", {2, 3}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   const ParallelPlan wrong = {{rank() == 1 ? "upp" : "up", ColwiseParallel()}};
   CHECK(refusal(mesh, Mlp(4, 8, 4), wrong).find("rank 1: parallelize_module: the pattern 'upp' (ColwiseParallel)") ==
         0);

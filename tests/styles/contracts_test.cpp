@@ -19,6 +19,7 @@
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/tp_line.h"
 
 namespace {
 
@@ -27,8 +28,6 @@ using namespace tessera::testing;
 using torch::nn::Linear;
 
 constexpr double kExact = 1e-13;
-
-DeviceMesh tp_line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
 
 // Returns this rank's piece of `t` along `dim`.
 at::Tensor piece(const at::Tensor& t, int64_t dim) {

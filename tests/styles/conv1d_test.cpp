@@ -24,24 +24,24 @@ struct Conv1DImpl : torch::nn::Module {
 };
 TORCH_MODULE(Conv1D);
 
-struct MlpImpl : torch::nn::Module {
-  MlpImpl() : up(register_module("up", Conv1D(5, 7))), down(register_module("down", Conv1D(7, 5))) {}
+struct Conv1DMlpImpl : torch::nn::Module {
+  Conv1DMlpImpl() : up(register_module("up", Conv1D(5, 7))), down(register_module("down", Conv1D(7, 5))) {}
   at::Tensor forward(const at::Tensor& x) { return down(at::gelu(up(x))); }
   Conv1D up, down;
 };
-TORCH_MODULE(Mlp);
+TORCH_MODULE(Conv1DMlp);
 
 }  // namespace
 
 TEST_CASE("Conv1D under ColwiseParallel and RowwiseParallel equals one process, with the collectives of a Linear") {
-  Mlp plain;
+  Conv1DMlp plain;
   const at::Tensor x = sample({6, 5}, 3);
   const at::Tensor want = plain(x);
   want.square().mean().backward();
   for (const int64_t size : {1, 2, 3, 4}) {
     run_in_process(size, [&](const std::shared_ptr<World>& world) {
       const DeviceMesh mesh = init_device_mesh("cpu", {size}, {"tp"}, world);
-      Mlp module;
+      Conv1DMlp module;
       auto tp = parallelize_module(module, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
       CHECK(placements_of(module->up->weight) == Placements{Shard(1)});
       CHECK(placements_of(module->up->bias) == Placements{Shard(0)});

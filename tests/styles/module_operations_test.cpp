@@ -24,13 +24,12 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/tp_line.h"
 
 namespace {
 
 using namespace tessera;
 using namespace tessera::testing;
-
-DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
 
 const ParallelPlan kPlan = {{"0", ColwiseParallel()}, {"2", RowwiseParallel()}};
 
@@ -71,7 +70,7 @@ TESSERA_RANKS_TEST_CASE("all six optimizers and a scheduler take three steps as 
       {"LBFGS", maker<optim::LBFGS>(optim::LBFGSOptions(0.5).max_iter(3))},
       {"LBFGS, strong Wolfe", maker<optim::LBFGS>(optim::LBFGSOptions(0.5).max_iter(3).line_search_fn("strong_wolfe"))},
   };
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   const at::Tensor x = numbers({4, 5});
   for (const Row& row : rows) {
     CAPTURE(row.why);
@@ -101,7 +100,7 @@ TESSERA_RANKS_TEST_CASE("all six optimizers and a scheduler take three steps as 
 
 TESSERA_RANKS_TEST_CASE("clip_grad_norm_ clips by the norm over all ranks", {1, 2, 3}) {
   auto want = make(), got = make();
-  auto tp = parallelize_module(got, line(), kPlan);
+  auto tp = parallelize_module(got, tp_line(), kPlan);
   const at::Tensor x = numbers({4, 5});
   loss_of(want->forward(x)).backward();
   loss_of(tp(x)).backward();
@@ -112,7 +111,7 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_ clips by the norm over all ranks", {1, 
 
 TESSERA_RANKS_TEST_CASE("zero_grad, to another dtype and back, train and eval", {1, 2}) {
   auto want = make(), got = make();
-  auto tp = parallelize_module(got, line(), kPlan);
+  auto tp = parallelize_module(got, tp_line(), kPlan);
   const at::Tensor x = numbers({4, 5});
   loss_of(tp(x)).backward();
   got->zero_grad(/*set_to_none=*/false);
@@ -138,7 +137,7 @@ TESSERA_RANKS_TEST_CASE("zero_grad, to another dtype and back, train and eval", 
 
 TESSERA_RANKS_TEST_CASE("clone copies pieces, layouts and contracts; the copy is its own", {1, 2}) {
   auto want = make(), got = make();
-  parallelize_module(got, line(), kPlan);
+  parallelize_module(got, tp_line(), kPlan);
   const auto copied = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(got->clone());
   REQUIRE(copied != nullptr);
   const auto ours = got->named_parameters();
@@ -163,7 +162,7 @@ TESSERA_RANKS_TEST_CASE("clone copies pieces, layouts and contracts; the copy is
 }
 
 TESSERA_RANKS_TEST_CASE("a reference, a shared_ptr, a holder and an AnyModule are all called alike", {2}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   const at::Tensor x = numbers({4, 10});
   Mlp reference(10, 16, 12);
   fill(*reference);

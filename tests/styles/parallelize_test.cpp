@@ -20,20 +20,15 @@
 #include "tessera/styles/describe.h"
 #include "tessera/styles/distribute_module.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
 
 namespace {
 
 using namespace tessera;
 using tessera::testing::fake_mesh;
+using tessera::testing::Mlp;
 using torch::nn::Linear;
-
-struct MlpImpl : torch::nn::Module {
-  MlpImpl() : up(register_module("up", Linear(8, 6))), down(register_module("down", Linear(6, 8))) {}
-  at::Tensor forward(const at::Tensor& x) { return down(up(x)); }
-  Linear up, down;
-};
-TORCH_MODULE(Mlp);
 
 // The embedding's table is also the head's weight: one tensor, registered twice.
 struct TiedHeadImpl : torch::nn::LinearImpl {
@@ -163,7 +158,7 @@ TEST_CASE("with a local output the bias has a contract with the plain result's l
 TEST_CASE("on a mesh of two dimensions the style shards over the tensor dimension, and the other splits the batch") {
   for (const bool named : {true, false}) {
     CAPTURE(named);
-    Mlp mlp;
+    Mlp mlp(8, 6, 8);
     const DeviceMesh mesh = named ? fake_mesh(3, {2, 2}, {"dp", "tp"}) : fake_mesh(3, {2, 2});
     ParallelizeOptions options{.src_rank = kNoSource};
     if (!named) options.tensor_dim = -1;
@@ -174,7 +169,7 @@ TEST_CASE("on a mesh of two dimensions the style shards over the tensor dimensio
     CHECK(contract_of(mlp->up->weight).data_dims == std::vector<int64_t>{0});
     CHECK(contract_of(mlp->up->weight).path == "up.weight");
   }
-  Mlp mlp;
+  Mlp mlp(8, 6, 8);
   parallelize_module(mlp, fake_mesh(3, {2, 2}), {{"up", RowwiseParallel()}},
                      {.tensor_dim = 0, .data_dims = std::vector<int64_t>{}, .src_rank = kNoSource});
   CHECK(placements_of(mlp->up->weight) == Placements{Shard(1), Replicate()});
@@ -295,7 +290,7 @@ TEST_CASE("a style of the user's own") {
     }
     std::string name() const override { return "Halves"; }
   };
-  Mlp mlp;
+  Mlp mlp(8, 6, 8);
   parallelize_module(mlp, fake_mesh(0, {2}), {{"down", Halves()}}, {.src_rank = kNoSource});
   CHECK(placements_of(mlp->down->weight) == Placements{Shard(1)});
   CHECK(placements_of(mlp->down->bias) == Placements{Replicate()});
@@ -305,7 +300,7 @@ TEST_CASE("a style of the user's own") {
 TEST_CASE("a rank outside the mesh has parameters without a piece") {
   const auto world = World::fake(3, 4);
   const DeviceMesh mesh(world, at::kCPU, Mesh({2}, {"tp"}, {0, 1}));
-  Mlp mlp;
+  Mlp mlp(8, 6, 8);
   parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}});
   CHECK(mlp->up->weight.sizes().vec() == std::vector<int64_t>{6, 8});
   CHECK(to_local(mlp->up->weight).numel() == 0);
@@ -329,7 +324,7 @@ TEST_CASE("describe shows each parameter, its placements and its bytes here") {
 }
 
 TEST_CASE("distribute_module: what the partition function leaves is replicated") {
-  Mlp mlp;
+  Mlp mlp(8, 6, 8);
   const DeviceMesh mesh = fake_mesh(0, {2});
   std::vector<std::string> seen;
   distribute_module(*mlp, mesh, [&](const std::string& path, torch::nn::Module& module, const DeviceMesh& on) {

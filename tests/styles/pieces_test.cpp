@@ -29,14 +29,13 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/tp_line.h"
 
 namespace {
 
 using namespace tessera;
 using namespace tessera::testing;
 using torch::nn::Linear;
-
-DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
 
 using Forward = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight)>;
 
@@ -93,7 +92,7 @@ const std::vector<Use>& other_operators() {
 
 TESSERA_RANKS_TEST_CASE("a plain piece is refused in every operator that reads no contract; a DTensor goes by its rule",
                         {2}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   for (const Use& use : other_operators()) {
     for (const int64_t dim : {0, 1}) {
       CAPTURE(use.why);
@@ -128,7 +127,7 @@ TESSERA_RANKS_TEST_CASE("a plain piece is refused in every operator that reads n
 
 TESSERA_RANKS_TEST_CASE("a plain piece is a piece in the operators of the contract, through views of the weight too",
                         {1, 2, 4}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   const std::vector<Use> uses = {
       {"matmul", [](const at::Tensor& x, const at::Tensor& w) { return x.matmul(w.t()); }},
       {"matmul of a permuted view",
@@ -169,7 +168,7 @@ TESSERA_RANKS_TEST_CASE("a view of a bias beside a local result is cut as the bi
   fill(*module);
   fill(*reference);
   const at::Tensor x = numbers({3, 6});
-  auto tp = parallelize_module(module, line(), {{"lin", ColwiseParallel({.use_local_output = true})}});
+  auto tp = parallelize_module(module, tp_line(), {{"lin", ColwiseParallel({.use_local_output = true})}});
   const at::Tensor y = tp(x);
   const at::Tensor want = reference->forward(x);
   CHECK(difference(y, want.chunk(world_size(), -1)[static_cast<std::size_t>(rank())]) <= 1e-13);
@@ -192,9 +191,9 @@ TESSERA_RANKS_TEST_CASE("a bias beside a local result under InferenceMode; its k
       fill(*reference);
       fill(*module);
       if (columns) {
-        parallelize_module(module, line(), ColwiseParallel({.use_local_output = true}));
+        parallelize_module(module, tp_line(), ColwiseParallel({.use_local_output = true}));
       } else {
-        parallelize_module(module, line(), RowwiseParallel({.use_local_output = true}));
+        parallelize_module(module, tp_line(), RowwiseParallel({.use_local_output = true}));
       }
       const auto here = [](const at::Tensor& t) {
         return t.chunk(world_size(), -1)[static_cast<std::size_t>(rank())].contiguous();
@@ -211,7 +210,7 @@ TESSERA_RANKS_TEST_CASE("a bias beside a local result under InferenceMode; its k
 }
 
 TESSERA_RANKS_TEST_CASE("writing a styled parameter is no activation: copies, masks and optimizers go on", {2}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   Mlp module(4, 8, 4), reference(4, 8, 4);
   fill(*module);
   fill(*reference);
@@ -264,9 +263,9 @@ TESSERA_RANKS_TEST_CASE("an optimizer whose state is older than the layouts: its
     one->forward(at::ones({2, 8}, at::kDouble)).sum().backward();
     stepped.step();
     torch::optim::Adagrad made(two->parameters());  // its constructor makes its state
-    auto tp_one = parallelize_module(one, line(), ColwiseParallel());
-    auto tp_two = parallelize_module(two, line(), ColwiseParallel());
-    auto tp_three = parallelize_module(three, line(), ColwiseParallel());
+    auto tp_one = parallelize_module(one, tp_line(), ColwiseParallel());
+    auto tp_two = parallelize_module(two, tp_line(), ColwiseParallel());
+    auto tp_three = parallelize_module(three, tp_line(), ColwiseParallel());
     torch::optim::Adagrad after(three->parameters());
     const std::string of_sgd = step_error(guarded, stepped, tp_one), of_adagrad = step_error(guarded, made, tp_two);
     CAPTURE(of_sgd);
@@ -278,7 +277,7 @@ TESSERA_RANKS_TEST_CASE("an optimizer whose state is older than the layouts: its
 }
 
 TESSERA_RANKS_TEST_CASE("a layout that the tensor cannot have: the error names module and style", {2}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   const auto message_of = [&](const Style& style, const at::Tensor& x) -> std::string {
     Mlp module(4, 8, 4);
     auto tp = parallelize_module(module, mesh, {{"up", style}});

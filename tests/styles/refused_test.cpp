@@ -17,6 +17,7 @@
 #include "tessera/styles/distribute_module.h"
 #include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
 
 namespace {
@@ -24,15 +25,10 @@ namespace {
 using namespace tessera;
 using tessera::testing::check_refused_on_every_rank;
 using tessera::testing::fake_mesh;
+using tessera::testing::Mlp;
 using torch::nn::Linear;
 
-struct MlpImpl : torch::nn::Module {
-  MlpImpl() : up(register_module("up", Linear(8, 6))), down(register_module("down", Linear(6, 8))) {}
-  at::Tensor forward(const at::Tensor& x) { return down(up(x)); }
-  Linear up, down;
-};
-TORCH_MODULE(Mlp);
-using Mlp2Impl = MlpImpl;
+using Mlp2Impl = tessera::testing::MlpImpl;
 TESSERA_MODULE(Mlp2);
 
 struct HolderImpl : torch::nn::Module {
@@ -65,7 +61,7 @@ struct Placed : ParallelStyle {
 
 void refused(const ParallelPlan& plan, const std::string& text, const ParallelizeOptions& options = {}) {
   check_refused_on_every_rank({2}, {}, text, [&](const DeviceMesh& mesh) {
-    Mlp mlp;
+    Mlp mlp(8, 6, 8);
     try {
       parallelize_module(mlp, mesh, plan, options);
     } catch (...) {
@@ -102,7 +98,7 @@ TEST_CASE("plans that do not fit the module") {
   refused({{"up", std::shared_ptr<const ParallelStyle>(
                       std::make_shared<ColwiseParallel>(StyleLayouts{.input_layouts = Partial()}))}},
           "up (ColwiseParallel): an input cannot have placement P(sum)");
-  Mlp mlp;
+  Mlp mlp(8, 6, 8);
   parallelize_module(mlp, fake_mesh(0, {2}), {{"upp", ColwiseParallel()}},
                      {.src_rank = kNoSource, .allow_unmatched = true});
   CHECK(is_dtensor(mlp->up->weight));
@@ -153,7 +149,7 @@ TEST_CASE("another exception in a user's style fails the job") {
     void apply(ApplyContext&) const override { throw std::runtime_error("out of ideas"); }
     std::string name() const override { return "Broken"; }
   };
-  Mlp mlp;
+  Mlp mlp(8, 6, 8);
   CHECK_THROWS_WITH_AS(parallelize_module(mlp, fake_mesh(0, {2}), {{"up", Broken()}}), "out of ideas",
                        std::runtime_error);
 }
@@ -181,7 +177,7 @@ TEST_CASE("Prepare styles need a module that can be hooked, and lists of one len
 TEST_CASE(
     "Prepare styles refuse another number of tensors, plain ones with data dimensions, and another mesh, at forward") {
   const auto forward = [](const DeviceMesh& mesh, const Layouts& from, const Layouts& to) {
-    Mlp2 m;
+    Mlp2 m(8, 6, 8);
     auto tp = parallelize_module(m, mesh, PrepareModuleInput({.input_layouts = from, .desired_input_layouts = to}),
                                  {.src_rank = kNoSource});
     tp(ones({2, 8}));
@@ -197,12 +193,12 @@ TEST_CASE(
   check_refused_on_every_rank({2, 2}, {"dp", "tp"},
                               "tensor 0 is plain, and on a mesh with data dimensions nobody can know",
                               [&](const DeviceMesh& mesh) {
-                                Mlp2 m;
+                                Mlp2 m(8, 6, 8);
                                 auto tp = parallelize_module(m, mesh, one, {.src_rank = kNoSource});
                                 tp(ones({2, 8}));
                               });
   check_refused_on_every_rank({2}, {}, "but the module is on", [&](const DeviceMesh& mesh) {
-    Mlp2 m;
+    Mlp2 m(8, 6, 8);
     auto tp = parallelize_module(m, mesh, one, {.src_rank = kNoSource});
     const DeviceMesh other(mesh.world_ptr(), at::kCPU, Mesh({2}, {"other"}));
     tp(from_local(ones({2, 8}), other, {Shard(0)}));
@@ -213,7 +209,7 @@ TEST_CASE("meshes and options that do not fit") {
   const auto on_grid = [](const std::vector<std::string>& names, const ParallelizeOptions& options,
                           const std::string& text) {
     check_refused_on_every_rank({2, 2}, names, text, [&](const DeviceMesh& mesh) {
-      Mlp mlp;
+      Mlp mlp(8, 6, 8);
       parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, options);
     });
   };
@@ -258,11 +254,11 @@ TEST_CASE("parameters that cannot be converted") {
 TEST_CASE("a parameter that another call has laid out") {
   check_refused_on_every_rank({2}, {}, "up (RowwiseParallel): the parameter up.weight is a DTensor already",
                               [&](const DeviceMesh& mesh) {
-                                Mlp mlp;
+                                Mlp mlp(8, 6, 8);
                                 parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, {.src_rank = kNoSource});
                                 parallelize_module(mlp, mesh, {{"up", RowwiseParallel()}}, {.src_rank = kNoSource});
                               });
-  Mlp mlp;
+  Mlp mlp(8, 6, 8);
   const DeviceMesh mesh = fake_mesh(0, {2});
   parallelize_module(mlp->up, mesh, ColwiseParallel(), {.src_rank = kNoSource});
   parallelize_module(mlp, mesh, {{"down", RowwiseParallel()}}, {.src_rank = kNoSource});
@@ -274,13 +270,13 @@ TEST_CASE("an optimizer that holds state already") {
   check_refused_on_every_rank(
       {2}, {}, "an optimizer holds state for up.weight, laid out as the parameter is now; parallelize",
       [&](const DeviceMesh& mesh) {
-        Mlp mlp;
+        Mlp mlp(8, 6, 8);
         torch::optim::SGD sgd(mlp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
         mlp->forward(ones({2, 8})).sum().backward();
         sgd.step();
         parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}}, {.src_rank = kNoSource, .optimizers = {&sgd}});
       });
-  Mlp mlp;
+  Mlp mlp(8, 6, 8);
   torch::optim::SGD fresh(mlp->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   parallelize_module(mlp, fake_mesh(0, {2}), {}, {.src_rank = kNoSource, .optimizers = {&fresh}});
   CHECK(is_dtensor(fresh.param_groups().at(0).params().at(0)));
@@ -288,7 +284,7 @@ TEST_CASE("an optimizer that holds state already") {
 
 TEST_CASE("a bias added to a plain piece of the batch: its gradient's layout is unknown; without gradients it may be") {
   const auto forward = [](const DeviceMesh& mesh) {
-    Mlp mlp;
+    Mlp mlp(8, 6, 8);
     parallelize_module(mlp, mesh, {{"up", ColwiseParallel({.use_local_output = true})}}, {.src_rank = kNoSource});
     mlp->up->forward(from_local(at::ones({1, 3, 8}), mesh, {Shard(0), Replicate()}));
   };
@@ -299,7 +295,7 @@ TEST_CASE("a bias added to a plain piece of the batch: its gradient's layout is 
 }
 
 TEST_CASE("distribute_module: hooks need a module that has them") {
-  Mlp mlp;
+  Mlp mlp(8, 6, 8);
   CHECK_THROWS_AS(distribute_module(*mlp, fake_mesh(0, {2}), {}, {.input_fn = [](std::vector<at::Tensor>&) {}}),
                   std::invalid_argument);
   CHECK_FALSE(is_dtensor(mlp->up->weight));

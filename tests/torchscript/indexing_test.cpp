@@ -39,7 +39,7 @@ struct Operands {
   at::Tensor cols;  // (4), long
 };
 
-struct Row {
+struct IndexRow {
   std::vector<std::string> lines;  // TorchScript code with x, v, rows and cols
   std::function<at::Tensor(const Operands&)> call;
 };
@@ -54,7 +54,7 @@ at::Tensor written(const at::Tensor& x, std::vector<at::indexing::TensorIndex> i
   return y;
 }
 
-std::vector<Row> table() {
+std::vector<IndexRow> table() {
   return {
       {{"return x[rows]"}, [](const Operands& o) { return o.x.index({o.rows}); }},
       {{"return x[:, cols]"},
@@ -131,7 +131,7 @@ bool same_whole(const at::Tensor& mine, const at::Tensor& plain) {
 }
 
 // Checks a row under every mode: a plain index counts as one only under ImplicitReplication.
-void check_row(const Row& row, const Operands& plain, const Operands& mine) {
+void check_row(const IndexRow& row, const Operands& plain, const Operands& mine) {
   const auto unit =
       torch::jit::compile(fmt::format("def f(x, v, rows, cols):\n    {}\n", fmt::join(row.lines, "\n    ")));
   const auto script = [&](const Operands& o) { return unit->run_method("f", o.x, o.v, o.rows, o.cols).toTensor(); };
@@ -172,7 +172,7 @@ TEST_CASE(
           whole.*index = placed(plain.*index, mesh, Replicate());
           cut.*index = placed(plain.*index, mesh, Shard(0));
         }
-        for (const Row& row : table()) {
+        for (const IndexRow& row : table()) {
           for (const auto& [kind, operands] :
                {std::pair("plain", mine), std::pair("whole", whole), std::pair("cut", cut)}) {
             const std::string indices = kind, on = to_string(layout);

@@ -29,15 +29,16 @@ using torch::nn::MultiheadAttention;
 using torch::nn::MultiheadAttentionOptions;
 using torch::nn::TransformerEncoder;
 
-constexpr int64_t kWidth = 24;
+constexpr int64_t kAttentionWidth = 24;
 constexpr int64_t kLayers = 2;
 
-const ParallelPlan kPlan = {{"layers.*.self_attn", ColwiseParallel()},
-                            {"layers.*.linear1", ColwiseParallel()},
-                            {"layers.*.linear2", RowwiseParallel()}};
+const ParallelPlan kAttentionPlan = {{"layers.*.self_attn", ColwiseParallel()},
+                                     {"layers.*.linear1", ColwiseParallel()},
+                                     {"layers.*.linear2", RowwiseParallel()}};
 
-TransformerEncoder make_encoder(int64_t heads, double dropout) {
-  const auto layer = torch::nn::TransformerEncoderLayerOptions(kWidth, heads).dim_feedforward(40).dropout(dropout);
+TransformerEncoder make_attending(int64_t heads, double dropout) {
+  const auto layer =
+      torch::nn::TransformerEncoderLayerOptions(kAttentionWidth, heads).dim_feedforward(40).dropout(dropout);
   return TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, kLayers));
 }
 
@@ -47,14 +48,16 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder by heads equals one process: outputs
                         {1, 2, 3, 4}) {
   for (const int64_t heads : {12, 4, 2}) {  // even; uneven on three ranks; fewer heads than ranks
     CAPTURE(heads);
-    train_sgd([&] { return make_encoder(heads, 0); }, kPlan, {line(), {Replicate()}}, {7, 3, kWidth});
+    train_sgd([&] { return make_attending(heads, 0); }, kAttentionPlan, {line(), {Replicate()}},
+              {7, 3, kAttentionWidth});
   }
 }
 
 TESSERA_RANKS_TEST_CASE("TransformerEncoder by heads on data x tensor, uneven once", {4}) {
   for (const int64_t batch : {4, 3}) {
     CAPTURE(batch);
-    train_sgd([] { return make_encoder(4, 0); }, kPlan, {grid(), {Shard(1), Replicate()}}, {7, batch, kWidth});
+    train_sgd([] { return make_attending(4, 0); }, kAttentionPlan, {grid(), {Shard(1), Replicate()}},
+              {7, batch, kAttentionWidth});
   }
 }
 
@@ -63,15 +66,15 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder by heads cut along an uneven sequenc
                              {"layers.*.linear1", ColwiseParallel()},
                              {"layers.*.linear2", RowwiseParallel({.output_layouts = Shard(0)})},
                              {"layers.*.norm?", SequenceParallel(0)}};
-  train_sgd([] { return make_encoder(12, 0); }, plan, {line(), {Shard(0)}}, {7, 3, kWidth});
+  train_sgd([] { return make_attending(12, 0); }, plan, {line(), {Shard(0)}}, {7, 3, kAttentionWidth});
 }
 
 TESSERA_RANKS_TEST_CASE("two all-reduces per layer under Strict, dropout on, forward; and as many backward", {2, 4}) {
   const DeviceMesh mesh = line();
-  TransformerEncoder encoder = make_encoder(4, 0.1);
+  TransformerEncoder encoder = make_attending(4, 0.1);
   fill(*encoder);
-  auto tp = parallelize_module(encoder, mesh, kPlan);
-  const at::Tensor x = numbers({7, 3, kWidth}).set_requires_grad(true);
+  auto tp = parallelize_module(encoder, mesh, kAttentionPlan);
+  const at::Tensor x = numbers({7, 3, kAttentionWidth}).set_requires_grad(true);
   CommCounter counter(mesh);
   const Strict strict;
   const at::Tensor y = tp(x);
@@ -90,11 +93,11 @@ namespace {
 
 // Returns the output, then the gradients of the input and of all parameters, of one training step.
 std::vector<at::Tensor> dropped_step(const DeviceMesh& mesh) {
-  TransformerEncoder encoder = make_encoder(4, 0.1);
+  TransformerEncoder encoder = make_attending(4, 0.1);
   fill(*encoder);
-  auto tp = parallelize_module(encoder, mesh, kPlan);
+  auto tp = parallelize_module(encoder, mesh, kAttentionPlan);
   manual_seed(5, mesh.world());
-  const at::Tensor x = numbers({7, 3, kWidth}).set_requires_grad(true);
+  const at::Tensor x = numbers({7, 3, kAttentionWidth}).set_requires_grad(true);
   const at::Tensor y = tp(x);
   y.square().mean().backward();
   std::vector<at::Tensor> out = {whole_value(y), whole_value(x.grad())};
@@ -116,9 +119,9 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout draws as one rank does"
     CHECK(difference(got[i], want[i]) <= 1e-12);
   }
   // This shows that dropout was on.
-  TransformerEncoder plain = make_encoder(4, 0);
+  TransformerEncoder plain = make_attending(4, 0);
   fill(*plain);
-  CHECK(difference(got[0], plain->forward(numbers({7, 3, kWidth}))) > 1e-3);
+  CHECK(difference(got[0], plain->forward(numbers({7, 3, kAttentionWidth}))) > 1e-3);
 }
 
 namespace {
@@ -130,7 +133,7 @@ struct Form {
 };
 
 std::vector<Form> forms() {
-  const auto options = [] { return MultiheadAttentionOptions(kWidth, 4); };
+  const auto options = [] { return MultiheadAttentionOptions(kAttentionWidth, 4); };
   return {{"plain", options()},
           {"no bias", options().bias(false)},
           {"widths of its own", options().kdim(10).vdim(10)},
@@ -147,8 +150,9 @@ struct Inputs {
 
 std::vector<Inputs> inputs_of(const Form& form) {
   const int64_t width = form.options.kdim();
-  const at::Tensor q = numbers({5, 3, kWidth}, 1), k = numbers({6, 3, width}, 2), v = numbers({6, 3, width}, 3);
-  if (width != kWidth) return {{q, k, k}, {q, k, v}};
+  const at::Tensor q = numbers({5, 3, kAttentionWidth}, 1), k = numbers({6, 3, width}, 2),
+                   v = numbers({6, 3, width}, 3);
+  if (width != kAttentionWidth) return {{q, k, k}, {q, k, v}};
   return {{q, q, q}, {q, k, k}, {q, k, v}};
 }
 
@@ -215,8 +219,10 @@ TESSERA_RANKS_TEST_CASE("MultiheadAttention by heads in all its forms: one all-r
 
 TESSERA_RANKS_TEST_CASE("Transformer by heads, encoder and decoder, equals one process", {1, 2, 3, 4}) {
   const auto make = [] {
-    return torch::nn::Transformer(
-        torch::nn::TransformerOptions(kWidth, 4, 2, 2).dim_feedforward(40).dropout(0).activation(torch::kGELU));
+    return torch::nn::Transformer(torch::nn::TransformerOptions(kAttentionWidth, 4, 2, 2)
+                                      .dim_feedforward(40)
+                                      .dropout(0)
+                                      .activation(torch::kGELU));
   };
   auto want = make(), got = make();
   fill(*want);
@@ -226,7 +232,7 @@ TESSERA_RANKS_TEST_CASE("Transformer by heads, encoder and decoder, equals one p
                                 {"decoder.layers.*.multihead_attn", ColwiseParallel()},
                                 {"*.layers.*.linear1", ColwiseParallel()},
                                 {"*.layers.*.linear2", RowwiseParallel()}});
-  const at::Tensor source = numbers({5, 3, kWidth}, 1), target = numbers({4, 3, kWidth}, 2);
+  const at::Tensor source = numbers({5, 3, kAttentionWidth}, 1), target = numbers({4, 3, kAttentionWidth}, 2);
   const at::Tensor expected = want->forward(source, target);
   CommCounter counter(line());
   const Strict strict;

@@ -38,7 +38,7 @@ TransformerEncoder make(double dropout) {
 TransformerEncoder make_encoder() { return make(0.0); }
 
 // The key's third of the packed bias shifts all scores of a row equally, so its gradient is zero except for rounding.
-const Rows kKeyBias = {"self_attn.in_proj_bias", kWidth, 2 * kWidth};
+const Rows kEncoderKeyBias = {"self_attn.in_proj_bias", kWidth, 2 * kWidth};
 
 }  // namespace
 
@@ -49,8 +49,8 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder of 2 layers equals one process: outp
 }
 
 TESSERA_RANKS_TEST_CASE("TransformerEncoder: three steps of AdamW, but where the true gradient is zero", {1, 2, 3, 4}) {
-  train_adamw(make_encoder, kPlan, {line(), {Replicate()}}, {7, 3, kWidth}, kKeyBias);
-  train_adamw(make_encoder, kPlan, {line(), {Shard(0)}}, {7, 3, kWidth}, kKeyBias);
+  train_adamw(make_encoder, kPlan, {line(), {Replicate()}}, {7, 3, kWidth}, kEncoderKeyBias);
+  train_adamw(make_encoder, kPlan, {line(), {Shard(0)}}, {7, 3, kWidth}, kEncoderKeyBias);
 }
 
 TESSERA_RANKS_TEST_CASE("TransformerEncoder on data x tensor: each coordinate its piece of the batch, uneven once",
@@ -59,7 +59,7 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder on data x tensor: each coordinate it
     CAPTURE(batch);
     const Feed pieces{grid(), {Shard(1), Replicate()}};
     train_sgd(make_encoder, kPlan, pieces, {7, batch, kWidth});
-    train_adamw(make_encoder, kPlan, pieces, {7, batch, kWidth}, kKeyBias);
+    train_adamw(make_encoder, kPlan, pieces, {7, batch, kWidth}, kEncoderKeyBias);
   }
 }
 

@@ -18,7 +18,7 @@ namespace {
 using namespace tessera;
 using namespace tessera::testing;
 
-const ParallelPlan kPlan = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
+const ParallelPlan kModesPlan = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
 
 struct Pair {
   Mlp want;
@@ -31,7 +31,7 @@ Pair make(bool bias, at::ScalarType dtype) {
   fill(*want, dtype);
   fill(*got, dtype);
   const DeviceMesh mesh = init_device_mesh("cpu", {world_size()}, {"tp"}, world());
-  return {want, got, parallelize_module(got, mesh, kPlan)};
+  return {want, got, parallelize_module(got, mesh, kModesPlan)};
 }
 
 // Runs `body` for every form of the block.

@@ -25,14 +25,14 @@ using namespace tessera;
 using namespace tessera::testing;
 namespace init = torch::nn::init;
 
-struct Row {
+struct InitRow {
   std::string why;
   std::vector<int64_t> shape;
   std::function<void(at::Tensor)> fill;
 };
 
-const std::vector<Row>& rows() {
-  static const std::vector<Row> all = {
+const std::vector<InitRow>& init_rows() {
+  static const std::vector<InitRow> all = {
       {"constant_", {7, 5}, [](const at::Tensor& t) { init::constant_(t, 0.5); }},
       {"ones_", {7, 5}, [](const at::Tensor& t) { init::ones_(t); }},
       {"zeros_", {7, 5}, [](const at::Tensor& t) { init::zeros_(t); }},
@@ -53,7 +53,7 @@ const std::vector<Row>& rows() {
   return all;
 }
 
-at::Tensor filled(const Row& row, const DeviceMesh& mesh, const Placements& placements, at::ScalarType dtype) {
+at::Tensor filled(const InitRow& row, const DeviceMesh& mesh, const Placements& placements, at::ScalarType dtype) {
   manual_seed(11, mesh.world());
   const at::Tensor t = empty(row.shape, mesh, placements, dtype);
   row.fill(t);
@@ -64,7 +64,7 @@ at::Tensor filled(const Row& row, const DeviceMesh& mesh, const Placements& plac
 
 TEST_CASE(
     "every function of torch::nn::init, and Tessera's, gives the same bits on 1 to 4 ranks, cut along any dimension") {
-  for (const Row& row : rows()) {
+  for (const InitRow& row : init_rows()) {
     CAPTURE(row.why);
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
       const at::Tensor whole = to_local(filled(row, fake_mesh(0, {1}), {Replicate()}, dtype));
@@ -88,7 +88,7 @@ TEST_CASE(
 }
 
 TEST_CASE("eye_ and dirac_ give what they give on plain tensors") {
-  for (const Row& row : rows()) {
+  for (const InitRow& row : init_rows()) {
     if (row.why != "eye_" && row.why != "dirac_") continue;
     const at::Tensor plain = torch::empty(row.shape);
     row.why == "eye_" ? init::eye_(plain) : init::dirac_(plain);

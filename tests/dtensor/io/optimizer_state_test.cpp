@@ -23,8 +23,8 @@ namespace {
 using torch::optim::Optimizer;
 using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(std::vector<at::Tensor>)>;
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
+struct TwoLayersImpl : torch::nn::Module {
+  TwoLayersImpl() {
     register_module("a", a);
     register_module("b", b);
   }
@@ -32,7 +32,7 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear a{3, 5};
   torch::nn::Linear b{5, 2};
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(TwoLayers);
 
 template <typename Class, typename Options>
 MakeOptimizer make(Options options) {
@@ -52,7 +52,7 @@ std::vector<std::pair<const char*, MakeOptimizer>> optimizers() {
   };
 }
 
-void step(Net& net, Optimizer& optimizer, int64_t i) {
+void step(TwoLayers& net, Optimizer& optimizer, int64_t i) {
   const at::Tensor x = torch::sin(torch::arange(12, torch::kFloat) * (0.3 + static_cast<double>(i))).view({4, 3});
   optimizer.step([&] {
     optimizer.zero_grad();
@@ -67,8 +67,8 @@ TEST_CASE("optimizer state: 3 steps, saved, loaded into a new one, 3 more steps:
     CAPTURE(why);
     const TempFolder folder;
     torch::manual_seed(3);
-    Net whole;
-    Net start;
+    TwoLayers whole;
+    TwoLayers start;
     save_weights(*whole, folder / "w");
     load_weights(*start, folder / "w");
     const std::unique_ptr<Optimizer> through = make_optimizer(whole->parameters());
@@ -82,7 +82,7 @@ TEST_CASE("optimizer state: 3 steps, saved, loaded into a new one, 3 more steps:
     save_weights(*start, folder / "w");
     save_optimizer(*before, *start, folder / "o");
 
-    Net resumed;
+    TwoLayers resumed;
     const std::unique_ptr<Optimizer> after = make_optimizer(resumed->parameters());
     load_weights(*resumed, folder / "w");
     load_optimizer(*after, *resumed, folder / "o");
@@ -100,7 +100,7 @@ TEST_CASE("optimizer state: 3 steps, saved, loaded into a new one, 3 more steps:
 
 TEST_CASE("optimizer state: kept by the parameters' paths, groups and options as JSON") {
   const TempFolder folder;
-  Net net;
+  TwoLayers net;
   torch::optim::AdamW optimizer({torch::optim::OptimizerParamGroup({net->a->weight}),
                                  torch::optim::OptimizerParamGroup({net->b->weight, net->b->bias},
                                                                    std::make_unique<torch::optim::AdamWOptions>(0.5))},
@@ -121,7 +121,7 @@ TEST_CASE("optimizer state: kept by the parameters' paths, groups and options as
 
 TEST_CASE("optimizer state: options that JSON has no numbers for are loaded as they were saved") {
   const TempFolder folder;
-  Net net;
+  TwoLayers net;
   torch::optim::LBFGS optimizer(net->parameters(),
                                 torch::optim::LBFGSOptions(1).tolerance_grad(-INFINITY).tolerance_change(1.0 / 3));
   save_optimizer(optimizer, *net, folder / "o");
@@ -141,14 +141,14 @@ struct Mine : torch::optim::Optimizer {
 
 TEST_CASE("optimizer state: a file that does not fit is refused by message, and the optimizer stays as it was") {
   const TempFolder folder;
-  Net net;
+  TwoLayers net;
   torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.1));
   net(torch::ones({2, 3})).sum().backward();
   adam.step();
   save_optimizer(adam, *net, folder / "adam");
   save_weights(*net, folder / "weights");
 
-  Net other;
+  TwoLayers other;
   torch::optim::AdamW adamw(net->parameters());
   torch::optim::Adam fewer({net->a->weight}, torch::optim::AdamOptions(0.1));
   torch::optim::Adam foreign(other->parameters(), torch::optim::AdamOptions(0.1));

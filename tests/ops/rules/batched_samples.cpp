@@ -1,14 +1,14 @@
 #include <ATen/ATen.h>
 
+#include "tessera/tests/ops/rules/made_tensors.h"
 #include "tessera/tests/ops/rules/samples.h"
 
 namespace tessera::testing {
 namespace {
 
-using Ints = std::vector<int64_t>;
+using namespace made;
 
-at::Tensor x(const Ints& sizes) { return at::randn(sizes, at::kDouble); }
-at::IValue none() { return {}; }
+using Ints = std::vector<int64_t>;
 
 // The matrices are far from singular.
 at::Tensor square(const Ints& batch) {

@@ -1,15 +1,15 @@
 #include <ATen/ATen.h>
 
+#include "tessera/tests/ops/rules/made_tensors.h"
 #include "tessera/tests/ops/rules/samples.h"
 
 namespace tessera::testing {
 namespace {
 
+using namespace made;
+
 using Ints = std::vector<int64_t>;
 
-at::Tensor x(const Ints& sizes) { return at::randn(sizes, at::kDouble); }
-at::Tensor ints(const Ints& sizes, int64_t below) { return at::randint(below, sizes, at::kLong); }
-at::Tensor bools(const Ints& sizes) { return at::rand(sizes) < 0.5; }
 // No index occurs twice, since the order would decide which of two elements is written.
 at::Tensor distinct(int64_t count, int64_t below) { return at::randperm(below, at::kLong).narrow(0, 0, count); }
 at::IValue list(std::vector<at::Tensor> tensors) { return c10::List<at::Tensor>(tensors); }

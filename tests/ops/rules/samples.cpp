@@ -3,15 +3,14 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "tessera/tests/ops/rules/made_tensors.h"
+
 namespace tessera::testing {
 namespace {
 
-using Ints = std::vector<int64_t>;
+using namespace made;
 
-at::Tensor x(const Ints& sizes) { return at::randn(sizes, at::kDouble); }
-at::Tensor ints(const Ints& sizes, int64_t below) { return at::randint(below, sizes, at::kLong); }
-at::Tensor bools(const Ints& sizes) { return at::rand(sizes) < 0.5; }
-at::IValue none() { return {}; }
+using Ints = std::vector<int64_t>;
 
 // The library's own products are in another folder; here they are plain functions.
 at::Tensor dense_wgrad(const at::Tensor& a, const at::Tensor& g) { return a.flatten(0, -2).t().mm(g.flatten(0, -2)); }
