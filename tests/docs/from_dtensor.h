@@ -9,7 +9,7 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/placement/placement.h"
 
-// What the tests of the page "Coming from PyTorch's DTensor" use.
+// Holds what the two tests of the page "Coming from PyTorch's DTensor" share.
 namespace from_dtensor {
 
 inline const tessera::Placement R = tessera::Replicate(), S0 = tessera::Shard(0), S1 = tessera::Shard(1);

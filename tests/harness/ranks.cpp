@@ -46,11 +46,11 @@ bool are_threads() {
 // Describes one run of a body on one number of ranks: each process's output, and how the run ended.
 struct Run {
   int64_t size;
-  int64_t processes;
   PrivateFolder folder;
   std::vector<std::vector<std::string>> lines;
   ProcessGroupResult result;
 
+  int64_t processes() const { return are_threads() ? 1 : size; }
   std::string store() const { return folder.path() + "/store"; }
 };
 
@@ -71,7 +71,7 @@ decltype(ProcessGroupOptions::spawn) starter() {
 
 void start(Run& run, const char* name, const char* place, std::chrono::milliseconds limit) {
   const bool show_all = std::getenv("TESSERA_TEST_VERBOSE") != nullptr;
-  run.lines.resize(static_cast<std::size_t>(run.processes));
+  run.lines.resize(static_cast<std::size_t>(run.processes()));
   const auto spawn_rank = starter();
   std::optional<MpiJob> mpi;
   if (is_over_mpi()) mpi.emplace(run.size);
@@ -80,7 +80,7 @@ void start(Run& run, const char* name, const char* place, std::chrono::milliseco
   run.result = run_process_group({
       .command = {std::filesystem::read_symlink("/proc/self/exe"), "--test-case=" + filter_for(name), "--no-version",
                   "--no-intro", "--no-colors"},
-      .size = run.processes,
+      .size = run.processes(),
       .store_path = run.store(),
       .environment = variables,
       .rank_variables = [&](int64_t rank) { return mpi ? mpi->variables(rank) : std::map<std::string, std::string>(); },
@@ -102,7 +102,7 @@ int64_t first_failure(const Run& run) {
   if (run.result.failure->signal != 0 || run.result.failure->early) return run.result.failure->rank;
   int64_t first = run.result.failure->rank;
   int64_t earliest = INT64_MAX;
-  for (int64_t rank = 0; rank < run.processes; ++rank) {
+  for (int64_t rank = 0; rank < run.processes(); ++rank) {
     const std::optional<std::string> time = read_report_file(failure_file(run.store(), rank));
     if (!time || time->empty() || std::stoll(*time) >= earliest) continue;
     earliest = std::stoll(*time);
@@ -120,7 +120,7 @@ std::string output_of(const Run& run, int64_t rank) {
   return text.empty() ? fmt::format("  [{}] (wrote nothing)\n", rank) : text;
 }
 
-// As describe_failure(), of ranks that are threads.
+// Describes how a run failed whose ranks are threads.
 std::string describe_failed_threads(const Run& run, std::chrono::milliseconds limit) {
   const std::string start = fmt::format("on {} ranks, which are threads: ", run.size);
   if (run.result.timed_out) {
@@ -156,7 +156,7 @@ bool report(const Run& run, std::chrono::milliseconds limit) {
     const std::string message = describe_failure(run, limit);
     FAIL(message);
   }
-  for (int64_t rank = 0; rank < run.processes; ++rank) {
+  for (int64_t rank = 0; rank < run.processes(); ++rank) {
     if (const std::optional<RankSkip> skipped = skip_of(run.store(), rank)) {
       const std::string reason = fmt::format("on {} ranks, rank {}: {}", run.size, rank, skipped->reason);
       skipped->is_missing ? skip_missing(reason) : skip(reason);
@@ -164,7 +164,7 @@ bool report(const Run& run, std::chrono::milliseconds limit) {
     }
   }
   int64_t assertions = 0;
-  for (int64_t rank = 0; rank < run.processes; ++rank) {
+  for (int64_t rank = 0; rank < run.processes(); ++rank) {
     const AssertionCounts counts = parse_counts(read_report_file(end_file(run.store(), rank)).value_or(""));
     add_assertions(counts);
     assertions += sum(counts);
@@ -211,7 +211,7 @@ void run_on_ranks(const char* name, const char* place, const Ranks& ranks, void 
         "//tests/harness:world");
   }
   for (const int64_t size : ranks.sizes()) {
-    Run run = {.size = size, .processes = are_threads() ? 1 : size, .folder = {}, .lines = {}, .result = {}};
+    Run run = {.size = size, .folder = {}, .lines = {}, .result = {}};
     start(run, name, place, ranks.limit());
     if (!report(run, ranks.limit())) return;
   }

@@ -29,7 +29,6 @@ using torch::nn::MultiheadAttention;
 using torch::nn::MultiheadAttentionOptions;
 using torch::nn::TransformerEncoder;
 
-constexpr int64_t kAttentionWidth = 24;
 constexpr int64_t kLayers = 2;
 
 const ParallelPlan kAttentionPlan = {{"layers.*.self_attn", ColwiseParallel()},
@@ -37,8 +36,7 @@ const ParallelPlan kAttentionPlan = {{"layers.*.self_attn", ColwiseParallel()},
                                      {"layers.*.linear2", RowwiseParallel()}};
 
 TransformerEncoder make_attending(int64_t heads, double dropout) {
-  const auto layer =
-      torch::nn::TransformerEncoderLayerOptions(kAttentionWidth, heads).dim_feedforward(40).dropout(dropout);
+  const auto layer = torch::nn::TransformerEncoderLayerOptions(kWidth, heads).dim_feedforward(40).dropout(dropout);
   return TransformerEncoder(torch::nn::TransformerEncoderOptions(layer, kLayers));
 }
 
@@ -48,8 +46,7 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder by heads equals one process: outputs
                         {1, 2, 3, 4}) {
   for (const int64_t heads : {12, 4, 2}) {  // even; uneven on three ranks; fewer heads than ranks
     CAPTURE(heads);
-    train_sgd([&] { return make_attending(heads, 0); }, kAttentionPlan, {line(), {Replicate()}},
-              {7, 3, kAttentionWidth});
+    train_sgd([&] { return make_attending(heads, 0); }, kAttentionPlan, {tp_line(), {Replicate()}}, {7, 3, kWidth});
   }
 }
 
@@ -57,7 +54,7 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder by heads on data x tensor, uneven on
   for (const int64_t batch : {4, 3}) {
     CAPTURE(batch);
     train_sgd([] { return make_attending(4, 0); }, kAttentionPlan, {grid(), {Shard(1), Replicate()}},
-              {7, batch, kAttentionWidth});
+              {7, batch, kWidth});
   }
 }
 
@@ -66,15 +63,15 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder by heads cut along an uneven sequenc
                              {"layers.*.linear1", ColwiseParallel()},
                              {"layers.*.linear2", RowwiseParallel({.output_layouts = Shard(0)})},
                              {"layers.*.norm?", SequenceParallel(0)}};
-  train_sgd([] { return make_attending(12, 0); }, plan, {line(), {Shard(0)}}, {7, 3, kAttentionWidth});
+  train_sgd([] { return make_attending(12, 0); }, plan, {tp_line(), {Shard(0)}}, {7, 3, kWidth});
 }
 
 TESSERA_RANKS_TEST_CASE("two all-reduces per layer under Strict, dropout on, forward; and as many backward", {2, 4}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   TransformerEncoder encoder = make_attending(4, 0.1);
   fill(*encoder);
   auto tp = parallelize_module(encoder, mesh, kAttentionPlan);
-  const at::Tensor x = numbers({7, 3, kAttentionWidth}).set_requires_grad(true);
+  const at::Tensor x = numbers({7, 3, kWidth}).set_requires_grad(true);
   CommCounter counter(mesh);
   const Strict strict;
   const at::Tensor y = tp(x);
@@ -97,7 +94,7 @@ std::vector<at::Tensor> dropped_step(const DeviceMesh& mesh) {
   fill(*encoder);
   auto tp = parallelize_module(encoder, mesh, kAttentionPlan);
   manual_seed(5, mesh.world());
-  const at::Tensor x = numbers({7, 3, kAttentionWidth}).set_requires_grad(true);
+  const at::Tensor x = numbers({7, 3, kWidth}).set_requires_grad(true);
   const at::Tensor y = tp(x);
   y.square().mean().backward();
   std::vector<at::Tensor> out = {whole_value(y), whole_value(x.grad())};
@@ -112,7 +109,7 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout draws as one rank does"
   run_in_process(1, [&](const std::shared_ptr<World>& alone) {
     want = dropped_step(init_device_mesh("cpu", {1}, {"tp"}, alone));
   });
-  const std::vector<at::Tensor> got = dropped_step(line());
+  const std::vector<at::Tensor> got = dropped_step(tp_line());
   REQUIRE(got.size() == want.size());
   for (std::size_t i = 0; i < want.size(); ++i) {
     CAPTURE(i);
@@ -121,7 +118,7 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout draws as one rank does"
   // This shows that dropout was on.
   TransformerEncoder plain = make_attending(4, 0);
   fill(*plain);
-  CHECK(difference(got[0], plain->forward(numbers({7, 3, kAttentionWidth}))) > 1e-3);
+  CHECK(difference(got[0], plain->forward(numbers({7, 3, kWidth}))) > 1e-3);
 }
 
 namespace {
@@ -133,7 +130,7 @@ struct Form {
 };
 
 std::vector<Form> forms() {
-  const auto options = [] { return MultiheadAttentionOptions(kAttentionWidth, 4); };
+  const auto options = [] { return MultiheadAttentionOptions(kWidth, 4); };
   return {{"plain", options()},
           {"no bias", options().bias(false)},
           {"widths of its own", options().kdim(10).vdim(10)},
@@ -150,9 +147,8 @@ struct Inputs {
 
 std::vector<Inputs> inputs_of(const Form& form) {
   const int64_t width = form.options.kdim();
-  const at::Tensor q = numbers({5, 3, kAttentionWidth}, 1), k = numbers({6, 3, width}, 2),
-                   v = numbers({6, 3, width}, 3);
-  if (width != kAttentionWidth) return {{q, k, k}, {q, k, v}};
+  const at::Tensor q = numbers({5, 3, kWidth}, 1), k = numbers({6, 3, width}, 2), v = numbers({6, 3, width}, 3);
+  if (width != kWidth) return {{q, k, k}, {q, k, v}};
   return {{q, q, q}, {q, k, k}, {q, k, v}};
 }
 
@@ -180,7 +176,7 @@ void check_form(const Form& form, const Inputs& x, bool average) {
   MultiheadAttention want(form.options), got(form.options);
   fill(*want);
   fill(*got);
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   parallelize_module(got, mesh, {{"", ColwiseParallel()}});
   const Attended plain = attend(want, form, x, average);
   const ImplicitReplication guard;
@@ -219,22 +215,20 @@ TESSERA_RANKS_TEST_CASE("MultiheadAttention by heads in all its forms: one all-r
 
 TESSERA_RANKS_TEST_CASE("Transformer by heads, encoder and decoder, equals one process", {1, 2, 3, 4}) {
   const auto make = [] {
-    return torch::nn::Transformer(torch::nn::TransformerOptions(kAttentionWidth, 4, 2, 2)
-                                      .dim_feedforward(40)
-                                      .dropout(0)
-                                      .activation(torch::kGELU));
+    return torch::nn::Transformer(
+        torch::nn::TransformerOptions(kWidth, 4, 2, 2).dim_feedforward(40).dropout(0).activation(torch::kGELU));
   };
   auto want = make(), got = make();
   fill(*want);
   fill(*got);
-  auto tp = parallelize_module(got, line(),
+  auto tp = parallelize_module(got, tp_line(),
                                {{"*.layers.*.self_attn", ColwiseParallel()},
                                 {"decoder.layers.*.multihead_attn", ColwiseParallel()},
                                 {"*.layers.*.linear1", ColwiseParallel()},
                                 {"*.layers.*.linear2", RowwiseParallel()}});
-  const at::Tensor source = numbers({5, 3, kAttentionWidth}, 1), target = numbers({4, 3, kAttentionWidth}, 2);
+  const at::Tensor source = numbers({5, 3, kWidth}, 1), target = numbers({4, 3, kWidth}, 2);
   const at::Tensor expected = want->forward(source, target);
-  CommCounter counter(line());
+  CommCounter counter(tp_line());
   const Strict strict;
   const at::Tensor y = tp(source, target);
   CAPTURE(counter.to_string());

@@ -23,8 +23,6 @@ using namespace tessera;
 using namespace tessera::testing;
 using torch::nn::TransformerEncoder;
 
-constexpr int64_t kWidth = 24;
-
 // Feed-forward and norms have styles; attention stays replicated. LibTorch takes the sequence first.
 const ParallelPlan kPlan = {{"layers.*.linear1", ColwiseParallel()},
                             {"layers.*.linear2", RowwiseParallel()},
@@ -44,13 +42,13 @@ const Rows kEncoderKeyBias = {"self_attn.in_proj_bias", kWidth, 2 * kWidth};
 
 TESSERA_RANKS_TEST_CASE("TransformerEncoder of 2 layers equals one process: outputs, gradients, three steps of SGD",
                         {1, 2, 3, 4}) {
-  train_sgd(make_encoder, kPlan, {line(), {Replicate()}}, {7, 3, kWidth});
-  train_sgd(make_encoder, kPlan, {line(), {Shard(0)}}, {7, 3, kWidth});
+  train_sgd(make_encoder, kPlan, {tp_line(), {Replicate()}}, {7, 3, kWidth});
+  train_sgd(make_encoder, kPlan, {tp_line(), {Shard(0)}}, {7, 3, kWidth});
 }
 
 TESSERA_RANKS_TEST_CASE("TransformerEncoder: three steps of AdamW, but where the true gradient is zero", {1, 2, 3, 4}) {
-  train_adamw(make_encoder, kPlan, {line(), {Replicate()}}, {7, 3, kWidth}, kEncoderKeyBias);
-  train_adamw(make_encoder, kPlan, {line(), {Shard(0)}}, {7, 3, kWidth}, kEncoderKeyBias);
+  train_adamw(make_encoder, kPlan, {tp_line(), {Replicate()}}, {7, 3, kWidth}, kEncoderKeyBias);
+  train_adamw(make_encoder, kPlan, {tp_line(), {Shard(0)}}, {7, 3, kWidth}, kEncoderKeyBias);
 }
 
 TESSERA_RANKS_TEST_CASE("TransformerEncoder on data x tensor: each coordinate its piece of the batch, uneven once",
@@ -65,7 +63,7 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder on data x tensor: each coordinate it
 
 TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout: replicas agree on every rank, shards draw differently",
                         {2, 4}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   TransformerEncoder encoder = make(0.5);
   fill(*encoder);
   auto tp = parallelize_module(encoder, mesh, kPlan);

@@ -12,6 +12,7 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/tp_line.h"
 
 namespace {
 
@@ -30,7 +31,7 @@ Pair make(bool bias, at::ScalarType dtype) {
   Mlp want(10, 16, 12, bias), got(10, 16, 12, bias);
   fill(*want, dtype);
   fill(*got, dtype);
-  const DeviceMesh mesh = init_device_mesh("cpu", {world_size()}, {"tp"}, world());
+  const DeviceMesh mesh = tp_line();
   return {want, got, parallelize_module(got, mesh, kModesPlan)};
 }
 

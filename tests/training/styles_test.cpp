@@ -42,22 +42,22 @@ Block make_block() { return Block(24, 12, 32); }
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("an MLP of uneven shards equals one process, 2-D and 3-D", {1, 2, 3, 4}) {
-  const Feed whole{line(), {Replicate()}};
+  const Feed whole{tp_line(), {Replicate()}};
   train_sgd(make_mlp, kMlp, whole, {6, 10});
   train_sgd(make_mlp, kMlp, whole, {2, 3, 10});
   train_sgd([] { return Mlp(10, 16, 12, /*bias=*/false); }, kMlp, whole, {2, 3, 10});
 }
 
 TESSERA_RANKS_TEST_CASE("an attention block with separate q, k, v, heads sharded, equals one process", {1, 2, 3, 4}) {
-  train_sgd(make_attention, kAttention, {line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
+  train_sgd(make_attention, kAttention, {tp_line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
 }
 
 TESSERA_RANKS_TEST_CASE("a transformer block equals one process", {1, 2, 3, 4}) {
-  train_sgd(make_block, kBlock, {line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
+  train_sgd(make_block, kBlock, {tp_line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
 }
 
 TESSERA_RANKS_TEST_CASE("a transformer block cut along an uneven sequence equals one process", {1, 2, 3, 4}) {
-  train_sgd(make_block, kSequence, {line(), {Shard(1)}}, {2, 5, 24}, kKeyBias);
+  train_sgd(make_block, kSequence, {tp_line(), {Shard(1)}}, {2, 5, 24}, kKeyBias);
 }
 
 TESSERA_RANKS_TEST_CASE("data and tensor parallel: each coordinate its piece of the batch, uneven once", {4}) {
@@ -72,10 +72,10 @@ TESSERA_RANKS_TEST_CASE("data and tensor parallel: each coordinate its piece of 
 }
 
 TESSERA_RANKS_TEST_CASE("AdamW: three steps equal one process but where the true gradient is zero", {1, 2, 3, 4}) {
-  train_adamw(make_mlp, kMlp, {line(), {Replicate()}}, {6, 10});
-  train_adamw(make_attention, kAttention, {line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
-  train_adamw(make_block, kBlock, {line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
-  train_adamw(make_block, kSequence, {line(), {Shard(1)}}, {2, 5, 24}, kKeyBias);
+  train_adamw(make_mlp, kMlp, {tp_line(), {Replicate()}}, {6, 10});
+  train_adamw(make_attention, kAttention, {tp_line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
+  train_adamw(make_block, kBlock, {tp_line(), {Replicate()}}, {2, 5, 24}, kKeyBias);
+  train_adamw(make_block, kSequence, {tp_line(), {Shard(1)}}, {2, 5, 24}, kKeyBias);
 }
 
 TESSERA_RANKS_TEST_CASE("AdamW on data x tensor", {4}) {
@@ -85,7 +85,7 @@ TESSERA_RANKS_TEST_CASE("AdamW on data x tensor", {4}) {
 
 TESSERA_RANKS_TEST_CASE("collectives of a block under Strict: two all-reduces forward, charged to their weights",
                         {2, 4}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   Block block = make_block();
   fill(*block);
   auto tp = parallelize_module(block, mesh, kBlock);
@@ -124,7 +124,7 @@ TORCH_MODULE(LanguageModel);
 
 TESSERA_RANKS_TEST_CASE("a weight tied between embedding and head: values, and one gradient for both uses",
                         {1, 2, 3, 4}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   LanguageModel reference, module;
   fill(*reference);
   fill(*module);
@@ -145,7 +145,7 @@ TESSERA_RANKS_TEST_CASE("a weight tied between embedding and head: values, and o
 }
 
 TESSERA_RANKS_TEST_CASE("values come from the source rank alone, and none needs no communication", {2, 4}) {
-  const DeviceMesh mesh = line();
+  const DeviceMesh mesh = tp_line();
   Mlp module(4, 6, 4);
   {
     const at::NoGradGuard no_grad;

@@ -14,11 +14,13 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/tp_line.h"
 
 // Trains under styles and in one process on the same numbers, and compares.
 namespace tessera::testing {
 
-inline DeviceMesh line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
+inline constexpr int64_t kWidth = 24;  // features of the transformers
+
 inline DeviceMesh grid() { return init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world()); }
 
 // The largest difference from one process, relative to the tensor's largest magnitude, that a test allows.

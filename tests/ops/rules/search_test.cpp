@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
+#include "tessera/tests/ops/rules/made_tensors.h"
 #include "tessera/tests/ops/rules/pieces.h"
 #include "tessera/tests/ops/rules/samples.h"
 #include "tessera/tests/ops/rules/simulate.h"
@@ -13,11 +14,10 @@
 namespace tessera::testing {
 namespace {
 
+using made::x;
 using rules::Choice;
 using rules::Written;
 using Sizes = std::vector<int64_t>;
-
-at::Tensor x(const Sizes& sizes) { return at::randn(sizes, at::kDouble); }
 
 Choice chosen(const Sample& sample, const std::vector<Placements>& current, const Sizes& mesh, const CostModel& model) {
   const Prepared prepared(sample);
