@@ -100,7 +100,7 @@ std::vector<Goal> goals_of(const std::string& backend, const std::vector<Redistr
   std::vector<Goal> out;
   for (const auto& [name, r] : summary_of(rows)) {
     if (r.rows == 0) continue;
-    const auto want = [&](const std::string& what, double value, bool met) {
+    const auto want = [&, &name = name](const std::string& what, double value, bool met) {
       out.push_back({fmt::format("{} {}: {:.2f}", name, what, value), met});
     };
     const double least = backend == "mpi" ? 4 : 2;

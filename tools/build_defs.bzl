@@ -13,12 +13,16 @@ _WARNINGS = [
     "-Wvla",
     # Options are given as {.timeout = t}; all other fields have defaults.
     "-Wno-missing-field-initializers",
+] + select({
+    "@tessera//tools:clang": [],
     # GCC 12 reports these inside the standard library's own templates.
-    "-Wno-restrict",
-    "-Wno-array-bounds",
-    "-Wno-stringop-overflow",
-    "-Wno-maybe-uninitialized",
-]
+    "//conditions:default": [
+        "-Wno-restrict",
+        "-Wno-array-bounds",
+        "-Wno-stringop-overflow",
+        "-Wno-maybe-uninitialized",
+    ],
+})
 
 # Libraries are compiled with at least -O1 in every mode, tests without optimization, since most of their time is
 # compilation.
@@ -36,37 +40,44 @@ def _library_copts():
         "//conditions:default": ["-O1"],
     })
 
-# Returns the flags and the dependencies of sources that begin with a precompiled header. An optimized build compiles
-# sources both with and without -fPIC, and GCC takes a precompiled header for the one or the other: it does without.
-# -fpch-deps tells Bazel which headers a precompiled one has read: else a source would stay as it is when one changes.
-def _begin_precompiled(target, include):
-    flags = ["-include", include, "-Winvalid-pch", "-fpch-deps"]
+# Returns the flags and the dependencies of sources that begin with the precompiled header NAME of `package`. An optimized
+# build compiles sources both with and without -fPIC, and GCC takes a precompiled header for the one or the other: it does
+# without.
+def _begin_precompiled(package, target, include):
+    root = Label("//tools:build_defs.bzl").workspace_root
+    folder = "/".join(["$(BINDIR)"] + ([root] if root else []) + [package, "_precompiled", target])
+
+    # Clang looks for the compiled header beside this path only, not along -isystem.
+    flags = ["-include", folder + "/" + include, "-Winvalid-pch"]
     return select({
         "@tessera//tools:optimized": [],
         "//conditions:default": flags,
+    }) + select({
+        # The folder in which Clang looks for the headers that a precompiled one has read.
+        "@tessera//tools:clang": ["-isysroot", "."],
+        # Tells Bazel which headers a precompiled one has read: else a source would stay as it is when one changes.
+        "//conditions:default": ["-fpch-deps"],
     }), select({
         "@tessera//tools:optimized": [],
-        "//conditions:default": [target],
+        "//conditions:default": ["@tessera//{}:{}".format(package, target)],
     })
 
 def _library_begins(precompiled):
     if precompiled == None:
         return [], []
-    return _begin_precompiled("@tessera//tools/precompiled:" + precompiled, "precompiled_" + precompiled + ".h")
+    return _begin_precompiled("tools/precompiled", precompiled, "precompiled_" + precompiled + ".h")
 
 # Test sources begin with a header of tests/harness; precompiled headers have it too.
 def _test_begins(precompiled):
     flags, deps = ["-include", "tessera/tests/harness/prelude.h"], ["@tessera//tests/harness:prelude"]
     if precompiled == None:
         return flags, deps
-    more_flags, more_deps = _begin_precompiled(
-        "@tessera//tests/harness:precompiled_" + precompiled,
-        "precompiled_" + precompiled + ".h",
-    )
+    target = "precompiled_" + precompiled
+    more_flags, more_deps = _begin_precompiled("tests/harness", target, target + ".h")
     return more_flags + flags, deps + more_deps
 
 # Returns the sources to compile, and those that they include. LibTorch's headers leave templates to be instantiated at
-# the end of each source: five seconds for those of its modules, as much as a test of a thousand lines takes.
+# the end of each source, to which GCC gives five seconds for those of its modules, as to a test of a thousand lines.
 def _compiled_as_one(name, srcs, as_one):
     if not as_one:
         return srcs, []

@@ -13,7 +13,7 @@ def _precompiled_header_impl(ctx):
     )
     of_deps = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]).compilation_context
 
-    # GCC looks for NAME.gch beside the NAME that -include names. The two lie in a folder of their own.
+    # GCC and Clang look for NAME.gch beside the NAME that -include names. The two lie in a folder of their own.
     header = ctx.actions.declare_file("_precompiled/{}/{}".format(ctx.label.name, ctx.attr.include))
     compiled = ctx.actions.declare_file("_precompiled/{}/{}.gch".format(ctx.label.name, ctx.attr.include))
     ctx.actions.expand_template(output = header, template = ctx.file.header, substitutions = {})
@@ -23,13 +23,25 @@ def _precompiled_header_impl(ctx):
     headers_read = ctx.actions.declare_file("_precompiled/{}/{}.d".format(ctx.label.name, ctx.attr.include))
     folder = header.path[:-len(ctx.attr.include) - 1]
 
-    # GCC refuses a precompiled header whose flags for code differ from those of the source, so these are the flags
+    # Clang keeps absolute names of headers, and the times of their files: without the two a build cache can serve another
+    # checkout. It makes the functions of templates here, not in each source again.
+    for_clang = [
+        "-working-directory=/proc/self/cwd",
+        "-isysroot",
+        "/proc/self/cwd",
+        "-relocatable-pch",
+        "-Xclang",
+        "-fno-pch-timestamp",
+        "-fpch-instantiate-templates",
+    ] if toolchain.compiler == "clang" else []
+
+    # Both refuse a precompiled header whose flags for code differ from those of the source, so these are the flags
     # that Bazel gives to sources.
     variables = cc_common.create_compile_variables(
         feature_configuration = features,
         cc_toolchain = toolchain,
         user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ctx.attr.copts +
-                             ["-x", "c++-header", "-MD", "-MF", headers_read.path],
+                             ["-x", "c++-header", "-MD", "-MF", headers_read.path] + for_clang,
         use_pic = True,
         include_directories = of_deps.includes,
         quote_include_directories = of_deps.quote_includes,

@@ -295,7 +295,7 @@ class Decider {
       fetched.push_back(input(j));
     }
     decision_.halos =
-        std::make_shared<const Decision::Halos>(std::move(tensors), HaloExchange(halos, fetched, computed));
+        std::make_shared<const Decision::Halos>(Decision::Halos{std::move(tensors), {halos, fetched, computed}});
     decision_.communicates |= decision_.halos->exchange.communicates();
   }
 

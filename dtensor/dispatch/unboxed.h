@@ -387,7 +387,8 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
       on_pieces(true, world, name_, [&] { out = call(); });
       for (std::size_t k = 0; k < out.size(); ++k) {
         const SpecPtr& spec = detail::meta(first[k]).spec;
-        out[k] = detail::wrap(std::move(out[k]), of_dtype(spec, out[k].scalar_type()));
+        const SpecPtr of_result = of_dtype(spec, out[k].scalar_type());
+        out[k] = detail::wrap(std::move(out[k]), of_result);
       }
       return out;
     }

@@ -191,8 +191,8 @@ class MpiBackend : public c10d::Backend {
 
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& receive,
                         std::vector<int64_t>& send, const c10d::AllToAllOptions& options) override {
-    const MpiSpans from = split(input, send);
-    const MpiSpans to = split(output, receive);
+    const MpiSpans from = spans_of(input, send);
+    const MpiSpans to = spans_of(output, receive);
     return start(options, {checked_exchange(from, to, "alltoall_base")}, {output, input});
   }
 
@@ -300,7 +300,7 @@ class MpiBackend : public c10d::Backend {
   MpiSpans rows_of(const at::Tensor& rows) const { return cut_span_evenly(mpi_span(rows, "rows"), getSize()); }
 
   // Cuts a tensor along its first dimension into parts of `counts` rows, or into equal parts if `counts` is empty.
-  MpiSpans split(const at::Tensor& tensor, const std::vector<int64_t>& counts) const {
+  MpiSpans spans_of(const at::Tensor& tensor, const std::vector<int64_t>& counts) const {
     const MpiSpan span = mpi_span(tensor, "alltoall_base");
     const int64_t first = tensor.dim() == 0 ? 1 : tensor.size(0);
     if (counts.empty() && first % getSize() == 0) return cut_span_evenly(span, getSize());

@@ -176,8 +176,9 @@ TEST_CASE("no_grad and InferenceMode: operators give what they give under autogr
         {"split", [](const Tensors& t) { return at::cat(t[0].split(2, 0), 1); }},
     };
     for (const Placement& first : {S0, S1, R, P}) {
-      for (const auto& [name, f] : operators) {
-        CAPTURE(name);
+      for (const auto& row : operators) {
+        CAPTURE(row.first);
+        const auto& f = row.second;
         CAPTURE(to_string(first));
         const Tensors plain = {whole, w, image, filter};
         const at::Tensor want = f(plain);

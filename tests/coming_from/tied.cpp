@@ -271,7 +271,8 @@ TEST_CASE("one_rank_errors: a plain weight or input of other sizes fails the job
 TESSERA_RANKS_TEST_CASE("ParallelLinear by rows takes this rank's features as a plain input, or the whole",
                         {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
-  for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{12, 24}, {7, 5}, {2, 3}}) {
+  for (const auto& size : std::vector<std::pair<int64_t, int64_t>>{{12, 24}, {7, 5}, {2, 3}}) {
+    const int64_t in = size.first, out = size.second;
     CAPTURE(in);
     ParallelLinear layer(in, out, mesh, ParallelDimOptions{.dim = 0, .allow_uneven = true});
     layer->to(at::kDouble);

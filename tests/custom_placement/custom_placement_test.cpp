@@ -156,8 +156,9 @@ TESSERA_RANKS_TEST_CASE("operators reduce a root mean square that they cannot ta
       {"mm", [&](const at::Tensor& x, bool plain) { return at::mm(x, plain ? w : right); }},
       {"sum", [](const at::Tensor& x, bool) { return x.sum(0); }},
       {"transpose", [](const at::Tensor& x, bool) { return x.t().contiguous(); }}};
-  for (const auto& [name, call] : operators) {
-    CAPTURE(name);
+  for (const auto& row : operators) {
+    CAPTURE(row.first);
+    const auto& call = row.second;
     rows.mutable_grad().reset();
     const at::Tensor want = call(rms, true);
     want.square().sum().backward({}, /*retain_graph=*/true);

@@ -67,7 +67,8 @@ TESSERA_RANKS_TEST_CASE("one ParallelLinear of each dim, even, uneven and empty:
                         {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const std::string ar = "1 all_reduce", ag = "1 all_gather";
-  for (const auto& [in, out] : std::vector<std::pair<int64_t, int64_t>>{{12, 24}, {7, 5}, {1, 1}}) {
+  for (const auto& size : std::vector<std::pair<int64_t, int64_t>>{{12, 24}, {7, 5}, {1, 1}}) {
+    const int64_t in = size.first, out = size.second;
     for (const ParallelDim dim : kDims) {
       CAPTURE(in);
       CAPTURE(dim.value_or(-2));

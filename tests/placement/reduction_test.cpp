@@ -61,7 +61,7 @@ TEST_CASE("what is no reduction is refused") {
                        doctest::Contains("Partial: the reduction is null; give one, or a ReduceOp"),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(
-      Mine(ReduceOp::kAvg),
+      Mine{ReduceOp::kAvg},
       doctest::Contains("Reduction: mine reduces its terms by avg; reduce by sum and divide in from_terms"),
       std::invalid_argument);
   CHECK_THROWS_WITH_AS(neutral_of(ReduceOp::kAvg, at::kFloat), doctest::Contains("avg has no neutral element"),

@@ -17,23 +17,23 @@ namespace {
 
 struct Limit {
   const char* row;
-  double added;  // instructions per call more than with plain tensors
+  double added;  // instructions per call more than with plain tensors, in a build by Clang
 };
 
 constexpr Limit kLimits[] = {
-    {"add", 1850},
-    {"mm", 1650},
-    {"view", 2120},
-    {"detach", 1830},
-    {"mul_by_a_number", 1720},
-    {"add_", 1150},
-    {"cat_of_2", 2190},
-    {"layer_norm", 4060},
-    {"softmax", 1640},
-    {"sdpa", 5150},  // the kernel itself varies by some hundreds
-    {"foreach_add_of_100", 83500},
-    {"from_local", 4550},
-    {"five_operators_and_back", 24100},
+    {"add", 1690},
+    {"mm", 1520},
+    {"view", 1910},
+    {"detach", 1660},
+    {"mul_by_a_number", 1530},
+    {"add_", 1070},
+    {"cat_of_2", 2220},
+    {"layer_norm", 4160},
+    {"softmax", 1550},
+    {"sdpa", 4000},  // the kernel itself varies by some hundreds
+    {"foreach_add_of_100", 84400},
+    {"from_local", 4220},
+    {"five_operators_and_back", 20400},
 };
 
 }  // namespace

@@ -54,10 +54,11 @@ fs::path make_libtorch(const fs::path& below) {
 }
 
 // Builds the probe as tests and as libraries are compiled, with `libtorch`, by a Bazel of its own, whose outputs are in
-// `folder`.
-ShellOutcome build_probes(const fs::path& libtorch, const std::string& folder) {
+// `folder`. `compiler` is an argument of Bazel.
+ShellOutcome build_probes(const fs::path& libtorch, const std::string& folder, const std::string& compiler) {
   return in_source_tree("LIBTORCH='" + libtorch.string() + "' timeout 420 bazel --batch --output_user_root='" + folder +
-                        "/bazel' build --keep_going --symlink_prefix=/ --disk_cache= //tests/tools:precompiled_probe " +
+                        "/bazel' build " + compiler +
+                        " --keep_going --symlink_prefix=/ --disk_cache= //tests/tools:precompiled_probe " +
                         "//tests/tools:precompiled_library_probe");
 }
 
@@ -70,15 +71,22 @@ std::size_t count_in(const std::string& text, const std::string& part) {
 }  // namespace
 
 TEST_CASE("a changed header of LibTorch reaches sources that begin with a precompiled one") {
-  const PrivateFolder folder;
-  const Writable outputs(folder.path());
-  const fs::path libtorch = make_libtorch(folder.path());
-  const ShellOutcome before = build_probes(libtorch, folder.path());
-  INFO(before.output);
-  REQUIRE(before.exit_code == 0);
-  std::ofstream(libtorch / "include/c10/core/Device.h", std::ios::app) << "\n#define TESSERA_PROBE_CHANGED\n";
-  const ShellOutcome after = build_probes(libtorch, folder.path());
-  INFO(after.output);
-  CHECK(after.exit_code != 0);
-  CHECK(count_in(after.output, "error: #error the probe has the changed header") == 2);
+  struct {
+    const char* compiler;
+    const char* error;
+  } const rows[] = {{"--repo_env=CC=clang-14", "error: the probe"}, {"--config=gcc", "error: #error the probe"}};
+  for (const auto& row : rows) {
+    CAPTURE(row.compiler);
+    const PrivateFolder folder;
+    const Writable outputs(folder.path());
+    const fs::path libtorch = make_libtorch(folder.path());
+    const ShellOutcome before = build_probes(libtorch, folder.path(), row.compiler);
+    INFO(before.output);
+    REQUIRE(before.exit_code == 0);
+    std::ofstream(libtorch / "include/c10/core/Device.h", std::ios::app) << "\n#define TESSERA_PROBE_CHANGED\n";
+    const ShellOutcome after = build_probes(libtorch, folder.path(), row.compiler);
+    INFO(after.output);
+    CHECK(after.exit_code != 0);
+    CHECK(count_in(after.output, row.error) == 2);
+  }
 }

@@ -13,8 +13,6 @@ namespace {
 
 at::Tensor sharded(const std::vector<int64_t>& sizes, const Placements& placements,
                    const std::vector<int64_t>& mesh_shape) {
-  int64_t ranks = 1;
-  for (const int64_t n : mesh_shape) ranks *= n;
   static const std::shared_ptr<World> world = World::fake(0, 4);
   const DeviceMesh mesh = init_device_mesh("cpu", mesh_shape, {}, world);
   return distribute_tensor(at::empty(sizes), mesh, placements, kNoSource);

@@ -63,8 +63,9 @@ void step(TwoLayers& net, Optimizer& optimizer, int64_t i) {
 }
 
 TEST_CASE("optimizer state: 3 steps, saved, loaded into a new one, 3 more steps: equal to 6 steps, for every class") {
-  for (const auto& [why, make_optimizer] : optimizers()) {
-    CAPTURE(why);
+  for (const auto& each : optimizers()) {
+    const auto& make_optimizer = each.second;
+    CAPTURE(each.first);
     const TempFolder folder;
     torch::manual_seed(3);
     TwoLayers whole;

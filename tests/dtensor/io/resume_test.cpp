@@ -109,13 +109,14 @@ TESSERA_RANKS_TEST_CASE(
   const DeviceMesh mesh = init_device_mesh("cpu", {world()->size()}, {"tp"}, world());
   std::filesystem::create_directories(folder);
   barrier(mesh, 0);
-  for (const auto& [name, make_optimizer] : optimizers()) {
-    CAPTURE(name);
+  for (const auto& each : optimizers()) {
+    const auto& make_optimizer = each.second;
+    CAPTURE(each.first);
     Mlp sharded;
     parallelize_module(sharded, mesh, plan());
     const std::unique_ptr<Optimizer> optimizer = make_optimizer(sharded->parameters());
-    const std::string weights = folder + "/" + name + ".safetensors";
-    const std::string state = folder + "/" + name + ".optimizer.safetensors";
+    const std::string weights = folder + "/" + each.first + ".safetensors";
+    const std::string state = folder + "/" + each.first + ".optimizer.safetensors";
     Mlp whole;
     const std::unique_ptr<Optimizer> reference = make_optimizer(whole->parameters());
     if (world()->size() == 4) {

@@ -76,11 +76,11 @@ TEST_CASE("safetensors file: a file written by the format's own library is read,
   const SafetensorsFile file(kPythonFile);
   CHECK(file.metadata() == std::map<std::string, std::string>{{"format", "pt"}});
   CHECK(file.tensors().size() == 20);
-  for (const auto& [name, want] : python_tensors()) {
-    CAPTURE(name);
-    const TensorEntry* entry = file.find(name);
+  for (const auto& row : python_tensors()) {
+    CAPTURE(row.first);
+    const TensorEntry* entry = file.find(row.first);
     REQUIRE(entry != nullptr);
-    CHECK(same_bytes(file.read(*entry), want));
+    CHECK(same_bytes(file.read(*entry), row.second));
   }
   CHECK(file.find("absent") == nullptr);
 }

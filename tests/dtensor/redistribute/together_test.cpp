@@ -89,7 +89,8 @@ int64_t begin_moves_alone(const DeviceMesh& mesh, const std::vector<std::pair<Pl
   };
   for (const int64_t size : {12, 300}) {  // 300 x 300 is 720 KB, more than is sent without a handshake
     const at::Tensor whole = whole_numbers({size, size});
-    for (const auto& [from, to] : moves) {
+    for (const auto& move : moves) {
+      const Placements &from = move.first, &to = move.second;
       CAPTURE(to_string(from));
       CAPTURE(to_string(to));
       const at::Tensor source = spread(whole, mesh, from);
