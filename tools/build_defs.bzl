@@ -26,7 +26,10 @@ _WARNINGS = [
 
 # Libraries are compiled with at least -O1 in every mode, tests without optimization, since most of their time is
 # compilation.
-LIBRARY_COPTS = ["-std=c++20", "-g0"] + _WARNINGS
+LIBRARY_COPTS = ["-std=c++20", "-g0"] + _WARNINGS + select({
+    "@tessera//tools:optimized": ["-O2"],
+    "//conditions:default": ["-O1"],
+})
 TEST_COPTS = ["-std=c++20", "-g0", "-O0"] + _WARNINGS
 
 # In this repository a warning is an error; in a user's repository the user decides.
@@ -34,15 +37,8 @@ def _werror():
     ours = Label("//tools:build_defs.bzl").workspace_name
     return ["-Werror"] if native.repository_name() == "@" + ours else []
 
-def _library_copts():
-    return LIBRARY_COPTS + _werror() + select({
-        "@tessera//tools:optimized": ["-O2"],
-        "//conditions:default": ["-O1"],
-    })
-
-# Returns the flags and the dependencies of sources that begin with the precompiled header NAME of `package`. An optimized
-# build compiles sources both with and without -fPIC, and GCC takes a precompiled header for the one or the other: it does
-# without.
+# Returns the flags and the dependencies of sources that begin with the precompiled header NAME of `package`. It holds for
+# code at any address or for code at a fixed one; a build that compiles sources as both does without.
 def _begin_precompiled(package, target, include):
     root = Label("//tools:build_defs.bzl").workspace_root
     folder = "/".join(["$(BINDIR)"] + ([root] if root else []) + [package, "_precompiled", target])
@@ -50,7 +46,7 @@ def _begin_precompiled(package, target, include):
     # Clang looks for the compiled header beside this path only, not along -isystem.
     flags = ["-include", folder + "/" + include, "-Winvalid-pch"]
     return select({
-        "@tessera//tools:optimized": [],
+        "@tessera//tools:compiled_twice": [],
         "//conditions:default": flags,
     }) + select({
         # The folder in which Clang looks for the headers that a precompiled one has read.
@@ -58,7 +54,7 @@ def _begin_precompiled(package, target, include):
         # Tells Bazel which headers a precompiled one has read: else a source would stay as it is when one changes.
         "//conditions:default": ["-fpch-deps"],
     }), select({
-        "@tessera//tools:optimized": [],
+        "@tessera//tools:compiled_twice": [],
         "//conditions:default": ["@tessera//{}:{}".format(package, target)],
     })
 
@@ -110,7 +106,7 @@ def tessera_library(
         srcs = srcs,
         hdrs = hdrs,
         deps = deps + more_deps,
-        copts = _library_copts() + begin + kwargs.pop("copts", []),
+        copts = LIBRARY_COPTS + _werror() + begin + kwargs.pop("copts", []),
         include_prefix = _include_prefix(),
         visibility = visibility,
         **kwargs
@@ -122,7 +118,7 @@ def tessera_binary(name, srcs, deps = [], visibility = ["//visibility:public"], 
         name = name,
         srcs = srcs,
         deps = deps,
-        copts = _library_copts() + kwargs.pop("copts", []),
+        copts = LIBRARY_COPTS + _werror() + kwargs.pop("copts", []),
         visibility = visibility,
         **kwargs
     )

@@ -251,7 +251,7 @@ TEST_CASE("install: tools/install unpacks over an earlier version, and changes n
   const ShellOutcome outcome = source.install("there --define=tessera_mpi=false");
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code == 0);
-  CHECK(read_text(source.calls()).find("build -c opt --config=gcc --define=tessera_mpi=false //tools/packaging:tree") ==
+  CHECK(read_text(source.calls()).find("build --config=optimized --define=tessera_mpi=false //tools/packaging:tree") ==
         0);
   CHECK(fs::exists(prefix / "lib/libtessera.so"));
   CHECK(fs::exists(prefix / "share/doc/tessera/LICENSE"));

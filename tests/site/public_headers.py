@@ -1,8 +1,8 @@
 """Checks that tools/site/reference.toml knows every header that users reach: public_headers.py ROOT.
 
 These are the headers of the targets that //:tessera names (a target without files stands for its own dependencies),
-those that pages and examples include, and what these include in turn. Each must be in a group or be listed as internal,
-and nothing else may be listed.
+those that pages, examples and users' projects include, and what these include in turn. Each must be in a group or be
+listed as internal, and nothing else may be listed.
 """
 
 import ast
@@ -11,7 +11,9 @@ import sys
 import tomllib
 from pathlib import Path
 
-INCLUDE = re.compile(r'#include "tessera/((?:mesh|placement|ops|dtensor|styles|layers|tests/harness)/[^"]+)"')
+FOLDERS = "mesh|placement|ops|dtensor|styles|layers|tests/harness|tests/custom_placement"
+INCLUDE = re.compile(rf'#include "tessera/((?:{FOLDERS})/[^"]+)"')
+USERS = {"docs": (".md",), "tests/docs": (".cpp", ".h"), "tests/consumers": (".cpp", ".h"), "examples": (".cpp", ".h")}
 
 
 def targets_of(folder):
@@ -42,7 +44,7 @@ def headers_of(root, package, name):
 
 
 def included_by_users(root):
-    for folder, endings in (("docs", (".md",)), ("tests/docs", (".cpp", ".h")), ("examples", (".cpp", ".h"))):
+    for folder, endings in USERS.items():
         for path in (root / folder).rglob("*"):
             if path.suffix in endings:
                 yield from INCLUDE.findall(path.read_text())
