@@ -37,8 +37,9 @@ def _werror():
     ours = Label("//tools:build_defs.bzl").workspace_name
     return ["-Werror"] if native.repository_name() == "@" + ours else []
 
-# Returns the flags and the dependencies of sources that begin with the precompiled header NAME of `package`. It holds for
-# code at any address or for code at a fixed one; a build that compiles sources as both does without.
+# Returns the flags and the dependencies of sources that begin with the precompiled header `target` of `package`. It
+# is compiled with -fPIC. Under `-c opt` without `--force_pic`, Bazel compiles each source with -fPIC and without, so
+# such a build uses none.
 def _begin_precompiled(package, target, include):
     root = Label("//tools:build_defs.bzl").workspace_root
     folder = "/".join(["$(BINDIR)"] + ([root] if root else []) + [package, "_precompiled", target])
@@ -98,7 +99,7 @@ def tessera_library(
 
     precompiled: headers that are compiled once for all libraries, and are read in a fraction of the time that parsing
     takes: "core" for sources that include <ATen/core/Tensor.h> or fmt, "internals" for those that include LibTorch's
-    dispatcher, autograd, modules or process groups.
+    dispatcher, autograd or process groups.
     """
     begin, more_deps = _library_begins(precompiled)
     native.cc_library(

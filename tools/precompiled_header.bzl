@@ -23,8 +23,9 @@ def _precompiled_header_impl(ctx):
     headers_read = ctx.actions.declare_file("_precompiled/{}/{}.d".format(ctx.label.name, ctx.attr.include))
     folder = header.path[:-len(ctx.attr.include) - 1]
 
-    # Clang keeps absolute names of headers, and the times of their files: without the two a build cache can serve another
-    # checkout. It makes the functions of templates here, not in each source again.
+    # By default Clang keeps the headers' absolute paths and times, and refuses the precompiled header in another
+    # checkout, to which a build cache brings it. These flags keep paths below the current folder, and no times. The
+    # last one instantiates templates once, in the precompiled header.
     for_clang = [
         "-working-directory=/proc/self/cwd",
         "-isysroot",

@@ -56,8 +56,8 @@ std::vector<std::string> included(const fs::path& header, const char* pattern) {
   return found;
 }
 
-// A source tree with tools/install in it, and stand-ins for what that calls: tools/setup, and a Bazel that has already
-// built.
+// Makes a source tree with tools/install in it, and stand-ins for what that calls: tools/setup, and a Bazel that has
+// already built.
 class Source {
  public:
   explicit Source(const fs::path& home) : home_(home) {

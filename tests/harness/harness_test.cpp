@@ -47,7 +47,8 @@ Outcome run_case_of(const std::string& program, const std::string& test_case,
       .store_path = folder.path() + "/store",
       .environment = environment,
       .time_limit = std::chrono::seconds(50),
-      // Where a check here shows the text, its report of test cases is none of this test's: those begin a line.
+      // Each line is indented, since count_test_cases.py counts "[tessera]" only where it begins a line, and these
+      // lines are the inner program's.
       .on_line = [&](int64_t, tessera::OutputStream,
                      std::string_view line) { outcome.text += "  " + std::string(line) + "\n"; },
   });
@@ -338,7 +339,8 @@ TEST_CASE("ranks that are threads have a world, and their assertions count") {
   CHECK(contains(outcome.text, "[tessera] 8 assertions"));
   CHECK(contains(outcome.text, "[tessera] 1 passed, 0 failed, 0 skipped"));
   const Outcome skipped = run_threads("rank 1 is skipped");
-  CHECK(contains(skipped.text, "[tessera] skipped: rank 1 is skipped: on 2 ranks, rank 0: it lacks something"));
+  CHECK(contains(skipped.text,
+                 "[tessera] skipped: rank 1 is skipped: on 2 ranks, which are threads: rank 1: it lacks something"));
 }
 
 TEST_CASE("a failing rank that is a thread fails the case, with its number and its text") {

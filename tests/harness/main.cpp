@@ -47,6 +47,7 @@ class SkipNow {
     const std::lock_guard lock(mutex_);
     reasons_ += (reasons_.empty() ? "" : "; ") + reason;
     (is_missing ? missing_ : skipped_) = true;
+    if (is_rank()) report_skip(reasons_, missing_);
   }
   // Returns how the line of the test case continues after "[tessera] ", or "" where it was not skipped, and forgets it.
   std::string take(const std::string& name) {
@@ -127,8 +128,7 @@ class Listener : public doctest::IReporter {
 DOCTEST_REGISTER_LISTENER("tessera", 1, Listener);
 
 void skip_as(const std::string& reason, bool is_missing) {
-  skip_now.add(reason, is_missing);
-  if (is_rank()) report_skip(reason, is_missing);
+  skip_now.add(ThreadRank::is_here() ? "rank " + std::to_string(rank()) + ": " + reason : reason, is_missing);
 }
 
 // Writes what the parent of a rank, or the user, reads of this program's assertions. Returns whether it could.

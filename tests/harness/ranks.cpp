@@ -158,7 +158,8 @@ bool report(const Run& run, std::chrono::milliseconds limit) {
   }
   for (int64_t rank = 0; rank < run.processes(); ++rank) {
     if (const std::optional<RankSkip> skipped = skip_of(run.store(), rank)) {
-      const std::string reason = fmt::format("on {} ranks, rank {}: {}", run.size, rank, skipped->reason);
+      const std::string who = are_threads() ? "which are threads" : fmt::format("rank {}", rank);
+      const std::string reason = fmt::format("on {} ranks, {}: {}", run.size, who, skipped->reason);
       skipped->is_missing ? skip_missing(reason) : skip(reason);
       return false;
     }

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 using tessera::testing::shell;
 using tessera::testing::ShellOutcome;
 
-// A folder with the script in it, below a folder with a blank in its name, which is HOME too.
+// Makes a folder with the script in it, below a folder with a blank in its name, which is HOME too.
 class Checkout {
  public:
   Checkout() : home_(fs::path(folder_.path()) / "a home") {

@@ -17,9 +17,10 @@ namespace {
 
 struct Limit {
   const char* row;
-  double added;  // instructions per call more than with plain tensors, in a build by Clang
+  double added;  // instructions per call more than with plain tensors
 };
 
+#ifdef __clang__
 constexpr Limit kLimits[] = {
     {"add", 1690},
     {"mm", 1520},
@@ -35,6 +36,23 @@ constexpr Limit kLimits[] = {
     {"from_local", 4220},
     {"five_operators_and_back", 20400},
 };
+#else
+constexpr Limit kLimits[] = {
+    {"add", 1850},
+    {"mm", 1650},
+    {"view", 2120},
+    {"detach", 1830},
+    {"mul_by_a_number", 1720},
+    {"add_", 1150},
+    {"cat_of_2", 2190},
+    {"layer_norm", 4060},
+    {"softmax", 1640},
+    {"sdpa", 5150},  // the kernel itself varies by some hundreds
+    {"foreach_add_of_100", 83500},
+    {"from_local", 4550},
+    {"five_operators_and_back", 24100},
+};
+#endif
 
 }  // namespace
 

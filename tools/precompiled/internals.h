@@ -1,5 +1,5 @@
 // This header is compiled once for `precompiled = "internals"` of tessera_library. It has what sources include that use
-// LibTorch's dispatcher, autograd, modules or process groups.
+// LibTorch's dispatcher, autograd or process groups.
 
 #include <algorithm>
 #include <array>
