@@ -26,7 +26,7 @@ cc_library(
     }}) + ["-ltorch_cpu", "-lc10"],
 )
 
-# What one library needs that is compiled for CUDA: all others are the same with and without.
+# The one library that is compiled for CUDA needs this: all others are the same with and without.
 cc_library(
     name = "nccl",
     hdrs = select({{

@@ -43,7 +43,7 @@ ShellOutcome counted(const std::vector<Run>& runs, int code = 0,
                part + ".json");
 }
 
-// What a test of two cases says where the second lacks something.
+// Returns what a test of two cases says where the second lacks something.
 std::string skips(const std::string& why) { return why + "\n[tessera] 1 passed, 0 failed, 1 skipped\n"; }
 
 const std::string kMissing = "[tessera] missing: a case: mpirun is not installed; tools/setup installs it";

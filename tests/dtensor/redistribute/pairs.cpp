@@ -57,8 +57,16 @@ std::vector<Placements> layouts_of(Placements kinds, const Placements& last, con
   return out;
 }
 
-[[noreturn]] void fail(const char* what, const Pair& pair, at::IntArrayRef shape, const DeviceMesh& mesh) {
-  throw std::runtime_error(fmt::format("{}: {} -> {} of [{}] on {}, rank {}", what, to_string(pair.from),
+// What redistribution promises of one pair, and whether it holds on this rank.
+struct Fact {
+  const char* otherwise;  // what is wrong where it does not hold
+  bool holds;
+};
+using Facts = std::vector<Fact>;
+
+void require(const Fact& fact, const Pair& pair, at::IntArrayRef shape, const DeviceMesh& mesh) {
+  if (fact.holds) return;
+  throw std::runtime_error(fmt::format("{}: {} -> {} of [{}] on {}, rank {}", fact.otherwise, to_string(pair.from),
                                        to_string(pair.to), fmt::join(shape, ", "), mesh.to_string(),
                                        mesh.world().rank()));
 }
@@ -70,6 +78,30 @@ bool is_value(const at::Tensor& t, const at::Tensor& whole, double tolerance = 0
   const at::Tensor got = pending ? full_tensor(t) : to_local(t);
   const at::Tensor want = pending ? whole : piece_of(whole, mesh_of(t), placements);
   return tolerance == 0 ? same(got, want) : close(got, want, tolerance);
+}
+
+Facts facts_of_moves(const Pair& pair, const at::Tensor& whole, const DeviceMesh& mesh, double tolerance) {
+  const at::Tensor source = spread(whole, mesh, pair.from);
+  const at::Tensor before = to_local(source).clone();
+  const at::Tensor moved = redistribute(source, pair.to);
+  const bool apart = pair.from == pair.to || !to_local(moved).is_alias_of(to_local(source));
+  const at::Tensor back = redistribute(moved, pair.from);
+  return {{"laid out otherwise", placements_of(moved) == pair.to},
+          {"the sizes", moved.sizes() == whole.sizes()},
+          {"the value", is_value(moved, whole, tolerance)},
+          {"the result shares the source's memory", apart},
+          {"the source was written", same(to_local(source), before)},
+          {"another layout after the way back", placements_of(back) == pair.from},
+          {"another value after the way back", is_value(back, whole, tolerance)}};
+}
+
+Facts facts_of_gradient(const Pair& pair, const std::vector<int64_t>& shape, const DeviceMesh& mesh) {
+  const at::Tensor weight = whole_numbers(shape, at::kDouble, 1);
+  at::Tensor source = spread(whole_numbers(shape), mesh, pair.from);
+  source.requires_grad_(true);
+  (full_tensor(redistribute(source, pair.to)) * weight).sum().backward();
+  return {{"the gradient's layout", placements_of(source.grad()) == without_partial(pair.from)},
+          {"the gradient", is_value(source.grad(), weight)}};
 }
 
 }  // namespace
@@ -127,35 +159,23 @@ std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t cou
 }
 
 void check_pair(const Pair& pair, const at::Tensor& whole, const DeviceMesh& mesh, double tolerance) {
-  const at::IntArrayRef shape = whole.sizes();
-  const at::Tensor source = spread(whole, mesh, pair.from);
-  const at::Tensor before = to_local(source).clone();
-  const at::Tensor moved = redistribute(source, pair.to);
-  if (placements_of(moved) != pair.to || moved.sizes() != shape) fail("laid out otherwise", pair, shape, mesh);
-  if (!is_value(moved, whole, tolerance)) fail("the value", pair, shape, mesh);
-  if (pair.from != pair.to && to_local(moved).is_alias_of(to_local(source)))
-    fail("the result shares the source's memory", pair, shape, mesh);
-  if (!same(to_local(source), before)) fail("the source was written", pair, shape, mesh);
-  const at::Tensor back = redistribute(moved, pair.from);
-  if (placements_of(back) != pair.from) fail("another layout after the way back", pair, shape, mesh);
-  if (!is_value(back, whole, tolerance)) fail("another value after the way back", pair, shape, mesh);
+  for (const Fact& fact : facts_of_moves(pair, whole, mesh, tolerance)) require(fact, pair, whole.sizes(), mesh);
 }
 
 void check_gradient(const Pair& pair, const std::vector<int64_t>& shape, const DeviceMesh& mesh) {
-  const at::Tensor weight = whole_numbers(shape, at::kDouble, 1);
-  at::Tensor source = spread(whole_numbers(shape), mesh, pair.from);
-  source.requires_grad_(true);
-  (full_tensor(redistribute(source, pair.to)) * weight).sum().backward();
-  if (placements_of(source.grad()) != without_partial(pair.from)) fail("the gradient's layout", pair, shape, mesh);
-  if (!is_value(source.grad(), weight)) fail("the gradient", pair, shape, mesh);
+  for (const Fact& fact : facts_of_gradient(pair, shape, mesh)) require(fact, pair, shape, mesh);
 }
 
 void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh,
                  at::ScalarType dtype) {
   const at::Tensor whole = whole_numbers(shape, dtype);
   for (const Pair& pair : pairs) {
-    REQUIRE_NOTHROW(check_pair(pair, whole, mesh));
-    if (whole.is_floating_point()) REQUIRE_NOTHROW(check_gradient(pair, shape, mesh));
+    Facts facts = facts_of_moves(pair, whole, mesh, 0);
+    if (whole.is_floating_point()) {
+      const Facts more = facts_of_gradient(pair, shape, mesh);
+      facts.insert(facts.end(), more.begin(), more.end());
+    }
+    for (const Fact& fact : facts) REQUIRE_NOTHROW(require(fact, pair, shape, mesh));
   }
 }
 

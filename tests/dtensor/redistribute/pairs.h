@@ -33,8 +33,8 @@ std::vector<Pair> some_pairs(const std::vector<Placements>& layouts, int64_t cou
 void check_pair(const Pair& pair, const at::Tensor& whole, const DeviceMesh& mesh, double tolerance = 0);
 // Checks in the same way that the gradient has the source's layout and the right value.
 void check_gradient(const Pair& pair, const std::vector<int64_t>& shape, const DeviceMesh& mesh);
-// Does both for tensors of `shape`, and counts each as an assertion; integers have no gradients. A rank stops at the
-// first one that fails, since the others would wait for it in the next collective.
+// Does both for tensors of `shape`, and each thing that it checks is an assertion; integers have no gradients. A rank
+// stops at the first one that fails, since the others would wait for it in the next collective.
 void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape, const DeviceMesh& mesh,
                  at::ScalarType dtype = at::kDouble);
 
