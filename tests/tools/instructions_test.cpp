@@ -34,7 +34,7 @@ constexpr Limit kLimits[] = {
     {"sdpa", 4000},  // the kernel itself varies by some hundreds
     {"foreach_add_of_100", 84400},
     {"from_local", 4220},
-    {"five_operators_and_back", 20400},
+    {"five_operators_and_back", 21200},  // it varies by four hundred
 };
 #else
 constexpr Limit kLimits[] = {
