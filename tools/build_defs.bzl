@@ -50,7 +50,7 @@ def _begin_precompiled(package, target, include):
         "@tessera//tools:compiled_twice": [],
         "//conditions:default": flags,
     }) + select({
-        # The folder in which Clang looks for the headers that a precompiled one has read.
+        # Clang looks in this folder for the headers that a precompiled one has read.
         "@tessera//tools:clang": ["-isysroot", "."],
         # Tells Bazel which headers a precompiled one has read: else a source would stay as it is when one changes.
         "//conditions:default": ["-fpch-deps"],

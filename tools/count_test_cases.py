@@ -18,7 +18,7 @@ ASSERTIONS = re.compile(r"^\[tessera\] (\d+) assertions$", re.MULTILINE)
 # One line for each case that was skipped: TESSERA_SKIP and TESSERA_SKIP_MISSING of tests/harness/skip.h.
 SKIPPED = re.compile(r"^\[tessera\] (skipped|missing): (.*)$", re.MULTILINE)
 
-# Tests over MPI say NO_MPI in a build without MPI, as the one of the part WITHOUT_MPI of tools/test is.
+# Tests over MPI say NO_MPI in a build without MPI. WITHOUT_MPI is the part of tools/test that makes such a build.
 NO_MPI = "this build has no MPI"
 WITHOUT_MPI = "without_mpi"
 

@@ -57,9 +57,9 @@ std::vector<Placements> layouts_of(Placements kinds, const Placements& last, con
   return out;
 }
 
-// What redistribution promises of one pair, and whether it holds on this rank.
+// Says of one thing that a redistribution must keep whether it has kept it on this rank.
 struct Fact {
-  const char* otherwise;  // what is wrong where it does not hold
+  const char* otherwise;  // names what is wrong if it does not hold
   bool holds;
 };
 using Facts = std::vector<Fact>;
@@ -170,12 +170,11 @@ void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& sha
                  at::ScalarType dtype) {
   const at::Tensor whole = whole_numbers(shape, dtype);
   for (const Pair& pair : pairs) {
-    Facts facts = facts_of_moves(pair, whole, mesh, 0);
-    if (whole.is_floating_point()) {
-      const Facts more = facts_of_gradient(pair, shape, mesh);
-      facts.insert(facts.end(), more.begin(), more.end());
-    }
-    for (const Fact& fact : facts) REQUIRE_NOTHROW(require(fact, pair, shape, mesh));
+    const auto assert_each = [&](const Facts& facts) {
+      for (const Fact& fact : facts) REQUIRE_NOTHROW(require(fact, pair, shape, mesh));
+    };
+    assert_each(facts_of_moves(pair, whole, mesh, 0));
+    if (whole.is_floating_point()) assert_each(facts_of_gradient(pair, shape, mesh));
   }
 }
 
