@@ -1,9 +1,14 @@
 #include "tessera/dtensor/gradient.h"
 
+#include <algorithm>
 #include <typeinfo>
+#include <utility>
 
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "tessera/dtensor/core/modes.h"
@@ -13,6 +18,7 @@
 namespace tessera::detail {
 namespace {
 
+using torch::autograd::AutogradMeta;
 using torch::autograd::FunctionPreHook;
 using torch::autograd::variable_list;
 
@@ -26,17 +32,30 @@ class GradientHook final : public FunctionPreHook {
     variable_list out = grads;
     at::Tensor& g = out[index_];
     if (!g.defined() || (spec_ == nullptr && !is_dtensor(g))) return out;
-    if (spec_ != nullptr && !spec_->partial && is_dtensor(g) && meta(g).spec == spec_) return out;  // it is there
     // A plain gradient, such as one that the caller passes for a loss, counts as replicated.
-    if (!is_dtensor(g)) g = wrap(g, replicated_spec(spec_->mesh, g));
+    const auto as_dtensor = [&] { return is_dtensor(g) ? g : wrap(g, replicated_spec(spec_->mesh, g)); };
+    if (reducer_ != nullptr && is_added_to_grad()) {
+      if (!is_first_) return out;  // the first hook has done it, and there is no other between them
+      g = as_dtensor();
+      const GradientReducer::Outcome outcome = reducer_->take(leaf_index_, g);
+      if (outcome == GradientReducer::Outcome::kTaken) g = at::Tensor();
+      if (outcome != GradientReducer::Outcome::kReduceNow) return out;
+    }
+    if (spec_ != nullptr && is_there(g)) return out;
+    g = as_dtensor();
     const Explicit guard;
     const World::Scope scope(meta(g).spec->mesh.world(), "gradient", path_.empty() ? nullptr : &path_);
-    if (spec_ == nullptr) {
-      g = full_tensor(g);
-      return out;
-    }
-    g = redistribute(g, goal(placements_of(g)));
+    g = spec_ == nullptr ? full_tensor(g) : redistribute(g, goal(placements_of(g)));
     return out;
+  }
+
+  // See set_reducer(). `leaf` owns this hook; the first of its hooks gives the gradient to the reducer.
+  void set_reducer(AutogradMeta& leaf, std::shared_ptr<GradientReducer> reducer, std::size_t leaf_index,
+                   bool is_first) {
+    leaf_ = &leaf;
+    reducer_ = std::move(reducer);
+    leaf_index_ = leaf_index;
+    is_first_ = is_first;
   }
 
   std::size_t index() const { return index_; }
@@ -52,8 +71,14 @@ class GradientHook final : public FunctionPreHook {
   }
 
  private:
+  // Says whether the gradient is in its layout already.
+  bool is_there(const at::Tensor& g) const {
+    if (spec_->partial || !is_dtensor(g)) return false;
+    return reducer_ != nullptr ? meta(g).spec->placements == reducer_->layout(leaf_index_) : meta(g).spec == spec_;
+  }
+
   Placements goal(Placements gradient) const {
-    const Placements own = without_partial(spec_->placements);
+    const Placements own = reducer_ != nullptr ? reducer_->layout(leaf_index_) : without_partial(spec_->placements);
     if (!terms_alone_) return own;
     for (std::size_t i = 0; i < own.size(); ++i) {
       if (gradient[i].is_partial()) gradient[i] = own[i];
@@ -61,17 +86,41 @@ class GradientHook final : public FunctionPreHook {
     return gradient;
   }
 
+  // Says whether autograd will add the gradient to the leaf's .grad, with nothing but this library's hooks before that.
+  bool is_added_to_grad() const {
+    if (c10::GradMode::is_enabled() || has_other_hooks()) return false;
+    const auto* const tasks = torch::autograd::get_current_graph_task_exec_info();
+    if (tasks == nullptr || tasks->empty()) return true;
+    const auto found = tasks->find(leaf_->grad_accumulator_.lock().get());
+    return found != tasks->end() && found->second.captures_ == nullptr;
+  }
+  bool has_other_hooks() const;
+
   std::size_t index_;
   SpecPtr spec_;  // nullptr for a plain tensor
   std::string path_;
   bool terms_alone_;  // only pending reductions are carried out
   std::shared_ptr<int> uses_;
+
+  std::shared_ptr<GradientReducer> reducer_;  // nullptr: each gradient is reduced by itself
+  std::size_t leaf_index_ = 0;
+  AutogradMeta* leaf_ = nullptr;
+  bool is_first_ = false;
 };
 
 using Hooks = std::vector<std::unique_ptr<FunctionPreHook>>;
 
 GradientHook* as_gradient_hook(FunctionPreHook& hook) {
   return typeid(hook) == typeid(GradientHook) ? static_cast<GradientHook*>(&hook) : nullptr;
+}
+
+// The list of C++ hooks is itself a hook, which watch_leaf makes, and which is there without an entry too.
+bool GradientHook::has_other_hooks() const {
+  const auto is_own = [](const auto& hook) { return as_gradient_hook(*hook) != nullptr; };
+  const auto is_there = [](const auto& hook) { return static_cast<bool>(hook); };
+  const auto own = std::ranges::count_if(leaf_->hooks_, is_own);
+  return leaf_->post_acc_grad_hooks_ != nullptr || std::cmp_greater(leaf_->hooks_.size(), own + 1) ||
+         (leaf_->cpp_hooks_list_ != nullptr && std::ranges::any_of(*leaf_->cpp_hooks_list_, is_there));
 }
 
 // Returns a hook of that index, or nullptr; every hook of that index takes `spec` as its layout.
@@ -89,7 +138,7 @@ GradientHook* find_hook(const Hooks& hooks, std::size_t index, const SpecPtr& sp
 // Adds a hook before and one after the caller's own hooks, so that these get a gradient in the leaf's layout, and what
 // they return is in that layout again. The list of C++ hooks is created here: otherwise the first register_hook would
 // create it and drop all hooks that exist.
-void watch_leaf(const at::Tensor& t, torch::autograd::AutogradMeta& autograd) {
+void watch_leaf(const at::Tensor& t, AutogradMeta& autograd) {
   static const SpecPtr none;
   const SpecPtr& spec = is_dtensor(t) ? meta(t).spec : none;
   if (find_hook(autograd.hooks_, 0, spec) != nullptr) return;
@@ -113,12 +162,14 @@ std::shared_ptr<torch::autograd::Node> node_of(const at::Tensor& t) {
   return t.grad_fn();
 }
 
+thread_local NestedBackward* innermost = nullptr;
+
 }  // namespace
 
 void watch_gradient(const at::Tensor& t) {
   c10::AutogradMetaInterface* const interface = t.unsafeGetTensorImpl()->autograd_meta();
   if (interface == nullptr || !interface->requires_grad()) return;
-  auto* const autograd = static_cast<torch::autograd::AutogradMeta*>(interface);
+  auto* const autograd = static_cast<AutogradMeta*>(interface);
   if (autograd->grad_fn_ == nullptr && (!autograd->is_view_ || node_of(t) == nullptr)) {
     watch_leaf(t, *autograd);
     return;
@@ -143,6 +194,40 @@ void add_layout_hook(const at::Tensor& t, const std::string& path) {
   const auto& node = t.grad_fn();
   if (node == nullptr) return;
   node->add_tensor_pre_hook(std::make_unique<GradientHook>(t.output_nr(), meta(t).spec, path));
+}
+
+void set_reducer(const at::Tensor& leaf, std::shared_ptr<GradientReducer> reducer, std::size_t index) {
+  watch_gradient(leaf);
+  auto& autograd = *static_cast<AutogradMeta*>(leaf.unsafeGetTensorImpl()->autograd_meta());
+  bool is_first = true;
+  for (const auto& each : autograd.hooks_) {
+    GradientHook* const hook = as_gradient_hook(*each);
+    if (hook == nullptr) continue;
+    hook->set_reducer(autograd, reducer, index, is_first);
+    is_first = false;
+  }
+}
+
+NestedBackward::NestedBackward() : outer_(innermost), task_(current_backward()) { innermost = this; }
+
+NestedBackward::~NestedBackward() { innermost = outer_; }
+
+void NestedBackward::finish() {
+  innermost = outer_;
+  for (std::function<void()>& each : callbacks_) at_end_of_backward(std::move(each));
+  callbacks_.clear();
+}
+
+int current_backward() {
+  return innermost != nullptr ? innermost->task_ : torch::autograd::get_current_graph_task_id();
+}
+
+void at_end_of_backward(std::function<void()> callback) {
+  if (innermost != nullptr) {
+    innermost->callbacks_.push_back(std::move(callback));
+  } else {
+    torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+  }
 }
 
 }  // namespace tessera::detail

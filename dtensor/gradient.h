@@ -1,7 +1,10 @@
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -25,5 +28,49 @@ std::shared_ptr<const int> add_reduction_hook(const at::Tensor& t);
 // For a DTensor that an operator returned: adds a hook that redistributes its gradient, once autograd has summed all
 // uses, into the tensor's own layout, with Partial as Replicate. Its communication is counted under `path`.
 void add_layout_hook(const at::Tensor& t, const std::string& path);
+
+// Reduces the gradients of several leaves together.
+class GradientReducer {
+ public:
+  virtual ~GradientReducer() = default;
+
+  enum class Outcome {
+    kReduceNow,  // the gradient goes on as if there were no reducer
+    kKeep,       // autograd adds it to the leaf's .grad as it is, with what is pending
+    kTaken,      // the reducer will add it to the leaf's .grad before the backward pass ends
+  };
+  // Is called with the gradient of leaf `index` in each backward pass, which may be changed. Every rank that has a
+  // gradient of the leaf calls it.
+  virtual Outcome take(std::size_t index, at::Tensor& gradient) = 0;
+  // Returns the layout that the gradient of leaf `index` has in the end.
+  virtual const Placements& layout(std::size_t index) const = 0;
+};
+// Gives the gradients of `leaf`, a DTensor that requires grad, to `reducer` under this index. A gradient that is not
+// added to .grad (torch::autograd::grad), one that has a graph of its own (create_graph), and that of a leaf with hooks
+// of the user's own goes on without it.
+void set_reducer(const at::Tensor& leaf, std::shared_ptr<GradientReducer> reducer, std::size_t index);
+
+// While it lives, a backward pass that starts on this thread is a part of the pass that runs on it now. The pass must
+// call finish() unless it throws.
+class NestedBackward {
+ public:
+  NestedBackward();
+  ~NestedBackward();
+  NestedBackward(const NestedBackward&) = delete;
+  NestedBackward& operator=(const NestedBackward&) = delete;
+  void finish();
+
+ private:
+  friend int current_backward();
+  friend void at_end_of_backward(std::function<void()> callback);
+
+  NestedBackward* const outer_;
+  const int task_;
+  std::vector<std::function<void()>> callbacks_;  // for the end of the outer pass
+};
+// Returns a number that stands for the backward pass that runs on this thread, with the passes nested in it.
+int current_backward();
+// Calls `callback` when that pass has computed all gradients, on the thread that called backward.
+void at_end_of_backward(std::function<void()> callback);
 
 }  // namespace tessera::detail

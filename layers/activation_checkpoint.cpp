@@ -18,6 +18,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/layers/rng_tracker.h"
@@ -227,7 +228,10 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
       roots.push_back(results[i]);
       root_grads.push_back(grads[i]);
     }
-    if (!roots.empty()) torch::autograd::backward(roots, root_grads);
+    if (roots.empty()) return;
+    detail::NestedBackward part_of_this_pass;
+    torch::autograd::backward(roots, root_grads);
+    part_of_this_pass.finish();
   }
 };
 

@@ -163,6 +163,7 @@ struct World::Impl {
   const WorldOptions options;
   const uint64_t id = next_world_id();
   RandomState random;
+  int gradient_accumulations = 0;
   CheckState checks;
   std::shared_ptr<Observers> observers = std::make_shared<Observers>();
   std::atomic<std::thread::id> owner{};
@@ -246,6 +247,7 @@ std::chrono::milliseconds World::timeout() const { return impl_->options.timeout
 const c10::intrusive_ptr<c10d::Store>& World::store() const { return impl_->options.store; }
 CheckState& World::check_state() { return impl_->checks; }
 RandomState& World::random_state() { return impl_->random; }
+int& World::gradient_accumulations() { return impl_->gradient_accumulations; }
 
 c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks, c10::DeviceType device,
                                                const GroupOptions& given) {

@@ -133,6 +133,8 @@ class World : public std::enable_shared_from_this<World> {
   void end_watch();
 
   RandomState& random_state();
+  // Returns the number of AccumulateGradients (dtensor/gradient_buckets.h) that are alive.
+  int& gradient_accumulations();
 
   // ---- failures -------------------------------------------------------------------------------------------------
   // Fails the job with an error that only this rank may have seen: writes rank, `where` and `text` to the store (the

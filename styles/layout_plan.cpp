@@ -251,6 +251,15 @@ void LayoutPlan::run(int64_t src_rank) const {
   for (const auto& action : actions_) action();
 }
 
+std::vector<BucketedParameter> LayoutPlan::parameters_here() const {
+  std::vector<BucketedParameter> parameters;
+  for (const TensorPlan& plan : tensors_) {
+    if (!plan.is_parameter || mesh_of(plan.tensor) != mesh_) continue;
+    parameters.push_back({.parameter = plan.tensor, .gradient = without_partial(tessera::placements_of(plan.tensor))});
+  }
+  return parameters;
+}
+
 std::string LayoutPlan::to_string() const {
   std::string text;
   for (const TensorPlan& plan : tensors_) {

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/core/contract.h"
+#include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/module_tree.h"
 
@@ -59,6 +60,8 @@ class LayoutPlan {
   void check() const;
   // Converts the parameters and buffers in the order of the tree, then sets the contracts, then calls the actions.
   void run(int64_t src_rank) const;
+  // Returns the parameters that are on mesh() after `run`, with the layouts of their gradients.
+  std::vector<BucketedParameter> parameters_here() const;
 
   // Prints one line per tensor that a style named: "a.b.weight  S(0)  [8, 4] by a.b (ColwiseParallel)".
   std::string to_string() const;

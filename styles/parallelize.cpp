@@ -144,14 +144,16 @@ std::vector<Assigned> assign(const ModuleTree& tree, const ParallelPlan& plan, b
 struct Planned {
   ModuleTree tree;
   std::optional<LayoutPlan> layout;
+  std::vector<int64_t> data_dims;
 };
 
 // Returns all that must be the same on every rank: which tensors will be communicated, and the plan that says how.
 std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
   std::string all =
-      fmt::format("{}\n{} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
+      fmt::format("{}\n{} {} {} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
                   fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
-                  to_string(options.data_placement.value_or(Replicate())));
+                  to_string(options.data_placement.value_or(Replicate())), options.gradient_buckets.bucket_bytes,
+                  c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)));
   std::map<const void*, std::size_t> first, first_memory;
   for (const ModuleNode& node : tree) {
     all += fmt::format("{} {}\n", node.path, node.type);
@@ -173,7 +175,7 @@ void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const 
                const ParallelPlan& plan, const ParallelizeOptions& options) {
   planned.tree = tree();
   const int64_t tensor_dim = tensor_dim_of(mesh, options);
-  const std::vector<int64_t> data_dims = data_dims_of(mesh, options, tensor_dim);
+  const std::vector<int64_t>& data_dims = planned.data_dims = data_dims_of(mesh, options, tensor_dim);
   check_source(mesh, options.src_rank);
   LayoutPlan& layout = planned.layout.emplace(mesh, tensor_dim, planned.tree);
   layout.set_gather_dims(gather_dims_of(mesh, options, data_dims));
@@ -230,6 +232,7 @@ void detail::parallelize(const std::function<ModuleTree()>& tree, const DeviceMe
   }
   spdlog::debug("parallelize_module on {}:\n{}", mesh.to_string(), planned.layout->to_string());
   planned.layout->run(options.src_rank);
+  bucket_gradients(planned.layout->parameters_here(), planned.data_dims, options.gradient_buckets);
   // The loop runs backwards, so that a module with two names keeps its first.
   for (auto node = planned.tree.rbegin(); node != planned.tree.rend(); ++node) {
     auto* const hookable = dynamic_cast<Hookable*>(node->module);

@@ -14,6 +14,7 @@
 
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/parallel_styles.h"
 #include "tessera/styles/prepare_styles.h"
@@ -41,6 +42,8 @@ struct ParallelizeOptions {
   // optimizer holds state for the piece alone. This communication is explicit: Strict allows it. Styles with
   // use_local_output are refused. nullopt means that parameters are replicated there.
   std::optional<Placement> data_placement;
+  // Says how gradients are reduced together; see dtensor/gradient_buckets.h.
+  GradientBucketOptions gradient_buckets;
   // Is the global rank whose values count; by default it is the mesh's first. With kNoSource each rank keeps its part
   // of its own values, without communication: the values must be equal on every rank, or the replicas differ silently.
   int64_t src_rank = kMeshFirstRank;

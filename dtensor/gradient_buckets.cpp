@@ -1,0 +1,423 @@
+#include "tessera/dtensor/gradient_buckets.h"
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/intrusive_ptr.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/bucket_plan.h"
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient.h"
+#include "tessera/dtensor/redistribute/async_redistributions.h"
+#include "tessera/dtensor/redistribute/route.h"
+#include "tessera/mesh/collectives/collectives.h"
+
+namespace tessera {
+namespace {
+
+constexpr char kSum = 's', kAverage = 'a', kNone = '-';
+
+// Says what is pending in a gradient of these placements (see ArrivingGradient), or nullopt where that is a reduction
+// that buckets do not have. Over one rank nothing is pending.
+std::optional<std::string> pending_in(const Placements& placements, const DeviceMesh& mesh) {
+  std::string pending;
+  for (const Placement& each : placements) {
+    if (!each.is_partial() || mesh.size(std::ssize(pending)) == 1) {
+      pending += kNone;
+    } else if (each == Partial(ReduceOp::kSum)) {
+      pending += kSum;
+    } else if (each == Partial(ReduceOp::kAvg)) {
+      pending += kAverage;
+    } else {
+      return std::nullopt;
+    }
+  }
+  return pending;
+}
+
+// Returns the placements in which `pending` reductions lead to `layout`.
+Placements before_reduction(const Placements& layout, const std::string& pending) {
+  Placements out = layout;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (pending[i] == kSum) out[i] = Partial(ReduceOp::kSum);
+    if (pending[i] == kAverage) out[i] = Partial(ReduceOp::kAvg);
+  }
+  return out;
+}
+
+// Buckets share the latency of their collectives, so that routes are compared by bytes alone.
+RoutePtr bucket_route(const Spec& from, const Placements& to) {
+  CostModel by_bytes = default_cost_model(from.mesh);
+  for (Link& link : by_bytes.links) link.microseconds = 0;
+  return route_between(from, to, by_bytes);
+}
+
+// Returns the orders of all ranks of the mesh. Sends the texts only where they differ.
+std::vector<ArrivalOrder> orders_of_all(const DeviceMesh& mesh, const ArrivalOrder& mine) {
+  if (mesh.world().is_fake()) return {mine};
+  std::vector<int64_t> dims(static_cast<std::size_t>(mesh.ndim()));
+  std::iota(dims.begin(), dims.end(), 0);
+  const DeviceMesh all = mesh.merged(dims);
+  const std::string text = to_string(mine);
+  const auto size = static_cast<int64_t>(text.size());
+  const auto hash = static_cast<int64_t>(std::hash<std::string>()(text));
+  const at::Tensor heads = all_gather(at::tensor({hash, size}, at::kLong).to(mesh.device()), all, 0).cpu();
+  const auto* const head = heads.const_data_ptr<int64_t>();
+  std::vector<int64_t> sizes;
+  bool differ = false;
+  for (int64_t i = 0; i < all.size(0); ++i) {
+    differ |= head[2 * i] != hash || head[2 * i + 1] != size;
+    sizes.push_back(head[2 * i + 1]);
+  }
+  if (!differ) return {mine};
+  const at::Tensor own = at::from_blob(const_cast<char*>(text.data()), {size}, at::kByte).to(mesh.device());
+  const at::Tensor texts = all_gather(own, sizes, all, 0).cpu();
+  std::vector<ArrivalOrder> out;
+  const char* at = static_cast<const char*>(texts.const_data_ptr());
+  for (const int64_t each : sizes) {
+    out.push_back(parse_arrivals({at, static_cast<std::size_t>(each)}));
+    at += each;
+  }
+  return out;
+}
+
+class GradientBuckets final : public detail::GradientReducer, public std::enable_shared_from_this<GradientBuckets> {
+ public:
+  GradientBuckets(const std::vector<BucketedParameter>& parameters, const std::vector<int64_t>& data_dims,
+                  const GradientBucketOptions& options)
+      : mesh_(mesh_of(parameters.front().parameter)), options_(options) {
+    std::string pending(static_cast<std::size_t>(mesh_.ndim()), kNone);
+    for (const int64_t dim : data_dims) {
+      if (mesh_.size(dim) > 1) pending[static_cast<std::size_t>(dim)] = kSum;
+    }
+    for (const BucketedParameter& each : parameters) {
+      guess_.push_back({.parameter = parameters_.size(), .pending = pending});
+      parameters_.push_back({.impl = c10::weak_intrusive_ptr<c10::TensorImpl>(each.parameter.getIntrusivePtr()),
+                             .sizes = each.parameter.sizes().vec(),
+                             .dtype = each.parameter.scalar_type(),
+                             .layout = each.gradient});
+    }
+    std::ranges::reverse(guess_);
+    make_plan({guess_});
+  }
+
+  Outcome take(std::size_t index, at::Tensor& gradient) override;
+  const Placements& layout(std::size_t index) const override { return parameters_[index].layout; }
+
+ private:
+  struct Parameter {
+    c10::weak_intrusive_ptr<c10::TensorImpl> impl;
+    std::vector<int64_t> sizes;
+    at::ScalarType dtype;
+    Placements layout;  // of its gradient in the end
+    // What it has in this pass:
+    at::Tensor gradient;  // the sum of those that have come, with what is pending
+    int64_t arrivals = 0;
+    // What the plan says, if the plan has it:
+    const ArrivingGradient* planned = nullptr;
+    std::size_t bucket = 0;
+  };
+  struct Bucket {
+    ArrivalOrder gradients;
+    std::size_t missing = 0;  // the number of its gradients that have not all come in this pass
+    std::shared_ptr<AsyncRedistributions> running;
+  };
+
+  at::Tensor tensor_of(const Parameter& parameter) const;
+  at::ScalarType sent_dtype(const Parameter& parameter) const { return options_.dtype.value_or(parameter.dtype); }
+  SpecPtr spec_before(const Parameter& parameter, const std::string& pending) const {
+    return intern_spec(mesh_, before_reduction(parameter.layout, pending), parameter.sizes, sent_dtype(parameter));
+  }
+  at::Tensor in_layout_before(const Parameter& parameter, const at::Tensor& gradient) const;
+  std::string kind_of(const ArrivingGradient& gradient) const;
+  int64_t bytes_of(const ArrivingGradient& gradient) const;
+  // Takes the terms of earlier passes, which AccumulateGradients has left in .grad.
+  at::Tensor take_kept(const Parameter& parameter) const;
+  void keep(const Parameter& parameter, const at::Tensor& gradient) const;
+
+  void begin_pass();
+  // Makes the buckets, for orders of which the earlier ones count more.
+  void make_plan(const std::vector<ArrivalOrder>& orders);
+  void note(std::size_t index, const std::string& pending);
+  void start_complete_buckets(bool all);
+  void start(Bucket& bucket);
+  void end_pass();
+  void deliver(Bucket& bucket);
+  void store(const Parameter& parameter, const at::Tensor& piece) const;
+  void forget_pass();
+
+  // Says which ranks have a gradient: a flag per gradient of the bucket, laid out so that the bucket's own collectives
+  // reduce it.
+  struct Flags {
+    SpecPtr from;
+    Placements to;
+  };
+  Flags flags_of(const Bucket& bucket) const;
+
+  const DeviceMesh mesh_;
+  const GradientBucketOptions options_;
+  std::vector<Parameter> parameters_;
+  // Lists all parameters from the last to the first, with what data parallelism alone leaves pending. The first pass
+  // and parameters that have no gradient in it follow this.
+  ArrivalOrder guess_;
+  ArrivalOrder seen_;  // in the first pass
+  enum class Order { kGuessed, kSeen, kAgreed } order_ = Order::kGuessed;
+  std::vector<Bucket> buckets_;
+  int pass_ = -1;                  // current_backward() of the pass that runs
+  std::size_t next_bucket_ = 0;    // the first that has not been started in this pass
+  std::size_t next_delivery_ = 0;  // the first that has not been waited for
+};
+
+at::Tensor GradientBuckets::tensor_of(const Parameter& parameter) const { return at::Tensor(parameter.impl.lock()); }
+
+// Returns the gradient of a planned parameter in the layout in which its bucket reduces it. This costs a collective
+// only where the gradient is cut in another way than its parameter, or more is pending than the plan says.
+at::Tensor GradientBuckets::in_layout_before(const Parameter& parameter, const at::Tensor& gradient) const {
+  const Placements wanted = before_reduction(parameter.layout, parameter.planned->pending);
+  return placements_of(gradient) == wanted ? gradient : redistribute(gradient, wanted);
+}
+
+std::string GradientBuckets::kind_of(const ArrivingGradient& gradient) const {
+  const Parameter& parameter = parameters_[gradient.parameter];
+  const RoutePtr route = bucket_route(*spec_before(parameter, gradient.pending), parameter.layout);
+  if (!route->communicates()) return "";
+  std::string kind = fmt::format("{} {}", c10::toString(sent_dtype(parameter)), gradient.pending);
+  for (const PlanStep& step : route->plan().steps()) {
+    if (step.kind == PlanStep::Kind::kLocal) continue;
+    kind += fmt::format(" {}", to_string(step.kind));
+    for (const int64_t dim : step.mesh_dims) kind += fmt::format(",{}", dim);
+  }
+  return kind;
+}
+
+int64_t GradientBuckets::bytes_of(const ArrivingGradient& gradient) const {
+  const Parameter& parameter = parameters_[gradient.parameter];
+  const SpecPtr spec = spec_before(parameter, gradient.pending);
+  int64_t parts = 1;
+  for (int64_t dim = 0; dim < mesh_.ndim(); ++dim) {
+    if (spec->placements[static_cast<std::size_t>(dim)].is_shard()) parts *= mesh_.size(dim);
+  }
+  return spec->numel() * static_cast<int64_t>(c10::elementSize(spec->dtype)) / parts;
+}
+
+at::Tensor GradientBuckets::take_kept(const Parameter& parameter) const {
+  const at::Tensor tensor = tensor_of(parameter);
+  if (!tensor.defined()) return {};
+  at::Tensor& grad = tensor.mutable_grad();
+  if (!is_dtensor(grad) || placements_of(grad) == parameter.layout) return {};
+  return std::exchange(grad, at::Tensor());
+}
+
+// Lets autograd add `gradient` to .grad without communication: what is there and reduced already becomes a term.
+void GradientBuckets::keep(const Parameter& parameter, const at::Tensor& gradient) const {
+  const at::Tensor tensor = tensor_of(parameter);
+  at::Tensor& grad = tensor.mutable_grad();
+  if (grad.defined() && placements_of(grad) != placements_of(gradient)) {
+    grad = redistribute(grad, placements_of(gradient));
+  }
+}
+
+detail::GradientReducer::Outcome GradientBuckets::take(std::size_t index, at::Tensor& gradient) {
+  const detail::Explicit asked_for;
+  const World::Scope scope(mesh_.world(), "gradient");
+  Parameter& parameter = parameters_[index];
+  if (mesh_.world().gradient_accumulations() > 0) {
+    keep(parameter, gradient);
+    return Outcome::kKeep;
+  }
+  begin_pass();
+  if (const at::Tensor kept = take_kept(parameter); kept.defined()) gradient = kept + gradient;
+  const std::optional<std::string> pending = pending_in(placements_of(gradient), mesh_);
+  if (pending && order_ == Order::kGuessed) note(index, *pending);
+  const bool in_time = parameter.planned != nullptr && parameter.arrivals < parameter.planned->arrivals;
+  if (!pending || !in_time) return Outcome::kReduceNow;
+  const at::Tensor term = in_layout_before(parameter, gradient);
+  parameter.gradient = parameter.gradient.defined() ? parameter.gradient + term : term;
+  if (++parameter.arrivals == parameter.planned->arrivals) {
+    --buckets_[parameter.bucket].missing;
+    start_complete_buckets(/*all=*/false);
+  }
+  return Outcome::kTaken;
+}
+
+// Moves the parameter to the end of the order that this pass shows.
+void GradientBuckets::note(std::size_t index, const std::string& pending) {
+  ArrivingGradient now{.parameter = index, .pending = pending};
+  const auto before = std::ranges::find(seen_, index, &ArrivingGradient::parameter);
+  if (before != seen_.end()) {
+    now = {.parameter = index, .pending = before->pending, .arrivals = before->arrivals + 1};
+    seen_.erase(before);
+  }
+  seen_.push_back(now);
+}
+
+// Forgets what a pass that threw has left, and sees to the end of this one.
+void GradientBuckets::begin_pass() {
+  const int pass = detail::current_backward();
+  if (pass_ == pass) return;
+  forget_pass();
+  if (order_ == Order::kGuessed) seen_.clear();
+  if (order_ == Order::kSeen) {
+    std::vector<ArrivalOrder> orders = orders_of_all(mesh_, seen_);
+    orders.push_back(guess_);
+    make_plan(orders);
+    order_ = Order::kAgreed;
+  }
+  pass_ = pass;
+  detail::at_end_of_backward([self = shared_from_this(), pass] {
+    if (self->pass_ == pass) self->end_pass();
+  });
+}
+
+void GradientBuckets::forget_pass() {
+  for (Parameter& each : parameters_) {
+    each.gradient = at::Tensor();
+    each.arrivals = 0;
+  }
+  for (Bucket& bucket : buckets_) {
+    bucket.missing = bucket.gradients.size();
+    bucket.running = nullptr;
+  }
+  next_bucket_ = 0;
+  next_delivery_ = 0;
+  pass_ = -1;
+}
+
+// Starts buckets in their order, up to the first that misses a gradient. At most two are under way, since each holds
+// what it sends: so every rank starts and waits in the same sequence.
+void GradientBuckets::start_complete_buckets(bool all) {
+  while (next_bucket_ < buckets_.size() && (all || buckets_[next_bucket_].missing == 0)) {
+    if (next_bucket_ >= next_delivery_ + 2) deliver(buckets_[next_delivery_++]);
+    start(buckets_[next_bucket_++]);
+  }
+}
+
+GradientBuckets::Flags GradientBuckets::flags_of(const Bucket& bucket) const {
+  const ArrivingGradient& first = bucket.gradients.front();
+  const Parameter& parameter = parameters_[first.parameter];
+  int64_t sections = 1;
+  Placements from(static_cast<std::size_t>(mesh_.ndim()), Replicate()), to = from;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (first.pending[i] == kNone) continue;
+    from[i] = before_reduction(parameter.layout, first.pending)[i];
+    if (!parameter.layout[i].is_shard()) continue;
+    to[i] = Shard(0);
+    sections *= mesh_.size(static_cast<int64_t>(i));
+  }
+  const std::vector<int64_t> sizes = {sections, static_cast<int64_t>(bucket.gradients.size())};
+  return {.from = intern_spec(mesh_, from, sizes, sent_dtype(parameter)), .to = to};
+}
+
+void GradientBuckets::start(Bucket& bucket) {
+  std::vector<AsyncRedistributions::Item> items;
+  std::vector<double> there;
+  const at::TensorOptions on_device = at::TensorOptions().device(mesh_.device());
+  for (const ArrivingGradient& each : bucket.gradients) {
+    Parameter& parameter = parameters_[each.parameter];
+    if (!parameter.gradient.defined()) {
+      // No gradient came in this pass, but earlier ones may have left some.
+      const at::Tensor kept = take_kept(parameter);
+      if (kept.defined()) parameter.gradient = in_layout_before(parameter, kept);
+    }
+    const SpecPtr from = spec_before(parameter, each.pending);
+    there.push_back(parameter.gradient.defined() ? 1 : 0);
+    at::Tensor piece = parameter.gradient.defined() ? detail::meta(parameter.gradient).local().to(from->dtype)
+                                                    : at::zeros(from->local_sizes, on_device.dtype(from->dtype));
+    items.push_back({.route = bucket_route(*from, parameter.layout), .piece = std::move(piece)});
+    parameter.gradient = at::Tensor();
+  }
+  const Flags flags = flags_of(bucket);
+  items.push_back(
+      {.route = bucket_route(*flags.from, flags.to),
+       .piece = at::tensor(there, on_device.dtype(flags.from->dtype)).expand(flags.from->local_sizes).contiguous()});
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  bucket.running = std::make_shared<AsyncRedistributions>(mesh_, std::move(items));
+}
+
+void GradientBuckets::make_plan(const std::vector<ArrivalOrder>& orders) {
+  const BucketPlan plan = plan_buckets(
+      agreed_order(orders), options_.bucket_bytes, [&](const ArrivingGradient& each) { return kind_of(each); },
+      [&](const ArrivingGradient& each) { return bytes_of(each); });
+  for (Parameter& each : parameters_) each.planned = nullptr;
+  buckets_.clear();
+  for (const ArrivalOrder& gradients : plan) buckets_.push_back({.gradients = gradients, .missing = gradients.size()});
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    for (const ArrivingGradient& each : buckets_[b].gradients) {
+      parameters_[each.parameter].planned = &each;
+      parameters_[each.parameter].bucket = b;
+    }
+  }
+}
+
+void GradientBuckets::end_pass() {
+  const c10::AutoGradMode no_gradient(false);
+  const detail::Explicit asked_for;
+  const World::Scope scope(mesh_.world(), "gradient");
+  start_complete_buckets(/*all=*/true);
+  while (next_delivery_ < buckets_.size()) deliver(buckets_[next_delivery_++]);
+  // Parameters that no bucket has, and that have no gradient in this pass but some of earlier ones.
+  for (const Parameter& each : parameters_) {
+    if (const at::Tensor kept = take_kept(each); kept.defined()) {
+      store(each, detail::meta(redistribute(kept, each.layout)).local());
+    }
+  }
+  if (order_ == Order::kGuessed) order_ = Order::kSeen;
+  forget_pass();
+}
+
+void GradientBuckets::deliver(Bucket& bucket) {
+  std::vector<at::Tensor> pieces(bucket.gradients.size() + 1);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    std::atomic<bool> undelivered{true};
+    bucket.running->deliver(i, pieces[i], undelivered);
+  }
+  bucket.running = nullptr;
+  const at::Tensor there = pieces.back().flatten().to(at::kDouble).cpu();
+  for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
+    if (there.const_data_ptr<double>()[i] != 0) store(parameters_[bucket.gradients[i].parameter], pieces[i]);
+  }
+}
+
+void GradientBuckets::store(const Parameter& parameter, const at::Tensor& piece) const {
+  const at::Tensor tensor = tensor_of(parameter);
+  if (!tensor.defined()) return;
+  const at::Tensor value =
+      detail::wrap(piece.to(parameter.dtype), intern_spec(mesh_, parameter.layout, parameter.sizes, parameter.dtype));
+  at::Tensor& grad = tensor.mutable_grad();
+  if (grad.defined()) {
+    grad.add_(value);
+  } else {
+    grad = value;
+  }
+}
+
+}  // namespace
+
+void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vector<int64_t>& data_dims,
+                      const GradientBucketOptions& options) {
+  std::erase_if(parameters, [](const BucketedParameter& each) { return !each.parameter.requires_grad(); });
+  if (parameters.empty() || options.bucket_bytes == 0) return;
+  const auto buckets = std::make_shared<GradientBuckets>(parameters, data_dims, options);
+  for (std::size_t i = 0; i < parameters.size(); ++i) detail::set_reducer(parameters[i].parameter, buckets, i);
+}
+
+AccumulateGradients::AccumulateGradients(const DeviceMesh& mesh) : mesh_(mesh) {
+  ++mesh_.world().gradient_accumulations();
+}
+
+AccumulateGradients::~AccumulateGradients() { --mesh_.world().gradient_accumulations(); }
+
+}  // namespace tessera

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/placement.h"
+
+namespace tessera {
+
+struct GradientBucketOptions {
+  // Is the most that a bucket holds, in bytes of what one rank reduces; a larger gradient gets a bucket of its own.
+  // With 0 each gradient is reduced by itself.
+  int64_t bucket_bytes = int64_t{25} << 20;
+  // Is the dtype in which gradients are sent and reduced; nullopt: their own.
+  std::optional<at::ScalarType> dtype;
+};
+
+// Names a parameter, which is a DTensor, and the layout that its gradient gets, without Partial.
+struct BucketedParameter {
+  at::Tensor parameter;
+  Placements gradient;
+};
+
+// Reduces the gradients of `parameters`, which lie on one mesh, in buckets from now on: several gradients by the same
+// collectives. A bucket is started when its last gradient has been computed, and backward goes on meanwhile; at most
+// two are under way. When backward returns, the gradients are in .grad, or added to it, as autograd does it. Those that
+// need no collective are in no bucket.
+//
+// `data_dims` are the mesh dimensions over which every gradient is reduced. The first backward assumes that gradients
+// come from the last parameter to the first, and that they are pending on these mesh dimensions alone; what is pending
+// on others is reduced for each parameter by itself. The second backward begins with an exchange of what the ranks have
+// seen in the first (one all-gather of 16 bytes over all mesh dimensions, and one more of a text if ranks differ).
+// From then on buckets follow the order in which gradients come, and reduce over all mesh dimensions.
+//
+// A parameter that has no gradient on some rank counts as zero there; if it has none on any rank, its .grad is not
+// touched. Each bucket also reduces one number per parameter to know that. A backward in which a rank has no gradient
+// of any of these parameters must have none on the others either.
+//
+// A gradient is reduced by itself, at once, where it is not added to .grad (torch::autograd::grad), with create_graph,
+// where the parameter has hooks of the user's own, and where another reduction than a sum or an average is pending.
+void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vector<int64_t>& data_dims,
+                      const GradientBucketOptions& options = {});
+
+// While it lives, gradients of parameters on meshes of `mesh`'s World are added up on each rank and not reduced. The
+// first backward after it reduces the sum. Use it for all micro-batches but the last:
+//
+//   for (int64_t i = 0; i < count; ++i) {
+//     std::optional<AccumulateGradients> guard;
+//     if (i + 1 < count) guard.emplace(mesh);
+//     loss_of(batch(i)).div(count).backward();
+//   }
+//
+// Until then .grad is a DTensor with pending reductions, as large as the parameter is without its cuts over data
+// dimensions. A parameter with hooks of the user's own is reduced in each backward all the same.
+class AccumulateGradients {
+ public:
+  explicit AccumulateGradients(const DeviceMesh& mesh);
+  ~AccumulateGradients();
+  AccumulateGradients(const AccumulateGradients&) = delete;
+  AccumulateGradients& operator=(const AccumulateGradients&) = delete;
+
+ private:
+  const DeviceMesh mesh_;
+};
+
+}  // namespace tessera
