@@ -183,7 +183,7 @@ void LayoutPlan::add_contract(const at::Tensor& tensor, const Contract& contract
 void LayoutPlan::check() const {
   for (const TensorPlan& plan : tensors_) {
     check_convertible(plan);
-    if (!gather_dims_.empty()) check_gathered(plan);
+    if (!sharding_.mesh_dims.empty()) check_gathered(plan);
   }
   const std::vector<std::size_t> alike = first_alike(tensors_);
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -201,13 +201,20 @@ Placements LayoutPlan::placements_of(const TensorPlan& plan) const {
   Placements placements(static_cast<std::size_t>(mesh_.ndim()), Replicate());
   placements[static_cast<std::size_t>(tensor_dim_)] = plan.placement.value_or(Replicate());
   if (!plan.is_parameter || plan.tensor.dim() == 0) return placements;
-  for (const int64_t mesh_dim : gather_dims_) placements[static_cast<std::size_t>(mesh_dim)] = Shard(0).ordered(1);
+  for (const int64_t mesh_dim : sharding_.mesh_dims)
+    placements[static_cast<std::size_t>(mesh_dim)] = Shard(0).ordered(1);
   return placements;
+}
+
+// A tensor that was a DTensor before may be on another mesh; it stays as it is there.
+bool LayoutPlan::is_gathered(const TensorPlan& plan) const {
+  const bool here = !is_dtensor(plan.tensor) || mesh_of(plan.tensor) == mesh_;
+  return here && plan.is_parameter && plan.tensor.dim() > 0 && !sharding_.mesh_dims.empty();
 }
 
 // Returns the tensor's contracts as one chain. A contract that names no operator still says whose gradient is reduced
 // and which mesh dimensions are gathered.
-ContractPtr LayoutPlan::contract_of(const TensorPlan& plan) const {
+ContractPtr LayoutPlan::contract_of(const TensorPlan& plan, const std::shared_ptr<GatherSchedule>& schedule) const {
   ContractPtr chain;
   for (auto contract = plan.contracts.rbegin(); contract != plan.contracts.rend(); ++contract) {
     Contract link = *contract;
@@ -216,9 +223,10 @@ ContractPtr LayoutPlan::contract_of(const TensorPlan& plan) const {
   }
   Contract first = chain ? *chain : Contract();
   if (chain == nullptr) first.path = plan.paths.front();
-  // A tensor that was a DTensor before may be on another mesh; it stays as it is there.
-  const bool here = !is_dtensor(plan.tensor) || mesh_of(plan.tensor) == mesh_;
-  if (here && plan.is_parameter && plan.tensor.dim() > 0) first.gather_dims = gather_dims_;
+  if (is_gathered(plan)) {
+    first.gather_dims = sharding_.mesh_dims;
+    first.gather_schedule = schedule;
+  }
   return std::make_shared<const Contract>(std::move(first));
 }
 
@@ -244,9 +252,11 @@ void LayoutPlan::run(int64_t src_rank) const {
     detail::convert_in_place(t, first.local(), first.spec);
     if (grad.defined()) t.mutable_grad() = distribute_tensor(grad, mesh_, placements_of(tensors_[i]), src_rank);
   }
+  const auto schedule = std::make_shared<GatherSchedule>(sharding_.gather);
   for (const TensorPlan& plan : tensors_) {
     if (plan.contracts.empty() && detail::meta(plan.tensor).contract != nullptr) continue;
-    detail::meta(plan.tensor).contract = contract_of(plan);
+    detail::meta(plan.tensor).contract = contract_of(plan, schedule);
+    if (is_gathered(plan)) schedule->add(plan.tensor);
   }
   for (const auto& action : actions_) action();
 }
@@ -255,7 +265,11 @@ std::vector<BucketedParameter> LayoutPlan::parameters_here() const {
   std::vector<BucketedParameter> parameters;
   for (const TensorPlan& plan : tensors_) {
     if (!plan.is_parameter || mesh_of(plan.tensor) != mesh_) continue;
-    parameters.push_back({.parameter = plan.tensor, .gradient = without_partial(tessera::placements_of(plan.tensor))});
+    Placements gradient = without_partial(tessera::placements_of(plan.tensor));
+    if (sharding_.whole_gradients && is_gathered(plan)) {
+      for (const int64_t mesh_dim : sharding_.mesh_dims) gradient[static_cast<std::size_t>(mesh_dim)] = Replicate();
+    }
+    parameters.push_back({.parameter = plan.tensor, .gradient = std::move(gradient)});
   }
   return parameters;
 }

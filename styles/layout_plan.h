@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/core/contract.h"
+#include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/module_tree.h"
@@ -37,10 +39,15 @@ class LayoutPlan {
  public:
   LayoutPlan(DeviceMesh mesh, int64_t tensor_dim, const ModuleTree& tree);
 
-  // Turns ZeRO-3 on, if there are any: parameters are also sharded along dimension 0 on these mesh dimensions, after
-  // the tensor dimension's shard, and gathered for each operator that uses them. Contracts get them as
-  // Contract::gather_dims.
-  void set_gather_dims(const std::vector<int64_t>& mesh_dims) { gather_dims_ = mesh_dims; }
+  // Says how parameters are sharded over mesh dimensions that split the batch, if there are any in `mesh_dims`: along
+  // dimension 0, after the tensor dimension's shard. They are gathered for operators that use them, as `gather` says.
+  // With whole_gradients their gradients are not sharded there. Contracts get all of it.
+  struct DataSharding {
+    std::vector<int64_t> mesh_dims;
+    GatherOptions gather;
+    bool whole_gradients = false;
+  };
+  void shard_over_data(DataSharding sharding) { sharding_ = std::move(sharding); }
 
   const DeviceMesh& mesh() const { return mesh_; }
   const std::vector<TensorPlan>& tensors() const { return tensors_; }
@@ -69,11 +76,12 @@ class LayoutPlan {
  private:
   TensorPlan& plan_of(const at::Tensor& tensor, const std::string& by);
   Placements placements_of(const TensorPlan& plan) const;
-  ContractPtr contract_of(const TensorPlan& plan) const;
+  bool is_gathered(const TensorPlan& plan) const;
+  ContractPtr contract_of(const TensorPlan& plan, const std::shared_ptr<GatherSchedule>& schedule) const;
 
   DeviceMesh mesh_;
   int64_t tensor_dim_;
-  std::vector<int64_t> gather_dims_;
+  DataSharding sharding_;
   std::vector<TensorPlan> tensors_;
   std::map<const void*, std::size_t> index_;
   std::vector<std::function<void()>> actions_;

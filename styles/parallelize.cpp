@@ -53,10 +53,10 @@ std::vector<int64_t> data_dims_of(const DeviceMesh& mesh, const ParallelizeOptio
   return dims;
 }
 
-// Returns the mesh dimensions over which parameters are sharded to save memory, and gathered before they are used: all
-// `data_dims` with data_placement Shard(0), else none.
-std::vector<int64_t> gather_dims_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
-                                    const std::vector<int64_t>& data_dims) {
+// Returns the mesh dimensions over which parameters are sharded to save memory: none without data_placement, else all
+// data dimensions or those of them that the options list.
+std::vector<int64_t> shard_dims_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
+                                   const std::vector<int64_t>& data_dims) {
   if (!options.data_placement || options.data_placement->is_replicate()) return {};
   if (*options.data_placement != Shard(0)) {
     throw std::invalid_argument(fmt::format("parallelize_module: data_placement {}; give Shard(0), or Replicate()",
@@ -68,7 +68,28 @@ std::vector<int64_t> gather_dims_of(const DeviceMesh& mesh, const ParallelizeOpt
                     "mesh of two dimensions, such as {{dp: 4, tp: 1}}, or name options.data_dims",
                     mesh.mesh().to_string()));
   }
-  return data_dims;
+  if (!options.shard_dims) return data_dims;
+  std::vector<int64_t> dims;
+  for (const int64_t given : *options.shard_dims) {
+    const int64_t dim = mesh.mesh().normalize(given);
+    if (std::ranges::count(data_dims, dim) == 0 || std::ranges::count(dims, dim) > 0) {
+      throw std::invalid_argument(
+          fmt::format("parallelize_module: shard_dims [{}] of {}; name each once, out of the data dimensions [{}]",
+                      fmt::join(*options.shard_dims, ", "), mesh.mesh().to_string(), fmt::join(data_dims, ", ")));
+    }
+    dims.push_back(dim);
+  }
+  return dims;
+}
+
+LayoutPlan::DataSharding data_sharding_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
+                                          const std::vector<int64_t>& data_dims) {
+  if (options.zero_stage < 1 || options.zero_stage > 3) {
+    throw std::invalid_argument(fmt::format("parallelize_module: zero_stage {}; give 1, 2 or 3", options.zero_stage));
+  }
+  return {.mesh_dims = shard_dims_of(mesh, options, data_dims),
+          .gather = {.ahead_bytes = options.gather_ahead_bytes, .keeps = options.zero_stage < 3},
+          .whole_gradients = options.zero_stage == 1};
 }
 
 void check_source(const DeviceMesh& mesh, int64_t src_rank) {
@@ -149,11 +170,12 @@ struct Planned {
 
 // Returns all that must be the same on every rank: which tensors will be communicated, and the plan that says how.
 std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
-  std::string all =
-      fmt::format("{}\n{} {} {} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
-                  fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
-                  to_string(options.data_placement.value_or(Replicate())), options.gradient_buckets.bucket_bytes,
-                  c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)));
+  std::string all = fmt::format(
+      "{}\n{} {} {} {} {} {} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
+      fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
+      to_string(options.data_placement.value_or(Replicate())), options.gradient_buckets.bucket_bytes,
+      c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)), options.zero_stage,
+      fmt::join(options.shard_dims.value_or(std::vector<int64_t>{-1000}), ","), options.gather_ahead_bytes);
   std::map<const void*, std::size_t> first, first_memory;
   for (const ModuleNode& node : tree) {
     all += fmt::format("{} {}\n", node.path, node.type);
@@ -178,7 +200,7 @@ void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const 
   const std::vector<int64_t>& data_dims = planned.data_dims = data_dims_of(mesh, options, tensor_dim);
   check_source(mesh, options.src_rank);
   LayoutPlan& layout = planned.layout.emplace(mesh, tensor_dim, planned.tree);
-  layout.set_gather_dims(gather_dims_of(mesh, options, data_dims));
+  layout.shard_over_data(data_sharding_of(mesh, options, data_dims));
   for (const Assigned& assigned : assign(planned.tree, plan, options.allow_unmatched)) {
     for (const auto* entry : assigned.entries) {
       const std::string name = entry->second->name();

@@ -13,6 +13,7 @@
 #include <torch/nn/module.h>
 
 #include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/mesh/device_mesh.h"
@@ -36,12 +37,22 @@ struct ParallelizeOptions {
   // Lists the mesh dimensions that split the batch. nullopt means all others. Parameters are replicated there, and
   // inputs are DTensors with Shard(0) on them: from_local(piece, mesh, placements).
   std::optional<std::vector<int64_t>> data_dims;
-  // Shard(0) is ZeRO-3: parameters (not buffers) are sharded on the data dimensions too, along dimension 0, after the
-  // tensor dimension's shard. A parameter is gathered over the data dimensions for each operator that uses it, in
-  // forward and again in backward, and the gathered copy is freed after it. Its gradient is reduce-scattered, and an
-  // optimizer holds state for the piece alone. This communication is explicit: Strict allows it. Styles with
-  // use_local_output are refused. nullopt means that parameters are replicated there.
+  // With Shard(0), parameters (not buffers) are sharded on the data dimensions too, along dimension 0, after the tensor
+  // dimension's shard, and an optimizer holds state for the piece alone. Operators that use a parameter gather it over
+  // the data dimensions, and its gradient is reduce-scattered. This communication is explicit: Strict allows it. Styles
+  // with use_local_output are refused. nullopt means that parameters are replicated there.
   std::optional<Placement> data_placement;
+  // Says how much data_placement saves, as ZeRO's stages do (Rajbhandari et al., arXiv 1910.02054):
+  //   3  a gathered parameter is freed after the operator; it is gathered again for the next one, and in backward;
+  //   2  a parameter is gathered when it is first used after it was written, and kept until it is written again;
+  //   1  the same, and gradients are reduced whole: only the optimizer's state is sharded.
+  int64_t zero_stage = 3;
+  // Lists the data dimensions that data_placement shards over; on the others there are replicas of the shards. nullopt
+  // means all data dimensions.
+  std::optional<std::vector<int64_t>> shard_dims;
+  // Is the most that is gathered ahead of its use, in bytes of whole parameters on one rank. From the second step on,
+  // the parameters that are used next are gathered by one collective while an operator computes. 0: none is.
+  int64_t gather_ahead_bytes = GatherOptions().ahead_bytes;
   // Says how gradients are reduced together; see dtensor/gradient_buckets.h.
   GradientBucketOptions gradient_buckets;
   // Is the global rank whose values count; by default it is the mesh's first. With kNoSource each rank keeps its part

@@ -12,6 +12,8 @@
 
 namespace tessera {
 
+class GatherSchedule;
+
 // Lists the operators that apply contracts (ops/kernels/contract_kernels.cpp), by base name: "add" includes add_, and
 // linear calls matmul or addmm. Every other operator refuses a plain tensor beside the parameter, unless the contract's
 // input is Replicate.
@@ -54,6 +56,8 @@ struct Contract {
   // with data_placement Shard(0), else none. Only the first contract of a chain has them. Operators that use the
   // parameter gather it there first (dtensor/dispatch/gather.h).
   std::vector<int64_t> gather_dims;
+  // Gathers the parameter, ahead of its use where it can; nullptr: it is gathered when it is used.
+  std::shared_ptr<GatherSchedule> gather_schedule;
   // Holds the contract of a tied weight for other operators, such as "matmul" beside "embedding". A chain names no
   // operator twice.
   std::shared_ptr<const Contract> next;

@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/dispatch/execute.h"
+#include "tessera/dtensor/dispatch/gather_schedule.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
 #include "tessera/ops/rules/rule.h"
@@ -73,7 +74,7 @@ bool of_parameters_alone(const Call& call, const TensorArg& first) {
 // Returns the contract of a result computed from the parameter: it is gathered as the parameter is, its communication
 // is counted under the parameter's path, and no operator applies it.
 ContractPtr derived_from(const ContractPtr& contract) {
-  if (contract->operators.empty() && contract->next == nullptr) return contract;
+  if (contract->operators.empty() && contract->next == nullptr && contract->gather_schedule == nullptr) return contract;
   Contract out;
   out.path = contract->path;
   out.gather_dims = contract->gather_dims;
@@ -166,6 +167,10 @@ SpecPtr whole_spec(const Call& call, const detail::Meta& meta) {
 at::Tensor gather(const Call& call, const detail::Meta& meta) {
   const SpecPtr to = whole_spec(call, meta);
   const World::Scope scope(meta.spec->mesh.world(), call.traits.name.c_str(), &meta.contract->path);
+  if (const auto& schedule = meta.contract->gather_schedule) {
+    const at::Tensor piece = schedule->gather(meta.contract->path, meta, *to);
+    if (piece.defined()) return detail::wrap(in_memory_order(piece, *to), to);
+  }
   return detail::wrap(in_memory_order(redistribute_local(meta.local(), *meta.spec, to->placements), *to), to);
 }
 

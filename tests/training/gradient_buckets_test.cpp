@@ -49,7 +49,7 @@ void on_meshes(const std::function<void(const DeviceMesh&)>& body,
 struct Cases {
   Block block{24, 12, 32};
   Mlp mlp{10, 16, 12};
-  at::Tensor sequences = numbers({5, 6, 24}), rows = numbers({5, 10});
+  at::Tensor sequences = numbers({5, 6, 24}), rows = numbers({5, 10}), two_rows = numbers({2, 10});
   Cases() {
     fill(*block);
     fill(*mlp);
@@ -240,11 +240,11 @@ TEST_CASE("a parameter without a gradient on one rank counts as zero there; with
             reference->zero_grad();
             // The coordinate `step` uses only `up`.
             const bool skips = !zero && rank == step % ranks && ranks > 1;
-            const at::Tensor x = from_local(numbers({2, 10}, 1), mesh, rows);
+            const at::Tensor x = from_local(cases().two_rows, mesh, rows);
             at::Tensor y = module->up(x);
             if (!skips) y = module->down(at::gelu(y));
             y.square().sum().backward();
-            const at::Tensor plain = numbers({2, 10}, 1);
+            const at::Tensor& plain = cases().two_rows;
             for (int64_t r = 0; r < ranks; ++r) {
               at::Tensor want = reference->up(plain);
               const bool skipped = !zero && r == step % ranks && ranks > 1;

@@ -1,0 +1,167 @@
+#include "tessera/dtensor/dispatch/gather_schedule.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "tessera/dtensor/redistribute/route.h"
+#include "tessera/dtensor/redistribute/route_execution.h"
+#include "tessera/mesh/world.h"
+
+namespace tessera {
+namespace {
+
+// Returns the placements of the transpose of a matrix.
+Placements transposed(Placements placements) {
+  for (Placement& each : placements) {
+    if (each.is_shard()) each = each.on(1 - each.tensor_dim());
+  }
+  return placements;
+}
+
+// Says whether both pieces begin at the same element of one storage, as a view and its tensor do. A clone has another.
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.has_storage() && b.has_storage() &&
+         a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
+         a.storage_offset() == b.storage_offset();
+}
+
+enum class ViewOf { kItself, kTranspose, kOther };
+
+ViewOf view_of(const detail::Meta& view, const detail::Meta& parameter) {
+  const Spec &seen = *view.spec, &own = *parameter.spec;
+  if (!same_memory(view.local(), parameter.local()) || seen.dtype != own.dtype) return ViewOf::kOther;
+  if (seen.sizes == own.sizes && seen.strides == own.strides && seen.placements == own.placements) {
+    return ViewOf::kItself;
+  }
+  const bool turned = own.ndim() == 2 && seen.ndim() == 2 && seen.sizes[0] == own.sizes[1] &&
+                      seen.sizes[1] == own.sizes[0] && seen.strides[0] == own.strides[1] &&
+                      seen.strides[1] == own.strides[0] && seen.placements == transposed(own.placements);
+  return turned ? ViewOf::kTranspose : ViewOf::kOther;
+}
+
+// Returns the bytes of the gathered parameter on one rank, counted alike on every rank.
+int64_t bytes_of(const Spec& spec, const Placements& whole) {
+  int64_t parts = 1;
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    if (whole[i].is_shard()) parts *= spec.mesh.size(static_cast<int64_t>(i));
+  }
+  return spec.numel() * static_cast<int64_t>(c10::elementSize(spec.dtype)) / parts;
+}
+
+}  // namespace
+
+void GatherSchedule::add(const at::Tensor& parameter) {
+  const Spec& spec = *detail::meta(parameter).spec;
+  if (spec.strides != contiguous_strides(spec.sizes)) return;  // pieces are gathered row by row
+  by_path_.emplace(detail::meta(parameter).contract->path, slots_.size());
+  slots_.push_back({.impl = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.getIntrusivePtr())});
+}
+
+at::Tensor GatherSchedule::gather(const std::string& path, const detail::Meta& view, const Spec& whole) {
+  const auto found = by_path_.find(path);
+  if (found == by_path_.end()) return {};
+  Slot& slot = slots_[found->second];
+  const at::Tensor parameter(slot.impl.lock());
+  if (!parameter.defined()) return {};
+  const detail::Meta& own = detail::meta(parameter);
+  const ViewOf kind = view_of(view, own);
+  if (kind == ViewOf::kOther) return {};
+  slot.whole = kind == ViewOf::kTranspose ? transposed(whole.placements) : whole.placements;
+  const at::Tensor piece = use(found->second, own);
+  return kind == ViewOf::kTranspose ? piece.t() : piece;
+}
+
+// Returns the gathered piece, and starts what is expected next once nothing that was gathered ahead is left.
+at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter) {
+  Slot& slot = slots_[index];
+  const uint32_t version = parameter.writes().current_version();
+  learn(index, version);
+  const auto held = [&] { return slot.piece.defined() && slot.version == version; };
+  // A parameter that is neither held nor on its way was not expected: what is on its way may not be needed either.
+  if (ahead_ && (!held() || std::ranges::count(ahead_->slots, index) > 0)) wait_for_ahead();
+  at::Tensor piece = held() ? slot.piece : at::Tensor();
+  if (!options_.keeps || !piece.defined()) slot.piece = at::Tensor();
+  if (!piece.defined()) piece = redistribute_local(parameter.local(), *parameter.spec, slot.whole);
+  if (options_.keeps) {
+    slot.piece = piece;
+    slot.version = version;
+  }
+  start_ahead();
+  return piece;
+}
+
+// Notes that this parameter came after the last two. One that was used in this step and written since begins a new step
+// of the optimizer, and must not be gathered ahead before that.
+void GatherSchedule::learn(std::size_t index, uint32_t version) {
+  Slot& slot = slots_[index];
+  if (slot.step == step_ && slot.used != version) {
+    ++step_;
+    next_.erase(last_);
+    last_ = kNothing;
+  } else if (last_ != kNothing) {
+    next_[last_] = index;
+  }
+  last_ = {last_[1], last_[2], last_[3], index};
+  slot.step = step_;
+  slot.used = version;
+}
+
+void GatherSchedule::wait_for_ahead() {
+  const Ahead done = std::move(*ahead_);
+  ahead_.reset();
+  for (std::size_t i = 0; i < done.slots.size(); ++i) {
+    std::atomic<bool> undelivered{true};
+    done.running->deliver(i, slots_[done.slots[i]].piece, undelivered);
+  }
+}
+
+// Starts what is expected next, unless something that was gathered ahead is still to be used.
+void GatherSchedule::start_ahead() {
+  if (options_.ahead_bytes == 0 || ahead_) return;
+  const std::vector<std::size_t> expected = expected_next();
+  if (expected.empty()) return;
+  if (!options_.keeps) {
+    // What was expected and not used since will hardly be.
+    for (Slot& each : slots_) each.piece = at::Tensor();
+  }
+  const at::Tensor first(slots_[expected.front()].impl.lock());
+  const DeviceMesh mesh = detail::meta(first).spec->mesh;
+  std::vector<AsyncRedistributions::Item> items;
+  for (const std::size_t index : expected) {
+    Slot& slot = slots_[index];
+    const at::Tensor parameter(slot.impl.lock());
+    const detail::Meta& meta = detail::meta(parameter);
+    slot.version = meta.writes().current_version();
+    items.push_back({.route = route_between(*meta.spec, slot.whole), .piece = meta.local()});
+  }
+  const World::Scope scope(mesh.world(), "gather ahead");
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  ahead_ = {.running = std::make_shared<AsyncRedistributions>(mesh, std::move(items)), .slots = expected};
+}
+
+std::vector<std::size_t> GatherSchedule::expected_next() const {
+  std::vector<std::size_t> expected;
+  int64_t bytes = 0;
+  Last at = last_;
+  for (std::size_t i = 0; i < 2 * slots_.size(); ++i) {
+    const auto found = next_.find(at);
+    if (found == next_.end()) break;
+    at = {at[1], at[2], at[3], found->second};
+    const Slot& slot = slots_[found->second];
+    const at::Tensor parameter(slot.impl.lock());
+    if (!parameter.defined() || std::ranges::count(expected, found->second) > 0) break;
+    const detail::Meta& meta = detail::meta(parameter);
+    if (slot.piece.defined() && slot.version == meta.writes().current_version()) {
+      if (options_.keeps) continue;
+      break;  // before it, nothing is missing; behind it, nothing is started before it is used
+    }
+    bytes += bytes_of(*meta.spec, slot.whole);
+    if (bytes > options_.ahead_bytes && !expected.empty()) break;
+    expected.push_back(found->second);
+  }
+  return expected;
+}
+
+}  // namespace tessera

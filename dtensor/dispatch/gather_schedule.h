@@ -1,0 +1,81 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "tessera/dtensor/core/spec.h"
+#include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/redistribute/async_redistributions.h"
+
+namespace tessera {
+
+struct GatherOptions {
+  // Is the most that is gathered ahead of its use, in bytes of whole parameters; 0: nothing is.
+  int64_t ahead_bytes = int64_t{16} << 20;
+  // Says whether a gathered parameter is kept until the parameter is written. Otherwise it is freed after its use.
+  bool keeps = false;
+};
+
+// Gathers the parameters of one module that are cut over data dimensions (Contract::gather_dims), and learns in which
+// order operators use them: after four parameters it expects what came after the same four the last time. So forward
+// and backward, which use the same parameters in opposite orders, are told apart, also where an operator uses two. When
+// the last parameter that was gathered ahead is used, the next ones are started, as one collective, while the operator
+// computes.
+//
+// Parameters are known by their paths. What is started follows from the sequence of uses and from counts of writes
+// alone, so that ranks that run the same program start the same.
+class GatherSchedule {
+ public:
+  explicit GatherSchedule(const GatherOptions& options) : options_(options) {}
+
+  // Adds a parameter, which must be a DTensor, under its contract's path.
+  void add(const at::Tensor& parameter);
+
+  // Returns `view`, a parameter of this schedule with the contract's path `path` or its transpose, redistributed to the
+  // placements of `whole`: a piece of any strides. Returns an undefined tensor, without communication, for any other
+  // tensor, such as a part or a clone of the parameter.
+  at::Tensor gather(const std::string& path, const detail::Meta& view, const Spec& whole);
+
+ private:
+  struct Slot {
+    c10::weak_intrusive_ptr<c10::TensorImpl> impl;
+    Placements whole;   // of the gathered parameter; empty until its first use
+    int64_t step = -1;  // in which it was used last, and the count of its writes then:
+    uint32_t used = 0;
+    // The gathered piece, and the count of writes when it was started:
+    at::Tensor piece;
+    uint32_t version = 0;
+  };
+  struct Ahead {
+    std::shared_ptr<AsyncRedistributions> running;
+    std::vector<std::size_t> slots;  // in the order of its items
+  };
+
+  void learn(std::size_t index, uint32_t version);
+  at::Tensor use(std::size_t index, const detail::Meta& parameter);
+  void wait_for_ahead();
+  void start_ahead();
+  std::vector<std::size_t> expected_next() const;
+
+  const GatherOptions options_;
+  std::vector<Slot> slots_;
+  std::map<std::string, std::size_t, std::less<>> by_path_;
+  using Last = std::array<std::size_t, 4>;  // the slots that were used last, the latest one at the end
+  static constexpr Last kNothing{SIZE_MAX, SIZE_MAX, SIZE_MAX, SIZE_MAX};
+  int64_t step_ = 0;
+  Last last_ = kNothing;
+  std::map<Last, std::size_t> next_;
+  std::optional<Ahead> ahead_;  // what was started and not yet waited for
+};
+
+}  // namespace tessera

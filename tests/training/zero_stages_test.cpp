@@ -1,0 +1,238 @@
+// Tests the stages of ZeRO, parameters that are gathered ahead of their use, and replicas of shards.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/nn.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/mesh/in_process.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/fake_mesh.h"
+#include "tessera/tests/training/data_placement.h"
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::testing;
+
+const ParallelPlan kBlock = {{"attn.w[qkv]", ColwiseParallel()},
+                             {"attn.wo", RowwiseParallel()},
+                             {"mlp.up", ColwiseParallel()},
+                             {"mlp.down", RowwiseParallel()}};
+
+struct Cases {
+  Block block{24, 12, 32};
+  at::Tensor sequences = numbers({5, 6, 24}), four = numbers({4, 6, 24});
+  Cases() { fill(*block); }
+};
+const Cases& cases() {
+  static const Cases all;
+  return all;
+}
+
+Block block() {
+  const torch::NoGradGuard no_grad;
+  Block fresh(24, 12, 32);
+  fresh->to(at::kDouble);
+  const auto from = cases().block->named_parameters();
+  for (auto& item : fresh->named_parameters()) item.value().copy_(from[item.key()]);
+  return fresh;
+}
+
+ParallelizeOptions stage(int64_t number, int64_t ahead_bytes = int64_t{16} << 20) {
+  return {.data_placement = Shard(0), .zero_stage = number, .gather_ahead_bytes = ahead_bytes};
+}
+
+// Trains both for four steps, with an evaluation and two micro-batches between, and compares.
+template <class Optimizer, class Options>
+void check_training(const DeviceMesh& mesh, const ParallelizeOptions& options, const Options& of_optimizer) {
+  Block module = block(), reference = block();
+  auto parallel = parallelize_module(module, mesh, kBlock, options);
+  Optimizer ours(module->parameters(), of_optimizer), theirs(reference->parameters(), of_optimizer);
+  const at::Tensor x = cases().sequences;
+  for (int step = 0; step < 4; ++step) {
+    CAPTURE(step);
+    ours.zero_grad();
+    theirs.zero_grad();
+    for (int micro = 0; micro < 1 + step % 2; ++micro) {
+      parallel(piece(x, mesh)).square().mean().backward();
+      reference->forward(x).square().mean().backward();
+    }
+    check_parameters(*module, *reference, /*gradients=*/true, 1e-11, kKeyBias);
+    ours.step();
+    theirs.step();
+    check_parameters(*module, *reference, /*gradients=*/false, 1e-11, kKeyBias);
+    if (step != 1) continue;
+    const torch::NoGradGuard no_grad;
+    for (int i = 0; i < 2; ++i) CHECK(difference(parallel(piece(x, mesh)), reference->forward(x)) <= 1e-11);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("training equals one process in every stage, with nothing, little or everything gathered ahead") {
+  (void)cases();
+  for (const std::vector<int64_t>& shape :
+       std::vector<std::vector<int64_t>>{{1, 1}, {2, 1}, {1, 2}, {3, 1}, {2, 2}, {4, 1}}) {
+    CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
+    run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", shape, {"dp", "tp"}, world);
+      for (const int64_t number : {1, 2, 3}) {
+        CAPTURE(number);
+        for (const int64_t ahead : {int64_t{0}, int64_t{5000}, int64_t{1} << 30}) {
+          CAPTURE(ahead);
+          check_training<torch::optim::SGD>(mesh, stage(number, ahead),
+                                            torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.1));
+        }
+        check_training<torch::optim::AdamW>(mesh, stage(number), torch::optim::AdamWOptions());
+      }
+    });
+  }
+}
+
+TEST_CASE("what a rank holds: gradients whole in stage 1, in pieces from stage 2 on, the optimizer's state in pieces") {
+  (void)cases();
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
+    for (const int64_t number : {1, 2, 3}) {
+      CAPTURE(number);
+      Block module = block();
+      auto parallel = parallelize_module(module, mesh, kBlock, stage(number));
+      torch::optim::AdamW optimizer(module->parameters(), torch::optim::AdamWOptions());
+      parallel(piece(cases().sequences, mesh)).square().mean().backward();
+      optimizer.step();
+      for (const at::Tensor& each : module->parameters()) {
+        CHECK(placements_of(each)[0].is_shard(0));
+        CHECK(placements_of(each.grad())[0].is_replicate() == (number == 1));
+        const auto& state =
+            static_cast<const torch::optim::AdamWParamState&>(*optimizer.state().at(each.unsafeGetTensorImpl()));
+        CHECK(placements_of(state.exp_avg())[0].is_shard(0));
+        CHECK(placements_of(state.exp_avg_sq())[0].is_shard(0));
+      }
+    }
+  });
+}
+
+TEST_CASE("collectives of a step: stages 1 and 2 gather a parameter once, stage 3 again in backward; few together") {
+  (void)cases();
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
+    struct Row {
+      int64_t number;
+      int64_t ahead;
+      int64_t first, later;  // all-gathers of a step
+    };
+    // A block has 16 parameters. Backward uses 10 of them: the weights of its six products, and those of its two norms
+    // with their biases. The first parameter of a step is never gathered ahead.
+    const std::vector<Row> rows = {
+        {1, 0, 16, 16}, {2, 0, 16, 16}, {3, 0, 26, 26}, {2, 1 << 30, 16, 2}, {3, 1 << 30, 26, 3}};
+    for (const Row& row : rows) {
+      CAPTURE(row.number);
+      CAPTURE(row.ahead);
+      Block module = block();
+      auto parallel = parallelize_module(module, mesh, {}, stage(row.number, row.ahead));
+      torch::optim::SGD optimizer(module->parameters(), torch::optim::SGDOptions(0.05));
+      CommCounter counter(mesh);
+      for (int step = 0; step < 4; ++step) {
+        CAPTURE(step);
+        optimizer.zero_grad();
+        counter.reset();
+        parallel(piece(cases().sequences, mesh)).square().mean().backward();
+        CAPTURE(counter.to_string());
+        int64_t gathers = 0;
+        for (const CollectiveRecord& each : counter.records()) {
+          gathers += std::string(each.kind) == "all_gather" && each.op != "gradient";
+        }
+        CHECK(gathers == (step == 0 ? row.first : row.later));
+        CHECK(counter.count("reduce_scatter") == (row.number == 1 ? 0 : 1));
+        CHECK(counter.count("all_reduce") == (row.number == 1 ? 1 : 0));
+        optimizer.step();
+      }
+    }
+  });
+}
+
+TEST_CASE("a clone, a written parameter and a parameter given new values are gathered as they are now") {
+  (void)cases();
+  run_in_process(2, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
+    for (const int64_t number : {2, 3}) {
+      CAPTURE(number);
+      torch::nn::Linear linear(6, 6);
+      linear->to(at::kDouble);
+      parallelize_module(linear, mesh, {}, stage(number));
+      const torch::NoGradGuard no_grad;
+      const at::Tensor x = from_local(at::eye(6, at::kDouble), mesh, {Replicate(), Replicate()});
+      const at::Tensor& weight = linear->weight;
+      const auto used = [&](const at::Tensor& w) { return full_tensor(at::matmul(x, w.t())).t(); };
+      for (int i = 0; i < 3; ++i) {
+        CAPTURE(i);
+        weight.fill_(1);
+        CHECK(used(weight).equal(at::ones({6, 6}, at::kDouble)));
+        at::Tensor clone = weight.clone();
+        clone.mul_(5);
+        CHECK(used(clone).equal(at::full({6, 6}, 5.0, at::kDouble)));
+        CHECK(used(weight).equal(at::ones({6, 6}, at::kDouble)));
+        weight.mul_(3);
+        CHECK(used(weight).equal(at::full({6, 6}, 3.0, at::kDouble)));
+        weight.set_data(clone);
+        CHECK(used(weight).equal(at::full({6, 6}, 5.0, at::kDouble)));
+        CHECK(used(weight * 2).equal(at::full({6, 6}, 10.0, at::kDouble)));
+        CHECK(used(weight).equal(at::full({6, 6}, 5.0, at::kDouble)));
+      }
+    }
+  });
+}
+
+TEST_CASE("replicas of shards: parameters are cut over one data dimension, and gradients reduced over both") {
+  (void)cases();
+  run_in_process(4, [](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 1}, {"replica", "dp", "tp"}, world);
+    Block module = block(), reference = block();
+    auto parallel =
+        parallelize_module(module, mesh, kBlock, {.data_placement = Shard(0), .shard_dims = std::vector<int64_t>{1}});
+    const at::Tensor& x = cases().four;
+    const at::Tensor rows = x.narrow(0, mesh.local_rank("replica") * 2 + mesh.local_rank("dp"), 1).contiguous();
+    CommCounter counter(mesh);
+    for (int step = 0; step < 3; ++step) {
+      CAPTURE(step);
+      module->zero_grad();
+      reference->zero_grad();
+      const at::Tensor loss = parallel(from_local(rows, mesh, {Shard(0), Shard(0), Replicate()})).square().mean();
+      counter.reset();
+      loss.backward();
+      CAPTURE(counter.to_string());
+      CHECK(counter.count("reduce_scatter") == 1);
+      CHECK(counter.count("all_reduce") == 1);
+      reference->forward(x).square().mean().backward();
+      for (const at::Tensor& each : module->parameters()) {
+        CHECK(placements_of(each)[0].is_replicate());
+        CHECK(placements_of(each)[1].is_shard(0));
+        CHECK(placements_of(each.grad()) == placements_of(each));
+      }
+      check_parameters(*module, *reference, /*gradients=*/true, 1e-11, kKeyBias);
+    }
+  });
+}
+
+TEST_CASE("refused: a stage that ZeRO does not have, and dimensions that are not for data") {
+  const auto refused = [](const ParallelizeOptions& options, const std::string& text) {
+    check_refused_on_every_rank({2, 2}, {"dp", "tp"}, text, [&](const DeviceMesh& mesh) {
+      Mlp mlp(4, 4, 4);
+      parallelize_module(mlp, mesh, {}, options);
+    });
+  };
+  refused({.data_placement = Shard(0), .zero_stage = 4}, "zero_stage 4; give 1, 2 or 3");
+  refused({.data_placement = Shard(0), .shard_dims = std::vector<int64_t>{1}},
+          "shard_dims [1] of {dp: 2, tp: 2}; name each once, out of the data dimensions [0]");
+}
