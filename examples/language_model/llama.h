@@ -113,8 +113,7 @@ struct LlamaImpl : torch::nn::Module {
                            torch::nn::Linear(torch::nn::LinearOptions(options.hidden, options.vocabulary).bias(false)));
   }
 
-  // [batch, length] -> [batch, length, vocabulary]. On DTensors call it under tessera::ImplicitReplication: the angles
-  // are plain tensors, alike on every rank.
+  // [batch, length] -> [batch, length, vocabulary]
   at::Tensor forward(const at::Tensor& ids) {
     at::Tensor x = tok(ids);
     const auto plain = ids.options().dtype(x.scalar_type());
