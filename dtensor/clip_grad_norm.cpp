@@ -49,7 +49,7 @@ at::Tensor reduced(const at::Tensor& values, const DeviceMesh& mesh, int64_t mes
 
 // Says which mesh dimensions of each mesh cut some gradient. Over the others all ranks of a mesh have the same values,
 // and nothing needs to be added up.
-std::vector<std::vector<bool>> cut_dims(const detail::LocalGradients& all) {
+std::vector<std::vector<bool>> dims_that_cut(const detail::LocalGradients& all) {
   std::vector<std::vector<bool>> result;
   for (const DeviceMesh& mesh : all.meshes) result.emplace_back(static_cast<std::size_t>(mesh.ndim()));
   for (const detail::LocalGradient& each : all.gradients) {
@@ -164,7 +164,7 @@ at::Tensor shared_values(at::Tensor values, const std::vector<DeviceMesh>& meshe
 }
 
 double norm_of(const detail::LocalGradients& all, double norm_type, const std::optional<DeviceMesh>& stages) {
-  const std::vector<std::vector<bool>> cut = cut_dims(all);
+  const std::vector<std::vector<bool>> cut = dims_that_cut(all);
   const at::Tensor values = over_each_mesh(local_values(all, cut, norm_type), all.meshes, cut, norm_type);
   at::Tensor total = combined(shared_values(values, all.meshes), norm_type);
   for (int64_t dim = 0; stages && dim < stages->ndim(); ++dim) total = reduced(total, *stages, dim, norm_type);

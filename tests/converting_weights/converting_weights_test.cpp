@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -145,10 +146,9 @@ NamedValues whole_values(torch::nn::Module& module) {
 
 void check_equal(const NamedValues& got, const NamedValues& want) {
   REQUIRE(got.size() == want.size());
-  for (const auto& [name, value] : want) {
-    const std::string& key = name;
-    CAPTURE(key);
-    CHECK(got.at(key).equal(value));
+  for (const auto& each : want) {
+    CAPTURE(each.first);
+    CHECK(got.at(each.first).equal(each.second));
   }
 }
 
