@@ -184,7 +184,7 @@ void check_case(const Case& job) {
     as_model(*module, [&](auto& model) {
       ParallelizeOptions options;
       if (zero) options.data_placement = Shard(0);
-      auto parallel = parallelize_module(&model, mesh, job.plan, options);
+      auto parallel = parallelize_module(model, mesh, job.plan, options);
       load(*module, job);
       check_equal(whole_values(*module), want);
       const at::Tensor ids = distribute_tensor(job.ids, mesh, {Shard(0), Replicate()}, kNoSource);

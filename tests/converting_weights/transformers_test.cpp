@@ -19,13 +19,15 @@ namespace tessera {
 namespace {
 
 template <class Model>
-void compare(Model model, const std::string& folder, const WeightRules& rules) {
+void compare(Model model, const std::string& folder, const WeightRules& rules, double tolerance) {
   const torch::NoGradGuard no_grad;
   load_weights(*model, folder, {.rules = rules});
   model->eval();
   const Checkpoint reference(folder + "/reference.safetensors");
   const auto read = [&](const char* name) { return reference.read_box(name, whole_box(reference.find(name)->shape)); };
-  CHECK(torch::allclose(model(read("ids")), read("logits"), 1e-10, 1e-10));
+  const double difference = (model(read("ids")) - read("logits")).abs().max().template item<double>();
+  CAPTURE(folder);
+  CHECK(difference < tolerance);
 }
 
 TEST_CASE("gpt2_rules and llama_rules: what transformers saves gives transformers' logits") {
@@ -36,11 +38,12 @@ TEST_CASE("gpt2_rules and llama_rules: what transformers saves gives transformer
   CAPTURE(made.output);
   REQUIRE(made.exit_code == 0);
   compare(Transformer(TransformerOptions{.vocabulary = 11, .hidden = 12, .layers = 2, .heads = 6, .sequence = 7}),
-          folder.path() + "/gpt2", gpt2_rules("transformer."));
-  // Heads have 4 elements, so that the order of rows differs.
+          folder.path() + "/gpt2", gpt2_rules("transformer."), 1e-10);
+  // Heads have 4 elements, so that the order of rows differs. transformers computes norms and angles of Llama in
+  // float32 whatever the model's dtype; rows in another order differ by more than 0.1.
   compare(Llama(LlamaOptions{
               .vocabulary = 11, .hidden = 24, .intermediate = 10, .layers = 2, .heads = 6, .key_value_heads = 3}),
-          folder.path() + "/llama", llama_rules(6, 3));
+          folder.path() + "/llama", llama_rules(6, 3), 1e-4);
 }
 
 }  // namespace
