@@ -9,7 +9,7 @@
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
-#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/dtensor/over_meshes.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/world.h"
@@ -39,19 +39,7 @@ std::string outcome_of(const std::function<void()>& part, std::exception_ptr& th
 
 }  // namespace
 
-// Reduces over every mesh that has this rank; repeated once per mesh, so that a value of one mesh reaches the ranks of
-// the others through ranks that they share.
-at::Tensor Agreement::reduce_max(at::Tensor values) const {
-  for (std::size_t round = 0; round < meshes_.size(); ++round) {
-    for (const DeviceMesh& mesh : meshes_) {
-      if (!mesh.is_member()) continue;
-      const World::Scope scope(mesh.world(), op_);
-      values = values.to(mesh.device());
-      for (int64_t dim = 0; dim < mesh.ndim(); ++dim) values = all_reduce(values, mesh, dim, ReduceOp::kMax);
-    }
-  }
-  return values.cpu();
-}
+at::Tensor Agreement::reduce_max(const at::Tensor& values) const { return max_over_meshes(values, meshes_, op_).cpu(); }
 
 void Agreement::run(const std::function<void()>& part, const std::function<std::string()>& fingerprint,
                     const char* differ) const {

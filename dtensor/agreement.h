@@ -26,15 +26,15 @@ class Agreement {
   // std::runtime_error. The text names the rank, unless all failed. `fingerprint` is called after `part`; where ranks
   // return different ones, every rank throws std::invalid_argument that starts with op and says `differ`.
   //
-  // Communication: one all-reduce of 40 bytes per mesh dimension (repeated once per mesh where there are several), and
-  // after a failure one more of the text. A rank outside the meshes takes no part.
+  // Communication: one all-reduce of 40 bytes per mesh dimension (of several meshes: see max_over_meshes), and after a
+  // failure one more of the text. A rank outside the meshes takes no part.
   void run(const std::function<void()>& part, const std::function<std::string()>& fingerprint = nullptr,
            const char* differ =
                "the ranks were called with different arguments; every rank must pass the same names, shapes, "
                "dtypes and options") const;
 
  private:
-  at::Tensor reduce_max(at::Tensor values) const;
+  at::Tensor reduce_max(const at::Tensor& values) const;
   [[noreturn]] void throw_alike(int64_t first_rank, int64_t text_bytes, bool all_failed, const std::string& mine) const;
 
   std::vector<DeviceMesh> meshes_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
+#include <string>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -22,6 +24,7 @@ DescriptionRow row_of(const ModuleNode& node, const NamedTensor& item) {
                      .is_parameter = item.is_parameter,
                      .global_shape = t.sizes().vec(),
                      .placements = {},
+                     .mesh = {},
                      .local_shape = t.sizes().vec(),
                      .bytes_here = t.numel() * element,
                      .bytes_global = t.numel() * element,
@@ -29,6 +32,7 @@ DescriptionRow row_of(const ModuleNode& node, const NamedTensor& item) {
   if (is_dtensor(t)) {
     const Spec& spec = spec_of(t);
     row.placements = spec.placements;
+    row.mesh = spec.mesh.to_string();
     row.local_shape = spec.local_sizes;
     row.bytes_here = spec.local_numel() * element;
   }
@@ -39,8 +43,9 @@ using Cells = std::array<std::string, 7>;
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
-Cells cells_of(const DescriptionRow& row) {
-  const std::string placed = row.placements ? to_string(*row.placements) : "plain";
+Cells cells_of(const DescriptionRow& row, bool show_mesh) {
+  std::string placed = row.placements ? to_string(*row.placements) : "plain";
+  if (show_mesh && row.placements) placed += " on " + row.mesh;
   return {row.path.empty() ? "(root)" : row.path,
           row.type,
           row.parameter,
@@ -89,7 +94,11 @@ Description describe(torch::nn::Module& module) {
 
 std::string to_string(const Description& description) {
   std::vector<Cells> lines = {{"path", "type", "parameter", "global shape", "placements", "local shape", "bytes here"}};
-  for (const DescriptionRow& row : description.rows) lines.push_back(cells_of(row));
+  std::set<std::string> meshes;
+  for (const DescriptionRow& row : description.rows) {
+    if (row.placements) meshes.insert(row.mesh);
+  }
+  for (const DescriptionRow& row : description.rows) lines.push_back(cells_of(row, meshes.size() > 1));
   std::array<std::size_t, 7> widths{};
   for (const Cells& cells : lines) {
     for (std::size_t i = 0; i < cells.size(); ++i) widths[i] = std::max(widths[i], cells[i].size());

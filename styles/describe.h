@@ -21,6 +21,7 @@ struct DescriptionRow {
   bool is_parameter = true;  // false: a buffer
   std::vector<int64_t> global_shape;
   std::optional<Placements> placements;  // none: a plain tensor
+  std::string mesh;                      // "{dp: 2, tp: 2} on cpu"; "" for a plain tensor
   std::vector<int64_t> local_shape;
   int64_t bytes_here = 0;
   int64_t bytes_global = 0;
@@ -37,6 +38,7 @@ struct Description {
 Description describe(torch::nn::Module& module);
 
 // Prints a table of path, type, parameter, global shape, placements, local shape and bytes here, and a line of totals.
+// Where tensors lie on several meshes, placements are followed by their mesh.
 std::string to_string(const Description& description);
 
 }  // namespace tessera

@@ -89,6 +89,10 @@ at::Tensor Checkpoint::read_box(std::string_view name, const TensorBox& box) con
   return file_of(name).read_box(*find(name), box);
 }
 
+at::Tensor Checkpoint::read_runs(std::string_view name, const ElementRuns& runs) const {
+  return file_of(name).read_runs(*find(name), runs);
+}
+
 int64_t Checkpoint::bytes_read() const {
   int64_t bytes = 0;
   for (const SafetensorsFile& file : files_) bytes += file.bytes_read();

@@ -30,8 +30,9 @@ class Checkpoint {
   // Returns the file that holds the tensor, which must exist.
   const SafetensorsFile& file_of(std::string_view name) const;
 
-  // Calls SafetensorsFile::read_box on the file that holds the tensor.
+  // Call these functions of SafetensorsFile on the file that holds the tensor.
   at::Tensor read_box(std::string_view name, const TensorBox& box) const;
+  at::Tensor read_runs(std::string_view name, const ElementRuns& runs) const;
   int64_t bytes_read() const;
 
  private:

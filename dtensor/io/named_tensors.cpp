@@ -37,20 +37,24 @@ void check_storable(const std::string& name, const at::Tensor& tensor) {
                   tensor.layout() == at::kStrided ? "" : " that is not strided", tensor.device().str()));
 }
 
-// Returns the rank that writes: the first of the first mesh that is in every mesh, since only a member of a mesh has a
-// tensor's values.
-int64_t writing_rank(const std::vector<DeviceMesh>& meshes, const char* op) {
+// Returns the rank that writes: the first of the first mesh that is in every mesh. If there is none, it is the first of
+// the first mesh, to which the values of other meshes are sent.
+int64_t writing_rank(const std::vector<DeviceMesh>& meshes) {
   for (const int64_t rank : meshes.front().mesh().ranks()) {
     const bool everywhere = std::ranges::all_of(
         meshes, [&](const DeviceMesh& mesh) { return std::ranges::count(mesh.mesh().ranks(), rank) > 0; });
     if (everywhere) return rank;
   }
-  std::vector<std::string> names;
-  for (const DeviceMesh& mesh : meshes) names.push_back(mesh.to_string());
-  throw std::invalid_argument(
-      fmt::format("{}: no rank is in every mesh of the tensors ({}), so none can write them all; save them in separate "
-                  "files",
-                  op, fmt::join(names, "; ")));
+  return meshes.front().mesh().ranks().front();
+}
+
+// Returns the whole value on the rank `writer`, and on the others of its mesh if that has the writer.
+at::Tensor whole_on(int64_t writer, const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return tensor;
+  const DeviceMesh& mesh = mesh_of(tensor);
+  if (std::ranges::count(mesh.mesh().ranks(), writer) > 0) return full_tensor(tensor);
+  const DeviceMesh alone(mesh.world_ptr(), mesh.device_type(), Mesh({1}, {"writer"}, {writer}));
+  return to_local(redistribute_to(tensor, alone, {Replicate()}));
 }
 
 std::string fingerprint_of(const std::vector<SafetensorsHeader>& plan, const std::string& path) {
@@ -71,14 +75,13 @@ std::vector<SafetensorsHeader> make_plan(const std::vector<SavedTensor>& tensors
 // Gathers and appends one tensor after the other. After an error the writing rank goes on gathering, since the other
 // ranks wait for it; the error is returned.
 std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, const std::vector<SavedTensor>& tensors,
-                                 std::optional<CheckpointWriter>& writer) {
+                                 int64_t writing_rank, std::optional<CheckpointWriter>& writer) {
   std::unordered_map<std::string, const at::Tensor*> by_name;
   for (const SavedTensor& item : tensors) by_name.emplace(item.name, &item.tensor);
   std::exception_ptr failure;
   for (const SafetensorsHeader& header : plan) {
     for (const TensorEntry& entry : header.tensors) {
-      const at::Tensor& tensor = *by_name.at(entry.name);
-      const at::Tensor whole = is_dtensor(tensor) ? full_tensor(tensor) : tensor;
+      const at::Tensor whole = whole_on(writing_rank, *by_name.at(entry.name));
       if (!writer || failure) continue;
       try {
         writer->append(whole);
@@ -127,14 +130,15 @@ void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<Dev
   const detail::NotDeferred own_tensors;
   const Agreement agreement(meshes, op);
   const std::vector<SafetensorsHeader> plan = make_plan(tensors, max_shard_bytes, metadata);
-  const bool writes = meshes.empty() || writing_rank(meshes, op) == meshes.front().world().rank();
+  const int64_t writing = meshes.empty() ? 0 : writing_rank(meshes);
+  const bool writes = meshes.empty() || writing == meshes.front().world().rank();
   std::optional<CheckpointWriter> writer;
   agreement.run(
       [&] {
         if (writes) writer.emplace(path, plan);
       },
       [&] { return fingerprint_of(plan, path); });
-  const std::exception_ptr failure = write_in_turn(plan, tensors, writer);
+  const std::exception_ptr failure = write_in_turn(plan, tensors, writing, writer);
   agreement.run([&] {
     if (failure) std::rethrow_exception(failure);
     if (writes) writer->publish();
@@ -165,7 +169,8 @@ at::Tensor held_part(const at::Tensor& tensor, const at::Tensor& box_values) {
   for (const Intervals& part : spec_of(tensor).tile) {
     places.push_back(positions(part.empty() ? part : one_interval(part.front().begin, part.back().end), part));
   }
-  return Region(places, box_values.sizes().vec()).read(box_values);
+  const Region part(places, box_values.sizes().vec());
+  return part.read(part.is_box() ? box_values : box_values.contiguous());
 }
 
 bool is_held(const at::Tensor& tensor) { return !is_dtensor(tensor) || mesh_of(tensor).is_member(); }

@@ -51,6 +51,13 @@ void check_box(const TensorEntry& entry, const TensorBox& box, const std::string
                                           fmt::join(box.sizes, ", "), fmt::join(entry.shape, ", ")));
 }
 
+void check_run(const TensorEntry& entry, int64_t start, int64_t length, const std::string& path) {
+  const int64_t elements = entry.nbytes() / static_cast<int64_t>(c10::elementSize(entry.dtype));
+  if (start >= 0 && length <= elements && start <= elements - length) return;
+  throw std::invalid_argument(fmt::format("'{}': tensor {}: a run of {} elements at {} is not within its {}", path,
+                                          in_quotes(entry.name), length, start, elements));
+}
+
 // Throws on a bool that is neither 0 nor 1, whose use would be undefined behaviour.
 void check_bools(const at::Tensor& tensor, const TensorEntry& entry, const std::string& path) {
   const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
@@ -65,31 +72,42 @@ void check_bools(const at::Tensor& tensor, const TensorEntry& entry, const std::
 
 TensorBox whole_box(const std::vector<int64_t>& shape) { return {std::vector<int64_t>(shape.size(), 0), shape}; }
 
-BoxRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box) {
-  if (std::ranges::count(box.sizes, 0) > 0) return {};
-  // Whole trailing dimensions, and the dimension before them, form one run.
-  std::size_t outer = shape.size();
-  BoxRuns runs = {.starts = {}, .length = 1};
-  int64_t stride = 1;
-  int64_t start = 0;
-  while (outer > 0) {
-    --outer;
-    start += box.offsets[outer] * stride;
-    runs.length *= box.sizes[outer];
-    stride *= shape[outer];
-    if (box.sizes[outer] != shape[outer]) break;
+ElementRuns runs_of_loops(int64_t offset, const std::vector<Loop>& loops) {
+  std::vector<Loop> merged;
+  for (const Loop& loop : loops) {
+    if (loop.size == 0) return {};
+    if (loop.size == 1) continue;
+    if (!merged.empty() && merged.back().stride == loop.size * loop.stride) {
+      merged.back() = {merged.back().size * loop.size, loop.stride};
+    } else {
+      merged.push_back(loop);
+    }
   }
-  runs.starts = {start};
-  for (std::size_t d = outer; d-- > 0;) {
+  ElementRuns runs = {.starts = {offset}, .length = 1};
+  if (!merged.empty() && merged.back().stride == 1) {
+    runs.length = merged.back().size;
+    merged.pop_back();
+  }
+  for (const Loop& loop : merged) {
     std::vector<int64_t> next;
-    next.reserve(runs.starts.size() * static_cast<std::size_t>(box.sizes[d]));
-    for (int64_t i = 0; i < box.sizes[d]; ++i) {
-      for (const int64_t inner : runs.starts) next.push_back((box.offsets[d] + i) * stride + inner);
+    next.reserve(runs.starts.size() * static_cast<std::size_t>(loop.size));
+    for (const int64_t start : runs.starts) {
+      for (int64_t i = 0; i < loop.size; ++i) next.push_back(start + i * loop.stride);
     }
     runs.starts = std::move(next);
-    stride *= shape[d];
   }
   return runs;
+}
+
+ElementRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box) {
+  std::vector<Loop> loops(shape.size());
+  int64_t offset = 0, stride = 1;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    loops[d] = {box.sizes[d], stride};
+    offset += box.offsets[d] * stride;
+    stride *= shape[d];
+  }
+  return runs_of_loops(offset, loops);
 }
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
@@ -116,11 +134,16 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
 
 at::Tensor SafetensorsFile::read_box(const TensorEntry& entry, const TensorBox& box) const {
   check_box(entry, box, path_);
-  at::Tensor result = at::empty(box.sizes, at::TensorOptions().dtype(entry.dtype).device(at::kCPU));
+  return read_runs(entry, box_runs(entry.shape, box)).view(box.sizes);
+}
+
+at::Tensor SafetensorsFile::read_runs(const TensorEntry& entry, const ElementRuns& runs) const {
+  const auto count = static_cast<int64_t>(runs.starts.size());
   const auto element = static_cast<int64_t>(c10::elementSize(entry.dtype));
-  const BoxRuns runs = box_runs(entry.shape, box);
+  at::Tensor result = at::empty({count * runs.length}, at::TensorOptions().dtype(entry.dtype).device(at::kCPU));
   auto* to = static_cast<char*>(result.mutable_data_ptr());
   for (const int64_t start : runs.starts) {
+    check_run(entry, start, runs.length, path_);
     read_at(file_, path_, data_start_ + entry.begin + start * element, runs.length * element, to);
     to += runs.length * element;
     bytes_read_ += runs.length * element;

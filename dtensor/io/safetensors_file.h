@@ -24,19 +24,33 @@ struct TensorBox {
 // Returns the box of a whole tensor of this shape.
 TensorBox whole_box(const std::vector<int64_t>& shape);
 
-// Lists the contiguous runs, in elements and in order, of a row-major tensor of `shape` that make up `box`. All have
-// the same length, and adjacent runs are merged.
-//   shape {4, 6}, box {1, 0} {2, 6} -> one run of 12 at 6;  box {1, 2} {2, 3} -> runs of 3 at 8 and 14
-struct BoxRuns {
+// Lists contiguous runs of elements of a row-major tensor, in order. All have the same length, and adjacent ones are
+// merged.
+struct ElementRuns {
   std::vector<int64_t> starts;
   int64_t length = 0;
 };
-BoxRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box);
+
+// Describes `size` elements of a row-major tensor that are `stride` elements apart.
+struct Loop {
+  int64_t size = 1;
+  int64_t stride = 1;
+
+  friend bool operator==(const Loop&, const Loop&) = default;
+};
+
+// Returns the runs of the elements offset + sum of i_k * loops[k].stride, for all 0 <= i_k < loops[k].size. The loops
+// are nested: each stride is at least the next one's size times its stride.
+ElementRuns runs_of_loops(int64_t offset, const std::vector<Loop>& loops);
+
+// Returns the runs that make up `box` of a tensor of `shape`.
+//   shape {4, 6}, box {1, 0} {2, 6} -> one run of 12 at 6;  box {1, 2} {2, 3} -> runs of 3 at 8 and 14
+ElementRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box);
 
 // Reads a safetensors file. Opening it reads and checks only the header; parts of tensors are read later by pread, not
 // by mapping, so that a file that shrinks gives an error and not a signal. The open file stays the same when another is
 // renamed over its path. It can be moved, not copied. Threads may share what the header gives (tensors, metadata,
-// find), but not read_box and read, which count the bytes without a lock.
+// find), but not what reads, which counts the bytes without a lock.
 class SafetensorsFile {
  public:
   // Opens the file. Throws std::runtime_error when the system cannot open or read `path`, std::invalid_argument when it
@@ -55,6 +69,8 @@ class SafetensorsFile {
   // bool that is neither 0 nor 1); std::runtime_error when reading fails.
   at::Tensor read_box(const TensorEntry& entry, const TensorBox& box) const;
   at::Tensor read(const TensorEntry& entry) const { return read_box(entry, whole_box(entry.shape)); }
+  // Reads the bytes of `runs`, and no others, one run after the other into a 1-D tensor. Throws as read_box does.
+  at::Tensor read_runs(const TensorEntry& entry, const ElementRuns& runs) const;
 
   // Returns the bytes of data read so far, without the header.
   int64_t bytes_read() const { return bytes_read_; }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/dtensor/io/weight_rules.h"
+
 namespace torch::nn {
 class Module;
 }  // namespace torch::nn
@@ -16,6 +18,10 @@ struct LoadOptions {
   // Maps the module's name of a parameter or buffer to its name in the file; "" leaves that tensor as it is. Without it
   // names are the same.
   std::function<std::string(const std::string& module_name)> rename;
+  // Says, in the place of `rename`, how tensors of the file become those of the module: other names, and tensors that
+  // are transposed, split, fused or permuted. Of each tensor of the file a rank reads the runs of bytes that its piece
+  // needs.
+  WeightRules rules;
   // Lists names of the module that may be missing in the file; `*` stands for any characters, `?` for one. These
   // tensors stay as they are.
   std::vector<std::string> allow_missing;
@@ -44,8 +50,10 @@ struct LoadOptions {
 // Communication: for each mesh in the module two small agreements along each of its dimensions (each one 40-byte
 // all-reduce if nothing failed); none for a module of plain tensors, which every rank loads for itself. Every rank of
 // those meshes throws the same, with the text of the lowest rank that failed: std::invalid_argument that lists the
-// missing, unexpected, mis-shaped and mis-typed tensors, or says what is wrong with the file; std::runtime_error when
-// the system cannot read it. An exception of `rename` or `progress` counts as this rank's failure.
+// missing, unexpected, mis-shaped and mis-typed tensors, rules that match no tensor of the module, tensors of the
+// module that no rule matches, and parts of the file's tensors that rules leave out; or says what is wrong with the
+// file or that ranks have different rules; std::runtime_error when the system cannot read it. An exception of `rename`
+// or `progress` counts as this rank's failure.
 void load_weights(torch::nn::Module& module, const std::string& path, const LoadOptions& options = {});
 
 struct SaveOptions {
@@ -69,10 +77,12 @@ struct SaveOptions {
 //
 // With DTensors it is collective over their meshes: all ranks call it with equal arguments, each parameter is gathered
 // (full_tensor) and freed in turn, and one rank writes: the first of the first mesh's ranks that is in every other mesh
-// too. Plain tensors are saved with that rank's values. A module of plain tensors alone is written by every caller. On
-// slices of a mesh (mesh["tp"] of {dp, tp}) each slice has its own writer: call it on one of them. Throws, alike on
-// every rank, std::invalid_argument on a dtype that the format does not have or an impossible path, std::runtime_error
-// when writing fails.
+// too. If there is none, as with stages of a pipeline on meshes of their own, the first mesh's first rank writes, and
+// gets each parameter of a mesh without it by one all_to_all (redistribute_to); ranks outside a mesh list its
+// parameters too. Plain tensors are saved with that rank's values. A module of plain tensors alone is written by every
+// caller. On slices of a mesh (mesh["tp"] of {dp, tp}) each slice has its own writer: call it on one of them. Throws,
+// alike on every rank, std::invalid_argument on a dtype that the format does not have or an impossible path,
+// std::runtime_error when writing fails.
 void save_weights(const torch::nn::Module& module, const std::string& path, const SaveOptions& options = {});
 
 }  // namespace tessera

@@ -1,7 +1,9 @@
-// Holds the C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md, docs/large-models.md and
-// docs/styles.md that is in no program: docs_test compares them.
+// Holds the C++ of README.md, docs/getting-started.md, docs/meshes.md, docs/redistribution.md, docs/large-models.md,
+// docs/converting-weights.md and docs/styles.md that is in no program: docs_test compares them.
 
 #include <chrono>
+#include <filesystem>
+#include <iostream>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,8 +16,10 @@
 
 #include "tessera/dtensor/deferred/sharded_init.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/weights.h"
 #include "tessera/dtensor/measured_costs.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/examples/language_model/weight_rules.h"
 #include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
@@ -272,4 +276,82 @@ TESSERA_RANKS_TEST_CASE("docs/redistribution.md: begun, together, in another dty
   const tessera::DeviceMesh pair(mesh.world_ptr(), c10::DeviceType::CPU, tessera::Mesh({2}, {"stage"}, {2, 3}));
   const at::Tensor there = tessera::redistribute_to(t, pair, {tessera::Shard(0)});  // ranks 0 and 1 hold nothing of it
   CHECK(tessera::to_local(there).numel() == (pair.is_member() ? 32 * 64 : 0));
+}
+
+namespace {
+
+// Has the names of examples/language_model/transformer.h, and one layer.
+struct OfGpt2Impl : torch::nn::Module {
+  OfGpt2Impl() {
+    tok = register_module("tok", torch::nn::Embedding(10, 8));
+    pos = register_module("pos", torch::nn::Embedding(6, 8));
+    const auto layer = std::make_shared<torch::nn::Module>();
+    const auto attn = layer->register_module("attn", std::make_shared<torch::nn::Module>());
+    for (const char* const name : {"wq", "wk", "wv", "wo"}) attn->register_module(name, torch::nn::Linear(8, 8));
+    const auto mlp = layer->register_module("mlp", std::make_shared<torch::nn::Module>());
+    mlp->register_module("up", torch::nn::Linear(8, 32));
+    mlp->register_module("down", torch::nn::Linear(32, 8));
+    const torch::nn::LayerNormOptions norm({8});
+    for (const char* const name : {"norm1", "norm2"}) layer->register_module(name, torch::nn::LayerNorm(norm));
+    register_module("layers", std::make_shared<torch::nn::Module>())->register_module("0", layer);
+    register_module("norm", torch::nn::LayerNorm(norm));
+    register_module("head", torch::nn::Linear(torch::nn::LinearOptions(8, 10).bias(false)));
+  }
+  torch::nn::Embedding tok{nullptr}, pos{nullptr};
+};
+TORCH_MODULE(OfGpt2);
+
+// Has what GPT-2's file has, of one layer.
+struct Gpt2File : torch::nn::Module {
+  Gpt2File() {
+    const auto norm = [] { return torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})); };
+    const auto conv1d = [](int64_t in, int64_t out) {
+      auto module = std::make_shared<torch::nn::Module>();
+      module->register_parameter("weight", torch::ones({in, out}));
+      module->register_parameter("bias", torch::ones({out}));
+      return module;
+    };
+    register_module("wte", torch::nn::Embedding(10, 8));
+    register_module("wpe", torch::nn::Embedding(6, 8));
+    const auto layer = std::make_shared<torch::nn::Module>();
+    const auto attn = layer->register_module("attn", std::make_shared<torch::nn::Module>());
+    attn->register_module("c_attn", conv1d(8, 24));
+    attn->register_module("c_proj", conv1d(8, 8));
+    const auto mlp = layer->register_module("mlp", std::make_shared<torch::nn::Module>());
+    mlp->register_module("c_fc", conv1d(8, 32));
+    mlp->register_module("c_proj", conv1d(32, 8));
+    layer->register_module("ln_1", norm());
+    layer->register_module("ln_2", norm());
+    register_module("h", std::make_shared<torch::nn::Module>())->register_module("0", layer);
+    register_module("ln_f", norm());
+  }
+};
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("docs/converting-weights.md: rules", {1}) {
+  const std::string folder = std::filesystem::path(tessera::testing::store_path()).parent_path() / "gpt2";
+  std::filesystem::create_directories(folder);
+  tessera::save_weights(Gpt2File(), folder);
+  OfGpt2 model;
+  tessera::load_weights(*model, folder, {.rules = gpt2_rules(), .convert_dtype = true});
+  CHECK(model->named_parameters()["layers.0.attn.wk.weight"].eq(1).all().item<bool>());
+
+  const tessera::WeightRules rules = {
+      .rules = {{"layers.*.norm.*", tessera::from_file("h.*.ln_1.*")},
+                {"layers.*.up.weight", tessera::from_file("h.*.mlp.c_fc.weight").transpose(0, 1)},
+                {"layers.*.up.bias", tessera::from_file("h.*.mlp.c_fc.bias")}},
+      .ignored = {"h.*.attn.bias"}};
+  CHECK(tessera::to_string(rules).find("\"layers.*.up.bias\" <- from_file(") != std::string::npos);
+
+  const int64_t heads = 4;
+  const tessera::WeightSource first = tessera::from_file("h.*.c_attn.weight").split(1, 0, 3).transpose(0, 1);
+  const tessera::WeightSource all =
+      tessera::fuse(0, {tessera::from_file("*.q"), tessera::from_file("*.k"), tessera::from_file("*.v")});
+  const tessera::WeightSource neighbours =
+      tessera::from_file("*.q_proj").unflatten(0, {heads, 2, -1}).transpose(1, 2).flatten(0, 2);
+  std::cout << tessera::to_string(first) << '\n';  // from_file("h.*.c_attn.weight").split(1, 0, 3).transpose(0, 1)
+  CHECK(tessera::to_string(first) == R"(from_file("h.*.c_attn.weight").split(1, 0, 3).transpose(0, 1))");
+  CHECK(all.file_names().size() == 3);
+  CHECK(neighbours.steps().size() == 3);
 }

@@ -13,10 +13,12 @@
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
+#include "tessera/dtensor/clip_grad_norm.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/optimizer_state.h"
 #include "tessera/dtensor/io/weights.h"
+#include "tessera/dtensor/loss_scaler.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/layers/parallel_dim.h"  // vocab_parallel_cross_entropy
 #include "tessera/mesh/collectives/comm_counter.h"
@@ -113,7 +115,7 @@ Result train(const Job& job) {
       optimizer.zero_grad();
       const at::Tensor loss = torch::cross_entropy_loss(parallel(ids).flatten(0, 1), target.flatten());
       loss.backward();
-      torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
+      tessera::clip_grad_norm_(model->parameters(), 1.0);
       optimizer.step();
       losses.push_back(loss.item<double>());  // one all-reduce: every rank calls it
       if (world->rank() == 0) std::cout << "loss " << losses.back() << std::endl;
@@ -311,14 +313,45 @@ TESSERA_RANKS_TEST_CASE("docs/training.md: each backward reduces gradients over 
   CHECK(gradients_reduced(job.mesh, job.loss() + job.loss()) == 7);
 }
 
-TESSERA_RANKS_TEST_CASE("docs/training.md: clip_grad_norm_ all-reduces one number for each parameter that is cut",
+TESSERA_RANKS_TEST_CASE("docs/training.md: clip_grad_norm_ all-reduces one number, and LibTorch's one per parameter",
                         {4}) {
   OnFourRanks job;
   job.loss().backward();
   const tessera::CommCounter counter(job.mesh);
-  torch::nn::utils::clip_grad_norm_(job.model->parameters(), 1.0);
-  CHECK(counter.count("all_reduce") == 5);  // weight and bias of up and head, weight of down
-  CHECK(counter.total() == 5);
+  const double norm = tessera::clip_grad_norm_(job.model->parameters(), 1e6);
+  CHECK(counter.count("all_reduce") == 1);
+  CHECK(counter.total_bytes() == 8);
+  CHECK(torch::nn::utils::clip_grad_norm_(job.model->parameters(), 1.0) == doctest::Approx(norm).epsilon(1e-5));
+  CHECK(counter.count("all_reduce") == 1 + 5);  // weight and bias of up and head, weight of down
+  CHECK(counter.total() == 1 + 5);
+}
+
+TESSERA_RANKS_TEST_CASE("docs/training.md: a scaled loss gives the same step", {4}) {
+  torch::manual_seed(0);
+  OnFourRanks with;
+  torch::manual_seed(0);
+  OnFourRanks without;
+  {
+    NextWord& model = with.model;
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    const at::Tensor loss = with.loss();
+    tessera::LossScaler scaler;  // made once
+    scaler.scale(loss).backward();
+    scaler.unscale_(optimizer);  // now, so that the norm is that of the gradients
+    tessera::clip_grad_norm_(model->parameters(), 1.0);
+    scaler.step(optimizer);  // returns whether it stepped
+    scaler.update();
+    CHECK(scaler.state() == tessera::LossScalerState{65536, 1});
+  }
+  torch::optim::SGD optimizer(without.model->parameters(), 0.1);
+  without.loss().backward();
+  tessera::clip_grad_norm_(without.model->parameters(), 1.0);
+  optimizer.step();
+  const auto got = with.model->parameters(), want = without.model->parameters();
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const torch::NoGradGuard no_grad;
+    CHECK(torch::allclose(tessera::full_tensor(got[i]), tessera::full_tensor(want[i]), 1e-5, 1e-6));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("docs/training.md: under autocast parameters and gradients stay float32", {4}) {

@@ -145,7 +145,7 @@ TEST_CASE("box_runs: contiguous stretches, merged where they touch") {
   };
   for (const Row& row : rows) {
     CAPTURE(row.why);
-    const BoxRuns runs = box_runs(row.shape, row.box);
+    const ElementRuns runs = box_runs(row.shape, row.box);
     CHECK(runs.starts == row.starts);
     CHECK(runs.length == row.length);
   }

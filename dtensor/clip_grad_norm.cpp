@@ -1,0 +1,221 @@
+#include "tessera/dtensor/clip_grad_norm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <stdexcept>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/local_gradients.h"
+#include "tessera/dtensor/over_meshes.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/world.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kOp = "clip_grad_norm_";
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Splits numbers that are not negative into two rows, whose maximum over ranks is joined to theirs: infinity for NaN,
+// and a row that is 1 where there was one. Backends lose NaN in a maximum.
+at::Tensor without_nan(const at::Tensor& values) {
+  const at::Tensor is_nan = at::isnan(values);
+  return at::stack({at::where(is_nan, at::full_like(values, kInfinity), values), is_nan.to(at::kDouble)});
+}
+at::Tensor with_nan(const at::Tensor& rows) {
+  return at::where(rows[1].gt(0), at::full_like(rows[0], std::numeric_limits<double>::quiet_NaN()), rows[0]);
+}
+
+at::Tensor reduced(const at::Tensor& values, const DeviceMesh& mesh, int64_t mesh_dim, double norm_type) {
+  const at::Tensor here = values.to(mesh.device());
+  if (norm_type != kInfinity) return all_reduce(here, mesh, mesh_dim, ReduceOp::kSum);
+  return with_nan(all_reduce(without_nan(here), mesh, mesh_dim, ReduceOp::kMax));
+}
+
+// Says which mesh dimensions of each mesh cut some gradient. Over the others all ranks of a mesh have the same values,
+// and nothing needs to be added up.
+std::vector<std::vector<bool>> dims_that_cut(const detail::LocalGradients& all) {
+  std::vector<std::vector<bool>> result;
+  for (const DeviceMesh& mesh : all.meshes) result.emplace_back(static_cast<std::size_t>(mesh.ndim()));
+  for (const detail::LocalGradient& each : all.gradients) {
+    for (std::size_t dim = 0; dim < each.is_cut.size(); ++dim) {
+      if (each.is_cut[dim]) result[*each.mesh][dim] = true;
+    }
+  }
+  return result;
+}
+
+// Says whether this rank counts the gradient: one rank of those that hold the same elements does, as far as their
+// values are added up.
+bool counts(const detail::LocalGradient& gradient, const DeviceMesh& mesh, const std::vector<bool>& cut) {
+  for (std::size_t dim = 0; dim < cut.size(); ++dim) {
+    if (cut[dim] && !gradient.is_cut[dim] && mesh.local_rank(static_cast<int64_t>(dim)) != 0) return false;
+  }
+  return true;
+}
+
+at::Tensor combined(const at::Tensor& values, double norm_type) {
+  return norm_type == kInfinity ? values.max() : values.sum();
+}
+
+// Returns what the gradients that this rank counts give to the norm: the sum of their absolute values' powers, or their
+// maximum.
+at::Tensor of_pieces(const std::vector<at::Tensor>& pieces, double norm_type, c10::Device device) {
+  std::vector<at::Tensor> filled;
+  for (const at::Tensor& piece : pieces) {
+    if (piece.numel() > 0) filled.push_back(piece.is_complex() ? at::abs(piece) : piece);
+  }
+  if (filled.empty()) return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+  std::vector<at::Tensor> norms = at::_foreach_norm(filled, norm_type, at::kDouble);
+  for (at::Tensor& norm : norms) norm = norm.to(device);
+  const at::Tensor all = at::stack(norms);
+  return combined(norm_type == kInfinity ? all : all.pow(norm_type), norm_type);
+}
+
+c10::Device device_of(const detail::LocalGradients& all) {
+  if (!all.meshes.empty()) return all.meshes.front().device();
+  return all.gradients.empty() ? c10::Device(c10::kCPU) : all.gradients.front().piece.device();
+}
+
+// Returns what each mesh's gradients give here, and last what the plain ones give.
+at::Tensor local_values(const detail::LocalGradients& all, const std::vector<std::vector<bool>>& cut,
+                        double norm_type) {
+  std::vector<std::vector<at::Tensor>> pieces(all.meshes.size() + 1);
+  for (const detail::LocalGradient& each : all.gradients) {
+    if (!each.mesh) {
+      pieces.back().push_back(each.piece);
+    } else if (counts(each, all.meshes[*each.mesh], cut[*each.mesh])) {
+      pieces[*each.mesh].push_back(each.piece);
+    }
+  }
+  std::vector<at::Tensor> values;
+  for (const std::vector<at::Tensor>& each : pieces) values.push_back(of_pieces(each, norm_type, device_of(all)));
+  return at::stack(values);
+}
+
+using Ranks = std::vector<int64_t>;
+
+// Lists, for a mesh that contains this rank, the ranks along its mesh dimensions that cut a gradient.
+std::set<Ranks> groups_of(const DeviceMesh& mesh, const std::vector<bool>& cut) {
+  std::set<Ranks> groups;
+  for (std::size_t dim = 0; dim < cut.size(); ++dim) {
+    const auto mesh_dim = static_cast<int64_t>(dim);
+    if (cut[dim] && mesh.size(mesh_dim) > 1) groups.insert(mesh.group_ranks(mesh_dim));
+  }
+  return groups;
+}
+
+// Adds up each mesh's value over its ranks. Values of meshes that have the same ranks along a mesh dimension go
+// together.
+at::Tensor over_each_mesh(at::Tensor values, const std::vector<DeviceMesh>& meshes,
+                          const std::vector<std::vector<bool>>& cut, double norm_type) {
+  std::vector<std::set<Ranks>> groups;
+  for (std::size_t i = 0; i < meshes.size(); ++i) {
+    groups.push_back(meshes[i].is_member() ? groups_of(meshes[i], cut[i]) : std::set<Ranks>());
+  }
+  std::set<Ranks> done;
+  for (std::size_t i = 0; i < meshes.size(); ++i) {
+    for (int64_t dim = 0; dim < meshes[i].ndim(); ++dim) {
+      if (!meshes[i].is_member() || !cut[i][static_cast<std::size_t>(dim)]) continue;
+      const Ranks& ranks = meshes[i].group_ranks(dim);
+      if (ranks.size() == 1 || !done.insert(ranks).second) continue;
+      std::vector<int64_t> together;
+      for (std::size_t j = 0; j < meshes.size(); ++j) {
+        if (groups[j].contains(ranks)) together.push_back(static_cast<int64_t>(j));
+      }
+      const at::Tensor index = at::tensor(together, at::kLong).to(values.device());
+      const at::Tensor sums = reduced(values.index_select(0, index), meshes[i], dim, norm_type);
+      values = values.index_copy(0, index, sums.to(values.device()));
+    }
+  }
+  return values;
+}
+
+bool have_the_same_ranks(const std::vector<DeviceMesh>& meshes) {
+  const auto ranks_of = [](const DeviceMesh& mesh) {
+    return std::set<int64_t>(mesh.mesh().ranks().begin(), mesh.mesh().ranks().end());
+  };
+  return std::ranges::all_of(meshes,
+                             [&](const DeviceMesh& mesh) { return ranks_of(mesh) == ranks_of(meshes.front()); });
+}
+
+// Gives ranks outside a mesh its value, and ranks of different slices the same one.
+at::Tensor shared_values(at::Tensor values, const std::vector<DeviceMesh>& meshes) {
+  if (meshes.empty() || have_the_same_ranks(meshes)) return values;
+  const auto count = static_cast<int64_t>(meshes.size());
+  const at::Tensor shared = with_nan(max_over_meshes(without_nan(values.narrow(0, 0, count)), meshes, kOp));
+  values.narrow(0, 0, count).copy_(shared);
+  return values;
+}
+
+double norm_of(const detail::LocalGradients& all, double norm_type, const std::optional<DeviceMesh>& stages) {
+  const std::vector<std::vector<bool>> cut = dims_that_cut(all);
+  const at::Tensor values = over_each_mesh(local_values(all, cut, norm_type), all.meshes, cut, norm_type);
+  at::Tensor total = combined(shared_values(values, all.meshes), norm_type);
+  for (int64_t dim = 0; stages && dim < stages->ndim(); ++dim) total = reduced(total, *stages, dim, norm_type);
+  const double sum = total.item<double>();
+  return norm_type == kInfinity ? sum : std::pow(sum, 1 / norm_type);
+}
+
+void check_arguments(double max_norm, double norm_type, const std::optional<DeviceMesh>& stages) {
+  if (!(max_norm >= 0)) {
+    throw std::invalid_argument(fmt::format("{}: max_norm is {}; it must be 0 or more", kOp, max_norm));
+  }
+  if (!(norm_type > 0)) {
+    throw std::invalid_argument(
+        fmt::format("{}: norm_type is {}; it must be positive, or infinity for the largest value", kOp, norm_type));
+  }
+  if (stages && !stages->is_member()) {
+    throw std::invalid_argument(fmt::format("{}: this rank is outside the stages {}; pass the slice that contains it",
+                                            kOp, stages->to_string()));
+  }
+}
+
+void scale(const detail::LocalGradients& all, double factor) {
+  std::vector<at::Tensor> pieces;
+  for (const detail::LocalGradient& each : all.gradients) pieces.push_back(each.piece);
+  if (!pieces.empty()) at::_foreach_mul_(pieces, factor);
+}
+
+}  // namespace
+
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
+                       bool error_if_nonfinite, const std::optional<DeviceMesh>& stages) {
+  check_arguments(max_norm, norm_type, stages);
+  const at::NoGradGuard no_grad;
+  const detail::NotDeferred own_tensors;
+  const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
+  std::optional<World::Scope> scope;
+  if (stages || !all.meshes.empty()) scope.emplace(stages ? stages->world() : all.meshes.front().world(), kOp);
+  const double norm = norm_of(all, norm_type, stages);
+  if (error_if_nonfinite && !std::isfinite(norm)) {
+    throw std::runtime_error(fmt::format(
+        "{}: the norm of order {} of all gradients is {}; without error_if_nonfinite they are scaled nevertheless", kOp,
+        norm_type, norm));
+  }
+  const double factor = max_norm / (norm + 1e-6);  // 1e-6 as in LibTorch
+  if (!(factor >= 1)) scale(all, factor);          // a factor of NaN scales
+  return norm;
+}
+
+double clip_grad_norm_(const at::Tensor& parameter, double max_norm, double norm_type, bool error_if_nonfinite,
+                       const std::optional<DeviceMesh>& stages) {
+  return clip_grad_norm_(std::vector<at::Tensor>{parameter}, max_norm, norm_type, error_if_nonfinite, stages);
+}
+
+}  // namespace tessera

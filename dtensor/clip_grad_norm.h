@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera {
+
+// Scales the gradients of `parameters` in place, all by one number, so that the norm of all their elements together is
+// at most `max_norm`; returns the norm before that. It means what torch::nn::utils::clip_grad_norm_ means for the same
+// model in one process, for parameters that are plain or DTensors, on one mesh or several, of any placements and
+// dtypes: each element counts once, in double, however it is cut or replicated. A tensor that is listed twice counts
+// once. Gradients that are undefined do not count. With a norm that is not finite all gradients are scaled by a number
+// that is 0 or not finite, as LibTorch does; with `error_if_nonfinite` that throws std::runtime_error, before any is
+// scaled.
+//
+// `norm_type` is positive; infinity stands for the largest absolute value.
+//
+// Every rank lists the same parameters, of which some may lie on meshes that do not contain it; or, with slices of a
+// mesh, the parameters on the slices that contain it. The result is then the same on every rank. A plain gradient must
+// be the same on every rank. Where ranks hold different parameters along a mesh, such as the stages of a pipeline, give
+// `stages`, e.g. mesh["pp"]: what ranks along it hold is added up, plain gradients too.
+//
+// Communication, under "clip_grad_norm_": one all_reduce of 8 bytes (infinity: 16) per mesh dimension that cuts some
+// gradient, for all parameters together. Mesh dimensions of different meshes that have the same ranks share one. With
+// meshes of different ranks max_over_meshes (dtensor/over_meshes.h) follows, of 16 bytes per mesh. `stages` adds one
+// per mesh dimension. What is pending in a gradient is reduced before; backward leaves nothing pending. Throws
+// std::invalid_argument, alike on every rank, on a negative or NaN `max_norm`, a `norm_type` that is not positive, an
+// undefined parameter, and a plain gradient that is sparse.
+double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
+                       bool error_if_nonfinite = false, const std::optional<DeviceMesh>& stages = std::nullopt);
+
+// Does the same for one parameter.
+double clip_grad_norm_(const at::Tensor& parameter, double max_norm, double norm_type = 2.0,
+                       bool error_if_nonfinite = false, const std::optional<DeviceMesh>& stages = std::nullopt);
+
+}  // namespace tessera

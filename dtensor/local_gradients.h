@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/mesh/device_mesh.h"
+
+namespace tessera::detail {
+
+// Holds this rank's part of one gradient.
+struct LocalGradient {
+  at::Tensor piece;  // shares memory with the gradient
+  // The gradient's mesh in LocalGradients::meshes, and the mesh dimensions that cut it; none for a plain gradient,
+  // which every rank has for itself.
+  std::optional<std::size_t> mesh;
+  std::vector<bool> is_cut;
+};
+
+struct LocalGradients {
+  std::vector<DeviceMesh> meshes;  // of all parameters and gradients, in order of appearance
+  std::vector<LocalGradient> gradients;
+};
+
+// Returns the gradients of `parameters` that are defined on this rank. What is pending in a gradient is reduced first,
+// into the parameter's layout, together for all gradients of a mesh, and becomes the parameter's .grad; backward leaves
+// nothing pending. A tensor that is listed twice counts once. Ranks outside a gradient's mesh have none. Communicates
+// under `op` for what is pending only. Throws std::invalid_argument on an undefined parameter, and on a gradient that
+// is not dense.
+LocalGradients local_gradients(const std::vector<at::Tensor>& parameters, const char* op);
+
+}  // namespace tessera::detail

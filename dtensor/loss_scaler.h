@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "tessera/mesh/device_mesh.h"
+
+namespace torch::optim {
+class Optimizer;
+}  // namespace torch::optim
+
+namespace tessera {
+
+struct LossScalerOptions {
+  double initial_scale = 65536.0;
+  double growth_factor = 2.0;      // after growth_interval steps in a row without a number that is not finite
+  double backoff_factor = 0.5;     // after a step with one
+  int64_t growth_interval = 2000;  // in calls of update()
+  // Names the mesh along which ranks hold different parameters, as in clip_grad_norm_.
+  std::optional<DeviceMesh> stages;
+};
+
+// Is what a checkpoint keeps of a LossScaler.
+struct LossScalerState {
+  double scale = 0;
+  int64_t good_steps = 0;  // since the scale last changed
+
+  friend bool operator==(const LossScalerState&, const LossScalerState&) = default;
+};
+
+// Scales the loss, so that small gradients do not vanish in float16, and the gradients back. Where a gradient is
+// infinite or NaN on any rank, every rank leaves out the optimizer's step, and the scale becomes smaller.
+//
+//   scaler.scale(loss).backward();
+//   scaler.unscale_(optimizer);   // only if gradients are looked at before the step
+//   clip_grad_norm_(model->parameters(), 1.0);
+//   scaler.step(optimizer);
+//   scaler.update();
+//
+// With several optimizers, each has its own step, and update() comes last. Every rank makes the same calls.
+// Source: torch.amp.GradScaler of PyTorch 2.11, whose defaults these are.
+class LossScaler {
+ public:
+  // Throws std::invalid_argument on a scale that is not positive and finite, a growth factor of 1 or less, a backoff
+  // factor outside (0, 1), and an interval below 1.
+  explicit LossScaler(LossScalerOptions options = {});
+
+  // Returns the loss times the scale. Differentiable.
+  at::Tensor scale(const at::Tensor& loss) const;
+
+  // Divides the gradients of the optimizer's parameters by the scale, in place, and finds out whether all are finite on
+  // every rank. Parameters may lie on several meshes, as in clip_grad_norm_.
+  // Communication, under "LossScaler": one all_reduce of 4 bytes per mesh dimension (see max_over_meshes) and per mesh
+  // dimension of `stages`; none for plain parameters without `stages`, for which each rank decides alone.
+  // Throws std::invalid_argument, alike on every rank, when it was called since the last update(), and on gradients of
+  // float16, in which small numbers would vanish again: keep parameters in float32 and use autocast.
+  void unscale_(torch::optim::Optimizer& optimizer);
+
+  // Calls optimizer.step() if all gradients are finite on every rank, and returns whether it did, the same on every
+  // rank. Calls unscale_ before, unless that was done. Throws as unscale_, and std::invalid_argument when it was called
+  // for this optimizer since the last update().
+  bool step(torch::optim::Optimizer& optimizer);
+
+  // Changes the scale after the steps of all optimizers. Does not communicate. Throws std::invalid_argument when no
+  // gradients were looked at since the last call.
+  void update();
+
+  LossScalerState state() const { return state_; }
+  // Throws std::invalid_argument on a scale that is not positive and finite, and a negative number of steps.
+  void set_state(const LossScalerState& state);
+
+ private:
+  struct Progress {
+    bool all_finite = true;
+    bool stepped = false;
+  };
+
+  LossScalerOptions options_;
+  LossScalerState state_;
+  std::map<const torch::optim::Optimizer*, Progress> progress_;  // since the last update()
+};
+
+}  // namespace tessera
