@@ -9,20 +9,10 @@
 
 #include <torch/torch.h>
 
+#include "tessera/examples/language_model/transformer_options.h"
+
 // A causal language model in plain torch::nn, which knows nothing of meshes. Its forward runs as it is on plain tensors
 // and on DTensors, whose sizes are global: `heads` counts the heads of all ranks together.
-
-struct TransformerOptions {
-  int64_t vocabulary = 256;  // bytes
-  int64_t hidden = 128;
-  int64_t layers = 4;
-  int64_t heads = 4;       // divides `hidden`
-  int64_t sequence = 128;  // the longest
-  double dropout = 0.1;
-  bool tied = false;  // the output multiplies by the embedding's weight
-
-  friend bool operator==(const TransformerOptions&, const TransformerOptions&) = default;
-};
 
 // Holds one layer's keys or values of all positions so far, [batch, heads, sequence, head_size] from the first call on.
 // Their memory is as the heads are cut: a rank that computes some heads holds the keys and values of these alone.
