@@ -122,6 +122,7 @@ TEST_CASE("generate: text is written as it comes, byte by byte, and a reader tha
 TEST_CASE("generate: mistakes are named, and the job ends") {
   struct Row {
     std::string why;
+    int64_t ranks;
     std::string arguments;
     std::string want;
   };
@@ -136,23 +137,23 @@ TEST_CASE("generate: mistakes are named, and the job ends") {
   std::filesystem::copy(run.path(), wide.path(), std::filesystem::copy_options::recursive);
   std::ofstream(wide.path() + "/config.ini") << "hidden=32\nlayers=2\nsequence=16\nheads=4\nvocabulary=128\n";
   const std::vector<Row> rows = {
-      {"no run", "", "run is required"},
-      {"no such run", "no/such --prompt a", "'no/such/config.ini' cannot be read; give a folder that tools/train"},
-      {"an unknown option", ok + "--topk 3", "--top-k"},
-      {"a sampling that is none", ok + "--temperature -1", "--temperature: Value -1 not in range"},
-      {"a dtype", ok + "--dtype half", "--dtype: half not in {float32,float64}"},
-      {"no prompt", run.path(), "there is no prompt; give --prompt TEXT or --prompt-file FILE"},
-      {"two prompts", ok + "--prompt-file x", "--prompt-file excludes --prompt"},
-      {"a file of the prompt", run.path() + " --prompt-file no/such", "--prompt-file: 'no/such' cannot be read"},
-      {"a byte that is no token", run.path() + " --prompt $'ab\\xc3'",
+      {"no run", 1, "", "run is required"},
+      {"no such run", 2, "no/such --prompt a", "'no/such/config.ini' cannot be read; give a folder that tools/train"},
+      {"an unknown option", 1, ok + "--topk 3", "--top-k"},
+      {"a sampling that is none", 1, ok + "--temperature -1", "--temperature: Value -1 not in range"},
+      {"a dtype", 1, ok + "--dtype half", "--dtype: half not in {float32,float64}"},
+      {"no prompt", 2, run.path(), "there is no prompt; give --prompt TEXT or --prompt-file FILE"},
+      {"two prompts", 1, ok + "--prompt-file x", "--prompt excludes --prompt-file"},
+      {"a file of the prompt", 2, run.path() + " --prompt-file no/such", "--prompt-file: 'no/such' cannot be read"},
+      {"a byte that is no token", 2, run.path() + " --prompt $'ab\\xc3'",
        "byte 3 of the prompt is 195; the model's tokens are 0 to 127"},
-      {"no such step", ok + "--step 7", "has no checkpoint of step 7; it has those of 20, 100"},
-      {"no checkpoint", other + " --prompt a", "has no complete checkpoint"},
-      {"a setting is missing", broken.path() + " --prompt a", "--heads is required; it describes the model"},
-      {"another model", wide.path() + " --prompt a", "tok.weight"},
+      {"no such step", 2, ok + "--step 7", "has no checkpoint of step 7; it has those of 20, 100"},
+      {"no checkpoint", 2, other + " --prompt a", "has no complete checkpoint"},
+      {"a setting is missing", 2, broken.path() + " --prompt a", "--heads is required; it describes the model"},
+      {"another model", 2, wide.path() + " --prompt a", "tok.weight"},
   };
   for (const Row& row : rows) {
-    const ShellOutcome outcome = shell("bash -c \"exec " + on_ranks(2) + row.arguments + "\"");
+    const ShellOutcome outcome = shell("bash -c \"exec " + on_ranks(row.ranks) + row.arguments + "\"");
     CAPTURE(row.why);
     CAPTURE(outcome.output);
     CHECK(outcome.exit_code != 0);
