@@ -35,7 +35,7 @@ TransformerOptions read_options(const fs::path& file) {
   app.add_option("--layers", options.layers)->required()->check(CLI::PositiveNumber);
   app.add_option("--heads", options.heads)->required()->check(CLI::PositiveNumber);
   app.add_option("--sequence", options.sequence)->required()->check(CLI::PositiveNumber);
-  app.add_flag("--tied,!--not-tied", options.tied);
+  app.add_flag("--tied", options.tied);
   try {
     app.parse_from_stream(in);
   } catch (const CLI::ParseError& error) {
