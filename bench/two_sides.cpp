@@ -27,6 +27,7 @@ std::vector<std::string> own_command() {
 }
 
 std::vector<std::string> peer_command(const SidesArguments& arguments) {
+  if (arguments.own_peer) return own_command();
   const char* python = std::getenv("TESSERA_PYTHON");
   return {python != nullptr ? python : "python3", arguments.peer_script};
 }
@@ -48,19 +49,23 @@ void add_options(CLI::App& app, SidesArguments& arguments, const char* peer_vari
   app.add_flag("--check", arguments.check, "fail when a goal is missed");
   app.add_flag("--quick", arguments.quick, "small sizes and few rounds, to see whether it runs");
   app.add_option("--launch", arguments.launch, "the launcher's program")->envname("TESSERA_LAUNCH");
-  app.add_option("--peer", arguments.peer_script, "the peer's program")->envname(peer_variable);
+  arguments.own_peer = peer_variable == nullptr;
+  if (!arguments.own_peer) {
+    app.add_option("--peer", arguments.peer_script, "the peer's program")->envname(peer_variable);
+  }
   app.add_option("--rank-at", arguments.rank_at, "be a rank that gets its commands from this socket")->group("");
 }
 
 void check_arguments(const SidesArguments& arguments) {
-  if (arguments.launch.empty() || arguments.peer_script.empty()) {
+  if (arguments.launch.empty() || (arguments.peer_script.empty() && !arguments.own_peer)) {
     throw std::invalid_argument("--launch and --peer are needed; tools/bench gives them");
   }
 }
 
 TwoSides::TwoSides(const SidesArguments& arguments, int64_t size)
     : ours("ours", started_by(arguments, size, arguments.backend, own_command()), size),
-      peer("peer", started_by(arguments, size, "gloo", peer_command(arguments)), size) {}
+      peer("peer", started_by(arguments, arguments.own_peer ? 1 : size, "gloo", peer_command(arguments)),
+           arguments.own_peer ? 1 : size) {}
 
 double slowest(Ranks& ranks, const std::string& line) {
   double out = 0;

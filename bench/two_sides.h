@@ -14,21 +14,22 @@ class App;
 
 namespace tessera::bench {
 
-// Holds the command line of a benchmark of real ranks, ours and PyTorch's.
+// Holds the command line of a benchmark of real ranks, ours and the peer's: PyTorch's, or one process of this program.
 struct SidesArguments {
   std::vector<int64_t> ranks = {2, 4};
   std::string backend = "gloo";  // backend of our ranks; the peer uses Gloo
   std::string json;
   std::string launch;
   std::string peer_script;
-  std::string rank_at;  // not empty: this process is one of our ranks
+  std::string rank_at;    // not empty: this process is one of our ranks, or the peer
+  bool own_peer = false;  // the peer is one process of this program
   int rounds = 51;
   double round_ms = 30;
   bool quick = false;
   bool check = false;
 };
-// Adds them as options; `peer_variable` of the environment names the peer's program.
-void add_options(CLI::App& app, SidesArguments& arguments, const char* peer_variable);
+// Adds them as options; `peer_variable` of the environment names the peer's program. Without one the peer is our own.
+void add_options(CLI::App& app, SidesArguments& arguments, const char* peer_variable = nullptr);
 // Throws std::invalid_argument when the launcher or the peer's program is missing.
 void check_arguments(const SidesArguments& arguments);
 

@@ -2,26 +2,54 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include <torch/torch.h>
+
+#include "tessera/examples/language_model/transformer_options.h"
 
 // A causal language model in plain torch::nn, which knows nothing of meshes. Its forward runs as it is on plain tensors
 // and on DTensors, whose sizes are global: `heads` counts the heads of all ranks together.
 
-struct TransformerOptions {
-  int64_t vocabulary = 256;  // bytes
-  int64_t hidden = 128;
-  int64_t layers = 4;
-  int64_t heads = 4;       // divides `hidden`
-  int64_t sequence = 128;  // the longest
-  double dropout = 0.1;
-  bool tied = false;  // the output multiplies by the embedding's weight
+// Holds one layer's keys or values of all positions so far, [batch, heads, sequence, head_size] from the first call on.
+// Their memory is as the heads are cut: a rank that computes some heads holds the keys and values of these alone.
+struct CachedPositions {
+  at::Tensor all;
 
-  friend bool operator==(const TransformerOptions&, const TransformerOptions&) = default;
+  // Writes `fresh`, [batch, heads, n, head_size], at positions begin, ..., begin + n - 1, and returns a view of the
+  // positions before begin + n. Memory for `sequence` positions is made once.
+  at::Tensor append(const at::Tensor& fresh, int64_t begin, int64_t sequence) {
+    const int64_t end = begin + fresh.size(2);
+    if (all.defined()) {
+      all.narrow(2, begin, fresh.size(2)).copy_(fresh);
+    } else {
+      all = at::constant_pad_nd(fresh, {0, 0, 0, sequence - end});
+    }
+    return all.narrow(2, 0, end);
+  }
+};
+
+struct LayerCache {
+  CachedPositions keys, values;
+};
+
+// Holds what a model keeps of the tokens that it was given, so that the next call takes the tokens that follow alone:
+//   KeyValueCache cache;
+//   model(prompt, &cache);         // logits of all positions of the prompt
+//   model(next_token, &cache);     // logits of position cache.length - 1
+// It is for calls without gradients, all of one batch size. To begin another text set `length` to 0; a smaller length
+// forgets the positions after it.
+struct KeyValueCache {
+  std::vector<LayerCache> layers;
+  int64_t length = 0;  // positions so far
 };
 
 struct AttentionImpl : torch::nn::Module {
-  explicit AttentionImpl(const TransformerOptions& options) : heads(options.heads), dropout(options.dropout) {
+  explicit AttentionImpl(const TransformerOptions& options)
+      : heads(options.heads), sequence(options.sequence), dropout(options.dropout) {
     wq = register_module("wq", torch::nn::Linear(options.hidden, options.hidden));
     wk = register_module("wk", torch::nn::Linear(options.hidden, options.hidden));
     wv = register_module("wv", torch::nn::Linear(options.hidden, options.hidden));
@@ -29,15 +57,32 @@ struct AttentionImpl : torch::nn::Module {
     drop = register_module("drop", torch::nn::Dropout(options.dropout));
   }
 
-  at::Tensor forward(const at::Tensor& x) {  // [batch, length, hidden] -> [batch, length, hidden]
+  // [batch, length, hidden] -> [batch, length, hidden]. `begin` is the position of the first of `length`; `cache` holds
+  // the positions before it.
+  at::Tensor forward(const at::Tensor& x, LayerCache* cache = nullptr, int64_t begin = 0) {
     const auto by_head = [&](const at::Tensor& t) { return t.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2); };
+    const at::Tensor q = by_head(wq(x));
+    at::Tensor k = by_head(wk(x)), v = by_head(wv(x));
+    if (cache != nullptr) {
+      k = cache->keys.append(k, begin, sequence);
+      v = cache->values.append(v, begin, sequence);
+    }
     const at::Tensor y =
-        at::scaled_dot_product_attention(by_head(wq(x)), by_head(wk(x)), by_head(wv(x)), /*attn_mask=*/std::nullopt,
-                                         /*dropout_p=*/is_training() ? dropout : 0.0, /*is_causal=*/true);
+        at::scaled_dot_product_attention(q, k, v, earlier_positions(x, begin),
+                                         /*dropout_p=*/is_training() ? dropout : 0.0, /*is_causal=*/begin == 0);
     return drop(wo(y.transpose(1, 2).flatten(2)));
   }
 
+  // Returns the mask [length, begin + length] of the positions that each position of x may look at. No mask is needed
+  // where x has all positions from 0 on, or one alone.
+  static std::optional<at::Tensor> earlier_positions(const at::Tensor& x, int64_t begin) {
+    const int64_t length = x.size(1);
+    if (begin == 0 || length == 1) return std::nullopt;
+    return torch::ones({length, begin + length}, torch::dtype(torch::kBool).device(x.device())).tril(begin);
+  }
+
   int64_t heads;
+  int64_t sequence;
   double dropout;
   torch::nn::Linear wq{nullptr}, wk{nullptr}, wv{nullptr}, wo{nullptr};
   torch::nn::Dropout drop{nullptr};
@@ -66,8 +111,8 @@ struct BlockImpl : torch::nn::Module {
     mlp = register_module("mlp", Mlp(options));
   }
 
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor h = x + attn(norm1(x));
+  at::Tensor forward(const at::Tensor& x, LayerCache* cache = nullptr, int64_t begin = 0) {
+    const at::Tensor h = x + attn(norm1(x), cache, begin);
     return h + mlp(norm2(h));
   }
 
@@ -94,9 +139,20 @@ struct TransformerImpl : torch::nn::Module {
     }
   }
 
-  at::Tensor forward(const at::Tensor& ids) {  // [batch, length] -> [batch, length, vocabulary]
-    at::Tensor x = drop(tok(ids) + pos(torch::arange(ids.size(1), ids.options().dtype(torch::kLong))));
-    for (const auto& layer : *layers) x = layer->as<Block>()->forward(x);
+  // [batch, length] -> [batch, length, vocabulary]. With a cache, ids are those that follow the tokens that it has
+  // seen, and it has seen them after this call.
+  at::Tensor forward(const at::Tensor& ids, KeyValueCache* cache = nullptr) {
+    const int64_t begin = cache == nullptr ? 0 : cache->length, end = begin + ids.size(1);
+    if (end > options.sequence) {
+      throw std::invalid_argument("the model takes " + std::to_string(options.sequence) + " positions, and was given " +
+                                  std::to_string(end) + "; give fewer tokens, or set the length of the cache to 0");
+    }
+    if (cache != nullptr) cache->layers.resize(layers->size());
+    at::Tensor x = drop(tok(ids) + pos(torch::arange(begin, end, ids.options().dtype(torch::kLong))));
+    for (std::size_t i = 0; i < layers->size(); ++i) {
+      x = layers->at<BlockImpl>(i).forward(x, cache == nullptr ? nullptr : &cache->layers[i], begin);
+    }
+    if (cache != nullptr) cache->length = end;
     return head(norm(x));
   }
 

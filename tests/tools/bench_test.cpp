@@ -143,6 +143,17 @@ TEST_CASE("bench cross_entropy: three ways give the same loss, and ours keeps to
   }
 }
 
+TEST_CASE("bench generate: ranks and one process write the same tokens, and are measured") {
+  const nlohmann::json figures = figures_of("timeout 200 bench/generate --quick --launch tools/launcher/launch");
+  CHECK(figures["benchmark"] == "generate");
+  REQUIRE(figures["rows"].size() == 2);
+  for (const nlohmann::json& row : figures["rows"]) {
+    CHECK(row["ranks_us"] > 0);
+    CHECK(row["plain_us"] > 0);
+    CHECK(row["to_plain_interval"][0] <= row["to_plain"]);
+  }
+}
+
 TEST_CASE("bench sequence_memory: by layers a rank keeps its part of what one process keeps") {
   const nlohmann::json figures = figures_of("timeout 100 bench/sequence_memory --quick");
   REQUIRE(figures["rows"].size() == 1);

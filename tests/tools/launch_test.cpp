@@ -94,6 +94,18 @@ TEST_CASE("launch --no-prefix: lines as they were written") {
   CHECK(outcome.err == "bad\n");
 }
 
+TEST_CASE("launch --no-prefix: standard output is passed on before a line ends, to the byte") {
+  const PrivateFolder folder;
+  const std::string go = folder.path() + "/go", out = folder.path() + "/out";
+  REQUIRE(::mkfifo(go.c_str(), 0600) == 0);
+  const pid_t launcher = start_launch(
+      {"--no-prefix", "-n", "1", "bash", "-c", "printf a; read -r < " + go + R"(; printf '\xff\n\0b')"}, folder.path());
+  CHECK(wait_until([&] { return read_file(out) == "a"; }));
+  std::ofstream(go) << "go\n";
+  CHECK(wait_for(launcher) == 0);
+  CHECK(read_file(out) == std::string("a\xff\n\0b", 5));
+}
+
 TEST_CASE("launch: ranks learn who they are, and the folder of their store is theirs alone and removed") {
   const PrivateFolder folder;
   const Outcome outcome = launch_script("3",

@@ -43,10 +43,12 @@ void print_line(int64_t rank, OutputStream stream, std::string_view line) {
   std::fflush(file);
 }
 
-void print_bare_line(int64_t, OutputStream stream, std::string_view line) {
-  std::FILE* const file = stream == OutputStream::kStdout ? stdout : stderr;
-  fmt::print(file, "{}\n", line);
-  std::fflush(file);
+void print_bare_line(int64_t, OutputStream, std::string_view line) { fmt::print(stderr, "{}\n", line); }
+
+// A program may write text that is no line yet, and bytes that are no text.
+void pass_on(int64_t, std::string_view bytes) {
+  std::fwrite(bytes.data(), 1, bytes.size(), stdout);
+  std::fflush(stdout);
 }
 
 struct Arguments {
@@ -65,6 +67,7 @@ int launch(const Arguments& arguments) {
                                  .store_path = folder.path() + "/store",
                                  .on_line = arguments.is_bare ? print_bare_line : print_line,
                                  .take_signal = take_signal};
+  if (arguments.is_bare) options.on_output = pass_on;
   if (time_limit_s > 0) options.time_limit = std::chrono::milliseconds(static_cast<int64_t>(time_limit_s * 1000));
   if (!arguments.backend.empty()) options.environment["TESSERA_BACKEND"] = arguments.backend;
   std::optional<MpiJob> mpi;

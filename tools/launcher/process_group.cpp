@@ -126,12 +126,16 @@ void ProcessGroup::read_outputs(std::chrono::milliseconds wait) {
   }
 }
 
-// Passes the complete lines that are available to on_line. Returns false at the end of the stream.
+// Passes what is available to on_output, or its complete lines to on_line. Returns false at the end of the stream.
 bool ProcessGroup::read_output(Output& output) {
   std::array<char, 65536> buffer;
   const ssize_t count = ::read(output.fd, buffer.data(), buffer.size());
   if (count < 0) return errno == EAGAIN || errno == EINTR;
   if (count == 0) return false;
+  if (output.stream == OutputStream::kStdout && options_.on_output) {
+    options_.on_output(output.rank, std::string_view(buffer.data(), static_cast<std::size_t>(count)));
+    return true;
+  }
   output.partial.append(buffer.data(), static_cast<std::size_t>(count));
   std::size_t begin = 0;
   for (std::size_t end; (end = output.partial.find('\n', begin)) != std::string::npos; begin = end + 1) {

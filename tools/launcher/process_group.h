@@ -48,6 +48,8 @@ struct ProcessGroupOptions {
   std::function<bool(int64_t rank)> is_done;
   // Called with each line that a rank writes, without its newline.
   std::function<void(int64_t rank, OutputStream stream, std::string_view line)> on_line;
+  // If given, called with what a rank writes to standard output, as it comes; on_line then gets standard error alone.
+  std::function<void(int64_t rank, std::string_view bytes)> on_output;
   // Called repeatedly; returns a signal to pass on to the ranks, or 0. SIGINT, SIGTERM, SIGHUP and SIGQUIT also start
   // the grace time.
   std::function<int()> take_signal;

@@ -1,0 +1,84 @@
+#include "tessera/examples/generate/generator.h"
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include <torch/torch.h>
+
+#include "tessera/dtensor/deferred/sharded_init.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/weights.h"
+#include "tessera/examples/generate/sampling.h"
+#include "tessera/examples/language_model/parallel_plan.h"
+
+namespace {
+
+// Constructors make parameters of the default dtype.
+class DefaultDtype {
+ public:
+  explicit DefaultDtype(at::ScalarType dtype) : before_(torch::get_default_dtype()) {
+    torch::set_default_dtype(at::scalarTypeToTypeMeta(dtype));
+  }
+  ~DefaultDtype() { torch::set_default_dtype(before_); }
+  DefaultDtype(const DefaultDtype&) = delete;
+  DefaultDtype& operator=(const DefaultDtype&) = delete;
+
+ private:
+  caffe2::TypeMeta before_;
+};
+
+std::vector<int64_t> last(const std::vector<int64_t>& text, int64_t count) {
+  return {text.end() - std::min<std::ptrdiff_t>(count, std::ssize(text)), text.end()};
+}
+
+}  // namespace
+
+ParallelTransformer load_model(const TransformerOptions& options, const std::string& checkpoint, at::ScalarType dtype,
+                               const tessera::DeviceMesh& mesh) {
+  const torch::NoGradGuard no_gradient;
+  const DefaultDtype default_dtype(dtype);
+  std::optional<tessera::ShardedInit> init(std::in_place, mesh);
+  Transformer model(options);
+  init.reset();
+  ParallelTransformer parallel = tessera::parallelize_module(model, mesh, parallel_plan(options));
+  parallel->eval();
+  tessera::load_weights(*model, checkpoint, {.convert_dtype = true});
+  return parallel;
+}
+
+void Generator::generate(std::vector<int64_t> text, const GenerateOptions& options,
+                         const std::function<void(int64_t token)>& on_token) {
+  if (text.empty()) throw std::invalid_argument("generate: the prompt is empty; give at least one token");
+  const torch::NoGradGuard no_gradient;
+  cache_.length = 0;
+  std::vector<int64_t> fresh = last(text, sequence_);
+  for (int64_t i = 0; i < options.tokens; ++i) {
+    if (cache_.length + std::ssize(fresh) > sequence_) {
+      cache_.length = 0;
+      fresh = last(text, std::max<int64_t>(sequence_ / 2, 1));
+    }
+    const int64_t token = choose_token(logits_after(fresh), options.sampling, mesh_);
+    if (token == options.stop) return;
+    on_token(token);
+    text.push_back(token);
+    fresh = {token};
+  }
+}
+
+at::Tensor Generator::logits_after(const std::vector<int64_t>& tokens) {
+  const at::Tensor logits = forward_(torch::tensor(tokens, torch::kLong).unsqueeze(0), &cache_);
+  const at::Tensor row = logits.select(1, logits.size(1) - 1).select(0, 0);
+  return tessera::is_dtensor(row) ? tessera::full_tensor(row) : row;
+}
+
+int64_t Generator::cache_bytes_here() const {
+  int64_t bytes = 0;
+  for (const LayerCache& layer : cache_.layers) {
+    for (const at::Tensor& t : {layer.keys.all, layer.values.all}) {
+      bytes += static_cast<int64_t>((tessera::is_dtensor(t) ? tessera::to_local(t) : t).nbytes());
+    }
+  }
+  return bytes;
+}

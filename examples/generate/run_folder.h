@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "tessera/examples/language_model/transformer_options.h"
+#include "tessera/mesh/device_mesh.h"
+
+// Reads a folder that examples/train has written: RUN/config.ini, and RUN/checkpoints/step_00000100 for each step that
+// was saved.
+struct Run {
+  TransformerOptions options;
+  int64_t step = 0;
+  std::string checkpoint;  // a folder that load_weights takes
+};
+
+// Returns the model's sizes, and the newest checkpoint or that of `step`. Communication: an agreement of all ranks (see
+// Agreement), and one all_reduce of 8 bytes, by which they take the same step even if a run goes on meanwhile.
+// Throws, alike on every rank, std::invalid_argument that says what the folder lacks.
+Run open_run(const std::string& folder, std::optional<int64_t> step, const tessera::DeviceMesh& mesh);
