@@ -34,7 +34,7 @@ std::optional<int64_t> step_of(const std::string& name) {
   int64_t step = 0;
   const char* const end = name.data() + name.size();
   const auto [read_to, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
-  const bool is_step = error == std::errc() && read_to == end && name == step_folder_name(step);
+  const bool is_step = error == std::errc() && step >= 0 && read_to == end && name == step_folder_name(step);
   return is_step ? std::optional(step) : std::nullopt;
 }
 

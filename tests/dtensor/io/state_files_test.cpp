@@ -181,7 +181,7 @@ TEST_CASE("state manifest: it is read as it was written, and any cut or changed 
   CHECK(again.random.counter == 3);
   CHECK(again.scheduler_steps == 5);
   CHECK(again.values == manifest.values);
-  CHECK(again.files == manifest.files);
+  CHECK((again.files == manifest.files));
   CHECK(serialize_state_manifest(again) == text);
   for (std::size_t i = 0; i < text.size(); ++i) {
     REQUIRE_THROWS_WITH_AS(parse_state_manifest(text.substr(0, i), "m"), doctest::Contains("'m': "),

@@ -134,7 +134,7 @@ std::map<std::string, std::string> contents(const std::string& folder) {
 double largest_difference(const std::string& a, const std::string& b) {
   const SafetensorsFile file_a(a);
   const SafetensorsFile file_b(b);
-  CHECK(file_a.tensors() == file_b.tensors());
+  CHECK((file_a.tensors() == file_b.tensors()));
   double largest = 0;
   for (const TensorEntry& entry : file_a.tensors()) {
     const at::Tensor x = file_a.read(entry).to(torch::kDouble);
