@@ -1,6 +1,7 @@
 #include "tessera/dtensor/io/training_state.h"
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <stdexcept>
 #include <utility>
@@ -28,16 +29,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kOp = "load_training_state";
 
-std::string find_step_folder(const std::string& path) {
-  std::error_code ignored;
-  if (fs::exists(fs::path(path) / kManifestName, ignored)) return path;
-  const std::optional<std::string> newest = newest_training_state(path);
-  if (newest) return *newest;
-  throw std::invalid_argument(fmt::format(
-      "{}: '{}' is no whole training state and holds none; name a folder that a TrainingStateSaver saved to", kOp,
-      path));
-}
-
 // Holds one training state that is opened, and what of it this rank has planned and read.
 class Loading {
  public:
@@ -45,8 +36,8 @@ class Loading {
     if (state.optimizer != nullptr) optimizer_.emplace(*state.optimizer, state.model, kOp);
   }
 
-  void plan(const std::string& path) {
-    folder_ = find_step_folder(path);
+  void plan(const std::string& step_folder) {
+    folder_ = step_folder;
     text_ = read_state_manifest(folder_);
     manifest_ = parse_state_manifest(text_, (fs::path(folder_) / kManifestName).string());
     const std::string model_path = (fs::path(folder_) / "model.safetensors").string();
@@ -98,28 +89,39 @@ class Loading {
   std::optional<OptimizerLoad> optimizer_;
 };
 
-}  // namespace
-
-void save_training_state(const TrainingState& state, const std::string& folder, const SaveStateOptions& options) {
-  TrainingStateSaver(folder, options).save(state);
-}
-
-void load_training_state(TrainingState& state, const std::string& path) {
-  if (!state.mesh.is_member()) return;
+// Loads the state whose folder `find` returns, and returns whether there is one.
+bool load_found(TrainingState& state, const std::function<std::optional<std::string>()>& find) {
+  if (!state.mesh.is_member()) return false;
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
   const Agreement agreement({state.mesh}, kOp);
   std::optional<Loading> loading;
   agreement.run(
       [&] {
-        loading.emplace(state);
-        loading->plan(path);
+        const std::optional<std::string> step_folder = find();
+        if (step_folder) loading.emplace(state).plan(*step_folder);
       },
-      [&] { return loading->fingerprint(); },
+      [&] { return loading ? loading->fingerprint() : "none"; },
       "the ranks found different training states: the path leads to different folders, or a state was saved or removed "
       "meanwhile; pass a folder that all ranks share, and load again");
+  if (!loading) return false;
   agreement.run([&] { loading->read(); });
   loading->apply();
+  return true;
+}
+
+}  // namespace
+
+void save_training_state(const TrainingState& state, const std::string& folder, const SaveStateOptions& options) {
+  TrainingStateSaver(folder, options).save(state);
+}
+
+void load_training_state(TrainingState& state, const std::string& step_folder) {
+  load_found(state, [&] { return std::optional(step_folder); });
+}
+
+bool load_newest_training_state(TrainingState& state, const std::string& folder) {
+  return load_found(state, [&] { return newest_training_state(folder); });
 }
 
 std::optional<std::string> newest_training_state(const std::string& folder) {

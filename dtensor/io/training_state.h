@@ -97,18 +97,20 @@ class TrainingStateSaver {
 void save_training_state(const TrainingState& state, const std::string& folder, const SaveStateOptions& options = {});
 
 // Loads what a TrainingStateSaver saved, on any mesh and with any placements, into the parts that `state` names, and
-// sets its step and values, and the random state of the mesh's World. `path` is a step's folder, or the folder of
-// several, of which the newest whole one is loaded. What is saved and not named is not loaded; what is named must have
-// been saved.
+// sets its step and values, and the random state of the mesh's World. `step_folder` is the folder of one step. What is
+// saved and not named is not loaded; what is named must have been saved.
 //
 // Each rank reads the blocks that hold its pieces, and verifies them. Nothing changes until every rank has read
 // everything; a throw leaves all as it was. Until then a rank holds its pieces twice.
 //
 // Every rank of the state's mesh calls it. Communication: two all-reduces of 40 bytes per mesh dimension.
-// Throws, alike on every rank: std::invalid_argument when there is no whole state, when ranks found different ones,
-// when a block is not what was saved (the text names file, block and checksums), and when the state does not fit the
-// parts, as load_weights and load_optimizer do; std::runtime_error when the system cannot read.
-void load_training_state(TrainingState& state, const std::string& path);
+// Throws, alike on every rank: std::invalid_argument when ranks found different states, when a block is not what was
+// saved (the text names file, block and checksums), and when the state does not fit the parts, as load_weights and
+// load_optimizer do; std::runtime_error when the system cannot read.
+void load_training_state(TrainingState& state, const std::string& step_folder);
+
+// Does the same with newest_training_state(folder). Returns false, on every rank, and changes nothing if there is none.
+bool load_newest_training_state(TrainingState& state, const std::string& folder);
 
 // Returns the step folder of the highest step in `folder` whose state is whole: state.json has its checksum, and every
 // file is there with its size. nullopt if there is none. Does not communicate.

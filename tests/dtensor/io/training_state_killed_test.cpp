@@ -79,7 +79,7 @@ TEST_CASE("training state: when a rank is killed while saving, the older state s
     const DeviceMesh mesh = init_device_mesh("cpu", {1}, {"tp"}, World::create({}));
     const auto module = make_module(mesh, 5);
     TrainingState state = {.mesh = mesh, .model = *module};
-    load_training_state(state, states);
+    CHECK(load_newest_training_state(state, states));
     CHECK(state.step == 1);
     CHECK(full_tensor(module->named_parameters()["b"]).eq(1).all().item<bool>());
     state.step = 2;

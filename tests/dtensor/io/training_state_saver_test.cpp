@@ -130,7 +130,7 @@ TESSERA_RANKS_TEST_CASE("training state: the weights are in the files that save_
       CHECK(read_text(root + "/step_00000001/" + name) == read_text(root + "/weights/" + name));
     Sample loaded(mesh, -2);
     TrainingState state = loaded.state(0);
-    load_training_state(state, root);
+    CHECK(load_newest_training_state(state, root));
     CHECK(state.step == 1);
     CHECK(loaded.value() == 1.5);
   }
@@ -185,7 +185,7 @@ TESSERA_RANKS_TEST_CASE(
   CHECK(counter.total() == 6);
   counter.reset();
   TrainingState state = module.state(0);
-  load_training_state(state, folder.path());
+  CHECK(load_newest_training_state(state, folder.path()));
   CHECK(counter.count("all_reduce") == 4);
   CHECK(counter.total() == 4);
 }
@@ -248,7 +248,7 @@ TESSERA_RANKS_TEST_CASE("training state: the last K are kept, and the newest who
   TrainingState state = module.state(0);
   contains(same_message(mesh, [&] { load_training_state(state, folder / "step_00000012"); }),
            "do not begin and end as");
-  load_training_state(state, folder.path());
+  CHECK(load_newest_training_state(state, folder.path()));
   CHECK(state.step == 3);
   CHECK(module.value() == 3);
 }
@@ -330,13 +330,17 @@ TESSERA_RANKS_TEST_CASE("training state: ranks that see different checkpoints lo
   module.fill(9);
   const std::string mine = folder / (is_last() ? "b" : "a");
   TrainingState state = module.state(0);
-  contains(same_message(mesh, [&] { load_training_state(state, mine); }), "the ranks found different training states");
+  contains(same_message(mesh, [&] { load_newest_training_state(state, mine); }), "the ranks found different training");
+  contains(same_message(mesh, [&] { load_newest_training_state(state, is_last() ? folder / "none" : mine); }),
+           "the ranks found different training states");
   contains(same_message(mesh, [&] { load_weights(module, mine + ".safetensors"); }), "the ranks opened different");
   contains(same_message(mesh, [&] { load_optimizer(optimizer, module, mine + ".optimizer"); }),
            "the ranks opened different");
   const std::string last = "rank " + std::to_string(world()->size() - 1) + ": ";
-  contains(same_message(mesh, [&] { load_training_state(state, is_last() ? folder / "none" : mine); }),
-           last + "load_training_state: '" + folder / "none' is no whole training state and holds none");
+  contains(
+      same_message(mesh, [&] { load_training_state(state, is_last() ? folder / "none" : mine + "/step_00000001"); }),
+      last + "cannot open '" + folder / "none/state.json'");
+  CHECK_FALSE(load_newest_training_state(state, folder / "none"));
   CHECK(module.value() == 9);
   CHECK(state.step == 0);
 }
@@ -385,9 +389,11 @@ TESSERA_RANKS_TEST_CASE("training state: what fails on one rank is the same erro
   torch::optim::SGD optimizer(module.parameters(), 0.1);
   torch::optim::StepLR scheduler(optimizer, 1);
   state.scheduler = &scheduler;
-  contains(same_message(mesh, [&] { load_training_state(state, folder.path()); }), "was saved without scheduler");
+  contains(same_message(mesh, [&] { load_newest_training_state(state, folder.path()); }),
+           "was saved without scheduler");
   state.optimizer = &optimizer;
-  contains(same_message(mesh, [&] { load_training_state(state, folder.path()); }), "was saved without optimizer");
+  contains(same_message(mesh, [&] { load_newest_training_state(state, folder.path()); }),
+           "was saved without optimizer");
 }
 
 TESSERA_RANKS_TEST_CASE("training state: a disk that is full is the same error everywhere, and the older state stays",
@@ -422,7 +428,7 @@ TESSERA_RANKS_TEST_CASE("training state: each slice of a mesh saves alone, and w
   save_training_state(module.state(1), own);
   module.fill(3);
   TrainingState state = module.state(0);
-  load_training_state(state, own);
+  CHECK(load_newest_training_state(state, own));
   CHECK(module.value() == 2);
 }
 

@@ -90,7 +90,7 @@ struct Training {
   }
   void load(const std::string& path) {
     TrainingState loaded = state();
-    load_training_state(loaded, path);
+    CHECK(load_newest_training_state(loaded, path));
     step = loaded.step;
     CHECK(loaded.values == std::map<std::string, std::string>{{"position", std::to_string(step * 4)}});
   }
