@@ -69,16 +69,18 @@ std::string joined(const std::vector<std::string>& lines) {
 [[noreturn]] void throw_misfits(const Misfits& misfits, const std::string& path, const char* op) {
   std::string text = fmt::format("{}: '{}' does not fit the module, which was not changed.", op, path);
   if (!misfits.missing.empty()) {
-    text += fmt::format(" Missing in the file: {} (rename them with `rename`, or name them in `allow_missing`).",
-                        list_names(misfits.missing));
+    text += fmt::format(
+        " Missing in the file: {} (with load_weights, map them by `rename` or name them in `allow_missing`).",
+        list_names(misfits.missing));
   }
   if (!misfits.unexpected.empty()) {
-    text +=
-        fmt::format(" Not in the module: {} (set `allow_unexpected` to ignore them).", list_names(misfits.unexpected));
+    text += fmt::format(" Not in the module: {} (set `allow_unexpected` of load_weights to ignore them).",
+                        list_names(misfits.unexpected));
   }
   if (!misfits.shapes.empty()) text += fmt::format(" Of another shape: {}.", joined(misfits.shapes));
   if (!misfits.dtypes.empty()) {
-    text += fmt::format(" Of another dtype: {} (set `convert_dtype` to convert).", joined(misfits.dtypes));
+    text +=
+        fmt::format(" Of another dtype: {} (set `convert_dtype` of load_weights to convert).", joined(misfits.dtypes));
   }
   throw std::invalid_argument(text);
 }

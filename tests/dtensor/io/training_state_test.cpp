@@ -176,9 +176,11 @@ TESSERA_RANKS_TEST_CASE(
       save_training_state(training.state(), folder + "/" + layout + " end", small);
     }
   }
-  for (const std::string& from : saved) {
+  for (std::size_t i = 0; i < saved.size(); ++i) {
+    const std::string& from = saved[i];
     const std::string there = folder + "/" + from;
-    for (const std::string& to : layouts()) {
+    for (std::size_t j = 0; j < layouts().size(); ++j) {
+      const std::string to = layouts()[j];
       CAPTURE(from);
       CAPTURE(to);
       Training training(to);
@@ -187,6 +189,8 @@ TESSERA_RANKS_TEST_CASE(
       const std::string again = folder + "/again";
       save_training_state(training.state(), again, small);
       CHECK(contents(again + "/step_00000003") == contents(there + "/step_00000003"));
+      barrier(line, 0);
+      if ((i + j) % layouts().size() != 0) continue;  // each layout goes on from one state or more
       training.train_to(6);
       save_training_state(training.state(), again, small);
       const std::string end = again + "/step_00000006";
