@@ -94,7 +94,10 @@ class HeldValues {
   void hold(std::vector<ShareToWrite>& shares) {
     int64_t bytes = 0;
     for (const ShareToWrite& share : shares) bytes += aligned(share.place.bytes());
-    if (!memory_.defined() || memory_.numel() < bytes) memory_ = at::empty({bytes}, at::kByte);
+    if (!memory_.defined() || memory_.numel() < bytes) {
+      memory_.reset();  // first, so that two are never held
+      memory_ = at::empty({bytes}, at::kByte);
+    }
     int64_t begin = 0;
     for (ShareToWrite& share : shares) {
       const at::Tensor copy = memory_.narrow(0, begin, share.place.bytes()).view(share.bytes.scalar_type());
