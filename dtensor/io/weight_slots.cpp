@@ -70,7 +70,7 @@ std::string joined(const std::vector<std::string>& lines) {
   std::string text = fmt::format("{}: '{}' does not fit the module, which was not changed.", op, path);
   if (!misfits.missing.empty()) {
     text += fmt::format(
-        " Missing in the file: {} (with load_weights, map them by `rename` or name them in `allow_missing`).",
+        " Missing in the file: {} (rename them with `rename` of load_weights, or name them in `allow_missing`).",
         list_names(misfits.missing));
   }
   if (!misfits.unexpected.empty()) {

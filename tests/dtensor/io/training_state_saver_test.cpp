@@ -241,6 +241,7 @@ TESSERA_RANKS_TEST_CASE("training state: the last K are kept, and the newest who
   }
   saver.wait();
   CHECK(entries_in(folder.path()) == std::vector<std::string>{"step_00000003", "step_00000012"});
+  folder.wait();
   saver.save(module.state(12));  // replaces it
   folder.wait();
   if (world()->rank() == 0) write_text(folder / "step_00000012/state.json", "{");
