@@ -1,6 +1,7 @@
 #include "tessera/dtensor/io/checkpoint.h"
 
 #include <filesystem>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -34,14 +35,21 @@ std::string resolve(const std::string& path) {
                   path));
 }
 
+std::optional<BlockChecksums> checksums_of(const std::string& path, const FileChecksums* checksums) {
+  if (checksums == nullptr) return std::nullopt;
+  const auto found = checksums->find(fs::path(path).filename().string());
+  if (found == checksums->end()) throw std::invalid_argument(fmt::format("'{}' is not among the saved files", path));
+  return found->second;
+}
+
 }  // namespace
 
-Checkpoint::Checkpoint(const std::string& path) {
+Checkpoint::Checkpoint(const std::string& path, const FileChecksums* checksums) {
   const std::string file = resolve(path);
   if (file.ends_with(index_path(""))) {
-    open_index(file);
+    open_index(file, checksums);
   } else {
-    files_.emplace_back(file);
+    files_.emplace_back(file, checksums_of(file, checksums));
   }
   for (std::size_t i = 0; i < files_.size(); ++i) {
     for (const TensorEntry& entry : files_[i].tensors()) {
@@ -51,12 +59,15 @@ Checkpoint::Checkpoint(const std::string& path) {
   }
 }
 
-void Checkpoint::open_index(const std::string& path) {
-  const WeightMap weights = read_checkpoint_index(path);
+void Checkpoint::open_index(const std::string& path, const FileChecksums* checksums) {
+  const WeightMap weights = read_checkpoint_index(path, checksums_of(path, checksums));
   if (weights.empty()) throw std::invalid_argument(fmt::format("'{}': index: it names no tensor", path));
   std::map<std::string, std::size_t> opened;
   for (const auto& [tensor, file] : weights) {
-    if (opened.emplace(file, files_.size()).second) files_.emplace_back((fs::path(folder_of(path)) / file).string());
+    if (opened.emplace(file, files_.size()).second) {
+      const std::string part = (fs::path(folder_of(path)) / file).string();
+      files_.emplace_back(part, checksums_of(part, checksums));
+    }
     const SafetensorsFile& holder = files_[opened.at(file)];
     if (holder.find(tensor) != nullptr) continue;
     throw std::invalid_argument(
@@ -91,6 +102,16 @@ at::Tensor Checkpoint::read_box(std::string_view name, const TensorBox& box) con
 
 at::Tensor Checkpoint::read_runs(std::string_view name, const ElementRuns& runs) const {
   return file_of(name).read_runs(*find(name), runs);
+}
+
+std::pair<std::size_t, int64_t> Checkpoint::position_of(std::string_view name) const {
+  return {file_index_.find(name)->second, find(name)->begin};
+}
+
+std::string Checkpoint::fingerprint() const {
+  std::string all;
+  for (const SafetensorsFile& file : files_) all += file.fingerprint();
+  return all;
 }
 
 int64_t Checkpoint::bytes_read() const {

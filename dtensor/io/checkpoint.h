@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +14,19 @@
 
 namespace tessera {
 
+// Ends the error of a collective load whose ranks have different fingerprints.
+inline constexpr const char* kDifferentCheckpoints =
+    "the ranks opened different checkpoints: their paths lead to different files, or a save replaced them meanwhile; "
+    "pass a path that is the same checkpoint on every rank, and load again";
+
 // Reads a checkpoint: one safetensors file, or several with their index. It can be moved, not copied.
 class Checkpoint {
  public:
   // Opens `path`, which is as in load_weights: a file, an index (".index.json"), or a folder. Throws std::runtime_error
   // when the system cannot open or read a file, std::invalid_argument when there is no checkpoint, a file breaks the
   // format, or the files and the index disagree.
-  explicit Checkpoint(const std::string& path);
+  // With `checksums`, which must name every file that is opened, all reads are verified: see BlockReader.
+  explicit Checkpoint(const std::string& path, const FileChecksums* checksums = nullptr);
 
   // Returns every tensor by name.
   const std::map<std::string, const TensorEntry*, std::less<>>& tensors() const { return entries_; }
@@ -34,9 +41,13 @@ class Checkpoint {
   at::Tensor read_box(std::string_view name, const TensorBox& box) const;
   at::Tensor read_runs(std::string_view name, const ElementRuns& runs) const;
   int64_t bytes_read() const;
+  // Returns where the tensor is, for reading in ascending order: the number of its file, and its first byte there.
+  std::pair<std::size_t, int64_t> position_of(std::string_view name) const;
+  // Returns what SafetensorsFile::fingerprint returns, of all files.
+  std::string fingerprint() const;
 
  private:
-  void open_index(const std::string& path);
+  void open_index(const std::string& path, const FileChecksums* checksums);
 
   std::vector<SafetensorsFile> files_;
   std::map<std::string, const TensorEntry*, std::less<>> entries_;

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "tessera/dtensor/io/file_descriptor.h"
+#include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/strict_json.h"
 
 namespace tessera {
@@ -167,16 +167,8 @@ WeightMap parse_checkpoint_index(std::string_view json, const std::string& file)
   return parser.take();
 }
 
-WeightMap read_checkpoint_index(const std::string& path) {
-  int64_t bytes = 0;
-  const FileDescriptor file = open_regular_file(path, bytes);
-  if (bytes > kMaxIndexBytes) {
-    throw std::invalid_argument(
-        fmt::format("'{}': an index of {} bytes is longer than {}", path, bytes, kMaxIndexBytes));
-  }
-  std::string text(static_cast<std::size_t>(bytes), '\0');
-  read_at(file, path, 0, bytes, text.data());
-  return parse_checkpoint_index(text, path);
+WeightMap read_checkpoint_index(const std::string& path, std::optional<BlockChecksums> checksums) {
+  return parse_checkpoint_index(read_whole_file(path, kMaxIndexBytes, std::move(checksums)), path);
 }
 
 std::string serialize_checkpoint_index(const WeightMap& weights, int64_t total_size) {

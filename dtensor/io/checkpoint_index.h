@@ -2,9 +2,12 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+
+#include "tessera/dtensor/io/block_checksums.h"
 
 namespace tessera {
 
@@ -15,8 +18,9 @@ using WeightMap = std::map<std::string, std::string>;
 // Parses {"metadata": {...}, "weight_map": {tensor: file}}. `file` is for messages only. Throws std::invalid_argument
 // on anything else, on duplicate keys, and on file names that lead out of the folder.
 WeightMap parse_checkpoint_index(std::string_view json, const std::string& file);
-// Reads and parses an index. Throws also std::runtime_error, when the system cannot read it.
-WeightMap read_checkpoint_index(const std::string& path);
+// Reads and parses an index, and verifies it where there are checksums (see BlockReader). Throws also
+// std::runtime_error, when the system cannot read it.
+WeightMap read_checkpoint_index(const std::string& path, std::optional<BlockChecksums> checksums = std::nullopt);
 
 // Returns the text of an index; `total_size` is in bytes.
 std::string serialize_checkpoint_index(const WeightMap& weights, int64_t total_size);

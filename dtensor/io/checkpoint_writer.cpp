@@ -50,14 +50,15 @@ std::string resolve_target(const std::string& path) {
 
 std::string name_of(const std::string& path) { return fs::path(path).filename().string(); }
 
-// Returns the parts of a sharded checkpoint at `path`; empty when there is none that can be read.
+// Returns the parts of a sharded checkpoint at `path`; empty when there is none. Throws std::runtime_error when the
+// system cannot read its index (too many open files): then its parts must stay.
 WeightMap existing_parts(const std::string& path) {
   std::error_code ignored;
   if (!fs::exists(index_path(path), ignored)) return {};
   try {
     return read_checkpoint_index(index_path(path));
-  } catch (const std::exception&) {
-    return {};  // it does not load, so there is nothing to protect
+  } catch (const std::invalid_argument&) {
+    return {};  // no reader accepts it, so there is nothing to protect
   }
 }
 

@@ -63,15 +63,6 @@ std::string fingerprint_of(const std::vector<SafetensorsHeader>& plan, const std
   return all;
 }
 
-std::vector<SafetensorsHeader> make_plan(const std::vector<SavedTensor>& tensors, int64_t max_shard_bytes,
-                                         const std::map<std::string, std::string>& metadata) {
-  std::vector<TensorEntry> entries;
-  for (const SavedTensor& item : tensors) {
-    entries.push_back({item.name, item.tensor.scalar_type(), item.tensor.sizes().vec(), 0, 0});
-  }
-  return plan_checkpoint(std::move(entries), max_shard_bytes, metadata);
-}
-
 // Gathers and appends one tensor after the other. After an error the writing rank goes on gathering, since the other
 // ranks wait for it; the error is returned.
 std::exception_ptr write_in_turn(const std::vector<SafetensorsHeader>& plan, const std::vector<SavedTensor>& tensors,
@@ -123,13 +114,28 @@ std::vector<ModuleTensor> module_tensors(const torch::nn::Module& module) {
   return result;
 }
 
+std::vector<SavedTensor> saved_weights(const torch::nn::Module& module) {
+  std::vector<SavedTensor> tensors;
+  for (const ModuleTensor& item : module_tensors(module)) tensors.push_back({item.names.front(), item.tensor});
+  return tensors;
+}
+
+std::vector<SafetensorsHeader> plan_files(const std::vector<SavedTensor>& tensors, int64_t max_shard_bytes,
+                                          const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorEntry> entries;
+  for (const SavedTensor& item : tensors) {
+    entries.push_back({item.name, item.tensor.scalar_type(), item.tensor.sizes().vec(), 0, 0});
+  }
+  return plan_checkpoint(std::move(entries), max_shard_bytes, metadata);
+}
+
 void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes,
                   const std::string& path, int64_t max_shard_bytes, const std::map<std::string, std::string>& metadata,
                   const char* op) {
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
   const Agreement agreement(meshes, op);
-  const std::vector<SafetensorsHeader> plan = make_plan(tensors, max_shard_bytes, metadata);
+  const std::vector<SafetensorsHeader> plan = plan_files(tensors, max_shard_bytes, metadata);
   const int64_t writing = meshes.empty() ? 0 : writing_rank(meshes);
   const bool writes = meshes.empty() || writing == meshes.front().world().rank();
   std::optional<CheckpointWriter> writer;

@@ -33,6 +33,13 @@ struct SavedTensor {
   at::Tensor tensor;
 };
 
+// Returns the tensors of `module` under the names that its weights are saved by.
+std::vector<SavedTensor> saved_weights(const torch::nn::Module& module);
+
+// Plans the files for `tensors`; see plan_checkpoint.
+std::vector<SafetensorsHeader> plan_files(const std::vector<SavedTensor>& tensors, int64_t max_shard_bytes,
+                                          const std::map<std::string, std::string>& metadata);
+
 // Saves the global values of `tensors`, plain ones and DTensors, as save_weights in weights.h describes, with the ranks
 // of `meshes` (those of the DTensors among them). Communication is counted under `op`, which also starts the messages.
 void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<DeviceMesh>& meshes,

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <stdexcept>
+#include <utility>
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
@@ -110,18 +111,18 @@ ElementRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box) {
   return runs_of_loops(offset, loops);
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path) {
-  int64_t file_bytes = 0;
-  file_ = open_regular_file(path, file_bytes);
+SafetensorsFile::SafetensorsFile(const std::string& path, std::optional<BlockChecksums> checksums)
+    : reader_(path, std::move(checksums)) {
+  const int64_t file_bytes = reader_.file_bytes();
   if (file_bytes < kLengthBytes) {
     throw std::invalid_argument(
         fmt::format("'{}' has {} bytes, less than the 8 that begin a safetensors file", path, file_bytes));
   }
   std::array<unsigned char, kLengthBytes> prefix = {};
-  read_at(file_, path, 0, kLengthBytes, prefix.data());
+  reader_.read(0, kLengthBytes, prefix.data());
   const int64_t length = header_length(prefix, file_bytes, path);
   std::string json(static_cast<std::size_t>(length), '\0');
-  read_at(file_, path, kLengthBytes, length, json.data());
+  reader_.read(kLengthBytes, length, json.data());
   data_start_ = kLengthBytes + length;
   header_ = parse_safetensors_header(json, file_bytes - data_start_, path);
   for (std::size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
@@ -133,7 +134,7 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
 }
 
 at::Tensor SafetensorsFile::read_box(const TensorEntry& entry, const TensorBox& box) const {
-  check_box(entry, box, path_);
+  check_box(entry, box, path());
   return read_runs(entry, box_runs(entry.shape, box)).view(box.sizes);
 }
 
@@ -143,13 +144,23 @@ at::Tensor SafetensorsFile::read_runs(const TensorEntry& entry, const ElementRun
   at::Tensor result = at::empty({count * runs.length}, at::TensorOptions().dtype(entry.dtype).device(at::kCPU));
   auto* to = static_cast<char*>(result.mutable_data_ptr());
   for (const int64_t start : runs.starts) {
-    check_run(entry, start, runs.length, path_);
-    read_at(file_, path_, data_start_ + entry.begin + start * element, runs.length * element, to);
+    check_run(entry, start, runs.length, path());
+    reader_.read(data_start_ + entry.begin + start * element, runs.length * element, to);
     to += runs.length * element;
-    bytes_read_ += runs.length * element;
   }
-  if (entry.dtype == at::kBool) check_bools(result, entry, path_);
+  if (entry.dtype == at::kBool) check_bools(result, entry, path());
   return result;
+}
+
+std::string SafetensorsFile::fingerprint() const {
+  constexpr int64_t kSampled = 64;
+  std::string text = fmt::format("{} bytes\n", reader_.file_bytes()) + serialize_safetensors_header(header_);
+  for (const TensorEntry& entry : header_.tensors) {
+    std::string sample(static_cast<std::size_t>(std::min(kSampled, entry.nbytes())), '\0');
+    reader_.read(data_start_ + entry.begin, static_cast<int64_t>(sample.size()), sample.data());
+    text += sample;
+  }
+  return text;
 }
 
 }  // namespace tessera

@@ -2,13 +2,14 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
-#include "tessera/dtensor/io/file_descriptor.h"
+#include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/safetensors_header.h"
 
 namespace tessera {
@@ -50,38 +51,41 @@ ElementRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box);
 // Reads a safetensors file. Opening it reads and checks only the header; parts of tensors are read later by pread, not
 // by mapping, so that a file that shrinks gives an error and not a signal. The open file stays the same when another is
 // renamed over its path. It can be moved, not copied. Threads may share what the header gives (tensors, metadata,
-// find), but not what reads, which counts the bytes without a lock.
+// find), but not what reads, which changes the reader without a lock.
 class SafetensorsFile {
  public:
   // Opens the file. Throws std::runtime_error when the system cannot open or read `path`, std::invalid_argument when it
-  // is not a safetensors file (see parse_safetensors_header).
-  explicit SafetensorsFile(const std::string& path);
+  // is not a safetensors file (see parse_safetensors_header). With `checksums` every read is verified: see BlockReader.
+  explicit SafetensorsFile(const std::string& path, std::optional<BlockChecksums> checksums = std::nullopt);
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return reader_.path(); }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   // Returns the tensors in the order of their data.
   const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
   // Returns nullptr when there is no tensor of that name.
   const TensorEntry* find(std::string_view name) const;
 
-  // Reads the bytes of `box`, and no others, into a new contiguous CPU tensor of shape box.sizes. `entry` must be one
-  // of tensors(). Throws std::invalid_argument on a box outside the tensor, and on data that its dtype cannot hold (a
-  // bool that is neither 0 nor 1); std::runtime_error when reading fails.
+  // Reads the bytes of `box`, and no others (with checksums the blocks that they touch), into a new contiguous CPU
+  // tensor of shape box.sizes. `entry` must be one of tensors(). Throws std::invalid_argument on a box outside the
+  // tensor, and on data that its dtype cannot hold (a bool that is neither 0 nor 1); std::runtime_error when reading
+  // fails.
   at::Tensor read_box(const TensorEntry& entry, const TensorBox& box) const;
   at::Tensor read(const TensorEntry& entry) const { return read_box(entry, whole_box(entry.shape)); }
   // Reads the bytes of `runs`, and no others, one run after the other into a 1-D tensor. Throws as read_box does.
   at::Tensor read_runs(const TensorEntry& entry, const ElementRuns& runs) const;
 
-  // Returns the bytes of data read so far, without the header.
-  int64_t bytes_read() const { return bytes_read_; }
+  // Returns the bytes of data read so far, without the header; with checksums, the bytes of the blocks read so far.
+  int64_t bytes_read() const { return reader_.bytes_read() - (reader_.verifies() ? 0 : data_start_); }
+
+  // Returns the header, the file's size and the first 64 bytes of each tensor, which it reads: files of different steps
+  // of a training differ in it.
+  std::string fingerprint() const;
 
  private:
-  std::string path_;
-  FileDescriptor file_;
+  mutable BlockReader reader_;  // it counts and keeps blocks
   SafetensorsHeader header_;
   std::map<std::string_view, std::size_t, std::less<>> by_name_;
   int64_t data_start_ = 0;
-  mutable int64_t bytes_read_ = 0;
 };
 
 }  // namespace tessera

@@ -7,12 +7,9 @@
 namespace tessera {
 
 void save_weights(const torch::nn::Module& module, const std::string& path, const SaveOptions& options) {
-  std::vector<SavedTensor> tensors;
+  const std::vector<SavedTensor> tensors = saved_weights(module);
   std::vector<at::Tensor> values;
-  for (const ModuleTensor& item : module_tensors(module)) {
-    tensors.push_back({item.names.front(), item.tensor});
-    values.push_back(item.tensor);
-  }
+  for (const SavedTensor& item : tensors) values.push_back(item.tensor);
   save_tensors(tensors, meshes_of(values), path, options.max_shard_bytes, options.metadata, "save_weights");
 }
 

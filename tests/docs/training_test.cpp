@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <iostream>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,9 +14,7 @@
 
 #include "tessera/dtensor/clip_grad_norm.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/io/checkpoint.h"
-#include "tessera/dtensor/io/optimizer_state.h"
-#include "tessera/dtensor/io/weights.h"
+#include "tessera/dtensor/io/training_state.h"
 #include "tessera/dtensor/loss_scaler.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/layers/parallel_dim.h"  // vocab_parallel_cross_entropy
@@ -63,7 +60,7 @@ struct Job {
   double dropout = 0;
   std::size_t epochs = 4;
   uint64_t seed = 0;
-  std::string load_from, save_to;  // folders, or empty
+  std::string folder;  // of its training states, or empty
 };
 
 struct Result {
@@ -92,17 +89,11 @@ Result train(const Job& job) {
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01));
   torch::optim::StepLR scheduler(optimizer, /*step_size=*/2, /*gamma=*/0.5);
 
-  std::size_t first = 0;
-  if (!job.load_from.empty()) {
-    const std::string& folder = job.load_from;
-    tessera::load_weights(*model, folder);
-    const std::map<std::string, std::string> saved = tessera::Checkpoint(folder).metadata();
-    const std::size_t epochs = std::stoull(saved.at("epochs"));
-    for (std::size_t i = 0; i < epochs; ++i) scheduler.step();  // LibTorch's schedulers cannot be saved, only repeated
-    tessera::load_optimizer(optimizer, *model, folder + "/optimizer.safetensors");  // now: this sets the learning rate
-    mesh.world().random_state() = {.seed = std::stoull(saved.at("seed")), .counter = std::stoull(saved.at("draws"))};
-    first = epochs;
-  }
+  const std::string& folder = job.folder;
+  tessera::TrainingState state = {
+      .mesh = mesh, .model = *model, .optimizer = &optimizer, .scheduler = &scheduler, .step = 0};
+  tessera::load_newest_training_state(state, folder);  // if there is one: a new run begins with epoch 0
+  const auto first = static_cast<std::size_t>(state.step);
   for (std::size_t epoch = first; epoch < job.epochs; ++epoch) {
     torch::data::samplers::DistributedRandomSampler sampler(
         *sentences.size(), static_cast<std::size_t>(mesh.size("dp")), static_cast<std::size_t>(mesh.local_rank("dp")));
@@ -121,18 +112,9 @@ Result train(const Job& job) {
       if (world->rank() == 0) std::cout << "loss " << losses.back() << std::endl;
     }
     scheduler.step();
-  }
-  if (!job.save_to.empty()) {
-    const std::string& folder = job.save_to;
-    const std::size_t epochs = job.epochs;
-    std::filesystem::create_directories(folder);  // the calls below make no folder
-    tessera::save_optimizer(optimizer, *model, folder + "/optimizer.safetensors");
-    const tessera::RandomState& random = mesh.world().random_state();
-    tessera::save_weights(*model, folder,  // into folder + "/model.safetensors"
-                          {.metadata = {{"format", "pt"},
-                                        {"epochs", std::to_string(epochs)},
-                                        {"seed", std::to_string(random.seed)},
-                                        {"draws", std::to_string(random.counter)}}});
+    if (folder.empty()) continue;
+    state.step = static_cast<int64_t>(epoch) + 1;
+    tessera::save_training_state(state, folder, {.keep = 3});
   }
   for (const at::Tensor& parameter : model->parameters()) {
     result.parameters.push_back(tessera::full_tensor(parameter.detach()));
@@ -222,7 +204,7 @@ TESSERA_RANKS_TEST_CASE("docs/training.md: a run that was resumed is the run tha
   whole.seed = 7;
   Job first = whole, second = whole;
   first.epochs = 3;
-  first.save_to = second.load_from = folder_of_all_ranks() + "/of_epoch_3";
+  first.folder = second.folder = folder_of_all_ranks() + "/states";
   second.seed = 99;
   const Result want = train(whole), begun = train(first), resumed = train(second);
   REQUIRE(begun.losses.size() + resumed.losses.size() == want.losses.size());

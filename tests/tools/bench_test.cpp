@@ -1,6 +1,7 @@
 // Checks that the benchmarks run: where several processes measure, the ranks and the peer's ranks get the same
 // elements.
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -152,6 +153,27 @@ TEST_CASE("bench generate: ranks and one process write the same tokens, and are 
     CHECK(row["plain_us"] > 0);
     CHECK(row["to_plain_interval"][0] <= row["to_plain"]);
   }
+}
+
+TEST_CASE("bench checkpoint: both sides save and load, and what an asynchronous save costs is measured") {
+  const tessera::PrivateFolder folder;
+  const nlohmann::json figures = figures_of(
+      "TESSERA_PYTHON=$PYTHON timeout 200 bench/checkpoint --quick --launch tools/launcher/launch --peer "
+      "bench/checkpoint_peer.py --folder " +
+      folder.path());
+  CHECK(figures["benchmark"] == "checkpoint");
+  REQUIRE(figures["rows"].size() == 3);
+  for (const nlohmann::json& row : figures["rows"]) {
+    CAPTURE(row.dump());
+    CHECK(row["bytes"] == 2 * 3 * 1024 * 1024 * 4);
+    for (const char* figure : {"save_us", "load_us", "cp_us", "peer_save_us", "peer_load_us", "start_us", "copy_us"})
+      CHECK(row[figure] > 0);
+    // A rank holds what it writes once more while it is written.
+    const double share = row["bytes"].get<double>() / 2;
+    CHECK(row["peak_bytes"] >= row["held_bytes"].get<double>() + share);
+    CHECK(row["peak_bytes"] < row["held_bytes"].get<double>() + 2.1 * share);
+  }
+  CHECK(std::filesystem::is_empty(folder.path()));
 }
 
 TEST_CASE("bench sequence_memory: by layers a rank keeps its part of what one process keeps") {

@@ -25,6 +25,7 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
+#include "tessera/tests/dtensor/io/shared_folder.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -32,31 +33,6 @@ namespace tessera {
 namespace {
 
 using testing::world;
-
-// Is a folder that all ranks of one number of ranks share: rank 0 removes it when all have left.
-class SharedFolder {
- public:
-  explicit SharedFolder(const DeviceMesh& mesh) : mesh_(mesh) {
-    const char* base = std::getenv("TEST_TMPDIR");
-    path_ = std::string(base != nullptr ? base : "/tmp") + "/tessera_io_" + std::to_string(::getppid()) + "_" +
-            std::to_string(world()->size());
-    std::filesystem::create_directories(path_);
-    wait();
-  }
-  ~SharedFolder() {
-    wait();
-    if (world()->rank() == 0) std::filesystem::remove_all(path_);
-  }
-  void wait() const {
-    for (int64_t dim = 0; dim < mesh_.ndim(); ++dim) barrier(mesh_, dim);
-  }
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  DeviceMesh mesh_;
-  std::string path_;
-};
 
 DeviceMesh line() { return init_device_mesh("cpu", {world()->size()}, {"tp"}, world()); }
 

@@ -1,0 +1,173 @@
+#include "tessera/dtensor/io/optimizer_contents.h"
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "tessera/dtensor/io/checkpoint.h"
+#include "tessera/dtensor/io/named_tensors.h"
+#include "tessera/dtensor/io/optimizer_kind.h"
+
+namespace tessera {
+namespace {
+
+using torch::optim::Optimizer;
+
+using GroupPaths = std::vector<std::vector<std::string>>;  // the parameters of each group, by their first path
+
+GroupPaths group_paths(const Optimizer& optimizer, const torch::nn::Module& module, const char* op) {
+  std::unordered_map<const c10::TensorImpl*, std::string> paths;
+  for (const ModuleTensor& item : module_tensors(module))
+    paths.emplace(item.tensor.unsafeGetTensorImpl(), item.names.front());
+  // This also adds a registered tensor that an assigned weight has replaced: the optimizer was given it all the same.
+  for (const auto& item : module.named_parameters()) paths.emplace(item.value().unsafeGetTensorImpl(), item.key());
+  GroupPaths groups;
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const std::vector<at::Tensor>& params = optimizer.param_groups()[g].params();
+    groups.emplace_back();
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      const auto found = paths.find(params[i].unsafeGetTensorImpl());
+      if (found == paths.end()) {
+        throw std::invalid_argument(
+            fmt::format("{}: parameter {} of group {} of the optimizer (shape [{}]) is not in the module; "
+                        "pass the module whose parameters the optimizer was made of",
+                        op, i, g, fmt::join(params[i].sizes(), ", ")));
+      }
+      groups.back().push_back(found->second);
+    }
+  }
+  return groups;
+}
+
+std::string groups_json(const Optimizer& optimizer, const OptimizerKind& kind, const GroupPaths& paths) {
+  nlohmann::ordered_json groups = nlohmann::ordered_json::array();
+  for (std::size_t g = 0; g < paths.size(); ++g) {
+    groups.push_back({{"options", kind.options_json(optimizer.param_groups()[g].options())}, {"params", paths[g]}});
+  }
+  return groups.dump();
+}
+
+const std::string& metadata_of(const Checkpoint& checkpoint, const char* key, const std::string& path) {
+  const auto found = checkpoint.metadata().find(key);
+  if (found != checkpoint.metadata().end()) return found->second;
+  throw std::invalid_argument(
+      fmt::format("load_optimizer: '{}' has no '{}' in its __metadata__; it was not written by "
+                  "save_optimizer",
+                  path, key));
+}
+
+nlohmann::json parse_groups(const Checkpoint& checkpoint, const std::string& path) {
+  nlohmann::json groups =
+      nlohmann::json::parse(metadata_of(checkpoint, "param_groups", path), nullptr, /*allow_exceptions=*/false);
+  const auto is_group = [](const nlohmann::json& group) {
+    return group.is_object() && group.size() == 2 && group.contains("options") && group["options"].is_object() &&
+           group.contains("params") && group["params"].is_array();
+  };
+  if (groups.is_array() && std::ranges::all_of(groups, is_group)) return groups;
+  throw std::invalid_argument(
+      fmt::format("load_optimizer: '{}': param_groups is not a list of {{options, params}}", path));
+}
+
+void check_class(const Checkpoint& checkpoint, const OptimizerKind& kind, const std::string& path) {
+  const std::string& saved = metadata_of(checkpoint, "optimizer", path);
+  if (saved == kind.name()) return;
+  throw std::invalid_argument(
+      fmt::format("load_optimizer: '{}' holds the state of {}, the optimizer is {}; make one of that class", path,
+                  saved, kind.name()));
+}
+
+void check_params(const nlohmann::json& saved, const std::vector<std::string>& params, std::size_t group,
+                  const std::string& path) {
+  const nlohmann::json here = params;
+  if (saved == here) return;
+  std::size_t i = 0;
+  while (i < saved.size() && i < here.size() && saved[i] == here[i]) ++i;
+  const auto at = [i](const nlohmann::json& list) { return i < list.size() ? list[i].dump() : "the end of the list"; };
+  throw std::invalid_argument(
+      fmt::format("load_optimizer: group {} of '{}' has {} parameters, that of the optimizer {}; the first "
+                  "that differs is {} in the file and {} here",
+                  group, path, saved.size(), here.size(), at(saved), at(here)));
+}
+
+}  // namespace
+
+OptimizerContents optimizer_contents(const Optimizer& optimizer, const torch::nn::Module& module, const char* op) {
+  const OptimizerKind& kind = optimizer_kind(optimizer, op);
+  const GroupPaths paths = group_paths(optimizer, module, op);
+  OptimizerContents contents = {
+      .tensors = {},
+      .metadata = {
+          {"format", "pt"}, {"optimizer", kind.name()}, {"param_groups", groups_json(optimizer, kind, paths)}}};
+  // A tied parameter may be in a group twice; its state is saved once.
+  std::set<const void*> seen;
+  for (std::size_t g = 0; g < paths.size(); ++g) {
+    for (std::size_t i = 0; i < paths[g].size(); ++i) {
+      void* const param = optimizer.param_groups()[g].params()[i].unsafeGetTensorImpl();
+      const auto state = optimizer.state().find(param);
+      if (state != optimizer.state().end() && seen.insert(param).second)
+        kind.append_state(*state->second, paths[g][i], contents.tensors);
+    }
+  }
+  return contents;
+}
+
+std::vector<at::Tensor> parameters_of(const Optimizer& optimizer) {
+  std::vector<at::Tensor> all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
+}
+
+OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const torch::nn::Module& module, const char* op)
+    : optimizer_(optimizer), kind_(optimizer_kind(optimizer, op)), paths_(group_paths(optimizer, module, op)) {}
+
+void OptimizerLoad::plan(const Checkpoint& checkpoint, const std::string& path) {
+  check_class(checkpoint, kind_, path);
+  const nlohmann::json groups = parse_groups(checkpoint, path);
+  if (groups.size() != paths_.size()) {
+    throw std::invalid_argument(
+        fmt::format("load_optimizer: '{}' has {} parameter groups, the optimizer {}; make the groups as they were when "
+                    "it was saved",
+                    path, groups.size(), paths_.size()));
+  }
+  std::set<std::string> unused;
+  for (const auto& [name, entry] : checkpoint.tensors()) unused.insert(name);
+  for (std::size_t g = 0; g < paths_.size(); ++g) {
+    check_params(groups[g]["params"], paths_[g], g, path);
+    options_.push_back(kind_.read_options(groups[g]["options"], optimizer_.param_groups()[g].options()));
+    for (std::size_t i = 0; i < paths_[g].size(); ++i) {
+      const at::Tensor& param = optimizer_.param_groups()[g].params()[i];
+      PlannedState state = kind_.plan_state(checkpoint, paths_[g][i], param, unused);
+      if (state.read) planned_.emplace_back(param.unsafeGetTensorImpl(), std::move(state));
+    }
+  }
+  // Tensors are read in the order of their data, as far as the parameters have one: no block is read twice.
+  std::ranges::sort(planned_, {}, [&](const auto& item) {
+    return checkpoint.position_of(checkpoint.tensors().lower_bound(item.second.parameter + "/")->first);
+  });
+  if (unused.empty()) return;
+  throw std::invalid_argument(fmt::format("load_optimizer: '{}' holds what {} does not keep for these parameters: {}",
+                                          path, kind_.name(), list_names({unused.begin(), unused.end()})));
+}
+
+void OptimizerLoad::read() {
+  for (const auto& [param, state] : planned_) states_.emplace_back(param, state.read());
+}
+
+void OptimizerLoad::apply() {
+  optimizer_.state().clear();
+  for (auto& [param, state] : states_) optimizer_.state()[param] = std::move(state);
+  for (std::size_t g = 0; g < options_.size(); ++g) {
+    optimizer_.param_groups()[g].set_options(std::move(options_[g]));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/dtensor/io/block_checksums.h"
+#include "tessera/mesh/world.h"
+
+namespace tessera {
+
+// Is the file of a training state that describes the others.
+inline constexpr const char* kManifestName = "state.json";
+
+// Holds what state.json says: everything of a training state but the tensors, and the checksums of the other files.
+struct StateManifest {
+  int64_t step = 0;
+  RandomState random;
+  std::optional<int64_t> scheduler_steps;  // nullopt: no scheduler was saved
+  std::map<std::string, std::string> values;
+  FileChecksums files;
+};
+
+// Returns {"crc32": "0123abcd", "state": {...}} in one line, where crc32 is of the text of the second value. Equal
+// manifests give equal texts. Throws std::invalid_argument on a value that is not UTF-8.
+std::string serialize_state_manifest(const StateManifest& manifest);
+
+// Parses such a text, of which `file` is the name in messages. Throws std::invalid_argument when the checksum differs
+// or a part is missing or of another type.
+StateManifest parse_state_manifest(std::string_view text, const std::string& file);
+
+// Returns the text of `folder`/state.json, which may be long and is not parsed. Throws as BlockReader.
+std::string read_state_manifest(const std::string& folder);
+
+}  // namespace tessera

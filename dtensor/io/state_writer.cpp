@@ -1,0 +1,191 @@
+#include "tessera/dtensor/io/state_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <filesystem>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "tessera/dtensor/io/atomic_file.h"
+#include "tessera/dtensor/io/block_reader.h"
+#include "tessera/dtensor/io/file_descriptor.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A chunk is still in the processor's cache when it is written after its checksum was computed.
+constexpr int64_t kChunk = 1 << 18;
+constexpr std::chrono::milliseconds kBetweenLooks(2);
+constexpr int64_t kLargestPart = int64_t{1} << 30;
+
+std::string part_path(const StateJob& job, int64_t rank) { return fmt::format("{}/.part-{}.json", job.path, rank); }
+// A rank that cannot write its part leaves this, so that the first rank need not wait until the limit.
+std::string failed_path(const StateJob& job, int64_t rank) { return fmt::format("{}/.failed-{}", job.path, rank); }
+
+std::string path_of(const StateJob& job, std::size_t file) {
+  return (fs::path(job.path) / job.files[file].name).string();
+}
+
+void write_at(const FileDescriptor& file, const std::string& path, int64_t position, const char* data, int64_t count) {
+  while (count > 0) {
+    const ssize_t done = ::pwrite(file.get(), data, static_cast<std::size_t>(count), position);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) throw_errno("write", path);
+    data += done;
+    position += done;
+    count -= done;
+  }
+}
+
+// Writes this rank's bytes, and sums up their checksums.
+class OwnPart {
+ public:
+  explicit OwnPart(const StateJob& job) : job_(job), files_(job.files.size()) {
+    for (const FilePlan& file : job.files) sums_.emplace_back(file.bytes, job.block_bytes);
+    for (const ShareToWrite& share : job.shares) total_ += share.place.bytes();
+  }
+
+  void write() {
+    for (std::size_t i = 0; i < job_.files.size() && job_.new_folder; ++i) {
+      const std::string& head = job_.files[i].head;
+      write_bytes(i, 0, head.data(), static_cast<int64_t>(head.size()));
+    }
+    for (const ShareToWrite& share : job_.shares) write_share(share);
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      if (!files_[i].is_open()) continue;
+      if (::fsync(files_[i].get()) != 0) throw_errno("sync", path_of(job_, i));
+      files_[i].close(path_of(job_, i));
+    }
+  }
+
+  std::string to_json() {
+    nlohmann::json files = nlohmann::json::object();
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
+      nlohmann::json& list = files[job_.files[i].name] = nlohmann::json::array();
+      for (const BlockShare& share : sums_[i].shares()) list.push_back({share.block, share.bytes, share.sum});
+    }
+    return files.dump();
+  }
+
+ private:
+  void write_share(const ShareToWrite& share) {
+    const TensorToWrite& place = share.place;
+    const int64_t element = place.element_bytes;
+    const auto* data = static_cast<const char*>(share.bytes.const_data_ptr());
+    for_each_run(place.shape, place.tile, place.share, [&](int64_t begin, int64_t count) {
+      write_bytes(place.file, place.data_begin + begin * element, data, count * element);
+      data += count * element;
+    });
+    done_ += place.bytes();
+    if (job_.progress) job_.progress(done_, total_);
+  }
+
+  void write_bytes(std::size_t file, int64_t position, const char* data, int64_t count) {
+    if (!files_[file].is_open()) {
+      files_[file] = FileDescriptor(::open(path_of(job_, file).c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+      if (!files_[file].is_open()) throw_errno("open", path_of(job_, file));
+    }
+    for (int64_t done = 0; done < count; done += kChunk) {
+      const int64_t here = std::min(kChunk, count - done);
+      sums_[file].add(position + done, data + done, here);
+      write_at(files_[file], path_of(job_, file), position + done, data + done, here);
+    }
+  }
+
+  const StateJob& job_;
+  std::vector<FileDescriptor> files_;
+  std::vector<BlockSums> sums_;
+  int64_t done_ = 0;
+  int64_t total_ = 0;
+};
+
+void write_file(const std::string& path, const std::string& text) {
+  AtomicFile file(path);
+  file.write(text.data(), static_cast<int64_t>(text.size()));
+  file.sync();
+  file.publish();
+}
+
+// Waits until the rank has left its part. Returns false when it has failed.
+bool wait_for_part(const StateJob& job, int64_t rank, std::chrono::steady_clock::time_point limit) {
+  std::error_code ignored;
+  while (!fs::exists(part_path(job, rank), ignored)) {
+    if (fs::exists(failed_path(job, rank), ignored)) return false;
+    job.world->check_alive();
+    if (std::chrono::steady_clock::now() > limit) {
+      throw std::runtime_error(fmt::format("saving to '{}': rank {} has not written its part within {} s", job.path,
+                                           rank, job.world->timeout().count() / 1000));
+    }
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+  return true;
+}
+
+void add_part(const StateJob& job, int64_t rank, std::vector<BlockSums>& sums) {
+  const nlohmann::json files = nlohmann::json::parse(read_whole_file(part_path(job, rank), kLargestPart));
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    std::vector<BlockShare> shares;
+    for (const nlohmann::json& item : files.at(job.files[i].name))
+      shares.push_back({item.at(0).get<int64_t>(), item.at(1).get<int64_t>(), item.at(2).get<uint32_t>()});
+    sums[i].add(shares);
+  }
+}
+
+// Joins the parts of all ranks and names the folder, unless a rank has failed: it reports that itself.
+void finish(StateJob& job) {
+  const auto limit = std::chrono::steady_clock::now() + job.world->timeout();
+  for (const int64_t rank : job.ranks) {
+    if (!wait_for_part(job, rank, limit)) return;
+  }
+  std::vector<BlockSums> sums;
+  for (const FilePlan& file : job.files) sums.emplace_back(file.bytes, job.block_bytes);
+  for (const int64_t rank : job.ranks) add_part(job, rank, sums);
+  for (std::size_t i = 0; i < sums.size(); ++i)
+    job.manifest.files.emplace(job.files[i].name, sums[i].checksums(job.files[i].name));
+  write_file((fs::path(job.path) / kManifestName).string(), serialize_state_manifest(job.manifest));
+  for (const int64_t rank : job.ranks) fs::remove(part_path(job, rank));
+  job.new_folder->publish();
+  keep_newest_steps(job.folder, job.keep, job.manifest.step);
+}
+
+}  // namespace
+
+void create_files(const std::string& path, const std::vector<FilePlan>& files) {
+  for (const FilePlan& plan : files) {
+    const std::string name = (fs::path(path) / plan.name).string();
+    FileDescriptor file(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!file.is_open()) throw_errno("create", name);
+    if (::ftruncate(file.get(), plan.bytes) != 0) throw_errno("set the size of", name);
+    file.close(name);
+  }
+}
+
+void give_up(StateJob& job) {
+  FileDescriptor(::open(failed_path(job, job.rank).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  job.new_folder.reset();
+}
+
+void write_state(StateJob& job) {
+  try {
+    OwnPart part(job);
+    part.write();
+    write_file(part_path(job, job.rank), part.to_json());
+  } catch (...) {
+    give_up(job);
+    throw;
+  }
+  if (job.new_folder) finish(job);
+  job.new_folder.reset();
+}
+
+}  // namespace tessera

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "tessera/dtensor/io/file_descriptor.h"
+
+namespace tessera {
+
+// Returns the name of a step's folder: "step_00000100".
+std::string step_folder_name(int64_t step);
+
+// Returns the folders of `folder` that step_folder_name names, by step. There is none if `folder` is none.
+std::map<int64_t, std::string> step_folders(const std::string& folder);
+
+// Says whether a training state in `step_folder` is whole: its state.json can be read, has its checksum, and names
+// files that are there with their sizes. What is in the files is verified when they are read.
+bool is_whole_state(const std::string& step_folder);
+
+// Makes a folder that appears under its name all at once: files are written into `path()`, a hidden folder beside it of
+// a new name (".step_00000100.tmp-<random>"), which publish() renames. Without publish() the destructor removes it. Two
+// jobs never share one. A live process holds a lock on its folder; the constructor removes those that killed processes
+// left behind.
+//
+// Members throw std::runtime_error with the path and the system's text when the system refuses.
+class NewStepFolder {
+ public:
+  // Makes `folder` if it is not there.
+  NewStepFolder(const std::string& folder, int64_t step);
+  NewStepFolder(const NewStepFolder&) = delete;
+  NewStepFolder& operator=(const NewStepFolder&) = delete;
+  ~NewStepFolder();
+
+  const std::string& path() const { return path_; }
+  // Returns the last part of path(), at most 60 bytes.
+  std::string name() const { return path_.substr(path_.rfind('/') + 1); }
+
+  // Writes the names in the folder to disk and gives the folder its name. A folder that had that name is exchanged for
+  // it at once and then removed; throws std::invalid_argument when the file system cannot exchange two names.
+  void publish();
+
+ private:
+  std::string folder_;
+  std::string target_;
+  std::string path_;
+  FileDescriptor lock_;
+};
+
+// Removes the steps of `folder` that are older than the `keep` newest whole ones, except `saved`; 0 keeps all. A folder
+// is renamed before its files are removed, so that part of a state never stands under a step's name.
+void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved);
+
+}  // namespace tessera

@@ -1,0 +1,135 @@
+#include "tessera/dtensor/io/training_state.h"
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/checkpoint.h"
+#include "tessera/dtensor/io/optimizer_contents.h"
+#include "tessera/dtensor/io/scheduler_steps.h"
+#include "tessera/dtensor/io/state_manifest.h"
+#include "tessera/dtensor/io/step_folders.h"
+#include "tessera/dtensor/io/weight_slots.h"
+#include "tessera/mesh/core/deferred_tensor.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kOp = "load_training_state";
+
+// Holds one training state that is opened, and what of it this rank has planned and read.
+class Loading {
+ public:
+  explicit Loading(TrainingState& state) : state_(state), tensors_(module_tensors(state.model)) {
+    if (state.optimizer != nullptr) optimizer_.emplace(*state.optimizer, state.model, kOp);
+  }
+
+  void plan(const std::string& step_folder) {
+    folder_ = step_folder;
+    text_ = read_state_manifest(folder_);
+    manifest_ = parse_state_manifest(text_, (fs::path(folder_) / kManifestName).string());
+    const std::string model_path = (fs::path(folder_) / "model.safetensors").string();
+    model_.emplace(model_path, &manifest_.files);
+    slots_ = match_weights(tensors_, *model_, model_path, {}, kOp);
+    if (optimizer_) {
+      const std::string optimizer_path = (fs::path(folder_) / "optimizer.safetensors").string();
+      check_saved(manifest_.files.contains("optimizer.safetensors") ||
+                      manifest_.files.contains("optimizer.safetensors.index.json"),
+                  "optimizer");
+      optimizer_file_.emplace(optimizer_path, &manifest_.files);
+      optimizer_->plan(*optimizer_file_, optimizer_path);
+    }
+    if (state_.scheduler != nullptr) check_saved(manifest_.scheduler_steps.has_value(), "scheduler");
+  }
+
+  // Returns what tells this state from every other one.
+  const std::string& fingerprint() const { return text_; }
+
+  void read() {
+    read_weights(slots_, *model_, {});
+    if (optimizer_) optimizer_->read();
+  }
+
+  void apply() {
+    write_weights(slots_);
+    if (optimizer_) optimizer_->apply();
+    if (state_.scheduler != nullptr) set_scheduler_steps(*state_.scheduler, *manifest_.scheduler_steps);
+    state_.mesh.world().random_state() = manifest_.random;
+    state_.step = manifest_.step;
+    state_.values = manifest_.values;
+  }
+
+ private:
+  void check_saved(bool saved, const char* part) const {
+    if (saved) return;
+    throw std::invalid_argument(
+        fmt::format("{}: '{}' was saved without {}; load it without one, or load another state", kOp, folder_, part));
+  }
+
+  TrainingState& state_;
+  const std::vector<ModuleTensor> tensors_;
+  std::string folder_;
+  std::string text_;
+  StateManifest manifest_;
+  std::optional<Checkpoint> model_;
+  std::optional<Checkpoint> optimizer_file_;
+  std::vector<WeightSlot> slots_;
+  std::optional<OptimizerLoad> optimizer_;
+};
+
+// Loads the state whose folder `find` returns, and returns whether there is one.
+bool load_found(TrainingState& state, const std::function<std::optional<std::string>()>& find) {
+  if (!state.mesh.is_member()) return false;
+  const at::NoGradGuard no_grad;
+  const detail::NotDeferred own_tensors;
+  const Agreement agreement({state.mesh}, kOp);
+  std::optional<Loading> loading;
+  agreement.run(
+      [&] {
+        const std::optional<std::string> step_folder = find();
+        if (step_folder) loading.emplace(state).plan(*step_folder);
+      },
+      [&] { return loading ? loading->fingerprint() : "none"; },
+      "the ranks found different training states: the path leads to different folders, or a state was saved or removed "
+      "meanwhile; pass a folder that all ranks share, and load again");
+  if (!loading) return false;
+  agreement.run([&] { loading->read(); });
+  loading->apply();
+  return true;
+}
+
+}  // namespace
+
+void save_training_state(const TrainingState& state, const std::string& folder, const SaveStateOptions& options) {
+  TrainingStateSaver(folder, options).save(state);
+}
+
+void load_training_state(TrainingState& state, const std::string& step_folder) {
+  load_found(state, [&] { return std::optional(step_folder); });
+}
+
+bool load_newest_training_state(TrainingState& state, const std::string& folder) {
+  return load_found(state, [&] { return newest_training_state(folder); });
+}
+
+std::optional<std::string> newest_training_state(const std::string& folder) {
+  const std::map<int64_t, std::string> found = step_folders(folder);
+  for (auto step = found.rbegin(); step != found.rend(); ++step) {
+    if (is_whole_state(step->second)) return step->second;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera

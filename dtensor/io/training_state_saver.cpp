@@ -1,0 +1,287 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/optimizer_contents.h"
+#include "tessera/dtensor/io/scheduler_steps.h"
+#include "tessera/dtensor/io/state_writer.h"
+#include "tessera/dtensor/io/strict_json.h"
+#include "tessera/dtensor/io/training_state.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/core/error_text.h"
+#include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/world.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kOp = "save_training_state";
+constexpr int64_t kAlignment = 64;
+
+void check_options(const SaveStateOptions& options, int64_t step) {
+  const auto refuse = [](const char* name, int64_t value, const char* what) {
+    throw std::invalid_argument(fmt::format("{}: {} is {}; pass {}", kOp, name, value, what));
+  };
+  if (options.keep < 0) refuse("keep", options.keep, "a number of states, or 0 to keep all");
+  if (options.block_bytes < 1 || options.block_bytes > kLargestBlock)
+    refuse("block_bytes", options.block_bytes, "a number from 1 to 4194304");
+  if (step < 0) refuse("step", step, "the number of steps that were made");
+}
+
+// The ranks of the state's mesh alone write.
+void check_meshes(const std::vector<SavedTensor>& tensors, const DeviceMesh& mesh) {
+  for (const SavedTensor& item : tensors) {
+    if (!is_dtensor(item.tensor)) continue;
+    const DeviceMesh& own = mesh_of(item.tensor);
+    const bool inside = std::ranges::all_of(
+        own.mesh().ranks(), [&](int64_t rank) { return std::ranges::count(mesh.mesh().ranks(), rank) > 0; });
+    if (inside && &own.world() == &mesh.world()) continue;
+    throw std::invalid_argument(
+        fmt::format("{}: tensor {} is on {}, not within the state's mesh {}; pass a mesh that "
+                    "has all ranks of the tensors",
+                    kOp, in_quotes(item.name), own.to_string(), mesh.to_string()));
+  }
+}
+
+// Returns the value with pending reductions carried out, replicated where they were pending.
+at::Tensor reduced(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor) || !spec_of(tensor).partial) return tensor;
+  Placements placements = placements_of(tensor);
+  for (Placement& placement : placements) {
+    if (placement.is_partial()) placement = Replicate();
+  }
+  return redistribute(tensor, placements);
+}
+
+// Returns the mesh's first rank's text of at most 64 bytes.
+std::string from_first_rank(const std::string& text, const DeviceMesh& mesh) {
+  at::Tensor bytes = at::zeros({64}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  bytes = bytes.to(mesh.device());
+  const World::Scope scope(mesh.world(), kOp);
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) bytes = broadcast(bytes, mesh, dim, 0);
+  bytes = bytes.cpu();
+  return static_cast<const char*>(bytes.const_data_ptr());
+}
+
+// Returns this rank's share of the values, in the order of the tile: a view where the memory has that order.
+at::Tensor share_values(const TensorToWrite& item) {
+  const at::Tensor local = is_dtensor(item.tensor) ? to_local(item.tensor) : item.tensor;
+  const at::Tensor packed = in_memory(local.detach()).contiguous();
+  return packed.view({-1}).narrow(0, item.share.first, item.share.last - item.share.first);
+}
+
+// Holds copies of values from one save to the next, so that only the first save of a size pays for fresh memory.
+class HeldValues {
+ public:
+  // Replaces the values of all shares by copies, in one piece of memory.
+  void hold(std::vector<ShareToWrite>& shares) {
+    int64_t bytes = 0;
+    for (const ShareToWrite& share : shares) bytes += aligned(share.place.bytes());
+    if (!memory_.defined() || memory_.numel() < bytes) {
+      memory_.reset();  // first, so that two are never held
+      memory_ = at::empty({bytes}, at::kByte);
+    }
+    int64_t begin = 0;
+    for (ShareToWrite& share : shares) {
+      const at::Tensor copy = memory_.narrow(0, begin, share.place.bytes()).view(share.bytes.scalar_type());
+      if (share.bytes.is_cpu()) {
+        std::memcpy(copy.mutable_data_ptr(), share.bytes.const_data_ptr(),
+                    static_cast<std::size_t>(share.place.bytes()));
+      } else {
+        copy.copy_(share.bytes);
+      }
+      begin += aligned(share.place.bytes());
+      share.bytes = copy;
+    }
+  }
+
+ private:
+  static int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+  at::Tensor memory_;
+};
+
+}  // namespace
+
+struct TrainingStateSaver::Impl {
+  Impl(std::string to, SaveStateOptions with) : folder(std::move(to)), options(std::move(with)) {}
+
+  void begin(const TrainingState& state, bool hold);
+  void plan(const TrainingState& state);
+  void prepare_folder(const TrainingState& state);
+  void agree(const TrainingState& state);
+  void find_shares(bool hold);
+  std::string fingerprint() const;
+  void run();
+
+  const std::string folder;
+  const SaveStateOptions options;
+  HeldValues held;
+
+  // These belong to the save that is going on.
+  std::optional<DeviceMesh> mesh;  // nullopt: there is none
+  StatePlan layout;
+  StateJob job;
+  std::exception_ptr failure;
+  std::thread thread;
+  std::atomic<bool> running{false};
+};
+
+// Sets the layout and the job's manifest, without a look at the disk.
+void TrainingStateSaver::Impl::plan(const TrainingState& state) {
+  check_options(options, state.step);
+  const std::vector<SavedTensor> weights = saved_weights(state.model);
+  check_meshes(weights, state.mesh);
+  append_files(layout, "model.safetensors", weights, plan_files(weights, options.max_shard_bytes, {{"format", "pt"}}));
+  if (state.optimizer != nullptr) {
+    const OptimizerContents contents = optimizer_contents(*state.optimizer, state.model, kOp);
+    check_meshes(contents.tensors, state.mesh);
+    append_files(layout, "optimizer.safetensors", contents.tensors,
+                 plan_files(contents.tensors, options.max_shard_bytes, contents.metadata));
+  }
+  job.manifest = {.step = state.step, .random = state.mesh.world().random_state(), .values = state.values};
+  if (state.scheduler != nullptr) job.manifest.scheduler_steps = scheduler_steps(*state.scheduler);
+}
+
+std::string TrainingStateSaver::Impl::fingerprint() const {
+  std::string text = fmt::format("{} {} {}\n", folder, options.keep, options.block_bytes);
+  text += serialize_state_manifest(job.manifest);
+  for (const FilePlan& file : layout.files) text += fmt::format("{} {}\n{}", file.name, file.bytes, file.head);
+  return text;
+}
+
+void TrainingStateSaver::Impl::prepare_folder(const TrainingState& state) {
+  job.rank = state.mesh.world().rank();
+  job.ranks = state.mesh.mesh().ranks();
+  job.world = state.mesh.world_ptr();
+  job.files = layout.files;
+  job.block_bytes = options.block_bytes;
+  job.progress = options.progress;
+  job.folder = folder;
+  job.keep = options.keep;
+  if (job.rank != job.ranks.front()) return;
+  job.new_folder = std::make_unique<NewStepFolder>(folder, state.step);
+  create_files(job.new_folder->path(), job.files);
+}
+
+// Finds this rank's bytes. With `hold`, copies them.
+void TrainingStateSaver::Impl::find_shares(bool hold) {
+  for (TensorToWrite& item : layout.tensors) {
+    find_share(item, job.rank == job.ranks.front());
+    if (item.bytes() == 0) continue;
+    at::Tensor values = share_values(item);
+    item.tensor.reset();
+    job.shares.push_back({std::move(item), std::move(values)});
+  }
+  layout = {};
+  if (hold) {
+    held.hold(job.shares);
+  } else {
+    for (ShareToWrite& share : job.shares) share.bytes = share.bytes.cpu();
+  }
+}
+
+void TrainingStateSaver::Impl::run() {
+  running = true;
+  thread = std::thread([this] {
+    try {
+      write_state(job);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    running = false;
+  });
+}
+
+// Makes the plan and the folder, alike on every rank.
+void TrainingStateSaver::Impl::agree(const TrainingState& state) {
+  const Agreement agreement({state.mesh}, kOp);
+  agreement.run(
+      [&] {
+        plan(state);
+        prepare_folder(state);
+      },
+      [&] { return fingerprint(); });
+  job.path = folder + "/" + from_first_rank(job.new_folder ? job.new_folder->name() : "", state.mesh);
+  for (TensorToWrite& item : layout.tensors) item.tensor = reduced(item.tensor);
+}
+
+void TrainingStateSaver::Impl::begin(const TrainingState& state, bool hold) {
+  if (!state.mesh.is_member()) return;
+  const at::NoGradGuard no_grad;
+  const detail::NotDeferred own_tensors;
+  layout = {};
+  job = {};
+  failure = nullptr;
+  try {
+    agree(state);
+  } catch (...) {
+    job = {};  // removes the new folder
+    throw;
+  }
+  mesh = state.mesh;
+  try {
+    find_shares(hold);
+    run();
+  } catch (...) {
+    // Memory may be short on this rank alone. The others learn of it in wait(), as of an error of the thread.
+    failure = std::current_exception();
+    job.shares.clear();
+    give_up(job);
+  }
+}
+
+TrainingStateSaver::TrainingStateSaver(std::string folder, SaveStateOptions options)
+    : impl_(std::make_unique<Impl>(std::move(folder), std::move(options))) {}
+
+TrainingStateSaver::~TrainingStateSaver() {
+  if (!impl_->thread.joinable()) return;
+  impl_->thread.join();
+  try {
+    if (impl_->failure) std::rethrow_exception(impl_->failure);
+  } catch (const std::exception& error) {
+    spdlog::error("{}: {}", kOp, error_text(error));
+  }
+}
+
+void TrainingStateSaver::start(const TrainingState& state) {
+  wait();
+  impl_->begin(state, /*hold=*/true);
+}
+
+void TrainingStateSaver::save(const TrainingState& state) {
+  wait();
+  impl_->begin(state, /*hold=*/false);
+  wait();
+}
+
+void TrainingStateSaver::wait() {
+  if (impl_->thread.joinable()) impl_->thread.join();
+  if (!impl_->mesh) return;
+  const Agreement agreement({*std::exchange(impl_->mesh, std::nullopt)}, kOp);
+  impl_->job.shares.clear();
+  agreement.run([&] {
+    if (impl_->failure) std::rethrow_exception(impl_->failure);
+  });
+}
+
+bool TrainingStateSaver::done() const { return !impl_->running; }
+
+}  // namespace tessera
