@@ -9,6 +9,7 @@
 
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/recorder.h"
 
 namespace tessera::bench {
 namespace {
@@ -148,6 +149,22 @@ std::shared_ptr<torch::optim::AdamW> adamw(const DeviceMesh* mesh) {
   return std::make_shared<torch::optim::AdamW>(parameters);
 }
 
+// Returns the case of the recorder alone, which every other case contains, beside an empty loop.
+Case records(const DeviceMesh& mesh) {
+  // The compiler must take each turn to read and write memory, so that it keeps the empty loop.
+  const auto turns = [](const auto& body) {
+    for (int i = 0; i < 100; ++i) {
+      body();
+      asm volatile("" ::: "memory");
+    }
+  };
+  return {.subject = {.name = "100_records",
+                      .ours = [=] { turns([&] { const Recorder::Span span(mesh.world().recorder(), "aten::mm"); }); },
+                      .plain = [=] { turns([] {}); },
+                      .peer = false},
+          .most_added = 10};
+}
+
 Case optimizer_step(const DeviceMesh& mesh) {
   return {.subject = {.name = "adamw_step_of_100",
                       .ours = [made = adamw(&mesh)] { made->step(); },
@@ -182,6 +199,7 @@ std::vector<Case> dispatch_cases(const DeviceMesh& mesh) {
   std::vector<Case> out = operators(ours, plain);
   for (Case& each : moves(ours, plain, mesh)) out.push_back(std::move(each));
   for (Case& each : graphs(ours, plain)) out.push_back(std::move(each));
+  out.push_back(records(mesh));
   out.push_back(optimizer_step(mesh));
   const std::shared_ptr<World> world = mesh.world().shared_from_this();
   out.push_back(first_call(DeviceMesh(world, c10::kCPU, Mesh({8}, {"a"})), 50));

@@ -23,6 +23,7 @@
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/group_table.h"
+#include "tessera/mesh/recorder.h"
 #include "tessera/mesh/store.h"
 
 namespace tessera {
@@ -176,7 +177,9 @@ struct World::Impl {
   GroupTable groups;  // the last member, since its thread uses the board
 };
 
-World::World(WorldOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+World::World(WorldOptions options)
+    : recorder_(std::make_unique<Recorder>(options.rank, options.recorder_capacity)),
+      impl_(std::make_unique<Impl>(std::move(options))) {
   if (impl_->has_peers() && rank() == 0) store()->set(kLocalSizeKey, std::to_string(local_size()));
 }
 World::~World() = default;

@@ -25,6 +25,7 @@ namespace tessera {
 struct BackendGroup;
 struct CheckState;
 struct GroupRequest;
+class Recorder;
 
 // Holds the seed and the counter from which random operators draw; see dtensor/random.h.
 struct RandomState {
@@ -59,7 +60,8 @@ struct WorldOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // limit of each wait for other ranks
   CpuBackend cpu_backend = CpuBackend::kGloo;                   // kMpi: the ranks are the processes of one MPI job
   bool fake = false;                                            // collectives move nothing: plans for any world size
-  bool checked = false;  // checks every collective; see mesh/collectives/checked.h
+  bool checked = false;                   // checks every collective; see mesh/collectives/checked.h
+  std::size_t recorder_capacity = 16384;  // records that recorder() keeps, 80 bytes each; 0: it is off
   // When set, makes the process groups instead of cpu_backend and NCCL; see mesh/backends/backend_group.h.
   std::function<BackendGroup(const GroupRequest&)> make_group;
   // The launcher notes in this file a rank that it saw die, and in this path with ".RANK" a rank that ended without an
@@ -68,7 +70,8 @@ struct WorldOptions {
 };
 
 // Holds this process's place in the job: its rank, the store, the process groups, the timeout, the random state, and
-// the failure of the job if there is one. Everything that communicates holds a World; nothing else knows the rank.
+// the failure of the job if there is one, and the records of what it did. Everything that communicates holds a World;
+// nothing else knows the rank.
 //
 // Invariants:
 //   - A group is made at its first use, by its members only.
@@ -159,6 +162,8 @@ class World : public std::enable_shared_from_this<World> {
   std::shared_ptr<void> observe(Sink sink);
   void record(const CollectiveRecord& record);
   bool observed() const;
+  // Keeps the last operators and collectives of this rank; see mesh/recorder.h.
+  Recorder& recorder() const { return *recorder_; }
 
   // Returns the state of mesh/collectives/checked.h.
   CheckState& check_state();
@@ -201,6 +206,7 @@ class World : public std::enable_shared_from_this<World> {
   explicit World(WorldOptions options);
   void start();
   struct Impl;
+  std::unique_ptr<Recorder> recorder_;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,8 @@ class Hookable {
 
  protected:
   World* hook_world() const { return world_.get(); }
+  // Returns the module's path, or "(root)".
+  std::string_view recorded_name() const { return path_.empty() ? "(root)" : std::string_view(path_); }
   void run_pre_hooks(std::vector<at::Tensor>& inputs) const;
   void run_hooks(const std::vector<at::Tensor>& inputs, std::vector<at::Tensor>& outputs) const;
 

@@ -14,6 +14,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include "tessera/mesh/recorder.h"
 #include "tessera/styles/hookable.h"
 
 // TESSERA_MODULE(Block); in the place of TORCH_MODULE(Block); declares a module whose forward runs hooks. LibTorch's
@@ -80,11 +81,15 @@ class HookedBase : public Impl, public Hookable {
 
  protected:
   // Runs the pre-hooks, Impl::forward (through `call`) and the hooks. CommCounter names this module's path for
-  // collectives in them.
+  // collectives in them, and the recorder has them as this module's.
   template <class R, class Values, class Call>
   R run(Values& values, const Call& call) const {
     std::optional<World::Scope> scope;
-    if (hook_world() != nullptr) scope.emplace(*hook_world(), nullptr, &hook_path());
+    std::optional<Recorder::Span> span;
+    if (hook_world() != nullptr) {
+      scope.emplace(*hook_world(), nullptr, &hook_path());
+      span.emplace(hook_world()->recorder(), RecordKind::kModule, recorded_name(), [] { return nullptr; });
+    }
     if (hooks() == 0) return call(values);
     std::vector<at::Tensor> inputs;
     collect(values, inputs);

@@ -162,6 +162,14 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
   changes_shape_in_place = contains(kShapeChangers, name);
 }
 
+const std::string* contract_path(const Call& call) {
+  for (const TensorArg& entry : call.tensors) {
+    if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) continue;
+    if (const ContractPtr& contract = detail::meta(*entry.tensor).contract) return &contract->path;
+  }
+  return nullptr;
+}
+
 std::string old_state_hint(const Call& call, const at::Tensor& plain) {
   const bool alike = std::any_of(call.tensors.begin(), call.tensors.end(), [&](const TensorArg& entry) {
     return detail::is_dtensor(*entry.tensor) && entry.tensor->sizes() == plain.sizes();

@@ -67,6 +67,9 @@ struct Call {
 // Scalar, or a tensor of one element in host memory that every rank has; a number on a GPU is not read.
 bool has_zero_or_nonfinite_number(const Call& call);
 
+// Returns the path of the first argument that a style gave a contract, or nullptr.
+const std::string* contract_path(const Call& call);
+
 // Returns a hint for an error about `plain`, where an operator writes in place and expects a DTensor: an optimizer's
 // state may be older than the parameters' layouts. Returns "" elsewhere.
 std::string old_state_hint(const Call& call, const at::Tensor& plain);

@@ -14,6 +14,7 @@
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/tangent.h"
+#include "tessera/mesh/recorder.h"
 
 namespace tessera {
 namespace dispatch {
@@ -169,6 +170,8 @@ void OpDispatcher::operator()(const c10::OperatorHandle& op, c10::DispatchKeySet
     if (entry.run(op, *stack)) return;
   }
   Call call = read_call(op, traits_, *stack);
+  const Recorder::Span span(call.first_spec->mesh.world().recorder(), RecordKind::kOperator, traits_.name,
+                            [&] { return contract_path(call); });
   // Gradients are watched also without gradient mode, in which the forward of a custom autograd function runs.
   for (const TensorArg& entry : call.tensors) {
     if (entry.tensor->defined()) detail::watch_gradient(*entry.tensor);

@@ -45,14 +45,6 @@ std::string moves_of(const Call& call, const Decision& decision) {
   return out;
 }
 
-const std::string* contract_path(const Call& call) {
-  for (const TensorArg& entry : call.tensors) {
-    if (entry.spec == nullptr || !detail::is_dtensor(*entry.tensor)) continue;
-    if (const ContractPtr& contract = detail::meta(*entry.tensor).contract) return &contract->path;
-  }
-  return nullptr;
-}
-
 // Runs one call.
 class Execution {
  public:

@@ -19,6 +19,7 @@
 #include "tessera/dtensor/dispatch/gather.h"
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/tangent.h"
+#include "tessera/mesh/recorder.h"
 
 // Defines kernels that take an operator's arguments without a stack of boxed values. They run a call if its decision is
 // cached and says that only the operator runs (Decision::operator_alone: no redistribution, kernel, halo or copy).
@@ -209,6 +210,18 @@ inline void make_ready(at::TensorList list) {
 template <class T>
 void make_ready(const T& /*not a tensor*/) {}
 
+// Returns the path of the first argument that a style gave a contract, or nullptr; for records.
+inline const std::string* contract_path() { return nullptr; }
+template <class First, class... Rest>
+const std::string* contract_path(const First& first, const Rest&... rest) {
+  if constexpr (std::is_same_v<First, at::Tensor>) {
+    if (detail::is_dtensor(first) && detail::meta(first).contract) return &detail::meta(first).contract->path;
+  } else if constexpr (std::is_same_v<First, std::optional<at::Tensor>>) {
+    if (first) return contract_path(*first, rest...);
+  }
+  return contract_path(rest...);
+}
+
 // Says whether an argument has a tangent.
 template <class T>
 bool argument_has_tangent(const T& argument) {
@@ -281,6 +294,8 @@ class Unboxed<Op, R(Args...)> final : public c10::OperatorKernel {
 
  private:
   R run(const Decision& decision, std::remove_reference_t<Args>&... args) {
+    const Recorder::Span span(decision.first_spec->mesh.world().recorder(), RecordKind::kOperator,
+                              dispatcher_->traits().name, [&] { return contract_path(args...); });
     (make_ready(args), ...);
     Locals<Args...> locals(args...);
     for (const auto& [arg, ints] : decision.local_args)
@@ -366,11 +381,12 @@ class UnboxedList<Op, R(at::TensorList, Args...)> final : public c10::OperatorKe
   }
 
   R run(at::TensorList first, std::remove_reference_t<Args>&... args) {
+    World& world = detail::meta(first[0]).spec->mesh.world();
+    const Recorder::Span span(world.recorder(), RecordKind::kOperator, name_, [] { return nullptr; });
     make_ready(first);
     (make_ready(args), ...);
     Locals<at::TensorList, Args...> locals(first, args...);
     const auto call = [&] { return std::apply([](auto&... each) { return Op::call(each.get()...); }, locals); };
-    World& world = detail::meta(first[0]).spec->mesh.world();
     if constexpr (std::is_void_v<R>) {
       if ((argument_has_tangent(args) || ...)) {
         for (const at::Tensor& t : first) detail::start_tangent(t);

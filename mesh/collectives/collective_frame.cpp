@@ -16,21 +16,39 @@
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/mismatch.h"
+#include "tessera/mesh/recorder.h"
 
 namespace tessera {
 namespace {
 
-void report(const CollectiveCall& call, int64_t bytes) {
+// Begins the record of a collective and returns its sequence, or 0 where none is kept.
+uint64_t begin_record(const CollectiveCall& call, int64_t bytes) {
+  const World& world = call.mesh.world();
+  if (!world.recorder().on()) return 0;
+  const std::string& path = world.current_path();
+  return world.recorder().begin({.kind = call.kind,
+                                 .op = world.current_op(),
+                                 .path = path == "-" ? std::string_view() : path,
+                                 .mesh_dim = call.mesh.mesh_dim_name(call.mesh_dim),
+                                 .ranks = call.mesh.group_ranks(call.mesh_dim),
+                                 .bytes = bytes});
+}
+
+// Tells logs, observers and the recorder of a collective. Returns the sequence of its record.
+uint64_t report(const CollectiveCall& call, int64_t bytes) {
   World& world = call.mesh.world();
   if (spdlog::should_log(spdlog::level::debug)) {
     spdlog::debug("rank {}: {}, {} bytes", world.rank(), call.text(world.current_op()), bytes);
   }
-  if (!world.observed() || world.check_state().inside) return;
-  world.record({.kind = call.kind,
-                .mesh_dim = call.mesh.mesh_dim_name(call.mesh_dim),
-                .bytes = bytes,
-                .op = world.current_op(),
-                .path = world.current_path()});
+  if (world.check_state().inside) return 0;
+  if (world.observed()) {
+    world.record({.kind = call.kind,
+                  .mesh_dim = call.mesh.mesh_dim_name(call.mesh_dim),
+                  .bytes = bytes,
+                  .op = world.current_op(),
+                  .path = world.current_path()});
+  }
+  return begin_record(call, bytes);
 }
 
 // Runs `body`. An exception in it fails the job, since other ranks may wait for this one.
@@ -50,10 +68,14 @@ struct PendingCollective::Work {
   CollectiveCall call;
   std::string op;  // the operator that started it
   BackendWork backend_work;
+  uint64_t record = 0;  // the sequence of its record; 0: it has none
 
   void wait() const {
+    Recorder& recorder = call.mesh.world().recorder();
+    recorder.wait_begins(record);
     try {
       for (const auto& work : backend_work.works) work->wait();
+      recorder.end(record);
     } catch (const MismatchError&) {
       throw;  // every rank throws it, so no rank was lost
     } catch (const std::exception& error) {
@@ -86,6 +108,7 @@ PendingCollective::~PendingCollective() {
   if (!work_) return;
   try {
     for (const auto& work : work_->backend_work.works) work->wait();
+    work_->call.mesh.world().recorder().end(work_->record);
   } catch (const std::exception& error) {
     spdlog::debug("a collective that nobody waited for: {}", error_text(error));
   }
@@ -112,12 +135,12 @@ PendingCollective start_call(const CollectiveCall& call, int64_t bytes, const In
   const World::Exclusive exclusive(world);
   const detail::NotDeferred own_tensors;
   world.check_alive();
-  report(call, bytes);
+  const uint64_t record = report(call, bytes);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check(call, intent);
   BackendWork backend_work = failing(call, world.current_op(), begin);
-  return PendingCollective(std::make_unique<PendingCollective::Work>(
-      PendingCollective::Work{.call = call, .op = world.current_op(), .backend_work = std::move(backend_work)}));
+  return PendingCollective(std::make_unique<PendingCollective::Work>(PendingCollective::Work{
+      .call = call, .op = world.current_op(), .backend_work = std::move(backend_work), .record = record}));
 }
 
 at::Tensor run_call(const DeviceMesh& mesh, int64_t mesh_dim, c10::function_ref<PendingCollective()> start) {

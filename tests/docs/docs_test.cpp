@@ -203,6 +203,7 @@ TEST_CASE("docs: what programs print is what the pages show") {
   const std::vector<std::string> outputs = {
       output_of_four_ranks("tests/docs/first"),
       comparable("\n" + shell("tests/docs/explained").output),
+      comparable("\n" + shell("tests/docs/pictures").output),
       output_of_four_ranks("tests/docs/train " + folder.path()),
       output_of_four_ranks("tests/docs/user_operator"),
       output_of_four_ranks("examples/embed/embed --weights " + model + " --vocab " + model + "/vocab.txt"),

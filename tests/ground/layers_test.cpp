@@ -32,6 +32,7 @@ const std::vector<std::string> kFolders = {
     "dtensor",
     "dtensor/dispatch",
     "dtensor/io",
+    "inspect",
     "ops/kernels",
     "styles",
     "layers",
@@ -46,7 +47,7 @@ std::optional<std::size_t> layer_of(const std::string& folder) {
 
 // Says whether a file of `folder` belongs to the library, so that kFolders must have its folder.
 bool is_library(const std::string& folder) {
-  static const std::set<std::string> tops = {"mesh", "placement", "ops", "dtensor", "styles", "layers"};
+  static const std::set<std::string> tops = {"mesh", "placement", "ops", "dtensor", "inspect", "styles", "layers"};
   return tops.contains(folder.substr(0, folder.find('/')));
 }
 

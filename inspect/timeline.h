@@ -1,0 +1,23 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/mesh/recorder.h"
+
+namespace tessera {
+
+struct TimelineOptions {
+  double width = 900;    // of the whole picture, in pixels
+  int64_t begin_ns = 0;  // shows what happened from here
+  int64_t end_ns = 0;    // to here; 0: to the last record's end
+  std::string title = "a time line";
+};
+
+// Draws records as an SVG: below each rank its lanes (see inspect/lanes.h), each as one row of bars, where what nests
+// is drawn over what is around it, and names where they fit. Below stands a scale in milliseconds. Bars that are less
+// than half a pixel wide and touch the one before are left out. A pure function; for the step of a training give the
+// begin_ns and end_ns of its Recorder::Span.
+std::string timeline_svg(const std::vector<Record>& records, const TimelineOptions& options = {});
+
+}  // namespace tessera
