@@ -1,0 +1,49 @@
+// Trains a transformer on bytes of text, on a mesh of ranks: start it by tools/train, or by tools/launch. With --help
+// it lists its options; docs/training.md explains them.
+
+#include <signal.h>
+
+#include <exception>
+#include <iostream>
+
+#include "tessera/examples/train/dry_run.h"
+#include "tessera/examples/train/options.h"
+#include "tessera/examples/train/run.h"
+#include "tessera/mesh/world.h"
+
+namespace {
+
+// A signal handler can reach nothing else.
+volatile sig_atomic_t is_stop_asked = 0;
+
+extern "C" void ask_to_stop(int) { is_stop_asked = 1; }
+
+void stop_on_signals() {
+  struct sigaction action = {};
+  action.sa_handler = ask_to_stop;
+  action.sa_flags = SA_RESTART;
+  for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const auto world = tessera::World::from_environment();
+    const bool is_first = world->rank() == 0;
+    const train::Parsed parsed = train::parse_options(argc, argv);
+    if (parsed.exit_code) {
+      if (is_first) (*parsed.exit_code == 0 ? std::cout : std::cerr) << parsed.message << std::endl;
+      return *parsed.exit_code;
+    }
+    if (parsed.options.is_dry_run) {
+      if (is_first) std::cout << train::dry_run(parsed.options) << std::flush;
+      return 0;
+    }
+    stop_on_signals();
+    return train::run(parsed, world, [] { return is_stop_asked != 0; });
+  } catch (const std::exception& error) {
+    std::cerr << "train: " << error.what() << std::endl;
+    return 1;
+  }
+}
