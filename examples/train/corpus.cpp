@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <stdexcept>
 #include <unordered_set>
@@ -27,8 +26,11 @@ std::string sha1(const std::string& text) { return c10::sha1(text).str(); }
 
 std::string read_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error(fmt::format("cannot read '{}'", path.string()));
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string text(file ? static_cast<std::size_t>(fs::file_size(path)) : 0, '\0');
+  if (!file.read(text.data(), static_cast<std::streamsize>(text.size()))) {
+    throw std::runtime_error(fmt::format("cannot read '{}'", path.string()));
+  }
+  return text;
 }
 
 bool is_hidden(const fs::path& path) { return path.filename().string().starts_with("."); }
@@ -70,14 +72,14 @@ class Repetitions {
  public:
   // Says whether `text` repeats what came before. If it does not, later texts are compared with it too.
   bool repeats(const std::string& text) {
-    const std::vector<std::string> shapes = shapes_of_lines(text);
-    const std::size_t run = std::min<std::size_t>(3, shapes.size());
+    std::vector<std::size_t> lines;
+    for (const std::string& shape : shapes_of_lines(text)) lines.push_back(std::hash<std::string>()(shape));
+    const std::size_t run = std::min<std::size_t>(3, lines.size());
     std::vector<std::size_t> added;
     std::size_t runs = 0;
-    for (std::size_t i = 0; run > 0 && i + run <= shapes.size(); ++i, ++runs) {
-      std::string joined;
-      for (std::size_t j = i; j < i + run; ++j) joined += shapes[j] + "\n";
-      const std::size_t hash = std::hash<std::string>()(joined);
+    for (std::size_t i = 0; run > 0 && i + run <= lines.size(); ++i, ++runs) {
+      std::size_t hash = 0;
+      for (std::size_t j = i; j < i + run; ++j) hash = c10::hash_combine(hash, lines[j]);
       if (seen_.insert(hash).second) added.push_back(hash);
     }
     const bool is_repetition = 2 * (runs - added.size()) > runs;

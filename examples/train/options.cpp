@@ -59,8 +59,9 @@ void add_job(CLI::App& app, Options& options, std::string& mesh) {
   app.add_option("--mesh", mesh, "Ranks that cut the batch (dp) and the layers (tp)")
       ->capture_default_str()
       ->check([&options](const std::string& text) { return read_mesh(text, options); }, "dp=N,tp=N");
-  app.add_flag("--zero{3}", options.zero, "Cut parameters, gradients and the optimizer's state over dp too: 0 or 3")
-      ->check(CLI::IsMember({0, 3}));
+  app.add_flag("--zero{3}", options.zero,
+               "3, also without a number: cut parameters and all that AdamW holds over dp too")
+      ->check(CLI::IsMember({"false", "0", "3"}));
   app.add_flag("--dry-run", options.is_dry_run, "Print bytes per rank and collectives per step, and train nothing")
       ->configurable(false);
 }
@@ -146,6 +147,7 @@ Parsed parse(const std::vector<std::string>& arguments) {
   add_outputs(app, parsed.options);
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11 takes the last one first
+    parsed.options.zero = std::max<int64_t>(0, parsed.options.zero);            // CLI11 counts a flag that is 0 as -1
     parsed.config = app.config_to_str(/*default_also=*/true);
     const std::string conflict = conflict_in(parsed.options);
     if (!conflict.empty()) set_failure(parsed, 1, "train: " + conflict);

@@ -36,6 +36,8 @@ std::string escaped(const std::string& text) {
   for (const char c : printable(text)) {
     if (c == '<') {
       out += "&lt;";
+    } else if (c == '>') {
+      out += "&gt;";
     } else if (c == '&') {
       out += "&amp;";
     } else if (c == '"') {
