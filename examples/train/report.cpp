@@ -112,7 +112,7 @@ std::string loss_chart(const std::vector<Metric>& metrics) {
     most = std::max(most, bits);
   }
   if (most <= least) most = least + 1;
-  const Scale x{.least = 0, .most = most_tokens, .from = kLeft, .to = kWidth - 20};
+  const Scale x{.least = 0, .most = most_tokens, .from = kLeft, .to = kWidth - 40};
   const Scale y{.least = std::floor(least), .most = std::ceil(most), .from = kHeight - kBottom, .to = 20};
   const std::string body = axes(x, y) + curve(training, x, y, "--line", false) + curve(held_out, x, y, "--other", true);
   return svg(kHeight, "loss against tokens", body) + "<p>" + key("--line", "training batches") + ", " +
@@ -147,7 +147,7 @@ std::string time_line(const Report& report) {
   double most = 1e-6;
   for (const StepTimes& times : report.times) most = std::max(most, seconds_of(times));
   for (const CollectiveMoment& moment : report.moments) most = std::max(most, moment.second);
-  const Scale x{.least = 0, .most = most, .from = kLeft, .to = kWidth - 20};
+  const Scale x{.least = 0, .most = most, .from = kLeft, .to = kWidth - 40};
   std::string body;
   double y = 10;
   for (std::size_t rank = 0; rank < report.times.size(); ++rank, y += 26) {

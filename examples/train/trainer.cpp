@@ -89,17 +89,25 @@ std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const Transforme
   return {group(std::move(matrices), options.weight_decay), group(std::move(others), 0.0)};
 }
 
+// Returns the square of a gradient's norm, with a sum pending on the mesh dimensions that cut it.
+at::Tensor squared_norm(const at::Tensor& gradient) {
+  if (!tessera::is_dtensor(gradient)) return gradient.square().sum();
+  Placements pending = tessera::placements_of(gradient);
+  for (tessera::Placement& each : pending) each = each.is_shard() ? tessera::Partial() : Replicate();
+  return tessera::from_local(tessera::to_local(gradient).square().sum(), tessera::mesh_of(gradient), pending);
+}
+
 // Does what torch::nn::utils::clip_grad_norm_ does, but reduces the norms of all gradients together: that one takes an
 // all-reduce for each parameter that is cut. With largest = 0 nothing is scaled.
 double clip(const std::vector<at::Tensor>& gradients, double largest) {
-  std::vector<at::Tensor> norms;
-  for (const at::Tensor& gradient : gradients) norms.push_back(at::linalg_vector_norm(gradient));
-  if (tessera::is_dtensor(norms.front())) {
-    const Placements whole(tessera::placements_of(norms.front()).size(), Replicate());
-    norms = tessera::redistribute_many(norms, std::vector<Placements>(norms.size(), whole));
-    for (at::Tensor& norm : norms) norm = tessera::to_local(norm);
+  std::vector<at::Tensor> squares;
+  for (const at::Tensor& gradient : gradients) squares.push_back(squared_norm(gradient));
+  if (tessera::is_dtensor(squares.front())) {
+    const Placements whole(tessera::placements_of(squares.front()).size(), Replicate());
+    squares = tessera::redistribute_many(squares, std::vector<Placements>(squares.size(), whole));
+    for (at::Tensor& square : squares) square = tessera::to_local(square);
   }
-  const double norm = at::stack(norms).norm().item<double>();
+  const double norm = at::stack(squares).sum().sqrt().item<double>();
   if (largest > 0) at::_foreach_mul_(gradients, std::min(1.0, largest / (norm + 1e-6)));
   return norm;
 }

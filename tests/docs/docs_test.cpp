@@ -125,7 +125,8 @@ std::string help_of(const Words& command) {
     return help;
   }
   const std::string script = read_file(root() / "tools" / tool);
-  return tool == "demo" ? script + shell("examples/embed/embed --help").output : script;
+  if (tool == "demo") return script + shell("examples/embed/embed --help").output;
+  return tool == "train" ? script + shell("examples/train/train --help").output : script;
 }
 
 void check_label(const std::string& where, const std::string& folder, const std::string& name) {
@@ -145,8 +146,8 @@ TEST_CASE("docs: blocks and spans of a page are found") {
 }
 
 TEST_CASE("docs: every piece of C++ stands in a file that is compiled and run") {
-  const std::vector<std::string> sources =
-      texts_of({"tests/docs", "tests/consumers/bazel", "examples/custom_placement", "examples/train"}, {".cpp", ".h"});
+  const std::vector<std::string> sources = texts_of(
+      {"tests/docs", "tests/consumers/bazel", "examples/custom_placement", "examples/language_model"}, {".cpp", ".h"});
   const std::vector<std::string> code = squeezed_all(sources);
   int pieces = 0;
   for (const Page& page : tessera::testing::read_pages(root())) {

@@ -42,12 +42,12 @@ std::string command(const Folders& folders, int ranks, const std::string& run, c
       ranks, folders.run(run), folders.data, arguments);
 }
 
-ShellOutcome train(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
+ShellOutcome outcome_of(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
   return shell(command(folders, ranks, run, arguments));
 }
 
 std::string output_of(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
-  const ShellOutcome outcome = train(folders, ranks, run, arguments);
+  const ShellOutcome outcome = outcome_of(folders, ranks, run, arguments);
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code == 0);
   return outcome.output;
@@ -178,7 +178,7 @@ TEST_CASE("train: what is refused, and how") {
   tessera::testing::write_text_folder(folders.run("other"), 12, /*seed=*/2);
   for (const Row& row : rows) {
     CAPTURE(row.why);
-    const ShellOutcome outcome = train(folders, row.ranks, "run", row.arguments);
+    const ShellOutcome outcome = outcome_of(folders, row.ranks, "run", row.arguments);
     CAPTURE(outcome.output);
     CHECK(outcome.exit_code == 1);
     CHECK(contains(outcome.output, row.text));
