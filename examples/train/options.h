@@ -29,9 +29,9 @@ struct Options {
 
   // The training
   std::string dtype = "auto";  // auto, float64, float32, bfloat16
-  int64_t steps = 2400;
+  int64_t steps = 2000;
   int64_t stop_at = 0;  // ends after this step, as SIGTERM does; 0: at the last one
-  int64_t batch = 4;    // sequences in the global batch of a step
+  int64_t batch = 8;    // sequences in the global batch of a step
   int64_t accumulate = 1;
   bool has_activation_checkpoints = false;
   double learning_rate = 3e-3;
@@ -41,7 +41,7 @@ struct Options {
   int64_t seed = 1;
 
   // What it writes
-  int64_t save_every = 800;
+  int64_t save_every = 500;
   int64_t validate_every = 200;
   int64_t log_every = 20;
   int64_t check_steps = 20;       // of the comparison with one process at the end; 0: there is none

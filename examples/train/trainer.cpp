@@ -223,7 +223,10 @@ StepResult Trainer::compute_gradients(const Windows& windows, const tessera::Glo
   parts.times.backward -= parts.times.forward;
   const auto start = Clock::now();
   std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : parts.model->parameters()) gradients.push_back(parameter.grad());
+  // Where the output is tied, the head's own weight takes no part.
+  for (const at::Tensor& parameter : parts.model->parameters()) {
+    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+  }
   result.gradient_norm = clip(gradients, parts.options.clip);
   parts.times.optimizer = seconds_since(start);
   return result;
