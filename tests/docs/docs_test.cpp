@@ -127,7 +127,7 @@ std::string help_of(const Words& command) {
   const std::string script = read_file(root() / "tools" / tool);
   if (tool == "demo") return script + shell("examples/embed/embed --help").output;
   if (tool == "generate") return script + shell("examples/generate/generate --help").output;
-  return script;
+  return tool == "train" ? script + shell("examples/train/train --help").output : script;
 }
 
 void check_label(const std::string& where, const std::string& folder, const std::string& name) {

@@ -129,6 +129,42 @@ TESSERA_RANKS_TEST_CASE("docs/styles.md: a transformer encoder by heads", {2}) {
   CHECK(tp(torch::ones({3, 2, 8})).sizes() == at::IntArrayRef({3, 2, 8}));
 }
 
+namespace {
+
+constexpr int64_t kDim = 8, kHeads = 4;
+
+struct CausalAttentionImpl : torch::nn::Module {
+  CausalAttentionImpl() {
+    for (torch::nn::Linear* linear : {&wq, &wk, &wv, &wo}) *linear = torch::nn::Linear(kDim, kDim);
+    register_module("wq", wq), register_module("wk", wk), register_module("wv", wv), register_module("wo", wo);
+  }
+
+  at::Tensor forward(const at::Tensor& x) {  // [batch, length, kDim] -> [batch, length, kDim]
+    const auto heads = [&](const at::Tensor& t) { return t.view({x.size(0), x.size(1), kHeads, -1}).transpose(1, 2); };
+    const at::Tensor y =
+        at::scaled_dot_product_attention(heads(wq(x)), heads(wk(x)), heads(wv(x)), /*attn_mask=*/std::nullopt,
+                                         /*dropout_p=*/0.0, /*is_causal=*/true);
+    return drop(wo(y.transpose(1, 2).flatten(2)));
+  }
+
+  torch::nn::Linear wq{nullptr}, wk{nullptr}, wv{nullptr}, wo{nullptr};
+  torch::nn::Dropout drop{0.0};
+};
+TORCH_MODULE(CausalAttention);
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("docs/styles.md: attention whose code knows nothing of the ranks", {2, 3, 4}) {
+  torch::manual_seed(0);
+  CausalAttention attention;
+  const at::Tensor x = torch::randn({2, 5, kDim}), want = attention(x).detach();
+  const tessera::DeviceMesh mesh =
+      tessera::init_device_mesh("cpu", {tessera::testing::world_size()}, {"tp"}, tessera::testing::world());
+  auto tp = tessera::parallelize_module(attention, mesh,
+                                        {{"w[qkv]", tessera::ColwiseParallel()}, {"wo", tessera::RowwiseParallel()}});
+  CHECK(torch::allclose(tessera::full_tensor(tp(x)), want, 1e-4, 1e-5));
+}
+
 TESSERA_RANKS_TEST_CASE("docs/styles.md: two mesh dimensions", {4}) {
   Mlp model;
   const at::Tensor piece = torch::ones({2, 16});

@@ -27,6 +27,7 @@ const std::vector<std::string> kFolders = {
     "ops/rules",
     "dtensor/core",
     "dtensor/random",
+    "dtensor/data",
     "dtensor/redistribute",
     "dtensor/deferred",
     "dtensor",

@@ -1,0 +1,92 @@
+#include "tessera/dtensor/data/global_batches.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <stdexcept>
+
+#include <fmt/format.h>
+
+#include "tessera/dtensor/data/permutation.h"
+#include "tessera/placement/layout.h"
+
+namespace tessera {
+namespace {
+
+struct Range {
+  int64_t begin;
+  int64_t end;
+};
+
+// Returns the part `index` of `size` elements by torch.chunk's rule.
+Range chunk(int64_t size, int64_t index, int64_t count) {
+  const int64_t full = (size + count - 1) / count;
+  return {.begin = std::min(size, index * full), .end = std::min(size, (index + 1) * full)};
+}
+
+void check_micro_batch(int64_t step, int64_t index, int64_t count) {
+  if (step < 0) throw std::invalid_argument(fmt::format("GlobalBatches: there is no step {}; steps begin at 0", step));
+  if (index >= 0 && index < count) return;
+  throw std::invalid_argument(
+      fmt::format("GlobalBatches: there is no micro-batch {} of {}; they are counted from 0", index, count));
+}
+
+Placements checked(const Placements& placements, const Mesh& mesh) {
+  Placements out = normalize(placements, mesh, /*ndim=*/1, "GlobalBatches");
+  if (std::none_of(out.begin(), out.end(), [](const Placement& each) { return each.is_partial(); })) return out;
+  throw std::invalid_argument(
+      fmt::format("GlobalBatches: samples are cut or whole, but the placements are {}; give Shard(0) on the mesh "
+                  "dimensions that cut the batch, and Replicate() on all others",
+                  to_string(placements)));
+}
+
+}  // namespace
+
+GlobalBatches::GlobalBatches(int64_t samples, int64_t batch_size, uint64_t seed)
+    : samples_(samples), batch_size_(batch_size), seed_(seed) {
+  if (samples >= 1 && batch_size >= 1) return;
+  throw std::invalid_argument(
+      fmt::format("GlobalBatches: {} samples in batches of {}; give at least 1 of each", samples, batch_size));
+}
+
+std::vector<int64_t> GlobalBatches::at_positions(int64_t begin, int64_t end) const {
+  std::vector<int64_t> out;
+  out.reserve(static_cast<std::size_t>(end - begin));
+  std::optional<Permutation> order;
+  int64_t epoch = -1;
+  for (int64_t position = begin; position < end; ++position) {
+    if (position / samples_ != epoch) {
+      epoch = position / samples_;
+      order.emplace(samples_, seed_, static_cast<uint64_t>(epoch));
+    }
+    out.push_back(order->at(position % samples_));
+  }
+  return out;
+}
+
+std::vector<int64_t> GlobalBatches::of_step(int64_t step) const { return micro_batch(step, 0, 1); }
+
+std::vector<int64_t> GlobalBatches::micro_batch(int64_t step, int64_t index, int64_t count) const {
+  check_micro_batch(step, index, count);
+  const Range range = chunk(batch_size_, index, count);
+  return at_positions(step * batch_size_ + range.begin, step * batch_size_ + range.end);
+}
+
+std::vector<int64_t> GlobalBatches::local(int64_t step, const Mesh& mesh, const Placements& placements,
+                                          std::span<const int64_t> coordinate, int64_t index, int64_t count) const {
+  check_micro_batch(step, index, count);
+  const Placements normalized = checked(placements, mesh);
+  const Range range = chunk(batch_size_, index, count);
+  const std::array<int64_t, 1> shape = {range.end - range.begin};
+  check_layout(normalized, mesh, shape, "GlobalBatches");
+  std::vector<int64_t> out;
+  const int64_t first = step * batch_size_ + range.begin;
+  const Tile tile = local_tile(shape, normalized, mesh.shape(), coordinate);
+  for (const Interval& part : tile.front()) {
+    const std::vector<int64_t> samples = at_positions(first + part.begin, first + part.end);
+    out.insert(out.end(), samples.begin(), samples.end());
+  }
+  return out;
+}
+
+}  // namespace tessera

@@ -1,0 +1,53 @@
+#include "tessera/examples/train/dry_run.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include "tessera/dtensor/data/global_batches.h"
+#include "tessera/examples/train/trainer.h"
+#include "tessera/examples/train/windows.h"
+#include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/styles/describe.h"
+
+namespace train {
+namespace {
+
+tessera::DeviceMesh mesh_of(const Options& options, int64_t rank) {
+  return tessera::init_device_mesh("cpu", {options.dp, options.tp}, {"dp", "tp"},
+                                   tessera::World::fake(rank, options.ranks()));
+}
+
+std::string bytes_table(const Options& options) {
+  std::string text = "bytes per rank       parameters     gradients  AdamW's state           all\n";
+  // All ranks of a large mesh are alike: the first has as much as any.
+  for (int64_t rank = 0; rank < std::min<int64_t>(options.ranks(), 16); ++rank) {
+    Trainer trainer(options, mesh_of(options, rank));
+    const int64_t bytes = tessera::describe(trainer.module()).bytes_here();
+    text += fmt::format("rank {:<14} {:>12}  {:>12}  {:>13}  {:>12}\n", rank, bytes, bytes, 2 * bytes, 4 * bytes);
+  }
+  if (options.ranks() > 16) text += fmt::format("and {} ranks more\n", options.ranks() - 16);
+  return text;
+}
+
+}  // namespace
+
+std::string dry_run(const Options& options) {
+  const tessera::DeviceMesh mesh = mesh_of(options, 0);
+  Trainer trainer(options, mesh);
+  const tessera::Description description = tessera::describe(trainer.module());
+  const std::string head =
+      fmt::format("plan on {}\n{}\nweights on rank 0\n{}\n", mesh.to_string(), trainer.plan(), to_string(description));
+  const Windows windows(std::string(static_cast<std::size_t>(options.sequence) * 2, ' '), options.sequence);
+  const tessera::CommCounter counter(mesh);
+  trainer.compute_gradients(windows, tessera::GlobalBatches(windows.size(), options.batch, 0), 0);
+  return head + bytes_table(options) +
+         fmt::format("\ncollectives of a step: {} of {} bytes\n{}", counter.total(), counter.total_bytes(),
+                     counter.to_string());
+}
+
+}  // namespace train

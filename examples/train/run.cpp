@@ -1,0 +1,295 @@
+#include "tessera/examples/train/run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <numbers>
+#include <numeric>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/data/global_batches.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/examples/train/checkpoint.h"
+#include "tessera/examples/train/comparison.h"
+#include "tessera/examples/train/corpus.h"
+#include "tessera/examples/train/metrics.h"
+#include "tessera/examples/train/order2.h"
+#include "tessera/examples/train/printable.h"
+#include "tessera/examples/train/progress.h"
+#include "tessera/examples/train/report.h"
+#include "tessera/examples/train/step_trace.h"
+#include "tessera/examples/train/trainer.h"
+#include "tessera/examples/train/windows.h"
+#include "tessera/styles/describe.h"
+
+namespace train {
+namespace {
+
+namespace fs = std::filesystem;
+using tessera::DeviceMesh;
+
+constexpr double kCloseEnough = 1e-9;
+constexpr int64_t kQuickSamples = 64;  // of held-out text, in a look during training
+
+Identity identity_of(const Options& options, const Corpus& corpus) {
+  return {{"data", corpus.hash},
+          {"model",
+           fmt::format("hidden {}, layers {}, heads {}, sequence {}, dropout {}, {}", options.hidden, options.layers,
+                       options.heads, options.sequence, options.dropout, options.is_tied ? "tied" : "not tied")},
+          {"order of samples", fmt::format("seed {}, batch {}", options.seed, options.batch)}};
+}
+
+void check_ranks(const Options& options, const tessera::World& world) {
+  if (world.size() == options.ranks()) return;
+  throw std::invalid_argument(
+      fmt::format("--mesh dp={},tp={} has {} ranks, but the job has {}; start tools/launch -n {}, or give another mesh",
+                  options.dp, options.tp, options.ranks(), world.size(), options.ranks()));
+}
+
+// Returns the step after which the run goes on: 0 for a new one.
+int64_t first_step_of(const Options& options) {
+  const std::optional<int64_t> newest = newest_checkpoint(options.run);
+  if (newest && !options.is_resumed) {
+    throw std::invalid_argument(
+        fmt::format("'{}' has a run; give --resume to go on with it, or another --run", options.run));
+  }
+  if (!newest && options.is_resumed) {
+    throw std::invalid_argument(
+        fmt::format("--resume: '{}' has no checkpoint; leave --resume out to begin a run", options.run));
+  }
+  return newest.value_or(0);
+}
+
+std::vector<int64_t> spread(int64_t samples, int64_t most) {
+  const int64_t count = std::min(samples, most);
+  std::vector<int64_t> out;
+  for (int64_t i = 0; i < count; ++i) out.push_back(i * samples / count);
+  return out;
+}
+
+std::vector<int64_t> all_samples(const Windows& windows) { return spread(windows.size(), windows.size()); }
+
+// Runs one job. All ranks call its members alike.
+class Run {
+ public:
+  Run(const Parsed& parsed, const DeviceMesh& mesh, const std::function<bool()>& is_stop_asked)
+      : options_(parsed.options),
+        config_(parsed.config),
+        mesh_(mesh),
+        is_first_(mesh.world().rank() == 0),
+        is_stop_asked_(is_stop_asked) {}
+
+  int go();
+
+ private:
+  void start();
+  bool train();
+  void after_step(int64_t done, const StepResult& result);
+  void look_at_held_out(int64_t done);
+  StepResult traced_step(int64_t step);
+  bool stops(int64_t done);
+  void save(int64_t done);
+  int end();
+  void write_report(const std::string& outcome, const std::string& written);
+  void say(const std::string& text);
+  // Runs what only rank 0 does; an exception there ends the job.
+  template <class Body>
+  void on_first(const char* what, const Body& body) {
+    if (is_first_) mesh_.world().guard(what, body);
+  }
+  int64_t tokens(int64_t steps) const { return steps * options_.batch * options_.sequence; }
+
+  Options options_;
+  std::string config_;
+  DeviceMesh mesh_;
+  bool is_first_;
+  std::function<bool()> is_stop_asked_;
+
+  Corpus corpus_;
+  std::optional<Windows> training_, held_out_;
+  std::optional<tessera::GlobalBatches> batches_;
+  Identity identity_;
+  int64_t first_step_ = 0, saved_step_ = -1;
+  std::unique_ptr<Trainer> trainer_;
+  std::optional<MetricsFile> metrics_;
+  std::optional<Progress> progress_;
+  Report report_;
+};
+
+void Run::say(const std::string& text) {
+  if (!is_first_) return;
+  if (progress_) {
+    progress_->say(text);
+  } else {
+    std::cout << text << std::endl;
+  }
+}
+
+void Run::start() {
+  tessera::Agreement({mesh_}, "train")
+      .run(
+          [&] {
+            first_step_ = first_step_of(options_);
+            corpus_ = read_corpus(options_.data.empty() ? libtorch_headers()
+                                                        : CorpusFolder{.path = options_.data, .parts = {}});
+            training_.emplace(corpus_.training, options_.sequence);
+            held_out_.emplace(corpus_.held_out, options_.sequence);
+          },
+          [&] { return fmt::format("{} {}", corpus_.hash, first_step_); },
+          "the ranks read different data or checkpoints; all of them need the same folders");
+  say(summary_of(corpus_));
+  say(fmt::format("data's hash: {}", corpus_.hash));
+  batches_.emplace(training_->size(), options_.batch, static_cast<uint64_t>(options_.seed));
+  identity_ = identity_of(options_, corpus_);
+  trainer_ = std::make_unique<Trainer>(options_, mesh_);
+  if (first_step_ > 0) {
+    load_checkpoint(*trainer_, mesh_, options_.run, first_step_, identity_);
+    say(fmt::format("goes on after step {}", first_step_));
+  }
+  on_first("train", [&] {
+    fs::create_directories(options_.run);
+    std::ofstream(options_.run + "/config.ini") << config_;
+    metrics_.emplace(options_.run + "/metrics.jsonl", first_step_);
+  });
+  say(fmt::format("training on {} in {}, into {}", mesh_.to_string(), compute_dtype(options_), options_.run));
+  if (is_first_) {
+    progress_.emplace(std::cout, ProgressOptions{.is_line = is_progress_line(options_.progress),
+                                                 .columns = terminal_columns(),
+                                                 .first_step = first_step_,
+                                                 .steps = options_.steps,
+                                                 .tokens_per_step = tokens(1)});
+  }
+}
+
+// The first step makes groups and caches, so the second one that this job runs is kept for the report.
+StepResult Run::traced_step(int64_t step) {
+  if (step != std::min(first_step_ + 1, options_.steps - 1)) return trainer_->step(*training_, *batches_, step);
+  const StepTrace trace(mesh_);
+  const StepResult result = trainer_->step(*training_, *batches_, step);
+  report_.collectives = trace.counts();
+  report_.moments = trace.moments();
+  report_.times = times_of_all_ranks(trainer_->times(), mesh_);
+  return result;
+}
+
+void Run::look_at_held_out(int64_t done) {
+  const double bits = trainer_->bits_per_byte(*held_out_, spread(held_out_->size(), kQuickSamples));
+  on_first("metrics", [&] {
+    metrics_->add({.step = done, .tokens = tokens(done), .loss = bits * std::numbers::ln2, .bits_per_byte = bits});
+  });
+  say(fmt::format("after step {}: about {:.3f} bits per byte of held-out text", done, bits));
+}
+
+void Run::after_step(int64_t done, const StepResult& result) {
+  const bool is_last = done == options_.steps;
+  if (is_first_ && (done % options_.log_every == 0 || is_last)) {
+    on_first("metrics", [&] {
+      metrics_->add({.step = done,
+                     .tokens = tokens(done),
+                     .loss = result.loss,
+                     .bits_per_byte = {},
+                     .tokens_per_second = progress_->tokens_per_second(done),
+                     .learning_rate = result.learning_rate,
+                     .gradient_norm = result.gradient_norm});
+    });
+  }
+  if (is_first_ && (is_progress_line(options_.progress) || done % options_.log_every == 0 || is_last)) {
+    progress_->show(done, result.loss);
+  }
+  if (options_.validate_every > 0 && done % options_.validate_every == 0 && !is_last) look_at_held_out(done);
+  if (is_last || (options_.save_every > 0 && done % options_.save_every == 0)) save(done);
+}
+
+void Run::save(int64_t done) {
+  if (saved_step_ == done) return;
+  save_checkpoint(*trainer_, mesh_, options_.run, done, identity_);
+  saved_step_ = done;
+}
+
+// Communication: one all-reduce of 8 bytes, so that all ranks stop after the same step.
+bool Run::stops(int64_t done) {
+  const bool is_asked = is_stop_asked_() || done == options_.stop_at;
+  const tessera::Placement any = tessera::Partial(tessera::ReduceOp::kMax);
+  const at::Tensor flag = at::tensor(static_cast<int64_t>(is_asked), at::kLong);
+  return tessera::full_tensor(tessera::from_local(flag, mesh_, {any, any})).item<int64_t>() != 0;
+}
+
+// Returns whether the run is at its end.
+bool Run::train() {
+  for (int64_t step = first_step_; step < options_.steps; ++step) {
+    after_step(step + 1, traced_step(step));
+    if (step + 1 < options_.steps && stops(step + 1)) {
+      save(step + 1);
+      say(fmt::format("stopped after step {}, which is saved; --resume --run {} goes on", step + 1, options_.run));
+      return false;
+    }
+  }
+  return true;
+}
+
+void Run::write_report(const std::string& outcome, const std::string& written) {
+  report_.title = fmt::format("{} steps on {}", options_.steps, mesh_.mesh().to_string());
+  report_.outcome = outcome;
+  report_.written = written;
+  report_.config = config_;
+  report_.layout = tessera::to_string(tessera::describe(trainer_->module()));
+  report_.metrics = read_metrics(options_.run + "/metrics.jsonl");
+  std::ofstream file(options_.run + "/report.html");
+  file << to_html(report_) << std::flush;
+  if (!file) throw std::runtime_error(fmt::format("cannot write '{}/report.html'", options_.run));
+}
+
+int Run::end() {
+  const double bits = trainer_->bits_per_byte(*held_out_, all_samples(*held_out_));
+  const std::string written = trainer_->write("#include <", 300, 0.8, static_cast<uint64_t>(options_.seed));
+  std::optional<Comparison> comparison;
+  if (options_.check_steps > 0) comparison = compare_with_one_process(options_, *training_, mesh_);
+  // No rank communicates from here on.
+  if (!is_first_) return 0;
+  metrics_->add({.step = options_.steps,
+                 .tokens = tokens(options_.steps),
+                 .loss = bits * std::numbers::ln2,
+                 .bits_per_byte = bits});
+  std::string outcome = fmt::format("validation: {:.3f} bits per byte (order-2 bytes: {:.3f})", bits,
+                                    Order2Model(corpus_.training).bits_per_byte(corpus_.held_out));
+  if (comparison) {
+    outcome += fmt::format(
+        "\nlosses of {} steps in float64 differ by {:.1e} from this program on one rank, with dropout, and by {:.1e} "
+        "from LibTorch alone, without\nlargest difference from one process: {:.1e}",
+        options_.check_steps, comparison->with_dropout, comparison->without_dropout, comparison->largest());
+  }
+  write_report(outcome, written);
+  say(fmt::format("it wrote, after \"#include <\":\n{}\nreport: {}/report.html\n{}", printable(written), options_.run,
+                  outcome));
+  return !comparison || comparison->largest() <= kCloseEnough ? 0 : 1;
+}
+
+int Run::go() {
+  start();
+  return train() ? end() : 0;
+}
+
+}  // namespace
+
+int run(const Parsed& parsed, const std::shared_ptr<tessera::World>& world,
+        const std::function<bool()>& is_stop_asked) {
+  check_ranks(parsed.options, *world);
+  at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(world->local_size())));
+  const DeviceMesh mesh = tessera::init_device_mesh("cpu", {parsed.options.dp, parsed.options.tp}, {"dp", "tp"}, world);
+  return Run(parsed, mesh, is_stop_asked).go();
+}
+
+}  // namespace train

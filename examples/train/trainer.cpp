@@ -1,0 +1,301 @@
+#include "tessera/examples/train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <numbers>
+#include <random>
+#include <stdexcept>
+#include <utility>
+
+#include <ATen/autocast_mode.h>
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/examples/language_model/transformer.h"
+#include "tessera/layers/activation_checkpoint.h"
+#include "tessera/styles/parallelize.h"
+
+namespace train {
+namespace {
+
+using tessera::Placements;
+using tessera::Replicate;
+using tessera::Shard;
+
+TransformerOptions model_options(const Options& options) {
+  return {.hidden = options.hidden,
+          .layers = options.layers,
+          .heads = options.heads,
+          .sequence = options.sequence,
+          .dropout = options.dropout,
+          .tied = options.is_tied};
+}
+
+// Cuts the layers over tp. Between them activations are cut along the sequence, and logits along the vocabulary.
+tessera::ParallelPlan make_plan() {
+  const tessera::Placement cut = Shard(1);
+  return {{"tok", tessera::RowwiseParallel({.output_layouts = cut})},
+          {"layers.*.norm[12]", tessera::SequenceParallel()},
+          {"layers.*.attn.w[qkv]", tessera::ColwiseParallel()},
+          {"layers.*.attn.wo", tessera::RowwiseParallel({.output_layouts = cut})},
+          {"layers.*.mlp.up", tessera::ColwiseParallel()},
+          {"layers.*.mlp.down", tessera::RowwiseParallel({.output_layouts = cut})},
+          {"norm", tessera::SequenceParallel()},
+          {"head", tessera::ColwiseParallel()}};
+}
+
+bool has_bfloat16() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("flags")) {
+      return line.find("avx512_bf16") != std::string::npos || line.find("amx_bf16") != std::string::npos;
+    }
+  }
+  return false;
+}
+
+// While it lives, layers compute in bfloat16 where they can.
+class Autocast {
+ public:
+  explicit Autocast(bool is_on) : is_on_(is_on) {
+    if (is_on_) at::autocast::set_autocast_enabled(at::kCPU, true);
+  }
+  ~Autocast() {
+    if (!is_on_) return;
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  bool is_on_;
+};
+
+// Decays matrices alone: a norm's weight and a bias are no matrices.
+std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const Transformer& model, const Options& options) {
+  std::vector<at::Tensor> matrices, others;
+  for (const at::Tensor& each : model->parameters()) (each.dim() >= 2 ? matrices : others).push_back(each);
+  const auto group = [&](std::vector<at::Tensor> parameters, double decay) {
+    return torch::optim::OptimizerParamGroup(
+        std::move(parameters),
+        std::make_unique<torch::optim::AdamWOptions>(
+            torch::optim::AdamWOptions(options.learning_rate).betas({0.9, 0.95}).weight_decay(decay)));
+  };
+  return {group(std::move(matrices), options.weight_decay), group(std::move(others), 0.0)};
+}
+
+// Returns the square of a gradient's norm, with a sum pending on the mesh dimensions that cut it.
+at::Tensor squared_norm(const at::Tensor& gradient) {
+  if (!tessera::is_dtensor(gradient)) return gradient.square().sum();
+  Placements pending = tessera::placements_of(gradient);
+  for (tessera::Placement& each : pending) each = each.is_shard() ? tessera::Partial() : Replicate();
+  return tessera::from_local(tessera::to_local(gradient).square().sum(), tessera::mesh_of(gradient), pending);
+}
+
+// Does what torch::nn::utils::clip_grad_norm_ does, but reduces the norms of all gradients together: that one takes an
+// all-reduce for each parameter that is cut. With largest = 0 nothing is scaled.
+double clip(const std::vector<at::Tensor>& gradients, double largest) {
+  std::vector<at::Tensor> squares;
+  for (const at::Tensor& gradient : gradients) squares.push_back(squared_norm(gradient));
+  if (tessera::is_dtensor(squares.front())) {
+    const Placements whole(tessera::placements_of(squares.front()).size(), Replicate());
+    squares = tessera::redistribute_many(squares, std::vector<Placements>(squares.size(), whole));
+    for (at::Tensor& square : squares) square = tessera::to_local(square);
+  }
+  const double norm = at::stack(squares).sum().sqrt().item<double>();
+  if (largest > 0) at::_foreach_mul_(gradients, std::min(1.0, largest / (norm + 1e-6)));
+  return norm;
+}
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+}  // namespace
+
+std::string compute_dtype(const Options& options) {
+  if (options.dtype != "auto") return options.dtype;
+  return has_bfloat16() ? "bfloat16" : "float32";
+}
+
+double learning_rate_of(const Options& options, int64_t step) {
+  if (step < options.warm_up) {
+    return options.learning_rate * static_cast<double>(step + 1) / static_cast<double>(options.warm_up);
+  }
+  const double done = static_cast<double>(step - options.warm_up) /
+                      static_cast<double>(std::max<int64_t>(1, options.steps - options.warm_up));
+  return options.learning_rate * (0.1 + 0.45 * (1 + std::cos(std::numbers::pi * std::min(done, 1.0))));
+}
+
+struct Trainer::Parts {
+  Options options;
+  std::optional<tessera::DeviceMesh> mesh;
+  Transformer model{nullptr};
+  std::unique_ptr<torch::optim::AdamW> optimizer;
+  StepTimes times;
+
+  // Returns this rank's rows of a tensor of `rows` rows as that tensor.
+  at::Tensor whole_of(const at::Tensor& rows_here, int64_t rows) const {
+    if (!mesh) return rows_here;
+    return tessera::from_local(rows_here, *mesh, placements(), {.shape = {{rows, rows_here.size(1)}}});
+  }
+  static Placements placements() { return {Shard(0), Replicate()}; }
+
+  std::vector<int64_t> local(const tessera::GlobalBatches& batches, int64_t step, int64_t index, int64_t count) const {
+    if (!mesh) return batches.micro_batch(step, index, count);
+    return batches.local(step, mesh->mesh(), placements(), *mesh->coordinate(), index, count);
+  }
+
+  // [batch, sequence] -> [batch, sequence, vocabulary], in the dtype of the parameters.
+  at::Tensor logits(const at::Tensor& ids) {
+    const tessera::ImplicitReplication plain_positions;
+    at::Tensor out;
+    {
+      const Autocast autocast(compute_dtype(options) == "bfloat16");
+      out = model->is_training() && options.has_activation_checkpoints ? checkpointed(ids) : model(ids);
+    }
+    return out.to(model->norm->weight.scalar_type());
+  }
+
+  // Does what the model's forward does, and keeps no block's intermediate results.
+  at::Tensor checkpointed(const at::Tensor& ids) {
+    at::Tensor x = model->drop(model->tok(ids) + model->pos(torch::arange(ids.size(1))));
+    for (const auto& layer : *model->layers) {
+      const auto block = [layer](const std::vector<at::Tensor>& inputs) -> std::vector<at::Tensor> {
+        const tessera::ImplicitReplication plain_positions;
+        return {layer->as<Block>()->forward(inputs[0])};
+      };
+      x = tessera::checkpoint(block, {x})[0];
+    }
+    return model->head(model->norm(x));
+  }
+
+  // Returns the sum or the mean of the losses of all bytes.
+  at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets, at::Reduction::Reduction reduction) {
+    return torch::cross_entropy_loss(logits(ids).flatten(0, 1), targets.flatten(), {}, reduction);
+  }
+};
+
+Trainer::Trainer(const Options& options, std::optional<tessera::DeviceMesh> mesh) : parts_(std::make_unique<Parts>()) {
+  parts_->options = options;
+  parts_->mesh = std::move(mesh);
+  torch::manual_seed(static_cast<uint64_t>(options.seed));
+  parts_->model = Transformer(model_options(options));
+  parts_->model->to(compute_dtype(options) == "float64" ? at::kDouble : at::kFloat);
+  if (parts_->mesh) {
+    tessera::manual_seed(static_cast<uint64_t>(options.seed), parts_->mesh->world());
+    std::optional<tessera::Placement> data_placement;
+    if (options.zero == 3) data_placement = Shard(0);
+    tessera::parallelize_module(parts_->model, *parts_->mesh, make_plan(), {.data_placement = data_placement});
+  }
+  parts_->optimizer = std::make_unique<torch::optim::AdamW>(parameter_groups(parts_->model, options));
+}
+
+Trainer::~Trainer() = default;
+
+torch::nn::Module& Trainer::module() { return *parts_->model; }
+torch::optim::Optimizer& Trainer::optimizer() { return *parts_->optimizer; }
+std::string Trainer::plan() const { return tessera::to_string(make_plan()); }
+const StepTimes& Trainer::times() const { return parts_->times; }
+
+StepResult Trainer::compute_gradients(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step) {
+  Parts& parts = *parts_;
+  const int64_t count = parts.options.accumulate, rows = batches.batch_size() / count;
+  StepResult result{.learning_rate = learning_rate_of(parts.options, step)};
+  parts.times = {};
+  parts.model->train();
+  parts.optimizer->zero_grad();
+  for (int64_t index = 0; index < count; ++index) {
+    const auto start = Clock::now();
+    const auto [ids, targets] = windows.batch(parts.local(batches, step, index, count));
+    const at::Tensor loss =
+        parts.loss(parts.whole_of(ids, rows), parts.whole_of(targets, rows), at::Reduction::Mean) / count;
+    parts.times.forward += seconds_since(start);
+    loss.backward();
+    result.loss += loss.item<double>();  // an all-reduce: every rank calls it
+    parts.times.backward += seconds_since(start);
+  }
+  parts.times.backward -= parts.times.forward;
+  const auto start = Clock::now();
+  std::vector<at::Tensor> gradients;
+  // Where the output is tied, the head's own weight takes no part.
+  for (const at::Tensor& parameter : parts.model->parameters()) {
+    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+  }
+  result.gradient_norm = clip(gradients, parts.options.clip);
+  parts.times.optimizer = seconds_since(start);
+  return result;
+}
+
+StepResult Trainer::step(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step) {
+  const StepResult result = compute_gradients(windows, batches, step);
+  if (!std::isfinite(result.loss) || !std::isfinite(result.gradient_norm)) {
+    throw std::runtime_error(
+        fmt::format("step {} has the loss {} and gradients of norm {}; the run stops before they reach the parameters. "
+                    "Go on after the last checkpoint with a lower --learning-rate",
+                    step + 1, result.loss, result.gradient_norm));
+  }
+  const auto start = Clock::now();
+  for (auto& group : parts_->optimizer->param_groups()) group.options().set_lr(result.learning_rate);
+  parts_->optimizer->step();
+  parts_->times.optimizer += seconds_since(start);
+  return result;
+}
+
+double Trainer::bits_per_byte(const Windows& windows, const std::vector<int64_t>& samples) {
+  constexpr std::size_t kRows = 64;
+  const torch::NoGradGuard no_gradient;
+  Parts& parts = *parts_;
+  parts.model->eval();
+  double nats = 0;
+  for (std::size_t begin = 0; begin < samples.size(); begin += kRows) {
+    const std::vector<int64_t> rows(
+        samples.begin() + static_cast<std::ptrdiff_t>(begin),
+        samples.begin() + static_cast<std::ptrdiff_t>(std::min(begin + kRows, samples.size())));
+    // One batch in the order of `rows`, of which this rank takes its part.
+    std::vector<int64_t> here = rows;
+    const auto count = static_cast<int64_t>(rows.size());
+    if (parts.mesh) {
+      const int64_t dp = parts.mesh->size("dp"), each = (count + dp - 1) / dp, at = parts.mesh->local_rank("dp");
+      here.assign(rows.begin() + std::min(count, at * each), rows.begin() + std::min(count, (at + 1) * each));
+    }
+    const auto [ids, targets] = windows.batch(here);
+    nats += parts.loss(parts.whole_of(ids, count), parts.whole_of(targets, count), at::Reduction::Sum).item<double>();
+  }
+  return nats / std::numbers::ln2 / static_cast<double>(static_cast<int64_t>(samples.size()) * windows.sequence());
+}
+
+std::string Trainer::write(const std::string& prompt, int64_t count, double temperature, uint64_t seed) {
+  const torch::NoGradGuard no_gradient;
+  Parts& parts = *parts_;
+  parts.model->eval();
+  std::mt19937_64 generator(seed);
+  std::string text = prompt;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto length = std::min<int64_t>(parts.options.sequence, static_cast<int64_t>(text.size()));
+    at::Tensor ids = torch::empty({1, length}, at::kLong);
+    for (int64_t j = 0; j < length; ++j) {
+      ids[0][j] =
+          static_cast<int64_t>(static_cast<unsigned char>(text[text.size() - static_cast<std::size_t>(length - j)]));
+    }
+    if (parts.mesh) ids = tessera::from_local(ids, *parts.mesh, {Replicate(), Replicate()});
+    at::Tensor last = parts.logits(ids).select(0, 0).select(0, length - 1);
+    if (parts.mesh) last = tessera::full_tensor(last);
+    const at::Tensor sums = torch::softmax(last.to(at::kDouble) / temperature, 0).cumsum(0);
+    const double drawn = std::uniform_real_distribution<double>(0.0, 1.0)(generator) * sums[-1].item<double>();
+    at::Tensor next = torch::searchsorted(sums, torch::tensor({drawn}, at::kDouble)).clamp_max(sums.size(0) - 1);
+    // Where ranks round differently, they go on with what the first one has drawn.
+    if (parts.mesh) {
+      next = tessera::full_tensor(tessera::distribute_tensor(next, *parts.mesh, {Replicate(), Replicate()}));
+    }
+    text += static_cast<char>(next.item<int64_t>());
+  }
+  return text.substr(prompt.size());
+}
+
+}  // namespace train

@@ -1,0 +1,119 @@
+// What the program writes: the progress line, metrics.jsonl and report.html.
+
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tessera/examples/train/metrics.h"
+#include "tessera/examples/train/printable.h"
+#include "tessera/examples/train/progress.h"
+#include "tessera/examples/train/report.h"
+#include "tessera/tools/launcher/private_folder.h"
+
+namespace {
+
+using train::Metric;
+using train::Progress;
+using train::Report;
+
+const Progress::Clock::time_point kStart;
+const std::string kUp = "\x1b[1A\x1b[2K";
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+TEST_CASE("progress: plain lines have the step, the loss, tokens per second and the time left") {
+  std::ostringstream out;
+  Progress progress(out, {.first_step = 10, .steps = 110, .tokens_per_step = 200}, kStart);
+  progress.show(20, 3.25, kStart + std::chrono::seconds(4));
+  progress.say("a remark");
+  progress.show(30, 3.0, kStart + std::chrono::seconds(2000));
+  CHECK(out.str() ==
+        "step 20/110  loss 3.2500  500 tokens/s  0:36 left\n"
+        "a remark\n"
+        "step 30/110  loss 3.0000  2 tokens/s  2:13:20 left\n");
+}
+
+TEST_CASE("progress: on a terminal one line changes, remarks stay above it, and it is cut to the width") {
+  std::ostringstream out;
+  Progress progress(out, {.is_line = true, .columns = 21, .steps = 2, .tokens_per_step = 1}, kStart);
+  progress.show(1, 3.25, kStart + std::chrono::seconds(1));
+  progress.say("a remark");
+  progress.show(2, 3.0, kStart + std::chrono::seconds(2));
+  CHECK(out.str() ==
+        "step 1/2  loss 3.250\n" + kUp + "a remark\nstep 1/2  loss 3.250\n" + kUp + "step 2/2  loss 3.000\n");
+}
+
+TEST_CASE("progress: what a choice means where standard output is no terminal") {
+  CHECK(train::is_progress_line("line"));
+  CHECK(!train::is_progress_line("plain"));
+}
+
+TEST_CASE("metrics: lines are written, read, and dropped where a run goes on before them") {
+  const tessera::PrivateFolder folder;
+  const std::string path = folder.path() + "/metrics.jsonl";
+  const Metric step{.step = 1,
+                    .tokens = 64,
+                    .loss = 0.1,
+                    .bits_per_byte = {},
+                    .tokens_per_second = 5.5,
+                    .learning_rate = 1e-3,
+                    .gradient_norm = 2};
+  const Metric look{.step = 2, .tokens = 128, .loss = 0.5, .bits_per_byte = 0.72};
+  {
+    train::MetricsFile file(path, 0);
+    file.add(step);
+    file.add(look);
+  }
+  CHECK(read_file(path) ==
+        "{\"step\":1,\"loss\":0.1,\"tokens\":64,\"tokens_per_second\":5.5,\"learning_rate\":0.001,\"gradient_norm\":2."
+        "0}\n"
+        "{\"step\":2,\"tokens\":128,\"validation_loss\":0.5,\"bits_per_byte\":0.72}\n");
+  std::ofstream(path, std::ios::app) << "{\"step\":3,\"los";  // the program was killed here
+  const std::vector<Metric> read = train::read_metrics(path);
+  REQUIRE(read.size() == 2);
+  CHECK(read[0].gradient_norm == 2);
+  CHECK(read[1].bits_per_byte == 0.72);
+  { const train::MetricsFile file(path, 1); }
+  CHECK(train::read_metrics(path).size() == 1);
+  CHECK(read_file(path).ends_with("\"gradient_norm\":2.0}\n"));
+  std::ofstream(path, std::ios::app) << "nonsense\n";
+  CHECK_THROWS_WITH_AS(train::read_metrics(path), doctest::Contains("nonsense"), std::invalid_argument);
+  CHECK(train::read_metrics(folder.path() + "/none").empty());
+}
+
+TEST_CASE("report: it names no other file and no address, and text cannot break it") {
+  Report report{.title = "3 steps on {dp: 2}", .outcome = "validation: 2 < 3", .written = "<script>alert(\"\x1b[2J\")"};
+  report.metrics = {{.step = 1, .tokens = 1000, .loss = 5.0},
+                    {.step = 2, .tokens = 2000, .loss = 3.0},
+                    {.step = 2, .tokens = 2000, .loss = 3.1, .bits_per_byte = 4.5}};
+  report.collectives = {{.kind = "all_reduce", .mesh_dim = "dp+tp", .count = 3, .bytes = 128}};
+  report.times = {{.forward = 0.01, .backward = 0.02, .optimizer = 0.005}, {.forward = 0.012, .backward = 0.018}};
+  report.moments = {{.second = 0.004, .kind = "all_gather", .mesh_dim = "tp"}};
+  const std::string html = train::to_html(report);
+  for (const std::string absent : {"<script", "http", "src=", "@import", "url(", "\x1b"}) {
+    CAPTURE(absent);
+    CHECK(html.find(absent) == std::string::npos);
+  }
+  for (const std::string part : {"validation: 2 &lt; 3", "&lt;script&gt;alert(&quot;\\x1b[2J&quot;)", "all_reduce",
+                                 "<td>dp+tp</td><td>3</td><td>128</td>", "rank 1", "all_gather over tp at 4.0 ms",
+                                 "What lies where", "forward: 12.0 ms"}) {
+    CAPTURE(part);
+    CHECK(html.find(part) != std::string::npos);
+  }
+  CHECK(!train::to_html({}).empty());
+}
+
+TEST_CASE("printable: bytes that are no text are shown as numbers") {
+  CHECK(train::printable("a\tb\n") == "a\tb\n");
+  CHECK(train::printable("\x1b[0m\x80\x7f") == "\\x1b[0m\\x80\\x7f");
+}

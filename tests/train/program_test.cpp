@@ -1,0 +1,220 @@
+// The program as a user starts it, by tools/launch: stopped, resumed on other meshes, refused, and on a terminal.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "tessera/examples/train/metrics.h"
+#include "tessera/tests/harness/shell.h"
+#include "tessera/tests/harness/text.h"
+#include "tessera/tests/train/text_folder.h"
+#include "tessera/tools/launcher/private_folder.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using tessera::testing::contains;
+using tessera::testing::shell;
+using tessera::testing::ShellOutcome;
+
+// Holds a folder with text and the folders of runs on it.
+struct Folders {
+  tessera::PrivateFolder folder;
+  std::string data = folder.path() + "/data";
+
+  Folders() { tessera::testing::write_text_folder(data, 12); }
+  std::string run(const std::string& name) const { return folder.path() + "/" + name; }
+};
+
+std::string command(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
+  return fmt::format(
+      "timeout 120 tools/launcher/launch --no-prefix -n {} examples/train/train --run {} --data {} --hidden 16 "
+      "--layers 2 --heads 4 --sequence 16 --batch 8 --steps 10 --log-every 1 --warm-up 2 {}",
+      ranks, folders.run(run), folders.data, arguments);
+}
+
+ShellOutcome outcome_of(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
+  return shell(command(folders, ranks, run, arguments));
+}
+
+std::string output_of(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
+  const ShellOutcome outcome = outcome_of(folders, ranks, run, arguments);
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  return outcome.output;
+}
+
+// Returns the losses of all steps of a run, in their order.
+std::vector<double> losses_of(const Folders& folders, const std::string& run) {
+  std::vector<double> losses;
+  for (const train::Metric& metric : train::read_metrics(folders.run(run) + "/metrics.jsonl")) {
+    if (metric.bits_per_byte) continue;
+    CHECK(metric.step == static_cast<int64_t>(losses.size()) + 1);
+    losses.push_back(metric.loss);
+  }
+  return losses;
+}
+
+void check_close(const std::vector<double>& got, const std::vector<double>& want) {
+  REQUIRE(got.size() == want.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    CAPTURE(i);
+    CHECK(std::abs(got[i] - want[i]) <= 1e-9);
+  }
+}
+
+std::string last_line(std::string text) {
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text.substr(text.rfind('\n') + 1);
+}
+
+}  // namespace
+
+TEST_CASE("train: a run prints and writes what its page says, and ends with the difference from one process") {
+  const Folders folders;
+  const std::string output = output_of(folders, 4, "run", "--mesh dp=2,tp=2 --validate-every 5 --save-every 4");
+  for (const std::string part :
+       {"data: 11 files", "1 files, 0.0 MB held out", "data's hash: ", "training on {dp: 2, tp: 2}",
+        "step 10/10  loss ", "after step 5: about ", "it wrote, after", "report: "}) {
+    CAPTURE(part);
+    CAPTURE(output);
+    CHECK(contains(output, part));
+  }
+  CHECK(!contains(output, "\x1b"));
+  CHECK(std::regex_search(output, std::regex("\nvalidation: [0-9.]+ bits per byte \\(order-2 bytes: [0-9.]+\\)\n")));
+  std::smatch match;
+  const std::string last = last_line(output);
+  REQUIRE(std::regex_match(last, match, std::regex("largest difference from one process: ([0-9.e+-]+)")));
+  CHECK(std::stod(match[1].str()) <= 1e-9);
+  for (const char* name : {"config.ini", "metrics.jsonl", "report.html", "checkpoints/step_00000004/model.safetensors",
+                           "checkpoints/step_00000008", "checkpoints/step_00000010/optimizer.safetensors"}) {
+    CAPTURE(name);
+    CHECK(fs::exists(folders.run("run") + "/" + name));
+  }
+  CHECK(losses_of(folders, "run").size() == 10);
+}
+
+TEST_CASE("train: a run that stopped and went on, on any mesh, has the losses of one that did not stop") {
+  const Folders folders;
+  const std::string exact = "--dtype float64 --dropout 0.2 --check-steps 0 --validate-every 3 ";
+  output_of(folders, 4, "whole", exact + "--mesh dp=2,tp=2");
+  const std::vector<double> want = losses_of(folders, "whole");
+  REQUIRE(want.size() == 10);
+  CHECK(want.back() < want.front());
+  const std::string stopped = output_of(folders, 4, "first", exact + "--mesh dp=2,tp=2 --stop-at 4");
+  CHECK(contains(stopped, "stopped after step 4, which is saved; --resume"));
+  CHECK(losses_of(folders, "first").size() == 4);
+  struct Row {
+    int ranks;
+    const char* mesh;
+  };
+  for (const Row& row : {Row{4, "dp=2,tp=2"}, Row{4, "tp=4"}, Row{4, "dp=4"}, Row{2, "dp=2"}, Row{3, "dp=3"},
+                         Row{3, "tp=3"}, Row{1, "dp=1"}, Row{4, "dp=4 --zero"}}) {
+    CAPTURE(row.mesh);
+    fs::remove_all(folders.run("second"));
+    fs::copy(folders.run("first"), folders.run("second"), fs::copy_options::recursive);
+    const std::string output = output_of(folders, row.ranks, "second", fmt::format("--resume --mesh {}", row.mesh));
+    CHECK(contains(output, "goes on after step 4"));
+    check_close(losses_of(folders, "second"), want);
+  }
+}
+
+TEST_CASE("train: from meshes of 4 ranks to others, with accumulation, ZeRO-3 and activation checkpoints") {
+  const Folders folders;
+  const std::string exact =
+      "--dtype float64 --check-steps 0 --validate-every 0 --accumulate 2 --tied --activation-checkpoint ";
+  output_of(folders, 4, "whole", exact + "--mesh dp=4 --zero");
+  output_of(folders, 4, "parts", exact + "--mesh dp=4 --zero --stop-at 3");
+  output_of(folders, 3, "parts", "--resume --mesh dp=3 --stop-at 7");
+  output_of(folders, 4, "parts", "--resume --mesh tp=4 --zero=0");
+  check_close(losses_of(folders, "parts"), losses_of(folders, "whole"));
+}
+
+TEST_CASE("train: SIGTERM saves the run and ends it") {
+  const Folders folders;
+  // It is sent once the run has written a step.
+  const ShellOutcome outcome =
+      shell(command(folders, 2, "run", "--mesh dp=2 --check-steps 0 --steps 1000000") + " &\njob=$!\n" +
+            fmt::format("until grep -q loss {0} 2>/dev/null || ! kill -0 $job; do sleep 0.05; done\n",
+                        folders.run("run/metrics.jsonl")) +
+            "kill -TERM $job\nwait $job");
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 0);
+  std::smatch match;
+  REQUIRE(std::regex_search(outcome.output, match, std::regex("stopped after step ([0-9]+), which is saved")));
+  const auto steps = static_cast<std::size_t>(std::stoll(match[1].str()));
+  CHECK(losses_of(folders, "run").size() == steps);
+  CHECK(fs::exists(folders.run("run") + fmt::format("/checkpoints/step_{:08}/model.safetensors", steps)));
+}
+
+TEST_CASE("train: what is refused, and how") {
+  const Folders folders;
+  output_of(folders, 1, "run", "--mesh dp=1 --check-steps 0 --stop-at 2");
+  struct Row {
+    const char* why;
+    int ranks;
+    std::string arguments;
+    std::string text;
+  };
+  const std::vector<Row> rows = {
+      {"another run in the folder", 1, "--mesh dp=1", "has a run; give --resume to go on with it, or another --run"},
+      {"another model", 2, "--mesh tp=2 --resume --layers 3", "has the model 'hidden 16, layers 2,"},
+      {"another order of samples", 1, "--mesh dp=1 --resume --batch 4", "has the order of samples 'seed 1, batch 8'"},
+      {"other data", 2, "--mesh dp=2 --resume --data " + folders.run("other"), "has the data '"},
+      {"another number of ranks", 2, "--mesh dp=3 --resume", "--mesh dp=3,tp=1 has 3 ranks, but the job has 2"},
+      {"no run to resume", 1, "--mesh dp=1 --resume --run " + folders.run("none"), "has no checkpoint"},
+      {"no data", 2, "--mesh dp=2 --resume --data " + folders.run("none"), "is no folder"},
+      {"a misspelled option", 2, "--mesh dp=2 --resum", "the options are"},
+  };
+  tessera::testing::write_text_folder(folders.run("other"), 12, /*seed=*/2);
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    const ShellOutcome outcome = outcome_of(folders, row.ranks, "run", row.arguments);
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    CHECK(contains(outcome.output, row.text));
+  }
+  CHECK(losses_of(folders, "run").size() == 2);
+}
+
+TEST_CASE("train: on a terminal one line changes") {
+  const Folders folders;
+  // `script` runs its command on a pseudo-terminal; under tools/launch the program is told that there is one.
+  const std::string alone = fmt::format(
+      "examples/train/train --run {} --data {} --hidden 16 --layers 1 --heads 2 --sequence 16 --steps 3 --mesh dp=1 "
+      "--check-steps 0 --validate-every 2",
+      folders.run("alone"), folders.data);
+  for (const std::string& text :
+       {alone,
+        command(folders, 2, "launched", "--mesh dp=2 --steps 3 --check-steps 0 --validate-every 2 --progress line")}) {
+    const ShellOutcome outcome = shell("timeout 120 script -qefc '" + text + "' /dev/null");
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    const std::string up = "\x1b[1A\x1b[2K";
+    CHECK(contains(outcome.output, up + "step 2/3  loss "));
+    CHECK(contains(outcome.output, up + "after step 2: about "));
+    CHECK(contains(outcome.output, up + "step 3/3  loss "));
+    CHECK(!contains(outcome.output, up + "step 1/3  loss 5.55" + "\r\nstep 2/3"));
+  }
+}
+
+TEST_CASE("train: --dry-run prints bytes and collectives of any mesh in one process, and makes no folder") {
+  const Folders folders;
+  const std::string output = output_of(folders, 1, "run", "--dry-run --mesh dp=8,tp=4 --zero");
+  for (const std::string part : {"plan on {dp: 8, tp: 4}", "ColwiseParallel", "bytes per rank", "rank 15",
+                                 "and 16 ranks more", "collectives of a step: ", "reduce_scatter", "all_gather"}) {
+    CAPTURE(part);
+    CAPTURE(output);
+    CHECK(contains(output, part));
+  }
+  CHECK(!fs::exists(folders.run("run")));
+}
