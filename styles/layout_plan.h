@@ -44,7 +44,7 @@ class LayoutPlan {
   // With whole_gradients their gradients are not sharded there. Contracts get all of it.
   struct DataSharding {
     std::vector<int64_t> mesh_dims;
-    GatherOptions gather;
+    GatherScheduleOptions gather;
     bool whole_gradients = false;
   };
   void shard_over_data(DataSharding sharding) { sharding_ = std::move(sharding); }

@@ -82,11 +82,20 @@ std::vector<int64_t> shard_dims_of(const DeviceMesh& mesh, const ParallelizeOpti
   return dims;
 }
 
-LayoutPlan::DataSharding data_sharding_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
-                                          const std::vector<int64_t>& data_dims) {
+void check_numbers(const ParallelizeOptions& options) {
+  if (options.compute_dtype && *options.compute_dtype != at::kBFloat16 && *options.compute_dtype != at::kHalf) {
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: compute_dtype {}; give bfloat16 or float16, or convert "
+                    "the module to another dtype before",
+                    c10::toString(*options.compute_dtype)));
+  }
   if (options.zero_stage < 1 || options.zero_stage > 3) {
     throw std::invalid_argument(fmt::format("parallelize_module: zero_stage {}; give 1, 2 or 3", options.zero_stage));
   }
+}
+
+LayoutPlan::DataSharding data_sharding_of(const DeviceMesh& mesh, const ParallelizeOptions& options,
+                                          const std::vector<int64_t>& data_dims) {
   return {.mesh_dims = shard_dims_of(mesh, options, data_dims),
           .gather = {.ahead_bytes = options.gather_ahead_bytes, .keeps = options.zero_stage < 3},
           .whole_gradients = options.zero_stage == 1};
@@ -199,6 +208,7 @@ void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const 
   const int64_t tensor_dim = tensor_dim_of(mesh, options);
   const std::vector<int64_t>& data_dims = planned.data_dims = data_dims_of(mesh, options, tensor_dim);
   check_source(mesh, options.src_rank);
+  check_numbers(options);
   LayoutPlan& layout = planned.layout.emplace(mesh, tensor_dim, planned.tree);
   layout.shard_over_data(data_sharding_of(mesh, options, data_dims));
   for (const Assigned& assigned : assign(planned.tree, plan, options.allow_unmatched)) {

@@ -17,6 +17,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/styles/compute_dtype.h"
 #include "tessera/styles/parallel_styles.h"
 #include "tessera/styles/prepare_styles.h"
 #include "tessera/styles/style.h"
@@ -52,7 +53,11 @@ struct ParallelizeOptions {
   std::optional<std::vector<int64_t>> shard_dims;
   // Is the most that is gathered ahead of its use, in bytes of whole parameters on one rank. From the second step on,
   // the parameters that are used next are gathered by one collective while an operator computes. 0: none is.
-  int64_t gather_ahead_bytes = GatherOptions().ahead_bytes;
+  int64_t gather_ahead_bytes = GatherScheduleOptions().ahead_bytes;
+  // Is the dtype, bfloat16 or float16, in which the operators that LibTorch's autocast lists compute when the module is
+  // called through what parallelize_module returns. Parameters keep their dtype, and so do their gradients, which
+  // gradient_buckets.dtype may send in another. nullopt: operators compute in the dtypes of their inputs.
+  std::optional<at::ScalarType> compute_dtype;
   // Says how gradients are reduced together; see dtensor/gradient_buckets.h.
   GradientBucketOptions gradient_buckets;
   // Is the global rank whose values count; by default it is the mesh's first. With kNoSource each rank keeps its part
@@ -74,11 +79,13 @@ struct ParallelizeOptions {
 template <class Handle>
 class Parallelized {
  public:
-  explicit Parallelized(Handle handle) : handle_(std::move(handle)) {}
+  explicit Parallelized(Handle handle, const detail::ComputeDtype& compute = {})
+      : handle_(std::move(handle)), compute_(compute) {}
 
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
     const ImplicitReplication guard;
+    const detail::ComputeIn autocast(compute_);
     if constexpr (requires(Handle h) { h.any_forward(std::forward<Args>(args)...); }) {
       return handle_.forward(std::forward<Args>(args)...);
     } else if constexpr (requires(Handle h) { h->forward(std::forward<Args>(args)...); }) {
@@ -101,6 +108,7 @@ class Parallelized {
 
  private:
   Handle handle_;
+  detail::ComputeDtype compute_;
 };
 
 namespace detail {
@@ -109,6 +117,9 @@ void parallelize(torch::nn::Module* root, const DeviceMesh& mesh, const Parallel
 // Parallelizes the module that `tree` describes; if `tree` throws, every rank throws that.
 void parallelize(const std::function<ModuleTree()>& tree, const DeviceMesh& mesh, const ParallelPlan& plan,
                  const ParallelizeOptions& options);
+inline ComputeDtype compute_dtype(const DeviceMesh& mesh, const ParallelizeOptions& options) {
+  return {.device = mesh.device().type(), .dtype = options.compute_dtype};
+}
 }  // namespace detail
 
 // Lays out the parameters and buffers of an unmodified module over the mesh, in place: every handle to one of them (the
@@ -140,7 +151,7 @@ template <std::derived_from<torch::nn::Module> M>
 Parallelized<M*> parallelize_module(M& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                                     const ParallelizeOptions& options = {}) {
   detail::parallelize(&module, mesh, plan, options);
-  return Parallelized<M*>(&module);
+  return Parallelized<M*>(&module, detail::compute_dtype(mesh, options));
 }
 
 // Does the same for a holder (torch::nn::Linear, your TORCH_MODULE), a shared_ptr to a module, or a
@@ -150,13 +161,13 @@ requires(!std::derived_from<Handle, torch::nn::Module> && requires(Handle h) { h
     Parallelized<Handle> parallelize_module(Handle handle, const DeviceMesh& mesh, const ParallelPlan& plan,
                                             const ParallelizeOptions& options = {}) {
   detail::parallelize(handle.ptr().get(), mesh, plan, options);
-  return Parallelized<Handle>(std::move(handle));
+  return Parallelized<Handle>(std::move(handle), detail::compute_dtype(mesh, options));
 }
 template <std::derived_from<torch::nn::Module> M>
 Parallelized<std::shared_ptr<M>> parallelize_module(std::shared_ptr<M> module, const DeviceMesh& mesh,
                                                     const ParallelPlan& plan, const ParallelizeOptions& options = {}) {
   detail::parallelize(module.get(), mesh, plan, options);
-  return Parallelized<std::shared_ptr<M>>(std::move(module));
+  return Parallelized<std::shared_ptr<M>>(std::move(module), detail::compute_dtype(mesh, options));
 }
 template <class Module>
 auto parallelize_module(Module&& module, const DeviceMesh& mesh, const Style& style,

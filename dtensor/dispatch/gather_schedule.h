@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-struct GatherOptions {
+struct GatherScheduleOptions {
   // Is the most that is gathered ahead of its use, in bytes of whole parameters; 0: nothing is.
   int64_t ahead_bytes = int64_t{16} << 20;
   // Says whether a gathered parameter is kept until the parameter is written. Otherwise it is freed after its use.
@@ -36,7 +36,7 @@ struct GatherOptions {
 // alone, so that ranks that run the same program start the same.
 class GatherSchedule {
  public:
-  explicit GatherSchedule(const GatherOptions& options) : options_(options) {}
+  explicit GatherSchedule(const GatherScheduleOptions& options) : options_(options) {}
 
   // Adds a parameter, which must be a DTensor, under its contract's path.
   void add(const at::Tensor& parameter);
@@ -67,7 +67,7 @@ class GatherSchedule {
   void start_ahead();
   std::vector<std::size_t> expected_next() const;
 
-  const GatherOptions options_;
+  const GatherScheduleOptions options_;
   std::vector<Slot> slots_;
   std::map<std::string, std::size_t, std::less<>> by_path_;
   using Last = std::array<std::size_t, 4>;  // the slots that were used last, the latest one at the end

@@ -132,4 +132,10 @@ std::optional<std::string> newest_training_state(const std::string& folder) {
   return std::nullopt;
 }
 
+SavedTrainingState read_training_state(const std::string& step_folder) {
+  StateManifest manifest = parse_state_manifest(read_state_manifest(step_folder),
+                                                (std::filesystem::path(step_folder) / kManifestName).string());
+  return {.step = manifest.step, .values = std::move(manifest.values)};
+}
+
 }  // namespace tessera

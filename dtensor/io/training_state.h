@@ -116,4 +116,13 @@ bool load_newest_training_state(TrainingState& state, const std::string& folder)
 // file is there with its size. nullopt if there is none. Does not communicate.
 std::optional<std::string> newest_training_state(const std::string& folder);
 
+// Holds what can be known of a saved state without its tensors.
+struct SavedTrainingState {
+  int64_t step = 0;
+  std::map<std::string, std::string> values;
+};
+// Reads the state in `step_folder`: its state.json alone. Does not communicate. Throws std::invalid_argument when the
+// file is damaged, std::runtime_error when the system cannot read it.
+SavedTrainingState read_training_state(const std::string& step_folder);
+
 }  // namespace tessera

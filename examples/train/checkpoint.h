@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "tessera/dtensor/io/training_state.h"
 #include "tessera/examples/train/trainer.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -13,21 +14,29 @@ namespace train {
 // Names what a run is one of, such as its data and its model, by values that must not change when it goes on.
 using Identity = std::map<std::string, std::string>;
 
-// Returns "<run>/checkpoints/step_00000100".
-std::string checkpoint_folder(const std::string& run, int64_t step);
+// Holds the training states of a run, in "<run>/checkpoints". Samples need no position of their own: those of a step
+// follow from the step.
+class Checkpoints {
+ public:
+  // Keeps the newest `keep` states; 0 keeps all.
+  Checkpoints(const std::string& run, int64_t keep);
 
-// Returns the step of the newest complete checkpoint of a run, if there is one. Every rank that sees the folder gets
-// the same.
-std::optional<int64_t> newest_checkpoint(const std::string& run);
+  // Returns the step of the newest whole state, if there is one. Every rank that sees the folder gets the same.
+  std::optional<int64_t> newest() const;
 
-// Saves the model, the optimizer, the random state and the number of steps that are done. All ranks call it; it
-// communicates as save_weights and save_optimizer do.
-void save_checkpoint(Trainer& trainer, const tessera::DeviceMesh& mesh, const std::string& run, int64_t step,
-                     const Identity& identity);
+  // Starts to save the state after `step` steps. The values are those of now; a thread writes them. All ranks call
+  // these; they communicate as TrainingStateSaver does.
+  void start(Trainer& trainer, const tessera::DeviceMesh& mesh, int64_t step, const Identity& identity);
+  // Returns when the state is in its folder.
+  void wait() { saver_.wait(); }
 
-// Loads it, on any mesh. Throws std::invalid_argument, on every rank and before anything has changed, where the run was
-// another one than `identity` says; else as load_weights and load_optimizer do.
-void load_checkpoint(Trainer& trainer, const tessera::DeviceMesh& mesh, const std::string& run, int64_t step,
-                     const Identity& identity);
+  // Loads the newest state, on any mesh. Throws std::invalid_argument, on every rank and before anything has changed,
+  // where the run was another one than `identity` says; else as load_training_state does.
+  void load(Trainer& trainer, const tessera::DeviceMesh& mesh, const Identity& identity) const;
+
+ private:
+  const std::string folder_;
+  tessera::TrainingStateSaver saver_;
+};
 
 }  // namespace train

@@ -60,8 +60,8 @@ void add_job(CLI::App& app, Options& options, std::string& mesh) {
       ->capture_default_str()
       ->check([&options](const std::string& text) { return read_mesh(text, options); }, "dp=N,tp=N");
   app.add_flag("--zero{3}", options.zero,
-               "3, also without a number: cut parameters and all that AdamW holds over dp too")
-      ->check(CLI::IsMember({"false", "0", "3"}));
+               "Cut over dp too: 1: what AdamW holds, 2: gradients too, 3, also without a number: parameters too")
+      ->check(CLI::IsMember({"false", "0", "1", "2", "3"}));
   app.add_flag("--dry-run", options.is_dry_run, "Print bytes per rank and collectives per step, and train nothing")
       ->configurable(false);
 }
@@ -99,6 +99,7 @@ void add_training(CLI::App& app, Options& options) {
 void add_outputs(CLI::App& app, Options& options) {
   app.add_option("--save-every", options.save_every, "Steps between checkpoints; 0: at the end alone")
       ->check(at_least(0));
+  app.add_option("--keep", options.keep, "The number of checkpoints that stay, the newest; 0: all")->check(at_least(0));
   app.add_option("--validate-every", options.validate_every,
                  "Steps between looks at held-out text; 0: at the end alone")
       ->check(at_least(0));

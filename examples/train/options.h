@@ -17,7 +17,7 @@ struct Options {
   // The ranks
   int64_t dp = 2;
   int64_t tp = 2;
-  int64_t zero = 0;  // 3: parameters, gradients and the optimizer's state are cut over dp too
+  int64_t zero = 0;  // what is cut over dp too: 1: the optimizer's state; 2: gradients too; 3: parameters too
 
   // The model
   int64_t hidden = 128;
@@ -42,6 +42,7 @@ struct Options {
 
   // What it writes
   int64_t save_every = 500;
+  int64_t keep = 3;  // the checkpoints that stay; 0: all
   int64_t validate_every = 200;
   int64_t log_every = 20;
   int64_t check_steps = 20;       // of the comparison with one process at the end; 0: there is none

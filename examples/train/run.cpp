@@ -33,6 +33,7 @@
 #include "tessera/examples/train/step_trace.h"
 #include "tessera/examples/train/trainer.h"
 #include "tessera/examples/train/windows.h"
+#include "tessera/inspect/trace.h"
 #include "tessera/styles/describe.h"
 
 namespace train {
@@ -60,8 +61,8 @@ void check_ranks(const Options& options, const tessera::World& world) {
 }
 
 // Returns the step after which the run goes on: 0 for a new one.
-int64_t first_step_of(const Options& options) {
-  const std::optional<int64_t> newest = newest_checkpoint(options.run);
+int64_t first_step_of(const Options& options, const Checkpoints& checkpoints) {
+  const std::optional<int64_t> newest = checkpoints.newest();
   if (newest && !options.is_resumed) {
     throw std::invalid_argument(
         fmt::format("'{}' has a run; give --resume to go on with it, or another --run", options.run));
@@ -90,7 +91,8 @@ class Run {
         config_(parsed.config),
         mesh_(mesh),
         is_first_(mesh.world().rank() == 0),
-        is_stop_asked_(is_stop_asked) {}
+        is_stop_asked_(is_stop_asked),
+        checkpoints_(options_.run, options_.keep) {}
 
   int go();
 
@@ -117,6 +119,7 @@ class Run {
   DeviceMesh mesh_;
   bool is_first_;
   std::function<bool()> is_stop_asked_;
+  Checkpoints checkpoints_;
 
   Corpus corpus_;
   std::optional<Windows> training_, held_out_;
@@ -142,7 +145,7 @@ void Run::start() {
   tessera::Agreement({mesh_}, "train")
       .run(
           [&] {
-            first_step_ = first_step_of(options_);
+            first_step_ = first_step_of(options_, checkpoints_);
             corpus_ = read_corpus(options_.data.empty() ? libtorch_headers()
                                                         : CorpusFolder{.path = options_.data, .parts = {}});
             training_.emplace(corpus_.training, options_.sequence);
@@ -156,7 +159,7 @@ void Run::start() {
   identity_ = identity_of(options_, corpus_);
   trainer_ = std::make_unique<Trainer>(options_, mesh_);
   if (first_step_ > 0) {
-    load_checkpoint(*trainer_, mesh_, options_.run, first_step_, identity_);
+    checkpoints_.load(*trainer_, mesh_, identity_);
     say(fmt::format("goes on after step {}", first_step_));
   }
   on_first("train", [&] {
@@ -179,6 +182,7 @@ StepResult Run::traced_step(int64_t step) {
   if (step != std::min(first_step_ + 1, options_.steps - 1)) return trainer_->step(*training_, *batches_, step);
   const StepTrace trace(mesh_);
   const StepResult result = trainer_->step(*training_, *batches_, step);
+  tessera::write_trace(mesh_, options_.run + "/trace.json");
   report_.collectives = trace.counts();
   report_.moments = trace.moments();
   report_.times = times_of_all_ranks(trainer_->times(), mesh_);
@@ -215,7 +219,7 @@ void Run::after_step(int64_t done, const StepResult& result) {
 
 void Run::save(int64_t done) {
   if (saved_step_ == done) return;
-  save_checkpoint(*trainer_, mesh_, options_.run, done, identity_);
+  checkpoints_.start(*trainer_, mesh_, done, identity_);
   saved_step_ = done;
 }
 
@@ -233,6 +237,7 @@ bool Run::train() {
     after_step(step + 1, traced_step(step));
     if (step + 1 < options_.steps && stops(step + 1)) {
       save(step + 1);
+      checkpoints_.wait();
       say(fmt::format("stopped after step {}, which is saved; --resume --run {} goes on", step + 1, options_.run));
       return false;
     }
@@ -253,6 +258,7 @@ void Run::write_report(const std::string& outcome, const std::string& written) {
 }
 
 int Run::end() {
+  checkpoints_.wait();
   const double bits = trainer_->bits_per_byte(*held_out_, all_samples(*held_out_));
   const std::string written = trainer_->write("#include <", 300, 0.8, static_cast<uint64_t>(options_.seed));
   std::optional<Comparison> comparison;

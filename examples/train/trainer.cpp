@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <numbers>
 #include <random>
 #include <stdexcept>
@@ -13,7 +14,9 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include "tessera/dtensor/clip_grad_norm.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/examples/language_model/transformer.h"
 #include "tessera/layers/activation_checkpoint.h"
@@ -87,29 +90,6 @@ std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const Transforme
             torch::optim::AdamWOptions(options.learning_rate).betas({0.9, 0.95}).weight_decay(decay)));
   };
   return {group(std::move(matrices), options.weight_decay), group(std::move(others), 0.0)};
-}
-
-// Returns the square of a gradient's norm, with a sum pending on the mesh dimensions that cut it.
-at::Tensor squared_norm(const at::Tensor& gradient) {
-  if (!tessera::is_dtensor(gradient)) return gradient.square().sum();
-  Placements pending = tessera::placements_of(gradient);
-  for (tessera::Placement& each : pending) each = each.is_shard() ? tessera::Partial() : Replicate();
-  return tessera::from_local(tessera::to_local(gradient).square().sum(), tessera::mesh_of(gradient), pending);
-}
-
-// Does what torch::nn::utils::clip_grad_norm_ does, but reduces the norms of all gradients together: that one takes an
-// all-reduce for each parameter that is cut. With largest = 0 nothing is scaled.
-double clip(const std::vector<at::Tensor>& gradients, double largest) {
-  std::vector<at::Tensor> squares;
-  for (const at::Tensor& gradient : gradients) squares.push_back(squared_norm(gradient));
-  if (tessera::is_dtensor(squares.front())) {
-    const Placements whole(tessera::placements_of(squares.front()).size(), Replicate());
-    squares = tessera::redistribute_many(squares, std::vector<Placements>(squares.size(), whole));
-    for (at::Tensor& square : squares) square = tessera::to_local(square);
-  }
-  const double norm = at::stack(squares).sum().sqrt().item<double>();
-  if (largest > 0) at::_foreach_mul_(gradients, std::min(1.0, largest / (norm + 1e-6)));
-  return norm;
 }
 
 using Clock = std::chrono::steady_clock;
@@ -189,9 +169,12 @@ Trainer::Trainer(const Options& options, std::optional<tessera::DeviceMesh> mesh
   parts_->model->to(compute_dtype(options) == "float64" ? at::kDouble : at::kFloat);
   if (parts_->mesh) {
     tessera::manual_seed(static_cast<uint64_t>(options.seed), parts_->mesh->world());
-    std::optional<tessera::Placement> data_placement;
-    if (options.zero == 3) data_placement = Shard(0);
-    tessera::parallelize_module(parts_->model, *parts_->mesh, make_plan(), {.data_placement = data_placement});
+    tessera::ParallelizeOptions how;
+    if (options.zero > 0) {
+      how.data_placement = Shard(0);
+      how.zero_stage = options.zero;
+    }
+    tessera::parallelize_module(parts_->model, *parts_->mesh, make_plan(), how);
   }
   parts_->optimizer = std::make_unique<torch::optim::AdamW>(parameter_groups(parts_->model, options));
 }
@@ -216,18 +199,16 @@ StepResult Trainer::compute_gradients(const Windows& windows, const tessera::Glo
     const at::Tensor loss =
         parts.loss(parts.whole_of(ids, rows), parts.whole_of(targets, rows), at::Reduction::Mean) / count;
     parts.times.forward += seconds_since(start);
+    std::optional<tessera::AccumulateGradients> not_yet_reduced;
+    if (parts.mesh && index + 1 < count) not_yet_reduced.emplace(*parts.mesh);
     loss.backward();
     result.loss += loss.item<double>();  // an all-reduce: every rank calls it
     parts.times.backward += seconds_since(start);
   }
   parts.times.backward -= parts.times.forward;
   const auto start = Clock::now();
-  std::vector<at::Tensor> gradients;
-  // Where the output is tied, the head's own weight takes no part.
-  for (const at::Tensor& parameter : parts.model->parameters()) {
-    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
-  }
-  result.gradient_norm = clip(gradients, parts.options.clip);
+  const double largest = parts.options.clip > 0 ? parts.options.clip : std::numeric_limits<double>::infinity();
+  result.gradient_norm = tessera::clip_grad_norm_(parts.model->parameters(), largest);
   parts.times.optimizer = seconds_since(start);
   return result;
 }

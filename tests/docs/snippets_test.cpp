@@ -209,6 +209,18 @@ TESSERA_RANKS_TEST_CASE("docs/large-models.md: ZeRO-3", {4}) {
         tessera::Placements{tessera::Shard(0).ordered(1), tessera::Shard(0)});
 }
 
+TESSERA_RANKS_TEST_CASE("docs/large-models.md: ZeRO-2", {4}) {
+  Mlp model;
+  const tessera::ParallelPlan plan = {{"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}};
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
+  auto stage_two =
+      tessera::parallelize_module(model, mesh, plan, {.data_placement = tessera::Shard(0), .zero_stage = 2});
+  const at::Tensor x = tessera::from_local(torch::ones({2, 16}), mesh, {tessera::Shard(0), tessera::Replicate()});
+  stage_two(x).square().mean().backward();
+  CHECK(tessera::placements_of(model->up->weight.grad()) ==
+        tessera::Placements{tessera::Shard(0).ordered(1), tessera::Shard(0)});
+}
+
 TESSERA_RANKS_TEST_CASE("docs/styles.md: TorchScript", {2}) {
   const std::string file = "script_of_rank_" + std::to_string(tessera::testing::rank()) + ".pt";
   torch::jit::Module made("Scale");

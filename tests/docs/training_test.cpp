@@ -14,6 +14,7 @@
 
 #include "tessera/dtensor/clip_grad_norm.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/dtensor/io/training_state.h"
 #include "tessera/dtensor/loss_scaler.h"
 #include "tessera/dtensor/random.h"
@@ -278,8 +279,8 @@ struct OnFourRanks {
   at::Tensor loss() { return torch::cross_entropy_loss(parallel(ids).flatten(0, 1), target.flatten()); }
 };
 
-// Returns how many gradients the backward of `loss` reduces over dp.
-int64_t gradients_reduced(const tessera::DeviceMesh& mesh, const at::Tensor& loss) {
+// Returns how many collectives over dp reduce gradients in the backward of `loss`.
+int64_t reductions(const tessera::DeviceMesh& mesh, const at::Tensor& loss) {
   const tessera::CommCounter counter(mesh);
   loss.backward();
   const auto is_one = [](const auto& record) { return record.op == "gradient" && record.mesh_dim == "dp"; };
@@ -288,11 +289,34 @@ int64_t gradients_reduced(const tessera::DeviceMesh& mesh, const at::Tensor& los
 
 }  // namespace
 
-TESSERA_RANKS_TEST_CASE("docs/training.md: each backward reduces gradients over dp, once for the sum of losses", {4}) {
+TESSERA_RANKS_TEST_CASE("docs/training.md: each backward reduces the gradients of all parameters at once", {4}) {
   OnFourRanks job;
-  CHECK(gradients_reduced(job.mesh, job.loss()) == 7);  // one for each parameter
-  CHECK(gradients_reduced(job.mesh, job.loss()) == 7);
-  CHECK(gradients_reduced(job.mesh, job.loss() + job.loss()) == 7);
+  CHECK(reductions(job.mesh, job.loss()) == 1);
+  CHECK(reductions(job.mesh, job.loss()) == 1);
+  CHECK(reductions(job.mesh, job.loss() + job.loss()) == 1);
+}
+
+TESSERA_RANKS_TEST_CASE("docs/training.md: several batches, whose gradients are reduced once", {4}) {
+  OnFourRanks job;
+  auto& model = job.model;
+  auto& mesh = job.mesh;
+  job.loss().backward();
+  std::vector<at::Tensor> whole;
+  for (const at::Tensor& each : model->parameters()) whole.push_back(tessera::full_tensor(each.grad()));
+  model->zero_grad();
+  const std::vector<int> batches(3);
+  const auto loss_of = [&](int) { return job.loss(); };
+  const tessera::CommCounter counter(mesh);
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    std::optional<tessera::AccumulateGradients> guard;
+    if (i + 1 < batches.size()) guard.emplace(mesh);  // the last backward reduces the sum
+    const at::Tensor loss = loss_of(batches[i]) / static_cast<int64_t>(batches.size());
+    loss.backward();
+  }
+  CHECK(counter.count_on("dp") == 1);
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    CHECK(torch::allclose(tessera::full_tensor(model->parameters()[i].grad()), whole[i], 1e-5, 1e-6));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("docs/training.md: clip_grad_norm_ all-reduces one number, and LibTorch's one per parameter",
@@ -350,6 +374,47 @@ TESSERA_RANKS_TEST_CASE("docs/training.md: under autocast parameters and gradien
   CHECK(loss.item<double>() == doctest::Approx(exact).epsilon(0.01));
   loss.backward();
   for (const at::Tensor& parameter : job.model->parameters()) CHECK((parameter.grad().scalar_type() == at::kFloat));
+}
+
+TESSERA_RANKS_TEST_CASE("docs/training.md: a policy of dtypes", {4}) {
+  OnFourRanks job;
+  const double exact = job.loss().item<double>();
+  const tessera::DeviceMesh& mesh = job.mesh;
+  NextWord model(0.0);
+  {
+    const torch::NoGradGuard no_gradient;
+    for (std::size_t i = 0; i < model->parameters().size(); ++i) {
+      model->parameters()[i].copy_(tessera::full_tensor(job.model->parameters()[i].detach()));
+    }
+  }
+  const at::Tensor &ids = job.ids, &target = job.target;
+  const tessera::ParallelPlan plan = {
+      {"up", tessera::ColwiseParallel()}, {"down", tessera::RowwiseParallel()}, {"head", tessera::ColwiseParallel()}};
+  auto fast = tessera::parallelize_module(
+      model, mesh, plan, {.compute_dtype = at::kBFloat16, .gradient_buckets = {.dtype = at::kBFloat16}});
+  const at::Tensor logits = fast(ids);  // bfloat16
+  const at::Tensor loss = torch::cross_entropy_loss(logits.to(at::kFloat).flatten(0, 1), target.flatten());
+  CHECK((logits.scalar_type() == at::kBFloat16));
+  CHECK_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+  CHECK(loss.item<double>() == doctest::Approx(exact).epsilon(0.01));
+  const tessera::CommCounter counter(mesh);
+  loss.backward();
+  job.loss().backward();
+  int64_t numbers = 0;
+  for (std::size_t i = 0; i < model->parameters().size(); ++i) {
+    const at::Tensor gradient = model->parameters()[i].grad();
+    CHECK((gradient.scalar_type() == at::kFloat));
+    const at::Tensor got = tessera::full_tensor(gradient),
+                     wanted = tessera::full_tensor(job.model->parameters()[i].grad());
+    CHECK((got - wanted).abs().max().item<double>() <= 0.03 * wanted.abs().max().item<double>());
+    numbers += tessera::to_local(gradient).numel();
+  }
+  int64_t bytes = 0;
+  for (const auto& record : counter.records()) {
+    if (record.op == "gradient" && record.mesh_dim == "dp") bytes += record.bytes;
+  }
+  // The first bucket is of `fast`; that of `job`, in float32, is as large again and once more. Each has seven flags.
+  CHECK(bytes == (2 + 4) * (numbers + 7));
 }
 
 TESSERA_RANKS_TEST_CASE("docs/training.md: the state of LibTorch's generator", {2}) {
