@@ -340,9 +340,11 @@ void GradientBuckets::start(Bucket& bucket) {
     parameter.gradient = at::Tensor();
   }
   const Flags flags = flags_of(bucket);
-  items.push_back(
-      {.route = bucket_route(*flags.from, flags.to),
-       .piece = at::tensor(there, on_device.dtype(flags.from->dtype)).expand(flags.from->local_sizes).contiguous()});
+  items.push_back({.route = bucket_route(*flags.from, flags.to),
+                   .piece = at::tensor(there, at::kDouble)
+                                .to(on_device.dtype(flags.from->dtype))
+                                .expand(flags.from->local_sizes)
+                                .contiguous()});
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   bucket.running = std::make_shared<AsyncRedistributions>(mesh_, std::move(items));
 }

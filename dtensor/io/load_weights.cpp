@@ -24,7 +24,8 @@ void load_weights(torch::nn::Module& module, const std::string& path, const Load
         slots = match_weights(tensors, *checkpoint, path, options, "load_weights");
       },
       [&] { return to_string(options.rules) + (agreement.meshes().empty() ? "" : checkpoint->fingerprint()); },
-      kDifferentCheckpoints);
+      "the ranks opened different checkpoints or gave different rules: their paths lead to different files, a save "
+      "replaced them meanwhile, or `rules` differ; pass the same on every rank, and load again");
   agreement.run([&] { read_weights(slots, *checkpoint, options); });
   if (!options.in_place) write_weights(slots);
 }

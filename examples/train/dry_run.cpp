@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 #include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 
 #include "tessera/dtensor/data/global_batches.h"
 #include "tessera/examples/train/trainer.h"
@@ -22,13 +23,22 @@ tessera::DeviceMesh mesh_of(const Options& options, int64_t rank) {
                                    tessera::World::fake(rank, options.ranks()));
 }
 
+int64_t weights_on(int64_t rank, Options options, int64_t zero) {
+  options.zero = zero;
+  Trainer trainer(options, mesh_of(options, rank));
+  return tessera::describe(trainer.module()).bytes_here();
+}
+
 std::string bytes_table(const Options& options) {
   std::string text = "bytes per rank       parameters     gradients  AdamW's state           all\n";
   // All ranks of a large mesh are alike: the first has as much as any.
   for (int64_t rank = 0; rank < std::min<int64_t>(options.ranks(), 16); ++rank) {
-    Trainer trainer(options, mesh_of(options, rank));
-    const int64_t bytes = tessera::describe(trainer.module()).bytes_here();
-    text += fmt::format("rank {:<14} {:>12}  {:>12}  {:>13}  {:>12}\n", rank, bytes, bytes, 2 * bytes, 4 * bytes);
+    const int64_t piece = weights_on(rank, options, options.zero), whole = weights_on(rank, options, 0);
+    // In stages 1 and 2 the gathered parameters are kept beside the pieces.
+    const int64_t parameters = options.zero == 1 || options.zero == 2 ? piece + whole : piece;
+    const int64_t gradients = options.zero == 1 ? whole : piece;
+    text += fmt::format("rank {:<14} {:>12}  {:>12}  {:>13}  {:>12}\n", rank, parameters, gradients, 2 * piece,
+                        parameters + gradients + 2 * piece);
   }
   if (options.ranks() > 16) text += fmt::format("and {} ranks more\n", options.ranks() - 16);
   return text;
@@ -43,8 +53,14 @@ std::string dry_run(const Options& options) {
   const std::string head =
       fmt::format("plan on {}\n{}\nweights on rank 0\n{}\n", mesh.to_string(), trainer.plan(), to_string(description));
   const Windows windows(std::string(static_cast<std::size_t>(options.sequence) * 2, ' '), options.sequence);
+  const tessera::GlobalBatches batches(windows.size(), options.batch, 0);
+  // In the first two steps, the order of gradients and of gathered parameters is learned.
+  for (int64_t step = 0; step < 2; ++step) {
+    trainer.compute_gradients(windows, batches, step);
+    trainer.optimizer().step();
+  }
   const tessera::CommCounter counter(mesh);
-  trainer.compute_gradients(windows, tessera::GlobalBatches(windows.size(), options.batch, 0), 0);
+  trainer.compute_gradients(windows, batches, 2);
   return head + bytes_table(options) +
          fmt::format("\ncollectives of a step: {} of {} bytes\n{}", counter.total(), counter.total_bytes(),
                      counter.to_string());

@@ -58,9 +58,11 @@ TESSERA_RANKS_TEST_CASE("docs/data.md: each rank reads its samples of a step, an
   const tessera::DeviceMesh mesh = mesh_of_this_world();
   Steps steps;
   const int64_t first_step = 7, end_step = 12;
+  const auto train = [&](int64_t step, const at::Tensor& rows) {
+    steps.check(tessera::GlobalBatches(96, 10, 1), step, rows);
+  };
   const tessera::GlobalBatches batches(/*samples=*/96, /*batch_size=*/10, /*seed=*/1);
   const tessera::Placements placements = {tessera::Shard(0), tessera::Replicate()};  // over {dp, tp}
-  const auto train = [&](int64_t step, const at::Tensor& rows) { steps.check(batches, step, rows); };
   for (int64_t step = first_step; step < end_step; ++step) {
     const std::vector<int64_t> mine = batches.local(step, mesh.mesh(), placements, *mesh.coordinate());
     const at::Tensor rows = tessera::from_local(read(mine), mesh, placements, {.shape = {{10, kLength}}});

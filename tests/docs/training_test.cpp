@@ -313,7 +313,7 @@ TESSERA_RANKS_TEST_CASE("docs/training.md: several batches, whose gradients are 
     const at::Tensor loss = loss_of(batches[i]) / static_cast<int64_t>(batches.size());
     loss.backward();
   }
-  CHECK(counter.count_on("dp") == 1);
+  CHECK(counter.count_by_op("gradient") == 1);
   for (std::size_t i = 0; i < whole.size(); ++i) {
     CHECK(torch::allclose(tessera::full_tensor(model->parameters()[i].grad()), whole[i], 1e-5, 1e-6));
   }

@@ -40,7 +40,9 @@ TEST_CASE("options: defaults, and a mesh in any order and with one dimension") {
   CHECK(parse({"--zero"}).options.zero == 3);
   CHECK(parse({"--zero", "--tied"}).options.zero == 3);
   CHECK(parse({"--zero=0"}).options.zero == 0);
-  CHECK(parse({"--zero=3"}).options.zero == 3);
+  for (const int64_t stage : {1, 2, 3}) {
+    CHECK(parse({"--zero=" + std::to_string(stage)}).options.zero == stage);
+  }
   const Options mesh = parse({"--mesh", "tp=4,dp=3"}).options;
   CHECK(mesh.dp == 3);
   CHECK(mesh.tp == 4);
@@ -62,7 +64,7 @@ TEST_CASE("options: a wrong one is answered with the right ones") {
       {{"--mesh", "dp=0"}, {"at least 1 rank"}},
       {{"--mesh", "dp=2x"}, {"'dp=2x' is no mesh"}},
       {{"--mesh", ""}, {"the mesh is empty"}},
-      {{"--zero=2"}, {"--zero", "2", "0,3"}},
+      {{"--zero=4"}, {"--zero", "4", "0,1,2,3"}},
       {{"--hidden", "100", "--heads", "3"}, {"--heads 3 does not divide --hidden 100"}},
       {{"--accumulate", "3"}, {"--accumulate 3 does not divide --batch"}},
       {{"--dropout", "1.5"}, {"--dropout", "1.5", "0.99"}},

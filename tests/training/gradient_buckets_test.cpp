@@ -355,19 +355,28 @@ TEST_CASE("a pass after one that threw starts anew") {
 
 TEST_CASE("gradients can be sent in another dtype, and stay in the parameter's") {
   (void)cases();
-  on_meshes(
-      [](const DeviceMesh& mesh) {
-        Mlp module = mlp(), reference = mlp();
-        auto parallel = parallelize_module(module, mesh, {}, {.gradient_buckets = {.dtype = at::kFloat}});
-        const at::Tensor loss = loss_of(parallel, cases().rows, mesh);
-        CommCounter counter(mesh);
-        loss.backward();
-        step_of(reference);
-        int64_t numbers = 0;
-        for (const at::Tensor& each : reference->parameters()) numbers += each.numel();
-        CHECK(counter.bytes("all_reduce") == 4 * (numbers + 4));  // and a flag for each of the four parameters
-        for (const at::Tensor& each : module->parameters()) CHECK((each.grad().scalar_type() == at::kDouble));
-        check_parameters(*module, *reference, /*gradients=*/true, 1e-6);
-      },
-      {{2, 1}, {4, 1}});
+  struct Row {
+    at::ScalarType dtype;
+    int64_t bytes;
+    double tolerance;
+  };
+  for (const Row& row : {Row{at::kFloat, 4, 1e-6}, Row{at::kBFloat16, 2, 0.02}, Row{at::kHalf, 2, 0.004}}) {
+    CAPTURE(row.bytes);
+    on_meshes(
+        [&](const DeviceMesh& mesh) {
+          Mlp module = mlp(), reference = mlp();
+          auto parallel = parallelize_module(module, mesh, {}, {.gradient_buckets = {.dtype = row.dtype}});
+          const at::Tensor loss = loss_of(parallel, cases().rows, mesh);
+          CommCounter counter(mesh);
+          loss.backward();
+          step_of(reference);
+          int64_t numbers = 0;
+          for (const at::Tensor& each : reference->parameters()) numbers += each.numel();
+          CHECK(counter.bytes("all_reduce") ==
+                row.bytes * (numbers + 4));  // and a flag for each of the four parameters
+          for (const at::Tensor& each : module->parameters()) CHECK((each.grad().scalar_type() == at::kDouble));
+          check_parameters(*module, *reference, /*gradients=*/true, row.tolerance);
+        },
+        {{2, 1}, {4, 1}});
+  }
 }

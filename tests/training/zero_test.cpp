@@ -160,7 +160,8 @@ TEST_CASE("parts of a parameter that is cut twice along one dimension") {
 }
 
 TEST_CASE(
-    "collectives of an MLP on 2 x 2: each parameter gathered where it is used, all gradients reduce-scattered at once") {
+    "collectives of an MLP on 2 x 2: each parameter gathered where it is used, all gradients reduce-scattered at "
+    "once") {
   const Cases cases;
   run_in_process(4, [&](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
