@@ -132,7 +132,8 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
   };
   struct Bucket {
     ArrivalOrder gradients;
-    std::size_t missing = 0;  // the number of its gradients that have not all come in this pass
+    std::vector<double> there;  // for each gradient, 1 if this rank has it in this pass, else 0
+    std::size_t missing = 0;    // the number of its gradients that have not all come in this pass
     std::shared_ptr<AsyncRedistributions> running;
   };
 
@@ -323,7 +324,8 @@ GradientBuckets::Flags GradientBuckets::flags_of(const Bucket& bucket) const {
 
 void GradientBuckets::start(Bucket& bucket) {
   std::vector<AsyncRedistributions::Item> items;
-  std::vector<double> there;
+  std::vector<double>& there = bucket.there;
+  there.clear();
   const at::TensorOptions on_device = at::TensorOptions().device(mesh_.device());
   for (const ArrivingGradient& each : bucket.gradients) {
     Parameter& parameter = parameters_[each.parameter];
@@ -387,7 +389,9 @@ void GradientBuckets::deliver(Bucket& bucket) {
     bucket.running->deliver(i, pieces[i], undelivered);
   }
   bucket.running = nullptr;
-  const at::Tensor there = pieces.back().flatten().to(at::kDouble).cpu();
+  // A fake world reduces nothing: there every rank is taken to have what this one has.
+  const at::Tensor there =
+      mesh_.world().is_fake() ? at::tensor(bucket.there, at::kDouble) : pieces.back().flatten().to(at::kDouble).cpu();
   for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
     if (there.const_data_ptr<double>()[i] != 0) store(parameters_[bucket.gradients[i].parameter], pieces[i]);
   }

@@ -304,6 +304,8 @@ TESSERA_RANKS_TEST_CASE("docs/training.md: several batches, whose gradients are 
   std::vector<at::Tensor> whole;
   for (const at::Tensor& each : model->parameters()) whole.push_back(tessera::full_tensor(each.grad()));
   model->zero_grad();
+  job.loss().backward();  // the second one begins with the exchange
+  model->zero_grad();
   const std::vector<int> batches(3);
   const auto loss_of = [&](int) { return job.loss(); };
   const tessera::CommCounter counter(mesh);

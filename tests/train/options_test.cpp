@@ -40,8 +40,9 @@ TEST_CASE("options: defaults, and a mesh in any order and with one dimension") {
   CHECK(parse({"--zero"}).options.zero == 3);
   CHECK(parse({"--zero", "--tied"}).options.zero == 3);
   CHECK(parse({"--zero=0"}).options.zero == 0);
-  for (const int64_t stage : {1, 2, 3}) {
-    CHECK(parse({"--zero=" + std::to_string(stage)}).options.zero == stage);
+  const std::vector<const char*> stages = {"--zero=1", "--zero=2", "--zero=3"};
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    CHECK(parse({stages[i]}).options.zero == static_cast<int64_t>(i) + 1);
   }
   const Options mesh = parse({"--mesh", "tp=4,dp=3"}).options;
   CHECK(mesh.dp == 3);
