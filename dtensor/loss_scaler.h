@@ -16,14 +16,14 @@ namespace tessera {
 
 struct LossScalerOptions {
   double initial_scale = 65536.0;
-  double growth_factor = 2.0;      // after growth_interval steps in a row without a number that is not finite
-  double backoff_factor = 0.5;     // after a step with one
+  double growth_factor = 2.0;      // after growth_interval steps in a row with finite gradients
+  double backoff_factor = 0.5;     // after a step with a gradient that is not finite
   int64_t growth_interval = 2000;  // in calls of update()
   // Names the mesh along which ranks hold different parameters, as in clip_grad_norm_.
   std::optional<DeviceMesh> stages;
 };
 
-// Is what a checkpoint keeps of a LossScaler.
+// Is what a checkpoint has to keep of a LossScaler; a TrainingState takes it as texts in `values`.
 struct LossScalerState {
   double scale = 0;
   int64_t good_steps = 0;  // since the scale last changed
@@ -55,8 +55,9 @@ class LossScaler {
   // every rank. Parameters may lie on several meshes, as in clip_grad_norm_.
   // Communication, under "LossScaler": one all_reduce of 4 bytes per mesh dimension (see max_over_meshes) and per mesh
   // dimension of `stages`; none for plain parameters without `stages`, for which each rank decides alone.
-  // Throws std::invalid_argument, alike on every rank, when it was called since the last update(), and on gradients of
-  // float16, in which small numbers would vanish again: keep parameters in float32 and use autocast.
+  // Throws std::invalid_argument, alike on every rank, when it was called for this optimizer since the last update(),
+  // and on gradients of float16, in which small numbers would vanish again: keep parameters in float32 and use
+  // autocast.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   // Calls optimizer.step() if all gradients are finite on every rank, and returns whether it did, the same on every

@@ -13,7 +13,7 @@ struct LaneSlice {
   std::string name;
   int64_t begin_ns = 0;
   int64_t end_ns = 0;
-  int64_t record = -1;  // its index in the records; -1: of several
+  int64_t record = -1;  // the index of its record; -1: it stands for several
 };
 
 // Holds slices of one rank that a viewer draws in one row.

@@ -13,7 +13,7 @@ namespace tessera {
 
 // Describes one cell of a picture of a layout: a box of the tensor that all ranks hold whole or not at all.
 struct LayoutCell {
-  std::vector<int64_t> ranks;  // that hold it, ascending by coordinate
+  std::vector<int64_t> ranks;  // the ranks that hold it, ascending by coordinate
   std::string text;            // "0", "0, 1" where both hold it, "sum(0, 1)" where it is pending
   bool pending = false;
 };
@@ -40,7 +40,8 @@ struct LayoutGrid {
   std::vector<std::string> tiles;  // one text per rank of the mesh: "rank 0: [0-2+4-6, 0-6]"
 };
 
-// `shape` is global. Throws std::invalid_argument on placements that do not fit the mesh or the shape.
+// Returns the picture of a layout; `shape` is global. Throws std::invalid_argument on placements that do not fit the
+// mesh or the shape.
 LayoutGrid layout_grid(const std::vector<int64_t>& shape, const Mesh& mesh, const Placements& placements);
 
 // Returns ranks as text: runs of three and more as "0..3".

@@ -5,10 +5,10 @@
 
 namespace tessera {
 
-// Collects the parts of one SVG picture, in pixels. A value.
+// Collects the parts of one SVG picture, in pixels. It is a value.
 class Svg {
  public:
-  // `title` is read out in place of the picture, and shown where a mouse rests on `what`.
+  // `title` is what a screen reader reads, and what is shown while the mouse is over the rectangle.
   void rect(double x, double y, double width, double height, std::string_view style, std::string_view title = "");
   void line(double x1, double y1, double x2, double y2, std::string_view style);
   // Begins at x, or is centred there with "text-anchor=\"middle\"" in `style`.

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-// Pictures of layouts and plans, as text for a terminal and as SVG. None of these functions communicates, and each
+// These functions draw layouts and plans, as text for a terminal and as SVG. None communicates, and each
 // gives the same picture on every rank.
 //
 // A picture has a cell for each box of the tensor that ranks hold whole, with the ranks in it: "0, 1" where each of
@@ -31,7 +31,7 @@ std::string visualize(const std::vector<int64_t>& shape, const Mesh& mesh, const
 std::string visualize_svg(const std::vector<int64_t>& shape, const Mesh& mesh, const Placements& placements);
 
 // Return the pictures of the layouts before a plan, between its steps and after it, with each step's collective, the
-// bytes that the rank that receives most receives, and the estimated time. Of a DTensor's redistribution:
+// most bytes that a rank receives, and the estimated time. For a DTensor's redistribution:
 //   std::cout << tessera::visualize(tessera::explain(x, placements).plan);
 std::string visualize(const Plan& plan);
 std::string visualize_svg(const Plan& plan);

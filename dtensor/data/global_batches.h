@@ -22,7 +22,7 @@ namespace tessera {
 //   10 samples in 2 micro-batches -> the first 5, the last 5
 //   5 samples over 3 ranks        -> 2, 2, 1, as Shard(0) cuts a tensor of 5 rows
 //
-// A value: it is compared by content, and safe to read from any thread. Nothing here communicates.
+// It is a value: compared by content, and safe to read from any thread. Nothing here communicates.
 class GlobalBatches {
  public:
   // Throws std::invalid_argument unless samples >= 1 and batch_size >= 1.

@@ -50,7 +50,7 @@ class GatherSchedule {
   struct Slot {
     c10::weak_intrusive_ptr<c10::TensorImpl> impl;
     Placements whole;   // of the gathered parameter; empty until its first use
-    int64_t step = -1;  // in which it was used last, and the count of its writes then:
+    int64_t step = -1;  // the step of its last use, and the count of its writes then:
     uint32_t used = 0;
     // The gathered piece, and the count of writes when it was started:
     at::Tensor piece;

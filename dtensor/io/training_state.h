@@ -28,8 +28,8 @@ struct TrainingState {
   DeviceMesh mesh;
   torch::nn::Module& model;
   torch::optim::Optimizer* optimizer = nullptr;  // one of torch::optim's six classes, over parameters of `model`
-  torch::optim::LRScheduler* scheduler =
-      nullptr;  // its number of steps is saved; the learning rates are the optimizer's
+  // Its number of steps is saved; the learning rates are saved with the optimizer.
+  torch::optim::LRScheduler* scheduler = nullptr;
   int64_t step = 0;
   // Holds whatever else the user needs: the position in the data, the configuration. Texts in UTF-8.
   std::map<std::string, std::string> values = {};
@@ -62,10 +62,10 @@ struct SaveStateOptions {
 // leaves the older states as they are; the next save removes what it left. Several jobs may save into one folder at
 // once: each state is of one of them. A state of the same step is replaced.
 //
-// start() returns when this rank holds the values that it will write in memory of the saver, which the next start()
-// uses again; a thread writes them. Parameters may change at once. wait() returns when the state is in its folder. An
-// error of any rank's thread is thrown by the next wait() or start() on every rank. The destructor waits for this
-// rank's thread alone, and logs its error.
+// start() returns when this rank has copied the values that it will write into the saver's memory, which the next
+// start() uses again; a thread writes them. Parameters may change at once. wait() returns when the state is in its
+// folder. An error of any rank's thread is thrown by the next wait() or start() on every rank. The destructor waits for
+// this rank's thread alone, and logs its error.
 //
 // Every rank of the state's mesh makes the same calls; other ranks do nothing. Communication: start() one all-reduce of
 // 40 bytes and one broadcast of 64 bytes per mesh dimension, wait() one all-reduce of 40 bytes per mesh dimension if a

@@ -51,7 +51,8 @@ CLI::Range at_least(int64_t least) { return {least, kMost}; }
 
 // `mesh` holds the text of --mesh.
 void add_job(CLI::App& app, Options& options, std::string& mesh) {
-  app.add_option("--run", options.run, "The run's folder: config.ini, metrics.jsonl, checkpoints/, report.html")
+  app.add_option("--run", options.run,
+                 "The run's folder: config.ini, metrics.jsonl, checkpoints/, trace.json, report.html")
       ->configurable(false);
   app.add_flag("--resume", options.is_resumed, "Go on after the newest checkpoint of the run's folder, on any mesh")
       ->configurable(false);

@@ -7,7 +7,8 @@
 
 namespace train {
 
-// Says how a run is made. Every field is an option of the command line and a line of the run's config.ini.
+// Says how a run is made. Every field is an option of the command line. Those that make the run what it is are lines of
+// its config.ini too.
 struct Options {
   // Where
   std::string run = "runs/train";  // the run's folder

@@ -180,6 +180,7 @@ void Run::start() {
 // The first step makes groups and caches, so the second one that this job runs is kept for the report.
 StepResult Run::traced_step(int64_t step) {
   if (step != std::min(first_step_ + 1, options_.steps - 1)) return trainer_->step(*training_, *batches_, step);
+  mesh_.world().recorder().restart(mesh_.world().recorder().capacity());  // the trace begins with this step
   const StepTrace trace(mesh_);
   const StepResult result = trainer_->step(*training_, *batches_, step);
   tessera::write_trace(mesh_, options_.run + "/trace.json");
