@@ -208,7 +208,7 @@ void set_reducer(const at::Tensor& leaf, std::shared_ptr<GradientReducer> reduce
   }
 }
 
-NestedBackward::NestedBackward() : outer_(innermost), task_(current_backward()) { innermost = this; }
+NestedBackward::NestedBackward() : outer_(innermost) { innermost = this; }
 
 NestedBackward::~NestedBackward() { innermost = outer_; }
 
@@ -216,10 +216,6 @@ void NestedBackward::finish() {
   innermost = outer_;
   for (std::function<void()>& each : callbacks_) at_end_of_backward(std::move(each));
   callbacks_.clear();
-}
-
-int current_backward() {
-  return innermost != nullptr ? innermost->task_ : torch::autograd::get_current_graph_task_id();
 }
 
 void at_end_of_backward(std::function<void()> callback) {

@@ -61,16 +61,13 @@ class NestedBackward {
   void finish();
 
  private:
-  friend int current_backward();
   friend void at_end_of_backward(std::function<void()> callback);
 
   NestedBackward* const outer_;
-  const int task_;
   std::vector<std::function<void()>> callbacks_;  // for the end of the outer pass
 };
-// Returns a number that stands for the backward pass that runs on this thread, with the passes nested in it.
-int current_backward();
-// Calls `callback` when that pass has computed all gradients, on the thread that called backward.
+// Calls `callback` when the backward pass that runs on this thread, with the passes nested in it, has computed all
+// gradients. Autograd destroys it unused where the pass throws.
 void at_end_of_backward(std::function<void()> callback);
 
 }  // namespace tessera::detail

@@ -138,7 +138,9 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
   };
 
   at::Tensor tensor_of(const Parameter& parameter) const;
-  at::ScalarType sent_dtype(const Parameter& parameter) const { return options_.dtype.value_or(parameter.dtype); }
+  at::ScalarType sent_dtype(const Parameter& parameter) const {
+    return c10::isComplexType(parameter.dtype) ? parameter.dtype : options_.dtype.value_or(parameter.dtype);
+  }
   SpecPtr spec_before(const Parameter& parameter, const std::string& pending) const {
     return intern_spec(mesh_, before_reduction(parameter.layout, pending), parameter.sizes, sent_dtype(parameter));
   }
@@ -177,7 +179,7 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
   ArrivalOrder seen_;  // in the first pass
   enum class Order { kGuessed, kSeen, kAgreed } order_ = Order::kGuessed;
   std::vector<Bucket> buckets_;
-  int pass_ = -1;                  // current_backward() of the pass that runs
+  std::weak_ptr<bool> running_;    // there while a pass runs
   std::size_t next_bucket_ = 0;    // the first that has not been started in this pass
   std::size_t next_delivery_ = 0;  // the first that has not been waited for
 };
@@ -267,20 +269,19 @@ void GradientBuckets::note(std::size_t index, const std::string& pending) {
 
 // Forgets what a pass that threw has left, and sees to the end of this one.
 void GradientBuckets::begin_pass() {
-  const int pass = detail::current_backward();
-  if (pass_ == pass) return;
+  if (!running_.expired()) return;  // also in a backward within the one that runs, which belongs to it
   forget_pass();
   if (order_ == Order::kGuessed) seen_.clear();
-  if (order_ == Order::kSeen) {
+  if (order_ == Order::kSeen && options_.bucket_bytes > 0) {
     std::vector<ArrivalOrder> orders = orders_of_all(mesh_, seen_);
     orders.push_back(guess_);
     make_plan(orders);
     order_ = Order::kAgreed;
   }
-  pass_ = pass;
-  detail::at_end_of_backward([self = shared_from_this(), pass] {
-    if (self->pass_ == pass) self->end_pass();
-  });
+  // The pass runs as long as autograd keeps the callback, also if it throws.
+  const auto running = std::make_shared<bool>();
+  running_ = running;
+  detail::at_end_of_backward([self = shared_from_this(), running] { self->end_pass(); });
 }
 
 void GradientBuckets::forget_pass() {
@@ -294,7 +295,7 @@ void GradientBuckets::forget_pass() {
   }
   next_bucket_ = 0;
   next_delivery_ = 0;
-  pass_ = -1;
+  running_.reset();
 }
 
 // Starts buckets in their order, up to the first that misses a gradient. At most two are under way, since each holds
@@ -352,11 +353,12 @@ void GradientBuckets::start(Bucket& bucket) {
 }
 
 void GradientBuckets::make_plan(const std::vector<ArrivalOrder>& orders) {
+  for (Parameter& each : parameters_) each.planned = nullptr;
+  buckets_.clear();
+  if (options_.bucket_bytes == 0) return;
   const BucketPlan plan = plan_buckets(
       agreed_order(orders), options_.bucket_bytes, [&](const ArrivingGradient& each) { return kind_of(each); },
       [&](const ArrivingGradient& each) { return bytes_of(each); });
-  for (Parameter& each : parameters_) each.planned = nullptr;
-  buckets_.clear();
   for (const ArrivalOrder& gradients : plan) buckets_.push_back({.gradients = gradients, .missing = gradients.size()});
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     for (const ArrivingGradient& each : buckets_[b].gradients) {
@@ -389,9 +391,10 @@ void GradientBuckets::deliver(Bucket& bucket) {
     bucket.running->deliver(i, pieces[i], undelivered);
   }
   bucket.running = nullptr;
-  // A fake world reduces nothing: there every rank is taken to have what this one has.
-  const at::Tensor there =
-      mesh_.world().is_fake() ? at::tensor(bucket.there, at::kDouble) : pieces.back().flatten().to(at::kDouble).cpu();
+  // What this rank has need not be looked up. A fake world reduces nothing: there every rank has what this one has.
+  const bool has_all = std::ranges::count(bucket.there, 0.0) == 0;
+  const at::Tensor there = has_all || mesh_.world().is_fake() ? at::tensor(bucket.there, at::kDouble)
+                                                              : pieces.back().flatten().to(at::kDouble).cpu();
   for (std::size_t i = 0; i < bucket.gradients.size(); ++i) {
     if (there.const_data_ptr<double>()[i] != 0) store(parameters_[bucket.gradients[i].parameter], pieces[i]);
   }
@@ -415,7 +418,7 @@ void GradientBuckets::store(const Parameter& parameter, const at::Tensor& piece)
 void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vector<int64_t>& data_dims,
                       const GradientBucketOptions& options) {
   std::erase_if(parameters, [](const BucketedParameter& each) { return !each.parameter.requires_grad(); });
-  if (parameters.empty() || options.bucket_bytes == 0) return;
+  if (parameters.empty() || !mesh_of(parameters.front().parameter).is_member()) return;
   const auto buckets = std::make_shared<GradientBuckets>(parameters, data_dims, options);
   for (std::size_t i = 0; i < parameters.size(); ++i) detail::set_reducer(parameters[i].parameter, buckets, i);
 }

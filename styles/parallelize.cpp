@@ -89,6 +89,16 @@ void check_numbers(const ParallelizeOptions& options) {
                     "the module to another dtype before",
                     c10::toString(*options.compute_dtype)));
   }
+  const std::optional<at::ScalarType> sent = options.gradient_buckets.dtype;
+  if (sent && !c10::isFloatingType(*sent)) {
+    throw std::invalid_argument(fmt::format(
+        "parallelize_module: gradient_buckets.dtype {}; give a floating one, such as bfloat16", c10::toString(*sent)));
+  }
+  if (options.gradient_buckets.bucket_bytes < 0 || options.gather_ahead_bytes < 0) {
+    throw std::invalid_argument(
+        fmt::format("parallelize_module: gradient_buckets.bucket_bytes {} and gather_ahead_bytes {}; give 0 or more",
+                    options.gradient_buckets.bucket_bytes, options.gather_ahead_bytes));
+  }
   if (options.zero_stage < 1 || options.zero_stage > 3) {
     throw std::invalid_argument(fmt::format("parallelize_module: zero_stage {}; give 1, 2 or 3", options.zero_stage));
   }
@@ -180,11 +190,12 @@ struct Planned {
 // Returns all that must be the same on every rank: which tensors will be communicated, and the plan that says how.
 std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
   std::string all = fmt::format(
-      "{}\n{} {} {} {} {} {} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
+      "{}\n{} {} {} {} {} {} {} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
       fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
       to_string(options.data_placement.value_or(Replicate())), options.gradient_buckets.bucket_bytes,
       c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)), options.zero_stage,
-      fmt::join(options.shard_dims.value_or(std::vector<int64_t>{-1000}), ","), options.gather_ahead_bytes);
+      fmt::join(options.shard_dims.value_or(std::vector<int64_t>{-1000}), ","), options.gather_ahead_bytes,
+      c10::toString(options.compute_dtype.value_or(at::ScalarType::Undefined)));
   std::map<const void*, std::size_t> first, first_memory;
   for (const ModuleNode& node : tree) {
     all += fmt::format("{} {}\n", node.path, node.type);

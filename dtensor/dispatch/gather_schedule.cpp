@@ -31,7 +31,10 @@ enum class ViewOf { kItself, kTranspose, kOther };
 
 ViewOf view_of(const detail::Meta& view, const detail::Meta& parameter) {
   const Spec &seen = *view.spec, &own = *parameter.spec;
-  if (!same_memory(view.local(), parameter.local()) || seen.dtype != own.dtype) return ViewOf::kOther;
+  const at::Tensor &there = view.local(), &piece = parameter.local();
+  if (!same_memory(there, piece) || seen.dtype != own.dtype) return ViewOf::kOther;
+  // The views conj() and _neg_view() differ from their tensor in nothing else.
+  if (there.is_conj() != piece.is_conj() || there.is_neg() != piece.is_neg()) return ViewOf::kOther;
   if (seen.sizes == own.sizes && seen.strides == own.strides && seen.placements == own.placements) {
     return ViewOf::kItself;
   }
@@ -60,6 +63,7 @@ void GatherSchedule::add(const at::Tensor& parameter) {
 }
 
 at::Tensor GatherSchedule::gather(const std::string& path, const detail::Meta& view, const Spec& whole) {
+  const std::lock_guard lock(mutex_);
   const auto found = by_path_.find(path);
   if (found == by_path_.end()) return {};
   Slot& slot = slots_[found->second];
@@ -76,9 +80,8 @@ at::Tensor GatherSchedule::gather(const std::string& path, const detail::Meta& v
 // Returns the gathered piece, and starts what is expected next once nothing that was gathered ahead is left.
 at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter) {
   Slot& slot = slots_[index];
-  const uint32_t version = parameter.writes().current_version();
-  learn(index, version);
-  const auto held = [&] { return slot.piece.defined() && slot.version == version; };
+  learn(index, parameter);
+  const auto held = [&] { return slot.piece.defined() && slot.values == values_of(parameter); };
   // A parameter that is neither held nor on its way was not expected: what is on its way may not be needed either.
   if (ahead_ && (!held() || std::ranges::count(ahead_->slots, index) > 0)) wait_for_ahead();
   at::Tensor piece = held() ? slot.piece : at::Tensor();
@@ -86,7 +89,7 @@ at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter)
   if (!piece.defined()) piece = redistribute_local(parameter.local(), *parameter.spec, slot.whole);
   if (options_.keeps) {
     slot.piece = piece;
-    slot.version = version;
+    slot.values = values_of(parameter);
   }
   start_ahead();
   return piece;
@@ -94,10 +97,12 @@ at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter)
 
 // Notes that this parameter came after the last two. One that was used in this step and written since begins a new step
 // of the optimizer, and must not be gathered ahead before that.
-void GatherSchedule::learn(std::size_t index, uint32_t version) {
+void GatherSchedule::learn(std::size_t index, const detail::Meta& parameter) {
   Slot& slot = slots_[index];
-  if (slot.step == step_ && slot.used != version) {
+  const Values values = values_of(parameter);
+  if (slot.step == step_ && slot.used != values) {
     ++step_;
+    drop_old_pieces();
     next_.erase(last_);
     last_ = kNothing;
   } else if (last_ != kNothing) {
@@ -105,7 +110,20 @@ void GatherSchedule::learn(std::size_t index, uint32_t version) {
   }
   last_ = {last_[1], last_[2], last_[3], index};
   slot.step = step_;
-  slot.used = version;
+  slot.used = values;
+}
+
+// Frees the pieces of parameters that were written or are gone.
+void GatherSchedule::drop_old_pieces() {
+  for (Slot& slot : slots_) {
+    if (!slot.piece.defined()) continue;
+    const at::Tensor parameter(slot.impl.lock());
+    if (!parameter.defined() || slot.values != values_of(detail::meta(parameter))) slot.piece = at::Tensor();
+  }
+}
+
+GatherSchedule::Values GatherSchedule::values_of(const detail::Meta& parameter) {
+  return {.memory = parameter.local().storage().getWeakStorageImpl(), .writes = parameter.writes().current_version()};
 }
 
 void GatherSchedule::wait_for_ahead() {
@@ -133,7 +151,7 @@ void GatherSchedule::start_ahead() {
     Slot& slot = slots_[index];
     const at::Tensor parameter(slot.impl.lock());
     const detail::Meta& meta = detail::meta(parameter);
-    slot.version = meta.writes().current_version();
+    slot.values = values_of(meta);
     items.push_back({.route = route_between(*meta.spec, slot.whole), .piece = meta.local()});
   }
   const World::Scope scope(mesh.world(), "gather ahead");
@@ -153,7 +171,7 @@ std::vector<std::size_t> GatherSchedule::expected_next() const {
     const at::Tensor parameter(slot.impl.lock());
     if (!parameter.defined() || std::ranges::count(expected, found->second) > 0) break;
     const detail::Meta& meta = detail::meta(parameter);
-    if (slot.piece.defined() && slot.version == meta.writes().current_version()) {
+    if (slot.piece.defined() && slot.values == values_of(meta)) {
       if (options_.keeps) continue;
       break;  // before it, nothing is missing; behind it, nothing is started before it is used
     }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,7 +21,8 @@
 namespace tessera {
 
 struct GatherScheduleOptions {
-  // Is the most that is gathered ahead of its use, in bytes of whole parameters; 0: nothing is.
+  // Is the most that is gathered ahead of its use, in bytes of whole parameters, unless the next one alone is larger;
+  // 0: nothing is.
   int64_t ahead_bytes = int64_t{16} << 20;
   // Says whether a gathered parameter is kept until the parameter is written. Otherwise it is freed after its use.
   bool keeps = false;
@@ -41,33 +43,44 @@ class GatherSchedule {
   // Adds a parameter, which must be a DTensor, under its contract's path.
   void add(const at::Tensor& parameter);
 
-  // Returns `view`, a parameter of this schedule with the contract's path `path` or its transpose, redistributed to the
-  // placements of `whole`: a piece of any strides. Returns an undefined tensor, without communication, for any other
-  // tensor, such as a part or a clone of the parameter.
+  // Any thread may call it; where it communicates, as collectives do, one at a time. Returns `view`, a parameter of
+  // this schedule with the contract's path `path` or its transpose, redistributed to the placements of `whole`: a piece
+  // of any strides. Returns an undefined tensor, without communication, for any other tensor, such as a part or a clone
+  // of the parameter.
   at::Tensor gather(const std::string& path, const detail::Meta& view, const Spec& whole);
 
  private:
+  // Tells the values of a parameter from earlier ones: set_data() gives it another memory, with a count of its own.
+  struct Values {
+    std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> memory;
+    uint32_t writes = 0;
+    friend bool operator==(const Values& a, const Values& b) { return a.memory == b.memory && a.writes == b.writes; }
+  };
+  static Values values_of(const detail::Meta& parameter);
+
   struct Slot {
     c10::weak_intrusive_ptr<c10::TensorImpl> impl;
     Placements whole;   // of the gathered parameter; empty until its first use
-    int64_t step = -1;  // the step of its last use, and the count of its writes then:
-    uint32_t used = 0;
-    // The gathered piece, and the count of writes when it was started:
+    int64_t step = -1;  // the step of its last use, and its values then:
+    Values used;
+    // The gathered piece, and the values that it was started with:
     at::Tensor piece;
-    uint32_t version = 0;
+    Values values;
   };
   struct Ahead {
     std::shared_ptr<AsyncRedistributions> running;
     std::vector<std::size_t> slots;  // in the order of its items
   };
 
-  void learn(std::size_t index, uint32_t version);
+  void learn(std::size_t index, const detail::Meta& parameter);
+  void drop_old_pieces();
   at::Tensor use(std::size_t index, const detail::Meta& parameter);
   void wait_for_ahead();
   void start_ahead();
   std::vector<std::size_t> expected_next() const;
 
   const GatherScheduleOptions options_;
+  std::mutex mutex_;
   std::vector<Slot> slots_;
   std::map<std::string, std::size_t, std::less<>> by_path_;
   using Last = std::array<std::size_t, 4>;  // the slots that were used last, the latest one at the end

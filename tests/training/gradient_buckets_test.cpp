@@ -332,6 +332,51 @@ TEST_CASE("activation checkpoints: a tied weight whose gradient comes twice in o
   });
 }
 
+namespace {
+
+// Computes its module again in backward, by a backward pass of its own, as users' checkpoints do.
+struct ModuleAgain : torch::autograd::Function<ModuleAgain> {
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            const std::function<at::Tensor(const at::Tensor&)>& module) {
+    ctx->save_for_backward({x});
+    ctx->saved_data["module"] = reinterpret_cast<int64_t>(&module);
+    return module(x);
+  }
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* ctx,
+                                               const torch::autograd::tensor_list& grads) {
+    const auto& module =
+        *reinterpret_cast<const std::function<at::Tensor(const at::Tensor&)>*>(ctx->saved_data["module"].toInt());
+    const at::Tensor x = ctx->get_saved_variables()[0].detach().requires_grad_();
+    const at::AutoGradMode recording(true);
+    const at::Tensor y = module(x);
+    y.backward(grads[0]);
+    return {x.grad(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a user's function that calls backward within backward: all gradients are there") {
+  (void)cases();
+  on_meshes([](const DeviceMesh& mesh) {
+    Mlp module = mlp(), reference = mlp();
+    parallelize_module(module, mesh, {});
+    const auto loss = [](Mlp& m, const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&)>& inner) {
+      return m->down(at::gelu(ModuleAgain::apply(x.detach().requires_grad_(), inner))).square().mean();
+    };
+    const std::function<at::Tensor(const at::Tensor&)> ours = [&](const at::Tensor& x) { return module->up(x); };
+    const std::function<at::Tensor(const at::Tensor&)> theirs = [&](const at::Tensor& x) { return reference->up(x); };
+    for (int step = 0; step < 3; ++step) {
+      CAPTURE(step);
+      module->zero_grad();
+      reference->zero_grad();
+      loss(module, piece(cases().rows, mesh), ours).backward();
+      loss(reference, cases().rows, theirs).backward();
+      check_parameters(*module, *reference, /*gradients=*/true, 1e-11);
+    }
+  });
+}
+
 TEST_CASE("a pass after one that threw starts anew") {
   (void)cases();
   on_meshes([](const DeviceMesh& mesh) {

@@ -194,6 +194,35 @@ TEST_CASE("a clone, a written parameter and a parameter given new values are gat
   });
 }
 
+TEST_CASE("conjugate views, and values taken over from a tensor that was written as often") {
+  torch::nn::Linear original(6, 6);
+  original->to(at::kComplexDouble);
+  const at::Tensor values = original->weight.detach().clone(), x = at::eye(6, at::kComplexDouble);
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
+    for (const int64_t number : {2, 3}) {
+      CAPTURE(number);
+      torch::nn::Linear linear(torch::nn::LinearOptions(6, 6).bias(false));
+      linear->to(at::kComplexDouble);
+      const torch::NoGradGuard no_grad;
+      linear->weight.copy_(values);
+      parallelize_module(linear, mesh, {}, stage(number));
+      const at::Tensor in = from_local(x, mesh, {Replicate(), Replicate()});
+      for (int i = 0; i < 3; ++i) {
+        CAPTURE(i);
+        CHECK(full_tensor(at::matmul(in, linear->weight)).equal(values));
+        CHECK(full_tensor(at::matmul(in, linear->weight.conj())).resolve_conj().equal(values.conj().resolve_conj()));
+        CHECK(full_tensor(at::matmul(in, linear->weight.mH())).resolve_conj().equal(values.mH().resolve_conj()));
+      }
+      const at::Tensor first = linear->weight.clone() * 2, second = linear->weight.clone() * 3;
+      linear->weight.set_data(first);
+      CHECK(full_tensor(at::matmul(in, linear->weight)).equal(values * 2));
+      linear->weight.set_data(second);
+      CHECK(full_tensor(at::matmul(in, linear->weight)).equal(values * 3));
+    }
+  });
+}
+
 TEST_CASE("replicas of shards: parameters are cut over one data dimension, and gradients reduced over both") {
   (void)cases();
   run_in_process(4, [](const std::shared_ptr<World>& world) {
@@ -233,6 +262,9 @@ TEST_CASE("refused: a stage that ZeRO does not have, and dimensions that are not
     });
   };
   refused({.data_placement = Shard(0), .zero_stage = 4}, "zero_stage 4; give 1, 2 or 3");
+  refused({.compute_dtype = at::kFloat}, "compute_dtype Float; give bfloat16 or float16");
+  refused({.gradient_buckets = {.dtype = at::kLong}}, "gradient_buckets.dtype Long; give a floating one");
+  refused({.gather_ahead_bytes = -1}, "gather_ahead_bytes -1; give 0 or more");
   refused({.data_placement = Shard(0), .shard_dims = std::vector<int64_t>{1}},
           "shard_dims [1] of {dp: 2, tp: 2}; name each once, out of the data dimensions [0]");
 }

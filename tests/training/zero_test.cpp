@@ -234,7 +234,8 @@ TEST_CASE("peak memory of a step: pieces of gradients and a few whole weights, n
   MESSAGE("weights: ", kAll, " bytes in all; a step takes ", whole, " replicated, ", zero, " with data_placement");
   CHECK(whole >= kAll);
   CHECK(zero >= kAll / 4);
-  CHECK(zero <= kAll / 4 + 5 * kWeight);
+  // Two buckets are under way, each with what it sends and what it gets.
+  CHECK(zero <= kAll / 4 + 6 * kWeight);
 }
 
 TEST_CASE("refused: other placements, a mesh without data dimensions, plain results") {
