@@ -26,7 +26,8 @@ enum class RecordKind : uint8_t {
 };
 const char* to_string(RecordKind kind);  // "operator", "collective", "module", "span"
 
-// Describes what one rank did from begin_ns to end_ns. A value. Times are nanoseconds since 1970 by this rank's clock.
+// Describes what one rank did from begin_ns to end_ns. It is a value. Times are nanoseconds since 1970 by this rank's
+// clock.
 struct Record {
   int64_t rank = 0;
   uint64_t sequence = 0;  // 1 for the first record of the World
@@ -54,8 +55,8 @@ std::string to_string(const Record& record);
 std::string to_string(const std::vector<Record>& records);
 
 // Keeps the last records of a World in a ring of fixed size: operators, collectives, hooked modules and users' spans.
-// Each World has one, which is on unless WorldOptions::recorder_capacity is 0. A record takes two readings of the clock
-// and no allocation, so that it can stay on; docs/performance.md has its cost.
+// Each World has one, which is on unless WorldOptions::recorder_capacity is 0. A record takes two readings of the
+// clock, and allocates only for a name that is new, so that it can stay on; docs/performance.md has its cost.
 //
 // Invariants:
 //   - Any thread may write and read at any time, also after a failure; only restart() needs the others to be idle.
@@ -71,7 +72,7 @@ class Recorder {
 
   bool on() const { return on_.load(std::memory_order_relaxed); }
   // Records from now on, or pauses. Does nothing where the capacity is 0. Collectives are numbered while it is on:
-  // switch it on all ranks between the same two collectives.
+  // switch it on, on every rank, between the same two collectives.
   void set_on(bool on);
   std::size_t capacity() const { return capacity_; }
   // Forgets all records and keeps the last `capacity` from now on; 0 switches it off. No other thread may run operators
@@ -119,15 +120,15 @@ class Recorder {
   void end(uint64_t sequence);
 
  private:
-  // The ranks along one mesh dimension.
+  // Holds the ranks along one mesh dimension.
   struct Group {
     std::string mesh_dim;
     std::vector<int64_t> ranks;
     std::atomic<int64_t> collectives{0};
   };
-  // Holds one record. `stamp` is its sequence and kind, and 0 while a writer fills it; who reads it compares the stamp
-  // before with the stamp after. Releases and acquires keep the order, as fences would, which ThreadSanitizer does not
-  // know; on x86 they are plain loads and stores.
+  // Holds one record. `stamp` is its sequence and kind, and 0 while a writer fills it; a reader compares the stamp
+  // before and after. Releases and acquires keep the order; fences would too, but ThreadSanitizer does not know them.
+  // On x86 they are plain loads and stores.
   struct Slot {
     std::atomic<uint64_t> stamp{0};
     std::atomic<uint64_t> begin{0};
