@@ -123,10 +123,10 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
     Placements layout;  // of its gradient in the end
-    // What it has in this pass:
+    // These are of the pass that runs:
     at::Tensor gradient;  // the sum of those that have come, with what is pending
     int64_t arrivals = 0;
-    // What the plan says, if the plan has it:
+    // These are the plan's, which may not have the parameter:
     const ArrivingGradient* planned = nullptr;
     std::size_t bucket = 0;
   };
@@ -391,7 +391,8 @@ void GradientBuckets::deliver(Bucket& bucket) {
     bucket.running->deliver(i, pieces[i], undelivered);
   }
   bucket.running = nullptr;
-  // What this rank has need not be looked up. A fake world reduces nothing: there every rank has what this one has.
+  // The reduced flags are read only where this rank misses a gradient. A fake world reduces nothing: there every rank
+  // is taken to have what this one has.
   const bool has_all = std::ranges::count(bucket.there, 0.0) == 0;
   const at::Tensor there = has_all || mesh_.world().is_fake() ? at::tensor(bucket.there, at::kDouble)
                                                               : pieces.back().flatten().to(at::kDouble).cpu();

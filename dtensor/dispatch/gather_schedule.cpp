@@ -95,8 +95,8 @@ at::Tensor GatherSchedule::use(std::size_t index, const detail::Meta& parameter)
   return piece;
 }
 
-// Notes that this parameter came after the last two. One that was used in this step and written since begins a new step
-// of the optimizer, and must not be gathered ahead before that.
+// Notes that this parameter came after the last four. One that was used in this step and written since begins a new
+// step of the optimizer, and must not be gathered ahead before that.
 void GatherSchedule::learn(std::size_t index, const detail::Meta& parameter) {
   Slot& slot = slots_[index];
   const Values values = values_of(parameter);
@@ -141,7 +141,7 @@ void GatherSchedule::start_ahead() {
   const std::vector<std::size_t> expected = expected_next();
   if (expected.empty()) return;
   if (!options_.keeps) {
-    // What was expected and not used since will hardly be.
+    // The prediction was wrong for pieces that were not used by now, so they are freed.
     for (Slot& each : slots_) each.piece = at::Tensor();
   }
   const at::Tensor first(slots_[expected.front()].impl.lock());

@@ -9,7 +9,7 @@
 
 // Returns the next token, the same on every rank, given its logits: a plain tensor [vocabulary] that every rank has.
 //
-// What is drawn depends on the mesh's random state (tessera::manual_seed) and not on the number of ranks: one number,
+// The draw depends on the mesh's random state (tessera::manual_seed) and not on the number of ranks: one number,
 // uniform in [0, 1), is looked up among the sums of the probabilities, which are computed in float64 in the order of
 // the tokens. Tokens that are as likely as the last of the `top_k` are drawn too. Does not communicate.
 // Throws std::runtime_error, on every rank, when a logit is NaN or infinite.

@@ -135,7 +135,8 @@ struct TransformerImpl : torch::nn::Module {
                            torch::nn::Linear(torch::nn::LinearOptions(options.hidden, options.vocabulary).bias(false)));
     if (options.tied) head->weight = tok->weight;
     const torch::NoGradGuard no_gradient;
-    // That of GPT-2, 0.02 for 1024 features, is too small for few: such a model learns nothing for hundreds of steps.
+    // GPT-2 takes 0.02 for 1024 features. With few features a model that begins so learns nothing for hundreds of
+    // steps.
     const double deviation = 0.64 / std::sqrt(static_cast<double>(options.hidden));
     for (const auto& each : named_parameters()) {
       if (each.value().dim() >= 2) each.value().normal_(0.0, deviation);

@@ -41,7 +41,7 @@ struct Options {
   double clip = 1.0;
   int64_t seed = 1;
 
-  // What it writes
+  // The output
   int64_t save_every = 500;
   int64_t keep = 3;  // the checkpoints that stay; 0: all
   int64_t validate_every = 200;

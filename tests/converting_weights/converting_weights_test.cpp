@@ -27,6 +27,8 @@
 #include "tessera/styles/describe.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/converting_weights/hugging_face.h"
+#include "tessera/tests/dtensor/io/same_message.h"
+#include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tests/harness/ranks.h"
 
 namespace tessera {
@@ -205,17 +207,6 @@ TESSERA_RANKS_TEST_CASE("llama_rules: a module has transformers' weights and giv
   for (const bool own_output : {false, true}) check_case(llama_case(own_output));
 }
 
-// Returns the bytes that this process asked the system to read.
-int64_t bytes_read_by_process() {
-  std::ifstream io("/proc/self/io");
-  std::string key;
-  int64_t value = 0;
-  while (io >> key >> value) {
-    if (key == "rchar:") return value;
-  }
-  return -1;
-}
-
 TESSERA_RANKS_TEST_CASE("rules: the system reads no more than a rank's pieces", {2, 4}) {
   const DeviceMesh mesh = line();
   const std::string path = written({{"h.c_attn", torch::ones({400, 1200}, torch::kFloat)},
@@ -252,22 +243,6 @@ TESSERA_RANKS_TEST_CASE("rules: the system reads no more than a rank's pieces", 
   for (const at::Tensor& parameter : module.parameters()) CHECK(to_local(parameter).eq(1).all().item<bool>());
 }
 
-// Returns the text of the exception of `call`, which must be the same on every rank.
-template <typename Call>
-std::string same_message(const Call& call) {
-  std::string text;
-  try {
-    call();
-  } catch (const std::exception& error) {
-    text = error.what();
-  }
-  at::Tensor bytes = torch::zeros({2000}, torch::kByte);
-  std::copy_n(text.begin(), std::min<std::size_t>(text.size(), 2000), static_cast<char*>(bytes.mutable_data_ptr()));
-  const at::Tensor all = all_gather(bytes, line(), 0);
-  for (int64_t rank = 0; rank < all.size(0); ++rank) CHECK(all[rank].equal(bytes));
-  return text;
-}
-
 TESSERA_RANKS_TEST_CASE("rules: what does not fit is the same error on every rank, and nothing changes", {1, 3}) {
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
   const Case job = llama_case(true);
@@ -280,7 +255,7 @@ TESSERA_RANKS_TEST_CASE("rules: what does not fit is the same error on every ran
   rules.rules[3].source = rules.rules[3].source.split(0, 0, 5);
   rules.rules.erase(rules.rules.begin());
   rules.rules.push_back({"tail.*", from_file("tail.*")});
-  const std::string text = same_message([&] { load_weights(*module, job.path, {.rules = rules}); });
+  const std::string text = same_message(line(), [&] { load_weights(*module, job.path, {.rules = rules}); });
   CAPTURE(text);
   for (const char* const want :
        {"which was not changed", "No rule is for: 'tok.weight'", "rules: \"tail.*\" <- from_file(\"tail.*\").",
@@ -292,7 +267,7 @@ TESSERA_RANKS_TEST_CASE("rules: what does not fit is the same error on every ran
   if (world()->size() > 1) {
     rules = job.rules;
     if (world()->rank() == 1) rules.ignored.push_back("x");
-    const std::string differ = same_message([&] { load_weights(*module, job.path, {.rules = rules}); });
+    const std::string differ = same_message(line(), [&] { load_weights(*module, job.path, {.rules = rules}); });
     CHECK(differ.find("load_weights: the ranks opened different checkpoints or gave different rules") !=
           std::string::npos);
   }
@@ -376,9 +351,10 @@ TESSERA_RANKS_TEST_CASE("weights: a module on meshes of other ranks each is desc
 
     // What one rank of one mesh meets is the error of all.
     const bool fails = world()->rank() == size - 1;
-    const std::string text_of_all = same_message([&] { load_weights(*loaded, fails ? path + "_nowhere" : path); });
+    const std::string text_of_all =
+        same_message(line(), [&] { load_weights(*loaded, fails ? path + "_nowhere" : path); });
     CHECK(text_of_all.find("rank " + std::to_string(size - 1) + ": cannot open '") != std::string::npos);
-    CHECK(same_message([&] { save_weights(*module, folder / "no/such/f"); }).find("there is no folder '") !=
+    CHECK(same_message(line(), [&] { save_weights(*module, folder / "no/such/f"); }).find("there is no folder '") !=
           std::string::npos);
   }
 }

@@ -147,7 +147,7 @@ TEST_CASE("corpus: LibTorch's headers are found, and most of ATen/ops is dropped
 }
 
 TEST_CASE("order-2 model: probabilities by hand") {
-  // Of "abab" the bytes are a, b, a, b: two kinds of four. After a comes b twice, after b comes a once; after "ab"
+  // The bytes of "abab" are a, b, a, b: two kinds of four. After a comes b twice, after b comes a once; after "ab"
   // comes a once, after "ba" comes b once.
   const Order2Model model("abab");
   const double a = (2 + 2.0 / 256) / 6, b_after_a = (2 + (2 + 2.0 / 256) / 6) / 3, a_after_b = (1 + a) / 2;

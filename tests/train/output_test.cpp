@@ -1,4 +1,4 @@
-// What the program writes: the progress line, metrics.jsonl and report.html.
+// Tests what the program writes: the progress line, metrics.jsonl and report.html.
 
 #include <chrono>
 #include <fstream>

@@ -25,6 +25,7 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
+#include "tessera/tests/dtensor/io/same_message.h"
 #include "tessera/tests/dtensor/io/shared_folder.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tests/harness/ranks.h"
@@ -118,17 +119,6 @@ TESSERA_RANKS_TEST_CASE("weights: the same on a mesh of two dimensions", {4}) {
   round_trip(init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world()));
 }
 
-// Returns the bytes that this process asked the system to read.
-int64_t bytes_read_by_process() {
-  std::ifstream io("/proc/self/io");
-  std::string key;
-  int64_t value = 0;
-  while (io >> key >> value) {
-    if (key == "rchar:") return value;
-  }
-  return -1;
-}
-
 TESSERA_RANKS_TEST_CASE("weights: a rank reads the bytes of its pieces and no others", {2, 4}) {
   const DeviceMesh mesh = line();
   const SharedFolder folder(mesh);
@@ -151,17 +141,6 @@ TESSERA_RANKS_TEST_CASE("weights: a rank reads the bytes of its pieces and no ot
   // /proc/self/io also counts the header, and what the collectives read from sockets.
   CHECK(read >= pieces);
   CHECK(read < pieces + 20000);
-}
-
-// Returns the text of the exception of `call`, which must be the same on every rank.
-template <typename Call>
-std::string same_message(const DeviceMesh& mesh, const Call& call) {
-  const std::string text = message_of(call);
-  at::Tensor bytes = torch::zeros({1000}, torch::kByte);
-  std::copy_n(text.begin(), std::min<std::size_t>(text.size(), 1000), static_cast<char*>(bytes.mutable_data_ptr()));
-  const at::Tensor all = all_gather(bytes, mesh, 0);
-  for (int64_t rank = 0; rank < all.size(0); ++rank) CHECK(all[rank].equal(bytes));
-  return text;
 }
 
 TESSERA_RANKS_TEST_CASE("weights: what fails on one rank or all is the same error everywhere, and nothing changes",

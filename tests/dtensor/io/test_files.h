@@ -58,4 +58,15 @@ std::string message_of(const Call& call) {
   return "nothing was thrown";
 }
 
+// Returns the bytes that this process asked the system to read.
+inline int64_t bytes_read_by_process() {
+  std::ifstream io("/proc/self/io");
+  std::string key;
+  int64_t value = 0;
+  while (io >> key >> value) {
+    if (key == "rchar:") return value;
+  }
+  return -1;
+}
+
 }  // namespace tessera

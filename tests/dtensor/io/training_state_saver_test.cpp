@@ -30,6 +30,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
+#include "tessera/tests/dtensor/io/same_message.h"
 #include "tessera/tests/dtensor/io/shared_folder.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tests/harness/ranks.h"
@@ -84,17 +85,6 @@ std::vector<std::string> entries_in(const std::string& folder) {
   for (const auto& item : std::filesystem::directory_iterator(folder)) names.push_back(item.path().filename().string());
   std::ranges::sort(names);
   return names;
-}
-
-// Returns the text of the exception of `call`, which must be the same on every rank.
-template <typename Call>
-std::string same_message(const DeviceMesh& mesh, const Call& call) {
-  const std::string text = message_of(call);
-  at::Tensor bytes = torch::zeros({1000}, torch::kByte);
-  std::copy_n(text.begin(), std::min<std::size_t>(text.size(), 1000), static_cast<char*>(bytes.mutable_data_ptr()));
-  const at::Tensor all = all_gather(bytes, mesh, 0);
-  for (int64_t rank = 0; rank < all.size(0); ++rank) CHECK(all[rank].equal(bytes));
-  return text;
 }
 
 void contains(const std::string& text, const std::string& want) {
