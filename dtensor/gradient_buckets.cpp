@@ -207,13 +207,8 @@ std::string GradientBuckets::kind_of(const ArrivingGradient& gradient) const {
 }
 
 int64_t GradientBuckets::bytes_of(const ArrivingGradient& gradient) const {
-  const Parameter& parameter = parameters_[gradient.parameter];
-  const SpecPtr spec = spec_before(parameter, gradient.pending);
-  int64_t parts = 1;
-  for (int64_t dim = 0; dim < mesh_.ndim(); ++dim) {
-    if (spec->placements[static_cast<std::size_t>(dim)].is_shard()) parts *= mesh_.size(dim);
-  }
-  return spec->numel() * static_cast<int64_t>(c10::elementSize(spec->dtype)) / parts;
+  const SpecPtr spec = spec_before(parameters_[gradient.parameter], gradient.pending);
+  return bytes_of_even_piece(*spec, spec->placements);
 }
 
 at::Tensor GradientBuckets::take_kept(const Parameter& parameter) const {
@@ -339,7 +334,7 @@ void GradientBuckets::start(Bucket& bucket) {
     there.push_back(parameter.gradient.defined() ? 1 : 0);
     at::Tensor piece = parameter.gradient.defined() ? detail::meta(parameter.gradient).local().to(from->dtype)
                                                     : at::zeros(from->local_sizes, on_device.dtype(from->dtype));
-    items.push_back({.route = bucket_route(*from, parameter.layout), .piece = std::move(piece)});
+    items.push_back({.route = bucket_route(*from, parameter.layout), .piece = std::move(piece), .may_share = true});
     parameter.gradient = at::Tensor();
   }
   const Flags flags = flags_of(bucket);
@@ -347,7 +342,8 @@ void GradientBuckets::start(Bucket& bucket) {
                    .piece = at::tensor(there, at::kDouble)
                                 .to(on_device.dtype(flags.from->dtype))
                                 .expand(flags.from->local_sizes)
-                                .contiguous()});
+                                .contiguous(),
+                   .may_share = true});
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   bucket.running = std::make_shared<AsyncRedistributions>(mesh_, std::move(items));
 }

@@ -42,7 +42,8 @@ struct StyleLayouts {
 // Communication in forward: none with the default layouts, except for one all_reduce of an attention's output.
 // Communication in backward: one all_reduce of a Linear's input gradient; for an attention, one per different input.
 // With input_layouts Shard(d) that all_reduce is a reduce_scatter, and forward has one all_gather; with
-// gather_input_again backward has another one.
+// gather_input_again backward has another one. Layers that take the same DTensor so cut, while autograd keeps what the
+// first has gathered, have one all_gather and one reduce_scatter together.
 // Throws std::invalid_argument on any other module, naming its path and type; on an Embedding with max_norm; on an
 // attention with input_layouts other than Replicate(); on gather_input_again for a module that is no Linear or Conv1D;
 // on a traced MultiheadAttention whose code does not say how many heads it has.

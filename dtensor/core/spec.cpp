@@ -156,6 +156,14 @@ std::vector<int64_t> strides_like(at::IntArrayRef sizes, const at::Tensor& local
   return strides;
 }
 
+int64_t bytes_of_even_piece(const Spec& spec, const Placements& placements) {
+  int64_t parts = 1;
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    if (placements[i].is_shard()) parts *= spec.mesh.size(static_cast<int64_t>(i));
+  }
+  return spec.numel() * static_cast<int64_t>(c10::elementSize(spec.dtype)) / parts;
+}
+
 std::vector<int64_t> dense_strides(const Spec& spec) {
   return strides_like(spec.local_sizes, at::empty_strided(spec.sizes, spec.strides, at::TensorOptions(c10::kMeta)));
 }

@@ -62,6 +62,10 @@ std::vector<int64_t> strides_like(at::IntArrayRef sizes, const at::Tensor& local
 // memory.
 std::vector<int64_t> dense_strides(const Spec& spec);
 
+// Returns the bytes of one rank's piece of such a tensor laid out as `placements`, as if every cut were even; it is the
+// same on every rank.
+int64_t bytes_of_even_piece(const Spec& spec, const Placements& placements);
+
 // Returns "Float [4, 8] on {tp: 2} as [S(0)]".
 std::string to_string(const Spec& spec);
 

@@ -44,15 +44,6 @@ ViewOf view_of(const detail::Meta& view, const detail::Meta& parameter) {
   return turned ? ViewOf::kTranspose : ViewOf::kOther;
 }
 
-// Returns the bytes of the gathered parameter on one rank, counted alike on every rank.
-int64_t bytes_of(const Spec& spec, const Placements& whole) {
-  int64_t parts = 1;
-  for (std::size_t i = 0; i < whole.size(); ++i) {
-    if (whole[i].is_shard()) parts *= spec.mesh.size(static_cast<int64_t>(i));
-  }
-  return spec.numel() * static_cast<int64_t>(c10::elementSize(spec.dtype)) / parts;
-}
-
 }  // namespace
 
 void GatherSchedule::add(const at::Tensor& parameter) {
@@ -175,7 +166,7 @@ std::vector<std::size_t> GatherSchedule::expected_next() const {
       if (options_.keeps) continue;
       break;  // before it, nothing is missing; behind it, nothing is started before it is used
     }
-    bytes += bytes_of(*meta.spec, slot.whole);
+    bytes += bytes_of_even_piece(*meta.spec, slot.whole);
     if (bytes > options_.ahead_bytes && !expected.empty()) break;
     expected.push_back(found->second);
   }

@@ -29,7 +29,7 @@ AsyncRedistributions::AsyncRedistributions(const DeviceMesh& mesh, std::vector<I
       routes_(routes_of(items)) {
   RouteExecution::Items starting;
   for (std::size_t i = 0; i < items.size(); ++i) {
-    starting.push_back({routes_[i].get(), std::move(items[i].piece), items[i].owned});
+    starting.push_back({routes_[i].get(), std::move(items[i].piece), items[i].owned, items[i].may_share});
   }
   execution_.emplace(mesh_, std::move(starting));
 }

@@ -26,7 +26,8 @@ class AsyncRedistributions final : public AsyncPieces {
   struct Item {
     RoutePtr route;
     at::Tensor piece;
-    bool owned = false;  // see RouteExecution::Item
+    bool owned = false;      // see RouteExecution::Item
+    bool may_share = false;  // see RouteExecution::Item
   };
   // Starts the first round. Every rank of the mesh calls it with the same routes in the same order.
   AsyncRedistributions(const DeviceMesh& mesh, std::vector<Item> items);

@@ -199,7 +199,7 @@ at::Tensor Region::read(const at::Tensor& tensor) const {
 }
 
 at::Tensor unaliased(const at::Tensor& result, const at::Tensor& source, bool owned) {
-  const bool apart = !result.is_alias_of(source) || (owned && result.numel() == source.numel());
+  const bool apart = !source.defined() || !result.is_alias_of(source) || (owned && result.numel() == source.numel());
   return apart ? result.contiguous() : reused_copy(result);
 }
 

@@ -67,8 +67,8 @@ class Region {
   std::vector<Block> blocks_;
 };
 
-// Returns `result` in row-major order, copied if it shares storage with `source`. With `owned` nobody reads `source`
-// later, so a result with all of its elements may keep that storage.
+// Returns `result` in row-major order, copied if it shares storage with `source`, if there is one. With `owned` nobody
+// reads `source` later, so a result with all of its elements may keep that storage.
 at::Tensor unaliased(const at::Tensor& result, const at::Tensor& source, bool owned = false);
 
 }  // namespace tessera

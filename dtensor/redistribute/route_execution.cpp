@@ -23,7 +23,12 @@ std::string named(const PlanStep& step, std::size_t count) {
 
 RouteExecution::RouteExecution(const DeviceMesh& mesh, Items items) : mesh_(&mesh) {
   for (Item& item : items) {
-    progress_.push_back({.route = item.route, .given = item.piece, .piece = item.piece, .owned = item.owned});
+    progress_.push_back({.route = item.route,
+                         .given = item.piece,
+                         .piece = item.piece,
+                         .owned = item.owned,
+                         .may_share = item.may_share});
+    item.piece.reset();
   }
   begin_round();
 }
@@ -41,8 +46,9 @@ void RouteExecution::begin_round() {
     const Transfer* const transfer = at.route->transfer(at.step);
     if (transfer == nullptr) continue;
     at::Tensor input = transfer->input_of(at.piece);
-    const bool owned = at.owned || !input.is_alias_of(at.given);
-    TransferBatch::Entry entry{.transfer = transfer, .tensor = std::move(input), .owned = owned};
+    const bool owned = at.owned || !at.given.defined() || !input.is_alias_of(at.given);
+    TransferBatch::Entry entry{
+        .transfer = transfer, .tensor = std::move(input), .owned = owned, .may_share = at.may_share};
     at.piece.reset();
     auto found = std::find_if(round.begin(), round.end(), [&](const Joined& others) {
       return TransferBatch::can_share(others.entries.front(), entry);
@@ -57,6 +63,9 @@ void RouteExecution::begin_round() {
   CheckState& checks = mesh_->world().check_state();
   for (Joined& each : round) {
     const Progress& first = progress_[each.items.front()];
+    if (each.items.size() > 1) {  // they are packed
+      for (const std::size_t i : each.items) progress_[i].given.reset();
+    }
     const CheckedStep step(
         checks, checks.enabled ? named(first.route->plan().steps()[first.step], each.items.size()) : std::string());
     batches_.push_back({TransferBatch(*mesh_, std::move(each.entries)), std::move(each.items)});

@@ -19,6 +19,9 @@ class RouteExecution {
     const Route* route;
     at::Tensor piece;    // of any strides
     bool owned = false;  // nobody reads the piece later, so it may be reduced in place; otherwise it is never written
+    // The result may lie in memory that other results of the same collective share. The caller frees all of them at
+    // about the same time, since each keeps the memory of all.
+    bool may_share = false;
   };
   using Items = c10::SmallVector<Item, 1>;
   // Starts the first round. Every rank of the mesh calls it with the same routes in the same order.
@@ -26,7 +29,8 @@ class RouteExecution {
 
   // Waits for the round, and starts and waits for all that follow.
   void finish();
-  // Returns item i's piece at the end of its route. Call it after finish(). The piece may share storage with given(i).
+  // Returns item i's piece at the end of its route. Call it after finish(). The piece may share storage with given(i),
+  // which is undefined if it was freed when it had been packed.
   at::Tensor& piece(std::size_t i) { return progress_[i].piece; }
   const at::Tensor& given(std::size_t i) const { return progress_[i].given; }
   bool owned(std::size_t i) const { return progress_[i].owned; }
@@ -37,6 +41,7 @@ class RouteExecution {
     at::Tensor given;
     at::Tensor piece;
     bool owned;
+    bool may_share;
     std::size_t step = 0;  // the index of the route's next step
   };
   struct Batch {

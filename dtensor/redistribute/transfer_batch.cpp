@@ -115,9 +115,15 @@ TransferBatch::Message TransferBatch::joined_message() {
 
 c10::SmallVector<at::Tensor, 1> TransferBatch::unpacked(const at::Tensor& received) const {
   c10::SmallVector<at::Tensor, 1> out;
-  for (std::size_t i = 0; i < entries_.size(); ++i) out.push_back(entries_[i].transfer->empty_result(options_[i]));
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    out.push_back(stays(i) ? at::Tensor() : entries_[i].transfer->empty_result(options_[i]));
+  }
   for (const Slot& slot : receives_) {
-    if (slot.region->numel() > 0) slot.region->unpack(part(received, slot), 0, out[slot.entry]);
+    if (stays(slot.entry)) {
+      out[slot.entry] = part(received, slot).view(slot.region->sizes());
+    } else if (slot.region->numel() > 0) {
+      slot.region->unpack(part(received, slot), 0, out[slot.entry]);
+    }
   }
   for (std::size_t i = 0; i < entries_.size(); ++i)
     out[i] = entries_[i].transfer->completed(out[i], entries_[i].tensor);

@@ -17,8 +17,9 @@ class TransferBatch {
  public:
   struct Entry {
     const Transfer* transfer;
-    at::Tensor tensor;  // the result of Transfer::input_of
-    bool owned;         // nobody else reads it later, so it may be reduced in place
+    at::Tensor tensor;       // the result of Transfer::input_of
+    bool owned;              // nobody else reads it later, so it may be reduced in place
+    bool may_share = false;  // see RouteExecution::Item
   };
   using Entries = c10::SmallVector<Entry, 1>;
   // Says whether `a` and `b` can share a collective.
@@ -45,6 +46,10 @@ class TransferBatch {
   using Regions = const std::vector<Region>& (Transfer::*)() const;
   std::vector<Slot> slots_of(Regions regions, std::vector<int64_t>& counts) const;
   at::Tensor part(const at::Tensor& data, const Slot& slot) const;
+  // Says whether the entry's result is left where it was received.
+  bool stays(std::size_t entry) const {
+    return entries_[entry].may_share && entries_[entry].transfer->receives_result();
+  }
   Message joined_message();
   PendingCollective start(const DeviceMesh& mesh);
   c10::SmallVector<at::Tensor, 1> unpacked(const at::Tensor& received) const;

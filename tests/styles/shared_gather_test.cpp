@@ -40,7 +40,7 @@ std::shared_ptr<Projections> cut(const DeviceMesh& mesh, int64_t dim, bool bias 
   return out;
 }
 
-void check_alike(const at::Tensor& whole, int64_t dim, bool bias, const DeviceMesh& mesh) {
+void check_gathers_once(const at::Tensor& whole, int64_t dim, bool bias, const DeviceMesh& mesh) {
   const auto tp = cut(mesh, dim, bias), one = std::make_shared<Projections>(bias);
   const at::Tensor want_leaf = leaf(whole), given_leaf = leaf(spread(whole, mesh, {Shard(dim)}));
   const at::Tensor want = one->forward(want_leaf * 2);
@@ -66,10 +66,10 @@ void check_alike(const at::Tensor& whole, int64_t dim, bool bias, const DeviceMe
 TESSERA_RANKS_TEST_CASE("projections of one activation gather it once, and reduce its gradient once", {2, 3, 4}) {
   const DeviceMesh mesh = line();
   for (const bool bias : {false, true}) {
-    check_alike(sample({2, 12, 6}), 1, bias, mesh);
-    check_alike(sample({7, 2, 6}), 0, bias, mesh);  // uneven, and empty on the last of four ranks
-    check_alike(sample({5, 6}), 0, bias, mesh);
-    check_alike(sample({1, 6}), 0, bias, mesh);
+    check_gathers_once(sample({2, 12, 6}), 1, bias, mesh);
+    check_gathers_once(sample({7, 2, 6}), 0, bias, mesh);  // uneven, and empty on the last of four ranks
+    check_gathers_once(sample({5, 6}), 0, bias, mesh);
+    check_gathers_once(sample({1, 6}), 0, bias, mesh);
   }
 }
 

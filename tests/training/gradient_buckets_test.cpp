@@ -145,6 +145,33 @@ TEST_CASE("collectives: one per bucket, and an exchange of the order before the 
       {{2, 1}, {1, 2}, {2, 2}, {4, 1}});
 }
 
+TEST_CASE("the gradients of a bucket lie in the memory in which they were reduced, each in a part of its own") {
+  (void)cases();
+  on_meshes(
+      [&](const DeviceMesh& mesh) {
+        Mlp module = mlp();
+        auto parallel = parallelize_module(module, mesh, {});
+        for (int i = 0; i < 3; ++i) {
+          for (const at::Tensor& each : module->parameters()) each.mutable_grad().reset();
+          loss_of(parallel, cases().rows, mesh).backward();
+          std::vector<at::Tensor> pieces, before;
+          for (const at::Tensor& each : module->parameters()) {
+            pieces.push_back(to_local(each.grad()));
+            before.push_back(pieces.back().clone());
+            CHECK(pieces.back().is_contiguous());
+            CHECK(pieces.back().is_alias_of(pieces.front()));
+          }
+          for (std::size_t k = 0; k < pieces.size(); ++k) {
+            module->parameters()[k].grad().zero_();
+            for (std::size_t other = 0; other < pieces.size(); ++other) {
+              CHECK(at::equal(pieces[other], other <= k ? at::zeros_like(before[other]) : before[other]));
+            }
+          }
+        }
+      },
+      {{2, 1}, {4, 1}});
+}
+
 TEST_CASE("data_placement: one reduce-scatter per bucket") {
   (void)cases();
   on_meshes([](const DeviceMesh& mesh) {
