@@ -53,8 +53,8 @@ void check_gathers_once(const at::Tensor& whole, int64_t dim, bool bias, const D
   counter.reset();
   want.backward(g);
   y.backward(spread_g);
-  CHECK(counter.count("reduce_scatter") == 1);
   CHECK(counter.total() == 1);
+  if (whole.size(dim) % mesh.size() == 0) CHECK(counter.count("reduce_scatter") == 1);
   CHECK(close(full_tensor(given_leaf.grad()), want_leaf.grad()));
   for (std::size_t i = 0; i < one->parameters().size(); ++i) {
     CHECK(close(full_tensor(tp->parameters()[i].grad()), one->parameters()[i].grad()));
@@ -77,15 +77,13 @@ TESSERA_RANKS_TEST_CASE("an activation that was written between two projections 
   const DeviceMesh mesh = line();
   const auto tp = cut(mesh, 1), one = std::make_shared<Projections>(true);
   const at::Tensor whole = leaf(sample({2, 5, 6})), part = leaf(spread(whole.detach(), mesh, {Shard(1)}));
-  const auto twice = [](Projections& module, const at::Tensor& in) {
-    const at::Tensor x = in * 2;
-    const at::Tensor before = module.layers[0](x);
-    x.mul_(3);
-    return before.sum() + module.layers[1](x).pow(2).sum();
-  };
   CommCounter counter(mesh);
-  const at::Tensor loss = twice(*tp, part), want = twice(*one, whole);
+  const at::Tensor x = part * 2, before = tp->layers[0](x);
+  x.mul_(3);
+  const at::Tensor loss = before.sum() + tp->layers[1](x).pow(2).sum();
   CHECK(counter.count("all_gather") == 2);
+  // Plain LibTorch refuses to write an input that a product has saved, so here the second one is another tensor.
+  const at::Tensor want = one->layers[0](whole * 2).sum() + one->layers[1](whole * 6).pow(2).sum();
   CHECK(close(full_tensor(loss.detach()), want.detach()));
   loss.backward();
   want.backward();
