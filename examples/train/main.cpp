@@ -18,10 +18,11 @@ volatile sig_atomic_t is_stop_asked = 0;
 
 extern "C" void ask_to_stop(int) { is_stop_asked = 1; }
 
+// The second of a signal ends the process: a handler is called once.
 void stop_on_signals() {
   struct sigaction action = {};
   action.sa_handler = ask_to_stop;
-  action.sa_flags = SA_RESTART;
+  action.sa_flags = SA_RESTART | static_cast<int>(SA_RESETHAND);
   for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
 }
 

@@ -25,14 +25,15 @@
 #include "tessera/examples/train/checkpoint.h"
 #include "tessera/examples/train/comparison.h"
 #include "tessera/examples/train/corpus.h"
+#include "tessera/examples/train/layouts.h"
 #include "tessera/examples/train/metrics.h"
 #include "tessera/examples/train/order2.h"
 #include "tessera/examples/train/printable.h"
 #include "tessera/examples/train/progress.h"
 #include "tessera/examples/train/report.h"
-#include "tessera/examples/train/step_trace.h"
 #include "tessera/examples/train/trainer.h"
 #include "tessera/examples/train/windows.h"
+#include "tessera/inspect/timeline.h"
 #include "tessera/inspect/trace.h"
 #include "tessera/styles/describe.h"
 
@@ -44,6 +45,7 @@ using tessera::DeviceMesh;
 
 constexpr double kCloseEnough = 1e-9;
 constexpr int64_t kQuickSamples = 64;  // of held-out text, in a look during training
+constexpr int64_t kDrawnRanks = 8;     // the most in the report's time line
 
 Identity identity_of(const Options& options, const Corpus& corpus) {
   return {{"data", corpus.hash},
@@ -180,13 +182,14 @@ void Run::start() {
 // The first step makes groups and caches, so the second one that this job runs is kept for the report.
 StepResult Run::traced_step(int64_t step) {
   if (step != std::min(first_step_ + 1, options_.steps - 1)) return trainer_->step(*training_, *batches_, step);
-  mesh_.world().recorder().restart(mesh_.world().recorder().capacity());  // the trace begins with this step
-  const StepTrace trace(mesh_);
+  tessera::Recorder& recorder = mesh_.world().recorder();
+  recorder.restart(recorder.capacity());  // the trace begins with this step
   const StepResult result = trainer_->step(*training_, *batches_, step);
+  report_.collectives = tessera::to_string(tessera::collective_totals(recorder.records()));
+  std::vector<tessera::Record> records = tessera::gather_records(mesh_);  // empty but on the first rank
   tessera::write_trace(mesh_, options_.run + "/trace.json");
-  report_.collectives = trace.counts();
-  report_.moments = trace.moments();
-  report_.times = times_of_all_ranks(trainer_->times(), mesh_);
+  std::erase_if(records, [](const tessera::Record& record) { return record.rank >= kDrawnRanks; });
+  if (is_first_) report_.time_line = tessera::timeline_svg(records, {.title = fmt::format("step {}", step + 1)});
   return result;
 }
 
@@ -251,7 +254,8 @@ void Run::write_report(const std::string& outcome, const std::string& written) {
   report_.outcome = outcome;
   report_.written = written;
   report_.config = config_;
-  report_.layout = tessera::to_string(tessera::describe(trainer_->module()));
+  report_.weights = tessera::to_string(tessera::describe(trainer_->module()));
+  report_.layouts = layouts_of(trainer_->module());
   report_.metrics = read_metrics(options_.run + "/metrics.jsonl");
   std::ofstream file(options_.run + "/report.html");
   file << to_html(report_) << std::flush;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <regex>
 #include <string>
 #include <vector>
@@ -72,6 +73,11 @@ void check_close(const std::vector<double>& got, const std::vector<double>& want
   }
 }
 
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 std::string last_line(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   return text.substr(text.rfind('\n') + 1);
@@ -101,6 +107,14 @@ TEST_CASE("train: a run prints and writes what its page says, and ends with the 
     CHECK(fs::exists(folders.run("run") + "/" + name));
   }
   CHECK(losses_of(folders, "run").size() == 10);
+  const std::string report = read_file(folders.run("run") + "/report.html");
+  for (const char* part :
+       {"<title>step 2</title>", ">rank 0</text>", ">rank 3</text>", "<title>forward, ", "<title>backward, ",
+        "<title>optimizer, ", ">collectives on tp</text>", "all_reduce", "<figcaption>tok.weight",
+        "<figcaption>layers.0.attn.wq.weight, and ", "] on {dp: 2, tp: 2} as [R, S(0)]</text>", "ColwiseParallel"}) {
+    CAPTURE(part);
+    CHECK(contains(report, part));
+  }
 }
 
 TEST_CASE("train: a run that stopped and went on, on any mesh, has the losses of one that did not stop") {
@@ -154,6 +168,20 @@ TEST_CASE("train: SIGTERM saves the run and ends it") {
   const auto steps = static_cast<std::size_t>(std::stoll(match[1].str()));
   CHECK(losses_of(folders, "run").size() == steps);
   CHECK(fs::exists(folders.run("run") + fmt::format("/checkpoints/step_{:08}/model.safetensors", steps)));
+}
+
+TEST_CASE("train: a second SIGTERM ends it at once") {
+  const Folders folders;
+  // A step of this model, and its checkpoint, take longer than the time between the signals.
+  const ShellOutcome outcome = shell(fmt::format(
+      "timeout 120 examples/train/train --run {0} --data {1} --hidden 256 --layers 8 --heads 4 --sequence 64 "
+      "--batch 8 --steps 1000 --log-every 1 --mesh dp=1 --check-steps 0 &\njob=$!\n"
+      "until grep -q loss {0}/metrics.jsonl 2>/dev/null || ! kill -0 $job; do sleep 0.05; done\n"
+      "pid=$(pgrep -P $job)\nkill -TERM $pid\nsleep 0.02\nkill -TERM $pid\nwait $job",
+      folders.run("run"), folders.data));
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 128 + 15);
+  CHECK(!contains(outcome.output, "is saved"));
 }
 
 TEST_CASE("train: what is refused, and how") {
