@@ -276,6 +276,19 @@ at::Tensor redistribute_one(const at::Tensor& dtensor, const Placements& placeme
   return run_one(dtensor, *redistribution, options.cost_model, owned);
 }
 
+// Returns what redistribute_shared has made of `dtensor` at this place of autograd's graph, or an undefined tensor. The
+// aliases that detach() makes share a Meta, but not this place.
+at::Tensor shared_before(const at::Tensor& dtensor, const Placements& placements) {
+  const detail::Meta& meta = detail::meta(dtensor);
+  if (!meta.shared || meta.shared->version != meta.writes().current_version()) return {};
+  const c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> held = meta.shared->result.lock();
+  if (!held.defined()) return {};
+  const at::Tensor result(held);
+  if (placements_of(result) != placements || result.grad_fn() == nullptr) return {};
+  const torch::autograd::edge_list& from = result.grad_fn()->next_edges();
+  return from.size() == 1 && from[0] == torch::autograd::impl::gradient_edge(dtensor) ? result : at::Tensor();
+}
+
 }  // namespace
 
 std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensors,
@@ -295,6 +308,20 @@ at::Tensor detail::redistribute_result(const at::Tensor& dtensor, const Placemen
                                        const RedistributeOptions& options) {
   const NotDeferred own_tensors;
   return redistribute_one(dtensor, placements, options, held_once(dtensor));
+}
+
+at::Tensor detail::redistribute_shared(const at::Tensor& dtensor, const Placements& placements) {
+  if (!is_recorded(dtensor) || has_tangent(dtensor)) return redistribute(dtensor, placements);
+  const Placements to = normalize(placements, mesh_of(dtensor).mesh(), dtensor.dim(), "redistribute");
+  if (const at::Tensor there = shared_before(dtensor, to); there.defined()) return there;
+  const at::Tensor result = redistribute(dtensor, to);
+  Meta& of = meta(dtensor);
+  if (!result.is_same(dtensor)) {
+    of.shared = SharedRedistribution{
+        .result = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(result.getIntrusivePtr()),
+        .version = of.writes().current_version()};
+  }
+  return result;
 }
 
 }  // namespace tessera

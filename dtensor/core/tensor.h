@@ -3,11 +3,13 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
 
 #include "tessera/dtensor/core/async_pieces.h"
 #include "tessera/dtensor/core/contract.h"
@@ -27,6 +29,12 @@ struct ViewCopy {
   const std::string* made_by = nullptr;  // the view operator; nullptr: not a copy
   c10::VariableVersion viewed;           // Meta::writes() of the viewed tensor
   uint32_t version = 0;                  // the value of `viewed` when the copy was made
+};
+
+// Refers to a tensor that redistribute_shared() has made of this one, while somebody else holds it.
+struct SharedRedistribution {
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> result;
+  uint32_t version = 0;  // the value of Meta::writes() when the result was made
 };
 
 // Holds what a DTensor adds to its TensorImpl: the local tensor, the Spec, the contract, and the count of writes.
@@ -99,6 +107,7 @@ struct Meta final : c10::BackendMeta {
   SpecPtr spec;
   ContractPtr contract;
   ViewCopy copy;
+  std::optional<SharedRedistribution> shared;
 
  private:
   // Gives an inference tensor a counter, since LibTorch gives it no version.

@@ -44,6 +44,7 @@ void Meta::clear() {
   contract.reset();
   if (own_writes_.enabled()) own_writes_ = c10::VariableVersion();
   if (is_copied_view()) copy = {};
+  shared.reset();
 }
 
 // Invariants:

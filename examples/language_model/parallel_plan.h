@@ -57,3 +57,18 @@ inline tessera::ParallelPlan parallel_plan(const TransformerOptions& options) {
       {"head", tessera::ColwiseParallel()},  // logits are cut along the vocabulary
   };
 }
+
+// Cuts the same layers, and what lies between them along the sequence too, as Megatron's sequence parallelism does: the
+// embedding, attention and the MLP end in a reduce_scatter in the place of an all_reduce. It is the plan of
+// tools/train.
+inline tessera::ParallelPlan sequence_parallel_plan() {
+  const tessera::Placement cut = tessera::Shard(1);
+  return {{"tok", tessera::RowwiseParallel({.output_layouts = cut})},
+          {"layers.*.norm[12]", tessera::SequenceParallel()},
+          {"layers.*.attn.w[qkv]", tessera::ColwiseParallel()},
+          {"layers.*.attn.wo", tessera::RowwiseParallel({.output_layouts = cut})},
+          {"layers.*.mlp.up", tessera::ColwiseParallel()},
+          {"layers.*.mlp.down", tessera::RowwiseParallel({.output_layouts = cut})},
+          {"norm", tessera::SequenceParallel()},
+          {"head", tessera::ColwiseParallel()}};
+}

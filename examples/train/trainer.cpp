@@ -18,6 +18,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient_buckets.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/examples/language_model/parallel_plan.h"
 #include "tessera/examples/language_model/transformer.h"
 #include "tessera/layers/activation_checkpoint.h"
 #include "tessera/mesh/recorder.h"
@@ -37,19 +38,6 @@ TransformerOptions model_options(const Options& options) {
           .sequence = options.sequence,
           .dropout = options.dropout,
           .tied = options.is_tied};
-}
-
-// Cuts the layers over tp. Between them activations are cut along the sequence, and logits along the vocabulary.
-tessera::ParallelPlan make_plan() {
-  const tessera::Placement cut = Shard(1);
-  return {{"tok", tessera::RowwiseParallel({.output_layouts = cut})},
-          {"layers.*.norm[12]", tessera::SequenceParallel()},
-          {"layers.*.attn.w[qkv]", tessera::ColwiseParallel()},
-          {"layers.*.attn.wo", tessera::RowwiseParallel({.output_layouts = cut})},
-          {"layers.*.mlp.up", tessera::ColwiseParallel()},
-          {"layers.*.mlp.down", tessera::RowwiseParallel({.output_layouts = cut})},
-          {"norm", tessera::SequenceParallel()},
-          {"head", tessera::ColwiseParallel()}};
 }
 
 bool has_bfloat16() {
@@ -181,7 +169,7 @@ Trainer::Trainer(const Options& options, std::optional<tessera::DeviceMesh> mesh
       how.data_placement = Shard(0);
       how.zero_stage = options.zero;
     }
-    tessera::parallelize_module(parts_->model, *parts_->mesh, make_plan(), how);
+    tessera::parallelize_module(parts_->model, *parts_->mesh, sequence_parallel_plan(), how);
   }
   parts_->optimizer = std::make_unique<torch::optim::AdamW>(parameter_groups(parts_->model, options));
 }
@@ -190,7 +178,7 @@ Trainer::~Trainer() = default;
 
 torch::nn::Module& Trainer::module() { return *parts_->model; }
 torch::optim::Optimizer& Trainer::optimizer() { return *parts_->optimizer; }
-std::string Trainer::plan() const { return tessera::to_string(make_plan()); }
+std::string Trainer::plan() const { return tessera::to_string(sequence_parallel_plan()); }
 
 StepResult Trainer::compute_gradients(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step) {
   Parts& parts = *parts_;

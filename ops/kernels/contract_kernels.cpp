@@ -143,7 +143,7 @@ Activation activation_of(const at::Tensor& x, const Contract& contract, const at
 at::Tensor bring_activation(const at::Tensor& x, const Contract& contract, const at::Tensor& parameter,
                             std::string_view op) {
   const Activation given = activation_of(x, contract, parameter, op);
-  return redistribute(given.tensor, given.desired);
+  return detail::redistribute_shared(given.tensor, given.desired);
 }
 
 // Calls the operator's own autograd kernel, which LibTorch registers for all backends.
@@ -262,8 +262,9 @@ at::Tensor matmul_kernel(const at::Tensor& a, const at::Tensor& b) {
   const Activation given = activation_of(a, *contract, b, kMatmul.name);
   std::optional<at::Tensor> product =
       styled_product(given.tensor, b, {.desired = given.desired, .contract = contract, .uses = given.uses});
-  return bring_result(product ? *std::move(product) : tessera::matmul(redistribute(given.tensor, given.desired), b),
-                      *contract, kMatmul.name);
+  return bring_result(
+      product ? *std::move(product) : tessera::matmul(detail::redistribute_shared(given.tensor, given.desired), b),
+      *contract, kMatmul.name);
 }
 
 // In forward mode LibTorch's formulas of norms compute with the zeros of a tangent that is not there alone, which makes

@@ -26,6 +26,12 @@ ShellOutcome redistribute(const std::string& peer, const std::string& arguments)
       peer + " " + arguments);
 }
 
+std::string train(const std::string& peer) {
+  return "PYTHONPATH=bench TESSERA_PYTHON=$PYTHON timeout 400 bench/train --quick --launch tools/launcher/launch "
+         "--peer " +
+         peer;
+}
+
 ShellOutcome tp_block(const std::string& peer, const std::string& arguments) {
   return shell(
       "PYTHONPATH=bench TESSERA_PYTHON=$PYTHON timeout 200 bench/tp_block --quick --launch tools/launcher/launch "
@@ -125,6 +131,28 @@ TEST_CASE("bench tp_block: a peer that computes something else ends it") {
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code == 1);
   CHECK(outcome.output.find("on rank 0 peer gives ") != std::string::npos);
+}
+
+TEST_CASE("bench train: three ways of each mesh have the same losses, and are measured") {
+  const nlohmann::json figures = figures_of(train("bench/train_peer.py"));
+  CHECK(figures["benchmark"] == "train");
+  REQUIRE(figures["rows"].size() == 4);
+  for (const nlohmann::json& row : figures["rows"]) {
+    CAPTURE(row.dump());
+    for (const char* way : {"hand_us", "ours_us", "peer_us"}) CHECK(row[way] > 0);
+    CHECK(row["ours_to_hand_interval"][0] <= row["ours_to_hand"]);
+    CHECK(row["peer_to_ours_interval"][0] <= row["peer_to_ours"]);
+  }
+}
+
+TEST_CASE("bench train: a peer that trains something else ends it") {
+  const tessera::PrivateFolder folder;
+  const std::string peer = folder.path() + "/peer.py";
+  REQUIRE(shell("sed 's/F.gelu/F.relu/' bench/train_peer.py > " + peer).exit_code == 0);
+  const ShellOutcome outcome = shell(train(peer));
+  CAPTURE(outcome.output);
+  CHECK(outcome.exit_code == 1);
+  CHECK(outcome.output.find("peer has the losses ") != std::string::npos);
 }
 
 TEST_CASE("bench cross_entropy: three ways give the same loss, and ours keeps to the bound") {

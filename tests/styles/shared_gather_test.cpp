@@ -1,0 +1,145 @@
+// Tests that projections of one activation communicate it once: values, gradients, collectives.
+
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/linear.h>
+
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/ranks.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+struct Projections : torch::nn::Module {
+  explicit Projections(bool bias) {
+    for (const char* name : {"q", "k", "v"}) {
+      layers.push_back(register_module(name, torch::nn::Linear(torch::nn::LinearOptions(6, 10).bias(bias))));
+    }
+    to(at::kDouble);
+    const c10::AutoGradMode none(false);
+    int64_t seed = 4;
+    for (const at::Tensor& each : parameters()) each.copy_(sample(each.sizes(), seed++));
+  }
+  at::Tensor forward(const at::Tensor& x) { return layers[0](x) * layers[1](x) + layers[2](x).pow(2); }
+
+  std::vector<torch::nn::Linear> layers;
+};
+
+std::shared_ptr<Projections> cut(const DeviceMesh& mesh, int64_t dim, bool bias = true) {
+  auto out = std::make_shared<Projections>(bias);
+  parallelize_module(*out, mesh, {{"*", ColwiseParallel({.input_layouts = Shard(dim)})}});
+  return out;
+}
+
+void check_alike(const at::Tensor& whole, int64_t dim, bool bias, const DeviceMesh& mesh) {
+  const auto tp = cut(mesh, dim, bias), one = std::make_shared<Projections>(bias);
+  const at::Tensor want_leaf = leaf(whole), given_leaf = leaf(spread(whole, mesh, {Shard(dim)}));
+  const at::Tensor want = one->forward(want_leaf * 2);
+  CommCounter counter(mesh);
+  const at::Tensor y = tp->forward(given_leaf * 2);
+  CHECK(counter.count("all_gather") == 1);
+  CHECK(counter.total() == 1);
+  CHECK(close(full_tensor(y.detach()), want.detach()));
+  const at::Tensor g = sample(want.sizes(), 6), spread_g = spread(g, mesh, {Shard(want.dim() - 1)});
+  counter.reset();
+  want.backward(g);
+  y.backward(spread_g);
+  CHECK(counter.count("reduce_scatter") == 1);
+  CHECK(counter.total() == 1);
+  CHECK(close(full_tensor(given_leaf.grad()), want_leaf.grad()));
+  for (std::size_t i = 0; i < one->parameters().size(); ++i) {
+    CHECK(close(full_tensor(tp->parameters()[i].grad()), one->parameters()[i].grad()));
+  }
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("projections of one activation gather it once, and reduce its gradient once", {2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  for (const bool bias : {false, true}) {
+    check_alike(sample({2, 12, 6}), 1, bias, mesh);
+    check_alike(sample({7, 2, 6}), 0, bias, mesh);  // uneven, and empty on the last of four ranks
+    check_alike(sample({5, 6}), 0, bias, mesh);
+    check_alike(sample({1, 6}), 0, bias, mesh);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("an activation that was written between two projections is gathered again", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const auto tp = cut(mesh, 1), one = std::make_shared<Projections>(true);
+  const at::Tensor whole = leaf(sample({2, 5, 6})), part = leaf(spread(whole.detach(), mesh, {Shard(1)}));
+  const auto twice = [](Projections& module, const at::Tensor& in) {
+    const at::Tensor x = in * 2;
+    const at::Tensor before = module.layers[0](x);
+    x.mul_(3);
+    return before.sum() + module.layers[1](x).pow(2).sum();
+  };
+  CommCounter counter(mesh);
+  const at::Tensor loss = twice(*tp, part), want = twice(*one, whole);
+  CHECK(counter.count("all_gather") == 2);
+  CHECK(close(full_tensor(loss.detach()), want.detach()));
+  loss.backward();
+  want.backward();
+  CHECK(close(full_tensor(part.grad()), whole.grad()));
+}
+
+TESSERA_RANKS_TEST_CASE("an alias outside the graph has a gather of its own, and gets no gradient", {2, 3}) {
+  const DeviceMesh mesh = line();
+  const auto tp = cut(mesh, 1), one = std::make_shared<Projections>(true);
+  const at::Tensor whole = leaf(sample({2, 5, 6})), part = leaf(spread(whole.detach(), mesh, {Shard(1)}));
+  const auto loss_of = [](Projections& module, const at::Tensor& in) {
+    const at::Tensor x = in * 2, outside = x.detach(), other = x.detach().requires_grad_();
+    const at::Tensor q = module.layers[0](x), k = module.layers[1](outside), v = module.layers[2](other);
+    return (q * k * v).sum();
+  };
+  const at::Tensor loss = loss_of(*tp, part), want = loss_of(*one, whole);
+  CHECK(close(full_tensor(loss.detach()), want.detach()));
+  loss.backward();
+  want.backward();
+  CHECK(close(full_tensor(part.grad()), whole.grad()));
+}
+
+TESSERA_RANKS_TEST_CASE("what is gathered once is freed with the graph that saves it", {2}) {
+  const DeviceMesh mesh = line();
+  const auto tp = cut(mesh, 1);
+  const at::Tensor x = leaf(spread(sample({2, 4, 6}), mesh, {Shard(1)})) * 2;
+  CommCounter counter(mesh);
+  at::Tensor q = tp->layers[0](x);
+  tp->layers[1](x);
+  CHECK(counter.count("all_gather") == 1);
+  q.reset();
+  tp->layers[2](x);  // nobody holds the gathered activation any more
+  CHECK(counter.count("all_gather") == 2);
+  const c10::AutoGradMode none(false);
+  tp->layers[0](x);
+  tp->layers[1](x);
+  CHECK(counter.count("all_gather") == 4);
+}
+
+TESSERA_RANKS_TEST_CASE("graphs that are kept, and gradients of gradients, of an activation that is gathered once",
+                        {1, 2, 3}) {
+  const DeviceMesh mesh = line();
+  const auto tp = cut(mesh, 1, false), one = std::make_shared<Projections>(false);
+  const at::Tensor whole = leaf(sample({2, 12, 6})), part = leaf(spread(whole.detach(), mesh, {Shard(1)}));
+  const auto run = [](Projections& module, const at::Tensor& in) {
+    const at::Tensor loss = module.forward(in * 2).pow(2).sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward({}, /*retain_graph=*/true);
+    torch::autograd::grad({loss}, {in}, {}, true, true)[0].pow(2).sum().backward();
+  };
+  run(*one, whole);
+  run(*tp, part);
+  CHECK(close(full_tensor(part.grad()), whole.grad(), 1e-11));
+  for (std::size_t i = 0; i < one->parameters().size(); ++i) {
+    CHECK(close(full_tensor(tp->parameters()[i].grad()), one->parameters()[i].grad(), 1e-11));
+  }
+}
