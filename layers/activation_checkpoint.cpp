@@ -7,7 +7,6 @@
 #include <utility>
 
 #include <ATen/Context.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -23,6 +22,7 @@
 #include "tessera/dtensor/tangent.h"
 #include "tessera/layers/rng_tracker.h"
 #include "tessera/layers/tensor_chunks.h"
+#include "tessera/styles/compute_dtype.h"
 
 namespace tessera {
 namespace {
@@ -93,54 +93,12 @@ class Rewound {
   const Generators now_;
 };
 
-// Holds the settings of autocast at its construction.
-class Autocast {
- public:
-  Autocast() {
-    for (const c10::DeviceType device : {c10::kCPU, c10::kCUDA}) {
-      states_.push_back({device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
-    }
-  }
-  void set() const {
-    for (const State& state : states_) {
-      at::autocast::set_autocast_enabled(state.device, state.enabled);
-      at::autocast::set_autocast_dtype(state.device, state.dtype);
-    }
-  }
-
- private:
-  struct State {
-    c10::DeviceType device;
-    bool enabled;
-    at::ScalarType dtype;
-  };
-  std::vector<State> states_;
-};
-
-// Sets autocast to `then` while it lives, and restores the previous settings.
-class Recast {
- public:
-  explicit Recast(const Autocast& then) {
-    at::autocast::increment_nesting();
-    then.set();
-  }
-  ~Recast() {
-    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
-    now_.set();
-  }
-  Recast(const Recast&) = delete;
-  Recast& operator=(const Recast&) = delete;
-
- private:
-  const Autocast now_;
-};
-
 // Keeps what backward needs besides the inputs.
 struct Plan {
   CheckpointFunction function;
   CheckpointOptions options;
   Generators generators;
-  Autocast autocast;
+  detail::AutocastSettings autocast;
   std::vector<std::size_t> places;   // positions of the defined inputs; autograd is given only these
   std::size_t count = 0;             // the number of all inputs
   std::vector<int64_t> first_sizes;  // sizes of the first input, where it is distributed
@@ -204,7 +162,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
       const c10::AutoGradMode recording(true);
       tensor_list results;
       {
-        const Recast autocast(plan.autocast);
+        const detail::WithAutocast autocast(plan.autocast);
         results = plan.function(all_inputs(inputs, plan));
       }
       backward_of(results, grads);
@@ -260,7 +218,7 @@ std::vector<at::Tensor> checkpoint(const CheckpointFunction& function, const std
   Plan plan{.function = function,
             .options = options,
             .generators = Generators(inputs, options),
-            .autocast = {},
+            .autocast = detail::autocast_settings(),
             .places = {},
             .count = inputs.size(),
             .first_sizes = {}};

@@ -13,19 +13,36 @@ struct ComputeDtype {
   std::optional<c10::ScalarType> dtype;
 };
 
-// While it lives, autocast is on with that dtype on this thread; then its settings are those of before. Without a dtype
-// it does nothing.
+// Holds the settings of autocast on a thread.
+struct AutocastSettings {
+  struct Device {
+    bool is_on = false;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+  };
+  Device cpu, cuda;
+};
+// Returns those of this thread.
+AutocastSettings autocast_settings();
+
+// While it lives, autocast has the given settings on this thread; then it has those of before again.
+class WithAutocast {
+ public:
+  explicit WithAutocast(const AutocastSettings& settings);
+  ~WithAutocast();
+  WithAutocast(const WithAutocast&) = delete;
+  WithAutocast& operator=(const WithAutocast&) = delete;
+
+ private:
+  const AutocastSettings before_;
+};
+
+// Is a WithAutocast in which autocast is on with that dtype. Without a dtype it does nothing.
 class ComputeIn {
  public:
   explicit ComputeIn(const ComputeDtype& wanted);
-  ~ComputeIn();
-  ComputeIn(const ComputeIn&) = delete;
-  ComputeIn& operator=(const ComputeIn&) = delete;
 
  private:
-  const ComputeDtype wanted_;
-  bool was_on_ = false;
-  c10::ScalarType dtype_before_ = c10::ScalarType::Undefined;
+  std::optional<WithAutocast> autocast_;
 };
 
 }  // namespace tessera::detail

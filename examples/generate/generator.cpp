@@ -9,25 +9,11 @@
 
 #include "tessera/dtensor/deferred/sharded_init.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/io/weights.h"
+#include "tessera/dtensor/io/training_state.h"
 #include "tessera/examples/generate/sampling.h"
 #include "tessera/examples/language_model/parallel_plan.h"
 
 namespace {
-
-// Constructors make parameters of the default dtype.
-class DefaultDtype {
- public:
-  explicit DefaultDtype(at::ScalarType dtype) : before_(torch::get_default_dtype()) {
-    torch::set_default_dtype(at::scalarTypeToTypeMeta(dtype));
-  }
-  ~DefaultDtype() { torch::set_default_dtype(before_); }
-  DefaultDtype(const DefaultDtype&) = delete;
-  DefaultDtype& operator=(const DefaultDtype&) = delete;
-
- private:
-  caffe2::TypeMeta before_;
-};
 
 std::vector<int64_t> last(const std::vector<int64_t>& text, int64_t count) {
   return {text.end() - std::min<std::ptrdiff_t>(count, std::ssize(text)), text.end()};
@@ -38,13 +24,14 @@ std::vector<int64_t> last(const std::vector<int64_t>& text, int64_t count) {
 ParallelTransformer load_model(const TransformerOptions& options, const std::string& checkpoint, at::ScalarType dtype,
                                const tessera::DeviceMesh& mesh) {
   const torch::NoGradGuard no_gradient;
-  const DefaultDtype default_dtype(dtype);
   std::optional<tessera::ShardedInit> init(std::in_place, mesh);
   Transformer model(options);
   init.reset();
   ParallelTransformer parallel = tessera::parallelize_module(model, mesh, parallel_plan(options));
   parallel->eval();
-  tessera::load_weights(*model, checkpoint, {.convert_dtype = true});
+  tessera::TrainingState state = {.mesh = mesh, .model = *model};
+  tessera::load_training_state(state, checkpoint);
+  model->to(dtype);
   return parallel;
 }
 

@@ -1,18 +1,15 @@
 #include "tessera/examples/generate/run_folder.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <regex>
 #include <stdexcept>
-#include <vector>
 
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
 #include "tessera/dtensor/agreement.h"
+#include "tessera/dtensor/io/training_state.h"
 #include "tessera/mesh/collectives/collectives.h"
 
 namespace {
@@ -49,36 +46,25 @@ TransformerOptions read_options(const fs::path& file) {
   return options;
 }
 
-// Returns the steps of the checkpoints that are complete, in ascending order.
-std::vector<int64_t> steps_in(const fs::path& checkpoints) {
-  std::vector<int64_t> steps;
-  if (!fs::is_directory(checkpoints)) return steps;
-  for (const fs::directory_entry& entry : fs::directory_iterator(checkpoints)) {
-    std::smatch match;
-    const std::string name = entry.path().filename().string();
-    const bool is_complete = fs::exists(entry.path() / "state.json") || fs::exists(entry.path() / "model.safetensors");
-    if (is_complete && std::regex_match(name, match, std::regex("step_([0-9]{8,18})"))) {
-      steps.push_back(std::stoll(match[1]));
-    }
-  }
-  std::ranges::sort(steps);
-  return steps;
+std::string checkpoint_of(const fs::path& checkpoints, int64_t step) {
+  return (checkpoints / fmt::format("step_{:08}", step)).string();
 }
 
-std::string checkpoint_of(int64_t step) { return fmt::format("step_{:08}", step); }
-
+// A checkpoint that is not whole is passed over where the newest is asked for, and refused where its step is given.
 int64_t chosen_step(const fs::path& checkpoints, std::optional<int64_t> step) {
-  const std::vector<int64_t> steps = steps_in(checkpoints);
-  if (steps.empty()) {
+  const std::optional<std::string> newest = tessera::newest_training_state(checkpoints.string());
+  if (!newest) {
     throw std::invalid_argument(
-        fmt::format("'{}' has no complete checkpoint; wait until the run has saved one", checkpoints.string()));
+        fmt::format("'{}' has no whole checkpoint; wait until the run has saved one", checkpoints.string()));
   }
-  if (!step) return steps.back();
-  if (std::ranges::find(steps, *step) == steps.end()) {
-    throw std::invalid_argument(fmt::format("'{}' has no checkpoint of step {}; it has those of {}",
-                                            checkpoints.string(), *step, fmt::join(steps, ", ")));
+  const int64_t newest_step = tessera::read_training_state(*newest).step;
+  if (!step) return newest_step;
+  const std::string chosen = checkpoint_of(checkpoints, *step);
+  if (!fs::exists(chosen)) {
+    throw std::invalid_argument(fmt::format("'{}' has no checkpoint of step {}; the newest is that of step {}",
+                                            checkpoints.string(), *step, newest_step));
   }
-  return *step;
+  return tessera::read_training_state(chosen).step;
 }
 
 }  // namespace
@@ -92,6 +78,6 @@ Run open_run(const std::string& folder, std::optional<int64_t> step, const tesse
   });
   const at::Tensor seen_here = at::scalar_tensor(run.step, at::kLong).view(1);
   run.step = tessera::all_reduce(seen_here, mesh, 0, tessera::ReduceOp::kMin).item<int64_t>();
-  run.checkpoint = (checkpoints / checkpoint_of(run.step)).string();
+  run.checkpoint = checkpoint_of(checkpoints, run.step);
   return run;
 }

@@ -12,10 +12,11 @@
 struct Run {
   TransformerOptions options;
   int64_t step = 0;
-  std::string checkpoint;  // a folder that load_weights takes
+  std::string checkpoint;  // a folder that load_training_state takes
 };
 
-// Returns the model's sizes, and the newest checkpoint or that of `step`. Communication: an agreement of all ranks (see
+// Returns the model's sizes, and the newest whole checkpoint (see newest_training_state) or that of `step`. What is in
+// its files is verified when they are loaded. Communication: an agreement of all ranks (see
 // Agreement), and one all_reduce of 8 bytes, by which they take the same step even if a run goes on meanwhile.
 // Throws, alike on every rank, std::invalid_argument that says what the folder lacks.
 Run open_run(const std::string& folder, std::optional<int64_t> step, const tessera::DeviceMesh& mesh);

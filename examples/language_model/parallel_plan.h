@@ -59,7 +59,8 @@ inline tessera::ParallelPlan parallel_plan(const TransformerOptions& options) {
 }
 
 // Cuts the same layers, and what lies between them along the sequence too, as Megatron's sequence parallelism does: the
-// embedding, attention and the MLP end in a reduce_scatter in the place of an all_reduce. It is the plan of tools/train.
+// embedding, attention and the MLP end in a reduce_scatter in the place of an all_reduce. It is the plan of
+// tools/train.
 inline tessera::ParallelPlan sequence_parallel_plan() {
   const tessera::Placement cut = tessera::Shard(1);
   return {{"tok", tessera::RowwiseParallel({.output_layouts = cut})},

@@ -91,14 +91,15 @@ struct AttentionImpl : torch::nn::Module {
 TORCH_MODULE(Attention);
 
 struct MlpImpl : torch::nn::Module {
-  explicit MlpImpl(const TransformerOptions& options) {
+  explicit MlpImpl(const TransformerOptions& options) : gelu(options.gelu) {
     up = register_module("up", torch::nn::Linear(options.hidden, 4 * options.hidden));
     down = register_module("down", torch::nn::Linear(4 * options.hidden, options.hidden));
     drop = register_module("drop", torch::nn::Dropout(options.dropout));
   }
 
-  at::Tensor forward(const at::Tensor& x) { return drop(down(torch::gelu(up(x)))); }
+  at::Tensor forward(const at::Tensor& x) { return drop(down(torch::gelu(up(x), gelu))); }
 
+  std::string gelu;
   torch::nn::Linear up{nullptr}, down{nullptr};
   torch::nn::Dropout drop{nullptr};
 };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 // Holds the sizes of the model of transformer.h, apart from it for programs that only read them.
 struct TransformerOptions {
@@ -10,7 +11,8 @@ struct TransformerOptions {
   int64_t heads = 4;       // divides `hidden`
   int64_t sequence = 128;  // the longest
   double dropout = 0.1;
-  bool tied = false;  // the output multiplies by the embedding's weight
+  bool tied = false;          // the output multiplies by the embedding's weight
+  std::string gelu = "none";  // is torch::gelu's `approximate`; GPT-2's published weights need "tanh"
 
   friend bool operator==(const TransformerOptions&, const TransformerOptions&) = default;
 };

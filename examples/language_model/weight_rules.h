@@ -12,8 +12,8 @@
 // wrote it, and empty for the files called gpt2 to gpt2-xl. GPT-2 keeps a linear layer as [in, out], and queries, keys
 // and values in one. Where the output does not have a weight of its own, it multiplies by the embedding's.
 //
-// Transformer computes GPT-2 exactly where the file's "activation_function" is "gelu". The published models have
-// "gelu_new", an approximation by tanh.
+// Transformer computes GPT-2 exactly where TransformerOptions::gelu is what the file's "activation_function" names:
+// "tanh" for "gelu_new", which the published models have, and "none" for "gelu".
 inline tessera::WeightRules gpt2_rules(const std::string& prefix = "") {
   using tessera::from_file;
   const std::string layer = prefix + "h.*.";

@@ -18,9 +18,9 @@ volatile sig_atomic_t is_stop_asked = 0;
 
 extern "C" void ask_to_stop(int) { is_stop_asked = 1; }
 
-void stop_on_signals() {
+void on_signals(void (*handler)(int)) {
   struct sigaction action = {};
-  action.sa_handler = ask_to_stop;
+  action.sa_handler = handler;
   action.sa_flags = SA_RESTART;
   for (const int signal : {SIGTERM, SIGINT}) ::sigaction(signal, &action, nullptr);
 }
@@ -40,8 +40,9 @@ int main(int argc, char** argv) {
       if (is_first) std::cout << train::dry_run(parsed.options) << std::flush;
       return 0;
     }
-    stop_on_signals();
-    return train::run(parsed, world, [] { return is_stop_asked != 0; });
+    on_signals(ask_to_stop);
+    return train::run(parsed, world,
+                      {.is_asked = [] { return is_stop_asked != 0; }, .on_saved = [] { on_signals(SIG_DFL); }});
   } catch (const std::exception& error) {
     std::cerr << "train: " << error.what() << std::endl;
     return 1;

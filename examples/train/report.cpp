@@ -1,10 +1,10 @@
 #include "tessera/examples/train/report.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstddef>
 #include <numbers>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -20,14 +20,13 @@ constexpr const char* kHead = R"(<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
 <style>
-:root { color-scheme: light dark; --line: #2563a8; --other: #c2570c; --third: #3c8a3c; --faint: #8888; }
+:root { color-scheme: light dark; --line: #2563a8; --other: #c2570c; --faint: #8888; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
-svg text { fill: currentColor; }
+.chart { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+.chart text { fill: currentColor; }
 pre { overflow-x: auto; padding: .8rem; border: 1px solid var(--faint); border-radius: 4px; font-size: 13px; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; } td, th { padding: .2rem .8rem; text-align: right; }
-td:first-child, th:first-child { text-align: left; } tr + tr td { border-top: 1px solid var(--faint); }
+.pictures { display: flex; flex-wrap: wrap; gap: 1rem; } figure { margin: 0; max-width: 100%; }
 </style>
 )";
 
@@ -56,7 +55,8 @@ std::string section(const std::string& title, const std::string& body) {
 std::string preformatted(const std::string& text) { return "<pre>" + escaped(text) + "</pre>"; }
 
 std::string svg(double height, const std::string& label, const std::string& body) {
-  return fmt::format("<svg viewBox='0 0 {} {}' role='img' aria-label='{}'>{}</svg>", kWidth, height, label, body);
+  return fmt::format("<svg class='chart' viewBox='0 0 {} {}' role='img' aria-label='{}'>{}</svg>", kWidth, height,
+                     label, body);
 }
 
 std::string text_at(double x, double y, const std::string& text, const char* anchor = "middle") {
@@ -119,59 +119,35 @@ std::string loss_chart(const std::vector<Metric>& metrics) {
          key("--other", "held-out text") + ", in bits per byte</p>";
 }
 
-// ---- The time line of a step
+// ---- Pictures that the library has drawn
 
-constexpr std::array<const char*, 3> kPartColors = {"--line", "--other", "--third"};
-
-std::string bar(double from, double to, double y, const char* color, const std::string& tip) {
-  return fmt::format("<rect x='{:.1f}' y='{:.1f}' width='{:.1f}' height='18' fill='var({})'><title>{}</title></rect>",
-                     from, y, std::max(0.5, to - from), color, escaped(tip));
+// Returns the picture without the name of SVG's namespace, which HTML does not need: the page has no address.
+std::string inlined(std::string svg) {
+  constexpr std::string_view kNamespace = " xmlns=\"http://www.w3.org/2000/svg\"";
+  if (const std::size_t at = svg.find(kNamespace); at != std::string::npos) svg.erase(at, kNamespace.size());
+  return svg;
 }
 
-std::string bars_of_rank(const StepTimes& times, const Scale& x, double y) {
-  const std::array<std::pair<const char*, double>, 3> parts = {
-      {{"forward", times.forward}, {"backward", times.backward}, {"optimizer", times.optimizer}}};
-  std::string out;
-  double begin = 0;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const auto& [name, seconds] = parts[i];
-    out += bar(x(begin), x(begin + seconds), y, kPartColors[i], fmt::format("{}: {:.1f} ms", name, 1000 * seconds));
-    begin += seconds;
-  }
-  return out;
+std::string time_line(const std::string& svg) {
+  if (svg.empty()) return "<p>This job ran no step.</p>";
+  return "<div class=\"scroll\">" + inlined(svg) +
+         "</div><p>Each row of a rank is a lane: parts of the step, the modules whose parameters are used, operators, "
+         "and "
+         "the collectives of each mesh dimension, of eight ranks at most. What is under the mouse is named; trace.json "
+         "has the same step, for "
+         "Perfetto.</p>";
 }
 
-double seconds_of(const StepTimes& times) { return times.forward + times.backward + times.optimizer; }
-
-std::string time_line(const Report& report) {
-  double most = 1e-6;
-  for (const StepTimes& times : report.times) most = std::max(most, seconds_of(times));
-  for (const CollectiveMoment& moment : report.moments) most = std::max(most, moment.second);
-  const Scale x{.least = 0, .most = most, .from = kLeft, .to = kWidth - 40};
-  std::string body;
-  double y = 10;
-  for (std::size_t rank = 0; rank < report.times.size(); ++rank, y += 26) {
-    body += text_at(kLeft - 6, y + 14, fmt::format("rank {}", rank), "end") + bars_of_rank(report.times[rank], x, y);
+std::string layout_pictures(const std::vector<ParameterLayout>& layouts) {
+  std::string figures;
+  for (const ParameterLayout& each : layouts) {
+    const std::string others = each.others == 0 ? "" : fmt::format(", and {} more of this layout", each.others);
+    figures += fmt::format("<figure class=\"scroll\"><figcaption>{}{}</figcaption>{}</figure>\n",
+                           escaped(each.parameter), others, inlined(each.picture));
   }
-  for (const CollectiveMoment& moment : report.moments) {
-    body += fmt::format(
-        "<path d='M{0:.1f} {1:.1f}v14' stroke='currentColor'><title>{2} over {3} at {4:.1f} ms</title></path>",
-        x(moment.second), y, moment.kind, escaped(moment.mesh_dim), 1000 * moment.second);
-  }
-  if (!report.moments.empty()) body += text_at(kLeft - 6, y + 12, "sent", "end");
-  for (int i = 0; i <= 4; ++i) body += text_at(x(most * i / 4), y + 32, fmt::format("{:.0f} ms", 250 * most * i));
-  return svg(y + 40, "the time line of a step", body) + "<p>" + key("--line", "forward") + ", " +
-         key("--other", "backward with the reduction of gradients") + ", " +
-         key("--third", "clipping and the optimizer") + "; below, where each collective of rank 0 began</p>";
-}
-
-std::string collective_table(const std::vector<CollectiveCount>& collectives) {
-  std::string rows = "<tr><th>kind</th><th>mesh dimension</th><th>count</th><th>bytes</th></tr>\n";
-  for (const CollectiveCount& each : collectives) {
-    rows += fmt::format("<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n", escaped(each.kind),
-                        escaped(each.mesh_dim), each.count, each.bytes);
-  }
-  return "<div class=\"scroll\"><table>" + rows + "</table></div>";
+  return "<p>A cell is a part of the parameter, and the numbers in it are the ranks that hold it.</p>"
+         "<div class=\"pictures\">" +
+         figures + "</div>";
 }
 
 }  // namespace
@@ -180,9 +156,10 @@ std::string to_html(const Report& report) {
   const std::string title = escaped(report.title);
   return kHead + fmt::format("<title>{0}</title></head><body>\n<h1>{0}</h1>\n", title) + preformatted(report.outcome) +
          section("Loss against tokens", loss_chart(report.metrics)) +
-         section("The time line of a step", time_line(report)) +
-         section("Collectives of a step, on rank 0", collective_table(report.collectives)) +
-         section("What lies where: rank 0", preformatted(report.layout)) +
+         section("The time line of a step", time_line(report.time_line)) +
+         section("Collectives of this step, on rank 0", preformatted(report.collectives)) +
+         section("What lies where", layout_pictures(report.layouts)) +
+         section("What rank 0 holds", preformatted(report.weights)) +
          section("Text that the model wrote", preformatted(report.written)) +
          section("Options", preformatted(report.config)) + "</body></html>\n";
 }

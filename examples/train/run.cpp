@@ -12,6 +12,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -25,14 +26,15 @@
 #include "tessera/examples/train/checkpoint.h"
 #include "tessera/examples/train/comparison.h"
 #include "tessera/examples/train/corpus.h"
+#include "tessera/examples/train/layouts.h"
 #include "tessera/examples/train/metrics.h"
 #include "tessera/examples/train/order2.h"
 #include "tessera/examples/train/printable.h"
 #include "tessera/examples/train/progress.h"
 #include "tessera/examples/train/report.h"
-#include "tessera/examples/train/step_trace.h"
 #include "tessera/examples/train/trainer.h"
 #include "tessera/examples/train/windows.h"
+#include "tessera/inspect/timeline.h"
 #include "tessera/inspect/trace.h"
 #include "tessera/styles/describe.h"
 
@@ -44,6 +46,7 @@ using tessera::DeviceMesh;
 
 constexpr double kCloseEnough = 1e-9;
 constexpr int64_t kQuickSamples = 64;  // of held-out text, in a look during training
+constexpr int64_t kDrawnRanks = 8;     // the most in the report's time line
 
 Identity identity_of(const Options& options, const Corpus& corpus) {
   return {{"data", corpus.hash},
@@ -86,12 +89,12 @@ std::vector<int64_t> all_samples(const Windows& windows) { return spread(windows
 // Runs one job. All ranks call its members alike.
 class Run {
  public:
-  Run(const Parsed& parsed, const DeviceMesh& mesh, const std::function<bool()>& is_stop_asked)
+  Run(const Parsed& parsed, const DeviceMesh& mesh, Stop stop)
       : options_(parsed.options),
         config_(parsed.config),
         mesh_(mesh),
         is_first_(mesh.world().rank() == 0),
-        is_stop_asked_(is_stop_asked),
+        stop_(std::move(stop)),
         checkpoints_(options_.run, options_.keep) {}
 
   int go();
@@ -102,7 +105,7 @@ class Run {
   void after_step(int64_t done, const StepResult& result);
   void look_at_held_out(int64_t done);
   StepResult traced_step(int64_t step);
-  bool stops(int64_t done);
+  bool on_any_rank(bool here);
   void save(int64_t done);
   int end();
   void write_report(const std::string& outcome, const std::string& written);
@@ -118,7 +121,7 @@ class Run {
   std::string config_;
   DeviceMesh mesh_;
   bool is_first_;
-  std::function<bool()> is_stop_asked_;
+  Stop stop_;
   Checkpoints checkpoints_;
 
   Corpus corpus_;
@@ -180,13 +183,14 @@ void Run::start() {
 // The first step makes groups and caches, so the second one that this job runs is kept for the report.
 StepResult Run::traced_step(int64_t step) {
   if (step != std::min(first_step_ + 1, options_.steps - 1)) return trainer_->step(*training_, *batches_, step);
-  mesh_.world().recorder().restart(mesh_.world().recorder().capacity());  // the trace begins with this step
-  const StepTrace trace(mesh_);
+  tessera::Recorder& recorder = mesh_.world().recorder();
+  recorder.restart(recorder.capacity());  // the trace begins with this step
   const StepResult result = trainer_->step(*training_, *batches_, step);
+  report_.collectives = tessera::to_string(tessera::collective_totals(recorder.records()));
+  std::vector<tessera::Record> records = tessera::gather_records(mesh_);  // empty but on the first rank
   tessera::write_trace(mesh_, options_.run + "/trace.json");
-  report_.collectives = trace.counts();
-  report_.moments = trace.moments();
-  report_.times = times_of_all_ranks(trainer_->times(), mesh_);
+  std::erase_if(records, [](const tessera::Record& record) { return record.rank >= kDrawnRanks; });
+  if (is_first_) report_.time_line = tessera::timeline_svg(records, {.title = fmt::format("step {}", step + 1)});
   return result;
 }
 
@@ -225,10 +229,9 @@ void Run::save(int64_t done) {
 }
 
 // Communication: one all-reduce of 8 bytes, so that all ranks stop after the same step.
-bool Run::stops(int64_t done) {
-  const bool is_asked = is_stop_asked_() || done == options_.stop_at;
+bool Run::on_any_rank(bool here) {
   const tessera::Placement any = tessera::Partial(tessera::ReduceOp::kMax);
-  const at::Tensor flag = at::tensor(static_cast<int64_t>(is_asked), at::kLong);
+  const at::Tensor flag = at::tensor(static_cast<int64_t>(here), at::kLong);
   return tessera::full_tensor(tessera::from_local(flag, mesh_, {any, any})).item<int64_t>() != 0;
 }
 
@@ -236,7 +239,7 @@ bool Run::stops(int64_t done) {
 bool Run::train() {
   for (int64_t step = first_step_; step < options_.steps; ++step) {
     after_step(step + 1, traced_step(step));
-    if (step + 1 < options_.steps && stops(step + 1)) {
+    if (step + 1 < options_.steps && on_any_rank(stop_.is_asked() || step + 1 == options_.stop_at)) {
       save(step + 1);
       checkpoints_.wait();
       say(fmt::format("stopped after step {}, which is saved; --resume --run {} goes on", step + 1, options_.run));
@@ -251,7 +254,8 @@ void Run::write_report(const std::string& outcome, const std::string& written) {
   report_.outcome = outcome;
   report_.written = written;
   report_.config = config_;
-  report_.layout = tessera::to_string(tessera::describe(trainer_->module()));
+  report_.weights = tessera::to_string(tessera::describe(trainer_->module()));
+  report_.layouts = layouts_of(trainer_->module());
   report_.metrics = read_metrics(options_.run + "/metrics.jsonl");
   std::ofstream file(options_.run + "/report.html");
   file << to_html(report_) << std::flush;
@@ -260,6 +264,11 @@ void Run::write_report(const std::string& outcome, const std::string& written) {
 
 int Run::end() {
   checkpoints_.wait();
+  stop_.on_saved();
+  if (on_any_rank(stop_.is_asked())) {
+    say(fmt::format("stopped after the last step, which is saved; --resume --run {} evaluates it", options_.run));
+    return 0;
+  }
   const double bits = trainer_->bits_per_byte(*held_out_, all_samples(*held_out_));
   const std::string written = trainer_->write("#include <", 300, 0.8, static_cast<uint64_t>(options_.seed));
   std::optional<Comparison> comparison;
@@ -291,12 +300,11 @@ int Run::go() {
 
 }  // namespace
 
-int run(const Parsed& parsed, const std::shared_ptr<tessera::World>& world,
-        const std::function<bool()>& is_stop_asked) {
+int run(const Parsed& parsed, const std::shared_ptr<tessera::World>& world, const Stop& stop) {
   check_ranks(parsed.options, *world);
   at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(world->local_size())));
   const DeviceMesh mesh = tessera::init_device_mesh("cpu", {parsed.options.dp, parsed.options.tp}, {"dp", "tp"}, world);
-  return Run(parsed, mesh, is_stop_asked).go();
+  return Run(parsed, mesh, stop).go();
 }
 
 }  // namespace train

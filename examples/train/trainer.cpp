@@ -1,13 +1,13 @@
 #include "tessera/examples/train/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <numbers>
 #include <random>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include <ATen/autocast_mode.h>
@@ -21,6 +21,7 @@
 #include "tessera/examples/language_model/parallel_plan.h"
 #include "tessera/examples/language_model/transformer.h"
 #include "tessera/layers/activation_checkpoint.h"
+#include "tessera/mesh/recorder.h"
 #include "tessera/styles/parallelize.h"
 
 namespace train {
@@ -80,9 +81,16 @@ std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const Transforme
   return {group(std::move(matrices), options.weight_decay), group(std::move(others), 0.0)};
 }
 
-using Clock = std::chrono::steady_clock;
+// Is in the traces of the mesh's World as a span while it lives. Without a mesh it does nothing.
+class PartOfStep {
+ public:
+  PartOfStep(const std::optional<tessera::DeviceMesh>& mesh, std::string_view name) {
+    if (mesh) span_.emplace(mesh->world().recorder(), name);
+  }
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+ private:
+  std::optional<tessera::Recorder::Span> span_;
+};
 
 }  // namespace
 
@@ -105,7 +113,6 @@ struct Trainer::Parts {
   std::optional<tessera::DeviceMesh> mesh;
   Transformer model{nullptr};
   std::unique_ptr<torch::optim::AdamW> optimizer;
-  StepTimes times;
 
   // Returns this rank's rows of a tensor of `rows` rows as that tensor.
   at::Tensor whole_of(const at::Tensor& rows_here, int64_t rows) const {
@@ -172,32 +179,29 @@ Trainer::~Trainer() = default;
 torch::nn::Module& Trainer::module() { return *parts_->model; }
 torch::optim::Optimizer& Trainer::optimizer() { return *parts_->optimizer; }
 std::string Trainer::plan() const { return tessera::to_string(sequence_parallel_plan()); }
-const StepTimes& Trainer::times() const { return parts_->times; }
 
 StepResult Trainer::compute_gradients(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step) {
   Parts& parts = *parts_;
   const int64_t count = parts.options.accumulate, rows = batches.batch_size() / count;
   StepResult result{.learning_rate = learning_rate_of(parts.options, step)};
-  parts.times = {};
   parts.model->train();
   parts.optimizer->zero_grad();
   for (int64_t index = 0; index < count; ++index) {
-    const auto start = Clock::now();
-    const auto [ids, targets] = windows.batch(parts.local(batches, step, index, count));
-    const at::Tensor loss =
-        parts.loss(parts.whole_of(ids, rows), parts.whole_of(targets, rows), at::Reduction::Mean) / count;
-    parts.times.forward += seconds_since(start);
+    at::Tensor loss;
+    {
+      const PartOfStep forward(parts.mesh, "forward");
+      const auto [ids, targets] = windows.batch(parts.local(batches, step, index, count));
+      loss = parts.loss(parts.whole_of(ids, rows), parts.whole_of(targets, rows), at::Reduction::Mean) / count;
+    }
+    const PartOfStep backward(parts.mesh, "backward");
     std::optional<tessera::AccumulateGradients> not_yet_reduced;
     if (parts.mesh && index + 1 < count) not_yet_reduced.emplace(*parts.mesh);
     loss.backward();
     result.loss += loss.item<double>();  // an all-reduce: every rank calls it
-    parts.times.backward += seconds_since(start);
   }
-  parts.times.backward -= parts.times.forward;
-  const auto start = Clock::now();
+  const PartOfStep clip(parts.mesh, "clip");
   const double largest = parts.options.clip > 0 ? parts.options.clip : std::numeric_limits<double>::infinity();
   result.gradient_norm = tessera::clip_grad_norm_(parts.model->parameters(), largest);
-  parts.times.optimizer = seconds_since(start);
   return result;
 }
 
@@ -209,10 +213,9 @@ StepResult Trainer::step(const Windows& windows, const tessera::GlobalBatches& b
                     "Go on after the last checkpoint with a lower --learning-rate",
                     step + 1, result.loss, result.gradient_norm));
   }
-  const auto start = Clock::now();
+  const PartOfStep optimizer(parts_->mesh, "optimizer");
   for (auto& group : parts_->optimizer->param_groups()) group.options().set_lr(result.learning_rate);
   parts_->optimizer->step();
-  parts_->times.optimizer += seconds_since(start);
   return result;
 }
 

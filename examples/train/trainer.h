@@ -10,7 +10,6 @@
 
 #include "tessera/dtensor/data/global_batches.h"
 #include "tessera/examples/train/options.h"
-#include "tessera/examples/train/step_times.h"
 #include "tessera/examples/train/windows.h"
 #include "tessera/mesh/device_mesh.h"
 
@@ -50,11 +49,10 @@ class Trainer {
 
   // Computes the loss of the batch of `step` and its clipped gradients: this rank reads its samples alone.
   StepResult compute_gradients(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step);
-  // Does the same, and then a step of the optimizer, which communicates nothing. Throws std::runtime_error, on every
+  // Does the same, and then a step of the optimizer, which communicates nothing. The parts of both are spans of the
+  // World's recorder. Throws std::runtime_error, on every
   // rank, when the loss or the norm of the gradients is not finite; the parameters are then as they were.
   StepResult step(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step);
-  // Returns the parts of the last step.
-  const StepTimes& times() const;
 
   // Returns the mean bits for each byte of `samples` of the windows, without dropout.
   double bits_per_byte(const Windows& windows, const std::vector<int64_t>& samples);

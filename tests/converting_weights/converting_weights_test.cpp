@@ -73,6 +73,7 @@ const ParallelPlan kLlamaPlan = {{"layers.*.attn.w[qkv]", ColwiseParallel()},
                                  {"layers.*.mlp.w2", RowwiseParallel()},
                                  {"head", ColwiseParallel()}};
 
+// The tied one has the activation of the published models.
 Case gpt2_case(bool tied) {
   const Sizes sizes;
   const std::string prefix = tied ? "transformer." : "";
@@ -84,13 +85,15 @@ Case gpt2_case(bool tied) {
                                       .heads = sizes.heads,
                                       .sequence = sizes.sequence,
                                       .dropout = 0,
-                                      .tied = tied};
+                                      .tied = tied,
+                                      .gelu = tied ? "tanh" : "none"};
   return {.path = written(values, tied ? "gpt2_tied" : "gpt2"),
           .rules = gpt2_rules(prefix),
           .make = [options] { return std::make_shared<TransformerImpl>(options); },
           .plan = kGpt2Plan,
           .ids = ids,
-          .want = gpt2_logits(values, sizes, prefix, ids)};
+          .want = gpt2_logits(values, sizes, prefix, ids,
+                              [&](const at::Tensor& x) { return tied ? gelu_new(x) : torch::gelu(x); })};
 }
 
 Case llama_case(bool own_output) {

@@ -2,7 +2,9 @@
 
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -58,8 +60,13 @@ inline at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
   return x.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
 }
 
+// What transformers calls gelu_new.
+inline at::Tensor gelu_new(const at::Tensor& x) {
+  return 0.5 * x * (1 + torch::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x.pow(3))));
+}
+
 inline at::Tensor gpt2_logits(const NamedValues& all, const Sizes& sizes, const std::string& prefix,
-                              const at::Tensor& ids) {
+                              const at::Tensor& ids, const std::function<at::Tensor(const at::Tensor&)>& gelu) {
   const auto get = [&](const std::string& name) { return all.at(prefix + name); };
   const auto norm = [&](const at::Tensor& x, const std::string& name) {
     return torch::layer_norm(x, {sizes.hidden}, get(name + ".weight"), get(name + ".bias"));
@@ -74,7 +81,7 @@ inline at::Tensor gpt2_logits(const NamedValues& all, const Sizes& sizes, const 
     const at::Tensor mixed = causal_attention(split_heads(qkv[0], sizes.heads), split_heads(qkv[1], sizes.heads),
                                               split_heads(qkv[2], sizes.heads));
     x = x + conv1d(mixed, layer + "attn.c_proj");
-    x = x + conv1d(torch::gelu(conv1d(norm(x, layer + "ln_2"), layer + "mlp.c_fc")), layer + "mlp.c_proj");
+    x = x + conv1d(gelu(conv1d(norm(x, layer + "ln_2"), layer + "mlp.c_fc")), layer + "mlp.c_proj");
   }
   return norm(x, "ln_f").matmul(get("wte.weight").t());
 }

@@ -28,7 +28,7 @@ def write(model, folder):
 def main():
     folder = pathlib.Path(sys.argv[1])
     gpt2 = transformers.GPT2Config(
-        vocab_size=11, n_embd=12, n_layer=2, n_head=6, n_positions=7, activation_function="gelu"
+        vocab_size=11, n_embd=12, n_layer=2, n_head=6, n_positions=7, activation_function="gelu_new"
     )
     write(transformers.GPT2LMHeadModel(gpt2), folder / "gpt2")
     llama = transformers.LlamaConfig(

@@ -15,6 +15,7 @@
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/optimizer_state.h"
 #include "tessera/dtensor/io/weights.h"
+#include "tessera/inspect/visualize.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
@@ -288,7 +289,15 @@ TEST_CASE("CommDebugMode.get_parameter_info") {
 TEST_CASE("visualize_sharding") {
   on_mesh([](const tessera::DeviceMesh& mesh) {
     const at::Tensor t = tessera::distribute_tensor(numbers(), mesh, {S0, R});
-    CHECK(tessera::to_string(t) == "DTensor Float [4, 6] on {dp: 2, tp: 2} on cpu as [S(0), R], here [2, 6]");
+    CHECK(tessera::visualize(t) ==
+          "[4, 6] on {dp: 2, tp: 2} as [S(0), R]\n"
+          "rows are tensor dimension 0, columns tensor dimension 1\n"
+          "      0-6\n"
+          "    +------+\n"
+          "0-2 | 0, 1 |\n"
+          "    +------+\n"
+          "2-4 | 2, 3 |\n"
+          "    +------+\n");
   });
 }
 

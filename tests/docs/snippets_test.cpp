@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <iostream>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,9 +17,11 @@
 
 #include "tessera/dtensor/deferred/sharded_init.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/io/name_pattern.h"
 #include "tessera/dtensor/io/weights.h"
 #include "tessera/dtensor/measured_costs.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/examples/language_model/transformer_options.h"
 #include "tessera/examples/language_model/weight_rules.h"
 #include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/collectives/collectives.h"
@@ -391,6 +394,15 @@ TESSERA_RANKS_TEST_CASE("docs/converting-weights.md: rules", {1}) {
                 {"layers.*.up.bias", tessera::from_file("h.*.mlp.c_fc.bias")}},
       .ignored = {"h.*.attn.bias"}};
   CHECK(tessera::to_string(rules).find("\"layers.*.up.bias\" <- from_file(") != std::string::npos);
+
+  CHECK_THROWS_WITH_AS(
+      tessera::load_weights(*model, folder, {.rename = [](const std::string& name) { return name; }, .rules = rules}),
+      doctest::Contains("`rename` and `rules` are given"), std::invalid_argument);
+  CHECK(tessera::captures("layers.*.weight", "layers.0.attn.wq.weight") == std::vector<std::string>{"0.attn.wq"});
+
+  const TransformerOptions options = {
+      .vocabulary = 50257, .hidden = 768, .layers = 12, .heads = 12, .sequence = 1024, .tied = true, .gelu = "tanh"};
+  CHECK(options.gelu != TransformerOptions().gelu);
 
   const int64_t heads = 4;
   const tessera::WeightSource first = tessera::from_file("h.*.c_attn.weight").split(1, 0, 3).transpose(0, 1);

@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <regex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -12,7 +14,6 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "tessera/dtensor/io/weights.h"
 #include "tessera/tests/generate/small_model.h"
 #include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/text.h"
@@ -23,6 +24,8 @@ using tessera::testing::shell;
 using tessera::testing::ShellOutcome;
 
 namespace {
+
+namespace fs = std::filesystem;
 
 const std::string kProgram = " examples/generate/generate ";
 
@@ -35,12 +38,24 @@ class TestRun {
  public:
   TestRun() {
     write_config();
-    write_checkpoint("step_00000100", 10);
-    write_checkpoint("step_00000020", 2);
-    std::filesystem::create_directories(checkpoints() + "/step_00000300");  // not complete
-    write_checkpoint("tmp_00000400", 4);
+    write_checkpoint(100);
+    write_checkpoint(20);
   }
   std::string path() const { return folder_.path(); }
+  std::string checkpoints() const { return path() + "/checkpoints"; }
+  std::string checkpoint(int64_t step) const { return fmt::format("{}/step_{:08}", checkpoints(), step); }
+
+  void write_checkpoint(int64_t step) const {
+    TransformerOptions options = small_options();
+    options.vocabulary = 128;
+    Transformer model = small_model(options);
+    {
+      const torch::NoGradGuard no_gradient;
+      torch::manual_seed(static_cast<uint64_t>(step));
+      model->head->weight.normal_();
+    }
+    save_small_model(model, checkpoints(), step);
+  }
 
  private:
   void write_config() const {
@@ -48,22 +63,19 @@ class TestRun {
         << "# of a training program\ndata=\"corpus.txt\"\nhidden=16\nlayers=2\nheads=4\nsequence=16\ndropout=0.1\n"
            "tied=false\nvocabulary=128\nlearning-rate=0.001\n";
   }
-  std::string checkpoints() const { return path() + "/checkpoints"; }
-  void write_checkpoint(const std::string& name, int64_t seed) const {
-    TransformerOptions options = small_options();
-    options.vocabulary = 128;
-    Transformer model = small_model(options);
-    {
-      const torch::NoGradGuard no_gradient;
-      torch::manual_seed(static_cast<uint64_t>(seed));
-      model->head->weight.normal_();
-    }
-    std::filesystem::create_directories(checkpoints() + "/" + name);
-    tessera::save_weights(*model, checkpoints() + "/" + name);
-  }
 
   tessera::PrivateFolder folder_;
 };
+
+void flip_a_bit(const std::string& path, int64_t place) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(place);
+  const int byte = file.get();
+  file.seekp(place);
+  file.put(static_cast<char>(byte ^ 1));
+  file.close();
+  if (!file) throw std::runtime_error("cannot change " + path);
+}
 
 std::string text_of(const std::string& command) {
   const ShellOutcome outcome = shell(command);
@@ -75,7 +87,7 @@ std::string text_of(const std::string& command) {
 
 }  // namespace
 
-TEST_CASE("generate: the same greedy text in float64 on 1, 2, 3 and 4 ranks, from the newest complete checkpoint") {
+TEST_CASE("generate: the same greedy text in float64 on 1, 2, 3 and 4 ranks, from the newest checkpoint") {
   const TestRun run;
   const std::string arguments = run.path() + " --prompt 'To be' --tokens 30 --dtype float64";
   const std::string alone = text_of("timeout 120" + kProgram + arguments);
@@ -92,6 +104,63 @@ TEST_CASE("generate: the same greedy text in float64 on 1, 2, 3 and 4 ranks, fro
   // The first byte that is not written again before is a stop token's place.
   const auto stop = std::to_string(static_cast<int>(alone[10]));
   CHECK(text_of(on_ranks(2) + arguments + " --stop " + stop) == alone.substr(0, alone.find(alone[10])));
+}
+
+TEST_CASE("generate: a newest checkpoint that is not whole is passed over, and refused where its step is given") {
+  struct Row {
+    std::string why;
+    std::function<void(const TestRun&)> harm;
+    std::string refusal;
+  };
+  const std::vector<Row> rows = {
+      {"no state.json", [](const TestRun& run) { fs::remove(run.checkpoint(300) + "/state.json"); }, "state.json"},
+      {"no weights", [](const TestRun& run) { fs::remove(run.checkpoint(300) + "/model.safetensors"); },
+       "model.safetensors"},
+      {"weights that end early",
+       [](const TestRun& run) { fs::resize_file(run.checkpoint(300) + "/model.safetensors", 5000); },
+       "model.safetensors"},
+      {"a changed state.json", [](const TestRun& run) { flip_a_bit(run.checkpoint(300) + "/state.json", 20); },
+       "state.json"},
+      {"an unfinished folder of another name",
+       [](const TestRun& run) { fs::rename(run.checkpoint(300), run.checkpoints() + "/.step_00000300.tmp-01"); },
+       "has no checkpoint of step 300; the newest is that of step 100"},
+  };
+  const TestRun run;
+  const std::string arguments = run.path() + " --prompt 'To be' --tokens 12 --dtype float64";
+  const std::string want = text_of("timeout 120" + kProgram + arguments);
+  run.write_checkpoint(300);
+  CHECK(text_of("timeout 120" + kProgram + arguments) != want);
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    fs::remove_all(run.checkpoint(300));
+    run.write_checkpoint(300);
+    row.harm(run);
+    CHECK(text_of(on_ranks(2) + arguments) == want);
+    const ShellOutcome refused = shell(on_ranks(2) + arguments + " --step 300");
+    CAPTURE(refused.output);
+    CHECK(refused.exit_code == 1);
+    CHECK(contains(refused.output, row.refusal));
+  }
+}
+
+TEST_CASE("generate: weights that are not what was saved are refused on every rank alike, whichever rank reads them") {
+  const TestRun run;
+  const std::string file = run.checkpoint(100) + "/model.safetensors";
+  const auto bytes = static_cast<int64_t>(fs::file_size(file));
+  for (const int64_t place : {bytes / 2, bytes - 1}) {
+    CAPTURE(place);
+    flip_a_bit(file, place);
+    const ShellOutcome refused =
+        shell("timeout 120 tools/launcher/launch -n 3" + kProgram + run.path() + " --prompt 'To be' --tokens 12 2>&1");
+    CAPTURE(refused.output);
+    CHECK(refused.exit_code == 1);
+    for (const char* rank : {"[0] generate: ", "[1] generate: ", "[2] generate: "})
+      CHECK(contains(refused.output, rank));
+    CHECK(contains(refused.output, "model.safetensors"));
+    CHECK(contains(refused.output, "checksum"));
+    flip_a_bit(file, place);
+  }
+  CHECK(text_of(on_ranks(3) + run.path() + " --prompt 'To be' --tokens 12").size() == 12);
 }
 
 TEST_CASE("generate: drawn text follows from the seed, on any number of ranks; statistics go to standard error") {
@@ -128,10 +197,10 @@ TEST_CASE("generate: mistakes are named, and the job ends") {
   const std::string ok = run.path() + " --prompt a --tokens 1 ";
   std::ofstream(broken.path() + "/config.ini") << "hidden=16\nlayers=2\nsequence=16\n";
   const std::string other = run.path() + "/other";
-  std::filesystem::create_directories(other);
-  std::filesystem::copy(run.path() + "/config.ini", other + "/config.ini");
+  fs::create_directories(other);
+  fs::copy(run.path() + "/config.ini", other + "/config.ini");
   const tessera::PrivateFolder wide;
-  std::filesystem::copy(run.path(), wide.path(), std::filesystem::copy_options::recursive);
+  fs::copy(run.path(), wide.path(), fs::copy_options::recursive);
   std::ofstream(wide.path() + "/config.ini") << "hidden=32\nlayers=2\nsequence=16\nheads=4\nvocabulary=128\n";
   const std::vector<Row> rows = {
       {"no run", 1, "", "run is required"},
@@ -144,8 +213,8 @@ TEST_CASE("generate: mistakes are named, and the job ends") {
       {"a file of the prompt", 2, run.path() + " --prompt-file no/such", "--prompt-file: 'no/such' cannot be read"},
       {"a byte that is no token", 2, run.path() + " --prompt $'ab\\xc3'",
        "byte 3 of the prompt is 195; the model's tokens are 0 to 127"},
-      {"no such step", 2, ok + "--step 7", "has no checkpoint of step 7; it has those of 20, 100"},
-      {"no checkpoint", 2, other + " --prompt a", "has no complete checkpoint"},
+      {"no such step", 2, ok + "--step 7", "has no checkpoint of step 7; the newest is that of step 100"},
+      {"no checkpoint", 2, other + " --prompt a", "has no whole checkpoint"},
       {"a setting is missing", 2, broken.path() + " --prompt a", "--heads is required; it describes the model"},
       {"another model", 2, wide.path() + " --prompt a", "tok.weight"},
   };

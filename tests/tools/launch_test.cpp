@@ -174,6 +174,60 @@ TEST_CASE("launch: signals reach every rank") {
   CHECK(contains(out, "[1] got it"));
 }
 
+TEST_CASE("launch --grace: ranks have this time between a signal and SIGKILL") {
+  struct Row {
+    const char* why;
+    std::vector<std::string> options;
+    int needs_ms;
+    bool is_saved;
+  };
+  const std::vector<Row> rows = {{"the default ends ranks that need longer", {}, 8000, false},
+                                 {"a longer time lets them save", {"--grace", "30"}, 6500, true},
+                                 {"a shorter one ends them earlier", {"--grace", "1.5"}, 4000, false}};
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    const PrivateFolder folder;
+    std::vector<std::string> arguments = row.options;
+    // The second SIGTERM, a second before the end, must not end a rank that saves.
+    const std::string script =
+        "trap 'is_asked=1' TERM; echo ready; until [ $is_asked ]; do sleep 0.02; done; "
+        "trap '' TERM; sleep " +
+        std::to_string(row.needs_ms / 1000.0) + "; echo saved";
+    for (const std::string& each :
+         {std::string("-n"), std::string("2"), std::string("bash"), std::string("-c"), script})
+      arguments.push_back(each);
+    const pid_t pid = start_launch(arguments, folder.path());
+    CHECK(wait_until([&] {
+      const std::string out = read_file(folder.path() + "/out");
+      return contains(out, "[0] ready") && contains(out, "[1] ready");
+    }));
+    const auto begin = std::chrono::steady_clock::now();
+    ::kill(pid, SIGTERM);
+    CHECK(wait_for(pid) == (row.is_saved ? 0 : 128 + 9));
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const std::string out = read_file(folder.path() + "/out");
+    for (const char* line : {"[0] saved\n", "[1] saved\n"}) CHECK(contains(out, line) == row.is_saved);
+    // Ranks are ended when their time is over, and no earlier; those that are done are not waited for.
+    CHECK(seconds >= (row.is_saved ? 6.4 : row.options.empty() ? 4.9 : 1.4));
+    CHECK(seconds < (row.is_saved ? 20 : row.options.empty() ? 7.5 : 3.5));
+  }
+}
+
+TEST_CASE("launch --grace: a rank that fails after a signal ends the others as early as ever") {
+  const PrivateFolder folder;
+  const pid_t pid = start_launch({"--grace", "60", "-n", "2", "bash", "-c",
+                                  "trap '[ $RANK = 1 ] && exit 3' TERM; echo ready; while true; do sleep 0.02; done"},
+                                 folder.path());
+  CHECK(wait_until([&] {
+    const std::string out = read_file(folder.path() + "/out");
+    return contains(out, "[0] ready") && contains(out, "[1] ready");
+  }));
+  const auto begin = std::chrono::steady_clock::now();
+  ::kill(pid, SIGTERM);
+  CHECK(wait_for(pid) == 3);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(8));
+}
+
 TEST_CASE("launch: what a rank started does not outlive a killed launcher") {
   const PrivateFolder folder;
   const std::string pids = folder.path() + "/pids";
@@ -216,6 +270,7 @@ TEST_CASE("launch: mistakes in its arguments are reported") {
   CHECK(contains(launch({"-n", "1", "--", "no-such-program"}).err, "cannot start no-such-program"));
   CHECK(contains(launch({"-n", "1", "--time-limit", "-1", "true"}).err, "--time-limit"));
   CHECK(launch({"-n", "1", "--time-limit", "-1", "true"}).exit_code != 0);
+  CHECK(contains(launch({"-n", "1", "--grace", "0.5", "true"}).err, "--grace: Value 0.5 not in range"));
   CHECK(contains(launch({"-n", "2", "no-such-program"}).err,
                  "[0] cannot start no-such-program: No such file or directory"));
   CHECK(launch({"-n", "2", "no-such-program"}).exit_code == 127);

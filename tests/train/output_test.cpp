@@ -13,6 +13,10 @@
 #include "tessera/examples/train/printable.h"
 #include "tessera/examples/train/progress.h"
 #include "tessera/examples/train/report.h"
+#include "tessera/inspect/timeline.h"
+#include "tessera/inspect/visualize.h"
+#include "tessera/mesh/mesh.h"
+#include "tessera/placement/placement.h"
 #include "tessera/tools/launcher/private_folder.h"
 
 namespace {
@@ -96,17 +100,21 @@ TEST_CASE("report: it names no other file and no address, and text cannot break 
   report.metrics = {{.step = 1, .tokens = 1000, .loss = 5.0},
                     {.step = 2, .tokens = 2000, .loss = 3.0},
                     {.step = 2, .tokens = 2000, .loss = 3.1, .bits_per_byte = 4.5}};
-  report.collectives = {{.kind = "all_reduce", .mesh_dim = "dp+tp", .count = 3, .bytes = 128}};
-  report.times = {{.forward = 0.01, .backward = 0.02, .optimizer = 0.005}, {.forward = 0.012, .backward = 0.018}};
-  report.moments = {{.second = 0.004, .kind = "all_gather", .mesh_dim = "tp"}};
+  report.collectives = "all_reduce  dp+tp  3  <128>\n";
+  report.time_line = tessera::timeline_svg({{.rank = 1, .name = "forward", .begin_ns = 1000, .end_ns = 12001000}});
+  const std::string picture = tessera::visualize_svg({8, 6}, tessera::Mesh({2}, {"tp"}), {tessera::Shard(0)});
+  report.layouts = {{.parameter = "up.<weight>", .others = 3, .picture = picture},
+                    {.parameter = "b", .picture = picture}};
   const std::string html = train::to_html(report);
   for (const std::string absent : {"<script", "http", "src=", "@import", "url(", "\x1b"}) {
     CAPTURE(absent);
     CHECK(html.find(absent) == std::string::npos);
   }
-  for (const std::string part : {"validation: 2 &lt; 3", "&lt;script&gt;alert(&quot;\\x1b[2J&quot;)", "all_reduce",
-                                 "<td>dp+tp</td><td>3</td><td>128</td>", "rank 1", "all_gather over tp at 4.0 ms",
-                                 "What lies where", "forward: 12.0 ms"}) {
+  for (const std::string part :
+       {"validation: 2 &lt; 3", "&lt;script&gt;alert(&quot;\\x1b[2J&quot;)", "all_reduce", "dp+tp  3  &lt;128&gt;",
+        ">rank 1</text>", "<title>forward, 12.000 ms</title>", "What lies where",
+        "<figcaption>up.&lt;weight&gt;, and 3 more of this layout</figcaption>", "<figcaption>b</figcaption><svg width",
+        ">[8, 6] on {tp: 2} as [S(0)]</text>", ">0-4</text>"}) {
     CAPTURE(part);
     CHECK(html.find(part) != std::string::npos);
   }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <regex>
 #include <string>
 #include <vector>
@@ -72,6 +73,11 @@ void check_close(const std::vector<double>& got, const std::vector<double>& want
   }
 }
 
+std::string read_file(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 std::string last_line(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   return text.substr(text.rfind('\n') + 1);
@@ -101,6 +107,14 @@ TEST_CASE("train: a run prints and writes what its page says, and ends with the 
     CHECK(fs::exists(folders.run("run") + "/" + name));
   }
   CHECK(losses_of(folders, "run").size() == 10);
+  const std::string report = read_file(folders.run("run") + "/report.html");
+  for (const std::string part : {"<title>step 2</title>", ">rank 0</text>", ">rank 3</text>", "<title>forward, ",
+                                 "<title>backward, ", ">collectives on tp</text>", "all_reduce",
+                                 "<figcaption>tok.weight, and ", "<figcaption>layers.0.attn.wo.weight, and ",
+                                 "] on {dp: 2, tp: 2} as [R, S(0)]</text>", "torch::nn::LinearImpl"}) {
+    CAPTURE(part);
+    CHECK(contains(report, part));
+  }
 }
 
 TEST_CASE("train: a run that stopped and went on, on any mesh, has the losses of one that did not stop") {
@@ -154,6 +168,21 @@ TEST_CASE("train: SIGTERM saves the run and ends it") {
   const auto steps = static_cast<std::size_t>(std::stoll(match[1].str()));
   CHECK(losses_of(folders, "run").size() == steps);
   CHECK(fs::exists(folders.run("run") + fmt::format("/checkpoints/step_{:08}/model.safetensors", steps)));
+}
+
+TEST_CASE("train: SIGTERM after the last step, which is saved, ends it at once") {
+  const Folders folders;
+  const ShellOutcome outcome =
+      shell(command(folders, 2, "run", "--mesh dp=2 --check-steps 100000000") + " &\njob=$!\n" +
+            fmt::format("until [ -e {0} ] || ! kill -0 $job; do sleep 0.05; done\n",
+                        folders.run("run/checkpoints/step_00000010/state.json")) +
+            "kill -TERM $job\nwait $job");
+  CAPTURE(outcome.output);
+  // It may come before the ranks have seen that the state is saved.
+  const bool is_seen = contains(outcome.output, "stopped after the last step, which is saved; --resume");
+  CHECK(outcome.exit_code == (is_seen ? 0 : 128 + 15));
+  const std::string resumed = output_of(folders, 2, "run", "--mesh dp=2 --resume --check-steps 0");
+  CHECK(contains(resumed, "validation: "));
 }
 
 TEST_CASE("train: what is refused, and how") {

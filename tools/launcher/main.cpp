@@ -54,6 +54,7 @@ void pass_on(int64_t, std::string_view bytes) {
 struct Arguments {
   int64_t size = 0;
   double time_limit_s = 0;
+  double grace_s = 5;
   bool is_bare = false;
   std::string backend;  // empty when it is not given
   std::vector<std::string> command;
@@ -68,6 +69,8 @@ int launch(const Arguments& arguments) {
                                  .on_line = arguments.is_bare ? print_bare_line : print_line,
                                  .take_signal = take_signal};
   if (arguments.is_bare) options.on_output = pass_on;
+  // SIGTERM comes a second before SIGKILL.
+  options.signal_grace = std::chrono::milliseconds(static_cast<int64_t>((arguments.grace_s - 1) * 1000));
   if (time_limit_s > 0) options.time_limit = std::chrono::milliseconds(static_cast<int64_t>(time_limit_s * 1000));
   if (!arguments.backend.empty()) options.environment["TESSERA_BACKEND"] = arguments.backend;
   std::optional<MpiJob> mpi;
@@ -115,6 +118,10 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(int64_t{1}, int64_t{4096}));
   app.add_option("--time-limit", arguments.time_limit_s, "Seconds after which all ranks are ended (exit code 124)")
       ->check(CLI::Range(0.001, 1e9));
+  app.add_option("--grace", arguments.grace_s,
+                 "Seconds that ranks have to end by themselves after SIGTERM, SIGINT, SIGHUP or SIGQUIT, 5 by default; "
+                 "then they are killed")
+      ->check(CLI::Range(1.0, 1e6));
   app.add_option(
          "--backend", arguments.backend,
          "Backend for CPU tensors: gloo (the default), or mpi, for which the ranks become processes of one Open MPI "

@@ -212,7 +212,9 @@ void ProcessGroup::pass_on_signal() {
   const int signal = options_.take_signal ? options_.take_signal() : 0;
   if (signal == 0) return;
   ::kill(-group_, signal);
-  if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) end_after(options_.grace);
+  if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) {
+    end_after(options_.signal_grace);
+  }
 }
 
 void ProcessGroup::keep_time() {
@@ -236,10 +238,12 @@ void ProcessGroup::keep_time() {
   }
 }
 
+// Ranks that are to be ended earlier already are left at that.
 void ProcessGroup::end_after(std::chrono::milliseconds wait) {
-  if (kill_at_) return;
-  term_at_ = Clock::now() + wait;
-  kill_at_ = *term_at_ + kTermToKill;
+  const Clock::time_point term_at = Clock::now() + wait;
+  if (kill_at_ && *kill_at_ <= term_at + kTermToKill) return;
+  term_at_ = term_at;
+  kill_at_ = term_at + kTermToKill;
 }
 
 }  // namespace

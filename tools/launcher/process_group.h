@@ -41,6 +41,8 @@ struct ProcessGroupOptions {
   std::function<std::map<std::string, std::string>(int64_t rank)> rank_variables;
   std::optional<std::chrono::milliseconds> time_limit;
   std::chrono::milliseconds grace{4000};  // time for the other ranks to end by themselves after the first failure
+  // Is the time for the ranks to end by themselves after a signal that asks them to.
+  std::chrono::milliseconds signal_grace{4000};
 
   // Starts a rank, given command, environment and process group. The rank must be a child of this process.
   std::function<Child(const std::vector<std::string>&, const std::vector<std::string>&, pid_t)> spawn = tessera::spawn;
@@ -51,7 +53,7 @@ struct ProcessGroupOptions {
   // If given, called with what a rank writes to standard output, as it comes; on_line then gets standard error alone.
   std::function<void(int64_t rank, std::string_view bytes)> on_output;
   // Called repeatedly; returns a signal to pass on to the ranks, or 0. SIGINT, SIGTERM, SIGHUP and SIGQUIT also start
-  // the grace time.
+  // the time of signal_grace.
   std::function<int()> take_signal;
 };
 
@@ -71,7 +73,8 @@ std::string ended_rank_file(const std::string& store_path, int64_t rank);
 
 // Runs `size` processes of one program, which get their ranks from environment variables (see rank_environment), and
 // returns when all have ended. At the first failure it writes lost_rank_file(), waits for `grace`, then sends SIGTERM,
-// and SIGKILL a second later; at the time limit it sends SIGTERM at once.
+// and SIGKILL a second later; at the time limit it sends SIGTERM at once. Where a rank fails, or the time limit passes,
+// after a signal, ranks are ended at the earlier of both times.
 //
 // No rank outlives the call, nor does any process that a rank started, in any session or process group: this process
 // becomes the parent of those that remain (see Subreaper) and kills them. When this process is killed, its ranks end
