@@ -1,8 +1,9 @@
 #include "tessera/bench/raw_buckets.h"
 
-#include <algorithm>
+#include <memory>
 
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace tessera::bench {
@@ -23,8 +24,14 @@ RawBuckets::RawBuckets(const std::vector<at::Tensor>& parameters, c10::intrusive
   }
   if (!next.empty()) add_bucket(std::move(next));
   for (Bucket& bucket : buckets_) {
-    for (std::size_t i = 0; i < bucket.slots.size(); ++i) {
-      bucket.slots[i].parameter.register_hook([this, &bucket, i](const at::Tensor& g) { take(bucket, i, g); });
+    for (const Slot& slot : bucket.slots) {
+      const auto hook = [this, &bucket, &slot](const auto& outputs, const auto&) {
+        take(bucket, slot);
+        return outputs;
+      };
+      const auto node = torch::autograd::impl::grad_accumulator(slot.parameter);
+      node->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(hook));
+      accumulators_.push_back(node);
     }
   }
 }
@@ -43,8 +50,10 @@ void RawBuckets::add_bucket(std::vector<at::Tensor> parameters) {
   buckets_.push_back(std::move(bucket));
 }
 
-void RawBuckets::take(Bucket& bucket, std::size_t slot, const at::Tensor& gradient) {
-  bucket.slots[slot].view.copy_(gradient);
+void RawBuckets::take(Bucket& bucket, const Slot& slot) {
+  at::Tensor& gradient = slot.parameter.mutable_grad();
+  slot.view.copy_(gradient);
+  gradient = slot.view;
   if (--bucket.missing > 0) return;
   std::vector<at::Tensor> tensors = {bucket.flat};
   bucket.work = group_->allreduce(tensors);
@@ -54,9 +63,7 @@ void RawBuckets::finish() {
   for (Bucket& bucket : buckets_) {
     bucket.work->wait();
     bucket.work.reset();
-    bucket.flat.div_(group_->getSize());
     bucket.missing = bucket.slots.size();
-    for (Slot& slot : bucket.slots) slot.parameter.mutable_grad() = slot.view;
   }
 }
 

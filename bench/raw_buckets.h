@@ -1,22 +1,24 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace tessera::bench {
 
-// Averages gradients over data-parallel ranks as one would by hand: each gradient is copied into a bucket of at most 25
-// MiB, and a full bucket is all-reduced while backward goes on. `.grad` views the bucket in the end.
+// Adds up gradients over data-parallel ranks as one would by hand: each gradient is copied into a bucket of at most 25
+// MiB, which `.grad` views from then on, and a full bucket is all-reduced while backward goes on.
 class RawBuckets {
  public:
   RawBuckets(const std::vector<at::Tensor>& parameters, c10::intrusive_ptr<c10d::Backend> group);
   RawBuckets(const RawBuckets&) = delete;
   RawBuckets& operator=(const RawBuckets&) = delete;
-  // Waits for the buckets of the backward pass that has run, and sets `.grad`.
+  // Waits for the buckets of the backward pass that has run.
   void finish();
 
  private:
@@ -31,10 +33,11 @@ class RawBuckets {
     c10::intrusive_ptr<c10d::Work> work;
   };
   void add_bucket(std::vector<at::Tensor> parameters);
-  void take(Bucket& bucket, std::size_t slot, const at::Tensor& gradient);
+  void take(Bucket& bucket, const Slot& slot);
 
   c10::intrusive_ptr<c10d::Backend> group_;
   std::vector<Bucket> buckets_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;  // they die with their hooks if nobody keeps them
 };
 
 }  // namespace tessera::bench

@@ -5,7 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "tessera/dtensor/saved.h"
@@ -28,10 +28,7 @@ at::Tensor gathered(const at::Tensor& x, const Backend& group) {
 // [batch, sequence, features] -> [batch, sequence / ranks, features]
 at::Tensor summed(const at::Tensor& x, const Backend& group) {
   const int64_t n = group->getSize(), b = x.size(0), s = x.size(1) / n, f = x.size(2);
-  at::Tensor parts = x.view({b, n, s, f}).transpose(0, 1).reshape({n * b, s, f});
-  at::Tensor out = at::empty({b, s, f}, x.options());
-  group->_reduce_scatter_base(out, parts)->wait();
-  return out;
+  return summed_rows(x.view({b, n, s, f}).transpose(0, 1).reshape({n * b, s, f}), group);
 }
 
 void all_reduce(at::Tensor tensor, const Backend& group, c10d::ReduceOp op = c10d::ReduceOp::SUM) {
@@ -71,12 +68,13 @@ struct CutCrossEntropy : torch::autograd::Function<CutCrossEntropy> {
     const at::Tensor here = (targets - begin).unsqueeze(1);
     const at::Tensor elsewhere = (here < 0).logical_or(here >= mine);
     const at::Tensor index = here.masked_fill(elsewhere, 0);
-    const at::Tensor of_target = shifted.gather(1, index).masked_fill(elsewhere, 0);
-    all_reduce(of_target, group);
+    const at::Tensor both = at::empty({2, logits.size(0), 1}, logits.options());
+    both[0].copy_(shifted.gather(1, index).masked_fill_(elsewhere, 0));  // of the target
     at::Tensor probabilities = shifted.exp_();
-    const at::Tensor sums = probabilities.sum(1, /*keepdim=*/true);
-    all_reduce(sums, group);
-    const at::Tensor loss = (sums.log() - of_target).mean();
+    at::Tensor sums = both[1];
+    at::sum_out(sums, probabilities, 1, /*keepdim=*/true);
+    all_reduce(both, group);
+    const at::Tensor loss = (sums.log() - both[0]).mean();
     probabilities.div_(sums);
     probabilities.scatter_add_(1, index, elsewhere.logical_not().to(logits.scalar_type()).neg());
     ctx->save_for_backward({probabilities});
@@ -89,6 +87,16 @@ struct CutCrossEntropy : torch::autograd::Function<CutCrossEntropy> {
 };
 
 }  // namespace
+
+at::Tensor summed_rows(const at::Tensor& terms, const Backend& group) {
+  at::Tensor sent = terms.contiguous(), received = at::empty_like(sent);
+  std::vector<int64_t> even;
+  group->alltoall_base(received, sent, even, even)->wait();
+  std::vector<int64_t> sizes = sent.sizes().vec();
+  sizes[0] /= group->getSize();
+  sizes.insert(sizes.begin(), group->getSize());
+  return received.view(sizes).sum(0);
+}
 
 at::Tensor gather_sequence(const at::Tensor& x, const Backend& group) {
   return group == nullptr ? x : GatherSequence::apply(x, group);

@@ -83,8 +83,9 @@ void RawShards::begin_reduce() {
     begin += each.numel();
   }
   gradient_.narrow(0, begin, gradient_.numel() - begin).zero_();
-  gradient_shard_ = at::empty_like(shard_.detach());
-  reducing_ = group_->_reduce_scatter_base(gradient_shard_, gradient_);
+  received_ = at::empty_like(gradient_);
+  std::vector<int64_t> even;
+  reducing_ = group_->alltoall_base(received_, gradient_, even, even);
   free();
 }
 
@@ -92,8 +93,7 @@ void RawShards::finish_reduce() {
   reducing_->wait();
   reducing_.reset();
   gradient_.reset();
-  gradient_shard_.div_(group_->getSize());
-  shard_.mutable_grad() = std::exchange(gradient_shard_, {});
+  shard_.mutable_grad() = std::exchange(received_, {}).view({group_->getSize(), -1}).sum(0);
 }
 
 at::Tensor with_backward_call(const at::Tensor& x, std::function<void()> before_rest) {

@@ -11,7 +11,7 @@ namespace tessera::bench {
 
 // Cuts the parameters of one part of a model over data-parallel ranks, as one would by hand: all of them are one flat
 // tensor, of which each rank holds a shard. It is gathered by one all-gather while its part computes, and the gradients
-// are reduced by one reduce-scatter.
+// are added up by one reduce-scatter: over Gloo an all-to-all and a sum, since Gloo's own is an all-reduce.
 class RawShards {
  public:
   RawShards(const std::vector<at::Tensor>& values, c10::intrusive_ptr<c10d::Backend> group);
@@ -38,7 +38,7 @@ class RawShards {
   std::vector<at::Tensor> parameters_;
   bool is_gathered_ = false;
   c10::intrusive_ptr<c10d::Work> gathering_, reducing_;
-  at::Tensor gradient_, gradient_shard_;
+  at::Tensor gradient_, received_;
 };
 
 // Returns x. Backward calls `before_rest` when x's gradient is known.

@@ -1,6 +1,7 @@
 #include "tessera/bench/raw_training.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -114,13 +115,13 @@ at::Tensor RawTraining::block(const at::Tensor& x, Weights weights) const {
 
 at::Tensor RawTraining::loss(const at::Tensor& x, Weights root) const {
   const at::Tensor logits = at::linear(gather_sequence(norm(x, root, kNorm), tp_), root[kHead]);
-  return cross_entropy_of_cut(logits.flatten(0, 1), targets_.flatten(), tp_);
+  return cross_entropy_of_cut(logits.flatten(0, 1), targets_.flatten(), tp_) / size_.dp;
 }
 
-double RawTraining::mean_over_dp(const at::Tensor& loss) const {
-  at::Tensor mean = loss.detach().clone();
-  sum_over(mean, dp_);
-  return mean.item<double>() / static_cast<double>(size_.dp);
+double RawTraining::sum_over_dp(const at::Tensor& loss) const {
+  at::Tensor sum = loss.detach().clone();
+  sum_over(sum, dp_);
+  return sum.item<double>();
 }
 
 // Each rank has computed the gradient of its part of the sequence for what is not cut.
@@ -136,14 +137,15 @@ void RawTraining::sum_over_tp() {
   }
 }
 
-void RawTraining::clip() {
+double RawTraining::clip() {
   at::Tensor squares = squares_of(size_.zero > 0 ? parameters_ : cut_);
   sum_over(squares, size_.zero > 0 ? dp_ : tp_);
   if (size_.zero == 0) squares += squares_of(whole_);
-  const at::Tensor scale = (squares.sqrt() + 1e-6).reciprocal().clamp_max(1.0);
+  const double norm = std::sqrt(squares.item<double>());
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& each : parameters_) gradients.push_back(each.grad());
-  at::_foreach_mul_(gradients, scale.squeeze());
+  at::_foreach_mul_(gradients, std::min(1.0, 1.0 / (norm + 1e-6)));
+  return norm;
 }
 
 double RawTraining::step_of_pieces() {
@@ -158,7 +160,7 @@ double RawTraining::step_of_pieces() {
   out.backward();
   if (buckets_ != nullptr) buckets_->finish();
   if (tp_ != nullptr) sum_over_tp();
-  return mean_over_dp(out);
+  return sum_over_dp(out);
 }
 
 // While a block computes, the next one's parameters are gathered. Those of the last block stay until its backward.
@@ -182,18 +184,18 @@ double RawTraining::step_of_shards() {
   out.backward();
   root.begin_reduce();
   for (const auto& each : shards_) each->finish_reduce();
-  return mean_over_dp(out);
+  return sum_over_dp(out);
 }
 
-double RawTraining::step() {
+TrainStep RawTraining::step() {
   optimizer_->zero_grad();
-  const double loss = size_.zero > 0 ? step_of_shards() : step_of_pieces();
+  TrainStep out{.loss = size_.zero > 0 ? step_of_shards() : step_of_pieces()};
   {
     const c10::AutoGradMode no_gradient(false);
-    clip();
+    out.norm = clip();
   }
   optimizer_->step();
-  return loss;
+  return out;
 }
 
 }  // namespace tessera::bench

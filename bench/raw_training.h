@@ -23,8 +23,8 @@ class RawTraining {
  public:
   // `mesh` is {dp, tp}.
   RawTraining(const TrainCase& size, const DeviceMesh& mesh);
-  // Trains one step: forward, backward, clipping, AdamW. Returns the mean loss of all rows.
-  double step();
+  // Trains one step: forward, backward, clipping, AdamW.
+  TrainStep step();
 
  private:
   using Weights = std::span<const at::Tensor>;
@@ -36,8 +36,9 @@ class RawTraining {
   double step_of_pieces();
   double step_of_shards();
   void sum_over_tp();
-  void clip();
-  double mean_over_dp(const at::Tensor& loss) const;
+  // Returns the norm before.
+  double clip();
+  double sum_over_dp(const at::Tensor& loss) const;
 
   const TrainCase size_;
   Backend dp_, tp_;  // nullptr for one rank

@@ -1,6 +1,7 @@
 // Measures whole training steps of a transformer: ours, beside one written by hand with c10d's own collectives and
 // beside PyTorch's DistributedDataParallel, parallelize_module and fully_shard.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -24,7 +25,7 @@ namespace {
 using namespace tessera::bench;
 
 constexpr double kTolerance = 1e-4;  // relative: float32 sums in different orders
-constexpr int kComparedSteps = 3;
+constexpr int kComparedSteps = 2;    // AdamW divides small gradients by their size, so roundings grow with each
 
 struct TrainRow {
   TrainCase size;
@@ -38,6 +39,7 @@ struct TrainRow {
   bool has_pieces() const { return size.tp > 1 || size.zero > 0; }
 };
 
+// Returns loss and norm of the gradients of each step.
 std::vector<double> losses(Ranks& ranks, const std::string& way) {
   std::istringstream in(ranks.ask(fmt::format("losses {} {}", way, kComparedSteps)).at(0));
   std::vector<double> out;
@@ -45,18 +47,19 @@ std::vector<double> losses(Ranks& ranks, const std::string& way) {
   return out;
 }
 
-// Throws std::runtime_error unless all ways have the same losses.
+// Throws std::runtime_error unless all ways have the same losses and norms of gradients.
 void check_alike(const TrainCase& size, TwoSides& sides) {
   const std::vector<double> hand = losses(sides.ours, "hand");
   for (const std::string way : {"ours", "peer"}) {
     const std::vector<double> mine = losses(way == "peer" ? sides.peer : sides.ours, way);
-    bool alike = hand.size() == kComparedSteps && mine.size() == hand.size();
+    bool alike = hand.size() == 2 * kComparedSteps && mine.size() == hand.size();
     for (std::size_t i = 0; alike && i < hand.size(); ++i) {
       alike = std::abs(mine[i] - hand[i]) <= kTolerance * std::abs(hand[i]);
     }
     if (!alike) {
-      throw std::runtime_error(fmt::format("{}: {} has the losses {}, the one by hand {}: they do not train the same",
-                                           size.name(), way, fmt::join(mine, " "), fmt::join(hand, " ")));
+      throw std::runtime_error(
+          fmt::format("{}: {} has the losses and norms {}, the one by hand {}: they do not train the same", size.name(),
+                      way, fmt::join(mine, " "), fmt::join(hand, " ")));
     }
   }
 }
@@ -82,7 +85,7 @@ void print_row(const TrainRow& row) {
 
 std::vector<Goal> goals_of(const std::vector<TrainRow>& rows) {
   std::vector<Goal> out;
-  double sum = 0;
+  double logarithms = 0;
   int pieces = 0;
   for (const TrainRow& row : rows) {
     const double least = row.has_pieces() ? 1.0 : 0.97;
@@ -92,12 +95,14 @@ std::vector<Goal> goals_of(const std::vector<TrainRow>& rows) {
         {fmt::format("{}, PyTorch / ours: at least {:.2f}: {}", row.size.name(), least, to_string(row.from_peer)),
          row.from_peer.median >= least});
     if (!row.has_pieces()) continue;
-    sum += row.from_peer.median;
+    logarithms += std::log(row.from_peer.median);
     ++pieces;
   }
   if (pieces > 0) {
-    out.push_back({fmt::format("PyTorch / ours, mean of the rows with tp or zero: at least 1.30: {:.3f}", sum / pieces),
-                   sum / pieces >= 1.3});
+    const double mean = std::exp(logarithms / pieces);
+    out.push_back(
+        {fmt::format("PyTorch / ours, geometric mean of the rows with tp or zero: at least 1.30: {:.3f}", mean),
+         mean >= 1.3});
   }
   return out;
 }
@@ -115,7 +120,8 @@ struct MeshCut {
 };
 
 // Each mesh has ranks of its own, since the ranks' number is part of it.
-bool run(const SidesArguments& arguments, const std::vector<int64_t>& hidden, const TrainCase& shape) {
+bool run(const SidesArguments& arguments, const std::vector<int64_t>& hidden, const TrainCase& shape,
+         const std::string& only) {
   std::vector<TrainRow> rows;
   fmt::print("{:<28}{:>10}{:>10}{:>10}{:>24}{:>24}\n", "tokens/s", "by hand", "ours", "PyTorch", "ours/hand",
              "PyTorch/ours");
@@ -124,6 +130,7 @@ bool run(const SidesArguments& arguments, const std::vector<int64_t>& hidden, co
     size.dp = cut.dp;
     size.tp = cut.tp;
     size.zero = cut.zero;
+    if (!only.empty() && size.mesh_name() != only) continue;
     TwoSides sides(arguments, size.ranks());
     for (const int64_t each : hidden) {
       size.hidden = each;
@@ -149,7 +156,9 @@ int main(int argc, char** argv) {
   arguments.round_ms = 2000;
   std::vector<int64_t> hidden = {256, 512};
   TrainCase shape;
+  std::string only;
   add_options(app, arguments, "TESSERA_TRAIN_PEER");
+  app.add_option("--only", only, "one mesh, such as \"dp=4\" or \"dp=4 zero\"");
   app.remove_option(app.get_option("--ranks"));
   app.add_option("--hidden", hidden, "features")->delimiter(',');
   app.add_option("--layers", shape.layers, "blocks of the model")->check(CLI::PositiveNumber);
@@ -167,6 +176,13 @@ int main(int argc, char** argv) {
       arguments.rounds = 2;
       arguments.round_ms = 1;
     }
-    return run(arguments, hidden, shape);
+    if (shape.batch % 4 != 0 || shape.sequence % 2 != 0 ||
+        std::ranges::any_of(hidden, [&](int64_t each) { return each % shape.heads != 0; })) {
+      throw std::invalid_argument(
+          fmt::format("a batch of {}, sequences of {} tokens, hidden {}: the batch must be a multiple of 4, the "
+                      "sequence of 2, and hidden of {}",
+                      shape.batch, shape.sequence, fmt::join(hidden, ","), shape.heads));
+    }
+    return run(arguments, hidden, shape, only);
   });
 }

@@ -13,12 +13,13 @@
 
 namespace tessera::bench {
 
-std::string TrainCase::name() const {
-  const std::string mesh = tp == 1   ? fmt::format("dp={}", dp)
-                           : dp == 1 ? fmt::format("tp={}", tp)
-                                     : fmt::format("dp={},tp={}", dp, tp);
-  return fmt::format("{}{}, hidden {}", mesh, zero > 0 ? " zero" : "", hidden);
+std::string TrainCase::mesh_name() const {
+  std::string out = dp > 1 ? fmt::format("dp={}", dp) : "";
+  if (tp > 1) out += fmt::format("{}tp={}", out.empty() ? "" : ",", tp);
+  return zero > 0 ? out + " zero" : out;
 }
+
+std::string TrainCase::name() const { return fmt::format("{}, hidden {}", mesh_name(), hidden); }
 
 std::string TrainCase::text() const {
   return fmt::format("{} {} {} {} {} {} {} {}", dp, tp, zero, hidden, layers, heads, sequence, batch);

@@ -11,6 +11,12 @@
 // examples/language_model/transformer.h without dropout, its first values, and its data. train_peer.py has the same.
 namespace tessera::bench {
 
+// Is what a step gives.
+struct TrainStep {
+  double loss = 0;  // the mean over all rows
+  double norm = 0;  // of all gradients, before they are clipped
+};
+
 struct TrainCase {
   int64_t dp = 4;
   int64_t tp = 1;
@@ -24,6 +30,8 @@ struct TrainCase {
   static constexpr int64_t kVocabulary = 256;
 
   int64_t ranks() const { return dp * tp; }
+  // Returns text such as "dp=2,tp=2", or "dp=4 zero".
+  std::string mesh_name() const;
   // Returns text such as "dp=2,tp=2, hidden 256".
   std::string name() const;
   // text() returns the fields in their order. parse() reads such text; it throws std::invalid_argument on other text.

@@ -1,7 +1,7 @@
 """Trains a language model under PyTorch's own parallelism; train.cpp sends the commands over a socket.
 
     case DP TP ZERO HIDDEN LAYERS HEADS SEQUENCE BATCH   ->   ok
-    losses peer N                                        ->   the losses of N training steps from fresh parameters
+    losses peer N                                        ->   loss and norm of the gradients of N steps from fresh parameters
     peer CALLS                                           ->   microseconds per training step
 
 ZERO is 0, or 3 without tensor parallelism.
@@ -152,20 +152,21 @@ class Training:
             model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         self.model = model
         self.parameters = list(model.parameters())
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, foreach=True)
 
     def clip(self):
-        """Clips by the norm of the gradients of all ranks."""
+        """Clips by the norm of the gradients of all ranks, and returns it."""
         if self.layouts is None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-            return
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, 1.0, foreach=True)
+            return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
         tp = self.case.mesh["tp"]
         gradients = [
             DTensor.from_local(parameter.grad, tp, layout, run_check=False)
             for parameter, layout in zip(self.parameters, self.layouts)
         ]
         norm = torch.nn.utils.get_total_norm(gradients).full_tensor()
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, 1.0, norm)
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, 1.0, norm, foreach=True)
+        return norm.item()
 
     def backward(self):
         logits = self.model(self.case.inputs)
@@ -174,18 +175,18 @@ class Training:
         return loss.detach()
 
     def step(self):
-        """Returns the mean loss of the rows of all ranks."""
+        """Returns the mean loss of the rows of all ranks, and the norm of the gradients."""
         self.optimizer.zero_grad()
         if self.case.tp > 1:
             with loss_parallel():
                 loss = self.backward().full_tensor()
         else:
             loss = self.backward()
-        self.clip()
+        norm = self.clip()
         self.optimizer.step()
         if self.case.dp > 1:
             dist.all_reduce(loss, group=self.case.mesh.get_group("dp"))
-        return loss.item() / self.case.dp
+        return loss.item() / self.case.dp, norm
 
 
 class Case:
@@ -203,7 +204,7 @@ class Case:
     def losses(self, count):
         """Trains anew, so that they do not depend on earlier steps."""
         self.training = Training(self)
-        return " ".join(str(self.training.step()) for _ in range(count))
+        return " ".join(f"{loss} {norm}" for loss, norm in (self.training.step() for _ in range(count)))
 
 
 def main():

@@ -55,15 +55,15 @@ class OurTraining {
         model_->parameters(), torch::optim::AdamWOptions(1e-3).betas({0.9, 0.95}).weight_decay(0.1));
   }
 
-  double step() {
+  TrainStep step() {
     const ImplicitReplication plain_positions;
     optimizer_->zero_grad();
     const at::Tensor loss = torch::nn::functional::cross_entropy(model_(ids_).flatten(0, 1), targets_);
     loss.backward();
     const double value = loss.item<double>();
-    clip_grad_norm_(model_->parameters(), 1.0);
+    const double norm = clip_grad_norm_(model_->parameters(), 1.0);
     optimizer_->step();
-    return value;
+    return {.loss = value, .norm = norm};
   }
 
  private:
@@ -84,7 +84,10 @@ class OurTraining {
 template <class Training>
 std::string losses_of(Training&& training, int64_t steps) {
   std::string out;
-  for (int64_t i = 0; i < steps; ++i) out += fmt::format("{:.9g} ", training.step());
+  for (int64_t i = 0; i < steps; ++i) {
+    const TrainStep step = training.step();
+    out += fmt::format("{:.9g} {:.9g} ", step.loss, step.norm);
+  }
   return out;
 }
 

@@ -81,8 +81,12 @@ at::Tensor of_pieces(const std::vector<at::Tensor>& pieces, double norm_type, c1
     if (piece.numel() > 0) filled.push_back(piece.is_complex() ? at::abs(piece) : piece);
   }
   if (filled.empty()) return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
-  std::vector<at::Tensor> norms = at::_foreach_norm(filled, norm_type, at::kDouble);
-  for (at::Tensor& norm : norms) norm = norm.to(device);
+  const bool is_half = std::ranges::any_of(
+      filled, [](const at::Tensor& each) { return c10::isReducedFloatingType(each.scalar_type()); });
+  // Another dtype makes a copy of each gradient. Halves have too few digits for a norm, and are exact as floats.
+  std::vector<at::Tensor> norms =
+      is_half ? at::_foreach_norm(filled, norm_type, at::kFloat) : at::_foreach_norm(filled, norm_type);
+  for (at::Tensor& norm : norms) norm = norm.to(at::TensorOptions().device(device).dtype(at::kDouble));
   const at::Tensor all = at::stack(norms);
   return combined(norm_type == kInfinity ? all : all.pow(norm_type), norm_type);
 }

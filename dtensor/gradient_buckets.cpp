@@ -16,6 +16,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/bucket_memory.h"
 #include "tessera/dtensor/bucket_plan.h"
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/core/tensor.h"
@@ -126,6 +127,7 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
     // These are of the pass that runs:
     at::Tensor gradient;  // the sum of those that have come, with what is pending
     int64_t arrivals = 0;
+    bool is_packed = false;  // the sum is in its bucket's memory, and `gradient` is undefined
     // These are the plan's, which may not have the parameter:
     const ArrivingGradient* planned = nullptr;
     std::size_t bucket = 0;
@@ -134,6 +136,8 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
     ArrivalOrder gradients;
     std::vector<double> there;  // for each gradient, 1 if this rank has it in this pass, else 0
     std::size_t missing = 0;    // the number of its gradients that have not all come in this pass
+    // Takes each gradient when it is complete, and last the flags; empty unless the bucket is all-reduced as it is.
+    std::optional<BucketMemory> memory;
     std::shared_ptr<AsyncRedistributions> running;
   };
 
@@ -157,6 +161,11 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
   void note(std::size_t index, const std::string& pending);
   void start_complete_buckets(bool all);
   void start(Bucket& bucket);
+  std::optional<BucketMemory> memory_of(const Bucket& bucket) const;
+  // Moves the sum of the parameter's gradients to its bucket's memory, if that takes it.
+  void pack(Parameter& parameter);
+  // Returns what the bucket sends of the parameter: zeros if it has no gradient.
+  at::Tensor piece_to_send(const Parameter& parameter, const Spec& from) const;
   void end_pass();
   void deliver(Bucket& bucket);
   void store(const Parameter& parameter, const at::Tensor& piece) const;
@@ -245,6 +254,7 @@ detail::GradientReducer::Outcome GradientBuckets::take(std::size_t index, at::Te
   const at::Tensor term = in_layout_before(parameter, gradient);
   parameter.gradient = parameter.gradient.defined() ? parameter.gradient + term : term;
   if (++parameter.arrivals == parameter.planned->arrivals) {
+    pack(parameter);
     --buckets_[parameter.bucket].missing;
     start_complete_buckets(/*all=*/false);
   }
@@ -283,10 +293,12 @@ void GradientBuckets::forget_pass() {
   for (Parameter& each : parameters_) {
     each.gradient = at::Tensor();
     each.arrivals = 0;
+    each.is_packed = false;
   }
   for (Bucket& bucket : buckets_) {
     bucket.missing = bucket.gradients.size();
     bucket.running = nullptr;
+    if (bucket.memory) bucket.memory->release();
   }
   next_bucket_ = 0;
   next_delivery_ = 0;
@@ -318,34 +330,69 @@ GradientBuckets::Flags GradientBuckets::flags_of(const Bucket& bucket) const {
   return {.from = intern_spec(mesh_, from, sizes, sent_dtype(parameter)), .to = to};
 }
 
+// Packing at once lets the next gradient have the memory of this one, which the caches still hold.
+void GradientBuckets::pack(Parameter& parameter) {
+  Bucket& bucket = buckets_[parameter.bucket];
+  if (!bucket.memory) return;
+  const auto place = static_cast<std::size_t>(parameter.planned - bucket.gradients.data());
+  bucket.memory->part(place).copy_(detail::meta(parameter.gradient).local());
+  parameter.gradient = at::Tensor();
+  parameter.is_packed = true;
+}
+
+at::Tensor GradientBuckets::piece_to_send(const Parameter& parameter, const Spec& from) const {
+  if (parameter.gradient.defined()) return detail::meta(parameter.gradient).local().to(from.dtype);
+  return at::zeros(from.local_sizes, at::TensorOptions().device(mesh_.device()).dtype(from.dtype));
+}
+
 void GradientBuckets::start(Bucket& bucket) {
   std::vector<AsyncRedistributions::Item> items;
   std::vector<double>& there = bucket.there;
   there.clear();
-  const at::TensorOptions on_device = at::TensorOptions().device(mesh_.device());
+  const auto add = [&](const RoutePtr& route, at::Tensor piece, bool is_packed) {
+    if (bucket.memory) {
+      const at::Tensor part = bucket.memory->part(items.size());
+      piece = is_packed ? part : part.copy_(piece);
+    }
+    items.push_back({.route = route, .piece = piece, .owned = bucket.memory.has_value(), .may_share = true});
+  };
   for (const ArrivingGradient& each : bucket.gradients) {
     Parameter& parameter = parameters_[each.parameter];
-    if (!parameter.gradient.defined()) {
+    if (!parameter.gradient.defined() && !parameter.is_packed) {
       // No gradient came in this pass, but earlier ones may have left some.
       const at::Tensor kept = take_kept(parameter);
       if (kept.defined()) parameter.gradient = in_layout_before(parameter, kept);
     }
     const SpecPtr from = spec_before(parameter, each.pending);
-    there.push_back(parameter.gradient.defined() ? 1 : 0);
-    at::Tensor piece = parameter.gradient.defined() ? detail::meta(parameter.gradient).local().to(from->dtype)
-                                                    : at::zeros(from->local_sizes, on_device.dtype(from->dtype));
-    items.push_back({.route = bucket_route(*from, parameter.layout), .piece = std::move(piece), .may_share = true});
+    there.push_back(parameter.gradient.defined() || parameter.is_packed ? 1 : 0);
+    add(bucket_route(*from, parameter.layout), parameter.is_packed ? at::Tensor() : piece_to_send(parameter, *from),
+        parameter.is_packed);
     parameter.gradient = at::Tensor();
   }
   const Flags flags = flags_of(bucket);
-  items.push_back({.route = bucket_route(*flags.from, flags.to),
-                   .piece = at::tensor(there, at::kDouble)
-                                .to(on_device.dtype(flags.from->dtype))
-                                .expand(flags.from->local_sizes)
-                                .contiguous(),
-                   .may_share = true});
+  add(bucket_route(*flags.from, flags.to),
+      at::tensor(there, at::kDouble)
+          .to(at::TensorOptions().device(mesh_.device()).dtype(flags.from->dtype))
+          .expand(flags.from->local_sizes)
+          .contiguous(),
+      /*is_packed=*/false);
+  if (bucket.memory) bucket.memory->release();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   bucket.running = std::make_shared<AsyncRedistributions>(mesh_, std::move(items));
+}
+
+std::optional<BucketMemory> GradientBuckets::memory_of(const Bucket& bucket) const {
+  std::vector<std::vector<int64_t>> sizes;
+  const Flags flags = flags_of(bucket);
+  for (const ArrivingGradient& each : bucket.gradients) {
+    const Parameter& parameter = parameters_[each.parameter];
+    const SpecPtr from = spec_before(parameter, each.pending);
+    const std::vector<PlanStep>& steps = bucket_route(*from, parameter.layout)->plan().steps();
+    if (steps.size() != 1 || steps[0].kind != PlanStep::Kind::kAllReduce) return std::nullopt;
+    sizes.push_back(from->local_sizes);
+  }
+  sizes.push_back(flags.from->local_sizes);
+  return BucketMemory(std::move(sizes), at::TensorOptions().device(mesh_.device()).dtype(flags.from->dtype));
 }
 
 void GradientBuckets::make_plan(const std::vector<ArrivalOrder>& orders) {
@@ -361,6 +408,7 @@ void GradientBuckets::make_plan(const std::vector<ArrivalOrder>& orders) {
       parameters_[each.parameter].planned = &each;
       parameters_[each.parameter].bucket = b;
     }
+    buckets_[b].memory = memory_of(buckets_[b]);
   }
 }
 

@@ -28,7 +28,8 @@ struct BucketedParameter {
 // Reduces the gradients of `parameters`, which lie on one mesh, in buckets from now on: several gradients by the same
 // collectives. A bucket is started when its last gradient has been computed, and backward goes on meanwhile; at most
 // two are under way. When backward returns, the gradients are in .grad, or added to it, as autograd does it. Those that
-// need no collective are in no bucket.
+// need no collective are in no bucket. The .grad of a bucket that is all-reduced lie in the memory in which they were
+// reduced; it is freed with the last of them, so clone a .grad that you keep for long.
 //
 // `data_dims` are the mesh dimensions over which every gradient is reduced. The first backward assumes that gradients
 // come from the last parameter to the first, and that they are pending on these mesh dimensions alone; what is pending

@@ -312,6 +312,7 @@ at::Tensor detail::redistribute_result(const at::Tensor& dtensor, const Placemen
 
 at::Tensor detail::redistribute_shared(const at::Tensor& dtensor, const Placements& placements) {
   if (!is_recorded(dtensor) || has_tangent(dtensor)) return redistribute(dtensor, placements);
+  check_current(dtensor, "redistribute");
   const Placements to = normalize(placements, mesh_of(dtensor).mesh(), dtensor.dim(), "redistribute");
   if (const at::Tensor there = shared_before(dtensor, to); there.defined()) return there;
   const at::Tensor result = redistribute(dtensor, to);

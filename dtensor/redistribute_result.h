@@ -14,8 +14,8 @@ at::Tensor redistribute_result(const at::Tensor& dtensor, const Placements& plac
 
 // Does what redistribute() does, for an activation that several parameters may be used with, as the projections of
 // attention are. Where autograd records it, and still holds the result of an earlier call for the same tensor and
-// placements, this call returns that result: the ranks communicate once for all uses, in backward too. The caller does
-// not write to the result.
+// placements, this call returns that result: the ranks communicate once for all uses, in backward too. So between
+// two uses every rank keeps, frees and writes the same tensors. The caller does not write to the result.
 at::Tensor redistribute_shared(const at::Tensor& dtensor, const Placements& placements);
 
 }  // namespace tessera::detail

@@ -63,7 +63,7 @@ void RouteExecution::begin_round() {
   CheckState& checks = mesh_->world().check_state();
   for (Joined& each : round) {
     const Progress& first = progress_[each.items.front()];
-    if (each.items.size() > 1) {  // they are packed
+    if (each.items.size() > 1) {  // the batch packs them, and holds them until then
       for (const std::size_t i : each.items) progress_[i].given.reset();
     }
     const CheckedStep step(

@@ -46,7 +46,7 @@ class Transfer {
   const std::vector<int64_t>& receive_counts() const { return receive_counts_; }
   at::Tensor unpacked(at::Tensor received, const at::Tensor& input) const;
 
-  // Says whether what is received is the result, in its order.
+  // Says whether what is received is what completed() takes, in its order.
   bool receives_result() const { return receives_in_sequence_ && receives_.size() == 1; }
   // For transfers that share a collective: empty_result() makes the tensor that received regions are stored in, and
   // completed() finishes it once all of them are.

@@ -106,11 +106,30 @@ TransferBatch::Message TransferBatch::joined_message() {
   receives_ = slots_of(&Transfer::receives, message.receive_counts);
   const bool reduces = entries_[0].transfer->reduces();
   const int64_t size = std::accumulate(message.send_counts.begin(), message.send_counts.end(), int64_t{0});
+  if (const std::optional<at::Tensor> there = in_place(sends, size)) {
+    message.data = *there;
+    return message;
+  }
   message.data = reused_empty({size}, reduces ? options_[0] : options_[0].dtype(at::kByte));
   for (const Slot& slot : sends) {
     if (slot.region->numel() > 0) slot.region->pack(entries_[slot.entry].tensor, part(message.data, slot), 0);
   }
   return message;
+}
+
+std::optional<at::Tensor> TransferBatch::in_place(const std::vector<Slot>& sends, int64_t size) const {
+  const at::Tensor& first = entries_[0].tensor;
+  if (!entries_[0].transfer->reduces() || sends.size() != entries_.size()) return std::nullopt;
+  for (const Slot& slot : sends) {
+    const Entry& entry = entries_[slot.entry];
+    const at::Tensor& tensor = entry.tensor;
+    if (!entry.owned || !tensor.has_storage() || !tensor.is_contiguous() || !tensor.is_alias_of(first) ||
+        tensor.storage_offset() != first.storage_offset() + slot.offset || slot.region->numel() != tensor.numel() ||
+        slot.region->flat_offset() != 0) {
+      return std::nullopt;
+    }
+  }
+  return first.as_strided({size}, {1}, first.storage_offset());
 }
 
 c10::SmallVector<at::Tensor, 1> TransferBatch::unpacked(const at::Tensor& received) const {

@@ -51,6 +51,9 @@ class TransferBatch {
     return entries_[entry].may_share && entries_[entry].transfer->receives_result();
   }
   Message joined_message();
+  // Returns the entries' tensors as the one tensor that they are parts of, if each lies in its slot of that already and
+  // nobody else reads them.
+  std::optional<at::Tensor> in_place(const std::vector<Slot>& sends, int64_t size) const;
   PendingCollective start(const DeviceMesh& mesh);
   c10::SmallVector<at::Tensor, 1> unpacked(const at::Tensor& received) const;
 

@@ -152,7 +152,7 @@ TEST_CASE("bench train: a peer that trains something else ends it") {
   const ShellOutcome outcome = shell(train(peer));
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code == 1);
-  CHECK(outcome.output.find("peer has the losses ") != std::string::npos);
+  CHECK(outcome.output.find("peer has the losses and norms ") != std::string::npos);
 }
 
 TEST_CASE("bench cross_entropy: three ways give the same loss, and ours keeps to the bound") {
