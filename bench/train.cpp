@@ -24,8 +24,10 @@ namespace {
 
 using namespace tessera::bench;
 
-constexpr double kTolerance = 1e-4;  // relative: float32 sums in different orders
-constexpr int kComparedSteps = 2;    // AdamW divides small gradients by their size, so roundings grow with each
+// These are relative: float32 sums in different orders. LibTorch's norm of a million floats has four digits.
+constexpr double kTolerance = 1e-4;
+constexpr double kNormTolerance = 1e-3;
+constexpr int kComparedSteps = 2;  // AdamW divides small gradients by their size, so roundings grow with each
 
 struct TrainRow {
   TrainCase size;
@@ -54,7 +56,7 @@ void check_alike(const TrainCase& size, TwoSides& sides) {
     const std::vector<double> mine = losses(way == "peer" ? sides.peer : sides.ours, way);
     bool alike = hand.size() == 2 * kComparedSteps && mine.size() == hand.size();
     for (std::size_t i = 0; alike && i < hand.size(); ++i) {
-      alike = std::abs(mine[i] - hand[i]) <= kTolerance * std::abs(hand[i]);
+      alike = std::abs(mine[i] - hand[i]) <= (i % 2 == 0 ? kTolerance : kNormTolerance) * std::abs(hand[i]);
     }
     if (!alike) {
       throw std::runtime_error(

@@ -4,15 +4,17 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <set>
 #include <stdexcept>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
-#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/abs.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/isnan.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
@@ -73,21 +75,29 @@ at::Tensor combined(const at::Tensor& values, double norm_type) {
   return norm_type == kInfinity ? values.max() : values.sum();
 }
 
+// Returns the norms of a piece's parts, of 4096 elements each. Sums of many more floats lose digits, and a copy of the
+// piece in double takes longer than the norms. Halves are computed in float.
+void add_norms(const at::Tensor& piece, double norm_type, c10::Device device, std::vector<at::Tensor>& norms) {
+  constexpr int64_t kPart = 4096;
+  const at::Tensor flat = (piece.is_complex() ? at::abs(piece) : piece).reshape(-1);
+  const int64_t whole = flat.numel() / kPart * kPart;
+  const std::optional<at::ScalarType> dtype =
+      c10::isReducedFloatingType(flat.scalar_type()) ? std::optional(at::kFloat) : std::nullopt;
+  const auto add = [&](const at::Tensor& parts) {
+    norms.push_back(at::linalg_vector_norm(parts, norm_type, {1}, /*keepdim=*/false, dtype)
+                        .to(at::TensorOptions().device(device).dtype(at::kDouble)));
+  };
+  if (whole > 0) add(flat.narrow(0, 0, whole).view({-1, kPart}));
+  if (whole < flat.numel()) add(flat.narrow(0, whole, flat.numel() - whole).unsqueeze(0));
+}
+
 // Returns what the gradients that this rank counts give to the norm: the sum of their absolute values' powers, or their
 // maximum.
 at::Tensor of_pieces(const std::vector<at::Tensor>& pieces, double norm_type, c10::Device device) {
-  std::vector<at::Tensor> filled;
-  for (const at::Tensor& piece : pieces) {
-    if (piece.numel() > 0) filled.push_back(piece.is_complex() ? at::abs(piece) : piece);
-  }
-  if (filled.empty()) return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
-  const bool is_half = std::ranges::any_of(
-      filled, [](const at::Tensor& each) { return c10::isReducedFloatingType(each.scalar_type()); });
-  // Another dtype makes a copy of each gradient. Halves have too few digits for a norm, and are exact as floats.
-  std::vector<at::Tensor> norms =
-      is_half ? at::_foreach_norm(filled, norm_type, at::kFloat) : at::_foreach_norm(filled, norm_type);
-  for (at::Tensor& norm : norms) norm = norm.to(at::TensorOptions().device(device).dtype(at::kDouble));
-  const at::Tensor all = at::stack(norms);
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& piece : pieces) add_norms(piece, norm_type, device, norms);
+  if (norms.empty()) return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
+  const at::Tensor all = at::cat(norms);
   return combined(norm_type == kInfinity ? all : all.pow(norm_type), norm_type);
 }
 

@@ -12,10 +12,10 @@ namespace tessera {
 // Scales the gradients of `parameters` in place, all by one number, so that the norm of all their elements together is
 // at most `max_norm`; returns the norm before that. It means what torch::nn::utils::clip_grad_norm_ means for the same
 // model in one process, for parameters that are plain or DTensors, on one mesh or several, of any placements and
-// dtypes: each element counts once, however it is cut or replicated. The norm of a piece is computed in its own dtype,
-// of halves in float, and these are joined in double. A tensor that is listed twice counts once. Gradients that are
-// undefined do not count. With a norm that is not finite all gradients are scaled by a number that is 0 or not finite,
-// as LibTorch does; with `error_if_nonfinite` that throws std::runtime_error, before any is scaled.
+// dtypes: each element counts once, however it is cut or replicated. The norms of parts of 4096 elements are computed
+// in the gradient's dtype, of halves in float, and joined in double. A tensor that is listed twice counts once.
+// Gradients that are undefined do not count. With a norm that is not finite all gradients are scaled by a number that
+// is 0 or not finite, as LibTorch does; with `error_if_nonfinite` that throws std::runtime_error, before any is scaled.
 //
 // `norm_type` is positive; infinity stands for the largest absolute value.
 //

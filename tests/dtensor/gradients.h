@@ -50,12 +50,13 @@ struct Parameters {
     ours.back().mutable_grad() = grad;
   }
 
-  void check_gradients() const {
+  // `least` is the tolerance of gradients in double.
+  void check_gradients(double least = 1e-13) const {
     for (std::size_t i = 0; i < ours.size(); ++i) {
       CAPTURE(i);
       const at::Tensor grad = ours[i].grad();
       const at::Tensor whole = is_dtensor(grad) ? full_tensor(grad) : grad;
-      const double tolerance = grad.scalar_type() == at::kDouble  ? 1e-13
+      const double tolerance = grad.scalar_type() == at::kDouble  ? least
                                : grad.scalar_type() == at::kFloat ? 1e-6
                                                                   : 1e-2;
       CHECK(torch::allclose(whole, plain[i].grad(), tolerance, tolerance, /*equal_nan=*/true));

@@ -141,3 +141,30 @@ TESSERA_RANKS_TEST_CASE("graphs that are kept, and gradients of gradients, of an
     CHECK(close(full_tensor(tp->parameters()[i].grad()), one->parameters()[i].grad(), 1e-11));
   }
 }
+
+TESSERA_RANKS_TEST_CASE("one gather beside data parallelism, also where some of the projections are frozen", {4}) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  for (const bool frozen : {false, true}) {
+    const auto tp = cut(mesh, 1), one = std::make_shared<Projections>(true);
+    if (frozen) {
+      for (const auto& module : {tp, one}) module->layers[1]->weight.requires_grad_(false);
+    }
+    const at::Tensor whole = leaf(sample({4, 6, 6})), part = leaf(spread(whole.detach(), mesh, {Shard(0), Shard(1)}));
+    for (int i = 0; i < 2; ++i) {
+      CommCounter counter(mesh);
+      const at::Tensor loss = tp->forward(part * 2).pow(2).sum(), want = one->forward(whole * 2).pow(2).sum();
+      CHECK(counter.count("all_gather") == 1);
+      CHECK(close(full_tensor(loss.detach()), want.detach()));
+      counter.reset();
+      loss.backward();
+      want.backward();
+      CHECK(counter.count("reduce_scatter") == 1);
+    }
+    CHECK(close(full_tensor(part.grad()), whole.grad()));
+    for (std::size_t i = 0; i < one->parameters().size(); ++i) {
+      const at::Tensor &given = tp->parameters()[i].grad(), &wanted = one->parameters()[i].grad();
+      CHECK(given.defined() == wanted.defined());
+      if (given.defined()) CHECK(close(full_tensor(given), wanted));
+    }
+  }
+}
