@@ -4,9 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <iterator>
-#include <map>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -16,6 +14,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <fmt/format.h>
 
+#include "tessera/dtensor/arriving_gradients.h"
 #include "tessera/dtensor/bucket_memory.h"
 #include "tessera/dtensor/bucket_plan.h"
 #include "tessera/dtensor/core/modes.h"
@@ -24,85 +23,18 @@
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/redistribute/async_redistributions.h"
 #include "tessera/dtensor/redistribute/route.h"
-#include "tessera/mesh/collectives/collectives.h"
 
 namespace tessera {
 namespace {
-
-constexpr char kSum = 's', kAverage = 'a', kNone = '-';
-
-// Says what is pending in a gradient of these placements (see ArrivingGradient), or nullopt where that is a reduction
-// that buckets do not have. Over one rank nothing is pending.
-std::optional<std::string> pending_in(const Placements& placements, const DeviceMesh& mesh) {
-  std::string pending;
-  for (const Placement& each : placements) {
-    if (!each.is_partial() || mesh.size(std::ssize(pending)) == 1) {
-      pending += kNone;
-    } else if (each == Partial(ReduceOp::kSum)) {
-      pending += kSum;
-    } else if (each == Partial(ReduceOp::kAvg)) {
-      pending += kAverage;
-    } else {
-      return std::nullopt;
-    }
-  }
-  return pending;
-}
-
-// Returns the placements in which `pending` reductions lead to `layout`.
-Placements before_reduction(const Placements& layout, const std::string& pending) {
-  Placements out = layout;
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    if (pending[i] == kSum) out[i] = Partial(ReduceOp::kSum);
-    if (pending[i] == kAverage) out[i] = Partial(ReduceOp::kAvg);
-  }
-  return out;
-}
-
-// Buckets share the latency of their collectives, so that routes are compared by bytes alone.
-RoutePtr bucket_route(const Spec& from, const Placements& to) {
-  CostModel by_bytes = default_cost_model(from.mesh);
-  for (Link& link : by_bytes.links) link.microseconds = 0;
-  return route_between(from, to, by_bytes);
-}
-
-// Returns the orders of all ranks of the mesh. Sends the texts only where they differ.
-std::vector<ArrivalOrder> orders_of_all(const DeviceMesh& mesh, const ArrivalOrder& mine) {
-  if (mesh.world().is_fake()) return {mine};
-  std::vector<int64_t> dims(static_cast<std::size_t>(mesh.ndim()));
-  std::iota(dims.begin(), dims.end(), 0);
-  const DeviceMesh all = mesh.merged(dims);
-  const std::string text = to_string(mine);
-  const auto size = static_cast<int64_t>(text.size());
-  const auto hash = static_cast<int64_t>(std::hash<std::string>()(text));
-  const at::Tensor heads = all_gather(at::tensor({hash, size}, at::kLong).to(mesh.device()), all, 0).cpu();
-  const auto* const head = heads.const_data_ptr<int64_t>();
-  std::vector<int64_t> sizes;
-  bool differ = false;
-  for (int64_t i = 0; i < all.size(0); ++i) {
-    differ |= head[2 * i] != hash || head[2 * i + 1] != size;
-    sizes.push_back(head[2 * i + 1]);
-  }
-  if (!differ) return {mine};
-  const at::Tensor own = at::from_blob(const_cast<char*>(text.data()), {size}, at::kByte).to(mesh.device());
-  const at::Tensor texts = all_gather(own, sizes, all, 0).cpu();
-  std::vector<ArrivalOrder> out;
-  const char* at = static_cast<const char*>(texts.const_data_ptr());
-  for (const int64_t each : sizes) {
-    out.push_back(parse_arrivals({at, static_cast<std::size_t>(each)}));
-    at += each;
-  }
-  return out;
-}
 
 class GradientBuckets final : public detail::GradientReducer, public std::enable_shared_from_this<GradientBuckets> {
  public:
   GradientBuckets(const std::vector<BucketedParameter>& parameters, const std::vector<int64_t>& data_dims,
                   const GradientBucketOptions& options)
       : mesh_(mesh_of(parameters.front().parameter)), options_(options) {
-    std::string pending(static_cast<std::size_t>(mesh_.ndim()), kNone);
+    std::string pending(static_cast<std::size_t>(mesh_.ndim()), kNothingPending);
     for (const int64_t dim : data_dims) {
-      if (mesh_.size(dim) > 1) pending[static_cast<std::size_t>(dim)] = kSum;
+      if (mesh_.size(dim) > 1) pending[static_cast<std::size_t>(dim)] = kPendingSum;
     }
     for (const BucketedParameter& each : parameters) {
       guess_.push_back({.parameter = parameters_.size(), .pending = pending});
@@ -320,7 +252,7 @@ GradientBuckets::Flags GradientBuckets::flags_of(const Bucket& bucket) const {
   int64_t sections = 1;
   Placements from(static_cast<std::size_t>(mesh_.ndim()), Replicate()), to = from;
   for (std::size_t i = 0; i < from.size(); ++i) {
-    if (first.pending[i] == kNone) continue;
+    if (first.pending[i] == kNothingPending) continue;
     from[i] = before_reduction(parameter.layout, first.pending)[i];
     if (!parameter.layout[i].is_shard()) continue;
     to[i] = Shard(0);
