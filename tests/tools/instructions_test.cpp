@@ -26,7 +26,7 @@ constexpr Limit kLimits[] = {
     {"mm", 1760},
     {"view", 2130},
     {"detach", 1870},
-    {"mul_by_a_number", 1640},
+    {"mul_by_a_number", 1730},  // the plain call itself varies by a hundred with the rows before it
     {"add_", 1270},
     {"cat_of_2", 2450},
     {"layer_norm", 4290},
