@@ -21,9 +21,9 @@
 namespace tessera::bench {
 namespace {
 
-// Where the parameters of a block are: each weight, before its bias.
+// Names the places of a block's parameters: of each weight, before its bias.
 enum BlockPlace : std::size_t { kNorm1 = 0, kQ = 2, kK = 4, kV = 6, kO = 8, kNorm2 = 10, kUp = 12, kDown = 14 };
-// Where the parameters outside the blocks are.
+// Names the places of the parameters outside the blocks.
 enum RootPlace : std::size_t { kTokens = 0, kPositions = 1, kNorm = 2, kHead = 4 };
 
 at::Tensor piece_along(const at::Tensor& whole, int64_t dim, int64_t ranks, int64_t rank) {

@@ -1,7 +1,7 @@
 """Trains a language model under PyTorch's own parallelism; train.cpp sends the commands over a socket.
 
     case DP TP ZERO HIDDEN LAYERS HEADS SEQUENCE BATCH   ->   ok
-    losses peer N                                        ->   loss and norm of the gradients of N steps from fresh parameters
+    losses peer N                                        ->   loss and norm of the gradients of each of N first steps
     peer CALLS                                           ->   microseconds per training step
 
 ZERO is 0, or 3 without tensor parallelism.
