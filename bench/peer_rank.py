@@ -9,6 +9,13 @@ import torch
 import torch.distributed as dist
 
 
+def numbers(sizes, seed, scale):
+    """Computes the same numbers as block.cpp."""
+    places = torch.arange(torch.Size(sizes).numel())
+    even = ((places * 2654435761 + 7919 * seed) % 1009 - 504).double() / 291.0
+    return (even * scale).float().view(sizes)
+
+
 def microseconds(body, calls):
     """Returns the microseconds of one call of `body`; all ranks begin together."""
     dist.barrier()

@@ -17,13 +17,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import peer_rank
 
 
-def numbers(sizes, seed, scale):
-    """Computes the same numbers as block.cpp."""
-    places = torch.arange(torch.Size(sizes).numel())
-    even = ((places * 2654435761 + 7919 * seed) % 1009 - 504).double() / 291.0
-    return (even * scale).float().view(sizes)
-
-
 class Block(torch.nn.Module):
     def __init__(self, hidden, head_size):
         super().__init__()
@@ -62,11 +55,11 @@ class Case:
         with torch.no_grad():
             for i, parameter in enumerate(block.parameters()):
                 scale = 1 / math.sqrt(parameter.shape[1]) if parameter.dim() == 2 else 0.1
-                parameter.copy_(numbers(list(parameter.shape), i, scale))
+                parameter.copy_(peer_rank.numbers(list(parameter.shape), i, scale))
         plan = {"qkv": ColwiseParallel(), "out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
         self.block = parallelize_module(block, mesh, plan)
-        self.x = numbers([sequence, batch, hidden], 100, 1).requires_grad_()
-        self.gradient = numbers([sequence, batch, hidden], 101, 1)
+        self.x = peer_rank.numbers([sequence, batch, hidden], 100, 1).requires_grad_()
+        self.gradient = peer_rank.numbers([sequence, batch, hidden], 101, 1)
 
     def step(self):
         for parameter in self.block.parameters():

@@ -42,7 +42,7 @@ struct TrainRow {
 };
 
 // Returns loss and norm of the gradients of each step.
-std::vector<double> losses(Ranks& ranks, const std::string& way) {
+std::vector<double> losses_and_norms(Ranks& ranks, const std::string& way) {
   std::istringstream in(ranks.ask(fmt::format("losses {} {}", way, kComparedSteps)).at(0));
   std::vector<double> out;
   for (double each = 0; in >> each;) out.push_back(each);
@@ -51,9 +51,9 @@ std::vector<double> losses(Ranks& ranks, const std::string& way) {
 
 // Throws std::runtime_error unless all ways have the same losses and norms of gradients.
 void check_alike(const TrainCase& size, TwoSides& sides) {
-  const std::vector<double> hand = losses(sides.ours, "hand");
+  const std::vector<double> hand = losses_and_norms(sides.ours, "hand");
   for (const std::string way : {"ours", "peer"}) {
-    const std::vector<double> mine = losses(way == "peer" ? sides.peer : sides.ours, way);
+    const std::vector<double> mine = losses_and_norms(way == "peer" ? sides.peer : sides.ours, way);
     bool alike = hand.size() == 2 * kComparedSteps && mine.size() == hand.size();
     for (std::size_t i = 0; alike && i < hand.size(); ++i) {
       alike = std::abs(mine[i] - hand[i]) <= (i % 2 == 0 ? kTolerance : kNormTolerance) * std::abs(hand[i]);

@@ -30,13 +30,6 @@ import peer_rank
 VOCABULARY = 256
 
 
-def numbers(sizes, seed, scale):
-    """Computes the same numbers as block.cpp."""
-    places = torch.arange(torch.Size(sizes).numel())
-    even = ((places * 2654435761 + 7919 * seed) % 1009 - 504).double() / 291.0
-    return (even * scale).float().view(sizes)
-
-
 class Attention(torch.nn.Module):
     def __init__(self, hidden, head_size):
         super().__init__()
@@ -91,7 +84,7 @@ class Transformer(torch.nn.Module):
         with torch.no_grad():
             for i, (name, parameter) in enumerate(self.named_parameters()):
                 if parameter.dim() == 2:
-                    parameter.copy_(numbers(list(parameter.shape), i, 0.64 / math.sqrt(hidden)))
+                    parameter.copy_(peer_rank.numbers(list(parameter.shape), i, 0.64 / math.sqrt(hidden)))
                 else:
                     parameter.fill_(0 if name.endswith("bias") else 1)
 

@@ -60,7 +60,7 @@ inline at::Tensor split_heads(const at::Tensor& x, int64_t heads) {
   return x.view({x.size(0), x.size(1), heads, -1}).transpose(1, 2);
 }
 
-// What transformers calls gelu_new.
+// Computes the activation that transformers calls gelu_new.
 inline at::Tensor gelu_new(const at::Tensor& x) {
   return 0.5 * x * (1 + torch::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x.pow(3))));
 }

@@ -83,6 +83,13 @@ std::string last_line(std::string text) {
   return text.substr(text.rfind('\n') + 1);
 }
 
+// Starts "run" on two ranks, and sends SIGTERM to the launcher once the shell's `condition` holds.
+ShellOutcome ended_by_sigterm(const Folders& folders, const std::string& options, const std::string& condition) {
+  return shell(command(folders, 2, "run", options) + " &\njob=$!\n" +
+               fmt::format("until {} 2>/dev/null || ! kill -0 $job; do sleep 0.05; done\n", condition) +
+               "kill -TERM $job\nwait $job");
+}
+
 }  // namespace
 
 TEST_CASE("train: a run prints and writes what its page says, and ends with the difference from one process") {
@@ -156,11 +163,8 @@ TEST_CASE("train: from meshes of 4 ranks to others, with accumulation, ZeRO-3 an
 TEST_CASE("train: SIGTERM saves the run and ends it") {
   const Folders folders;
   // It is sent once the run has written a step.
-  const ShellOutcome outcome =
-      shell(command(folders, 2, "run", "--mesh dp=2 --check-steps 0 --steps 1000000") + " &\njob=$!\n" +
-            fmt::format("until grep -q loss {0} 2>/dev/null || ! kill -0 $job; do sleep 0.05; done\n",
-                        folders.run("run/metrics.jsonl")) +
-            "kill -TERM $job\nwait $job");
+  const ShellOutcome outcome = ended_by_sigterm(folders, "--mesh dp=2 --check-steps 0 --steps 1000000",
+                                                "grep -q loss " + folders.run("run/metrics.jsonl"));
   CAPTURE(outcome.output);
   CHECK(outcome.exit_code == 0);
   std::smatch match;
@@ -172,11 +176,8 @@ TEST_CASE("train: SIGTERM saves the run and ends it") {
 
 TEST_CASE("train: SIGTERM after the last step, which is saved, ends it at once") {
   const Folders folders;
-  const ShellOutcome outcome =
-      shell(command(folders, 2, "run", "--mesh dp=2 --check-steps 100000000") + " &\njob=$!\n" +
-            fmt::format("until [ -e {0} ] || ! kill -0 $job; do sleep 0.05; done\n",
-                        folders.run("run/checkpoints/step_00000010/state.json")) +
-            "kill -TERM $job\nwait $job");
+  const ShellOutcome outcome = ended_by_sigterm(folders, "--mesh dp=2 --check-steps 100000000",
+                                                "test -e " + folders.run("run/checkpoints/step_00000010/state.json"));
   CAPTURE(outcome.output);
   // It may come before the ranks have seen that the state is saved.
   const bool is_seen = contains(outcome.output, "stopped after the last step, which is saved; --resume");

@@ -180,17 +180,6 @@ TESSERA_RANKS_TEST_CASE(
   CHECK(counter.total() == 4);
 }
 
-// Returns the bytes that this process asked the system to read.
-int64_t bytes_read_by_process() {
-  std::ifstream io("/proc/self/io");
-  std::string key;
-  int64_t value = 0;
-  while (io >> key >> value) {
-    if (key == "rchar:") return value;
-  }
-  return -1;
-}
-
 TESSERA_RANKS_TEST_CASE(
     "training state: a rank writes its bytes and no others, and reads the blocks of its pieces once", {2, 4}) {
   const DeviceMesh mesh = line();
