@@ -19,6 +19,7 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/collectives/replicated_check.h"
 #include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/plan.h"
 #include "tessera/placement/reduction.h"
 
@@ -168,11 +169,7 @@ void check_from_local(const at::Tensor& local, const DeviceMesh& mesh, const Pla
     throw std::invalid_argument(
         fmt::format("from_local: the tensor is of layout {}; give a dense one, to_dense()", c10::str(local.layout())));
   }
-  if (local.device().type() != mesh.device_type()) {
-    throw std::invalid_argument(fmt::format("from_local: the tensor is on {}, the mesh {} on {}; move the tensor first",
-                                            local.device().str(), mesh.to_string(),
-                                            c10::DeviceTypeName(mesh.device_type(), true)));
-  }
+  check_device(local, mesh, "from_local", "tensor");
   check_mask(local, placements, options.mask);
   if (options.stride && !options.shape) {
     throw std::invalid_argument("from_local: stride without shape; give both, or shape alone");

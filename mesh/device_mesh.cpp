@@ -8,12 +8,11 @@
 #include <unordered_map>
 #include <utility>
 
-#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "tessera/mesh/backends/nccl_group.h"
 #include "tessera/mesh/device_type.h"
 #include "tessera/mesh/group_options.h"
 
@@ -98,11 +97,14 @@ void check_arguments(const std::shared_ptr<World>& world, c10::DeviceType device
     throw std::invalid_argument(fmt::format("DeviceMesh: device type '{}' is not supported; use cpu or cuda",
                                             c10::DeviceTypeName(device_type, /*lower_case=*/true)));
   }
-  if (device_type == c10::DeviceType::CUDA && !at::detail::getCUDAHooks().hasCUDA()) {
-    throw std::runtime_error(fmt::format(
-        "DeviceMesh: a mesh on cuda was asked for, and rank {} has no CUDA device ({}); use \"cpu\"", world->rank(),
-        built_with_nccl() ? "no GPU was found" : "this build is without CUDA: build with --config=cuda"));
-  }
+}
+
+// Makes the rank's GPU the calling thread's current device, for what the caller makes without naming one.
+void make_current(const World& world, c10::DeviceType type) {
+  if (type == c10::DeviceType::CPU || world.is_fake()) return;
+  const c10::Device device = world.device(type);
+  const c10::impl::VirtualGuardImpl guard(type);
+  if (guard.getDevice() != device) guard.setDevice(device);
 }
 
 // Returns the group options of each mesh dimension.
@@ -122,11 +124,6 @@ std::vector<GroupOptions> options_by_dim(const World& world, c10::DeviceType typ
     options[static_cast<std::size_t>(found - names.begin())] = world.normalized(option, type);
   }
   return options;
-}
-
-c10::Device device_of(const World& world, c10::DeviceType type) {
-  return type == c10::DeviceType::CPU ? c10::Device(type)
-                                      : c10::Device(type, static_cast<c10::DeviceIndex>(world.local_rank()));
 }
 
 // Invariants:
@@ -189,7 +186,7 @@ DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type,
       device_type(type),
       mesh(std::move(given_mesh)),
       options(std::move(given_options)),
-      device(device_of(*world, type)),
+      device(world->device(type)),
       coordinate(mesh.coordinate_of(world->rank())),
       id(next_mesh_id()) {
   for (int64_t d = 0; d < mesh.ndim(); ++d) {
@@ -202,6 +199,7 @@ DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type,
 DeviceMesh::DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh,
                        const MeshDimOptions& options) {
   check_arguments(world, device_type, mesh);
+  make_current(*world, device_type);
   std::vector<GroupOptions> by_dim = options_by_dim(*world, device_type, mesh, options);
   const InternTable::Key key{world->id(), device_type, std::move(mesh), std::move(by_dim)};
   impl_ = intern_table().get<Impl>(

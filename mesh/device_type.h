@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include <c10/core/DeviceType.h>
@@ -9,5 +11,10 @@ namespace tessera {
 // Returns the device type called "cpu" or "cuda". On any other name throws std::invalid_argument, whose text starts
 // with `function`.
 c10::DeviceType parse_device(const char* function, const std::string& device);
+
+// Returns the CUDA device of rank `rank`, which is process number `local_rank` of its host: device `given`, or the only
+// one that the process sees, as under srun --gpus-per-task=1, or the one with the number of the process. Throws
+// std::runtime_error when there is no such device.
+int cuda_device_of(int64_t rank, int64_t local_rank, std::optional<int> given);
 
 }  // namespace tessera

@@ -39,7 +39,7 @@ class GroupTable {
     int64_t size = 1;
     std::chrono::milliseconds timeout = std::chrono::minutes(5);
     bool one_host = false;
-    int device_index = 0;
+    std::function<c10::Device(c10::DeviceType)> device_of = [](c10::DeviceType type) { return c10::Device(type); };
     bool fake = false;
     CpuBackend cpu_backend = CpuBackend::kGloo;
     MakeGroup make_group;        // when set, makes the groups instead of cpu_backend and NCCL

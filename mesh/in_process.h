@@ -12,6 +12,7 @@ namespace tessera {
 
 struct InProcessOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // limit of each wait for other ranks
+  int device_index = 0;                                         // the CUDA device that all ranks share
 };
 
 // Runs `body` on `size` ranks, each a thread of this process with its own World, and returns when all have ended:
@@ -27,6 +28,9 @@ struct InProcessOptions {
 // time. The ranks share this machine's cores: with OMP_NUM_THREADS=1 operators on large tensors do not start more
 // threads on each rank.
 //
+// A mesh on "cuda" puts the tensors of all ranks on one GPU, for development and tests. Backward runs on each rank's
+// own thread: LibTorch's one thread per GPU could not serve ranks that wait for each other.
+//
 // When a rank throws, the current or next collective of the other ranks throws too, as between processes. When all
 // ranks have ended, this function then throws std::runtime_error, in which the error of the rank that failed first is
 // nested: "rank 2 of 8: index 7 is out of range". When a rank's body returns while others still wait for it, these get
@@ -36,7 +40,8 @@ void run_in_process(int64_t size, const std::function<void(const std::shared_ptr
 
 // Returns the Worlds of such ranks, ordered by rank, for threads that the caller starts: give each thread one. A rank
 // leaves its groups when its World is destroyed. Under autocast each thread must first call
-// at::autocast::set_autocast_cache_enabled(false).
+// at::autocast::set_autocast_cache_enabled(false), and on a GPU
+// c10::AutogradState::get_tls_state().set_multithreading_enabled(false).
 std::vector<std::shared_ptr<World>> make_in_process_worlds(int64_t size, const InProcessOptions& options = {});
 
 }  // namespace tessera

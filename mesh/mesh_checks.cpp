@@ -17,11 +17,14 @@ void check_one_dimension(const DeviceMesh& mesh, const char* who) {
       fmt::format("{}: mesh {} does not have this rank; call it on the mesh's ranks alone", who, mesh.to_string()));
 }
 
+bool is_on_device(const at::Tensor& tensor, const DeviceMesh& mesh) {
+  return tensor.device() == mesh.device() || (tensor.is_cpu() && mesh.device_type() == c10::DeviceType::CPU);
+}
+
 void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* who, const char* what) {
-  if (!tensor.defined() || tensor.device().type() == mesh.device_type()) return;
+  if (!tensor.defined() || is_on_device(tensor, mesh)) return;
   throw std::invalid_argument(fmt::format("{}: the {} is on {}, the mesh {} on {}; move the tensor first", who, what,
-                                          tensor.device().str(), mesh.to_string(),
-                                          c10::DeviceTypeName(mesh.device_type(), true)));
+                                          tensor.device().str(), mesh.to_string(), mesh.device().str()));
 }
 
 void refuse_alone(const DeviceMesh& mesh, const char* who, const std::string& why) {

@@ -12,7 +12,10 @@ namespace tessera {
 // Throws std::invalid_argument, "WHO: ...", unless `mesh` is 1-D and contains this rank.
 void check_one_dimension(const DeviceMesh& mesh, const char* who);
 
-// Throws std::invalid_argument, "WHO: ...", if `tensor` is defined and not on the mesh's device type. The text calls it
+// Says whether the tensor is on this rank's device of the mesh; any CPU device is the CPU.
+bool is_on_device(const at::Tensor& tensor, const DeviceMesh& mesh);
+
+// Throws std::invalid_argument, "WHO: ...", if `tensor` is defined and not on the mesh's device. The text calls it
 // `what`.
 void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* who, const char* what);
 

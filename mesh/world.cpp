@@ -20,6 +20,7 @@
 #include "tessera/mesh/check_state.h"
 #include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/mismatch.h"
+#include "tessera/mesh/device_type.h"
 #include "tessera/mesh/environment.h"
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/group_table.h"
@@ -148,18 +149,25 @@ struct World::Impl {
                 .size = options.size,
                 .timeout = options.timeout,
                 .one_host = options.local_size == options.size,
-                .device_index = static_cast<int>(options.local_rank),
+                .device_of = [this](c10::DeviceType type) { return device(type); },
                 .fake = options.fake,
                 .cpu_backend = options.cpu_backend,
                 .make_group = options.make_group,
-                .busy = [this] {
-                  const std::thread::id inside = owner.load();
-                  return inside != std::thread::id{} && inside != std::this_thread::get_id();
-                }}) {
+                .busy =
+                    [this] {
+                      const std::thread::id inside = owner.load();
+                      return inside != std::thread::id{} && inside != std::this_thread::get_id();
+                    }}) {
     checks.enabled = options.checked;
   }
 
   bool has_peers() const { return options.size > 1 && !options.fake; }
+  c10::Device device(c10::DeviceType type) const {
+    if (type == c10::DeviceType::CPU) return c10::Device(type);
+    if (options.fake) return {type, 0};
+    const int index = cuda_device_of(options.rank, options.local_rank, options.device_index);
+    return {type, static_cast<c10::DeviceIndex>(index)};
+  }
 
   const WorldOptions options;
   const uint64_t id = next_world_id();
@@ -235,6 +243,7 @@ uint64_t World::id() const { return impl_->id; }
 int64_t World::rank() const { return impl_->options.rank; }
 int64_t World::size() const { return impl_->options.size; }
 int64_t World::local_rank() const { return impl_->options.local_rank; }
+c10::Device World::device(c10::DeviceType type) const { return impl_->device(type); }
 int64_t World::local_size() const { return impl_->options.local_size; }
 int64_t World::ranks_per_host() const {
   if (!impl_->has_peers()) return local_size();

@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,7 +57,8 @@ struct WorldOptions {
   int64_t size = 1;
   int64_t local_rank = 0;
   int64_t local_size = 1;
-  c10::intrusive_ptr<c10d::Store> store;                        // needed when size > 1
+  std::optional<int> device_index;        // this rank's CUDA device; without one it is chosen as World::device() says
+  c10::intrusive_ptr<c10d::Store> store;  // needed when size > 1
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // limit of each wait for other ranks
   CpuBackend cpu_backend = CpuBackend::kGloo;                   // kMpi: the ranks are the processes of one MPI job
   bool fake = false;                                            // collectives move nothing: plans for any world size
@@ -106,6 +108,10 @@ class World : public std::enable_shared_from_this<World> {
   // store when its world is made. The first call reads it, waiting at most timeout(); throws std::runtime_error when it
   // is not there by then.
   int64_t ranks_per_host() const;
+  // Returns the device of this rank's tensors: the CPU, or a CUDA device, which is the one that WorldOptions gave, or
+  // the only one that the process sees, or the one with the number of its local rank; cuda:0 in a fake world. Throws
+  // std::runtime_error when there is none or when there are too few.
+  c10::Device device(c10::DeviceType type) const;
   bool is_fake() const;
   CpuBackend cpu_backend() const;
   std::chrono::milliseconds timeout() const;

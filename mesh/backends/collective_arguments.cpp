@@ -61,8 +61,8 @@ bool same_operation(const CollectiveArguments& a, const CollectiveArguments& b) 
   return std::string_view(a.kind) == b.kind && a.op == b.op && a.root == b.root;
 }
 
-// Returns whether the values are one run of bytes in memory.
-bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && is_in_memory(tensor); }
+// Returns whether the values are one run of bytes in the host's memory.
+bool is_plain(const at::Tensor& tensor) { return tensor.is_cpu() && tensor.is_contiguous() && is_in_memory(tensor); }
 
 char* start_of(const Buffer& buffer) {
   return static_cast<char*>(buffer.tensor.data_ptr()) + buffer.offset * buffer.tensor.element_size();

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// Describes elements of a CPU tensor that one rank gives to another, or the memory for those that it takes: `count`
+// Describes elements of a tensor that one rank gives to another, or the memory for those that it takes: `count`
 // elements from `offset` on, in row-major order. With `whole` they are the whole tensor, and its shape counts too.
 struct Buffer {
   at::Tensor tensor;

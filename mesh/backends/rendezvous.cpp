@@ -36,6 +36,15 @@ Raise has_left(const std::vector<int64_t>& ranks) {
   return [text, ranks] { throw WaitError(WaitError::Cause::kLeft, text, ranks); };
 }
 
+// A rank whose wait failed may drop its tensors before the work on them is done.
+void keep(const std::vector<CollectiveArguments>& arguments, const std::vector<StreamPoint>& joined) {
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    for (const auto* buffers : {&arguments[i].give, &arguments[i].take}) {
+      for (const Buffer& buffer : *buffers) joined[i].keep(buffer.tensor);
+    }
+  }
+}
+
 // Runs `body` and returns a function that throws its error again, or nullptr.
 template <typename Body>
 Raise error_of(const Body& body) {
@@ -56,11 +65,13 @@ class Rendezvous::Event {
   // The members below are accessed under the mutex of the rendezvous.
   bool running = false;         // all ranks have joined, so it ends soon in any case
   std::function<void()> raise;  // throws its error; nullptr if it has none
+  StreamPoint moved;            // where the work that moves its data has been queued
   std::condition_variable finished;
 };
 
 struct Rendezvous::Round : Rendezvous::Event {
   std::vector<CollectiveArguments> arguments;
+  std::vector<StreamPoint> joined;  // what each rank had queued before
   std::vector<bool> came;
   std::size_t count = 0;
   uint64_t number = 0;
@@ -68,15 +79,17 @@ struct Rendezvous::Round : Rendezvous::Event {
 
 struct Rendezvous::Message : Rendezvous::Event {
   Buffer buffer;
+  StreamPoint joined;
   Address address;
   Half half = Half::kSend;
 };
 
-Rendezvous::Rendezvous(std::vector<int64_t> ranks)
-    : ranks_(std::move(ranks)), next_(ranks_.size(), 0), left_(ranks_.size(), false) {}
+Rendezvous::Rendezvous(std::vector<int64_t> ranks, c10::Device device)
+    : ranks_(std::move(ranks)), device_(device), next_(ranks_.size(), 0), left_(ranks_.size(), false) {}
 
 Rendezvous::EventPtr Rendezvous::join(int rank, CollectiveArguments arguments) {
   const auto place = static_cast<std::size_t>(rank);
+  const StreamPoint joined = StreamPoint::here(device_);
   std::shared_ptr<Round> round;
   {
     const std::lock_guard lock(mutex_);
@@ -84,11 +97,13 @@ Rendezvous::EventPtr Rendezvous::join(int rank, CollectiveArguments arguments) {
     while (first_ + rounds_.size() <= number) {
       rounds_.push_back(std::make_shared<Round>());
       rounds_.back()->arguments.resize(ranks_.size());
+      rounds_.back()->joined.resize(ranks_.size());
       rounds_.back()->came.resize(ranks_.size());
       rounds_.back()->number = first_ + rounds_.size() - 1;
     }
     round = rounds_[static_cast<std::size_t>(number - first_)];
     round->arguments[place] = std::move(arguments);
+    round->joined[place] = joined;
     round->came[place] = true;
     if (++round->count == ranks_.size()) {
       // Each rank joins the rounds in order, so this complete round is the first one.
@@ -108,10 +123,16 @@ void Rendezvous::run(Round& round) {
   const std::string difference = mismatch(round.arguments, ranks_);
   const Raise raise =
       difference.empty()
-          ? error_of([&] { carry_out(round.arguments); })
+          ? error_of([&] {
+              for (const StreamPoint& joined : round.joined) joined.wait();
+              carry_out(round.arguments);
+              keep(round.arguments, round.joined);
+            })
           : mismatched(fmt::format("the ranks disagree on collective {} of their group: {}", round.number, difference));
+  const StreamPoint moved = StreamPoint::here(device_);
   const std::lock_guard lock(mutex_);
   round.arguments.clear();
+  round.moved = moved;
   finish(round, raise);
 }
 
@@ -126,6 +147,7 @@ Rendezvous::EventPtr Rendezvous::receive(int at, int from, int tag, Buffer buffe
 Rendezvous::EventPtr Rendezvous::post(const Address& address, Half half, Buffer buffer) {
   auto message = std::make_shared<Message>();
   message->buffer = std::move(buffer);
+  message->joined = StreamPoint::here(device_);
   message->address = address;
   message->half = half;
   std::shared_ptr<Message> other;
@@ -153,12 +175,19 @@ Rendezvous::EventPtr Rendezvous::post(const Address& address, Half half, Buffer 
 void Rendezvous::deliver(Message& sent, Message& expected) {
   const std::string difference = misfit(sent.buffer, expected.buffer);
   const auto [from, to, tag] = sent.address;
-  const Raise raise = difference.empty() ? error_of([&] { copy_buffer(sent.buffer, expected.buffer); })
+  const auto copy = [&] {
+    for (const Message* message : {&sent, &expected}) message->joined.wait();
+    copy_buffer(sent.buffer, expected.buffer);
+    for (const Message* message : {&sent, &expected}) message->joined.keep(message->buffer.tensor);
+  };
+  const Raise raise = difference.empty() ? error_of(copy)
                                          : mismatched(fmt::format("rank {} sends rank {} with tag {} {}",
                                                                   job_rank(from), job_rank(to), tag, difference));
+  const StreamPoint moved = StreamPoint::here(device_);
   const std::lock_guard lock(mutex_);
   for (Message* message : {&sent, &expected}) {
     message->buffer = {};
+    message->moved = moved;
     finish(*message, raise);
   }
 }
@@ -179,6 +208,8 @@ void Rendezvous::wait(const EventPtr& event, std::chrono::milliseconds timeout) 
     event->finished.wait(lock, done);
   }
   if (event->raise != nullptr) event->raise();
+  lock.unlock();
+  event->moved.wait();
 }
 
 void Rendezvous::give_up(Event& event, std::chrono::milliseconds after) {

@@ -15,12 +15,16 @@
 #include <vector>
 
 #include "tessera/mesh/backends/collective_arguments.h"
+#include "tessera/mesh/core/stream_point.h"
 
 namespace tessera {
 
 // Lets the ranks of one group, which are threads, run collectives and exchange messages. Each rank's n-th collective
 // joins the n-th round; the rank that joins last executes the round for all and wakes them, so that a rank sleeps at
 // most once per collective. A send waits for its receive, or a receive for its send, in the same way.
+//
+// Work on a GPU is queued, so "done" means that it has been queued: the thread that executes a round makes its stream
+// wait for what each rank had queued when it joined, and wait() makes a rank's stream wait for the round.
 //
 // Invariants:
 //   - All shared state is accessed under the mutex, or by the one thread that executes a round between two acquisitions
@@ -32,7 +36,8 @@ class Rendezvous {
   class Event;
   using EventPtr = std::shared_ptr<Event>;
 
-  explicit Rendezvous(std::vector<int64_t> ranks);
+  // All buffers are on `device`.
+  Rendezvous(std::vector<int64_t> ranks, c10::Device device);
 
   // None of these waits for another rank. wait() throws the errors: bad arguments, a closed rendezvous, a rank that has
   // left.
@@ -74,6 +79,7 @@ class Rendezvous {
   std::string text_of(const Address& address, Half half) const;
 
   const std::vector<int64_t> ranks_;
+  const c10::Device device_;
   mutable std::mutex mutex_;
   std::vector<uint64_t> next_;  // the number of the round that each rank joins next
   std::deque<std::shared_ptr<Round>> rounds_;

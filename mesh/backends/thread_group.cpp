@@ -53,7 +53,7 @@ class ThreadWork : public c10d::Work {
 // Collects the arguments of one rank, and the first fault in them.
 class Builder {
  public:
-  Builder(const char* kind, std::size_t size) : size_(size) { made_.kind = kind; }
+  Builder(const char* kind, std::size_t size, c10::Device device) : size_(size), device_(device) { made_.kind = kind; }
 
   Builder& op(const c10d::ReduceOp& op) {
     made_.op = static_cast<c10d::ReduceOp::RedOpType>(op);
@@ -94,10 +94,10 @@ class Builder {
  private:
   bool usable(const at::Tensor& tensor) {
     const bool fits =
-        tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() && tensor.has_storage();
+        tensor.defined() && tensor.layout() == at::kStrided && tensor.device() == device_ && tensor.has_storage();
     if (!fits) {
-      fault(fmt::format("a tensor of {} cannot be sent between threads; give a dense tensor on the CPU",
-                        tensor.defined() ? tensor.toString() : "no type"));
+      fault(fmt::format("a tensor of {} cannot be sent between threads; give a dense tensor on {}",
+                        tensor.defined() ? tensor.toString() : "no type", device_.str()));
     }
     return fits;
   }
@@ -106,6 +106,7 @@ class Builder {
 
   CollectiveArguments made_;
   const std::size_t size_;
+  const c10::Device device_;
 };
 
 Builder& Builder::add(std::vector<Buffer>& buffers, const Tensors& tensors, std::size_t count) {
@@ -152,8 +153,9 @@ std::vector<int64_t> Builder::counts(const at::Tensor& tensor, const std::vector
 
 class ThreadBackend : public c10d::Backend {
  public:
-  ThreadBackend(std::shared_ptr<Rendezvous> rendezvous, int rank, int size, std::chrono::milliseconds timeout)
-      : Backend(rank, size), rendezvous_(std::move(rendezvous)), timeout_(timeout) {}
+  ThreadBackend(std::shared_ptr<Rendezvous> rendezvous, int rank, int size, c10::Device device,
+                std::chrono::milliseconds timeout)
+      : Backend(rank, size), rendezvous_(std::move(rendezvous)), device_(device), timeout_(timeout) {}
 
   const std::string getBackendName() const override { return "threads"; }
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
@@ -229,7 +231,7 @@ class ThreadBackend : public c10d::Backend {
 
  private:
   std::size_t size() const { return static_cast<std::size_t>(getSize()); }
-  Builder start(const char* kind) const { return {kind, size()}; }
+  Builder start(const char* kind) const { return {kind, size(), device_}; }
 
   // c10d's lists have one list per device of this rank, of which there is one.
   static const Tensors& only(Builder& builder, const std::vector<Tensors>& lists) {
@@ -258,16 +260,17 @@ class ThreadBackend : public c10d::Backend {
   }
 
   const std::shared_ptr<Rendezvous> rendezvous_;
+  const c10::Device device_;
   std::chrono::milliseconds timeout_;
 };
 
 }  // namespace
 
-std::shared_ptr<Rendezvous> ThreadHub::rendezvous(const std::vector<int64_t>& ranks) {
+std::shared_ptr<Rendezvous> ThreadHub::rendezvous(const std::vector<int64_t>& ranks, c10::Device device) {
   const std::lock_guard lock(mutex_);
-  std::shared_ptr<Rendezvous>& found = rendezvous_of_[ranks];
+  std::shared_ptr<Rendezvous>& found = rendezvous_of_[{ranks, device.type()}];
   if (found) return found;
-  found = std::make_shared<Rendezvous>(ranks);
+  found = std::make_shared<Rendezvous>(ranks, device);
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     if (left_.contains(ranks[i])) found->leave(static_cast<int>(i));
   }
@@ -277,22 +280,22 @@ std::shared_ptr<Rendezvous> ThreadHub::rendezvous(const std::vector<int64_t>& ra
 void ThreadHub::leave(int64_t rank) {
   const std::lock_guard lock(mutex_);
   left_.insert(rank);
-  for (const auto& [ranks, rendezvous] : rendezvous_of_) {
+  for (const auto& [key, rendezvous] : rendezvous_of_) {
+    const auto& ranks = key.first;
     const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     if (place < static_cast<int64_t>(ranks.size())) rendezvous->leave(static_cast<int>(place));
   }
 }
 
 BackendGroup make_thread_group(const std::shared_ptr<ThreadHub>& hub, const GroupRequest& request) {
-  if (request.device != c10::DeviceType::CPU) {
-    throw std::invalid_argument(fmt::format(
-        "ranks that are threads of one process exchange CPU tensors alone, not those on {}; use a mesh on \"cpu\"",
-        c10::DeviceTypeName(request.device, /*lower_case=*/true)));
-  }
-  const std::shared_ptr<Rendezvous> rendezvous = hub->rendezvous(request.ranks);
-  return {.backend = c10::make_intrusive<ThreadBackend>(rendezvous, request.rank, request.size, request.timeout),
-          .close = [rendezvous] { rendezvous->close(); },
-          .closes_while_busy = true};
+  const c10::Device device = request.device == c10::DeviceType::CPU
+                                 ? c10::Device(request.device)
+                                 : c10::Device(request.device, static_cast<c10::DeviceIndex>(request.device_index));
+  const std::shared_ptr<Rendezvous> rendezvous = hub->rendezvous(request.ranks, device);
+  return {
+      .backend = c10::make_intrusive<ThreadBackend>(rendezvous, request.rank, request.size, device, request.timeout),
+      .close = [rendezvous] { rendezvous->close(); },
+      .closes_while_busy = true};
 }
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "tessera/mesh/backends/backend_group.h"
@@ -13,18 +14,19 @@ namespace tessera {
 
 class Rendezvous;
 
-// Keeps the groups of an in-process world, by their ranks. The Worlds of all its ranks share one hub. Any thread may
-// call its functions.
+// Keeps the groups of an in-process world, by their ranks and device type. The Worlds of all its ranks share one hub.
+// Any thread may call its functions.
 class ThreadHub {
  public:
-  // Returns the group of `ranks`; the first call makes it.
-  std::shared_ptr<Rendezvous> rendezvous(const std::vector<int64_t>& ranks);
+  // Returns the group of `ranks` for tensors on `device`; the first call makes it.
+  std::shared_ptr<Rendezvous> rendezvous(const std::vector<int64_t>& ranks, c10::Device device);
   // Says that this rank will not communicate again, in any group. Ranks that wait for it get an error.
   void leave(int64_t rank);
 
  private:
   std::mutex mutex_;
-  std::map<std::vector<int64_t>, std::shared_ptr<Rendezvous>> rendezvous_of_;
+  using Key = std::pair<std::vector<int64_t>, c10::DeviceType>;
+  std::map<Key, std::shared_ptr<Rendezvous>> rendezvous_of_;
   std::set<int64_t> left_;
 };
 
@@ -34,7 +36,8 @@ class ThreadHub {
 // operation, reduction, dtype or counts, wait() throws MismatchError on all of them. A send is done when its message
 // has been received; works may be waited for in any order.
 //
-// Throws std::invalid_argument for CUDA tensors, since it only copies CPU memory.
+// Tensors are on the CPU, or all on one GPU, `request.device_index`. There wait() makes the current stream wait for the
+// result and does not block the host for it.
 BackendGroup make_thread_group(const std::shared_ptr<ThreadHub>& hub, const GroupRequest& request);
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/mismatch.h"
+#include "tessera/mesh/mesh_checks.h"
 
 namespace tessera {
 namespace {
@@ -53,7 +54,7 @@ void check_tensor(const CollectiveCall& call, const at::Tensor& tensor) {
   if (!tensor.defined()) throw std::invalid_argument(fmt::format("{}: the tensor is undefined", call.kind));
   detail::refuse_deferred(call.kind, tensor);
   if (has_no_data(tensor)) throw std::invalid_argument(no_data(call.kind));
-  if (tensor.device().type() != call.mesh.device_type() || tensor.layout() != at::kStrided) {
+  if (!is_on_device(tensor, call.mesh) || tensor.layout() != at::kStrided) {
     throw std::invalid_argument(fmt::format(
         "{}: a {} tensor on {} cannot be sent on mesh {}; move it with to(mesh.device())", call.kind,
         tensor.layout() == at::kStrided ? "dense" : "sparse", tensor.device().str(), call.mesh.to_string()));

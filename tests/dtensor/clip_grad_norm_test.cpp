@@ -247,7 +247,7 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: meshes that share no rank, with ranks 
 }
 
 TESSERA_RANKS_TEST_CASE("clip_grad_norm_: stages of a pipeline, of which each rank lists its own parameters", {2, 4}) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, world()->size() / 2}, {"pp", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, world()->size() / 2}, {"pp", "tp"}, world());
   const auto stage = static_cast<double>(mesh.local_rank("pp"));
   const DeviceMesh tp = mesh["tp"];
   for (const double norm_type : {2.0, kInf}) {

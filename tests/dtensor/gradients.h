@@ -20,12 +20,12 @@ namespace tessera::testing {
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-inline DeviceMesh line(int64_t size) { return init_device_mesh("cpu", {size}, {"tp"}, world()); }
+inline DeviceMesh line(int64_t size) { return init_device_mesh(device_name(), {size}, {"tp"}, world()); }
 
 // Returns the mesh {dp, tp}, with two data ranks where the number of ranks is even.
 inline DeviceMesh grid() {
   const int64_t size = world()->size(), dp = size % 2 == 0 ? 2 : 1;
-  return init_device_mesh("cpu", {dp, size / dp}, {"dp", "tp"}, world());
+  return init_device_mesh(device_name(), {dp, size / dp}, {"dp", "tp"}, world());
 }
 
 inline at::Tensor numbers(at::IntArrayRef shape, double seed) {

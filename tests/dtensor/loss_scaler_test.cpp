@@ -95,7 +95,7 @@ TESSERA_RANKS_TEST_CASE("LossScaler: one all-reduce of four bytes per mesh dimen
 }
 
 TESSERA_RANKS_TEST_CASE("LossScaler: stages of a pipeline leave out a step together", {2, 4}) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, world()->size() / 2}, {"pp", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, world()->size() / 2}, {"pp", "tp"}, world());
   for (int64_t rank = 0; rank < world()->size(); ++rank) {
     Scaled job({mesh["tp"]});
     LossScaler scaler({.stages = mesh["pp"]});

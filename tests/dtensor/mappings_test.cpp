@@ -203,7 +203,7 @@ TESSERA_RANKS_TEST_CASE("a gather of dimension 0 or of other dtypes, and ranks n
 }
 
 TESSERA_RANKS_TEST_CASE("experts: the same over two mesh dimensions as one", {4}) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"ep", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"ep", "tp"}, world());
   const DeviceMesh both = mesh.merged({0, 1});
   for (const Region& region : regions(4)) check_region(region, both, [](const at::Tensor& t) { return t.clone(); });
 }
@@ -233,7 +233,7 @@ TESSERA_RANKS_TEST_CASE("arguments that regions cannot take are refused before a
                         {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({4, 2});
-  const DeviceMesh plane = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world());
+  const DeviceMesh plane = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world());
   CommCounter counter(mesh);
   CHECK_THROWS_WITH_AS(copy_to_region(x, plane), doctest::Contains("mesh[\"name\"]"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(gather_from_region(x, mesh, {.tensor_dim = 2}), doctest::Contains("it has dimensions -2 to 1"),

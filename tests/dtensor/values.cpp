@@ -7,6 +7,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/placement/layout.h"
 #include "tessera/placement/reduction.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 namespace tessera::testing {
@@ -20,7 +21,7 @@ at::Tensor term(const at::Tensor& x, const Reduction& pending, int64_t n, int64_
   if (kind == "sum" || kind == "masked sum") return me == 0 ? x - n * (n - 1) / 2 : at::full_like(x, me);
   if (kind == "avg") return ((me == 0 ? x : at::zeros_like(x)) + (2 * me - (n - 1))) * n;
   if (kind == "product") return me == 0 ? (odd ? -x : x) : at::full_like(x, 1).neg();
-  const at::Tensor mine = (at::arange(x.numel()) % n == me).view(x.sizes());
+  const at::Tensor mine = (at::arange(x.numel(), x.device()) % n == me).view(x.sizes());
   if (kind == "bit_and") return at::where(mine, x, x.scalar_type() == at::kBool ? x | true : x | (8 * me));
   if (kind == "bit_or") return at::where(mine, x, me % 2 == 0 ? at::zeros_like(x) : x);
   if (kind == "bit_xor") return at::where(mine, x, at::zeros_like(x));
@@ -42,7 +43,7 @@ std::vector<int64_t> coordinate(const DeviceMesh& mesh) { return *mesh.coordinat
 DeviceMesh mesh_over(std::vector<int64_t> shape) {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < shape.size(); ++i) names.push_back("d" + std::to_string(i));
-  return init_device_mesh("cpu", std::move(shape), names, world());
+  return init_device_mesh(device_name(), std::move(shape), names, world());
 }
 
 DeviceMesh line() { return mesh_over({world()->size()}); }
@@ -56,12 +57,14 @@ std::vector<DeviceMesh> meshes() {
 at::Tensor whole_numbers(at::IntArrayRef shape, at::ScalarType dtype, int64_t seed) {
   const int64_t count = c10::multiply_integers(shape);
   const int64_t limit = dtype == at::kBool ? 2 : 5;
-  return ((at::arange(count) * 7 + at::arange(count).div(3, "floor") + seed) % limit).view(shape).to(dtype);
+  return ((at::arange(count) * 7 + at::arange(count).div(3, "floor") + seed) % limit).view(shape).to(device(), dtype);
 }
 
 at::Tensor sample(at::IntArrayRef shape, int64_t seed, at::ScalarType dtype) {
   const int64_t count = c10::multiply_integers(shape);
-  return at::sin(at::arange(count, at::kDouble) * 1.7 + 0.37 * static_cast<double>(seed) + 0.1).view(shape).to(dtype);
+  return at::sin(at::arange(count, at::kDouble) * 1.7 + 0.37 * static_cast<double>(seed) + 0.1)
+      .view(shape)
+      .to(device(), dtype);
 }
 
 at::Tensor spread(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {

@@ -8,6 +8,7 @@
 
 #include <doctest/doctest.h>
 
+#include "tessera/tests/harness/device_name.h"
 #include "tessera/tests/harness/rank_report.h"
 #include "tessera/tests/harness/skip.h"
 

@@ -1,4 +1,5 @@
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/in_process.h"
 #include "tessera/tests/harness/refused.h"
 
 #include <chrono>
@@ -229,6 +230,8 @@ TEST_CASE("what is no mesh of this world is refused") {
 }
 
 TEST_CASE("a mesh on cuda where there is none says so, and what to do") {
-  check_refused<std::runtime_error>([] { init_device_mesh("cuda", {4}, {}, World::fake(2, 4)); },
+  const auto worlds = make_in_process_worlds(4);
+  check_refused<std::runtime_error>([&] { init_device_mesh("cuda", {4}, {}, worlds[2]); },
                                     "a mesh on cuda was asked for, and rank 2 has no CUDA device");
+  CHECK(init_device_mesh("cuda", {4}, {}, World::fake(2, 4)).device() == c10::Device("cuda:0"));
 }

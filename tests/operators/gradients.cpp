@@ -17,7 +17,7 @@ bool has_derivative(const at::Tensor& t) {
 
 at::Tensor drawn_like(const at::Tensor& t) {
   const at::ScalarType type = at::isComplexType(t.scalar_type()) ? at::kComplexDouble : at::kDouble;
-  return at::randn(t.sizes(), type).to(t.scalar_type());
+  return at::randn(t.sizes(), type).to(t.device(), t.scalar_type());
 }
 
 // Returns the least precise dtype of the cotangents; no gradient is more precise.

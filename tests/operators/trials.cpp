@@ -12,6 +12,7 @@
 #include "tessera/dtensor/dispatch/dispatcher.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/in_process.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/ops/rules/pieces.h"
 
 namespace tessera::testing {
@@ -104,7 +105,7 @@ Finding on_ranks(const Trial& trial, const std::function<std::string(const Devic
   Finding out;
   try {
     run_in_process(static_cast<int64_t>(num_ranks(trial.mesh_shape)), [&](const std::shared_ptr<World>& world) {
-      const DeviceMesh mesh = init_device_mesh("cpu", trial.mesh_shape, {}, world);
+      const DeviceMesh mesh = init_device_mesh(device_name(), trial.mesh_shape, {}, world);
       const std::string wrong = body(mesh, static_cast<std::size_t>(world->rank()));
       const std::lock_guard lock(mutex);
       if (!wrong.empty()) out = {.verdict = Verdict::kWrong, .text = wrong};

@@ -86,7 +86,7 @@ TESSERA_RANKS_TEST_CASE("an error on one rank is thrown on all, with that rank's
 }
 
 TESSERA_RANKS_TEST_CASE("the agreement is one small all-reduce per mesh dimension, and none with kNoSource", {4}) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
   Mlp module(4, 8, 4), alone(4, 8, 4);
   CommCounter counter(mesh);
   parallelize_module(module, mesh, {{"up", ColwiseParallel()}});

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
@@ -15,6 +16,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/tests/dtensor/whole_value.h"
+#include "tessera/tests/harness/device.h"
 
 // torch::nn code as users write it for one process, and helpers of its tests.
 namespace tessera::testing {
@@ -71,16 +73,15 @@ TORCH_MODULE(Block);
 
 // Returns random numbers that are equal on every rank and in every process.
 inline at::Tensor numbers(std::vector<int64_t> shape, uint64_t seed = 1, at::ScalarType dtype = at::kDouble) {
-  torch::manual_seed(seed);
-  return at::randn(shape, at::kDouble).to(dtype);
+  return at::randn(shape, at::detail::createCPUGenerator(seed), at::kDouble).to(device(), dtype);
 }
 
 // Gives every parameter values that are equal on every rank; a norm's weight is not 1 and its bias not 0.
 inline void fill(torch::nn::Module& module, at::ScalarType dtype = at::kDouble) {
   const at::NoGradGuard no_grad;
-  module.to(dtype);
-  torch::manual_seed(7);
-  for (at::Tensor& p : module.parameters()) p.copy_(at::randn(p.sizes(), at::kDouble) * 0.3);
+  module.to(device(), dtype);
+  const at::Generator draws = at::detail::createCPUGenerator(7);
+  for (at::Tensor& p : module.parameters()) p.copy_(at::randn(p.sizes(), draws, at::kDouble) * 0.3);
 }
 
 // Returns the largest difference over the largest magnitude of `want`. Communicates for DTensors.

@@ -306,7 +306,7 @@ TESSERA_RANKS_TEST_CASE("a user's hook that throws on one rank fails the job wit
 }
 
 TESSERA_RANKS_TEST_CASE("with data dimensions a plain activation is refused, naming from_local", {4}) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
   Mlp mlp(4, 8, 4);
   auto tp = parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
   std::string message;

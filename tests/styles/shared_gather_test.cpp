@@ -143,7 +143,7 @@ TESSERA_RANKS_TEST_CASE("graphs that are kept, and gradients of gradients, of an
 }
 
 TESSERA_RANKS_TEST_CASE("one gather beside data parallelism, also where some of the projections are frozen", {4}) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
   for (const bool frozen : {false, true}) {
     const auto tp = cut(mesh, 1), one = std::make_shared<Projections>(true);
     if (frozen) {

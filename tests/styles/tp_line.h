@@ -6,6 +6,6 @@
 namespace tessera::testing {
 
 // Returns all ranks of this test's world as a mesh of one dimension, called tp.
-inline DeviceMesh tp_line() { return init_device_mesh("cpu", {world_size()}, {"tp"}, world()); }
+inline DeviceMesh tp_line() { return init_device_mesh(device_name(), {world_size()}, {"tp"}, world()); }
 
 }  // namespace tessera::testing

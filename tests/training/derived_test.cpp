@@ -18,6 +18,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
 #include "tessera/tests/training/data_placement.h"
@@ -117,7 +118,7 @@ TEST_CASE(
     for (const std::vector<int64_t>& shape : kShapes) {
       CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
       run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
-        const DeviceMesh mesh = init_device_mesh("cpu", shape, {"dp", "tp"}, world);
+        const DeviceMesh mesh = init_device_mesh(device_name(), shape, {"dp", "tp"}, world);
         const auto make = [&] { return Uses(row.used, row.use); };
         train<torch::optim::SGD>(make, {}, waves({8, 8}, 9), mesh, torch::optim::SGDOptions(0.05).weight_decay(0.1),
                                  Under::kStrictForward);
@@ -132,7 +133,7 @@ TEST_CASE("collectives of forward: each parameter gathered once, and what is com
   for (const Row& row : rows()) {
     CAPTURE(row.why);
     run_in_process(2, [&](const std::shared_ptr<World>& world) {
-      const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
+      const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
       Uses module(row.used, row.use);
       auto zero = parallelize_module(module, mesh, {}, kZero);
       const CommCounter counter(mesh);
@@ -167,7 +168,7 @@ TEST_CASE("MultiheadAttention with data_placement equals one process, under Stri
   for (const std::vector<int64_t>& shape : kShapes) {
     CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
     run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
-      const DeviceMesh mesh = init_device_mesh("cpu", shape, {"dp", "tp"}, world);
+      const DeviceMesh mesh = init_device_mesh(device_name(), shape, {"dp", "tp"}, world);
       const auto make = [] {
         Attends module;
         const torch::NoGradGuard no_grad;

@@ -20,6 +20,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/training/data_placement.h"
 
@@ -40,7 +41,7 @@ void on_meshes(const std::function<void(const DeviceMesh&)>& body,
   for (const std::vector<int64_t>& shape : shapes) {
     CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
     run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
-      body(init_device_mesh("cpu", shape, {"dp", "tp"}, world));
+      body(init_device_mesh(device_name(), shape, {"dp", "tp"}, world));
     });
   }
 }

@@ -21,7 +21,7 @@ namespace tessera::testing {
 
 inline constexpr int64_t kWidth = 24;  // features of the transformers
 
-inline DeviceMesh grid() { return init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world()); }
+inline DeviceMesh grid() { return init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world()); }
 
 // The largest difference from one process, relative to the tensor's largest magnitude, that a test allows.
 struct Tolerance {

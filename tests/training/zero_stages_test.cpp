@@ -16,6 +16,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
 #include "tessera/tests/training/data_placement.h"
@@ -86,7 +87,7 @@ TEST_CASE("training equals one process in every stage, with nothing, little or e
        std::vector<std::vector<int64_t>>{{1, 1}, {2, 1}, {1, 2}, {3, 1}, {2, 2}, {4, 1}}) {
     CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
     run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
-      const DeviceMesh mesh = init_device_mesh("cpu", shape, {"dp", "tp"}, world);
+      const DeviceMesh mesh = init_device_mesh(device_name(), shape, {"dp", "tp"}, world);
       for (const int64_t number : {1, 2, 3}) {
         CAPTURE(number);
         for (const int64_t ahead : {int64_t{0}, int64_t{5000}, int64_t{1} << 30}) {
@@ -103,7 +104,7 @@ TEST_CASE("training equals one process in every stage, with nothing, little or e
 TEST_CASE("what a rank holds: gradients whole in stage 1, in pieces from stage 2 on, the optimizer's state in pieces") {
   (void)cases();
   run_in_process(2, [](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
     for (const int64_t number : {1, 2, 3}) {
       CAPTURE(number);
       Block module = block();
@@ -126,7 +127,7 @@ TEST_CASE("what a rank holds: gradients whole in stage 1, in pieces from stage 2
 TEST_CASE("collectives of a step: stages 1 and 2 gather a parameter once, stage 3 again in backward; few together") {
   (void)cases();
   run_in_process(2, [](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
     struct Row {
       int64_t number;
       int64_t ahead;
@@ -165,7 +166,7 @@ TEST_CASE("collectives of a step: stages 1 and 2 gather a parameter once, stage 
 TEST_CASE("a clone, a written parameter and a parameter given new values are gathered as they are now") {
   (void)cases();
   run_in_process(2, [](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
     for (const int64_t number : {2, 3}) {
       CAPTURE(number);
       torch::nn::Linear linear(6, 6);
@@ -199,7 +200,7 @@ TEST_CASE("conjugate views, and values taken over from a tensor that was written
   original->to(at::kComplexDouble);
   const at::Tensor values = original->weight.detach().clone(), x = at::eye(6, at::kComplexDouble);
   run_in_process(2, [&](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"dp", "tp"}, world);
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
     for (const int64_t number : {2, 3}) {
       CAPTURE(number);
       torch::nn::Linear linear(torch::nn::LinearOptions(6, 6).bias(false));
@@ -226,7 +227,7 @@ TEST_CASE("conjugate views, and values taken over from a tensor that was written
 TEST_CASE("replicas of shards: parameters are cut over one data dimension, and gradients reduced over both") {
   (void)cases();
   run_in_process(4, [](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 1}, {"replica", "dp", "tp"}, world);
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2, 1}, {"replica", "dp", "tp"}, world);
     Block module = block(), reference = block();
     auto parallel =
         parallelize_module(module, mesh, kBlock, {.data_placement = Shard(0), .shard_dims = std::vector<int64_t>{1}});

@@ -19,6 +19,7 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/deferred/peak_memory.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
 #include "tessera/tests/training/data_placement.h"
@@ -96,7 +97,7 @@ TEST_CASE("training equals one process on data x tensor, uneven pieces and more 
        std::vector<std::vector<int64_t>>{{1, 1}, {2, 1}, {1, 2}, {3, 1}, {2, 2}, {4, 1}}) {
     CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
     run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
-      const DeviceMesh mesh = init_device_mesh("cpu", shape, {"dp", "tp"}, world);
+      const DeviceMesh mesh = init_device_mesh(device_name(), shape, {"dp", "tp"}, world);
       const auto mlp = [&] { return copy(cases.mlp, Mlp(10, 16, 12)); };
       const auto block = [&] { return copy(cases.block, Block(24, 12, 32)); };
       const auto sgd = torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.1);
@@ -115,7 +116,7 @@ TEST_CASE("every kind of module that uses parameters, and a weight that is used 
   for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{2, 1}, {2, 2}, {4, 1}}) {
     CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
     run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
-      const DeviceMesh mesh = init_device_mesh("cpu", shape, {"dp", "tp"}, world);
+      const DeviceMesh mesh = init_device_mesh(device_name(), shape, {"dp", "tp"}, world);
       train<torch::optim::SGD>(kinds, {}, cases.ids, mesh, sgd, Under::kStrictForward);
       train<torch::optim::SGD>(kinds, kKinds, cases.ids, mesh, sgd, Under::kStrictForward);
     });
@@ -151,7 +152,7 @@ TEST_CASE("parts of a parameter that is cut twice along one dimension") {
   for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{2, 1}, {2, 2}, {4, 1}}) {
     CAPTURE(fmt::format("{} x {}", shape[0], shape[1]));
     run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
-      const DeviceMesh mesh = init_device_mesh("cpu", shape, {"dp", "tp"}, world);
+      const DeviceMesh mesh = init_device_mesh(device_name(), shape, {"dp", "tp"}, world);
       const auto sgd = torch::optim::SGDOptions(0.05);
       train<torch::optim::SGD>(packed, {}, x, mesh, sgd, Under::kStrictForward);
       train<torch::optim::SGD>(packed, {{"", ByRows()}}, x, mesh, sgd, Under::kNothing);
@@ -164,7 +165,7 @@ TEST_CASE(
     "once") {
   const Cases cases;
   run_in_process(4, [&](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world);
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world);
     const Mlp module = copy(cases.mlp, Mlp(10, 16, 12));
     auto zero = parallelize_module(module, mesh, kMlp, kZero);
     CHECK(placements_of(module->up->weight) == Placements{Shard(0).ordered(1), Shard(0)});

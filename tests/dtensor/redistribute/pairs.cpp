@@ -13,6 +13,7 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/placement/layout.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 
 namespace tessera::testing {
 namespace {
@@ -181,7 +182,7 @@ void check_pairs(const std::vector<Pair>& pairs, const std::vector<int64_t>& sha
 void check_in_process(const std::vector<Pair>& pairs, const std::vector<int64_t>& shape,
                       const std::vector<int64_t>& mesh_shape, at::ScalarType dtype) {
   run_in_process(Mesh(mesh_shape).size(), [&](const std::shared_ptr<World>& world) {
-    check_pairs(pairs, shape, init_device_mesh("cpu", mesh_shape, {}, world), dtype);
+    check_pairs(pairs, shape, init_device_mesh(device_name(), mesh_shape, {}, world), dtype);
   });
 }
 

@@ -13,6 +13,7 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/redistribute/pairs.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 
 using namespace tessera;
 using namespace tessera::testing;
@@ -41,7 +42,7 @@ TEST_CASE("two and three mesh dimensions: pairs drawn by seed, and gradients") {
 
 TEST_CASE("an all_reduce of the parts that its group needs leaves every rank its own part") {
   run_in_process(8, [](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 2}, {}, world);
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2, 2}, {}, world);
     const CostModel model = CostModel::nvlink_infiniband(mesh.mesh(), 2);
     const Placements to = {RaggedShard(0, {2, 3}), Replicate(), Shard(0)};
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax}) {
@@ -64,7 +65,7 @@ TEST_CASE("an all_reduce of the parts that its group needs leaves every rank its
 
 TEST_CASE("a sum that becomes an average is scaled without communication") {
   run_in_process(3, [](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {3}, {}, world);
+    const DeviceMesh mesh = init_device_mesh(device_name(), {3}, {}, world);
     const at::Tensor whole = whole_numbers({2, 5});
     at::Tensor sum = spread(whole, mesh, {Partial()});
     const CommCounter counter(*world);
@@ -82,7 +83,7 @@ TEST_CASE("a sum that becomes an average is scaled without communication") {
 
 TEST_CASE("a mean of halves, and a norm, whose terms would overflow") {
   run_in_process(4, [](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {4}, {}, world);
+    const DeviceMesh mesh = init_device_mesh(device_name(), {4}, {}, world);
     const auto pending = [&](double piece, const Placement& placement) {
       return from_local(at::full({8}, piece, at::kHalf), mesh, {placement});
     };

@@ -15,6 +15,7 @@
 #include "tessera/placement/placement.h"
 #include "tessera/placement/reduction.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/placement/short_names.h"
 
 using namespace tessera;
@@ -110,8 +111,9 @@ void check_terms(const Placement& placement, const DeviceMesh& mesh) {
 
 void on_meshes(const std::function<void(const DeviceMesh&)>& body) {
   for (const Sizes& shape : {Sizes{2, 2}, Sizes{2, 3}}) {
-    run_in_process(shape[0] * shape[1],
-                   [&](const std::shared_ptr<World>& world) { body(init_device_mesh("cpu", shape, {}, world)); });
+    run_in_process(shape[0] * shape[1], [&](const std::shared_ptr<World>& world) {
+      body(init_device_mesh(device_name(), shape, {}, world));
+    });
   }
 }
 

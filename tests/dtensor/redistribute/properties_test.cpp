@@ -17,6 +17,7 @@
 #include "tessera/placement/plan.h"
 #include "tessera/tests/dtensor/redistribute/pairs.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/placement/any_layout.h"
 
 using namespace tessera;
@@ -27,7 +28,7 @@ namespace {
 template <typename Body>
 void on_threads(const Change& change, const Body& body) {
   run_in_process(Mesh(change.mesh_shape).size(), [&](const std::shared_ptr<World>& world) {
-    body(init_device_mesh("cpu", change.mesh_shape, {}, world));
+    body(init_device_mesh(device_name(), change.mesh_shape, {}, world));
   });
 }
 

@@ -28,7 +28,7 @@ const std::vector<at::ScalarType> kReal = {at::kByte,        at::kChar,     at::
                                            at::kHalf,        at::kBFloat16, at::kFloat, at::kDouble, at::kFloat8_e4m3fn,
                                            at::kFloat8_e5m2, at::kUInt16,   at::kUInt32};
 
-DeviceMesh line() { return init_device_mesh("cpu", {world()->size()}, {"tp"}, world()); }
+DeviceMesh line() { return init_device_mesh(tessera::testing::device_name(), {world()->size()}, {"tp"}, world()); }
 
 // Returns what a rank holds: small whole numbers, different on every rank, exact in every dtype.
 at::Tensor held(int64_t rank, at::ScalarType dtype, at::IntArrayRef shape = {2, 3}) {
@@ -210,7 +210,7 @@ TESSERA_RANKS_TEST_CASE("no gradient passes a collective, and inference mode is 
 }
 
 TESSERA_RANKS_TEST_CASE("each mesh dimension has its own groups, and a slice shares them", {4}) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(tessera::testing::device_name(), {2, 2}, {"dp", "tp"}, world());
   const at::Tensor mine = at::full({1}, world()->rank(), at::kLong);
   const int64_t d = mesh.local_rank("dp");
   const int64_t t = mesh.local_rank("tp");
@@ -239,7 +239,7 @@ TESSERA_RANKS_TEST_CASE("a mesh over a part of the world, in any order of ranks"
 }
 
 TESSERA_RANKS_TEST_CASE("collectives are counted by kind, mesh dimension, operator and path", {4}) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(tessera::testing::device_name(), {2, 2}, {"dp", "tp"}, world());
   CommCounter counter(mesh);
   const std::string path = "layers.0.w2.weight";
   {
@@ -366,7 +366,7 @@ TESSERA_RANKS_TEST_CASE(
 }
 
 TESSERA_RANKS_TEST_CASE("collectives go over merged mesh dimensions in their order, under their name", {4}) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(tessera::testing::device_name(), {2, 2}, {"dp", "tp"}, world());
   const CommCounter counter(mesh);
   const at::Tensor mine = at::scalar_tensor(world()->rank(), at::kLong);
   CHECK(at::equal(all_gather(mine, mesh.merged({0, 1}), 0), at::tensor({0, 1, 2, 3}, at::kLong)));

@@ -52,7 +52,7 @@ Pieces product_terms(const at::Tensor& whole, int64_t n) {
 // Returns a term that is not the greatest (sign 1) or the least (sign -1).
 at::Tensor beaten_by(const at::Tensor& whole, int64_t sign) {
   if (whole.scalar_type() != at::kBool) return (whole - noise_like(whole) * sign).to(whole.scalar_type());
-  const at::Tensor any = at::rand(whole.sizes()) < 0.5;
+  const at::Tensor any = at::rand(whole.sizes(), whole.options().dtype(at::kFloat)) < 0.5;
   return sign > 0 ? whole.logical_and(any) : whole.logical_or(any);
 }
 

@@ -1,0 +1,36 @@
+#include "tessera/mesh/core/stream_point.h"
+
+#include <utility>
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace tessera {
+
+struct StreamPoint::Mark {
+  explicit Mark(c10::Stream marked) : stream(marked), event(marked.device_type()) { event.record(stream); }
+
+  const c10::Stream stream;
+  c10::Event event;
+};
+
+StreamPoint StreamPoint::here(c10::Device device) {
+  if (device.is_cpu()) return {};
+  return StreamPoint(std::make_shared<const Mark>(c10::impl::VirtualGuardImpl(device.type()).getStream(device)));
+}
+
+void StreamPoint::wait() const {
+  if (!mark_) return;
+  const c10::Stream mine = c10::impl::VirtualGuardImpl(mark_->stream.device_type()).getStream(mark_->stream.device());
+  if (mine != mark_->stream) mark_->event.block(mine);
+}
+
+void StreamPoint::keep(const at::Tensor& tensor) const {
+  if (!mark_ || !tensor.defined() || !tensor.has_storage()) return;
+  const c10::impl::VirtualGuardImpl guard(mark_->stream.device_type());
+  const c10::Stream mine = guard.getStream(mark_->stream.device());
+  if (mine != mark_->stream) guard.recordDataPtrOnStream(tensor.storage().data_ptr(), mine);
+}
+
+}  // namespace tessera

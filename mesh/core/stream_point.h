@@ -1,0 +1,32 @@
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+namespace tessera {
+
+// A StreamPoint marks how far the calling thread has given work to its current stream of a device, so that another
+// stream can wait for that work. Neither marking nor waiting blocks the host. On the CPU nothing is queued: all of this
+// does nothing. Copies share one mark.
+class StreamPoint {
+ public:
+  StreamPoint() = default;
+  static StreamPoint here(c10::Device device);
+
+  // Makes the calling thread's current stream of the device wait for the marked work, unless that is the stream of the
+  // mark, which does so by itself.
+  void wait() const;
+  // Keeps `tensor`'s memory, if it is the last to hold it, from being given out again before the calling thread's
+  // current stream has done the work that it has been given so far. Needed where that stream is not the mark's.
+  void keep(const at::Tensor& tensor) const;
+
+ private:
+  struct Mark;
+  explicit StreamPoint(std::shared_ptr<const Mark> mark) : mark_(std::move(mark)) {}
+
+  std::shared_ptr<const Mark> mark_;  // null on the CPU
+};
+
+}  // namespace tessera

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include "tessera/tests/harness/device_name.h"
+
+namespace tessera::testing {
+
+// Returns device_name() as LibTorch's type.
+inline c10::Device device() { return c10::Device(device_name()); }
+inline at::Tensor on_device(const at::Tensor& t) { return t.defined() ? t.to(device()) : t; }
+
+}  // namespace tessera::testing
