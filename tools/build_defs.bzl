@@ -181,6 +181,7 @@ def _tests(name, srcs, deps, copts, backends, env, tags, precompiled, as_one, **
             deps = deps,
             copts = copts,
             alwayslink = True,
+            visibility = ["@tessera//tests/gpu:__pkg__"],
         )
         srcs, deps = [], [":" + name + "_cases"]
     for backend in backends:

@@ -45,6 +45,7 @@ class Decider {
                       traits.name, to_string(first_spec_)));
     }
     refuse_other_layouts();
+    refuse_another_device();
     refuse_cut_statistics();
     for (const TensorArg& entry : call_.tensors) {
       if (!call_.writes(entry)) continue;
@@ -74,6 +75,20 @@ class Decider {
                     name, to_string(first_spec_)));
   }
 
+  // Moving the pieces would leave the mesh behind: the next collective would send tensors of another device.
+  void refuse_another_device() const {
+    if (call_.traits.name != "aten::_to_copy") return;
+    constexpr std::size_t kDevice = 3;
+    const at::IValue& given = call_.arg(kDevice);
+    if (given.isNone() || given.toDevice().is_meta()) return;
+    const c10::Device device = given.toDevice(), own = first_spec_.mesh.device();
+    if (device.type() == own.type() && (device.is_cpu() || !device.has_index() || device == own)) return;
+    throw std::invalid_argument(fmt::format(
+        "to: {} would go to {}, where its mesh is not; redistribute_to(x, mesh) goes to a mesh on another device, and "
+        "full_tensor(x).to(device) gives the whole value as a plain tensor",
+        to_string(first_spec_), device.str()));
+  }
+
   // In training, norms write their running statistics, which their schemas do not declare: the update of a gathered
   // copy would be lost.
   void refuse_cut_statistics() const {
@@ -96,7 +111,12 @@ class Decider {
 
   // ---- By the operator's rule
   OpCall op_call() {
-    OpCall out{.schema = call_.op.schema(), .args = call_.args(), .inputs = {}, .outputs = {}, .first_input = {}};
+    OpCall out{.schema = call_.op.schema(),
+               .args = call_.args(),
+               .inputs = {},
+               .outputs = {},
+               .first_input = {},
+               .device = first_spec_.mesh.device_type()};
     std::size_t next = 0;
     for (std::size_t i = 0; i < call_.traits.num_args; ++i) {
       out.first_input.push_back(out.inputs.size());
@@ -163,8 +183,8 @@ class Decider {
            std::all_of(choice.outputs.begin(), choice.outputs.end(), partials_commute);
   }
 
-  // LibTorch's composite kernels give wrong sizes for some tensors without elements: the rule's sizes are taken
-  // instead.
+  // LibTorch's composite kernels give wrong sizes for some tensors without elements, and meta tensors the CPU's sizes
+  // where a GPU's differ: the rule's sizes are taken instead.
   void prefer_rule_without_elements(const OpRule& rule) {
     if (!meta_results_ || rule.outputs.size() != meta_results_->size()) return;
     for (std::size_t k = 0; k < meta_results_->size(); ++k) {

@@ -3,6 +3,7 @@
 // module makes and its parameters, therefore become DTensors first, and states are cut as the batch is. They are
 // differentiable.
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/sigmoid.h>
@@ -104,8 +106,85 @@ void run_as_written(const c10::OperatorHandle& op, Stack& stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
 }
 
+// ---- On a GPU
+//
+// LibTorch gives a whole module to cuDNN, which needs the memory of its weights. So it runs on the pieces, where every
+// rank has whole sequences and whole weights; elsewhere cuDNN is not used.
+
+// Says whether each rank can run the module on its pieces: the batch alone is cut, and dropout draws nothing.
+bool runs_on_pieces(const c10::OperatorHandle& op, const Stack& args) {
+  const std::optional<int64_t> batch = batch_dim(op, args);
+  const at::Tensor x = args[0].toTensor();
+  if (!x.is_cuda() || !batch || x.dim() != 3 || !is_dtensor(x) || !mesh_of(x).is_member()) return false;
+  if (x.numel() == 0 || (args[5].toDouble() > 0 && args[6].toBool())) return false;
+  const Placement cut = Shard(*batch);
+  for (const Placement& p : placements_of(x)) {
+    if (!p.is_replicate() && !(p == cut)) return false;
+  }
+  const auto fits = [&](const at::Tensor& t, bool is_state) {
+    if (!is_dtensor(t)) return true;  // it is whole: `prepare` has made DTensors of the others
+    if (!(mesh_of(t) == mesh_of(x))) return false;
+    for (std::size_t i = 0; i < placements_of(x).size(); ++i) {
+      const bool cuts = is_state && !placements_of(x)[i].is_replicate();
+      if (!(placements_of(t)[i] == (cuts ? Shard(1) : Replicate()))) return false;
+    }
+    return true;
+  };
+  const at::IValue& states = args[1];
+  for (const at::Tensor& t : states.isTensor() ? std::vector{states.toTensor()} : states.toTensorVector()) {
+    if (!is_dtensor(t) || !fits(t, /*is_state=*/true)) return false;
+  }
+  const std::vector<at::Tensor> weights = args[2].toTensorVector();
+  return std::ranges::all_of(weights, [&](const at::Tensor& t) { return fits(t, /*is_state=*/false); });
+}
+
+// cuDNN refuses a batch without sequences. Returns such a batch with a sequence of zeros.
+at::Tensor with_one_sequence(const at::Tensor& piece, int64_t dim) {
+  std::vector<int64_t> pad(static_cast<std::size_t>(2 * (piece.dim() - dim)), 0);
+  pad.back() = 1;
+  return at::constant_pad_nd(piece, pad, 0);
+}
+
+// Each rank's pieces of the results are those of its pieces of the batch. A weight's gradient is a term on each rank
+// that has another part of the batch.
+void run_on_pieces(const c10::OperatorHandle& op, Stack& stack) {
+  const Stack args = take_args(op, stack);
+  const at::Tensor x = args[0].toTensor();
+  const DeviceMesh mesh = mesh_of(x);
+  const Placements cuts = placements_of(x);
+  Placements terms = cuts, of_states = cuts;
+  for (std::size_t i = 0; i < cuts.size(); ++i) {
+    if (cuts[i].is_replicate()) continue;
+    terms[i] = Partial();
+    of_states[i] = Shard(1);
+  }
+  const int64_t batch = *batch_dim(op, args);
+  const bool empty = to_local(x).numel() == 0;
+  Stack pieces = args;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    detail::replace_tensors(pieces[i], [&](const at::Tensor& t, std::size_t) {
+      if (!t.defined() || !is_dtensor(t)) return t;
+      const at::Tensor piece = to_local(t, i == 2 ? std::optional(terms) : std::nullopt);
+      return empty && i < 2 ? with_one_sequence(piece, i == 0 ? batch : 1) : piece;
+    });
+  }
+  mesh.world().guard(op.schema().name().c_str(), [&] { op.callBoxed(pieces); });
+  for (std::size_t k = 0; k < pieces.size(); ++k) {
+    const int64_t of_batch = k == 0 ? batch : 1;
+    at::Tensor piece = pieces[k].toTensor();
+    if (empty) piece = piece.narrow(of_batch, 0, 0);
+    std::vector<int64_t> sizes = piece.sizes().vec();
+    sizes[static_cast<std::size_t>(of_batch)] = x.size(batch);
+    pieces[k] = from_local(piece.contiguous(), mesh, k == 0 ? cuts : of_states, {.shape = sizes});
+  }
+  give(op, stack, std::move(pieces));
+}
+
+bool without_cudnn(const at::Tensor&) { return false; }
+
 void recurrent(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   prepare(op, *stack);
+  if (argument(op, "batch_first") >= 0 && runs_on_pieces(op, take_args(op, *stack))) return run_on_pieces(op, *stack);
   run_as_written(op, *stack);
 }
 
@@ -162,6 +241,7 @@ bool goes_by_steps(const c10::OperatorHandle& op, const Stack& args) {
 void lstm(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
   prepare(op, *stack);
   const Stack args = take_args(op, *stack);
+  if (runs_on_pieces(op, args)) return run_on_pieces(op, *stack);
   if (!goes_by_steps(op, args)) return run_as_written(op, *stack);
   const std::vector<at::Tensor> states = args[1].toTensorVector(), parameters = args[2].toTensorVector();
   const std::vector<at::Tensor> hidden = states[0].unbind(0), cell = states[1].unbind(0);
@@ -191,6 +271,7 @@ void lstm(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* st
 void register_recurrent(torch::Library& m) {
   for (const char* name : kNames) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&recurrent>());
   m.impl("lstm.input", torch::CppFunction::makeFromBoxedFunction<&lstm>());
+  m.impl("cudnn_is_acceptable", without_cudnn);
 }
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { register_recurrent(m); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { register_recurrent(m); }

@@ -123,17 +123,22 @@ OpRule group_norm_backward(const OpCall& call) {
 
 // ---- batch norm with given statistics
 
-// Maps (input, weight, bias, running mean, running variance) to the result and two buffers that nobody reads.
+// Maps (input, weight, bias, running mean, running variance) to the result and two buffers that nobody reads. On the
+// CPU these are empty; a GPU's kernel copies the given statistics into them.
 OpRule batch_norm(const OpCall& call) {
   if (call.has_arg("training") && call.arg("training").toBool()) return no_rule();
   const Labels input = labels_of(call.inputs.at(0));
   if (input.size() < 2) return no_rule();
   const Labels channel = input.substr(1, 1);
-  OpRule rule{.strategies = shard_factors({input, channel, channel, channel, channel}, {input, "-", "-"})};
+  const bool empty = call.device == c10::DeviceType::CPU;
+  const Labels buffers = empty ? Labels("-") : channel;
+  OpRule rule{.strategies = shard_factors({input, channel, channel, channel, channel}, {input, buffers, buffers})};
   for (Strategy& strategy : rule.strategies) {
-    for (const std::size_t k : {1, 2}) strategy.outputs[k] = Replicate();
+    for (const std::size_t k : {1, 2}) {
+      if (empty) strategy.outputs[k] = Replicate();
+    }
   }
-  const TensorInfo buffer{.sizes = {0}, .dtype = statistics_type(call)};
+  const TensorInfo buffer{.sizes = {empty ? 0 : call.inputs[0].sizes[1]}, .dtype = statistics_type(call)};
   rule.outputs = {call.inputs[0], buffer, buffer};
   return rule;
 }

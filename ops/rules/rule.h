@@ -34,6 +34,7 @@ struct OpCall {
   std::vector<TensorInfo> inputs;
   std::vector<TensorInfo> outputs;       // flattened; empty when they could not be determined beforehand
   std::vector<std::size_t> first_input;  // for each schema argument, the index of its first tensor in `inputs`
+  c10::DeviceType device = c10::DeviceType::CPU;
 
   std::size_t arg_index(std::string_view name) const;  // throws std::logic_error if the schema has no such argument
   bool has_arg(std::string_view name) const;

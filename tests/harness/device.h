@@ -9,6 +9,7 @@ namespace tessera::testing {
 
 // Returns device_name() as LibTorch's type.
 inline c10::Device device() { return c10::Device(device_name()); }
+inline at::TensorOptions on(at::ScalarType dtype) { return at::TensorOptions(dtype).device(device()); }
 inline at::Tensor on_device(const at::Tensor& t) { return t.defined() ? t.to(device()) : t; }
 
 }  // namespace tessera::testing

@@ -32,6 +32,9 @@ std::vector<Sample> optimizer_samples() {
     out.push_back({.op = std::string(name) + ".tensor_lr_out",
                    .args = with_out(adam(at::scalar_tensor(0.1, at::kDouble), false))});
   }
+  for (const char* name : {"aten::_fused_adagrad", "aten::_fused_adagrad_"}) {
+    out.push_back({.op = name, .args = {two(), two(), two(), steps(), 0.1, 0.01, 0.1, 1e-8, false}});
+  }
   for (const char* name :
        {"aten::_foreach_addcdiv", "aten::_foreach_addcdiv_", "aten::_foreach_addcmul", "aten::_foreach_addcmul_"}) {
     out.push_back(
