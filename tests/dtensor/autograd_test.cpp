@@ -11,6 +11,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -121,15 +122,16 @@ TESSERA_RANKS_TEST_CASE("without gradients, in InferenceMode and under autocast 
       CHECK(close(full_tensor(y), want));
       CHECK(close(full_tensor(at::layer_norm(y, {6})), at::layer_norm(want, {6})));
     }
-    const bool before = at::autocast::is_autocast_enabled(at::kCPU);
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    const c10::DeviceType here = device().type();
+    const bool before = at::autocast::is_autocast_enabled(here);
+    at::autocast::set_autocast_enabled(here, true);
+    at::autocast::set_autocast_dtype(here, at::kBFloat16);
     const at::Tensor low = layers(x.to(at::kFloat), w1.to(at::kFloat), w2.to(at::kFloat));
     const at::Tensor fw1 = leaf(w1.to(at::kFloat), mesh, {S0});
     const at::Tensor fw2 = leaf(w2.to(at::kFloat), mesh, {S1});
     const at::Tensor got = layers(spread(x.to(at::kFloat), mesh, {R}), fw1, fw2);
     at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, before);
+    at::autocast::set_autocast_enabled(here, before);
     CHECK((got.scalar_type() == low.scalar_type()));
     CHECK(close(full_tensor(got.detach()), low, 0.03));
     got.sum().backward();
@@ -195,7 +197,7 @@ TESSERA_RANKS_TEST_CASE(
     "a plain tensor that forward took as replicated is taken so by backward after the guard has ended", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor mask = whole_numbers({4, 4}, at::kBool);
-  const at::Tensor ids = at::tensor({3, 0, 1, 1}, at::kLong);
+  const at::Tensor ids = at::tensor({3, 0, 1, 1}, on(at::kLong));
   const auto run = [&](const at::Tensor& q, const at::Tensor& table) {
     const at::Tensor scores = at::matmul(q, q.transpose(-2, -1)).masked_fill(mask, -3.0);
     const at::Tensor rows = at::embedding(table, ids);
@@ -221,26 +223,26 @@ TESSERA_RANKS_TEST_CASE(
 TESSERA_RANKS_TEST_CASE("from_local and to_local return and take gradients in the layouts of grad_placements", {2, 4}) {
   const DeviceMesh mesh = line();
   const auto n = static_cast<double>(mesh.size());
-  at::Tensor piece = at::ones({2, 3}, at::kDouble).requires_grad_(true);
+  at::Tensor piece = at::ones({2, 3}, on(at::kDouble)).requires_grad_(true);
   to_local(from_local(piece, mesh, {S0}) * 2).sum().backward();
-  CHECK(same(piece.grad(), at::full({2, 3}, 2.0, at::kDouble)));
+  CHECK(same(piece.grad(), at::full({2, 3}, 2.0, on(at::kDouble))));
   // The gradient of a Partial is replicated.
-  piece = at::ones({2, 3}, at::kDouble).requires_grad_(true);
+  piece = at::ones({2, 3}, on(at::kDouble)).requires_grad_(true);
   (from_local(piece, mesh, {P}) * 2).sum().backward();
-  CHECK(same(piece.grad(), at::full({2, 3}, 2.0, at::kDouble)));
+  CHECK(same(piece.grad(), at::full({2, 3}, 2.0, on(at::kDouble))));
   // An average's gradient is the value's divided by the number of pieces; pieces that share the maximum share its
   // gradient.
-  piece = at::ones({2, 3}, at::kDouble).requires_grad_(true);
+  piece = at::ones({2, 3}, on(at::kDouble)).requires_grad_(true);
   (from_local(piece, mesh, {Partial(ReduceOp::kAvg)}) * 2).sum().backward();
-  CHECK(close(piece.grad(), at::full({2, 3}, 2.0 / n, at::kDouble)));
-  piece = at::ones({2, 3}, at::kDouble).requires_grad_(true);
+  CHECK(close(piece.grad(), at::full({2, 3}, 2.0 / n, on(at::kDouble))));
+  piece = at::ones({2, 3}, on(at::kDouble)).requires_grad_(true);
   (from_local(piece, mesh, {Partial(ReduceOp::kMax)}) * 2).sum().backward();
-  CHECK(close(piece.grad(), at::full({2, 3}, 2.0 / n, at::kDouble)));
+  CHECK(close(piece.grad(), at::full({2, 3}, 2.0 / n, on(at::kDouble))));
   // For a replicated value used as a term, the caller may say that its gradient is a sum over ranks.
   at::Tensor whole = leaf(sample({4, 3}), mesh, {R});
   to_local(whole, Placements{P}).sum().backward();
-  CHECK(close(full_tensor(whole.grad()), at::full({4, 3}, n, at::kDouble)));
-  piece = at::ones({4, 3}, at::kDouble).requires_grad_(true);
+  CHECK(close(full_tensor(whole.grad()), at::full({4, 3}, n, on(at::kDouble))));
+  piece = at::ones({4, 3}, on(at::kDouble)).requires_grad_(true);
   FromLocalOptions options;
   options.grad_placements = Placements{P};
   const CommCounter counter(mesh);
@@ -255,9 +257,9 @@ TESSERA_RANKS_TEST_CASE("a leaf's gradient is a DTensor of its layout, whatever 
     const Placements want = {placement.is_partial() ? R : placement};
     // The caller passes a plain gradient of the loss.
     const at::Tensor x = leaf(sample({5, 3}), mesh, {placement});
-    x.sum().backward(at::full({}, 2.0, at::kDouble));
+    x.sum().backward(at::full({}, 2.0, on(at::kDouble)));
     CHECK(placements_of(x.grad()) == want);
-    CHECK(close(full_tensor(x.grad()), at::full({5, 3}, 2.0, at::kDouble)));
+    CHECK(close(full_tensor(x.grad()), at::full({5, 3}, 2.0, on(at::kDouble))));
     // A view of a tensor without a gradient is a leaf too.
     const at::Tensor turned = spread(sample({3, 5}), mesh, {placement.is_shard() ? S1 : placement}).t();
     turned.requires_grad_(true);

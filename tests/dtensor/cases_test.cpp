@@ -15,6 +15,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -64,7 +65,7 @@ TESSERA_RANKS_TEST_CASE("1: Shard to Replicate is one all_gather, and its gradie
     to_local(all).sum().backward();
     CHECK(counter.total() == 0);
     CHECK(placements_of(source.grad()) == Placements{row.sharded});
-    CHECK(same(to_local(source.grad()), at::ones(to_local(source).sizes(), at::kDouble)));
+    CHECK(same(to_local(source.grad()), at::ones(to_local(source).sizes(), on(at::kDouble))));
     const at::Tensor complex = whole_numbers(row.shape, at::kComplexFloat);
     CHECK(same(full_tensor(spread(complex, mesh, {row.sharded})), complex));
   }
@@ -86,7 +87,7 @@ TESSERA_RANKS_TEST_CASE("2: Replicate to Shard keeps the chunk without communica
     to_local(piece).sum().backward();
     CHECK(only(counter, "all_gather", 1));
     CHECK(placements_of(source.grad()) == Placements{R});
-    CHECK(same(to_local(source.grad()), at::ones(row.shape, at::kDouble)));
+    CHECK(same(to_local(source.grad()), at::ones(row.shape, on(at::kDouble))));
   }
 }
 
@@ -94,60 +95,60 @@ TESSERA_RANKS_TEST_CASE("3: Partial to Shard is one reduce_scatter, uneven too",
   const DeviceMesh mesh = line();
   for (const Uneven& row : uneven()) {
     CAPTURE(row.shape);
-    const at::Tensor source = from_local(at::ones(row.shape), mesh, {P});
+    const at::Tensor source = from_local(at::ones(row.shape, on(at::kFloat)), mesh, {P});
     CommCounter counter(mesh);
     const at::Tensor piece = redistribute(source, {row.sharded});
     CHECK(only(counter, "reduce_scatter", 1));
-    CHECK(same(to_local(piece), piece_of(at::ones(row.shape) * 4, mesh, {row.sharded})));
+    CHECK(same(to_local(piece), piece_of(at::ones(row.shape, on(at::kFloat)) * 4, mesh, {row.sharded})));
   }
 }
 
 TESSERA_RANKS_TEST_CASE("4: Partial to Replicate is one all_reduce, and its gradient needs none", {4}) {
   const DeviceMesh mesh = line();
-  at::Tensor local = at::ones({12, 3});
+  at::Tensor local = at::ones({12, 3}, on(at::kFloat));
   local.requires_grad_(true);
   const at::Tensor source = from_local(local, mesh, {P});
   CommCounter counter(mesh);
   const at::Tensor all = redistribute(source, {R});
   CHECK(only(counter, "all_reduce", 1));
-  CHECK(same(to_local(all), at::ones({12, 3}) * 4));
+  CHECK(same(to_local(all), at::ones({12, 3}, on(at::kFloat)) * 4));
   counter.reset();
   to_local(all).sum().backward();
   CHECK(counter.total() == 0);
-  CHECK(same(local.grad(), at::ones({12, 3})));
+  CHECK(same(local.grad(), at::ones({12, 3}, on(at::kFloat))));
 }
 
 TESSERA_RANKS_TEST_CASE("5: redistributing to the layout that is there communicates nothing, forward and backward",
                         {4}) {
   const DeviceMesh mesh = line();
   for (const Placement& placement : {R, P}) {
-    at::Tensor local = at::ones({12, 3});
+    at::Tensor local = at::ones({12, 3}, on(at::kFloat));
     local.requires_grad_(true);
     const CommCounter counter(mesh);
     const at::Tensor again = redistribute(from_local(local, mesh, {placement}), {placement});
     to_local(again).sum().backward();
     CHECK(counter.total() == 0);
-    CHECK(same(local.grad(), at::ones({12, 3})));
+    CHECK(same(local.grad(), at::ones({12, 3}, on(at::kFloat))));
   }
 }
 
 TESSERA_RANKS_TEST_CASE("6: a gradient said to be Partial is reduced once", {4}) {
   const DeviceMesh mesh = line();
-  const at::Tensor whole = distributed_leaf(at::ones({8, 3}), mesh, {R});
+  const at::Tensor whole = distributed_leaf(at::ones({8, 3}, on(at::kFloat)), mesh, {R});
   CommCounter counter(mesh);
   to_local(redistribute(whole, {R}), Placements{P}).sum().backward();
   CHECK(only(counter, "all_reduce", 1));
   CHECK(placements_of(whole.grad()) == Placements{R});
-  CHECK(same(to_local(whole.grad()), at::ones({8, 3}) * 4));
+  CHECK(same(to_local(whole.grad()), at::ones({8, 3}, on(at::kFloat)) * 4));
 
-  const at::Tensor split = distributed_leaf(at::ones({8, 3}), mesh, {S0});
+  const at::Tensor split = distributed_leaf(at::ones({8, 3}, on(at::kFloat)), mesh, {S0});
   counter.reset();
   const at::Tensor all = to_local(redistribute(split, {R}), Placements{P});
   CHECK(only(counter, "all_gather", 1));
   counter.reset();
   all.sum().backward();
   CHECK(only(counter, "reduce_scatter", 1));
-  CHECK(same(to_local(split.grad()), at::ones({2, 3}) * 4));
+  CHECK(same(to_local(split.grad()), at::ones({2, 3}, on(at::kFloat)) * 4));
 }
 
 TESSERA_RANKS_TEST_CASE("8: two mesh dimensions over uneven tensors, smaller than the mesh too", {4}) {
@@ -301,7 +302,7 @@ TESSERA_RANKS_TEST_CASE("a tensor distributed in place is a DTensor for everyone
   CHECK(same(full_tensor(other_handle.detach()), whole));
   CHECK(placements_of(other_handle.grad()) == Placements{S0});
   (other_handle * 3).sum().backward();
-  CHECK(same(full_tensor(parameter.grad()), at::ones({5, 3}, at::kDouble) * 5));
+  CHECK(same(full_tensor(parameter.grad()), at::ones({5, 3}, on(at::kDouble)) * 5));
   parameter.mutable_grad().reset();
   at::Tensor term = whole.clone();
   distribute_in_place(term, mesh, {P}, kNoSource);
@@ -311,27 +312,27 @@ TESSERA_RANKS_TEST_CASE("a tensor distributed in place is a DTensor for everyone
 TESSERA_RANKS_TEST_CASE("21: from_local infers the global geometry of even pieces", {1, 3, 4}) {
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size();
-  const at::Tensor rows = from_local(at::ones({3, 3}), mesh, {S0});
+  const at::Tensor rows = from_local(at::ones({3, 3}, on(at::kFloat)), mesh, {S0});
   CHECK(rows.sizes() == at::IntArrayRef({3 * n, 3}));
   CHECK(rows.strides() == at::IntArrayRef({3, 1}));
-  const at::Tensor columns = from_local(at::ones({3, 3}), mesh, {S1});
+  const at::Tensor columns = from_local(at::ones({3, 3}, on(at::kFloat)), mesh, {S1});
   CHECK(columns.sizes() == at::IntArrayRef({3, 3 * n}));
   CHECK(columns.strides() == at::IntArrayRef({3 * n, 1}));
   // The DTensor is row-major whatever the piece's strides, so that ranks agree; and its views are right.
-  const at::Tensor turned = from_local(at::ones({8, 4, 8}).permute({0, 2, 1}), mesh, {S0});
+  const at::Tensor turned = from_local(at::ones({8, 4, 8}, on(at::kFloat)).permute({0, 2, 1}), mesh, {S0});
   CHECK(turned.sizes() == at::IntArrayRef({8 * n, 8, 4}));
   CHECK(turned.strides() == at::IntArrayRef({32, 4, 1}));
-  const at::Tensor counted = at::arange(6, at::kDouble).view({2, 3}).t();
+  const at::Tensor counted = at::arange(6, on(at::kDouble)).view({2, 3}).t();
   CHECK(at::equal(full_tensor(from_local(counted, mesh, {R}).view({-1})), counted.reshape({-1})));
-  CHECK(from_local(at::ones({3, 3}), mesh, {R}).sizes() == at::IntArrayRef({3, 3}));
+  CHECK(from_local(at::ones({3, 3}, on(at::kFloat)), mesh, {R}).sizes() == at::IntArrayRef({3, 3}));
   // Given strides are used.
   FromLocalOptions options;
   options.shape = std::vector<int64_t>{3 * n, 3};
   options.stride = std::vector<int64_t>{1, 3 * n};
-  CHECK(from_local(at::ones({3, 3}), mesh, {S0}, options).strides() == at::IntArrayRef({1, 3 * n}));
-  CHECK_THROWS_WITH_AS(from_local(at::ones({3, 3}), mesh, {S0}, {.stride = std::vector<int64_t>{3, 1}}),
+  CHECK(from_local(at::ones({3, 3}, on(at::kFloat)), mesh, {S0}, options).strides() == at::IntArrayRef({1, 3 * n}));
+  CHECK_THROWS_WITH_AS(from_local(at::ones({3, 3}, on(at::kFloat)), mesh, {S0}, {.stride = std::vector<int64_t>{3, 1}}),
                        doctest::Contains("stride without shape"), std::invalid_argument);
-  CHECK_NOTHROW(from_local(piece_of(at::ones({13, 3}), mesh, {S0}), mesh, {S0},
+  CHECK_NOTHROW(from_local(piece_of(at::ones({13, 3}, on(at::kFloat)), mesh, {S0}), mesh, {S0},
                            {.shape = std::vector<int64_t>{13, 3}, .check = true}));
 }
 
@@ -346,12 +347,12 @@ TESSERA_RANKS_TEST_CASE("the DTensor view says and does what the functions do", 
   CHECK(same(t.full_tensor(), whole));
   const at::Tensor& plain = t;
   CHECK(same(full_tensor(plain + t.tensor()), whole + whole));
-  CHECK(to_string(t) ==
-        "DTensor Double [5, 3] on {d0: 2} on cpu as [S(0)], here [" + std::to_string(3 - mesh.local_rank(0)) + ", 3]");
+  CHECK(to_string(t) == "DTensor Double [5, 3] on {d0: 2} on " + device_name() + " as [S(0)], here [" +
+                            std::to_string(3 - mesh.local_rank(0)) + ", 3]");
 }
 
 TESSERA_RANKS_TEST_CASE("any order of ranks on a mesh gives the same value", {3}) {
-  const DeviceMesh mesh(world(), c10::kCPU, Mesh({3}, {"tp"}, {2, 0, 1}));
+  const DeviceMesh mesh(world(), device().type(), Mesh({3}, {"tp"}, {2, 0, 1}));
   const at::Tensor whole = sample({7, 4});
   const at::Tensor t = distribute_tensor(whole, mesh, {S0});
   CHECK(same(to_local(t), piece_of(whole, mesh, {S0})));

@@ -18,6 +18,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
 #include "tessera/tests/dtensor/gradients.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 namespace tessera {
@@ -30,7 +31,7 @@ constexpr double kFloatRounding = 1e-6;  // of norms and gradients in float
 // Checks that every rank has the same bits.
 void check_alike(double value) {
   const DeviceMesh mesh = line(world()->size());
-  const at::Tensor all = all_gather(torch::tensor({value}, torch::kDouble).view(torch::kLong), mesh, 0);
+  const at::Tensor all = all_gather(torch::tensor({value}, on(torch::kDouble)).view(torch::kLong), mesh, 0);
   CHECK(all.eq(all[0]).all().item<bool>());
 }
 
@@ -72,8 +73,8 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: the norm and the gradients of one proc
         Parameters all;
         add_layouts(all, mesh);
         all.add(numbers({3, 3}, 0.9));
-        all.ours.push_back(torch::zeros({2}));  // without a gradient
-        all.plain.push_back(torch::zeros({2}));
+        all.ours.push_back(torch::zeros({2}, on(at::kFloat)));  // without a gradient
+        all.plain.push_back(torch::zeros({2}, on(at::kFloat)));
         const at::Tensor view = all.ours[0].grad().t();  // sees what is written
         const double want = torch::nn::utils::clip_grad_norm_(all.plain, max_norm, norm_type);
         const CommCounter counter(mesh);
@@ -187,7 +188,7 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: one parameter, one that is listed twic
 }
 
 TESSERA_RANKS_TEST_CASE("clip_grad_norm_: what it refuses", {1, 2}) {
-  const std::vector<at::Tensor> one = {torch::zeros({2})};
+  const std::vector<at::Tensor> one = {torch::zeros({2}, on(at::kFloat))};
   for (const double bad : {-1.0, kNan}) {
     CHECK_THROWS_WITH_AS(clip_grad_norm_(one, bad), doctest::Contains("clip_grad_norm_: max_norm is "),
                          std::invalid_argument);
@@ -196,10 +197,10 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: what it refuses", {1, 2}) {
   }
   CHECK_THROWS_WITH_AS(clip_grad_norm_(one, 1.0, 0.0), doctest::Contains("norm_type is 0; it must be positive"),
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(clip_grad_norm_({torch::zeros({2}), at::Tensor()}, 1.0),
+  CHECK_THROWS_WITH_AS(clip_grad_norm_({torch::zeros({2}, on(at::kFloat)), at::Tensor()}, 1.0),
                        doctest::Contains("clip_grad_norm_: parameter 1 is undefined"), std::invalid_argument);
-  const at::Tensor sparse = torch::zeros({3, 2}).requires_grad_();
-  sparse.mutable_grad() = torch::ones({3, 2}).to_sparse();
+  const at::Tensor sparse = torch::zeros({3, 2}, on(at::kFloat)).requires_grad_();
+  sparse.mutable_grad() = torch::ones({3, 2}, on(at::kFloat)).to_sparse();
   CHECK_THROWS_WITH_AS(clip_grad_norm_({sparse}, 1.0), doctest::Contains("a gradient of [3, 2] is sparse"),
                        std::invalid_argument);
 }
@@ -277,7 +278,7 @@ TESSERA_RANKS_TEST_CASE("max_over_meshes: every rank gets the largest value, how
   const int64_t size = world()->size();
   const auto over = [](std::vector<int64_t> ranks) {
     const auto count = static_cast<int64_t>(ranks.size());
-    return DeviceMesh(world(), c10::kCPU, Mesh({count}, {"d"}, std::move(ranks)));
+    return DeviceMesh(world(), device().type(), Mesh({count}, {"d"}, std::move(ranks)));
   };
   std::vector<DeviceMesh> chain, single;
   for (int64_t rank = 0; rank + 1 < size; ++rank) chain.push_back(over({rank, rank + 1}));
@@ -285,13 +286,13 @@ TESSERA_RANKS_TEST_CASE("max_over_meshes: every rank gets the largest value, how
   const std::vector<std::vector<DeviceMesh>> all = {{line(size), over({0})}, single, chain};
   for (const std::vector<DeviceMesh>& meshes : all) {
     for (int64_t largest = 0; largest < size; ++largest) {
-      const at::Tensor mine = torch::tensor({world()->rank() == largest ? 7 : 1, 2});
-      const at::Tensor want = torch::tensor({meshes.empty() && world()->rank() != largest ? 1 : 7, 2});
+      const at::Tensor mine = torch::tensor({world()->rank() == largest ? 7 : 1, 2}, on(at::kLong));
+      const at::Tensor want = torch::tensor({meshes.empty() && world()->rank() != largest ? 1 : 7, 2}, on(at::kLong));
       CHECK(max_over_meshes(mine, meshes, "test").equal(want));
     }
   }
   const CommCounter counter(*world());
-  max_over_meshes(torch::ones({1}), {over({0}), line(size), grid()}, "test");
+  max_over_meshes(torch::ones({1}, on(at::kFloat)), {over({0}), line(size), grid()}, "test");
   CHECK(counter.count_by_op("test") == (size > 1 ? 1 : 0));
 }
 

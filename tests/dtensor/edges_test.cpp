@@ -12,6 +12,7 @@
 #include "tessera/mesh/collectives/checked.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -34,7 +35,7 @@ at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 TESSERA_RANKS_TEST_CASE("index_put that adds by a mask reduces extremes first", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor rows = sample({mesh.size(), 5});
-  const at::Tensor mask = at::arange(5) % 2 == 0, value = at::full({1}, 3.0, at::kDouble);
+  const at::Tensor mask = at::arange(5, on(at::kLong)) % 2 == 0, value = at::full({1}, 3.0, on(at::kDouble));
   const c10::List<std::optional<at::Tensor>> plain({mask}), places({spread(mask, mesh, {R})});
   for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kSum}) {
     const at::Tensor x = terms(rows, mesh, op);
@@ -62,7 +63,7 @@ TESSERA_RANKS_TEST_CASE("attention under a mask, causal too, where a rank has no
                         {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor q = sample({2, 2, 5, 4}), k = sample({2, 2, 5, 4}, 1), v = sample({2, 2, 5, 4}, 2);
-  const at::Tensor truths = whole_numbers({5, 5}, at::kBool).logical_or(at::eye(5, at::kBool));
+  const at::Tensor truths = whole_numbers({5, 5}, at::kBool).logical_or(at::eye(5, on(at::kBool)));
   for (const Placement& placement : {Shard(1), Shard(2), R}) {
     CAPTURE(to_string(placement));
     const auto cut = [&](const at::Tensor& t) { return spread(t, mesh, {placement}); };
@@ -166,7 +167,7 @@ TESSERA_RANKS_TEST_CASE("stft and istft of cut signals are beside one process, a
     CHECK(close(full_tensor(got.detach()), want.detach()));
     backward(got);
     CHECK(close(full_tensor(d.grad()), plain.grad()));
-    const at::Tensor w = at::ones({6}, at::kDouble);
+    const at::Tensor w = at::ones({6}, on(at::kDouble));
     const at::Tensor whole = at::stft(signals, 6, 2, 6, w, true, "reflect", false, true, true);
     const at::Tensor cut = at::stft(d.detach(), 6, 2, 6, w, true, "reflect", false, true, true);
     CHECK(close(full_tensor(cut), whole));
@@ -253,12 +254,12 @@ TESSERA_RANKS_TEST_CASE("a view as a wider dtype exists, or is refused on every 
 
 TESSERA_RANKS_TEST_CASE("the least number written over pending averages stays finite", {2, 3}) {
   const DeviceMesh mesh = line();
-  const at::Tensor rows = sample({mesh.size(), 6}, 0, at::kFloat), mask = at::arange(6) % 2 == 0;
+  const at::Tensor rows = sample({mesh.size(), 6}, 0, at::kFloat), mask = at::arange(6, on(at::kLong)) % 2 == 0;
   const at::Tensor x = terms(rows, mesh, ReduceOp::kAvg);
   for (const double least : {static_cast<double>(std::numeric_limits<float>::lowest()), -1e4}) {
     const at::Tensor want = rows.mean(0);
     CHECK(close(full_tensor(x.masked_fill(spread(mask, mesh, {R}), least)), want.masked_fill(mask, least), 1e-6));
-    CHECK(close(full_tensor(at::fill(x, least)), at::full({6}, least, at::kFloat), 1e-6));
+    CHECK(close(full_tensor(at::fill(x, least)), at::full({6}, least, on(at::kFloat)), 1e-6));
   }
 }
 
@@ -328,13 +329,13 @@ TESSERA_RANKS_TEST_CASE("operators on whole tensors refuse plain tensors as othe
 
 TESSERA_RANKS_TEST_CASE("a result of another size leaves the tensor that it would be written to unchanged", {1, 2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor x = spread(at::tensor({0.0, 1.0, 2.0}, at::kDouble), mesh, {S0});
+  const at::Tensor x = spread(at::tensor({0.0, 1.0, 2.0}, on(at::kDouble)), mesh, {S0});
   at::Tensor out = spread(whole_numbers({5, 1}, at::kLong), mesh, {R});
   CHECK_THROWS_WITH_AS(at::nonzero_out(out, x), doctest::Contains("give a tensor of its sizes"), std::invalid_argument);
   CHECK(same(full_tensor(out), whole_numbers({5, 1}, at::kLong)));
   at::Tensor fits = spread(whole_numbers({2, 1}, at::kLong), mesh, {R});
   at::nonzero_out(fits, x);
-  CHECK(same(full_tensor(fits), at::tensor({1, 2}, at::kLong).view({2, 1})));
+  CHECK(same(full_tensor(fits), at::tensor({1, 2}, on(at::kLong)).view({2, 1})));
 }
 
 TESSERA_RANKS_TEST_CASE("in-place views that would need communication are refused before any", {2}) {
@@ -346,7 +347,8 @@ TESSERA_RANKS_TEST_CASE("in-place views that would need communication are refuse
 
 TESSERA_RANKS_TEST_CASE("batch norm writes both running statistics or neither", {2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor x = sample({4, 4, 3}), zeros = at::zeros({4}, at::kDouble), ones = at::ones({4}, at::kDouble);
+  const at::Tensor x = sample({4, 4, 3}), zeros = at::zeros({4}, on(at::kDouble)),
+                   ones = at::ones({4}, on(at::kDouble));
   for (const bool plain : {true, false}) {
     const auto statistic = [&](const at::Tensor& t) { return plain ? t.clone() : spread(t, mesh, {R}); };
     const at::Tensor mean = statistic(zeros), variance = statistic(ones), d = spread(x, mesh, {Shard(1)});
@@ -379,9 +381,9 @@ TESSERA_RANKS_TEST_CASE("gradients that are scaled back into other tensors stay 
   const DeviceMesh mesh = line();
   const at::Tensor whole = sample({5, 3}).to(at::kFloat);
   const at::Tensor gradient = spread(whole, mesh, {S0});
-  const at::Tensor out = spread(at::zeros({5, 3}), mesh, {S0});
-  at::Tensor found = spread(at::zeros({1}), mesh, {R});
-  const at::Tensor half = spread(at::full({1}, 0.5), mesh, {R});
+  const at::Tensor out = spread(at::zeros({5, 3}, on(at::kFloat)), mesh, {S0});
+  at::Tensor found = spread(at::zeros({1}, on(at::kFloat)), mesh, {R});
+  const at::Tensor half = spread(at::full({1}, 0.5, on(at::kFloat)), mesh, {R});
   std::vector<at::Tensor> outs = {out};
   at::_amp_foreach_non_finite_check_and_unscale_out(outs, {gradient}, found, half);
   CHECK(at::allclose(full_tensor(out), whole * 0.5));
@@ -391,7 +393,7 @@ TESSERA_RANKS_TEST_CASE("gradients that are scaled back into other tensors stay 
 TESSERA_RANKS_TEST_CASE("grouped products take pieces whose rows begin at any address", {2, 3}) {
   const DeviceMesh mesh = line();
   const at::Tensor a = sample({6, 8}).to(at::kFloat), b = sample({3, 8, 4}).to(at::kFloat);
-  const at::Tensor ends = at::tensor({2, 3, 6}, at::kInt);
+  const at::Tensor ends = at::tensor({2, 3, 6}, on(at::kInt));
   const at::Tensor expected = at::_grouped_mm(a, b, ends);
   for (const auto& [left, right] : {std::pair{R, Shard(2)}, {Shard(1), Shard(1)}, {R, R}}) {
     const at::Tensor got = at::_grouped_mm(spread(a, mesh, {left}), spread(b, mesh, {right}), spread(ends, mesh, {R}));

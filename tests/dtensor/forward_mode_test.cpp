@@ -14,6 +14,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -234,7 +235,7 @@ TESSERA_RANKS_TEST_CASE("the tangent of sgn is a DTensor of zeros", {1, 2, 3, 4}
     const at::Tensor x = dual(spread(sample({5, 3}), mesh, cut), spread(sample({5, 3}, 1), mesh, cut));
     const at::Tensor tangent = std::get<1>(at::_unpack_dual(at::sgn(x), 0));
     REQUIRE(is_dtensor(tangent));
-    CHECK(at::equal(full_tensor(tangent), at::zeros({5, 3}, at::kDouble)));
+    CHECK(at::equal(full_tensor(tangent), at::zeros({5, 3}, on(at::kDouble))));
   }
 }
 
@@ -368,7 +369,7 @@ TESSERA_RANKS_TEST_CASE("a tangent goes where its tensor is redistributed to", {
 }
 
 TESSERA_RANKS_TEST_CASE("the tangent of a loss whose classes are cut", {1, 2, 3, 4}) {
-  const at::Tensor target = at::tensor({1, 0, 4, 2, 4}, at::kLong);
+  const at::Tensor target = at::tensor({1, 0, 4, 2, 4}, on(at::kLong));
   check_cases({{"cross_entropy",
                 {sample({5, 6})},
                 [&](const Tensors& x) {

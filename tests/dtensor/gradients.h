@@ -12,6 +12,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 // Makes parameters with gradients, plain and on meshes, for tests of what is done with all gradients at once.
@@ -29,7 +30,10 @@ inline DeviceMesh grid() {
 }
 
 inline at::Tensor numbers(at::IntArrayRef shape, double seed) {
-  return (torch::arange(c10::multiply_integers(shape), torch::kDouble) * 0.7 + seed).sin().mul(seed + 1).view(shape);
+  return (torch::arange(c10::multiply_integers(shape), on(torch::kDouble)) * 0.7 + seed)
+      .sin()
+      .mul(seed + 1)
+      .view(shape);
 }
 
 // Makes a parameter, plain or on a mesh, and its plain twin with the same gradient.
@@ -69,8 +73,8 @@ inline std::vector<DeviceMesh> stages_apart() {
   const int64_t size = world()->size(), half = size / 2;
   std::vector<int64_t> first, second;
   for (int64_t rank = 0; rank < size; ++rank) (rank < half ? first : second).push_back(rank);
-  return {DeviceMesh(world(), c10::kCPU, Mesh({half}, {"tp"}, first)),
-          DeviceMesh(world(), c10::kCPU, Mesh({size - half}, {"tp"}, second))};
+  return {DeviceMesh(world(), device().type(), Mesh({half}, {"tp"}, first)),
+          DeviceMesh(world(), device().type(), Mesh({size - half}, {"tp"}, second))};
 }
 
 }  // namespace tessera::testing

@@ -9,6 +9,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -43,9 +44,9 @@ TESSERA_RANKS_TEST_CASE("an in-place operator keeps self's layout, storage and i
       CHECK(placements_of(self) == mine);
       CHECK(close(full_tensor(self), (a * 2 + 0.5 - b).relu()));
       self.fill_(8);
-      CHECK(close(full_tensor(self), at::full({5, 3}, 8.0, at::kDouble)));
+      CHECK(close(full_tensor(self), at::full({5, 3}, 8.0, on(at::kDouble))));
       self.zero_();
-      CHECK(close(full_tensor(self), at::zeros({5, 3}, at::kDouble)));
+      CHECK(close(full_tensor(self), at::zeros({5, 3}, on(at::kDouble))));
       self.copy_(spread(b, mesh, Placements(mine.size(), R)));
       CHECK(close(full_tensor(self), b));
       self.add_(spread(sample({3}, 4), mesh, Placements(mine.size(), S0)));
@@ -95,13 +96,13 @@ TESSERA_RANKS_TEST_CASE("out= keeps the layout of out", {1, 2, 4}) {
     for (const Placement& of_out : kKinds) {
       CAPTURE(to_string(of_a));
       CAPTURE(to_string(of_out));
-      at::Tensor out = spread(at::zeros({5, 3}, at::kDouble), mesh, {of_out});
+      at::Tensor out = spread(at::zeros({5, 3}, on(at::kDouble)), mesh, {of_out});
       const at::Tensor local = to_local(out);
       CHECK(at::add_out(out, spread(a, mesh, {of_a}), spread(b, mesh, {R})).is_same(out));
       CHECK(placements_of(out) == Placements{of_out});
       CHECK(close(full_tensor(out), a + b));
       CHECK(to_local(out).is_alias_of(local));
-      at::Tensor product = spread(at::zeros({5, 5}, at::kDouble), mesh, {of_out});
+      at::Tensor product = spread(at::zeros({5, 5}, on(at::kDouble)), mesh, {of_out});
       at::mm_out(product, spread(a, mesh, {of_a}), spread(b.t().contiguous(), mesh, {S1}));
       CHECK(placements_of(product) == Placements{of_out});
       CHECK(close(full_tensor(product), a.mm(b.t())));
@@ -152,7 +153,7 @@ TESSERA_RANKS_TEST_CASE("operators on lists, aligned and not", {1, 2, 4}) {
   check(self, [](const at::Tensor& a, const at::Tensor&) { return a * 3 + 1; }, {S0, P, S1});
   self = list(0, mine);
   CommCounter counter(mesh);
-  at::_foreach_mul_(self, at::scalar_tensor(3.0, at::kDouble));
+  at::_foreach_mul_(self, at::scalar_tensor(3.0, on(at::kDouble)));
   CHECK(counter.total() == 0);
   check(
       self, [](const at::Tensor& a, const at::Tensor&) { return a * 3; }, mine);

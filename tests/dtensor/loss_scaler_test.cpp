@@ -16,6 +16,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/world.h"
 #include "tessera/tests/dtensor/gradients.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 namespace tessera {
@@ -172,8 +173,8 @@ TESSERA_RANKS_TEST_CASE("LossScaler: its state, and what it refuses", {1}) {
   refused({.growth_factor = 1}, "growth_factor is 1; it must be more than 1");
   refused({.backoff_factor = 1}, "backoff_factor is 1; it must be between 0 and 1");
   refused({.growth_interval = 0}, "growth_interval is 0; it must be 1 or more");
-  const at::Tensor half = torch::zeros({2}, torch::kHalf).requires_grad_();
-  half.mutable_grad() = torch::ones({2}, torch::kHalf);
+  const at::Tensor half = torch::zeros({2}, on(torch::kHalf)).requires_grad_();
+  half.mutable_grad() = torch::ones({2}, on(torch::kHalf));
   torch::optim::SGD optimizer({half}, 1.0);
   CHECK_THROWS_WITH_AS(LossScaler().step(optimizer), doctest::Contains("a gradient of [2] is float16"),
                        std::invalid_argument);

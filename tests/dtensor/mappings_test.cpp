@@ -15,6 +15,7 @@
 #include "tessera/mesh/core/mismatch.h"
 #include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -191,15 +192,16 @@ TESSERA_RANKS_TEST_CASE("regions give what one process computes, forward and bac
 TESSERA_RANKS_TEST_CASE("a gather of dimension 0 or of other dtypes, and ranks numbered in tensors, are exact", {4}) {
   const DeviceMesh mesh = line();
   const int64_t me = mesh.local_rank(0);
-  const at::Tensor ones = at::ones({8, 4}) * me;
-  CHECK(at::equal(reduce_from_region(ones, mesh), at::full({8, 4}, 6.F)));
-  CHECK(at::equal(gather_from_region(at::full({4}, me, at::kLong), mesh),
-                  at::tensor({0, 1, 2, 3}, at::kLong).repeat_interleave(4)));
-  const at::Tensor columns = at::arange(4).expand({8, 4});
-  CHECK(at::equal(scatter_to_region(columns, mesh), at::full({8, 1}, me, at::kLong)));
-  const at::Tensor by_row = at::arange(4, at::kFloat).view({4, 1}).expand({4, 4});
-  CHECK(at::equal(reduce_scatter_to_sequence_region(by_row, mesh), at::full({1, 4}, 4.F * me)));
-  CHECK(at::equal(scatter_to_sequence_region(at::arange(8), mesh), at::arange(2 * me, 2 * me + 2)));
+  const at::Tensor ones = at::ones({8, 4}, on(at::kFloat)) * me;
+  CHECK(at::equal(reduce_from_region(ones, mesh), at::full({8, 4}, 6.F, on(at::kFloat))));
+  CHECK(at::equal(gather_from_region(at::full({4}, me, on(at::kLong)), mesh),
+                  at::tensor({0, 1, 2, 3}, on(at::kLong)).repeat_interleave(4)));
+  const at::Tensor columns = at::arange(4, on(at::kLong)).expand({8, 4});
+  CHECK(at::equal(scatter_to_region(columns, mesh), at::full({8, 1}, me, on(at::kLong))));
+  const at::Tensor by_row = at::arange(4, on(at::kFloat)).view({4, 1}).expand({4, 4});
+  CHECK(at::equal(reduce_scatter_to_sequence_region(by_row, mesh), at::full({1, 4}, 4.F * me, on(at::kFloat))));
+  CHECK(at::equal(scatter_to_sequence_region(at::arange(8, on(at::kLong)), mesh),
+                  at::arange(2 * me, 2 * me + 2, on(at::kLong))));
 }
 
 TESSERA_RANKS_TEST_CASE("experts: the same over two mesh dimensions as one", {4}) {
@@ -226,7 +228,8 @@ TESSERA_RANKS_TEST_CASE("dropped_remainders: uneven parts are refused, or whole,
   CHECK(same(leaf.grad(), sample({2 * n + 1, 3}, 4)));
   const at::Tensor summed = reduce_scatter_to_sequence_region(x, mesh, /*allow_uneven=*/true);
   CHECK(close(summed, piece_of(x * n, mesh, {Shard(0)})));
-  CHECK(same(gather_from_region(at::full({me == 0 ? 1 : 0}, 5), mesh, {.size = 1}), at::full({1}, 5)));
+  CHECK(same(gather_from_region(at::full({me == 0 ? 1 : 0}, 5, on(at::kLong)), mesh, {.size = 1}),
+             at::full({1}, 5, on(at::kLong))));
 }
 
 TESSERA_RANKS_TEST_CASE("arguments that regions cannot take are refused before any communication, on every rank alike",
@@ -238,7 +241,8 @@ TESSERA_RANKS_TEST_CASE("arguments that regions cannot take are refused before a
   CHECK_THROWS_WITH_AS(copy_to_region(x, plane), doctest::Contains("mesh[\"name\"]"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(gather_from_region(x, mesh, {.tensor_dim = 2}), doctest::Contains("it has dimensions -2 to 1"),
                        std::invalid_argument);
-  CHECK_THROWS_WITH_AS(scatter_to_region(at::ones({}), mesh), doctest::Contains("dimension -1"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(scatter_to_region(at::ones({}, on(at::kFloat)), mesh), doctest::Contains("dimension -1"),
+                       std::invalid_argument);
   CHECK_THROWS_WITH_AS(reduce_from_region(from_local(x, mesh, {Shard(0)}), mesh),
                        doctest::Contains("call redistribute"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(reduce_from_region(at::Tensor(), mesh), doctest::Contains("undefined"), std::invalid_argument);
@@ -280,11 +284,11 @@ TESSERA_RANKS_TEST_CASE("what would throw only in backward, or only on several r
   CHECK_THROWS_WITH_AS(copy_to_region(x, mesh, ReduceOp::kBitAnd), doctest::Contains("copy_to_region: gradient"),
                        std::invalid_argument);
   CHECK_THROWS_AS(copy_to_region(at::complex(x, x), mesh, ReduceOp::kMax), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(reduce_from_region(at::arange(4), mesh, ReduceOp::kAvg), doctest::Contains("reduce_from_region"),
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(reduce_from_region(at::arange(4, on(at::kLong)), mesh, ReduceOp::kAvg),
+                       doctest::Contains("reduce_from_region"), std::invalid_argument);
   CHECK_THROWS_AS(reduce_from_region(at::complex(x, x), mesh, ReduceOp::kMax), std::invalid_argument);
   CHECK_THROWS_AS(reduce_scatter_to_region(x > 0, mesh), std::invalid_argument);
-  const at::Tensor ids = at::arange(4);
+  const at::Tensor ids = at::arange(4, on(at::kLong));
   CHECK(same(copy_to_region(ids, mesh, ReduceOp::kAvg), ids));
   if (mesh.size() == 1) {
     CHECK_THROWS_WITH_AS(gather_from_region(x, mesh, {.tensor_dim = 0, .size = 5}),
@@ -296,7 +300,7 @@ TESSERA_RANKS_TEST_CASE("what would throw only in backward, or only on several r
 TESSERA_RANKS_TEST_CASE("pieces of unequal sizes without their sum are found by Checked", {2}) {
   const DeviceMesh mesh = line();
   const Checked checked(mesh);
-  const at::Tensor mine = at::ones({mesh.local_rank(0) == 0 ? 3 : 2, 2});
+  const at::Tensor mine = at::ones({mesh.local_rank(0) == 0 ? 3 : 2, 2}, on(at::kFloat));
   CHECK_THROWS_AS(gather_from_region(mine, mesh, {.tensor_dim = 0}), MismatchError);
 }
 

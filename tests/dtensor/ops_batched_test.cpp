@@ -10,13 +10,14 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
 using namespace tessera::testing;
 
 TESSERA_RANKS_TEST_CASE("losses of items, distances, pooling, sums at indices", {1, 2, 3, 4}) {
-  const at::Tensor classes = at::tensor({0, 2, 1, 2, 0}, at::kLong);
+  const at::Tensor classes = at::tensor({0, 2, 1, 2, 0}, on(at::kLong));
   check_ops({
       op_case("multi_margin_loss", {sample({5, 3}), classes},
               [](const Tensors& x) {
@@ -31,13 +32,15 @@ TESSERA_RANKS_TEST_CASE("losses of items, distances, pooling, sums at indices", 
               }),
       op_case("group_norm with few channels", {sample({3, 2, 4}), sample({2}, 1), sample({2}, 2)},
               [](const Tensors& x) { return at::group_norm(x[0], 2, x[1], x[2]); }),
-      op_case("scatter_add of one dimension", {sample({5}), at::tensor({3, 1}, at::kLong), sample({4}, 1)},
+      op_case("scatter_add of one dimension", {sample({5}), at::tensor({3, 1}, on(at::kLong)), sample({4}, 1)},
               [](const Tensors& x) { return at::scatter_add(x[0], 0, x[1], x[2].detach()); }),
-      op_case("index_put of one element", {sample({5}), at::scalar_tensor(2, at::kLong), sample({}, 1)},
+      op_case("index_put of one element", {sample({5}), at::scalar_tensor(2, on(at::kLong)), sample({}, 1)},
               [](const Tensors& x) { return at::index_put(x[0], {x[1]}, x[2], true); }),
-      op_case("index_add of truth values", {at::arange(5) > 2, at::tensor({0, 4, 1}, at::kLong), at::arange(3) > 0},
-              [](const Tensors& x) { return at::index_add(x[0], 0, x[1], x[2]); }),
-      op_case("trace of whole numbers", {at::arange(20, at::kInt).view({5, 4})},
+      op_case(
+          "index_add of truth values",
+          {at::arange(5, on(at::kLong)) > 2, at::tensor({0, 4, 1}, on(at::kLong)), at::arange(3, on(at::kLong)) > 0},
+          [](const Tensors& x) { return at::index_add(x[0], 0, x[1], x[2]); }),
+      op_case("trace of whole numbers", {at::arange(20, on(at::kInt)).view({5, 4})},
               [](const Tensors& x) { return at::trace(x[0]); }),
       op_case("fftn of no dimensions", {at::complex(sample({}), sample({}, 1))},
               [](const Tensors& x) { return at::fft_fftn(x[0]).abs(); }),
@@ -46,7 +49,7 @@ TESSERA_RANKS_TEST_CASE("losses of items, distances, pooling, sums at indices", 
 
 TESSERA_RANKS_TEST_CASE("a number's value that a rule uses is part of a cached decision", {2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor whole = at::arange(4, at::kDouble);
+  const at::Tensor whole = at::arange(4, on(at::kDouble));
   const at::Tensor x = distribute_tensor(whole, mesh, {Shard(0)}, kNoSource);
   CHECK(at::equal(full_tensor(at::histc(x, 4, -2, 2)), at::histc(whole, 4, -2, 2)));
   CHECK(at::equal(full_tensor(at::histc(x, 4)), at::histc(whole, 4)));
@@ -54,7 +57,7 @@ TESSERA_RANKS_TEST_CASE("a number's value that a rule uses is part of a cached d
 
 TESSERA_RANKS_TEST_CASE("terms of whole numbers are reduced before a mean rounds them", {2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor term = at::tensor({1, 1, 0, 0}, at::kLong).view({1, 1, 2, 2});
+  const at::Tensor term = at::tensor({1, 1, 0, 0}, on(at::kLong)).view({1, 1, 2, 2});
   const at::Tensor x = from_local(term, mesh, {Partial()});
   CHECK(full_tensor(at::avg_pool2d(x, {2, 2})).item<int64_t>() == 1);
 }
@@ -68,7 +71,7 @@ TESSERA_RANKS_TEST_CASE(
     const std::vector<at::Tensor> first = {at::zeros_like(p)};
     const std::vector<at::Tensor> second = {at::zeros_like(p)};
     at::_fused_adam_(std::vector<at::Tensor>{p}, std::vector<at::Tensor>{g}, first, second, {},
-                     std::vector<at::Tensor>{at::ones({})}, 0.1, 0.9, 0.99, 0.0, 1e-8, false, false);
+                     std::vector<at::Tensor>{at::ones({}, on(at::kFloat))}, 0.1, 0.9, 0.99, 0.0, 1e-8, false, false);
   };
   const at::Tensor plain = value.t().contiguous().t();
   step(plain, grad.t().contiguous().t());
@@ -82,7 +85,7 @@ TESSERA_RANKS_TEST_CASE(
 TESSERA_RANKS_TEST_CASE("a plain tensor among lists is not written with a DTensor's value", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor p = distribute_tensor(sample({4}), mesh, {Shard(0)}, kNoSource);
-  const at::Tensor plain = at::zeros({4}, at::kDouble);
+  const at::Tensor plain = at::zeros({4}, on(at::kDouble));
   const ImplicitReplication guard;
   CHECK_THROWS_WITH_AS(
       at::_foreach_addcmul_(std::vector<at::Tensor>{plain}, std::vector<at::Tensor>{p}, std::vector<at::Tensor>{p}, 1),

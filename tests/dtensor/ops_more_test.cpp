@@ -9,6 +9,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -18,7 +19,7 @@ using namespace tessera::testing;
 TESSERA_RANKS_TEST_CASE("operators that write into a clone", {1, 2, 3, 4}) {
   const at::Tensor a = sample({5, 3});
   const at::Tensor b = sample({5, 3}, 1);
-  const at::Tensor rows = at::tensor({4, 0, 2}, at::kLong);
+  const at::Tensor rows = at::tensor({4, 0, 2}, on(at::kLong));
   check_ops({
       op_case("arithmetic", {a, b},
               [](const Tensors& x) { return x[0].clone().add_(x[1], 2).mul_(x[1]).sub_(0.5).div_(2); }),
@@ -79,13 +80,13 @@ TESSERA_RANKS_TEST_CASE("operators of convolution, of images, of sequences, of i
                   [](const Tensors& x) {
                     return Tensors{at::one_hot(x[0], 5), at::bincount(x[0])};
                   }),
-          op_case("take_along_dim", {sample({5, 3}), at::tensor({1, 0, 2, 1, 0}, at::kLong)},
+          op_case("take_along_dim", {sample({5, 3}), at::tensor({1, 0, 2, 1, 0}, on(at::kLong))},
                   [](const Tensors& x) { return at::take_along_dim(x[0], x[1].unsqueeze(1), 1); }),
           op_case("cdist, norm of rows", {sample({5, 3}), sample({4, 3}, 1)},
                   [](const Tensors& x) {
                     return Tensors{at::cdist(x[0], x[1]), at::cosine_similarity(x[0].slice(0, 0, 4), x[1])};
                   }),
-          op_case("linear algebra", {sample({3, 3}) + at::eye(3, at::kDouble) * 3},
+          op_case("linear algebra", {sample({3, 3}) + at::eye(3, on(at::kDouble)) * 3},
                   [](const Tensors& x) {
                     return Tensors{at::inverse(x[0]), at::linalg_det(x[0]), at::trace(x[0])};
                   }),
@@ -153,10 +154,10 @@ TESSERA_RANKS_TEST_CASE("values that leave the tensors: item, equal, allclose, a
     CHECK_FALSE(at::equal(spread(a, mesh, {S0}), spread(changed, mesh, {S0})));
     CHECK_FALSE(at::equal(spread(a, mesh, {S0}), spread(changed, mesh, {Shard(1)})));
     CHECK((x.abs().max() < 2).item<bool>());
-    at::Tensor out = spread(at::zeros({5, 3}, at::kDouble), mesh, {placement});
+    at::Tensor out = spread(at::zeros({5, 3}, on(at::kDouble)), mesh, {placement});
     at::eye_out(out, 5, 3);
     CHECK(placements_of(out) == Placements{placement});
-    CHECK(same(full_tensor(out), at::eye(5, 3, at::kDouble)));
+    CHECK(same(full_tensor(out), at::eye(5, 3, on(at::kDouble))));
   }
 }
 
@@ -182,22 +183,22 @@ TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2
   CHECK(close(full_tensor(at::constant_pad_nd(terms, {1, 1}, 0.0)), at::constant_pad_nd(x, {1, 1}, 0.0)));
   CHECK(close(full_tensor(at::constant_pad_nd(terms, {1, 1}, 5.0)), at::constant_pad_nd(x, {1, 1}, 5.0)));
 
-  const at::Tensor below = at::full({3}, mesh.local_rank(0) == 0 ? -1.0 : 0.0, at::kDouble);
+  const at::Tensor below = at::full({3}, mesh.local_rank(0) == 0 ? -1.0 : 0.0, on(at::kDouble));
   for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
     const at::Tensor pending = from_local(below, mesh, {Partial(op)});
     CHECK(same(full_tensor(pending.any()), full_tensor(pending).any()));
     CHECK(same(full_tensor(pending.all()), full_tensor(pending).all()));
   }
 
-  const at::Tensor many = at::full({700, 300}, 300.0, at::kHalf);
+  const at::Tensor many = at::full({700, 300}, 300.0, on(at::kHalf));
   const at::Tensor pieces = spread(many, mesh, {S0});
   CHECK(close(full_tensor(pieces.mean()), many.mean(), 1e-2));
   CHECK(
       close(full_tensor(pieces.slice(1, 0, 1).slice(0, 0, 8).norm()), many.slice(1, 0, 1).slice(0, 0, 8).norm(), 1e-2));
 
   CHECK(same(full_tensor(at::sum(spread(x, mesh, {S0}), at::kBool)), at::sum(x, at::kBool)));
-  CHECK(spread(at::zeros({0, 3}), mesh, {R}).unbind(0).empty());
-  at::Tensor out = spread(at::zeros({6}, at::kDouble), mesh, {P});
+  CHECK(spread(at::zeros({0, 3}, on(at::kFloat)), mesh, {R}).unbind(0).empty());
+  at::Tensor out = spread(at::zeros({6}, on(at::kDouble)), mesh, {P});
   at::mean_out(out, spread(x, mesh, {S0}), {0});
   CHECK(close(full_tensor(out), x.mean(0)));
 }
@@ -205,7 +206,7 @@ TESSERA_RANKS_TEST_CASE("decisions and terms that look alike and are not", {1, 2
 TESSERA_RANKS_TEST_CASE("transposed tensors, whose order in memory LibTorch's kernels and formulas ask for",
                         {1, 2, 3, 4}) {
   // The matrix is well conditioned, so that the rounding of a sum's terms stays small.
-  const at::Tensor a = sample({4, 4}) + 4 * at::eye(4, at::kDouble), b = sample({4, 4}, 1);
+  const at::Tensor a = sample({4, 4}) + 4 * at::eye(4, on(at::kDouble)), b = sample({4, 4}, 1);
   const std::vector<Placements> kinds = {{R, S0, Shard(1), Partial()}, {R, S0, Shard(1)}};
   check_ops({
       op_case("det", {a},
@@ -235,12 +236,12 @@ TESSERA_RANKS_TEST_CASE("transposed tensors, whose order in memory LibTorch's ke
 TESSERA_RANKS_TEST_CASE("a pending product or maximum is not converted between real and complex", {2, 3}) {
   const DeviceMesh mesh = line();
   const auto n = static_cast<double>(mesh.size()), me = static_cast<double>(mesh.local_rank(0));
-  const at::Tensor factor = at::full({4}, c10::complex<double>(0.5, 1.0 + me), at::kComplexDouble);
+  const at::Tensor factor = at::full({4}, c10::complex<double>(0.5, 1.0 + me), on(at::kComplexDouble));
   const at::Tensor product = from_local(factor, mesh, {Partial(ReduceOp::kProduct)});
   CHECK(close(full_tensor(product.to(at::kDouble)), at::real(full_tensor(product))));
   CHECK(close(full_tensor(at::real(product)), at::real(full_tensor(product))));
-  const at::Tensor largest = from_local(at::full({4}, me, at::kDouble), mesh, {Partial(ReduceOp::kMax)});
-  CHECK(close(full_tensor(largest.to(at::kComplexDouble)), at::full({4}, n - 1, at::kComplexDouble)));
+  const at::Tensor largest = from_local(at::full({4}, me, on(at::kDouble)), mesh, {Partial(ReduceOp::kMax)});
+  CHECK(close(full_tensor(largest.to(at::kComplexDouble)), at::full({4}, n - 1, on(at::kComplexDouble))));
 }
 
 TESSERA_RANKS_TEST_CASE(
@@ -256,7 +257,7 @@ TESSERA_RANKS_TEST_CASE(
 TESSERA_RANKS_TEST_CASE("terms are reduced before a zero or non-finite number would make each of them NaN", {2, 3}) {
   const DeviceMesh mesh = line();
   const double infinity = std::numeric_limits<double>::infinity();
-  const at::Tensor x = at::tensor({3.0, 0.0, 0.0, -1.0}, at::kDouble);
+  const at::Tensor x = at::tensor({3.0, 0.0, 0.0, -1.0}, on(at::kDouble));
   const at::Tensor terms = spread(x, mesh, {Partial()}), total = spread(x, mesh, {S0}).sum();
   CHECK(at::equal(full_tensor(total / 0), x.sum() / 0));
   CHECK(at::equal(full_tensor(total * infinity), x.sum() * infinity));
@@ -266,7 +267,7 @@ TESSERA_RANKS_TEST_CASE("terms are reduced before a zero or non-finite number wo
   CHECK(placements_of(terms * 2) == Placements{Partial()});
   CHECK(placements_of(terms / 2) == Placements{Partial()});
   CHECK(at::allclose(full_tensor(terms * 0), x * 0));
-  const at::Tensor none = distribute_tensor(at::zeros({}, at::kDouble), mesh, {R});
+  const at::Tensor none = distribute_tensor(at::zeros({}, on(at::kDouble)), mesh, {R});
   CHECK(at::equal(full_tensor(total / none), x.sum() / 0));
   // A threshold and a fill multiply nothing.
   CHECK(placements_of(at::threshold_backward(terms, spread(x, mesh, {R}), 0)) == Placements{Partial()});
@@ -293,19 +294,19 @@ TESSERA_RANKS_TEST_CASE("results of an expanded tensor are dense, as LibTorch's 
 }
 
 TESSERA_RANKS_TEST_CASE("a cached decision does not skip the operator's own checks", {2, 3}) {
-  const at::Tensor x = spread(at::arange(1, 3), line(), {S0});
-  CHECK(same(full_tensor(x.pow(2)), at::arange(1, 3).pow(2)));
+  const at::Tensor x = spread(at::arange(1, 3, on(at::kLong)), line(), {S0});
+  CHECK(same(full_tensor(x.pow(2)), at::arange(1, 3, on(at::kLong)).pow(2)));
   CHECK_THROWS_WITH(x.pow(-1), doctest::Contains("Integers to negative integer powers are not allowed"));
-  CHECK_THROWS(spread(at::empty({0, 3}, at::kDouble), line(), {S0}).max());
-  CHECK(same(full_tensor(x.sum()), at::arange(1, 3).sum()));
-  const at::Tensor nan = spread(at::full({3}, std::nan(""), at::kDouble), line(), {S0});
+  CHECK_THROWS(spread(at::empty({0, 3}, on(at::kDouble)), line(), {S0}).max());
+  CHECK(same(full_tensor(x.sum()), at::arange(1, 3, on(at::kLong)).sum()));
+  const at::Tensor nan = spread(at::full({3}, std::nan(""), on(at::kDouble)), line(), {S0});
   CHECK_FALSE(at::equal(nan, nan));
 }
 
 TESSERA_RANKS_TEST_CASE("equal asks for a bool as item does: under Strict too, unless something would be redistributed",
                         {1, 2, 3}) {
   const DeviceMesh mesh = line();
-  const at::Tensor a = sample({5, 3}), numbers = at::arange(7);
+  const at::Tensor a = sample({5, 3}), numbers = at::arange(7, on(at::kLong));
   const at::Tensor x = spread(a, mesh, {S0}), whole = spread(numbers, mesh, {S0});
   const CommCounter counter(mesh);
   const Strict strict;

@@ -9,6 +9,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -17,7 +18,7 @@ using namespace tessera::testing;
 namespace {
 
 at::Tensor ids(at::IntArrayRef shape, int64_t below) {
-  return (at::arange(c10::multiply_integers(shape)) * 5 + 2).remainder(below).view(shape);
+  return (at::arange(c10::multiply_integers(shape), on(at::kLong)) * 5 + 2).remainder(below).view(shape);
 }
 
 at::Tensor attention(const Tensors& x, const std::optional<at::Tensor>& mask, bool causal) {
@@ -163,7 +164,7 @@ TESSERA_RANKS_TEST_CASE("attention, with and without masks", {1, 2, 3, 4}) {
   Tensors masked = qkv;
   masked.push_back(sample({3, 1, 5, 6}, 3));
   Tensors allowed = qkv;
-  allowed.push_back(whole_numbers({5, 6}, at::kBool, 1).logical_or(at::eye(5, 6).to(at::kBool)));
+  allowed.push_back(whole_numbers({5, 6}, at::kBool, 1).logical_or(at::eye(5, 6, on(at::kFloat)).to(at::kBool)));
   const Tensors square = {sample({3, 4, 5, 2}), sample({3, 4, 5, 2}, 1), sample({3, 4, 5, 2}, 2)};
   const Placements some = {Replicate(), Shard(0), Shard(1)};
   check_ops({

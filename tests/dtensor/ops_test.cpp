@@ -5,6 +5,7 @@
 
 #include "tessera/tests/dtensor/op_check.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -143,7 +144,7 @@ TESSERA_RANKS_TEST_CASE("views", {1, 2, 3, 4}) {
                 return at::constant_pad_nd(x[0], {1, 0, 0, 2}, 0.5);
               }),
       op_case(
-          "index_select, gather", {sample({5, 3}), at::tensor({4, 0, 0, 2})},
+          "index_select, gather", {sample({5, 3}), at::tensor({4, 0, 0, 2}, on(at::kInt))},
           [](const Tensors& x) {
             return Tensors{at::index_select(x[0], 0, x[1]), at::gather(x[0], 0, x[1].unsqueeze(1)), x[0].index({x[1]})};
           }),

@@ -11,6 +11,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/placement/reduction.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -39,7 +40,7 @@ std::vector<Pending> all_kinds() {
 
 // Returns rows of which some are equal and some zero: products have no, one and several zero factors.
 at::Tensor rows_with_ties(int64_t n) {
-  at::Tensor rows = (at::arange(n * 8, at::kDouble) * 5 % 7 - 2).view({n, 8}).clone();
+  at::Tensor rows = (at::arange(n * 8, on(at::kDouble)) * 5 % 7 - 2).view({n, 8}).clone();
   rows.select(1, 3).fill_(2);
   rows.select(1, 4)[0] = 0;
   return rows;
@@ -95,8 +96,9 @@ TESSERA_RANKS_TEST_CASE("what a mask leaves out counts for nothing and gets no g
     CAPTURE(to_string(op));
     const at::Tensor whole = rows_with_ties(n) + 3;
     // Every element counts on some rank.
-    const at::Tensor counts = (at::arange(n).unsqueeze(1) + at::arange(8)).remainder(2) == 0;
-    const at::Tensor masks = n == 1 ? at::ones({1, 8}, at::kBool) : counts;
+    const at::Tensor counts =
+        (at::arange(n, on(at::kLong)).unsqueeze(1) + at::arange(8, on(at::kLong))).remainder(2) == 0;
+    const at::Tensor masks = n == 1 ? at::ones({1, 8}, on(at::kBool)) : counts;
     const at::Tensor rows = whole.clone().requires_grad_(true);
     const double neutral = op == ReduceOp::kSum ? 0 : (op == ReduceOp::kMax ? -1e300 : 1);
     const at::Tensor kept = at::where(masks, rows, at::full_like(rows, neutral));
@@ -110,7 +112,7 @@ TESSERA_RANKS_TEST_CASE("what a mask leaves out counts for nothing and gets no g
     CHECK(placements_of(got) == Placements{MaskedPartial(op)});
     CHECK(close(full_tensor(got).detach(), want.detach()));
     full_tensor(got).sum().backward();
-    CHECK(close(piece.grad(), at::where(masks[me], rows.grad()[me], at::zeros({8}, at::kDouble))));
+    CHECK(close(piece.grad(), at::where(masks[me], rows.grad()[me], at::zeros({8}, on(at::kDouble)))));
     // Nothing is sent from the masked reduction to the plain one and back.
     const CommCounter counter(mesh);
     CHECK(same(to_local(redistribute(redistribute(got, {Partial(op)}), {MaskedPartial(op)})).detach(),
@@ -121,7 +123,7 @@ TESSERA_RANKS_TEST_CASE("what a mask leaves out counts for nothing and gets no g
 
 TESSERA_RANKS_TEST_CASE("pending reductions and masks that make no sense are refused", {2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor piece = at::ones({3});
+  const at::Tensor piece = at::ones({3}, on(at::kFloat));
   const auto refused = [&](const at::Tensor& local, const Placement& placement, const at::Tensor& mask,
                            const char* part) {
     CAPTURE(part);
@@ -129,16 +131,16 @@ TESSERA_RANKS_TEST_CASE("pending reductions and masks that make no sense are ref
     options.mask = mask;
     CHECK_THROWS_WITH_AS(from_local(local, mesh, {placement}, options), doctest::Contains(part), std::invalid_argument);
   };
-  refused(piece, Partial(), at::ones({3}, at::kBool), "needs a MaskedPartial placement");
-  refused(piece, MaskedPartial(), at::ones({4}, at::kBool), "a mask of Bool [4] for a piece [3]");
-  refused(piece, MaskedPartial(), at::ones({3}), "a mask of Float [3]");
+  refused(piece, Partial(), at::ones({3}, on(at::kBool)), "needs a MaskedPartial placement");
+  refused(piece, MaskedPartial(), at::ones({4}, on(at::kBool)), "a mask of Bool [4] for a piece [3]");
+  refused(piece, MaskedPartial(), at::ones({3}, on(at::kFloat)), "a mask of Float [3]");
   refused(piece, Partial(ReduceOp::kBitXor), {}, "bit_xor of Float is not defined");
-  refused(at::ones({3}, at::kLong), NormPartial(2), {}, "P(norm 2) of Long is not defined");
+  refused(at::ones({3}, on(at::kLong)), NormPartial(2), {}, "P(norm 2) of Long is not defined");
   CHECK_THROWS_WITH_AS(NormPartial(0), doctest::Contains("a norm of order 0"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(NormPartial(std::numeric_limits<double>::infinity()), doctest::Contains("Partial(max)"),
                        std::invalid_argument);
   // A norm cannot have these values.
-  const at::Tensor negative = from_local(at::full({3}, -1.0), mesh, {Replicate()});
+  const at::Tensor negative = from_local(at::full({3}, -1.0, on(at::kFloat)), mesh, {Replicate()});
   CHECK_THROWS_WITH_AS(redistribute(negative, {NormPartial(2)}),
                        doctest::Contains("negative elements cannot be P(norm 2)"), std::runtime_error);
 }
@@ -147,11 +149,11 @@ TESSERA_RANKS_TEST_CASE("a user's reduction redistributes by its operator, and i
                         {2}) {
   const DeviceMesh mesh = line();
   const Placement bare = Partial(std::make_shared<const Bare>());
-  const at::Tensor piece = at::full({4}, 3.0, at::kDouble).requires_grad_(true);
+  const at::Tensor piece = at::full({4}, 3.0, on(at::kDouble)).requires_grad_(true);
   const at::Tensor value = from_local(piece, mesh, {bare});
-  CHECK(same(full_tensor(value).detach(), at::full({4}, 9.0, at::kDouble)));
+  CHECK(same(full_tensor(value).detach(), at::full({4}, 9.0, on(at::kDouble))));
   CHECK(same(full_tensor(redistribute(redistribute(value, {Shard(0)}), {bare})).detach(),
-             at::full({4}, 9.0, at::kDouble)));
+             at::full({4}, 9.0, on(at::kDouble))));
   CHECK(to_string(bare) == "P(bare)");
   CHECK_THROWS_WITH_AS(full_tensor(value).sum().backward(),
                        doctest::Contains("implement Reduction::derivative (or slope)"), std::runtime_error);

@@ -11,6 +11,7 @@
 #include "tessera/layers/tensor_chunks.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -63,8 +64,8 @@ TESSERA_RANKS_TEST_CASE("equal chunks of a tensor go round, and no element is dr
   CHECK(counter.count("all_gather") == (n == 1 ? 0 : 1));
   CHECK(same(split_into_1d_equal_chunks(x.t(), mesh), x.t().reshape({-1}).slice(0, 12 * me, 12 * me + 12)));
   if (n > 1) {
-    CHECK_THROWS_WITH_AS(split_into_1d_equal_chunks(at::ones({n + 1}), mesh), doctest::Contains("is not divisible by"),
-                         std::invalid_argument);
+    CHECK_THROWS_WITH_AS(split_into_1d_equal_chunks(at::ones({n + 1}, on(at::kFloat)), mesh),
+                         doctest::Contains("is not divisible by"), std::invalid_argument);
   }
   CHECK_THROWS_WITH_AS(gather_split_1d_tensor(x, mesh), doctest::Contains("a part is 1-D"), std::invalid_argument);
 }
@@ -82,20 +83,20 @@ TESSERA_RANKS_TEST_CASE("broadcast_data: the first rank's tensors by name, of an
   const DeviceMesh mesh = line();
   Data data;
   if (mesh.local_rank(0) == 0) {
-    for (int64_t i = 0; i < 8; ++i) data.emplace(std::to_string(i), at::full({8, 8}, 1.F * i));
-    data.emplace("scalar", at::full({}, 3.F));
-    data.emplace("nothing", at::empty({0, 5}));
-    data.emplace("deep", at::arange(64, at::kFloat).view({2, 2, 2, 2, 2, 2}).transpose(0, 5));
-    data.emplace("other", at::ones({3}, at::kLong));  // not requested
+    for (int64_t i = 0; i < 8; ++i) data.emplace(std::to_string(i), at::full({8, 8}, 1.F * i, on(at::kFloat)));
+    data.emplace("scalar", at::full({}, 3.F, on(at::kFloat)));
+    data.emplace("nothing", at::empty({0, 5}, on(at::kFloat)));
+    data.emplace("deep", at::arange(64, on(at::kFloat)).view({2, 2, 2, 2, 2, 2}).transpose(0, 5));
+    data.emplace("other", at::ones({3}, on(at::kLong)));  // not requested
   }
   CommCounter counter(mesh);
   const Data got = broadcast_data({"1", "0", "deep", "nothing", "scalar"}, data, at::kFloat, mesh);
   CHECK(got.size() == 5);
-  CHECK(same(got.at("0"), at::zeros({8, 8})));
-  CHECK(same(got.at("1"), at::ones({8, 8})));
-  CHECK(same(got.at("deep"), at::arange(64, at::kFloat).view({2, 2, 2, 2, 2, 2}).transpose(0, 5)));
-  CHECK(same(got.at("nothing"), at::empty({0, 5})));
-  CHECK(same(got.at("scalar"), at::full({}, 3.F)));
+  CHECK(same(got.at("0"), at::zeros({8, 8}, on(at::kFloat))));
+  CHECK(same(got.at("1"), at::ones({8, 8}, on(at::kFloat))));
+  CHECK(same(got.at("deep"), at::arange(64, on(at::kFloat)).view({2, 2, 2, 2, 2, 2}).transpose(0, 5)));
+  CHECK(same(got.at("nothing"), at::empty({0, 5}, on(at::kFloat))));
+  CHECK(same(got.at("scalar"), at::full({}, 3.F, on(at::kFloat))));
   CHECK(counter.count("broadcast") == (mesh.size() == 1 ? 0 : 3));
   CHECK(counter.total() == (mesh.size() == 1 ? 0 : 4));
   CHECK(broadcast_data({}, data, at::kFloat, mesh).empty());
@@ -104,7 +105,8 @@ TESSERA_RANKS_TEST_CASE("broadcast_data: the first rank's tensors by name, of an
 TESSERA_RANKS_TEST_CASE("one_rank_errors: what broadcast_data finds on the first rank is thrown on every one", {2, 3}) {
   const DeviceMesh mesh = line();
   const bool first = mesh.local_rank(0) == 0;
-  const Data data = first ? Data{{"tokens", at::ones({2}, at::kLong)}, {"mask", at::ones({2})}} : Data{};
+  const Data data =
+      first ? Data{{"tokens", at::ones({2}, on(at::kLong))}, {"mask", at::ones({2}, on(at::kFloat))}} : Data{};
   CHECK_THROWS_WITH_AS(broadcast_data({"tokens", "mask"}, data, at::kLong, mesh),
                        doctest::Contains("mask has data type Float which is different than Long"),
                        std::invalid_argument);
@@ -115,8 +117,8 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: what broadcast_data finds on the first
   CHECK_THROWS_WITH_AS(broadcast_data({"tokens", "tokens"}, data, at::kLong, mesh), doctest::Contains("given twice"),
                        std::invalid_argument);
   // The elements share one address until the tensor is made contiguous.
-  const Data huge = first ? Data{{"huge", at::ones({1}).expand({int64_t{1} << 46})}} : Data{};
+  const Data huge = first ? Data{{"huge", at::ones({1}, on(at::kFloat)).expand({int64_t{1} << 46})}} : Data{};
   CHECK_THROWS_WITH_AS(broadcast_data({"huge"}, huge, at::kFloat, mesh), doctest::Contains("memory"),
                        std::runtime_error);
-  CHECK(same(broadcast_data({"tokens"}, data, at::kLong, mesh).at("tokens"), at::ones({2}, at::kLong)));
+  CHECK(same(broadcast_data({"tokens"}, data, at::kLong, mesh).at("tokens"), at::ones({2}, on(at::kLong))));
 }

@@ -2,7 +2,6 @@
 #include <numbers>
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <doctest/doctest.h>
 
 #include "tessera/dtensor/dtensor.h"
@@ -11,6 +10,7 @@
 #include "tessera/dtensor/random/philox.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -27,9 +27,9 @@ struct Operator {
 };
 
 std::vector<Operator> operators() {
-  const at::Tensor ones = at::ones({7, 5});
-  const at::Tensor half = at::full({7, 5}, 0.5, at::kDouble);
-  const at::Tensor whole = at::zeros({7, 5}, at::kLong);
+  const at::Tensor ones = at::ones({7, 5}, on(at::kFloat));
+  const at::Tensor half = at::full({7, 5}, 0.5, on(at::kDouble));
+  const at::Tensor whole = at::zeros({7, 5}, on(at::kLong));
   return {
       {"uniform_", ones, [](const at::Tensor& t) { return t.clone().uniform_(-1, 2); }},
       {"uniform_ double", half, [](const at::Tensor& t) { return t.clone().uniform_(-1, 2); }},
@@ -64,7 +64,7 @@ std::vector<Operator> operators() {
 }  // namespace
 
 TESSERA_RANKS_TEST_CASE("every random operator gives an element the same number with any sharding", {1, 2, 3, 4}) {
-  at::Generator mine = at::globalContext().defaultGenerator(at::kCPU);
+  at::Generator mine = at::globalContext().defaultGenerator(device());
   mine.set_current_seed(100 + static_cast<uint64_t>(world()->rank()));  // must not matter
   for (const DeviceMesh& mesh : meshes()) {
     const Placements whole(static_cast<std::size_t>(mesh.ndim()), R);
@@ -123,7 +123,7 @@ TESSERA_RANKS_TEST_CASE("the factories draw by an element's global position too"
 TESSERA_RANKS_TEST_CASE("numbers are distributed as asked", {1}) {
   const DeviceMesh mesh = line();
   manual_seed(7, mesh.world());
-  const at::Tensor none = spread(at::empty({400, 500}, at::kDouble), mesh, {R});
+  const at::Tensor none = spread(at::empty({400, 500}, on(at::kDouble)), mesh, {R});
   const auto mean = [](const at::Tensor& t) { return to_local(t).to(at::kDouble).mean().item<double>(); };
   const auto deviation = [](const at::Tensor& t) { return to_local(t).to(at::kDouble).std().item<double>(); };
   struct Row {
@@ -162,7 +162,7 @@ TESSERA_RANKS_TEST_CASE("numbers are distributed as asked", {1}) {
   CHECK(half.min().item<double>() == 0);
   CHECK(to_local(in(at::kFloat).exponential_()).min().item<double>() > 0);
   const at::Tensor dice = to_local(in(at::kLong).random_(1, 7));
-  CHECK(std::get<0>(at::_unique(dice)).equal(at::arange(1, 7)));
+  CHECK(std::get<0>(at::_unique(dice)).equal(at::arange(1, 7, on(at::kLong))));
 }
 
 TESSERA_RANKS_TEST_CASE("neighbours, draws and seeds are unrelated", {1}) {
@@ -187,7 +187,7 @@ TESSERA_RANKS_TEST_CASE("neighbours, draws and seeds are unrelated", {1}) {
 
 TESSERA_RANKS_TEST_CASE("a seed repeats what was drawn, and the state of the default generator stays", {1, 2}) {
   const DeviceMesh mesh = line();
-  auto generator = at::globalContext().defaultGenerator(at::kCPU);
+  auto generator = at::globalContext().defaultGenerator(device());
   const at::Tensor before = generator.get_state();
   manual_seed(11, *world());
   const at::Tensor first = full_tensor(tessera::randn({6, 3}, mesh, {S0}));
@@ -196,9 +196,9 @@ TESSERA_RANKS_TEST_CASE("a seed repeats what was drawn, and the state of the def
   manual_seed(11, *world());
   CHECK(same(full_tensor(tessera::randn({6, 3}, mesh, {S0})), first));
   const RandomState saved = world()->random_state();
-  const at::Tensor third = full_tensor(at::dropout(spread(at::ones({6, 3}), mesh, {S0}), 0.5, true));
+  const at::Tensor third = full_tensor(at::dropout(spread(at::ones({6, 3}, on(at::kFloat)), mesh, {S0}), 0.5, true));
   world()->random_state() = saved;
-  CHECK(same(full_tensor(at::dropout(spread(at::ones({6, 3}), mesh, {S0}), 0.5, true)), third));
+  CHECK(same(full_tensor(at::dropout(spread(at::ones({6, 3}, on(at::kFloat)), mesh, {S0}), 0.5, true)), third));
   CHECK(same(generator.get_state(), before));
   manual_seed(12, *world());
   CHECK_FALSE(same(full_tensor(tessera::randn({6, 3}, mesh, {S0})), first));
@@ -207,10 +207,14 @@ TESSERA_RANKS_TEST_CASE("a seed repeats what was drawn, and the state of the def
 TESSERA_RANKS_TEST_CASE("a caller's generator is honoured and advanced", {2}) {
   const DeviceMesh mesh = line();
   const auto draw = [&](at::Generator generator) {
-    return full_tensor(spread(at::zeros({4, 3}), mesh, {S0}).normal_(0, 1, generator));
+    return full_tensor(spread(at::zeros({4, 3}, on(at::kFloat)), mesh, {S0}).normal_(0, 1, generator));
   };
-  at::Generator a = at::detail::createCPUGenerator(5);
-  at::Generator b = at::detail::createCPUGenerator(5);
+  const auto seeded = [] {
+    at::Generator generator = at::globalContext().defaultGenerator(device()).clone();
+    generator.set_current_seed(5);
+    return generator;
+  };
+  const at::Generator a = seeded(), b = seeded();
   const at::Tensor first = draw(a);
   CHECK(same(first, draw(b)));
   CHECK_FALSE(same(first, draw(a)));
@@ -219,7 +223,7 @@ TESSERA_RANKS_TEST_CASE("a caller's generator is honoured and advanced", {2}) {
 TESSERA_RANKS_TEST_CASE("dropout keeps its share and scales the rest; its gradient has the same mask", {2}) {
   const DeviceMesh mesh = line();
   manual_seed(1, *world());
-  at::Tensor x = spread(at::ones({64, 64}, at::kDouble), mesh, {S0});
+  at::Tensor x = spread(at::ones({64, 64}, on(at::kDouble)), mesh, {S0});
   x.requires_grad_(true);
   const at::Tensor y = at::dropout(x, 0.25, true);
   const at::Tensor values = full_tensor(y.detach());
@@ -243,27 +247,29 @@ TESSERA_RANKS_TEST_CASE("dropout keeps its share and scales the rest; its gradie
 
 TESSERA_RANKS_TEST_CASE("factories make each rank's own piece, without communication", {1, 3}) {
   const DeviceMesh mesh = line();
-  CHECK(same(full_tensor(tessera::ones({5, 3}, mesh, {S0})), at::ones({5, 3})));
-  CHECK(same(full_tensor(tessera::zeros({5, 3}, mesh, {Shard(-1)}, at::kLong)), at::zeros({5, 3}, at::kLong)));
-  CHECK(same(full_tensor(tessera::full({5}, 2.5, mesh, {S0})), at::full({5}, 2.5)));
-  CHECK(same(full_tensor(tessera::full({2}, 7, mesh, {R})), at::full({2}, 7)));
-  CHECK(same(full_tensor(tessera::arange(10, mesh, {S0})), at::arange(10)));
+  CHECK(same(full_tensor(tessera::ones({5, 3}, mesh, {S0})), at::ones({5, 3}, on(at::kFloat))));
+  CHECK(same(full_tensor(tessera::zeros({5, 3}, mesh, {Shard(-1)}, at::kLong)), at::zeros({5, 3}, on(at::kLong))));
+  CHECK(same(full_tensor(tessera::full({5}, 2.5, mesh, {S0})), at::full({5}, 2.5, on(at::kFloat))));
+  CHECK(same(full_tensor(tessera::full({2}, 7, mesh, {R})), at::full({2}, 7, on(at::kLong))));
+  CHECK(same(full_tensor(tessera::arange(10, mesh, {S0})), at::arange(10, on(at::kLong))));
   CHECK((tessera::empty({5, 3}, mesh, {S0}, at::kBFloat16).scalar_type() == at::kBFloat16));
 }
 
 TESSERA_RANKS_TEST_CASE("ranks that draw nothing keep count: replicas agree on what is drawn next", {3}) {
   const DeviceMesh mesh = line();
   manual_seed(3, *world());
-  const at::Tensor piece = at::rand_like(spread(at::zeros({2}), mesh, {S0}));  // the last rank's is empty
+  const at::Tensor piece =
+      at::rand_like(spread(at::zeros({2}, on(at::kFloat)), mesh, {S0}));  // the last rank's is empty
   CHECK(to_local(piece).numel() == (mesh.local_rank(0) < 2 ? 1 : 0));
   CHECK(world()->random_state().counter == 1);
-  const at::Tensor next = all_gather(to_local(at::rand_like(spread(at::zeros({5}), mesh, {R}))), mesh, 0);
+  const at::Tensor next =
+      all_gather(to_local(at::rand_like(spread(at::zeros({5}, on(at::kFloat)), mesh, {R}))), mesh, 0);
   CHECK(at::equal(next, next.slice(0, 0, 1).expand_as(next)));
 }
 
 TESSERA_RANKS_TEST_CASE("what cannot be drawn is refused before anything is", {1, 2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor t = spread(at::ones({2, 3}), mesh, {S0});
+  const at::Tensor t = spread(at::ones({2, 3}, on(at::kFloat)), mesh, {S0});
   const at::Tensor bytes = t.to(at::kByte);
   const uint64_t counter = mesh.world().random_state().counter;
   CHECK_THROWS_WITH(t.bernoulli_(1.5), "aten::bernoulli_: p is 1.5; give a number from 0 to 1");

@@ -15,6 +15,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/dtensor/whole_value.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -136,7 +137,7 @@ void check(const Case& c, at::ScalarType type, const std::optional<Placement>& o
   CAPTURE(fmt::format("{} of {}, states {}, parameters {}", c.name, c10::toString(type),
                       of_states ? to_string(*of_states) : "none", parameters_plain ? "plain" : "replicated"));
   const DeviceMesh mesh = line();
-  c.module->to(type);
+  c.module->to(device(), type);
   const double tolerance = type == at::kFloat ? 1e-5 : 1e-12;
   const at::Tensor x = sample(c.input, 0, type);
   Tensors plain_states, states;

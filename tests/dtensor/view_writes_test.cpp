@@ -13,6 +13,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -170,7 +171,7 @@ Outcome read(const at::Tensor& view, const at::Tensor& want, const DeviceMesh& m
     CHECK(std::string(error.what()).find("has been written since") != std::string::npos);
     refused = 1;
   }
-  const at::Tensor all = all_gather(at::tensor(refused), mesh, 0);
+  const at::Tensor all = all_gather(at::tensor(refused, on(at::kLong)), mesh, 0);
   CHECK_MESSAGE((all == refused).all().item<bool>(), "refused on some ranks alone");
   if (all.any().item<bool>()) return kRefused;
   return same(full_tensor(view), want) ? kFollows : kStale;
@@ -262,7 +263,7 @@ TESSERA_RANKS_TEST_CASE("a write to a view reaches the viewed tensor, or is refu
           CHECK(std::string(error.what()).find("would write") != std::string::npos);
           refused = 1;
         }
-        CHECK((all_gather(at::tensor(refused), mesh, 0) == refused).all().item<bool>());
+        CHECK((all_gather(at::tensor(refused, on(at::kLong)), mesh, 0) == refused).all().item<bool>());
         const at::Tensor whole = plain.clone();
         if (refused == 0 && view.name.find("unfold") == std::string::npos) view.of(whole).fill_(5);
         if (refused == 0 && view.name.find("unfold") != std::string::npos) continue;

@@ -9,6 +9,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/tp_line.h"
@@ -18,6 +19,12 @@ namespace {
 using namespace tessera;
 using namespace tessera::testing;
 using torch::nn::Linear;
+
+Mlp small_mlp(int64_t hidden = 8, bool bias = true) {
+  Mlp mlp(4, hidden, 4, bias);
+  mlp->to(device());
+  return mlp;
+}
 
 struct Failing : ParallelStyle {
   void apply(ApplyContext&) const override {
@@ -37,7 +44,7 @@ std::string refusal(const DeviceMesh& mesh, Mlp module, const ParallelPlan& plan
     message = error.what();
   }
   for (const at::Tensor& t : module->parameters()) CHECK_FALSE(is_dtensor(t));
-  Mlp good(4, 8, 4);
+  Mlp good = small_mlp();
   CHECK_NOTHROW(parallelize_module(good, mesh, {{"up", ColwiseParallel()}}));
   return message;
 }
@@ -51,18 +58,18 @@ TESSERA_RANKS_TEST_CASE("ranks whose modules, plans or options differ: every ran
   const DeviceMesh mesh = tp_line();
   const bool other = rank() == 1;
   const ParallelPlan plan = {{"up", ColwiseParallel()}};
-  CHECK(refusal(mesh, Mlp(4, other ? 16 : 8, 4), plan).find(kDiffer) == 0);     // shapes
-  CHECK(refusal(mesh, Mlp(4, 8, 4, /*bias=*/other), plan).find(kDiffer) == 0);  // tensors
-  CHECK(refusal(mesh, Mlp(4, 8, 4), {{other ? "down" : "up", ColwiseParallel()}}).find(kDiffer) == 0);
-  CHECK(refusal(mesh, Mlp(4, 8, 4), plan, {.src_rank = other ? 1 : 0}).find(kDiffer) == 0);
-  Mlp half(4, 8, 4), trained(4, 8, 4), frozen(4, 8, 4);
+  CHECK(refusal(mesh, small_mlp(other ? 16 : 8), plan).find(kDiffer) == 0);     // shapes
+  CHECK(refusal(mesh, small_mlp(8, /*bias=*/other), plan).find(kDiffer) == 0);  // tensors
+  CHECK(refusal(mesh, small_mlp(), {{other ? "down" : "up", ColwiseParallel()}}).find(kDiffer) == 0);
+  CHECK(refusal(mesh, small_mlp(), plan, {.src_rank = other ? 1 : 0}).find(kDiffer) == 0);
+  Mlp half = small_mlp(), trained = small_mlp(), frozen = small_mlp();
   if (other) half->to(at::kBFloat16);
   CHECK(refusal(mesh, half, plan).find(kDiffer) == 0);
-  if (other) trained->forward(at::ones({1, 4})).sum().backward();
+  if (other) trained->forward(at::ones({1, 4}, on(at::kFloat))).sum().backward();
   CHECK(refusal(mesh, trained, plan).find(kDiffer) == 0);
   if (other) frozen->up->weight.set_requires_grad(false);
   CHECK(refusal(mesh, frozen, plan).find(kDiffer) == 0);
-  Mlp shared(4, 4, 4);
+  Mlp shared = small_mlp(4);
   if (other) shared->down->weight.set_data(shared->up->weight);  // one scatter fewer
   CHECK(refusal(mesh, shared, {}).find(kDiffer) == 0);
 }
@@ -70,9 +77,8 @@ TESSERA_RANKS_TEST_CASE("ranks whose modules, plans or options differ: every ran
 TESSERA_RANKS_TEST_CASE("an error on one rank is thrown on all, with that rank's name", {2, 3}) {
   const DeviceMesh mesh = tp_line();
   const ParallelPlan wrong = {{rank() == 1 ? "upp" : "up", ColwiseParallel()}};
-  CHECK(refusal(mesh, Mlp(4, 8, 4), wrong).find("rank 1: parallelize_module: the pattern 'upp' (ColwiseParallel)") ==
-        0);
-  CHECK(refusal<std::runtime_error>(mesh, Mlp(4, 8, 4), {{"up", Failing()}}) == "rank 1: out of ideas");
+  CHECK(refusal(mesh, small_mlp(), wrong).find("rank 1: parallelize_module: the pattern 'upp' (ColwiseParallel)") == 0);
+  CHECK(refusal<std::runtime_error>(mesh, small_mlp(), {{"up", Failing()}}) == "rank 1: out of ideas");
   struct Nameless : Failing {
     std::string to_string() const override {
       if (rank() == 1) throw std::runtime_error("no name");
@@ -80,14 +86,14 @@ TESSERA_RANKS_TEST_CASE("an error on one rank is thrown on all, with that rank's
     }
     void apply(ApplyContext&) const override {}
   };
-  CHECK(refusal<std::runtime_error>(mesh, Mlp(4, 8, 4), {{"up", Nameless()}}) == "rank 1: no name");
+  CHECK(refusal<std::runtime_error>(mesh, small_mlp(), {{"up", Nameless()}}) == "rank 1: no name");
   // The same on all: no rank is named.
-  CHECK(refusal(mesh, Mlp(4, 8, 4), {{"upp", ColwiseParallel()}}).find("parallelize_module: the pattern 'upp'") == 0);
+  CHECK(refusal(mesh, small_mlp(), {{"upp", ColwiseParallel()}}).find("parallelize_module: the pattern 'upp'") == 0);
 }
 
 TESSERA_RANKS_TEST_CASE("the agreement is one small all-reduce per mesh dimension, and none with kNoSource", {4}) {
   const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
-  Mlp module(4, 8, 4), alone(4, 8, 4);
+  Mlp module = small_mlp(), alone = small_mlp();
   CommCounter counter(mesh);
   parallelize_module(module, mesh, {{"up", ColwiseParallel()}});
   CHECK(counter.count("all_reduce") == 2);
@@ -98,8 +104,8 @@ TESSERA_RANKS_TEST_CASE("the agreement is one small all-reduce per mesh dimensio
 }
 
 TESSERA_RANKS_TEST_CASE("a rank outside the mesh plans for itself", {3}) {
-  const DeviceMesh pair(world(), at::kCPU, Mesh({2}, {"tp"}));
-  Mlp module(4, rank() == 2 ? 16 : 8, 4);
+  const DeviceMesh pair(world(), device().type(), Mesh({2}, {"tp"}));
+  Mlp module = small_mlp(rank() == 2 ? 16 : 8);
   parallelize_module(module, pair, {{"up", ColwiseParallel()}});
   CHECK(is_dtensor(module->up->weight));
   CHECK(to_local(module->up->weight).numel() == (rank() == 2 ? 0 : 16));

@@ -17,6 +17,7 @@
 #include "tessera/styles/hooks.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/tp_line.h"
@@ -123,7 +124,8 @@ TESSERA_RANKS_TEST_CASE("the product of a vector without gradients may be writte
                         {1, 2}) {
   const DeviceMesh mesh = tp_line();
   const auto whole = [&](const at::Tensor& t) { return from_local(t, mesh, {Replicate()}); };
-  const at::Tensor x = at::ones({4}, at::kDouble), w = at::ones({3, 4}, at::kDouble), b = at::ones({3}, at::kDouble);
+  const at::Tensor x = at::ones({4}, on(at::kDouble)), w = at::ones({3, 4}, on(at::kDouble)),
+                   b = at::ones({3}, on(at::kDouble));
   at::Tensor y;
   {
     const c10::AutoGradMode no_gradient(false);
@@ -132,7 +134,7 @@ TESSERA_RANKS_TEST_CASE("the product of a vector without gradients may be writte
   const at::Tensor added = whole(b).requires_grad_();
   y.add_(added);
   y.sum().backward();
-  CHECK(at::equal(full_tensor(y.detach()), at::full({3}, 6, at::kDouble)));
+  CHECK(at::equal(full_tensor(y.detach()), at::full({3}, 6, on(at::kDouble))));
   CHECK(at::equal(full_tensor(added.grad()), b));
 }
 
@@ -176,7 +178,7 @@ TESSERA_RANKS_TEST_CASE("35: Embedding by rows and by columns: values, gradients
         module(torch::nn::EmbeddingOptions(13, 8).padding_idx(3));
     fill(*reference);
     fill(*module);
-    const at::Tensor ids = at::arange(24, at::kLong).view({3, 8}).remainder(13);
+    const at::Tensor ids = at::arange(24, on(at::kLong)).view({3, 8}).remainder(13);
     const at::Tensor want = reference->forward(ids), weights = numbers(want.sizes().vec(), 5);
     (want * weights).sum().backward();
     parallelize_module(module, mesh, c.style);
@@ -290,11 +292,12 @@ TESSERA_RANKS_TEST_CASE("36: Prepare styles annotate plain tensors and redistrib
 TESSERA_RANKS_TEST_CASE("a user's hook that throws on one rank fails the job with its text", {3}) {
   const DeviceMesh mesh = tp_line();
   Boundary module;
+  module->to(device());
   auto tp = parallelize_module(module, mesh, {{"inner", RowwiseParallel({.input_layouts = Replicate()})}});
   module->register_forward_pre_hook([](std::vector<at::Tensor>&) {
     if (rank() == 1) throw std::runtime_error("rank 1 has had enough");
   });
-  const at::Tensor x = at::ones({2, 4});
+  const at::Tensor x = at::ones({2, 4}, on(at::kFloat));
   std::string message;
   try {
     tp(x, x);
@@ -308,10 +311,11 @@ TESSERA_RANKS_TEST_CASE("a user's hook that throws on one rank fails the job wit
 TESSERA_RANKS_TEST_CASE("with data dimensions a plain activation is refused, naming from_local", {4}) {
   const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
   Mlp mlp(4, 8, 4);
+  mlp->to(device());
   auto tp = parallelize_module(mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
   std::string message;
   try {
-    tp(at::ones({2, 4}));
+    tp(at::ones({2, 4}, on(at::kFloat)));
   } catch (const std::invalid_argument& error) {
     message = error.what();
   }

@@ -9,6 +9,7 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 
 namespace {
 
@@ -40,7 +41,7 @@ TEST_CASE("Conv1D under ColwiseParallel and RowwiseParallel equals one process, 
   want.square().mean().backward();
   for (const int64_t size : {1, 2, 3, 4}) {
     run_in_process(size, [&](const std::shared_ptr<World>& world) {
-      const DeviceMesh mesh = init_device_mesh("cpu", {size}, {"tp"}, world);
+      const DeviceMesh mesh = init_device_mesh(device_name(), {size}, {"tp"}, world);
       Conv1DMlp module;
       auto tp = parallelize_module(module, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
       CHECK(placements_of(module->up->weight) == Placements{Shard(1)});

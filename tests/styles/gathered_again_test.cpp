@@ -15,6 +15,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -24,7 +25,7 @@ namespace {
 
 torch::nn::Linear linear(bool bias) {
   torch::nn::Linear out(torch::nn::LinearOptions(6, 10).bias(bias));
-  out->to(at::kDouble);
+  out->to(device(), at::kDouble);
   const c10::AutoGradMode none(false);
   out->weight.copy_(sample({10, 6}, 4));
   if (bias) out->bias.copy_(sample({10}, 5));
@@ -112,6 +113,7 @@ TESSERA_RANKS_TEST_CASE("gradients of gradients of an input that is gathered aga
 
 TESSERA_RANKS_TEST_CASE("gather_input_again is for ColwiseParallel of a linear layer alone", {1}) {
   const auto refused = [](auto module, const Style& given) {
+    module->to(device());
     CHECK_THROWS_WITH_AS(parallelize_module(module, line(), given), doctest::Contains("gather_input_again is for"),
                          std::invalid_argument);
   };
@@ -132,6 +134,6 @@ TESSERA_RANKS_TEST_CASE("a product keeps its input for the weight's gradient alo
     const at::Tensor y = tp(activation);
     CHECK((activation.use_count() > before) == trains);
     y.sum().backward();
-    CHECK(close(full_tensor(x.grad()), at::matmul(at::full({2, 3, 10}, 2, at::kDouble), sample({10, 6}, 4))));
+    CHECK(close(full_tensor(x.grad()), at::matmul(at::full({2, 3, 10}, 2, on(at::kDouble)), sample({10, 6}, 4))));
   }
 }

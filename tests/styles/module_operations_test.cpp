@@ -22,6 +22,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/styles/clone.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/tp_line.h"
@@ -130,7 +131,7 @@ TESSERA_RANKS_TEST_CASE("zero_grad, to another dtype and back, train and eval", 
   const at::Tensor y = tp(xf);
   CHECK(placements_of(y) == Placements{Replicate()});  // the copy has the contracts
   CHECK(difference(y, want->forward(xf)) <= 1e-5);
-  got->to(at::kCPU, at::kDouble);
+  got->to(device(), at::kDouble);
   got->eval();
   CHECK(difference(tp(x), want->forward(xf).to(at::kDouble)) <= 1e-5);
 }

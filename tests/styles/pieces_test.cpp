@@ -27,6 +27,7 @@
 #include "tessera/dtensor/core/modes.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/tp_line.h"
@@ -240,7 +241,7 @@ namespace {
 
 template <class Optimizer>
 std::string step_error(bool guarded, Optimizer& optimizer, Parallelized<Linear>& tp) {
-  tp(at::ones({2, 8}, at::kDouble)).sum().backward();
+  tp(at::ones({2, 8}, on(at::kDouble))).sum().backward();
   const ImplicitReplication guard(guarded);
   try {
     optimizer.step();
@@ -260,7 +261,7 @@ TESSERA_RANKS_TEST_CASE("an optimizer whose state is older than the layouts: its
     Linear one(8, 4), two(8, 4), three(8, 4);
     for (Linear& m : std::vector<Linear>{one, two, three}) fill(*m);
     torch::optim::SGD stepped(one->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    one->forward(at::ones({2, 8}, at::kDouble)).sum().backward();
+    one->forward(at::ones({2, 8}, on(at::kDouble))).sum().backward();
     stepped.step();
     torch::optim::Adagrad made(two->parameters());  // its constructor makes its state
     auto tp_one = parallelize_module(one, tp_line(), ColwiseParallel());
@@ -280,6 +281,7 @@ TESSERA_RANKS_TEST_CASE("a layout that the tensor cannot have: the error names m
   const DeviceMesh mesh = tp_line();
   const auto message_of = [&](const Style& style, const at::Tensor& x) -> std::string {
     Mlp module(4, 8, 4);
+    module->to(device());
     auto tp = parallelize_module(module, mesh, {{"up", style}});
     try {
       tp(x);
@@ -288,16 +290,16 @@ TESSERA_RANKS_TEST_CASE("a layout that the tensor cannot have: the error names m
     }
     return "(nothing was thrown)";
   };
-  CHECK(message_of(ColwiseParallel({.output_layouts = Shard(5)}), at::ones({2, 4})) ==
+  CHECK(message_of(ColwiseParallel({.output_layouts = Shard(5)}), at::ones({2, 4}, on(at::kFloat))) ==
         "addmm with up.weight (ColwiseParallel): the style lays the output out as S(5), and it is [2, 8], of 2 "
         "dimensions; give the style a layout that fits");
   CHECK(
-      message_of(RowwiseParallel({.desired_input_layouts = Shard(-4)}), at::ones({2, 3, 2}))
+      message_of(RowwiseParallel({.desired_input_layouts = Shard(-4)}), at::ones({2, 3, 2}, on(at::kFloat)))
           .find(
               "matmul with up.weight (RowwiseParallel): the style lays the input out as S(-4), and it is [2, 3, 4]") ==
       0);
   CHECK(
-      message_of(ColwiseParallel({.input_layouts = Shard(2)}), at::ones({2, 4}))
+      message_of(ColwiseParallel({.input_layouts = Shard(2)}), at::ones({2, 4}, on(at::kFloat)))
           .find(
               "addmm with up.weight (ColwiseParallel): the style lays the plain input out as S(2), and it is [2, 4]") ==
       0);

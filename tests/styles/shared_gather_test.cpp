@@ -12,6 +12,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -24,7 +25,7 @@ struct Projections : torch::nn::Module {
     for (const char* name : {"q", "k", "v"}) {
       layers.push_back(register_module(name, torch::nn::Linear(torch::nn::LinearOptions(6, 10).bias(bias))));
     }
-    to(at::kDouble);
+    to(device(), at::kDouble);
     const c10::AutoGradMode none(false);
     int64_t seed = 4;
     for (const at::Tensor& each : parameters()) each.copy_(sample(each.sizes(), seed++));

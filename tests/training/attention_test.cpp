@@ -17,6 +17,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/training/training.h"
@@ -107,7 +108,7 @@ std::vector<at::Tensor> dropped_step(const DeviceMesh& mesh) {
 TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout draws as one rank does", {2, 3, 4}) {
   std::vector<at::Tensor> want;
   run_in_process(1, [&](const std::shared_ptr<World>& alone) {
-    want = dropped_step(init_device_mesh("cpu", {1}, {"tp"}, alone));
+    want = dropped_step(init_device_mesh(device_name(), {1}, {"tp"}, alone));
   });
   const std::vector<at::Tensor> got = dropped_step(tp_line());
   REQUIRE(got.size() == want.size());
@@ -164,7 +165,7 @@ Attended attend(MultiheadAttention& module, const Form& form, const Inputs& x, b
   a.value = x.value.is_same(x.key) ? a.key : leaf(x.value);
   at::Tensor padding, mask;
   if (form.padded) {
-    padding = at::zeros({3, x.key.size(0)}, at::kBool);
+    padding = at::zeros({3, x.key.size(0)}, on(at::kBool));
     padding.select(0, 1).narrow(0, x.key.size(0) - 2, 2).fill_(true);
   }
   if (form.masked) mask = numbers({x.query.size(0), x.key.size(0)}, 4);

@@ -30,7 +30,7 @@ using namespace tessera::testing;
 
 // Returns numbers that are the same on every rank: ranks are threads here, which share the process's generator.
 at::Tensor waves(at::IntArrayRef sizes, double seed) {
-  return at::arange(c10::multiply_integers(sizes), at::kDouble).mul(0.37 + 0.11 * seed).add(seed).sin().view(sizes);
+  return at::arange(c10::multiply_integers(sizes), on(at::kDouble)).mul(0.37 + 0.11 * seed).add(seed).sin().view(sizes);
 }
 
 struct UsesImpl;
@@ -173,7 +173,7 @@ TEST_CASE("MultiheadAttention with data_placement equals one process, under Stri
         Attends module;
         const torch::NoGradGuard no_grad;
         double seed = 0;
-        module->to(at::kDouble);
+        module->to(device(), at::kDouble);
         for (at::Tensor& p : module->parameters()) p.copy_(waves(p.sizes(), ++seed));
         return module;
       };

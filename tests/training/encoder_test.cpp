@@ -13,6 +13,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/training/training.h"
@@ -75,7 +76,7 @@ TESSERA_RANKS_TEST_CASE("TransformerEncoder with dropout: replicas agree on ever
   check.check = true;
   CHECK_NOTHROW(from_local(y.detach(), mesh, {Replicate()}, check));
   // Every rank has ones of the same shape: the elements that dropout keeps show whether ranks draw differently.
-  const at::Tensor ones = Feed{mesh, {Shard(0)}}(at::ones({8 * world_size(), 8}, at::kDouble));
+  const at::Tensor ones = Feed{mesh, {Shard(0)}}(at::ones({8 * world_size(), 8}, on(at::kDouble)));
   const at::Tensor drawn = full_tensor(at::dropout(ones, 0.5, true)).detach();
   CHECK_FALSE(at::equal(drawn.narrow(0, 0, 8), drawn.narrow(0, 8, 8)));
   // The same seed draws the same numbers.

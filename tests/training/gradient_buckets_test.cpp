@@ -64,7 +64,7 @@ const Cases& cases() {
 template <class Holder>
 Holder copy_of(const Holder& module, Holder fresh) {
   const torch::NoGradGuard no_grad;
-  fresh->to(at::kDouble);
+  fresh->to(device(), at::kDouble);
   const auto from = module->named_parameters();
   for (auto& item : fresh->named_parameters()) item.value().copy_(from[item.key()]);
   return fresh;
@@ -257,7 +257,7 @@ TEST_CASE("a parameter without a gradient on one rank counts as zero there; with
     on_meshes(
         [&](const DeviceMesh& mesh) {
           Mlp module = mlp(), reference = mlp();
-          const at::Tensor unused = module->register_parameter("unused", torch::ones({3}, at::kDouble));
+          const at::Tensor unused = module->register_parameter("unused", torch::ones({3}, on(at::kDouble)));
           // Operators with gathered parameters communicate, so every rank must take the same path there.
           auto parallel = parallelize_module(module, mesh, {}, zero ? kZero : ParallelizeOptions());
           const int64_t ranks = mesh.size(0), rank = mesh.local_rank("dp");

@@ -10,6 +10,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/tp_line.h"
@@ -92,10 +93,12 @@ TESSERA_RANKS_TEST_CASE("a block under grad, no_grad and InferenceMode", {1, 2, 
 
 TESSERA_RANKS_TEST_CASE("a block under autocast computes in bfloat16, as one process does", {1, 2, 4}) {
   each_form(at::kFloat, [](Pair& pair, const at::Tensor& x) {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const c10::DeviceType here = device().type();
+    at::autocast::set_autocast_dtype(here, at::kBFloat16);
+    at::autocast::set_autocast_enabled(here, true);
     const at::Tensor expected = pair.want(x);
     const at::Tensor y = pair.tp(x);
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(here, false);
     at::autocast::clear_cache();
     CHECK((y.scalar_type() == expected.scalar_type()));
     // bfloat16 has 8 bits of precision: a sum in another order differs in its last bits.

@@ -10,6 +10,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/styles/parallelize.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/training/training.h"
@@ -134,7 +135,7 @@ TESSERA_RANKS_TEST_CASE("a weight tied between embedding and head: values, and o
                                 {"mlp.down", RowwiseParallel()},
                                 {"head", ColwiseParallel()}});
   CHECK(module->tok->weight.is_same(module->head->weight));
-  const at::Tensor ids = at::arange(12, at::kLong).view({3, 4});
+  const at::Tensor ids = at::arange(12, on(at::kLong)).view({3, 4});
   const at::Tensor want = reference->forward(ids), got = tp(ids);
   CHECK(placements_of(got) == Placements{Shard(2)});
   CHECK(difference(got, want) <= 1e-12);
@@ -147,6 +148,7 @@ TESSERA_RANKS_TEST_CASE("a weight tied between embedding and head: values, and o
 TESSERA_RANKS_TEST_CASE("values come from the source rank alone, and none needs no communication", {2, 4}) {
   const DeviceMesh mesh = tp_line();
   Mlp module(4, 6, 4);
+  module->to(device());
   {
     const at::NoGradGuard no_grad;
     for (at::Tensor& p : module->parameters()) p.fill_(static_cast<double>(rank() + 1));

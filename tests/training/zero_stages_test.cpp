@@ -44,7 +44,7 @@ const Cases& cases() {
 Block block() {
   const torch::NoGradGuard no_grad;
   Block fresh(24, 12, 32);
-  fresh->to(at::kDouble);
+  fresh->to(device(), at::kDouble);
   const auto from = cases().block->named_parameters();
   for (auto& item : fresh->named_parameters()) item.value().copy_(from[item.key()]);
   return fresh;
@@ -170,26 +170,26 @@ TEST_CASE("a clone, a written parameter and a parameter given new values are gat
     for (const int64_t number : {2, 3}) {
       CAPTURE(number);
       torch::nn::Linear linear(6, 6);
-      linear->to(at::kDouble);
+      linear->to(device(), at::kDouble);
       parallelize_module(linear, mesh, {}, stage(number));
       const torch::NoGradGuard no_grad;
-      const at::Tensor x = from_local(at::eye(6, at::kDouble), mesh, {Replicate(), Replicate()});
+      const at::Tensor x = from_local(at::eye(6, on(at::kDouble)), mesh, {Replicate(), Replicate()});
       const at::Tensor& weight = linear->weight;
       const auto used = [&](const at::Tensor& w) { return full_tensor(at::matmul(x, w.t())).t(); };
       for (int i = 0; i < 3; ++i) {
         CAPTURE(i);
         weight.fill_(1);
-        CHECK(used(weight).equal(at::ones({6, 6}, at::kDouble)));
+        CHECK(used(weight).equal(at::ones({6, 6}, on(at::kDouble))));
         at::Tensor clone = weight.clone();
         clone.mul_(5);
-        CHECK(used(clone).equal(at::full({6, 6}, 5.0, at::kDouble)));
-        CHECK(used(weight).equal(at::ones({6, 6}, at::kDouble)));
+        CHECK(used(clone).equal(at::full({6, 6}, 5.0, on(at::kDouble))));
+        CHECK(used(weight).equal(at::ones({6, 6}, on(at::kDouble))));
         weight.mul_(3);
-        CHECK(used(weight).equal(at::full({6, 6}, 3.0, at::kDouble)));
+        CHECK(used(weight).equal(at::full({6, 6}, 3.0, on(at::kDouble))));
         weight.set_data(clone);
-        CHECK(used(weight).equal(at::full({6, 6}, 5.0, at::kDouble)));
-        CHECK(used(weight * 2).equal(at::full({6, 6}, 10.0, at::kDouble)));
-        CHECK(used(weight).equal(at::full({6, 6}, 5.0, at::kDouble)));
+        CHECK(used(weight).equal(at::full({6, 6}, 5.0, on(at::kDouble))));
+        CHECK(used(weight * 2).equal(at::full({6, 6}, 10.0, on(at::kDouble))));
+        CHECK(used(weight).equal(at::full({6, 6}, 5.0, on(at::kDouble))));
       }
     }
   });
@@ -197,14 +197,14 @@ TEST_CASE("a clone, a written parameter and a parameter given new values are gat
 
 TEST_CASE("conjugate views, and values taken over from a tensor that was written as often") {
   torch::nn::Linear original(6, 6);
-  original->to(at::kComplexDouble);
-  const at::Tensor values = original->weight.detach().clone(), x = at::eye(6, at::kComplexDouble);
+  original->to(device(), at::kComplexDouble);
+  const at::Tensor values = original->weight.detach().clone(), x = at::eye(6, on(at::kComplexDouble));
   run_in_process(2, [&](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh(device_name(), {2, 1}, {"dp", "tp"}, world);
     for (const int64_t number : {2, 3}) {
       CAPTURE(number);
       torch::nn::Linear linear(torch::nn::LinearOptions(6, 6).bias(false));
-      linear->to(at::kComplexDouble);
+      linear->to(device(), at::kComplexDouble);
       const torch::NoGradGuard no_grad;
       linear->weight.copy_(values);
       parallelize_module(linear, mesh, {}, stage(number));

@@ -63,7 +63,7 @@ struct Cases {
   Block block{24, 12, 32};
   AllKinds kinds;
   at::Tensor rows = numbers({5, 10}), sequences = numbers({3, 5, 24});
-  at::Tensor ids = at::arange(12, at::kLong).view({4, 3});
+  at::Tensor ids = at::arange(12, on(at::kLong)).view({4, 3});
 
   Cases() {
     fill(*mlp);
@@ -76,7 +76,7 @@ struct Cases {
 template <class Holder>
 Holder copy(const Holder& module, Holder fresh) {
   const torch::NoGradGuard no_grad;
-  fresh->to(at::kDouble);
+  fresh->to(device(), at::kDouble);
   const auto from = module->named_parameters();
   for (auto& item : fresh->named_parameters()) item.value().copy_(from[item.key()]);
   return fresh;
