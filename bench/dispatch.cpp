@@ -1,10 +1,12 @@
 // Measures what a DTensor adds to an operator's time, beside what PyTorch's DTensor adds to its own. It uses small
-// tensors and a fake group of 8 ranks, so nothing is communicated.
+// tensors and a fake group of 8 ranks, so nothing is communicated. On a GPU it measures the time of the CPU, which
+// queues the work.
 
 #include <cstdlib>
 #include <iostream>
 
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -56,8 +58,10 @@ int main(int argc, char** argv) {
   int calls = 200;
   std::string peer_script;
   std::string only;
+  std::string device = "cpu";
   bool check = false;
   app.add_flag("--check", check, "fail when a goal is missed");
+  app.add_option("--device", device, "where the tensors are")->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--only", only, "measure this row alone");
   app.add_option("--json", json, "write the figures to this file too");
   app.add_option("--rounds", rounds, "interleaved rounds")->check(CLI::PositiveNumber);
@@ -68,13 +72,17 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   try {
     const auto world = tessera::World::fake(0, 8);
-    const tessera::DeviceMesh mesh(world, c10::kCPU, tessera::Mesh({8}, {"tp"}));
-    tessera::bench::Peer peer({python != nullptr ? python : "python3", peer_script});
+    const c10::DeviceType type = c10::Device(device).type();
+    const tessera::DeviceMesh mesh(world, type, tessera::Mesh({8}, {"tp"}));
+    tessera::bench::Peer peer({python != nullptr ? python : "python3", peer_script, device});
+    const auto settle = [&] {
+      if (type != c10::kCPU) c10::impl::VirtualGuardImpl(type).synchronizeDevice(mesh.device().index());
+    };
     std::vector<Case> wanted = tessera::bench::dispatch_cases(mesh);
     if (!only.empty()) std::erase_if(wanted, [&](const Case& c) { return c.subject.name != only; });
     std::vector<tessera::bench::Subject> subjects;
     for (const Case& each : wanted) subjects.push_back(each.subject);
-    const std::vector<Row> rows = tessera::bench::measure(subjects, peer, rounds, calls);
+    const std::vector<Row> rows = tessera::bench::measure(subjects, peer, rounds, calls, settle);
     print(rows);
     const bool met = tessera::bench::print_goals(goals_of(wanted, rows));
     if (!json.empty()) tessera::bench::write_json(json, "dispatch", rows);

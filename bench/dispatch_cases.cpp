@@ -136,11 +136,11 @@ std::vector<Case> graphs(Tensors ours, Tensors plain) {
           {.subject = {.name = "mlp", .ours = [=] { mlp_step(ours); }, .plain = [=] { mlp_step(plain); }}}};
 }
 
-std::shared_ptr<torch::optim::AdamW> adamw(const DeviceMesh* mesh) {
+std::shared_ptr<torch::optim::AdamW> adamw(const DeviceMesh* mesh, c10::Device device) {
   std::vector<at::Tensor> parameters;
   for (int i = 0; i < 100; ++i) {
     const auto made = [&] {
-      const at::Tensor piece = at::randn({256, 256});
+      const at::Tensor piece = at::randn({256, 256}).to(device);
       return mesh == nullptr ? piece : from_local(piece, *mesh, {Shard(0)});
     };
     parameters.push_back(made().requires_grad_());
@@ -167,8 +167,8 @@ Case records(const DeviceMesh& mesh) {
 
 Case optimizer_step(const DeviceMesh& mesh) {
   return {.subject = {.name = "adamw_step_of_100",
-                      .ours = [made = adamw(&mesh)] { made->step(); },
-                      .plain = [made = adamw(nullptr)] { made->step(); },
+                      .ours = [made = adamw(&mesh, mesh.device())] { made->step(); },
+                      .plain = [made = adamw(nullptr, mesh.device())] { made->step(); },
                       .fewer = 200},
           .most_times = 1.10};
 }
@@ -202,9 +202,9 @@ std::vector<Case> dispatch_cases(const DeviceMesh& mesh) {
   out.push_back(records(mesh));
   out.push_back(optimizer_step(mesh));
   const std::shared_ptr<World> world = mesh.world().shared_from_this();
-  out.push_back(first_call(DeviceMesh(world, c10::kCPU, Mesh({8}, {"a"})), 50));
-  out.push_back(first_call(DeviceMesh(world, c10::kCPU, Mesh({2, 4}, {"a", "b"})), 100));
-  out.push_back(first_call(DeviceMesh(world, c10::kCPU, Mesh({2, 2, 2}, {"a", "b", "c"})), 200));
+  out.push_back(first_call(DeviceMesh(world, mesh.device_type(), Mesh({8}, {"a"})), 50));
+  out.push_back(first_call(DeviceMesh(world, mesh.device_type(), Mesh({2, 4}, {"a", "b"})), 100));
+  out.push_back(first_call(DeviceMesh(world, mesh.device_type(), Mesh({2, 2, 2}, {"a", "b", "c"})), 200));
   return out;
 }
 

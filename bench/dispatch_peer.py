@@ -9,15 +9,18 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+
+
 def make_tensors():
     torch.manual_seed(0)
-    mesh = init_device_mesh("cpu", (8,))
+    mesh = init_device_mesh(DEVICE, (8,))
     shapes = {"a": (8, 8), "b": (8, 8), "right": (8, 8), "bias": (8,), "w1": (16, 8), "w2": (8, 16), "x": (8, 8)}
     places = {"a": Shard(0), "b": Shard(0), "right": Replicate(), "bias": Replicate(), "w1": Shard(0), "w2": Shard(1),
               "x": Replicate()}
-    ours = {k: distribute_tensor(torch.randn(s), mesh, [places[k]], src_data_rank=None) for k, s in shapes.items()}
+    ours = {k: distribute_tensor(torch.randn(s, device=DEVICE), mesh, [places[k]], src_data_rank=None) for k, s in shapes.items()}
     plain = {k: v.to_local() for k, v in ours.items()}
-    listed = [distribute_tensor(torch.randn(8, 8), mesh, [Shard(0)], src_data_rank=None) for _ in range(100)]
+    listed = [distribute_tensor(torch.randn(8, 8, device=DEVICE), mesh, [Shard(0)], src_data_rank=None) for _ in range(100)]
     ours.update(list=listed)
     plain.update(list=[t.to_local() for t in listed])
     return mesh, ours, plain
@@ -39,7 +42,7 @@ def five_operators(t):
 
 def adamw(mesh):
     def made():
-        piece = torch.randn(256, 256)
+        piece = torch.randn(256, 256, device=DEVICE)
         return piece if mesh is None else DTensor.from_local(piece, mesh, [Shard(0)])
 
     parameters = [torch.nn.Parameter(made()) for _ in range(100)]
@@ -56,9 +59,9 @@ def first_mm(left, right):
 
 def add_first_calls(out):
     for shape in ((8,), (2, 4), (2, 2, 2)):
-        mesh = init_device_mesh("cpu", shape)
-        left = distribute_tensor(torch.randn(64, 64), mesh, [Shard(0)] * len(shape), src_data_rank=None)
-        right = distribute_tensor(torch.randn(64, 64), mesh, [Replicate()] * len(shape), src_data_rank=None)
+        mesh = init_device_mesh(DEVICE, shape)
+        left = distribute_tensor(torch.randn(64, 64, device=DEVICE), mesh, [Shard(0)] * len(shape), src_data_rank=None)
+        right = distribute_tensor(torch.randn(64, 64, device=DEVICE), mesh, [Replicate()] * len(shape), src_data_rank=None)
         name = f"first_mm_{len(shape)}d"
         out[name] = (lambda left=left, right=right: first_mm(left, right), False)
         out["plain_" + name] = (lambda a=left.to_local(), b=right.to_local(): torch.mm(a, b), False)
@@ -122,7 +125,10 @@ def main():
             begin = time.perf_counter()
             for _ in range(int(count)):
                 body()
-            print((time.perf_counter() - begin) / int(count) * 1e6, flush=True)
+            time_of_all = time.perf_counter() - begin
+            if DEVICE != "cpu":
+                torch.cuda.synchronize()
+            print(time_of_all / int(count) * 1e6, flush=True)
 
 
 if __name__ == "__main__":

@@ -88,14 +88,20 @@ double Peer::ask(const std::string& name, int calls) {
   }
 }
 
-std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int rounds, int calls) {
+std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int rounds, int calls,
+                         const std::function<void()>& settle) {
+  const auto timed = [&](const std::function<void()>& body, int count) {
+    const double time = time_calls(body, count);
+    settle();
+    return time;
+  };
   std::vector<Row> rows;
   for (const Subject& subject : subjects) {
     std::vector<double> ours, plain, theirs, their_plain;
     const int count = std::max(1, calls / subject.fewer);
     for (int round = -1; round < rounds; ++round) {  // the first one warms up
-      const double a = time_calls(subject.ours, count);
-      const double b = subject.plain ? time_calls(subject.plain, count) : 0;
+      const double a = timed(subject.ours, count);
+      const double b = subject.plain ? timed(subject.plain, count) : 0;
       const double c = subject.peer ? peer.ask(subject.name, count) : 0;
       const double d = subject.peer && subject.peer_plain ? peer.ask("plain_" + subject.name, count) : 0;
       if (round < 0) continue;

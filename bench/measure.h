@@ -55,7 +55,10 @@ struct Row {
 
 // Measures each subject in `rounds` rounds. Each round measures ours, plain, the peer's, and the peer's plain in turn,
 // so that drift of the machine affects all equally. The peer answers to NAME and to "plain_" + NAME.
-std::vector<Row> measure(const std::vector<Subject>& subjects, Peer& peer, int rounds, int calls);
+// `settle` is called after each measurement, outside of its time: on a GPU it waits for what has been queued.
+std::vector<Row> measure(
+    const std::vector<Subject>& subjects, Peer& peer, int rounds, int calls,
+    const std::function<void()>& settle = [] {});
 
 // Describes a goal, and says whether it is met.
 struct Goal {

@@ -27,7 +27,8 @@ struct Environment {
 
   std::string
       mpi;  // the launcher of MPI processes that gave this process the same place: "Open MPI", "MPICH", "PMIx"; or ""
-  std::string backend;  // TESSERA_BACKEND: "mpi" or "gloo"; empty when it is not set
+  std::string cuda_backend;  // TESSERA_CUDA_BACKEND: "nccl" or "gloo"; empty when it is not set
+  std::string backend;       // TESSERA_BACKEND: "mpi" or "gloo"; empty when it is not set
 
   int64_t timeout_seconds = 300;  // TESSERA_TIMEOUT: limit of every wait for other ranks
 

@@ -11,7 +11,7 @@ namespace tessera {
 // Holds the options in which one process group differs from the others of its world.
 struct GroupOptions {
   std::optional<std::chrono::milliseconds> timeout = {};  // limit of each wait in the group; empty: the world's
-  std::string backend = {};                               // "gloo" on cpu, "nccl" on cuda; empty: the world's own
+  std::string backend = {};                               // "gloo", and "nccl" on cuda; empty: the world's own
 
   friend auto operator<=>(const GroupOptions&, const GroupOptions&) = default;
 };

@@ -20,12 +20,14 @@
 namespace tessera {
 namespace {
 
+using Names = std::vector<std::string>;
+
 constexpr auto kWatchPeriod = std::chrono::milliseconds(200);
 constexpr auto kClosePeriod = std::chrono::milliseconds(10);
 
 // Returns the backends that make() has for tensors on `device`, the default first.
-std::vector<std::string> backends_of(c10::DeviceType device, CpuBackend cpu_backend) {
-  if (device == c10::DeviceType::CUDA) return {"nccl"};
+Names backends_of(c10::DeviceType device, CpuBackend cpu_backend, bool gloo_for_cuda) {
+  if (device == c10::DeviceType::CUDA) return gloo_for_cuda ? Names{"gloo", "nccl"} : Names{"nccl", "gloo"};
   if (cpu_backend == CpuBackend::kMpi) return {"mpi", "gloo"};
   return {"gloo"};
 }
@@ -53,7 +55,7 @@ GroupOptions GroupTable::normalized(GroupOptions options, c10::DeviceType device
         fmt::format("group options: a timeout of {} ms is not positive; leave it out for the world's {} ms",
                     options.timeout->count(), options_.timeout.count()));
   }
-  const std::vector<std::string> backends = backends_of(device, options_.cpu_backend);
+  const Names backends = backends_of(device, options_.cpu_backend, options_.gloo_for_cuda);
   if (!options.backend.empty() && std::find(backends.begin(), backends.end(), options.backend) == backends.end()) {
     throw std::invalid_argument(fmt::format("group options: there is no backend '{}' for tensors on {}; use one of: {}",
                                             options.backend, c10::DeviceTypeName(device, /*lower_case=*/true),
@@ -122,7 +124,10 @@ BackendGroup GroupTable::make(const Key& key) const {
               ranks, options, device);
   if (options_.fake) return make_fake_group(asked.rank, asked.size);
   if (options_.make_group) return options_.make_group(asked);
-  return device == c10::DeviceType::CUDA ? make_nccl_group(asked) : make_cpu_group(asked, options.backend);
+  if (device != c10::DeviceType::CUDA) return make_cpu_group(asked, options.backend);
+  const std::string default_backend = options_.gloo_for_cuda ? "gloo" : "nccl";
+  const bool gloo = (options.backend.empty() ? default_backend : options.backend) == "gloo";
+  return gloo ? make_gloo_group(asked) : make_nccl_group(asked);
 }
 
 BackendGroup GroupTable::make_cpu_group(const GroupRequest& request, const std::string& backend) const {

@@ -42,6 +42,7 @@ class GroupTable {
     std::function<c10::Device(c10::DeviceType)> device_of = [](c10::DeviceType type) { return c10::Device(type); };
     bool fake = false;
     CpuBackend cpu_backend = CpuBackend::kGloo;
+    bool gloo_for_cuda = false;
     MakeGroup make_group;        // when set, makes the groups instead of cpu_backend and NCCL
     std::function<bool()> busy;  // returns whether another thread of this rank is in a collective
   };

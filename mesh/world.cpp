@@ -124,6 +124,7 @@ WorldOptions options_from(const Environment& environment) {
   options.local_size = environment.local_size;
   options.timeout = std::chrono::seconds(environment.timeout_seconds);
   options.cpu_backend = cpu_backend_for(environment);
+  options.gloo_for_cuda = environment.cuda_backend == "gloo";
   options.checked = environment.checked;
   if (!environment.store_path.empty()) options.lost_file = environment.store_path + ".lost";
   return options;
@@ -152,6 +153,7 @@ struct World::Impl {
                 .device_of = [this](c10::DeviceType type) { return device(type); },
                 .fake = options.fake,
                 .cpu_backend = options.cpu_backend,
+                .gloo_for_cuda = options.gloo_for_cuda,
                 .make_group = options.make_group,
                 .busy =
                     [this] {

@@ -61,6 +61,7 @@ struct WorldOptions {
   c10::intrusive_ptr<c10d::Store> store;  // needed when size > 1
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // limit of each wait for other ranks
   CpuBackend cpu_backend = CpuBackend::kGloo;                   // kMpi: the ranks are the processes of one MPI job
+  bool gloo_for_cuda = false;                                   // CUDA tensors go over Gloo, by the host's memory
   bool fake = false;                                            // collectives move nothing: plans for any world size
   bool checked = false;                   // checks every collective; see mesh/collectives/checked.h
   std::size_t recorder_capacity = 16384;  // records that recorder() keeps, 80 bytes each; 0: it is off
@@ -84,7 +85,8 @@ class World : public std::enable_shared_from_this<World> {
   // Returns the world that the environment describes: explicit TESSERA_* variables, torchrun, Open MPI, MPICH or Slurm;
   // a process that none of these started is a world of one rank. There is one per process: later calls return the same
   // World while anyone holds it. CPU tensors use the backend named by TESSERA_BACKEND. If it is not set, they use MPI
-  // where the mpirun of this build's MPI has started the process, else Gloo.
+  // where the mpirun of this build's MPI has started the process, else Gloo. CUDA tensors use NCCL, or Gloo where
+  // TESSERA_CUDA_BACKEND=gloo, which several processes on one GPU need.
   // Throws std::invalid_argument when sets of variables disagree, listing the variables seen, and when they ask for a
   // backend that this build does not have.
   static std::shared_ptr<World> from_environment();

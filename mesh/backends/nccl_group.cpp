@@ -3,7 +3,11 @@
 #include <stdexcept>
 
 #ifdef USE_C10D_NCCL
+#include <cstdlib>
 #include <exception>
+#include <string>
+
+#include <fmt/format.h>
 
 #include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -15,11 +19,36 @@ namespace tessera {
 
 bool built_with_nccl() { return true; }
 
+namespace {
+
+// LibTorch's watchdog would end the process some minutes after a rank was lost; here the job's failure is every rank's
+// error within seconds. What the user has set stays.
+void leave_failures_to_the_world() {
+  for (const char* const name :
+       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) {
+    setenv(name, "0", /*overwrite=*/0);
+  }
+}
+
+}  // namespace
+
 BackendGroup make_nccl_group(const GroupRequest& request) {
+  leave_failures_to_the_world();
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = request.timeout;
   auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(request.store, request.rank, request.size, options);
-  nccl->setBoundDeviceId(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(request.device_index)));
+  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(request.device_index));
+  nccl->setBoundDeviceId(device);
+  try {
+    nccl->eagerConnectSingleDevice(device);
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    if (text.find("Duplicate GPU") == std::string::npos) throw;
+    throw std::runtime_error(
+        fmt::format("NCCL refuses several ranks on one GPU ({}); give each rank a GPU of its own, or set "
+                    "TESSERA_CUDA_BACKEND=gloo to develop on one",
+                    device.str()));
+  }
   const auto close = [nccl] {
     try {
       nccl->abort();
@@ -27,7 +56,7 @@ BackendGroup make_nccl_group(const GroupRequest& request) {
       spdlog::debug("closing an NCCL group: {}", error.what());
     }
   };
-  return {.backend = nccl, .close = close};
+  return {.backend = nccl, .close = close, .closes_while_busy = true};
 }
 
 #else

@@ -18,11 +18,10 @@ namespace {
 
 using Counts = std::vector<int64_t>;
 
-c10d::ReduceOp::RedOpType backend_op(ReduceOp op) {
+c10d::ReduceOp::RedOpType backend_op(ReduceOp op, bool averages) {
   switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAvg:  // divide_mean() divides, since not every backend divides every dtype
-      return c10d::ReduceOp::SUM;
+    case ReduceOp::kSum: return c10d::ReduceOp::SUM;
+    case ReduceOp::kAvg: return averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
     case ReduceOp::kMax: return c10d::ReduceOp::MAX;
     case ReduceOp::kMin: return c10d::ReduceOp::MIN;
     case ReduceOp::kProduct: return c10d::ReduceOp::PRODUCT;
@@ -35,17 +34,29 @@ c10d::ReduceOp::RedOpType backend_op(ReduceOp op) {
 
 bool on_cpu(const CollectiveCall& call) { return call.mesh.device_type() == c10::DeviceType::CPU; }
 
-// Returns whether CPU tensors are sent by this backend. Gloo alone needs other ways: the collectives of MPI and of the
-// in-memory group are as fast as messages.
+// Returns whether the tensors of a GPU go over Gloo. Gloo moves the host's memory: they are copied there, and the
+// results back.
+bool is_staged(const CollectiveCall& call) { return !on_cpu(call) && call.group()->getBackendName() == "gloo"; }
+at::Tensor in_host_memory(const CollectiveCall& call, const at::Tensor& input) {
+  return input.defined() && is_staged(call) ? input.cpu() : input;
+}
+BackendWork on_mesh_device(const CollectiveCall& call, BackendWork work) {
+  if (is_staged(call)) work.then([device = call.mesh.device()](const at::Tensor& output) { return output.to(device); });
+  return work;
+}
+bool moves_host_memory(const CollectiveCall& call) { return on_cpu(call) || is_staged(call); }
+
+// Returns whether the host's memory is sent by this backend. Gloo alone needs other ways: the collectives of MPI and of
+// the in-memory group are as fast as messages.
 bool over(const char* backend, const CollectiveCall& call) {
-  return on_cpu(call) && call.group()->getBackendName() == backend;
+  return moves_host_memory(call) && call.group()->getBackendName() == backend;
 }
 bool over_gloo(const CollectiveCall& call) { return over("gloo", call); }
 
 // Returns whether the backends lack this reduction, so that the terms are gathered and reduced here: products of
 // complex numbers, and bitwise reductions on CUDA.
 bool reduces_here_alone(const CollectiveCall& call, const at::Tensor& terms, ReduceOp op) {
-  return (terms.is_complex() && op == ReduceOp::kProduct) || (is_bitwise(op) && !on_cpu(call));
+  return (terms.is_complex() && op == ReduceOp::kProduct) || (is_bitwise(op) && !moves_host_memory(call));
 }
 
 bool equal(const Counts& counts) {
@@ -108,8 +119,14 @@ BackendWork reduce_by_exchange(const CollectiveCall& call, const at::Tensor& ter
   return out;
 }
 
+// NCCL averages floating-point numbers itself, in the pass that adds them.
+bool averages_itself(const CollectiveCall& call, const at::Tensor& terms) {
+  return !moves_host_memory(call) && call.group()->getBackendName() == "nccl" && terms.is_floating_point();
+}
+
 void divide_mean(const CollectiveCall& call, BackendWork& sum, ReduceOp op) {
-  if (op == ReduceOp::kAvg) sum.then([n = call.n()](at::Tensor output) { return output.div_(n); });
+  if (op == ReduceOp::kAvg && !averages_itself(call, sum.output))
+    sum.then([n = call.n()](at::Tensor output) { return output.div_(n); });
 }
 
 at::Tensor as_reals(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }
@@ -120,50 +137,13 @@ BackendWork reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor
   BackendWork out{.works = {}, .output = reused_empty({mine}, terms.options()), .input = terms};
   at::Tensor to = flat_reals(out.output), from = flat_reals(terms);
   c10d::ReduceScatterOptions options;
-  options.reduceOp = backend_op(op);
+  options.reduceOp = backend_op(op, averages_itself(call, terms));
   start_one(call, out.works, [&](c10d::Backend& group) { return group._reduce_scatter_base(to, from, options); });
   divide_mean(call, out, op);
   return out;
 }
 
-}  // namespace
-
-BackendWork exchange(const CollectiveCall& call, const at::Tensor& input, const Counts& send, const Counts& receive) {
-  BackendWork out = into_flat(receive, input);
-  exchange_into(call, out.works, out.output, input, send, receive);
-  return out;
-}
-
-BackendWork gather(const CollectiveCall& call, const at::Tensor& input, const Counts& counts) {
-  BackendWork out = into_flat(counts, input);
-  at::Tensor to = as_bytes(out.output), from = as_bytes(input);
-  const auto bytes = [&] { return times(counts, input.element_size()); };
-  const bool even = equal(counts);
-  const bool gloo = over_gloo(call);
-  if (gloo && !gloo_gathers_at_once(call.n(), to.numel())) {
-    gather_by_messages(call, out.works, to.split_with_sizes(bytes()), from);
-  } else if (gloo || (on_cpu(call) && !even && !over("mpi", call))) {
-    out.input = from.repeat({call.n()});
-    exchange_into(call, out.works, to, out.input, Counts(counts.size(), from.numel()), bytes());
-  } else if (even) {
-    start_one(call, out.works, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
-  } else {
-    std::vector<std::vector<at::Tensor>> slots = {to.split_with_sizes(bytes())};
-    std::vector<at::Tensor> pieces = {from};
-    start_one(call, out.works, [&](c10d::Backend& group) { return group.allgather(slots, pieces); });
-  }
-  return out;
-}
-
-BackendWork gather_rows(const CollectiveCall& call, const at::Tensor& input) {
-  BackendWork out = gather(call, input.view({-1}), Counts(static_cast<std::size_t>(call.n()), input.numel()));
-  Counts shape = {call.n()};
-  shape.insert(shape.end(), input.sizes().begin(), input.sizes().end());
-  out.then([shape](const at::Tensor& flat) { return flat.view(shape); });
-  return out;
-}
-
-BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& terms, ReduceOp op, bool owned) {
+BackendWork reduce_terms(const CollectiveCall& call, const at::Tensor& terms, ReduceOp op, bool owned) {
   if (over_gloo(call) && gloo_reduces_at_once(call.n(), static_cast<int64_t>(terms.nbytes()))) {
     const Counts counts(static_cast<std::size_t>(call.n()), terms.numel());
     BackendWork out = reduce_by_exchange(call, terms.view({-1}).repeat({call.n()}), counts, op);
@@ -178,42 +158,92 @@ BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& terms, Redu
   BackendWork out{.works = {}, .output = owned ? terms : reused_copy(terms)};
   std::vector<at::Tensor> tensors = {as_reals(out.output)};
   c10d::AllreduceOptions options;
-  options.reduceOp = backend_op(op);
+  options.reduceOp = backend_op(op, averages_itself(call, terms));
   start_one(call, out.works, [&](c10d::Backend& group) { return group.allreduce(tensors, options); });
   divide_mean(call, out, op);
   return out;
 }
 
-BackendWork reduce_parts(const CollectiveCall& call, const at::Tensor& terms, const Counts& counts, ReduceOp op) {
+}  // namespace
+
+BackendWork exchange(const CollectiveCall& call, const at::Tensor& given, const Counts& send, const Counts& receive) {
+  const at::Tensor input = in_host_memory(call, given);
+  BackendWork out = into_flat(receive, input);
+  exchange_into(call, out.works, out.output, input, send, receive);
+  return on_mesh_device(call, std::move(out));
+}
+
+BackendWork gather(const CollectiveCall& call, const at::Tensor& given, const Counts& counts) {
+  const at::Tensor input = in_host_memory(call, given);
+  BackendWork out = into_flat(counts, input);
+  at::Tensor to = as_bytes(out.output), from = as_bytes(input);
+  const auto bytes = [&] { return times(counts, input.element_size()); };
+  const bool even = equal(counts);
+  const bool gloo = over_gloo(call);
+  if (gloo && !gloo_gathers_at_once(call.n(), to.numel())) {
+    gather_by_messages(call, out.works, to.split_with_sizes(bytes()), from);
+  } else if (gloo || (moves_host_memory(call) && !even && !over("mpi", call))) {
+    out.input = from.repeat({call.n()});
+    exchange_into(call, out.works, to, out.input, Counts(counts.size(), from.numel()), bytes());
+  } else if (even) {
+    start_one(call, out.works, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
+  } else {
+    std::vector<std::vector<at::Tensor>> slots = {to.split_with_sizes(bytes())};
+    std::vector<at::Tensor> pieces = {from};
+    start_one(call, out.works, [&](c10d::Backend& group) { return group.allgather(slots, pieces); });
+  }
+  return on_mesh_device(call, std::move(out));
+}
+
+BackendWork gather_rows(const CollectiveCall& call, const at::Tensor& input) {
+  BackendWork out = gather(call, input.view({-1}), Counts(static_cast<std::size_t>(call.n()), input.numel()));
+  Counts shape = {call.n()};
+  shape.insert(shape.end(), input.sizes().begin(), input.sizes().end());
+  out.then([shape](const at::Tensor& flat) { return flat.view(shape); });
+  return out;
+}
+
+BackendWork reduce_all(const CollectiveCall& call, const at::Tensor& terms, ReduceOp op, bool owned) {
+  if (!is_staged(call)) return reduce_terms(call, terms, op, owned);
+  BackendWork out = reduce_terms(call, terms.cpu(), op, /*owned=*/true);
+  out.then([terms, owned](const at::Tensor& host) { return owned ? terms.copy_(host) : host.to(terms.device()); });
+  return out;
+}
+
+BackendWork reduce_parts(const CollectiveCall& call, const at::Tensor& given, const Counts& counts, ReduceOp op) {
+  const at::Tensor terms = in_host_memory(call, given);
   if (!equal(counts) || over_gloo(call) || reduces_here_alone(call, terms, op)) {
-    return reduce_by_exchange(call, terms, counts, op);
+    return on_mesh_device(call, reduce_by_exchange(call, terms, counts, op));
   }
   return reduce_parts_by_backend(call, terms, counts[call.here()], op);
 }
 
-BackendWork broadcast_from(const CollectiveCall& call, const at::Tensor& fresh, int64_t source) {
+BackendWork broadcast_from(const CollectiveCall& call, const at::Tensor& given, int64_t source) {
+  const at::Tensor fresh = in_host_memory(call, given);
   std::vector<at::Tensor> tensors = {as_bytes(fresh)};
   c10d::BroadcastOptions options;
   options.rootRank = source;
   BackendWork out{.works = {}, .output = fresh};
   start_one(call, out.works, [&](c10d::Backend& group) { return group.broadcast(tensors, options); });
-  return out;
+  return on_mesh_device(call, std::move(out));
 }
 
-BackendWork scatter_from(const CollectiveCall& call, const at::Tensor& input, const at::Tensor& like, int64_t source) {
-  BackendWork out{.works = {}, .output = at::empty(like.sizes(), like.options()), .input = input};
+BackendWork scatter_from(const CollectiveCall& call, const at::Tensor& given, const at::Tensor& like, int64_t source) {
+  const at::Tensor input = in_host_memory(call, given);
+  const at::TensorOptions options_here = is_staged(call) ? like.options().device(at::kCPU) : like.options();
+  BackendWork out{.works = {}, .output = at::empty(like.sizes(), options_here), .input = input};
   std::vector<at::Tensor> outputs = {as_bytes(out.output)};
   std::vector<std::vector<at::Tensor>> inputs;
   if (input.defined()) inputs.push_back(as_bytes(input).view({call.n(), -1}).unbind(0));
   c10d::ScatterOptions options;
   options.rootRank = source;
   start_one(call, out.works, [&](c10d::Backend& group) { return group.scatter(outputs, inputs, options); });
-  return out;
+  return on_mesh_device(call, std::move(out));
 }
 
 BackendWork barrier_all(const CollectiveCall& call) {
   c10d::BarrierOptions options;
-  if (!on_cpu(call)) options.device = call.mesh.device();
+  if (!moves_host_memory(call)) options.device = call.mesh.device();
   BackendWork out;
   start_one(call, out.works, [&](c10d::Backend& group) { return group.barrier(options); });
   return out;

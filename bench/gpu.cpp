@@ -1,0 +1,115 @@
+// Measures a transformer block's step (forward, backward, AdamW) on one GPU: its module under a tensor-parallel plan on
+// a mesh of one rank, beside the same module as it is. What a plan costs where nothing is communicated is the CPU's
+// time to queue the work, and whatever waits for the GPU.
+
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <torch/optim/adamw.h>
+#include <CLI/CLI.hpp>
+
+#include "tessera/bench/block.h"
+#include "tessera/bench/measure.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/styles/parallelize.h"
+
+namespace {
+
+using tessera::bench::BlockSize;
+using Block = tessera::bench::BlockOf<torch::nn::Linear, torch::nn::Linear>;
+
+// One side: a block, its optimizer and its input.
+struct Side {
+  std::shared_ptr<Block> block;
+  std::unique_ptr<torch::optim::AdamW> optimizer;
+  at::Tensor x;
+
+  void step() const {
+    optimizer->zero_grad();
+    block->forward(x).square().mean().backward();
+    optimizer->step();
+  }
+};
+
+std::shared_ptr<Block> make_block(const BlockSize& size, const at::TensorOptions& options) {
+  const auto linear = [](int64_t in, int64_t out) { return torch::nn::Linear(in, out); };
+  auto block = std::make_shared<Block>(size, linear(size.hidden, 3 * size.hidden), linear(size.hidden, size.hidden),
+                                       linear(size.hidden, 4 * size.hidden), linear(4 * size.hidden, size.hidden));
+  block->to(options.device(), c10::typeMetaToScalarType(options.dtype()));
+  return block;
+}
+
+Side make_side(const BlockSize& size, const at::TensorOptions& options, const tessera::DeviceMesh* mesh) {
+  Side side{.block = make_block(size, options), .optimizer = nullptr, .x = {}};
+  if (mesh != nullptr) {
+    tessera::parallelize_module(side.block, *mesh,
+                                {{"qkv", tessera::ColwiseParallel()},
+                                 {"out", tessera::RowwiseParallel()},
+                                 {"up", tessera::ColwiseParallel()},
+                                 {"down", tessera::RowwiseParallel()}});
+  }
+  side.optimizer = std::make_unique<torch::optim::AdamW>(side.block->parameters());
+  side.x = tessera::bench::numbers({size.sequence, size.batch, size.hidden}, 1, 1).to(options);
+  return side;
+}
+
+// Measures both sides in turn, `steps` steps a round, and prints the medians and the quartiles of the rounds' ratios.
+void measure(const BlockSize& size, const std::string& device, at::ScalarType dtype, int rounds, int steps) {
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh(device, {1}, {"tp"}, tessera::World::create({}));
+  const at::TensorOptions options = at::TensorOptions(dtype).device(mesh.device());
+  const Side ours = make_side(size, options, &mesh), plain = make_side(size, options, nullptr);
+  const auto time = [&](const Side& side) {
+    return tessera::bench::time_calls(
+               [&] {
+                 for (int i = 0; i < steps; ++i) side.step();
+                 if (!mesh.device().is_cpu()) c10::impl::VirtualGuardImpl(mesh.device_type()).synchronizeDevice(0);
+               },
+               1) /
+           steps;
+  };
+  std::vector<double> of_ours, of_plain, ratios;
+  for (int round = -2; round < rounds; ++round) {
+    const double a = time(ours), b = time(plain);
+    if (round < 0) continue;
+    of_ours.push_back(a);
+    of_plain.push_back(b);
+    ratios.push_back(a / b);
+  }
+  const tessera::bench::Figure ratio = tessera::bench::figure_of(ratios);
+  fmt::print("{:<10}{:>8}{:>10}{:>8}{:>12.1f}{:>12.1f}{:>9.3f}  {:.3f}-{:.3f}\n", c10::toString(dtype), size.hidden,
+             size.sequence, size.batch, tessera::bench::figure_of(of_ours).median,
+             tessera::bench::figure_of(of_plain).median, ratio.median, ratio.low, ratio.high);
+  std::cout.flush();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("A block's step under a plan on one rank, beside the plain module");
+  std::string device = "cuda";
+  int rounds = 15, steps = 20;
+  app.add_option("--device", device, "cpu or cuda");
+  app.add_option("--rounds", rounds, "interleaved rounds")->check(CLI::PositiveNumber);
+  app.add_option("--steps", steps, "steps per round")->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+  at::set_num_threads(1);
+  fmt::print("{:<10}{:>8}{:>10}{:>8}{:>12}{:>12}{:>9}  {}\n", "dtype", "hidden", "sequence", "batch", "ours, us",
+             "plain, us", "ratio", "quartiles");
+  try {
+    for (const BlockSize& size : {BlockSize{.hidden = 256, .sequence = 128, .batch = 1, .heads = 4},
+                                  BlockSize{.hidden = 1024, .sequence = 512, .batch = 4, .heads = 16},
+                                  BlockSize{.hidden = 4096, .sequence = 1024, .batch = 4, .heads = 32}}) {
+      if (device == "cpu" && size.hidden > 256) continue;
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) measure(size, device, dtype, rounds, steps);
+    }
+  } catch (const std::exception& error) {
+    std::cerr << "gpu: " << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,165 @@
+// Counts what waits for the GPU in a step of training, and captures a step in a CUDA graph.
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <doctest/doctest.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/optim/adamw.h>
+
+#include "tessera/dtensor/clip_grad_norm.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/styles/parallelize.h"
+#include "tessera/tests/gpu/api_calls.h"
+#include "tessera/tests/harness/device.h"
+#include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/styles/blocks.h"
+#include "tessera/tests/styles/tp_line.h"
+
+namespace {
+
+using namespace tessera;
+using namespace tessera::testing;
+
+const ParallelPlan kBlock = {{"attn.w[qkv]", ColwiseParallel()},
+                             {"attn.wo", RowwiseParallel()},
+                             {"mlp.up", ColwiseParallel()},
+                             {"mlp.down", RowwiseParallel()}};
+
+// Runs `part` of the tenth of ten equal steps under a counter, and returns what waited.
+std::string waits_of(const std::function<void(bool counted, const std::function<void(const char*)>&)>& step) {
+  std::string out;
+  for (int i = 0; i < 9; ++i) step(false, [](const char*) {});
+  c10::impl::VirtualGuardImpl(device().type()).synchronizeDevice(0);
+  std::unique_ptr<WaitCounter> counter;
+  const char* part = nullptr;
+  const auto enter = [&](const char* next) {
+    if (counter) {
+      const std::string text = counter->text();
+      if (!text.empty()) out += std::string(part) + ":\n" + text;
+      counter.reset();
+    }
+    part = next;
+    if (next != nullptr) counter = std::make_unique<WaitCounter>();
+  };
+  step(true, enter);
+  enter(nullptr);
+  return out;
+}
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in the tenth step of a block's training", {1}) {
+  const DeviceMesh mesh = tp_line();
+  Block block(64, 4, 128);
+  fill(*block, at::kFloat);
+  auto tp = parallelize_module(block, mesh, kBlock);
+  torch::optim::AdamW optimizer(block->parameters());
+  const at::Tensor x = numbers({2, 16, 64}, 1, at::kFloat);
+  const std::string waited = waits_of([&](bool, const std::function<void(const char*)>& enter) {
+    enter("zero_grad");
+    optimizer.zero_grad();
+    enter("forward");
+    const at::Tensor loss = tp(x).square().mean();
+    enter("backward");
+    loss.backward();
+    enter("clipping");
+    clip_grad_norm_(block->parameters(), 1.0);
+    enter("AdamW");
+    optimizer.step();
+  });
+  CAPTURE(waited);
+  CHECK(waited == "");
+}
+
+TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in an embedding, dropout and cross entropy", {1}) {
+  const DeviceMesh mesh = tp_line();
+  torch::nn::Embedding table(50, 16);
+  fill(*table, at::kFloat);
+  auto tp = parallelize_module(table, mesh, {{"", RowwiseParallel()}});
+  const at::Tensor ids = at::arange(24, on(at::kLong)).remainder(50);
+  const std::string waited = waits_of([&](bool, const std::function<void(const char*)>& enter) {
+    enter("embedding");
+    at::Tensor y = tp(ids);
+    enter("dropout");
+    y = at::dropout(y, 0.1, true);
+    enter("linear");
+    const at::Tensor logits = at::matmul(y, table->weight.t());
+    enter("cross entropy");
+    const at::Tensor loss = torch::nn::functional::cross_entropy(logits, ids);
+    enter("backward");
+    loss.backward();
+  });
+  CAPTURE(waited);
+  CHECK(waited == "");
+}
+
+// Compares `steps` replays of a graph that holds one step with as many eager steps, bit by bit.
+TESSERA_RANKS_TEST_CASE("a step of a block on one rank is captured in a CUDA graph", {1}) {
+  const DeviceMesh mesh = tp_line();
+  const auto make = [&] {
+    Block block(64, 4, 128);
+    fill(*block, at::kFloat);
+    return block;
+  };
+  Block eager = make(), captured = make();
+  auto eager_tp = parallelize_module(eager, mesh, kBlock);
+  auto captured_tp = parallelize_module(captured, mesh, kBlock);
+  const at::Tensor x = numbers({2, 16, 64}, 1, at::kFloat);
+  const at::Tensor rate = at::full({}, 1e-2, on(at::kFloat));
+  struct Optimizer {
+    std::vector<at::Tensor> parameters, moments, squares, steps;
+  };
+  const auto optimizer_of = [&](Block& block) {
+    Optimizer out;
+    for (const at::Tensor& p : block->parameters()) {
+      out.parameters.push_back(p);
+      out.moments.push_back(at::zeros_like(p.detach()));
+      out.squares.push_back(at::zeros_like(p.detach()));
+      out.steps.push_back(at::zeros({}, on(at::kFloat)));
+    }
+    return out;
+  };
+  Optimizer of_eager = optimizer_of(eager), of_captured = optimizer_of(captured);
+  const auto step = [&](auto& tp, Optimizer& optimizer) {
+    for (at::Tensor& p : optimizer.parameters) {
+      if (p.grad().defined()) p.mutable_grad().zero_();
+    }
+    tp(x).square().mean().backward();
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> gradients;
+    for (const at::Tensor& p : optimizer.parameters) gradients.push_back(p.grad());
+    at::_foreach_add_(optimizer.steps, 1);
+    at::_fused_adamw_(optimizer.parameters, gradients, optimizer.moments, optimizer.squares, {}, optimizer.steps, rate,
+                      0.9, 0.999, 0.01, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
+  };
+  // Three steps of warm-up on a stream of their own, as a capture needs.
+  const auto side = c10::cuda::getStreamFromPool();
+  c10::cuda::device_synchronize();
+  at::cuda::CUDAGraph graph;
+  {
+    const c10::cuda::CUDAStreamGuard guard(side);
+    for (int i = 0; i < 3; ++i) step(captured_tp, of_captured);
+    c10::cuda::device_synchronize();
+    graph.capture_begin();
+    step(captured_tp, of_captured);
+    graph.capture_end();
+  }
+  for (int i = 0; i < 3; ++i) step(eager_tp, of_eager);
+  for (int i = 0; i < 20; ++i) {
+    rate.fill_(1e-2 / (1 + i));
+    graph.replay();
+    step(eager_tp, of_eager);
+  }
+  c10::cuda::device_synchronize();
+  for (std::size_t i = 0; i < of_eager.parameters.size(); ++i) {
+    CAPTURE(i);
+    CHECK(to_local(of_eager.parameters[i].detach()).equal(to_local(of_captured.parameters[i].detach())));
+  }
+}
