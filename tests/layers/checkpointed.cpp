@@ -1,4 +1,5 @@
 #include "tessera/tests/layers/checkpointed.h"
+#include "tessera/tests/harness/device.h"
 
 #include <ATen/ATen.h>
 
@@ -15,9 +16,9 @@ std::vector<at::Tensor> run_checkpointed(bool checkpointed, const CheckpointOpti
     return {hidden * in[1], hidden.sum()};
   };
   const Tensors out = checkpointed ? checkpoint(function, {x, y}, options) : function({x, y});
-  const at::Tensor after_forward = at::rand({3});
+  const at::Tensor after_forward = at::rand({3}, on(at::kFloat));
   (out[0].pow(2).sum() + out[1]).backward();
-  return {out[0].detach(), out[1].detach(), after_forward, x.grad(), y.grad(), w.grad(), at::rand({3})};
+  return {out[0].detach(), out[1].detach(), after_forward, x.grad(), y.grad(), w.grad(), at::rand({3}, on(at::kFloat))};
 }
 
 }  // namespace tessera::testing
