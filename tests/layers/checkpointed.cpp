@@ -1,9 +1,9 @@
 #include "tessera/tests/layers/checkpointed.h"
-#include "tessera/tests/harness/device.h"
 
 #include <ATen/ATen.h>
 
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 
 namespace tessera::testing {
 
