@@ -13,6 +13,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/placement/short_names.h"
 #include "tessera/tests/pytorch_cases/beside_plain.h"
 #include "tessera/tests/styles/blocks.h"
@@ -26,13 +27,13 @@ constexpr double kRounding = 0.02;
 // Sets autocast for this thread.
 class Autocast {
  public:
-  explicit Autocast(at::ScalarType dtype = at::kBFloat16, at::DeviceType device = at::kCPU, bool enabled = true)
-      : device_(device),
-        enabled_(at::autocast::is_autocast_enabled(device)),
-        dtype_(at::autocast::get_autocast_dtype(device)) {
+  explicit Autocast(at::ScalarType dtype = at::kBFloat16, at::DeviceType type = device().type(), bool enabled = true)
+      : device_(type),
+        enabled_(at::autocast::is_autocast_enabled(type)),
+        dtype_(at::autocast::get_autocast_dtype(type)) {
     at::autocast::increment_nesting();
-    at::autocast::set_autocast_enabled(device, enabled);
-    at::autocast::set_autocast_dtype(device, dtype);
+    at::autocast::set_autocast_enabled(type, enabled);
+    at::autocast::set_autocast_dtype(type, dtype);
   }
   ~Autocast() {
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
@@ -174,10 +175,10 @@ TEST_CASE("autocast switched off inside, without gradients, and under InferenceM
   on_lines([](const DeviceMesh& mesh) {
     const at::Tensor x = numbers_of({6, 5}, 0), w = numbers_of({4, 5}, 1), whole = at::linear(x, w);
     const at::Tensor d = spread(x, mesh, {S0}), weight = leaf(w, mesh, {S1});
-    const Autocast on;
+    const Autocast low_precision;
     const at::Tensor low = at::linear(x, w);
     {
-      const Autocast off(at::kBFloat16, at::kCPU, false);
+      const Autocast off(at::kBFloat16, device().type(), false);
       const at::Tensor y = at::linear(d, weight);
       CHECK((y.scalar_type() == at::kFloat));
       CHECK(close(full_tensor(y.detach()), whole, 1e-6));
@@ -259,9 +260,9 @@ TEST_CASE("autocast of another device changes nothing, and a DTensor uses only i
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor x = numbers_of({6, 5}, 0), w = numbers_of({4, 5}, 1);
     const at::Tensor d = spread(x, mesh, {S0}), weight = spread(w, mesh, {S1});
-    CHECK(d.key_set().has(c10::DispatchKey::AutocastCPU));
-    CHECK_FALSE(d.key_set().has(c10::DispatchKey::AutocastCUDA));
-    const Autocast cuda(at::kHalf, at::kCUDA);
+    CHECK(d.key_set().has(c10::DispatchKey::AutocastCPU) == device().is_cpu());
+    CHECK(d.key_set().has(c10::DispatchKey::AutocastCUDA) == device().is_cuda());
+    const Autocast another(at::kHalf, device().is_cuda() ? at::kCPU : at::kCUDA);
     CHECK((at::linear(x, w).scalar_type() == at::kFloat));
     const at::Tensor y = at::linear(d, weight);
     CHECK((y.scalar_type() == at::kFloat));

@@ -15,6 +15,7 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/world.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/placement/short_names.h"
 #include "tessera/tests/pytorch_cases/beside_plain.h"
 
@@ -258,7 +259,7 @@ TEST_CASE("recomputation with dropout: the random state, saved and restored, giv
           out.push_back(full_tensor(t.grad()));
           CHECK(placements_of(t.grad()) == without_partial(placements_of(t)));
         }
-        out.push_back(full_tensor(at::dropout(spread(at::ones({6, 6}, at::kDouble), mesh, {S0}), 0.5, true)));
+        out.push_back(full_tensor(at::dropout(spread(at::ones({6, 6}, on(at::kDouble)), mesh, {S0}), 0.5, true)));
         return out;
       };
       const Tensors direct = run(false), recomputed = run(true);

@@ -13,6 +13,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/placement/short_names.h"
 #include "tessera/tests/pytorch_cases/beside_plain.h"
 #include "tessera/tests/styles/blocks.h"
@@ -36,14 +37,14 @@ std::vector<TwiceRow> twice_table() {
                    four = sample({4}, 4);
   const at::Tensor image = sample({4, 2, 5, 5}, 5), filter = sample({3, 2, 3, 3}, 6);
   const at::Tensor q = sample({4, 2, 3, 4}, 7), k = sample({4, 2, 3, 4}, 8), v = sample({4, 2, 3, 4}, 9);
-  const at::Tensor rows = at::tensor({3, 0, 3, 5}, at::kLong);
+  const at::Tensor rows = at::tensor({3, 0, 3, 5}, on(at::kLong));
   const auto index = [rows](const at::Tensor& like) {
     if (!is_dtensor(like)) return rows;
     const DeviceMesh& mesh = mesh_of(like);
     return spread(rows, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), R));
   };
   const auto classes = [](const at::Tensor& like) {
-    const at::Tensor whole = at::tensor({1, 4, 0, 2, 2, -100}, at::kLong);
+    const at::Tensor whole = at::tensor({1, 4, 0, 2, 2, -100}, on(at::kLong));
     if (!is_dtensor(like)) return whole;
     const DeviceMesh& mesh = mesh_of(like);
     return spread(whole, mesh, Placements(static_cast<std::size_t>(mesh.ndim()), R));

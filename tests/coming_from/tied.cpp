@@ -24,6 +24,7 @@
 #include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/dtensor/whole_value.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -252,19 +253,20 @@ TEST_CASE("one_rank_errors: a plain weight or input of other sizes fails the job
   };
   fails("supplied weight's shape is [5, 3], not [4, 3] as expected", [](const DeviceMesh& mesh, bool odd) {
     ParallelLinear layer(6, 4, mesh, ParallelDimOptions{.dim = 0});
-    layer->weight = at::ones({odd ? 5 : 4, 3});
-    full_tensor(layer->forward(at::ones({2, 6})));
+    layer->weight = at::ones({odd ? 5 : 4, 3}, on(at::kFloat));
+    full_tensor(layer->forward(at::ones({2, 6}, on(at::kFloat))));
   });
-  fails("input [2, 4]; it has 6 features in its last dimension, or this rank's part of them",
-        [](const DeviceMesh& mesh, bool odd) {
-          full_tensor(ParallelLinear(6, 4, mesh, ParallelDimOptions{.dim = 0})->forward(at::ones({2, odd ? 4 : 6})));
-        });
+  fails("input [2, 4]; it has 6 features in its last dimension, or this rank's part of them", [](const DeviceMesh& mesh,
+                                                                                                 bool odd) {
+    full_tensor(
+        ParallelLinear(6, 4, mesh, ParallelDimOptions{.dim = 0})->forward(at::ones({2, odd ? 4 : 6}, on(at::kFloat))));
+  });
   fails("supplied weight's shape is [3, 6], not [2, 6] as expected", [](const DeviceMesh& mesh, bool odd) {
     ParallelEmbeddingOptions options(4, 6);
     options.cut = EmbeddingCut::kVocabulary;
     ParallelEmbedding layer(options, mesh);
-    layer->weight = at::ones({odd ? 3 : 2, 6});
-    layer->forward(at::arange(4));
+    layer->weight = at::ones({odd ? 3 : 2, 6}, on(at::kFloat));
+    layer->forward(at::arange(4, on(at::kLong)));
   });
 }
 

@@ -18,6 +18,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/layers/checkpointed.h"
 
@@ -51,12 +52,13 @@ TESSERA_RANKS_TEST_CASE("the first input distributed: the same, gathered once, a
   check_alike(run_checkpointed(true, {.distribute_saved_activations = true, .mesh = mesh}), direct);
   CHECK(counter.count("all_gather") == (mesh.size() == 1 ? 0 : 1));
   CHECK(counter.total() == (mesh.size() == 1 ? 0 : 1));
-  const at::Tensor x = leaf(at::ones({4, 4 * mesh.size()})), y = leaf(at::ones({4, 4 * mesh.size()}) * 2);
+  const at::Tensor x = leaf(at::ones({4, 4 * mesh.size()}, on(at::kFloat))),
+                   y = leaf(at::ones({4, 4 * mesh.size()}, on(at::kFloat)) * 2);
   const Tensors out = checkpoint([](const Tensors& in) -> Tensors { return {in[0] + in[1]}; }, {x, y},
                                  {.distribute_saved_activations = true, .mesh = mesh});
   CHECK(same(out[0].detach(), at::ones_like(out[0]) * 3));
   CHECK(x.sizes() == at::IntArrayRef({4, 4 * mesh.size()}));
-  CHECK(same(x.detach(), at::ones({4, 4 * mesh.size()})));
+  CHECK(same(x.detach(), at::ones({4, 4 * mesh.size()}, on(at::kFloat))));
   out[0].sum().backward();
   CHECK(same(x.grad(), at::ones_like(x)));
 }
@@ -172,10 +174,10 @@ TEST_CASE("an exception of the second run puts every generator back") {
 }
 
 TEST_CASE("gradients_lost_by_frozen_layers: what the function holds gets its gradient where no input wants one") {
-  const at::Tensor x = at::ones({2, 3}, at::kDouble), w = leaf(sample({3, 3}));
+  const at::Tensor x = at::ones({2, 3}, on(at::kDouble)), w = leaf(sample({3, 3}));
   const at::Tensor y = checkpoint([w](const Tensors& in) -> Tensors { return {at::matmul(in[0], w)}; }, {x})[0];
   y.sum().backward();
-  CHECK(same(w.grad(), at::full({3, 3}, 2, at::kDouble)));
+  CHECK(same(w.grad(), at::full({3, 3}, 2, on(at::kDouble))));
 }
 
 TEST_CASE("what the function holds and gives back stays as it was, and gets its gradient") {
@@ -213,12 +215,13 @@ TEST_CASE("the second run is under the autocast of the first") {
       CHECK(c10::toString(y.scalar_type()) == std::string("BFloat16"));
       return {y};
     };
-    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(device().type(), at::kBFloat16);
+    at::autocast::set_autocast_enabled(device().type(), true);
     const at::Tensor y = checkpointed ? checkpoint(function, {x})[0] : function({x})[0];
     at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(device().type(), false);
     y.sum().backward();
-    CHECK_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+    CHECK_FALSE(at::autocast::is_autocast_enabled(device().type()));
     return Tensors{y.detach(), x.grad(), w.grad()};
   };
   check_alike(gradient(true), gradient(false));
@@ -228,12 +231,13 @@ TEST_CASE("autocast's cache takes no gradient: of what a checkpoint and the regi
   const auto gradient = [](bool checkpointed, bool before, bool after) {
     const at::Tensor x = leaf(sample({6, 6}, 1, at::kFloat)), w = leaf(sample({6, 6}, 2, at::kFloat));
     const CheckpointFunction function = [w](const Tensors& in) -> Tensors { return {at::matmul(in[0], w)}; };
-    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(device().type(), at::kBFloat16);
+    at::autocast::set_autocast_enabled(device().type(), true);
     at::Tensor y = before ? at::matmul(x, w) : x;
     y = checkpointed ? checkpoint(function, {y})[0] : function({y})[0];
     if (after) y = at::matmul(y, w);
     y.sum().backward();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(device().type(), false);
     at::autocast::clear_cache();
     REQUIRE(w.grad().defined());
     return Tensors{x.grad(), w.grad()};
@@ -251,7 +255,7 @@ TEST_CASE("autocast's cache takes no gradient: of what a checkpoint and the regi
 
 TEST_CASE("inputs and results that are undefined, unused or want no gradient") {
   const at::Tensor x = leaf(sample({3}));
-  const at::Tensor ids = at::arange(3);
+  const at::Tensor ids = at::arange(3, on(at::kLong));
   const Tensors out = checkpoint(
       [](const Tensors& in) -> Tensors {
         CHECK_FALSE(in[1].defined());
@@ -260,7 +264,7 @@ TEST_CASE("inputs and results that are undefined, unused or want no gradient") {
       {x, at::Tensor(), ids});
   CHECK(same(out[1], ids + 1));
   out[0].sum().backward();
-  CHECK(same(x.grad(), at::full({3}, 3, at::kDouble)));
+  CHECK(same(x.grad(), at::full({3}, 3, on(at::kDouble))));
   const c10::AutoGradMode none(false);
   CHECK_FALSE(checkpoint([](const Tensors& in) -> Tensors { return {in[0] + 1}; }, {x})[0].requires_grad());
 }
@@ -284,9 +288,9 @@ TESSERA_RANKS_TEST_CASE("what cannot be distributed is refused before anything r
   const auto distribute = [&](const Tensors& inputs, const std::optional<DeviceMesh>& over) {
     checkpoint(function, inputs, {.distribute_saved_activations = true, .mesh = over});
   };
-  CHECK_THROWS_WITH_AS(distribute({at::ones({4})}, std::nullopt), doctest::Contains("give options.mesh"),
-                       std::invalid_argument);
-  CHECK_THROWS_WITH_AS(distribute({at::ones({5})}, mesh), doctest::Contains("5 is not divisible by 2"),
+  CHECK_THROWS_WITH_AS(distribute({at::ones({4}, on(at::kFloat))}, std::nullopt),
+                       doctest::Contains("give options.mesh"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS(distribute({at::ones({5}, on(at::kFloat))}, mesh), doctest::Contains("5 is not divisible by 2"),
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(distribute({}, mesh), doctest::Contains("the first input is not there"), std::invalid_argument);
   CHECK_THROWS_WITH_AS(distribute({spread(sample({4}), mesh, {Shard(0)})}, mesh), doctest::Contains("a DTensor"),

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 
 namespace tessera::testing {
 
@@ -15,9 +16,9 @@ std::vector<at::Tensor> run_checkpointed(bool checkpointed, const CheckpointOpti
     return {hidden * in[1], hidden.sum()};
   };
   const Tensors out = checkpointed ? checkpoint(function, {x, y}, options) : function({x, y});
-  const at::Tensor after_forward = at::rand({3});
+  const at::Tensor after_forward = at::rand({3}, on(at::kFloat));
   (out[0].pow(2).sum() + out[1]).backward();
-  return {out[0].detach(), out[1].detach(), after_forward, x.grad(), y.grad(), w.grad(), at::rand({3})};
+  return {out[0].detach(), out[1].detach(), after_forward, x.grad(), y.grad(), w.grad(), at::rand({3}, on(at::kFloat))};
 }
 
 }  // namespace tessera::testing

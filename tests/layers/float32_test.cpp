@@ -15,6 +15,7 @@
 #include "tessera/layers/parallel_dim.h"
 #include "tessera/tests/dtensor/relative.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -108,7 +109,7 @@ TESSERA_RANKS_TEST_CASE("embeddings in float32", {1, 2, 3, 4}) {
                    [layer](const at::Tensor& ids) { return ParallelEmbedding(layer)->forward(ids); },
                    [](const at::Tensor& ids, const Parameters& p) { return at::embedding(p[0], ids, 5); },
                    {layer->weight}},
-                  at::remainder(at::arange(17 * 23) * 7, 48).view({17, 23}));
+                  at::remainder(at::arange(17 * 23, on(at::kLong)) * 7, 48).view({17, 23}));
   }
 }
 
@@ -116,7 +117,7 @@ TESSERA_RANKS_TEST_CASE("losses in float32", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   const int64_t classes = 11 * mesh.size();
   const at::Tensor logits = sample({13, classes}, 1, at::kFloat) * 30,
-                   target = at::remainder(at::arange(13) * 5, classes);
+                   target = at::remainder(at::arange(13, on(at::kLong)) * 5, classes);
   const auto cut = [&](const at::Tensor& x) { return redistribute(from_local(x, mesh, {Replicate()}), {Shard(1)}); };
   for (const auto reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
     const ParallelCrossEntropyOptions options{.reduction = reduction, .label_smoothing = 0.1};

@@ -17,6 +17,7 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/delayed_group.h"
+#include "tessera/tests/harness/device.h"
 
 namespace {
 
@@ -51,7 +52,7 @@ using Forward = std::function<at::Tensor(const DeviceMesh& mesh)>;
 std::vector<std::string> backward_events(const Forward& forward) {
   std::vector<std::string> out;
   run_delayed(2, {.on_event = note}, [&](const std::shared_ptr<World>& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, world);
+    const DeviceMesh mesh = init_device_mesh(device_name(), {2}, {"tp"}, world);
     forward(mesh).backward();  // an operator's first call also runs it on meta tensors, for its result's sizes
     const at::Tensor y = forward(mesh);
     std::vector<std::string> here;
@@ -68,7 +69,8 @@ std::vector<std::string> backward_events(const Forward& forward) {
 
 Forward by_function(const ShardedLinearOptions& options) {
   return [options](const DeviceMesh& mesh) {
-    const at::Tensor x = at::randn({4, 6}).requires_grad_(), weight = at::randn({8, 6}).requires_grad_();
+    const at::Tensor x = at::randn({4, 6}, on(at::kFloat)).requires_grad_(),
+                     weight = at::randn({8, 6}, on(at::kFloat)).requires_grad_();
     return sharded_linear(x, weight, {}, mesh, options).sum();
   };
 }
@@ -77,8 +79,10 @@ Forward by_function(const ShardedLinearOptions& options) {
 Forward by_style(const ColwiseParallel& style, const Placement& input) {
   return [style, input](const DeviceMesh& mesh) {
     torch::nn::Linear layer(6, 8);
+    layer->to(device());
     auto tp = parallelize_module(layer, mesh, style, {.src_rank = kNoSource});
-    const at::Tensor x = distribute_tensor(at::randn({4, 2, 6}), mesh, {input}, kNoSource).requires_grad_();
+    const at::Tensor x =
+        distribute_tensor(at::randn({4, 2, 6}, on(at::kFloat)), mesh, {input}, kNoSource).requires_grad_();
     return to_local(tp(x.exp())).sum();
   };
 }

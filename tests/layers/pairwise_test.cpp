@@ -15,6 +15,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/styles/hooks.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/layers/counted.h"
 
@@ -30,7 +31,7 @@ torch::nn::Sequential mlp(const std::vector<int64_t>& widths) {
     if (i > 0) out->push_back(torch::nn::ReLU());
     out->push_back(torch::nn::Linear(widths[i], widths[i + 1]));
   }
-  out->to(at::kDouble);
+  out->to(device(), at::kDouble);
   const c10::AutoGradMode none(false);
   int64_t seed = 5;
   for (const at::Tensor& each : out->parameters()) at::Tensor(each).copy_(sample(each.sizes(), ++seed));
@@ -116,6 +117,7 @@ TESSERA_RANKS_TEST_CASE("pairs are found below other modules, and a module witho
   CHECK(plan[1].first == "mlp.2");
   CHECK(plan[1].second->name() == "RowwiseParallel");
   torch::nn::Linear alone(4, 4);
+  alone->to(device());
   CHECK_THROWS_WITH_AS(parallelize_module(alone, mesh, PairwiseParallel()),
                        doctest::Contains("more than one Linear is needed"), std::invalid_argument);
 }
@@ -124,7 +126,7 @@ TESSERA_RANKS_TEST_CASE("functions of one's own before and after a style's modul
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({2 * mesh.size(), 6}), weight = sample({8, 6}, 2);
   PlainLinear layer(6, 8);
-  layer->to(at::kDouble);
+  layer->to(device(), at::kDouble);
   {
     const c10::AutoGradMode none(false);
     layer->weight.copy_(weight);
@@ -141,15 +143,17 @@ TESSERA_RANKS_TEST_CASE("functions of one's own before and after a style's modul
   CHECK(get_dim(layer->weight) == 0);
   CHECK(close(tp(piece_of(x, mesh, {Shard(0)})).detach(), at::linear(x, weight) * 2));
   torch::nn::Linear plain(6, 8);
+  plain->to(device());
   CHECK_THROWS_WITH_AS(parallelize_module(plain, mesh, style), doctest::Contains("TESSERA_MODULE"),
                        std::invalid_argument);
   PlainLinear refusing(6, 8);
+  refusing->to(device());
   auto checked = parallelize_module(
       refusing, mesh, Prepared(ColwiseParallel(), nullptr, [](const at::Tensor& y, const MaybeMesh& given) {
         return make_output_tensor(to_local(y), given);
       }));
-  CHECK_THROWS_WITH_AS(checked(at::ones({2, 6})), doctest::Contains("Expect output of Tensor Parallel to be a DTensor"),
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(checked(at::ones({2, 6}, on(at::kFloat))),
+                       doctest::Contains("Expect output of Tensor Parallel to be a DTensor"), std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("a layer with two names is one of a pair once, and functions alone leave the style to the plan",
@@ -164,9 +168,14 @@ TESSERA_RANKS_TEST_CASE("a layer with two names is one of a pair once, and funct
   REQUIRE(plan.size() == 2);
   CHECK(plan[1].first == "down");
 
-  at::manual_seed(3);
   PlainLinear layer(6, 8);
-  const at::Tensor x = at::ones({2, 6}), want = layer(x).detach();
+  layer->to(device());
+  {
+    const c10::AutoGradMode none(false);
+    layer->weight.copy_(sample({8, 6}, 2));
+    layer->bias.copy_(sample({8}, 3));
+  }
+  const at::Tensor x = at::ones({2, 6}, on(at::kFloat)), want = layer(x).detach();
   const Prepared functions(nullptr, [](const at::Tensor& y, const MaybeMesh& m) { return make_output_tensor(y, m); });
   CHECK(functions.to_string() == "Prepared, prepared after");
   auto tp = parallelize_module(layer, mesh, {{"", ColwiseParallel()}, {"", functions}});

@@ -18,6 +18,7 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/layers/counted.h"
 
@@ -102,7 +103,7 @@ TESSERA_RANKS_TEST_CASE("one ParallelLinear of each dim, even, uneven and empty:
 
 TESSERA_RANKS_TEST_CASE("first values are torch::nn's distributions, and alike on any number of ranks", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
-  const DeviceMesh alone(World::fake(0, 1), c10::kCPU, Mesh({1}));
+  const DeviceMesh alone(World::fake(0, 1), device().type(), Mesh({1}));
   for (const ParallelDim dim : kDims) {
     manual_seed(2, mesh.world());
     manual_seed(2, alone.world());
@@ -127,7 +128,7 @@ TESSERA_RANKS_TEST_CASE("first values are torch::nn's distributions, and alike o
 
 TESSERA_RANKS_TEST_CASE("the cross entropy loss sees by itself whether the classes are cut", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
-  const at::Tensor target = at::remainder(at::arange(13) * 5, 17);
+  const at::Tensor target = at::remainder(at::arange(13, on(at::kLong)) * 5, 17);
   for (const auto reduction : {at::Reduction::Mean, at::Reduction::Sum, at::Reduction::None}) {
     ParallelCrossEntropyLoss loss(ParallelCrossEntropyOptions{
         .weight = at::rsub(sample({17}, 2), 1.5), .ignore_index = 5, .reduction = reduction});
@@ -148,23 +149,22 @@ TESSERA_RANKS_TEST_CASE("the cross entropy loss sees by itself whether the class
     CHECK(close(full_tensor(cut.grad()), plain.grad()));
   }
   // The classes are a middle dimension, as in images.
-  const at::Tensor image = sample({2, 17, 3}), points = at::remainder(at::arange(6), 17).view({2, 3});
+  const at::Tensor image = sample({2, 17, 3}), points = at::remainder(at::arange(6, on(at::kLong)), 17).view({2, 3});
   CHECK(close(parallel_cross_entropy(spread(image, mesh, {Shard(1)}), points), parallel_cross_entropy(image, points)));
   CHECK(close(parallel_cross_entropy(spread(image[0].t().contiguous()[0], mesh, {Shard(0)}), points[0][0]),
               parallel_cross_entropy(image[0].t().contiguous()[0], points[0][0])));
-  const at::Tensor logits = at::arange(12, at::kDouble).view({1, 12});
-  CHECK(
-      vocab_parallel_cross_entropy(piece_of(logits, mesh, {Shard(1)}), at::full({1}, 3, at::kLong), mesh, 0.1).dim() ==
-      1);
+  const at::Tensor logits = at::arange(12, on(at::kDouble)).view({1, 12});
+  CHECK(vocab_parallel_cross_entropy(piece_of(logits, mesh, {Shard(1)}), at::full({1}, 3, on(at::kLong)), mesh, 0.1)
+            .dim() == 1);
 }
 
 TESSERA_RANKS_TEST_CASE("uneven classes, and whole logits where pieces belong", {2, 3}) {
   const DeviceMesh mesh = line();
-  const at::Tensor logits = sample({4, 5}), target = at::tensor({0L, 4L, 2L, 3L});
+  const at::Tensor logits = sample({4, 5}), target = at::tensor({0L, 4L, 2L, 3L}, on(at::kLong));
   const at::Tensor want = at::cross_entropy_loss(logits, target, {}, at::Reduction::None);
   CHECK(close(vocab_parallel_cross_entropy(piece_of(logits, mesh, {Shard(1)}), target, mesh, 0, 5), want));
   run_in_process(2, [&](const std::shared_ptr<World>& world) {
-    const DeviceMesh pair = init_device_mesh("cpu", {2}, {"tp"}, world);
+    const DeviceMesh pair = init_device_mesh(device_name(), {2}, {"tp"}, world);
     CHECK_THROWS_WITH_AS(vocab_parallel_cross_entropy(logits, target, pair, 0, 5),
                          doctest::Contains("5 of 5 classes here, of which this rank has"), std::invalid_argument);
   });
@@ -172,7 +172,8 @@ TESSERA_RANKS_TEST_CASE("uneven classes, and whole logits where pieces belong", 
 
 TEST_CASE("one_rank_errors: a bias that does not fit one rank's weight") {
   for (const std::string& text : thrown([](const DeviceMesh&mesh, bool odd) {
-         parallel_linear(at::ones({3, 2}), at::ones({odd ? 5 : 4, 2}), at::ones({4}), 0, mesh);
+         parallel_linear(at::ones({3, 2}, on(at::kFloat)), at::ones({odd ? 5 : 4, 2}, on(at::kFloat)),
+                         at::ones({4}, on(at::kFloat)), 0, mesh);
        })) {
     CAPTURE(text);
     CHECK(text.find("bias [4] for weight [5, 2]; by rows give one element") != std::string::npos);
@@ -183,10 +184,11 @@ TESSERA_RANKS_TEST_CASE("rows of a linear function under autocast: the bias is c
   const DeviceMesh mesh = line();
   const at::Tensor x = sample({4, 12}, 1, at::kFloat), w = sample({8, 12}, 2, at::kFloat),
                    b = sample({8}, 3, at::kFloat);
-  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(device().type(), at::kBFloat16);
+  at::autocast::set_autocast_enabled(device().type(), true);
   const at::Tensor y = parallel_linear(piece_of(x, mesh, {Shard(1)}), piece_of(w, mesh, {Shard(1)}), b, 0, mesh);
   at::autocast::clear_cache();
-  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::set_autocast_enabled(device().type(), false);
   CHECK((y.scalar_type() == at::kBFloat16));
   CHECK(close(y.to(at::kFloat), at::linear(x, w, b), 2e-2));
 }
@@ -197,24 +199,29 @@ TESSERA_RANKS_TEST_CASE("a table that every rank has whole", {1, 2, 3}) {
   options.padding_idx = 3;
   ParallelEmbedding layer = parallel_embedding_layer(options, std::nullopt, mesh);
   CHECK(placements_of(layer->weight) == Placements{Replicate()});
-  const at::Tensor ids = at::arange(10);
+  const at::Tensor ids = at::arange(10, on(at::kLong));
   CHECK(same(layer->forward(ids).detach(), layer->master_weight()));
-  CHECK(same(layer->master_weight()[3], at::zeros({6})));
+  CHECK(same(layer->master_weight()[3], at::zeros({6}, on(at::kFloat))));
 }
 
 TESSERA_RANKS_TEST_CASE("a converted embedding keeps its values and its padding, and a layer of two names is one",
                         {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
   for (const int64_t dim : {0, 1, -1}) {
-    at::manual_seed(4);
     torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 6).padding_idx(3));
-    const at::Tensor ids = at::arange(10), rows = table->forward(ids).detach();
+    table->to(device());
+    {
+      const c10::AutoGradMode none(false);
+      table->weight.copy_(sample({10, 6}, 4));
+      table->weight[3].zero_();
+    }
+    const at::Tensor ids = at::arange(10, on(at::kLong)), rows = table->forward(ids).detach();
     auto embedding = convert_parallel_embedding(table, dim, mesh);
     CHECK(get_parallel_dim(table->weight) == ParallelDim(dim == 0 ? 0 : 1));
-    CHECK(same(full_tensor(table->weight.detach())[3], at::zeros({6})));
+    CHECK(same(full_tensor(table->weight.detach())[3], at::zeros({6}, on(at::kFloat))));
     embedding(ids).sum().backward();
-    CHECK(same(full_tensor(table->weight.grad())[3], at::zeros({6})));
-    CHECK(same(full_tensor(table->weight.grad())[4], at::ones({6})));
+    CHECK(same(full_tensor(table->weight.grad())[3], at::zeros({6}, on(at::kFloat))));
+    CHECK(same(full_tensor(table->weight.grad())[4], at::ones({6}, on(at::kFloat))));
     CHECK(close(full_tensor(embedding(ids).detach()), rows));
   }
   struct Twice : torch::nn::Module {
@@ -225,9 +232,11 @@ TESSERA_RANKS_TEST_CASE("a converted embedding keeps its values and its padding,
     }
   };
   Twice twice;
+  twice.to(device());
   convert_parallel_linear(twice, 1, mesh);  // a reference, and one layer of two names
   CHECK(get_parallel_dim(twice.linear->weight) == ParallelDim(0));
   const auto shared = std::make_shared<Twice>();
+  shared->to(device());
   convert_parallel_linear(shared, 0, mesh);
   CHECK(get_parallel_dim(shared->linear->weight) == ParallelDim(1));
   CHECK_THROWS_WITH_AS(convert_parallel_linear(std::shared_ptr<Twice>(), 0, mesh), doctest::Contains("a null pointer"),
@@ -240,7 +249,7 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
     return tensor_parallel_attributes(spread(sample({16, 8}), mesh, {p}));
   };
   CHECK(attributes(Replicate()) == TensorParallelAttributes());
-  CHECK(tensor_parallel_attributes(at::ones({2})) == TensorParallelAttributes());
+  CHECK(tensor_parallel_attributes(at::ones({2}, on(at::kFloat))) == TensorParallelAttributes());
   CHECK(attributes(Shard(1)) == TensorParallelAttributes{.is_parallel = true, .partition_dim = 1});
   const at::Tensor strided = spread(sample({16, 8}), mesh, {BlockCyclic(0, 8 / mesh.size())});
   const int64_t stride = 2;  // also on one rank
@@ -253,19 +262,19 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
       set_tensor_parallel_attributes(strided, true, 1),
       doctest::Contains("was to be parallel along dimension 1 with stride 1; redistribute makes it so"),
       std::invalid_argument);
-  CHECK_THROWS_AS(copy_tensor_parallel_attributes(strided, at::ones({2})), std::invalid_argument);
+  CHECK_THROWS_AS(copy_tensor_parallel_attributes(strided, at::ones({2}, on(at::kFloat))), std::invalid_argument);
   const bool first = mesh.local_rank(0) == 0;
   CHECK(is_not_tensor_parallel_duplicate(strided, mesh));
   CHECK(is_not_tensor_parallel_duplicate(spread(sample({4}), mesh, {Replicate()}), mesh) == first);
-  CHECK(is_not_tensor_parallel_duplicate(at::ones({2}), mesh) == first);
+  CHECK(is_not_tensor_parallel_duplicate(at::ones({2}, on(at::kFloat)), mesh) == first);
   CHECK_THROWS_WITH_AS(is_not_tensor_parallel_duplicate(spread(sample({4}), mesh, {Partial()}), mesh),
                        doctest::Contains("pending reduction"), std::invalid_argument);
-  const at::Tensor set = at::ones({2});
+  const at::Tensor set = at::ones({2}, on(at::kFloat));
   set_tensor_parallel_attributes(set, true, 0);
   CHECK(is_not_tensor_parallel_duplicate(set, mesh));
   if (mesh.size() != 4) return;
   // On two dimensions the parameter counts once per replica, over whose ranks the sum runs.
-  const DeviceMesh plane = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, world());
+  const DeviceMesh plane = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
   const at::Tensor whole = spread(sample({4}), plane, {Replicate(), Replicate()});
   const at::Tensor cut = spread(sample({4}), plane, {Replicate(), Shard(0)});
   CHECK(is_not_tensor_parallel_duplicate(whole, plane["tp"]) == (plane.local_rank("tp") == 0));
@@ -332,7 +341,7 @@ TEST_CASE("attributes of a plain tensor are what was set on it") {
 TESSERA_RANKS_TEST_CASE(
     "attributes that a DTensor's placements say are copied to a plain tensor, and go when it is cut", {1, 2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor plain = at::ones({4, 6});
+  const at::Tensor plain = at::ones({4, 6}, on(at::kFloat));
   copy_tensor_parallel_attributes(plain, spread(sample({4, 6}), mesh, {Shard(1)}));
   CHECK(tensor_parallel_attributes(plain) == TensorParallelAttributes{.is_parallel = true, .partition_dim = 1});
   distribute_in_place(plain, mesh, {Shard(0)});

@@ -12,6 +12,7 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -20,7 +21,7 @@ using namespace tessera::testing;
 namespace {
 
 at::Tensor ids_below(int64_t rows, at::IntArrayRef shape) {
-  return at::remainder(at::arange(c10::multiply_integers(shape)) * 7 + 3, rows).view(shape);
+  return at::remainder(at::arange(c10::multiply_integers(shape), on(at::kLong)) * 7 + 3, rows).view(shape);
 }
 
 ParallelEmbeddingOptions with(int64_t rows, int64_t columns, EmbeddingCut cut) {
@@ -109,14 +110,14 @@ TESSERA_RANKS_TEST_CASE("embeddings cut by vocabulary and by width equal torch::
   ParallelEmbeddingOptions in_sequence = with(12, 6, EmbeddingCut::kVocabulary);
   in_sequence.config.sequence_parallel = true;
   check_layer(in_sequence, mesh);
-  CHECK_THROWS_WITH_AS(ParallelEmbedding(in_sequence, mesh)->forward(at::scalar_tensor(3, at::kLong)),
+  CHECK_THROWS_WITH_AS(ParallelEmbedding(in_sequence, mesh)->forward(at::scalar_tensor(3, on(at::kLong))),
                        doctest::Contains("give ids [sequence, *]"), std::invalid_argument);
 }
 
 TESSERA_RANKS_TEST_CASE("tables begin alike on any number of ranks, the padding's row at 0, or as they are given",
                         {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
-  const DeviceMesh alone(World::fake(0, 1), c10::kCPU, Mesh({1}));
+  const DeviceMesh alone(World::fake(0, 1), device().type(), Mesh({1}));
   for (const EmbeddingCut cut : {EmbeddingCut::kVocabulary, EmbeddingCut::kWidth}) {
     ParallelEmbeddingOptions options = with(12, 6, cut);
     options.allow_uneven = true;
@@ -125,7 +126,7 @@ TESSERA_RANKS_TEST_CASE("tables begin alike on any number of ranks, the padding'
     manual_seed(9, alone.world());
     const at::Tensor table = ParallelEmbedding(options, mesh)->master_weight();
     CHECK(same(table, ParallelEmbedding(options, alone)->master_weight()));
-    CHECK(same(table[7], at::zeros({6}, at::kDouble)));
+    CHECK(same(table[7], at::zeros({6}, on(at::kDouble))));
     options.given_weight = sample({12, 6}, 4);
     const ParallelEmbedding layer(options, mesh);
     CHECK_FALSE(layer->options.given_weight.defined());
@@ -146,7 +147,7 @@ TESSERA_RANKS_TEST_CASE("what a table cannot be is refused when it is made", {2}
   options.padding_idx = 4;
   refused(options, "padding_idx 4 must be within num_embeddings, 4");
   options.padding_idx.reset();
-  options.given_weight = at::ones({4, 3});
+  options.given_weight = at::ones({4, 3}, on(at::kFloat));
   refused(options, "given_weight is [4, 3]");
   options.given_weight = at::Tensor();
   options.config.sequence_parallel = true;
@@ -160,7 +161,7 @@ TESSERA_RANKS_TEST_CASE("rows that are too long are scaled down, also where a ra
   options.max_norm = 0.25;
   ParallelEmbedding layer(options, mesh);
   torch::nn::Embedding one = dense(layer);
-  const at::Tensor ids = at::tensor({1, 0, 1});  // the ids of the first rank
+  const at::Tensor ids = at::tensor({1, 0, 1}, on(at::kInt));  // the ids of the first rank
   CHECK(close(layer->forward(ids).detach(), one->forward(ids).detach()));
   CHECK(close(layer->master_weight(), one->weight.detach()));
 }

@@ -16,6 +16,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/harness/refused.h"
 #include "tessera/tests/layers/counted.h"
@@ -156,7 +157,7 @@ TESSERA_RANKS_TEST_CASE(
 TESSERA_RANKS_TEST_CASE(
     "first values are the same on any number of ranks, and the master weight is in the features' order", {1, 2, 3, 4}) {
   const DeviceMesh mesh = line();
-  const DeviceMesh alone(World::fake(0, 1), c10::kCPU, Mesh({1}));
+  const DeviceMesh alone(World::fake(0, 1), device().type(), Mesh({1}));
   for (const int64_t stride : {0, 1, 2}) {  // 0: uneven
     for (const InitType type : {InitType::kXavierNormal, InitType::kKaimingUniform, InitType::kOrthogonal}) {
       const int64_t features = stride == 0 ? 7 : 24;
@@ -180,8 +181,8 @@ TESSERA_RANKS_TEST_CASE(
             {by_rows.get(), whole_rows.get()}}) {
         CHECK(same(full_tensor(cut->lora_a.detach()), full_tensor(whole->lora_a.detach())));
         CHECK(cut->lora_a.abs().max().item<float>() > 0);
-        CHECK(same(full_tensor(cut->lora_b.detach()), at::zeros({features, 5})));
-        CHECK(same(cut->master_bias(), at::zeros({features})));
+        CHECK(same(full_tensor(cut->lora_b.detach()), at::zeros({features, 5}, on(at::kFloat))));
+        CHECK(same(cut->master_bias(), at::zeros({features}, on(at::kFloat))));
       }
       CommCounter counter(mesh);
       by_columns->master_weight();
@@ -210,7 +211,7 @@ TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad", {1, 2,
   options.config = {.params_dtype = at::kDouble, .gradient_accumulation_fusion = true};
   ColumnParallelLinear layer(options, mesh);
   const at::Tensor x = sample({4, 6});
-  layer->main_grad = at::ones({4, 6}, at::kDouble);
+  layer->main_grad = at::ones({4, 6}, on(at::kDouble));
   layer->forward(x).sum().backward();
   CHECK(close(layer->main_grad, x.sum(0).expand({4, 6}) + 1));
   CHECK_FALSE(layer->weight.grad().defined());
@@ -229,7 +230,7 @@ TESSERA_RANKS_TEST_CASE("gradient_accumulation_fusion adds to main_grad", {1, 2,
     RowParallelLinear rows(down, mesh);
     const at::Tensor whole = leaf(sample({12, 4 * n})), mine = leaf(piece_of(whole.detach(), mesh, {Shard(1)}));
     const at::Tensor g = sample({12, 5}, 2), weight = leaf(rows->master_weight());
-    rows->main_grad = at::ones({5, 4}, at::kDouble);
+    rows->main_grad = at::ones({5, 4}, on(at::kDouble));
     rows->forward(mine).backward(sequence ? piece_of(g, mesh, {Shard(0)}) : g);
     at::linear(whole, weight).backward(g);
     CHECK(close(rows->main_grad, piece_of(weight.grad(), mesh, {Shard(1)}) + 1));
@@ -313,18 +314,19 @@ TEST_CASE("one_rank_errors: a main_grad, a supplied weight or a piece of a seque
     ColumnParallelOptions options(6, 12);
     options.gather_output = options.config.gradient_accumulation_fusion = true;
     ColumnParallelLinear layer(options, mesh);
-    if (!odd) layer->main_grad = at::zeros({6, 6});
-    layer->forward(at::ones({4, 6}));
+    if (!odd) layer->main_grad = at::zeros({6, 6}, on(at::kFloat));
+    layer->forward(at::ones({4, 6}, on(at::kFloat)));
   });
   check("supplied weight's shape is [5, 6], not [6, 6]", [](const DeviceMesh& mesh, bool odd) {
     ColumnParallelOptions options(6, 12);
     options.skip_weight_param_allocation = options.gather_output = true;
-    ColumnParallelLinear(options, mesh)->forward(at::ones({4, 6}), at::ones({odd ? 5 : 6, 6}));
+    ColumnParallelLinear(options, mesh)
+        ->forward(at::ones({4, 6}, on(at::kFloat)), at::ones({odd ? 5 : 6, 6}, on(at::kFloat)));
   });
   check("input [4, 2, 5]; it has 6 features", [](const DeviceMesh& mesh, bool odd) {
     ColumnParallelOptions options(6, 12);
     options.config.sequence_parallel = true;
-    ColumnParallelLinear(options, mesh)->forward(at::ones({4, 2, odd ? 5 : 6}));
+    ColumnParallelLinear(options, mesh)->forward(at::ones({4, 2, odd ? 5 : 6}, on(at::kFloat)));
   });
 }
 
@@ -362,11 +364,12 @@ TESSERA_RANKS_TEST_CASE("under autocast the result is of the narrow dtype, with 
   ColumnParallelLinear column(ColumnParallelOptions(6, 12), mesh);
   RowParallelLinear row(RowParallelOptions(6, 12), mesh);
   const at::Tensor x = sample({4, 6}, 1, at::kFloat);
-  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(device().type(), at::kBFloat16);
+  at::autocast::set_autocast_enabled(device().type(), true);
   const std::vector<at::Tensor> results = {column->forward(x), row->forward(x),
                                            row->forward(spread(x, mesh, {Replicate()}))};
   at::autocast::clear_cache();
-  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::set_autocast_enabled(device().type(), false);
   for (const at::Tensor& each : results) CHECK((each.scalar_type() == at::kBFloat16));
 }
 
@@ -376,9 +379,9 @@ TESSERA_RANKS_TEST_CASE("a sequence has a dimension beside the features", {1, 2}
     RowParallelOptions rows(6, 12);
     rows.input_is_parallel = columns.config.sequence_parallel = rows.config.sequence_parallel = true;
     if (lora) columns.lora_rank = rows.lora_rank = 2;
-    CHECK_THROWS_WITH_AS(ColumnParallelLinear(columns, line())->forward(at::ones({6})),
+    CHECK_THROWS_WITH_AS(ColumnParallelLinear(columns, line())->forward(at::ones({6}, on(at::kFloat))),
                          doctest::Contains("it is [sequence, *, features]"), std::invalid_argument);
-    CHECK_THROWS_WITH_AS(RowParallelLinear(rows, line())->forward(at::ones({6 / line().size()})),
+    CHECK_THROWS_WITH_AS(RowParallelLinear(rows, line())->forward(at::ones({6 / line().size()}, on(at::kFloat))),
                          doctest::Contains("it is [sequence, *, features]"), std::invalid_argument);
   }
 }
@@ -414,7 +417,7 @@ TESSERA_RANKS_TEST_CASE("what a layer cannot be is refused when it is made", {2}
       "set skip_bias_add");
   check_refused(
       [&] {
-        ColumnParallelLinear(ColumnParallelOptions(4, 4), init_device_mesh("cpu", {2, 1}, {"a", "b"}, world()));
+        ColumnParallelLinear(ColumnParallelOptions(4, 4), init_device_mesh(device_name(), {2, 1}, {"a", "b"}, world()));
       },
       "mesh[\"name\"]");
 }

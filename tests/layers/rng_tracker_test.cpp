@@ -11,6 +11,7 @@
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -18,7 +19,7 @@ using namespace tessera::testing;
 
 namespace {
 
-at::Tensor draw() { return at::randn({12, 21}); }
+at::Tensor draw() { return at::randn({12, 21}, on(at::kFloat)); }
 
 at::Tensor drawn_from(uint64_t seed) {
   at::manual_seed(seed);
@@ -33,7 +34,7 @@ TEST_CASE("streams and the default generator draw in turn, and none disturbs ano
   at::manual_seed(4321);
   const std::vector<at::Tensor> named = {draw(), draw()};
   at::manual_seed(1234);
-  RngStatesTracker tracker;
+  RngStatesTracker tracker(device());
   tracker.add("test", 4321);
   CHECK(same(draw(), plain[0]));
   {
@@ -53,7 +54,7 @@ TEST_CASE("a fork that an exception ends leaves the generator where it was, and 
   const std::vector<at::Tensor> plain = {draw()};
   const std::vector<at::Tensor> named = {drawn_from(2), draw()};
   at::manual_seed(1);
-  RngStatesTracker tracker;
+  RngStatesTracker tracker(device());
   tracker.add("test", 2);
   CHECK_THROWS_AS(
       [&] {
@@ -73,7 +74,7 @@ TEST_CASE("nested_forks: an inner fork goes on where the outer is, of the same s
   at::manual_seed(30);
   const at::Tensor plain = draw();
   at::manual_seed(30);
-  RngStatesTracker tracker;
+  RngStatesTracker tracker(device());
   tracker.add("first", 10);
   tracker.add("second", 20);
   {
@@ -96,7 +97,7 @@ TEST_CASE("nested_forks: an inner fork goes on where the outer is, of the same s
 }
 
 TEST_CASE("names and seeds that are there are refused, and have changed nothing") {
-  RngStatesTracker tracker;
+  RngStatesTracker tracker(device());
   tracker.add("a", 5);
   at::manual_seed(6);
   const at::Tensor next = draw();
@@ -116,7 +117,7 @@ TEST_CASE("names and seeds that are there are refused, and have changed nothing"
 }
 
 TEST_CASE("states are copies that can be set again, but not while a stream is drawn from") {
-  RngStatesTracker tracker;
+  RngStatesTracker tracker(device());
   tracker.add("a", 5);
   const auto states = tracker.get_states();
   const auto one = [&] {
@@ -133,11 +134,11 @@ TEST_CASE("states are copies that can be set again, but not while a stream is dr
 }
 
 TEST_CASE("states that the generator does not take are refused, and leave neither a fork nor another state behind") {
-  RngStatesTracker tracker;
+  RngStatesTracker tracker(device());
   tracker.add("a", 5);
   const auto states = tracker.get_states();
-  CHECK_THROWS_WITH_AS(tracker.set_states({{"b", at::ones({3})}}),
-                       doctest::Contains("the state of \"b\" is no state of the generator of cpu"),
+  const std::string text = "the state of \"b\" is no state of the generator of " + device_name();
+  CHECK_THROWS_WITH_AS(tracker.set_states({{"b", at::ones({3})}}), doctest::Contains(text.c_str()),
                        std::invalid_argument);
   CHECK_THROWS_AS(tracker.set_states({{"a", states.at("a")}, {"b", at::Tensor()}}), std::invalid_argument);
   CHECK(tracker.get_states().size() == 1);
@@ -164,7 +165,7 @@ TESSERA_RANKS_TEST_CASE("model parallel seeds: Megatron's offsets, DTensors seed
   const auto drawn = [&](const std::string& stream) {
     model_parallel_manual_seed(12345, mesh, mesh);
     if (stream.empty()) return draw();
-    const auto fork = rng_tracker().fork(stream);
+    const auto fork = rng_tracker(mesh.device()).fork(stream);
     return draw();
   };
   CHECK(same(drawn(""), drawn_from(12345)));
@@ -184,7 +185,7 @@ TESSERA_RANKS_TEST_CASE("replicas draw their own plain numbers, and the same DTe
   const DeviceMesh plane = mesh_over({2, 2});
   const auto replica = static_cast<uint64_t>(plane.local_rank(0));
   model_parallel_manual_seed(5, plane["d1"], std::nullopt, 100 * replica);
-  CHECK(at::globalContext().defaultGenerator(c10::kCPU).current_seed() == 5 + 100 * replica);
+  CHECK(at::globalContext().defaultGenerator(plane.device()).current_seed() == 5 + 100 * replica);
   const at::Tensor drawn = full_tensor(tessera::rand({5, 3}, plane, {Shard(0), Shard(1)}));
   manual_seed(5, plane.world());
   CHECK(same(full_tensor(tessera::rand({5, 3}, plane, {Replicate(), Shard(0)})), drawn));

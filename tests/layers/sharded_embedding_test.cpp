@@ -12,6 +12,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -27,7 +28,7 @@ struct Case {
 };
 
 at::Tensor ids_below(int64_t rows, at::IntArrayRef shape) {
-  return at::remainder(at::arange(c10::multiply_integers(shape)) * 7 + 3, rows).view(shape);
+  return at::remainder(at::arange(c10::multiply_integers(shape), on(at::kLong)) * 7 + 3, rows).view(shape);
 }
 
 // Computes torch::embedding of the whole table, renormalized first as in torch::nn::Embedding.
@@ -116,10 +117,10 @@ TESSERA_RANKS_TEST_CASE("norms of half precision are those of float32", {1, 2}) 
   const DeviceMesh mesh = line();
   for (const EmbeddingCut cut : {EmbeddingCut::kVocabulary, EmbeddingCut::kWidth}) {
     for (const double scale : {200.0, 1e-4}) {
-      const at::Tensor table = at::full({4, 8}, scale, at::kHalf), ids = at::arange(4);
+      const at::Tensor table = at::full({4, 8}, scale, on(at::kHalf)), ids = at::arange(4, on(at::kLong));
       const at::Tensor mine = piece_of(table, mesh, {Shard(cut == EmbeddingCut::kVocabulary ? 0 : 1)}).clone();
       const at::Tensor got = sharded_embedding(ids, mine, mesh, {.cut = cut, .max_norm = scale});
-      CHECK(close(got.to(at::kDouble), at::full({4, 8}, scale / std::sqrt(8.0), at::kDouble), 2e-3));
+      CHECK(close(got.to(at::kDouble), at::full({4, 8}, scale / std::sqrt(8.0), on(at::kDouble)), 2e-3));
     }
   }
 }
@@ -127,14 +128,14 @@ TESSERA_RANKS_TEST_CASE("norms of half precision are those of float32", {1, 2}) 
 TESSERA_RANKS_TEST_CASE("no ids, and ids of other integers", {2}) {
   const DeviceMesh mesh = line();
   const at::Tensor table = sample({4, 3}), mine = piece_of(table, mesh, {Shard(0)});
-  CHECK(sharded_embedding(at::empty({0, 2}, at::kLong), mine, mesh).sizes() == at::IntArrayRef({0, 2, 3}));
-  CHECK(same(sharded_embedding(at::arange(4, at::kInt), mine, mesh), table));
+  CHECK(sharded_embedding(at::empty({0, 2}, on(at::kLong)), mine, mesh).sizes() == at::IntArrayRef({0, 2, 3}));
+  CHECK(same(sharded_embedding(at::arange(4, on(at::kInt)), mine, mesh), table));
 }
 
 TESSERA_RANKS_TEST_CASE("one_rank_errors: an id outside the table is an error on every rank, as is what does not fit",
                         {1, 2, 3}) {
   const DeviceMesh mesh = line();
-  const at::Tensor mine = at::ones({4, 3});
+  const at::Tensor mine = at::ones({4, 3}, on(at::kFloat));
   const auto refused = [&](const at::Tensor& ids, const std::string& text,
                            const ShardedEmbeddingOptions& options = {}) {
     CHECK_THROWS_WITH_AS(sharded_embedding(ids, mine, mesh, options), doctest::Contains(text.c_str()),
@@ -142,10 +143,10 @@ TESSERA_RANKS_TEST_CASE("one_rank_errors: an id outside the table is an error on
   };
   const int64_t rows = 4 * mesh.size();
   CommCounter counter(mesh);
-  refused(at::full({2}, rows, at::kLong), "is outside the table of", {.num_embeddings = rows});
-  refused(at::full({2}, -1, at::kLong), "id -1 is outside the table", {.num_embeddings = rows});
-  refused(at::ones({2}), "ids have dtype Float");
-  refused(at::ones({2}, at::kLong), "must be within num_embeddings", {.num_embeddings = rows, .padding_idx = rows});
-  refused(from_local(at::ones({2}, at::kLong), mesh, {Replicate()}), "a DTensor was given");
+  refused(at::full({2}, rows, on(at::kLong)), "is outside the table of", {.num_embeddings = rows});
+  refused(at::full({2}, -1, on(at::kLong)), "id -1 is outside the table", {.num_embeddings = rows});
+  refused(at::ones({2}, on(at::kFloat)), "ids have dtype Float");
+  refused(at::ones({2}, on(at::kLong)), "must be within num_embeddings", {.num_embeddings = rows, .padding_idx = rows});
+  refused(from_local(at::ones({2}, on(at::kLong)), mesh, {Replicate()}), "a DTensor was given");
   CHECK(counter.total() == 0);
 }

@@ -13,6 +13,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/forward_level.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -173,7 +174,8 @@ TESSERA_RANKS_TEST_CASE("a gradient of the input alone leaves main_grad as it is
                         {1, 2, 3}) {
   const DeviceMesh mesh = line();
   for (const bool sequence : {false, true}) {
-    const at::Tensor x = leaf(sample({4, 5})), w = leaf(sample({6, 5}, 2)), main_grad = at::ones({6, 5}, at::kDouble);
+    const at::Tensor x = leaf(sample({4, 5})), w = leaf(sample({6, 5}, 2)),
+                     main_grad = at::ones({6, 5}, on(at::kDouble));
     const at::Tensor y = sharded_linear(
         x, w, {}, mesh, {.reduce_input_gradient = true, .sequence_parallel = sequence, .main_grad = main_grad});
     const auto gradient_of = [&](const at::Tensor& t) {
@@ -183,9 +185,9 @@ TESSERA_RANKS_TEST_CASE("a gradient of the input alone leaves main_grad as it is
     const at::Tensor gradient = gradient_of(x);
     CHECK(counter.count("all_gather") == 0);
     CHECK(close(gradient, w.detach().sum(0).expand({4, 5}) * mesh.size()));
-    CHECK(same(main_grad, at::ones({6, 5}, at::kDouble)));
+    CHECK(same(main_grad, at::ones({6, 5}, on(at::kDouble))));
     CHECK_FALSE(gradient_of(w).defined());  // its gradient goes to main_grad
-    CHECK_FALSE(same(main_grad, at::ones({6, 5}, at::kDouble)));
+    CHECK_FALSE(same(main_grad, at::ones({6, 5}, on(at::kDouble))));
   }
 }
 
@@ -203,7 +205,7 @@ TESSERA_RANKS_TEST_CASE("bfloat16 products of small whole numbers are exact, and
   const DeviceMesh mesh = line();
   const at::Tensor x = (whole_numbers({6, 8}, at::kFloat, 1) - 2).to(at::kBFloat16),
                    w = whole_numbers({4, 8}, at::kBFloat16, 2);
-  const at::Tensor weight = leaf(w), main_grad = at::zeros({4, 8});
+  const at::Tensor weight = leaf(w), main_grad = at::zeros({4, 8}, on(at::kFloat));
   const at::Tensor y = sharded_linear(x, weight, {}, mesh, {.main_grad = main_grad});
   CHECK(same(y.detach().to(at::kFloat), at::linear(x.to(at::kFloat), w.to(at::kFloat))));
   y.sum().backward();
@@ -215,10 +217,11 @@ TESSERA_RANKS_TEST_CASE("under autocast it multiplies as at::linear does, and ba
   const auto run = [&](bool sharded) {
     const at::Tensor x = leaf(sample({4, 6}, 1, at::kFloat)), w = leaf(sample({8, 6}, 2, at::kFloat)),
                      b = leaf(sample({8}, 3, at::kFloat));
-    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(device().type(), at::kBFloat16);
+    at::autocast::set_autocast_enabled(device().type(), true);
     const at::Tensor y = sharded ? sharded_linear(x, w, b, mesh) : at::linear(x, w, b);
     at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(device().type(), false);
     y.sum().backward();
     return Tensors{y.detach(), x.grad(), w.grad(), b.grad()};
   };
@@ -229,7 +232,7 @@ TESSERA_RANKS_TEST_CASE("under autocast it multiplies as at::linear does, and ba
 
 TESSERA_RANKS_TEST_CASE("what does not fit is refused before anything moves", {2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor x = at::ones({4, 5}), w = at::ones({3, 5});
+  const at::Tensor x = at::ones({4, 5}, on(at::kFloat)), w = at::ones({3, 5}, on(at::kFloat));
   const auto refused = [&](const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                            const std::string& text, const ShardedLinearOptions& options = {}) {
     CHECK_THROWS_WITH_AS(sharded_linear(input, weight, bias, mesh, options), doctest::Contains(text.c_str()),

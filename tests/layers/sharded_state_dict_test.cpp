@@ -13,6 +13,7 @@
 #include "tessera/layers/parallel_linear.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 
 using namespace tessera;
@@ -42,7 +43,7 @@ struct Layers : torch::nn::Module {
 // Returns the tensor that the writing entries of all ranks for the key make up.
 at::Tensor assembled(const std::vector<ShardedTensorEntry>& entries, const std::string& key, at::IntArrayRef sizes,
                      const DeviceMesh& mesh) {
-  at::Tensor whole = at::zeros(sizes), times = at::zeros(sizes);
+  at::Tensor whole = at::zeros(sizes, on(at::kFloat)), times = at::zeros(sizes, on(at::kFloat));
   for (const ShardedTensorEntry& each : entries) {
     if (each.key != key || each.replica_id != std::array<int64_t, 3>{0, 0, 0}) continue;
     CHECK(each.global_shape == sizes.vec());
@@ -54,7 +55,8 @@ at::Tensor assembled(const std::vector<ShardedTensorEntry>& entries, const std::
     here.copy_(each.local);
     count.add_(1);
   }
-  CHECK(same(all_reduce(times, mesh, 0, ReduceOp::kSum), at::ones(sizes)));  // each element is written once
+  CHECK(same(all_reduce(times, mesh, 0, ReduceOp::kSum),
+             at::ones(sizes, on(at::kFloat))));  // each element is written once
   return all_reduce(whole, mesh, 0, ReduceOp::kSum);
 }
 
@@ -95,7 +97,7 @@ TESSERA_RANKS_TEST_CASE("dimensions before the others, replicas of data, and wha
   CHECK(entries[0].replica_id == std::array<int64_t, 3>{0, 0, 5});
   torch::nn::Module mixed;
   mixed.register_module("up", layers.up);
-  mixed.register_buffer("plain", at::ones({2}));  // every rank has it, and one of them writes it
+  mixed.register_buffer("plain", at::ones({2}, on(at::kFloat)));  // every rank has it, and one of them writes it
   CHECK(sharded_state_dict(mixed).back().key == "plain");
   CHECK(sharded_state_dict(mixed).back().replica_id == std::array<int64_t, 3>{0, mesh.local_rank(0), 0});
   CHECK(sharded_state_dict(mixed, "", {.tensor_rank = 7}).back().replica_id[1] == 7);
@@ -107,5 +109,5 @@ TESSERA_RANKS_TEST_CASE("dimensions before the others, replicas of data, and wha
   CHECK_THROWS_WITH_AS(sharded_state_dict(pending), doctest::Contains("a pending reduction"), std::invalid_argument);
   ColumnParallelLinear up = layers.up;
   CHECK_FALSE(up->get_extra_state().defined());
-  up->set_extra_state(at::ones({2}));  // another library's state, which this layer ignores
+  up->set_extra_state(at::ones({2}, on(at::kFloat)));  // another library's state, which this layer ignores
 }

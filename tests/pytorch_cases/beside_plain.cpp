@@ -6,13 +6,14 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 
 namespace tessera::testing {
 namespace {
 
 // Returns a different weight for each element, so that neighbouring gradients differ.
 at::Tensor weights_of(const at::Tensor& t) {
-  return at::arange(1, t.numel() + 1, at::kDouble).mul(0.7).cos().view(t.sizes()).to(t.scalar_type());
+  return at::arange(1, t.numel() + 1, on(at::kDouble)).mul(0.7).cos().view(t.sizes()).to(t.scalar_type());
 }
 
 Placements replicated(const DeviceMesh& mesh) { return Placements(static_cast<std::size_t>(mesh.ndim()), Replicate()); }
@@ -25,7 +26,7 @@ bool differentiable(const at::Tensor& t) {
 
 void on_mesh(const std::vector<int64_t>& shape, const std::function<void(const DeviceMesh&)>& body) {
   run_in_process(c10::multiply_integers(shape),
-                 [&](const std::shared_ptr<World>& world) { body(init_device_mesh("cpu", shape, {}, world)); });
+                 [&](const std::shared_ptr<World>& world) { body(init_device_mesh(device_name(), shape, {}, world)); });
 }
 
 void on_lines(const std::function<void(const DeviceMesh&)>& body) {

@@ -10,6 +10,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -21,7 +22,7 @@ namespace {
 const Placements kKinds = {S0, S1, R, P, Partial(ReduceOp::kMax), BlockCyclic(0, 2)};
 
 DeviceMesh mesh_of_ranks(std::vector<int64_t> shape, std::vector<int64_t> ranks) {
-  return {world(), c10::DeviceType::CPU, Mesh(std::move(shape), {}, std::move(ranks))};
+  return {world(), device().type(), Mesh(std::move(shape), {}, std::move(ranks))};
 }
 
 // Returns the pending tensor's terms on ranks of `from`, and an empty handle elsewhere.
@@ -76,7 +77,7 @@ TESSERA_RANKS_TEST_CASE("to fewer ranks, to more, and to others", {3}) {
 }
 
 TESSERA_RANKS_TEST_CASE("a tensor without dimensions, such as a loss, is sent to ranks that had none of it", {3}) {
-  const at::Tensor whole = at::full({}, 5.0, at::kDouble);
+  const at::Tensor whole = at::full({}, 5.0, on(at::kDouble));
   const std::vector<DeviceMesh> meshes = {mesh_of_ranks({3}, {0, 1, 2}), mesh_of_ranks({2}, {1, 2}),
                                           mesh_of_ranks({1}, {0})};
   for (const DeviceMesh& from : meshes) {
@@ -124,7 +125,7 @@ TESSERA_RANKS_TEST_CASE("gradients go back to the mesh that they came from", {3,
   }
   at::Tensor source = spread(sample({6, 5}), line, {S0}).requires_grad_(true);
   full_tensor(redistribute_to(redistribute_to(source, pair, {R}, Placements{S1}), line, {R})).sum().backward();
-  CHECK(same(full_tensor(source.grad()), at::ones({6, 5}, at::kDouble)));
+  CHECK(same(full_tensor(source.grad()), at::ones({6, 5}, on(at::kDouble))));
 }
 
 TESSERA_RANKS_TEST_CASE("a result without a gradient, and one with a plain gradient, go back", {2}) {
@@ -135,8 +136,8 @@ TESSERA_RANKS_TEST_CASE("a result without a gradient, and one with a plain gradi
   const std::vector<at::Tensor> moved = redistribute_many({redistribute_to(source, turned, {S1}), other}, {{R}, {R}});
   full_tensor(moved[1]).sum().backward();
   CHECK_FALSE(source.grad().defined());
-  redistribute_to(source, turned, {S1}).backward(at::ones({6, 5}, at::kDouble));
-  CHECK(same(full_tensor(source.grad()), at::ones({6, 5}, at::kDouble)));
+  redistribute_to(source, turned, {S1}).backward(at::ones({6, 5}, on(at::kDouble)));
+  CHECK(same(full_tensor(source.grad()), at::ones({6, 5}, on(at::kDouble))));
 }
 
 TESSERA_RANKS_TEST_CASE("arguments that do not fit are refused before any communication", {2}) {
@@ -150,7 +151,7 @@ TESSERA_RANKS_TEST_CASE("arguments that do not fit are refused before any commun
                        std::invalid_argument);
   CHECK_THROWS_WITH_AS(redistribute_to(source, other, {R}, Placements{Shard(7)}),
                        doctest::Contains("redistribute_to: grad_placements"), std::invalid_argument);
-  const DeviceMesh stranger = init_device_mesh("cpu", {1}, {"x"}, World::fake(0, 1));
+  const DeviceMesh stranger = init_device_mesh(device_name(), {1}, {"x"}, World::fake(0, 1));
   CHECK_THROWS_WITH_AS(redistribute_to(source, stranger, {R}), doctest::Contains("is of another World than"),
                        std::invalid_argument);
   CHECK(counter.total() == 0);

@@ -77,7 +77,7 @@ TEST_CASE("a sum that becomes an average is scaled without communication") {
     CHECK(same(full_tensor(average), whole));
     sum.requires_grad_(true);
     full_tensor(redistribute(sum, {Partial(ReduceOp::kAvg)})).sum().backward();
-    CHECK(same(full_tensor(sum.grad()), at::ones({2, 5}, at::kDouble)));
+    CHECK(same(full_tensor(sum.grad()), at::ones({2, 5}, on(at::kDouble))));
   });
 }
 
@@ -85,20 +85,20 @@ TEST_CASE("a mean of halves, and a norm, whose terms would overflow") {
   run_in_process(4, [](const std::shared_ptr<World>& world) {
     const DeviceMesh mesh = init_device_mesh(device_name(), {4}, {}, world);
     const auto pending = [&](double piece, const Placement& placement) {
-      return from_local(at::full({8}, piece, at::kHalf), mesh, {placement});
+      return from_local(at::full({8}, piece, on(at::kHalf)), mesh, {placement});
     };
     for (const Placement& to : {Replicate(), Shard(0)}) {
       const at::Tensor mean = full_tensor(redistribute(pending(30000, Partial(ReduceOp::kAvg)), {to}));
-      CHECK(same(mean, at::full({8}, 30000, at::kHalf)));
-      CHECK(same(full_tensor(redistribute(pending(300, NormPartial(2)), {to})), at::full({8}, 600, at::kHalf)));
+      CHECK(same(mean, at::full({8}, 30000, on(at::kHalf))));
+      CHECK(same(full_tensor(redistribute(pending(300, NormPartial(2)), {to})), at::full({8}, 600, on(at::kHalf))));
     }
     // 30000 would overflow if it were scaled.
     const at::Tensor zero = pending(mesh.local_rank(0) < 2 ? 30000 : -30000, Partial());
-    CHECK(same(full_tensor(redistribute(zero, {Partial(ReduceOp::kAvg)})), at::zeros({8}, at::kHalf)));
+    CHECK(same(full_tensor(redistribute(zero, {Partial(ReduceOp::kAvg)})), at::zeros({8}, on(at::kHalf))));
     const std::vector<at::Tensor> both =
         redistribute_many({pending(30000, Partial(ReduceOp::kAvg)), zero}, {{Replicate()}, {Replicate()}});
-    CHECK(same(to_local(both[0]), at::full({8}, 30000, at::kHalf)));
-    CHECK(same(to_local(both[1]), at::zeros({8}, at::kHalf)));
+    CHECK(same(to_local(both[0]), at::full({8}, 30000, on(at::kHalf))));
+    CHECK(same(to_local(both[1]), at::zeros({8}, on(at::kHalf))));
   });
 }
 

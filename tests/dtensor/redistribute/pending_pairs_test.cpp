@@ -71,7 +71,8 @@ void check_from(const Kind& kind, const Placements& from, const DeviceMesh& mesh
   const at::Tensor rows = sample({share.count, 5, 4}, 1).requires_grad_(true);
   // Every element counts in some piece, but not in all.
   const at::Tensor counts =
-      (at::arange(share.count).view({-1, 1, 1}) + at::arange(20).view({1, 5, 4})).remainder(2) == 0;
+      (at::arange(share.count, on(at::kLong)).view({-1, 1, 1}) + at::arange(20, on(at::kLong)).view({1, 5, 4}))
+          .remainder(2) == 0;
   const at::Tensor masks = kind.is_masked ? counts : at::ones_like(counts);
   const at::Tensor want = kind.reduce(at::where(masks, rows, at::full_like(rows, kind.left_out)));
   (want * weight).sum().backward();

@@ -23,6 +23,7 @@
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -109,12 +110,12 @@ int64_t begin_moves_alone(const DeviceMesh& mesh, const std::vector<std::pair<Pl
 
 void begin_alone(const std::shared_ptr<World>& world) {
   const Checked off(*world, false);  // under Checked, ranks wait for each other before a collective
-  begin_moves_alone(init_device_mesh("cpu", {world->size()}, {}, world),
+  begin_moves_alone(init_device_mesh(device_name(), {world->size()}, {}, world),
                     {{{S0}, {R}}, {{S0}, {S1}}, {{P}, {R}}, {{P}, {S0}}, {{S1}, {BlockCyclic(0, 2)}}});
   // Some need two rounds; the second starts when the result is read.
   if (world->size() == 4) {
     const int64_t most =
-        begin_moves_alone(init_device_mesh("cpu", {2, 2}, {}, world),
+        begin_moves_alone(init_device_mesh(device_name(), {2, 2}, {}, world),
                           {{{S0, S1}, {S1, R}}, {{P, S0}, {S0, R}}, {{P, P}, {S0, R}}, {{S0, P}, {P, S1}}});
     CHECK(most == 2);
   }
@@ -215,7 +216,7 @@ TESSERA_RANKS_TEST_CASE("measured costs are the same on every rank, and plans by
       figures.push_back(link.microseconds);
       figures.push_back(link.bytes_per_microsecond);
     }
-    const at::Tensor mine = at::tensor(figures, at::kDouble);
+    const at::Tensor mine = at::tensor(figures, on(at::kDouble));
     const at::Tensor others =
         full_tensor(from_local(mine, mesh, Placements(figures.size() / 2, Partial(ReduceOp::kMax))));
     CHECK(same(mine, others));
@@ -230,8 +231,8 @@ TESSERA_RANKS_TEST_CASE("measured costs are the same on every rank, and plans by
 
 TESSERA_RANKS_TEST_CASE("a reduction that refuses one rank's values ends the others", {2}) {
   const DeviceMesh mesh = line();
-  const at::Tensor source = from_local(at::full({2}, mesh.local_rank(0) == 0 ? -1.0 : 1.0), mesh, {S0});
-  const at::Tensor other = from_local(at::ones({2}), mesh, {S0});
+  const at::Tensor source = from_local(at::full({2}, mesh.local_rank(0) == 0 ? -1.0 : 1.0, on(at::kFloat)), mesh, {S0});
+  const at::Tensor other = from_local(at::ones({2}, on(at::kFloat)), mesh, {S0});
   CHECK_THROWS_WITH_AS(redistribute_many({source, other}, {{NormPartial(2)}, {R}}),
                        doctest::Contains("negative elements"), std::runtime_error);
 }
@@ -302,10 +303,10 @@ TESSERA_RANKS_TEST_CASE("redistribute_many: bad input is refused before any comm
   const CommCounter counter(mesh);
   CHECK_THROWS_WITH_AS(redistribute_many({t, t}, {{R}}),
                        doctest::Contains("redistribute_many: 2 tensors and 1 placements"), std::invalid_argument);
-  const DeviceMesh other = init_device_mesh("cpu", {2}, {"other"}, mesh.world_ptr());
+  const DeviceMesh other = init_device_mesh(device_name(), {2}, {"other"}, mesh.world_ptr());
+  const std::string where = "tensor 1 is on mesh " + other.to_string() + ", tensor 0 on " + mesh.to_string();
   CHECK_THROWS_WITH_AS(redistribute_many({t, spread(sample({6, 4}), other, {S0})}, {{R}, {R}}),
-                       doctest::Contains("tensor 1 is on mesh {other: 2} on cpu, tensor 0 on {d0: 2} on cpu"),
-                       std::invalid_argument);
+                       doctest::Contains(where.c_str()), std::invalid_argument);
   CHECK_THROWS_AS(redistribute_many({t, t}, {{R}, {Shard(5)}}), std::invalid_argument);
   CHECK_THROWS_WITH_AS(redistribute(t, {R}, {.cost_model = CostModel::gloo(2)}), doctest::Contains("redistribute: "),
                        std::invalid_argument);
@@ -328,7 +329,7 @@ TESSERA_RANKS_TEST_CASE("forward_dtype: the value is sent in it and has it; the 
       CHECK(same(full_tensor(moved).detach(), whole.to(at::kBFloat16)));
       full_tensor(moved).sum().backward();
       CHECK((source.grad().scalar_type() == at::kFloat));
-      CHECK(same(full_tensor(source.grad()), at::ones({6, 4}, at::kFloat)));
+      CHECK(same(full_tensor(source.grad()), at::ones({6, 4}, on(at::kFloat))));
       const CommCounter wide(mesh);
       redistribute(source, {to});
       CHECK(wide.total_bytes() == 2 * bytes);
@@ -340,9 +341,9 @@ TESSERA_RANKS_TEST_CASE("forward_dtype: a reduce_scatter of bfloat16 adds in flo
   const DeviceMesh mesh = line();
   const int64_t n = mesh.size();
   // In bfloat16 256 + 1 is 256, so terms of 1 added one by one would be lost.
-  const at::Tensor term = at::full({n}, mesh.local_rank(0) == 0 ? 256.0 : 1.0, at::kFloat);
+  const at::Tensor term = at::full({n}, mesh.local_rank(0) == 0 ? 256.0 : 1.0, on(at::kFloat));
   const at::Tensor moved = redistribute(from_local(term, mesh, {P}), {S0}, {.forward_dtype = at::kBFloat16});
-  const at::Tensor sum = at::full({1}, 256.0 + static_cast<double>(n - 1), at::kFloat).to(at::kBFloat16);
+  const at::Tensor sum = at::full({1}, 256.0 + static_cast<double>(n - 1), on(at::kFloat)).to(at::kBFloat16);
   CHECK(same(to_local(moved), sum));
 }
 

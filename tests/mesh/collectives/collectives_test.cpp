@@ -11,11 +11,15 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
 using tessera::testing::check_refused;
+using tessera::testing::device;
+using tessera::testing::device_name;
+using tessera::testing::on;
 using tessera::testing::world;
 
 namespace {
@@ -28,13 +32,13 @@ const std::vector<at::ScalarType> kReal = {at::kByte,        at::kChar,     at::
                                            at::kHalf,        at::kBFloat16, at::kFloat, at::kDouble, at::kFloat8_e4m3fn,
                                            at::kFloat8_e5m2, at::kUInt16,   at::kUInt32};
 
-DeviceMesh line() { return init_device_mesh(tessera::testing::device_name(), {world()->size()}, {"tp"}, world()); }
+DeviceMesh line() { return init_device_mesh(device_name(), {world()->size()}, {"tp"}, world()); }
 
 // Returns what a rank holds: small whole numbers, different on every rank, exact in every dtype.
 at::Tensor held(int64_t rank, at::ScalarType dtype, at::IntArrayRef shape = {2, 3}) {
   int64_t count = 1;
   for (const int64_t size : shape) count *= size;
-  return ((at::arange(count, at::kLong) * (rank + 1) + rank) % 4).reshape(shape).to(dtype);
+  return ((at::arange(count, on(at::kLong)) * (rank + 1) + rank) % 4).reshape(shape).to(dtype);
 }
 
 // Compares bytes, so that every dtype can be compared.
@@ -70,7 +74,7 @@ TESSERA_RANKS_TEST_CASE("all_gather brings every rank's tensor, of every dtype",
   // Large tensors are gathered by another algorithm.
   const at::Tensor large = all_gather(held(world()->rank(), at::kInt, {100000}), mesh, 0);
   for (int64_t rank = 0; rank < world()->size(); ++rank) CHECK(same(large[rank], held(rank, at::kInt, {100000})));
-  CHECK(all_gather(at::scalar_tensor(world()->rank(), at::kLong), mesh, -1).sum().item<int64_t>() ==
+  CHECK(all_gather(at::scalar_tensor(world()->rank(), on(at::kLong)), mesh, -1).sum().item<int64_t>() ==
         world()->size() * (world()->size() - 1) / 2);
 }
 
@@ -92,11 +96,11 @@ TESSERA_RANKS_TEST_CASE("all_reduce and reduce_scatter agree with the reduction 
 TESSERA_RANKS_TEST_CASE("bool and complex are reduced where that means something", {2, 3}) {
   const DeviceMesh mesh = line();
   const int64_t n = world()->size();
-  const at::Tensor mine = at::arange(3) == world()->rank();
-  CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kMax), at::arange(3) < n));
-  CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kMin), at::zeros({3}, at::kBool)));
-  CHECK(same(reduce_scatter(at::ones({n, 2}, at::kBool), mesh, 0, ReduceOp::kMin), at::ones({2}, at::kBool)));
-  const at::Tensor z = at::complex(at::full({2}, 1.0, at::kDouble), at::full({2}, 1.0, at::kDouble));
+  const at::Tensor mine = at::arange(3, on(at::kLong)) == world()->rank();
+  CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kMax), at::arange(3, on(at::kLong)) < n));
+  CHECK(same(all_reduce(mine, mesh, 0, ReduceOp::kMin), at::zeros({3}, on(at::kBool))));
+  CHECK(same(reduce_scatter(at::ones({n, 2}, on(at::kBool)), mesh, 0, ReduceOp::kMin), at::ones({2}, on(at::kBool))));
+  const at::Tensor z = at::complex(at::full({2}, 1.0, on(at::kDouble)), at::full({2}, 1.0, on(at::kDouble)));
   const at::Tensor total = z * static_cast<double>(n);
   CHECK(same(all_reduce(z, mesh, 0, ReduceOp::kSum), total));
   CHECK(same(all_reduce(z, mesh, 0, ReduceOp::kAvg), z));
@@ -112,9 +116,9 @@ TESSERA_RANKS_TEST_CASE("max and min keep a NaN of any sign on any rank, infinit
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
     CAPTURE(c10::toString(dtype));
     const at::Tensor first =
-        at::tensor({nan, 1.0, -1.0, -infinity, -0.0, 3.0, -nan, 1e-3, -2.0}, at::kDouble).to(dtype);
+        at::tensor({nan, 1.0, -1.0, -infinity, -0.0, 3.0, -nan, 1e-3, -2.0}, on(at::kDouble)).to(dtype);
     const at::Tensor others =
-        at::tensor({1.0, nan, -nan, infinity, -0.0, -4.0, -infinity, -1e-3, -5.0}, at::kDouble).to(dtype);
+        at::tensor({1.0, nan, -nan, infinity, -0.0, -4.0, -infinity, -1e-3, -5.0}, on(at::kDouble)).to(dtype);
     const at::Tensor mine = world()->rank() == 0 ? first : others;
     const at::Tensor rows = at::stack({first, others});
     for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
@@ -129,7 +133,7 @@ TESSERA_RANKS_TEST_CASE("max and min keep a NaN of any sign on any rank, infinit
 }
 
 TESSERA_RANKS_TEST_CASE("small integers wrap as in one process", {2}) {
-  const at::Tensor big = at::full({2}, 100, at::kChar);
+  const at::Tensor big = at::full({2}, 100, on(at::kChar));
   CHECK(same(all_reduce(big, line(), 0, ReduceOp::kSum), big + big));
 }
 
@@ -148,8 +152,8 @@ TESSERA_RANKS_TEST_CASE("all_to_all moves uneven pieces, empty ones too", {1, 2,
     for (int64_t other = 0; other < n; ++other) {
       send.push_back(count(me, other));
       receive.push_back(count(other, me));
-      pieces.push_back(at::full({send.back()}, 10 * me + other, at::kLong));
-      expected.push_back(at::full({receive.back()}, 10 * other + me, at::kLong));
+      pieces.push_back(at::full({send.back()}, 10 * me + other, on(at::kLong)));
+      expected.push_back(at::full({receive.back()}, 10 * other + me, on(at::kLong)));
     }
     const at::Tensor got = all_to_all(at::cat(pieces).to(dtype), send, receive, mesh, 0);
     CHECK(same(got, at::cat(expected).to(dtype)));
@@ -162,8 +166,8 @@ TESSERA_RANKS_TEST_CASE("a rank that neither sends nor receives takes part in an
   const std::vector<int64_t> counts = me == 1   ? std::vector<int64_t>{0, 0, 0}
                                       : me == 0 ? std::vector<int64_t>{0, 0, 4}
                                                 : std::vector<int64_t>{4, 0, 0};
-  const at::Tensor got = all_to_all(at::full({me == 1 ? 0 : 4}, me, at::kFloat), counts, counts, line(), 0);
-  CHECK(same(got, me == 1 ? at::empty({0}) : at::full({4}, 2 - me, at::kFloat)));
+  const at::Tensor got = all_to_all(at::full({me == 1 ? 0 : 4}, me, on(at::kFloat)), counts, counts, line(), 0);
+  CHECK(same(got, me == 1 ? at::empty({0}, on(at::kFloat)) : at::full({4}, 2 - me, on(at::kFloat))));
 }
 
 TESSERA_RANKS_TEST_CASE("broadcast and scatter bring the source's values, from every source", {1, 2, 3}) {
@@ -175,7 +179,7 @@ TESSERA_RANKS_TEST_CASE("broadcast and scatter bring the source's values, from e
       CAPTURE(c10::toString(dtype));
       CHECK(same(broadcast(held(me, dtype), mesh, 0, source), held(source, dtype)));
       const at::Tensor rows = me == source ? held(source, dtype, {n, 2, 2}) : at::Tensor();
-      CHECK(same(scatter(rows, at::empty({2, 2}, dtype), mesh, 0, source), held(source, dtype, {n, 2, 2})[me]));
+      CHECK(same(scatter(rows, at::empty({2, 2}, on(dtype)), mesh, 0, source), held(source, dtype, {n, 2, 2})[me]));
     }
   }
   barrier(mesh, 0);
@@ -185,33 +189,34 @@ TESSERA_RANKS_TEST_CASE("any strides and lazy conjugates go in, contiguous tenso
                         {2}) {
   const DeviceMesh mesh = line();
   const int64_t me = world()->rank();
-  const at::Tensor base = at::arange(12, at::kDouble).reshape({3, 4}) + me;
+  const at::Tensor base = at::arange(12, on(at::kDouble)).reshape({3, 4}) + me;
   const at::Tensor turned = base.t();
   const at::Tensor before = turned.clone();
   const at::Tensor sum = all_reduce(turned, mesh, 0, ReduceOp::kSum);
   CHECK(sum.is_contiguous());
-  CHECK(same(sum, (at::arange(12, at::kDouble).reshape({3, 4}) * 2 + 1).t()));
+  CHECK(same(sum, (at::arange(12, on(at::kDouble)).reshape({3, 4}) * 2 + 1).t()));
   CHECK(same(all_gather(turned, mesh, 0)[1 - me], (base - me + (1 - me)).t()));
   CHECK(same(broadcast(turned, mesh, 0, 1), (base - me + 1).t()));
   CHECK(same(turned, before));
-  const at::Tensor z = at::complex(at::ones({2}), at::full({2}, float(me + 1)));
-  CHECK(same(all_gather(z.conj(), mesh, 0)[1], at::complex(at::ones({2}), at::full({2}, -2.f))));
+  const at::Tensor z = at::complex(at::ones({2}, on(at::kFloat)), at::full({2}, float(me + 1), on(at::kFloat)));
+  CHECK(same(all_gather(z.conj(), mesh, 0)[1],
+             at::complex(at::ones({2}, on(at::kFloat)), at::full({2}, -2.f, on(at::kFloat)))));
 }
 
 TESSERA_RANKS_TEST_CASE("no gradient passes a collective, and inference mode is fine", {2}) {
   const DeviceMesh mesh = line();
-  at::Tensor input = at::ones({2});
+  at::Tensor input = at::ones({2}, on(at::kFloat));
   input.requires_grad_(true);
   CHECK_FALSE(all_reduce(input * 2, mesh, 0, ReduceOp::kSum).requires_grad());
   CHECK_FALSE(all_gather(input, mesh, 0).requires_grad());
   const c10::InferenceMode inference;
-  CHECK(all_reduce(at::ones({2}), mesh, 0, ReduceOp::kSum).sum().item<float>() == 4);
-  CHECK(reduce_scatter(at::ones({2, 2}), mesh, 0, ReduceOp::kAvg).sum().item<float>() == 2);
+  CHECK(all_reduce(at::ones({2}, on(at::kFloat)), mesh, 0, ReduceOp::kSum).sum().item<float>() == 4);
+  CHECK(reduce_scatter(at::ones({2, 2}, on(at::kFloat)), mesh, 0, ReduceOp::kAvg).sum().item<float>() == 2);
 }
 
 TESSERA_RANKS_TEST_CASE("each mesh dimension has its own groups, and a slice shares them", {4}) {
-  const DeviceMesh mesh = init_device_mesh(tessera::testing::device_name(), {2, 2}, {"dp", "tp"}, world());
-  const at::Tensor mine = at::full({1}, world()->rank(), at::kLong);
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
+  const at::Tensor mine = at::full({1}, world()->rank(), on(at::kLong));
   const int64_t d = mesh.local_rank("dp");
   const int64_t t = mesh.local_rank("tp");
   CHECK(all_reduce(mine, mesh, 0, ReduceOp::kSum).item<int64_t>() == t + (t + 2));
@@ -224,8 +229,8 @@ TESSERA_RANKS_TEST_CASE("each mesh dimension has its own groups, and a slice sha
 }
 
 TESSERA_RANKS_TEST_CASE("a mesh over a part of the world, in any order of ranks", {4}) {
-  const DeviceMesh mesh(world(), c10::kCPU, Mesh({3}, {"tp"}, {3, 0, 2}));
-  const at::Tensor mine = at::full({1}, world()->rank(), at::kLong);
+  const DeviceMesh mesh(world(), device().type(), Mesh({3}, {"tp"}, {3, 0, 2}));
+  const at::Tensor mine = at::full({1}, world()->rank(), on(at::kLong));
   if (world()->rank() == 1) {
     CHECK_FALSE(mesh.is_member());
     check_refused([&] { all_reduce(mine, mesh, 0, ReduceOp::kSum); },
@@ -234,21 +239,21 @@ TESSERA_RANKS_TEST_CASE("a mesh over a part of the world, in any order of ranks"
     check_refused([&] { mesh.group(0); }, "rank 1 is outside mesh");
     return;
   }
-  CHECK(same(all_gather(mine, mesh, 0).flatten(), at::tensor({3, 0, 2}, at::kLong)));
+  CHECK(same(all_gather(mine, mesh, 0).flatten(), at::tensor({3, 0, 2}, on(at::kLong))));
   CHECK(broadcast(mine, mesh, 0, 0).item<int64_t>() == 3);
 }
 
 TESSERA_RANKS_TEST_CASE("collectives are counted by kind, mesh dimension, operator and path", {4}) {
-  const DeviceMesh mesh = init_device_mesh(tessera::testing::device_name(), {2, 2}, {"dp", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
   CommCounter counter(mesh);
   const std::string path = "layers.0.w2.weight";
   {
     const World::Scope scope(*world(), "aten::mm", &path);
-    all_reduce(at::ones({8}), mesh, 1, ReduceOp::kSum);
-    all_reduce(at::ones({8}), mesh, 1, ReduceOp::kSum);
+    all_reduce(at::ones({8}, on(at::kFloat)), mesh, 1, ReduceOp::kSum);
+    all_reduce(at::ones({8}, on(at::kFloat)), mesh, 1, ReduceOp::kSum);
   }
-  all_gather(at::ones({2}, at::kDouble), mesh, 0);
-  reduce_scatter(at::ones({2, 3}), mesh, 0, ReduceOp::kSum);
+  all_gather(at::ones({2}, on(at::kDouble)), mesh, 0);
+  reduce_scatter(at::ones({2, 3}, on(at::kFloat)), mesh, 0, ReduceOp::kSum);
   barrier(mesh, 0);
   CHECK(counter.total() == 5);
   CHECK(counter.count("all_reduce") == 2);
@@ -271,17 +276,17 @@ TESSERA_RANKS_TEST_CASE("one rank and empty tensors communicate nothing, and are
   const DeviceMesh mesh = line();
   const int64_t n = world()->size();
   CommCounter counter(mesh);
-  CHECK(all_gather(at::empty({0, 3}), mesh, 0).sizes() == at::IntArrayRef({n, 0, 3}));
-  CHECK(same(all_reduce(at::empty({0, 3}, at::kHalf), mesh, 0, ReduceOp::kSum), at::empty({0, 3}, at::kHalf)));
-  CHECK(reduce_scatter(at::empty({n, 0}), mesh, 0, ReduceOp::kMax).sizes() == at::IntArrayRef({0}));
-  CHECK(broadcast(at::empty({0}), mesh, 0, 0).numel() == 0);
-  CHECK(scatter(at::empty({n, 0}), at::empty({0}), mesh, 0, 0).numel() == 0);
+  CHECK(all_gather(at::empty({0, 3}, on(at::kFloat)), mesh, 0).sizes() == at::IntArrayRef({n, 0, 3}));
+  CHECK(same(all_reduce(at::empty({0, 3}, on(at::kHalf)), mesh, 0, ReduceOp::kSum), at::empty({0, 3}, on(at::kHalf))));
+  CHECK(reduce_scatter(at::empty({n, 0}, on(at::kFloat)), mesh, 0, ReduceOp::kMax).sizes() == at::IntArrayRef({0}));
+  CHECK(broadcast(at::empty({0}, on(at::kFloat)), mesh, 0, 0).numel() == 0);
+  CHECK(scatter(at::empty({n, 0}, on(at::kFloat)), at::empty({0}, on(at::kFloat)), mesh, 0, 0).numel() == 0);
   CHECK(counter.total() == 0);
-  check_refused([&] { all_reduce(at::empty({0}, at::kInt), mesh, 0, ReduceOp::kAvg); },
+  check_refused([&] { all_reduce(at::empty({0}, on(at::kInt)), mesh, 0, ReduceOp::kAvg); },
                 "all_reduce: avg of Int is not defined");
   if (n > 1) return;
-  CHECK(same(all_to_all(at::arange(3), {3}, {3}, mesh, 0), at::arange(3)));
-  CHECK(same(reduce_scatter(at::ones({1, 2}), mesh, 0, ReduceOp::kAvg), at::ones({2})));
+  CHECK(same(all_to_all(at::arange(3, on(at::kLong)), {3}, {3}, mesh, 0), at::arange(3, on(at::kLong))));
+  CHECK(same(reduce_scatter(at::ones({1, 2}, on(at::kFloat)), mesh, 0, ReduceOp::kAvg), at::ones({2}, on(at::kFloat))));
   barrier(mesh, 0);
   CHECK(counter.total() == 0);
   CHECK(mesh.group(0) == mesh.group(0));
@@ -291,9 +296,10 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
   const DeviceMesh mesh = line();
   const int64_t n = world()->size();
   CommCounter counter(mesh);
-  const at::Tensor x = at::ones({3});
+  const at::Tensor x = at::ones({3}, on(at::kFloat));
   check_refused([&] { all_gather(at::Tensor(), mesh, 0); }, "all_gather: the tensor is undefined");
-  check_refused([&] { all_gather(x.to_sparse(), mesh, 0); }, "all_gather: a sparse tensor on cpu cannot be sent");
+  check_refused([&] { all_gather(x.to_sparse(), mesh, 0); },
+                fmt::format("all_gather: a sparse tensor on {} cannot be sent", x.device().str()));
   check_refused([&] { all_gather(x.to(at::kMeta), mesh, 0); }, "dense tensor on meta cannot be sent on mesh {tp: ");
   // This tensor is made as a DTensor is.
   at::Tensor bare(c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3),
@@ -316,25 +322,27 @@ TESSERA_RANKS_TEST_CASE("bad arguments are refused on every rank, before anythin
   check_refused([&] { all_reduce(x.to(at::kUInt64), mesh, 0, ReduceOp::kSum); }, "sum of UInt64 is not defined");
   check_refused(
       [&] {
-        reduce_scatter(at::ones({n + 1, 2}), mesh, 0, ReduceOp::kSum);
+        reduce_scatter(at::ones({n + 1, 2}, on(at::kFloat)), mesh, 0, ReduceOp::kSum);
       },
       "rows, one for each rank of mesh dimension tp");
-  check_refused([&] { reduce_scatter(at::scalar_tensor(1), mesh, 0, ReduceOp::kSum); },
+  check_refused([&] { reduce_scatter(at::scalar_tensor(1, on(at::kFloat)), mesh, 0, ReduceOp::kSum); },
                 "reduce_scatter: input of shape () needs");
   check_refused([&] { broadcast(x, mesh, 0, n); }, "pass the coordinate there, not the global rank");
   check_refused([&] { broadcast(x, mesh, 0, -1); }, "broadcast: source -1 is outside [0, ");
   check_refused([&] { scatter(x, x, mesh, 0, n); }, "scatter: source");
   const std::vector<int64_t> ones(static_cast<std::size_t>(n), 1);
-  check_refused([&] { all_to_all(at::ones({n + 1}), ones, ones, mesh, 0); }, "all_to_all: input of shape");
+  check_refused([&] { all_to_all(at::ones({n + 1}, on(at::kFloat)), ones, ones, mesh, 0); },
+                "all_to_all: input of shape");
   check_refused(
       [&] {
-        all_to_all(at::ones({1, n}), ones, ones, mesh, 0);
+        all_to_all(at::ones({1, n}, on(at::kFloat)), ones, ones, mesh, 0);
       },
       "a 1-D input whose size is the sum of the send counts");
-  check_refused([&] { all_to_all(at::ones({1}), {1, 0, 0}, ones, mesh, 0); }, "send counts [1, 0, 0]");
-  check_refused([&] { all_to_all(at::ones({n}), ones, std::vector<int64_t>(ones.size(), -1), mesh, 0); },
-                "receive counts [-1");
-  check_refused([&] { permute(at::ones({n + 1}), ones, ones, mesh, 0); }, "permute: input of shape");
+  check_refused([&] { all_to_all(at::ones({1}, on(at::kFloat)), {1, 0, 0}, ones, mesh, 0); }, "send counts [1, 0, 0]");
+  check_refused(
+      [&] { all_to_all(at::ones({n}, on(at::kFloat)), ones, std::vector<int64_t>(ones.size(), -1), mesh, 0); },
+      "receive counts [-1");
+  check_refused([&] { permute(at::ones({n + 1}, on(at::kFloat)), ones, ones, mesh, 0); }, "permute: input of shape");
   CHECK(counter.total() == 0);
 }
 
@@ -344,7 +352,7 @@ TESSERA_RANKS_TEST_CASE(
   const int64_t n = world()->size();
   const CommCounter counter(mesh);
   const std::vector<int64_t> ones(static_cast<std::size_t>(n), 1), none(static_cast<std::size_t>(n), -1);
-  const at::Tensor x = at::ones({2});
+  const at::Tensor x = at::ones({2}, on(at::kFloat));
   const std::string for_ranks = fmt::format(" for {} ranks on mesh dimension tp; give each one of at least 0", n);
   check_refused([&] { all_gather(x, {1, 1, 1}, mesh, 0); }, "all_gather: counts [1, 1, 1]" + for_ranks);
   check_refused([&] { all_gather(x, none, mesh, 0); }, for_ranks);
@@ -355,22 +363,22 @@ TESSERA_RANKS_TEST_CASE(
         reduce_scatter(x, {1, 1, 1}, mesh, 0, ReduceOp::kSum);
       },
       "reduce_scatter: counts [1, 1, 1]" + for_ranks);
-  check_refused([&] { reduce_scatter(at::ones({n + 1}), ones, mesh, 0, ReduceOp::kSum); },
+  check_refused([&] { reduce_scatter(at::ones({n + 1}, on(at::kFloat)), ones, mesh, 0, ReduceOp::kSum); },
                 fmt::format("add up to {}; pass it flat", n));
   check_refused(
       [&] {
-        reduce_scatter(at::ones({1, n}), ones, mesh, 0, ReduceOp::kSum);
+        reduce_scatter(at::ones({1, n}, on(at::kFloat)), ones, mesh, 0, ReduceOp::kSum);
       },
       fmt::format("reduce_scatter: input of shape (1, {}) where counts", n));
   CHECK(counter.total() == 0);
 }
 
 TESSERA_RANKS_TEST_CASE("collectives go over merged mesh dimensions in their order, under their name", {4}) {
-  const DeviceMesh mesh = init_device_mesh(tessera::testing::device_name(), {2, 2}, {"dp", "tp"}, world());
+  const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2}, {"dp", "tp"}, world());
   const CommCounter counter(mesh);
-  const at::Tensor mine = at::scalar_tensor(world()->rank(), at::kLong);
-  CHECK(at::equal(all_gather(mine, mesh.merged({0, 1}), 0), at::tensor({0, 1, 2, 3}, at::kLong)));
-  CHECK(at::equal(all_gather(mine, mesh.merged({1, 0}), 0), at::tensor({0, 2, 1, 3}, at::kLong)));
+  const at::Tensor mine = at::scalar_tensor(world()->rank(), on(at::kLong));
+  CHECK(at::equal(all_gather(mine, mesh.merged({0, 1}), 0), at::tensor({0, 1, 2, 3}, on(at::kLong))));
+  CHECK(at::equal(all_gather(mine, mesh.merged({1, 0}), 0), at::tensor({0, 2, 1, 3}, on(at::kLong))));
   CHECK(all_reduce(mine, mesh.merged({0, 1}), 0, ReduceOp::kSum).item<int64_t>() == 6);
   CHECK(counter.count_on("dp+tp") == 2);
   CHECK(counter.count_on("tp+dp") == 1);
