@@ -2,6 +2,7 @@
 // a mesh of one rank, beside the same module as it is. What a plan costs where nothing is communicated is the CPU's
 // time to queue the work, and whatever waits for the GPU.
 
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -26,12 +27,13 @@ using Block = tessera::bench::BlockOf<torch::nn::Linear, torch::nn::Linear>;
 // One side: a block, its optimizer and its input.
 struct Side {
   std::shared_ptr<Block> block;
+  std::function<at::Tensor(const at::Tensor&)> forward;
   std::unique_ptr<torch::optim::AdamW> optimizer;
   at::Tensor x;
 
   void step() const {
     optimizer->zero_grad();
-    block->forward(x).square().mean().backward();
+    forward(x).square().mean().backward();
     optimizer->step();
   }
 };
@@ -45,13 +47,16 @@ std::shared_ptr<Block> make_block(const BlockSize& size, const at::TensorOptions
 }
 
 Side make_side(const BlockSize& size, const at::TensorOptions& options, const tessera::DeviceMesh* mesh) {
-  Side side{.block = make_block(size, options), .optimizer = nullptr, .x = {}};
-  if (mesh != nullptr) {
-    tessera::parallelize_module(side.block, *mesh,
-                                {{"qkv", tessera::ColwiseParallel()},
-                                 {"out", tessera::RowwiseParallel()},
-                                 {"up", tessera::ColwiseParallel()},
-                                 {"down", tessera::RowwiseParallel()}});
+  Side side{.block = make_block(size, options), .forward = {}, .optimizer = nullptr, .x = {}};
+  if (mesh == nullptr) {
+    side.forward = [block = side.block](const at::Tensor& x) { return block->forward(x); };
+  } else {
+    auto parallel = tessera::parallelize_module(side.block, *mesh,
+                                                {{"qkv", tessera::ColwiseParallel()},
+                                                 {"out", tessera::RowwiseParallel()},
+                                                 {"up", tessera::ColwiseParallel()},
+                                                 {"down", tessera::RowwiseParallel()}});
+    side.forward = [parallel](const at::Tensor& x) mutable { return parallel(x); };
   }
   side.optimizer = std::make_unique<torch::optim::AdamW>(side.block->parameters());
   side.x = tessera::bench::numbers({size.sequence, size.batch, size.hidden}, 1, 1).to(options);

@@ -16,7 +16,6 @@
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -152,9 +151,11 @@ at::Tensor over_each_mesh(at::Tensor values, const std::vector<DeviceMesh>& mesh
       for (std::size_t j = 0; j < meshes.size(); ++j) {
         if (groups[j].contains(ranks)) together.push_back(static_cast<int64_t>(j));
       }
-      const at::Tensor index = at::tensor(together, at::kLong).to(values.device());
-      const at::Tensor sums = reduced(values.index_select(0, index), meshes[i], dim, norm_type);
-      values = values.index_copy(0, index, sums.to(values.device()));
+      // A list of indices would be copied from the host's memory, for which a GPU's stream waits.
+      std::vector<at::Tensor> rows;
+      for (const int64_t row : together) rows.push_back(values.select(0, row));
+      const at::Tensor sums = reduced(at::stack(rows), meshes[i], dim, norm_type).to(values.device());
+      for (std::size_t k = 0; k < rows.size(); ++k) rows[k].copy_(sums[static_cast<int64_t>(k)]);
     }
   }
   return values;
@@ -177,13 +178,13 @@ at::Tensor shared_values(at::Tensor values, const std::vector<DeviceMesh>& meshe
   return values;
 }
 
-double norm_of(const detail::LocalGradients& all, double norm_type, const std::optional<DeviceMesh>& stages) {
+// Returns the norm as a number of float64 on the device of the gradients.
+at::Tensor norm_of(const detail::LocalGradients& all, double norm_type, const std::optional<DeviceMesh>& stages) {
   const std::vector<std::vector<bool>> cut = dims_that_cut(all);
   const at::Tensor values = over_each_mesh(local_values(all, cut, norm_type), all.meshes, cut, norm_type);
   at::Tensor total = combined(shared_values(values, all.meshes), norm_type);
   for (int64_t dim = 0; stages && dim < stages->ndim(); ++dim) total = reduced(total, *stages, dim, norm_type);
-  const double sum = total.item<double>();
-  return norm_type == kInfinity ? sum : std::pow(sum, 1 / norm_type);
+  return norm_type == kInfinity ? total : total.pow(1 / norm_type);
 }
 
 void check_arguments(double max_norm, double norm_type, const std::optional<DeviceMesh>& stages) {
@@ -200,10 +201,18 @@ void check_arguments(double max_norm, double norm_type, const std::optional<Devi
   }
 }
 
-void scale(const detail::LocalGradients& all, double factor) {
+std::vector<at::Tensor> pieces_of(const detail::LocalGradients& all) {
   std::vector<at::Tensor> pieces;
   for (const detail::LocalGradient& each : all.gradients) pieces.push_back(each.piece);
-  if (!pieces.empty()) at::_foreach_mul_(pieces, factor);
+  return pieces;
+}
+
+// Runs `body`, whose collectives are charged to clip_grad_norm_.
+template <class Body>
+auto in_scope(const detail::LocalGradients& all, const std::optional<DeviceMesh>& stages, const Body& body) {
+  std::optional<World::Scope> scope;
+  if (stages || !all.meshes.empty()) scope.emplace(stages ? stages->world() : all.meshes.front().world(), kOp);
+  return body();
 }
 
 }  // namespace
@@ -214,16 +223,27 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
   const at::NoGradGuard no_grad;
   const detail::NotDeferred own_tensors;
   const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
-  std::optional<World::Scope> scope;
-  if (stages || !all.meshes.empty()) scope.emplace(stages ? stages->world() : all.meshes.front().world(), kOp);
-  const double norm = norm_of(all, norm_type, stages);
+  const double norm = in_scope(all, stages, [&] { return norm_of(all, norm_type, stages).item<double>(); });
   if (error_if_nonfinite && !std::isfinite(norm)) {
     throw std::runtime_error(fmt::format(
         "{}: the norm of order {} of all gradients is {}; without error_if_nonfinite they are scaled nevertheless", kOp,
         norm_type, norm));
   }
   const double factor = max_norm / (norm + 1e-6);  // 1e-6 as in LibTorch
-  if (!(factor >= 1)) scale(all, factor);          // a factor of NaN scales
+  const std::vector<at::Tensor> pieces = pieces_of(all);
+  if (!(factor >= 1) && !pieces.empty()) at::_foreach_mul_(pieces, factor);  // a factor of NaN scales
+  return norm;
+}
+
+at::Tensor clip_grad_norm_on_device_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
+                                     const std::optional<DeviceMesh>& stages) {
+  check_arguments(max_norm, norm_type, stages);
+  const at::NoGradGuard no_grad;
+  const detail::NotDeferred own_tensors;
+  const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
+  const at::Tensor norm = in_scope(all, stages, [&] { return norm_of(all, norm_type, stages); });
+  const std::vector<at::Tensor> pieces = pieces_of(all);
+  if (!pieces.empty()) at::_foreach_mul_(pieces, (max_norm / (norm + 1e-6)).clamp_max(1));
   return norm;
 }
 

@@ -37,4 +37,9 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
 double clip_grad_norm_(const at::Tensor& parameter, double max_norm, double norm_type = 2.0,
                        bool error_if_nonfinite = false, const std::optional<DeviceMesh>& stages = std::nullopt);
 
+// Does the same, and waits for nothing: the norm is a number of float64 on the device of the gradients, and scales them
+// there. A norm that is not finite makes them 0 or not finite.
+at::Tensor clip_grad_norm_on_device_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0,
+                                     const std::optional<DeviceMesh>& stages = std::nullopt);
+
 }  // namespace tessera

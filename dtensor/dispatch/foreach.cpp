@@ -143,6 +143,16 @@ at::Tensor wrap_like(const at::Tensor& local, const TensorArg& first) {
       local, intern_spec(spec.mesh, without_partial(spec.placements), spec.sizes, spec.strides, local.scalar_type()));
 }
 
+// Wraps a result that belongs to `entry` of a later list, such as a count of steps: it is laid out as the first list's
+// tensor where it has its sizes, else it is whole.
+at::Tensor wrap_of(const at::Tensor& local, const TensorArg& entry, const TensorArg& first) {
+  if (entry.tensor->sizes() == first.tensor->sizes()) return wrap_like(local, first);
+  const Spec& spec = *first.spec;
+  const Placements whole(spec.placements.size(), Replicate());
+  return detail::wrap(local,
+                      intern_spec(spec.mesh, whole, local.sizes().vec(), local.strides().vec(), local.scalar_type()));
+}
+
 }  // namespace
 
 bool run_foreach(const Call& call) {
@@ -161,12 +171,15 @@ bool run_foreach(const Call& call) {
   for (const TensorArg& entry : call.tensors) {
     if (call.writes(entry) && detail::is_dtensor(*entry.tensor)) detail::meta(*entry.tensor).count_write();
   }
-  for (at::IValue& value : local) {
+  for (std::size_t r = 0; r < local.size(); ++r) {
     c10::List<at::Tensor> wrapped;
+    const List& list = lists[std::min(r, lists.size() - 1)];  // results in several lists are those of the arguments
     std::size_t k = 0;
-    for (const at::Tensor& t : value.toTensorVector())
-      wrapped.push_back(wrap_like(t, call.tensors[lists[0].begin + k++]));
-    value = std::move(wrapped);
+    for (const at::Tensor& t : local[r].toTensorVector()) {
+      wrapped.push_back(wrap_of(t, call.tensors[list.begin + k], call.tensors[lists[0].begin + k]));
+      ++k;
+    }
+    local[r] = std::move(wrapped);
   }
   call.stack.resize(call.base);
   for (at::IValue& value : local) call.stack.push_back(std::move(value));

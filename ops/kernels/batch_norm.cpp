@@ -4,6 +4,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mean.h>
 #include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/native_batch_norm_backward.h>
@@ -152,6 +153,16 @@ bool backward(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
+// A batch norm by given statistics on a GPU, whose kernel refuses a piece without elements.
+void norm_by_statistics(const LocalCall& call, Stack& stack) {
+  const at::Tensor input = stack[0].toTensor();
+  if (input.numel() > 0) return call.op.callBoxed(stack);
+  const std::size_t mean = static_cast<std::size_t>(argument(call.op, "running_mean"));
+  const double eps = stack[static_cast<std::size_t>(argument(call.op, "eps"))].toDouble();
+  const at::Tensor variance = as_precise(stack[mean + 1].toTensor());
+  stack.assign({at::empty_like(input), as_precise(stack[mean].toTensor()).clone(), at::rsqrt(variance + eps)});
+}
+
 // LibTorch picks a kernel here; we always pick the one above, on GPUs too.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, int64_t> choose(
     const at::Tensor& input, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
@@ -205,6 +216,7 @@ bool backward_without_training_argument(const c10::OperatorHandle& op, Stack& st
     register_decomposition(name, without_training_argument);
   }
   register_decomposition("batch_norm_backward", backward_without_training_argument);
+  register_local_kernel("norm_by_statistics", norm_by_statistics);
   return true;
 }();
 

@@ -6,8 +6,11 @@
 #include <string>
 #include <tuple>
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_ctc_loss.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ctc_loss.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/logical_and.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
@@ -70,7 +73,7 @@ void with_own_tensors(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
-constexpr std::array kWithOwnTensors = {"combinations", "ctc_loss.IntList"};
+constexpr std::array kWithOwnTensors = {"combinations"};
 
 // ---- operators that write into plain tensors that they make: they run on whole tensors, and every rank has the
 // result. They are differentiable.
@@ -138,6 +141,20 @@ at::Tensor ctc_loss(const at::Tensor& log_probs, const at::Tensor& targets, cons
                       zero_infinity);
 }
 
+// LibTorch's composite moves the targets to the CPU to ask whether cuDNN can take them. This is what it computes
+// elsewhere.
+at::Tensor ctc_loss_of_numbers(const at::Tensor& log_probs, const at::Tensor& targets, at::IntArrayRef input_lengths,
+                               at::IntArrayRef target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
+  const auto plain = [](const at::Tensor& t) { return t.dim() > 0 && !is_dtensor(t); };
+  const ImplicitReplication own((!plain(log_probs) && !plain(targets)) || ImplicitReplication::enabled());
+  at::Tensor loss =
+      std::get<0>(at::_ctc_loss(log_probs, targets.to(at::kLong), input_lengths, target_lengths, blank, zero_infinity));
+  if (zero_infinity) loss = loss.masked_fill(loss.isinf(), 0);
+  if (reduction == at::Reduction::Sum) return loss.sum();
+  if (reduction != at::Reduction::Mean) return loss;
+  return (loss / at::tensor(target_lengths, loss.options()).clamp_min(1)).mean();
+}
+
 // ---- an operator that writes a view by the strides of one process's memory
 
 // Returns the positions along dimension `d`, with as many dimensions as `t` and cut as `t` is.
@@ -172,6 +189,7 @@ void register_composites(torch::Library& m) {
   for (const char* name : kOnWhole) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_whole>());
   m.impl("max_pool1d", max_pool1d);
   m.impl("tensor_split.tensor_indices_or_sections", tensor_split);
+  m.impl("ctc_loss.IntList", ctc_loss_of_numbers);
   m.impl("ctc_loss.Tensor", ctc_loss);
   m.impl("fill_diagonal_", fill_diagonal_);
 }

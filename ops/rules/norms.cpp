@@ -138,6 +138,7 @@ OpRule batch_norm(const OpCall& call) {
       if (empty) strategy.outputs[k] = Replicate();
     }
   }
+  if (!empty) rule.kernel = "norm_by_statistics";
   const TensorInfo buffer{.sizes = {empty ? 0 : call.inputs[0].sizes[1]}, .dtype = statistics_type(call)};
   rule.outputs = {call.inputs[0], buffer, buffer};
   return rule;

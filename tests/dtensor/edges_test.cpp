@@ -69,7 +69,9 @@ TESSERA_RANKS_TEST_CASE("attention under a mask, causal too, where a rank has no
     const auto cut = [&](const at::Tensor& t) { return spread(t, mesh, {placement}); };
     for (const at::Tensor& mask : {sample({5, 5}, 3), sample({2, 1, 1, 5}, 3), truths}) {
       const at::Tensor d = spread(mask, mesh, {R});
-      CHECK(close(full_tensor(attend(cut(q), cut(k), cut(v), d, true)), attend(q, k, v, mask, true)));
+      // On a GPU LibTorch takes no mask beside a causal one.
+      const at::Tensor want = on_device(attend(q.cpu(), k.cpu(), v.cpu(), mask.cpu(), true));
+      CHECK(close(full_tensor(attend(cut(q), cut(k), cut(v), d, true)), want));
       if (!mask.is_floating_point()) continue;
       const at::Tensor leaf = mask.detach().clone().requires_grad_(true),
                        d_leaf = d.detach().clone().requires_grad_(true);

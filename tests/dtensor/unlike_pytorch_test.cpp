@@ -12,6 +12,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/tests/dtensor/values.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/placement/short_names.h"
 
@@ -83,7 +84,7 @@ TESSERA_RANKS_TEST_CASE("V6: Partial and Replicate of int64 add up to int64, exa
 TESSERA_RANKS_TEST_CASE("V8: nine elements as _StridedShard(0, 2) on four ranks are scattered, uneven as they are",
                         {4}) {
   const DeviceMesh mesh = line();
-  const at::Tensor whole = at::arange(9);
+  const at::Tensor whole = at::arange(9, on(at::kLong));
   const std::vector<at::Tensor> parts = strided_parts(whole, 2, 4);
   const Placement strided = interval_shard(parts);
   CHECK(to_string(strided) == "IS(0,0-2+5-6,2-4+6-7,4-5+7-8,8-9)");
@@ -101,7 +102,7 @@ TESSERA_RANKS_TEST_CASE(
     "other",
     {4}) {
   const DeviceMesh mesh = mesh_over({2, 2});
-  const at::Tensor whole = at::arange(9);
+  const at::Tensor whole = at::arange(9, on(at::kLong));
   const Placements placements = {S0.ordered(1), S0};
   const at::Tensor half = chunks_of(whole, 2)[static_cast<std::size_t>(mesh.local_rank(1))];
   const at::Tensor mine = chunks_of(half, 2)[static_cast<std::size_t>(mesh.local_rank(0))];

@@ -6,8 +6,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <doctest/doctest.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/embedding.h>
@@ -70,7 +70,7 @@ TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in the tenth step of a block'
     enter("backward");
     loss.backward();
     enter("clipping");
-    clip_grad_norm_(block->parameters(), 1.0);
+    clip_grad_norm_on_device_(block->parameters(), 1.0);
     enter("AdamW");
     optimizer.step();
   });
@@ -140,13 +140,14 @@ TESSERA_RANKS_TEST_CASE("a step of a block on one rank is captured in a CUDA gra
                       0.9, 0.999, 0.01, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
   };
   // Three steps of warm-up on a stream of their own, as a capture needs.
-  const auto side = c10::cuda::getStreamFromPool();
-  c10::cuda::device_synchronize();
+  const c10::impl::VirtualGuardImpl gpu(device().type());
+  const c10::Stream side = gpu.getStreamFromGlobalPool(mesh.device());
+  gpu.synchronizeDevice(0);
   at::cuda::CUDAGraph graph;
   {
-    const c10::cuda::CUDAStreamGuard guard(side);
+    const c10::StreamGuard guard(side);
     for (int i = 0; i < 3; ++i) step(captured_tp, of_captured);
-    c10::cuda::device_synchronize();
+    gpu.synchronizeDevice(0);
     graph.capture_begin();
     step(captured_tp, of_captured);
     graph.capture_end();
@@ -157,7 +158,7 @@ TESSERA_RANKS_TEST_CASE("a step of a block on one rank is captured in a CUDA gra
     graph.replay();
     step(eager_tp, of_eager);
   }
-  c10::cuda::device_synchronize();
+  gpu.synchronizeDevice(0);
   for (std::size_t i = 0; i < of_eager.parameters.size(); ++i) {
     CAPTURE(i);
     CHECK(to_local(of_eager.parameters[i].detach()).equal(to_local(of_captured.parameters[i].detach())));

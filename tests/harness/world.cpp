@@ -2,10 +2,13 @@
 #include <exception>
 #include <memory>
 
+#include <ATen/ops/eye.h>
+#include <ATen/ops/linalg_inv.h>
 #include <doctest/doctest.h>
 
 #include "tessera/mesh/in_process.h"
 #include "tessera/mesh/world.h"
+#include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/rank_report.h"
 #include "tessera/tests/harness/ranks.h"
 
@@ -13,6 +16,15 @@ namespace tessera::testing {
 namespace {
 
 thread_local const std::shared_ptr<World>* world_of_thread = nullptr;
+
+// LibTorch loads its linear algebra for a GPU at the first use, which two threads must not do at once.
+void load_linear_algebra() {
+  static const bool loaded = [] {
+    if (!device().is_cpu()) at::linalg_inv(at::eye(1, on(at::kDouble)));
+    return true;
+  }();
+  (void)loaded;
+}
 
 void run_as_threads(int64_t size, void (*body)(), std::chrono::milliseconds limit) {
   const auto run = [&](const std::shared_ptr<World>& world) {
@@ -30,6 +42,7 @@ void run_as_threads(int64_t size, void (*body)(), std::chrono::milliseconds limi
     }
     if (thrown) std::rethrow_exception(thrown);
   };
+  load_linear_algebra();
   run_in_process(size, run, {.timeout = limit});
 }
 

@@ -33,7 +33,9 @@ std::vector<Sample> optimizer_samples() {
                    .args = with_out(adam(at::scalar_tensor(0.1, at::kDouble), false))});
   }
   for (const char* name : {"aten::_fused_adagrad", "aten::_fused_adagrad_"}) {
-    out.push_back({.op = name, .args = {two(), two(), two(), steps(), 0.1, 0.01, 0.1, 1e-8, false}});
+    const torch::jit::Stack args = {two(), two(), two(), steps(), 0.1, 0.01, 0.1, 1e-8, false};
+    out.push_back({.op = name, .args = args});
+    if (!std::string(name).ends_with("_")) out.push_back({.op = std::string(name) + ".out", .args = with_out(args)});
   }
   for (const char* name :
        {"aten::_foreach_addcdiv", "aten::_foreach_addcdiv_", "aten::_foreach_addcmul", "aten::_foreach_addcmul_"}) {

@@ -29,6 +29,15 @@ std::string innermost(const std::exception& error) {
   return text.substr(0, std::min<std::size_t>(text.find('\n'), 400));
 }
 
+// Returns the two values that differ most, where that is a number.
+std::string example(const at::Tensor& mine, const at::Tensor& whole) {
+  if (!whole.is_floating_point() || whole.numel() == 0) return {};
+  const at::Tensor a = mine.detach().flatten().to(at::kCPU, at::kDouble);
+  const at::Tensor b = whole.detach().flatten().to(at::kCPU, at::kDouble);
+  const int64_t at = (a - b).abs().nan_to_num(1e300).argmax().item<int64_t>();
+  return fmt::format(" ({} for {} at {})", a[at].item<double>(), b[at].item<double>(), at);
+}
+
 }  // namespace
 
 std::string to_string(const Trial& trial) {
@@ -126,7 +135,7 @@ std::string compare_tensor(const at::Tensor& mine, const at::Tensor& whole, bool
     return fmt::format("is {}, not {}", c10::toString(full.scalar_type()), c10::toString(whole.scalar_type()));
   }
   if (full.sizes() != whole.sizes()) return "has other sizes";
-  return !values || same_values(full, whole) ? std::string() : "has other values";
+  return !values || same_values(full, whole) ? std::string() : "has other values" + example(full, whole);
 }
 
 }  // namespace tessera::testing
