@@ -187,6 +187,23 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_: one parameter, one that is listed twic
   CHECK(clip_grad_norm_(std::vector<at::Tensor>(), 1.0) == 0);
 }
 
+TESSERA_RANKS_TEST_CASE("clip_grad_norm_on_device_ gives the same norm and gradients, as a tensor", {1, 2, 4}) {
+  const DeviceMesh mesh = line(world()->size());
+  for (const double norm_type : {2.0, 1.0, std::numeric_limits<double>::infinity()}) {
+    for (const double most : {0.5, 1e9}) {
+      Parameters all;
+      all.add(numbers({7, 3}, 0.1), &mesh, {Shard(0)});
+      all.add(numbers({4}, 0.2), &mesh, {Replicate()});
+      const double want = torch::nn::utils::clip_grad_norm_(all.plain, most, norm_type);
+      const at::Tensor norm = clip_grad_norm_on_device_(all.ours, most, norm_type);
+      CHECK(norm.scalar_type() == at::kDouble);
+      check_norm(norm.item<double>(), want);
+      all.check_gradients();
+    }
+  }
+  CHECK(clip_grad_norm_on_device_({}, 1.0).item<double>() == 0);
+}
+
 TESSERA_RANKS_TEST_CASE("clip_grad_norm_: what it refuses", {1, 2}) {
   const std::vector<at::Tensor> one = {torch::zeros({2}, on(at::kFloat))};
   for (const double bad : {-1.0, kNan}) {

@@ -15,6 +15,7 @@
 
 #include "tessera/dtensor/clip_grad_norm.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/fused_adamw.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/gpu/api_calls.h"
 #include "tessera/tests/harness/device.h"
@@ -112,32 +113,11 @@ TESSERA_RANKS_TEST_CASE("a step of a block on one rank is captured in a CUDA gra
   auto eager_tp = parallelize_module(eager, mesh, kBlock);
   auto captured_tp = parallelize_module(captured, mesh, kBlock);
   const at::Tensor x = numbers({2, 16, 64}, 1, at::kFloat);
-  const at::Tensor rate = at::full({}, 1e-2, on(at::kFloat));
-  struct Optimizer {
-    std::vector<at::Tensor> parameters, moments, squares, steps;
-  };
-  const auto optimizer_of = [&](Block& block) {
-    Optimizer out;
-    for (const at::Tensor& p : block->parameters()) {
-      out.parameters.push_back(p);
-      out.moments.push_back(at::zeros_like(p.detach()));
-      out.squares.push_back(at::zeros_like(p.detach()));
-      out.steps.push_back(at::zeros({}, on(at::kFloat)));
-    }
-    return out;
-  };
-  Optimizer of_eager = optimizer_of(eager), of_captured = optimizer_of(captured);
-  const auto step = [&](auto& tp, Optimizer& optimizer) {
-    for (at::Tensor& p : optimizer.parameters) {
-      if (p.grad().defined()) p.mutable_grad().zero_();
-    }
+  FusedAdamW of_eager(eager->parameters(), {.lr = 1e-2}), of_captured(captured->parameters(), {.lr = 1e-2});
+  const auto step = [&](auto& tp, FusedAdamW& optimizer) {
+    optimizer.zero_grad(/*set_to_none=*/false);
     tp(x).square().mean().backward();
-    const at::NoGradGuard no_grad;
-    std::vector<at::Tensor> gradients;
-    for (const at::Tensor& p : optimizer.parameters) gradients.push_back(p.grad());
-    at::_foreach_add_(optimizer.steps, 1);
-    at::_fused_adamw_(optimizer.parameters, gradients, optimizer.moments, optimizer.squares, {}, optimizer.steps, rate,
-                      0.9, 0.999, 0.01, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
+    optimizer.step();
   };
   // Three steps of warm-up on a stream of their own, as a capture needs.
   const c10::impl::VirtualGuardImpl gpu(device().type());
@@ -154,13 +134,15 @@ TESSERA_RANKS_TEST_CASE("a step of a block on one rank is captured in a CUDA gra
   }
   for (int i = 0; i < 3; ++i) step(eager_tp, of_eager);
   for (int i = 0; i < 20; ++i) {
-    rate.fill_(1e-2 / (1 + i));
+    of_eager.set_lr(1e-2 / (1 + i));
+    of_captured.set_lr(1e-2 / (1 + i));
     graph.replay();
     step(eager_tp, of_eager);
   }
   gpu.synchronizeDevice(0);
-  for (std::size_t i = 0; i < of_eager.parameters.size(); ++i) {
+  const std::vector<at::Tensor> got = captured->parameters(), want = eager->parameters();
+  for (std::size_t i = 0; i < want.size(); ++i) {
     CAPTURE(i);
-    CHECK(to_local(of_eager.parameters[i].detach()).equal(to_local(of_captured.parameters[i].detach())));
+    CHECK(to_local(want[i].detach()).equal(to_local(got[i].detach())));
   }
 }

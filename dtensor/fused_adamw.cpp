@@ -1,0 +1,114 @@
+#include "tessera/dtensor/fused_adamw.h"
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <tuple>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
+
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera {
+namespace {
+
+void check_options(const FusedAdamWOptions& options) {
+  const auto refuse = [](const char* name, double value, const char* range) {
+    throw std::invalid_argument(fmt::format("FusedAdamW: {} is {}; give a number {}", name, value, range));
+  };
+  if (!(options.lr >= 0)) refuse("lr", options.lr, "of 0 or more");
+  if (!(options.eps >= 0)) refuse("eps", options.eps, "of 0 or more");
+  if (!(options.weight_decay >= 0)) refuse("weight_decay", options.weight_decay, "of 0 or more");
+  if (!(options.beta1 >= 0 && options.beta1 < 1)) refuse("beta1", options.beta1, "from 0 to less than 1");
+  if (!(options.beta2 >= 0 && options.beta2 < 1)) refuse("beta2", options.beta2, "from 0 to less than 1");
+}
+
+void check_parameters(const std::vector<at::Tensor>& parameters) {
+  std::set<const void*> seen;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& p = parameters[i];
+    if (!p.defined()) throw std::invalid_argument(fmt::format("FusedAdamW: parameter {} is undefined", i));
+    if (!p.is_leaf()) {
+      throw std::invalid_argument(
+          fmt::format("FusedAdamW: parameter {} is the result of an operator; give a leaf, whose gradient is kept", i));
+    }
+    if (!seen.insert(p.unsafeGetTensorImpl()).second) {
+      throw std::invalid_argument(fmt::format("FusedAdamW: parameter {} is listed twice; list it once", i));
+    }
+  }
+}
+
+}  // namespace
+
+FusedAdamW::FusedAdamW(const std::vector<at::Tensor>& parameters, const FusedAdamWOptions& options)
+    : options_(options) {
+  check_options(options);
+  check_parameters(parameters);
+  using Key = std::tuple<uint64_t, at::ScalarType, c10::DeviceType>;
+  std::map<Key, std::size_t> group_of;
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& p : parameters) {
+    const Key key{is_dtensor(p) ? mesh_of(p).id() : 0, p.scalar_type(), p.device().type()};
+    const auto [found, is_new] = group_of.emplace(key, groups_.size());
+    const at::TensorOptions numbers = at::TensorOptions(at::kFloat).device(p.device());
+    if (is_new) groups_.push_back({.states = {}, .lr = at::full({}, options.lr, numbers)});
+    const at::Tensor value = p.detach();
+    groups_[found->second].states.push_back({.parameter = p,
+                                             .moment = at::zeros_like(value),
+                                             .square = at::zeros_like(value),
+                                             .largest = options.amsgrad ? at::zeros_like(value) : at::Tensor(),
+                                             .steps = at::zeros({}, numbers)});
+  }
+}
+
+void FusedAdamW::step() {
+  const at::NoGradGuard no_grad;
+  for (const Group& group : groups_) {
+    std::vector<at::Tensor> parameters, gradients, moments, squares, largest, steps;
+    for (const State& each : group.states) {
+      if (!each.parameter.grad().defined()) continue;
+      parameters.push_back(each.parameter);
+      gradients.push_back(each.parameter.grad());
+      moments.push_back(each.moment);
+      squares.push_back(each.square);
+      if (options_.amsgrad) largest.push_back(each.largest);
+      steps.push_back(each.steps);
+    }
+    if (parameters.empty()) continue;
+    at::_foreach_add_(steps, 1);
+    at::_fused_adamw_(parameters, gradients, moments, squares, largest, steps, group.lr, options_.beta1, options_.beta2,
+                      options_.weight_decay, options_.eps, options_.amsgrad, /*maximize=*/false);
+  }
+}
+
+void FusedAdamW::zero_grad(bool set_to_none) {
+  const at::NoGradGuard no_grad;
+  for (const Group& group : groups_) {
+    for (const State& each : group.states) {
+      at::Tensor& gradient = each.parameter.mutable_grad();
+      if (!gradient.defined()) continue;
+      if (set_to_none) {
+        gradient.reset();
+      } else {
+        gradient.detach_().zero_();
+      }
+    }
+  }
+}
+
+void FusedAdamW::set_lr(double lr) {
+  FusedAdamWOptions changed = options_;
+  changed.lr = lr;
+  check_options(changed);
+  options_ = changed;
+  for (const Group& group : groups_) group.lr.fill_(lr);
+}
+
+}  // namespace tessera
