@@ -1,5 +1,6 @@
 """Everything outside this repository that a build needs, found on this machine: nothing is downloaded."""
 
+load("//third_party:cuda_compiler.bzl", "cuda_compiler")
 load("//third_party:environment.bzl", "tessera_environment")
 load("//third_party:libtorch.bzl", "libtorch_repository")
 load("//third_party:mpi.bzl", "tessera_mpi")
@@ -7,7 +8,7 @@ load("//third_party:system.bzl", "system_library")
 load("//third_party/bazel:environment.bzl", "bazel_environment")
 
 def tessera_repositories():
-    """Declares @libtorch, @tessera_environment, @tessera_mpi, @fmt, @spdlog, @doctest, @rapidcheck, @cli11, @nlohmann_json, @zlib and what Debian's Bazel lacks.
+    """Declares @libtorch, @tessera_environment, @tessera_mpi, @tessera_cuda_compiler, @fmt, @spdlog, @doctest, @rapidcheck, @cli11, @nlohmann_json, @zlib and what Debian's Bazel lacks.
 
     A workspace that uses Tessera calls this, then bazel_environment_repositories() of @tessera_bazel_environment.
     """
@@ -15,6 +16,7 @@ def tessera_repositories():
     libtorch_repository(name = "libtorch")
     tessera_environment(name = "tessera_environment")
     tessera_mpi(name = "tessera_mpi")
+    cuda_compiler(name = "tessera_cuda_compiler")
 
     system_library(name = "fmt", header = "fmt/core.h", linkopts = ["-lfmt"])
     system_library(

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "tessera/dtensor/random/philox.h"
+#include "tessera/gpu_kernels/philox.h"
 
 namespace tessera {
 namespace {

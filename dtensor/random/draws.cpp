@@ -1,19 +1,23 @@
 #include "tessera/dtensor/random/draws.h"
 
-#include <cmath>
 #include <limits>
 #include <numbers>
+#include <optional>
 #include <stdexcept>
-#include <type_traits>
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/FunctionRef.h>
 #include <fmt/format.h>
 
-#include "tessera/dtensor/random/philox.h"
+#include "tessera/dtensor/random/stretches.h"
+#include "tessera/gpu_kernels/draw_functions.h"
+#include "tessera/gpu_kernels/interface.h"
+#include "tessera/gpu_kernels/loader.h"
 #include "tessera/mesh/core/in_memory.h"
 
 namespace tessera::detail {
@@ -22,61 +26,21 @@ namespace {
 // Is the draw number of keys that a caller's generator gives; no world's counter reaches it.
 constexpr uint64_t kOfGenerator = std::numeric_limits<uint64_t>::max();
 
-uint32_t low(uint64_t x) { return static_cast<uint32_t>(x); }
-uint32_t high(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
+// ---- on the host
 
-PhiloxWords words_of(DrawKey key, uint64_t block) {
-  return philox({low(block), high(block), low(key.draw), high(key.draw)}, {low(key.seed), high(key.seed)});
-}
-
-uint64_t word64(const PhiloxWords& words, uint64_t lane) {
-  return (static_cast<uint64_t>(words[2 * lane + 1]) << 32) | words[2 * lane];
-}
-
-// ---- the elements that a rank holds
-
-// Is called as run(first element in the global tensor, first element in the piece, count) for each stretch of elements
-// that are adjacent in both, in row-major order; each element counts as `width` numbers.
-using Run = c10::function_ref<void(int64_t global, int64_t local, int64_t count)>;
-
-// Visits the stretches in the dimensions from `dim` on. The dimensions behind `last` are whole, and make `inner`
-// numbers per index of `last`. `prefix` is the row-major index in the dimensions before `dim`.
-void visit_stretches(const Spec& spec, std::size_t dim, std::size_t last, int64_t inner, int64_t prefix, int64_t& local,
-                     Run run) {
-  for (const Interval& part : spec.tile[dim]) {
-    const int64_t first = prefix * spec.sizes[dim] + part.begin;
-    if (dim == last) {
-      run(first * inner, local, part.size() * inner);
-      local += part.size() * inner;
-      continue;
-    }
-    for (int64_t i = 0; i < part.size(); ++i) visit_stretches(spec, dim + 1, last, inner, first + i, local, run);
-  }
-}
-
-void each_stretch(const Spec& spec, int64_t width, Run run) {
-  std::size_t cut = spec.tile.size();
-  int64_t inner = width;
-  while (cut > 0 && count(spec.tile[cut - 1]) == spec.sizes[cut - 1]) inner *= spec.sizes[--cut];
-  int64_t local = 0;
-  if (cut == 0) {
-    run(0, 0, inner);
-  } else {
-    visit_stretches(spec, 0, cut - 1, inner, 0, local, run);
-  }
-}
-
-// Sets out[i] = make(words, lane, i): `lanes` neighbouring numbers of the global tensor share the words of one block.
-template <class T, class Make>
-void fill(T* out, const Spec& spec, DrawKey key, uint64_t lanes, int64_t width, const Make& make) {
+// Fills the piece with the numbers of `make`, a distribution of gpu_kernels/draw_functions.h.
+template <class Make>
+void fill(const at::Tensor& host, const Spec& spec, DrawKey key, int64_t width, const Make& make) {
   constexpr int64_t kGrain = 1 << 14;
-  each_stretch(spec, width, [&](int64_t global, int64_t local, int64_t count) {
+  constexpr uint64_t kPerBlock = Make::kPerBlock;
+  auto* const out = host.data_ptr<typename Make::Value>();
+  each_stretch(spec.sizes, spec.tile, width, [&](int64_t global, int64_t local, int64_t count) {
     at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end;) {
         const auto at = static_cast<uint64_t>(global + i);
-        const PhiloxWords words = words_of(key, at / lanes);
-        for (uint64_t lane = at % lanes; lane < lanes && i < end; ++lane, ++i) {
-          out[local + i] = static_cast<T>(make(words, lane, local + i));
+        const PhiloxWords words = gpu::words_of(key.seed, key.draw, at / kPerBlock);
+        for (uint64_t lane = at % kPerBlock; lane < kPerBlock && i < end; ++lane, ++i) {
+          out[local + i] = make(words, lane, local + i);
         }
       }
     });
@@ -103,60 +67,56 @@ void on_host_real(const at::Tensor& out, c10::function_ref<void(const at::Tensor
   });
 }
 
-// ---- how words become numbers
+// ---- on a GPU
 
-// Name the type that T's numbers are computed in, and how many numbers share the words of one block.
-template <class T>
-using Computed = std::conditional_t<std::is_same_v<T, double>, double, float>;
-template <class T>
-constexpr uint64_t kLanes = std::is_same_v<T, double> ? 2 : 4;
-
-// Returns a number in [0, 1), in steps that T represents exactly everywhere there.
-template <class T>
-Computed<T> unit(const PhiloxWords& words, uint64_t lane) {
-  if constexpr (std::is_same_v<T, double>) {
-    return static_cast<double>(word64(words, lane) >> 11) * 0x1p-53;
-  } else {
-    constexpr int kDigits = std::numeric_limits<T>::digits;
-    constexpr float kStep = 1.0F / (1 << kDigits);
-    return static_cast<float>(words[lane] >> (32 - kDigits)) * kStep;
+// Returns the kernels' name of a dtype, or nullopt where they cannot draw it.
+std::optional<gpu::Number> number_of(at::ScalarType dtype, gpu::Kind kind) {
+  const bool any = kind != gpu::Kind::kUniform && kind != gpu::Kind::kNormal && kind != gpu::Kind::kExponential;
+  switch (dtype) {
+    case at::kFloat: return gpu::Number::kFloat;
+    case at::kDouble: return gpu::Number::kDouble;
+    case at::kHalf: return gpu::Number::kHalf;
+    case at::kBFloat16: return gpu::Number::kBfloat16;
+    default: break;
+  }
+  if (!any) return std::nullopt;
+  switch (dtype) {
+    case at::kByte: return gpu::Number::kByte;
+    case at::kChar: return gpu::Number::kChar;
+    case at::kShort: return gpu::Number::kShort;
+    case at::kInt: return gpu::Number::kInt;
+    case at::kLong: return gpu::Number::kLong;
+    case at::kBool: return gpu::Number::kBool;
+    default: return std::nullopt;
   }
 }
 
-// Makes two normal numbers, for lanes 2i and 2i+1, of two uniform ones in (0, 1] and [0, 1), by the method of Box and
-// Muller.
-template <class T>
-Computed<T> normal(const PhiloxWords& words, uint64_t lane) {
-  using C = Computed<T>;
-  C radius2;
-  C turn;
-  if constexpr (std::is_same_v<T, double>) {
-    radius2 = -2 * std::log(static_cast<double>((word64(words, 0) >> 11) + 1) * 0x1p-53);
-    turn = static_cast<double>(word64(words, 1) >> 11) * 0x1p-53;
-  } else {
-    const uint64_t pair = lane / 2 * 2;
-    radius2 = -2 * std::log((static_cast<float>(words[pair]) + 1) * 0x1p-32F);
-    turn = static_cast<float>(words[pair + 1] >> 8) * 0x1p-24F;
+// Gives the draw to the GPU that has `out`, to the current stream, and returns true. Returns false, and does nothing,
+// where the host must draw: on other devices, without the kernels, and where they cannot draw the dtype or the piece.
+bool on_gpu(const at::Tensor& out, const Spec& spec, DrawKey key, gpu::Draw request) {
+  if (!out.is_cuda() || out.numel() == 0) return false;
+  const bool complex = out.is_complex();
+  if (complex && request.kind != gpu::Kind::kUniform && request.kind != gpu::Kind::kNormal) return false;
+  const gpu::DrawFunction draw = gpu::draw_function();
+  const std::optional<gpu::Number> number = number_of(c10::toRealValueType(out.scalar_type()), request.kind);
+  const int64_t width = complex ? 2 : 1;
+  if (draw == nullptr || !number || !describe_piece(spec.sizes, spec.tile, width, request.piece)) return false;
+  const bool direct = out.is_contiguous() && is_in_memory(out);
+  const at::Tensor drawn = direct ? out : at::empty(out.sizes(), out.options());
+  request.number = *number;
+  request.out = drawn.data_ptr();
+  request.count = out.numel() * width;
+  request.seed = key.seed;
+  request.draw = key.draw;
+  const c10::DeviceGuard device(out.device());
+  const c10::impl::VirtualGuardImpl guard(out.device().type());
+  const int error = draw(&request, guard.getStreamNativeHandle(guard.getStream(out.device())));
+  if (error != 0) {
+    throw std::runtime_error(
+        fmt::format("the kernel that draws random numbers could not be started: CUDA error {}", error));
   }
-  const C angle = 2 * std::numbers::pi_v<C> * turn;
-  return std::sqrt(radius2) * (lane % 2 == 0 ? std::cos(angle) : std::sin(angle));
-}
-
-// Returns a number in (0, 1), without either end.
-double open_unit(const PhiloxWords& words, uint64_t lane) {
-  return (static_cast<double>(word64(words, lane) >> 12) + 0.5) * 0x1p-52;
-}
-
-// Decides an event of `probability` for lane `lane`.
-bool chance(const PhiloxWords& words, uint64_t lane, double probability) {
-  return static_cast<double>(words[lane]) * 0x1p-32 < probability;
-}
-
-// Returns floor(count * word / 2^64), which is uniform up to a bias of 2^-64 * count; returns `word` if count is 0.
-// Source: Lemire (ACM TOMACS 2019), without its rejection.
-uint64_t below(uint64_t word, uint64_t count) {
-  using Wide = unsigned __int128;
-  return count == 0 ? word : static_cast<uint64_t>((static_cast<Wide>(word) * count) >> 64);
+  if (!direct) out.copy_(drawn);
+  return true;
 }
 
 }  // namespace
@@ -170,67 +130,53 @@ DrawKey next_draw(World& world, const std::optional<at::Generator>& user) {
 }
 
 // Uses a block that no element has.
-uint64_t seed_of(DrawKey key) { return word64(words_of(key, std::numeric_limits<uint64_t>::max()), 0); }
+uint64_t seed_of(DrawKey key) {
+  return gpu::word64(gpu::words_of(key.seed, key.draw, std::numeric_limits<uint64_t>::max()), 0);
+}
 
 void draw_uniform(const at::Tensor& out, const Spec& spec, DrawKey key, double from, double to) {
+  if (on_gpu(out, spec, key, {.kind = gpu::Kind::kUniform, .a = from, .b = to})) return;
   on_host_real(out, [&](const at::Tensor& host, int64_t width) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_uniform", [&] {
-      using C = Computed<scalar_t>;
-      const C first = static_cast<C>(from);
-      const C span = static_cast<C>(to - from);
-      const auto end = static_cast<scalar_t>(to);
-      fill(host.data_ptr<scalar_t>(), spec, key, kLanes<scalar_t>, width,
-           [&](const PhiloxWords& words, uint64_t lane, int64_t) {
-             const auto value = static_cast<scalar_t>(first + span * unit<scalar_t>(words, lane));
-             return value < end ? value : static_cast<scalar_t>(first);  // the product was rounded up to the end
-           });
-    });
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_uniform",
+                                    [&] { fill(host, spec, key, width, gpu::Uniform<scalar_t>(from, to)); });
   });
 }
 
 void draw_normal(const at::Tensor& out, const Spec& spec, DrawKey key, double mean, double deviation) {
+  // The real and the imaginary part share the variance.
+  const double scale = out.is_complex() ? deviation / std::numbers::sqrt2 : deviation;
+  if (on_gpu(out, spec, key, {.kind = gpu::Kind::kNormal, .a = mean, .b = scale})) return;
   on_host_real(out, [&](const at::Tensor& host, int64_t width) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_normal", [&] {
-      using C = Computed<scalar_t>;
-      // The real and the imaginary part share the variance.
-      const C scale = static_cast<C>(width == 2 ? deviation / std::numbers::sqrt2 : deviation);
-      const C middle = static_cast<C>(mean);
-      fill(host.data_ptr<scalar_t>(), spec, key, kLanes<scalar_t>, width,
-           [&](const PhiloxWords& words, uint64_t lane, int64_t) {
-             return middle + scale * normal<scalar_t>(words, lane);
-           });
-    });
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_normal",
+                                    [&] { fill(host, spec, key, width, gpu::Normal<scalar_t>(mean, scale)); });
   });
 }
 
 void draw_exponential(const at::Tensor& out, const Spec& spec, DrawKey key, double rate) {
+  if (on_gpu(out, spec, key, {.kind = gpu::Kind::kExponential, .a = rate})) return;
   on_host(out, [&](const at::Tensor& host) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_exponential", [&] {
-      fill(host.data_ptr<scalar_t>(), spec, key, 2, 1,
-           [&](const PhiloxWords& words, uint64_t lane, int64_t) { return -std::log(open_unit(words, lane)) / rate; });
-    });
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_exponential",
+                                    [&] { fill(host, spec, key, 1, gpu::Exponential<scalar_t>(rate)); });
   });
 }
 
 void draw_integers(const at::Tensor& out, const Spec& spec, DrawKey key, int64_t first, uint64_t count) {
+  if (on_gpu(out, spec, key, {.kind = gpu::Kind::kIntegers, .first = first, .range = count})) return;
   on_host(out, [&](const at::Tensor& host) {
-    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_integers", [&] {
-      fill(host.data_ptr<scalar_t>(), spec, key, 2, 1, [&](const PhiloxWords& words, uint64_t lane, int64_t) {
-        return static_cast<int64_t>(static_cast<uint64_t>(first) + below(word64(words, lane), count));
-      });
-    });
+    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_integers",
+                               [&] { fill(host, spec, key, 1, gpu::Integers<scalar_t>(first, count)); });
   });
 }
 
 void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, double probability) {
+  if (on_gpu(out, spec, key, {.kind = gpu::Kind::kBernoulli, .a = probability})) return;
   on_host(out, [&](const at::Tensor& host) {
-    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_bernoulli", [&] {
-      fill(host.data_ptr<scalar_t>(), spec, key, 4, 1,
-           [&](const PhiloxWords& words, uint64_t lane, int64_t) { return chance(words, lane, probability); });
-    });
+    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_bernoulli",
+                               [&] { fill(host, spec, key, 1, gpu::Bernoulli<scalar_t>(probability)); });
   });
 }
 
+// Draws on the host, since a GPU could not say in time that a probability is none.
 void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, const at::Tensor& probability) {
   on_host(out, [&](const at::Tensor& host) {
     const at::Tensor wanted =
@@ -240,10 +186,8 @@ void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, const 
       if (p[i] >= 0 && p[i] <= 1) continue;
       throw std::out_of_range(fmt::format("bernoulli: {} is no probability; give numbers from 0 to 1", p[i]));
     }
-    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_bernoulli", [&] {
-      fill(host.data_ptr<scalar_t>(), spec, key, 4, 1,
-           [&](const PhiloxWords& words, uint64_t lane, int64_t i) { return chance(words, lane, p[i]); });
-    });
+    AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_bernoulli",
+                               [&] { fill(host, spec, key, 1, gpu::BernoulliEach<scalar_t>(p)); });
   });
 }
 

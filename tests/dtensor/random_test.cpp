@@ -7,7 +7,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/factories.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/dtensor/random/philox.h"
+#include "tessera/gpu_kernels/philox.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"

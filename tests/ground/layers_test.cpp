@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 
 // All folders of the library, lowest first: a folder may use itself and those before it, so there is no cycle.
 const std::vector<std::string> kFolders = {
+    "gpu_kernels",
     "mesh/core",
     "mesh/backends",
     "mesh",
@@ -48,7 +49,8 @@ std::optional<std::size_t> layer_of(const std::string& folder) {
 
 // Says whether a file of `folder` belongs to the library, so that kFolders must have its folder.
 bool is_library(const std::string& folder) {
-  static const std::set<std::string> tops = {"mesh", "placement", "ops", "dtensor", "inspect", "styles", "layers"};
+  static const std::set<std::string> tops = {"gpu_kernels", "mesh",    "placement", "ops",
+                                             "dtensor",     "inspect", "styles",    "layers"};
   return tops.contains(folder.substr(0, folder.find('/')));
 }
 

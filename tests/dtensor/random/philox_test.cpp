@@ -1,4 +1,4 @@
-#include "tessera/dtensor/random/philox.h"
+#include "tessera/gpu_kernels/philox.h"
 
 #include <doctest/doctest.h>
 

@@ -1,0 +1,260 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numbers>
+#include <type_traits>
+
+#include "tessera/gpu_kernels/philox.h"
+
+#ifdef __CUDACC__
+#define TESSERA_BOTH __host__ __device__
+#else
+#define TESSERA_BOTH
+#endif
+
+// These functions turn Philox's words into numbers. The host and the GPU share them, so that both draw the same.
+namespace tessera::gpu {
+
+using detail::philox;
+using detail::PhiloxWords;
+
+inline TESSERA_BOTH uint32_t low(uint64_t x) { return static_cast<uint32_t>(x); }
+inline TESSERA_BOTH uint32_t high(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
+
+inline TESSERA_BOTH PhiloxWords words_of(uint64_t seed, uint64_t draw, uint64_t block) {
+  return philox({low(block), high(block), low(draw), high(draw)}, {low(seed), high(seed)});
+}
+
+// Returns words[lane]. A GPU cannot index its registers, so it selects.
+inline TESSERA_BOTH uint32_t word(const PhiloxWords& words, uint64_t lane) {
+#ifdef __CUDA_ARCH__
+  const uint32_t even = (lane & 2) != 0 ? words[2] : words[0];
+  const uint32_t odd = (lane & 2) != 0 ? words[3] : words[1];
+  return (lane & 1) != 0 ? odd : even;
+#else
+  return words[lane];
+#endif
+}
+
+inline TESSERA_BOTH uint64_t word64(const PhiloxWords& words, uint64_t lane) {
+  return (static_cast<uint64_t>(word(words, 2 * lane + 1)) << 32) | word(words, 2 * lane);
+}
+
+// ---- arithmetic that is the same on both
+
+// Is the number of binary digits of T's values; a specialization gives it for each type that the library lacks.
+template <class T>
+inline constexpr int kDigits = std::numeric_limits<T>::digits;
+// Says whether T is a floating-point type of 16 bits.
+template <class T>
+inline constexpr bool kIsShortFloat = !std::is_integral_v<T> && sizeof(T) == 2;
+
+// Name the type that T's numbers are computed in, and how many numbers share the words of one block.
+template <class T>
+using Computed = std::conditional_t<std::is_same_v<T, double>, double, float>;
+template <class T>
+inline constexpr int kLanes = std::is_same_v<T, double> ? 2 : 4;
+
+// Converts as LibTorch does: to 16 bits by way of float, each time to the nearest value.
+template <class T, class From>
+TESSERA_BOTH T number(From x) {
+  if constexpr (kIsShortFloat<T>) {
+    return static_cast<T>(static_cast<float>(x));
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
+// Return a + b * c, rounded after each of the two steps.
+inline TESSERA_BOTH float sum_of_product(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fadd_rn(a, __fmul_rn(b, c));
+#else
+  return a + b * c;
+#endif
+}
+inline TESSERA_BOTH double sum_of_product(double a, double b, double c) {
+#ifdef __CUDA_ARCH__
+  return __dadd_rn(a, __dmul_rn(b, c));
+#else
+  return a + b * c;
+#endif
+}
+
+// ---- how words become numbers
+
+// Returns a number in [0, 1), in steps that T represents exactly everywhere there.
+template <class T>
+TESSERA_BOTH Computed<T> unit(const PhiloxWords& words, uint64_t lane) {
+  if constexpr (std::is_same_v<T, double>) {
+    return static_cast<double>(word64(words, lane) >> 11) * 0x1p-53;
+  } else {
+    constexpr float kStep = 1.0F / (1 << kDigits<T>);
+    return static_cast<float>(word(words, lane) >> (32 - kDigits<T>)) * kStep;
+  }
+}
+
+// Makes two normal numbers, for lanes 2i and 2i+1, of two uniform ones in (0, 1] and [0, 1), by the method of Box and
+// Muller (1958).
+template <class T>
+TESSERA_BOTH Computed<T> normal(const PhiloxWords& words, uint64_t lane) {
+  using C = Computed<T>;
+  C radius2;
+  C turn;
+  if constexpr (std::is_same_v<T, double>) {
+    radius2 = -2 * std::log(static_cast<double>((word64(words, 0) >> 11) + 1) * 0x1p-53);
+    turn = static_cast<double>(word64(words, 1) >> 11) * 0x1p-53;
+  } else {
+    const uint64_t pair = lane / 2 * 2;
+    radius2 = -2 * std::log((static_cast<float>(word(words, pair)) + 1) * 0x1p-32F);
+    turn = static_cast<float>(word(words, pair + 1) >> 8) * 0x1p-24F;
+  }
+  const C angle = 2 * std::numbers::pi_v<C> * turn;
+  return std::sqrt(radius2) * (lane % 2 == 0 ? std::cos(angle) : std::sin(angle));
+}
+
+// Returns a number in (0, 1), without either end.
+inline TESSERA_BOTH double open_unit(const PhiloxWords& words, uint64_t lane) {
+  return (static_cast<double>(word64(words, lane) >> 12) + 0.5) * 0x1p-52;
+}
+
+// Decides an event of `probability` for lane `lane`.
+inline TESSERA_BOTH bool chance(const PhiloxWords& words, uint64_t lane, double probability) {
+  return static_cast<double>(word(words, lane)) * 0x1p-32 < probability;
+}
+
+// Returns how many of the 2^32 words mean that an event of `probability` happens: chance() is word < bound.
+inline uint64_t bound_of(double probability) {
+  if (!(probability > 0)) return 0;
+  return probability >= 1 ? uint64_t{1} << 32 : static_cast<uint64_t>(std::ceil(probability * 0x1p32));
+}
+
+// Returns floor(count * word / 2^64), which is uniform up to a bias of 2^-64 * count; returns `word` if count is 0.
+// Source: Lemire (ACM TOMACS 2019), without its rejection.
+inline TESSERA_BOTH uint64_t below(uint64_t word, uint64_t count) {
+#ifdef __CUDA_ARCH__
+  return count == 0 ? word : __umul64hi(word, count);
+#else
+  using Wide = unsigned __int128;
+  return count == 0 ? word : static_cast<uint64_t>((static_cast<Wide>(word) * count) >> 64);
+#endif
+}
+
+// ---- the distributions
+
+// make(words, lane, i) is the number of lane `lane` of a block of kPerBlock numbers, and is number i of the piece.
+// kReads says whether it depends on i.
+
+template <class T>
+class Uniform {
+ public:
+  using Value = T;
+  static constexpr int kPerBlock = kLanes<T>;
+  static constexpr bool kReads = false;
+
+  Uniform(double from, double to)
+      : first_(static_cast<C>(from)), span_(static_cast<C>(to - from)), end_(static_cast<C>(number<T>(to))) {}
+
+  TESSERA_BOTH T operator()(const PhiloxWords& words, uint64_t lane, int64_t) const {
+    const T value = number<T>(sum_of_product(first_, span_, unit<T>(words, lane)));
+    return static_cast<C>(value) < end_ ? value : number<T>(first_);  // the product was rounded up to the end
+  }
+
+ private:
+  using C = Computed<T>;
+  C first_;
+  C span_;
+  C end_;
+};
+
+template <class T>
+class Normal {
+ public:
+  using Value = T;
+  static constexpr int kPerBlock = kLanes<T>;
+  static constexpr bool kReads = false;
+
+  Normal(double mean, double deviation) : mean_(static_cast<C>(mean)), deviation_(static_cast<C>(deviation)) {}
+
+  TESSERA_BOTH T operator()(const PhiloxWords& words, uint64_t lane, int64_t) const {
+    return number<T>(sum_of_product(mean_, deviation_, normal<T>(words, lane)));
+  }
+
+ private:
+  using C = Computed<T>;
+  C mean_;
+  C deviation_;
+};
+
+template <class T>
+class Exponential {
+ public:
+  using Value = T;
+  static constexpr int kPerBlock = 2;
+  static constexpr bool kReads = false;
+
+  explicit Exponential(double rate) : rate_(rate) {}
+
+  TESSERA_BOTH T operator()(const PhiloxWords& words, uint64_t lane, int64_t) const {
+    return number<T>(-std::log(open_unit(words, lane)) / rate_);
+  }
+
+ private:
+  double rate_;
+};
+
+template <class T>
+class Integers {
+ public:
+  using Value = T;
+  static constexpr int kPerBlock = 2;
+  static constexpr bool kReads = false;
+
+  Integers(int64_t first, uint64_t range) : first_(static_cast<uint64_t>(first)), range_(range) {}
+
+  TESSERA_BOTH T operator()(const PhiloxWords& words, uint64_t lane, int64_t) const {
+    return number<T>(static_cast<int64_t>(first_ + below(word64(words, lane), range_)));
+  }
+
+ private:
+  uint64_t first_;
+  uint64_t range_;
+};
+
+template <class T>
+class Bernoulli {
+ public:
+  using Value = T;
+  static constexpr int kPerBlock = 4;
+  static constexpr bool kReads = false;
+
+  explicit Bernoulli(double probability) : bound_(bound_of(probability)) {}
+
+  TESSERA_BOTH T operator()(const PhiloxWords& words, uint64_t lane, int64_t) const {
+    return number<T>(word(words, lane) < bound_);
+  }
+
+ private:
+  uint64_t bound_;
+};
+
+template <class T>
+class BernoulliEach {
+ public:
+  using Value = T;
+  static constexpr int kPerBlock = 4;
+  static constexpr bool kReads = true;
+
+  explicit BernoulliEach(const double* probabilities) : probabilities_(probabilities) {}
+
+  TESSERA_BOTH T operator()(const PhiloxWords& words, uint64_t lane, int64_t i) const {
+    return number<T>(chance(words, lane, probabilities_[i]));
+  }
+
+ private:
+  const double* probabilities_;
+};
+
+}  // namespace tessera::gpu

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+
+// What the program and libtessera_gpu.so know of each other: plain data and two functions of C. The library is compiled
+// by nvcc, without LibTorch's headers.
+namespace tessera::gpu {
+
+// Is to be raised by one whenever anything in this header changes.
+inline constexpr int kInterfaceVersion = 1;
+
+enum class Kind : int32_t {
+  kUniform,        // a: from, b: to
+  kNormal,         // a: mean, b: deviation
+  kExponential,    // a: rate
+  kIntegers,       // first, range (0: all 2^64)
+  kBernoulli,      // a: probability
+  kBernoulliEach,  // probabilities
+};
+
+enum class Number : int32_t { kFloat, kDouble, kHalf, kBfloat16, kByte, kChar, kShort, kInt, kLong, kBool };
+
+inline constexpr int kMaxDims = 16;
+inline constexpr int kMaxIntervals = 64;
+
+// Describes the indices that a rank holds of one dimension, in ascending order. With count == 0 they are blocks of
+// `block` indices that begin at begin, begin + period, ...; the last one may be shorter. Else they are `count`
+// intervals of Piece::intervals, from `first` on.
+struct Dim {
+  int64_t size;  // of the global tensor
+  int64_t held;  // how many indices the rank holds
+  int64_t begin;
+  int64_t block;
+  int64_t period;
+  int32_t first;
+  int32_t count;
+};
+
+struct HeldInterval {
+  int64_t begin;   // in the global tensor
+  int64_t before;  // how many indices of the dimension the rank holds below `begin`
+};
+
+// Describes which part of a row-major global tensor a rank holds. The piece is row-major too.
+struct Piece {
+  int32_t ndim;  // at least one
+  int32_t unused;
+  Dim dims[kMaxDims];
+  HeldInterval intervals[kMaxIntervals];
+};
+static_assert(sizeof(Piece) < 4000);  // it is passed to kernels by value
+
+struct Draw {
+  Kind kind;
+  Number number;
+  void* out;      // on the current device
+  int64_t count;  // numbers in the piece
+  uint64_t seed;
+  uint64_t draw;
+  double a;
+  double b;
+  int64_t first;
+  uint64_t range;
+  const double* probabilities;  // on the current device, one for each number of the piece
+  Piece piece;
+};
+
+using DrawFunction = int (*)(const Draw* request, void* cuda_stream);
+
+}  // namespace tessera::gpu
+
+extern "C" {
+// Gives the draw to the stream, of the current device, and returns a cudaError_t. Does not wait.
+int tessera_gpu_draw(const tessera::gpu::Draw* request, void* cuda_stream);
+int tessera_gpu_interface_version();
+}
