@@ -1,6 +1,7 @@
-// Measures a transformer block's step (forward, backward, AdamW) on one GPU: its module under a tensor-parallel plan on
-// a mesh of one rank, beside the same module as it is. What a plan costs where nothing is communicated is the CPU's
-// time to queue the work, and whatever waits for the GPU.
+// Measures on one GPU: a transformer block's step (forward, backward, AdamW), its module under a tensor-parallel plan
+// on a mesh of one rank beside the same module as it is; and filling large tensors with random numbers, DTensors beside
+// plain tensors. What a plan costs where nothing is communicated is the CPU's time to queue the work, and whatever
+// waits for the GPU.
 
 #include <functional>
 #include <iostream>
@@ -9,6 +10,8 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <torch/optim/adamw.h>
@@ -92,6 +95,50 @@ void measure(const BlockSize& size, const std::string& device, at::ScalarType dt
   std::cout.flush();
 }
 
+// Measures `ours` and `plain`, each of `calls` calls and a wait, and prints the medians and the ratio.
+void compare(const std::string& name, c10::Device device, int rounds, int calls, const std::function<void()>& ours,
+             const std::function<void()>& plain) {
+  const auto time = [&](const std::function<void()>& body) {
+    return tessera::bench::time_calls(
+               [&] {
+                 for (int i = 0; i < calls; ++i) body();
+                 if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+               },
+               1) /
+           calls;
+  };
+  std::vector<double> of_ours, of_plain, ratios;
+  for (int round = -1; round < rounds; ++round) {
+    const double a = time(ours), b = time(plain);
+    if (round < 0) continue;
+    of_ours.push_back(a);
+    of_plain.push_back(b);
+    ratios.push_back(a / b);
+  }
+  fmt::print("{:<32}{:>12.1f}{:>12.1f}{:>9.3f}\n", name, tessera::bench::figure_of(of_ours).median,
+             tessera::bench::figure_of(of_plain).median, tessera::bench::figure_of(ratios).median);
+}
+
+// Fills tensors of 2^28 elements (on the CPU 2^20).
+void measure_draws(const std::string& device, int rounds) {
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh(device, {1}, {"tp"}, tessera::World::create({}));
+  const int64_t count = int64_t{1} << (device == "cpu" ? 20 : 28);
+  const at::NoGradGuard no_grad;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor plain = at::zeros({count}, at::TensorOptions(dtype).device(mesh.device()));
+    const at::Tensor ours = tessera::from_local(plain.clone(), mesh, {tessera::Shard(0)});
+    const auto row = [&](const char* name, const std::function<void(const at::Tensor&)>& fill) {
+      compare(
+          fmt::format("{} {}", name, c10::toString(dtype)), mesh.device(), rounds, 5, [&] { fill(ours); },
+          [&] { fill(plain); });
+    };
+    row("uniform_", [](const at::Tensor& t) { t.uniform_(); });
+    row("normal_", [](const at::Tensor& t) { t.normal_(); });
+    row("bernoulli_", [](const at::Tensor& t) { t.bernoulli_(0.9); });
+    row("dropout", [](const at::Tensor& t) { (void)at::dropout(t, 0.1, true); });
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -112,6 +159,8 @@ int main(int argc, char** argv) {
       if (device == "cpu" && size.hidden > 256) continue;
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) measure(size, device, dtype, rounds, steps);
     }
+    fmt::print("\n{:<32}{:>12}{:>12}{:>9}\n", "random numbers", "ours, us", "plain, us", "ratio");
+    measure_draws(device, rounds);
   } catch (const std::exception& error) {
     std::cerr << "gpu: " << error.what() << "\n";
     return 1;
