@@ -72,7 +72,7 @@ void check_draw(bool exact, const Draw& draw) {
     manual_seed(kSeed, *world());
     const at::Tensor drawn = draw(mesh, layout, device());
     const at::Tensor got = full_tensor(drawn).cpu();
-    REQUIRE(got.scalar_type() == want.scalar_type());
+    REQUIRE((got.scalar_type() == want.scalar_type()));
     if (exact) {
       CHECK(got.equal(want));
     } else {
