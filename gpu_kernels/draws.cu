@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
 
 template <class Make>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
-    piece_kernel(typename Make::Value* out, int64_t count, const __grid_constant__ Piece piece, uint64_t seed,
+    piece_kernel(typename Make::Value* out, int64_t count, const __grid_constant__ PieceTable piece, uint64_t seed,
                  uint64_t draw, Make make, bool aligned) {
   fill_piece(out, count, piece, seed, draw, make, aligned, worker(), workers());
 }

@@ -21,13 +21,13 @@ inline TESSERA_BOTH uint64_t quotient(uint64_t a, uint64_t b) {
 }
 
 // Is an element's place in the global tensor, and how many elements of the piece, from this one on, are adjacent there.
-struct Place {
+struct GlobalPlace {
   uint64_t global;
   int64_t adjacent;
 };
 
 // Returns the place of the held index `index` among all indices of the dimension.
-inline TESSERA_BOTH Place place_in(const Piece& piece, const Dim& dim, int64_t index) {
+inline TESSERA_BOTH GlobalPlace place_in(const PieceTable& piece, const Dim& dim, int64_t index) {
   if (dim.count == 0) {
     if (dim.block >= dim.held) return {static_cast<uint64_t>(dim.begin + index), dim.held - index};
     const auto block = static_cast<int64_t>(quotient(static_cast<uint64_t>(index), static_cast<uint64_t>(dim.block)));
@@ -53,11 +53,11 @@ inline TESSERA_BOTH Place place_in(const Piece& piece, const Dim& dim, int64_t i
 }
 
 // Returns the place of element `local` of the piece in the global tensor.
-inline TESSERA_BOTH Place place_of(const Piece& piece, int64_t local) {
+inline TESSERA_BOTH GlobalPlace place_of(const PieceTable& piece, int64_t local) {
   int32_t d = piece.ndim - 1;
   auto rest = static_cast<uint64_t>(local);
   uint64_t outer = d > 0 ? quotient(rest, static_cast<uint64_t>(piece.dims[d].held)) : 0;
-  Place place =
+  GlobalPlace place =
       place_in(piece, piece.dims[d], static_cast<int64_t>(rest - outer * static_cast<uint64_t>(piece.dims[d].held)));
   auto stride = static_cast<uint64_t>(piece.dims[d].size);
   for (--d; d >= 0; --d) {
@@ -135,12 +135,12 @@ TESSERA_BOTH void fill_stretch(typename Make::Value* out, int64_t count, uint64_
 
 // Does the same for any piece. `aligned` says whether `out` is aligned to a group.
 template <class Make>
-TESSERA_BOTH void fill_piece(typename Make::Value* out, int64_t count, const Piece& piece, uint64_t seed, uint64_t draw,
-                             const Make& make, bool aligned, int64_t worker, int64_t workers) {
+TESSERA_BOTH void fill_piece(typename Make::Value* out, int64_t count, const PieceTable& piece, uint64_t seed,
+                             uint64_t draw, const Make& make, bool aligned, int64_t worker, int64_t workers) {
   constexpr int kPerBlock = Make::kPerBlock;
   for (int64_t local = worker * kPieceGroup; local < count; local += workers * kPieceGroup) {
     typename Make::Value values[kPieceGroup];
-    Place place{0, 0};
+    GlobalPlace place{0, 0};
     uint64_t block = 0;
     PhiloxWords words{};
     TESSERA_UNROLL

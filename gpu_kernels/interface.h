@@ -25,7 +25,7 @@ inline constexpr int kMaxIntervals = 64;
 
 // Describes the indices that a rank holds of one dimension, in ascending order. With count == 0 they are blocks of
 // `block` indices that begin at begin, begin + period, ...; the last one may be shorter. Else they are `count`
-// intervals of Piece::intervals, from `first` on.
+// intervals of PieceTable::intervals, from `first` on.
 struct Dim {
   int64_t size;  // of the global tensor
   int64_t held;  // how many indices the rank holds
@@ -42,13 +42,13 @@ struct HeldInterval {
 };
 
 // Describes which part of a row-major global tensor a rank holds. The piece is row-major too.
-struct Piece {
+struct PieceTable {
   int32_t ndim;  // at least one
   int32_t unused;
   Dim dims[kMaxDims];
   HeldInterval intervals[kMaxIntervals];
 };
-static_assert(sizeof(Piece) < 4000);  // it is passed to kernels by value
+static_assert(sizeof(PieceTable) < 4000);  // it is passed to kernels by value
 
 struct Draw {
   Kind kind;
@@ -62,7 +62,7 @@ struct Draw {
   int64_t first;
   uint64_t range;
   const double* probabilities;  // on the current device, one for each number of the piece
-  Piece piece;
+  PieceTable piece;
 };
 
 using DrawFunction = int (*)(const Draw* request, void* cuda_stream);

@@ -69,7 +69,7 @@ void each_stretch(std::span<const int64_t> sizes, const Tile& tile, int64_t widt
   }
 }
 
-bool describe_piece(std::span<const int64_t> sizes, const Tile& tile, int64_t width, gpu::Piece& piece) {
+bool describe_piece(std::span<const int64_t> sizes, const Tile& tile, int64_t width, gpu::PieceTable& piece) {
   const std::vector<Merged> dims = merged(sizes, tile, width);
   if (dims.size() > gpu::kMaxDims) return false;
   piece = {.ndim = static_cast<int32_t>(dims.size())};

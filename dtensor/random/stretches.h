@@ -20,6 +20,6 @@ void each_stretch(std::span<const int64_t> sizes, const Tile& tile, int64_t widt
 
 // Sets `piece` to describe the same elements, as plain data, and returns true; returns false where it has no room for
 // them. The tile must hold an element.
-bool describe_piece(std::span<const int64_t> sizes, const Tile& tile, int64_t width, gpu::Piece& piece);
+bool describe_piece(std::span<const int64_t> sizes, const Tile& tile, int64_t width, gpu::PieceTable& piece);
 
 }  // namespace tessera::detail

@@ -67,8 +67,8 @@ std::vector<int64_t> elements_of(const Held& held, int64_t width) {
   return found;
 }
 
-gpu::Piece described(const Held& held, int64_t width) {
-  gpu::Piece piece;
+gpu::PieceTable described(const Held& held, int64_t width) {
+  gpu::PieceTable piece;
   REQUIRE(draws::describe_piece(held.sizes, held.tile, width, piece));
   return piece;
 }
@@ -90,7 +90,7 @@ constexpr DrawKey kKey = {.seed = (uint64_t{5} << 40) + 17, .draw = 3};
 template <class Make>
 void check_threads(const Held& held, const at::Tensor& want, int64_t width, const Make& make) {
   using T = typename Make::Value;
-  const gpu::Piece piece = described(held, width);
+  const gpu::PieceTable piece = described(held, width);
   const at::Tensor numbers = width == 2 ? at::view_as_real(want) : want;
   const auto is_wanted = [&](const at::Tensor& got) { return got.equal(numbers); };
   for (const int64_t workers : {1, 7}) {
@@ -119,10 +119,10 @@ TEST_CASE("a piece as plain data has the elements of the tile, and says which ar
       CAPTURE(held.name);
       CAPTURE(width);
       const std::vector<int64_t> want = elements_of(held, width);
-      const gpu::Piece piece = described(held, width);
+      const gpu::PieceTable piece = described(held, width);
       const auto n = static_cast<int64_t>(want.size());
       for (int64_t i = 0; i < n; ++i) {
-        const gpu::Place place = gpu::place_of(piece, i);
+        const gpu::GlobalPlace place = gpu::place_of(piece, i);
         REQUIRE(static_cast<int64_t>(place.global) == want[i]);
         REQUIRE(place.adjacent >= 1);
         REQUIRE(i + place.adjacent <= n);
@@ -134,7 +134,7 @@ TEST_CASE("a piece as plain data has the elements of the tile, and says which ar
 
 TEST_CASE("places are right in tensors of more than 2^32 elements") {
   const Held held = {"rows and columns", {5, int64_t{1} << 33}, {one_interval(1, 4), one_interval(3, 1LL << 32)}};
-  const gpu::Piece piece = described(held, 1);
+  const gpu::PieceTable piece = described(held, 1);
   const int64_t columns = (1LL << 32) - 3;
   CHECK(gpu::place_of(piece, 0).global == (uint64_t{1} << 33) + 3);
   CHECK(gpu::place_of(piece, columns - 1).global == (uint64_t{1} << 33) + (1LL << 32) - 1);
@@ -143,7 +143,7 @@ TEST_CASE("places are right in tensors of more than 2^32 elements") {
 }
 
 TEST_CASE("a piece that the table has no room for is refused") {
-  gpu::Piece piece;
+  gpu::PieceTable piece;
   Intervals irregular;
   for (int64_t i = 0; i < 65; ++i) append(irregular, {i * 7, i * 7 + 1 + i % 4});
   CHECK(!draws::describe_piece(std::vector<int64_t>{500}, {irregular}, 1, piece));
