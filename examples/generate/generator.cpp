@@ -46,7 +46,7 @@ void Generator::generate(std::vector<int64_t> text, const GenerateOptions& optio
       cache_.length = 0;
       fresh = last(text, std::max<int64_t>(sequence_ / 2, 1));
     }
-    const int64_t token = choose_token(logits_after(fresh), options.sampling, mesh_);
+    const int64_t token = choose_token(logits_after(fresh).cpu(), options.sampling, mesh_);
     if (token == options.stop) return;
     on_token(token);
     text.push_back(token);
@@ -55,7 +55,8 @@ void Generator::generate(std::vector<int64_t> text, const GenerateOptions& optio
 }
 
 at::Tensor Generator::logits_after(const std::vector<int64_t>& tokens) {
-  const at::Tensor logits = forward_(torch::tensor(tokens, torch::kLong).unsqueeze(0), &cache_);
+  const at::Tensor ids = torch::tensor(tokens, torch::kLong).to(mesh_.device());
+  const at::Tensor logits = forward_(ids.unsqueeze(0), &cache_);
   const at::Tensor row = logits.select(1, logits.size(1) - 1).select(0, 0);
   return tessera::is_dtensor(row) ? tessera::full_tensor(row) : row;
 }

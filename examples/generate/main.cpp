@@ -63,8 +63,8 @@ class Text {
 void show_statistics(const tessera::DeviceMesh& mesh, torch::nn::Module& model, int64_t cache_bytes, int64_t tokens,
                      double seconds) {
   const tessera::Description weights = tessera::describe(model);
-  const at::Tensor here = torch::tensor({weights.bytes_here(), cache_bytes}, torch::kLong);
-  const at::Tensor all = tessera::all_gather(here, mesh, 0).view({-1, 2});
+  const at::Tensor here = torch::tensor({weights.bytes_here(), cache_bytes}, torch::kLong).to(mesh.device());
+  const at::Tensor all = tessera::all_gather(here, mesh, 0).view({-1, 2}).cpu();
   if (mesh.world().rank() != 0) return;
   std::cerr << fmt::format("\n{} tokens, {:.3f} ms each; the prompt is part of the first\n", tokens,
                            1e3 * seconds / static_cast<double>(std::max<int64_t>(tokens, 1)));
@@ -77,7 +77,7 @@ void show_statistics(const tessera::DeviceMesh& mesh, torch::nn::Module& model, 
 
 void run(const ProgramOptions& options, const std::shared_ptr<tessera::World>& world) {
   at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(world->local_size())));
-  const tessera::DeviceMesh mesh = tessera::init_device_mesh("cpu", {world->size()}, {"tp"}, world);
+  const tessera::DeviceMesh mesh = tessera::init_device_mesh(options.device, {world->size()}, {"tp"}, world);
   const Run folder = open_run(options.run, options.step, mesh);
   std::vector<int64_t> prompt;
   tessera::Agreement({mesh}, "generate").run([&] { prompt = prompt_tokens(options, folder.options.vocabulary); });

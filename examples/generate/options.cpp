@@ -43,6 +43,8 @@ void add_options(CLI::App& app, ProgramOptions& options) {
   app.add_option("--seed", options.seed, "Decides what is drawn: the same text on any number of ranks");
   app.add_option("--dtype", options.dtype, "float32, the default, or float64: what the weights are converted to")
       ->check(CLI::IsMember({"float32", "float64"}));
+  app.add_option("--device", options.device, "cpu, the default, or cuda, of which each rank takes one GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--step", options.step, "Take the checkpoint of this step; by default the newest");
   app.add_flag("--statistics", options.shows_statistics,
                "Write to standard error how long a token took, and what each rank held");

@@ -20,6 +20,7 @@ struct ProgramOptions {
   std::string prompt;
   std::string prompt_file;
   std::string dtype = "float32";
+  std::string device = "cpu";
   uint64_t seed = 0;
   bool shows_statistics = false;
   GenerateOptions generate;

@@ -76,7 +76,7 @@ Run open_run(const std::string& folder, std::optional<int64_t> step, const tesse
     run.options = read_options(fs::path(folder) / "config.ini");
     run.step = chosen_step(checkpoints, step);
   });
-  const at::Tensor seen_here = at::scalar_tensor(run.step, at::kLong).view(1);
+  const at::Tensor seen_here = at::scalar_tensor(run.step, at::kLong).view(1).to(mesh.device());
   run.step = tessera::all_reduce(seen_here, mesh, 0, tessera::ReduceOp::kMin).item<int64_t>();
   run.checkpoint = checkpoint_of(checkpoints, run.step);
   return run;

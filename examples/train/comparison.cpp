@@ -26,7 +26,7 @@ std::vector<double> losses_of(const Options& options, const Windows& windows,
   const tessera::GlobalBatches batches(windows.size(), options.batch, static_cast<uint64_t>(options.seed));
   std::vector<double> losses;
   for (int64_t step = 0; step < options.check_steps; ++step) {
-    losses.push_back(trainer.step(windows, batches, step).loss);
+    losses.push_back(trainer.step(windows, batches, step).loss.item<double>());
   }
   return losses;
 }
@@ -38,7 +38,8 @@ Comparison compare_with_one_process(Options options, const Windows& windows, con
   const std::vector<double> drawn = losses_of(options, windows, mesh);
   const std::vector<double> exact = losses_of(without_dropout, windows, mesh);
   if (mesh.world().rank() != mesh.mesh().ranks().front()) return {};
-  const tessera::DeviceMesh alone = tessera::init_device_mesh("cpu", {1, 1}, {"dp", "tp"}, tessera::World::create({}));
+  const tessera::DeviceMesh alone =
+      tessera::init_device_mesh(options.device, {1, 1}, {"dp", "tp"}, tessera::World::create({}));
   return {.with_dropout = largest_difference(drawn, losses_of(options, windows, alone)),
           .without_dropout = largest_difference(exact, losses_of(without_dropout, windows, std::nullopt))};
 }

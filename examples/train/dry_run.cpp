@@ -46,7 +46,11 @@ std::string bytes_table(const Options& options) {
 
 }  // namespace
 
-std::string dry_run(const Options& options) {
+std::string dry_run(Options options) {
+  // What a rank would hold and send follows from shapes and dtypes: the step is computed on the CPU, with no GPU
+  // needed.
+  options.dtype = compute_dtype(options);
+  options.device = "cpu";
   const tessera::DeviceMesh mesh = mesh_of(options, 0);
   Trainer trainer(options, mesh);
   const tessera::Description description = tessera::describe(trainer.module());

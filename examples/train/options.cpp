@@ -60,6 +60,8 @@ void add_job(CLI::App& app, Options& options, std::string& mesh) {
   app.add_option("--mesh", mesh, "Ranks that cut the batch (dp) and the layers (tp)")
       ->capture_default_str()
       ->check([&options](const std::string& text) { return read_mesh(text, options); }, "dp=N,tp=N");
+  app.add_option("--device", options.device, "What holds the tensors: cpu, or cuda, of which each rank takes one GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_flag("--zero{3}", options.zero,
                "Cut over dp too: 1: what AdamW holds, 2: gradients too, 3, also without a number: parameters too")
       ->check(CLI::IsMember({"false", "0", "1", "2", "3"}));
@@ -78,7 +80,8 @@ void add_model(CLI::App& app, Options& options) {
 
 void add_training(CLI::App& app, Options& options) {
   app.add_option("--dtype", options.dtype,
-                 "What layers compute in; parameters are float32, or float64. auto: bfloat16 where the CPU has it")
+                 "What layers compute in; parameters are float32, or float64. auto: bfloat16 on a GPU, and where the "
+                 "CPU has it")
       ->check(CLI::IsMember({"auto", "float64", "float32", "bfloat16"}));
   app.add_option("--steps", options.steps, "Steps of the whole run")->check(at_least(1));
   app.add_option("--stop-at", options.stop_at, "Save and end after this step, as on SIGTERM; 0: at the last one")

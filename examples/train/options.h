@@ -18,7 +18,8 @@ struct Options {
   // The ranks
   int64_t dp = 2;
   int64_t tp = 2;
-  int64_t zero = 0;  // what is cut over dp too: 1: the optimizer's state; 2: gradients too; 3: parameters too
+  std::string device = "cpu";  // what holds the ranks' tensors: cpu, cuda
+  int64_t zero = 0;            // what is cut over dp too: 1: the optimizer's state; 2: gradients too; 3: parameters too
 
   // The model
   int64_t hidden = 128;

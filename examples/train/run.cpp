@@ -93,6 +93,7 @@ class Run {
       : options_(parsed.options),
         config_(parsed.config),
         mesh_(mesh),
+        host_mesh_(tessera::init_device_mesh("cpu", {options_.dp, options_.tp}, {"dp", "tp"}, mesh.world_ptr())),
         is_first_(mesh.world().rank() == 0),
         stop_(std::move(stop)),
         checkpoints_(options_.run, options_.keep) {}
@@ -106,7 +107,7 @@ class Run {
   void look_at_held_out(int64_t done);
   StepResult traced_step(int64_t step);
   bool on_any_rank(bool here);
-  void save(int64_t done);
+  void save(int64_t done, const StepResult& result);
   int end();
   void write_report(const std::string& outcome, const std::string& written);
   void say(const std::string& text);
@@ -120,6 +121,7 @@ class Run {
   Options options_;
   std::string config_;
   DeviceMesh mesh_;
+  DeviceMesh host_mesh_;  // the same ranks on the CPU: what they agree on after a step does not wait for a GPU
   bool is_first_;
   Stop stop_;
   Checkpoints checkpoints_;
@@ -203,27 +205,29 @@ void Run::look_at_held_out(int64_t done) {
 }
 
 void Run::after_step(int64_t done, const StepResult& result) {
-  const bool is_last = done == options_.steps;
-  if (is_first_ && (done % options_.log_every == 0 || is_last)) {
+  const bool is_last = done == options_.steps, is_logged = done % options_.log_every == 0 || is_last;
+  if (is_logged) check_finite(result, done - 1);
+  if (is_first_ && is_logged) {
     on_first("metrics", [&] {
       metrics_->add({.step = done,
                      .tokens = tokens(done),
-                     .loss = result.loss,
+                     .loss = result.loss.item<double>(),
                      .bits_per_byte = {},
                      .tokens_per_second = progress_->tokens_per_second(done),
                      .learning_rate = result.learning_rate,
-                     .gradient_norm = result.gradient_norm});
+                     .gradient_norm = result.gradient_norm.item<double>()});
     });
   }
-  if (is_first_ && (is_progress_line(options_.progress) || done % options_.log_every == 0 || is_last)) {
-    progress_->show(done, result.loss);
-  }
+  // A line for each step would make each step wait for the GPU.
+  const bool is_line = is_progress_line(options_.progress) && !mesh_.device().is_cuda();
+  if (is_first_ && (is_line || is_logged)) progress_->show(done, result.loss.item<double>());
   if (options_.validate_every > 0 && done % options_.validate_every == 0 && !is_last) look_at_held_out(done);
-  if (is_last || (options_.save_every > 0 && done % options_.save_every == 0)) save(done);
+  if (is_last || (options_.save_every > 0 && done % options_.save_every == 0)) save(done, result);
 }
 
-void Run::save(int64_t done) {
+void Run::save(int64_t done, const StepResult& result) {
   if (saved_step_ == done) return;
+  check_finite(result, done - 1);
   checkpoints_.start(*trainer_, mesh_, done, identity_);
   saved_step_ = done;
 }
@@ -232,15 +236,16 @@ void Run::save(int64_t done) {
 bool Run::on_any_rank(bool here) {
   const tessera::Placement any = tessera::Partial(tessera::ReduceOp::kMax);
   const at::Tensor flag = at::tensor(static_cast<int64_t>(here), at::kLong);
-  return tessera::full_tensor(tessera::from_local(flag, mesh_, {any, any})).item<int64_t>() != 0;
+  return tessera::full_tensor(tessera::from_local(flag, host_mesh_, {any, any})).item<int64_t>() != 0;
 }
 
 // Returns whether the run is at its end.
 bool Run::train() {
   for (int64_t step = first_step_; step < options_.steps; ++step) {
-    after_step(step + 1, traced_step(step));
+    const StepResult result = traced_step(step);
+    after_step(step + 1, result);
     if (step + 1 < options_.steps && on_any_rank(stop_.is_asked() || step + 1 == options_.stop_at)) {
-      save(step + 1);
+      save(step + 1, result);
       checkpoints_.wait();
       say(fmt::format("stopped after step {}, which is saved; --resume --run {} goes on", step + 1, options_.run));
       return false;
@@ -303,7 +308,8 @@ int Run::go() {
 int run(const Parsed& parsed, const std::shared_ptr<tessera::World>& world, const Stop& stop) {
   check_ranks(parsed.options, *world);
   at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(world->local_size())));
-  const DeviceMesh mesh = tessera::init_device_mesh("cpu", {parsed.options.dp, parsed.options.tp}, {"dp", "tp"}, world);
+  const DeviceMesh mesh =
+      tessera::init_device_mesh(parsed.options.device, {parsed.options.dp, parsed.options.tp}, {"dp", "tp"}, world);
   return Run(parsed, mesh, stop).go();
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/Device.h>
 #include <fmt/format.h>
 #include <torch/torch.h>
 
@@ -53,12 +54,16 @@ bool has_bfloat16() {
 // While it lives, layers compute in bfloat16 where they can.
 class Autocast {
  public:
-  explicit Autocast(bool is_on) : is_on_(is_on) {
-    if (is_on_) at::autocast::set_autocast_enabled(at::kCPU, true);
+  Autocast(bool is_on, c10::DeviceType device)
+      : is_on_(is_on), device_(device), dtype_(at::autocast::get_autocast_dtype(device)) {
+    if (!is_on_) return;
+    at::autocast::set_autocast_dtype(device_, at::kBFloat16);
+    at::autocast::set_autocast_enabled(device_, true);
   }
   ~Autocast() {
     if (!is_on_) return;
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::set_autocast_enabled(device_, false);
+    at::autocast::set_autocast_dtype(device_, dtype_);
     at::autocast::clear_cache();
   }
   Autocast(const Autocast&) = delete;
@@ -66,6 +71,8 @@ class Autocast {
 
  private:
   bool is_on_;
+  c10::DeviceType device_;
+  at::ScalarType dtype_;
 };
 
 // Decays matrices alone: a norm's weight and a bias are no matrices.
@@ -96,7 +103,7 @@ class PartOfStep {
 
 std::string compute_dtype(const Options& options) {
   if (options.dtype != "auto") return options.dtype;
-  return has_bfloat16() ? "bfloat16" : "float32";
+  return options.device == "cuda" || has_bfloat16() ? "bfloat16" : "float32";
 }
 
 double learning_rate_of(const Options& options, int64_t step) {
@@ -111,6 +118,7 @@ double learning_rate_of(const Options& options, int64_t step) {
 struct Trainer::Parts {
   Options options;
   std::optional<tessera::DeviceMesh> mesh;
+  c10::Device device = at::kCPU;
   Transformer model{nullptr};
   std::unique_ptr<torch::optim::AdamW> optimizer;
 
@@ -131,7 +139,7 @@ struct Trainer::Parts {
     const tessera::ImplicitReplication plain_positions;
     at::Tensor out;
     {
-      const Autocast autocast(compute_dtype(options) == "bfloat16");
+      const Autocast autocast(compute_dtype(options) == "bfloat16", device.type());
       out = model->is_training() && options.has_activation_checkpoints ? checkpointed(ids) : model(ids);
     }
     return out.to(model->norm->weight.scalar_type());
@@ -139,7 +147,7 @@ struct Trainer::Parts {
 
   // Does what the model's forward does, and keeps no block's intermediate results.
   at::Tensor checkpointed(const at::Tensor& ids) {
-    at::Tensor x = model->drop(model->tok(ids) + model->pos(torch::arange(ids.size(1))));
+    at::Tensor x = model->drop(model->tok(ids) + model->pos(torch::arange(ids.size(1), ids.options())));
     for (const auto& layer : *model->layers) {
       const auto block = [layer](const std::vector<at::Tensor>& inputs) -> std::vector<at::Tensor> {
         const tessera::ImplicitReplication plain_positions;
@@ -159,9 +167,11 @@ struct Trainer::Parts {
 Trainer::Trainer(const Options& options, std::optional<tessera::DeviceMesh> mesh) : parts_(std::make_unique<Parts>()) {
   parts_->options = options;
   parts_->mesh = std::move(mesh);
+  parts_->device = parts_->mesh ? parts_->mesh->device() : c10::Device(options.device);
   torch::manual_seed(static_cast<uint64_t>(options.seed));
   parts_->model = Transformer(model_options(options));
-  parts_->model->to(compute_dtype(options) == "float64" ? at::kDouble : at::kFloat);
+  // The first values are drawn on the CPU: they are the same on every device.
+  parts_->model->to(parts_->device, compute_dtype(options) == "float64" ? at::kDouble : at::kFloat);
   if (parts_->mesh) {
     tessera::manual_seed(static_cast<uint64_t>(options.seed), parts_->mesh->world());
     tessera::ParallelizeOptions how;
@@ -180,39 +190,48 @@ torch::nn::Module& Trainer::module() { return *parts_->model; }
 torch::optim::Optimizer& Trainer::optimizer() { return *parts_->optimizer; }
 std::string Trainer::plan() const { return tessera::to_string(sequence_parallel_plan()); }
 
+void check_finite(const StepResult& result, int64_t step) {
+  const auto loss = result.loss.item<double>(), gradient_norm = result.gradient_norm.item<double>();
+  if (std::isfinite(loss) && std::isfinite(gradient_norm)) return;
+  throw std::runtime_error(
+      fmt::format("step {} has the loss {} and gradients of norm {}; the run stops, and the step is not saved. Go on "
+                  "after the last checkpoint with a lower --learning-rate",
+                  step + 1, loss, gradient_norm));
+}
+
 StepResult Trainer::compute_gradients(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step) {
   Parts& parts = *parts_;
   const int64_t count = parts.options.accumulate, rows = batches.batch_size() / count;
-  StepResult result{.learning_rate = learning_rate_of(parts.options, step)};
+  StepResult result{.loss = {}, .gradient_norm = {}, .learning_rate = learning_rate_of(parts.options, step)};
   parts.model->train();
   parts.optimizer->zero_grad();
   for (int64_t index = 0; index < count; ++index) {
     at::Tensor loss;
     {
       const PartOfStep forward(parts.mesh, "forward");
-      const auto [ids, targets] = windows.batch(parts.local(batches, step, index, count));
+      const auto [ids, targets] = windows.batch(parts.local(batches, step, index, count), parts.device);
       loss = parts.loss(parts.whole_of(ids, rows), parts.whole_of(targets, rows), at::Reduction::Mean) / count;
     }
     const PartOfStep backward(parts.mesh, "backward");
     std::optional<tessera::AccumulateGradients> not_yet_reduced;
     if (parts.mesh && index + 1 < count) not_yet_reduced.emplace(*parts.mesh);
     loss.backward();
-    result.loss += loss.item<double>();  // an all-reduce: every rank calls it
+    const at::Tensor here = loss.detach().to(at::kDouble);
+    result.loss = result.loss.defined() ? result.loss + here : here;
   }
+  if (parts.mesh) result.loss = tessera::full_tensor(result.loss);  // an all-reduce: every rank calls it
   const PartOfStep clip(parts.mesh, "clip");
   const double largest = parts.options.clip > 0 ? parts.options.clip : std::numeric_limits<double>::infinity();
-  result.gradient_norm = tessera::clip_grad_norm_(parts.model->parameters(), largest);
+  const std::vector<at::Tensor> parameters = parts.model->parameters();
+  result.gradient_norm = parts.device.is_cuda()
+                             ? tessera::clip_grad_norm_on_device_(parameters, largest)
+                             : torch::tensor(tessera::clip_grad_norm_(parameters, largest), at::kDouble);
   return result;
 }
 
 StepResult Trainer::step(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step) {
   const StepResult result = compute_gradients(windows, batches, step);
-  if (!std::isfinite(result.loss) || !std::isfinite(result.gradient_norm)) {
-    throw std::runtime_error(
-        fmt::format("step {} has the loss {} and gradients of norm {}; the run stops before they reach the parameters. "
-                    "Go on after the last checkpoint with a lower --learning-rate",
-                    step + 1, result.loss, result.gradient_norm));
-  }
+  if (!parts_->device.is_cuda()) check_finite(result, step);
   const PartOfStep optimizer(parts_->mesh, "optimizer");
   for (auto& group : parts_->optimizer->param_groups()) group.options().set_lr(result.learning_rate);
   parts_->optimizer->step();
@@ -224,7 +243,7 @@ double Trainer::bits_per_byte(const Windows& windows, const std::vector<int64_t>
   const torch::NoGradGuard no_gradient;
   Parts& parts = *parts_;
   parts.model->eval();
-  double nats = 0;
+  at::Tensor nats = torch::zeros({}, torch::dtype(at::kDouble).device(parts.device));
   for (std::size_t begin = 0; begin < samples.size(); begin += kRows) {
     const std::vector<int64_t> rows(
         samples.begin() + static_cast<std::ptrdiff_t>(begin),
@@ -236,10 +255,13 @@ double Trainer::bits_per_byte(const Windows& windows, const std::vector<int64_t>
       const int64_t dp = parts.mesh->size("dp"), each = (count + dp - 1) / dp, at = parts.mesh->local_rank("dp");
       here.assign(rows.begin() + std::min(count, at * each), rows.begin() + std::min(count, (at + 1) * each));
     }
-    const auto [ids, targets] = windows.batch(here);
-    nats += parts.loss(parts.whole_of(ids, count), parts.whole_of(targets, count), at::Reduction::Sum).item<double>();
+    const auto [ids, targets] = windows.batch(here, parts.device);
+    at::Tensor sum = parts.loss(parts.whole_of(ids, count), parts.whole_of(targets, count), at::Reduction::Sum);
+    if (parts.mesh) sum = tessera::full_tensor(sum);
+    nats += sum;
   }
-  return nats / std::numbers::ln2 / static_cast<double>(static_cast<int64_t>(samples.size()) * windows.sequence());
+  return nats.item<double>() / std::numbers::ln2 /
+         static_cast<double>(static_cast<int64_t>(samples.size()) * windows.sequence());
 }
 
 std::string Trainer::write(const std::string& prompt, int64_t count, double temperature, uint64_t seed) {
@@ -255,10 +277,11 @@ std::string Trainer::write(const std::string& prompt, int64_t count, double temp
       ids[0][j] =
           static_cast<int64_t>(static_cast<unsigned char>(text[text.size() - static_cast<std::size_t>(length - j)]));
     }
+    ids = ids.to(parts.device);
     if (parts.mesh) ids = tessera::from_local(ids, *parts.mesh, {Replicate(), Replicate()});
     at::Tensor last = parts.logits(ids).select(0, 0).select(0, length - 1);
     if (parts.mesh) last = tessera::full_tensor(last);
-    const at::Tensor sums = torch::softmax(last.to(at::kDouble) / temperature, 0).cumsum(0);
+    const at::Tensor sums = torch::softmax(last.cpu().to(at::kDouble) / temperature, 0).cumsum(0);
     const double drawn = std::uniform_real_distribution<double>(0.0, 1.0)(generator) * sums[-1].item<double>();
     at::Tensor next = torch::searchsorted(sums, torch::tensor({drawn}, at::kDouble)).clamp_max(sums.size(0) - 1);
     // Where ranks round differently, they go on with what the first one has drawn.

@@ -23,18 +23,24 @@ class Optimizer;
 namespace train {
 
 struct StepResult {
-  double loss = 0;           // the mean over the global batch, in nats, the same on every rank
-  double gradient_norm = 0;  // before it was clipped
+  // These two are float64, plain and the same on every rank, on the trainer's device: on a GPU reading one waits for
+  // the step.
+  at::Tensor loss;           // the mean over the global batch, in nats
+  at::Tensor gradient_norm;  // before it was clipped
   double learning_rate = 0;
 };
 
-// Returns the dtype in which layers compute: options.dtype, with "auto" replaced by what this CPU is quick at.
+// Throws std::runtime_error, which names the step, when the loss or the norm of the gradients is not finite. Does not
+// communicate.
+void check_finite(const StepResult& result, int64_t step);
+
+// Returns the dtype in which layers compute: options.dtype, with "auto" replaced by what the device is quick at.
 std::string compute_dtype(const Options& options);
 // Returns the learning rate of a step: it rises over the warm-up, then falls to a tenth along half a cosine.
 double learning_rate_of(const Options& options, int64_t step);
 
-// Holds a model and its optimizer, and trains it step by step: on a mesh, or, without one, in LibTorch alone. All ranks
-// of the mesh make the same calls.
+// Holds a model and its optimizer, and trains it step by step: on a mesh and its device, or, without one, in LibTorch
+// alone on options.device. All ranks of the mesh make the same calls.
 class Trainer {
  public:
   // First values and dropout follow from options.seed. Throws as parallelize_module does.
@@ -50,8 +56,9 @@ class Trainer {
   // Computes the loss of the batch of `step` and its clipped gradients: this rank reads its samples alone.
   StepResult compute_gradients(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step);
   // Does the same, and then a step of the optimizer, which communicates nothing. The parts of both are spans of the
-  // World's recorder. Throws std::runtime_error, on every
-  // rank, when the loss or the norm of the gradients is not finite; the parameters are then as they were.
+  // World's recorder. On the CPU it does what check_finite does, on every rank, before the optimizer's step: the
+  // parameters are then as they were. On a GPU nothing waits for the step, so check_finite is the caller's, and
+  // parameters that are no longer finite stay so in later steps.
   StepResult step(const Windows& windows, const tessera::GlobalBatches& batches, int64_t step);
 
   // Returns the mean bits for each byte of `samples` of the windows, without dropout.

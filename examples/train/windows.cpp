@@ -15,9 +15,10 @@ Windows::Windows(std::string text, int64_t sequence) : text_(std::move(text)), s
       text_.size(), sequence));
 }
 
-std::pair<at::Tensor, at::Tensor> Windows::batch(const std::vector<int64_t>& samples) const {
+std::pair<at::Tensor, at::Tensor> Windows::batch(const std::vector<int64_t>& samples, c10::Device device) const {
   const auto rows = static_cast<int64_t>(samples.size());
-  const at::Tensor ids = at::empty({rows, sequence_}, at::kLong), targets = at::empty({rows, sequence_}, at::kLong);
+  const at::TensorOptions host = at::TensorOptions(at::kLong).pinned_memory(device.is_cuda());
+  const at::Tensor ids = at::empty({rows, sequence_}, host), targets = at::empty({rows, sequence_}, host);
   auto* id = ids.mutable_data_ptr<int64_t>();
   auto* target = targets.mutable_data_ptr<int64_t>();
   for (const int64_t sample : samples) {
@@ -26,7 +27,7 @@ std::pair<at::Tensor, at::Tensor> Windows::batch(const std::vector<int64_t>& sam
       *target++ = static_cast<unsigned char>(text_[static_cast<std::size_t>(i + 1)]);
     }
   }
-  return {ids, targets};
+  return {ids.to(device, /*non_blocking=*/true), targets.to(device, /*non_blocking=*/true)};
 }
 
 }  // namespace train

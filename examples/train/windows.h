@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 namespace train {
 
@@ -20,8 +21,9 @@ class Windows {
   int64_t sequence() const { return sequence_; }
   const std::string& text() const { return text_; }
 
-  // Returns the bytes of these samples, int64 [samples, sequence], and the bytes that follow each of them.
-  std::pair<at::Tensor, at::Tensor> batch(const std::vector<int64_t>& samples) const;
+  // Returns the bytes of these samples, int64 [samples, sequence], and the bytes that follow each of them, on `device`.
+  // Nothing waits for the copies to a GPU.
+  std::pair<at::Tensor, at::Tensor> batch(const std::vector<int64_t>& samples, c10::Device device = at::kCPU) const;
 
  private:
   std::string text_;

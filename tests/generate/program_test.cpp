@@ -208,6 +208,7 @@ TEST_CASE("generate: mistakes are named, and the job ends") {
       {"an unknown option", 1, ok + "--topk 3", "--top-k"},
       {"a sampling that is none", 1, ok + "--temperature -1", "--temperature: Value -1 not in range"},
       {"a dtype", 1, ok + "--dtype half", "--dtype: half not in {float32,float64}"},
+      {"a device", 1, ok + "--device tpu", "--device: tpu not in {cpu,cuda}"},
       {"no prompt", 2, run.path(), "there is no prompt; give --prompt TEXT or --prompt-file FILE"},
       {"two prompts", 1, ok + "--prompt-file x", "--prompt excludes --prompt-file"},
       {"a file of the prompt", 2, run.path() + " --prompt-file no/such", "--prompt-file: 'no/such' cannot be read"},

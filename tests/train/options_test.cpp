@@ -37,6 +37,8 @@ TEST_CASE("options: defaults, and a mesh in any order and with one dimension") {
   CHECK(options.sequence == 128);
   CHECK(options.dropout == 0.1);
   CHECK(options.zero == 0);
+  CHECK(options.device == "cpu");
+  CHECK(parse({"--device", "cuda"}).options.device == "cuda");
   CHECK(parse({"--zero"}).options.zero == 3);
   CHECK(parse({"--zero", "--tied"}).options.zero == 3);
   CHECK(parse({"--zero=0"}).options.zero == 0);
@@ -65,6 +67,7 @@ TEST_CASE("options: a wrong one is answered with the right ones") {
       {{"--mesh", "dp=0"}, {"at least 1 rank"}},
       {{"--mesh", "dp=2x"}, {"'dp=2x' is no mesh"}},
       {{"--mesh", ""}, {"the mesh is empty"}},
+      {{"--device", "tpu"}, {"--device", "tpu", "cpu", "cuda"}},
       {{"--zero=4"}, {"--zero", "4", "0,1,2,3"}},
       {{"--hidden", "100", "--heads", "3"}, {"--heads 3 does not divide --hidden 100"}},
       {{"--accumulate", "3"}, {"--accumulate 3 does not divide --batch"}},
@@ -112,12 +115,14 @@ TEST_CASE("options: a config file gives the same options, and gives way to the c
 
 TEST_CASE("options: a run goes on with the options that it was begun with, and with others where they are given") {
   const tessera::PrivateFolder folder;
-  begin_run(folder.path(), {"--layers", "2", "--batch", "8"});
+  begin_run(folder.path(), {"--layers", "2", "--batch", "8", "--device", "cuda"});
   const Parsed again = parse({"--run", folder.path().c_str(), "--resume", "--batch", "4"});
   CAPTURE(again.message);
   const Options& resumed = again.options;
   CHECK(resumed.is_resumed);
   CHECK(resumed.layers == 2);
   CHECK(resumed.batch == 4);
+  CHECK(resumed.device == "cuda");
+  CHECK(parse({"--run", folder.path().c_str(), "--resume", "--device", "cpu"}).options.device == "cpu");
   CHECK(parse({"--run", folder.path().c_str()}).options.layers == 4);
 }
