@@ -2,6 +2,9 @@
 
 #include <cstdint>
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
 #include "tessera/mesh/world.h"
 
 namespace tessera {
@@ -19,5 +22,43 @@ namespace tessera {
 void manual_seed(uint64_t seed, World& world);
 // Does the same in the environment's world.
 void manual_seed(uint64_t seed);
+
+// Lets a CUDA graph hold operators that draw random numbers on DTensors, such as dropout. While draws are recorded,
+// they are numbered from a number on the device, which before_replay() sets, so that each replay draws what the same
+// calls would draw if they were made in its place.
+//
+//   CapturedDraws draws(*world, mesh.device());  // records from here on
+//   graph.capture_begin();
+//   step();
+//   graph.capture_end();
+//   draws.end();
+//   for (...) {
+//     draws.before_replay();
+//     graph.replay();
+//   }
+//
+// Keep it as long as the graph. A draw that the kernels of gpu_kernels/ cannot make throws std::runtime_error while it
+// is recorded. Does not communicate; every rank makes the same calls.
+class CapturedDraws {
+ public:
+  // Throws std::invalid_argument when `device` is no GPU, and std::logic_error when the world records draws already.
+  CapturedDraws(World& world, c10::Device device);
+  ~CapturedDraws();
+  CapturedDraws(const CapturedDraws&) = delete;
+  CapturedDraws& operator=(const CapturedDraws&) = delete;
+
+  // Ends the recording; the world then goes on where it was before. A second call does nothing.
+  void end();
+  // Numbers the draws of the next replay from the world's counter, and advances that by as many. Queues its work on the
+  // current stream, and does not wait.
+  void before_replay();
+
+ private:
+  World& world_;
+  at::Tensor base_;  // int64, a number
+  RandomState before_;
+  uint64_t count_ = 0;
+  bool records_ = true;
+};
 
 }  // namespace tessera

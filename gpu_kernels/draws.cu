@@ -24,17 +24,20 @@ constexpr int64_t kBlocksPerProcessor = 32;
 __device__ int64_t worker() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 __device__ int64_t workers() { return static_cast<int64_t>(gridDim.x) * kThreads; }
 
+__device__ uint64_t number_of(uint64_t draw, const uint64_t* base) { return base == nullptr ? draw : draw + *base; }
+
 template <class Make>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
-    stretch_kernel(typename Make::Value* out, int64_t count, uint64_t offset, uint64_t seed, uint64_t draw, Make make) {
-  fill_stretch(out, count, offset, seed, draw, make, worker(), workers());
+    stretch_kernel(typename Make::Value* out, int64_t count, uint64_t offset, uint64_t seed, uint64_t draw,
+                   const uint64_t* base, Make make) {
+  fill_stretch(out, count, offset, seed, number_of(draw, base), make, worker(), workers());
 }
 
 template <class Make>
 __global__ void __launch_bounds__(kThreads, kBlocksAtOnce)
     piece_kernel(typename Make::Value* out, int64_t count, const __grid_constant__ PieceTable piece, uint64_t seed,
-                 uint64_t draw, Make make, bool aligned) {
-  fill_piece(out, count, piece, seed, draw, make, aligned, worker(), workers());
+                 uint64_t draw, const uint64_t* base, Make make, bool aligned) {
+  fill_piece(out, count, piece, seed, number_of(draw, base), make, aligned, worker(), workers());
 }
 
 // Sets `grid` to what `groups` threads need, up to what keeps the current device busy.
@@ -66,10 +69,10 @@ cudaError_t launch(const Draw& request, const Make& make, cudaStream_t stream) {
   config.stream = stream;
   if (stretch) {
     return cudaLaunchKernelEx(&config, &stretch_kernel<Make>, out, request.count, static_cast<uint64_t>(dim.begin),
-                              request.seed, request.draw, make);
+                              request.seed, request.draw, request.base, make);
   }
   return cudaLaunchKernelEx(&config, &piece_kernel<Make>, out, request.count, request.piece, request.seed, request.draw,
-                            make, is_aligned(out, kPieceGroup));
+                            request.base, make, is_aligned(out, kPieceGroup));
 }
 
 template <class T>

@@ -7,7 +7,7 @@
 namespace tessera::gpu {
 
 // Is to be raised by one whenever anything in this header changes.
-inline constexpr int kInterfaceVersion = 1;
+inline constexpr int kInterfaceVersion = 2;
 
 enum class Kind : int32_t {
   kUniform,        // a: from, b: to
@@ -57,6 +57,7 @@ struct Draw {
   int64_t count;  // numbers in the piece
   uint64_t seed;
   uint64_t draw;
+  const uint64_t* base;  // on the current device, is added to `draw`; may be null
   double a;
   double b;
   int64_t first;

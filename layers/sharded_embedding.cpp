@@ -21,6 +21,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/mappings.h"
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/device_checks.h"
 #include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/partition.h"
 
@@ -95,6 +96,9 @@ void check_ids(const at::Tensor& ids, const Table& table, const DeviceMesh& mesh
                const ShardedEmbeddingOptions& options) {
   if (ids.numel() == 0) return;
   const at::Tensor outside = ids.lt(0).logical_or_(ids.ge(table.rows));
+  if (is_queued(ids)) {
+    return check_on_device(outside.logical_not(), "sharded_embedding: an id is outside the table's rows");
+  }
   if (!outside.any().item<bool>()) return;
   refuse_count(
       fmt::format("id {} is outside the table of {} rows", ids.masked_select(outside)[0].item<int64_t>(), table.rows),

@@ -32,6 +32,7 @@ class Recorder;
 struct RandomState {
   uint64_t seed = 0;
   uint64_t counter = 0;
+  const uint64_t* base = nullptr;  // on a GPU: what is added to the counter there; see CapturedDraws
 };
 
 // Describes one collective for CommCounter and other observers.

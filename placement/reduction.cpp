@@ -21,6 +21,7 @@
 #include <fmt/format.h>
 
 #include "tessera/mesh/core/deferred_tensor.h"
+#include "tessera/mesh/core/device_checks.h"
 #include "tessera/mesh/core/wire.h"
 
 namespace tessera {
@@ -116,6 +117,11 @@ class Norm final : public Reduction {
     return Reduction::spread(only_piece(value, ranks), coordinate, ranks);
   }
   at::Tensor only_piece(const at::Tensor& value, int64_t) const override {
+    if (is_queued(value)) {
+      check_on_device(at::lt(value, 0).logical_not(),
+                      "redistribute: a value with negative elements cannot be a pending norm");
+      return value;
+    }
     if (!at::lt(value, 0).any().item<bool>()) return value;
     throw std::runtime_error(
         fmt::format("redistribute: a value with negative elements cannot be P({}), which is never negative", text()));

@@ -197,7 +197,8 @@ bool is_zero_or_nonfinite(const TensorArg& entry) {
   // A rank outside the mesh does not see the number.
   if (distributed && entry.spec->mesh.size() < entry.spec->mesh.world().size()) return entry.spec->numel() == 1;
   const at::Tensor& local = distributed ? detail::meta(*entry.tensor).local() : *entry.tensor;
-  return local.is_cpu() && local.numel() == 1 && is_zero_or_nonfinite(local.item());
+  // A number on a GPU may be one: the host would wait to see it.
+  return local.numel() == 1 && (!local.is_cpu() || is_zero_or_nonfinite(local.item()));
 }
 
 }  // namespace

@@ -47,9 +47,18 @@ void fill(const at::Tensor& host, const Spec& spec, DrawKey key, int64_t width, 
   });
 }
 
+void refuse_captured(DrawKey key) {
+  if (key.base == nullptr) return;
+  throw std::runtime_error(
+      "CapturedDraws: this draw would be made on the host, which a CUDA graph cannot repeat; it needs "
+      "libtessera_gpu.so, "
+      "and an operator and a dtype that it draws");
+}
+
 // Calls make_all with a row-major tensor in host memory, and copies the result to `out` where that is not `out` itself.
-void on_host(const at::Tensor& out, c10::function_ref<void(const at::Tensor&)> make_all) {
+void on_host(const at::Tensor& out, DrawKey key, c10::function_ref<void(const at::Tensor&)> make_all) {
   if (out.numel() == 0) return;
+  refuse_captured(key);
   const bool direct = out.is_cpu() && out.is_contiguous() && is_in_memory(out);
   const at::Tensor host = direct ? out : at::empty(out.sizes(), at::TensorOptions(out.scalar_type()));
   make_all(host);
@@ -57,8 +66,9 @@ void on_host(const at::Tensor& out, c10::function_ref<void(const at::Tensor&)> m
 }
 
 // Does the same for floating-point dtypes; a complex number is passed as two real ones.
-void on_host_real(const at::Tensor& out, c10::function_ref<void(const at::Tensor&, int64_t width)> make_all) {
-  on_host(out, [&](const at::Tensor& host) {
+void on_host_real(const at::Tensor& out, DrawKey key,
+                  c10::function_ref<void(const at::Tensor&, int64_t width)> make_all) {
+  on_host(out, key, [&](const at::Tensor& host) {
     if (host.is_complex()) {
       make_all(at::view_as_real(host), 2);
     } else {
@@ -108,6 +118,7 @@ bool on_gpu(const at::Tensor& out, const Spec& spec, DrawKey key, gpu::Draw requ
   request.count = out.numel() * width;
   request.seed = key.seed;
   request.draw = key.draw;
+  request.base = key.base;
   const c10::DeviceGuard device(out.device());
   const c10::impl::VirtualGuardImpl guard(out.device().type());
   const int error = draw(&request, guard.getStreamNativeHandle(guard.getStream(out.device())));
@@ -123,7 +134,7 @@ bool on_gpu(const at::Tensor& out, const Spec& spec, DrawKey key, gpu::Draw requ
 
 DrawKey next_draw(World& world, const std::optional<at::Generator>& user) {
   RandomState& state = world.random_state();
-  if (!user || !user->defined()) return {.seed = state.seed, .draw = state.counter++};
+  if (!user || !user->defined()) return {.seed = state.seed, .draw = state.counter++, .base = state.base};
   const at::Tensor word = at::empty({}, at::TensorOptions(at::kLong).device(user->device()));
   word.random_(std::numeric_limits<int64_t>::min(), std::nullopt, user);
   return {.seed = static_cast<uint64_t>(word.item<int64_t>()), .draw = kOfGenerator};
@@ -131,12 +142,14 @@ DrawKey next_draw(World& world, const std::optional<at::Generator>& user) {
 
 // Uses a block that no element has.
 uint64_t seed_of(DrawKey key) {
+  refuse_captured(key);
+
   return gpu::word64(gpu::words_of(key.seed, key.draw, std::numeric_limits<uint64_t>::max()), 0);
 }
 
 void draw_uniform(const at::Tensor& out, const Spec& spec, DrawKey key, double from, double to) {
   if (on_gpu(out, spec, key, {.kind = gpu::Kind::kUniform, .a = from, .b = to})) return;
-  on_host_real(out, [&](const at::Tensor& host, int64_t width) {
+  on_host_real(out, key, [&](const at::Tensor& host, int64_t width) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_uniform",
                                     [&] { fill(host, spec, key, width, gpu::Uniform<scalar_t>(from, to)); });
   });
@@ -146,7 +159,7 @@ void draw_normal(const at::Tensor& out, const Spec& spec, DrawKey key, double me
   // The real and the imaginary part share the variance.
   const double scale = out.is_complex() ? deviation / std::numbers::sqrt2 : deviation;
   if (on_gpu(out, spec, key, {.kind = gpu::Kind::kNormal, .a = mean, .b = scale})) return;
-  on_host_real(out, [&](const at::Tensor& host, int64_t width) {
+  on_host_real(out, key, [&](const at::Tensor& host, int64_t width) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_normal",
                                     [&] { fill(host, spec, key, width, gpu::Normal<scalar_t>(mean, scale)); });
   });
@@ -154,7 +167,7 @@ void draw_normal(const at::Tensor& out, const Spec& spec, DrawKey key, double me
 
 void draw_exponential(const at::Tensor& out, const Spec& spec, DrawKey key, double rate) {
   if (on_gpu(out, spec, key, {.kind = gpu::Kind::kExponential, .a = rate})) return;
-  on_host(out, [&](const at::Tensor& host) {
+  on_host(out, key, [&](const at::Tensor& host) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "draw_exponential",
                                     [&] { fill(host, spec, key, 1, gpu::Exponential<scalar_t>(rate)); });
   });
@@ -162,7 +175,7 @@ void draw_exponential(const at::Tensor& out, const Spec& spec, DrawKey key, doub
 
 void draw_integers(const at::Tensor& out, const Spec& spec, DrawKey key, int64_t first, uint64_t count) {
   if (on_gpu(out, spec, key, {.kind = gpu::Kind::kIntegers, .first = first, .range = count})) return;
-  on_host(out, [&](const at::Tensor& host) {
+  on_host(out, key, [&](const at::Tensor& host) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_integers",
                                [&] { fill(host, spec, key, 1, gpu::Integers<scalar_t>(first, count)); });
   });
@@ -170,7 +183,7 @@ void draw_integers(const at::Tensor& out, const Spec& spec, DrawKey key, int64_t
 
 void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, double probability) {
   if (on_gpu(out, spec, key, {.kind = gpu::Kind::kBernoulli, .a = probability})) return;
-  on_host(out, [&](const at::Tensor& host) {
+  on_host(out, key, [&](const at::Tensor& host) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_bernoulli",
                                [&] { fill(host, spec, key, 1, gpu::Bernoulli<scalar_t>(probability)); });
   });
@@ -178,7 +191,7 @@ void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, double
 
 // Draws on the host, since a GPU could not say in time that a probability is none.
 void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, const at::Tensor& probability) {
-  on_host(out, [&](const at::Tensor& host) {
+  on_host(out, key, [&](const at::Tensor& host) {
     const at::Tensor wanted =
         probability.expand(out.sizes()).to(at::TensorOptions(at::kDouble).device(at::kCPU)).contiguous();
     const double* const p = wanted.const_data_ptr<double>();

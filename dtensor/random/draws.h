@@ -15,7 +15,8 @@ namespace tessera::detail {
 // in the global tensor, so they are the same on any mesh and with any sharding.
 struct DrawKey {
   uint64_t seed = 0;
-  uint64_t draw = 0;  // the number of draws since the seed was set
+  uint64_t draw = 0;               // the number of draws since the seed was set
+  const uint64_t* base = nullptr;  // on a GPU: is added to `draw` there; the host cannot draw with one
 };
 
 // Returns the world's next key and advances its counter by one; with a caller's generator, a key made of 64 bits that

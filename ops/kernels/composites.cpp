@@ -10,11 +10,11 @@
 #include <ATen/ops/_ctc_loss.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ctc_loss.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/logical_and.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/remainder.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/tensor_split.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -62,7 +62,7 @@ bool item(const c10::OperatorHandle& op, Stack& stack) {
 // equal(a, b) returns a bool on every rank, so like item() it communicates explicitly: one all_reduce of a flag on each
 // mesh dimension that cuts the tensors. Redistributing b to a's layout, and reducing pending terms, is implicit
 // communication. An integer tensor is equal to itself without a comparison. Another one is not if it has a NaN, which
-// only the rank that holds it sees.
+// only the rank that holds it sees; but on a GPU LibTorch does not look.
 bool equal(const c10::OperatorHandle& op, Stack& stack) {
   const Stack args = take_args(op, stack);
   if (!any_spread(args) || !is_dtensor(args[0].toTensor()) || !is_dtensor(args[1].toTensor())) return false;
@@ -70,7 +70,8 @@ bool equal(const c10::OperatorHandle& op, Stack& stack) {
   const detail::Meta& b = detail::meta(args[1].toTensor());
   const DeviceMesh& mesh = a.spec->mesh;
   if (!(mesh == b.spec->mesh) || !mesh.is_member()) return false;
-  const bool itself = &a == &b && c10::isIntegralType(a.spec->dtype, /*includeBool=*/true);
+  const bool unseen = c10::isIntegralType(a.spec->dtype, /*includeBool=*/true) || !a.local().is_cpu();
+  const bool itself = &a == &b && unseen;
   if (itself || a.spec->sizes != b.spec->sizes) {
     give(op, stack, itself);
     return true;

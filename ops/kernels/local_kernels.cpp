@@ -20,6 +20,7 @@
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/device_checks.h"
 
 namespace tessera {
 namespace {
@@ -73,6 +74,10 @@ void extremum(const LocalCall& call, Stack& stack) {
 
 void check_indices(const at::Tensor& indices, int64_t num_rows) {
   if (indices.numel() == 0) return;
+  if (is_queued(indices)) {
+    const at::Tensor inside = at::logical_and(indices >= 0, indices < num_rows);
+    return check_on_device(inside, "embedding: an index is outside the table's rows");
+  }
   const auto low = indices.min().item<int64_t>();
   const auto high = indices.max().item<int64_t>();
   if (low >= 0 && high < num_rows) return;

@@ -21,6 +21,7 @@
 #include "tessera/dtensor/saved.h"
 #include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/core/device_checks.h"
 #include "tessera/mesh/mesh_checks.h"
 #include "tessera/placement/partition.h"
 
@@ -99,6 +100,11 @@ constexpr const char* kName = "sharded_cross_entropy";
 void check_count(const at::Tensor& counted, const Problem& p) {
   constexpr int64_t kExact = 1 << 24;  // up to which sums of float32 are exact
   if (p.options.classes || p.mesh->size() == 1 || p.classes > kExact) return;
+  if (is_queued(counted)) {
+    return check_on_device(
+        counted == p.classes,
+        "sharded_cross_entropy: the ranks have uneven numbers of classes, which need options.classes");
+  }
   const auto all = static_cast<int64_t>(counted.item<double>());
   if (all == p.classes) return;
   refuse_alone(*p.mesh, kName,
@@ -326,6 +332,12 @@ Problem checked(const at::Tensor& logits, const at::Tensor& target, const Device
   }
   const at::Tensor outside =
       target.ne(options.ignore_index).logical_and_(target.lt(0).logical_or_(target.ge(p.classes)));
+  if (is_queued(target)) {
+    if (target.numel() > 0) {
+      check_on_device(outside.logical_not(), "sharded_cross_entropy: a target is out of the classes' bounds");
+    }
+    return p;
+  }
   if (target.numel() > 0 && outside.any().item<bool>()) {
     refuse_count(fmt::format("target {} is out of bounds: there are {} classes, and ignore_index is {}",
                              target.masked_select(outside)[0].item<int64_t>(), p.classes, options.ignore_index));

@@ -135,7 +135,7 @@ OpRule batch_norm(const OpCall& call) {
   OpRule rule{.strategies = shard_factors({input, channel, channel, channel, channel}, {input, buffers, buffers})};
   for (Strategy& strategy : rule.strategies) {
     for (const std::size_t k : {1, 2}) {
-      if (empty) strategy.outputs[k] = Replicate();
+      if (empty || !strategy.outputs[k].is_shard()) strategy.outputs[k] = Replicate();
     }
   }
   if (!empty) rule.kernel = "norm_by_statistics";

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -16,6 +17,7 @@
 #include "tessera/dtensor/clip_grad_norm.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/fused_adamw.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/gpu/api_calls.h"
 #include "tessera/tests/harness/device.h"
@@ -85,6 +87,7 @@ TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in an embedding, dropout and 
   fill(*table, at::kFloat);
   auto tp = parallelize_module(table, mesh, {{"", RowwiseParallel()}});
   const at::Tensor ids = at::arange(24, on(at::kLong)).remainder(50);
+  const at::Tensor spread_ids = distribute_tensor(ids, mesh, {Replicate()});
   const std::string waited = waits_of([&](bool, const std::function<void(const char*)>& enter) {
     enter("embedding");
     at::Tensor y = tp(ids);
@@ -93,7 +96,7 @@ TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in an embedding, dropout and 
     enter("linear");
     const at::Tensor logits = at::matmul(y, table->weight.t());
     enter("cross entropy");
-    const at::Tensor loss = torch::nn::functional::cross_entropy(logits, ids);
+    const at::Tensor loss = torch::nn::functional::cross_entropy(logits, spread_ids);
     enter("backward");
     loss.backward();
   });
@@ -102,7 +105,7 @@ TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in an embedding, dropout and 
 }
 
 // Compares `steps` replays of a graph that holds one step with as many eager steps, bit by bit.
-TESSERA_RANKS_TEST_CASE("a step of a block on one rank is captured in a CUDA graph", {1}) {
+TESSERA_RANKS_TEST_CASE("a step of a block with dropout on one rank is captured in a CUDA graph", {1}) {
   const DeviceMesh mesh = tp_line();
   const auto make = [&] {
     Block block(64, 4, 128);
@@ -116,7 +119,7 @@ TESSERA_RANKS_TEST_CASE("a step of a block on one rank is captured in a CUDA gra
   FusedAdamW of_eager(eager->parameters(), {.lr = 1e-2}), of_captured(captured->parameters(), {.lr = 1e-2});
   const auto step = [&](auto& tp, FusedAdamW& optimizer) {
     optimizer.zero_grad(/*set_to_none=*/false);
-    tp(x).square().mean().backward();
+    at::dropout(tp(x), 0.1, true).square().mean().backward();
     optimizer.step();
   };
   // Three steps of warm-up on a stream of their own, as a capture needs.
@@ -124,20 +127,31 @@ TESSERA_RANKS_TEST_CASE("a step of a block on one rank is captured in a CUDA gra
   const c10::Stream side = gpu.getStreamFromGlobalPool(mesh.device());
   gpu.synchronizeDevice(0);
   at::cuda::CUDAGraph graph;
+  std::optional<CapturedDraws> draws;
+  manual_seed(3, *world());
   {
     const c10::StreamGuard guard(side);
     for (int i = 0; i < 3; ++i) step(captured_tp, of_captured);
     gpu.synchronizeDevice(0);
+    draws.emplace(*world(), mesh.device());
     graph.capture_begin();
     step(captured_tp, of_captured);
     graph.capture_end();
+    draws->end();
   }
+  manual_seed(3, *world());
   for (int i = 0; i < 3; ++i) step(eager_tp, of_eager);
+  RandomState after_warm_up = world()->random_state(), of_graph = after_warm_up;
   for (int i = 0; i < 20; ++i) {
+    world()->random_state() = of_graph;
+    draws->before_replay();
+    of_graph = world()->random_state();
+    world()->random_state() = after_warm_up;
     of_eager.set_lr(1e-2 / (1 + i));
     of_captured.set_lr(1e-2 / (1 + i));
     graph.replay();
     step(eager_tp, of_eager);
+    after_warm_up = world()->random_state();
   }
   gpu.synchronizeDevice(0);
   const std::vector<at::Tensor> got = captured->parameters(), want = eager->parameters();

@@ -64,8 +64,10 @@ void check_layer(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh
     }
     CHECK(is_dtensor(got) == global);
     const Placement out = in_sequence ? Shard(0) : Replicate();
+    // A GPU adds the squares of a row in another order.
+    const double limit = options.max_norm && !device().is_cpu() ? 1e-6 : 1e-12;
     CHECK(close(global ? full_tensor(got.detach()) : got.detach(),
-                global ? want.detach() : piece_of(want.detach(), mesh, {out})));
+                global ? want.detach() : piece_of(want.detach(), mesh, {out}), limit));
     const at::Tensor g = sample(want.sizes(), 3);
     want.backward(g);
     counter.reset();
@@ -75,7 +77,7 @@ void check_layer(const ParallelEmbeddingOptions& options, const DeviceMesh& mesh
       CHECK(counter.total() == (in_sequence ? 1 : 0));
     }
     CHECK(close(full_tensor(layer->weight.grad()), one->weight.grad()));
-    CHECK(close(layer->master_weight(), one->weight.detach()));
+    CHECK(close(layer->master_weight(), one->weight.detach(), limit));
   }
 }
 

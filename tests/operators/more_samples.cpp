@@ -7,7 +7,8 @@ namespace {
 
 at::Tensor x(at::IntArrayRef sizes) { return at::rand(sizes, at::kDouble) + 0.1; }
 c10::List<at::Tensor> two() { return c10::List<at::Tensor>({x({5, 3}), x({4})}); }
-c10::List<at::Tensor> steps() { return c10::List<at::Tensor>({at::ones({}, at::kDouble), at::ones({}, at::kDouble)}); }
+// A GPU's kernels read counts of steps as float32.
+c10::List<at::Tensor> steps() { return c10::List<at::Tensor>({at::ones({}, at::kFloat), at::ones({}, at::kFloat)}); }
 c10::List<at::Tensor> nothing() { return c10::List<at::Tensor>(); }
 
 // Returns arguments of _fused_adam and _fused_adamw, with a learning rate that is a number or a tensor.
