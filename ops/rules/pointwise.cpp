@@ -253,13 +253,23 @@ OpRule shift(const OpCall& call) {
 OpRule log_sigmoid(const OpCall& call) {
   const Labels labels = labels_of(call.inputs.at(0));
   TensorInfo buffer = call.inputs[0];
-  const bool on_gpu = call.args[0].toTensor().is_cuda();
+  const bool on_gpu = call.device != c10::DeviceType::CPU;
   if (on_gpu) buffer.sizes = {0};
   OpRule rule{.strategies = shard_factors({labels}, {labels, on_gpu ? "-" : labels})};
   for (Strategy& strategy : rule.strategies) {
     if (on_gpu) strategy.outputs[1] = Replicate();
   }
   rule.outputs = {call.inputs[0], buffer};
+  return rule;
+}
+
+// On a GPU the buffer is empty and is not read, and meta tensors give the result its size.
+OpRule log_sigmoid_backward(const OpCall& call) {
+  if (call.device == c10::DeviceType::CPU) return linear_in_first(call);
+  const Labels labels = labels_of(call.inputs.at(0));
+  OpRule rule{.strategies = shard_factors({labels, labels, "-"}, {labels})};
+  for (Strategy& strategy : rule.strategies) strategy.inputs[2] = Replicate();
+  rule.outputs = {call.inputs[0]};
   return rule;
 }
 
@@ -280,6 +290,7 @@ constexpr RuleEntry kSpecial[] = {
     {"__lshift__", shift},
     {"__rshift__", shift},
     {"log_sigmoid_forward", log_sigmoid},
+    {"log_sigmoid_backward", log_sigmoid_backward},
     {"complex", complex_of_parts},
     {"polar", complex_of},
     {"add", sum_of_tensors},
@@ -309,7 +320,7 @@ constexpr std::string_view kLinearInFirst =
     "gelu_backward "
     "silu_backward sigmoid_backward tanh_backward threshold_backward hardtanh_backward leaky_relu_backward "
     "elu_backward softplus_backward hardsigmoid_backward hardswish_backward mish_backward hardshrink_backward "
-    "softshrink_backward logit_backward log_sigmoid_backward ";
+    "softshrink_backward logit_backward ";
 
 constexpr std::string_view kRising =
     "asinh atan ceil clamp clamp_max clamp_min erf exp exp2 expm1 floor hardsigmoid hardtanh relu round sigmoid sinh "
