@@ -4,9 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <set>
 #include <stdexcept>
+#include <tuple>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -201,6 +203,8 @@ void check_arguments(double max_norm, double norm_type, const std::optional<Devi
   }
 }
 
+using Like = std::tuple<c10::DeviceType, c10::DeviceIndex, at::ScalarType>;
+
 std::vector<at::Tensor> pieces_of(const detail::LocalGradients& all) {
   std::vector<at::Tensor> pieces;
   for (const detail::LocalGradient& each : all.gradients) pieces.push_back(each.piece);
@@ -242,8 +246,15 @@ at::Tensor clip_grad_norm_on_device_(const std::vector<at::Tensor>& parameters, 
   const detail::NotDeferred own_tensors;
   const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
   const at::Tensor norm = in_scope(all, stages, [&] { return norm_of(all, norm_type, stages); });
-  const std::vector<at::Tensor> pieces = pieces_of(all);
-  if (!pieces.empty()) at::_foreach_mul_(pieces, (max_norm / (norm + 1e-6)).clamp_max(1));
+  const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1);
+  // One call for the pieces of a device and a dtype, with a factor that is like them, is one kernel or a few.
+  std::map<Like, std::vector<at::Tensor>> alike;
+  for (const at::Tensor& piece : pieces_of(all)) {
+    alike[{piece.device().type(), piece.device().index(), piece.scalar_type()}].push_back(piece);
+  }
+  for (const auto& [like, pieces] : alike) {
+    at::_foreach_mul_(pieces, factor.to(pieces[0].device(), c10::toRealValueType(pieces[0].scalar_type())));
+  }
   return norm;
 }
 

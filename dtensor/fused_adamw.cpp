@@ -51,14 +51,16 @@ FusedAdamW::FusedAdamW(const std::vector<at::Tensor>& parameters, const FusedAda
     : options_(options) {
   check_options(options);
   check_parameters(parameters);
-  using Key = std::tuple<uint64_t, at::ScalarType, c10::DeviceType>;
+  using Key = std::tuple<uint64_t, at::ScalarType, c10::DeviceType, c10::DeviceIndex>;
   std::map<Key, std::size_t> group_of;
   const at::NoGradGuard no_grad;
   for (const at::Tensor& p : parameters) {
-    const Key key{is_dtensor(p) ? mesh_of(p).id() : 0, p.scalar_type(), p.device().type()};
+    const Key key{is_dtensor(p) ? mesh_of(p).id() : 0, p.scalar_type(), p.device().type(), p.device().index()};
     const auto [found, is_new] = group_of.emplace(key, groups_.size());
     const at::TensorOptions numbers = at::TensorOptions(at::kFloat).device(p.device());
-    if (is_new) groups_.push_back({.states = {}, .lr = at::full({}, options.lr, numbers)});
+    // A GPU's kernel reads the rate as float32.
+    const at::TensorOptions rates = p.is_cpu() ? numbers.dtype(at::kDouble) : numbers;
+    if (is_new) groups_.push_back({.states = {}, .lr = at::full({}, options.lr, rates)});
     const at::Tensor value = p.detach();
     groups_[found->second].states.push_back({.parameter = p,
                                              .moment = at::zeros_like(value),

@@ -19,7 +19,8 @@ struct FusedAdamWOptions {
 // AdamW (Loshchilov and Hutter, ICLR 2019) as torch::optim::AdamW computes it, by LibTorch's fused operator, one call
 // for all parameters of one mesh and dtype. Counts of steps and the learning rate lie on the parameters' device, so
 // that step() neither waits for a GPU nor changes from one step to the next: a CUDA graph may hold it. (LibTorch's
-// class keeps the count on the host, where a graph would repeat it.)
+// class keeps the count on the host, where a graph would repeat it.) On a GPU the rate is a float32. There are no
+// functions yet that save and load its state.
 //
 // Parameters may be plain tensors and DTensors, on several meshes; moments have their layouts. Does not communicate.
 class FusedAdamW {
@@ -42,7 +43,7 @@ class FusedAdamW {
   // Holds the parameters of one mesh, or the plain ones, that have one dtype.
   struct Group {
     std::vector<State> states;
-    at::Tensor lr;  // float32, a number, on the parameters' device
+    at::Tensor lr;  // a number on the parameters' device: float64 on the CPU, else float32
   };
 
   FusedAdamWOptions options_;

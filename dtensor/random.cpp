@@ -27,13 +27,23 @@ CapturedDraws::~CapturedDraws() { end(); }
 void CapturedDraws::end() {
   if (!records_) return;
   records_ = false;
-  count_ = world_.random_state().counter;
+  const RandomState recorded = world_.random_state();
   world_.random_state() = before_;
+  count_ = recorded.base == nullptr ? 0 : recorded.counter;
+  was_seeded_ = recorded.base == nullptr || recorded.seed != before_.seed;
 }
 
 void CapturedDraws::before_replay() {
   if (records_) throw std::logic_error("CapturedDraws: before_replay() while draws are recorded; call end() first");
   RandomState& state = world_.random_state();
+  if (was_seeded_ || state.seed != before_.seed) {
+    throw std::logic_error(
+        fmt::format("CapturedDraws: the graph draws from the seed {}, {}; capture the step again after manual_seed or "
+                    "load_training_state",
+                    before_.seed,
+                    was_seeded_ ? "and another one was set while it was recorded"
+                                : fmt::format("and the world's is {} now", state.seed)));
+  }
   base_.fill_(static_cast<int64_t>(state.counter));
   state.counter += count_;
 }

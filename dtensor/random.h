@@ -37,7 +37,8 @@ void manual_seed(uint64_t seed);
 //     graph.replay();
 //   }
 //
-// Keep it as long as the graph. A draw that the kernels of gpu_kernels/ cannot make throws std::runtime_error while it
+// Keep it as long as the graph. The graph holds the seed: after manual_seed or load_training_state capture it again. A
+// draw that the kernels of gpu_kernels/ cannot make, or from a caller's generator, throws std::runtime_error while it
 // is recorded. Does not communicate; every rank makes the same calls.
 class CapturedDraws {
  public:
@@ -50,7 +51,7 @@ class CapturedDraws {
   // Ends the recording; the world then goes on where it was before. A second call does nothing.
   void end();
   // Numbers the draws of the next replay from the world's counter, and advances that by as many. Queues its work on the
-  // current stream, and does not wait.
+  // current stream, and does not wait. Throws std::logic_error before end(), and when the world's seed is another one.
   void before_replay();
 
  private:
@@ -59,6 +60,7 @@ class CapturedDraws {
   RandomState before_;
   uint64_t count_ = 0;
   bool records_ = true;
+  bool was_seeded_ = false;  // while draws were recorded
 };
 
 }  // namespace tessera

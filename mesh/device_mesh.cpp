@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include <c10/core/AutogradState.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -99,12 +100,14 @@ void check_arguments(const std::shared_ptr<World>& world, c10::DeviceType device
   }
 }
 
-// Makes the rank's GPU the calling thread's current device, for what the caller makes without naming one.
+// Makes the rank's GPU the calling thread's current device, for what the caller makes without naming one. Backward runs
+// on this thread, not on LibTorch's thread for the GPU, which would not see Strict and the other modes.
 void make_current(const World& world, c10::DeviceType type) {
   if (type == c10::DeviceType::CPU || world.is_fake()) return;
   const c10::Device device = world.device(type);
   const c10::impl::VirtualGuardImpl guard(type);
   if (guard.getDevice() != device) guard.setDevice(device);
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
 
 // Returns the group options of each mesh dimension.

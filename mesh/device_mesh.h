@@ -32,8 +32,8 @@ class DeviceMesh {
  public:
   // Throws std::invalid_argument when a rank of `mesh` is outside the world, when `options` name a mesh dimension that
   // `mesh` does not have, and when World::normalized refuses them; std::runtime_error when `device_type` is CUDA and
-  // this rank has no CUDA device, unless the world is fake. On CUDA makes device() the calling thread's current device.
-  // Does not communicate.
+  // this rank has no CUDA device, unless the world is fake. On CUDA makes device() the calling thread's current device,
+  // and lets backward that this thread begins run on it. Does not communicate.
   DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh, const MeshDimOptions& options = {});
 
   // Makes a mesh over process groups that the caller has made: `groups` has one per mesh dimension of `mesh`. From a

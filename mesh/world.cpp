@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/backends/nccl_group.h"
 #include "tessera/mesh/check_state.h"
 #include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/mismatch.h"
@@ -277,8 +278,9 @@ c10::intrusive_ptr<c10d::Backend> World::group(const std::vector<int64_t>& ranks
   } catch (const c10::Error& error) {
     rethrow_collective_failure(where(), ranks, error);
   } catch (const std::exception& error) {
-    // Without peers it is this rank's own error. On CUDA the device or NCCL is missing, which every rank sees.
-    if (!impl_->has_peers() || device == c10::DeviceType::CUDA) throw;
+    // Without peers it is this rank's own error. A build without NCCL is every rank's.
+    const bool no_nccl = device == c10::DeviceType::CUDA && !impl_->options.gloo_for_cuda && !built_with_nccl();
+    if (!impl_->has_peers() || no_nccl) throw;
     rethrow_collective_failure(where(), ranks, error);
   }
 }

@@ -83,8 +83,8 @@ c10::Scalar neutral_of(ReduceOp op, at::ScalarType dtype);
 // "bit_and", "bit_or", "bit_xor".
 const ReductionPtr& plain_reduction(ReduceOp op);
 // The value is (sum of |x|^p)^(1/p) of floating numbers, with p finite and not 0: this is the pending form of a norm
-// over a sharded dimension. Such a value is never negative, and spread() throws std::runtime_error on a negative one.
-// Its text is e.g. "norm 2".
+// over a sharded dimension. Such a value is never negative; on a negative one spread() throws std::runtime_error, and
+// on a GPU a check fails there (mesh/core/device_checks.h). Its text is e.g. "norm 2".
 ReductionPtr norm_reduction(double p);
 // Reduces by `op` the elements where a mask is true. from_local is given the mask (FromLocalOptions::mask) and applies
 // it: the other elements become neutral and get no gradient. Its text is e.g. "masked sum".

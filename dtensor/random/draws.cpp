@@ -51,8 +51,7 @@ void refuse_captured(DrawKey key) {
   if (key.base == nullptr) return;
   throw std::runtime_error(
       "CapturedDraws: this draw would be made on the host, which a CUDA graph cannot repeat; it needs "
-      "libtessera_gpu.so, "
-      "and an operator and a dtype that it draws");
+      "libtessera_gpu.so, and an operator and a dtype that it draws");
 }
 
 // Calls make_all with a row-major tensor in host memory, and copies the result to `out` where that is not `out` itself.
@@ -135,6 +134,10 @@ bool on_gpu(const at::Tensor& out, const Spec& spec, DrawKey key, gpu::Draw requ
 DrawKey next_draw(World& world, const std::optional<at::Generator>& user) {
   RandomState& state = world.random_state();
   if (!user || !user->defined()) return {.seed = state.seed, .draw = state.counter++, .base = state.base};
+  if (state.base != nullptr) {
+    throw std::runtime_error(
+        "CapturedDraws: a draw from a caller's generator would be the same in every replay; leave the generator out");
+  }
   const at::Tensor word = at::empty({}, at::TensorOptions(at::kLong).device(user->device()));
   word.random_(std::numeric_limits<int64_t>::min(), std::nullopt, user);
   return {.seed = static_cast<uint64_t>(word.item<int64_t>()), .draw = kOfGenerator};
@@ -143,7 +146,6 @@ DrawKey next_draw(World& world, const std::optional<at::Generator>& user) {
 // Uses a block that no element has.
 uint64_t seed_of(DrawKey key) {
   refuse_captured(key);
-
   return gpu::word64(gpu::words_of(key.seed, key.draw, std::numeric_limits<uint64_t>::max()), 0);
 }
 

@@ -21,11 +21,13 @@ bool built_with_nccl() { return true; }
 
 namespace {
 
-// LibTorch's watchdog would end the process some minutes after a rank was lost; here the job's failure is every rank's
-// error within seconds. What the user has set stays.
-void leave_failures_to_the_world() {
-  for (const char* const name :
-       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) {
+// After an error or a timeout LibTorch's watchdog would end the process. With these settings it aborts the
+// communicator, so that a host that waits for the GPU goes on, and the next collective throws. What the user has set
+// stays.
+void keep_the_process() {
+  constexpr const char* kAbortOnly = "2";
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", kAbortOnly, /*overwrite=*/0);
+  for (const char* const name : {"TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"}) {
     setenv(name, "0", /*overwrite=*/0);
   }
 }
@@ -33,7 +35,7 @@ void leave_failures_to_the_world() {
 }  // namespace
 
 BackendGroup make_nccl_group(const GroupRequest& request) {
-  leave_failures_to_the_world();
+  keep_the_process();
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = request.timeout;
   auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(request.store, request.rank, request.size, options);

@@ -125,8 +125,8 @@ void Rendezvous::run(Round& round) {
       difference.empty()
           ? error_of([&] {
               for (const StreamPoint& joined : round.joined) joined.wait();
-              carry_out(round.arguments);
               keep(round.arguments, round.joined);
+              carry_out(round.arguments);
             })
           : mismatched(fmt::format("the ranks disagree on collective {} of their group: {}", round.number, difference));
   const StreamPoint moved = StreamPoint::here(device_);
@@ -177,8 +177,8 @@ void Rendezvous::deliver(Message& sent, Message& expected) {
   const auto [from, to, tag] = sent.address;
   const auto copy = [&] {
     for (const Message* message : {&sent, &expected}) message->joined.wait();
-    copy_buffer(sent.buffer, expected.buffer);
     for (const Message* message : {&sent, &expected}) message->joined.keep(message->buffer.tensor);
+    copy_buffer(sent.buffer, expected.buffer);
   };
   const Raise raise = difference.empty() ? error_of(copy)
                                          : mismatched(fmt::format("rank {} sends rank {} with tag {} {}",

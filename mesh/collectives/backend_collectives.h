@@ -10,8 +10,9 @@
 
 namespace tessera {
 
-// These functions start collectives on a group's backend and do not wait. Each chooses the backend's primitive that is
-// fastest. The caller has checked the arguments. Tensors are contiguous; counts are numbers of elements, one per rank.
+// These functions start collectives on a group's backend and do not wait, except that tensors of a GPU which go over
+// Gloo are copied to the host first. Each chooses the backend's primitive that is fastest. The caller has checked the
+// arguments. Tensors are contiguous; counts are numbers of elements, one per rank.
 
 // All-to-all: sends part i of the flat `input`, cut by `send`, to coordinate i. The result is a new flat tensor that
 // holds receive[i] elements from coordinate i.

@@ -18,8 +18,8 @@ class StreamPoint {
   // Makes the calling thread's current stream of the device wait for the marked work, unless that is the stream of the
   // mark, which does so by itself.
   void wait() const;
-  // Keeps `tensor`'s memory, if it is the last to hold it, from being given out again before the calling thread's
-  // current stream has done the work that it has been given so far. Needed where that stream is not the mark's.
+  // When `tensor`'s memory is freed, keeps it from being given out again before the calling thread's current stream has
+  // done the work that it has been given by then. Needed where that stream is not the mark's.
   void keep(const at::Tensor& tensor) const;
 
  private:

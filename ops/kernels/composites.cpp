@@ -147,8 +147,8 @@ at::Tensor ctc_loss_of_numbers(const at::Tensor& log_probs, const at::Tensor& ta
                                at::IntArrayRef target_lengths, int64_t blank, int64_t reduction, bool zero_infinity) {
   const auto plain = [](const at::Tensor& t) { return t.dim() > 0 && !is_dtensor(t); };
   const ImplicitReplication own((!plain(log_probs) && !plain(targets)) || ImplicitReplication::enabled());
-  at::Tensor loss =
-      std::get<0>(at::_ctc_loss(log_probs, targets.to(at::kLong), input_lengths, target_lengths, blank, zero_infinity));
+  const at::Tensor classes = is_dtensor(targets) ? targets.to(at::kLong) : targets.to(log_probs.device(), at::kLong);
+  at::Tensor loss = std::get<0>(at::_ctc_loss(log_probs, classes, input_lengths, target_lengths, blank, zero_infinity));
   if (zero_infinity) loss = loss.masked_fill(loss.isinf(), 0);
   if (reduction == at::Reduction::Sum) return loss.sum();
   if (reduction != at::Reduction::Mean) return loss;

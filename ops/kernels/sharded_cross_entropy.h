@@ -38,15 +38,15 @@ struct CrossEntropyOptions {
 // With create_graph, backward uses a differentiable implementation instead.
 //
 // Collectives over the one dimension of `mesh`, for n rows of logits: one all_reduce (max) of n numbers and one (sum)
-// of 2 n + 1, or 3 n + 1 with smoothing. Backward runs none. On a GPU the host waits for the check of the target, and
-// without `classes` also for the check of the number of classes.
+// of 2 n + 1, or 3 n + 1 with smoothing. Backward runs none. The host waits for no GPU: there the checks of the
+// target and, without `classes`, of the number of classes end the process's use of the GPU (mesh/core/device_checks.h).
 //
-// Throws std::invalid_argument, on every rank of the mesh alike, on a target that is neither a class nor ignore_index,
-// a smoothing outside [0, 1], undefined tensors, DTensors, tensors on another device than the mesh's, and a mesh of
-// several dimensions or without this rank. Logits that do not fit the target or are no piece of the classes may be
-// wrong on this rank alone, so they fail the job. Without `classes`, so do a target that is no class and a weight of
-// the wrong size.
-// Source: Shoeybi et al., Megatron-LM (2019), section 3; torch::nn::functional::cross_entropy.
+// Throws std::invalid_argument, on every rank of the mesh alike, on a target on the CPU that is neither a class nor
+// ignore_index, a smoothing outside [0, 1], undefined tensors, DTensors, tensors on another device than the mesh's, and
+// a mesh of several dimensions or without this rank. Logits that do not fit the target or are no piece of the classes
+// may be wrong on this rank alone, so they fail the job. Without `classes`, so do a target that is no class and a
+// weight of the wrong size. Source: Shoeybi et al., Megatron-LM (2019), section 3;
+// torch::nn::functional::cross_entropy.
 at::Tensor sharded_cross_entropy(const at::Tensor& logits, const at::Tensor& target, const DeviceMesh& mesh,
                                  const CrossEntropyOptions& options = {});
 

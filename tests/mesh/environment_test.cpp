@@ -218,4 +218,8 @@ TEST_CASE("TESSERA_BACKEND is read, and must fit how the process was started") {
       "LOCAL_RANK=1, LOCAL_WORLD_SIZE=4; variables of MPI: none); start it with mpirun or tools/launch --backend mpi");
   check_refused(with(kOpenMpi, {{"TESSERA_RANK", "0"}, {"TESSERA_WORLD_SIZE", "2"}, {"TESSERA_BACKEND", "mpi"}}),
                 "variables of MPI: OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4)");
+  CHECK(resolve_environment({}).cuda_backend.empty());
+  CHECK(resolve_environment(with(kTorchrun, {{"TESSERA_CUDA_BACKEND", "gloo"}})).cuda_backend == "gloo");
+  check_refused({{"TESSERA_CUDA_BACKEND", "mpi"}},
+                "TESSERA_CUDA_BACKEND=mpi is no backend for CUDA tensors; set nccl or gloo");
 }
