@@ -250,9 +250,9 @@ std::string mpi_variables_seen(const EnvironmentVariables& variables) {
 void read_backend(const EnvironmentVariables& variables, const std::optional<Found>& chosen, Environment& environment) {
   environment.cuda_backend = value_or_empty(variables, "TESSERA_CUDA_BACKEND");
   if (!environment.cuda_backend.empty() && environment.cuda_backend != "nccl" && environment.cuda_backend != "gloo") {
-    throw std::invalid_argument(
-        fmt::format("environment: TESSERA_CUDA_BACKEND={} is no backend for CUDA tensors; set nccl or gloo, or unset it",
-                    environment.cuda_backend));
+    throw std::invalid_argument(fmt::format(
+        "environment: TESSERA_CUDA_BACKEND={} is no backend for CUDA tensors; set nccl or gloo, or unset it",
+        environment.cuda_backend));
   }
   environment.backend = value_or_empty(variables, "TESSERA_BACKEND");
   if (chosen.has_value()) environment.mpi = mpi_launcher(variables, *chosen);

@@ -78,8 +78,9 @@ class Decider {
   // Moving the pieces would leave the mesh behind: the next collective would send tensors of another device.
   void refuse_another_device() const {
     if (call_.traits.name != "aten::_to_copy") return;
-    constexpr std::size_t kDevice = 3;
-    const at::IValue& given = call_.arg(kDevice);
+    const auto argument = call_.op.schema().argumentIndexWithName("device");
+    if (!argument) return;  // an out= has its own
+    const at::IValue& given = call_.arg(static_cast<std::size_t>(*argument));
     if (given.isNone() || given.toDevice().is_meta()) return;
     const c10::Device device = given.toDevice(), own = first_spec_.mesh.device();
     if (device.type() == own.type() && (device.is_cpu() || !device.has_index() || device == own)) return;

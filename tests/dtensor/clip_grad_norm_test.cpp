@@ -196,7 +196,7 @@ TESSERA_RANKS_TEST_CASE("clip_grad_norm_on_device_ gives the same norm and gradi
       all.add(numbers({4}, 0.2), &mesh, {Replicate()});
       const double want = torch::nn::utils::clip_grad_norm_(all.plain, most, norm_type);
       const at::Tensor norm = clip_grad_norm_on_device_(all.ours, most, norm_type);
-          CHECK(std::string(c10::toString(norm.scalar_type())) == "Double");
+      CHECK(std::string(c10::toString(norm.scalar_type())) == "Double");
       check_norm(norm.item<double>(), want);
       all.check_gradients();
     }

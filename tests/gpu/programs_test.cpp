@@ -14,8 +14,9 @@ namespace {
 using tessera::testing::shell;
 using tessera::testing::ShellOutcome;
 
-const std::vector<std::string> kPrograms = {"tests/gpu/gpu_test", "tests/operators/report",  "bench/gpu",
-                                            "bench/dispatch",     "examples/train/train", "examples/generate/generate"};
+const std::vector<std::string> kPrograms = {
+    "tests/gpu/gpu_test", "tests/operators/report", "bench/gpu",
+    "bench/dispatch",     "examples/train/train",   "examples/generate/generate"};
 
 }  // namespace
 
