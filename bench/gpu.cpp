@@ -66,57 +66,45 @@ Side make_side(const BlockSize& size, const at::TensorOptions& options, const te
   return side;
 }
 
-// Measures both sides in turn, `steps` steps a round, and prints the medians and the quartiles of the rounds' ratios.
-void measure(const BlockSize& size, const std::string& device, at::ScalarType dtype, int rounds, int steps) {
+// Holds the microseconds of one call on both sides, and the rounds' ratios.
+struct Compared {
+  tessera::bench::Figure ours, plain, ratio;
+};
+
+// Measures both sides in turn, `calls` calls and a wait for the device a round, after rounds that warm up.
+Compared compare(c10::Device device, int rounds, int calls, const std::function<void()>& ours,
+                 const std::function<void()>& plain) {
+  constexpr int kWarmUps = 2;
+  const auto all_calls = [&](const std::function<void()>& body) {
+    for (int i = 0; i < calls; ++i) body();
+    if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  };
+  const auto time = [&](const std::function<void()>& body) {
+    return tessera::bench::time_calls([&] { all_calls(body); }, 1) / calls;
+  };
+  std::vector<double> of_ours, of_plain, ratios;
+  for (int round = -kWarmUps; round < rounds; ++round) {
+    const double a = time(ours), b = time(plain);
+    if (round < 0) continue;
+    of_ours.push_back(a);
+    of_plain.push_back(b);
+    ratios.push_back(a / b);
+  }
+  return {.ours = tessera::bench::figure_of(of_ours),
+          .plain = tessera::bench::figure_of(of_plain),
+          .ratio = tessera::bench::figure_of(ratios)};
+}
+
+void measure_block(const BlockSize& size, const std::string& device, at::ScalarType dtype, int rounds, int steps) {
   const tessera::DeviceMesh mesh = tessera::init_device_mesh(device, {1}, {"tp"}, tessera::World::create({}));
   const at::TensorOptions options = at::TensorOptions(dtype).device(mesh.device());
   const Side ours = make_side(size, options, &mesh), plain = make_side(size, options, nullptr);
-  const auto time = [&](const Side& side) {
-    return tessera::bench::time_calls(
-               [&] {
-                 for (int i = 0; i < steps; ++i) side.step();
-                 if (!mesh.device().is_cpu()) c10::impl::VirtualGuardImpl(mesh.device_type()).synchronizeDevice(0);
-               },
-               1) /
-           steps;
-  };
-  std::vector<double> of_ours, of_plain, ratios;
-  for (int round = -2; round < rounds; ++round) {
-    const double a = time(ours), b = time(plain);
-    if (round < 0) continue;
-    of_ours.push_back(a);
-    of_plain.push_back(b);
-    ratios.push_back(a / b);
-  }
-  const tessera::bench::Figure ratio = tessera::bench::figure_of(ratios);
+  const Compared found = compare(
+      mesh.device(), rounds, steps, [&] { ours.step(); }, [&] { plain.step(); });
   fmt::print("{:<10}{:>8}{:>10}{:>8}{:>12.1f}{:>12.1f}{:>9.3f}  {:.3f}-{:.3f}\n", c10::toString(dtype), size.hidden,
-             size.sequence, size.batch, tessera::bench::figure_of(of_ours).median,
-             tessera::bench::figure_of(of_plain).median, ratio.median, ratio.low, ratio.high);
+             size.sequence, size.batch, found.ours.median, found.plain.median, found.ratio.median, found.ratio.low,
+             found.ratio.high);
   std::cout.flush();
-}
-
-// Measures `ours` and `plain`, each of `calls` calls and a wait, and prints the medians and the ratio.
-void compare(const std::string& name, c10::Device device, int rounds, int calls, const std::function<void()>& ours,
-             const std::function<void()>& plain) {
-  const auto time = [&](const std::function<void()>& body) {
-    return tessera::bench::time_calls(
-               [&] {
-                 for (int i = 0; i < calls; ++i) body();
-                 if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-               },
-               1) /
-           calls;
-  };
-  std::vector<double> of_ours, of_plain, ratios;
-  for (int round = -1; round < rounds; ++round) {
-    const double a = time(ours), b = time(plain);
-    if (round < 0) continue;
-    of_ours.push_back(a);
-    of_plain.push_back(b);
-    ratios.push_back(a / b);
-  }
-  fmt::print("{:<32}{:>12.1f}{:>12.1f}{:>9.3f}\n", name, tessera::bench::figure_of(of_ours).median,
-             tessera::bench::figure_of(of_plain).median, tessera::bench::figure_of(ratios).median);
 }
 
 // Fills tensors of 2^28 elements (on the CPU 2^20).
@@ -157,7 +145,7 @@ int main(int argc, char** argv) {
                                   BlockSize{.hidden = 1024, .sequence = 512, .batch = 4, .heads = 16},
                                   BlockSize{.hidden = 4096, .sequence = 1024, .batch = 4, .heads = 32}}) {
       if (device == "cpu" && size.hidden > 256) continue;
-      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) measure(size, device, dtype, rounds, steps);
+      for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) measure_block(size, device, dtype, rounds, steps);
     }
     fmt::print("\n{:<32}{:>12}{:>12}{:>9}\n", "random numbers", "ours, us", "plain, us", "ratio");
     measure_draws(device, rounds);
