@@ -116,9 +116,11 @@ void measure_draws(const std::string& device, int rounds) {
     const at::Tensor plain = at::zeros({count}, at::TensorOptions(dtype).device(mesh.device()));
     const at::Tensor ours = tessera::from_local(plain.clone(), mesh, {tessera::Shard(0)});
     const auto row = [&](const char* name, const std::function<void(const at::Tensor&)>& fill) {
-      compare(
-          fmt::format("{} {}", name, c10::toString(dtype)), mesh.device(), rounds, 5, [&] { fill(ours); },
-          [&] { fill(plain); });
+      constexpr int kCalls = 5;
+      const Compared found = compare(
+          mesh.device(), rounds, kCalls, [&] { fill(ours); }, [&] { fill(plain); });
+      fmt::print("{:<32}{:>12.1f}{:>12.1f}{:>9.3f}\n", fmt::format("{} {}", name, c10::toString(dtype)),
+                 found.ours.median, found.plain.median, found.ratio.median);
     };
     row("uniform_", [](const at::Tensor& t) { t.uniform_(); });
     row("normal_", [](const at::Tensor& t) { t.normal_(); });
