@@ -26,16 +26,7 @@ void manual_seed(uint64_t seed);
 // Lets a CUDA graph hold operators that draw random numbers on DTensors, such as dropout. While draws are recorded,
 // they are numbered from a number on the device, which before_replay() sets, so that each replay draws what the same
 // calls would draw if they were made in its place.
-//
-//   CapturedDraws draws(*world, mesh.device());  // records from here on
-//   graph.capture_begin();
-//   step();
-//   graph.capture_end();
-//   draws.end();
-//   for (...) {
-//     draws.before_replay();
-//     graph.replay();
-//   }
+// Make it before the graph's capture_begin(), call end() after capture_end(), and before_replay() before each replay().
 //
 // Keep it as long as the graph. The graph holds the seed: after manual_seed or load_training_state capture it again. A
 // draw that the kernels of gpu_kernels/ cannot make, or from a caller's generator, throws std::runtime_error while it

@@ -20,7 +20,8 @@ struct GlobalBatchSamplerOptions {
 };
 
 // Gives LibTorch's data loaders this rank's samples of each step of `batches`, on a mesh:
-//   GlobalBatchSampler sampler({dataset.size().value(), 32, seed}, mesh, {Shard(0), Replicate()}, {.end_step = 1000});
+//   const auto samples = static_cast<int64_t>(dataset.size().value());
+//   GlobalBatchSampler sampler({samples, 32, seed}, mesh, {Shard(0), Replicate()}, {.end_step = 1000});
 //   auto loader = torch::data::make_data_loader(dataset.map(Stack<>()), sampler, /*batch_size=*/32);
 //
 // The loader's batch size is that of the global batch: how many samples a rank gets follows from the mesh. A loader

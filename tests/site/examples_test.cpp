@@ -5,6 +5,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <torch/script.h>
@@ -12,14 +13,21 @@
 
 #include <doctest/doctest.h>
 
+#include "tessera/dtensor/clip_grad_norm.h"
+#include "tessera/dtensor/data/global_batch_sampler.h"
 #include "tessera/dtensor/deferred/sharded_init.h"
 #include "tessera/dtensor/dispatch/explain_op.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/explain.h"
+#include "tessera/dtensor/gradient_buckets.h"
+#include "tessera/dtensor/loss_scaler.h"
 #include "tessera/dtensor/measured_costs.h"
+#include "tessera/inspect/visualize.h"
 #include "tessera/layers/pairwise.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
+#include "tessera/mesh/recorder.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/styles/script_module.h"
 #include "tessera/styles/style.h"
@@ -192,5 +200,69 @@ TEST_CASE("examples: collectives are counted") {
     CommCounter counter(mesh);
     forward();
     CHECK(counter.count("all_reduce") == 1);
+  });
+}
+
+TEST_CASE("examples: gradients are accumulated") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    torch::nn::Linear module(2, 3);
+    fill(*module);
+    auto dp = parallelize_module(module, mesh, ParallelPlan{});
+    const int64_t count = 3;
+    const auto batch = [&](int64_t i) { return torch::full({2, 2}, static_cast<double>(i)); };
+    const auto loss_of = [&](const at::Tensor& x) { return dp(x).sum(); };
+    for (int64_t i = 0; i < count; ++i) {
+      std::optional<AccumulateGradients> guard;
+      if (i + 1 < count) guard.emplace(mesh);
+      loss_of(batch(i)).div(count).backward();
+    }
+    CHECK(at::allclose(full_tensor(module->bias.grad()), torch::full({3}, 2.0)));
+  });
+}
+
+TEST_CASE("examples: a loss is scaled") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    Mlp model;
+    fill(*model);
+    auto tp = parallelize_module(model, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    LossScaler scaler;
+    const at::Tensor loss = tp(torch::ones({2, 16})).square().mean();
+    // clang-format off
+    scaler.scale(loss).backward();
+    scaler.unscale_(optimizer);   // only if gradients are looked at before the step
+    clip_grad_norm_(model->parameters(), 1.0);
+    scaler.step(optimizer);
+    scaler.update();
+    // clang-format on
+    CHECK(scaler.state().scale > 0);
+  });
+}
+
+TEST_CASE("examples: a data loader gets this rank's samples") {
+  on_two_ranks([](const DeviceMesh& line) {
+    using torch::data::transforms::Stack;
+    const DeviceMesh mesh = line.unflatten(0, {2, 1}, {"dp", "tp"});
+    const uint64_t seed = 3;
+    struct Numbers : torch::data::datasets::Dataset<Numbers> {
+      torch::data::Example<> get(std::size_t i) override {
+        return {torch::full({1}, static_cast<int64_t>(i)), torch::zeros({1})};
+      }
+      std::optional<std::size_t> size() const override { return 64; }
+    } dataset;
+    const auto samples = static_cast<int64_t>(dataset.size().value());
+    GlobalBatchSampler sampler({samples, 32, seed}, mesh, {Shard(0), Replicate()}, {.end_step = 1000});
+    auto loader = torch::data::make_data_loader(dataset.map(Stack<>()), sampler, /*batch_size=*/32);
+    CHECK(loader->begin()->data.size(0) == 16);
+  });
+}
+
+TEST_CASE("examples: a plan is drawn, and a part of a step is recorded") {
+  on_two_ranks([](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)});
+    const Placements placements = {Replicate()};
+    std::cout << tessera::visualize(tessera::explain(x, placements).plan);
+    const Recorder::Span span(mesh.world().recorder(), "forward");
+    CHECK(mesh.world().recorder().on());
   });
 }
