@@ -4,11 +4,9 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <optional>
 #include <set>
 #include <stdexcept>
-#include <tuple>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -203,12 +201,10 @@ void check_arguments(double max_norm, double norm_type, const std::optional<Devi
   }
 }
 
-using Like = std::tuple<c10::DeviceType, c10::DeviceIndex, at::ScalarType>;
-
-std::vector<at::Tensor> pieces_of(const detail::LocalGradients& all) {
+void scale(const detail::LocalGradients& all, double factor) {
   std::vector<at::Tensor> pieces;
   for (const detail::LocalGradient& each : all.gradients) pieces.push_back(each.piece);
-  return pieces;
+  if (!pieces.empty()) at::_foreach_mul_(pieces, factor);
 }
 
 // Runs `body`, whose collectives are charged to clip_grad_norm_.
@@ -234,8 +230,7 @@ double clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_nor
         norm_type, norm));
   }
   const double factor = max_norm / (norm + 1e-6);  // 1e-6 as in LibTorch
-  const std::vector<at::Tensor> pieces = pieces_of(all);
-  if (!(factor >= 1) && !pieces.empty()) at::_foreach_mul_(pieces, factor);  // a factor of NaN scales
+  if (!(factor >= 1)) scale(all, factor);          // a factor of NaN scales
   return norm;
 }
 
@@ -247,12 +242,8 @@ at::Tensor clip_grad_norm_on_device_(const std::vector<at::Tensor>& parameters, 
   const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
   const at::Tensor norm = in_scope(all, stages, [&] { return norm_of(all, norm_type, stages); });
   const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1);
-  // One call for the pieces of a device and a dtype, with a factor that is like them, is one kernel or a few.
-  std::map<Like, std::vector<at::Tensor>> alike;
-  for (const at::Tensor& piece : pieces_of(all)) {
-    alike[{piece.device().type(), piece.device().index(), piece.scalar_type()}].push_back(piece);
-  }
-  for (const auto& [like, pieces] : alike) {
+  // With a factor of their own device and dtype, a call for pieces that are alike is one kernel or a few.
+  for (const std::vector<at::Tensor>& pieces : detail::alike(all.gradients)) {
     at::_foreach_mul_(pieces, factor.to(pieces[0].device(), c10::toRealValueType(pieces[0].scalar_type())));
   }
   return norm;

@@ -1,8 +1,11 @@
 #include "tessera/dtensor/local_gradients.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <stdexcept>
+#include <tuple>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/TensorImpl.h>
@@ -97,6 +100,17 @@ LocalGradients local_gradients(const std::vector<at::Tensor>& parameters, const 
     }
   }
   return all;
+}
+
+std::vector<std::vector<at::Tensor>> alike(const std::vector<LocalGradient>& gradients) {
+  std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, at::ScalarType>, std::vector<at::Tensor>> groups;
+  for (const LocalGradient& each : gradients) {
+    const c10::Device device = each.piece.device();
+    if (each.piece.numel() > 0) groups[{device.type(), device.index(), each.piece.scalar_type()}].push_back(each.piece);
+  }
+  std::vector<std::vector<at::Tensor>> out;
+  for (auto& [key, group] : groups) out.push_back(std::move(group));
+  return out;
 }
 
 }  // namespace tessera::detail

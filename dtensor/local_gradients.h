@@ -31,4 +31,8 @@ struct LocalGradients {
 // is not dense.
 LocalGradients local_gradients(const std::vector<at::Tensor>& parameters, const char* op);
 
+// Returns the pieces that have elements, those of one device and dtype together: LibTorch's fused operators take lists
+// of such tensors.
+std::vector<std::vector<at::Tensor>> alike(const std::vector<LocalGradient>& gradients);
+
 }  // namespace tessera::detail

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -50,14 +49,9 @@ void check_dtypes(const std::vector<at::Tensor>& parameters) {
 }
 
 // Scales the pieces in place. Returns 1 on the first device if one of them has a number that is not finite, else 0.
-at::Tensor scale_back(const std::vector<at::Tensor>& pieces, double scale, c10::Device device) {
-  // The operator takes tensors of one device and dtype.
-  std::map<std::tuple<c10::DeviceType, c10::DeviceIndex, at::ScalarType>, std::vector<at::Tensor>> alike;
-  for (const at::Tensor& piece : pieces) {
-    if (piece.numel() > 0) alike[{piece.device().type(), piece.device().index(), piece.scalar_type()}].push_back(piece);
-  }
+at::Tensor scale_back(const std::vector<detail::LocalGradient>& gradients, double scale, c10::Device device) {
   at::Tensor found = at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(device));
-  for (const auto& [key, group] : alike) {
+  for (const std::vector<at::Tensor>& group : detail::alike(gradients)) {
     const auto one = at::TensorOptions().dtype(at::kFloat).device(group.front().device());
     at::Tensor here = at::zeros({1}, one);
     at::_amp_foreach_non_finite_check_and_unscale_(group, here, at::full({1}, 1 / scale, one));
@@ -94,10 +88,8 @@ void LossScaler::unscale_(torch::optim::Optimizer& optimizer) {
   const std::vector<at::Tensor> parameters = parameters_of(optimizer);
   check_dtypes(parameters);
   const detail::LocalGradients all = detail::local_gradients(parameters, kOp);
-  std::vector<at::Tensor> pieces;
-  for (const detail::LocalGradient& each : all.gradients) pieces.push_back(each.piece);
-  const c10::Device device = pieces.empty() ? c10::Device(c10::kCPU) : pieces.front().device();
-  at::Tensor found = max_over_meshes(scale_back(pieces, state_.scale, device), all.meshes, kOp);
+  const c10::Device device = all.gradients.empty() ? c10::Device(c10::kCPU) : all.gradients.front().piece.device();
+  at::Tensor found = max_over_meshes(scale_back(all.gradients, state_.scale, device), all.meshes, kOp);
   if (options_.stages) {
     const DeviceMesh& stages = *options_.stages;
     const World::Scope scope(stages.world(), kOp);

@@ -118,8 +118,6 @@ cudaError_t draw(const Draw& r, cudaStream_t stream) {
       return with_any(r.number, [&]<class T>(Type<T>) { return launch(r, Integers<T>(r.first, r.range), stream); });
     case Kind::kBernoulli:
       return with_any(r.number, [&]<class T>(Type<T>) { return launch(r, Bernoulli<T>(r.a), stream); });
-    case Kind::kBernoulliEach:
-      return with_any(r.number, [&]<class T>(Type<T>) { return launch(r, BernoulliEach<T>(r.probabilities), stream); });
   }
   return cudaErrorInvalidValue;
 }

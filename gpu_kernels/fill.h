@@ -12,7 +12,7 @@
 #define TESSERA_UNROLL
 #endif
 
-// What one thread of a GPU does of a draw. The functions run on the host too, where tests call them.
+// These functions are the part that one thread of a GPU has in a draw. They run on the host too, where tests call them.
 namespace tessera::gpu {
 
 // Divides, in 32 bits where the numbers allow it.

@@ -2,20 +2,19 @@
 
 #include <cstdint>
 
-// What the program and libtessera_gpu.so know of each other: plain data and two functions of C. The library is compiled
-// by nvcc, without LibTorch's headers.
+// The program and libtessera_gpu.so share these declarations alone: plain data and two functions of C. The library is
+// compiled by nvcc, without LibTorch's headers.
 namespace tessera::gpu {
 
 // Is to be raised by one whenever anything in this header changes.
-inline constexpr int kInterfaceVersion = 2;
+inline constexpr int kInterfaceVersion = 3;
 
 enum class Kind : int32_t {
-  kUniform,        // a: from, b: to
-  kNormal,         // a: mean, b: deviation
-  kExponential,    // a: rate
-  kIntegers,       // first, range (0: all 2^64)
-  kBernoulli,      // a: probability
-  kBernoulliEach,  // probabilities
+  kUniform,      // a: from, b: to
+  kNormal,       // a: mean, b: deviation
+  kExponential,  // a: rate
+  kIntegers,     // first, range (0: all 2^64)
+  kBernoulli,    // a: probability
 };
 
 enum class Number : int32_t { kFloat, kDouble, kHalf, kBfloat16, kByte, kChar, kShort, kInt, kLong, kBool };
@@ -62,7 +61,6 @@ struct Draw {
   double b;
   int64_t first;
   uint64_t range;
-  const double* probabilities;  // on the current device, one for each number of the piece
   PieceTable piece;
 };
 

@@ -101,11 +101,11 @@ void check_arguments(const std::shared_ptr<World>& world, c10::DeviceType device
 }
 
 // Makes the rank's GPU the calling thread's current device, for what the caller makes without naming one. Backward runs
-// on this thread, not on LibTorch's thread for the GPU, which would not see Strict and the other modes.
-void make_current(const World& world, c10::DeviceType type) {
-  if (type == c10::DeviceType::CPU || world.is_fake()) return;
-  const c10::Device device = world.device(type);
-  const c10::impl::VirtualGuardImpl guard(type);
+// on this thread. LibTorch's thread for the GPU would not see Strict and the other modes; and since there is one for a
+// GPU, a collective of a rank that is a thread would keep it, waiting for the other ranks.
+void make_current(const World& world, c10::Device device) {
+  if (device.is_cpu() || world.is_fake()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
   if (guard.getDevice() != device) guard.setDevice(device);
   c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
@@ -202,11 +202,11 @@ DeviceMesh::Impl::Impl(std::shared_ptr<World> given_world, c10::DeviceType type,
 DeviceMesh::DeviceMesh(std::shared_ptr<World> world, c10::DeviceType device_type, Mesh mesh,
                        const MeshDimOptions& options) {
   check_arguments(world, device_type, mesh);
-  make_current(*world, device_type);
   std::vector<GroupOptions> by_dim = options_by_dim(*world, device_type, mesh, options);
   const InternTable::Key key{world->id(), device_type, std::move(mesh), std::move(by_dim)};
   impl_ = intern_table().get<Impl>(
       key, [&] { return std::make_shared<const Impl>(std::move(world), device_type, key.mesh, key.options); });
+  make_current(*impl_->world, impl_->device);
 }
 
 const Mesh& DeviceMesh::mesh() const { return impl_->mesh; }

@@ -125,9 +125,9 @@ BackendGroup GroupTable::make(const Key& key) const {
   if (options_.fake) return make_fake_group(asked.rank, asked.size);
   if (options_.make_group) return options_.make_group(asked);
   if (device != c10::DeviceType::CUDA) return make_cpu_group(asked, options.backend);
-  const std::string default_backend = options_.gloo_for_cuda ? "gloo" : "nccl";
-  const bool gloo = (options.backend.empty() ? default_backend : options.backend) == "gloo";
-  return gloo ? make_gloo_group(asked) : make_nccl_group(asked);
+  const Names backends = backends_of(device, options_.cpu_backend, options_.gloo_for_cuda);
+  const std::string& backend = options.backend.empty() ? backends.front() : options.backend;
+  return backend == "gloo" ? make_gloo_group(asked) : make_nccl_group(asked);
 }
 
 BackendGroup GroupTable::make_cpu_group(const GroupRequest& request, const std::string& backend) const {

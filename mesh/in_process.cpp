@@ -9,7 +9,6 @@
 #include <utility>
 
 #include <ATen/autocast_mode.h>
-#include <c10/core/AutogradState.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -101,8 +100,6 @@ void run_rank(std::shared_ptr<World> world, ThreadHub& hub,
   // All threads share LibTorch's cache of casts, and the first thread that leaves autocast clears it: with the cache
   // the ranks would record different autograd graphs.
   at::autocast::set_autocast_cache_enabled(false);
-  // LibTorch has one thread per GPU for backward. The first rank's collective would keep it, waiting for the others.
-  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
   const auto failed = [&](const std::string& text) {
     errors.add(world->rank(), text);
     world->fail("the body of run_in_process", text);

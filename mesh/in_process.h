@@ -40,8 +40,7 @@ void run_in_process(int64_t size, const std::function<void(const std::shared_ptr
 
 // Returns the Worlds of such ranks, ordered by rank, for threads that the caller starts: give each thread one. A rank
 // leaves its groups when its World is destroyed. Under autocast each thread must first call
-// at::autocast::set_autocast_cache_enabled(false), and on a GPU
-// c10::AutogradState::get_tls_state().set_multithreading_enabled(false).
+// at::autocast::set_autocast_cache_enabled(false).
 std::vector<std::shared_ptr<World>> make_in_process_worlds(int64_t size, const InProcessOptions& options = {});
 
 }  // namespace tessera

@@ -121,8 +121,8 @@ class World : public std::enable_shared_from_this<World> {
   const c10::intrusive_ptr<c10d::Store>& store() const;
 
   // Returns the group of `ranks`, which must include this rank, for tensors on `device`: over cpu_backend() for CPU,
-  // NCCL for CUDA. The first call makes the group, collectively over `ranks`; other options make another group. Throws
-  // std::invalid_argument when this rank is not among `ranks`, when one of them is outside the world, and like
+  // NCCL or Gloo for CUDA. The first call makes the group, collectively over `ranks`; other options make another group.
+  // Throws std::invalid_argument when this rank is not among `ranks`, when one of them is outside the world, and like
   // normalized(); std::runtime_error when the device or its backend is not available, or the world has failed.
   c10::intrusive_ptr<c10d::Backend> group(const std::vector<int64_t>& ranks, c10::DeviceType device,
                                           const GroupOptions& options = {});

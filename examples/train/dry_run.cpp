@@ -47,8 +47,8 @@ std::string bytes_table(const Options& options) {
 }  // namespace
 
 std::string dry_run(Options options) {
-  // What a rank would hold and send follows from shapes and dtypes: the step is computed on the CPU, with no GPU
-  // needed.
+  // Shapes and dtypes alone say how much a rank would hold and send, so the step is computed on the CPU and needs no
+  // GPU.
   options.dtype = compute_dtype(options);
   options.device = "cpu";
   const tessera::DeviceMesh mesh = mesh_of(options, 0);

@@ -41,7 +41,7 @@ struct GroupRequest {
   c10::DeviceType device = c10::DeviceType::CPU;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   bool one_host = false;  // all ranks are on one host: the backend must listen on the loopback interface only
-  int device_index = 0;   // this rank's CUDA device; -1 for tensors on the CPU
+  int device_index = -1;  // this rank's CUDA device; -1 for tensors on the CPU
   // Returns whether the job has failed or the process of one of `awaited` (global ranks) has ended. A backend whose
   // waits do not notice that themselves calls it a few times per second, with the ranks that it waits for: other ranks
   // may have ended because they had finished their part.

@@ -288,9 +288,7 @@ void ThreadHub::leave(int64_t rank) {
 }
 
 BackendGroup make_thread_group(const std::shared_ptr<ThreadHub>& hub, const GroupRequest& request) {
-  const c10::Device device = request.device == c10::DeviceType::CPU
-                                 ? c10::Device(request.device)
-                                 : c10::Device(request.device, static_cast<c10::DeviceIndex>(request.device_index));
+  const c10::Device device(request.device, static_cast<c10::DeviceIndex>(request.device_index));
   const std::shared_ptr<Rendezvous> rendezvous = hub->rendezvous(request.ranks, device);
   return {
       .backend = c10::make_intrusive<ThreadBackend>(rendezvous, request.rank, request.size, device, request.timeout),

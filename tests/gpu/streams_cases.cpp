@@ -51,7 +51,7 @@ TESSERA_RANKS_TEST_CASE("a collective of ranks on streams of their own waits for
     CHECK(sum.eq(n * (n + 1) / 2).all().item<bool>());
     const at::Tensor rows = all_gather(slow_fill(me), mesh, 0);
     CHECK(rows.select(0, world_size() - 1).eq(n - 1).all().item<bool>());
-    // What is gathered may be overwritten at once: the other ranks have had it.
+    // The input may be overwritten at once, since the stream has waited until the other ranks have had it.
     at::Tensor again = slow_fill(me);
     const at::Tensor kept = all_gather(again, mesh, 0);
     again.fill_(-1);

@@ -35,10 +35,13 @@ const ParallelPlan kBlock = {{"attn.w[qkv]", ColwiseParallel()},
                              {"mlp.up", ColwiseParallel()},
                              {"mlp.down", RowwiseParallel()}};
 
-// Runs `part` of the tenth of ten equal steps under a counter, and returns what waited.
-std::string waits_of(const std::function<void(bool counted, const std::function<void(const char*)>&)>& step) {
+// Is called at the beginning of each part of a step.
+using Enter = std::function<void(const char* part)>;
+
+// Runs ten equal steps, the parts of the tenth each under a counter, and returns what waited in them.
+std::string waits_of(const std::function<void(const Enter& enter)>& step) {
   std::string out;
-  for (int i = 0; i < 9; ++i) step(false, [](const char*) {});
+  for (int i = 0; i < 9; ++i) step([](const char*) {});
   c10::impl::VirtualGuardImpl(device().type()).synchronizeDevice(0);
   std::unique_ptr<WaitCounter> counter;
   const char* part = nullptr;
@@ -51,7 +54,7 @@ std::string waits_of(const std::function<void(bool counted, const std::function<
     part = next;
     if (next != nullptr) counter = std::make_unique<WaitCounter>();
   };
-  step(true, enter);
+  step(enter);
   enter(nullptr);
   return out;
 }
@@ -65,7 +68,7 @@ TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in the tenth step of a block'
   auto tp = parallelize_module(block, mesh, kBlock);
   torch::optim::AdamW optimizer(block->parameters());
   const at::Tensor x = numbers({2, 16, 64}, 1, at::kFloat);
-  const std::string waited = waits_of([&](bool, const std::function<void(const char*)>& enter) {
+  const std::string waited = waits_of([&](const Enter& enter) {
     enter("zero_grad");
     optimizer.zero_grad();
     enter("forward");
@@ -88,7 +91,7 @@ TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in an embedding, dropout and 
   auto tp = parallelize_module(table, mesh, {{"", RowwiseParallel()}});
   const at::Tensor ids = at::arange(24, on(at::kLong)).remainder(50);
   const at::Tensor spread_ids = distribute_tensor(ids, mesh, {Replicate()});
-  const std::string waited = waits_of([&](bool, const std::function<void(const char*)>& enter) {
+  const std::string waited = waits_of([&](const Enter& enter) {
     enter("embedding");
     at::Tensor y = tp(ids);
     enter("dropout");

@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "tessera/tests/harness/device.h"
 #include "tessera/tests/operators/calls.h"
 #include "tessera/tests/operators/gradients.h"
 #include "tessera/tests/operators/validate.h"
@@ -139,32 +138,13 @@ auto named(const All& all, const std::string& name) {
 
 }  // namespace
 
-namespace {
-
-// Returns the calls that plain tensors allow on the device of the tests. The samples are made for the CPU, where they
-// allow all.
-std::vector<Sample> allowed(std::vector<Sample> calls) {
-  if (device().is_cpu()) return calls;
-  std::erase_if(calls, [](const Sample& sample) {
-    try {
-      const WholeCall call(sample);
-      return false;
-    } catch (const std::exception&) {
-      return true;
-    }
-  });
-  return calls;
-}
-
-}  // namespace
-
 Entry survey(const std::string& overload) {
   Entry out{.overload = overload};
   if (out.text = out_of_scope(overload); !out.text.empty()) {
     out.status = Status::kOutOfScope;
     return out;
   }
-  const std::vector<Sample> calls = allowed(calls_of(overload));
+  const std::vector<Sample> calls = calls_of(overload);
   if (calls.empty()) {
     out.text = why_not_called(overload);
     return out;

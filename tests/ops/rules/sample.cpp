@@ -23,25 +23,6 @@ torch::jit::Stack with_defaults(const c10::FunctionSchema& schema, torch::jit::S
   return args;
 }
 
-// Returns the arguments with their tensors on the device of the tests.
-torch::jit::Stack moved(torch::jit::Stack args) {
-  if (device().is_cpu()) return args;
-  for (at::IValue& arg : args) {
-    if (arg.isTensor()) arg = on_device(arg.toTensor());
-    if (arg.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& t : arg.toTensorVector()) list.push_back(on_device(t));
-      arg = list;
-    } else if (arg.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto& t : arg.toOptionalTensorVector())
-        list.push_back(t ? std::optional(on_device(*t)) : std::nullopt);
-      arg = list;
-    }
-  }
-  return args;
-}
-
 bool takes_tensor(const c10::Argument& argument) {
   if (argument.type()->kind() == c10::TypeKind::TensorType) return true;
   const auto optional = argument.type()->cast<c10::OptionalType>();
@@ -58,11 +39,13 @@ c10::OperatorHandle find_op(const std::string& full_name) {
 
 WholeCall::WholeCall(const Sample& sample)
     : op_(find_op(sample.op)),
-      args_(moved(with_defaults(op_.schema(), sample.args))),
+      args_(with_defaults(op_.schema(), sample.args)),
       random_(sample.random),
       in_place_(!op_.schema().returns().empty() && op_.schema().returns()[0].alias_info() != nullptr &&
                 op_.schema().returns()[0].alias_info()->isWrite()) {
   flatten();
+  for (at::Tensor& t : tensors_) t = on_device(t);
+  args_ = args_with(tensors_);
   std::vector<at::Tensor> copies;
   for (const at::Tensor& t : tensors_) copies.push_back(t.defined() ? t.clone() : t);
   values_ = call(args_with(copies));
