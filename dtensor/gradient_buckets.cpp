@@ -88,8 +88,10 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
   void keep(const Parameter& parameter, const at::Tensor& gradient) const;
 
   void begin_pass();
+  // Learns the dtypes of parameters that a call such as module->to(dtype) has changed.
+  void follow_dtypes();
   // Makes the buckets, for orders of which the earlier ones count more.
-  void make_plan(const std::vector<ArrivalOrder>& orders);
+  void make_plan(std::vector<ArrivalOrder> orders);
   void note(std::size_t index, const std::string& pending);
   void start_complete_buckets(bool all);
   void start(Bucket& bucket);
@@ -117,7 +119,8 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
   // Lists all parameters from the last to the first, with what data parallelism alone leaves pending. The first pass
   // and parameters that have no gradient in it follow this.
   ArrivalOrder guess_;
-  ArrivalOrder seen_;  // in the first pass
+  ArrivalOrder seen_;                 // in the first pass
+  std::vector<ArrivalOrder> orders_;  // those of the plan
   enum class Order { kGuessed, kSeen, kAgreed } order_ = Order::kGuessed;
   std::vector<Bucket> buckets_;
   std::weak_ptr<bool> running_;    // there while a pass runs
@@ -208,17 +211,29 @@ void GradientBuckets::note(std::size_t index, const std::string& pending) {
 void GradientBuckets::begin_pass() {
   if (!running_.expired()) return;  // also in a backward within the one that runs, which belongs to it
   forget_pass();
+  follow_dtypes();
   if (order_ == Order::kGuessed) seen_.clear();
   if (order_ == Order::kSeen && options_.bucket_bytes > 0) {
     std::vector<ArrivalOrder> orders = orders_of_all(mesh_, seen_);
     orders.push_back(guess_);
-    make_plan(orders);
+    make_plan(std::move(orders));
     order_ = Order::kAgreed;
   }
   // The pass runs as long as autograd keeps the callback, also if it throws.
   const auto running = std::make_shared<bool>();
   running_ = running;
   detail::at_end_of_backward([self = shared_from_this(), running] { self->end_pass(); });
+}
+
+void GradientBuckets::follow_dtypes() {
+  bool changed = false;
+  for (Parameter& each : parameters_) {
+    const at::Tensor tensor = tensor_of(each);
+    if (!tensor.defined() || tensor.scalar_type() == each.dtype) continue;
+    each.dtype = tensor.scalar_type();
+    changed = true;
+  }
+  if (changed) make_plan(orders_);
 }
 
 void GradientBuckets::forget_pass() {
@@ -327,12 +342,13 @@ std::optional<BucketMemory> GradientBuckets::memory_of(const Bucket& bucket) con
   return BucketMemory(std::move(sizes), at::TensorOptions().device(mesh_.device()).dtype(flags.from->dtype));
 }
 
-void GradientBuckets::make_plan(const std::vector<ArrivalOrder>& orders) {
+void GradientBuckets::make_plan(std::vector<ArrivalOrder> orders) {
+  orders_ = std::move(orders);
   for (Parameter& each : parameters_) each.planned = nullptr;
   buckets_.clear();
   if (options_.bucket_bytes == 0) return;
   const BucketPlan plan = plan_buckets(
-      agreed_order(orders), options_.bucket_bytes, [&](const ArrivingGradient& each) { return kind_of(each); },
+      agreed_order(orders_), options_.bucket_bytes, [&](const ArrivingGradient& each) { return kind_of(each); },
       [&](const ArrivingGradient& each) { return bytes_of(each); });
   for (const ArrivalOrder& gradients : plan) buckets_.push_back({.gradients = gradients, .missing = gradients.size()});
   for (std::size_t b = 0; b < buckets_.size(); ++b) {

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "tessera/dtensor/core/tensor.h"
+#include "tessera/dtensor/core/wrapper.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/redistribute/async_redistributions.h"
@@ -39,22 +40,35 @@ struct Redistribution {
   }
 };
 
+// Says what a result may do with the memory of the tensor that is redistributed.
+enum class Memory {
+  kApart,  // nothing: each of the two may be written without the other
+  kTake,   // nobody reads the tensor later, so its piece may be reduced in place and become the result's
+  kShare,  // where nothing moves it may be a view: nobody writes the result
+};
+
 // Describes one call of redistribute or redistribute_many.
 struct RedistributeCall {
   std::vector<Redistribution> redistributions;
   RedistributeOptions options;
-  bool owned = false;  // nobody reads the tensors later, so their pieces may be reduced in place
+  Memory memory = Memory::kApart;
+
+  bool takes() const { return memory == Memory::kTake; }
 
   const DeviceMesh& mesh() const { return redistributions[0].from->mesh; }
 };
 
 at::Tensor run_one(const at::Tensor& dtensor, const Redistribution& redistribution, const CostModel& model,
-                   bool owned) {
+                   Memory memory) {
   const at::Tensor& local = detail::meta(dtensor).local();
   const bool same = redistribution.from->dtype == redistribution.to->dtype;
+  const bool takes = memory == Memory::kTake;
   const at::Tensor moved = run_route(*redistribution.route(model), redistribution.from->mesh,
-                                     same ? local : local.to(redistribution.to->dtype), owned);
-  return detail::wrap(unaliased(moved, local, owned), redistribution.to);
+                                     same ? local : local.to(redistribution.to->dtype), takes);
+  // A view of a part would keep the whole in memory.
+  const bool is_whole = moved.is_alias_of(local) && moved.numel() == local.numel() && moved.is_contiguous();
+  if (memory == Memory::kShare && is_whole) return detail::wrap_view(moved, redistribution.to, dtensor, 0);
+  return detail::wrap(unaliased(moved, local, takes), redistribution.to);
 }
 
 tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
@@ -63,7 +77,7 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
     const Redistribution& redistribution = call.redistributions[i];
     items.push_back({redistribution.route(call.options.cost_model),
-                     detail::meta(dtensors[i]).local().to(redistribution.to->dtype), call.owned});
+                     detail::meta(dtensors[i]).local().to(redistribution.to->dtype), call.takes()});
     // Writes to an inference tensor are not counted, so a copy of it is sent.
     at::Tensor& piece = items.back().piece;
     if (call.options.async && piece.is_inference()) piece = reused_copy(piece);
@@ -73,7 +87,7 @@ tensor_list run_batch(at::TensorList dtensors, const RedistributeCall& call) {
   tensor_list out;
   for (std::size_t i = 0; i < dtensors.size(); ++i) out.push_back(detail::wrap(running, i, call.redistributions[i].to));
   if (call.options.async && communicates) {
-    for (std::size_t i = 0; i < dtensors.size() && !call.owned; ++i) {
+    for (std::size_t i = 0; i < dtensors.size() && !call.takes(); ++i) {
       running->forbid_writes(dtensors[i]);
       running->forbid_writes(items[i].piece);
     }
@@ -100,8 +114,10 @@ class RedistributeScope {
 
 tensor_list run_all(at::TensorList dtensors, const RedistributeCall& call) {
   const RedistributeScope scope(dtensors[0]);
-  if (dtensors.size() == 1 && !call.options.async) {
-    return {run_one(dtensors[0], call.redistributions[0], call.options.cost_model, call.owned)};
+  const Redistribution& first = call.redistributions[0];
+  const CostModel& model = call.options.cost_model;
+  if (dtensors.size() == 1 && (!call.options.async || !first.route(model)->communicates())) {
+    return {run_one(dtensors[0], first, model, call.memory)};
   }
   return run_batch(dtensors, call);
 }
@@ -131,6 +147,11 @@ Placements default_gradient(const Spec& input, const Placements& gradient) {
   return is_layout(out, input.mesh.mesh(), input.sizes) ? out : without_partial(input.placements);
 }
 
+void check_many(const std::vector<at::Tensor>& dtensors, const std::vector<Placements>& placements);
+std::vector<at::Tensor> redistribute_each(const std::vector<at::Tensor>& dtensors,
+                                          const std::vector<Placements>& placements, const RedistributeOptions& options,
+                                          Memory memory);
+
 struct Redistribute : torch::autograd::Function<Redistribute> {
   static tensor_list forward(AutogradContext* ctx, at::TensorList dtensors, const RedistributeCall& call) {
     if (std::ranges::any_of(dtensors, [](const at::Tensor& t) { return t.requires_grad(); })) {
@@ -140,23 +161,30 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
     return run_all(dtensors, call);
   }
 
-  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+  static tensor_list backward(AutogradContext* ctx, tensor_list& grads) {
     const auto& call = detail::saved<RedistributeCall>(ctx, "call");
     tensor_list moving;
     std::vector<Placements> wanted;
+    std::vector<std::size_t> places;
     for (std::size_t i = 0; i < grads.size(); ++i) {
-      if (!grads[i].defined()) continue;
+      const at::Tensor gradient = std::exchange(grads[i], at::Tensor());
+      if (!gradient.defined()) continue;
+      places.push_back(i);
       const Spec& input = *call.redistributions[i].from;
-      moving.push_back(detail::as_dtensor(grads[i], input).to(call.options.backward_dtype.value_or(input.dtype)));
+      moving.push_back(detail::as_dtensor(gradient, input).to(call.options.backward_dtype.value_or(input.dtype)));
       wanted.push_back(
           call.redistributions[i].gradient.value_or(default_gradient(input, placements_of(moving.back()))));
     }
     tensor_list out(grads.size() + 1);
     if (moving.empty()) return out;
+    check_many(moving, wanted);
+    // Often nobody but this call holds a gradient that autograd passes on.
+    const bool takes = !c10::GradMode::is_enabled() && std::ranges::all_of(moving, held_once);
     const tensor_list moved =
-        redistribute_many(moving, wanted, {.async = call.options.async, .cost_model = call.options.cost_model});
-    for (std::size_t i = 0, next = 0; i < grads.size(); ++i) {
-      if (grads[i].defined()) out[i] = moved[next++].to(call.redistributions[i].from->dtype);
+        redistribute_each(moving, wanted, {.async = call.options.async, .cost_model = call.options.cost_model},
+                          takes ? Memory::kTake : Memory::kApart);
+    for (std::size_t k = 0; k < places.size(); ++k) {
+      out[places[k]] = moved[k].to(call.redistributions[places[k]].from->dtype);
     }
     return out;
   }
@@ -244,9 +272,9 @@ void check_many(const std::vector<at::Tensor>& dtensors, const std::vector<Place
 
 std::vector<at::Tensor> redistribute_each(const std::vector<at::Tensor>& dtensors,
                                           const std::vector<Placements>& placements, const RedistributeOptions& options,
-                                          bool owned) {
+                                          Memory memory) {
   std::vector<at::Tensor> out = dtensors;
-  RedistributeCall call{.redistributions = {}, .options = options, .owned = owned};
+  RedistributeCall call{.redistributions = {}, .options = options, .memory = memory};
   tensor_list moving;
   std::vector<std::size_t> places;
   for (std::size_t i = 0; i < dtensors.size(); ++i) {
@@ -264,16 +292,16 @@ std::vector<at::Tensor> redistribute_each(const std::vector<at::Tensor>& dtensor
 }
 
 at::Tensor redistribute_one(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options,
-                            bool owned) {
+                            Memory memory) {
   if (options.async || is_recorded(dtensor) || (is_dtensor(dtensor) && detail::has_tangent(dtensor))) {
-    return redistribute_each({dtensor}, {placements}, options, owned)[0];
+    return redistribute_each({dtensor}, {placements}, options, memory)[0];
   }
   const std::optional<Redistribution> redistribution = redistribution_of(dtensor, placements, options);
   if (!redistribution) return dtensor;
   detail::watch_gradient(dtensor);
   const c10::AutoGradMode no_gradient(false);
   const RedistributeScope scope(dtensor);
-  return run_one(dtensor, *redistribution, options.cost_model, owned);
+  return run_one(dtensor, *redistribution, options.cost_model, memory);
 }
 
 // Returns what redistribute_shared has made of `dtensor` at this place of autograd's graph, or an undefined tensor. The
@@ -296,26 +324,32 @@ std::vector<at::Tensor> redistribute_many(const std::vector<at::Tensor>& dtensor
                                           const RedistributeOptions& options) {
   const detail::NotDeferred own_tensors;
   check_many(dtensors, placements);
-  return redistribute_each(dtensors, placements, options, /*owned=*/false);
+  return redistribute_each(dtensors, placements, options, Memory::kApart);
 }
 
 at::Tensor redistribute(const at::Tensor& dtensor, const Placements& placements, const RedistributeOptions& options) {
   const detail::NotDeferred own_tensors;
-  return redistribute_one(dtensor, placements, options, /*owned=*/false);
+  return redistribute_one(dtensor, placements, options, Memory::kApart);
 }
 
 at::Tensor detail::redistribute_result(const at::Tensor& dtensor, const Placements& placements,
                                        const RedistributeOptions& options) {
   const NotDeferred own_tensors;
-  return redistribute_one(dtensor, placements, options, held_once(dtensor));
+  return redistribute_one(dtensor, placements, options, held_once(dtensor) ? Memory::kTake : Memory::kApart);
+}
+
+at::Tensor detail::redistribute_to_read(const at::Tensor& dtensor, const Placements& placements,
+                                        const RedistributeOptions& options) {
+  const NotDeferred own_tensors;
+  return redistribute_one(dtensor, placements, options, Memory::kShare);
 }
 
 at::Tensor detail::redistribute_shared(const at::Tensor& dtensor, const Placements& placements) {
-  if (!is_recorded(dtensor) || has_tangent(dtensor)) return redistribute(dtensor, placements);
+  if (!is_recorded(dtensor) || has_tangent(dtensor)) return redistribute_to_read(dtensor, placements);
   check_current(dtensor, "redistribute");
   const Placements to = normalize(placements, mesh_of(dtensor).mesh(), dtensor.dim(), "redistribute");
   if (const at::Tensor there = shared_before(dtensor, to); there.defined()) return there;
-  const at::Tensor result = redistribute(dtensor, to);
+  const at::Tensor result = redistribute_to_read(dtensor, to);
   Meta& of = meta(dtensor);
   if (!result.is_same(dtensor)) {
     of.shared = SharedRedistribution{

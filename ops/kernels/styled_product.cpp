@@ -45,7 +45,7 @@ struct StyledDense : torch::autograd::Function<StyledDense> {
                             const BackwardState& state) {
     detail::saved<BackwardState>(ctx, "state") = state;
     ctx->save_for_backward({w.requires_grad() ? x : at::Tensor(), x.requires_grad() ? w : at::Tensor()});
-    const at::Tensor brought = redistribute(x, state.how.desired);
+    const at::Tensor brought = detail::redistribute_to_read(x, state.how.desired);
     const at::AutoDispatchBelowADInplaceOrView below;
     return dense(brought, w);
   }
@@ -58,7 +58,8 @@ struct StyledDense : torch::autograd::Function<StyledDense> {
     tensor_list out(3);
     if (!g.defined()) return out;
     const bool wants_weight = x.defined() && ctx->needs_input_grad(1);
-    const at::Tensor brought = wants_weight ? state.move(x, state.how.desired, redistribute) : at::Tensor();
+    const at::Tensor brought =
+        wants_weight ? state.move(x, state.how.desired, detail::redistribute_to_read) : at::Tensor();
     if (ctx->needs_input_grad(0)) {
       const at::Tensor term = dense(g, w.t().conj());
       out[0] = state.move(term, state.goal(term), detail::redistribute_result);

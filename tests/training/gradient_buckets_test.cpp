@@ -453,3 +453,24 @@ TEST_CASE("gradients can be sent in another dtype, and stay in the parameter's")
         {{2, 1}, {4, 1}});
   }
 }
+
+TEST_CASE("after module->to(dtype) gradients are reduced and kept in the new dtype") {
+  (void)cases();
+  on_meshes(
+      [&](const DeviceMesh& mesh) {
+        Mlp module = mlp(), reference = mlp();
+        auto parallel = parallelize_module(module, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+        for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kDouble, at::kDouble}) {
+          CAPTURE(c10::toString(dtype));
+          module->to(dtype);
+          reference->to(dtype);
+          module->zero_grad();
+          reference->zero_grad();
+          loss_of(parallel, cases().rows.to(dtype), mesh).backward();
+          reference->forward(cases().rows.to(dtype)).square().mean().backward();
+          for (const auto& item : module->named_parameters()) CHECK((item.value().grad().scalar_type() == dtype));
+          check_parameters(*module, *reference, /*gradients=*/true, dtype == at::kDouble ? 1e-11 : 1e-5);
+        }
+      },
+      {{2, 1}, {3, 1}, {2, 2}});
+}

@@ -78,3 +78,28 @@ TESSERA_RANKS_TEST_CASE("a result that autograd saves is not written, and the gr
   loss(tessera::detail::redistribute_result(same_layout.exp(), {Shard(1)})).backward();
   CHECK(close(full_tensor(same_layout.grad()), plain.grad()));
 }
+
+TESSERA_RANKS_TEST_CASE("a result that nobody writes is a view where nothing moves, and a copy where something does",
+                        {1, 2, 3}) {
+  const bool alone = world()->size() == 1;
+  for (const bool recorded : {false, true}) {
+    CAPTURE(recorded);
+    at::Tensor from = spread(whole(), line(), {Shard(0)});
+    from.requires_grad_(recorded);
+    const at::Tensor read = tessera::detail::redistribute_to_read(from, {Shard(1)});
+    CHECK(placements_of(read) == Placements{Shard(1)});
+    CHECK(close(full_tensor(read.detach()), whole()));
+    CHECK(to_local(read.detach()).is_alias_of(to_local(from.detach())) == alone);
+    if (!recorded) continue;
+    read.square().sum().backward();
+    CHECK(close(full_tensor(from.grad()), 2 * whole()));
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("a write to a tensor whose view autograd has saved is refused, as LibTorch refuses it", {1}) {
+  const at::Tensor leaf = spread(whole(), line(), {Shard(0)}).requires_grad_();
+  at::Tensor from = leaf * 1;
+  const at::Tensor squared = tessera::detail::redistribute_to_read(from, {Shard(1)}).square().sum();
+  from.mul_(2);
+  CHECK_THROWS_WITH(squared.backward(), doctest::Contains("modified by an inplace operation"));
+}
