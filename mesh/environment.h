@@ -17,10 +17,11 @@ struct Environment {
   int64_t local_size = 1;
 
   // These say where the ranks find each other. make_store (mesh/store.h) uses one of them.
-  std::string store_path;      // TESSERA_STORE: path of a file that all ranks open
+  std::string store_path;      // TESSERA_STORE: path of a folder that the ranks make
   std::string master_address;  // MASTER_ADDR
   int64_t master_port = 0;     // MASTER_PORT
-  std::string job_id;          // the launcher's identifier of this job, or empty
+  std::string job_id;          // the launcher's identifier of this job on this host, or empty
+  std::string job_key;         // TESSERA_JOB, else the launcher's identifier of this job on all hosts, or empty
 
   bool agent_store = false;   // TORCHELASTIC_USE_AGENT_STORE: torchrun serves the store, and every rank is a client
   int64_t restart_count = 0;  // TORCHELASTIC_RESTART_COUNT

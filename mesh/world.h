@@ -60,6 +60,7 @@ struct WorldOptions {
   int64_t local_size = 1;
   std::optional<int> device_index;        // this rank's CUDA device; without one it is chosen as World::device() says
   c10::intrusive_ptr<c10d::Store> store;  // needed when size > 1
+  bool agent_serves_store = false;        // another process than rank 0 serves the TCPStore, as torchrun's agent does
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // limit of each wait for other ranks
   CpuBackend cpu_backend = CpuBackend::kGloo;                   // kMpi: the ranks are the processes of one MPI job
   bool gloo_for_cuda = false;                                   // CUDA tensors go over Gloo, by the host's memory
