@@ -198,6 +198,13 @@ std::string job_key_of(const EnvironmentVariables& variables, const std::string&
   return "";
 }
 
+void read_secret(const EnvironmentVariables& variables, Environment& environment) {
+  environment.secret = value_or_empty(variables, "TESSERA_SECRET");
+  environment.secret_file = value_or_empty(variables, "TESSERA_SECRET_FILE");
+  if (environment.secret.empty() || environment.secret_file.empty()) return;
+  throw std::invalid_argument("environment: TESSERA_SECRET and TESSERA_SECRET_FILE are both set; unset one");
+}
+
 void read_address(const EnvironmentVariables& variables, Environment& environment) {
   environment.store_path = value_or_empty(variables, "TESSERA_STORE");
   environment.master_address = value_or_empty(variables, "MASTER_ADDR");
@@ -305,6 +312,7 @@ Environment resolve_environment(const EnvironmentVariables& variables) {
   environment.rank = *found->rank;
   environment.size = *found->size;
   environment.job_id = job_id_of(variables, found->launcher);
+  read_secret(variables, environment);
   environment.job_key = job_key_of(variables, found->launcher);
   fill_local(*found, environment);
   read_backend(variables, found, environment);

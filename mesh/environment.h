@@ -23,6 +23,10 @@ struct Environment {
   std::string job_id;          // the launcher's identifier of this job on this host, or empty
   std::string job_key;         // TESSERA_JOB, else the launcher's identifier of this job on all hosts, or empty
 
+  // These say how values are signed in a store on several hosts; see mesh/store.h.
+  std::string secret;       // TESSERA_SECRET
+  std::string secret_file;  // TESSERA_SECRET_FILE: path of a file that holds the secret
+
   bool agent_store = false;   // TORCHELASTIC_USE_AGENT_STORE: torchrun serves the store, and every rank is a client
   int64_t restart_count = 0;  // TORCHELASTIC_RESTART_COUNT
 

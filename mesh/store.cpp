@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -13,6 +15,7 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -23,6 +26,7 @@
 #include "tessera/mesh/failure.h"
 #include "tessera/mesh/folder_store.h"
 #include "tessera/mesh/job_folder.h"
+#include "tessera/mesh/signed_store.h"
 
 namespace tessera {
 namespace {
@@ -85,12 +89,44 @@ c10::intrusive_ptr<c10d::Store> make_tcp_store(const Environment& environment) {
   }
 }
 
+// Returns what the file holds, without white space at its end. A file that others can read would be no secret.
+std::string read_secret(const std::string& path) {
+  struct stat status {};
+  std::ifstream file(path);
+  if (!file || stat(path.c_str(), &status) != 0) {
+    throw std::invalid_argument(
+        fmt::format("TESSERA_SECRET_FILE={}: it cannot be read; name a file of this user", path));
+  }
+  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    throw std::invalid_argument(fmt::format("TESSERA_SECRET_FILE={}: others can read it (mode {:o}); chmod 600 it",
+                                            path, status.st_mode & 0777));
+  }
+  std::string secret{std::istreambuf_iterator<char>(file), {}};
+  secret.erase(secret.find_last_not_of(" \n\r\t") + 1);
+  if (secret.empty()) throw std::invalid_argument(fmt::format("TESSERA_SECRET_FILE={}: it is empty", path));
+  return secret;
+}
+
+c10::intrusive_ptr<c10d::Store> make_network_store(const Environment& environment) {
+  const std::string secret =
+      environment.secret_file.empty() ? environment.secret : read_secret(environment.secret_file);
+  auto store = make_tcp_store(environment);
+  return secret.empty() ? store : signed_store(std::move(store), secret);
+}
+
+// On one host no port is needed: MASTER_PORT only names the job.
+bool meet_in_folder(const Environment& environment) {
+  return environment.one_host() && !environment.agent_store &&
+         (!environment.job_id.empty() || environment.master_port != 0);
+}
+
 c10::intrusive_ptr<c10d::Store> make_base_store(const Environment& environment) {
   if (!environment.store_path.empty()) return make_named_store(environment);
-  if (!environment.master_address.empty()) return make_tcp_store(environment);
-  if (environment.one_host() && !environment.job_id.empty()) {
-    return make_folder_store(environment, folder_of_job(environment.job_id));
+  if (meet_in_folder(environment)) {
+    const std::string port = environment.master_port == 0 ? "" : fmt::format(" port {}", environment.master_port);
+    return make_folder_store(environment, folder_of_job(environment.job_id + port));
   }
+  if (!environment.master_address.empty()) return make_network_store(environment);
   throw std::invalid_argument(fmt::format(
       "rank {} of {} (from {}): nothing says where the ranks meet; set MASTER_ADDR and MASTER_PORT to an "
       "address of rank 0's host, or TESSERA_STORE to a path in a folder that all ranks can write, or start them with "

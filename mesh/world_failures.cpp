@@ -16,9 +16,9 @@
 namespace tessera {
 namespace {
 
-// A rank whose collective failed searches for the reason for at most one of the first two times, then waits for the
-// ranks that are alive to say so for at most the third, and as long again if it serves the store, for the others to
-// read the reason. Together they are below the 5 seconds within which every rank must report a failure.
+// A rank whose collective failed searches for the reason for at most one of the first two times. Then it waits for at
+// most the third: for the ranks that are alive to say so, or, if it serves the store, for the others to read the
+// reason. Together they are below the 5 seconds within which every rank must report a failure.
 constexpr auto kSearchPatience = std::chrono::milliseconds(2000);
 constexpr auto kShortPatience = std::chrono::milliseconds(100);
 constexpr auto kLastPatience = std::chrono::milliseconds(1000);
@@ -77,8 +77,11 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
   const Failure failure = board.failure();
   std::string text = to_string(failure);
   const bool unknown = failure.kind == Failure::Kind::kLost && failure.rank < 0;
-  if (failure.kind == Failure::Kind::kTimeout || unknown) text += board.who_is_missing(ranks, kLastPatience);
-  board.wait_until_acknowledged(kLastPatience);
+  if (failure.kind == Failure::Kind::kTimeout || unknown) {
+    text += board.who_is_missing(ranks, kLastPatience);
+  } else {
+    board.wait_until_acknowledged(kLastPatience);
+  }
   const bool told = text.find(library_text) != std::string::npos || library_text.find(text) != std::string::npos;
   throw std::runtime_error(fmt::format("rank {}, {} over ranks [{}]: {}{}", rank(), where, fmt::join(ranks, ", "), text,
                                        told ? "" : fmt::format(" ({})", library_text)));

@@ -116,10 +116,26 @@ TEST_CASE("TESSERA_STORE: ranks meet in a folder that they make, apart for each 
   CHECK((status.st_mode & 0777) == 0700);
 }
 
-TEST_CASE("on one host the store's server listens on the loopback address alone") {
-  for (const std::string address : {"127.0.0.1", "localhost", "some-name-of-this-host"}) {
+TEST_CASE("on one host ranks meet without a port: MASTER_PORT only names the job") {
+  const TemporaryFolder folder;
+  Environment environment = environment_of(0, 2);
+  environment.master_address = "some-name-of-this-host";
+  environment.master_port = free_port();
+  const auto first = make_store(environment);
+  CHECK(listening_on(environment.master_port).empty());
+  environment.rank = 1;
+  const auto second = make_store(environment);
+  first->set("key", "value");
+  CHECK(second->get_to_str("key") == "value");
+  environment.master_port = environment.master_port == 1 ? 2 : environment.master_port - 1;
+  CHECK_FALSE(make_store(environment)->check({"key"}));
+}
+
+TEST_CASE("a store's server at a loopback address listens there alone") {
+  for (const std::string address : {"127.0.0.1", "localhost"}) {
     CAPTURE(address);
     Environment environment = environment_of(0, 2);
+    environment.local_size = 1;
     environment.master_address = address;
     environment.master_port = free_port();
     const auto server = make_store(environment);
@@ -131,8 +147,47 @@ TEST_CASE("on one host the store's server listens on the loopback address alone"
   }
 }
 
+TEST_CASE("with a secret, a value that somebody else wrote is refused, and all calls work among those who have it") {
+  const TemporaryFolder folder;
+  Environment environment = environment_of(0, 2);
+  environment.local_size = 1;
+  environment.master_address = "127.0.0.1";
+  environment.master_port = free_port();
+  const std::string file = folder.path() + "/secret";
+  std::ofstream(file) << "a long secret\n";
+  fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
+  environment.secret_file = file;
+  const auto server = make_store(environment);
+  environment.rank = 1;
+  environment.secret_file.clear();
+  environment.secret = "a long secret";
+  const auto client = make_store(environment);
+  environment.secret = "another";
+  const auto stranger = make_store(environment);
+  environment.secret.clear();
+  const auto plain = make_store(environment);
+  server->set("key", "value");
+  CHECK(client->get_to_str("key") == "value");
+  CHECK(client->compareSet("word", "", "one") == "one");
+  CHECK(server->compareSet("word", "", "two") == "one");
+  CHECK(server->compareSet("word", "one", "two") == "two");
+  CHECK(server->add("count", 5) == 5);
+  CHECK(client->add("count", -7) == -2);
+  const std::string refused = "does not carry this job's secret";
+  check_refused<std::runtime_error>([&] { stranger->get("key"); }, refused);
+  plain->set("key", "forged");
+  check_refused<std::runtime_error>([&] { client->get("key"); }, refused);
+  // A signed value is no value of another key.
+  plain->set("moved", plain->get_to_str("word"));
+  check_refused<std::runtime_error>([&] { client->get("moved"); }, refused);
+  fs::permissions(file, fs::perms::others_read, fs::perm_options::add);
+  environment.secret_file = file;
+  check_refused<std::invalid_argument>([&] { make_store(environment); }, "others can read it (mode 604)");
+}
+
 TEST_CASE("where torchrun's agent serves the store, rank 0 is a client too") {
   Environment environment = environment_of(0, 2);
+  environment.local_size = 1;
   environment.master_address = "127.0.0.1";
   environment.master_port = free_port();
   const auto agents = make_store(environment);
@@ -220,6 +275,7 @@ TEST_CASE("without a way to meet, the error names the variables to set") {
 
 TEST_CASE("a server that is not there, or a port that is taken, is an error with the address") {
   Environment environment = environment_of(1, 2);
+  environment.local_size = 1;
   environment.master_address = "127.0.0.1";
   environment.master_port = free_port();
   environment.timeout_seconds = 1;
