@@ -313,6 +313,7 @@ Environment resolve_environment(const EnvironmentVariables& variables) {
   environment.size = *found->size;
   environment.job_id = job_id_of(variables, found->launcher);
   read_secret(variables, environment);
+  environment.records_folder = value_or_empty(variables, "TESSERA_RECORDS");
   environment.job_key = job_key_of(variables, found->launcher);
   fill_local(*found, environment);
   read_backend(variables, found, environment);

@@ -35,6 +35,8 @@ struct Environment {
   std::string cuda_backend;  // TESSERA_CUDA_BACKEND: "nccl" or "gloo"; empty when it is not set
   std::string backend;       // TESSERA_BACKEND: "mpi" or "gloo"; empty when it is not set
 
+  std::string records_folder;  // TESSERA_RECORDS: where each rank writes its recorder's records when the job fails
+
   int64_t timeout_seconds = 300;  // TESSERA_TIMEOUT: limit of every wait for other ranks
 
   bool checked = false;  // TESSERA_CHECKED: 1 checks every collective; see mesh/collectives/checked.h

@@ -84,6 +84,7 @@ WorldOptions options_from(const Environment& environment) {
   options.gloo_for_cuda = environment.cuda_backend == "gloo";
   options.checked = environment.checked;
   options.agent_serves_store = environment.agent_store;
+  options.records_folder = environment.records_folder;
   if (!environment.store_path.empty()) options.lost_file = environment.store_path + ".lost";
   return options;
 }

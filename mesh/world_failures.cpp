@@ -1,5 +1,6 @@
 // Implements how a World fails, and what its ranks say about it.
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -7,9 +8,12 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
 
 #include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/mismatch.h"
+#include "tessera/mesh/record_file.h"
+#include "tessera/mesh/recorder.h"
 #include "tessera/mesh/world.h"
 #include "tessera/mesh/world_state.h"
 
@@ -40,13 +44,28 @@ void World::fail(const std::string& where, const std::string& text) noexcept {
     // If there is no memory for the text, the groups are closed nevertheless; the other ranks then report a lost peer.
   }
   impl_->groups.close_all();
+  keep_records(fmt::format("rank {} failed in {}: {}", rank(), where, text));
   impl_->board->wait_until_acknowledged(kLastPatience);
 }
 
 void World::check_alive() const {
   if (!impl_->board->failed()) [[likely]]
     return;
-  throw std::runtime_error(fmt::format("rank {}: the job has failed: {}", rank(), to_string(impl_->board->failure())));
+  const std::string text = fmt::format("rank {}: the job has failed: {}", rank(), to_string(impl_->board->failure()));
+  keep_records(text);
+  throw std::runtime_error(text);
+}
+
+void World::keep_records(const std::string& failure) const noexcept {
+  try {
+    const std::string& folder = impl_->options.records_folder;
+    if (folder.empty()) return;
+    std::call_once(impl_->records_kept, [&] {
+      write_records(folder, {.rank = rank(), .failure = failure, .records = recorder().records()});
+    });
+  } catch (const std::exception& error) {
+    spdlog::warn("{}", error.what());  // the failure itself matters more
+  }
 }
 
 void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
@@ -83,8 +102,10 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
     board.wait_until_acknowledged(kLastPatience);
   }
   const bool told = text.find(library_text) != std::string::npos || library_text.find(text) != std::string::npos;
-  throw std::runtime_error(fmt::format("rank {}, {} over ranks [{}]: {}{}", rank(), where, fmt::join(ranks, ", "), text,
-                                       told ? "" : fmt::format(" ({})", library_text)));
+  const std::string whole = fmt::format("rank {}, {} over ranks [{}]: {}{}", rank(), where, fmt::join(ranks, ", "),
+                                        text, told ? "" : fmt::format(" ({})", library_text));
+  keep_records(whole);
+  throw std::runtime_error(whole);
 }
 
 void World::guard(const std::string& where, const std::function<void()>& callback) {

@@ -16,6 +16,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tessera/inspect/parting.h"
+#include "tessera/mesh/record_file.h"
 #include "tessera/tests/harness/over_mpi.h"
 #include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
@@ -367,6 +369,24 @@ TEST_CASE("a rank throws on a full disk: the others get its text all the same") 
   if (!disk.why_not().empty()) TESSERA_SKIP_MISSING(disk.why_not());
   check_others_ended(run_job("throws on a full disk", 3, {}, {.victim = {}, .folder = disk.path()}), 3,
                      {kWhere, "rank 2 " + kThrown});
+}
+
+TEST_CASE("when a job fails, every rank that is alive writes its records, which say where the ranks part") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const PrivateFolder folder;
+  run_job("throws", 3, {{"TESSERA_RECORDS", folder.path()}});
+  const std::vector<RankRecords> thrown = read_all_records(folder.path());
+  REQUIRE(thrown.size() == 3);
+  for (const RankRecords& one : thrown) CHECK(one.failure.find(kThrown) != std::string::npos);
+  const std::string text = where_ranks_part(thrown);
+  CAPTURE(text);
+  CHECK(text.starts_with("The ranks first part in collective 2 on mesh dimension tp of ranks 0, 1, 2:\n"));
+  CHECK(text.find("  rank 2 did not come to it") != std::string::npos);
+  const PrivateFolder other;
+  run_job("is killed", 3, {{"TESSERA_RECORDS", other.path()}}, {.victim = "0"});
+  const std::string killed = where_ranks_part(read_all_records(other.path()));
+  CAPTURE(killed);
+  CHECK(killed.find("There are no records of ranks 0.") != std::string::npos);
 }
 
 TEST_CASE("two jobs on one store: the second one ends with an error, and the first goes on") {
