@@ -171,18 +171,38 @@ std::optional<Found> choose(const EnvironmentVariables& variables) {
   return chosen;
 }
 
+// Returns "NAME=VALUE NAME=VALUE" of those of `names` that are set.
+std::string listed(const EnvironmentVariables& variables, const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    const std::string value = value_or_empty(variables, name);
+    if (!value.empty()) text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, value);
+  }
+  return text;
+}
+
 std::string job_id_of(const EnvironmentVariables& variables, const std::string& launcher) {
   std::vector<std::string> names;
   if (launcher == "torchrun") names = {"TORCHELASTIC_RUN_ID"};
   if (launcher == "Open MPI") names = {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMIX_SERVER_TMPDIR"};
   if (launcher == "MPICH") names = {"PMI_JOBID", "HYDRA_JOB_ID", "PMI_PORT"};
   if (launcher == "Slurm") names = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_RESTART_COUNT"};
-  std::string id;
-  for (const std::string& name : names) {
-    const std::string value = value_or_empty(variables, name);
-    if (!value.empty()) id += fmt::format("{}{}={}", id.empty() ? "" : " ", name, value);
-  }
-  return id;
+  return listed(variables, names);
+}
+
+std::string job_key_of(const EnvironmentVariables& variables, const std::string& launcher) {
+  if (const std::string given = listed(variables, {"TESSERA_JOB"}); !given.empty()) return given;
+  if (launcher == "torchrun") return listed(variables, {"TORCHELASTIC_RUN_ID"});
+  if (launcher == "Open MPI") return listed(variables, {"PMIX_NAMESPACE"});
+  if (launcher == "Slurm") return job_id_of(variables, launcher);
+  return "";
+}
+
+void read_secret(const EnvironmentVariables& variables, Environment& environment) {
+  environment.secret = value_or_empty(variables, "TESSERA_SECRET");
+  environment.secret_file = value_or_empty(variables, "TESSERA_SECRET_FILE");
+  if (environment.secret.empty() || environment.secret_file.empty()) return;
+  throw std::invalid_argument("environment: TESSERA_SECRET and TESSERA_SECRET_FILE are both set; unset one");
 }
 
 void read_address(const EnvironmentVariables& variables, Environment& environment) {
@@ -292,6 +312,9 @@ Environment resolve_environment(const EnvironmentVariables& variables) {
   environment.rank = *found->rank;
   environment.size = *found->size;
   environment.job_id = job_id_of(variables, found->launcher);
+  read_secret(variables, environment);
+  environment.records_folder = value_or_empty(variables, "TESSERA_RECORDS");
+  environment.job_key = job_key_of(variables, found->launcher);
   fill_local(*found, environment);
   read_backend(variables, found, environment);
   return environment;

@@ -17,10 +17,15 @@ struct Environment {
   int64_t local_size = 1;
 
   // These say where the ranks find each other. make_store (mesh/store.h) uses one of them.
-  std::string store_path;      // TESSERA_STORE: path of a file that all ranks open
+  std::string store_path;      // TESSERA_STORE: path of a folder that the ranks make
   std::string master_address;  // MASTER_ADDR
   int64_t master_port = 0;     // MASTER_PORT
-  std::string job_id;          // the launcher's identifier of this job, or empty
+  std::string job_id;          // the launcher's identifier of this job on this host, or empty
+  std::string job_key;         // TESSERA_JOB, else the launcher's identifier of this job on all hosts, or empty
+
+  // These say how values are signed in a store on several hosts; see mesh/store.h.
+  std::string secret;       // TESSERA_SECRET
+  std::string secret_file;  // TESSERA_SECRET_FILE: path of a file that holds the secret
 
   bool agent_store = false;   // TORCHELASTIC_USE_AGENT_STORE: torchrun serves the store, and every rank is a client
   int64_t restart_count = 0;  // TORCHELASTIC_RESTART_COUNT
@@ -29,6 +34,8 @@ struct Environment {
       mpi;  // the launcher of MPI processes that gave this process the same place: "Open MPI", "MPICH", "PMIx"; or ""
   std::string cuda_backend;  // TESSERA_CUDA_BACKEND: "nccl" or "gloo"; empty when it is not set
   std::string backend;       // TESSERA_BACKEND: "mpi" or "gloo"; empty when it is not set
+
+  std::string records_folder;  // TESSERA_RECORDS: where each rank writes its recorder's records when the job fails
 
   int64_t timeout_seconds = 300;  // TESSERA_TIMEOUT: limit of every wait for other ranks
 

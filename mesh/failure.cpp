@@ -2,31 +2,41 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <fstream>
 #include <iterator>
+#include <numeric>
+#include <random>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 #include <thread>
 #include <utility>
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "tessera/mesh/timed_store.h"
 
 namespace tessera {
 namespace {
 
-constexpr const char* kKnownKey = "tessera/failure_known";
+constexpr const char* kSizeKey = "tessera/size";
+// A store that does not answer within this time is taken as gone, for this call.
+constexpr auto kStoreAnswers = std::chrono::milliseconds(1000);
 constexpr auto kLook = std::chrono::milliseconds(20);
 // A launcher needs some time to write down how a rank has ended.
 constexpr auto kLauncherNeeds = std::chrono::milliseconds(400);
 
 std::string process_key(int64_t rank) { return fmt::format("tessera/process/{}", rank); }
-std::string came_key(int64_t rank) { return fmt::format("tessera/came/{}", rank); }
+std::string known_key(int64_t rank) { return fmt::format("tessera/failure_known/{}", rank); }
+std::string came_key(int64_t rank) { return fmt::format("tessera/failure_came/{}", rank); }
 
 // Returns the state letter and the start time of a process, from /proc/PID/stat, or nullopt if there is no such
 // process.
@@ -53,9 +63,24 @@ std::string process_space() {
   return id + ":" + std::string(link.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
 }
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
+// The number tells the Worlds of one process apart.
 std::string describe_this_process() {
   const auto state = process_state(getpid());
-  return fmt::format("{} {} {}", getpid(), state.has_value() ? state->second : "?", process_space());
+  return fmt::format("{} {} {} {} {:x}", getpid(), state.has_value() ? state->second : "?", process_space(),
+                     host_name(), std::random_device()());
+}
+
+// Returns text such as "process 4711 on host node3".
+std::string named(const std::string& description) {
+  std::istringstream in(description);
+  std::string pid, start, space, host;
+  in >> pid >> start >> space >> host;
+  return fmt::format("process {} on host {}", pid, host);
 }
 
 bool process_has_ended(const std::string& description) {
@@ -102,9 +127,74 @@ std::optional<Failure> decode_failure(const std::string& text) {
                  .text = rest.substr(where)};
 }
 
-FailureBoard::FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::string lost_file)
-    : store_(std::move(store)), rank_(rank), size_(size), lost_file_(std::move(lost_file)) {
-  if (store_) store_->set(process_key(rank_), describe_this_process());
+bool is_failure_key(const std::string& key) { return key.find("tessera/failure") != std::string::npos; }
+
+bool is_own_error(const std::string& text) {
+  // The texts of the errno values that say what this process or its host lacks, and of CUDA's errors.
+  static constexpr std::array<std::string_view, 14> kOwn = {
+      "Too many open files",
+      "Cannot allocate memory",
+      "Cannot assign requested address",
+      "No space left on device",
+      "Disk quota exceeded",
+      "Resource temporarily unavailable",
+      "Permission denied",
+      "Operation not permitted",
+      "Address already in use",
+      "No such device",
+      "CUDA error",
+      "CUDA out of memory",
+      "the store's folder",
+      "Unable to find address",
+  };
+  return std::ranges::any_of(kOwn, [&](std::string_view own) { return text.find(own) != std::string::npos; });
+}
+
+std::string what_is_lacking() {
+  const int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (fd >= 0) {
+    close(fd);
+    return "";
+  }
+  return fmt::format("this process has no file descriptor left ({}); raise the limit (ulimit -n) or close files",
+                     std::strerror(errno));
+}
+
+FailureBoard::FailureBoard(Options options)
+    : options_(std::move(options)),
+      store_(!options_.store || never_blocks(*options_.store) ? options_.store
+                                                              : timed_store(options_.store, kStoreAnswers)) {
+  if (store_) join();
+}
+
+// Claims this rank's place. Two jobs that use one store by mistake are found here: they have a rank in common, or
+// different sizes.
+void FailureBoard::join() {
+  const std::string mine = describe_this_process();
+  const c10::intrusive_ptr<c10d::Store> patient =
+      never_blocks(*store_) ? store_ : timed_store(options_.store, options_.timeout);
+  const std::string there = patient->compareSet(process_key(options_.rank), "", mine);
+  if (there != mine) {
+    throw std::runtime_error(
+        fmt::format("rank {} of this store has been taken by {}, so two jobs use one store; give each job its own "
+                    "TESSERA_STORE, MASTER_PORT or TESSERA_JOB",
+                    options_.rank, named(there)));
+  }
+  const std::string size = std::to_string(options_.size);
+  const std::string agreed = patient->compareSet(kSizeKey, "", size);
+  if (agreed == size) return;
+  throw std::runtime_error(
+      fmt::format("rank {} belongs to a world of {} ranks, and the store to one of {}, so two jobs use one store; give "
+                  "each job its own TESSERA_STORE, MASTER_PORT or TESSERA_JOB",
+                  options_.rank, size, agreed));
+}
+
+void FailureBoard::try_in_store(const char* what, const std::function<void()>& body) noexcept {
+  try {
+    if (store_) body();
+  } catch (const std::exception& error) {
+    spdlog::debug("rank {}: {}: {}", options_.rank, what, error.what());
+  }
 }
 
 Failure FailureBoard::failure() const {
@@ -119,31 +209,25 @@ void FailureBoard::acknowledge(const Failure& failure) noexcept {
     failure_ = failure;
     failed_.store(true);
   }
-  try {
-    if (store_) store_->add(kKnownKey, 1);
-  } catch (const std::exception& error) {
-    spdlog::debug("rank {}: the store did not take notice of the failure: {}", rank_, error.what());
-  }
+  try_in_store("the store did not take notice that this rank knows of the failure",
+               [&] { store_->set(known_key(options_.rank), std::string("1")); });
 }
 
 void FailureBoard::publish(const Failure& failure) noexcept {
-  try {
-    if (store_) store_->compareSet(kFailureKey, std::string(), encode(failure));
-  } catch (const std::exception& error) {
-    spdlog::debug("rank {}: the failure could not be written to the store: {}", rank_, error.what());
-  }
+  try_in_store("the failure could not be written to the store",
+               [&] { store_->compareSet(kFailureKey, std::string(), encode(failure)); });
 }
 
 std::optional<Failure> FailureBoard::find() noexcept {
   try {
     if (auto found = find_in_store()) return found;
   } catch (const std::exception& error) {
-    spdlog::debug("rank {}: the store did not answer: {}", rank_, error.what());
+    spdlog::debug("rank {}: the store did not answer: {}", options_.rank, error.what());
   }
   try {
     return find_in_file();
   } catch (const std::exception& error) {
-    spdlog::debug("rank {}: {} could not be read: {}", rank_, lost_file_, error.what());
+    spdlog::debug("rank {}: {} could not be read: {}", options_.rank, options_.lost_file, error.what());
   }
   return std::nullopt;
 }
@@ -154,8 +238,8 @@ std::optional<Failure> FailureBoard::find_in_store() {
 }
 
 std::optional<Failure> FailureBoard::find_in_file() const {
-  if (lost_file_.empty()) return std::nullopt;
-  std::ifstream file(lost_file_);
+  if (options_.lost_file.empty()) return std::nullopt;
+  std::ifstream file(options_.lost_file);
   std::string line;
   if (!std::getline(file, line) || line.empty()) return std::nullopt;
   Failure failure{.kind = Failure::Kind::kLost, .rank = -1, .where = {}, .text = line};
@@ -169,21 +253,37 @@ std::optional<Failure> FailureBoard::find_in_file() const {
 std::optional<Failure> FailureBoard::find_ended_process(const std::vector<int64_t>& ranks) {
   if (!store_) return std::nullopt;
   for (const int64_t rank : ranks) {
-    if (rank == rank_) continue;
+    if (rank == options_.rank) continue;
     const std::string text = how_it_ended(rank);
     if (!text.empty()) return Failure{.kind = Failure::Kind::kLost, .rank = rank, .where = {}, .text = text};
   }
   return std::nullopt;
 }
 
+std::string FailureBoard::process_of(int64_t rank) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto known = processes_.find(rank); known != processes_.end()) return known->second;
+  }
+  if (!store_->check({process_key(rank)})) return {};
+  const std::string description = store_->get_to_str(process_key(rank));
+  const std::lock_guard lock(mutex_);
+  return processes_[rank] = description;
+}
+
+void FailureBoard::remember(const std::vector<int64_t>& ranks) noexcept {
+  try_in_store("the store did not say which processes the ranks are", [&] {
+    for (const int64_t rank : ranks) process_of(rank);
+  });
+}
+
 // Returns how the process of `rank` has ended, or "" if this rank cannot see that it has.
 std::string FailureBoard::how_it_ended(int64_t rank) {
-  if (store_->check({process_key(rank)})) {
-    if (!process_has_ended(store_->get_to_str(process_key(rank)))) return {};
-    return fmt::format("the process of rank {} has ended", rank);
+  if (const std::string description = process_of(rank); !description.empty()) {
+    return process_has_ended(description) ? fmt::format("the process of rank {} has ended", rank) : "";
   }
-  if (lost_file_.empty()) return {};
-  std::ifstream file(fmt::format("{}.{}", lost_file_, rank));
+  if (options_.lost_file.empty()) return {};
+  std::ifstream file(fmt::format("{}.{}", options_.lost_file, rank));
   std::string line;
   if (!std::getline(file, line) || line.empty()) return {};
   return line + " before it joined the others";
@@ -200,7 +300,7 @@ std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks,
         deadline = std::min(deadline, std::chrono::steady_clock::now() + kLauncherNeeds);
       }
     } catch (const std::exception& error) {
-      spdlog::debug("rank {}: the store did not answer: {}", rank_, error.what());
+      spdlog::debug("rank {}: the store did not answer: {}", options_.rank, error.what());
     }
     if (std::chrono::steady_clock::now() >= deadline) return ended;
     std::this_thread::sleep_for(kLook);
@@ -208,45 +308,48 @@ std::optional<Failure> FailureBoard::search(const std::vector<int64_t>& ranks,
 }
 
 void FailureBoard::announce_arrival() noexcept {
-  try {
-    if (store_) store_->set(came_key(rank_), std::string("1"));
-  } catch (const std::exception& error) {
-    spdlog::debug("rank {}: the store did not take notice that this rank came: {}", rank_, error.what());
-  }
+  try_in_store("the store did not take notice that this rank came",
+               [&] { store_->set(came_key(options_.rank), std::string("1")); });
 }
 
-std::vector<int64_t> FailureBoard::absent(const std::vector<int64_t>& ranks,
-                                          std::chrono::milliseconds patience) noexcept {
+// Returns those of `ranks` whose key is not in the store within `patience`, without this rank.
+std::vector<int64_t> FailureBoard::without_key(const std::vector<int64_t>& ranks, std::string (*key)(int64_t),
+                                               std::chrono::milliseconds patience) {
   std::vector<int64_t> left;
-  try {
-    std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(left), [&](int64_t r) { return r != rank_; });
-    const auto deadline = std::chrono::steady_clock::now() + patience;
-    while (store_) {
-      std::erase_if(left, [&](int64_t r) { return store_->check({came_key(r)}); });
-      if (left.empty() || std::chrono::steady_clock::now() >= deadline) return left;
-      std::this_thread::sleep_for(kLook);
-    }
-  } catch (const std::exception& error) {
-    spdlog::debug("rank {}: the store did not say who came: {}", rank_, error.what());
+  std::ranges::copy_if(ranks, std::back_inserter(left), [&](int64_t rank) { return rank != options_.rank; });
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (store_) {
+    std::erase_if(left, [&](int64_t rank) { return store_->check({key(rank)}); });
+    if (left.empty() || std::chrono::steady_clock::now() >= deadline) return left;
+    std::this_thread::sleep_for(kLook);
   }
   return {};
 }
 
-void FailureBoard::wait_until_acknowledged(std::chrono::milliseconds patience) noexcept {
-  if (!store_ || rank_ != 0) return;
+std::string FailureBoard::who_is_missing(const std::vector<int64_t>& ranks,
+                                         std::chrono::milliseconds patience) noexcept {
   try {
-    c10d::Store* base = store_.get();
-    if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(base)) {
-      base = prefixed->getUnderlyingNonPrefixStore().get();
-    }
-    if (dynamic_cast<c10d::TCPStore*>(base) == nullptr) return;
-    const auto deadline = std::chrono::steady_clock::now() + patience;
-    while (std::chrono::steady_clock::now() < deadline && store_->add(kKnownKey, 0) < size_) {
-      std::this_thread::sleep_for(kLook);
-    }
+    const std::vector<int64_t> absent = without_key(ranks, came_key, patience);
+    const std::vector<int64_t> silent = without_key(absent, known_key, std::chrono::milliseconds::zero());
+    std::string text;
+    if (!silent.empty()) text += fmt::format("; ranks [{}] do not answer", fmt::join(silent, ", "));
+    std::vector<int64_t> busy;
+    std::ranges::set_difference(absent, silent, std::back_inserter(busy));
+    if (!busy.empty()) text += fmt::format("; ranks [{}] did not come to it", fmt::join(busy, ", "));
+    return text;
   } catch (const std::exception& error) {
-    spdlog::debug("rank {}: the store ended early: {}", rank_, error.what());
+    spdlog::debug("rank {}: the store did not say who came: {}", options_.rank, error.what());
   }
+  return options_.rank_0_serves_store && options_.rank != 0 ? "; rank 0, which serves the store, does not answer" : "";
+}
+
+void FailureBoard::wait_until_acknowledged(std::chrono::milliseconds patience) noexcept {
+  if (!options_.rank_0_serves_store || options_.rank != 0) return;
+  try_in_store("the store ended early", [&] {
+    std::vector<int64_t> everyone(static_cast<std::size_t>(options_.size));
+    std::iota(everyone.begin(), everyone.end(), int64_t{0});
+    without_key(everyone, known_key, patience);
+  });
 }
 
 }  // namespace tessera

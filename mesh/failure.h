@@ -3,6 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -41,19 +43,39 @@ std::optional<Failure> decode_failure(const std::string& text);
 // The job's store holds the failure's record under this key.
 inline constexpr const char* kFailureKey = "tessera/failure";
 
+// Says whether `key` is one through which ranks tell each other of a failure.
+bool is_failure_key(const std::string& key);
+
+// Says whether the text of an error is that of a system call or device of this process, such as "Too many open files",
+// which no other rank has caused.
+bool is_own_error(const std::string& text);
+
+// Returns what this process lacks for any new connection, such as "this process has no file descriptor left (Too many
+// open files); raise the limit (ulimit -n)", or "". Libraries often report something else then.
+std::string what_is_lacking();
+
 // Through this class one rank records and looks up the job's failure: in a local flag, in a record in the store, and in
 // the file in which a launcher notes a rank that it saw die.
 //
 // Invariants:
 //   - failure() never changes once failed() is true, and the store keeps the first record written to it.
+//   - No call but the constructor waits for a store that does not answer for longer than a second at a time.
 //
 // Several threads may call it at once.
 class FailureBoard {
  public:
-  // Writes this process's id and start time to the store, from which other ranks on the same host can see that it has
-  // ended. For a rank that ended before it wrote these, the launcher's file `lost_file`.RANK says how it ended. `store`
-  // may be null in a world of one rank; `lost_file` may be empty.
-  FailureBoard(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t size, std::string lost_file);
+  struct Options {
+    c10::intrusive_ptr<c10d::Store> store;  // null in a world of one rank
+    int64_t rank = 0;
+    int64_t size = 1;
+    std::chrono::milliseconds timeout = std::chrono::minutes(5);  // of the constructor, for a store that is slow
+    // For a rank that ended before it had joined, the launcher's file `lost_file`.RANK says how it ended. May be empty.
+    std::string lost_file;
+    bool rank_0_serves_store = false;  // a TCPStore in rank 0's process
+  };
+  // Writes this process's host, id and start time to the store, from which other ranks on the same host can see that it
+  // has ended. Throws std::runtime_error when another process has joined as this rank, or the ranks of another world.
+  explicit FailureBoard(Options options);
 
   bool failed() const noexcept { return failed_.load(); }
   // Returns the failure that this rank has acknowledged. Call it only after failed().
@@ -68,28 +90,37 @@ class FailureBoard {
   // Calls find() repeatedly for at most `patience`. Returns what it finds, else a failure that names one of `ranks`
   // whose process has ended.
   std::optional<Failure> search(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
+  // Keeps what `ranks` have written about their processes, so that their ends can be seen when the store is gone.
+  void remember(const std::vector<int64_t>& ranks) noexcept;
   // Notes in the store that the failure has ended this rank's collective.
   void announce_arrival() noexcept;
-  // Returns those of `ranks` that have not called announce_arrival() within `patience`: they run something else, or
-  // have ended. Call it only after failed().
-  std::vector<int64_t> absent(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
+  // Returns text such as "; ranks [2] did not come to it" about those of `ranks` that have not called
+  // announce_arrival() within `patience`, since they run something else, or "; ranks [2] do not answer" about those
+  // that have not called acknowledge() either: they have ended, were stopped or were cut off. Returns "" where all
+  // came. Call it only after failed().
+  std::string who_is_missing(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
   // On the rank that serves the store, waits until the other ranks know of the failure, at most `patience`. Returns at
   // once on other ranks.
   void wait_until_acknowledged(std::chrono::milliseconds patience) noexcept;
 
  private:
+  void join();
   std::optional<Failure> find_in_store();
   std::optional<Failure> find_in_file() const;
   std::optional<Failure> find_ended_process(const std::vector<int64_t>& ranks);
   std::string how_it_ended(int64_t rank);
+  // Returns what `rank` has written about its process, or "" if it has not joined.
+  std::string process_of(int64_t rank);
+  std::vector<int64_t> without_key(const std::vector<int64_t>& ranks, std::string (*key)(int64_t),
+                                   std::chrono::milliseconds patience);
+  void try_in_store(const char* what, const std::function<void()>& body) noexcept;
 
+  const Options options_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  const int64_t rank_;
-  const int64_t size_;
-  const std::string lost_file_;
   std::atomic<bool> failed_{false};
-  mutable std::mutex mutex_;  // guards failure_
+  mutable std::mutex mutex_;  // guards the rest
   Failure failure_;
+  std::map<int64_t, std::string> processes_;  // what ranks have written about themselves
 };
 
 }  // namespace tessera

@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/mesh/backends/nccl_group.h"
+#include "tessera/mesh/core/within.h"
 #include "tessera/mesh/watched_store.h"
 
 namespace tessera {
@@ -77,6 +78,7 @@ c10::intrusive_ptr<c10d::Backend> GroupTable::get(const std::vector<int64_t>& ra
   // The watch starts before the group is made, so that a failure during that is seen.
   start_watch(ranks);
   BackendGroup made = make(key);
+  if (options_.size > 1 && !options_.fake) options_.board->remember(ranks);
   spdlog::debug("rank {}: made the group of ranks [{}]", options_.rank, fmt::join(ranks, ", "));
   const std::lock_guard lock(mutex_);
   const auto inserted = groups_.emplace(key, std::move(made)).first;
@@ -127,17 +129,22 @@ BackendGroup GroupTable::make(const Key& key) const {
   if (device != c10::DeviceType::CUDA) return make_cpu_group(asked, options.backend);
   const Names backends = backends_of(device, options_.cpu_backend, options_.gloo_for_cuda);
   const std::string& backend = options.backend.empty() ? backends.front() : options.backend;
-  return backend == "gloo" ? make_gloo_group(asked) : make_nccl_group(asked);
+  return backend == "gloo" ? make_in_time(asked, make_gloo_group) : make_nccl_group(asked);
 }
 
 BackendGroup GroupTable::make_cpu_group(const GroupRequest& request, const std::string& backend) const {
   // A world of one rank needs no MPI: mpirun need not have started it.
-  if (options_.size == 1 || backend == to_string(CpuBackend::kGloo)) return make_gloo_group(request);
-  switch (options_.cpu_backend) {
-    case CpuBackend::kGloo: return make_gloo_group(request);
-    case CpuBackend::kMpi: return make_mpi_group(request);
-  }
-  throw std::logic_error("make_cpu_group: not a CpuBackend");
+  const bool over_mpi = options_.cpu_backend == CpuBackend::kMpi && options_.size > 1 && backend.empty();
+  return make_in_time(request, over_mpi ? make_mpi_group : make_gloo_group);
+}
+
+// Neither Gloo nor MPI can be interrupted while it makes connections, and Gloo waits several times.
+BackendGroup GroupTable::make_in_time(const GroupRequest& request,
+                                      BackendGroup (*make_group)(const GroupRequest& request)) {
+  if (request.size == 1) return make_group(request);
+  return within(
+      request.timeout, "making the connections", [request, make_group] { return make_group(request); },
+      [&] { return request.lost(request.ranks); });
 }
 
 GroupRequest GroupTable::request(const std::string& prefix, const std::vector<int64_t>& ranks,

@@ -4,53 +4,47 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include <arpa/inet.h>
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "tessera/mesh/core/error_text.h"
+#include "tessera/mesh/core/stable_hash.h"
+#include "tessera/mesh/core/within.h"
+#include "tessera/mesh/failure.h"
+#include "tessera/mesh/folder_store.h"
 #include "tessera/mesh/job_folder.h"
+#include "tessera/mesh/signed_store.h"
 
 namespace tessera {
 namespace {
 
 constexpr const char* kLoopback = "127.0.0.1";
 
-// PrivateFileStore is a FileStore that owns its folder. The folder is a base class so that it is destroyed after the
-// store, which removes its file.
-class FolderHolder {
- public:
-  explicit FolderHolder(const std::string& job_id) : folder_(job_id) {}
-  const JobFolder& folder() const { return folder_; }
+c10::intrusive_ptr<c10d::Store> make_folder_store(const Environment& environment, const std::string& path) {
+  return c10::make_intrusive<FolderStore>(path, std::chrono::seconds(environment.timeout_seconds), is_failure_key);
+}
 
- private:
-  JobFolder folder_;
-};
-
-class PrivateFileStore : private FolderHolder, public c10d::FileStore {
- public:
-  PrivateFileStore(const std::string& job_id, int num_workers)
-      : FolderHolder(job_id), FileStore(folder().path() + "/store", num_workers) {}
-};
-
-c10::intrusive_ptr<c10d::Store> make_file_store(const Environment& environment) {
-  const std::filesystem::path folder = std::filesystem::absolute(environment.store_path).parent_path();
-  if (!std::filesystem::is_directory(folder)) {
+c10::intrusive_ptr<c10d::Store> make_named_store(const Environment& environment) {
+  const std::filesystem::path path = std::filesystem::absolute(environment.store_path);
+  if (!std::filesystem::is_directory(path.parent_path())) {
     throw std::invalid_argument(
-        fmt::format("TESSERA_STORE={}: {} is not a folder; name a file in one that all ranks can write",
-                    environment.store_path, folder.string()));
+        fmt::format("TESSERA_STORE={}: {} is not a folder; give a path in one that all ranks can write",
+                    environment.store_path, path.parent_path().string()));
   }
-  return c10::make_intrusive<c10d::FileStore>(environment.store_path, static_cast<int>(environment.size));
+  return make_folder_store(environment, path);
 }
 
 // Returns a listening socket on the loopback address, which the server then uses.
@@ -85,25 +79,59 @@ c10::intrusive_ptr<c10d::Store> make_tcp_store(const Environment& environment) {
   if (here && options.isServer) options.masterListenFd = loopback_socket(environment.master_port);
   const std::string host = here ? kLoopback : environment.master_address;
   try {
-    return c10::make_intrusive<c10d::TCPStore>(host, options);
-  } catch (const c10::Error& error) {
+    // A server that accepts the connection and then answers nothing, as a stopped one, has no limit in c10d.
+    return within(options.timeout, "connecting",
+                  [=] { return c10::intrusive_ptr<c10d::Store>(c10::make_intrusive<c10d::TCPStore>(host, options)); });
+  } catch (const std::exception& error) {
     throw std::runtime_error(fmt::format("rank {}: the store at {}:{} cannot be {}: {}", environment.rank, host,
                                          environment.master_port, options.isServer ? "served" : "reached",
-                                         error.what_without_backtrace()));
+                                         error_text(error)));
   }
 }
 
-c10::intrusive_ptr<c10d::Store> make_base_store(const Environment& environment) {
-  if (!environment.store_path.empty()) return make_file_store(environment);
-  if (!environment.master_address.empty()) return make_tcp_store(environment);
-  if (environment.one_host() && !environment.job_id.empty()) {
-    return c10::make_intrusive<PrivateFileStore>(environment.job_id, static_cast<int>(environment.size));
+// Returns what the file holds, without white space at its end. A file that others can read would be no secret.
+std::string read_secret(const std::string& path) {
+  struct stat status {};
+  std::ifstream file(path);
+  if (!file || stat(path.c_str(), &status) != 0) {
+    throw std::invalid_argument(
+        fmt::format("TESSERA_SECRET_FILE={}: it cannot be read; name a file of this user", path));
   }
-  throw std::invalid_argument(
-      fmt::format("rank {} of {} (from {}): nothing says where the ranks meet; set MASTER_ADDR and MASTER_PORT to an "
-                  "address of rank 0's host, or TESSERA_STORE to a file that all ranks can write, or start them with "
-                  "tools/launch",
-                  environment.rank, environment.size, environment.launcher));
+  if ((status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    throw std::invalid_argument(fmt::format("TESSERA_SECRET_FILE={}: others can read it (mode {:o}); chmod 600 it",
+                                            path, status.st_mode & 0777));
+  }
+  std::string secret{std::istreambuf_iterator<char>(file), {}};
+  secret.erase(secret.find_last_not_of(" \n\r\t") + 1);
+  if (secret.empty()) throw std::invalid_argument(fmt::format("TESSERA_SECRET_FILE={}: it is empty", path));
+  return secret;
+}
+
+c10::intrusive_ptr<c10d::Store> make_network_store(const Environment& environment) {
+  const std::string secret =
+      environment.secret_file.empty() ? environment.secret : read_secret(environment.secret_file);
+  auto store = make_tcp_store(environment);
+  return secret.empty() ? store : signed_store(std::move(store), secret);
+}
+
+// On one host no port is needed: MASTER_PORT only names the job.
+bool meet_in_folder(const Environment& environment) {
+  return environment.one_host() && !environment.agent_store &&
+         (!environment.job_id.empty() || environment.master_port != 0);
+}
+
+c10::intrusive_ptr<c10d::Store> make_base_store(const Environment& environment) {
+  if (!environment.store_path.empty()) return make_named_store(environment);
+  if (meet_in_folder(environment)) {
+    const std::string port = environment.master_port == 0 ? "" : fmt::format(" port {}", environment.master_port);
+    return make_folder_store(environment, folder_of_job(environment.job_id + port));
+  }
+  if (!environment.master_address.empty()) return make_network_store(environment);
+  throw std::invalid_argument(fmt::format(
+      "rank {} of {} (from {}): nothing says where the ranks meet; set MASTER_ADDR and MASTER_PORT to an "
+      "address of rank 0's host, or TESSERA_STORE to a path in a folder that all ranks can write, or start them with "
+      "tools/launch",
+      environment.rank, environment.size, environment.launcher));
 }
 
 }  // namespace
@@ -111,7 +139,9 @@ c10::intrusive_ptr<c10d::Store> make_base_store(const Environment& environment) 
 c10::intrusive_ptr<c10d::Store> make_store(const Environment& environment) {
   auto base = make_base_store(environment);
   base->setTimeout(std::chrono::seconds(environment.timeout_seconds));
-  return c10::make_intrusive<c10d::PrefixStore>(fmt::format("restart{}", environment.restart_count), std::move(base));
+  const std::string job = environment.job_key.empty() ? "" : fmt::format("{:016x}/", stable_hash(environment.job_key));
+  return c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}restart{}", job, environment.restart_count),
+                                                std::move(base));
 }
 
 }  // namespace tessera

@@ -12,66 +12,22 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "tessera/mesh/backends/backend_group.h"
 #include "tessera/mesh/backends/nccl_group.h"
-#include "tessera/mesh/check_state.h"
-#include "tessera/mesh/core/error_text.h"
-#include "tessera/mesh/core/mismatch.h"
-#include "tessera/mesh/device_type.h"
 #include "tessera/mesh/environment.h"
-#include "tessera/mesh/failure.h"
-#include "tessera/mesh/group_table.h"
 #include "tessera/mesh/recorder.h"
 #include "tessera/mesh/store.h"
+#include "tessera/mesh/watched_store.h"
+#include "tessera/mesh/world_state.h"
 
 namespace tessera {
 namespace {
 
-// A rank whose collective failed searches for the reason for at most one of the first two times, and the rank that
-// serves the store waits for the others to read it for at most the third. Together they are below the 5 seconds within
-// which every rank must report a failure.
-constexpr auto kSearchPatience = std::chrono::milliseconds(3000);
-constexpr auto kShortPatience = std::chrono::milliseconds(100);
-constexpr auto kLastPatience = std::chrono::milliseconds(1000);
-
-const std::string kNoPath = "-";
-
-uint64_t next_world_id() {
-  static std::atomic<uint64_t> last{0};
-  return ++last;
-}
-
-// Gloo and NCCL have no exception type for timeouts.
-bool says_timeout(const std::string& text) {
-  return text.find("imed out") != std::string::npos || text.find("timeout") != std::string::npos;
-}
-
-// Returns text such as "; ranks [2] did not come to it", or "" for no ranks.
-std::string who_did_not_come(const std::vector<int64_t>& ranks) {
-  return ranks.empty() ? "" : fmt::format("; ranks [{}] did not come to it", fmt::join(ranks, ", "));
-}
-
-// This is the start of a list: each Scope points to the one that its thread entered before it.
-thread_local const World::Scope* innermost_scope = nullptr;
-
 constexpr const char* kLocalSizeKey = "tessera/local_size";
-
-// The tokens that observe() returns share this, so it may outlive the World.
-struct Observers {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<World::Sink>> sinks;
-  std::atomic<bool> any{false};
-
-  void remove(const World::Sink* sink) {
-    const std::lock_guard lock(mutex);
-    std::erase_if(sinks, [&](const auto& held) { return held.get() == sink; });
-    any = !sinks.empty();
-  }
-};
 
 void check_options(const WorldOptions& options) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
@@ -127,9 +83,32 @@ WorldOptions options_from(const Environment& environment) {
   options.cpu_backend = cpu_backend_for(environment);
   options.gloo_for_cuda = environment.cuda_backend == "gloo";
   options.checked = environment.checked;
+  options.agent_serves_store = environment.agent_store;
+  options.records_folder = environment.records_folder;
   if (!environment.store_path.empty()) options.lost_file = environment.store_path + ".lost";
   return options;
 }
+
+// Keeps the store of from_environment() until the process ends: a later World must not find a peer's server or file
+// that is being removed. A forked process that ends leaves the store alone: its threads are not there to be ended.
+class ProcessStore {
+ public:
+  ~ProcessStore() {
+    if (getpid() != owner_) static_cast<void>(store_.release());
+  }
+  const c10::intrusive_ptr<c10d::Store>& of(const Environment& environment) {
+    if (store_ && environment_ == environment) return store_;
+    store_ = make_store(environment);
+    environment_ = environment;
+    owner_ = getpid();
+    return store_;
+  }
+
+ private:
+  pid_t owner_ = getpid();
+  Environment environment_;
+  c10::intrusive_ptr<c10d::Store> store_;
+};
 
 }  // namespace
 
@@ -140,53 +119,10 @@ WorldOptions& WorldOptions::operator=(const WorldOptions&) = default;
 WorldOptions& WorldOptions::operator=(WorldOptions&&) noexcept = default;
 WorldOptions::~WorldOptions() = default;
 
-struct World::Impl {
-  explicit Impl(WorldOptions given)
-      : options(std::move(given)),
-        board(std::make_shared<FailureBoard>(options.size > 1 && !options.fake ? options.store : nullptr, options.rank,
-                                             options.size, options.lost_file)),
-        groups({.store = options.store,
-                .board = board,
-                .rank = options.rank,
-                .size = options.size,
-                .timeout = options.timeout,
-                .one_host = options.local_size == options.size,
-                .device_of = [this](c10::DeviceType type) { return device(type); },
-                .fake = options.fake,
-                .cpu_backend = options.cpu_backend,
-                .gloo_for_cuda = options.gloo_for_cuda,
-                .make_group = options.make_group,
-                .busy =
-                    [this] {
-                      const std::thread::id inside = owner.load();
-                      return inside != std::thread::id{} && inside != std::this_thread::get_id();
-                    }}) {
-    checks.enabled = options.checked;
-  }
-
-  bool has_peers() const { return options.size > 1 && !options.fake; }
-  c10::Device device(c10::DeviceType type) const {
-    if (type == c10::DeviceType::CPU) return c10::Device(type);
-    if (options.fake) return {type, 0};
-    const int index = cuda_device_of(options.rank, options.local_rank, options.device_index);
-    return {type, static_cast<c10::DeviceIndex>(index)};
-  }
-
-  const WorldOptions options;
-  const uint64_t id = next_world_id();
-  RandomState random;
-  int gradient_accumulations = 0;
-  CheckState checks;
-  std::shared_ptr<Observers> observers = std::make_shared<Observers>();
-  std::atomic<std::thread::id> owner{};
-  std::atomic<const char*> owner_op{""};  // that thread's operator; a second thread names it in its error
-  std::once_flag host_size_read;
-  int64_t host_size = 1;  // rank 0's local_size
-  int depth = 0;          // how many Exclusives the owner's thread holds
-  uint64_t adoptions = 0;
-  std::shared_ptr<FailureBoard> board;
-  GroupTable groups;  // the last member, since its thread uses the board
-};
+uint64_t next_world_id() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
 
 World::World(WorldOptions options)
     : recorder_(std::make_unique<Recorder>(options.rank, options.recorder_capacity)),
@@ -223,18 +159,16 @@ std::shared_ptr<World> World::fake(int64_t rank, int64_t size) {
 std::shared_ptr<World> World::from_environment() {
   static std::mutex mutex;
   static std::weak_ptr<World> current;
-  // The store lives until the process ends: a later World must not find a peer's server or file that is being removed.
-  static std::optional<std::pair<Environment, c10::intrusive_ptr<c10d::Store>>> process_store;
+  static ProcessStore process_store;
   static int64_t generation = 0;
   const std::lock_guard lock(mutex);
   if (auto world = current.lock()) return world;
   const Environment environment = resolve_environment(process_environment());
   WorldOptions options = options_from(environment);
   if (environment.size > 1) {
-    if (!process_store || process_store->first != environment)
-      process_store.emplace(environment, make_store(environment));
     // A second world of this process must not read the keys of the first.
-    options.store = c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", generation), process_store->second);
+    options.store =
+        c10::make_intrusive<c10d::PrefixStore>(fmt::format("world{}", generation), process_store.of(environment));
   }
   auto world = create(std::move(options));
   ++generation;
@@ -251,7 +185,7 @@ int64_t World::local_size() const { return impl_->options.local_size; }
 int64_t World::ranks_per_host() const {
   if (!impl_->has_peers()) return local_size();
   std::call_once(impl_->host_size_read, [&] {
-    const std::vector<uint8_t> text = store()->get(kLocalSizeKey);
+    const std::vector<uint8_t> text = watch_store(store(), impl_->board, {0})->get(kLocalSizeKey);
     impl_->host_size = std::stoll(std::string(text.begin(), text.end()));
   });
   return impl_->host_size;
@@ -259,7 +193,7 @@ int64_t World::ranks_per_host() const {
 bool World::is_fake() const { return impl_->options.fake; }
 CpuBackend World::cpu_backend() const { return impl_->options.cpu_backend; }
 std::chrono::milliseconds World::timeout() const { return impl_->options.timeout; }
-const c10::intrusive_ptr<c10d::Store>& World::store() const { return impl_->options.store; }
+const c10::intrusive_ptr<c10d::Store>& World::store() const { return impl_->store; }
 CheckState& World::check_state() { return impl_->checks; }
 RandomState& World::random_state() { return impl_->random; }
 int& World::gradient_accumulations() { return impl_->gradient_accumulations; }
@@ -310,134 +244,8 @@ std::size_t World::group_count() const { return impl_->groups.size(); }
 
 void World::end_watch() { impl_->groups.end_watch(); }
 
-void World::fail(const std::string& where, const std::string& text) noexcept {
-  if (!impl_->has_peers() || impl_->board->failed()) return;
-  try {
-    const Failure failure{.kind = Failure::Kind::kError, .rank = rank(), .where = where, .text = text};
-    impl_->board->publish(failure);
-    impl_->board->acknowledge(failure);
-  } catch (...) {
-    // If there is no memory for the text, the groups are closed nevertheless; the other ranks then report a lost peer.
-  }
-  impl_->groups.close_all();
-  impl_->board->wait_until_acknowledged(kLastPatience);
-}
-
-void World::check_alive() const {
-  if (!impl_->board->failed()) [[likely]]
-    return;
-  throw std::runtime_error(fmt::format("rank {}: the job has failed: {}", rank(), to_string(impl_->board->failure())));
-}
-
-void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
-                                       const std::exception& error) {
-  FailureBoard& board = *impl_->board;
-  const std::string library_text = error_text(error);
-  if (!board.failed()) {
-    // After a timeout no rank is taken as lost, and of a WaitError only the awaited ones: other ranks may have ended
-    // because they had finished their part.
-    const auto* const wait = dynamic_cast<const WaitError*>(&error);
-    const bool timeout = wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(library_text);
-    const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
-    const std::vector<int64_t> awaited = timeout ? std::vector<int64_t>() : wait != nullptr ? wait->awaited : ranks;
-    std::optional<Failure> found = board.search(awaited, timeout || known ? kShortPatience : kSearchPatience);
-    if (!found.has_value()) {
-      found = timeout ? Failure{Failure::Kind::kTimeout, rank(), where, library_text}
-                      : Failure{Failure::Kind::kLost, -1, where, known ? library_text : "which one is not known"};
-    }
-    if (found->where.empty()) found->where = where;
-    board.publish(*found);
-    board.acknowledge(*found);
-  }
-  board.announce_arrival();
-  impl_->groups.close_all();
-  const Failure failure = board.failure();
-  std::string text = to_string(failure);
-  if (failure.kind == Failure::Kind::kTimeout) text += who_did_not_come(board.absent(ranks, kLastPatience));
-  board.wait_until_acknowledged(kLastPatience);
-  const bool told = text.find(library_text) != std::string::npos || library_text.find(text) != std::string::npos;
-  throw std::runtime_error(fmt::format("rank {}, {} over ranks [{}]: {}{}", rank(), where, fmt::join(ranks, ", "), text,
-                                       told ? "" : fmt::format(" ({})", library_text)));
-}
-
-void World::guard(const std::string& where, const std::function<void()>& callback) {
-  try {
-    callback();
-  } catch (const MismatchError&) {
-    throw;  // every rank of the group throws it, and no data was sent
-  } catch (const std::exception& error) {
-    fail(where, error_text(error));
-    throw;
-  } catch (...) {
-    fail(where, "an exception that is not a std::exception");
-    throw;
-  }
-}
-
-std::shared_ptr<void> World::observe(Sink sink) {
-  auto held = std::make_shared<Sink>(std::move(sink));
-  const std::shared_ptr<Observers> observers = impl_->observers;
-  {
-    const std::lock_guard lock(observers->mutex);
-    observers->sinks.push_back(held);
-    observers->any = true;
-  }
-  const Sink* const key = held.get();
-  return {nullptr, [observers, key](void*) { observers->remove(key); }};
-}
-
-void World::record(const CollectiveRecord& record) {
-  std::vector<std::shared_ptr<Sink>> sinks;
-  {
-    const std::lock_guard lock(impl_->observers->mutex);
-    sinks = impl_->observers->sinks;
-  }
-  for (const auto& sink : sinks) (*sink)(record);
-}
-
-bool World::observed() const { return impl_->observers->any.load(std::memory_order_relaxed); }
-
-World::Scope::Scope(World& world, const char* op, const std::string* path)
-    : world_(world),
-      outer_(innermost_scope),
-      op_(op != nullptr ? op : world.current_op()),
-      path_(path != nullptr ? path : &world.current_path()) {
-  innermost_scope = this;
-}
-
-World::Scope::~Scope() { innermost_scope = outer_; }
-
-const World::Scope* World::Scope::of(const World& world) {
-  const Scope* scope = innermost_scope;
-  while (scope != nullptr && &scope->world_ != &world) scope = scope->outer_;
-  return scope;
-}
-
-const char* World::current_op() const {
-  const Scope* const scope = Scope::of(*this);
-  return scope != nullptr ? scope->op_ : "";
-}
-
-const std::string& World::current_path() const {
-  const Scope* const scope = Scope::of(*this);
-  return scope != nullptr ? *scope->path_ : kNoPath;
-}
-
-World::Exclusive::Exclusive(World& world) : world_(world) {
-  const std::thread::id me = std::this_thread::get_id();
-  std::thread::id nobody{};
-  if (world_.impl_->owner.load(std::memory_order_relaxed) != me &&
-      !world_.impl_->owner.compare_exchange_strong(nobody, me)) {
-    throw std::runtime_error(fmt::format(
-        "rank {}: two threads communicate at once, one of them in {}; all ranks must issue collectives in the same "
-        "order, so communicate from one thread, or give each thread a world of its own",
-        world_.rank(), *world_.impl_->owner_op.load() == '\0' ? "a collective" : world_.impl_->owner_op.load()));
-  }
-  if (world_.impl_->depth++ == 0) world_.impl_->owner_op = world_.current_op();
-}
-
-World::Exclusive::~Exclusive() {
-  if (--world_.impl_->depth == 0) world_.impl_->owner.store(std::thread::id{});
-}
+std::shared_ptr<void> World::observe(Sink sink) { return impl_->observers->add(std::move(sink)); }
+void World::record(const CollectiveRecord& record) { impl_->observers->record(record); }
+bool World::observed() const { return impl_->observers->any(); }
 
 }  // namespace tessera

@@ -60,12 +60,14 @@ struct WorldOptions {
   int64_t local_size = 1;
   std::optional<int> device_index;        // this rank's CUDA device; without one it is chosen as World::device() says
   c10::intrusive_ptr<c10d::Store> store;  // needed when size > 1
+  bool agent_serves_store = false;        // another process than rank 0 serves the TCPStore, as torchrun's agent does
   std::chrono::milliseconds timeout = std::chrono::minutes(5);  // limit of each wait for other ranks
   CpuBackend cpu_backend = CpuBackend::kGloo;                   // kMpi: the ranks are the processes of one MPI job
   bool gloo_for_cuda = false;                                   // CUDA tensors go over Gloo, by the host's memory
   bool fake = false;                                            // collectives move nothing: plans for any world size
   bool checked = false;                   // checks every collective; see mesh/collectives/checked.h
   std::size_t recorder_capacity = 16384;  // records that recorder() keeps, 80 bytes each; 0: it is off
+  std::string records_folder;  // where this rank writes what recorder() holds when the job fails; empty: nowhere
   // When set, makes the process groups instead of cpu_backend and NCCL; see mesh/backends/backend_group.h.
   std::function<BackendGroup(const GroupRequest&)> make_group;
   // The launcher notes in this file a rank that it saw die, and in this path with ".RANK" a rank that ended without an
@@ -214,6 +216,8 @@ class World : public std::enable_shared_from_this<World> {
  private:
   explicit World(WorldOptions options);
   void start();
+  // Writes what the recorder holds to WorldOptions::records_folder, the first time that it is called.
+  void keep_records(const std::string& failure) const noexcept;
   struct Impl;
   std::unique_ptr<Recorder> recorder_;
   std::unique_ptr<Impl> impl_;

@@ -17,6 +17,8 @@
 #include <mpi.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/mesh/core/within.h"
+
 namespace tessera {
 
 struct MpiRequests {
@@ -170,7 +172,8 @@ std::string_view mpi_flavor() {
 void skip_mpi_end() noexcept { process().has_failed = true; }
 
 void start_mpi(const GroupRequest& world) {
-  // MPI_Init waits for every process and cannot be interrupted, so the ranks first wait for each other in the store.
+  // MPI_Init waits for every process and cannot be interrupted, so the ranks first wait for each other in the store,
+  // and a rank that is lost then is left to a thread that nobody waits for.
   meet(world, "start", "here");
   const std::lock_guard lock(process().mutex);
   if (asked(MPI_Finalized))
@@ -179,7 +182,14 @@ void start_mpi(const GroupRequest& world) {
   if (asked(MPI_Initialized)) {
     check(MPI_Query_thread(&level), "MPI_Query_thread");
   } else {
-    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
+    level = within(
+        world.timeout, "MPI_Init_thread",
+        [] {
+          int granted = MPI_THREAD_SINGLE;
+          check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &granted), "MPI_Init_thread");
+          return granted;
+        },
+        [&] { return world.lost(world.ranks); });
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     std::atexit(end_mpi);
   }

@@ -1,8 +1,10 @@
-// Is a rank of a job in which something fails, for failure_test; the argument says what. A rank that gets an error
-// prints "error: TEXT"; the rank that fails prints "fault" just before.
+// Is a rank of a job in which something fails, for failure_test; the first argument says what, the second which rank
+// fails (the last one, if it is not given). A rank that gets an error prints "error: TEXT"; the rank that fails prints
+// "fault" just before.
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <stdexcept>
@@ -10,7 +12,9 @@
 #include <thread>
 
 #include <ATen/ATen.h>
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tessera/mesh/collectives/collectives.h"
@@ -32,9 +36,13 @@ void reduce(const DeviceMesh& mesh, int64_t mesh_dim = 0) {
   all_reduce(at::ones({4}), mesh, mesh_dim, ReduceOp::kSum);
 }
 
-// The last rank runs `wrong`. The others run `rest` and print its error, twice, since the job must stay failed.
+int64_t given_victim = -1;
+
+int64_t victim_of(const World& world) { return given_victim < 0 ? world.size() - 1 : given_victim; }
+
+// The victim runs `wrong`. The others run `rest` and print its error, twice, since the job must stay failed.
 void run(World& world, const std::function<void()>& wrong, const std::function<void()>& rest) {
-  if (world.rank() == world.size() - 1) {
+  if (world.rank() == victim_of(world)) {
     nap(300);
     say("fault");
     wrong();
@@ -54,6 +62,33 @@ void throw_in_callback(World& world) {
     world.guard("the user's callback at {tp: 2}", [] { throw std::out_of_range("index 7 is out of range"); });
   } catch (const std::out_of_range&) {
     // The job has failed even if the rank catches its own error.
+  }
+}
+
+// Stops this process for a second; a child of it lets it go on.
+void stop_for_a_while() {
+  const pid_t self = getpid();
+  const pid_t child = fork();
+  if (child == 0) {
+    nap(1000);
+    kill(self, SIGCONT);
+    _exit(0);
+  }
+  std::raise(SIGSTOP);
+  waitpid(child, nullptr, 0);
+}
+
+// Leaves no descriptor for a new group.
+void use_all_descriptors() {
+  while (::open("/dev/null", O_RDONLY) >= 0) {
+  }
+}
+
+// Fills the file system of the ranks' store, which failure_test has made small.
+void fill_the_disk() {
+  std::ofstream file(std::string(std::getenv("TESSERA_STORE")) + ".filler", std::ios::binary);
+  const std::string block(4096, 'x');
+  while (file.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
   }
 }
 
@@ -106,7 +141,12 @@ void fail(const std::string& how) {
     say("fault");
     std::_Exit(0);
   }
+  if (how == "is stopped before the others join" && given_victim != std::stoll(std::getenv("RANK"))) nap(1500);
   const auto world = World::from_environment();
+  if (how == "is stopped before the others join") {
+    say("fault");
+    std::raise(SIGSTOP);
+  }
   if (how == "names its backend") return say(std::string(to_string(world->cpu_backend())));
   if (how == "throws on a grid") return fail_on_grid(world);
   const DeviceMesh mesh = init_device_mesh("cpu", {world->size()}, {"tp"}, world);
@@ -114,7 +154,17 @@ void fail(const std::string& how) {
   if (!early) reduce(mesh);
   const std::string what = how.substr(0, how.find(" before"));
   const auto wait = [&] { reduce(mesh); };
+  // The others have their World by then.
+  if (early) nap(1000);
   if (what == "ends well") return reduce(mesh);
+  if (what == "ends late") {
+    nap(4000);
+    return reduce(mesh);
+  }
+  if (what == "stops for a while") {
+    if (world->rank() == victim_of(*world)) stop_for_a_while();
+    return reduce(mesh);
+  }
   if (what == "scatters a wrong shape") return fail_in_scatter(mesh);
   if (what == "does not come")
     return run(
@@ -132,6 +182,21 @@ void fail(const std::string& how) {
   const std::map<std::string, std::function<void()>> faults = {
       {"throws", [&] { throw_in_callback(*world); }},
       {"is killed", [] { std::raise(SIGKILL); }},
+      {"is stopped", [] { std::raise(SIGSTOP); }},
+      {"lacks descriptors",
+       [&] {
+         use_all_descriptors();
+         try {
+           reduce(mesh);
+         } catch (const std::exception& error) {
+           say(fmt::format("own error: {}", error.what()));
+         }
+       }},
+      {"throws on a full disk",
+       [&] {
+         fill_the_disk();
+         throw_in_callback(*world);
+       }},
       {"exits with 3", [] { std::_Exit(3); }},
       {"exits with 0", [] { std::_Exit(0); }},
       {"throws past main", [&] { world->guard("main", [] { throw std::runtime_error("nobody catches this"); }); }},
@@ -143,11 +208,14 @@ void fail(const std::string& how) {
 
 int main(int argc, char** argv) {
   at::globalContext();
-  if (argc != 2) return 2;
+  if (argc < 2) return 2;
+  if (argc > 2) given_victim = std::stoll(argv[2]);
   try {
     fail(argv[1]);
   } catch (const std::exception& error) {
     say(fmt::format("error: {}", error.what()));
     throw;
   }
+  // The launcher ends a job with a stopped rank only after another one has failed.
+  return std::string(argv[1]).starts_with("is stopped") ? 3 : 0;
 }

@@ -1,17 +1,25 @@
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <arpa/inet.h>
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "tessera/inspect/parting.h"
+#include "tessera/mesh/record_file.h"
 #include "tessera/tests/harness/over_mpi.h"
+#include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
 #include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
@@ -30,6 +38,7 @@ struct Line {
 
 struct Job {
   std::map<int64_t, std::vector<Line>> lines;  // keyed by rank
+  std::map<int64_t, Clock::time_point> ended;  // when each rank's process had ended by itself
   ProcessGroupResult result;
 
   std::vector<Line> starting_with(int64_t rank, const std::string& start) const {
@@ -54,18 +63,32 @@ struct Job {
 #define TESSERA_SKIP_WITHOUT_MPI() \
   if (is_over_mpi() && !testing::why_no_mpi().empty()) TESSERA_SKIP_MISSING(testing::why_no_mpi())
 
-Job run_job(const std::string& how, int64_t size, std::map<std::string, std::string> environment = {}) {
+struct Where {
+  std::string victim;  // empty: the last rank
+  std::string folder;  // of the store; empty: a new one
+};
+
+Job run_job(const std::string& how, int64_t size, std::map<std::string, std::string> environment = {},
+            const Where& where = {}) {
   const PrivateFolder folder;
+  std::vector<std::string> command = {"tests/mesh/failing_job", how};
+  if (!where.victim.empty()) command.push_back(where.victim);
   std::optional<MpiJob> mpi;
   if (is_over_mpi()) mpi.emplace(size);
   Job job;
   job.result = run_process_group({
-      .command = {"tests/mesh/failing_job", how},
+      .command = command,
       .size = size,
-      .store_path = folder.path() + "/store",
+      .store_path = (where.folder.empty() ? folder.path() : where.folder) + "/store",
       .environment = std::move(environment),
       .rank_variables = [&](int64_t rank) { return mpi ? mpi->variables(rank) : std::map<std::string, std::string>(); },
       .time_limit = std::chrono::seconds(50),
+      .grace = how.starts_with("is stopped") ? std::chrono::milliseconds(2500) : std::chrono::milliseconds(4000),
+      .is_done =
+          [&](int64_t rank) {
+            job.ended[rank] = Clock::now();
+            return true;
+          },
       .on_line =
           [&](int64_t rank, OutputStream, std::string_view line) {
             job.lines[rank].push_back({Clock::now(), std::string(line)});
@@ -74,19 +97,22 @@ Job run_job(const std::string& how, int64_t size, std::map<std::string, std::str
   return job;
 }
 
-// Checks that every rank but the last got an error with each of `parts` within 5 seconds of the fault, and the same
-// failure again at its next collective.
-void check_others_ended(const Job& job, int64_t size, const std::vector<std::string>& parts) {
+// Checks that every rank but the victim, which is the last one if it is not given, got an error with each of `parts`
+// within `seconds` of the fault, and the same failure again at its next collective.
+void check_others_ended(const Job& job, int64_t size, const std::vector<std::string>& parts, int64_t victim = -1,
+                        double seconds = 5) {
   const std::string all = job.all();
   INFO(all);
   CHECK_FALSE(job.result.timed_out);
-  const std::vector<Line> fault = job.starting_with(size - 1, "fault");
+  if (victim < 0) victim = size - 1;
+  const std::vector<Line> fault = job.starting_with(victim, "fault");
   REQUIRE(fault.size() == 1);
-  for (int64_t rank = 0; rank < size - 1; ++rank) {
+  for (int64_t rank = 0; rank < size; ++rank) {
+    if (rank == victim) continue;
     CAPTURE(rank);
     const std::vector<Line> errors = job.starting_with(rank, "error: ");
     REQUIRE(errors.size() == 2);
-    CHECK(std::chrono::duration<double>(errors[0].time - fault[0].time).count() < 5);
+    CHECK(std::chrono::duration<double>(errors[0].time - fault[0].time).count() < seconds);
     CHECK(errors[0].text.find(fmt::format("rank {}", rank)) != std::string::npos);
     CHECK(errors[1].text.find("the job has failed") != std::string::npos);
     for (const std::string& part : parts) {
@@ -111,9 +137,34 @@ std::string free_port() {
   return std::to_string(ntohs(address.sin_port));
 }
 
+// Ranks that count as being on hosts of their own meet at a port.
 std::map<std::string, std::string> tcp_store() {
-  return {{"TESSERA_STORE", ""}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", free_port()}};
+  return {{"TESSERA_STORE", ""},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", free_port()},
+          {"LOCAL_RANK", "0"},
+          {"LOCAL_WORLD_SIZE", "1"}};
 }
+
+// Mounts a file system of half a megabyte.
+class SmallDisk {
+ public:
+  SmallDisk() {
+    if (::mount("tmpfs", folder_.path().c_str(), "tmpfs", MS_NOSUID | MS_NODEV, "size=512k,mode=0700") == 0) return;
+    why_not_ = fmt::format("a small file system cannot be mounted: {}", std::strerror(errno));
+  }
+  ~SmallDisk() {
+    if (why_not_.empty()) ::umount2(folder_.path().c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  std::string path() const { return folder_.path(); }
+  const std::string& why_not() const { return why_not_; }
+
+ private:
+  const PrivateFolder folder_;
+  std::string why_not_;
+};
 
 const std::string kThrown = "failed in the user's callback at {tp: 2}: index 7 is out of range";
 const std::string kWhere = "aten::mm: all_reduce on mesh dimension tp of {tp: 3} on cpu over ranks [0, 1, 2]";
@@ -223,4 +274,134 @@ TEST_CASE("a rank that does not come: the others name it when the time limit is 
     CAPTURE(said);
     CHECK(said.find("; ranks [2] did not come to it") != std::string::npos);
   }
+}
+
+TEST_CASE("rank 0 dies, which serves the store: the others name it") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const std::string lost = "a peer was lost: rank 0 was killed by signal 9";
+  check_others_ended(run_job("is killed", 3, {}, {.victim = "0"}), 3, {kWhere, lost}, 0);
+  const std::string ended = "a peer was lost: the process of rank 0 has ended";
+  check_others_ended(run_job("is killed", 3, tcp_store(), {.victim = "0"}), 3, {kWhere, ended}, 0);
+}
+
+TEST_CASE("a rank is stopped: the others end within their limit and two seconds, and name it") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  for (const std::string victim : {"0", "2"}) {
+    for (const bool over_tcp : {false, true}) {
+      CAPTURE(victim);
+      CAPTURE(over_tcp);
+      std::map<std::string, std::string> environment = {{"TESSERA_TIMEOUT", "3"}};
+      if (over_tcp) environment.merge(tcp_store());
+      const Job job = run_job("is stopped", 3, environment, {.victim = victim});
+      // The victim's store does not answer either.
+      const bool gone = over_tcp && victim == "0";
+      check_others_ended(job, 3, {kWhere, "waited in vain in aten::mm: all_reduce on mesh dimension tp"},
+                         std::stoll(victim), 5);
+      for (int64_t rank = 0; rank < 3; ++rank) {
+        if (std::to_string(rank) == victim) continue;
+        const std::string said = job.starting_with(rank, "error: ").at(0).text;
+        CAPTURE(said);
+        CHECK(said.find(gone ? "; rank 0, which serves the store, does not answer"
+                             : fmt::format("; ranks [{}] do not answer", victim)) != std::string::npos);
+      }
+      // Whichever rank ends first, with its World, store and groups.
+      Clock::time_point first = Clock::time_point::max();
+      for (int64_t rank = 0; rank < 3; ++rank) {
+        if (std::to_string(rank) != victim) first = std::min(first, job.ended.at(rank));
+      }
+      CHECK(std::chrono::duration<double>(first - job.starting_with(std::stoll(victim), "fault").at(0).time).count() <
+            6);
+    }
+  }
+}
+
+TEST_CASE("a rank is stopped before it makes the groups: the others end within their limit and two seconds") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  for (const std::string victim : {"0", "2"}) {
+    CAPTURE(victim);
+    std::map<std::string, std::string> environment = {{"TESSERA_TIMEOUT", "3"}};
+    environment.merge(tcp_store());
+    const Job job = run_job("is stopped before the groups are made", 3, environment, {.victim = victim});
+    check_others_ended(job, 3, {"making a process group over ranks [0, 1, 2]", "waited in vain"}, std::stoll(victim),
+                       5);
+  }
+}
+
+TEST_CASE("rank 0 is stopped, which serves the store, before the others join: they end within their limit") {
+  if (is_over_mpi()) TESSERA_SKIP("the store is the same over MPI");
+  std::map<std::string, std::string> environment = {{"TESSERA_TIMEOUT", "3"}};
+  environment.merge(tcp_store());
+  const Job job = run_job("is stopped before the others join", 3, environment, {.victim = "0"});
+  const std::string all = job.all();
+  INFO(all);
+  for (const int64_t rank : {1, 2}) {
+    const std::vector<Line> errors = job.starting_with(rank, "error: ");
+    REQUIRE(errors.size() == 1);
+    CHECK(errors[0].text.find("cannot be reached: ") != std::string::npos);
+    // They come 1.5 seconds after the fault.
+    CHECK(std::chrono::duration<double>(errors[0].time - job.starting_with(0, "fault").at(0).time).count() < 1.5 + 5);
+  }
+}
+
+TEST_CASE("a rank is stopped for less than the limit: the job goes on") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  for (const std::string victim : {"0", "2"}) {
+    const Job job = run_job("stops for a while", 3, tcp_store(), {.victim = victim});
+    const std::string all = job.all();
+    CAPTURE(all);
+    CHECK(job.result.ok());
+  }
+}
+
+TEST_CASE("a rank lacks descriptors for a new group: this is its own error, and the others get its text") {
+  if (is_over_mpi()) TESSERA_SKIP("over MPI a group needs no descriptor");
+  const Job job = run_job("lacks descriptors before the groups are made", 3);
+  check_others_ended(job, 3, {"rank 2 failed in aten::mm: making a process group: ", "Too many open files"});
+  const std::string said = job.starting_with(2, "own error: ").at(0).text;
+  CAPTURE(said);
+  CHECK(said.find("Too many open files") != std::string::npos);
+  CHECK(job.all().find("a peer was lost") == std::string::npos);
+}
+
+TEST_CASE("a rank throws on a full disk: the others get its text all the same") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const SmallDisk disk;
+  if (!disk.why_not().empty()) TESSERA_SKIP_MISSING(disk.why_not());
+  check_others_ended(run_job("throws on a full disk", 3, {}, {.victim = {}, .folder = disk.path()}), 3,
+                     {kWhere, "rank 2 " + kThrown});
+}
+
+TEST_CASE("when a job fails, every rank that is alive writes its records, which say where the ranks part") {
+  TESSERA_SKIP_WITHOUT_MPI();
+  const PrivateFolder folder;
+  run_job("throws", 3, {{"TESSERA_RECORDS", folder.path()}});
+  const std::vector<RankRecords> thrown = read_all_records(folder.path());
+  REQUIRE(thrown.size() == 3);
+  for (const RankRecords& one : thrown) CHECK(one.failure.find(kThrown) != std::string::npos);
+  const std::string text = where_ranks_part(thrown);
+  CAPTURE(text);
+  CHECK(text.starts_with("The ranks first part in collective 2 on mesh dimension tp of ranks 0, 1, 2:\n"));
+  CHECK(text.find("  rank 2 did not come to it") != std::string::npos);
+  const PrivateFolder other;
+  run_job("is killed", 3, {{"TESSERA_RECORDS", other.path()}}, {.victim = "0"});
+  const std::string killed = where_ranks_part(read_all_records(other.path()));
+  CAPTURE(killed);
+  CHECK(killed.find("There are no records of ranks 0.") != std::string::npos);
+}
+
+TEST_CASE("two jobs on one store: the second one ends with an error, and the first goes on") {
+  if (is_over_mpi()) TESSERA_SKIP("the store is the same over MPI");
+  const PrivateFolder folder;
+  Job first;
+  std::thread running([&] { first = run_job("ends late", 2, {}, {.victim = {}, .folder = folder.path()}); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  // Calls from several threads run one after the other, so the second job starts by itself.
+  const testing::ShellOutcome second =
+      testing::shell("TESSERA_RANK=0 TESSERA_WORLD_SIZE=2 TESSERA_STORE=" + folder.path() +
+                     "/store tests/mesh/failing_job 'ends well' 2>&1");
+  running.join();
+  CHECK(second.exit_code != 0);
+  CAPTURE(second.output);
+  CHECK(second.output.find("rank 0 of this store has been taken by process ") != std::string::npos);
+  CHECK(first.result.ok());
 }

@@ -1,24 +1,34 @@
 #include "tessera/mesh/store.h"
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <doctest/doctest.h>  // after torch, which has a CHECK of its own
 
+#include "tessera/mesh/folder_store.h"
 #include "tessera/mesh/job_folder.h"
+#include "tessera/mesh/timed_store.h"
 #include "tessera/tests/harness/refused.h"
 
 using namespace tessera;
@@ -44,6 +54,8 @@ class TemporaryFolder {
  private:
   std::string path_;
 };
+
+constexpr auto kPatience = std::chrono::seconds(2);
 
 Environment environment_of(int64_t rank, int64_t size) {
   Environment environment;
@@ -86,7 +98,7 @@ std::set<std::string> listening_on(int64_t port) {
 
 }  // namespace
 
-TEST_CASE("TESSERA_STORE: ranks meet in a file, apart for each restart") {
+TEST_CASE("TESSERA_STORE: ranks meet in a folder that they make, apart for each restart and each job") {
   const TemporaryFolder folder;
   Environment environment = environment_of(0, 2);
   environment.store_path = folder.path() + "/store";
@@ -96,12 +108,34 @@ TEST_CASE("TESSERA_STORE: ranks meet in a file, apart for each restart") {
   CHECK(second->get_to_str("key") == "value");
   environment.restart_count = 1;
   CHECK_FALSE(make_store(environment)->check({"key"}));
+  environment.restart_count = 0;
+  environment.job_key = "TESSERA_JOB=another";
+  CHECK_FALSE(make_store(environment)->check({"key"}));
+  struct stat status {};
+  REQUIRE(stat(environment.store_path.c_str(), &status) == 0);
+  CHECK((status.st_mode & 0777) == 0700);
 }
 
-TEST_CASE("on one host the store's server listens on the loopback address alone") {
-  for (const std::string address : {"127.0.0.1", "localhost", "some-name-of-this-host"}) {
+TEST_CASE("on one host ranks meet without a port: MASTER_PORT only names the job") {
+  const TemporaryFolder folder;
+  Environment environment = environment_of(0, 2);
+  environment.master_address = "some-name-of-this-host";
+  environment.master_port = free_port();
+  const auto first = make_store(environment);
+  CHECK(listening_on(environment.master_port).empty());
+  environment.rank = 1;
+  const auto second = make_store(environment);
+  first->set("key", "value");
+  CHECK(second->get_to_str("key") == "value");
+  environment.master_port = environment.master_port == 1 ? 2 : environment.master_port - 1;
+  CHECK_FALSE(make_store(environment)->check({"key"}));
+}
+
+TEST_CASE("a store's server at a loopback address listens there alone") {
+  for (const std::string address : {"127.0.0.1", "localhost"}) {
     CAPTURE(address);
     Environment environment = environment_of(0, 2);
+    environment.local_size = 1;
     environment.master_address = address;
     environment.master_port = free_port();
     const auto server = make_store(environment);
@@ -113,8 +147,47 @@ TEST_CASE("on one host the store's server listens on the loopback address alone"
   }
 }
 
+TEST_CASE("with a secret, a value that somebody else wrote is refused, and all calls work among those who have it") {
+  const TemporaryFolder folder;
+  Environment environment = environment_of(0, 2);
+  environment.local_size = 1;
+  environment.master_address = "127.0.0.1";
+  environment.master_port = free_port();
+  const std::string file = folder.path() + "/secret";
+  std::ofstream(file) << "a long secret\n";
+  fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
+  environment.secret_file = file;
+  const auto server = make_store(environment);
+  environment.rank = 1;
+  environment.secret_file.clear();
+  environment.secret = "a long secret";
+  const auto client = make_store(environment);
+  environment.secret = "another";
+  const auto stranger = make_store(environment);
+  environment.secret.clear();
+  const auto plain = make_store(environment);
+  server->set("key", "value");
+  CHECK(client->get_to_str("key") == "value");
+  CHECK(client->compareSet("word", "", "one") == "one");
+  CHECK(server->compareSet("word", "", "two") == "one");
+  CHECK(server->compareSet("word", "one", "two") == "two");
+  CHECK(server->add("count", 5) == 5);
+  CHECK(client->add("count", -7) == -2);
+  const std::string refused = "does not carry this job's secret";
+  check_refused<std::runtime_error>([&] { stranger->get("key"); }, refused);
+  plain->set("key", "forged");
+  check_refused<std::runtime_error>([&] { client->get("key"); }, refused);
+  // A signed value is no value of another key.
+  plain->set("moved", plain->get_to_str("word"));
+  check_refused<std::runtime_error>([&] { client->get("moved"); }, refused);
+  fs::permissions(file, fs::perms::others_read, fs::perm_options::add);
+  environment.secret_file = file;
+  check_refused<std::invalid_argument>([&] { make_store(environment); }, "others can read it (mode 604)");
+}
+
 TEST_CASE("where torchrun's agent serves the store, rank 0 is a client too") {
   Environment environment = environment_of(0, 2);
+  environment.local_size = 1;
   environment.master_address = "127.0.0.1";
   environment.master_port = free_port();
   const auto agents = make_store(environment);
@@ -148,20 +221,21 @@ TEST_CASE("what an earlier job of the same name left behind is emptied by the fi
   const TemporaryFolder folder;
   std::string left;
   {
-    const JobFolder job("job 7");
+    const JobFolder job(folder_of_job("job 7"), kPatience);
     left = job.path() + "/left";
     std::ofstream(left) << "x";
   }
   fs::create_directories(fs::path(left).parent_path());
   fs::permissions(fs::path(left).parent_path(), fs::perms::owner_all);
   std::ofstream(left) << "x";
-  const JobFolder first("job 7");
+  std::ofstream(fs::path(left).parent_path() / "lock");
+  const JobFolder first(folder_of_job("job 7"), kPatience);
   CHECK_FALSE(fs::exists(left));
   std::ofstream(left) << "y";
-  const JobFolder second("job 7");
+  const JobFolder second(folder_of_job("job 7"), kPatience);
   CHECK(fs::exists(left));
   CHECK(first.path() == second.path());
-  CHECK(JobFolder("job 8").path() != first.path());
+  CHECK(folder_of_job("job 8") != first.path());
 }
 
 TEST_CASE("a folder that others may enter is refused") {
@@ -169,18 +243,18 @@ TEST_CASE("a folder that others may enter is refused") {
   const std::string user = fmt::format("{}/tessera-{}", folder.path(), geteuid());
   fs::create_directory(user);
   fs::permissions(user, fs::perms::owner_all | fs::perms::others_exec);
-  check_refused<std::runtime_error>([] { const JobFolder job("job"); }, "is not a folder of mode 0700 of this user");
+  check_refused<std::runtime_error>([] { folder_of_job("job"); }, "is not a folder of mode 0700 of this user");
   fs::remove_all(user);
   fs::create_symlink("/tmp", user);
-  check_refused<std::runtime_error>([] { const JobFolder job("job"); },
-                                    "set TESSERA_STORE to a file that only you can write");
+  check_refused<std::runtime_error>([] { folder_of_job("job"); },
+                                    "set TESSERA_STORE to a path at which there is nothing");
 }
 
 TEST_CASE("a folder that cannot be made is refused, with what to set") {
   const TemporaryFolder folder;
   fs::remove(folder.path());
   check_refused<std::runtime_error>(
-      [] { const JobFolder job("job"); },
+      [] { folder_of_job("job"); },
       fmt::format(
           "cannot make folder {}/tessera-{} for the ranks to meet in: No such file or directory; set TESSERA_STORE",
           folder.path(), geteuid()));
@@ -201,6 +275,7 @@ TEST_CASE("without a way to meet, the error names the variables to set") {
 
 TEST_CASE("a server that is not there, or a port that is taken, is an error with the address") {
   Environment environment = environment_of(1, 2);
+  environment.local_size = 1;
   environment.master_address = "127.0.0.1";
   environment.master_port = free_port();
   environment.timeout_seconds = 1;
@@ -211,4 +286,169 @@ TEST_CASE("a server that is not there, or a port that is taken, is an error with
   const auto server = make_store(environment);
   check_refused<std::runtime_error>([&] { make_store(environment); },
                                     "Address already in use; choose another MASTER_PORT");
+}
+
+// ---- FolderStore ------------------------------------------------------------------------------------------------
+
+namespace {
+
+using Store = c10::intrusive_ptr<FolderStore>;
+
+Store folder_store(const TemporaryFolder& folder, std::chrono::milliseconds timeout = kPatience) {
+  return c10::make_intrusive<FolderStore>(folder.path() + "/store", timeout,
+                                          [](const std::string& key) { return key == "vital"; });
+}
+
+std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+}  // namespace
+
+TEST_CASE("a FolderStore has keys and values of any bytes, and c10d's rules for all calls") {
+  const TemporaryFolder folder;
+  const Store first = folder_store(folder), second = folder_store(folder);
+  const std::string odd = "a/b @%\n" + std::string(1, '\0') + std::string(500, 'k');
+  for (const std::string& key : {std::string("plain"), std::string(), odd, odd + "x"}) {
+    first->set(key, bytes_of("of " + key));
+    CHECK(text_of(second->get(key)) == "of " + key);
+  }
+  CHECK(first->getNumKeys() == 4);
+  first->set("plain", bytes_of(""));
+  CHECK(text_of(second->get("plain")).empty());
+  CHECK(second->check({"plain", odd}));
+  CHECK_FALSE(second->check({"plain", "missing"}));
+  CHECK(first->deleteKey("plain"));
+  CHECK_FALSE(second->deleteKey("plain"));
+  CHECK_FALSE(second->check({"plain"}));
+  CHECK(first->getNumKeys() == 3);
+  CHECK(text_of(first->compareSet("word", bytes_of(""), bytes_of("one"))) == "one");
+  CHECK(text_of(second->compareSet("word", bytes_of(""), bytes_of("two"))) == "one");
+  CHECK(text_of(second->compareSet("word", bytes_of("one"), bytes_of("two"))) == "two");
+  CHECK(text_of(second->compareSet("missing", bytes_of("one"), bytes_of("two"))) == "one");
+  CHECK(first->add("count", 5) == 5);
+  CHECK(second->add("count", -7) == -2);
+}
+
+TEST_CASE("a FolderStore loses no addition of several threads and stores, and compareSet has one winner") {
+  const TemporaryFolder folder;
+  std::vector<std::jthread> threads;
+  std::atomic<int> winners{0};
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      const Store store = folder_store(folder);
+      for (int k = 0; k < 50; ++k) store->add("count", 1);
+      const std::string mine = std::to_string(i);
+      winners += text_of(store->compareSet("winner", {}, bytes_of(mine))) == mine ? 1 : 0;
+    });
+  }
+  const Store store = folder_store(folder);
+  threads.clear();
+  CHECK(store->add("count", 0) == 200);
+  CHECK(winners == 1);
+}
+
+TEST_CASE("a FolderStore's waits end with the keys that are missing") {
+  const TemporaryFolder folder;
+  const Store store = folder_store(folder, std::chrono::milliseconds(100));
+  check_refused<std::runtime_error>([&] { store->get("nobody sets this"); },
+                                    "timed out after 100 ms waiting in the store for nobody sets this");
+}
+
+TEST_CASE("a FolderStore whose file is cut short or overwritten says so, and does not wait") {
+  const TemporaryFolder folder;
+  const Store store = folder_store(folder);
+  for (const bool cut : {true, false}) {
+    const std::string key = cut ? "cut" : "longer";
+    store->set(key, bytes_of("a value of some length"));
+    std::string newest;
+    for (const auto& entry : fs::directory_iterator(folder.path() + "/store")) {
+      const std::string name = entry.path().filename();
+      if (name.starts_with(key + "@")) newest = std::max(newest, name);
+    }
+    const std::string path = folder.path() + "/store/" + newest;
+    if (cut) {
+      fs::resize_file(path, 7);
+    } else {
+      std::ofstream(path, std::ios::app) << "x";
+    }
+    check_refused<std::runtime_error>([&] { store->get(key); }, newest + " is damaged");
+  }
+}
+
+TEST_CASE("a FolderStore whose folder is removed says so at once") {
+  const TemporaryFolder folder;
+  const Store store = folder_store(folder);
+  fs::remove_all(folder.path() + "/store");
+  const std::string removed = folder.path() + "/store has been removed; keep it until all ranks of the job have ended";
+  check_refused<std::runtime_error>([&] { store->set("key", bytes_of("value")); }, removed);
+  check_refused<std::runtime_error>([&] { store->get("key"); }, removed);
+}
+
+TEST_CASE("a folder or file of somebody else's is refused as TESSERA_STORE") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/store";
+  std::ofstream(path) << "x";
+  check_refused<std::runtime_error>([&] { folder_store(folder); }, "is not a folder of mode 0700 of this user");
+  fs::remove(path);
+  fs::create_directory(path);
+  fs::permissions(path, fs::perms::owner_all);
+  std::ofstream(path + "/thesis.tex") << "x";
+  check_refused<std::runtime_error>([&] { folder_store(folder); }, "holds other files");
+  CHECK(fs::exists(path + "/thesis.tex"));
+}
+
+TEST_CASE("a process that holds the folder's lock, and is stopped, keeps nobody waiting longer than the limit") {
+  const TemporaryFolder folder;
+  { const JobFolder made(folder.path() + "/store", kPatience); }
+  fs::create_directory(folder.path() + "/store");
+  fs::permissions(folder.path() + "/store", fs::perms::owner_all);
+  const int lock = open((folder.path() + "/store/lock").c_str(), O_RDWR | O_CREAT, 0600);
+  REQUIRE(flock(lock, LOCK_EX) == 0);
+  check_refused<std::runtime_error>([&] { folder_store(folder, std::chrono::milliseconds(200)); },
+                                    "timed out waiting for the lock of");
+  close(lock);
+}
+
+TEST_CASE("a forked process that ends leaves the folder to its parent") {
+  const TemporaryFolder folder;
+  const JobFolder held(folder.path() + "/store", kPatience);
+  const pid_t child = fork();
+  if (child == 0) {
+    held.~JobFolder();
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+  CHECK(held.is_there());
+  const JobFolder second(folder.path() + "/store", kPatience);
+  CHECK(held.is_there());
+}
+
+TEST_CASE("a store whose server does not answer fails within the limit, then at once, and answers again later") {
+  // Waits in every call until it is let go.
+  struct Stuck : c10d::HashStore {
+    std::mutex gate;
+    bool check(const std::vector<std::string>& keys) override {
+      const std::lock_guard lock(gate);
+      return HashStore::check(keys);
+    }
+  };
+  const auto stuck = c10::make_intrusive<Stuck>();
+  const auto store = timed_store(stuck, std::chrono::milliseconds(300));
+  CHECK_FALSE(store->check({"key"}));
+  {
+    const std::lock_guard lock(stuck->gate);
+    check_refused<std::runtime_error>([&] { store->check({"key"}); }, "check timed out after 300 ms");
+    const auto before = std::chrono::steady_clock::now();
+    check_refused<std::runtime_error>([&] { store->set("key", std::string("x")); }, "an earlier call timed out");
+    CHECK(std::chrono::steady_clock::now() - before < std::chrono::milliseconds(200));
+  }
+  for (int i = 0; i < 100; ++i) {
+    try {
+      store->set("key", std::string("value"));
+      break;
+    } catch (const std::exception&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+  CHECK(store->get_to_str("key") == "value");
 }

@@ -1,0 +1,109 @@
+#include "tessera/mesh/record_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr const char* kStart = "records.";
+constexpr const char* kEnd = ".jsonl";
+
+Json to_line(const Record& r) {
+  return {
+      r.sequence, static_cast<int>(r.kind), r.name, r.path, r.begin_ns, r.end_ns, r.op, r.mesh_dim, r.ranks, r.serial,
+      r.bytes,    r.waited_from_ns};
+}
+
+Record record_of(const Json& line, int64_t rank) {
+  Record r;
+  r.rank = rank;
+  r.sequence = line.at(0).get<uint64_t>();
+  const int kind = line.at(1).get<int>();
+  if (kind < 0 || kind > static_cast<int>(RecordKind::kSpan)) throw std::out_of_range("a kind of record");
+  r.kind = static_cast<RecordKind>(kind);
+  r.name = line.at(2).get<std::string>();
+  r.path = line.at(3).get<std::string>();
+  r.begin_ns = line.at(4).get<int64_t>();
+  r.end_ns = line.at(5).get<int64_t>();
+  r.op = line.at(6).get<std::string>();
+  r.mesh_dim = line.at(7).get<std::string>();
+  r.ranks = line.at(8).get<std::vector<int64_t>>();
+  r.serial = line.at(9).get<int64_t>();
+  r.bytes = line.at(10).get<int64_t>();
+  r.waited_from_ns = line.at(11).get<int64_t>();
+  return r;
+}
+
+// Text of users may hold bytes that are no UTF-8.
+std::string dump(const Json& line) { return line.dump(-1, ' ', false, Json::error_handler_t::replace); }
+
+RankRecords read_records(const fs::path& path) {
+  std::ifstream file(path);
+  RankRecords out;
+  std::string line;
+  try {
+    std::getline(file, line);
+    const Json head = Json::parse(line);
+    out.rank = head.at("rank").get<int64_t>();
+    out.failure = head.at("failure").get<std::string>();
+    while (std::getline(file, line)) out.records.push_back(record_of(Json::parse(line), out.rank));
+  } catch (const std::exception& error) {
+    throw std::runtime_error(fmt::format("{} does not hold a rank's records: {}", path.string(), error.what()));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string records_file(const std::string& folder, int64_t rank) {
+  return fmt::format("{}/{}{}{}", folder, kStart, rank, kEnd);
+}
+
+void write_records(const std::string& folder, const RankRecords& records) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  const std::string path = records_file(folder, records.rank);
+  const std::string part = fmt::format("{}.{}", path, ::getpid());
+  errno = 0;
+  std::ofstream file(part);
+  file << dump({{"rank", records.rank}, {"failure", records.failure}}) << '\n';
+  for (const Record& each : records.records) file << dump(to_line(each)) << '\n';
+  file.close();
+  if (file && std::rename(part.c_str(), path.c_str()) == 0) return;
+  const std::string reason = error ? error.message() : std::strerror(errno);
+  std::remove(part.c_str());
+  throw std::runtime_error(
+      fmt::format("the records of rank {} cannot be written to {}: {}", records.rank, path, reason));
+}
+
+std::vector<RankRecords> read_all_records(const std::string& folder) {
+  std::vector<RankRecords> all;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with(kStart) && name.ends_with(kEnd)) all.push_back(read_records(entry.path()));
+  }
+  if (all.empty()) {
+    throw std::invalid_argument(
+        fmt::format("{} holds no rank's records{}; name the folder that TESSERA_RECORDS named when the job failed",
+                    folder, error ? fmt::format(" ({})", error.message()) : ""));
+  }
+  std::ranges::sort(all, {}, &RankRecords::rank);
+  return all;
+}
+
+}  // namespace tessera

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tessera/mesh/recorder.h"
+
+namespace tessera {
+
+// Holds what one rank's recorder held when its job failed.
+struct RankRecords {
+  int64_t rank = 0;
+  std::string failure;          // the text that this rank threw or saw
+  std::vector<Record> records;  // oldest first
+  friend bool operator==(const RankRecords&, const RankRecords&) = default;
+};
+
+// Returns the file of `rank` in a folder of such files.
+std::string records_file(const std::string& folder, int64_t rank);
+// Writes the rank's file, one JSON value a line, after making the folder. The file appears all at once and replaces an
+// earlier one. Throws std::runtime_error with the path and the system's text.
+void write_records(const std::string& folder, const RankRecords& records);
+// Reads the files of all ranks in `folder`, by rank. Throws std::invalid_argument when there is none, and
+// std::runtime_error on a file that write_records() has not written.
+std::vector<RankRecords> read_all_records(const std::string& folder);
+
+}  // namespace tessera

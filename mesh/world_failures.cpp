@@ -1,0 +1,125 @@
+// Implements how a World fails, and what its ranks say about it.
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include "tessera/mesh/core/error_text.h"
+#include "tessera/mesh/core/mismatch.h"
+#include "tessera/mesh/record_file.h"
+#include "tessera/mesh/recorder.h"
+#include "tessera/mesh/world.h"
+#include "tessera/mesh/world_state.h"
+
+namespace tessera {
+namespace {
+
+// A rank whose collective failed searches for the reason for at most one of the first two times. Then it waits for at
+// most the third: for the ranks that are alive to say so, or, if it serves the store, for the others to read the
+// reason. Together they are below the 5 seconds within which every rank must report a failure.
+constexpr auto kSearchPatience = std::chrono::milliseconds(2000);
+constexpr auto kShortPatience = std::chrono::milliseconds(100);
+constexpr auto kLastPatience = std::chrono::milliseconds(1000);
+
+// Gloo and NCCL have no exception type for timeouts.
+bool says_timeout(const std::string& text) {
+  return text.find("imed out") != std::string::npos || text.find("timeout") != std::string::npos;
+}
+
+}  // namespace
+
+void World::fail(const std::string& where, const std::string& text) noexcept {
+  if (!impl_->has_peers() || impl_->board->failed()) return;
+  try {
+    const Failure failure{.kind = Failure::Kind::kError, .rank = rank(), .where = where, .text = text};
+    impl_->board->publish(failure);
+    impl_->board->acknowledge(failure);
+  } catch (...) {
+    // If there is no memory for the text, the groups are closed nevertheless; the other ranks then report a lost peer.
+  }
+  impl_->groups.close_all();
+  keep_records(fmt::format("rank {} failed in {}: {}", rank(), where, text));
+  impl_->board->wait_until_acknowledged(kLastPatience);
+}
+
+void World::check_alive() const {
+  if (!impl_->board->failed()) [[likely]]
+    return;
+  const std::string text = fmt::format("rank {}: the job has failed: {}", rank(), to_string(impl_->board->failure()));
+  keep_records(text);
+  throw std::runtime_error(text);
+}
+
+void World::keep_records(const std::string& failure) const noexcept {
+  try {
+    const std::string& folder = impl_->options.records_folder;
+    if (folder.empty()) return;
+    std::call_once(impl_->records_kept, [&] {
+      write_records(folder, {.rank = rank(), .failure = failure, .records = recorder().records()});
+    });
+  } catch (const std::exception& error) {
+    spdlog::warn("{}", error.what());  // the failure itself matters more
+  }
+}
+
+void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
+                                       const std::exception& error) {
+  FailureBoard& board = *impl_->board;
+  const std::string lacking = what_is_lacking();
+  const std::string library_text = error_text(error) + (lacking.empty() ? "" : "; " + lacking);
+  if (!board.failed()) {
+    // After a timeout no rank is taken as lost, and of a WaitError only the awaited ones: other ranks may have ended
+    // because they had finished their part.
+    const auto* const wait = dynamic_cast<const WaitError*>(&error);
+    const bool timeout = wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(library_text);
+    const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
+    const std::vector<int64_t> awaited = timeout ? std::vector<int64_t>() : wait != nullptr ? wait->awaited : ranks;
+    const bool own = !lacking.empty() || (!timeout && is_own_error(library_text));
+    std::optional<Failure> found = board.search(awaited, timeout || known || own ? kShortPatience : kSearchPatience);
+    if (!found.has_value()) {
+      const std::string text = timeout || known || own ? library_text : "which one is not known";
+      const auto kind = timeout ? Failure::Kind::kTimeout : own ? Failure::Kind::kError : Failure::Kind::kLost;
+      found = Failure{kind, kind == Failure::Kind::kLost ? -1 : rank(), where, text};
+    }
+    if (found->where.empty()) found->where = where;
+    board.publish(*found);
+    board.acknowledge(*found);
+  }
+  board.announce_arrival();
+  impl_->groups.close_all();
+  const Failure failure = board.failure();
+  std::string text = to_string(failure);
+  const bool unknown = failure.kind == Failure::Kind::kLost && failure.rank < 0;
+  if (failure.kind == Failure::Kind::kTimeout || unknown) {
+    text += board.who_is_missing(ranks, kLastPatience);
+  } else {
+    board.wait_until_acknowledged(kLastPatience);
+  }
+  const bool told = text.find(library_text) != std::string::npos || library_text.find(text) != std::string::npos;
+  const std::string whole = fmt::format("rank {}, {} over ranks [{}]: {}{}", rank(), where, fmt::join(ranks, ", "),
+                                        text, told ? "" : fmt::format(" ({})", library_text));
+  keep_records(whole);
+  throw std::runtime_error(whole);
+}
+
+void World::guard(const std::string& where, const std::function<void()>& callback) {
+  try {
+    callback();
+  } catch (const MismatchError&) {
+    throw;  // every rank of the group throws it, and no data was sent
+  } catch (const std::exception& error) {
+    fail(where, error_text(error));
+    throw;
+  } catch (...) {
+    fail(where, "an exception that is not a std::exception");
+    throw;
+  }
+}
+
+}  // namespace tessera

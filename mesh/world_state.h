@@ -1,0 +1,88 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/check_state.h"
+#include "tessera/mesh/device_type.h"
+#include "tessera/mesh/failure.h"
+#include "tessera/mesh/group_table.h"
+#include "tessera/mesh/observers.h"
+#include "tessera/mesh/timed_store.h"
+#include "tessera/mesh/world.h"
+
+// Defines what a World holds, for the sources that implement it.
+namespace tessera {
+
+uint64_t next_world_id();
+
+struct World::Impl {
+  explicit Impl(WorldOptions given)
+      : options(std::move(given)),
+        store(!options.store || never_blocks(*options.store) ? options.store
+                                                             : timed_store(options.store, options.timeout)),
+        board(std::make_shared<FailureBoard>(
+            FailureBoard::Options{.store = has_peers() ? options.store : nullptr,
+                                  .rank = options.rank,
+                                  .size = options.size,
+                                  .timeout = options.timeout,
+                                  .lost_file = options.lost_file,
+                                  .rank_0_serves_store = has_peers() && rank_0_serves_store(options)})),
+        groups({.store = store,
+                .board = board,
+                .rank = options.rank,
+                .size = options.size,
+                .timeout = options.timeout,
+                .one_host = options.local_size == options.size,
+                .device_of = [this](c10::DeviceType type) { return device(type); },
+                .fake = options.fake,
+                .cpu_backend = options.cpu_backend,
+                .gloo_for_cuda = options.gloo_for_cuda,
+                .make_group = options.make_group,
+                .busy =
+                    [this] {
+                      const std::thread::id inside = owner.load();
+                      return inside != std::thread::id{} && inside != std::this_thread::get_id();
+                    }}) {
+    checks.enabled = options.checked;
+  }
+
+  static bool rank_0_serves_store(const WorldOptions& options) {
+    return !options.agent_serves_store &&
+           dynamic_cast<const c10d::TCPStore*>(&innermost_store(*options.store)) != nullptr;
+  }
+  bool has_peers() const { return options.size > 1 && !options.fake; }
+  c10::Device device(c10::DeviceType type) const {
+    if (type == c10::DeviceType::CPU) return c10::Device(type);
+    if (options.fake) return {type, 0};
+    const int index = cuda_device_of(options.rank, options.local_rank, options.device_index);
+    return {type, static_cast<c10::DeviceIndex>(index)};
+  }
+
+  const WorldOptions options;
+  const c10::intrusive_ptr<c10d::Store> store;  // each call ends within the world's time limit
+  const uint64_t id = next_world_id();
+  RandomState random;
+  int gradient_accumulations = 0;
+  CheckState checks;
+  std::shared_ptr<Observers> observers = std::make_shared<Observers>();
+  std::atomic<std::thread::id> owner{};
+  std::atomic<const char*> owner_op{""};  // that thread's operator; a second thread names it in its error
+  std::once_flag host_size_read;
+  std::once_flag records_kept;
+  int64_t host_size = 1;  // rank 0's local_size
+  int depth = 0;          // how many Exclusives the owner's thread holds
+  uint64_t adoptions = 0;
+  std::shared_ptr<FailureBoard> board;
+  GroupTable groups;  // the last member, since its thread uses the board
+};
+
+}  // namespace tessera

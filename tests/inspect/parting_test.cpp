@@ -1,0 +1,105 @@
+#include "tessera/inspect/parting.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "tessera/mesh/record_file.h"
+#include "tessera/tests/harness/refused.h"
+#include "tessera/tools/launcher/private_folder.h"
+
+using namespace tessera;
+using tessera::testing::check_refused;
+
+namespace {
+
+Record collective(int64_t serial, const char* name, const char* path = "up.weight", const char* mesh_dim = "tp",
+                  const std::vector<int64_t>& ranks = {0, 1}) {
+  return {.rank = 0,
+          .sequence = static_cast<uint64_t>(serial),
+          .kind = RecordKind::kCollective,
+          .name = name,
+          .path = path,
+          .begin_ns = 1000 * serial,
+          .end_ns = 1000 * serial + 500,
+          .op = "aten::mm",
+          .mesh_dim = mesh_dim,
+          .ranks = ranks,
+          .serial = serial,
+          .bytes = 64};
+}
+
+RankRecords rank(int64_t number, std::vector<Record> records, const char* failure = "failed") {
+  for (Record& each : records) each.rank = number;
+  return {.rank = number, .failure = failure, .records = std::move(records)};
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST_CASE("ranks that began different collectives part at the first of them") {
+  const std::string text = where_ranks_part({
+      rank(0, {collective(1, "all_reduce"), collective(2, "all_reduce"), collective(3, "all_gather")}),
+      rank(1, {collective(1, "all_reduce"), collective(2, "all_gather"), collective(3, "all_reduce")}),
+  });
+  CAPTURE(text);
+  CHECK(has(text,
+            "The ranks first part in collective 2 on mesh dimension tp of ranks 0, 1:\n  rank 0: #2 all_reduce of "
+            "aten::mm (up.weight)"));
+  CHECK(has(text, "  rank 1: #2 all_gather"));
+}
+
+TEST_CASE("a rank that does not come, and one without records, are named; open records are listed") {
+  Record open = collective(2, "all_reduce", "down.weight", "tp", {0, 1, 2});
+  open.end_ns = 0;
+  const std::vector<Record> first = {collective(1, "all_reduce", "", "tp", {0, 1, 2})};
+  const std::string text = where_ranks_part({rank(0, {first[0], open}), rank(1, first, "index 7 is out of range")});
+  CAPTURE(text);
+  CHECK(has(text,
+            "in collective 2 on mesh dimension tp of ranks 0, 1, 2:\n  rank 0: #2 all_reduce of aten::mm "
+            "(down.weight)"));
+  CHECK(has(text, "  rank 1 did not come to it\n"));
+  CHECK(has(text, "There are no records of ranks 2.\n"));
+  CHECK(has(text, "rank 1, 1 records: index 7 is out of range\n    the last that it did: #1 all_reduce"));
+  CHECK(has(text, "    had not ended: #2 all_reduce"));
+}
+
+TEST_CASE("the earliest parting of several groups is shown, and what a ring has lost is left out") {
+  const std::string text = where_ranks_part({
+      rank(0, {collective(5, "all_reduce", "a", "dp"), collective(7, "all_reduce"), collective(8, "barrier")}),
+      rank(1, {collective(5, "all_gather", "a", "dp"), collective(6, "broadcast"), collective(7, "all_reduce"),
+               collective(8, "scatter")}),
+  });
+  CAPTURE(text);
+  CHECK(has(text, "in collective 5 on mesh dimension dp"));
+  CHECK(where_ranks_part(
+            {rank(0, {collective(7, "all_reduce")}), rank(1, {collective(6, "x"), collective(7, "all_reduce")})})
+            .starts_with("All ranks have begun the same collectives.\n"));
+}
+
+TEST_CASE("records of any text go to a file and back; other files are refused") {
+  const PrivateFolder folder;
+  Record odd = collective(3, "all_reduce", "a \"quoted\"\n path");
+  odd.waited_from_ns = 7;
+  const RankRecords written = rank(11, {odd, collective(4, "barrier")}, "a text\nof two lines");
+  write_records(folder.path() + "/new", written);
+  write_records(folder.path() + "/new", rank(2, {}));
+  write_records(folder.path() + "/new", written);
+  const std::vector<RankRecords> read = read_all_records(folder.path() + "/new");
+  REQUIRE(read.size() == 2);
+  CHECK(read[0] == rank(2, {}));
+  CHECK(read[1] == written);
+  check_refused<std::invalid_argument>([&] { read_all_records(folder.path() + "/missing"); },
+                                       "holds no rank's records");
+  std::ofstream(records_file(folder.path() + "/new", 3)) << "{\"rank\": 3, \"failure\": \"\"}\n[1, 77]\n";
+  check_refused<std::runtime_error>([&] { read_all_records(folder.path() + "/new"); },
+                                    "records.3.jsonl does not hold a rank's records");
+  std::ofstream(folder.path() + "/file") << "x";
+  check_refused<std::runtime_error>([&] { write_records(folder.path() + "/file", written); },
+                                    "the records of rank 11 cannot be written to");
+}
