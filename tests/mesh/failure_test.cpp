@@ -66,10 +66,10 @@ Job run_job(const std::string& how, int64_t size, std::map<std::string, std::str
       .environment = std::move(environment),
       .rank_variables = [&](int64_t rank) { return mpi ? mpi->variables(rank) : std::map<std::string, std::string>(); },
       .time_limit = std::chrono::seconds(50),
-      .on_line =
-          [&](int64_t rank, OutputStream, std::string_view line) {
-            job.lines[rank].push_back({Clock::now(), std::string(line)});
-          },
+      .sinks = {.on_line =
+                    [&](int64_t rank, OutputStream, std::string_view line) {
+                      job.lines[rank].push_back({Clock::now(), std::string(line)});
+                    }},
   });
   return job;
 }

@@ -17,7 +17,6 @@
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -74,11 +73,13 @@ std::vector<std::string> mpirun_environment(const std::string& shared_memory) {
   return lines;
 }
 
-// Makes a folder for the shared memory. A rank, or mpirun, that is killed leaves its shared memory behind; in a folder
-// of ours it can be removed.
-std::string make_shared_memory() {
-  std::string path = "/dev/shm/tessera-XXXXXX";
-  return ::mkdtemp(path.data()) != nullptr ? path : "";
+// A rank, or mpirun, that is killed leaves its shared memory behind; in a folder of ours it can be removed.
+void make_shared_memory(std::optional<PrivateFolder>& folder) {
+  try {
+    folder.emplace(kSharedMemory);
+  } catch (const std::runtime_error&) {
+    // Open MPI chooses a place.
+  }
 }
 
 int open_hold(const std::string& path) {
@@ -99,10 +100,10 @@ bool has_mpirun() {
   return false;
 }
 
-MpiJob::MpiJob(int64_t size)
-    : shared_memory_(make_shared_memory()),
-      hold_(open_hold(folder_.path() + "/hold")),
-      mpirun_(spawn(mpirun_command(size, folder_.path()), mpirun_environment(shared_memory_), /*group=*/0)) {
+MpiJob::MpiJob(int64_t size) : hold_(open_hold(folder_.path() + "/hold")) {
+  make_shared_memory(shared_memory_);
+  const std::string shared_memory = shared_memory_ ? shared_memory_->path() : "";
+  mpirun_ = spawn(mpirun_command(size, folder_.path()), mpirun_environment(shared_memory), /*group=*/0);
   try {
     wait_for_places(size);
   } catch (...) {
@@ -148,8 +149,6 @@ void MpiJob::end() {
   }
   ::close(mpirun_.out);
   ::close(mpirun_.err);
-  std::error_code ignored;
-  if (!shared_memory_.empty()) std::filesystem::remove_all(shared_memory_, ignored);
 }
 
 std::string MpiJob::output() const {

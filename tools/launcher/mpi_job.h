@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "tessera/tools/launcher/private_folder.h"
@@ -36,10 +37,13 @@ class MpiJob {
   std::string output() const;
 
   const PrivateFolder folder_;
-  const std::string shared_memory_;  // a folder in /dev/shm for the ranks' shared memory; empty if it cannot be made
-  int hold_ = -1;                    // the shells wait until no process has this pipe open
+  std::optional<PrivateFolder> shared_memory_;  // for the ranks' shared memory, in /dev/shm; none if it cannot be made
+  int hold_ = -1;                               // the shells wait until no process has this pipe open
   Child mpirun_;
 };
+
+// Is where the ranks' shared memory lies.
+inline constexpr const char* kSharedMemory = "/dev/shm";
 
 // Returns whether PATH has an mpirun.
 bool has_mpirun();

@@ -1,0 +1,109 @@
+#include "tessera/tools/launcher/job.h"
+
+#include <signal.h>
+
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "tessera/tools/launcher/mpi_job.h"
+#include "tessera/tools/launcher/private_folder.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::seconds kLastWords{2};
+constexpr int kTimeLimitCode = 124;
+
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+}  // namespace
+
+Job::Job(const LaunchOptions& options, Console& console, SignalQueue& signals)
+    : options_(options), console_(console), signals_(signals) {
+  if (options.time_limit_s > 0) limit_ = Clock::now() + milliseconds(options.time_limit_s);
+}
+
+int Job::run() {
+  try {
+    return finish(exit_code(run_ranks()));
+  } catch (const std::exception& error) {
+    console_.say(fmt::format("launch: {}", error.what()));
+    return finish(1);
+  }
+}
+
+ProcessGroupResult Job::run_ranks() {
+  const PrivateFolder folder;
+  ProcessGroupOptions group = group_options(folder.path() + "/store");
+  std::optional<MpiJob> mpi;
+  if (options_.backend == "mpi") {
+    mpi.emplace(options_.size);
+    group.rank_variables = [&](int64_t rank) { return mpi->variables(rank); };
+  }
+  if (limit_) group.time_limit = std::chrono::duration_cast<std::chrono::milliseconds>(*limit_ - Clock::now());
+  return run_process_group(group);
+}
+
+ProcessGroupOptions Job::group_options(const std::string& store_path) {
+  ProcessGroupOptions group = {.command = options_.command,
+                               .size = options_.size,
+                               .store_path = store_path,
+                               .sinks = console_.sinks(),
+                               .take_signal = [this, store_path] { return take_signal(store_path); }};
+  // SIGTERM comes a second before SIGKILL.
+  group.signal_grace = milliseconds(options_.grace_s - 1);
+  if (!options_.backend.empty()) group.environment["TESSERA_BACKEND"] = options_.backend;
+  return group;
+}
+
+// Where output can no longer be written, ranks are asked to end as by SIGTERM, once.
+int Job::take_signal(const std::string& store_path) {
+  int signal = signals_.take();
+  if (signal == 0 && end_signal_ == 0 && !console_.broken().empty()) {
+    // A rank that had failed before is the reason why the job ends.
+    is_broken_ = !std::filesystem::exists(lost_rank_file(store_path));
+    signal = SIGTERM;
+  }
+  if (asks_to_end(signal)) end_signal_ = signal;
+  return signal;
+}
+
+int Job::exit_code(const ProcessGroupResult& result) {
+  if (is_broken_) {
+    console_.say(fmt::format("launch: {}; the ranks were ended", console_.broken()));
+    return console_.broken_code();
+  }
+  if (result.failure) {
+    console_.say(fmt::format("launch: {}; the other ranks were ended", result.failure->to_string()));
+    return result.failure->shell_code();
+  }
+  if (result.timed_out) {
+    console_.say(fmt::format("launch: not done after {} s; the ranks were ended", options_.time_limit_s));
+    return kTimeLimitCode;
+  }
+  return 0;
+}
+
+// Returns whether the time limit has passed or a signal has asked to end.
+bool Job::is_over() {
+  while (const int signal = signals_.take()) {
+    if (asks_to_end(signal)) end_signal_ = signal;
+  }
+  return end_signal_ != 0 || (limit_ && Clock::now() > *limit_);
+}
+
+int Job::finish(int code) {
+  const Clock::time_point until = Clock::now() + kLastWords;
+  const bool is_patient = code == 0 && !is_over();
+  if (console_.finish([&] { return is_patient ? !is_over() : Clock::now() < until; }) || code != 0) return code;
+  return end_signal_ != 0 ? 128 + end_signal_ : kTimeLimitCode;
+}
+
+}  // namespace tessera
