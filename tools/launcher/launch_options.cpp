@@ -34,6 +34,22 @@ void add_times(CLI::App& app, LaunchOptions& options) {
       ->check(CLI::Range(1.0, 1e6));
 }
 
+void add_restarts(CLI::App& app, LaunchOptions& options) {
+  CLI::Option* const restarts =
+      app.add_option(
+             "--restarts", options.restarts,
+             "How often all ranks are started again, together, after one has failed (0 by default). Each time "
+             "they get a new store and the number of the restart in TORCHELASTIC_RESTART_COUNT. The time limit, "
+             "SIGTERM, SIGINT, SIGHUP, SIGQUIT and output that nobody takes any more end the job without a "
+             "restart. The exit code is the last attempt's")
+          ->check(CLI::Range(int64_t{0}, int64_t{1'000'000}));
+  app.add_option("--min-ranks", options.min_ranks,
+                 "Let each restart have one rank fewer than the attempt before, but never fewer than this; without it "
+                 "each attempt has as many as the first")
+      ->needs(restarts)
+      ->check(CLI::Range(int64_t{1}, int64_t{4096}));
+}
+
 }  // namespace
 
 std::optional<LaunchOptions> parse_launch_options(int argc, char** argv, int& exit_code) {
@@ -48,6 +64,7 @@ std::optional<LaunchOptions> parse_launch_options(int argc, char** argv, int& ex
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{4096}));
   add_times(app, options);
+  add_restarts(app, options);
   app.add_option(
          "--backend", options.backend,
          "Backend for CPU tensors: gloo (the default), or mpi, for which the ranks become processes of one Open MPI "
@@ -65,8 +82,13 @@ std::optional<LaunchOptions> parse_launch_options(int argc, char** argv, int& ex
     exit_code = app.exit(error);
     return std::nullopt;
   }
-  options.command = command_of(app);
   exit_code = 1;
+  if (options.min_ranks > options.size) {
+    fmt::print(stderr, "launch: --min-ranks {} is more than the {} ranks of -n; give at most as many\n",
+               options.min_ranks, options.size);
+    return std::nullopt;
+  }
+  options.command = command_of(app);
   return options.command.empty() ? std::nullopt : std::optional(options);
 }
 

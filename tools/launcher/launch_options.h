@@ -12,6 +12,8 @@ struct LaunchOptions {
   int64_t size = 0;
   double time_limit_s = 0;  // 0: no limit
   double grace_s = 5;
+  int64_t restarts = 0;   // the most that follow the first attempt
+  int64_t min_ranks = 0;  // 0: each attempt has `size` ranks
   bool is_bare = false;
   std::string backend;  // empty when it is not given
   std::vector<std::string> command;
