@@ -32,6 +32,7 @@
 #include "tessera/examples/train/printable.h"
 #include "tessera/examples/train/progress.h"
 #include "tessera/examples/train/report.h"
+#include "tessera/examples/train/restart.h"
 #include "tessera/examples/train/trainer.h"
 #include "tessera/examples/train/windows.h"
 #include "tessera/inspect/timeline.h"
@@ -66,7 +67,8 @@ void check_ranks(const Options& options, const tessera::World& world) {
 // Returns the step after which the run goes on: 0 for a new one.
 int64_t first_step_of(const Options& options, const Checkpoints& checkpoints) {
   const std::optional<int64_t> newest = checkpoints.newest();
-  if (newest && !options.is_resumed) {
+  if (newest && !options.is_resumed && !is_restart_of(options.run)) {
+    forget_job(options.run);
     throw std::invalid_argument(
         fmt::format("'{}' has a run; give --resume to go on with it, or another --run", options.run));
   }
@@ -169,6 +171,7 @@ void Run::start() {
   }
   on_first("train", [&] {
     fs::create_directories(options_.run);
+    note_job(options_.run);
     std::ofstream(options_.run + "/config.ini") << config_;
     metrics_.emplace(options_.run + "/metrics.jsonl", first_step_);
   });

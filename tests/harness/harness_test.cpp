@@ -49,8 +49,8 @@ Outcome run_case_of(const std::string& program, const std::string& test_case,
       .time_limit = std::chrono::seconds(50),
       // Each line is indented, since count_test_cases.py counts "[tessera]" only where it begins a line, and these
       // lines are the inner program's.
-      .on_line = [&](int64_t, tessera::OutputStream,
-                     std::string_view line) { outcome.text += "  " + std::string(line) + "\n"; },
+      .sinks = {.on_line = [&](int64_t, tessera::OutputStream,
+                               std::string_view line) { outcome.text += "  " + std::string(line) + "\n"; }},
   });
   outcome.exit_code = result.timed_out ? 124 : result.failure ? result.failure->shell_code() : 0;
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

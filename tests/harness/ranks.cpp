@@ -88,11 +88,11 @@ void start(Run& run, const char* name, const char* place, std::chrono::milliseco
       .grace = kGrace,
       .spawn = spawn_rank,
       .is_done = [&](int64_t rank) { return std::filesystem::exists(end_file(run.store(), rank)); },
-      .on_line =
-          [&](int64_t rank, OutputStream, std::string_view line) {
-            if (show_all) fmt::print("[{}] {}\n", rank, line);
-            run.lines[static_cast<std::size_t>(rank)].emplace_back(line);
-          },
+      .sinks = {.on_line =
+                    [&](int64_t rank, OutputStream, std::string_view line) {
+                      if (show_all) fmt::print("[{}] {}\n", rank, line);
+                      run.lines[static_cast<std::size_t>(rank)].emplace_back(line);
+                    }},
   });
 }
 

@@ -89,10 +89,10 @@ Job run_job(const std::string& how, int64_t size, std::map<std::string, std::str
             job.ended[rank] = Clock::now();
             return true;
           },
-      .on_line =
-          [&](int64_t rank, OutputStream, std::string_view line) {
-            job.lines[rank].push_back({Clock::now(), std::string(line)});
-          },
+      .sinks = {.on_line =
+                    [&](int64_t rank, OutputStream, std::string_view line) {
+                      job.lines[rank].push_back({Clock::now(), std::string(line)});
+                    }},
   });
   return job;
 }

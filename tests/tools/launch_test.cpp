@@ -6,79 +6,31 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <doctest/doctest.h>
 
 #include "tessera/tests/harness/text.h"
+#include "tessera/tests/tools/launching.h"
 #include "tessera/tools/launcher/child_process.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
 #include "tessera/tools/launcher/rank_environment.h"
 
 using tessera::PrivateFolder;
-using tessera::Program;
-using tessera::start_child;
 using tessera::wait_for;
 using tessera::testing::contains;
-
-namespace {
-
-struct Outcome {
-  int exit_code = 0;
-  std::string out;
-  std::string err;
-  double seconds = 0;
-};
-
-std::string read_file(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-bool wait_until(const std::function<bool()>& holds) {
-  for (int tries = 0; tries < 1000; ++tries) {
-    if (holds()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
-}
-
-// Starts a launcher whose output goes to files in `folder`.
-pid_t start_launch(const std::vector<std::string>& arguments, const std::string& folder) {
-  std::vector<std::string> command = {"tools/launcher/launch"};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  const Program program(std::move(command));
-  return start_child([&]() -> int {
-    std::freopen((folder + "/out").c_str(), "w", stdout);
-    std::freopen((folder + "/err").c_str(), "w", stderr);
-    program.exec();
-  });
-}
-
-Outcome launch(const std::vector<std::string>& arguments) {
-  const PrivateFolder folder;
-  const auto begin = std::chrono::steady_clock::now();
-  Outcome outcome;
-  outcome.exit_code = wait_for(start_launch(arguments, folder.path()));
-  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  outcome.out = read_file(folder.path() + "/out");
-  outcome.err = read_file(folder.path() + "/err");
-  return outcome;
-}
-
-Outcome launch_script(const std::string& ranks, const std::string& script) {
-  return launch({"-n", ranks, "bash", "-c", script});
-}
-
-}  // namespace
+using tessera::testing::content_of;
+using tessera::testing::launch;
+using tessera::testing::launch_script;
+using tessera::testing::LaunchOutcome;
+using tessera::testing::start_launch;
+using tessera::testing::wait_until;
 
 TEST_CASE("launch: each line carries its rank, on the stream that it was written to") {
-  const Outcome outcome = launch_script("2", "echo one; echo two; echo bad >&2; printf unfinished");
+  const LaunchOutcome outcome = launch_script("2", "echo one; echo two; echo bad >&2; printf unfinished");
   CHECK(outcome.exit_code == 0);
   for (const char* line : {"[0] one\n", "[1] one\n", "[0] two\n", "[1] unfinished\n"})
     CHECK(contains(outcome.out, line));
@@ -87,7 +39,7 @@ TEST_CASE("launch: each line carries its rank, on the stream that it was written
 }
 
 TEST_CASE("launch --no-prefix: lines as they were written") {
-  const Outcome outcome =
+  const LaunchOutcome outcome =
       launch({"--no-prefix", "-n", "2", "bash", "-c", "if [ $RANK = 1 ]; then echo one; echo bad >&2; fi"});
   CHECK(outcome.exit_code == 0);
   CHECK(outcome.out == "one\n");
@@ -100,20 +52,21 @@ TEST_CASE("launch --no-prefix: standard output is passed on before a line ends, 
   REQUIRE(::mkfifo(go.c_str(), 0600) == 0);
   const pid_t launcher = start_launch(
       {"--no-prefix", "-n", "1", "bash", "-c", "printf a; read -r < " + go + R"(; printf '\xff\n\0b')"}, folder.path());
-  CHECK(wait_until([&] { return read_file(out) == "a"; }));
+  CHECK(wait_until([&] { return content_of(out) == "a"; }));
   std::ofstream(go) << "go\n";
   CHECK(wait_for(launcher) == 0);
-  CHECK(read_file(out) == std::string("a\xff\n\0b", 5));
+  CHECK(content_of(out) == std::string("a\xff\n\0b", 5));
 }
 
 TEST_CASE("launch: ranks learn who they are, and the folder of their store is theirs alone and removed") {
   const PrivateFolder folder;
-  const Outcome outcome = launch_script("3",
-                                        "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE threads $OMP_NUM_THREADS "
-                                        "mode $(stat -c %a $(dirname $TESSERA_STORE)); dirname $TESSERA_STORE >" +
-                                            folder.path() + "/where");
+  const LaunchOutcome outcome =
+      launch_script("3",
+                    "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE threads $OMP_NUM_THREADS "
+                    "mode $(stat -c %a $(dirname $TESSERA_STORE)); dirname $TESSERA_STORE >" +
+                        folder.path() + "/where");
   for (const char* line : {"[0] 0/3 0/3", "[1] 1/3 1/3", "[2] 2/3 2/3", "mode 700"}) CHECK(contains(outcome.out, line));
-  const std::string where = read_file(folder.path() + "/where");
+  const std::string where = content_of(folder.path() + "/where");
   CHECK(contains(where, "/tessera-"));
   CHECK_FALSE(std::filesystem::exists(where.substr(0, where.size() - 1)));
 }
@@ -139,17 +92,18 @@ TEST_CASE("launch: variables of another launcher do not reach a rank") {
 }
 
 TEST_CASE("launch: the first failing rank's exit code is returned and the rest ended within 5 seconds") {
-  const Outcome quiet = launch_script("3", "[ $RANK = 1 ] && exit 7; sleep 100");
+  const LaunchOutcome quiet = launch_script("3", "[ $RANK = 1 ] && exit 7; sleep 100");
   CHECK(quiet.exit_code == 7);
   CHECK(quiet.seconds < 5.5);
   CHECK(contains(quiet.err, "rank 1 exited with code 7"));
-  const Outcome deaf = launch_script("2", "[ $RANK = 1 ] && kill -9 $$; trap '' TERM; while true; do sleep 100; done");
+  const LaunchOutcome deaf =
+      launch_script("2", "[ $RANK = 1 ] && kill -9 $$; trap '' TERM; while true; do sleep 100; done");
   CHECK(deaf.exit_code == 128 + 9);
   CHECK(deaf.seconds < 5.9);
 }
 
 TEST_CASE("launch: the other ranks read which one was lost, and have time to say so") {
-  const Outcome outcome =
+  const LaunchOutcome outcome =
       launch_script("2",
                     "[ $RANK = 1 ] && kill -9 $$; while [ ! -e $TESSERA_STORE.lost ]; do sleep 0.02; done; "
                     "sleep 1; echo \"read: $(cat $TESSERA_STORE.lost)\"; exit 3");
@@ -163,13 +117,13 @@ TEST_CASE("launch: signals reach every rank") {
       {"-n", "2", "bash", "-c", "trap 'echo got it; exit 4' TERM; echo ready; while true; do sleep 0.02; done"},
       folder.path());
   const auto ready = [&] {
-    const std::string out = read_file(folder.path() + "/out");
+    const std::string out = content_of(folder.path() + "/out");
     return contains(out, "[0] ready") && contains(out, "[1] ready");
   };
   CHECK(wait_until(ready));
   ::kill(pid, SIGTERM);
   CHECK(wait_for(pid) == 4);
-  const std::string out = read_file(folder.path() + "/out");
+  const std::string out = content_of(folder.path() + "/out");
   CHECK(contains(out, "[0] got it"));
   CHECK(contains(out, "[1] got it"));
 }
@@ -198,14 +152,14 @@ TEST_CASE("launch --grace: ranks have this time between a signal and SIGKILL") {
       arguments.push_back(each);
     const pid_t pid = start_launch(arguments, folder.path());
     CHECK(wait_until([&] {
-      const std::string out = read_file(folder.path() + "/out");
+      const std::string out = content_of(folder.path() + "/out");
       return contains(out, "[0] ready") && contains(out, "[1] ready");
     }));
     const auto begin = std::chrono::steady_clock::now();
     ::kill(pid, SIGTERM);
     CHECK(wait_for(pid) == (row.is_saved ? 0 : 128 + 9));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    const std::string out = read_file(folder.path() + "/out");
+    const std::string out = content_of(folder.path() + "/out");
     for (const char* line : {"[0] saved\n", "[1] saved\n"}) CHECK(contains(out, line) == row.is_saved);
     // Ranks are ended when their time is over, and no earlier; those that are done are not waited for.
     CHECK(seconds >= (row.is_saved ? 6.4 : row.options.empty() ? 4.9 : 1.4));
@@ -219,7 +173,7 @@ TEST_CASE("launch --grace: a rank that fails after a signal ends the others as e
                                   "trap '[ $RANK = 1 ] && exit 3' TERM; echo ready; while true; do sleep 0.02; done"},
                                  folder.path());
   CHECK(wait_until([&] {
-    const std::string out = read_file(folder.path() + "/out");
+    const std::string out = content_of(folder.path() + "/out");
     return contains(out, "[0] ready") && contains(out, "[1] ready");
   }));
   const auto begin = std::chrono::steady_clock::now();
@@ -245,7 +199,7 @@ TEST_CASE("launch: what a rank started does not outlive a killed launcher") {
 TEST_CASE("launch: nothing that a rank started outlives the launcher, in whatever session it is") {
   const PrivateFolder folder;
   const std::string pids = folder.path() + "/pids";
-  const Outcome outcome = launch_script("2", "(setsid sleep 1000 & echo $! >>" + pids + ") >/dev/null 2>&1");
+  const LaunchOutcome outcome = launch_script("2", "(setsid sleep 1000 & echo $! >>" + pids + ") >/dev/null 2>&1");
   CHECK(outcome.exit_code == 0);
   int count = 0;
   std::ifstream file(pids);
@@ -254,7 +208,7 @@ TEST_CASE("launch: nothing that a rank started outlives the launcher, in whateve
 }
 
 TEST_CASE("launch: ranks can read that another ended well while they still ran") {
-  const Outcome outcome = launch_script(
+  const LaunchOutcome outcome = launch_script(
       "2",
       "[ $RANK = 1 ] && exit 0; while [ ! -e $TESSERA_STORE.lost.1 ]; do sleep 0.02; done; cat $TESSERA_STORE.lost.1");
   CHECK(outcome.exit_code == 0);
@@ -262,7 +216,7 @@ TEST_CASE("launch: ranks can read that another ended well while they still ran")
 }
 
 TEST_CASE("launch: mistakes in its arguments are reported") {
-  const Outcome unknown = launch({"--bogus", "-n", "2", "true"});
+  const LaunchOutcome unknown = launch({"--bogus", "-n", "2", "true"});
   CHECK(unknown.exit_code != 0);
   CHECK(
       contains(unknown.err, "launch: --bogus is no option; see --help, and put the program's own options behind it\n"));

@@ -47,6 +47,19 @@ ShellOutcome outcome_of(const Folders& folders, int ranks, const std::string& ru
   return shell(command(folders, ranks, run, arguments));
 }
 
+// Runs the program under tools/launch --restarts 1. In the first attempt `first` is run instead, in whose text PROGRAM
+// is the program and its arguments; in the second, the program alone.
+ShellOutcome restarted(const Folders& folders, int ranks, const std::string& run, const std::string& arguments,
+                       const std::string& first, const std::string& variables = "") {
+  const std::string whole = command(folders, ranks, run, arguments);
+  const std::size_t begin = whole.find("examples/train/train");
+  const std::string program = whole.substr(begin), script = folders.run("attempt.sh");
+  std::ofstream(script) << variables << "\nif [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then\n"
+                        << std::regex_replace(first, std::regex("PROGRAM"), program) << "\nfi\nexec " << program
+                        << "\n";
+  return shell(std::regex_replace(whole.substr(0, begin), std::regex(" -n "), " --restarts 1 -n ") + "bash " + script);
+}
+
 std::string output_of(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
   const ShellOutcome outcome = outcome_of(folders, ranks, run, arguments);
   CAPTURE(outcome.output);
@@ -146,6 +159,44 @@ TEST_CASE("train: a run that stopped and went on, on any mesh, has the losses of
     const std::string output = output_of(folders, row.ranks, "second", fmt::format("--resume --mesh {}", row.mesh));
     CHECK(contains(output, "goes on after step 4"));
     check_close(losses_of(folders, "second"), want);
+  }
+}
+
+TEST_CASE("train: a job that starts its ranks again goes on after the newest checkpoint, or begins anew") {
+  const Folders folders;
+  const std::string arguments = "--mesh dp=2 --dtype float64 --dropout 0.2 --check-steps 0";
+  output_of(folders, 2, "whole", arguments);
+  struct Row {
+    const char* run;
+    std::string first;
+    std::string text;
+  };
+  for (const Row& row : {Row{"saved", "PROGRAM --stop-at 4 && exit 9", "goes on after step 4"},
+                         Row{"killed", "kill -9 $$", "training on {dp: 2, tp: 1}"}}) {
+    CAPTURE(row.run);
+    const ShellOutcome outcome = restarted(folders, 2, row.run, arguments, row.first);
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(contains(outcome.output, "; restart 1 of 1 starts, with 2 ranks\n"));
+    CHECK(contains(outcome.output, row.text));
+    check_close(losses_of(folders, row.run), losses_of(folders, "whole"));
+  }
+}
+
+TEST_CASE("train: a job that starts its ranks again does not go on with the run of another job") {
+  const Folders folders;
+  const std::string arguments = "--mesh dp=1 --check-steps 0 --stop-at 2";
+  // torchrun gives jobs the same name.
+  for (const std::string variables : {"", "export TORCHELASTIC_RUN_ID=none"}) {
+    CAPTURE(variables);
+    const std::string run = variables.empty() ? "named" : "none";
+    CHECK(restarted(folders, 1, run, arguments, "PROGRAM; exit 0", variables).exit_code == 0);
+    const ShellOutcome outcome = restarted(folders, 1, run, arguments, "PROGRAM; exit 1", variables);
+    CAPTURE(outcome.output);
+    CHECK(outcome.exit_code == 1);
+    const std::size_t first = outcome.output.find("has a run; give --resume");
+    REQUIRE(first != std::string::npos);
+    CHECK(outcome.output.find("has a run; give --resume", first + 1) != std::string::npos);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,12 +18,12 @@
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "tessera/tools/launcher/loopback_alone_bytes.h"
 #include "tessera/tools/launcher/rank_environment.h"
 
 namespace tessera {
@@ -55,7 +56,7 @@ std::vector<std::string> mpirun_command(int64_t size, const std::string& folder)
 
 // Returns the environment for mpirun. It keeps the user's OMPI_MCA_* variables, unless this process itself runs under
 // an mpirun, which has set them.
-std::vector<std::string> mpirun_environment(const std::string& shared_memory) {
+std::vector<std::string> mpirun_environment(const std::string& shared_memory, const std::string& preloaded) {
   std::map<std::string, std::string> variables = environment_without_launchers();
   const bool in_a_job = std::getenv("OMPI_COMM_WORLD_RANK") != nullptr;
   for (char** entry = environ; !in_a_job && entry != nullptr && *entry != nullptr; ++entry) {
@@ -63,7 +64,9 @@ std::vector<std::string> mpirun_environment(const std::string& shared_memory) {
     const std::size_t equals = text.find('=');
     if (text.starts_with("OMPI_MCA_")) variables.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
-  // All ranks are on one host, so only mpirun listens on a network interface.
+  std::string& preload = variables["LD_PRELOAD"];
+  preload = preload.empty() ? preloaded : preloaded + ":" + preload;
+  // All ranks are on one host, so none listens on a network interface.
   variables.emplace("OMPI_MCA_btl", "self,vader");
   if (!shared_memory.empty()) variables.emplace("OMPI_MCA_btl_vader_backing_directory", shared_memory);
   // In a container the only user is often root; and mpirun starts only shells that wait.
@@ -74,11 +77,25 @@ std::vector<std::string> mpirun_environment(const std::string& shared_memory) {
   return lines;
 }
 
-// Makes a folder for the shared memory. A rank, or mpirun, that is killed leaves its shared memory behind; in a folder
-// of ours it can be removed.
-std::string make_shared_memory() {
-  std::string path = "/dev/shm/tessera-XXXXXX";
-  return ::mkdtemp(path.data()) != nullptr ? path : "";
+// A rank, or mpirun, that is killed leaves its shared memory behind; in a folder of ours it can be removed.
+void make_shared_memory(std::optional<PrivateFolder>& folder) {
+  try {
+    folder.emplace(kSharedMemory);
+  } catch (const std::runtime_error&) {
+    // Open MPI chooses a place.
+  }
+}
+
+// Writes the library to a file in memory, since the folder for temporary files may forbid programs.
+int make_preloaded() {
+  const int fd = ::memfd_create("tessera-loopback-alone", MFD_CLOEXEC);
+  if (fd < 0 || ::write(fd, kLoopbackAlone, sizeof(kLoopbackAlone)) != ssize_t{sizeof(kLoopbackAlone)}) {
+    throw std::runtime_error(
+        fmt::format("a file of {} bytes in memory, which mpirun needs to listen on the loopback "
+                    "interface alone, cannot be made: {}; use --backend gloo",
+                    sizeof(kLoopbackAlone), std::strerror(errno)));
+  }
+  return fd;
 }
 
 int open_hold(const std::string& path) {
@@ -99,10 +116,11 @@ bool has_mpirun() {
   return false;
 }
 
-MpiJob::MpiJob(int64_t size)
-    : shared_memory_(make_shared_memory()),
-      hold_(open_hold(folder_.path() + "/hold")),
-      mpirun_(spawn(mpirun_command(size, folder_.path()), mpirun_environment(shared_memory_), /*group=*/0)) {
+MpiJob::MpiJob(int64_t size) : preloaded_(make_preloaded()), hold_(open_hold(folder_.path() + "/hold")) {
+  make_shared_memory(shared_memory_);
+  const std::string shared_memory = shared_memory_ ? shared_memory_->path() : "";
+  const std::string preloaded = fmt::format("/proc/{}/fd/{}", ::getpid(), preloaded_);
+  mpirun_ = spawn(mpirun_command(size, folder_.path()), mpirun_environment(shared_memory, preloaded), /*group=*/0);
   try {
     wait_for_places(size);
   } catch (...) {
@@ -148,8 +166,7 @@ void MpiJob::end() {
   }
   ::close(mpirun_.out);
   ::close(mpirun_.err);
-  std::error_code ignored;
-  if (!shared_memory_.empty()) std::filesystem::remove_all(shared_memory_, ignored);
+  ::close(preloaded_);
 }
 
 std::string MpiJob::output() const {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "tessera/tools/launcher/private_folder.h"
@@ -15,6 +16,10 @@ namespace tessera {
 // takes any process that has these variables as that rank, whatever its parent is. So ranks over MPI are started,
 // watched and ended like all others, and after a failure the other ranks have time to report it: mpirun would kill them
 // at once.
+//
+// mpirun listens for daemons on other hosts, on every interface, and has no setting against it: oob_tcp_if_include says
+// only which addresses it tells others. A library that is preloaded into it (loopback_alone.cpp) keeps it to the
+// loopback interface, where its PMIx server listens by itself.
 class MpiJob {
  public:
   // Throws std::runtime_error, with mpirun's output, when there is no mpirun or it does not provide the places within
@@ -36,10 +41,14 @@ class MpiJob {
   std::string output() const;
 
   const PrivateFolder folder_;
-  const std::string shared_memory_;  // a folder in /dev/shm for the ranks' shared memory; empty if it cannot be made
-  int hold_ = -1;                    // the shells wait until no process has this pipe open
+  std::optional<PrivateFolder> shared_memory_;  // for the ranks' shared memory, in /dev/shm; none if it cannot be made
+  int preloaded_ = -1;                          // a file in memory: the library that is preloaded into mpirun
+  int hold_ = -1;                               // the shells wait until no process has this pipe open
   Child mpirun_;
 };
+
+// Is where the ranks' shared memory lies.
+inline constexpr const char* kSharedMemory = "/dev/shm";
 
 // Returns whether PATH has an mpirun.
 bool has_mpirun();

@@ -1,13 +1,10 @@
 #include "tessera/tools/launcher/process_group.h"
 
-#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <cstdio>
 #include <fstream>
 #include <mutex>
@@ -16,7 +13,9 @@
 #include <fmt/format.h>
 
 #include "tessera/tools/launcher/rank_environment.h"
+#include "tessera/tools/launcher/signal_queue.h"
 #include "tessera/tools/launcher/subreaper.h"
+#include "tessera/tools/launcher/watchdog.h"
 
 namespace tessera {
 namespace {
@@ -25,15 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPollInterval{10};
 constexpr std::chrono::milliseconds kTermToKill{1000};
-// When every rank has ended, output that is still in the pipes is read for at most this time.
-constexpr std::chrono::milliseconds kDrain{200};
-
-struct Output {
-  int64_t rank;
-  OutputStream stream;
-  int fd;
-  std::string partial;
-};
 
 class ProcessGroup {
  public:
@@ -47,14 +37,11 @@ class ProcessGroup {
  private:
   void start_rank(int64_t rank);
   bool any_running() const;
-  void read_outputs(std::chrono::milliseconds wait);
-  bool read_output(Output& output);
-  void give_lines(Output& output);
   void reap();
   void reap_left_behind();
   RankExit exit_of(std::size_t rank, int status) const;
   void note_failure(const RankExit& failure);
-  void pass_on_signal();
+  void pass_on_signals();
   void keep_time();
   void end_after(std::chrono::milliseconds wait);
 
@@ -63,15 +50,15 @@ class ProcessGroup {
   ProcessGroupResult result_;
   pid_t group_ = 0;
   std::vector<pid_t> pids_;  // one per rank; 0 once it has ended
-  std::vector<Output> outputs_;
+  RankOutputs outputs_;
   std::optional<Clock::time_point> limit_;
   std::optional<Clock::time_point> term_at_;
   std::optional<Clock::time_point> kill_at_;
 };
 
-ProcessGroup::ProcessGroup(const ProcessGroupOptions& options) : options_(options) {
+ProcessGroup::ProcessGroup(const ProcessGroupOptions& options) : options_(options), outputs_(options.sinks) {
   if (options.time_limit) limit_ = Clock::now() + *options.time_limit;
-  group_ = spawn_watchdog();
+  group_ = spawn_watchdog(options.store_path.empty() ? "" : "TESSERA_STORE=" + options.store_path);
 }
 
 ProcessGroup::~ProcessGroup() {
@@ -81,21 +68,17 @@ ProcessGroup::~ProcessGroup() {
   }
   ::waitpid(group_, nullptr, 0);
   subreaper_.end_all();
-  for (const Output& output : outputs_) ::close(output.fd);
 }
 
 ProcessGroupResult ProcessGroup::run() {
   for (int64_t rank = 0; rank < options_.size; ++rank) start_rank(rank);
   while (any_running()) {
-    read_outputs(kPollInterval);
+    outputs_.read(kPollInterval);
     reap();
-    pass_on_signal();
+    pass_on_signals();
     keep_time();
   }
-  // The time is limited, since a process that a rank has started may still hold its pipe open.
-  const Clock::time_point until = Clock::now() + kDrain;
-  while (!outputs_.empty() && Clock::now() < until) read_outputs(kPollInterval);
-  for (Output& output : outputs_) give_lines(output);
+  outputs_.drain();
   return result_;
 }
 
@@ -105,52 +88,11 @@ void ProcessGroup::start_rank(int64_t rank) {
   const Child child =
       options_.spawn(options_.command, rank_environment(rank, options_.size, options_.store_path, extra), group_);
   pids_.push_back(child.pid);
-  outputs_.push_back({rank, OutputStream::kStdout, child.out, {}});
-  outputs_.push_back({rank, OutputStream::kStderr, child.err, {}});
+  outputs_.add(rank, child);
 }
 
 bool ProcessGroup::any_running() const {
   return std::any_of(pids_.begin(), pids_.end(), [](pid_t pid) { return pid != 0; });
-}
-
-void ProcessGroup::read_outputs(std::chrono::milliseconds wait) {
-  std::vector<pollfd> polled;
-  polled.reserve(outputs_.size());
-  for (const Output& output : outputs_) polled.push_back({output.fd, POLLIN, 0});
-  if (::poll(polled.data(), polled.size(), static_cast<int>(wait.count())) <= 0) return;
-  for (std::size_t i = outputs_.size(); i-- > 0;) {
-    if (polled[i].revents == 0 || read_output(outputs_[i])) continue;
-    give_lines(outputs_[i]);
-    ::close(outputs_[i].fd);
-    outputs_.erase(outputs_.begin() + static_cast<std::ptrdiff_t>(i));
-  }
-}
-
-// Passes what is available to on_output, or its complete lines to on_line. Returns false at the end of the stream.
-bool ProcessGroup::read_output(Output& output) {
-  std::array<char, 65536> buffer;
-  const ssize_t count = ::read(output.fd, buffer.data(), buffer.size());
-  if (count < 0) return errno == EAGAIN || errno == EINTR;
-  if (count == 0) return false;
-  if (output.stream == OutputStream::kStdout && options_.on_output) {
-    options_.on_output(output.rank, std::string_view(buffer.data(), static_cast<std::size_t>(count)));
-    return true;
-  }
-  output.partial.append(buffer.data(), static_cast<std::size_t>(count));
-  std::size_t begin = 0;
-  for (std::size_t end; (end = output.partial.find('\n', begin)) != std::string::npos; begin = end + 1) {
-    if (options_.on_line) {
-      options_.on_line(output.rank, output.stream, std::string_view(output.partial).substr(begin, end - begin));
-    }
-  }
-  output.partial.erase(0, begin);
-  return true;
-}
-
-// Passes a last line without a newline to on_line.
-void ProcessGroup::give_lines(Output& output) {
-  if (!output.partial.empty() && options_.on_line) options_.on_line(output.rank, output.stream, output.partial);
-  output.partial.clear();
 }
 
 // Writes a file and renames it into place, so that a reader never sees half a line.
@@ -208,12 +150,11 @@ void ProcessGroup::note_failure(const RankExit& failure) {
   end_after(options_.grace);
 }
 
-void ProcessGroup::pass_on_signal() {
-  const int signal = options_.take_signal ? options_.take_signal() : 0;
-  if (signal == 0) return;
-  ::kill(-group_, signal);
-  if (signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT) {
-    end_after(options_.signal_grace);
+void ProcessGroup::pass_on_signals() {
+  if (!options_.take_signal) return;
+  while (const int signal = options_.take_signal()) {
+    ::kill(-group_, signal);
+    if (asks_to_end(signal)) end_after(options_.signal_grace);
   }
 }
 

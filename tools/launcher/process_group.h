@@ -6,14 +6,12 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "tessera/tools/launcher/rank_outputs.h"
 #include "tessera/tools/launcher/spawn.h"
 
 namespace tessera {
-
-enum class OutputStream { kStdout, kStderr };
 
 // Says how one rank ended.
 struct RankExit {
@@ -48,12 +46,10 @@ struct ProcessGroupOptions {
   std::function<Child(const std::vector<std::string>&, const std::vector<std::string>&, pid_t)> spawn = tessera::spawn;
   // Called when a rank has exited; returns whether it had finished its work. If not, it has failed, even with code 0.
   std::function<bool(int64_t rank)> is_done;
-  // Called with each line that a rank writes, without its newline.
-  std::function<void(int64_t rank, OutputStream stream, std::string_view line)> on_line;
-  // If given, called with what a rank writes to standard output, as it comes; on_line then gets standard error alone.
-  std::function<void(int64_t rank, std::string_view bytes)> on_output;
-  // Called repeatedly; returns a signal to pass on to the ranks, or 0. SIGINT, SIGTERM, SIGHUP and SIGQUIT also start
-  // the time of signal_grace.
+  // Is where the ranks' output goes. Its functions must not wait, since ranks are watched by the same thread.
+  OutputSinks sinks;
+  // Called repeatedly; returns a signal to pass on to the ranks, or 0. Signals that ask to end also start the time of
+  // signal_grace.
   std::function<int()> take_signal;
 };
 
@@ -78,9 +74,9 @@ std::string ended_rank_file(const std::string& store_path, int64_t rank);
 //
 // No rank outlives the call, nor does any process that a rank started, in any session or process group: this process
 // becomes the parent of those that remain (see Subreaper) and kills them. When this process is killed, its ranks end
-// too, and so do the processes that they started, except those that have left their process group (setsid). Standard
-// input of the ranks is empty. Call it from a thread that lives until the call returns; calls from several threads run
-// one after the other.
+// too, and so do the processes that they started, except those that have both left their process group (setsid) and
+// changed TESSERA_STORE, by which the others are known (see spawn_watchdog). Standard input of the ranks is empty. Call
+// it from a thread that lives until the call returns; calls from several threads run one after the other.
 // Throws std::invalid_argument on an empty command or a size below 1, std::runtime_error when processes cannot be made.
 ProcessGroupResult run_process_group(const ProcessGroupOptions& options);
 

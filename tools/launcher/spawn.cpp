@@ -25,31 +25,6 @@ namespace {
   throw std::runtime_error(fmt::format("{}: {}", what, std::strerror(errno)));
 }
 
-void die_with_parent(pid_t parent, int signal) {
-  ::prctl(PR_SET_PDEATHSIG, signal);
-  // The parent may have died before prctl.
-  if (::getppid() != parent) ::_exit(127);
-}
-
-int parent_died_signal() { return SIGRTMIN + 5; }
-
-extern "C" void kill_own_group(int) { ::kill(0, SIGKILL); }
-
-// Waits until the parent dies, then kills the group. Blocks every other signal, so that signals to the group do not end
-// it.
-[[noreturn]] void kill_group_with_parent(pid_t parent) {
-  ::setpgid(0, 0);
-  sigset_t others;
-  sigfillset(&others);
-  sigdelset(&others, parent_died_signal());
-  ::sigprocmask(SIG_SETMASK, &others, nullptr);
-  ::signal(parent_died_signal(), kill_own_group);
-  die_with_parent(parent, parent_died_signal());
-  // This process must not hold open the pipes of other groups or the caller's output after their owners have ended.
-  ::close_range(0, ~0U, 0);
-  while (true) ::pause();
-}
-
 void use_streams(int out, int err) {
   const int empty = ::open("/dev/null", O_RDONLY);
   ::dup2(empty, STDIN_FILENO);
@@ -74,11 +49,10 @@ OutputPipe::~OutputPipe() {
 
 int OutputPipe::take_read_end() { return std::exchange(read_end_, -1); }
 
-pid_t spawn_watchdog() {
-  const pid_t parent = ::getpid();
-  const pid_t pid = start_child([parent]() -> int { kill_group_with_parent(parent); });
-  ::setpgid(pid, pid);
-  return pid;
+void signal_when_parent_ends(pid_t parent, int signal) {
+  ::prctl(PR_SET_PDEATHSIG, signal);
+  // The parent may have died before prctl.
+  if (::getppid() != parent) ::_exit(127);
 }
 
 Child spawn(const std::vector<std::string>& command, const std::vector<std::string>& environment, pid_t group) {
@@ -89,7 +63,7 @@ Child spawn(const std::vector<std::string>& command, const std::vector<std::stri
   const pid_t pid = start_child([&]() -> int {
     ::setpgid(0, group);
     use_default_signals();
-    die_with_parent(parent, SIGKILL);
+    signal_when_parent_ends(parent, SIGKILL);
     use_streams(out.write_end(), err.write_end());
     program.exec();
   });

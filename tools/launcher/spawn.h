@@ -32,9 +32,9 @@ class OutputPipe {
   int write_end_ = -1;
 };
 
-// Starts a process that only leads a process group, and kills the whole group when the calling process dies. Returns
-// its pid, which is also the group's id. Throws std::runtime_error when no process can be made.
-pid_t spawn_watchdog();
+// Asks the kernel to send the calling process `signal` when the thread `parent` that made it ends, and ends it where
+// that has happened already. Safe to call in a child before exec.
+void signal_when_parent_ends(pid_t parent, int signal);
 
 // Starts `command` in process group `group` with exactly `environment`. It is killed when the calling thread ends. If
 // the program cannot be started, the child exits with code 127 and writes the reason to standard error.

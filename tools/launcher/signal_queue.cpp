@@ -1,0 +1,51 @@
+#include "tessera/tools/launcher/signal_queue.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+
+#include <fmt/format.h>
+
+namespace tessera {
+namespace {
+
+// A handler reaches nothing but global variables.
+volatile sig_atomic_t write_end = -1;
+
+// A pipe keeps every signal that comes, also several of one kind.
+extern "C" void keep_signal(int signal) {
+  const int saved = errno;
+  const auto byte = static_cast<unsigned char>(signal);
+  if (::write(write_end, &byte, 1) < 0) errno = saved;
+  errno = saved;
+}
+
+}  // namespace
+
+SignalQueue::SignalQueue() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) {
+    throw std::runtime_error(fmt::format("pipe: {}", std::strerror(errno)));
+  }
+  read_end_ = ends[0];
+  write_end = ends[1];
+  struct sigaction action = {};
+  action.sa_handler = keep_signal;
+  action.sa_flags = SA_RESTART;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) ::sigaction(signal, &action, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+}
+
+int SignalQueue::take() {
+  unsigned char byte = 0;
+  return ::read(read_end_, &byte, 1) == 1 ? byte : 0;
+}
+
+bool asks_to_end(int signal) { return signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT; }
+
+}  // namespace tessera
