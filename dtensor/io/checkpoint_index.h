@@ -18,7 +18,7 @@ using WeightMap = std::map<std::string, std::string>;
 // Parses {"metadata": {...}, "weight_map": {tensor: file}}. `file` is for messages only. Throws std::invalid_argument
 // on anything else, on duplicate keys, and on file names that lead out of the folder.
 WeightMap parse_checkpoint_index(std::string_view json, const std::string& file);
-// Reads and parses an index, and verifies it where there are checksums (see BlockReader). Throws also
+// Reads and parses an index of at most 16 MiB, and verifies it where there are checksums (see BlockReader). Throws also
 // std::runtime_error, when the system cannot read it.
 WeightMap read_checkpoint_index(const std::string& path, std::optional<BlockChecksums> checksums = std::nullopt);
 

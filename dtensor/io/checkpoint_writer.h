@@ -11,6 +11,7 @@
 
 #include "tessera/dtensor/io/atomic_file.h"
 #include "tessera/dtensor/io/safetensors_header.h"
+#include "tessera/dtensor/io/save_lock.h"
 
 namespace tessera {
 
@@ -29,7 +30,8 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
 //   for (each header of the plan) for (each tensor in it) writer.append(tensor);
 //   writer.publish();
 //
-// Without publish() it leaves nothing behind. Members throw std::runtime_error when the system refuses,
+// Without publish() it leaves nothing behind. Members throw std::runtime_error when the system refuses, and the
+// constructor also while another writer of the same path lives, in any process of this host; they throw
 // std::invalid_argument on a tensor that is not the next of the plan.
 class CheckpointWriter {
  public:
@@ -46,6 +48,7 @@ class CheckpointWriter {
   void remove_replaced();
 
   std::string path_;
+  SaveLock lock_;
   std::vector<SafetensorsHeader> plan_;
   std::map<std::string, std::string> replaced_;  // the weight map of the sharded checkpoint that is replaced
   int64_t version_ = 1;

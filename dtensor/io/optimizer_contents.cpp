@@ -15,6 +15,7 @@
 #include "tessera/dtensor/io/checkpoint.h"
 #include "tessera/dtensor/io/named_tensors.h"
 #include "tessera/dtensor/io/optimizer_kind.h"
+#include "tessera/dtensor/io/strict_json.h"
 
 namespace tessera {
 namespace {
@@ -64,9 +65,11 @@ const std::string& metadata_of(const Checkpoint& checkpoint, const char* key, co
                   path, key));
 }
 
+constexpr std::size_t kMostBytesOfGroups = std::size_t{16} << 20;
+
 nlohmann::json parse_groups(const Checkpoint& checkpoint, const std::string& path) {
   nlohmann::json groups =
-      nlohmann::json::parse(metadata_of(checkpoint, "param_groups", path), nullptr, /*allow_exceptions=*/false);
+      parse_unique_json(metadata_of(checkpoint, "param_groups", path), kMostBytesOfGroups, path, "param_groups");
   const auto is_group = [](const nlohmann::json& group) {
     return group.is_object() && group.size() == 2 && group.contains("options") && group["options"].is_object() &&
            group.contains("params") && group["params"].is_array();

@@ -1,6 +1,8 @@
 #include "tessera/dtensor/io/strict_json.h"
 
+#include <set>
 #include <stdexcept>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -33,6 +35,30 @@ void StrictJson::refuse(const std::string& what) const { fail(fmt::format("expec
 
 void StrictJson::fail(const std::string& what) const {
   throw std::invalid_argument(fmt::format("'{}': {}: {}", file_, where(), what));
+}
+
+nlohmann::json parse_unique_json(std::string_view text, std::size_t most_bytes, const std::string& file,
+                                 const std::string& what) {
+  using Event = nlohmann::json::parse_event_t;
+  if (text.size() > most_bytes) {
+    throw std::invalid_argument(
+        fmt::format("'{}': {} has {} bytes; at most {} are read", file, what, text.size(), most_bytes));
+  }
+  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  const auto watch = [&](int, Event event, nlohmann::json& parsed) {
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second) {
+      throw std::invalid_argument(fmt::format("'{}': {}: the key {} appears twice", file, what,
+                                              in_quotes(parsed.get_ref<const std::string&>())));
+    }
+    return true;
+  };
+  try {
+    return nlohmann::json::parse(text, watch);
+  } catch (const nlohmann::json::exception& error) {
+    throw std::invalid_argument(fmt::format("'{}': {} is not valid JSON: {}", file, what, error.what()));
+  }
 }
 
 }  // namespace tessera

@@ -14,6 +14,12 @@ namespace tessera {
 // file) is cut.
 std::string in_quotes(std::string_view text);
 
+// Returns the tree of `text`, which may be hostile. `file` and `what` begin every message, as "'<file>': <what> ...".
+// Throws std::invalid_argument on more than `most_bytes`, on what is no JSON, and on a key that an object has twice, of
+// which nlohmann's own parser keeps the last.
+nlohmann::json parse_unique_json(std::string_view text, std::size_t most_bytes, const std::string& file,
+                                 const std::string& what);
+
 // Is the base of parsers of JSON that may be hostile. Every event is an error until a derived class allows it, so
 // nothing is built that was not asked for (nlohmann's own tree silently keeps the last of duplicate keys). Handlers
 // throw; the parser itself does not recurse.

@@ -13,6 +13,7 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/styles/block_plans.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/tp_line.h"
 
@@ -32,11 +33,6 @@ at::Tensor slow_fill(double value) {
   for (int i = 0; i < 8; ++i) x = at::mm(x, at::ones({2048, 2048}, on(at::kDouble))) / 2048;
   return (x * 2048).slice(0, 0, 256).mul(value);
 }
-
-const ParallelPlan kBlock = {{"attn.w[qkv]", ColwiseParallel()},
-                             {"attn.wo", RowwiseParallel()},
-                             {"mlp.up", ColwiseParallel()},
-                             {"mlp.down", RowwiseParallel()}};
 
 }  // namespace
 

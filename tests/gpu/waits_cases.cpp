@@ -22,6 +22,7 @@
 #include "tessera/tests/gpu/api_calls.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/styles/block_plans.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/tp_line.h"
 
@@ -29,11 +30,6 @@ namespace {
 
 using namespace tessera;
 using namespace tessera::testing;
-
-const ParallelPlan kBlock = {{"attn.w[qkv]", ColwiseParallel()},
-                             {"attn.wo", RowwiseParallel()},
-                             {"mlp.up", ColwiseParallel()},
-                             {"mlp.down", RowwiseParallel()}};
 
 // Is called at the beginning of each part of a step.
 using Enter = std::function<void(const char* part)>;

@@ -12,6 +12,7 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/device.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/styles/block_plans.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/training/training.h"
 
@@ -22,10 +23,6 @@ using namespace tessera::testing;
 
 const ParallelPlan kMlp = {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
 const ParallelPlan kAttention = {{"w[qkv]", ColwiseParallel()}, {"wo", RowwiseParallel()}};
-const ParallelPlan kBlock = {{"attn.w[qkv]", ColwiseParallel()},
-                             {"attn.wo", RowwiseParallel()},
-                             {"mlp.up", ColwiseParallel()},
-                             {"mlp.down", RowwiseParallel()}};
 // The residual stream is sharded along the sequence.
 const ParallelPlan kSequence = {{"norm?", SequenceParallel()},
                                 {"attn.w[qkv]", ColwiseParallel({.input_layouts = Shard(1)})},

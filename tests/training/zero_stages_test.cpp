@@ -17,6 +17,7 @@
 #include "tessera/mesh/in_process.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/harness/device.h"
+#include "tessera/tests/styles/block_plans.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
 #include "tessera/tests/training/data_placement.h"
@@ -25,11 +26,6 @@ namespace {
 
 using namespace tessera;
 using namespace tessera::testing;
-
-const ParallelPlan kBlock = {{"attn.w[qkv]", ColwiseParallel()},
-                             {"attn.wo", RowwiseParallel()},
-                             {"mlp.up", ColwiseParallel()},
-                             {"mlp.down", RowwiseParallel()}};
 
 struct Cases {
   Block block{24, 12, 32};

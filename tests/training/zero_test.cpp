@@ -20,6 +20,7 @@
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/deferred/peak_memory.h"
 #include "tessera/tests/harness/device.h"
+#include "tessera/tests/styles/block_plans.h"
 #include "tessera/tests/styles/blocks.h"
 #include "tessera/tests/styles/fake_mesh.h"
 #include "tessera/tests/training/data_placement.h"
@@ -82,10 +83,6 @@ Holder copy(const Holder& module, Holder fresh) {
   return fresh;
 }
 
-const ParallelPlan kBlock = {{"attn.w[qkv]", ColwiseParallel()},
-                             {"attn.wo", RowwiseParallel()},
-                             {"mlp.up", ColwiseParallel()},
-                             {"mlp.down", RowwiseParallel()}};
 const ParallelPlan kKinds = {
     {"tok", RowwiseParallel()}, {"mlp.up", ColwiseParallel()}, {"mlp.down", RowwiseParallel()}};
 

@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 
 #include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/checkpoint_writer.h"
+#include "tessera/dtensor/io/save_lock.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tools/launcher/child_process.h"
 
@@ -128,10 +130,40 @@ TEST_CASE("checkpoint: a save that is not published leaves nothing, and the old 
                          std::invalid_argument);
     CHECK_THROWS_WITH_AS(writer.publish(), doctest::Contains("publish() before the last tensor"),
                          std::invalid_argument);
-    CHECK(files_in(folder.path()).size() == 3);
+    // The old one, two temporary files, and the lock.
+    CHECK(files_in(folder.path()).size() == 4);
   }
   CHECK(files_in(folder.path()) == std::set<std::string>{"model.safetensors"});
   CHECK(value_of(path) == 1);
+}
+
+TEST_CASE("checkpoint: a second save to one path is refused while the first runs, also from another process") {
+  const TempFolder folder;
+  const std::string path = folder / "model.safetensors";
+  save(path, 1, 4, 800);
+  const std::vector<SafetensorsHeader> plan =
+      plan_checkpoint({{"a", at::kFloat, {2}, 0, 0}, {"b", at::kFloat, {2}, 0, 0}}, 8, {});
+  {
+    CheckpointWriter writer(path, plan);
+    const char* const refused = "another save to it runs, of this job or another";
+    CHECK_THROWS_WITH_AS(save(path, 2, 4, 800), doctest::Contains(refused), std::runtime_error);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      std::string text = message_of([&] { const SaveLock lock(path); });
+      ::_exit(text.find(refused) != std::string::npos ? 0 : 1);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    CHECK(status == 0);
+    save(folder / "other.safetensors", 3, 4, 800);
+    writer.append(at::full({2}, 4.0F));
+    writer.append(at::full({2}, 4.0F));
+    writer.publish();
+  }
+  CHECK(value_of(path) == 4);
+  CHECK(value_of(folder / "other.safetensors") == 3);
+  save(path, 5, 4, 800);
+  CHECK(value_of(path) == 5);
 }
 
 TEST_CASE(

@@ -190,7 +190,9 @@ TEST_CASE("optimizer state: a file that does not fit is refused by message, and 
     const char* want;
   };
   const std::vector<Row> rows = {
-      {"groups that are no JSON", "[{", "", 0, "param_groups is not a list of"},
+      {"groups that are no JSON", "[{", "", 0, "param_groups is not valid JSON: "},
+      {"an option twice", R"([{\"options\":{\"lr\":1,\"lr\":2},\"params\":[]}])", "", 0,
+       "param_groups: the key 'lr' appears twice"},
       {"groups that are a number", "7", "", 0, "param_groups is not a list of"},
       {"a missing option", R"([{\"options\":{\"lr\":0.1},)" + params, "", 0, "the option 'beta1' is missing"},
       {"an option of another type", R"([{\"options\":{\"lr\":true},)" + params, "", 0,
