@@ -98,7 +98,10 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
 }
 
 CheckpointWriter::CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan)
-    : path_(resolve_target(path)), lock_(path_), plan_(std::move(plan)), replaced_(existing_parts(path_)) {
+    : path_(resolve_target(path)),
+      lock_(path_, plan.size() > 1),
+      plan_(std::move(plan)),
+      replaced_(existing_parts(path_)) {
   version_ = free_version(name_of(path_), static_cast<int64_t>(plan_.size()), file_names(replaced_));
   open_file();
 }

@@ -31,8 +31,8 @@ std::vector<SafetensorsHeader> plan_checkpoint(std::vector<TensorEntry> tensors,
 //   writer.publish();
 //
 // Without publish() it leaves nothing behind. Members throw std::runtime_error when the system refuses, and the
-// constructor also while another writer of the same path lives, in any process of this host; they throw
-// std::invalid_argument on a tensor that is not the next of the plan.
+// constructor also while another writer of the same path lives, in any process of this host, unless each of the two
+// writes a single file; they throw std::invalid_argument on a tensor that is not the next of the plan.
 class CheckpointWriter {
  public:
   CheckpointWriter(const std::string& path, std::vector<SafetensorsHeader> plan);

@@ -82,7 +82,8 @@ struct SaveOptions {
 // parameters too. Plain tensors are saved with that rank's values. A module of plain tensors alone is written by every
 // caller. On slices of a mesh (mesh["tp"] of {dp, tp}) each slice has its own writer: call it on one of them. Throws,
 // alike on every rank, std::invalid_argument on a dtype that the format does not have or an impossible path,
-// std::runtime_error when writing fails, or while another save to the same path runs on this host.
+// std::runtime_error when writing fails, or while another save to the same path runs on this host and one of the two
+// has several files.
 void save_weights(const torch::nn::Module& module, const std::string& path, const SaveOptions& options = {});
 
 }  // namespace tessera

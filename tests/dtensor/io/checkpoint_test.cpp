@@ -149,7 +149,7 @@ TEST_CASE("checkpoint: a second save to one path is refused while the first runs
     CHECK_THROWS_WITH_AS(save(path, 2, 4, 800), doctest::Contains(refused), std::runtime_error);
     const pid_t child = ::fork();
     if (child == 0) {
-      std::string text = message_of([&] { const SaveLock lock(path); });
+      std::string text = message_of([&] { const SaveLock lock(path, /*alone=*/false); });
       ::_exit(text.find(refused) != std::string::npos ? 0 : 1);
     }
     int status = -1;
@@ -164,6 +164,16 @@ TEST_CASE("checkpoint: a second save to one path is refused while the first runs
   CHECK(value_of(folder / "other.safetensors") == 3);
   save(path, 5, 4, 800);
   CHECK(value_of(path) == 5);
+  // Ranks that all save one plain module write the same file.
+  {
+    CheckpointWriter writer(path, plan_checkpoint({{"a", at::kFloat, {2}, 0, 0}}, 0, {}));
+    save(path, 6, 1, 0);
+    CHECK_THROWS_WITH_AS(save(path, 2, 4, 800), doctest::Contains("another save to it runs"), std::runtime_error);
+    writer.append(at::full({2}, 7.0F));
+    writer.publish();
+  }
+  CHECK(value_of(path) == 7);
+  CHECK(files_in(folder.path()).count(".model.safetensors.lock") == 0);
 }
 
 TEST_CASE(
