@@ -158,6 +158,7 @@ void fail(const std::string& how) {
   if (early) nap(1000);
   if (what == "ends well") return reduce(mesh);
   if (what == "ends late") {
+    say("ready");
     nap(4000);
     return reduce(mesh);
   }

@@ -1,4 +1,4 @@
-// Where the processes of a job over MPI listen.
+// Where the processes of a job on one host listen.
 
 #include <signal.h>
 #include <unistd.h>
@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -66,11 +67,16 @@ std::set<std::string> files_of(pid_t pid) {
   return files;
 }
 
-// Returns the addresses and ports, in the kernel's hexadecimal form, at which the process listens.
-std::vector<std::string> listens_at(pid_t pid) {
+struct Socket {
+  std::string address;  // with the port, in the kernel's hexadecimal form
+  bool listens = false;
+};
+
+// Returns the TCP and UDP sockets of the process.
+std::vector<Socket> sockets_of(pid_t pid) {
   const std::set<std::string> files = files_of(pid);
-  std::vector<std::string> found;
-  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+  std::vector<Socket> found;
+  for (const std::string table : {"/proc/net/tcp", "/proc/net/tcp6", "/proc/net/udp", "/proc/net/udp6"}) {
     std::ifstream lines(table);
     for (std::string line; std::getline(lines, line);) {
       std::istringstream fields(line);
@@ -78,7 +84,8 @@ std::vector<std::string> listens_at(pid_t pid) {
       fields >> number >> local >> remote >> state;
       for (int i = 0; i < 5; ++i) fields >> skipped;
       fields >> inode;
-      if (state == "0A" && files.contains("socket:[" + inode + "]")) found.push_back(local);
+      const bool listens = state == "0A" || contains(table, "udp");
+      if (files.contains("socket:[" + inode + "]")) found.push_back({local, listens});
     }
   }
   return found;
@@ -88,28 +95,45 @@ bool is_loopback(const std::string& address) {
   return address.starts_with("0100007F:") || address.starts_with("00000000000000000000000001000000:");
 }
 
-}  // namespace
-
-TEST_CASE("launch --backend mpi: no process of the job listens beyond the loopback interface") {
-  if (!tessera::has_mpirun()) TESSERA_SKIP_MISSING("no mpirun is in PATH");
+// Checks that every socket of a job of two ranks, which have communicated, is on the loopback interface. Returns how
+// many there are and the names of the processes.
+std::pair<int, std::set<std::string>> check_job(const std::string& backend) {
   const PrivateFolder folder;
   const pid_t pid =
-      start_launch({"-n", "2", "--backend", "mpi", "sh", "-c", "echo ready; exec sleep 100"}, folder.path());
-  REQUIRE(wait_until([&] { return contains(content_of(folder.path() + "/out"), "ready"); }));
+      start_launch({"-n", "2", "--backend", backend, "tests/mesh/failing_job", "ends late"}, folder.path());
+  CHECK(wait_until([&] {
+    const std::string said = content_of(folder.path() + "/out");
+    return contains(said, "[0] ready") && contains(said, "[1] ready");
+  }));
   int sockets = 0;
-  bool has_mpirun = false;
-  for (const auto& process : family_of(pid)) {
-    const std::string& name = process.second;
-    has_mpirun = has_mpirun || name == "mpirun" || name == "orterun";
-    for (const std::string& address : listens_at(process.first)) {
+  std::set<std::string> names;
+  for (const auto& [process, name] : family_of(pid)) {
+    names.insert(name);
+    for (const Socket& socket : sockets_of(process)) {
       CAPTURE(name);
-      CAPTURE(address);
+      CAPTURE(socket.address);
+      CAPTURE(socket.listens);
       ++sockets;
-      CHECK(is_loopback(address));
+      CHECK(is_loopback(socket.address));
     }
   }
-  CHECK(has_mpirun);
-  CHECK(sockets >= 1);  // the ranks' way to mpirun
   ::kill(pid, SIGTERM);
-  CHECK(wait_or_kill(pid) == 128 + SIGTERM);
+  wait_or_kill(pid);
+  return {sockets, names};
+}
+
+}  // namespace
+
+TEST_CASE("launch --backend mpi: no process of a job has a socket beyond the loopback interface") {
+  if (!tessera::has_mpirun()) TESSERA_SKIP_MISSING("no mpirun is in PATH");
+  const auto [sockets, names] = check_job("mpi");
+  CHECK(sockets >= 1);  // the ranks' way to mpirun
+  CHECK((names.contains("mpirun") || names.contains("orterun")));
+  CHECK(names.contains("failing_job"));
+}
+
+TEST_CASE("launch --backend gloo: no process of a job has a socket beyond the loopback interface") {
+  const auto [sockets, names] = check_job("gloo");
+  CHECK(sockets >= 2);  // Gloo's connection
+  CHECK(names.contains("failing_job"));
 }
