@@ -46,7 +46,7 @@ struct CollectiveRecord {
 };
 
 struct WorldOptions {
-  // These are defined in world.cpp, so that callers who pass no store need no c10d header.
+  // These are defined in a source, so that callers who pass no store need no c10d header.
   WorldOptions();
   WorldOptions(const WorldOptions&);
   WorldOptions(WorldOptions&&) noexcept;

@@ -71,8 +71,8 @@ void World::keep_records(const std::string& failure) const noexcept {
 void World::rethrow_collective_failure(const std::string& where, const std::vector<int64_t>& ranks,
                                        const std::exception& error) {
   FailureBoard& board = *impl_->board;
-  const std::string lacking = what_is_lacking();
-  const std::string library_text = error_text(error) + (lacking.empty() ? "" : "; " + lacking);
+  const std::string shortage = what_is_lacking();
+  const std::string library_text = error_text(error) + (shortage.empty() ? "" : "; " + shortage);
   if (!board.failed()) {
     // After a timeout no rank is taken as lost, and of a WaitError only the awaited ones: other ranks may have ended
     // because they had finished their part.
@@ -80,7 +80,7 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
     const bool timeout = wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(library_text);
     const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
     const std::vector<int64_t> awaited = timeout ? std::vector<int64_t>() : wait != nullptr ? wait->awaited : ranks;
-    const bool own = !lacking.empty() || (!timeout && is_own_error(library_text));
+    const bool own = !shortage.empty() || (!timeout && is_own_error(library_text));
     std::optional<Failure> found = board.search(awaited, timeout || known || own ? kShortPatience : kSearchPatience);
     if (!found.has_value()) {
       const std::string text = timeout || known || own ? library_text : "which one is not known";

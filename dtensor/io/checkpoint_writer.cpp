@@ -150,6 +150,7 @@ void CheckpointWriter::publish() {
     publish_parts();
   }
   remove_replaced();
+  lock_.release();
 }
 
 void CheckpointWriter::publish_parts() {

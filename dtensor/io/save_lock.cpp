@@ -44,9 +44,11 @@ bool SaveLock::take(bool alone) {
   return is_there;
 }
 
-SaveLock::~SaveLock() {
-  // Others may share the lock; the last one removes the file.
+SaveLock::~SaveLock() { release(); }
+
+void SaveLock::release() noexcept {
   if (file_.is_open() && ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(lock_path_.c_str());
+  file_ = FileDescriptor();
 }
 
 }  // namespace tessera

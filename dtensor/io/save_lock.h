@@ -20,6 +20,9 @@ class SaveLock {
   SaveLock(SaveLock&&) noexcept = default;
   SaveLock& operator=(SaveLock&&) = delete;
 
+  // Ends the lock, and removes its file unless others share it.
+  void release() noexcept;
+
  private:
   bool take(bool alone);
 

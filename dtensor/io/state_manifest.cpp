@@ -77,6 +77,7 @@ class Reader {
     BlockChecksums result = {.file_bytes = integer<int64_t>(object, "bytes"),
                              .block_bytes = integer<int64_t>(object, "block_bytes"),
                              .crc32 = {}};
+    if (result.file_bytes < 0) refuse(fmt::format("a file of {} bytes", result.file_bytes));
     if (result.block_bytes < 1 || result.block_bytes > kLargestBlock)
       refuse(fmt::format("a block of {} bytes is not from 1 to {}", result.block_bytes, kLargestBlock));
     const json& list = member(object, "crc32");

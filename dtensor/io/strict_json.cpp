@@ -45,7 +45,7 @@ nlohmann::json parse_unique_json(std::string_view text, std::size_t most_bytes, 
         fmt::format("'{}': {} has {} bytes; at most {} are read", file, what, text.size(), most_bytes));
   }
   std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto watch = [&](int, Event event, nlohmann::json& parsed) {
+  const auto check_keys = [&](int, Event event, nlohmann::json& parsed) {
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second) {
@@ -55,7 +55,7 @@ nlohmann::json parse_unique_json(std::string_view text, std::size_t most_bytes, 
     return true;
   };
   try {
-    return nlohmann::json::parse(text, watch);
+    return nlohmann::json::parse(text, check_keys);
   } catch (const nlohmann::json::exception& error) {
     throw std::invalid_argument(fmt::format("'{}': {} is not valid JSON: {}", file, what, error.what()));
   }

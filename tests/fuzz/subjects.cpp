@@ -55,11 +55,12 @@ void read_manifest(std::string_view input) {
   require(serialize_state_manifest(manifest) ==
               serialize_state_manifest(parse_state_manifest(serialize_state_manifest(manifest), "f")),
           "a manifest is read back");
+  for (const auto& [name, sums] : manifest.files) require(sums.file_bytes >= 0, "a file has a size");
 }
 
 // Gives the text of a manifest its checksum, so that what is behind the checksum is reached too.
 void read_checked_manifest(std::string_view input) {
-  read_manifest(fmt::format("{{\"crc32\": \"{:08x}\", \"state\": {}}}", crc32_of(input), input));
+  read_manifest(fmt::format("{{\"crc32\": \"{:08x}\", \"state\": {}}}\n", crc32_of(input), input));
 }
 
 void read_groups(std::string_view input) { parse_unique_json(input, std::size_t{16} << 20, "f", "param_groups"); }
@@ -187,9 +188,20 @@ void read_arguments(std::string_view input) {
 
 std::string header_of(char data_bytes, const std::string& json) { return std::string(1, data_bytes) + json; }
 
+// Returns what a manifest's checksum is of.
+std::string state_in(const StateManifest& manifest) {
+  const std::string text = serialize_state_manifest(manifest), before = "\"state\": ";
+  const std::size_t begin = text.find(before) + before.size();
+  return text.substr(begin, text.rfind('}') - begin);
+}
+
 std::vector<Subject> make_subjects() {
-  const std::string state =
-      R"({"step": 3, "random": {"seed": 1, "counter": 2}, "scheduler_steps": null, "values": {"a": "b"}, "files": {}})";
+  const StateManifest plain = {.step = 3, .random = {}, .scheduler_steps = 4, .values = {{"a", "b"}}, .files = {}};
+  const StateManifest with_file = {.step = 0,
+                                   .random = {},
+                                   .scheduler_steps = {},
+                                   .values = {},
+                                   .files = {{"f", {.file_bytes = 5, .block_bytes = 4, .crc32 = {1, 2}}}}};
   return {
       {"safetensors_header",
        read_header,
@@ -202,15 +214,8 @@ std::vector<Subject> make_subjects() {
        read_index,
        {R"({"metadata": {"total_size": 7, "x": [1, {"y": null}]}, "weight_map": {"a": "m-00001-of-00002.safetensors"}})",
         R"({"weight_map": {}})"}},
-      {"state_manifest",
-       read_manifest,
-       {serialize_state_manifest({.step = 3, .random = {}, .scheduler_steps = 4, .values = {{"a", "b"}}, .files = {}}),
-        serialize_state_manifest({.step = 0,
-                                  .random = {},
-                                  .scheduler_steps = {},
-                                  .values = {},
-                                  .files = {{"f", {.file_bytes = 5, .block_bytes = 4, .crc32 = {1, 2}}}}})}},
-      {"checked_manifest", read_checked_manifest, {state}},
+      {"state_manifest", read_manifest, {serialize_state_manifest(plain), serialize_state_manifest(with_file)}},
+      {"checked_manifest", read_checked_manifest, {state_in(plain), state_in(with_file)}},
       {"param_groups",
        read_groups,
        {R"([{"options": {"lr": 0.1, "betas": [0.9, 0.999]}, "params": ["up.weight"]}])", "[[[[]]]]"}},

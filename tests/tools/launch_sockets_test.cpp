@@ -107,9 +107,10 @@ std::pair<int, std::set<std::string>> check_job(const std::string& backend) {
   }));
   int sockets = 0;
   std::set<std::string> names;
-  for (const auto& [process, name] : family_of(pid)) {
+  for (const auto& process : family_of(pid)) {
+    const std::string& name = process.second;
     names.insert(name);
-    for (const Socket& socket : sockets_of(process)) {
+    for (const Socket& socket : sockets_of(process.first)) {
       CAPTURE(name);
       CAPTURE(socket.address);
       CAPTURE(socket.listens);

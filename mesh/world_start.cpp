@@ -1,3 +1,4 @@
+// Implements how a World starts, what it says of itself, and its groups.
 #include "tessera/mesh/world.h"
 
 #include <algorithm>
