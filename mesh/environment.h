@@ -30,8 +30,7 @@ struct Environment {
   bool agent_store = false;   // TORCHELASTIC_USE_AGENT_STORE: torchrun serves the store, and every rank is a client
   int64_t restart_count = 0;  // TORCHELASTIC_RESTART_COUNT
 
-  std::string
-      mpi;  // the launcher of MPI processes that gave this process the same place: "Open MPI", "MPICH", "PMIx"; or ""
+  std::string mpi;  // the MPI launcher that gave this process the same place: "Open MPI", "MPICH", "PMIx"; or ""
   std::string cuda_backend;  // TESSERA_CUDA_BACKEND: "nccl" or "gloo"; empty when it is not set
   std::string backend;       // TESSERA_BACKEND: "mpi" or "gloo"; empty when it is not set
 

@@ -22,6 +22,8 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/mesh/core/poll.h"
+#include "tessera/mesh/core/within.h"
 #include "tessera/mesh/timed_store.h"
 
 namespace tessera {
@@ -170,30 +172,30 @@ FailureBoard::FailureBoard(Options options)
 // Claims this rank's place. Two jobs that use one store by mistake are found here: they have a rank in common, or
 // different sizes.
 void FailureBoard::join() {
-  const std::string mine = describe_this_process();
-  const c10::intrusive_ptr<c10d::Store> patient =
-      never_blocks(*store_) ? store_ : timed_store(options_.store, options_.timeout);
-  const std::string there = patient->compareSet(process_key(options_.rank), "", mine);
+  const std::string mine = describe_this_process(), size = std::to_string(options_.size);
+  const auto claim = [store = options_.store, key = process_key(options_.rank), mine, size] {
+    return std::make_pair(store->compareSet(key, "", mine), store->compareSet(kSizeKey, "", size));
+  };
+  const auto [there, agreed] =
+      never_blocks(*store_) ? claim() : within(options_.timeout, "joining the other ranks in the store", claim);
+  const std::string mend = "so two jobs use one store; give each job its own TESSERA_STORE, MASTER_PORT or TESSERA_JOB";
   if (there != mine) {
     throw std::runtime_error(
-        fmt::format("rank {} of this store has been taken by {}, so two jobs use one store; give each job its own "
-                    "TESSERA_STORE, MASTER_PORT or TESSERA_JOB",
-                    options_.rank, named(there)));
+        fmt::format("rank {} of this store has been taken by {}, {}", options_.rank, named(there), mend));
   }
-  const std::string size = std::to_string(options_.size);
-  const std::string agreed = patient->compareSet(kSizeKey, "", size);
   if (agreed == size) return;
-  throw std::runtime_error(
-      fmt::format("rank {} belongs to a world of {} ranks, and the store to one of {}, so two jobs use one store; give "
-                  "each job its own TESSERA_STORE, MASTER_PORT or TESSERA_JOB",
-                  options_.rank, size, agreed));
+  throw std::runtime_error(fmt::format("rank {} belongs to a world of {} ranks, and the store to one of {}, {}",
+                                       options_.rank, size, agreed, mend));
 }
 
-void FailureBoard::try_in_store(const char* what, const std::function<void()>& body) noexcept {
+// Returns whether it succeeded, or there is no store.
+bool FailureBoard::try_in_store(const char* what, const std::function<void()>& body) noexcept {
   try {
     if (store_) body();
+    return true;
   } catch (const std::exception& error) {
     spdlog::debug("rank {}: {}: {}", options_.rank, what, error.what());
+    return false;
   }
 }
 
@@ -213,9 +215,11 @@ void FailureBoard::acknowledge(const Failure& failure) noexcept {
                [&] { store_->set(known_key(options_.rank), std::string("1")); });
 }
 
-void FailureBoard::publish(const Failure& failure) noexcept {
-  try_in_store("the failure could not be written to the store",
-               [&] { store_->compareSet(kFailureKey, std::string(), encode(failure)); });
+void FailureBoard::publish(const Failure& failure, std::chrono::milliseconds patience) noexcept {
+  poll_until(std::chrono::steady_clock::now() + patience, [&] {
+    return try_in_store("the failure could not be written to the store",
+                        [&] { store_->compareSet(kFailureKey, std::string(), encode(failure)); });
+  });
 }
 
 std::optional<Failure> FailureBoard::find() noexcept {

@@ -83,8 +83,9 @@ class FailureBoard {
 
   // Makes `failure` this rank's failure unless it has one already, and notes in the store that this rank knows.
   void acknowledge(const Failure& failure) noexcept;
-  // Writes `failure` to the store unless a record is there already. Never throws.
-  void publish(const Failure& failure) noexcept;
+  // Writes `failure` to the store unless a record is there already. Tries for `patience` while the store does not
+  // answer. Never throws.
+  void publish(const Failure& failure, std::chrono::milliseconds patience) noexcept;
   // Returns the record in the store, else the one that the launcher's file gives, else nullopt.
   std::optional<Failure> find() noexcept;
   // Calls find() repeatedly for at most `patience`. Returns what it finds, else a failure that names one of `ranks`
@@ -113,7 +114,7 @@ class FailureBoard {
   std::string process_of(int64_t rank);
   std::vector<int64_t> without_key(const std::vector<int64_t>& ranks, std::string (*key)(int64_t),
                                    std::chrono::milliseconds patience);
-  void try_in_store(const char* what, const std::function<void()>& body) noexcept;
+  bool try_in_store(const char* what, const std::function<void()>& body) noexcept;
 
   const Options options_;
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <random>
 #include <stdexcept>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include <fcntl.h>
@@ -17,20 +17,18 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tessera/mesh/core/poll.h"
 #include "tessera/mesh/core/stable_hash.h"
 
 namespace tessera {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
-using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kHeader = "tessera store";
 constexpr std::size_t kLongestName = 160;  // of a key; the version and the hash need some of the 255 bytes
 constexpr int64_t kReservedBytes = 4096;
 constexpr int kReserves = 3;
-constexpr auto kShortestLook = std::chrono::milliseconds(1);
-constexpr auto kLongestLook = std::chrono::milliseconds(10);
 
 class Descriptor {
  public:
@@ -89,6 +87,16 @@ int write_all(int fd, std::string_view content) {
   return 0;
 }
 
+// Renames a file unless the new name is taken; returns 0 or the system's error. Where the file system cannot do that in
+// one step, it links the file, which needs space for a name.
+int give_name(int folder, const std::string& from, const std::string& to) {
+  if (::renameat2(folder, from.c_str(), folder, to.c_str(), RENAME_NOREPLACE) == 0) return 0;
+  if (errno != EINVAL && errno != ENOSYS) return errno;
+  if (::linkat(folder, from.c_str(), folder, to.c_str(), 0) != 0) return errno;
+  ::unlinkat(folder, from.c_str(), 0);
+  return 0;
+}
+
 uint64_t random_number() {
   std::random_device source;
   return (static_cast<uint64_t>(source()) << 32) | source();
@@ -103,10 +111,17 @@ int64_t number_in(const Bytes& value) {
 FolderStore::FolderStore(std::string path, std::chrono::milliseconds timeout,
                          std::function<bool(const std::string&)> is_vital)
     : Store(timeout), id_(random_number()), folder_(std::move(path), timeout), is_vital_(std::move(is_vital)) {
-  for (int i = 0; i < kReserves; ++i) reserve();
+  try {
+    for (int i = 0; i < kReserves; ++i) reserve();
+  } catch (...) {
+    drop_reserves();
+    throw;
+  }
 }
 
-FolderStore::~FolderStore() {
+FolderStore::~FolderStore() { drop_reserves(); }
+
+void FolderStore::drop_reserves() {
   for (const Reserve& each : reserves_) {
     ::close(each.fd);
     ::unlinkat(folder_.descriptor(), each.name.c_str(), 0);
@@ -210,10 +225,9 @@ std::optional<FolderStore::Value> FolderStore::update(
     const std::optional<Value> wanted = value_of(read(key, version));
     if (!wanted) return wanted;
     const std::string name = write_file(key, encode(key, *wanted));
-    const int folder = folder_.descriptor();
-    const int reason = ::linkat(folder, name.c_str(), folder, file_of(key, version + 1).c_str(), 0) == 0 ? 0 : errno;
-    ::unlinkat(folder, name.c_str(), 0);
+    const int reason = give_name(folder_.descriptor(), name, file_of(key, version + 1));
     if (reason == 0) return wanted;
+    ::unlinkat(folder_.descriptor(), name.c_str(), 0);
     if (reason != EEXIST) fail(fmt::format("cannot write '{}'", key), reason);
   }
 }
@@ -281,16 +295,9 @@ int64_t FolderStore::getNumKeys() {
 }
 
 void FolderStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
-  const Clock::time_point deadline = Clock::now() + timeout;
-  auto pause = kShortestLook;
-  while (!check(keys)) {
-    if (Clock::now() >= deadline) {
-      throw std::runtime_error(
-          fmt::format("timed out after {} ms waiting in the store for {}", timeout.count(), fmt::join(keys, ", ")));
-    }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, kLongestLook);
-  }
+  if (poll_until(std::chrono::steady_clock::now() + timeout, [&] { return check(keys); })) return;
+  throw std::runtime_error(
+      fmt::format("timed out after {} ms waiting in the store for {}", timeout.count(), fmt::join(keys, ", ")));
 }
 
 }  // namespace tessera

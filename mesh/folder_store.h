@@ -20,7 +20,7 @@ namespace tessera {
 // is killed there, or stopped while it holds the lock, makes the others wait for ever.
 //
 // Each value is a file of its own, KEY@VERSION, which appears whole or not at all: it is written under another name and
-// then linked. The link fails if the version is there already, so compareSet and add need no lock. The newest version
+// then renamed, which fails if the version is there already, so compareSet and add need no lock. The newest version
 // counts; older ones stay.
 //
 // Invariants:
@@ -66,6 +66,7 @@ class FolderStore : public c10d::Store {
   std::string write_file(const std::string& key, const std::string& content);
   std::optional<std::string> write_into_reserve(const std::string& content);
   void reserve();
+  void drop_reserves();
   [[noreturn]] void fail(const std::string& what, int reason) const;
 
   struct Reserve {

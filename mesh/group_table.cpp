@@ -33,10 +33,10 @@ Names backends_of(c10::DeviceType device, CpuBackend cpu_backend, bool gloo_for_
   return {"gloo"};
 }
 
-// Returns text that distinguishes the store keys of groups of the same ranks, such as "/timeout=30000".
+// Returns text that distinguishes the store keys of groups of the same ranks, such as "/limit=30000".
 std::string suffix_of(const GroupOptions& options) {
   return (options.backend.empty() ? "" : "/" + options.backend) +
-         (options.timeout.has_value() ? fmt::format("/timeout={}", options.timeout->count()) : "");
+         (options.timeout.has_value() ? fmt::format("/limit={}", options.timeout->count()) : "");
 }
 
 }  // namespace
@@ -172,6 +172,7 @@ GroupRequest GroupTable::request(const std::string& prefix, const std::vector<in
 }
 
 bool GroupTable::close_all() noexcept {
+  skip_mpi_end();
   // The failure is recorded before this call, and a collective checks for a failure after it counts as busy. So either
   // this call sees the collective, or the collective sees the failure.
   const bool busy = options_.busy();

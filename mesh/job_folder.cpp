@@ -1,32 +1,29 @@
 #include "tessera/mesh/job_folder.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
+#include <memory>
 #include <stdexcept>
-#include <system_error>
-#include <thread>
 #include <utility>
+#include <vector>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tessera/mesh/core/poll.h"
 #include "tessera/mesh/core/stable_hash.h"
 
 namespace tessera {
 namespace {
 
-namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-
-constexpr auto kLook = std::chrono::milliseconds(5);
-constexpr const char* kLockName = "lock";
-
-std::string lock_name(const std::string& folder) { return folder + "/" + kLockName; }
 
 // Makes `path` with mode 0700. If it exists, checks that it is a folder of this user that nobody else may enter.
 void make_private(const std::string& path) {
@@ -39,6 +36,7 @@ void make_private(const std::string& path) {
   }
   struct stat status {};
   if (lstat(path.c_str(), &status) != 0) {
+    if (errno == ENOENT) return make_private(path);  // its last process has removed it meanwhile
     throw std::runtime_error(fmt::format("cannot look at folder {}: {}", path, std::strerror(errno)));
   }
   if (!S_ISDIR(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
@@ -49,16 +47,46 @@ void make_private(const std::string& path) {
   }
 }
 
-// Refuses a folder of somebody's files: the first process of a job empties it.
-void check_own_content(const std::string& path) {
-  // The lock is made before any other file and removed after them.
-  if (fs::is_empty(path) || fs::exists(lock_name(path))) return;
-  throw std::runtime_error(fmt::format(
-      "{} holds other files; set TESSERA_STORE to a path at which there is nothing: the ranks make a folder there",
-      path));
+// Returns the names in an open folder; what the system cannot tell is left out.
+std::vector<std::string> names_in(int folder) {
+  std::vector<std::string> names;
+  const int copy = openat(folder, ".", O_DIRECTORY | O_RDONLY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> stream(copy < 0 ? nullptr : fdopendir(copy), closedir);
+  if (!stream) {
+    if (copy >= 0) close(copy);
+    return names;
+  }
+  while (const dirent* const entry = readdir(stream.get())) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  return names;
+}
+
+void remove_store_files(int folder) {
+  for (const std::string& name : names_in(folder)) {
+    if (is_store_file(name)) unlinkat(folder, name.c_str(), 0);
+  }
+}
+
+bool all_of(std::string_view text, int (*is)(int)) {
+  return !text.empty() && std::ranges::all_of(text, [&](char c) { return is(static_cast<unsigned char>(c)) != 0; });
 }
 
 }  // namespace
+
+// A key's file is KEY@VERSION, where KEY has letters, digits and a few signs; the others are .NUMBER.NUMBER.
+bool is_store_file(const std::string& name) {
+  if (name.starts_with('.')) {
+    const std::size_t dot = name.find('.', 1);
+    return dot != std::string::npos && all_of(std::string_view(name).substr(1, dot - 1), std::isxdigit) &&
+           all_of(std::string_view(name).substr(dot + 1), std::isdigit);
+  }
+  const std::size_t at = name.rfind('@');
+  return at != std::string::npos && all_of(std::string_view(name).substr(at + 1), std::isdigit) &&
+         std::ranges::all_of(name.substr(0, at),
+                             [](unsigned char c) { return std::isalnum(c) != 0 || std::strchr("%-_~", c) != nullptr; });
+}
 
 std::string folder_of_job(const std::string& job_id) {
   const char* const temporary = std::getenv("TMPDIR");
@@ -70,47 +98,43 @@ std::string folder_of_job(const std::string& job_id) {
 
 JobFolder::JobFolder(std::string path, std::chrono::milliseconds patience) : path_(std::move(path)), owner_(getpid()) {
   const Clock::time_point deadline = Clock::now() + patience;
-  do {
-    make_private(path_);
-    check_own_content(path_);
-  } while (!open_lock() || !share_lock(deadline));
-  folder_ = open(path_.c_str(), O_DIRECTORY | O_RDONLY | O_CLOEXEC);
-  if (folder_ >= 0) return;
-  const std::string reason = std::strerror(errno);
-  close(lock_);
-  throw std::runtime_error(fmt::format("cannot open folder {}: {}", path_, reason));
+  try {
+    do {
+      close_folder();
+      make_private(path_);
+    } while (!open_folder() || !share_lock(deadline));
+  } catch (...) {
+    close_folder();
+    throw;
+  }
 }
 
 // Returns false when the last holder has removed the folder meanwhile.
-bool JobFolder::open_lock() {
-  lock_ = open(lock_name(path_).c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR);
-  if (lock_ >= 0) return true;
-  if (errno == ENOENT) return false;
-  throw std::runtime_error(fmt::format("cannot open {}: {}", lock_name(path_), std::strerror(errno)));
+bool JobFolder::open_folder() {
+  folder_ = open(path_.c_str(), O_DIRECTORY | O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (folder_ >= 0 || errno == ENOENT) return folder_ >= 0;
+  throw std::runtime_error(fmt::format("cannot open folder {}: {}", path_, std::strerror(errno)));
 }
 
 // Takes the shared lock. Returns false when the last holder has removed the folder meanwhile.
 bool JobFolder::share_lock(Clock::time_point deadline) {
-  // A process that gets the exclusive lock is alone in the folder, so its files are left from an earlier job. Two
-  // processes may both empty it: neither has written a file yet, since each writes only under the shared lock.
-  if (flock(lock_, LOCK_EX | LOCK_NB) == 0) remove_content();
-  while (flock(lock_, LOCK_SH | LOCK_NB) != 0) {
-    if (Clock::now() >= deadline) {
-      close(lock_);
-      throw std::runtime_error(
-          fmt::format("timed out waiting for the lock of {}: a process that starts or ends has stopped", path_));
+  // A process that has the lock alone is the first, so the files are left from an earlier job. Two processes may both
+  // remove them: neither has written a file yet, since each writes only under the shared lock.
+  if (flock(folder_, LOCK_EX | LOCK_NB) == 0 && is_there()) {
+    const std::vector<std::string> names = names_in(folder_);
+    if (const auto other = std::ranges::find_if_not(names, is_store_file); other != names.end()) {
+      throw std::runtime_error(fmt::format(
+          "{} holds other files, such as {}; set TESSERA_STORE to a path at which there is nothing: the ranks make a "
+          "folder there",
+          path_, *other));
     }
-    std::this_thread::sleep_for(kLook);
+    remove_store_files(folder_);
   }
-  struct stat opened {};
-  struct stat there {};
-  if (fstat(lock_, &opened) == 0 && stat(lock_name(path_).c_str(), &there) == 0 && opened.st_ino == there.st_ino &&
-      opened.st_dev == there.st_dev) {
-    return true;
+  if (!poll_until(deadline, [&] { return flock(folder_, LOCK_SH | LOCK_NB) == 0; })) {
+    throw std::runtime_error(
+        fmt::format("timed out waiting for the lock of {}: a process that starts or ends has stopped", path_));
   }
-  close(lock_);
-  lock_ = -1;
-  return false;
+  return is_there();
 }
 
 bool JobFolder::is_there() const {
@@ -120,22 +144,21 @@ bool JobFolder::is_there() const {
          opened.st_dev == there.st_dev;
 }
 
-void JobFolder::remove_content() const noexcept {
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(path_, ignored)) {
-    if (entry.path().filename() != kLockName) fs::remove_all(entry.path(), ignored);
-  }
+void JobFolder::close_folder() {
+  if (folder_ >= 0) close(folder_);
+  folder_ = -1;
 }
 
 JobFolder::~JobFolder() {
-  close(folder_);
   // A forked process shares the lock itself, so it must not change it.
-  if (getpid() == owner_ && flock(lock_, LOCK_EX | LOCK_NB) == 0) {
-    remove_content();
-    unlink(lock_name(path_).c_str());
-    rmdir(path_.c_str());
+  if (getpid() == owner_) {
+    if (flock(folder_, LOCK_EX | LOCK_NB) == 0 && is_there()) {
+      remove_store_files(folder_);
+      rmdir(path_.c_str());
+    }
+    flock(folder_, LOCK_UN);  // also where a forked process still has the folder open
   }
-  close(lock_);
+  close_folder();
 }
 
 }  // namespace tessera

@@ -90,6 +90,16 @@ void write_records(const std::string& folder, const RankRecords& records) {
       fmt::format("the records of rank {} cannot be written to {}: {}", records.rank, path, reason));
 }
 
+void remove_old_records(const std::string& folder, int64_t rank, int64_t size) noexcept {
+  try {
+    std::error_code ignored;
+    fs::remove(records_file(folder, rank), ignored);
+    if (rank != 0) return;
+    for (int64_t other = size; fs::remove(records_file(folder, other), ignored);) ++other;
+  } catch (const std::exception&) {  // NOLINT: an old file does less harm than an error here
+  }
+}
+
 std::vector<RankRecords> read_all_records(const std::string& folder) {
   std::vector<RankRecords> all;
   std::error_code error;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -16,8 +15,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/mesh/core/poll.h"
 #include "tessera/mesh/core/within.h"
 #include "tessera/mesh/folder_store.h"
+#include "tessera/mesh/signed_store.h"
 
 namespace tessera {
 namespace {
@@ -27,9 +28,6 @@ using Keys = std::vector<std::string>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 using Milliseconds = std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
-
-constexpr auto kShortestLook = Milliseconds(1);
-constexpr auto kLongestLook = Milliseconds(20);
 
 class TimedStore : public c10d::Store {
  public:
@@ -67,15 +65,14 @@ class TimedStore : public c10d::Store {
   void wait(const Keys& keys) override { wait(keys, timeout_); }
   void wait(const Keys& keys, const Milliseconds& timeout) override {
     const Clock::time_point deadline = Clock::now() + timeout;
-    Milliseconds pause = kShortestLook;
-    while (!check(keys)) {
-      if (Clock::now() >= deadline) {
-        throw LateError(
-            fmt::format("timed out after {} ms waiting in the store for {}", timeout.count(), fmt::join(keys, ", ")));
-      }
-      std::this_thread::sleep_for(pause);
-      pause = std::min(pause * 2, kLongestLook);
-    }
+    if (poll_until(deadline, [&] { return check_by(keys, deadline); })) return;
+    throw LateError(
+        fmt::format("timed out after {} ms waiting in the store for {}", timeout.count(), fmt::join(keys, ", ")));
+  }
+  bool check_by(const Keys& keys, Clock::time_point deadline) {
+    const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
+    return run(
+        "check", [base = base_, keys] { return base->check(keys); }, std::clamp(left, Milliseconds(1), limit_));
   }
 
  private:
@@ -83,6 +80,10 @@ class TimedStore : public c10d::Store {
 
   template <class Body>
   std::invoke_result_t<Body> run(const char* call, Body body) {
+    return run(call, std::move(body), limit_);
+  }
+  template <class Body>
+  std::invoke_result_t<Body> run(const char* call, Body body, Milliseconds limit) {
     const std::string what = fmt::format("the store, whose server may have been stopped or cut off: {}", call);
     if (late_->load() > 0) throw LateError(what + " was not tried: an earlier call timed out");
     const auto state = std::make_shared<std::atomic<State>>(kRuns);
@@ -90,7 +91,7 @@ class TimedStore : public c10d::Store {
       if (state->exchange(kReturned) == kGivenUp) --*late;
     };
     try {
-      return within(limit_, what, [body = std::move(body), returned] {
+      return within(limit, what, [body = std::move(body), returned] {
         struct Return {
           decltype(returned)& say;
           ~Return() { say(); }
@@ -117,10 +118,17 @@ StorePtr timed_store(StorePtr base, Milliseconds limit) {
   return c10::make_intrusive<TimedStore>(std::move(base), limit);
 }
 
+bool check_by(c10d::Store& store, const Keys& keys, Clock::time_point deadline) {
+  auto* const timed = dynamic_cast<TimedStore*>(&store);
+  return timed == nullptr ? store.check(keys) : timed->check_by(keys, deadline);
+}
+
 const c10d::Store& innermost_store(const c10d::Store& store) {
+  if (const c10d::Store* const base = base_of_signed(store)) return innermost_store(*base);
   const auto* const prefixed = dynamic_cast<const c10d::PrefixStore*>(&store);
+  if (prefixed == nullptr) return store;
   // The accessor is not const, though it changes nothing.
-  return prefixed == nullptr ? store : *const_cast<c10d::PrefixStore*>(prefixed)->getUnderlyingNonPrefixStore();
+  return innermost_store(*const_cast<c10d::PrefixStore*>(prefixed)->getUnderlyingNonPrefixStore());
 }
 
 bool never_blocks(const c10d::Store& store) {

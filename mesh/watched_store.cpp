@@ -1,11 +1,9 @@
 #include "tessera/mesh/watched_store.h"
 
-#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -13,7 +11,9 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "tessera/mesh/core/poll.h"
 #include "tessera/mesh/failure.h"
+#include "tessera/mesh/timed_store.h"
 
 namespace tessera {
 namespace {
@@ -21,9 +21,7 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 using Clock = std::chrono::steady_clock;
 
-// A wait pauses for 1 to 10 ms between two checks of the keys, and checks for a failure every 250 ms.
-constexpr auto kShortestLook = std::chrono::milliseconds(1);
-constexpr auto kLongestLook = std::chrono::milliseconds(10);
+// A wait looks for a failure this often.
 constexpr auto kFailureLook = std::chrono::milliseconds(250);
 
 class WatchedStore : public c10d::Store {
@@ -71,22 +69,19 @@ void WatchedStore::throw_if_failed() {
 }
 
 void WatchedStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
-  const Clock::time_point start = Clock::now();
-  Clock::time_point next_failure_look = start + kFailureLook;
-  std::chrono::milliseconds pause = kShortestLook;
-  while (!base_->check(keys)) {
-    const Clock::time_point now = Clock::now();
-    if (now >= next_failure_look) {
+  const Clock::time_point deadline = Clock::now() + timeout;
+  Clock::time_point next_failure_look = Clock::now() + kFailureLook;
+  const bool came = poll_until(deadline, [&] {
+    if (check_by(*base_, keys, deadline)) return true;
+    if (Clock::now() >= next_failure_look) {
       throw_if_failed();
-      next_failure_look = now + kFailureLook;
+      next_failure_look = Clock::now() + kFailureLook;
     }
-    if (now - start >= timeout) {
-      throw std::runtime_error(fmt::format("timed out after {} ms waiting for the other ranks to join (keys {})",
-                                           timeout.count(), fmt::join(keys, ", ")));
-    }
-    std::this_thread::sleep_for(pause);
-    pause = std::min(pause * 2, kLongestLook);
-  }
+    return false;
+  });
+  if (came) return;
+  throw std::runtime_error(fmt::format("timed out after {} ms waiting for the other ranks to join (keys {})",
+                                       timeout.count(), fmt::join(keys, ", ")));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 // Implements how a World fails, and what its ranks say about it.
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -25,6 +24,7 @@ namespace {
 // reason. Together they are below the 5 seconds within which every rank must report a failure.
 constexpr auto kSearchPatience = std::chrono::milliseconds(2000);
 constexpr auto kShortPatience = std::chrono::milliseconds(100);
+constexpr auto kPublishPatience = std::chrono::milliseconds(2000);
 constexpr auto kLastPatience = std::chrono::milliseconds(1000);
 
 // Gloo and NCCL have no exception type for timeouts.
@@ -38,13 +38,13 @@ void World::fail(const std::string& where, const std::string& text) noexcept {
   if (!impl_->has_peers() || impl_->board->failed()) return;
   try {
     const Failure failure{.kind = Failure::Kind::kError, .rank = rank(), .where = where, .text = text};
-    impl_->board->publish(failure);
+    impl_->board->publish(failure, kPublishPatience);
     impl_->board->acknowledge(failure);
+    keep_records(to_string(failure));
   } catch (...) {
     // If there is no memory for the text, the groups are closed nevertheless; the other ranks then report a lost peer.
   }
   impl_->groups.close_all();
-  keep_records(fmt::format("rank {} failed in {}: {}", rank(), where, text));
   impl_->board->wait_until_acknowledged(kLastPatience);
 }
 
@@ -57,12 +57,10 @@ void World::check_alive() const {
 }
 
 void World::keep_records(const std::string& failure) const noexcept {
+  const std::string& folder = impl_->options.records_folder;
+  if (folder.empty() || impl_->records_kept.exchange(true)) return;
   try {
-    const std::string& folder = impl_->options.records_folder;
-    if (folder.empty()) return;
-    std::call_once(impl_->records_kept, [&] {
-      write_records(folder, {.rank = rank(), .failure = failure, .records = recorder().records()});
-    });
+    write_records(folder, {.rank = rank(), .failure = failure, .records = recorder().records()});
   } catch (const std::exception& error) {
     spdlog::warn("{}", error.what());  // the failure itself matters more
   }
@@ -77,10 +75,11 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
     // After a timeout no rank is taken as lost, and of a WaitError only the awaited ones: other ranks may have ended
     // because they had finished their part.
     const auto* const wait = dynamic_cast<const WaitError*>(&error);
-    const bool timeout = wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(library_text);
     const bool known = wait != nullptr && wait->cause == WaitError::Cause::kLeft;
+    const bool own = wait == nullptr && (!shortage.empty() || is_own_error(library_text));
+    const bool timeout =
+        !own && (wait != nullptr ? wait->cause == WaitError::Cause::kTimeout : says_timeout(library_text));
     const std::vector<int64_t> awaited = timeout ? std::vector<int64_t>() : wait != nullptr ? wait->awaited : ranks;
-    const bool own = !shortage.empty() || (!timeout && is_own_error(library_text));
     std::optional<Failure> found = board.search(awaited, timeout || known || own ? kShortPatience : kSearchPatience);
     if (!found.has_value()) {
       const std::string text = timeout || known || own ? library_text : "which one is not known";
@@ -88,7 +87,7 @@ void World::rethrow_collective_failure(const std::string& where, const std::vect
       found = Failure{kind, kind == Failure::Kind::kLost ? -1 : rank(), where, text};
     }
     if (found->where.empty()) found->where = where;
-    board.publish(*found);
+    board.publish(*found, std::chrono::milliseconds::zero());
     board.acknowledge(*found);
   }
   board.announce_arrival();

@@ -20,6 +20,7 @@
 
 #include "tessera/mesh/backends/nccl_group.h"
 #include "tessera/mesh/environment.h"
+#include "tessera/mesh/record_file.h"
 #include "tessera/mesh/recorder.h"
 #include "tessera/mesh/store.h"
 #include "tessera/mesh/watched_store.h"
@@ -140,6 +141,8 @@ std::shared_ptr<World> World::create(WorldOptions options) {
 }
 
 void World::start() {
+  const std::string& records = impl_->options.records_folder;
+  if (!records.empty()) remove_old_records(records, rank(), size());
   try {
     impl_->groups.start();
   } catch (const std::exception& error) {

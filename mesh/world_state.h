@@ -77,7 +77,7 @@ struct World::Impl {
   std::atomic<std::thread::id> owner{};
   std::atomic<const char*> owner_op{""};  // that thread's operator; a second thread names it in its error
   std::once_flag host_size_read;
-  std::once_flag records_kept;
+  std::atomic<bool> records_kept{false};
   int64_t host_size = 1;  // rank 0's local_size
   int depth = 0;          // how many Exclusives the owner's thread holds
   uint64_t adoptions = 0;

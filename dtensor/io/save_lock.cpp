@@ -1,8 +1,10 @@
 #include "tessera/dtensor/io/save_lock.h"
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <stdexcept>
+#include <thread>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -17,6 +19,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr auto kPatience = std::chrono::milliseconds(200);
+
+// Says whether the file still has its name.
+bool is_there(const FileDescriptor& file, const std::string& path) {
+  struct stat opened {};
+  struct stat there {};
+  return ::fstat(file.get(), &opened) == 0 && ::stat(path.c_str(), &there) == 0 && opened.st_ino == there.st_ino &&
+         opened.st_dev == there.st_dev;
+}
+
 std::string lock_of(const std::string& path) {
   return (fs::path(folder_of(path)) / fmt::format(".{}.lock", fs::path(path).filename().string())).string();
 }
@@ -24,8 +36,14 @@ std::string lock_of(const std::string& path) {
 }  // namespace
 
 SaveLock::SaveLock(const std::string& path, bool alone) : lock_path_(lock_of(path)) {
+  // A save that ends holds the lock alone for a moment.
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (!take(alone)) {
     if (errno != EWOULDBLOCK) continue;  // the last holder has removed the file meanwhile
+    if (std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      continue;
+    }
     throw std::runtime_error(fmt::format(
         "saving to '{}': another save to it runs, of this job or another; give each job a path of its own", path));
   }
@@ -33,21 +51,20 @@ SaveLock::SaveLock(const std::string& path, bool alone) : lock_path_(lock_of(pat
 
 // Returns false, with errno EWOULDBLOCK, if another save holds the lock, and with errno 0 if the file is gone again.
 bool SaveLock::take(bool alone) {
-  file_ = FileDescriptor(::open(lock_path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  file_ = FileDescriptor(::open(lock_path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!file_.is_open()) throw_errno("make", lock_path_);
   if (::flock(file_.get(), (alone ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0) return errno != EWOULDBLOCK;
-  struct stat opened {};
-  struct stat there {};
-  const bool is_there = ::fstat(file_.get(), &opened) == 0 && ::stat(lock_path_.c_str(), &there) == 0 &&
-                        opened.st_ino == there.st_ino && opened.st_dev == there.st_dev;
+  const bool has_name = is_there(file_, lock_path_);
   errno = 0;
-  return is_there;
+  return has_name;
 }
 
 SaveLock::~SaveLock() { release(); }
 
 void SaveLock::release() noexcept {
-  if (file_.is_open() && ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(lock_path_.c_str());
+  if (file_.is_open() && ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0 && is_there(file_, lock_path_)) {
+    ::unlink(lock_path_.c_str());
+  }
   file_ = FileDescriptor();
 }
 

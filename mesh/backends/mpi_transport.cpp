@@ -56,6 +56,7 @@ struct Process {
   std::mutex mutex;  // guards abandoned
   std::vector<std::pair<std::shared_ptr<MpiRequests>, std::vector<at::Tensor>>> abandoned;
   std::atomic<bool> has_failed{false};
+  bool has_begun = false;  // MPI_Init_thread has been called, and may run for ever on a thread of its own
 };
 
 // The state is never destroyed, since other threads, and MPI itself, may use the memory until the process ends.
@@ -182,6 +183,10 @@ void start_mpi(const GroupRequest& world) {
   if (asked(MPI_Initialized)) {
     check(MPI_Query_thread(&level), "MPI_Query_thread");
   } else {
+    if (std::exchange(process().has_begun, true)) {
+      throw std::runtime_error(
+          "MPI has not started in this process, since another rank failed meanwhile; start all again");
+    }
     level = within(
         world.timeout, "MPI_Init_thread",
         [] {

@@ -23,6 +23,7 @@
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <doctest/doctest.h>  // after torch, which has a CHECK of its own
 
@@ -173,10 +174,22 @@ TEST_CASE("with a secret, a value that somebody else wrote is refused, and all c
   CHECK(server->compareSet("word", "one", "two") == "two");
   CHECK(server->add("count", 5) == 5);
   CHECK(client->add("count", -7) == -2);
+  // Additions of several ranks at once are all counted.
+  std::vector<std::jthread> adding;
+  for (const auto& store : {server, client}) {
+    adding.emplace_back([store] {
+      for (int i = 0; i < 50; ++i) store->add("both", 1);
+    });
+  }
+  adding.clear();
+  CHECK(server->add("both", 0) == 100);
+  CHECK(dynamic_cast<const c10d::TCPStore*>(&innermost_store(*client)) != nullptr);
   const std::string refused = "does not carry this job's secret";
   check_refused<std::runtime_error>([&] { stranger->get("key"); }, refused);
   plain->set("key", "forged");
   check_refused<std::runtime_error>([&] { client->get("key"); }, refused);
+  CHECK(client->compareSet("key", "", "mended") == "mended");
+  CHECK(server->get_to_str("key") == "mended");
   // A signed value is no value of another key.
   plain->set("moved", plain->get_to_str("word"));
   check_refused<std::runtime_error>([&] { client->get("moved"); }, refused);
@@ -222,13 +235,12 @@ TEST_CASE("what an earlier job of the same name left behind is emptied by the fi
   std::string left;
   {
     const JobFolder job(folder_of_job("job 7"), kPatience);
-    left = job.path() + "/left";
+    left = job.path() + "/left@1";
     std::ofstream(left) << "x";
   }
   fs::create_directories(fs::path(left).parent_path());
   fs::permissions(fs::path(left).parent_path(), fs::perms::owner_all);
   std::ofstream(left) << "x";
-  std::ofstream(fs::path(left).parent_path() / "lock");
   const JobFolder first(folder_of_job("job 7"), kPatience);
   CHECK_FALSE(fs::exists(left));
   std::ofstream(left) << "y";
@@ -393,16 +405,58 @@ TEST_CASE("a folder or file of somebody else's is refused as TESSERA_STORE") {
   fs::create_directory(path);
   fs::permissions(path, fs::perms::owner_all);
   std::ofstream(path + "/thesis.tex") << "x";
-  check_refused<std::runtime_error>([&] { folder_store(folder); }, "holds other files");
+  check_refused<std::runtime_error>([&] { folder_store(folder); }, "holds other files, such as thesis.tex");
   CHECK(fs::exists(path + "/thesis.tex"));
+}
+
+TEST_CASE("a process of an old job leaves a new job's folder at the same path alone") {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/store";
+  auto old = std::make_unique<JobFolder>(path, kPatience);
+  fs::remove_all(path);
+  const Store fresh = folder_store(folder);
+  fresh->set("key", bytes_of("value"));
+  CHECK_FALSE(old->is_there());
+  old.reset();
+  CHECK(text_of(fresh->get("key")) == "value");
+}
+
+TEST_CASE("processes that start and end at one path at once never lose a file that one of them has written") {
+  const TemporaryFolder folder;
+  std::vector<pid_t> children;
+  for (int i = 0; i < 4; ++i) {
+    const pid_t child = fork();
+    if (child != 0) {
+      children.push_back(child);
+      continue;
+    }
+    int failures = 0;
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1500);
+    while (std::chrono::steady_clock::now() < until) {
+      try {
+        const Store store = folder_store(folder, std::chrono::seconds(5));
+        const std::string key = "of " + std::to_string(getpid());
+        store->set(key, bytes_of("value"));
+        failures += text_of(store->get(key)) == "value" ? 0 : 1;
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        ++failures;
+      }
+    }
+    _exit(failures == 0 ? 0 : 1);
+  }
+  for (const pid_t child : children) {
+    int status = -1;
+    waitpid(child, &status, 0);
+    CHECK(status == 0);
+  }
 }
 
 TEST_CASE("a process that holds the folder's lock, and is stopped, keeps nobody waiting longer than the limit") {
   const TemporaryFolder folder;
-  { const JobFolder made(folder.path() + "/store", kPatience); }
   fs::create_directory(folder.path() + "/store");
   fs::permissions(folder.path() + "/store", fs::perms::owner_all);
-  const int lock = open((folder.path() + "/store/lock").c_str(), O_RDWR | O_CREAT, 0600);
+  const int lock = open((folder.path() + "/store").c_str(), O_RDONLY | O_DIRECTORY);
   REQUIRE(flock(lock, LOCK_EX) == 0);
   check_refused<std::runtime_error>([&] { folder_store(folder, std::chrono::milliseconds(200)); },
                                     "timed out waiting for the lock of");

@@ -103,3 +103,29 @@ TESSERA_RANKS_TEST_CASE("a write to a tensor whose view autograd has saved is re
   from.mul_(2);
   CHECK_THROWS_WITH(squared.backward(), doctest::Contains("modified by an inplace operation"));
 }
+
+TESSERA_RANKS_TEST_CASE("a gradient that somebody else holds is not reduced in place", {1, 2, 3}) {
+  // The gradient of the redistributed tensor is a sum that is pending, which backward reduces.
+  const auto pending = [](const at::Tensor& y) { return (y * spread(whole(), line(), {Partial()})).sum(); };
+  const at::Tensor want = whole();
+  for (const int holder : {0, 1, 2, 3}) {
+    CAPTURE(holder);
+    const at::Tensor leaf = spread(whole(), line(), {Shard(0)}).requires_grad_();
+    const at::Tensor moved = redistribute(leaf, {Replicate()});
+    at::Tensor held, before;
+    if (holder == 1) {
+      moved.register_hook([&](const at::Tensor& grad) {
+        held = grad;
+        before = to_local(grad).clone();
+      });
+    }
+    if (holder == 2) moved.retain_grad();
+    // A second user of the gradient: both summands get the same one.
+    const at::Tensor other = spread(whole(), line(), {Replicate()}).requires_grad_();
+    pending(holder == 3 ? moved + other : moved).backward();
+    CHECK(close(full_tensor(leaf.grad()), want));
+    if (holder == 1) CHECK(same(to_local(held), before));
+    if (holder == 2) CHECK(close(full_tensor(moved.grad()), want));
+    if (holder == 3) CHECK(close(full_tensor(other.grad()), want));
+  }
+}
