@@ -261,6 +261,17 @@ TEST_CASE("launch: ranks can read that another ended well while they still ran")
   CHECK(contains(outcome.out, "[0] rank 1 exited with code 0\n"));
 }
 
+TEST_CASE("run_process_group: ranks do not read what became of the ranks of an earlier job on the same store") {
+  const PrivateFolder folder;
+  const std::string store = folder.path() + "/store";
+  for (const std::string& file : {tessera::lost_rank_file(store), tessera::ended_rank_file(store, 1)}) {
+    std::ofstream(file) << "stale";
+  }
+  const tessera::ProcessGroupResult result = tessera::run_process_group(
+      {.command = {"sh", "-c", "! cat $TESSERA_STORE.lost* 2>&1 | grep stale"}, .size = 2, .store_path = store});
+  CHECK(result.ok());
+}
+
 TEST_CASE("launch: mistakes in its arguments are reported") {
   const Outcome unknown = launch({"--bogus", "-n", "2", "true"});
   CHECK(unknown.exit_code != 0);
