@@ -11,7 +11,7 @@ namespace tessera::faults {
 namespace {
 
 constexpr double kSlack = 2;       // seconds after the limit within which every survivor ends
-constexpr double kToLeave = 1.5;   // seconds that a process may need to leave LibTorch on a busy machine
+constexpr double kToLeave = 0.5;   // seconds that a process may need to leave on a busy machine
 constexpr double kToSeeIt = 0.75;  // seconds that the campaign may need to see that the last process has ended
 
 using Misses = std::vector<Miss>;

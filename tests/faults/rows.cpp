@@ -81,7 +81,9 @@ std::vector<Row> make_rows() {
                   .errors = {EMFILE},
                   .lasting = {false, true},
                   .victims = Victims::kAny,
-                  .not_known = "how a library that is not ours words a single failure",
+                  .not_known =
+                      "how a library that is not ours words a single failure; over MPI, who failed outside the "
+                      "store and the states, since MPI ends all ranks without a word when one cannot start it",
                   .gloo_trials = 80,
                   .mpi_trials = 20});
   rows.push_back({.name = "torn_store",

@@ -194,6 +194,9 @@ void Trials::run_job_trial(Trial& trial) {
   if (outcome.fault_time && trial.row.expected == Expected::kEnds) outcome.all_ended = run.all_ended;
   for (int64_t rank = 0; rank < trial.size; ++rank) outcome.ranks[rank] = run.outcome_of(rank);
   const bool says = trial.row.says_own_error || (trial.row.name == "no_descriptor" && trial.plan.lasting);
+  // MPI ends all ranks itself, without a word, when one of them cannot start it.
+  if (backend_ == "mpi" && trial.row.name == "no_descriptor" && trial.plan.place == "other")
+    outcome.names_victim = false;
   if (says) outcome.own_error = std::strerror(trial.plan.error);
   load_states(trial, trial.size);
 }
