@@ -123,8 +123,11 @@ bool wait_for_part(const StateJob& job, int64_t rank, std::chrono::steady_clock:
     if (fs::exists(failed_path(job, rank), ignored)) return false;
     job.world->check_alive();
     if (std::chrono::steady_clock::now() > limit) {
-      throw std::runtime_error(fmt::format("saving to '{}': rank {} has not written its part within {} s", job.path,
-                                           rank, job.world->timeout().count() / 1000));
+      const std::string text = fmt::format("saving to '{}': rank {} has not written its part within {} s", job.path,
+                                           rank, job.world->timeout().count() / 1000);
+      // The rank counts as failed, as in a collective: otherwise wait() would wait as long again for it.
+      job.world->fail("save_training_state", text);
+      throw std::runtime_error(text);
     }
     std::this_thread::sleep_for(kBetweenLooks);
   }
@@ -141,7 +144,8 @@ void add_part(const StateJob& job, int64_t rank, std::vector<BlockSums>& sums) {
   }
 }
 
-// Joins the parts of all ranks and names the folder, unless a rank has failed: it reports that itself.
+// Joins the parts of all ranks and names the folder, unless a rank has failed: it reports that itself. A folder that
+// has no name yet stays as it is, since other ranks may still write into it.
 void finish(StateJob& job) {
   const auto limit = std::chrono::steady_clock::now() + job.world->timeout();
   for (const int64_t rank : job.ranks) {
@@ -155,6 +159,7 @@ void finish(StateJob& job) {
   write_file((fs::path(job.path) / kManifestName).string(), serialize_state_manifest(job.manifest));
   for (const int64_t rank : job.ranks) fs::remove(part_path(job, rank));
   job.new_folder->publish();
+  job.new_folder.reset();  // removes the state that this one replaces
   keep_newest_steps(job.folder, job.keep, job.manifest.step);
 }
 
@@ -172,7 +177,6 @@ void create_files(const std::string& path, const std::vector<FilePlan>& files) {
 
 void give_up(StateJob& job) {
   FileDescriptor(::open(failed_path(job, job.rank).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-  job.new_folder.reset();
 }
 
 void write_state(StateJob& job) {
@@ -185,7 +189,6 @@ void write_state(StateJob& job) {
     throw;
   }
   if (job.new_folder) finish(job);
-  job.new_folder.reset();
 }
 
 }  // namespace tessera

@@ -48,7 +48,7 @@ void create_files(const std::string& path, const std::vector<FilePlan>& files);
 // folder.
 void write_state(StateJob& job);
 
-// Tells the first rank that this one will not write its part; on the first rank removes the folder.
+// Tells the first rank that this one will not write its part.
 void give_up(StateJob& job);
 
 }  // namespace tessera

@@ -33,6 +33,7 @@ struct Arguments {
   std::string row;
   uint64_t seed = 1;
   int64_t trials = 0;
+  std::string plan;
   std::string backend = "gloo";
   bool all = false;
   double sample_minutes = 0;
@@ -62,7 +63,8 @@ class Campaign {
     const uint64_t seed = arguments_.seed + static_cast<uint64_t>(tally.trials);
     TrialReport report;
     try {
-      report = trials_.run(row, seed);
+      report =
+          arguments_.plan.empty() ? trials_.run(row, seed) : trials_.run(row, seed, parse_fault_plan(arguments_.plan));
     } catch (const std::exception& error) {
       report.misses.push_back({kAspects[0], fmt::format("the trial failed: {}", error.what())});
     }
@@ -197,6 +199,11 @@ int parse_and_run(int argc, char** argv) {
       ->excludes(all);
   app.add_option("--trials", arguments.trials, "Number of trials of each row; 1 if nothing is given");
   app.add_option("--seed", arguments.seed, "Seed of the first trial of each row, which decides everything about it");
+  app.add_option(
+         "--plan", arguments.plan,
+         "With --row and --seed: the fault, as a trial printed it, such as 'rank=1 fault=kill point=save count=3'. "
+         "How often a system call is made, and so the count that a seed draws, may differ from run to run")
+      ->needs(row);
   app.add_option("--backend", arguments.backend, "Backend for CPU tensors")->check(CLI::IsMember({"gloo", "mpi"}));
   app.add_option("--results", arguments.results, "File to which a line of JSON is added for each trial");
   app.add_flag("--loud", arguments.is_loud, "Show the output of every trial");

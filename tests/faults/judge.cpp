@@ -69,7 +69,7 @@ void judge_own_error(const Outcome& outcome, Misses& misses) {
 void judge_survivors(const Outcome& outcome, Misses& misses) {
   for (const auto& [rank, seen] : outcome.ranks) {
     if (outcome.victims.contains(rank)) continue;
-    judge_time(outcome, rank, seen, misses);
+    if (outcome.expected == Expected::kEnds) judge_time(outcome, rank, seen, misses);
     if (seen.done || !outcome.names_victim || outcome.victims.empty()) continue;
     judge_names(outcome, rank, seen, misses);
   }
@@ -117,7 +117,8 @@ void add_numbers(const std::string& list, std::set<int64_t>& ranks) {
 
 std::set<int64_t> blamed_ranks(const std::string& text) {
   static const std::regex one(
-      "rank ([0-9]+)(?: was killed| exited| failed in| has ended|, which serves the store,|: the planned fault)");
+      "rank ([0-9]+)(?: was killed| exited| failed in| has ended| has not written its part|, which serves the store,|: "
+      "the planned fault)");
   // A text that all ranks get alike begins with the rank whose error it is.
   static const std::regex owner("^rank ([0-9]+): (?!the job has failed)");
   static const std::regex several("ranks? \\[([0-9, ]+)\\](?: do not answer| did not come|: )");

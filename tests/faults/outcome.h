@@ -54,8 +54,8 @@ inline constexpr const char* kAspects[] = {"in time", "named", "nothing left", "
 // Judges a trial: docs/reliability.md says what is promised.
 std::vector<Miss> judge(const Outcome& outcome);
 
-// Says whether a survivor's process ended later than its limit and two seconds after the fault. The judge allows a
-// little more: a process needs a part of a second, and more on a busy machine, to leave LibTorch after its error.
+// Says whether a survivor's process ended later than its limit and two seconds after the fault. The judge allows
+// half a second more where its error came in time, since a process needs some time to leave on a busy machine.
 bool exits_late(const Outcome& outcome);
 
 // Returns the ranks that the text of an error gives as those that have failed, have ended or do not answer.

@@ -12,7 +12,7 @@ enum class Victims { kNone, kFirstOrLast, kAny };
 enum class Expected {
   kEnds,      // survivors end with an error in time, unless they have done all their work
   kEndsWell,  // every rank does all its work
-  kIsOver,    // every rank ends in time; nothing else can be known
+  kIsOver,    // the job ends in time, however; nothing else can be known
 };
 
 // Describes one row of the campaign. A trial draws one of each list.

@@ -191,12 +191,12 @@ void Trials::run_job_trial(Trial& trial) {
   Outcome& outcome = trial.outcome;
   outcome.fault_time = run.fault_time();
   if (trial.plan.rank >= 0) outcome.victims = {trial.plan.rank};
-  if (outcome.fault_time && trial.row.expected == Expected::kEnds) outcome.all_ended = run.all_ended;
+  if (outcome.fault_time && trial.row.expected != Expected::kEndsWell) outcome.all_ended = run.all_ended;
   for (int64_t rank = 0; rank < trial.size; ++rank) outcome.ranks[rank] = run.outcome_of(rank);
-  const bool says = trial.row.says_own_error || (trial.row.name == "no_descriptor" && trial.plan.lasting);
-  // MPI ends all ranks itself, without a word, when one of them cannot start it.
-  if (backend_ == "mpi" && trial.row.name == "no_descriptor" && trial.plan.place == "other")
-    outcome.names_victim = false;
+  const bool says = trial.row.says_own_error ||
+                    (trial.row.name == "no_descriptor" && trial.plan.lasting && trial.plan.place != "other");
+  const bool is_library = trial.row.name == "no_descriptor" && trial.plan.place == "other";
+  if (is_library && (backend_ == "mpi" || !trial.plan.lasting)) outcome.names_victim = false;
   if (says) outcome.own_error = std::strerror(trial.plan.error);
   load_states(trial, trial.size);
 }
@@ -287,12 +287,12 @@ void Trials::run_port_taken(Trial& trial) {
   }
 }
 
-TrialReport Trials::run(const Row& row, uint64_t seed) {
+TrialReport Trials::run(const Row& row, uint64_t seed, const std::optional<FaultPlan>& given) {
   const double start = now_seconds();
   Trial trial = {.row = row, .draw = Draw(row.name, seed)};
   const bool any_size = row.kind == Kind::kJob || row.kind == Kind::kStaleStore || row.kind == Kind::kPortTaken;
   if (any_size) trial.size = 2 + trial.draw.below(2);
-  trial.plan = draw_plan(row, trial.size, trial.draw);
+  trial.plan = given ? *given : draw_plan(row, trial.size, trial.draw);
   const FaultPlan plan = trial.plan;
   for (const std::string& state : clean_job(trial.size, kDataSeed).states) trial.outcome.whole_states.insert(state);
   trial.outcome.expected = row.expected;

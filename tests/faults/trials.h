@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -49,8 +50,9 @@ class Trials {
  public:
   explicit Trials(std::string backend) : backend_(std::move(backend)) {}
 
+  // With `given` that fault comes in place of the drawn one: how often a rank makes a system call may depend on time.
   // Throws std::runtime_error when the job fails without a fault, so that nothing can be compared with it.
-  TrialReport run(const Row& row, uint64_t seed);
+  TrialReport run(const Row& row, uint64_t seed, const std::optional<FaultPlan>& given = std::nullopt);
 
  private:
   struct Trial;

@@ -24,6 +24,14 @@ volatile sig_atomic_t pending_signal = 0;
 
 extern "C" void remember_signal(int signal) { pending_signal = signal; }
 
+// Nobody reads the output any more: the ranks get SIGTERM, once. Without a handler this process would end at once and
+// leave its folder.
+extern "C" void remember_closed_output(int) {
+  static volatile sig_atomic_t is_first = 1;
+  if (is_first != 0) pending_signal = SIGTERM;
+  is_first = 0;
+}
+
 int take_signal() {
   const int signal = pending_signal;
   if (signal != 0) pending_signal = 0;
@@ -35,15 +43,20 @@ void catch_signals() {
   action.sa_handler = remember_signal;
   action.sa_flags = SA_RESTART;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) ::sigaction(signal, &action, nullptr);
+  action.sa_handler = remember_closed_output;
+  ::sigaction(SIGPIPE, &action, nullptr);
 }
 
 void print_line(int64_t rank, OutputStream stream, std::string_view line) {
   std::FILE* const file = stream == OutputStream::kStdout ? stdout : stderr;
-  fmt::print(file, "[{}] {}\n", rank, line);
+  // Unlike fmt::print, fputs does not throw where the output was closed: the ranks then have the time of a signal.
+  std::fputs(fmt::format("[{}] {}\n", rank, line).c_str(), file);
   std::fflush(file);
 }
 
-void print_bare_line(int64_t, OutputStream, std::string_view line) { fmt::print(stderr, "{}\n", line); }
+void print_bare_line(int64_t, OutputStream, std::string_view line) {
+  std::fputs(fmt::format("{}\n", line).c_str(), stderr);
+}
 
 // A program may write text that is no line yet, and bytes that are no text.
 void pass_on(int64_t, std::string_view bytes) {
@@ -80,7 +93,7 @@ int launch(const Arguments& arguments) {
   }
   const ProcessGroupResult result = run_process_group(options);
   if (result.failure) {
-    fmt::print(stderr, "launch: {}; the other ranks were ended\n", result.failure->to_string());
+    std::fputs(fmt::format("launch: {}; the other ranks were ended\n", result.failure->to_string()).c_str(), stderr);
     return result.failure->shell_code();
   }
   if (result.timed_out) {

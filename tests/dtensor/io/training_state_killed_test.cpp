@@ -89,6 +89,46 @@ TEST_CASE("training state: when a rank is killed while saving, the older state s
   }
 }
 
+// Is one of two ranks. Rank 1 stops after its first tensor. Returns 0 when rank 0 says so within its limit of two
+// seconds and two more.
+int save_beside_a_stopped_rank(int64_t rank, const std::string& folder) {
+  WorldOptions options;
+  options.rank = rank;
+  options.size = 2;
+  options.store = c10::make_intrusive<c10d::FileStore>(folder + "/store", 2);
+  options.timeout = std::chrono::seconds(2);
+  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, World::create(options));
+  const auto module = make_module(mesh, 1);
+  TrainingStateSaver saver(folder + "/states", {.progress = [&](int64_t, int64_t) {
+                             if (rank == 1) ::kill(::getpid(), SIGSTOP);
+                           }});
+  saver.start({.mesh = mesh, .model = *module, .step = 1});
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    saver.wait();
+  } catch (const std::exception& error) {
+    const bool names =
+        std::string(error.what()).find("rank 1 has not written its part within 2 s") != std::string::npos;
+    const bool in_time = std::chrono::steady_clock::now() - start < std::chrono::seconds(4);
+    return (names ? 0 : 2) + (in_time ? 0 : 4);
+  }
+  return 1;
+}
+
+TEST_CASE("training state: a rank that is stopped while saving is waited for once, not again by wait()") {
+  const TempFolder folder;
+  std::vector<pid_t> ranks;
+  for (const int64_t rank : {0, 1}) {
+    ranks.push_back(start_child([&] {
+      ::_exit(save_beside_a_stopped_rank(rank, folder.path()));
+      return 0;
+    }));
+  }
+  CHECK(wait_for(ranks[0]) == 0);
+  ::kill(ranks[1], SIGKILL);
+  CHECK(wait_for(ranks[1]) == 1000 + SIGKILL);
+}
+
 TEST_CASE("training state: Python's library reads the files, and zlib finds their checksums") {
   if (!std::filesystem::exists(kPython)) TESSERA_SKIP_MISSING("no Python of tools/setup here; run it with bazel test");
   const TempFolder folder;
