@@ -17,6 +17,7 @@
 #include "tessera/dtensor/io/atomic_file.h"
 #include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/file_descriptor.h"
+#include "tessera/mesh/core/error_text.h"
 
 namespace tessera {
 namespace {
@@ -175,8 +176,11 @@ void create_files(const std::string& path, const std::vector<FilePlan>& files) {
   }
 }
 
-void give_up(StateJob& job) {
-  FileDescriptor(::open(failed_path(job, job.rank).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+void give_up(const StateJob& job, const std::string& text) {
+  const FileDescriptor told(::open(failed_path(job, job.rank).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  // What keeps this rank from writing may keep it from that file too. The first rank would wait until the limit then,
+  // and not know the reason.
+  if (!told.is_open()) job.world->fail("save_training_state", text);
 }
 
 void write_state(StateJob& job) {
@@ -184,8 +188,11 @@ void write_state(StateJob& job) {
     OwnPart part(job);
     part.write();
     write_file(part_path(job, job.rank), part.to_json());
+  } catch (const std::exception& error) {
+    give_up(job, error_text(error));
+    throw;
   } catch (...) {
-    give_up(job);
+    give_up(job, "an exception that is no std::exception");
     throw;
   }
   if (job.new_folder) finish(job);

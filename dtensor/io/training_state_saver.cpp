@@ -244,7 +244,7 @@ void TrainingStateSaver::Impl::begin(const TrainingState& state, bool hold) {
     // Memory may be short on this rank alone. The others learn of it in wait(), as of an error of the thread.
     failure = std::current_exception();
     job.shares.clear();
-    give_up(job);
+    give_up(job, "this rank could not hold the values to save");
   }
 }
 

@@ -70,7 +70,6 @@ class Campaign {
     }
     ++tally.trials;
     tally.faults += report.fault_came ? 1 : 0;
-    stores_ += report.store_stayed ? 1 : 0;
     late_exits_ += report.exits_late ? 1 : 0;
     for (std::size_t i = 0; i < kAspectCount; ++i) {
       const bool missed =
@@ -95,7 +94,6 @@ class Campaign {
       for (const int64_t held : tally.held) fmt::print(" {} |", held);
       fmt::print(" {} |\n", full_trials(row, arguments_.backend));
     }
-    fmt::print("In {} trials the ranks left their store's folder to the launcher.\n", stores_);
     fmt::print("In {} trials a survivor had said its error in time, and left later than the limit and 2 s.\n",
                late_exits_);
   }
@@ -122,7 +120,6 @@ class Campaign {
                            {"what", report.what},
                            {"fault_came", report.fault_came},
                            {"exits_late", report.exits_late},
-                           {"store_stayed", report.store_stayed},
                            {"seconds", report.seconds},
                            {"misses", nlohmann::json::array()}};
     for (const Miss& miss : report.misses) line["misses"].push_back({{"aspect", miss.aspect}, {"text", miss.text}});
@@ -134,7 +131,6 @@ class Campaign {
   std::map<std::string, Tally> tallies_;
   std::ofstream results_;
   bool has_misses_ = false;
-  int64_t stores_ = 0;
   int64_t late_exits_ = 0;
 };
 

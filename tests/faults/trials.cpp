@@ -318,13 +318,12 @@ TrialReport Trials::run(const Row& row, uint64_t seed, const std::optional<Fault
     // A killed launcher cannot remove its folder.
     if (plan.fault != "KILL" || !each.starts_with(trial.path("tmp"))) trial.outcome.left.push_back(each);
   }
-  // The store lies in the launcher's folder, which a launcher removes. The ranks remove it before, where the last one
-  // to end can: not if it was killed, or has left a thread behind that makes connections.
+  // The store lies in the launcher's folder, which a launcher removes. Forked ranks do not: they leave without the
+  // destructors of static objects, one of which may hold the World.
   add_strangers(trial.folder.path(), {"tmp", "states", "store"}, trial.outcome.left);
   return {.what = fmt::format("{} ranks, {}", trial.size, to_string(plan)),
           .fault_came = trial.outcome.fault_time.has_value(),
           .exits_late = exits_late(trial.outcome),
-          .store_stayed = fs::exists(trial.path("store")),
           .seconds = now_seconds() - start,
           .misses = judge(trial.outcome),
           .output = trial.output};

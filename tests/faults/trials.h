@@ -38,8 +38,7 @@ struct CleanJob {
 struct TrialReport {
   std::string what;  // number of ranks and fault
   bool fault_came = false;
-  bool exits_late = false;    // see exits_late()
-  bool store_stayed = false;  // the ranks did not remove their store's folder, which is the launcher's then
+  bool exits_late = false;  // see exits_late()
   double seconds = 0;
   std::vector<Miss> misses;
   std::string output;
