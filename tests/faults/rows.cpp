@@ -82,10 +82,9 @@ std::vector<Row> make_rows() {
                   .lasting = {false, true},
                   .victims = Victims::kAny,
                   // Gloo calls a socket that it cannot make an address that it cannot resolve. MPI ends all ranks
-                  // without a word when one cannot start it.
-                  .not_known =
-                      "outside the store and the states: the words of a library that is not ours, and over MPI, "
-                      "or where one call alone fails, whose failure it was",
+                  // without a word when one cannot start it. A rank whose early opens fail computes other last bits.
+                  .not_known = "outside the store and the states: whose failure it was, its words and the last bits of "
+                               "values, since other libraries make those calls",
                   .gloo_trials = 80,
                   .mpi_trials = 20});
   rows.push_back({.name = "torn_store",

@@ -196,7 +196,8 @@ void Trials::run_job_trial(Trial& trial) {
   const bool says = trial.row.says_own_error ||
                     (trial.row.name == "no_descriptor" && trial.plan.lasting && trial.plan.place != "other");
   const bool is_library = trial.row.name == "no_descriptor" && trial.plan.place == "other";
-  if (is_library && (backend_ == "mpi" || !trial.plan.lasting)) outcome.names_victim = false;
+  if (is_library) outcome.any_values = true;
+  if (is_library) outcome.names_victim = false;
   if (says) outcome.own_error = std::strerror(trial.plan.error);
   load_states(trial, trial.size);
 }
