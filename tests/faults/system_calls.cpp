@@ -19,7 +19,7 @@
 namespace tessera::faults {
 namespace {
 
-struct Watch {
+struct Planned {
   int call = -1;   // index in kCalls, or -1 for any
   int place = -1;  // index in kPlaces, or -1 for any
   int64_t count = 0;
@@ -29,7 +29,7 @@ struct Watch {
   const char* states = "";
 };
 
-Watch watch;
+Planned planned;
 std::atomic<bool> counting{false};
 std::atomic<bool> has_fault{false};
 std::atomic<int64_t> matching{0};
@@ -51,8 +51,8 @@ bool begins_with(const char* path, const char* start) {
 }
 
 int place_of_path(const char* path) {
-  if (begins_with(path, watch.states)) return 1;
-  return begins_with(path, watch.store) ? 0 : kOther;
+  if (begins_with(path, planned.states)) return 1;
+  return begins_with(path, planned.store) ? 0 : kOther;
 }
 
 int place_of_file(int fd) {
@@ -82,11 +82,11 @@ Now next_call(int call, int place) {
   if (!counting.load(std::memory_order_relaxed)) return Now::kGoOn;
   ++made[place][call];
   if (!has_fault.load(std::memory_order_relaxed)) return Now::kGoOn;
-  if ((watch.call >= 0 && watch.call != call) || (watch.place >= 0 && watch.place != place)) return Now::kGoOn;
+  if ((planned.call >= 0 && planned.call != call) || (planned.place >= 0 && planned.place != place)) return Now::kGoOn;
   const int64_t number = ++matching;
-  if (number < watch.count || (number > watch.count && !watch.lasting)) return Now::kGoOn;
+  if (number < planned.count || (number > planned.count && !planned.lasting)) return Now::kGoOn;
   if (!said.exchange(true)) say_fault();
-  return watch.error == 0 ? Now::kKill : Now::kFail;
+  return planned.error == 0 ? Now::kKill : Now::kFail;
 }
 
 [[noreturn]] void die() {
@@ -98,7 +98,7 @@ Now next_call(int call, int place) {
 bool fails(int call, int place) {
   const Now now = next_call(call, place);
   if (now == Now::kKill) die();
-  if (now == Now::kFail) errno = watch.error;
+  if (now == Now::kFail) errno = planned.error;
   return now == Now::kFail;
 }
 
@@ -109,13 +109,13 @@ bool write_fails(int call, int fd, const void* data, std::size_t size, int64_t o
   if (!counting.load(std::memory_order_relaxed) || fd <= STDERR_FILENO) return false;
   const int place = place_of_file(fd);
   if (place == kOther) return false;
-  if (has_fault && watch.error == ENOSPC && has_space(fd, offset, size)) return false;
+  if (has_fault && planned.error == ENOSPC && has_space(fd, offset, size)) return false;
   const Now now = next_call(call, place);
   if (now == Now::kKill) {
     offset < 0 ? ::syscall(SYS_write, fd, data, size / 2) : ::syscall(SYS_pwrite64, fd, data, size / 2, offset);
     die();
   }
-  if (now == Now::kFail) errno = watch.error;
+  if (now == Now::kFail) errno = planned.error;
   return now == Now::kFail;
 }
 
@@ -128,13 +128,13 @@ int open_at(int folder, const char* path, int flags, unsigned mode) {
 }  // namespace
 
 void watch_calls(const FaultPlan& plan, bool is_victim, const char* store, const char* states) {
-  watch = {.call = index_in(kCalls, plan.call),
-           .place = index_in(kPlaces, plan.place),
-           .count = plan.count,
-           .error = plan.fault == "error" ? plan.error : 0,
-           .lasting = plan.lasting,
-           .store = store,
-           .states = states};
+  planned = {.call = index_in(kCalls, plan.call),
+             .place = index_in(kPlaces, plan.place),
+             .count = plan.count,
+             .error = plan.fault == "error" ? plan.error : 0,
+             .lasting = plan.lasting,
+             .store = store,
+             .states = states};
   has_fault = is_victim && plan.point == "call";
   counting = true;
 }
