@@ -171,6 +171,8 @@ int run(const Arguments& arguments) {
     fmt::print("tools/faults: row {} has no trials over {}\n", arguments.row, arguments.backend);
     return 2;
   }
+  // Each run of ranks has a backend of its own: states are always loaded over Gloo.
+  ::unsetenv("TESSERA_BACKEND");
   // What a trial leaves in the folder for temporary files is its own then.
   ::unsetenv("TEST_TMPDIR");
   const PrivateFolder folder;
