@@ -17,6 +17,7 @@
 #include "tessera/dtensor/io/atomic_file.h"
 #include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/file_descriptor.h"
+#include "tessera/mesh/core/error_text.h"
 
 namespace tessera {
 namespace {
@@ -123,8 +124,11 @@ bool wait_for_part(const StateJob& job, int64_t rank, std::chrono::steady_clock:
     if (fs::exists(failed_path(job, rank), ignored)) return false;
     job.world->check_alive();
     if (std::chrono::steady_clock::now() > limit) {
-      throw std::runtime_error(fmt::format("saving to '{}': rank {} has not written its part within {} s", job.path,
-                                           rank, job.world->timeout().count() / 1000));
+      const std::string text = fmt::format("saving to '{}': rank {} has not written its part within {} s", job.path,
+                                           rank, job.world->timeout().count() / 1000);
+      // The rank counts as failed, as in a collective: otherwise wait() would wait as long again for it.
+      job.world->fail("save_training_state", text);
+      throw std::runtime_error(text);
     }
     std::this_thread::sleep_for(kBetweenLooks);
   }
@@ -141,7 +145,8 @@ void add_part(const StateJob& job, int64_t rank, std::vector<BlockSums>& sums) {
   }
 }
 
-// Joins the parts of all ranks and names the folder, unless a rank has failed: it reports that itself.
+// Joins the parts of all ranks and names the folder, unless a rank has failed: it reports that itself. A folder that
+// has no name yet stays as it is, since other ranks may still write into it.
 void finish(StateJob& job) {
   const auto limit = std::chrono::steady_clock::now() + job.world->timeout();
   for (const int64_t rank : job.ranks) {
@@ -155,6 +160,7 @@ void finish(StateJob& job) {
   write_file((fs::path(job.path) / kManifestName).string(), serialize_state_manifest(job.manifest));
   for (const int64_t rank : job.ranks) fs::remove(part_path(job, rank));
   job.new_folder->publish();
+  job.new_folder.reset();  // removes the state that this one replaces
   keep_newest_steps(job.folder, job.keep, job.manifest.step);
 }
 
@@ -170,9 +176,11 @@ void create_files(const std::string& path, const std::vector<FilePlan>& files) {
   }
 }
 
-void give_up(StateJob& job) {
-  FileDescriptor(::open(failed_path(job, job.rank).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-  job.new_folder.reset();
+void give_up(const StateJob& job, const std::string& text) {
+  const FileDescriptor told(::open(failed_path(job, job.rank).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  // What keeps this rank from writing may keep it from that file too. The first rank would wait until the limit then,
+  // and not know the reason.
+  if (!told.is_open()) job.world->fail("save_training_state", text);
 }
 
 void write_state(StateJob& job) {
@@ -180,12 +188,14 @@ void write_state(StateJob& job) {
     OwnPart part(job);
     part.write();
     write_file(part_path(job, job.rank), part.to_json());
+  } catch (const std::exception& error) {
+    give_up(job, error_text(error));
+    throw;
   } catch (...) {
-    give_up(job);
+    give_up(job, "an exception that is no std::exception");
     throw;
   }
   if (job.new_folder) finish(job);
-  job.new_folder.reset();
 }
 
 }  // namespace tessera

@@ -48,7 +48,8 @@ void create_files(const std::string& path, const std::vector<FilePlan>& files);
 // folder.
 void write_state(StateJob& job);
 
-// Tells the first rank that this one will not write its part; on the first rank removes the folder.
-void give_up(StateJob& job);
+// Tells the first rank that this one will not write its part, by a file; where that cannot be made, fails the job with
+// the reason in `text`.
+void give_up(const StateJob& job, const std::string& text);
 
 }  // namespace tessera

@@ -244,7 +244,7 @@ void TrainingStateSaver::Impl::begin(const TrainingState& state, bool hold) {
     // Memory may be short on this rank alone. The others learn of it in wait(), as of an error of the thread.
     failure = std::current_exception();
     job.shares.clear();
-    give_up(job);
+    give_up(job, "this rank could not hold the values to save");
   }
 }
 
@@ -277,6 +277,9 @@ void TrainingStateSaver::wait() {
   if (!impl_->mesh) return;
   const Agreement agreement({*std::exchange(impl_->mesh, std::nullopt)}, kOp);
   impl_->job.shares.clear();
+  // A folder of a save that failed is removed when no rank writes into it any more. Before, the others would fail for
+  // want of it, and it would not be seen whose failure was the first.
+  const std::unique_ptr<NewStepFolder> failed = std::move(impl_->job.new_folder);
   agreement.run([&] {
     if (impl_->failure) std::rethrow_exception(impl_->failure);
   });

@@ -215,6 +215,31 @@ TEST_CASE("launch: ranks can read that another ended well while they still ran")
   CHECK(contains(outcome.out, "[0] rank 1 exited with code 0\n"));
 }
 
+TEST_CASE("launch: when nobody reads its output any more, the ranks get SIGTERM, and it leaves nothing") {
+  const PrivateFolder folder;
+  const std::string temporary = folder.path() + "/temporary";
+  const std::string ended = folder.path() + "/ended";
+  std::filesystem::create_directory(temporary);
+  const std::string script = "trap 'touch " + ended + "; exit 1' TERM; while true; do echo line; sleep 0.02; done";
+  const std::string command = "TMPDIR=" + temporary + " TEST_TMPDIR= tools/launcher/launch -n 1 -- sh -c \"" + script +
+                              "\" 2>/dev/null | head -n 1 > " + folder.path() + "/read";
+  CHECK(std::system(command.c_str()) == 0);
+  CHECK(read_file(folder.path() + "/read") == "[0] line\n");
+  CHECK(wait_until([&] { return std::filesystem::exists(ended); }));
+  CHECK(wait_until([&] { return std::filesystem::is_empty(temporary); }));
+}
+
+TEST_CASE("run_process_group: ranks do not read what became of the ranks of an earlier job on the same store") {
+  const PrivateFolder folder;
+  const std::string store = folder.path() + "/store";
+  for (const std::string& file : {tessera::lost_rank_file(store), tessera::ended_rank_file(store, 1)}) {
+    std::ofstream(file) << "stale";
+  }
+  const tessera::ProcessGroupResult result = tessera::run_process_group(
+      {.command = {"sh", "-c", "! cat $TESSERA_STORE.lost* 2>&1 | grep stale"}, .size = 2, .store_path = store});
+  CHECK(result.ok());
+}
+
 TEST_CASE("launch: mistakes in its arguments are reported") {
   const LaunchOutcome unknown = launch({"--bogus", "-n", "2", "true"});
   CHECK(unknown.exit_code != 0);

@@ -58,6 +58,9 @@ class ProcessGroup {
 
 ProcessGroup::ProcessGroup(const ProcessGroupOptions& options) : options_(options), outputs_(options.sinks) {
   if (options.time_limit) limit_ = Clock::now() + *options.time_limit;
+  // Ranks would take notes of an earlier job with the same store for their own.
+  std::remove(lost_rank_file(options.store_path).c_str());
+  for (int64_t rank = 0; rank < options.size; ++rank) std::remove(ended_rank_file(options.store_path, rank).c_str());
   group_ = spawn_watchdog(options.store_path.empty() ? "" : "TESSERA_STORE=" + options.store_path);
 }
 

@@ -3,8 +3,11 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include <torch/nn/module.h>
 #include <torch/types.h>
@@ -87,6 +90,61 @@ TEST_CASE("training state: when a rank is killed while saving, the older state s
     CHECK(newest_training_state(states) == states + "/step_00000002");
     CHECK(std::distance(std::filesystem::directory_iterator(states), std::filesystem::directory_iterator()) == 2);
   }
+}
+
+// Is one of two ranks. Rank 1 does `wrong` after its first tensor. Returns 0 when rank 0 says `text` within its limit
+// of two seconds and two more.
+int save_beside(int64_t rank, const std::string& folder, const std::function<void()>& wrong, const std::string& text) {
+  WorldOptions options;
+  options.rank = rank;
+  options.size = 2;
+  options.store = c10::make_intrusive<c10d::FileStore>(folder + "/store", 2);
+  options.timeout = std::chrono::seconds(2);
+  const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, World::create(options));
+  const auto module = make_module(mesh, 1);
+  TrainingStateSaver saver(folder + "/states", {.progress = [&](int64_t, int64_t) {
+                             if (rank == 1) wrong();
+                           }});
+  saver.start({.mesh = mesh, .model = *module, .step = 1});
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    saver.wait();
+  } catch (const std::exception& error) {
+    const bool says_it = std::string(error.what()).find(text) != std::string::npos;
+    const bool in_time = std::chrono::steady_clock::now() - start < std::chrono::seconds(4);
+    return (says_it ? 0 : 2) + (in_time ? 0 : 4);
+  }
+  return 1;
+}
+
+void check_first_rank_says(const std::string& text, const std::function<void(const std::string& folder)>& wrong) {
+  const TempFolder folder;
+  std::vector<pid_t> ranks;
+  for (const int64_t rank : {0, 1}) {
+    ranks.push_back(start_child([&] {
+      ::_exit(save_beside(
+          rank, folder.path(), [&] { wrong(folder.path()); }, text));
+      return 0;
+    }));
+  }
+  CHECK(wait_for(ranks[0]) == 0);
+  ::kill(ranks[1], SIGKILL);
+  wait_for(ranks[1]);
+}
+
+TEST_CASE("training state: a rank that is stopped while saving is waited for once, not again by wait()") {
+  check_first_rank_says("rank 1 has not written its part within 2 s",
+                        [](const std::string&) { ::kill(::getpid(), SIGSTOP); });
+}
+
+TEST_CASE("training state: a rank that cannot even leave a file to say that it failed says so all the same") {
+  check_first_rank_says("rank 1 failed in save_training_state: my display broke", [](const std::string& folder) {
+    // Its file for that cannot be made.
+    for (const auto& entry : std::filesystem::directory_iterator(folder + "/states")) {
+      std::filesystem::create_symlink(folder + "/none/none", entry.path() / ".failed-1");
+    }
+    throw std::runtime_error("my display broke");
+  });
 }
 
 TEST_CASE("training state: Python's library reads the files, and zlib finds their checksums") {

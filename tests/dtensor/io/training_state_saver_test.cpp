@@ -325,6 +325,23 @@ TESSERA_RANKS_TEST_CASE("training state: ranks that see different checkpoints lo
   CHECK(state.step == 0);
 }
 
+TESSERA_RANKS_TEST_CASE("training state: a failure of the first rank is named, though the others write after it",
+                        {2, 3}) {
+  const DeviceMesh mesh = line();
+  const SharedFolder folder(mesh);
+  Sample module(mesh, 1);
+  TrainingStateSaver saver(folder.path(), {.max_shard_bytes = 100, .progress = [](int64_t done, int64_t total) {
+                                             if (world()->rank() == 0 && done == total)
+                                               throw std::runtime_error("full");
+                                             // The others open their next files after that.
+                                             if (world()->rank() != 0) ::usleep(300'000);
+                                           }});
+  saver.start(module.state(1));
+  CHECK(same_message(mesh, [&] { saver.wait(); }) == "rank 0: full");
+  folder.wait();
+  CHECK(std::filesystem::is_empty(folder.path()));
+}
+
 TESSERA_RANKS_TEST_CASE("training state: what fails on one rank is the same error everywhere, and leaves nothing",
                         {1, 2, 3}) {
   const DeviceMesh mesh = line();
