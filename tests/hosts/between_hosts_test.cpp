@@ -45,9 +45,8 @@ void check_survivors(Hosts& hosts, const std::function<void()>& what, const std:
       const std::vector<HostLine> errors = outcome.starting_with("error: ");
       CAPTURE(rank);
       REQUIRE(errors.size() == 1);
-      MESSAGE(fmt::format("rank {}: after {:.1f} s, ended after {:.1f} s: {}", rank,
-                          seconds_between(fault, errors[0].time), seconds_between(fault, outcome.ended),
-                          errors[0].text));
+      fmt::print("rank {}: error after {:.2f} s, end after {:.2f} s\n", rank, seconds_between(fault, errors[0].time),
+                 seconds_between(fault, outcome.ended));
       CHECK(seconds_between(fault, errors[0].time) < kLimit + 2);
       CHECK(seconds_between(fault, outcome.ended) < kLimit + 3);
       for (const std::string& part : want.parts) {
