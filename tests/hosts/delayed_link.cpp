@@ -53,8 +53,7 @@ struct Lane {
   // A device that is down refuses frames; a cable loses them.
   void give() {
     while (!frames.empty() && frames.front().due <= Clock::now()) {
-      [[maybe_unused]] const ssize_t written =
-          ::write(to, frames.front().bytes.data(), frames.front().bytes.size());
+      [[maybe_unused]] const ssize_t written = ::write(to, frames.front().bytes.data(), frames.front().bytes.size());
       frames.pop_front();
     }
   }

@@ -1,5 +1,5 @@
-// Is a rank of a job on several hosts, for tests/hosts. The first argument says what it does. It prints "begun" after
-// the first collective over all ranks, "done" at the end, and "error: TEXT" when it gets an error.
+// Is a rank of a job on several hosts, for tests/hosts. The first argument says what it does. It prints "started",
+// "begun" after the first collective over all ranks, "done" at the end, and "error: TEXT" when it gets an error.
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -44,6 +44,7 @@ void reduce_for(const DeviceMesh& mesh, double seconds) {
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
+  say("started");
   try {
     const DeviceMesh mesh = init_device_mesh("cpu", {World::from_environment()->size()}, {"all"});
     reduce_for(mesh, std::stod(argv[1]));

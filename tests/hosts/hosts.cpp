@@ -162,13 +162,15 @@ void Hosts::write_files(int64_t count) {
 
 void Hosts::make_network(int64_t count) {
   must("ip netns add " + bridge());
-  must(fmt::format("ip -n {0} link set lo up && ip -n {0} link add bridge type bridge && ip -n {0} link set bridge up "
-                   "&& ip -n {0} address add {1}/24 dev bridge",
-                   bridge(), outside_address()));
+  must(
+      fmt::format("ip -n {0} link set lo up && ip -n {0} link add bridge type bridge && ip -n {0} link set bridge up "
+                  "&& ip -n {0} address add {1}/24 dev bridge",
+                  bridge(), outside_address()));
   for (int64_t host = 0; host < count; ++host) join(host);
-  must(fmt::format("ip netns exec {} nft 'add table bridge between; add chain bridge between frames {{ type filter hook "
-                   "forward priority 0; }}'",
-                   bridge()));
+  must(
+      fmt::format("ip netns exec {} nft 'add table bridge between; add chain bridge between frames {{ type filter hook "
+                  "forward priority 0; }}'",
+                  bridge()));
 }
 
 void Hosts::join(int64_t host) {
@@ -226,6 +228,11 @@ void Hosts::loss(int64_t host, int64_t per_mille) const {
 void Hosts::drop(int64_t host) const {
   on_the_bridge(fmt::format("iifname {} drop", port(host)));
   on_the_bridge(fmt::format("oifname {} drop", port(host)));
+}
+
+void Hosts::drop_between(int64_t one, int64_t other) const {
+  on_the_bridge(fmt::format("iifname {} oifname {} drop", port(one), port(other)));
+  on_the_bridge(fmt::format("iifname {} oifname {} drop", port(other), port(one)));
 }
 
 void Hosts::on_the_bridge(const std::string& rule) const {

@@ -65,6 +65,8 @@ class Hosts {
   void loss(int64_t host, int64_t per_mille) const;
   // Drops, without a word, all frames to and from a host, as a firewall between the hosts does.
   void drop(int64_t host) const;
+  // Drops those between two hosts alone.
+  void drop_between(int64_t one, int64_t other) const;
   // Takes the cable out of a host.
   void cut(int64_t host) const;
   // Ends a host as a power failure does: nothing that its processes send when they end leaves it.

@@ -26,9 +26,7 @@ std::string said(const Hosts& hosts, int64_t host, const std::string& command) {
 }
 
 // Connects to port 9 of a host, where nobody listens: code 1 means that the host refused, 124 that nothing came back.
-std::string connect_to(int64_t host) {
-  return "timeout 2 bash -c '</dev/tcp/" + Hosts::name(host) + "/9' 2>/dev/null";
-}
+std::string connect_to(int64_t host) { return "timeout 2 bash -c '</dev/tcp/" + Hosts::name(host) + "/9' 2>/dev/null"; }
 
 }  // namespace
 
