@@ -212,7 +212,7 @@ HostProcess Hosts::start_outside(const std::string& command) const {
 }
 
 void Hosts::rate(int64_t host, const std::string& rate) const {
-  const std::string limit = fmt::format("root tbf rate {} burst 256kb latency 100ms", rate);
+  const std::string limit = fmt::format("root tbf rate {} burst 64kb latency 100ms", rate);
   must(fmt::format("tc -n {} qdisc add dev {} {}", bridge(), port(host), limit));
   must(fmt::format("tc -n {} qdisc add dev eth0 {}", netns(host), limit));
 }

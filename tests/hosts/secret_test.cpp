@@ -1,4 +1,5 @@
 // Checks what a stranger can do who reaches the store's port from another host (docs/security.md).
+#include <chrono>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -17,19 +18,26 @@ namespace {
 
 const std::string kForged = "the stranger's text";
 
-// Writes a failure of rank 1, as a rank would, into the store of a job that reduces; returns how the job has ended.
+// Waits for the job's store and for its ranks, and writes a failure of rank 1 as a rank would.
+constexpr const char* kStranger = R"(
+import time
+from datetime import timedelta
+from torch.distributed import TCPStore
+print("ready", flush=True)
+store = TCPStore("host0", 29400, is_master=False, timeout=timedelta(seconds=60))
+store.get("restart0/world0/tessera/size")
+time.sleep(2)
+store.set("restart0/world0/tessera/failure", "0 1 1 xthe stranger's text")
+)";
+
+// Returns how a job has ended that reduces for twelve seconds, with a stranger on one of its hosts.
 std::string with_a_stranger(const std::map<std::string, std::string>& variables) {
   const Hosts hosts(2);
-  RanksOnHosts job(hosts, "tests/hosts/host_job 15", variables);
-  REQUIRE(job.all_say("begun"));
-  const HostOutcome stranger = hosts.run(
-      1, fmt::format("timeout 60 {} -c 'from torch.distributed import TCPStore; s = TCPStore(\"host0\", 29400, "
-                     "is_master=False); s.set(\"restart0/tessera/failure\", \"0 1 1 x{}\")'",
-                     std::getenv("PYTHON"), "the stranger'\\''s text"));
-  const std::string said = stranger.text();
-  CAPTURE(said);
-  CHECK(stranger.exit_code == 0);
+  HostProcess stranger = hosts.start(1, fmt::format("timeout 120 {} -c {}", std::getenv("PYTHON"), quoted(kStranger)));
+  REQUIRE(stranger.says("ready", std::chrono::seconds(60)));
+  RanksOnHosts job(hosts, "tests/hosts/host_job 12", variables);
   job.wait();
+  CHECK(stranger.wait().exit_code == 0);
   return job.text();
 }
 

@@ -21,7 +21,7 @@ using namespace tessera;
 
 namespace {
 
-constexpr int64_t kRows = 512, kColumns = 512, kTimed = 24;
+constexpr int64_t kRows = 1024, kColumns = 1024, kTimed = 24;
 constexpr int kRepeats = 5;
 
 struct Pair {
