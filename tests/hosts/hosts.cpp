@@ -222,7 +222,7 @@ void Hosts::loss(int64_t host, int64_t per_mille) const {
   for (int64_t sender = 0; sender < count(); ++sender) {
     must(fmt::format("ip -n {} link set eth0 gso_max_segs 1", netns(sender)));
   }
-  on_the_bridge(fmt::format("oifname {} numgen random mod 1000 < {} counter drop", port(host), per_mille));
+  on_the_bridge(fmt::format("oifname {} numgen random mod 1000 <= {} counter drop", port(host), per_mille - 1));
 }
 
 void Hosts::drop(int64_t host) const {

@@ -41,7 +41,7 @@ TEST_CASE("hosts have names, processes, shared memory, boot ids and folders of t
     CHECK(said(hosts, 0, own) == said(hosts, 0, own));
     CHECK(said(hosts, 0, own) != said(hosts, 1, own));
   }
-  CHECK(said(hosts, 1, "pwd") == shell("pwd").output);
+  CHECK(said(hosts, 1, "pwd -P") == shell("pwd -P").output);
   CHECK(said(hosts, 0, "hostname") == "host0\n");
   CHECK(hosts.run(0, connect_to(1)).exit_code == 1);
   CHECK(shell(hosts.agent() + " 10.77.0.2 echo 'two  spaces' '$HOSTNAME'").output == "two spaces host1\n");
