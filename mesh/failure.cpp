@@ -35,10 +35,13 @@ constexpr auto kStoreAnswers = std::chrono::milliseconds(1000);
 constexpr auto kLook = std::chrono::milliseconds(20);
 // A launcher needs some time to write down how a rank has ended.
 constexpr auto kLauncherNeeds = std::chrono::milliseconds(400);
+// Ranks whose collective failed at the same time look for who is missing at most so much later than rank 0.
+constexpr auto kOthersLook = std::chrono::milliseconds(500);
 
 std::string process_key(int64_t rank) { return fmt::format("tessera/process/{}", rank); }
 std::string known_key(int64_t rank) { return fmt::format("tessera/failure_known/{}", rank); }
 std::string came_key(int64_t rank) { return fmt::format("tessera/failure_came/{}", rank); }
+std::string looked_key(int64_t rank) { return fmt::format("tessera/failure_looked/{}", rank); }
 
 // Returns the state letter and the start time of a process, from /proc/PID/stat, or nullopt if there is no such
 // process.
@@ -330,21 +333,50 @@ std::vector<int64_t> FailureBoard::without_key(const std::vector<int64_t>& ranks
   return {};
 }
 
+FailureBoard::Missing FailureBoard::look_who_is_missing(const std::vector<int64_t>& ranks) {
+  const std::vector<int64_t> absent = without_key(ranks, came_key, std::chrono::milliseconds::zero());
+  Missing missing{.silent = without_key(absent, known_key, std::chrono::milliseconds::zero()), .busy = {}};
+  std::ranges::set_difference(absent, missing.silent, std::back_inserter(missing.busy));
+  return missing;
+}
+
+// The rank that serves the store ends after the others have looked: else those would find that it does not answer.
+void FailureBoard::let_others_look() {
+  store_->set(looked_key(options_.rank), std::string("1"));
+  if (!options_.rank_0_serves_store || options_.rank != 0) return;
+  std::vector<int64_t> everyone(static_cast<std::size_t>(options_.size));
+  std::iota(everyone.begin(), everyone.end(), int64_t{0});
+  const std::vector<int64_t> absent = without_key(everyone, came_key, std::chrono::milliseconds::zero());
+  std::vector<int64_t> came;
+  std::ranges::set_difference(everyone, absent, std::back_inserter(came));
+  without_key(came, looked_key, kOthersLook);
+}
+
 std::string FailureBoard::who_is_missing(const std::vector<int64_t>& ranks,
                                          std::chrono::milliseconds patience) noexcept {
+  std::optional<Missing> missing;
   try {
-    const std::vector<int64_t> absent = without_key(ranks, came_key, patience);
-    const std::vector<int64_t> silent = without_key(absent, known_key, std::chrono::milliseconds::zero());
-    std::string text;
-    if (!silent.empty()) text += fmt::format("; ranks [{}] do not answer", fmt::join(silent, ", "));
-    std::vector<int64_t> busy;
-    std::ranges::set_difference(absent, silent, std::back_inserter(busy));
-    if (!busy.empty()) text += fmt::format("; ranks [{}] did not come to it", fmt::join(busy, ", "));
-    return text;
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    while (store_) {
+      missing = look_who_is_missing(ranks);
+      if (missing->everyone_came() || std::chrono::steady_clock::now() >= deadline) break;
+      std::this_thread::sleep_for(kLook);
+    }
+    if (store_) let_others_look();
   } catch (const std::exception& error) {
     spdlog::debug("rank {}: the store did not say who came: {}", options_.rank, error.what());
   }
-  return options_.rank_0_serves_store && options_.rank != 0 ? "; rank 0, which serves the store, does not answer" : "";
+  if (!missing.has_value() && options_.rank_0_serves_store && options_.rank != 0) {
+    return "; rank 0, which serves the store, does not answer";
+  }
+  std::string text;
+  if (missing.has_value() && !missing->silent.empty()) {
+    text += fmt::format("; ranks [{}] do not answer", fmt::join(missing->silent, ", "));
+  }
+  if (missing.has_value() && !missing->busy.empty()) {
+    text += fmt::format("; ranks [{}] did not come to it", fmt::join(missing->busy, ", "));
+  }
+  return text;
 }
 
 void FailureBoard::wait_until_acknowledged(std::chrono::milliseconds patience) noexcept {

@@ -98,7 +98,8 @@ class FailureBoard {
   // Returns text such as "; ranks [2] did not come to it" about those of `ranks` that have not called
   // announce_arrival() within `patience`, since they run something else, or "; ranks [2] do not answer" about those
   // that have not called acknowledge() either: they have ended, were stopped or were cut off. Returns "" where all
-  // came. Call it only after failed().
+  // came. Where the store ends meanwhile, what it said last counts. The rank that serves the store then waits for half
+  // a second at most until the others have looked too. Call it only after failed().
   std::string who_is_missing(const std::vector<int64_t>& ranks, std::chrono::milliseconds patience) noexcept;
   // On the rank that serves the store, waits until the other ranks know of the failure, at most `patience`. Returns at
   // once on other ranks.
@@ -112,6 +113,13 @@ class FailureBoard {
   std::string how_it_ended(int64_t rank);
   // Returns what `rank` has written about its process, or "" if it has not joined.
   std::string process_of(int64_t rank);
+  struct Missing {
+    std::vector<int64_t> silent;  // those that do not answer
+    std::vector<int64_t> busy;    // those that know of the failure, and did not come
+    bool everyone_came() const { return silent.empty() && busy.empty(); }
+  };
+  Missing look_who_is_missing(const std::vector<int64_t>& ranks);
+  void let_others_look();
   std::vector<int64_t> without_key(const std::vector<int64_t>& ranks, std::string (*key)(int64_t),
                                    std::chrono::milliseconds patience);
   bool try_in_store(const char* what, const std::function<void()>& body) noexcept;

@@ -2,11 +2,15 @@
 #include "tessera/mesh/backends/backend_group.h"
 
 #include <csignal>
+#include <cstdlib>
 #include <exception>
+#include <string>
 #include <utility>
 
 #include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "tessera/mesh/backends/own_address.h"
 
 namespace tessera {
 namespace {
@@ -43,9 +47,12 @@ void survive_lost_peers() {
 }
 
 c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupRequest& request) {
-  if (!request.one_host) return c10d::ProcessGroupGloo::Options::create_default(request.timeout);
+  // As Gloo's own variables, this one is read here: a World that a program makes itself has no environment.
+  const char* const meeting_point = std::getenv("MASTER_ADDR");
+  const std::string address = request.one_host ? "127.0.0.1" : own_address(meeting_point ? meeting_point : "");
+  if (address.empty()) return c10d::ProcessGroupGloo::Options::create_default(request.timeout);
   auto options = c10d::ProcessGroupGloo::Options::create(request.timeout);
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
   return options;
 }
 
