@@ -52,7 +52,7 @@ SaveLock::SaveLock(const std::string& path, bool alone) : lock_path_(lock_of(pat
 // Returns false, with errno EWOULDBLOCK, if another save holds the lock, and with errno 0 if the file is gone again.
 bool SaveLock::take(bool alone) {
   file_ = FileDescriptor(::open(lock_path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!file_.is_open()) throw_errno("make", lock_path_);
+  if (!file_.is_open()) return true;  // nothing can be saved there; the writer says why
   if (::flock(file_.get(), (alone ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0) return errno != EWOULDBLOCK;
   const bool has_name = is_there(file_, lock_path_);
   errno = 0;

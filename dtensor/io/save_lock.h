@@ -13,8 +13,7 @@ namespace tessera {
 // locks.
 class SaveLock {
  public:
-  // Throws std::runtime_error when another save to `path` runs that this one cannot run beside, or the file cannot be
-  // made.
+  // Throws std::runtime_error when another save to `path` runs that this one cannot run beside.
   SaveLock(const std::string& path, bool alone);
   ~SaveLock();
   SaveLock(SaveLock&&) noexcept = default;
