@@ -224,7 +224,7 @@ TEST_CASE("launch: when nobody reads its output any more, the ranks get SIGTERM,
   const std::string command = "TMPDIR=" + temporary + " TEST_TMPDIR= tools/launcher/launch -n 1 -- sh -c \"" + script +
                               "\" 2>/dev/null | head -n 1 > " + folder.path() + "/read";
   CHECK(std::system(command.c_str()) == 0);
-  CHECK(read_file(folder.path() + "/read") == "[0] line\n");
+  CHECK(content_of(folder.path() + "/read") == "[0] line\n");
   CHECK(wait_until([&] { return std::filesystem::exists(ended); }));
   CHECK(wait_until([&] { return std::filesystem::is_empty(temporary); }));
 }
