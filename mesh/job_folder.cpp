@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "tessera/mesh/core/poll.h"
+#include "tessera/mesh/core/same_file.h"
 #include "tessera/mesh/core/stable_hash.h"
 
 namespace tessera {
@@ -137,12 +138,7 @@ bool JobFolder::share_lock(Clock::time_point deadline) {
   return is_there();
 }
 
-bool JobFolder::is_there() const {
-  struct stat opened {};
-  struct stat there {};
-  return fstat(folder_, &opened) == 0 && stat(path_.c_str(), &there) == 0 && opened.st_ino == there.st_ino &&
-         opened.st_dev == there.st_dev;
-}
+bool JobFolder::is_there() const { return names_file(path_, folder_); }
 
 void JobFolder::close_folder() {
   if (folder_ >= 0) close(folder_);

@@ -9,10 +9,10 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tessera/dtensor/io/atomic_file.h"
+#include "tessera/mesh/core/same_file.h"
 
 namespace tessera {
 namespace {
@@ -20,14 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kPatience = std::chrono::milliseconds(200);
-
-// Says whether the file still has its name.
-bool is_there(const FileDescriptor& file, const std::string& path) {
-  struct stat opened {};
-  struct stat there {};
-  return ::fstat(file.get(), &opened) == 0 && ::stat(path.c_str(), &there) == 0 && opened.st_ino == there.st_ino &&
-         opened.st_dev == there.st_dev;
-}
 
 std::string lock_of(const std::string& path) {
   return (fs::path(folder_of(path)) / fmt::format(".{}.lock", fs::path(path).filename().string())).string();
@@ -54,7 +46,7 @@ bool SaveLock::take(bool alone) {
   file_ = FileDescriptor(::open(lock_path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!file_.is_open()) return true;  // nothing can be saved there; the writer says why
   if (::flock(file_.get(), (alone ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0) return errno != EWOULDBLOCK;
-  const bool has_name = is_there(file_, lock_path_);
+  const bool has_name = names_file(lock_path_, file_.get());
   errno = 0;
   return has_name;
 }
@@ -62,7 +54,7 @@ bool SaveLock::take(bool alone) {
 SaveLock::~SaveLock() { release(); }
 
 void SaveLock::release() noexcept {
-  if (file_.is_open() && ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0 && is_there(file_, lock_path_)) {
+  if (file_.is_open() && ::flock(file_.get(), LOCK_EX | LOCK_NB) == 0 && names_file(lock_path_, file_.get())) {
     ::unlink(lock_path_.c_str());
   }
   file_ = FileDescriptor();

@@ -178,8 +178,8 @@ void create_files(const std::string& path, const std::vector<FilePlan>& files) {
 
 void give_up(const StateJob& job, const std::string& text) {
   const FileDescriptor told(::open(failed_path(job, job.rank).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
-  // What keeps this rank from writing may keep it from that file too. The first rank would wait until the limit then,
-  // and not know the reason.
+  // A full disk, for example, keeps this rank from making that file too. The first rank would then wait until the
+  // limit, and not know the reason.
   if (!told.is_open()) job.world->fail("save_training_state", text);
 }
 

@@ -47,7 +47,7 @@ void survive_lost_peers() {
 }
 
 c10::intrusive_ptr<c10d::ProcessGroupGloo::Options> options_for(const GroupRequest& request) {
-  // As Gloo's own variables, this one is read here: a World that a program makes itself has no environment.
+  // This variable is read here, as Gloo reads its own: a World that a program makes itself has no environment.
   const char* const meeting_point = std::getenv("MASTER_ADDR");
   const std::string address = request.one_host ? "127.0.0.1" : own_address(meeting_point ? meeting_point : "");
   if (address.empty()) return c10d::ProcessGroupGloo::Options::create_default(request.timeout);

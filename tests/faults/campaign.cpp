@@ -173,7 +173,7 @@ int run(const Arguments& arguments) {
   }
   // Each run of ranks has a backend of its own: states are always loaded over Gloo.
   ::unsetenv("TESSERA_BACKEND");
-  // What a trial leaves in the folder for temporary files is its own then.
+  // The folder for temporary files is then the campaign's own, and whatever is left there comes from a trial.
   ::unsetenv("TEST_TMPDIR");
   const PrivateFolder folder;
   ::setenv("TMPDIR", folder.path().c_str(), 1);

@@ -40,7 +40,7 @@ struct Outcome {
   // For each rank that loaded the newest state, "STEP HASH", "none", or why that failed. Empty: nothing to load.
   std::vector<std::string> loaded;
 
-  // What other checks of this trial found: aspect -> text.
+  // Holds what other checks of this trial found: aspect -> text.
   std::multimap<std::string, std::string> found;
 };
 

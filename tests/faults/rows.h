@@ -7,7 +7,7 @@
 namespace tessera::faults {
 
 enum class Kind { kJob, kTwoFolderUsers, kSecondJob, kStaleStore, kPortTaken, kLauncherSignal, kLauncherOutput };
-// Which ranks a trial may choose as the victim.
+// Says which ranks a trial may choose as the victim.
 enum class Victims { kNone, kFirstOrLast, kAny };
 enum class Expected {
   kEnds,      // survivors end with an error in time, unless they have done all their work
@@ -21,7 +21,7 @@ struct Row {
   Kind kind = Kind::kJob;
   std::vector<std::string> faults = {""};
   std::vector<std::string> points = {};
-  // Of the point "call".
+  // The next four belong to the point "call".
   std::vector<std::string> calls = {"any"};
   std::vector<std::string> places = {"any"};
   std::vector<int> errors = {0};

@@ -21,6 +21,7 @@
 #include "tessera/tests/harness/over_mpi.h"
 #include "tessera/tests/harness/shell.h"
 #include "tessera/tests/harness/skip.h"
+#include "tessera/tests/mesh/free_port.h"
 #include "tessera/tools/launcher/mpi_job.h"
 #include "tessera/tools/launcher/private_folder.h"
 #include "tessera/tools/launcher/process_group.h"
@@ -124,24 +125,11 @@ void check_others_ended(const Job& job, int64_t size, const std::vector<std::str
   }
 }
 
-// Returns a port that was free a moment ago.
-std::string free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  REQUIRE(bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0);
-  REQUIRE(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0);
-  close(fd);
-  return std::to_string(ntohs(address.sin_port));
-}
-
 // Ranks that count as being on hosts of their own meet at a port.
 std::map<std::string, std::string> tcp_store() {
   return {{"TESSERA_STORE", ""},
           {"MASTER_ADDR", "127.0.0.1"},
-          {"MASTER_PORT", free_port()},
+          {"MASTER_PORT", std::to_string(testing::free_port())},
           {"LOCAL_RANK", "0"},
           {"LOCAL_WORLD_SIZE", "1"}};
 }

@@ -30,10 +30,12 @@
 #include "tessera/mesh/job_folder.h"
 #include "tessera/mesh/timed_store.h"
 #include "tessera/tests/harness/refused.h"
+#include "tessera/tests/mesh/free_port.h"
 #include "tessera/tests/mesh/temporary_folder.h"
 
 using namespace tessera;
 using tessera::testing::check_refused;
+using tessera::testing::free_port;
 using tessera::testing::TemporaryFolder;
 namespace fs = std::filesystem;
 
@@ -49,18 +51,6 @@ Environment environment_of(int64_t rank, int64_t size) {
   environment.local_size = size;
   environment.timeout_seconds = 2;
   return environment;
-}
-
-int64_t free_port() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  REQUIRE(bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0);
-  REQUIRE(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0);
-  close(fd);
-  return ntohs(address.sin_port);
 }
 
 // Returns the addresses, in the kernel's hexadecimal form, at which a process of this host listens on `port`.

@@ -1,4 +1,4 @@
-// What a launcher that was killed leaves: no process, and a folder that the next one removes.
+// A launcher that was killed leaves no process, and a folder that the next one removes.
 
 #include <signal.h>
 #include <unistd.h>

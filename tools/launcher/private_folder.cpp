@@ -15,6 +15,8 @@
 
 #include <fmt/format.h>
 
+#include "tessera/mesh/core/same_file.h"
+
 namespace tessera {
 namespace {
 
@@ -28,12 +30,6 @@ int open_folder(const std::string& path) {
   return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 }
 
-bool is_at(const std::string& path, int folder) {
-  struct stat here = {}, open = {};
-  return ::lstat(path.c_str(), &here) == 0 && ::fstat(folder, &open) == 0 && here.st_dev == open.st_dev &&
-         here.st_ino == open.st_ino;
-}
-
 bool is_own_name(std::string_view name) {
   return name.starts_with(kPrefix) && name.size() == kPrefix.size() + kPattern.size();
 }
@@ -44,7 +40,7 @@ void remove_if_abandoned(const std::string& path) {
   struct stat found = {};
   const bool is_own = ::fstat(folder, &found) == 0 && found.st_uid == ::geteuid();
   std::error_code ignored;
-  if (is_own && ::flock(folder, LOCK_EX | LOCK_NB) == 0 && is_at(path, folder)) fs::remove_all(path, ignored);
+  if (is_own && ::flock(folder, LOCK_EX | LOCK_NB) == 0 && names_file(path, folder)) fs::remove_all(path, ignored);
   ::close(folder);
 }
 
@@ -70,7 +66,7 @@ PrivateFolder::PrivateFolder(const std::string& parent) {
     }
     lock_ = open_folder(path_);
     while (lock_ >= 0 && ::flock(lock_, LOCK_EX) != 0 && errno == EINTR) continue;
-  } while (lock_ < 0 ? errno == ENOENT : !is_at(path_, lock_));
+  } while (lock_ < 0 ? errno == ENOENT : !names_file(path_, lock_));
 }
 
 PrivateFolder::~PrivateFolder() {
