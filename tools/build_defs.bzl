@@ -163,8 +163,10 @@ _BACKEND_ENV = {
 def _tests(name, srcs, deps, copts, backends, env, tags, precompiled, as_one, **kwargs):
     """Makes one test per backend: NAME for the first, NAME_mpi for mpi after it. The cases are compiled once.
 
-    What comes after threads is for tools/test --full.
+    What comes after threads is for tools/test --full. Each process has one thread for an operator, unless `env` says
+    otherwise: threads of tests that run at once on the same cores wait for each other in loops, for minutes.
     """
+    env = dict({"OMP_NUM_THREADS": "1"}, **env)
     for backend in backends:
         if backend not in _BACKEND_ENV:
             fail("{}: there is no backend {}; the backends are {}".format(name, backend, ", ".join(_BACKEND_ENV)))
