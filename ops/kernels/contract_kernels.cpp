@@ -255,17 +255,36 @@ using Optional = std::optional<at::Tensor>;
 
 constexpr ContractOp kMatmul = "matmul";
 
-at::Tensor matmul_kernel(const at::Tensor& a, const at::Tensor& b) {
+// Holds a product, and says whether the bias has been added to it.
+struct PlusBias {
+  at::Tensor product;
+  bool has_bias = false;
+};
+
+// Computes a b as b's contract says, and adds the bias, if there is one, where that can be done while the product is
+// computed.
+PlusBias contracted_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& bias) {
   const ContractPtr contract = contract_of(kMatmul, b);
-  if (contract == nullptr) return tessera::matmul(a, b);
+  const bool may_add = bias.defined() && (contract == nullptr || !contract->use_local_output);
+  if (contract == nullptr) {
+    const bool adds =
+        may_add && is_dtensor(a) && spec_of(a).mesh == mesh_of(b) && adds_within(placements_of(a), a, b, bias);
+    return {.product = adds ? dense_bias(a, b, bias) : tessera::matmul(a, b), .has_bias = adds};
+  }
   const World::Scope scope(mesh_of(b).world(), kMatmul.name.data(), &contract->path);
   const Activation given = activation_of(a, *contract, b, kMatmul.name);
+  const bool adds = may_add && adds_within(given.desired, given.tensor, b, bias);
+  const Optional added = adds ? Optional(bias) : std::nullopt;
   std::optional<at::Tensor> product =
-      styled_product(given.tensor, b, {.desired = given.desired, .contract = contract, .uses = given.uses});
-  return bring_result(
-      product ? *std::move(product) : tessera::matmul(detail::redistribute_shared(given.tensor, given.desired), b),
-      *contract, kMatmul.name);
+      styled_product(given.tensor, b, added, {.desired = given.desired, .contract = contract, .uses = given.uses});
+  if (!product) {
+    const at::Tensor x = detail::redistribute_shared(given.tensor, given.desired);
+    product = adds ? dense_bias(x, b, bias) : tessera::matmul(x, b);
+  }
+  return {.product = bring_result(*std::move(product), *contract, kMatmul.name), .has_bias = adds};
 }
+
+at::Tensor matmul_kernel(const at::Tensor& a, const at::Tensor& b) { return contracted_product(a, b, {}).product; }
 
 // In forward mode LibTorch's formulas of norms compute with the zeros of a tangent that is not there alone, which makes
 // plain tensors of them. So where one operand has a tangent each gets one.
@@ -377,14 +396,15 @@ bool adds_in_place(const at::Tensor& product, const at::Tensor& bias) {
   return true;
 }
 
-// Computes linear(x, w, b) as torch::nn::functional does: the product, which has the contract, and then adds the bias
-// once.
+// Computes linear(x, w, b): the product, which has the contract, and adds the bias once.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   const bool has_bias = bias && bias->defined();
   if (x.dim() == 2 && has_bias) return at::addmm(*bias, x, weight.t());
-  at::Tensor product = x.matmul(weight.t());
-  if (!has_bias) return product;
-  return adds_in_place(product, *bias) ? product.add_(*bias) : product.add(*bias);
+  if (!has_bias) return x.matmul(weight.t());
+  const PlusBias made =
+      is_dtensor(weight) ? contracted_product(x, weight.t(), *bias) : PlusBias{.product = x.matmul(weight.t())};
+  if (made.has_bias) return made.product;
+  return adds_in_place(made.product, *bias) ? made.product.add_(*bias) : made.product.add(*bias);
 }
 
 // ---- InferenceMode --------------------------------------------------------------------------------------------

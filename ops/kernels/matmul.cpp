@@ -1,11 +1,14 @@
 #include "tessera/ops/kernels/matmul.h"
 
 #include <array>
+#include <numeric>
+#include <vector>
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/matmul_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/mm.h>
@@ -21,20 +24,24 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::tensor_list;
-using Binary = at::Tensor(const at::Tensor&, const at::Tensor&);
 
 // These describe our operators as LibTorch's at::_ops describe its own.
-template <class Op>
-struct OwnOp {
-  using schema = Binary;
+template <class Op, class... Tensors>
+struct OwnOpOf {
+  using schema = at::Tensor(const Tensors&...);
   static constexpr const char* overload_name = "";
-  static at::Tensor call(const at::Tensor& a, const at::Tensor& b) {
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, "").template typed<Binary>();
-    return op.call(a, b);
+  static at::Tensor call(const Tensors&... tensors) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, "").template typed<schema>();
+    return op.call(tensors...);
   }
 };
+template <class Op>
+using OwnOp = OwnOpOf<Op, at::Tensor, at::Tensor>;
 struct Dense : OwnOp<Dense> {
   static constexpr const char* name = "tessera::dense";
+};
+struct DenseBias : OwnOpOf<DenseBias, at::Tensor, at::Tensor, at::Tensor> {
+  static constexpr const char* name = "tessera::dense_bias";
 };
 struct DenseWgrad : OwnOp<DenseWgrad> {
   static constexpr const char* name = "tessera::dense_wgrad";
@@ -50,6 +57,10 @@ at::Tensor rows_of(const at::Tensor& t) {
 }
 
 at::Tensor dense_plain(const at::Tensor& x, const at::Tensor& w) { return at::matmul(x, w); }
+
+at::Tensor dense_bias_plain(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  return at::linear(x, w.t(), bias);
+}
 
 // Returns the gradient in the memory order of a linear layer's weight, [n, k]. In another order it would be copied
 // again into .grad.
@@ -106,6 +117,24 @@ struct BatchedGradients {
   }
 };
 
+// Is dense with a bias, whose gradient is the sum of the result's over the leading dimensions.
+struct BiasedProduct : torch::autograd::Function<BiasedProduct> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+    ctx->save_for_backward({w.requires_grad() ? x : at::Tensor(), x.requires_grad() ? w : at::Tensor()});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return DenseBias::call(x, w, bias);
+  }
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    tensor_list out(3);
+    if (!grads[0].defined()) return out;
+    if (ctx->needs_input_grad(0)) out[0] = DenseGradients::first(saved[0], saved[1], grads[0]);
+    if (ctx->needs_input_grad(1)) out[1] = DenseGradients::second(saved[0], saved[1], grads[0]);
+    if (ctx->needs_input_grad(2)) out[2] = sum_rows(grads[0]);
+    return out;
+  }
+};
+
 // ---- in forward mode ------------------------------------------------------------------------------------------
 
 // LibTorch's C++ functions carry no tangents. Of operands that have one the products are made of operators that do.
@@ -145,6 +174,10 @@ at::Tensor dense_autograd(const at::Tensor& x, const at::Tensor& w) {
   if (in_forward_mode(x, w)) return dense_by_bmm(x, w);
   return Product<Dense, DenseGradients>::apply(x, w);
 }
+at::Tensor dense_bias_autograd(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  if (in_forward_mode(x, w) || detail::has_tangent(bias)) return dense_by_bmm(x, w).add(bias);
+  return BiasedProduct::apply(x, w, bias);
+}
 at::Tensor dense_wgrad_autograd(const at::Tensor& x, const at::Tensor& g) {
   if (in_forward_mode(x, g)) return dense_wgrad_by_bmm(x, g);
   return Product<DenseWgrad, WgradGradients>::apply(x, g);
@@ -156,12 +189,14 @@ at::Tensor batched_matmul_autograd(const at::Tensor& a, const at::Tensor& b) {
 
 TORCH_LIBRARY(tessera, m) {
   m.def("dense(Tensor x, Tensor w) -> Tensor");
+  m.def("dense_bias(Tensor x, Tensor w, Tensor bias) -> Tensor");
   m.def("dense_wgrad(Tensor x, Tensor g) -> Tensor");
   m.def("batched_matmul(Tensor a, Tensor b) -> Tensor");
 }
 // These are registered per backend, since composite kernels would be preferred to the DTensor fallback.
 void register_plain(torch::Library& m) {
   m.impl("dense", dense_plain);
+  m.impl("dense_bias", dense_bias_plain);
   m.impl("dense_wgrad", dense_wgrad_plain);
   m.impl("batched_matmul", batched_matmul_plain);
 }
@@ -170,18 +205,27 @@ TORCH_LIBRARY_IMPL(tessera, CUDA, m) { register_plain(m); }
 TORCH_LIBRARY_IMPL(tessera, Meta, m) { register_plain(m); }
 TORCH_LIBRARY_IMPL(tessera, Autograd, m) {
   m.impl("dense", dense_autograd);
+  m.impl("dense_bias", dense_bias_autograd);
   m.impl("dense_wgrad", dense_wgrad_autograd);
   m.impl("batched_matmul", batched_matmul_autograd);
 }
-[[maybe_unused]] const auto* const handles = new std::array<c10::RegistrationHandleRAII, 3>{
+[[maybe_unused]] const auto* const handles = new std::array<c10::RegistrationHandleRAII, 4>{
     // for the program's life
-    dispatch::register_unboxed<Dense>(), dispatch::register_unboxed<DenseWgrad>(),
-    dispatch::register_unboxed<BatchedMatmul>()};
+    dispatch::register_unboxed<Dense>(), dispatch::register_unboxed<DenseBias>(),
+    dispatch::register_unboxed<DenseWgrad>(), dispatch::register_unboxed<BatchedMatmul>()};
 
 }  // namespace
 
 at::Tensor dense(const at::Tensor& x, const at::Tensor& w) { return Dense::call(x, w); }
+at::Tensor dense_bias(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  return DenseBias::call(x, w, bias);
+}
 at::Tensor dense_wgrad(const at::Tensor& x, const at::Tensor& g) { return DenseWgrad::call(x, g); }
+at::Tensor sum_rows(const at::Tensor& g) {
+  std::vector<int64_t> leading(static_cast<std::size_t>(g.dim() - 1));
+  std::iota(leading.begin(), leading.end(), 0);
+  return leading.empty() ? g : g.sum(leading);
+}
 at::Tensor batched_matmul(const at::Tensor& a, const at::Tensor& b) { return BatchedMatmul::call(a, b); }
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {

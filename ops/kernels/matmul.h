@@ -10,8 +10,12 @@ namespace tessera {
 
 // x (..., k), w (k, n) -> (..., n)
 at::Tensor dense(const at::Tensor& x, const at::Tensor& w);
+// x (..., k), w (k, n), bias (n) -> (..., n): dense(x, w) + bias in one pass over memory
+at::Tensor dense_bias(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias);
 // x (..., k), g (..., n) -> (k, n), summed over the leading dimensions
 at::Tensor dense_wgrad(const at::Tensor& x, const at::Tensor& g);
+// g (..., n) -> (n), summed over the leading dimensions: the gradient of dense_bias's bias
+at::Tensor sum_rows(const at::Tensor& g);
 // a (B..., m, k), b (B..., k, n) with equal B -> (B..., m, n)
 at::Tensor batched_matmul(const at::Tensor& a, const at::Tensor& b);
 

@@ -22,6 +22,7 @@ struct BackwardState {
   StyledProduct how;
   Placements from;
   bool moves = false;
+  bool has_bias = false;
 
   // Returns the placements to which the input's gradient, which lies as `term`, is redistributed. If others have used
   // x, the gradient stays as it is and waits for theirs; see add_reduction_hook.
@@ -42,12 +43,12 @@ struct BackwardState {
 
 struct StyledDense : torch::autograd::Function<StyledDense> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
-                            const BackwardState& state) {
+                            const std::optional<at::Tensor>& bias, const BackwardState& state) {
     detail::saved<BackwardState>(ctx, "state") = state;
     ctx->save_for_backward({w.requires_grad() ? x : at::Tensor(), x.requires_grad() ? w : at::Tensor()});
     const at::Tensor brought = detail::redistribute_to_read(x, state.how.desired);
     const at::AutoDispatchBelowADInplaceOrView below;
-    return dense(brought, w);
+    return bias ? dense_bias(brought, w, *bias) : dense(brought, w);
   }
 
   // Computes the same gradients as DenseGradients in matmul.cpp. They are differentiable, too.
@@ -55,7 +56,7 @@ struct StyledDense : torch::autograd::Function<StyledDense> {
     const BackwardState& state = detail::saved<BackwardState>(ctx, "state");
     const tensor_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1], &g = grads[0];
-    tensor_list out(3);
+    tensor_list out(4);
     if (!g.defined()) return out;
     const bool wants_weight = x.defined() && ctx->needs_input_grad(1);
     const at::Tensor brought =
@@ -65,6 +66,7 @@ struct StyledDense : torch::autograd::Function<StyledDense> {
       out[0] = state.move(term, state.goal(term), detail::redistribute_result);
     }
     if (wants_weight) out[1] = dense_wgrad(brought.conj(), g);
+    if (state.has_bias && ctx->needs_input_grad(2)) out[2] = sum_rows(g);
     return out;
   }
 };
@@ -75,7 +77,8 @@ bool is_recorded(const at::Tensor& x, const at::Tensor& w) {
 
 }  // namespace
 
-std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& w, const StyledProduct& how) {
+std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& w,
+                                         const std::optional<at::Tensor>& bias, const StyledProduct& how) {
   if (detail::has_tangent(x) || detail::has_tangent(w)) return std::nullopt;
   if (x.dim() < 2 || w.dim() != 2 || !is_dtensor(w) || !is_recorded(x, w)) return std::nullopt;
   const Spec& from = spec_of(x);
@@ -84,7 +87,27 @@ std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& 
   if (any_partial(to)) return std::nullopt;
   const bool moves = to != from.placements;
   if (moves ? !how.contract->gather_input_again : x.dim() < 3) return std::nullopt;
-  return StyledDense::apply(x, w, BackwardState{.how = how, .from = from.placements, .moves = moves});
+  return StyledDense::apply(
+      x, w, bias, BackwardState{.how = how, .from = from.placements, .moves = moves, .has_bias = bias.has_value()});
+}
+
+bool adds_within(const Placements& placements, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
+  if (!is_dtensor(x) || !is_dtensor(w) || !is_dtensor(bias) || x.dim() < 3 || w.dim() != 2 || bias.dim() != 1)
+    return false;
+  const Spec &of_w = spec_of(w), &of_bias = spec_of(bias);
+  if (!(of_w.mesh == of_bias.mesh) || of_w.sizes[1] != of_bias.sizes[0] || any_partial(placements)) return false;
+  if (x.scalar_type() != of_w.dtype || of_w.dtype != of_bias.dtype) return false;
+  if (detail::has_tangent(x) || detail::has_tangent(w) || detail::has_tangent(bias)) return false;
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    if (placements[i].is_shard(x.dim() - 1)) return false;
+    const Placement& of_columns = of_w.placements[i];
+    if (of_columns.is_shard(1) ? of_bias.placements[i] != of_columns.on(0)
+                               : !of_columns.is_replicate() || !of_bias.placements[i].is_replicate()) {
+      return false;
+    }
+    if (of_columns.is_shard() && !placements[i].is_replicate()) return false;
+  }
+  return true;
 }
 
 }  // namespace tessera

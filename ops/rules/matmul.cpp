@@ -15,15 +15,20 @@ OpRule product(const std::vector<Labels>& inputs, const Labels& output) {
   return rule;
 }
 
-// Computes bias + a b. Where the product is a term of a sum, the bias must be a term too, so that it is added once.
+// Where a product is a term of a sum, its bias must be a term too, so that it is added once.
+void with_bias_term(OpRule& rule, std::size_t bias) {
+  for (Strategy& strategy : rule.strategies) {
+    if (strategy.outputs[0].is_partial()) strategy.inputs[bias] = strategy.outputs[0];
+  }
+}
+
+// Computes bias + a b.
 OpRule plus_product(const OpCall& call, const std::vector<Labels>& operands, const std::vector<int64_t>& sizes,
                     const Labels& output) {
   std::vector<Labels> inputs = operands;
   inputs.insert(inputs.begin(), broadcast_labels(call.inputs.at(0).sizes, sizes, output));
   OpRule rule{.strategies = shard_factors(inputs, {output})};
-  for (Strategy& strategy : rule.strategies) {
-    if (strategy.outputs[0].is_partial()) strategy.inputs[0] = strategy.outputs[0];
-  }
+  with_bias_term(rule, 0);
   add_linear(rule, 3, 1, {{0, 1}, {0, 2}});
   rule.outputs = {{.sizes = sizes, .dtype = call.inputs[0].dtype}};
   return rule;
@@ -130,6 +135,15 @@ OpRule dense(const OpCall& call) {
   return product({rows + 'K', "KN"}, rows + 'N');
 }
 
+// (..., k)(k, n) + (n) -> (..., n)
+OpRule dense_bias(const OpCall& call) {
+  const Labels rows = leading(call, 1);
+  OpRule rule{.strategies = shard_factors({rows + 'K', "KN", "N"}, {rows + 'N'})};
+  with_bias_term(rule, 2);
+  add_linear(rule, 3, 1, {{2, 0}, {2, 1}});
+  return rule;
+}
+
 // (..., k)(..., n) -> (k, n): the gradient of dense's weight, summed over the leading dimensions.
 OpRule dense_wgrad(const OpCall& call) {
   const Labels rows = leading(call, 1);
@@ -183,6 +197,7 @@ constexpr RuleEntry kTable[] = {
     {"_grouped_mm", grouped_mm},
     {"_scaled_mm", scaled_mm},
     {"tessera::dense", dense},
+    {"tessera::dense_bias", dense_bias},
     {"tessera::dense_wgrad", dense_wgrad},
     {"tessera::batched_matmul", batched_matmul},
 };

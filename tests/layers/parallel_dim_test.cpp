@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <doctest/doctest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
@@ -16,6 +17,7 @@
 #include "tessera/layers/parallel_attributes.h"
 #include "tessera/mesh/collectives/comm_counter.h"
 #include "tessera/mesh/in_process.h"
+#include "tessera/mesh/recorder.h"
 #include "tessera/tests/dtensor/thrown.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"
@@ -281,6 +283,50 @@ TESSERA_RANKS_TEST_CASE("attributes are read from placements, and cannot disagre
   CHECK(is_not_tensor_parallel_duplicate(cut, plane["tp"]));
   CHECK(is_not_tensor_parallel_duplicate(cut, plane["dp"]) == (plane.local_rank("dp") == 0));
   CHECK_THROWS_AS(is_not_tensor_parallel_duplicate(whole, plane), std::invalid_argument);
+}
+
+TESSERA_RANKS_TEST_CASE("a bias is added within the product where columns are cut, and after the sum where rows are",
+                        {1, 2, 3, 4}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor x = sample({2, 3, 12}, 1), w = sample({10, 12}, 2), b = sample({10}, 3);
+  struct Row {
+    Placement x, w, b;
+    bool within;
+  };
+  for (const Row& row : {Row{Replicate(), Shard(0), Shard(0), true}, Row{Shard(1), Replicate(), Replicate(), true},
+                         Row{Replicate(), Replicate(), Replicate(), true}, Row{Shard(2), Shard(1), Replicate(), false},
+                         Row{Shard(1), Shard(0), Shard(0), false}, Row{Replicate(), Shard(0), Replicate(), false}}) {
+    CAPTURE(to_string(row.w));
+    CAPTURE(to_string(row.x));
+    std::vector<at::Tensor> plain, cut;
+    const auto add = [&](const at::Tensor& values, const Placement& placement) {
+      plain.push_back(values.clone().requires_grad_(true));
+      cut.push_back(distribute_tensor(values, mesh, {placement}).detach().requires_grad_(true));
+    };
+    add(x, row.x);
+    add(w, row.w);
+    add(b, row.b);
+    const std::size_t before = mesh.world().recorder().records().size();
+    const at::Tensor y = at::linear(cut[0], cut[1], cut[2]);
+    int within = 0, after = 0;
+    const std::vector<Record> records = mesh.world().recorder().records();
+    for (std::size_t i = before; i < records.size(); ++i) {
+      within += records[i].name == "tessera::dense_bias" ? 1 : 0;
+      after += records[i].name.starts_with("aten::add") ? 1 : 0;
+    }
+    CHECK(within == (row.within ? 1 : 0));
+    CHECK(after == (row.within ? 0 : 1));
+    const at::Tensor want = at::linear(plain[0], plain[1], plain[2]);
+    CHECK(close(full_tensor(y).detach(), want.detach()));
+    // Second derivatives too.
+    const auto gradients = [](const at::Tensor& result, const std::vector<at::Tensor>& inputs) {
+      const auto first = torch::autograd::grad({result.square().sum()}, inputs, {}, true, /*create_graph=*/true);
+      return torch::autograd::grad({first[0].square().sum() + first[1].square().sum() + first[2].square().sum()},
+                                   inputs);
+    };
+    const auto got = gradients(y, cut), wanted = gradients(want, plain);
+    for (std::size_t i = 0; i < wanted.size(); ++i) CHECK(close(full_tensor(got[i]), wanted[i]));
+  }
 }
 
 TEST_CASE("attributes of a plain tensor are what was set on it") {

@@ -18,6 +18,8 @@ at::Tensor dense_wgrad(const at::Tensor& a, const at::Tensor& g) { return a.flat
 TORCH_LIBRARY_FRAGMENT(tessera_rules_test, m) {
   m.def("dense(Tensor x, Tensor w) -> Tensor",
         [](const at::Tensor& a, const at::Tensor& w) { return at::matmul(a, w); });
+  m.def("dense_bias(Tensor x, Tensor w, Tensor bias) -> Tensor",
+        [](const at::Tensor& a, const at::Tensor& w, const at::Tensor& bias) { return at::matmul(a, w) + bias; });
   m.def("dense_wgrad(Tensor x, Tensor g) -> Tensor", dense_wgrad);
   m.def("batched_matmul(Tensor a, Tensor b) -> Tensor",
         [](const at::Tensor& a, const at::Tensor& b) { return at::matmul(a, b); });
@@ -192,6 +194,7 @@ std::vector<Sample> matmul_samples() {
       {"aten::_addmm_activation", {x({4}), x({5, 3}), x({3, 4})}},
       {"tessera_rules_test::dense", {x({5, 2, 3}), x({3, 4})}, false, "tessera::dense"},
       {"tessera_rules_test::dense", {x({3}), x({3, 4})}, false, "tessera::dense"},
+      {"tessera_rules_test::dense_bias", {x({5, 2, 3}), x({3, 4}), x({4})}, false, "tessera::dense_bias"},
       {"tessera_rules_test::dense_wgrad", {x({5, 2, 3}), x({5, 2, 4})}, false, "tessera::dense_wgrad"},
       {"tessera_rules_test::batched_matmul", {x({5, 2, 3, 4}), x({5, 2, 4, 2})}, false, "tessera::batched_matmul"},
   };
