@@ -47,17 +47,26 @@ ShellOutcome outcome_of(const Folders& folders, int ranks, const std::string& ru
   return shell(command(folders, ranks, run, arguments));
 }
 
-// Runs the program under tools/launch --restarts 1. In the first attempt `first` is run instead, in whose text PROGRAM
-// is the program and its arguments; in the second, the program alone.
-ShellOutcome restarted(const Folders& folders, int ranks, const std::string& run, const std::string& arguments,
-                       const std::string& first, const std::string& variables = "") {
-  const std::string whole = command(folders, ranks, run, arguments);
-  const std::size_t begin = whole.find("examples/train/train");
-  const std::string program = whole.substr(begin), script = folders.run("attempt.sh");
+// Says how to start ranks that start again once: what comes before their command.
+std::string launch_once_more(int ranks) {
+  return fmt::format("timeout 120 tools/launcher/launch --no-prefix --restarts 1 -n {} ", ranks);
+}
+std::string torchrun_once_more(int ranks) {
+  return fmt::format(
+      "timeout 120 {} -m torch.distributed.run --standalone --no-python --nproc_per_node {} --max-restarts 1 ",
+      std::getenv("PYTHON"), ranks);
+}
+
+// Runs the program by `start`. In the first attempt `first` is run instead, in whose text PROGRAM is the program and
+// its arguments; in the second, the program alone.
+ShellOutcome restarted(const Folders& folders, const std::string& start, const std::string& run,
+                       const std::string& arguments, const std::string& first, const std::string& variables = "") {
+  const std::string whole = command(folders, 1, run, arguments);
+  const std::string program = whole.substr(whole.find("examples/train/train")), script = folders.run("attempt.sh");
   std::ofstream(script) << variables << "\nif [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then\n"
                         << std::regex_replace(first, std::regex("PROGRAM"), program) << "\nfi\nexec " << program
                         << "\n";
-  return shell(std::regex_replace(whole.substr(0, begin), std::regex(" -n "), " --restarts 1 -n ") + "bash " + script);
+  return shell(start + "bash " + script);
 }
 
 std::string output_of(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
@@ -168,19 +177,52 @@ TEST_CASE("train: a job that starts its ranks again goes on after the newest che
   output_of(folders, 2, "whole", arguments);
   struct Row {
     const char* run;
+    std::string start;
     std::string first;
     std::string text;
   };
-  for (const Row& row : {Row{"saved", "PROGRAM --stop-at 4 && exit 9", "goes on after step 4"},
-                         Row{"killed", "kill -9 $$", "training on {dp: 2, tp: 1}"}}) {
+  for (const Row& row :
+       {Row{"saved", launch_once_more(2), "PROGRAM --stop-at 4 && exit 9", "goes on after step 4"},
+        Row{"killed", launch_once_more(2), "kill -9 $$", "training on {dp: 2, tp: 1}"},
+        Row{"torchrun", torchrun_once_more(2), "PROGRAM --stop-at 4 && kill -9 $$", "goes on after step 4"}}) {
     CAPTURE(row.run);
-    const ShellOutcome outcome = restarted(folders, 2, row.run, arguments, row.first);
+    const ShellOutcome outcome = restarted(folders, row.start, row.run, arguments, row.first);
     CAPTURE(outcome.output);
     CHECK(outcome.exit_code == 0);
-    CHECK(contains(outcome.output, "; restart 1 of 1 starts, with 2 ranks\n"));
+    if (contains(row.start, "--restarts")) {
+      CHECK(contains(outcome.output, "; restart 1 of 1 starts, with 2 ranks\n"));
+    }
     CHECK(contains(outcome.output, row.text));
     check_close(losses_of(folders, row.run), losses_of(folders, "whole"));
   }
+}
+
+TEST_CASE("train: a rank of four is killed while it trains: the job goes on from the newest checkpoint") {
+  const Folders folders;
+  const std::string run = folders.run("run"), program = "examples/train/train --run " + run;
+  const std::string job = launch_once_more(4) +
+                          command(folders, 4, "run", "--mesh dp=2,tp=2 --check-steps 0 --steps 1000000 --save-every 5")
+                              .substr(command(folders, 4, "", "").find("examples/train/train"));
+  const std::string output = folders.run("output");
+  // Steps of the second attempt follow "goes on after step".
+  const ShellOutcome outcome =
+      shell(fmt::format("{0} > {1} 2>&1 &\njob=$!\n"
+                        "until grep -q 'step 13/' {1} || ! kill -0 $job; do sleep 0.01; done\n"
+                        "kill -9 $(pgrep -f '^{2} ' | tail -1)\nstart=$(date +%s%N)\n"
+                        "until sed '1,/goes on after/d' {1} | grep -q '^step ' || ! kill -0 $job; do sleep 0.01; done\n"
+                        "echo \"milliseconds: $((($(date +%s%N) - start) / 1000000))\"\n"
+                        "kill -TERM $job\nwait $job\necho \"code $?\"\ncat {1}\n",
+                        job, output, program));
+  CAPTURE(outcome.output);
+  CHECK(contains(outcome.output, "was killed by signal 9"));
+  CHECK(contains(outcome.output, "restart 1 of 1 starts, with 4 ranks"));
+  std::smatch match;
+  REQUIRE(std::regex_search(outcome.output, match, std::regex("goes on after step ([0-9]+)")));
+  CHECK(std::stoll(match[1].str()) >= 10);
+  CHECK(std::stoll(match[1].str()) % 5 == 0);
+  REQUIRE(std::regex_search(outcome.output, match, std::regex("milliseconds: ([0-9]+)")));
+  MESSAGE("from SIGKILL to the first step of the next attempt: " << match[1].str() << " ms");
+  CHECK(contains(outcome.output, "code 0\n"));
 }
 
 TEST_CASE("train: a job that starts its ranks again does not go on with the run of another job") {
@@ -190,8 +232,8 @@ TEST_CASE("train: a job that starts its ranks again does not go on with the run 
   for (const std::string variables : {"", "export TORCHELASTIC_RUN_ID=none"}) {
     CAPTURE(variables);
     const std::string run = variables.empty() ? "named" : "none";
-    CHECK(restarted(folders, 1, run, arguments, "PROGRAM; exit 0", variables).exit_code == 0);
-    const ShellOutcome outcome = restarted(folders, 1, run, arguments, "PROGRAM; exit 1", variables);
+    CHECK(restarted(folders, launch_once_more(1), run, arguments, "PROGRAM; exit 0", variables).exit_code == 0);
+    const ShellOutcome outcome = restarted(folders, launch_once_more(1), run, arguments, "PROGRAM; exit 1", variables);
     CAPTURE(outcome.output);
     CHECK(outcome.exit_code == 1);
     const std::size_t first = outcome.output.find("has a run; give --resume");
