@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,13 +37,15 @@ struct Arguments {
   std::string plan;
   std::string backend = "gloo";
   bool all = false;
-  double sample_minutes = 0;
+  double minutes = 0;
   std::string results;
   bool is_loud = false;
 };
 
 struct Tally {
-  int64_t trials = 0;
+  int64_t trials() const { return static_cast<int64_t>(seeds.size()); }
+
+  std::set<uint64_t> seeds;
   int64_t faults = 0;
   std::array<int64_t, kAspectCount> held{};
 };
@@ -54,13 +57,17 @@ int64_t full_trials(const Row& row, const std::string& backend) {
 class Campaign {
  public:
   explicit Campaign(const Arguments& arguments) : arguments_(arguments), trials_(arguments.backend) {
-    if (!arguments.results.empty()) results_.open(arguments.results, std::ios::app);
+    if (const char* const commit = std::getenv("TESSERA_COMMIT"); commit != nullptr) commit_ = commit;
+    if (arguments.results.empty()) return;
+    if (arguments.plan.empty()) read_results();
+    results_.open(arguments.results, std::ios::app);
   }
 
-  // The trials of a row have seeds that count up from the given one.
+  // The trials of a row have seeds that count up from the given one, without those that have run.
   void run_next(const Row& row) {
-    Tally& tally = tallies_[row.name];
-    const uint64_t seed = arguments_.seed + static_cast<uint64_t>(tally.trials);
+    const std::set<uint64_t>& seeds = tallies_[row.name].seeds;
+    uint64_t seed = arguments_.seed;
+    while (seeds.contains(seed)) ++seed;
     TrialReport report;
     try {
       report =
@@ -68,19 +75,12 @@ class Campaign {
     } catch (const std::exception& error) {
       report.misses.push_back({kAspects[0], fmt::format("the trial failed: {}", error.what())});
     }
-    ++tally.trials;
-    tally.faults += report.fault_came ? 1 : 0;
-    late_exits_ += report.exits_late ? 1 : 0;
-    for (std::size_t i = 0; i < kAspectCount; ++i) {
-      const bool missed =
-          std::ranges::any_of(report.misses, [&](const Miss& miss) { return miss.aspect == kAspects[i]; });
-      tally.held[i] += missed ? 0 : 1;
-    }
     print(row, seed, report);
-    write(row, seed, report);
-    has_misses_ = has_misses_ || !report.misses.empty();
+    const nlohmann::json line = as_line(row, seed, report);
+    if (results_.is_open()) results_ << line.dump() << std::endl;
+    count(line);
   }
-  int64_t done(const Row& row) { return tallies_[row.name].trials; }
+  int64_t done(const Row& row) { return tallies_[row.name].trials(); }
   bool has_misses() const { return has_misses_; }
 
   void print_table() {
@@ -89,8 +89,8 @@ class Campaign {
     fmt::print(" of the full campaign |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n");
     for (const Row& row : all_rows()) {
       const Tally& tally = tallies_[row.name];
-      if (tally.trials == 0) continue;
-      fmt::print("| {} | {} | {} |", row.name, tally.trials, tally.faults);
+      if (tally.trials() == 0) continue;
+      fmt::print("| {} | {} | {} |", row.name, tally.trials(), tally.faults);
       for (const int64_t held : tally.held) fmt::print(" {} |", held);
       fmt::print(" {} |\n", full_trials(row, arguments_.backend));
     }
@@ -110,10 +110,8 @@ class Campaign {
     std::fflush(stdout);
   }
 
-  void write(const Row& row, uint64_t seed, const TrialReport& report) {
-    if (!results_.is_open()) return;
-    const char* const commit = std::getenv("TESSERA_COMMIT");
-    nlohmann::json line = {{"commit", commit == nullptr ? "" : commit},
+  nlohmann::json as_line(const Row& row, uint64_t seed, const TrialReport& report) const {
+    nlohmann::json line = {{"commit", commit_},
                            {"row", row.name},
                            {"seed", seed},
                            {"backend", arguments_.backend},
@@ -123,20 +121,45 @@ class Campaign {
                            {"seconds", report.seconds},
                            {"misses", nlohmann::json::array()}};
     for (const Miss& miss : report.misses) line["misses"].push_back({{"aspect", miss.aspect}, {"text", miss.text}});
-    results_ << line.dump() << std::endl;
+    return line;
+  }
+
+  void count(const nlohmann::json& line) {
+    Tally& tally = tallies_[line.at("row").get<std::string>()];
+    if (!tally.seeds.insert(line.at("seed").get<uint64_t>()).second) return;
+    tally.faults += line.at("fault_came").get<bool>() ? 1 : 0;
+    late_exits_ += line.at("exits_late").get<bool>() ? 1 : 0;
+    for (std::size_t i = 0; i < kAspectCount; ++i) {
+      const bool missed = std::ranges::any_of(
+          line.at("misses"), [&](const nlohmann::json& miss) { return miss.at("aspect") == kAspects[i]; });
+      tally.held[i] += missed ? 0 : 1;
+    }
+    has_misses_ = has_misses_ || !line.at("misses").empty();
+  }
+
+  // Counts the trials of this commit and backend that the file of results has.
+  void read_results() {
+    std::ifstream in(arguments_.results);
+    for (std::string text; std::getline(in, text);) {
+      const nlohmann::json line = nlohmann::json::parse(text, nullptr, false);
+      if (line.is_discarded()) continue;  // the last line of a campaign that was killed
+      if (line.at("commit") == commit_ && line.at("backend") == arguments_.backend) count(line);
+    }
   }
 
   const Arguments& arguments_;
   Trials trials_;
+  std::string commit_;
   std::map<std::string, Tally> tallies_;
   std::ofstream results_;
   bool has_misses_ = false;
   int64_t late_exits_ = 0;
 };
 
-// Runs the row that is the farthest behind its share, until the time is over. Every row runs at least once.
-void run_sample(Campaign& campaign, const Arguments& arguments) {
-  const double end = now_seconds() + 60 * arguments.sample_minutes;
+// Runs the row that is the farthest behind its share, until all have run in full or the time is over, but every row at
+// least once.
+void run_all(Campaign& campaign, const Arguments& arguments) {
+  const double end = now_seconds() + 60 * arguments.minutes;
   while (true) {
     const Row* next = nullptr;
     double least = 1;
@@ -148,7 +171,7 @@ void run_sample(Campaign& campaign, const Arguments& arguments) {
         next = &row;
       }
     }
-    if (next == nullptr || (least > 0 && now_seconds() > end)) return;
+    if (next == nullptr || (least > 0 && arguments.minutes > 0 && now_seconds() > end)) return;
     campaign.run_next(*next);
   }
 }
@@ -156,9 +179,9 @@ void run_sample(Campaign& campaign, const Arguments& arguments) {
 void run_rows(Campaign& campaign, const Arguments& arguments) {
   for (const Row& row : all_rows()) {
     if (!arguments.row.empty() && row.name != arguments.row) continue;
-    const int64_t full = full_trials(row, arguments.backend);
-    const int64_t wanted = arguments.trials > 0 ? arguments.trials : arguments.all ? full : 1;
-    for (int64_t i = 0; i < (full == 0 ? 0 : wanted); ++i) campaign.run_next(row);
+    if (full_trials(row, arguments.backend) == 0) continue;
+    const int64_t wanted = std::max<int64_t>(arguments.trials, 1);
+    for (int64_t i = 0; i < wanted; ++i) campaign.run_next(row);
   }
 }
 
@@ -180,7 +203,7 @@ int run(const Arguments& arguments) {
   const std::string why_not = use_own_shared_memory();
   if (!why_not.empty()) fmt::print("/dev/shm is shared with other programs, whose files count too ({})\n", why_not);
   Campaign campaign(arguments);
-  arguments.sample_minutes > 0 ? run_sample(campaign, arguments) : run_rows(campaign, arguments);
+  arguments.all ? run_all(campaign, arguments) : run_rows(campaign, arguments);
   campaign.print_table();
   return campaign.has_misses() ? 1 : 0;
 }
@@ -191,10 +214,11 @@ int parse_and_run(int argc, char** argv) {
   Arguments arguments;
   CLI::Option* const row = app.add_option("--row", arguments.row, "Run this row only");
   CLI::Option* const all = app.add_flag("--all", arguments.all, "Run the full number of trials of every row");
-  app.add_option("--sample", arguments.sample_minutes, "Run a share of every row, for this number of minutes")
+  all->excludes(row);
+  app.add_option("--minutes", arguments.minutes,
+                 "With --all: end after this number of minutes, and a trial of each row")
       ->check(CLI::Range(0.001, 1e5))
-      ->excludes(row)
-      ->excludes(all);
+      ->needs(all);
   app.add_option("--trials", arguments.trials, "Number of trials of each row; 1 if nothing is given");
   app.add_option("--seed", arguments.seed, "Seed of the first trial of each row, which decides everything about it");
   app.add_option(
@@ -203,7 +227,10 @@ int parse_and_run(int argc, char** argv) {
          "How often a system call is made, and so the count that a seed draws, may differ from run to run")
       ->needs(row);
   app.add_option("--backend", arguments.backend, "Backend for CPU tensors")->check(CLI::IsMember({"gloo", "mpi"}));
-  app.add_option("--results", arguments.results, "File to which a line of JSON is added for each trial");
+  app.add_option(
+      "--results", arguments.results,
+      "File to which a line of JSON is added for each trial. Trials of this commit that it has are not run again, "
+      "and count in the table");
   app.add_flag("--loud", arguments.is_loud, "Show the output of every trial");
   std::string rows = "The rows:";
   for (const Row& each : all_rows()) {

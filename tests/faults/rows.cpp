@@ -100,14 +100,14 @@ std::vector<Row> make_rows() {
                   .points = {"call"},
                   .places = {"states"},
                   .victims = Victims::kAny,
-                  .gloo_trials = 150,
-                  .mpi_trials = 40});
+                  .gloo_trials = 900,
+                  .mpi_trials = 200});
   rows.push_back({.name = "two_savers",
                   .kind = Kind::kTwoFolderUsers,
                   .faults = {"kill"},
                   .points = {"call"},
                   .places = {"states"},
-                  .gloo_trials = 60});
+                  .gloo_trials = 100});
   rows.push_back({.name = "second_job",
                   .kind = Kind::kSecondJob,
                   .victims = Victims::kNone,
