@@ -104,9 +104,13 @@ class Launcher {
   std::string text_;
 };
 
-std::vector<std::string> command(const std::string& backend, const std::vector<std::string>& job) {
+std::string launcher_program() {
   const char* const launch = std::getenv("TESSERA_LAUNCH");
-  std::vector<std::string> all = {launch == nullptr ? "tools/launcher/launch" : launch,
+  return launch == nullptr ? "tools/launcher/launch" : launch;
+}
+
+std::vector<std::string> command(const std::string& backend, const std::vector<std::string>& job) {
+  std::vector<std::string> all = {launcher_program(),
                                   "-n",
                                   "2",
                                   "--grace",
@@ -118,6 +122,12 @@ std::vector<std::string> command(const std::string& backend, const std::vector<s
                                   "job"};
   all.insert(all.end(), job.begin(), job.end());
   return all;
+}
+
+// A launcher that is killed cannot remove its folders; the next start does.
+void start_another(const std::string& temporary_folder, Outcome& outcome) {
+  Launcher next({launcher_program(), "-n", "1", "--", "true"}, temporary_folder);
+  if (!next.wait(kEndsWithin)) outcome.found.emplace("in time", "the next start of the launcher does not end");
 }
 
 int number_of(const std::string& signal) { return signal == "INT" ? SIGINT : signal == "TERM" ? SIGTERM : SIGKILL; }
@@ -172,6 +182,7 @@ std::string run_launcher_trial(const Row& row, const FaultPlan& plan, const std:
     if (plan.fault == "stalled") leave_unread(launcher, plan, outcome);
     text = launcher.text();
   }
+  if (plan.fault == "KILL") start_another(folder + "/tmp", outcome);
   return text;
 }
 

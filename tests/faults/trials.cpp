@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 
@@ -315,10 +316,7 @@ TrialReport Trials::run(const Row& row, uint64_t seed, const std::optional<Fault
       if (row.kind == Kind::kLauncherSignal) load_states(trial, 2);
       break;
   }
-  for (const std::string& each : before.left()) {
-    // A killed launcher cannot remove its folder.
-    if (plan.fault != "KILL" || !each.starts_with(trial.path("tmp"))) trial.outcome.left.push_back(each);
-  }
+  std::ranges::copy(before.left(), std::back_inserter(trial.outcome.left));
   // The store lies in the launcher's folder, which a launcher removes. Forked ranks do not: they leave without the
   // destructors of static objects, one of which may hold the World.
   add_strangers(trial.folder.path(), {"tmp", "states", "store"}, trial.outcome.left);
