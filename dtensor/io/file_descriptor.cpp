@@ -62,8 +62,8 @@ void read_at(const FileDescriptor& file, const std::string& path, int64_t positi
 }
 
 void throw_errno(const std::string& action, const std::string& path) {
-  const std::string reason = std::generic_category().message(errno);
-  throw std::runtime_error(fmt::format("cannot {} '{}': {}", action, path, reason));
+  const int error = errno;  // before anything changes it
+  throw std::system_error(error, std::generic_category(), fmt::format("cannot {} '{}'", action, path));
 }
 
 }  // namespace tessera

@@ -31,7 +31,7 @@ FileDescriptor open_regular_file(const std::string& path, int64_t& file_bytes);
 // ends before.
 void read_at(const FileDescriptor& file, const std::string& path, int64_t position, int64_t count, void* to);
 
-// Throws std::runtime_error "cannot <action> '<path>': <errno's text>".
+// Throws std::system_error "cannot <action> '<path>': <errno's text>".
 [[noreturn]] void throw_errno(const std::string& action, const std::string& path);
 
 }  // namespace tessera

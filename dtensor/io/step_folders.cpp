@@ -11,10 +11,13 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <new>
 #include <optional>
 #include <random>
 #include <stdexcept>
 #include <string_view>
+#include <system_error>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -77,6 +80,11 @@ FileDescriptor create_locked(const std::string& folder, const std::string& name,
   }
 }
 
+// Says whether what was asked for is not there, which is no trouble of this process.
+bool is_absent(const std::error_code& error) {
+  return error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
+}
+
 void remove_step(const std::string& folder, const std::string& path) {
   const std::string removed = temporary_path(folder, fs::path(path).filename().string());
   // Another job may have removed or replaced it meanwhile.
@@ -91,10 +99,12 @@ std::string step_folder_name(int64_t step) { return fmt::format("{}{:08}", kPref
 
 std::map<int64_t, std::string> step_folders(const std::string& folder) {
   std::map<int64_t, std::string> found;
-  std::error_code ignored;
-  for (const auto& item : fs::directory_iterator(folder, ignored)) {
+  std::error_code error;
+  const fs::directory_iterator items(folder, error);
+  if (error && !is_absent(error)) throw std::system_error(error, fmt::format("cannot list '{}'", folder));
+  for (const auto& item : items) {
     const std::optional<int64_t> step = step_of(item.path().filename().string());
-    if (step && item.is_directory(ignored)) found.emplace(*step, item.path().string());
+    if (step && item.is_directory(error)) found.emplace(*step, item.path().string());
   }
   return found;
 }
@@ -103,12 +113,15 @@ bool is_whole_state(const std::string& step_folder) {
   try {
     const StateManifest manifest = parse_state_manifest(read_state_manifest(step_folder), step_folder);
     return std::ranges::all_of(manifest.files, [&](const auto& file) {
-      std::error_code error;
-      const auto bytes = fs::file_size(fs::path(step_folder) / file.first, error);
-      return !error && static_cast<int64_t>(bytes) == file.second.file_bytes;
+      return static_cast<int64_t>(fs::file_size(fs::path(step_folder) / file.first)) == file.second.file_bytes;
     });
+  } catch (const std::system_error& error) {
+    if (is_absent(error.code())) return false;
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
   } catch (const std::exception&) {
-    return false;  // whatever the reason, this one cannot be loaded
+    return false;  // its text is torn or damaged
   }
 }
 
@@ -146,15 +159,21 @@ void NewStepFolder::publish() {
 
 void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved) {
   if (keep <= 0) return;
-  const std::map<int64_t, std::string> found = step_folders(folder);
-  int64_t whole = 0;
-  for (auto step = found.rbegin(); step != found.rend(); ++step) {
-    if (whole < keep) {
-      whole += is_whole_state(step->second) ? 1 : 0;
-    } else if (step->first != saved) {
-      remove_step(folder, step->second);
+  std::vector<std::string> superfluous;
+  try {
+    const std::map<int64_t, std::string> found = step_folders(folder);
+    int64_t whole = 0;
+    for (auto step = found.rbegin(); step != found.rend(); ++step) {
+      if (whole < keep) {
+        whole += is_whole_state(step->second) ? 1 : 0;
+      } else if (step->first != saved) {
+        superfluous.push_back(step->second);
+      }
     }
+  } catch (const std::system_error&) {
+    return;  // the state is saved; the next save removes more
   }
+  for (const std::string& path : superfluous) remove_step(folder, path);
 }
 
 }  // namespace tessera

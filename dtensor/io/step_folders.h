@@ -11,11 +11,13 @@ namespace tessera {
 // Returns the name of a step's folder: "step_00000100".
 std::string step_folder_name(int64_t step);
 
-// Returns the folders of `folder` that step_folder_name names, by step. There is none if `folder` is none.
+// Returns the folders of `folder` that step_folder_name names, by step. There is none if `folder` is none. Throws
+// std::system_error where the system refuses to list it: a process without a file descriptor left must not begin anew.
 std::map<int64_t, std::string> step_folders(const std::string& folder);
 
 // Says whether a training state in `step_folder` is whole: its state.json can be read, has its checksum, and names
-// files that are there with their sizes. What is in the files is verified when they are read.
+// files that are there with their sizes. What is in the files is verified when they are read. Throws std::system_error
+// where the system refuses to read what is there: an older state must not be taken for the newest.
 bool is_whole_state(const std::string& step_folder);
 
 // Makes a folder that appears under its name all at once: files are written into `path()`, a hidden folder beside it of
@@ -47,7 +49,8 @@ class NewStepFolder {
   FileDescriptor lock_;
 };
 
-// Removes the steps of `folder` that are older than the `keep` newest whole ones, except `saved`; 0 keeps all. A folder
+// Removes the steps of `folder` that are older than the `keep` newest whole ones, except `saved`; 0 keeps all, and so
+// does a system that refuses to read them. A folder
 // is renamed before its files are removed, so that part of a state never stands under a step's name.
 void keep_newest_steps(const std::string& folder, int64_t keep, int64_t saved);
 

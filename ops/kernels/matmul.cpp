@@ -125,12 +125,13 @@ struct BiasedProduct : torch::autograd::Function<BiasedProduct> {
     return DenseBias::call(x, w, bias);
   }
   static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
-    const auto saved = ctx->get_saved_variables();
     tensor_list out(3);
     if (!grads[0].defined()) return out;
+    if (ctx->needs_input_grad(2)) out[2] = sum_rows(grads[0]);
+    if (!ctx->needs_input_grad(0) && !ctx->needs_input_grad(1)) return out;  // nothing was saved
+    const auto saved = ctx->get_saved_variables();
     if (ctx->needs_input_grad(0)) out[0] = DenseGradients::first(saved[0], saved[1], grads[0]);
     if (ctx->needs_input_grad(1)) out[1] = DenseGradients::second(saved[0], saved[1], grads[0]);
-    if (ctx->needs_input_grad(2)) out[2] = sum_rows(grads[0]);
     return out;
   }
 };

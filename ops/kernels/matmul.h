@@ -10,7 +10,7 @@ namespace tessera {
 
 // x (..., k), w (k, n) -> (..., n)
 at::Tensor dense(const at::Tensor& x, const at::Tensor& w);
-// x (..., k), w (k, n), bias (n) -> (..., n): dense(x, w) + bias in one pass over memory
+// x (..., k), w (k, n), bias (n) -> (..., n): dense(x, w) + bias by one operator
 at::Tensor dense_bias(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias);
 // x (..., k), g (..., n) -> (k, n), summed over the leading dimensions
 at::Tensor dense_wgrad(const at::Tensor& x, const at::Tensor& g);

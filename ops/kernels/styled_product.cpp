@@ -97,7 +97,6 @@ bool adds_within(const Placements& placements, const at::Tensor& x, const at::Te
   const Spec &of_w = spec_of(w), &of_bias = spec_of(bias);
   if (!(of_w.mesh == of_bias.mesh) || of_w.sizes[1] != of_bias.sizes[0] || any_partial(placements)) return false;
   if (x.scalar_type() != of_w.dtype || of_w.dtype != of_bias.dtype) return false;
-  if (detail::has_tangent(x) || detail::has_tangent(w) || detail::has_tangent(bias)) return false;
   for (std::size_t i = 0; i < placements.size(); ++i) {
     if (placements[i].is_shard(x.dim() - 1)) return false;
     const Placement& of_columns = of_w.placements[i];

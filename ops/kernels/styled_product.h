@@ -30,9 +30,9 @@ struct StyledProduct {
 std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& w,
                                          const std::optional<at::Tensor>& bias, const StyledProduct& how);
 
-// Says whether dense_bias(x, w, bias) computes dense(x, w) + bias without communication of its own, for DTensors x laid
-// out as `placements`, w (k, n) and bias (n): the product has no terms to be summed, and each rank has the bias of its
-// columns.
+// Says whether dense_bias(x, w, bias) computes dense(x, w) + bias with the communication of dense(x, w) alone, beside
+// that for parameters that are gathered when they are read, for DTensors x laid out as `placements`, w (k, n) and bias
+// (n): the product has no terms to be summed, and the bias is cut as the columns are.
 bool adds_within(const Placements& placements, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias);
 
 }  // namespace tessera

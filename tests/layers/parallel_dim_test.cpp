@@ -329,6 +329,17 @@ TESSERA_RANKS_TEST_CASE("a bias is added within the product where columns are cu
   }
 }
 
+TESSERA_RANKS_TEST_CASE("where a linear function's bias alone has a gradient, nothing is kept for it", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const at::Tensor b = distribute_tensor(sample({10}, 3), mesh, {Shard(0)}).detach().requires_grad_(true);
+  const at::Tensor y = at::linear(distribute_tensor(sample({2, 3, 12}, 1), mesh, {Replicate()}),
+                                  distribute_tensor(sample({10, 12}, 2), mesh, {Shard(0)}), b);
+  for (int i = 1; i <= 2; ++i) {
+    y.backward(at::ones_like(y));
+    CHECK(close(full_tensor(b.grad()), at::full({10}, 6.0 * i, on(at::kDouble))));
+  }
+}
+
 TEST_CASE("attributes of a plain tensor are what was set on it") {
   const TensorParallelAttributes columns{.is_parallel = true, .partition_dim = 1, .partition_stride = 2};
   const at::Tensor t = at::ones({4, 6});

@@ -1,5 +1,7 @@
 // Tests ColwiseParallel that does not keep its gathered input: the numbers are the same, with one more all_gather.
 
+#include <algorithm>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -13,6 +15,7 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/mesh/collectives/comm_counter.h"
+#include "tessera/mesh/recorder.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/dtensor/values.h"
 #include "tessera/tests/harness/device.h"
@@ -96,19 +99,30 @@ TESSERA_RANKS_TEST_CASE("it is gathered in forward and in backward, and where no
   }
 }
 
-TESSERA_RANKS_TEST_CASE("gradients of gradients of an input that is gathered again", {1, 2, 3}) {
+TESSERA_RANKS_TEST_CASE("gradients of gradients of an input that is gathered again, and of a bias added within",
+                        {1, 2, 3}) {
   const DeviceMesh mesh = line();
-  torch::nn::Linear layer = linear(false), one = linear(false);
-  auto tp = parallelize_module(layer, mesh, style(1, true));
-  const auto penalty = [](const at::Tensor& y, const at::Tensor& x) {
-    const at::Tensor loss = y.pow(3).sum();
-    return torch::autograd::grad({loss}, {x}, {}, true, true)[0].pow(2).sum();
-  };
-  const at::Tensor whole = leaf(sample({2, 12, 6})), x = leaf(spread(whole.detach(), mesh, {Shard(1)}));
-  penalty(one(whole), whole).backward();
-  penalty(tp(x), x).backward();
-  CHECK(close(full_tensor(x.grad()), whole.grad(), 1e-11));
-  CHECK(close(full_tensor(layer->weight.grad()), one->weight.grad(), 1e-11));
+  for (const bool has_bias : {false, true}) {
+    CAPTURE(has_bias);
+    torch::nn::Linear layer = linear(has_bias), one = linear(has_bias);
+    parallelize_module(layer, mesh, style(1, true));
+    // A module adds its bias after the product; at::linear may add it within.
+    const auto penalty = [](const torch::nn::Linear& module, const at::Tensor& x) {
+      const at::Tensor loss = at::linear(x, module->weight, module->bias).pow(3).sum();
+      return torch::autograd::grad({loss}, {x}, {}, true, true)[0].pow(2).sum();
+    };
+    const at::Tensor whole = leaf(sample({2, 12, 6})), x = leaf(spread(whole.detach(), mesh, {Shard(1)}));
+    penalty(one, whole).backward();
+    const std::size_t before = mesh.world().recorder().records().size();
+    penalty(layer, x).backward();
+    const std::vector<Record> records = mesh.world().recorder().records();
+    const auto adds_within = [](const Record& record) { return record.name == "tessera::dense_bias"; };
+    CHECK(std::count_if(records.begin() + static_cast<std::ptrdiff_t>(before), records.end(), adds_within) ==
+          (has_bias ? 1 : 0));
+    CHECK(close(full_tensor(x.grad()), whole.grad(), 1e-11));
+    CHECK(close(full_tensor(layer->weight.grad()), one->weight.grad(), 1e-11));
+    if (has_bias) CHECK(close(full_tensor(layer->bias.grad()), one->bias.grad(), 1e-11));
+  }
 }
 
 TESSERA_RANKS_TEST_CASE("gather_input_again is for ColwiseParallel of a linear layer alone", {1}) {

@@ -1,4 +1,5 @@
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -259,6 +261,44 @@ TEST_CASE("step folders: the newest whole state is found; torn ones and other na
   CHECK(newest_training_state(folder.path()) == folder / "step_00000030");
   write_text(folder / "step_00000030/state.json", read_text(folder / "step_00000030/state.json").substr(0, 60));
   CHECK(newest_training_state(folder.path()) == folder / "step_00000002");
+}
+
+// Leaves this process no file descriptor for as long as it lives.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit none = {.rlim_cur = 0, .rlim_max = before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST_CASE(
+    "step folders: a process that cannot open them says why, and takes no state for torn, absent or superfluous") {
+  const TempFolder folder;
+  for (const int64_t step : {1, 2, 3}) make_step(folder.path(), step);
+  const auto message_without_descriptors = [](const auto& act) -> std::string {
+    const NoDescriptors none;
+    try {
+      act();
+    } catch (const std::system_error& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  CHECK(message_without_descriptors([&] { newest_training_state(folder.path()); }) ==
+        "cannot list '" + folder.path() + "': Too many open files");
+  CHECK(message_without_descriptors([&] { is_whole_state(folder / "step_00000003"); })
+            .find("step_00000003/state.json': Too many open files") != std::string::npos);
+  CHECK(message_without_descriptors([&] { keep_newest_steps(folder.path(), 1, 3); }) == "nothing was thrown");
+  CHECK(steps_in(folder.path()) == std::vector<int64_t>{1, 2, 3});
+  CHECK(newest_training_state(folder.path()) == folder / "step_00000003");
 }
 
 TEST_CASE("step folders: the newest whole ones are kept, and what was just saved in any case") {
