@@ -27,6 +27,7 @@ namespace fs = std::filesystem;
 // A chunk is still in the processor's cache when it is written after its checksum was computed.
 constexpr int64_t kChunk = 1 << 18;
 constexpr std::chrono::milliseconds kBetweenLooks(2);
+constexpr std::chrono::milliseconds kLongestUnknown(5000);  // a failure is known to all ranks by then
 constexpr int64_t kLargestPart = int64_t{1} << 30;
 
 std::string part_path(const StateJob& job, int64_t rank) { return fmt::format("{}/.part-{}.json", job.path, rank); }
@@ -164,6 +165,17 @@ void finish(StateJob& job) {
   keep_newest_steps(job.folder, job.keep, job.manifest.step);
 }
 
+// Where the folder is gone, throws the failure of the job. The folder goes only when the first rank has ended or has
+// left a save that failed, so whatever this rank could not do in it follows from a failure that is about to be known.
+void throw_cause(const StateJob& job) {
+  std::error_code error;
+  const auto limit = std::chrono::steady_clock::now() + std::min(job.world->timeout(), kLongestUnknown);
+  while (!fs::exists(job.path, error) && !error && std::chrono::steady_clock::now() < limit) {
+    job.world->check_alive();
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+}
+
 }  // namespace
 
 void create_files(const std::string& path, const std::vector<FilePlan>& files) {
@@ -189,6 +201,7 @@ void write_state(StateJob& job) {
     part.write();
     write_file(part_path(job, job.rank), part.to_json());
   } catch (const std::exception& error) {
+    throw_cause(job);
     give_up(job, error_text(error));
     throw;
   } catch (...) {

@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,8 +19,13 @@
 #include "tessera/dtensor/io/block_reader.h"
 #include "tessera/dtensor/io/state_manifest.h"
 #include "tessera/dtensor/io/state_plan.h"
+#include "tessera/dtensor/io/state_writer.h"
 #include "tessera/dtensor/io/step_folders.h"
 #include "tessera/dtensor/io/training_state.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/mesh/device_mesh.h"
+#include "tessera/mesh/in_process.h"
+#include "tessera/mesh/world.h"
 #include "tessera/tests/dtensor/io/test_files.h"
 #include "tessera/tools/launcher/child_process.h"
 
@@ -294,11 +301,34 @@ TEST_CASE(
   };
   CHECK(message_without_descriptors([&] { newest_training_state(folder.path()); }) ==
         "cannot list '" + folder.path() + "': Too many open files");
-  CHECK(message_without_descriptors([&] { is_whole_state(folder / "step_00000003"); })
-            .find("step_00000003/state.json': Too many open files") != std::string::npos);
+  CHECK(message_without_descriptors([&] {
+          is_whole_state(folder / "step_00000003");
+        }).find("step_00000003/state.json': Too many open files") != std::string::npos);
   CHECK(message_without_descriptors([&] { keep_newest_steps(folder.path(), 1, 3); }) == "nothing was thrown");
   CHECK(steps_in(folder.path()) == std::vector<int64_t>{1, 2, 3});
   CHECK(newest_training_state(folder.path()) == folder / "step_00000003");
+}
+
+TEST_CASE("write_state: a rank whose folder has gone says why: the failure that made it go, though it comes later") {
+  const TempFolder folder;
+  std::string text;
+  run_in_process(2, [&](const std::shared_ptr<World>& world) {
+    barrier(init_device_mesh("cpu", {2}, {"tp"}, world), 0);
+    if (world->rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      world->fail("train_step", "rank 0 has lost its disk");
+      return;
+    }
+    StateJob job = {.rank = 1, .ranks = {0, 1}, .path = folder / "gone", .world = world};
+    try {
+      write_state(job);
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+  });
+  CAPTURE(text);
+  CHECK(text.find("rank 0 has lost its disk") != std::string::npos);
+  CHECK(text.find("gone") == std::string::npos);
 }
 
 TEST_CASE("step folders: the newest whole ones are kept, and what was just saved in any case") {
