@@ -188,6 +188,38 @@ ElementCounts::Missing ElementCounts::missing(Node from, Node to) {
   return out;
 }
 
+int64_t ElementCounts::most_across(Node from, Node to, uint32_t some, uint32_t mesh_dims) {
+  const int64_t held = is_even(from) && is_even(to) ? least_held_beside(from, to, some) : -1;
+  if (held >= 0) return largest(to) - held;
+  look_at(from, to);
+  std::vector<int64_t>& found = scratch_;
+  found.assign(ranks_.count(), uncut_);
+  for (std::size_t t = 0; t < tables_.size(); ++t) {
+    tables_[t].multiply_held_along(ways(from)[t], mesh_dims & ~some, ways(to)[t], found.data());
+  }
+  int64_t most = 0;
+  for (std::size_t r = 0; r < found.size(); ++r) most = std::max(most, get_[r] - found[r]);
+  return most;
+}
+
+// Of the elements that a rank needs, it finds those whose indexes have its coordinates on `some` mesh dimensions where
+// the first layout says. These are bits of the index. If the second layout gives such a bit to another coordinate, a
+// rank of which the two differ finds nothing; else each bit halves what every rank finds.
+int64_t ElementCounts::least_held_beside(Node from, Node to, uint32_t some) const {
+  int64_t out = largest(to);
+  const uint32_t cutters = some & of(from).sharded;
+  for (std::size_t i = 0; cutters >> i != 0; ++i) {
+    if ((cutters & bit(i)) == 0) continue;
+    const std::size_t t = of(from).shards[i];
+    const int first = tables_[t].first_bit(ways(from)[t], i);
+    const int given = tables_[t].bits(ways(to)[t]);
+    if (first < 0 || given < 0) return -1;
+    if (first < given) return 0;
+    out /= ranks_.mesh_shape[i];
+  }
+  return out;
+}
+
 double ElementCounts::live(Node from, Node to, double received) {
   look_at(from, to);
   double most = 0;

@@ -83,6 +83,9 @@ class ElementCounts {
     int64_t live = 0;  // elements of both tiles and twice those that a rank misses, for the rank with most
   };
   Missing missing(Node from, Node to);
+  // Returns how many elements a rank needs that neither it has nor those of its group along `mesh_dims` that agree with
+  // it on `some` of these, for the rank with most. `mesh_dims` are those of needs().
+  int64_t most_across(Node from, Node to, uint32_t some, uint32_t mesh_dims);
   // Returns the elements of a rank's two tiles, where the target tile counts 1 + `received` times, for the rank with
   // most.
   double live(Node from, Node to, double received);
@@ -121,6 +124,10 @@ class ElementCounts {
   // For two even layouts: returns the number of elements that a compared rank has and needs, if it is the same for all
   // compared ranks; 0 if it is 0 for one of them; and otherwise -1, so that each rank must be looked at.
   int64_t least_held(Node from, Node to);
+  // For two even layouts: returns how many elements a rank needs and finds among those ranks that agree with it on
+  // `some` of the mesh dimensions that are needed, if it is the same for all ranks; 0 if it is 0 for one of them; and
+  // otherwise -1.
+  int64_t least_held_beside(Node from, Node to, uint32_t some) const;
   // Computes how many elements each compared rank has.
   void sizes(Node node, std::vector<int64_t>& out) const;
   // Fills have_ and get_.
