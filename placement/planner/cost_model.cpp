@@ -151,19 +151,21 @@ Link CostModel::over(std::span<const int64_t> mesh_dims) const {
 
 double CostModel::microseconds(uint32_t mesh_dims, c10::function_ref<double(uint32_t)> received) const {
   double latency = 0;
+  for (std::size_t i = 0; mesh_dims >> i != 0; ++i) {
+    if ((mesh_dims >> i & 1) != 0) latency = std::max(latency, links[i].microseconds);
+  }
+  const uint32_t every = (uint32_t{1} << links.size()) - 1;
   double out = 0;
-  double bytes = 0;  // that cross the links so far, which are the slower ones
-  for (uint32_t slower = 0; slower != mesh_dims;) {
+  double bytes = 0;  // that cross the slower links
+  for (uint32_t slow = 0; slow != every;) {
     double bandwidth = std::numeric_limits<double>::infinity();
-    for (std::size_t i = 0; mesh_dims >> i != 0; ++i) {
-      if (((mesh_dims & ~slower) >> i & 1) == 0) continue;
-      latency = std::max(latency, links[i].microseconds);
-      bandwidth = std::min(bandwidth, links[i].bytes_per_microsecond);
+    for (std::size_t i = 0; i < links.size(); ++i) {
+      if ((slow >> i & 1) == 0) bandwidth = std::min(bandwidth, links[i].bytes_per_microsecond);
     }
-    for (std::size_t i = 0; mesh_dims >> i != 0; ++i) {
-      if ((mesh_dims >> i & 1) != 0 && links[i].bytes_per_microsecond <= bandwidth) slower |= uint32_t{1} << i;
+    for (std::size_t i = 0; i < links.size(); ++i) {
+      if (links[i].bytes_per_microsecond <= bandwidth) slow |= uint32_t{1} << i;
     }
-    const double more = std::max(received(slower), bytes);
+    const double more = std::max(received(slow), bytes);
     out += (more - bytes) / bandwidth;
     bytes = more;
   }

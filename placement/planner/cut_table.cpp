@@ -205,11 +205,6 @@ int CutTable::first_bit(int way, std::size_t mesh_dim) const {
   return parts == 0 ? -1 : std::countr_zero(static_cast<uint64_t>(parts));
 }
 
-int CutTable::bits(int way) const {
-  const Way& it = ways_[index(way)];
-  return it.even && it.binary ? std::countr_zero(static_cast<uint64_t>(size_ / sizes(way)[0])) : -1;
-}
-
 bool CutTable::covers(int from, uint32_t mesh_dims, int to, bool& whole) {
   whole = true;
   if (mesh_dims == 0) {
@@ -290,18 +285,12 @@ void CutTable::multiply_already_held(int from, int to, int64_t* numbers) const {
   }
 }
 
-void CutTable::multiply_held_along(int from, uint32_t mesh_dims, int to, int64_t* numbers) {
-  const Way& way = ways_[index(from)];
-  const uint32_t along = mesh_dims & way.cutters;
-  if (along == 0) return multiply_already_held(from, to, numbers);
-  if ((pair(from, to).needs & ~along) == 0) {  // they have all that it needs
-    for (std::size_t r = 0; r < ranks_.count(); ++r) numbers[r] *= sizes(to)[r];
-    return;
-  }
-  const std::vector<Intervals>& have = merged(from, along);
-  for (std::size_t r = 0; r < ranks_.count(); ++r) {
-    numbers[r] *= overlap(have[ranks_.first_of_group(r, along | ~way.cutters)], part(to, r));
-  }
+int64_t CutTable::held_by_group(int from, int to, uint32_t mesh_dims, std::size_t rank) {
+  const auto group = [&](int way) -> const Intervals& {
+    const uint32_t cutters = ways_[index(way)].cutters;
+    return merged(way, mesh_dims & cutters)[ranks_.first_of_group(rank, mesh_dims | ~cutters)];
+  };
+  return overlap(group(from), group(to));
 }
 
 }  // namespace tessera

@@ -42,9 +42,6 @@ class CutTable {
   // Otherwise the coordinate on a mesh dimension that cuts is some consecutive bits of an element's index, and this is
   // the number of the first of them, the most significant bit being 0.
   int first_bit(int way, std::size_t mesh_dim) const;
-  // Returns -1 unless chunks are equal and the mesh dimensions that cut have powers of two as sizes. Otherwise these
-  // coordinates are the first bits of an element's index, and this is their number.
-  int bits(int way) const;
 
   // Holds a number for each of two sampled ranks, whose coordinates differ in most mesh dimensions.
   using SampledCounts = std::array<int64_t, 2>;
@@ -75,9 +72,9 @@ class CutTable {
   }
   // Multiplies the number of each compared rank by the number of elements that it has and needs.
   void multiply_already_held(int from, int to, int64_t* numbers) const;
-  // Multiplies the number of each compared rank by the number of elements that it needs and that the ranks along
-  // `mesh_dims`, itself included, have together.
-  void multiply_held_along(int from, uint32_t mesh_dims, int to, int64_t* numbers);
+  // Returns how many elements the ranks of a group along `mesh_dims` have under `from` and need under `to`, each
+  // counted once. `rank` is one of them.
+  int64_t held_by_group(int from, int to, uint32_t mesh_dims, std::size_t rank);
 
  private:
   struct Way {

@@ -72,8 +72,9 @@ std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
   if (change.reduced != 0) return rescales ? std::nullopt : reduction(from, to, change, limit);
   const bool moves = !rescales && (change.embedded | change.formed) == 0;
   const uint32_t dropped = moves ? counts_.dropped_cuts(from, to) : 0;  // quick to compute
+  // Where tiles are even, the rank that is known to miss as much stands for the mean of any ranks.
   const auto least_missing = [&](uint32_t some) {
-    return static_cast<double>(counts_.least_missing(to, dropped & some));
+    return is_every(some) || counts_.is_even(to) ? static_cast<double>(counts_.least_missing(to, dropped & some)) : 0;
   };
   if (dropped != 0 && is_dearer(dropped, least_missing, limit)) return std::nullopt;
   const ElementCounts::Needs needs = counts_.needs(from, to);
@@ -84,7 +85,7 @@ std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
   }
   // Decides by the two ranks that LayoutSpace samples, which is quick and seldom wrong.
   const auto sampled = [&](uint32_t some) {
-    return some == needs.mesh_dims ? static_cast<double>(counts_.sampled_missing(to, needs)) : least_missing(some);
+    return is_every(some) ? static_cast<double>(counts_.sampled_missing(to, needs)) : least_missing(some);
   };
   if (!moves || is_dearer(needs.mesh_dims, sampled, limit)) return std::nullopt;
   const Step out = move(from, to, needs);
@@ -129,7 +130,7 @@ Step StepCosts::whole_reduction(Node from, Node to, const Changes& change, doubl
   if (!counts_.ranks().all || !(reduce(static_cast<double>(least)).microseconds < limit)) return never;
   const auto [most, live] = counts_.group_needs(from, to, change.reduced, split_dims);
   Step out = reduce(static_cast<double>(most));
-  out.peak = element_size_ * (static_cast<double>(live) + share(change.reduced) * static_cast<double>(most));
+  out.peak = element_size_ * (static_cast<double>(live) + share(counts_.ranks().every()) * static_cast<double>(most));
   return out;
 }
 
@@ -143,7 +144,7 @@ Step StepCosts::move(Node from, Node to, const ElementCounts::Needs& needs) {
   const bool gathers =
       needs.whole && space_.changed(from, to) == needed && (space_.sharded(from) & space_.replicated(to)) == needed;
   const auto received = [&](uint32_t some) {
-    return static_cast<double>(some == needed ? missing.most : counts_.most_across(from, to, some, needed));
+    return is_every(some) ? static_cast<double>(missing.most) : counts_.mean_across(from, to, some);
   };
   Step out = priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, received);
   out.peak = element_size_ * static_cast<double>(missing.live);
@@ -151,17 +152,12 @@ Step StepCosts::move(Node from, Node to, const ElementCounts::Needs& needs) {
 }
 
 void StepCosts::make_links() {
-  const ComparedRanks& ranks = counts_.ranks();
   links_.push_back({.microseconds = 0, .bytes_per_microsecond = kNever});
-  two_bandwidths_.push_back(false);
   for (std::size_t i = 0; i < model_.links.size(); ++i) {
-    if (ranks.mesh_shape[i] == 1) model_.links[i] = links_[0];
+    if (counts_.ranks().mesh_shape[i] == 1) model_.links[i] = links_[0];
     const Link& own = model_.links[i];
-    for (uint32_t others = 0; others < bit(i); ++others) {
+    for (std::size_t others = 0; others < std::size_t{1} << i; ++others) {
       Link link = links_[others];
-      const bool several = ranks.mesh_shape[i] > 1 && ranks.ranks_of(others) > 1;
-      two_bandwidths_.push_back(two_bandwidths_[others] ||
-                                (several && link.bytes_per_microsecond != own.bytes_per_microsecond));
       link.microseconds = std::max(link.microseconds, own.microseconds);
       link.bytes_per_microsecond = std::min(link.bytes_per_microsecond, own.bytes_per_microsecond);
       links_.push_back(link);
@@ -170,13 +166,13 @@ void StepCosts::make_links() {
 }
 
 Step StepCosts::priced(PlanStep::Kind kind, uint32_t mesh_dims, Received received) const {
-  Step out{.kind = kind, .mesh_dims = mesh_dims, .bytes = received(mesh_dims) * element_size_};
+  Step out{.kind = kind, .mesh_dims = mesh_dims, .bytes = received(counts_.ranks().every()) * element_size_};
   if (out.bytes == 0 || counts_.ranks().ranks_of(mesh_dims) == 1) return out;
-  if (has_two_bandwidths(mesh_dims)) {
-    out.microseconds = model_.microseconds(mesh_dims, [&](uint32_t some) { return received(some) * element_size_; });
-  } else {
-    const Link& link = slowest(mesh_dims);
+  const Link& link = slowest(mesh_dims);
+  if (link.bytes_per_microsecond == levels_.front().bytes_per_microsecond) {  // no bytes cross a slower link
     out.microseconds = link.microseconds + out.bytes / link.bytes_per_microsecond;
+  } else {
+    out.microseconds = model_.microseconds(mesh_dims, [&](uint32_t slow) { return received(slow) * element_size_; });
   }
   return out;
 }

@@ -53,8 +53,6 @@ class StepCosts {
   bool equal_links() const { return equal_links_; }
   // Returns the largest latency and the smallest bandwidth of these mesh dimensions.
   const Link& slowest(uint32_t mesh_dims) const { return links_[mesh_dims]; }
-  // Says whether some of these mesh dimensions have a larger bandwidth than others.
-  bool has_two_bandwidths(uint32_t mesh_dims) const { return two_bandwidths_[mesh_dims]; }
 
  private:
   // Says how a step changes the placements of mesh dimensions.
@@ -69,16 +67,18 @@ class StepCosts {
   Changes changes(Node from, Node to) const;
   std::optional<Step> reduction(Node from, Node to, const Changes& change, double limit);
   Step whole_reduction(Node from, Node to, const Changes& change, double limit);
-  // Gives the elements that a rank receives at most from ranks that differ from it along some of the step's mesh
-  // dimensions; see CostModel::microseconds.
+  // Gives the elements that ranks receive from ranks that differ from them along some mesh dimensions; see
+  // CostModel::microseconds.
   using Received = c10::function_ref<double(uint32_t)>;
   // Says whether a step over these mesh dimensions in which a rank receives so many elements takes more than `limit`
   // microseconds.
   bool is_dearer(uint32_t mesh_dims, Received received, double limit) const {
     return priced(PlanStep::Kind::kAllToAll, mesh_dims, received).microseconds > limit;
   }
+  // Says whether all mesh dimensions of more than one rank are among `some`.
+  bool is_every(uint32_t some) const { return counts_.ranks().ranks_of(counts_.ranks().every() & ~some) == 1; }
   Step move(Node from, Node to, const ElementCounts::Needs& needs);
-  // Returns how many of the other ranks of a group along `mesh_dims` differ from a rank along `some` of these.
+  // Returns how many of the other ranks of a group along `mesh_dims` differ from a rank along `some` mesh dimensions.
   double other_ranks(uint32_t mesh_dims, uint32_t some) const {
     const ComparedRanks& ranks = counts_.ranks();
     return static_cast<double>(ranks.ranks_of(mesh_dims) - ranks.ranks_of(mesh_dims & ~some));
@@ -98,8 +98,7 @@ class StepCosts {
   const bool scales_;  // pieces may be multiplied by a number of ranks; float16 could overflow
   CostModel model_;    // mesh dimensions of one rank cost nothing in it
   bool equal_links_ = true;
-  std::vector<Link> links_;           // [mesh dimensions as bits]: the largest latency and the smallest bandwidth
-  std::vector<bool> two_bandwidths_;  // [mesh dimensions as bits]
+  std::vector<Link> links_;  // [mesh dimensions as bits]: the largest latency and the smallest bandwidth
   // Describes one bandwidth: lists the mesh dimensions that are no faster, and has the least latency among them. There
   // is one level per bandwidth of a mesh dimension; the fastest is first.
   struct Level {

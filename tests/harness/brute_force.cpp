@@ -171,20 +171,23 @@ double BruteForce::received(int from, int to) const {
   return static_cast<double>(most) * item_;
 }
 
-double BruteForce::received_across(int from, int to, const Step& step, MeshDims some) {
-  if (some == step.over) return step.bytes;
-  const MeshDims along = step.over & ~some;
+double BruteForce::received_across(int from, int to, const Step& step, MeshDims slow) {
+  const MeshDims every = static_cast<MeshDims>(group_.size()) - 1;
+  if (slow == every) return step.bytes;
   if (reduces(step.kind)) {  // as much from each other rank of the group
-    double group = 1, near = 1;
-    for (const int64_t i : listed(step.over)) group *= static_cast<double>(mesh_.size(i));
-    for (const int64_t i : listed(along)) near *= static_cast<double>(mesh_.size(i));
-    return step.bytes * (group - near) / (group - 1);
+    double all = 1, near = 1;
+    for (const int64_t i : listed(step.over)) all *= static_cast<double>(mesh_.size(i));
+    for (const int64_t i : listed(step.over & ~slow)) near *= static_cast<double>(mesh_.size(i));
+    return step.bytes * (all - near) / (all - 1);
   }
-  const std::vector<Elements>& near = within(from, along);
+  const std::vector<Elements>& near = within(from, every & ~slow);
   const std::vector<Elements>& wanted = layouts_[static_cast<std::size_t>(to)].held;
-  std::size_t most = 0;
-  for (std::size_t r = 0; r < wanted.size(); ++r) most = std::max(most, (wanted[r] & ~near[r]).count());
-  return static_cast<double>(most) * item_;
+  const std::vector<int>& group = group_[every & ~slow];
+  std::vector<std::size_t> received(wanted.size(), 0);
+  for (std::size_t r = 0; r < wanted.size(); ++r)
+    received[static_cast<std::size_t>(group[r])] += (wanted[r] & ~near[r]).count();
+  const auto ranks = static_cast<double>(std::ranges::count(group, group[0]));
+  return static_cast<double>(std::ranges::max(received)) * item_ / ranks;
 }
 
 // Returns the bytes of the source tile, the target tile, and `extra_times` what is received, on the rank that has most.
@@ -376,8 +379,8 @@ bool BruteForce::search(const Graph& graph, const CostModel& model, double limit
   const auto layout_of = [&](int i) { return graph.layouts[static_cast<std::size_t>(i)]; };
   const auto time_of = [&](const Edge& edge) {
     if (edge.step.over == 0) return 0.0;
-    return model.microseconds(edge.step.over, [&](MeshDims some) {
-      return received_across(layout_of(edge.from), layout_of(edge.to), edge.step, some);
+    return model.microseconds(edge.step.over, [&](MeshDims slow) {
+      return received_across(layout_of(edge.from), layout_of(edge.to), edge.step, slow);
     });
   };
   const std::size_t size = graph.layouts.size();

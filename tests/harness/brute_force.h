@@ -109,9 +109,9 @@ class BruteForce {
   std::vector<Step> find_steps(int from, int to);
   bool move_is_legal(int from, int to, MeshDims over);
   double received(int from, int to) const;
-  // Returns the bytes that a rank receives from ranks that differ from it along `some` of the step's mesh dimensions,
-  // for the rank that receives most of them.
-  double received_across(int from, int to, const Step& step, MeshDims some);
+  // Returns the bytes that ranks receive from ranks that differ from them along some of the mesh dimensions `slow`: the
+  // mean over the ranks that agree along these, where it is largest.
+  double received_across(int from, int to, const Step& step, MeshDims slow);
   double live(int from, int to, double extra_times) const;
   std::vector<Step> reductions(int from, int to, MeshDims over);
   std::vector<Placements> on_the_way(const Placements& from, const Placements& to) const;

@@ -100,12 +100,14 @@ TEST_CASE("in a step over several mesh dimensions bytes cross the slowest link b
       return received.at(some);
     });
   };
-  CHECK(time(0b001, {{0b001, 1000}}) == 10 + 10);
-  CHECK(time(0b010, {{0b010, 1000}}) == 20 + 2.5);
-  // 3000 bytes come from ranks that differ along the slower mesh dimension, and 1000 from the others.
-  CHECK(time(0b011, {{0b001, 3000}, {0b011, 4000}}) == 20 + 30 + 2.5);
-  CHECK(time(0b101, {{0b101, 1000}}) == 10 + 10);
-  CHECK(time(0b111, {{0b101, 3000}, {0b111, 4000}}) == 20 + 30 + 2.5);
+  // The first mesh dimension and the last one are the slow ones.
+  CHECK(time(0b001, {{0b101, 1000}, {0b111, 1000}}) == 10 + 10);
+  CHECK(time(0b010, {{0b101, 0}, {0b111, 1000}}) == 20 + 2.5);
+  // 3000 bytes come from ranks that differ along a slow mesh dimension, and 1000 from the others.
+  CHECK(time(0b011, {{0b101, 3000}, {0b111, 4000}}) == 20 + 30 + 2.5);
+  CHECK(time(0b101, {{0b101, 1000}, {0b111, 1000}}) == 10 + 10);
+  // Ranks that share a slow link receive 3000 bytes over it in the mean, and one of them receives 4000.
+  CHECK(time(0b100, {{0b101, 3000}, {0b111, 4000}}) == 5 + 30 + 2.5);
   CHECK(asked == std::vector<uint32_t>{0b101, 0b111});
 }
 
