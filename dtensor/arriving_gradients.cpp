@@ -35,8 +35,8 @@ Placements before_reduction(const Placements& layout, const std::string& pending
   return out;
 }
 
-RoutePtr bucket_route(const Spec& from, const Placements& to) {
-  CostModel by_bytes = default_cost_model(from.mesh);
+RoutePtr bucket_route(const Spec& from, const Placements& to, const CostModel& model) {
+  CostModel by_bytes = model.links.empty() ? default_cost_model(from.mesh) : model;
   for (Link& link : by_bytes.links) link.microseconds = 0;
   return route_between(from, to, by_bytes);
 }

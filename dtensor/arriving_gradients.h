@@ -23,9 +23,9 @@ std::optional<std::string> pending_in(const Placements& placements, const Device
 // Returns the placements in which `pending` reductions lead to `layout`.
 Placements before_reduction(const Placements& layout, const std::string& pending);
 
-// Returns the route of a gradient in a bucket. Buckets share the latency of their collectives, so that routes are
-// compared by bytes alone.
-RoutePtr bucket_route(const Spec& from, const Placements& to);
+// Returns the route of a gradient in a bucket, under `model` (without links: default_cost_model). The gradients of a
+// bucket share the latencies of their collectives, so that latencies count as 0.
+RoutePtr bucket_route(const Spec& from, const Placements& to, const CostModel& model);
 
 // Returns the orders of all ranks of the mesh. Communication: one all_gather of 16 bytes per rank over all mesh
 // dimensions, and one more of the texts where they differ; none in a fake world.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include <ATen/Functions.h>
+#include <ATen/ceil_div.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/intrusive_ptr.h>
@@ -26,6 +27,17 @@
 
 namespace tessera {
 namespace {
+
+// Returns the plan's collectives with their mesh dimensions, such as " reduce_scatter,1 all_reduce,0".
+std::string collectives_of(const Plan& plan) {
+  std::string out;
+  for (const PlanStep& step : plan.steps()) {
+    if (step.kind == PlanStep::Kind::kLocal) continue;
+    out += fmt::format(" {}", to_string(step.kind));
+    for (const int64_t dim : step.mesh_dims) out += fmt::format(",{}", dim);
+  }
+  return out;
+}
 
 class GradientBuckets final : public detail::GradientReducer, public std::enable_shared_from_this<GradientBuckets> {
  public:
@@ -64,8 +76,15 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
     const ArrivingGradient* planned = nullptr;
     std::size_t bucket = 0;
   };
+  // Says which ranks have a gradient: a column of flags per gradient of a bucket, and empty columns, laid out so that
+  // the bucket's own collectives reduce it.
+  struct Flags {
+    SpecPtr from;
+    Placements to;
+  };
   struct Bucket {
     ArrivalOrder gradients;
+    Flags flags;
     std::vector<double> there;  // for each gradient, 1 if this rank has it in this pass, else 0
     std::size_t missing = 0;    // the number of its gradients that have not all come in this pass
     // Takes each gradient when it is complete, and last the flags; empty unless the bucket is all-reduced as it is.
@@ -81,6 +100,8 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
     return intern_spec(mesh_, before_reduction(parameter.layout, pending), parameter.sizes, sent_dtype(parameter));
   }
   at::Tensor in_layout_before(const Parameter& parameter, const at::Tensor& gradient) const;
+  RoutePtr route(const Spec& from, const Placements& to) const { return bucket_route(from, to, options_.cost_model); }
+  RoutePtr route_of(const ArrivingGradient& gradient) const;
   std::string kind_of(const ArrivingGradient& gradient) const;
   int64_t bytes_of(const ArrivingGradient& gradient) const;
   // Takes the terms of earlier passes, which AccumulateGradients has left in .grad.
@@ -105,13 +126,7 @@ class GradientBuckets final : public detail::GradientReducer, public std::enable
   void store(const Parameter& parameter, const at::Tensor& piece) const;
   void forget_pass();
 
-  // Says which ranks have a gradient: a flag per gradient of the bucket, laid out so that the bucket's own collectives
-  // reduce it.
-  struct Flags {
-    SpecPtr from;
-    Placements to;
-  };
-  Flags flags_of(const Bucket& bucket) const;
+  Flags flags_of(const ArrivalOrder& gradients) const;
 
   const DeviceMesh mesh_;
   const GradientBucketOptions options_;
@@ -137,17 +152,16 @@ at::Tensor GradientBuckets::in_layout_before(const Parameter& parameter, const a
   return placements_of(gradient) == wanted ? gradient : redistribute(gradient, wanted);
 }
 
-std::string GradientBuckets::kind_of(const ArrivingGradient& gradient) const {
+RoutePtr GradientBuckets::route_of(const ArrivingGradient& gradient) const {
   const Parameter& parameter = parameters_[gradient.parameter];
-  const RoutePtr route = bucket_route(*spec_before(parameter, gradient.pending), parameter.layout);
+  return route(*spec_before(parameter, gradient.pending), parameter.layout);
+}
+
+std::string GradientBuckets::kind_of(const ArrivingGradient& gradient) const {
+  const RoutePtr route = route_of(gradient);
   if (!route->communicates()) return "";
-  std::string kind = fmt::format("{} {}", c10::toString(sent_dtype(parameter)), gradient.pending);
-  for (const PlanStep& step : route->plan().steps()) {
-    if (step.kind == PlanStep::Kind::kLocal) continue;
-    kind += fmt::format(" {}", to_string(step.kind));
-    for (const int64_t dim : step.mesh_dims) kind += fmt::format(",{}", dim);
-  }
-  return kind;
+  return fmt::format("{} {}{}", c10::toString(sent_dtype(parameters_[gradient.parameter])), gradient.pending,
+                     collectives_of(route->plan()));
 }
 
 int64_t GradientBuckets::bytes_of(const ArrivingGradient& gradient) const {
@@ -261,8 +275,8 @@ void GradientBuckets::start_complete_buckets(bool all) {
   }
 }
 
-GradientBuckets::Flags GradientBuckets::flags_of(const Bucket& bucket) const {
-  const ArrivingGradient& first = bucket.gradients.front();
+GradientBuckets::Flags GradientBuckets::flags_of(const ArrivalOrder& gradients) const {
+  const ArrivingGradient& first = gradients.front();
   const Parameter& parameter = parameters_[first.parameter];
   int64_t sections = 1;
   Placements from(static_cast<std::size_t>(mesh_.ndim()), Replicate()), to = from;
@@ -273,8 +287,15 @@ GradientBuckets::Flags GradientBuckets::flags_of(const Bucket& bucket) const {
     to[i] = Shard(0);
     sections *= mesh_.size(static_cast<int64_t>(i));
   }
-  const std::vector<int64_t> sizes = {sections, static_cast<int64_t>(bucket.gradients.size())};
-  return {.from = intern_spec(mesh_, from, sizes, sent_dtype(parameter)), .to = to};
+  const auto flags = [&](int64_t columns) {
+    return Flags{.from = intern_spec(mesh_, from, {sections, columns}, sent_dtype(parameter)), .to = to};
+  };
+  const int64_t count = std::ssize(gradients);
+  Flags out = flags(count);
+  // A plan that scatters columns over mesh dimensions must find as many for each rank.
+  const std::string wanted = collectives_of(route_of(first)->plan());
+  if (collectives_of(route(*out.from, to)->plan()) == wanted) return out;
+  return flags(at::ceil_div(count, mesh_.size()) * mesh_.size());
 }
 
 // Packing at once lets the next gradient have the memory of this one, which the caches still hold.
@@ -312,15 +333,16 @@ void GradientBuckets::start(Bucket& bucket) {
     }
     const SpecPtr from = spec_before(parameter, each.pending);
     there.push_back(parameter.gradient.defined() || parameter.is_packed ? 1 : 0);
-    add(bucket_route(*from, parameter.layout), parameter.is_packed ? at::Tensor() : piece_to_send(parameter, *from),
-        parameter.is_packed);
+    add(route_of(each), parameter.is_packed ? at::Tensor() : piece_to_send(parameter, *from), parameter.is_packed);
     parameter.gradient = at::Tensor();
   }
-  const Flags flags = flags_of(bucket);
-  add(bucket_route(*flags.from, flags.to),
-      at::tensor(there, at::kDouble)
-          .to(at::TensorOptions().device(mesh_.device()).dtype(flags.from->dtype))
-          .expand(flags.from->local_sizes)
+  const Spec& flags = *bucket.flags.from;
+  std::vector<double> columns = there;
+  columns.resize(static_cast<std::size_t>(flags.sizes[1]), 0);
+  add(route(flags, bucket.flags.to),
+      at::tensor(columns, at::kDouble)
+          .to(at::TensorOptions().device(mesh_.device()).dtype(flags.dtype))
+          .expand(flags.local_sizes)
           .contiguous(),
       /*is_packed=*/false);
   if (bucket.memory) bucket.memory->release();
@@ -330,16 +352,16 @@ void GradientBuckets::start(Bucket& bucket) {
 
 std::optional<BucketMemory> GradientBuckets::memory_of(const Bucket& bucket) const {
   std::vector<std::vector<int64_t>> sizes;
-  const Flags flags = flags_of(bucket);
   for (const ArrivingGradient& each : bucket.gradients) {
     const Parameter& parameter = parameters_[each.parameter];
     const SpecPtr from = spec_before(parameter, each.pending);
-    const std::vector<PlanStep>& steps = bucket_route(*from, parameter.layout)->plan().steps();
+    const std::vector<PlanStep>& steps = route_of(each)->plan().steps();
     if (steps.size() != 1 || steps[0].kind != PlanStep::Kind::kAllReduce) return std::nullopt;
     sizes.push_back(from->local_sizes);
   }
-  sizes.push_back(flags.from->local_sizes);
-  return BucketMemory(std::move(sizes), at::TensorOptions().device(mesh_.device()).dtype(flags.from->dtype));
+  const Spec& flags = *bucket.flags.from;
+  sizes.push_back(flags.local_sizes);
+  return BucketMemory(std::move(sizes), at::TensorOptions().device(mesh_.device()).dtype(flags.dtype));
 }
 
 void GradientBuckets::make_plan(std::vector<ArrivalOrder> orders) {
@@ -350,7 +372,9 @@ void GradientBuckets::make_plan(std::vector<ArrivalOrder> orders) {
   const BucketPlan plan = plan_buckets(
       agreed_order(orders_), options_.bucket_bytes, [&](const ArrivingGradient& each) { return kind_of(each); },
       [&](const ArrivingGradient& each) { return bytes_of(each); });
-  for (const ArrivalOrder& gradients : plan) buckets_.push_back({.gradients = gradients, .missing = gradients.size()});
+  for (const ArrivalOrder& gradients : plan) {
+    buckets_.push_back({.gradients = gradients, .flags = flags_of(gradients), .missing = gradients.size()});
+  }
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     for (const ArrivingGradient& each : buckets_[b].gradients) {
       parameters_[each.parameter].planned = &each;
@@ -411,6 +435,9 @@ void GradientBuckets::store(const Parameter& parameter, const at::Tensor& piece)
 void bucket_gradients(std::vector<BucketedParameter> parameters, const std::vector<int64_t>& data_dims,
                       const GradientBucketOptions& options) {
   std::erase_if(parameters, [](const BucketedParameter& each) { return !each.parameter.requires_grad(); });
+  if (!parameters.empty() && !options.cost_model.links.empty()) {
+    check_cost_model(options.cost_model, mesh_of(parameters.front().parameter).ndim(), "bucket_gradients");
+  }
   if (parameters.empty() || !mesh_of(parameters.front().parameter).is_member()) return;
   const auto buckets = std::make_shared<GradientBuckets>(parameters, data_dims, options);
   for (std::size_t i = 0; i < parameters.size(); ++i) detail::set_reducer(parameters[i].parameter, buckets, i);

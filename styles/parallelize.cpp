@@ -14,6 +14,7 @@
 
 #include "tessera/dtensor/agreement.h"
 #include "tessera/dtensor/deferred/deferred.h"
+#include "tessera/placement/planner/cost_model.h"
 #include "tessera/styles/layout_plan.h"
 #include "tessera/styles/module_tree.h"
 
@@ -190,10 +191,11 @@ struct Planned {
 // Returns all that must be the same on every rank: which tensors will be communicated, and the plan that says how.
 std::string fingerprint_of(const ModuleTree& tree, const ParallelPlan& plan, const ParallelizeOptions& options) {
   std::string all = fmt::format(
-      "{}\n{} {} {} {} {} {} {} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
+      "{}\n{} {} {} {} {} {} [{}] {} {} {} {}\n", to_string(plan), options.src_rank, options.tensor_dim.value_or(-1000),
       fmt::join(options.data_dims.value_or(std::vector<int64_t>{-1000}), ","),
       to_string(options.data_placement.value_or(Replicate())), options.gradient_buckets.bucket_bytes,
-      c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)), options.zero_stage,
+      c10::toString(options.gradient_buckets.dtype.value_or(at::ScalarType::Undefined)),
+      options.gradient_buckets.cost_model.to_string(), options.zero_stage,
       fmt::join(options.shard_dims.value_or(std::vector<int64_t>{-1000}), ","), options.gather_ahead_bytes,
       c10::toString(options.compute_dtype.value_or(at::ScalarType::Undefined)));
   std::map<const void*, std::size_t> first, first_memory;
@@ -220,6 +222,9 @@ void make_plan(Planned& planned, const std::function<ModuleTree()>& tree, const 
   const std::vector<int64_t>& data_dims = planned.data_dims = data_dims_of(mesh, options, tensor_dim);
   check_source(mesh, options.src_rank);
   check_numbers(options);
+  if (!options.gradient_buckets.cost_model.links.empty()) {
+    check_cost_model(options.gradient_buckets.cost_model, mesh.ndim(), "parallelize_module: gradient_buckets");
+  }
   LayoutPlan& layout = planned.layout.emplace(mesh, tensor_dim, planned.tree);
   layout.shard_over_data(data_sharding_of(mesh, options, data_dims));
   for (const Assigned& assigned : assign(planned.tree, plan, options.allow_unmatched)) {

@@ -45,6 +45,7 @@ ComparedRanks::ComparedRanks(std::span<const int64_t> shape, const std::vector<s
     std::vector<int64_t> here(static_cast<std::size_t>(mesh_shape[i]));
     std::iota(here.begin(), here.end(), 0);
     if (!all) here.assign(some[i].begin(), some[i].end());
+    counts.push_back(here.size());
     std::vector<std::vector<int64_t>> longer;
     for (const auto& start : coordinates) {
       for (const int64_t c : here) {
@@ -58,6 +59,13 @@ ComparedRanks::ComparedRanks(std::span<const int64_t> shape, const std::vector<s
 
 std::size_t ComparedRanks::first_of_group(std::size_t rank, uint32_t mesh_dims) const {
   std::size_t out = 0;
+  if (!all) {
+    std::size_t step = 1;
+    for (std::size_t i = counts.size(); i-- > 0; step *= counts[i]) {
+      if ((mesh_dims & bit(i)) == 0) out += rank / step % counts[i] * step;
+    }
+    return out;
+  }
   for (std::size_t i = 0; i < mesh_shape.size(); ++i) {
     const int64_t at = (mesh_dims & bit(i)) != 0 ? 0 : coordinates[rank][i];
     out = out * static_cast<std::size_t>(mesh_shape[i]) + static_cast<std::size_t>(at);

@@ -20,14 +20,16 @@ struct ComparedRanks {
   explicit ComparedRanks(std::span<const int64_t> mesh_shape, const std::vector<std::set<int64_t>>& some = {});
 
   std::size_t count() const { return coordinates.size(); }
-  // Returns the rank at coordinate 0 of `mesh_dims` (a bit for each) and at `rank`'s coordinates elsewhere. All ranks
-  // must be compared.
+  // Returns the rank at coordinate 0 of `mesh_dims` (a bit for each) and at `rank`'s coordinates elsewhere.
   std::size_t first_of_group(std::size_t rank, uint32_t mesh_dims) const;
+  // Returns all mesh dimensions.
+  uint32_t every() const { return static_cast<uint32_t>(sizes_of_groups.size()) - 1; }
   // Returns the product of the sizes of these mesh dimensions.
   int64_t ranks_of(uint32_t mesh_dims) const { return sizes_of_groups[mesh_dims]; }
 
   std::vector<int64_t> mesh_shape;
-  std::vector<std::vector<int64_t>> coordinates;
+  std::vector<std::vector<int64_t>> coordinates;  // of the compared ranks, ascending
+  std::vector<std::size_t> counts;       // of the compared coordinates of each mesh dimension, of which 0 is one
   int64_t ranks = 1;                     // of the mesh
   std::vector<int64_t> sizes_of_groups;  // [mesh dimensions as bits]: the product of their sizes
   bool all = true;

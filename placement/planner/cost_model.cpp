@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -148,9 +149,27 @@ Link CostModel::over(std::span<const int64_t> mesh_dims) const {
   return slowest;
 }
 
-double CostModel::microseconds(std::span<const int64_t> mesh_dims, double bytes) const {
-  const Link link = over(mesh_dims);
-  return link.microseconds + bytes / link.bytes_per_microsecond;
+double CostModel::microseconds(uint32_t mesh_dims, c10::function_ref<double(uint32_t)> received) const {
+  double latency = 0;
+  for (std::size_t i = 0; mesh_dims >> i != 0; ++i) {
+    if ((mesh_dims >> i & 1) != 0) latency = std::max(latency, links[i].microseconds);
+  }
+  const uint32_t every = (uint32_t{1} << links.size()) - 1;
+  double out = 0;
+  double bytes = 0;  // that cross the slower links
+  for (uint32_t slow = 0; slow != every;) {
+    double bandwidth = std::numeric_limits<double>::infinity();
+    for (std::size_t i = 0; i < links.size(); ++i) {
+      if ((slow >> i & 1) == 0) bandwidth = std::min(bandwidth, links[i].bytes_per_microsecond);
+    }
+    for (std::size_t i = 0; i < links.size(); ++i) {
+      if (links[i].bytes_per_microsecond <= bandwidth) slow |= uint32_t{1} << i;
+    }
+    const double more = std::max(received(slow), bytes);
+    out += (more - bytes) / bandwidth;
+    bytes = more;
+  }
+  return latency + out;
 }
 
 std::string CostModel::to_string() const {

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
+
 #include "tessera/mesh/mesh.h"
 
 namespace tessera {
@@ -13,7 +15,7 @@ namespace tessera {
 // Holds what a step of a plan costs along a mesh dimension.
 struct Link {
   double microseconds = 0;           // per step, however few bytes it moves
-  double bytes_per_microsecond = 1;  // received by a rank; 1000 is 1 GB/s
+  double bytes_per_microsecond = 1;  // received by each rank, while all receive as much; 1000 is 1 GB/s
   friend bool operator==(const Link&, const Link&) = default;
 };
 
@@ -26,9 +28,12 @@ struct LinkSample {
 
 // Gives the times by which plans are compared. A step in which each rank receives at most `bytes` takes
 //   link.microseconds + bytes / link.bytes_per_microsecond,
-// and a plan takes the sum of its steps. A step over several mesh dimensions at once has the largest latency and the
-// smallest bandwidth of their links. A step without communication takes no time. The model must be the same on every
-// rank: ranks that plan differently hang.
+// and a plan takes the sum of its steps. A step over several mesh dimensions at once has the largest latency of their
+// links, and what a rank receives from another crosses the slowest link of the mesh dimensions along which the two
+// differ. On {host: 2, gpu: 4}, an all_gather over both in which each rank has 1 MB brings it 4 MB over the link of
+// `host` and 3 MB over that of `gpu`: the times of the two add up. The ranks that agree along a mesh dimension and all
+// slower ones, such as those of a host, share its link: what counts is the mean of what they receive over it. A step
+// without communication takes no time. The model must be the same on every rank: ranks that plan differently hang.
 struct CostModel {
   std::vector<Link> links;  // one per mesh dimension
 
@@ -48,9 +53,13 @@ struct CostModel {
   // have.
   static CostModel fitted(const Mesh& mesh, std::span<const LinkSample> samples);
 
-  // Returns the link of a step over these mesh dimensions, and the time of such a step.
+  // Returns the largest latency and the smallest bandwidth of these mesh dimensions.
   Link over(std::span<const int64_t> mesh_dims) const;
-  double microseconds(std::span<const int64_t> mesh_dims, double bytes) const;
+  // Returns the time of a step over `mesh_dims` (a bit for each). received(slow) gives the bytes that ranks receive
+  // from ranks that differ from them along some of the mesh dimensions `slow`: the mean over the ranks that agree along
+  // all of these, where it is largest. For each bandwidth it is called once, with all mesh dimensions that are no
+  // faster; so the last call is for all mesh dimensions, and means the rank that receives most.
+  double microseconds(uint32_t mesh_dims, c10::function_ref<double(uint32_t)> received) const;
 
   // Returns one link per mesh dimension, such as "120 us + 2000 MB/s, 10 us + 25000 MB/s".
   std::string to_string() const;

@@ -84,11 +84,15 @@ void CutTable::cut_chunks(const Way& way, int from, int64_t parts) {
   }
 }
 
+// Other mesh dimensions are Replicate.
+Placements CutTable::placements_of(const Way& way) const {
+  Placements out(ranks_.mesh_shape.size());
+  for (uint8_t k = 0; k < way.length; ++k) out[way.dims[k]] = choices_[way.dims[k]][way.choices[k]].ordered(k);
+  return out;
+}
+
 void CutTable::cut_anyhow(Way& way) {
-  Placements placements(ranks_.mesh_shape.size());
-  for (uint8_t k = 0; k < way.length; ++k) {
-    placements[way.dims[k]] = choices_[way.dims[k]][way.choices[k]].ordered(k);
-  }
+  const Placements placements = placements_of(way);
   const std::vector<Cut> cuts = cuts_of(tensor_dim_, placements, ranks_.mesh_shape);
   try {
     way.legal = every_cut(size_, cuts, fits);
@@ -211,26 +215,49 @@ bool CutTable::covers(int from, uint32_t mesh_dims, int to, bool& whole) {
     return true;
   }
   const std::vector<Intervals>& have = merged(from, mesh_dims);
+  const uint32_t alike = mesh_dims | ~ways_[index(from)].cutters;
   for (std::size_t r = 0; r < ranks_.count(); ++r) {
-    const Intervals& found = have[ranks_.first_of_group(r, mesh_dims)];
+    const Intervals& found = have[ranks_.first_of_group(r, alike)];
     if (overlap(found, part(to, r)) != sizes(to)[r]) return false;
     whole &= count(found) == sizes(to)[r];
   }
   return true;
 }
 
-// The result is computed for the first rank of every group.
 const std::vector<Intervals>& CutTable::merged(int way, uint32_t mesh_dims) {
-  std::vector<Intervals>& out = ways_[index(way)].merged[mesh_dims];
+  Way& it = ways_[index(way)];
+  std::vector<Intervals>& out = it.merged[mesh_dims];
   if (!out.empty()) return out;
+  const uint32_t alike = mesh_dims | ~it.cutters;
   std::vector<std::vector<Interval>> all(ranks_.count());
   for (std::size_t r = 0; r < ranks_.count(); ++r) {
-    const Intervals mine = part(way, r);
-    std::vector<Interval>& group = all[ranks_.first_of_group(r, mesh_dims)];
-    group.insert(group.end(), mine.begin(), mine.end());
+    const std::size_t first = ranks_.first_of_group(r, alike);
+    if (!ranks_.all) {
+      if (first == r) append_group(it, r, mesh_dims, all[r]);
+    } else if (ranks_.first_of_group(r, ~it.cutters) == r) {  // else another rank has the same part
+      const Intervals mine = part(way, r);
+      all[first].insert(all[first].end(), mine.begin(), mine.end());
+    }
   }
   for (auto& each : all) out.push_back(joined(std::move(each)));
   return out;
+}
+
+// Appends the parts of the ranks along `mesh_dims`, of which not all are compared.
+void CutTable::append_group(const Way& way, std::size_t first, uint32_t mesh_dims, std::vector<Interval>& out) const {
+  const Placements placements = placements_of(way);
+  const std::vector<Cut> cuts = cuts_of(tensor_dim_, placements, ranks_.mesh_shape);
+  std::vector<int64_t> at = ranks_.coordinates[first];
+  for (int64_t member = 0; member < ranks_.ranks_of(mesh_dims); ++member) {
+    int64_t rest = member;
+    for (std::size_t i = 0; mesh_dims >> i != 0; ++i) {
+      if ((mesh_dims & bit(i)) == 0) continue;
+      at[i] = rest % ranks_.mesh_shape[i];
+      rest /= ranks_.mesh_shape[i];
+    }
+    const Intervals part = part_of(size_, cuts, ranks_.mesh_shape, at);
+    out.insert(out.end(), part.begin(), part.end());
+  }
 }
 
 Intervals CutTable::part(int way, std::size_t rank) const {
@@ -256,6 +283,14 @@ void CutTable::multiply_already_held(int from, int to, int64_t* numbers) const {
   } else {
     for (std::size_t r = 0; r < count; ++r) numbers[r] *= held_for(from, r, to, r);
   }
+}
+
+int64_t CutTable::held_by_group(int from, int to, uint32_t mesh_dims, std::size_t rank) {
+  const auto group = [&](int way) -> const Intervals& {
+    const uint32_t cutters = ways_[index(way)].cutters;
+    return merged(way, mesh_dims & cutters)[ranks_.first_of_group(rank, mesh_dims | ~cutters)];
+  };
+  return overlap(group(from), group(to));
 }
 
 }  // namespace tessera

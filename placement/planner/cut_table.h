@@ -72,6 +72,9 @@ class CutTable {
   }
   // Multiplies the number of each compared rank by the number of elements that it has and needs.
   void multiply_already_held(int from, int to, int64_t* numbers) const;
+  // Returns how many elements the ranks of a group along `mesh_dims` have under `from` and need under `to`, each
+  // counted once. `rank` is one of them.
+  int64_t held_by_group(int from, int to, uint32_t mesh_dims, std::size_t rank);
 
  private:
   struct Way {
@@ -90,6 +93,7 @@ class CutTable {
   static std::size_t index(int way) { return static_cast<std::size_t>(way); }
 
   int add(int from, std::size_t mesh_dim, std::size_t choice);
+  Placements placements_of(const Way& way) const;
   void cut_chunks(const Way& way, int from, int64_t parts);
   void cut_anyhow(Way& way);
   void take_parts(Way& way, const std::vector<Cut>& cuts);
@@ -99,7 +103,10 @@ class CutTable {
   int64_t parts_before(const Way& way, std::size_t mesh_dim) const;
   // Says whether the ranks along `mesh_dims` together hold what each of them needs. If so, sets `whole`.
   bool covers(int from, uint32_t mesh_dims, int to, bool& whole);
+  // Returns what the ranks along `mesh_dims` hold together, for the first rank of every group of those that agree in
+  // the other mesh dimensions that cut.
   const std::vector<Intervals>& merged(int way, uint32_t mesh_dims);
+  void append_group(const Way& way, std::size_t first, uint32_t mesh_dims, std::vector<Interval>& out) const;
   Intervals part(int way, std::size_t rank) const;
 
   const int64_t tensor_dim_;

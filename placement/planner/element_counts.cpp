@@ -188,6 +188,59 @@ ElementCounts::Missing ElementCounts::missing(Node from, Node to) {
   return out;
 }
 
+// Ranks that agree along `slow` form a group, which receives what it needs and does not have once for each of its ranks
+// that need the same.
+double ElementCounts::mean_across(Node from, Node to, uint32_t slow) {
+  const uint32_t fast = ranks_.every() & ~slow;
+  const auto tiles = static_cast<double>(ranks_.ranks_of(fast & of(to).sharded));
+  const double held = is_even(to) ? least_held_by_groups(from, to, slow) : -1;
+  if (held >= 0) return static_cast<double>(largest(to)) - held / tiles;
+  int64_t most = 0;
+  for (std::size_t r = 0; r < ranks_.count(); ++r) {
+    if (ranks_.first_of_group(r, fast) != r) continue;
+    int64_t needed = uncut_;
+    int64_t found = uncut_;
+    for (std::size_t t = 0; t < tables_.size(); ++t) {
+      needed *= tables_[t].held_by_group(ways(to)[t], ways(to)[t], fast, r);
+      found *= tables_[t].held_by_group(ways(from)[t], ways(to)[t], fast, r);
+    }
+    most = std::max(most, needed - found);
+  }
+  return static_cast<double>(most) / tiles;
+}
+
+// A group has and needs an element if bits of the element's index give the group's coordinates in both layouts. Each
+// such bit halves the number of elements; if one bit has to be two coordinates, a group of which these differ has none.
+double ElementCounts::least_held_by_groups(Node from, Node to, uint32_t slow) const {
+  struct Given {
+    std::size_t cut_dim;
+    int place;
+    std::size_t mesh_dim;
+    int bit;
+  };
+  c10::SmallVector<Given, 16> given;
+  bool differ = false;
+  for (const Node node : {from, to}) {
+    const uint32_t cutters = slow & of(node).sharded;
+    for (std::size_t i = 0; cutters >> i != 0; ++i) {
+      if ((cutters & bit(i)) == 0) continue;
+      const std::size_t t = of(node).shards[i];
+      const int first = tables_[t].first_bit(ways(node)[t], i);
+      if (first < 0) return -1;
+      for (int k = 0; (ranks_.mesh_shape[i] >> k) > 1; ++k) {
+        const auto same = [&](const Given& other) { return other.cut_dim == t && other.place == first + k; };
+        const auto known = std::ranges::find_if(given, same);
+        if (known == given.end()) {
+          given.push_back({.cut_dim = t, .place = first + k, .mesh_dim = i, .bit = k});
+        } else {
+          differ |= known->mesh_dim != i || known->bit != k;
+        }
+      }
+    }
+  }
+  return differ ? 0 : elements_ / static_cast<double>(uint64_t{1} << given.size());
+}
+
 double ElementCounts::live(Node from, Node to, double received) {
   look_at(from, to);
   double most = 0;

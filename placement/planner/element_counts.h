@@ -56,6 +56,10 @@ class ElementCounts {
   // Says whether the compared ranks include the largest and the smallest figures of all: all ranks are compared, or
   // both layouts cut into equal chunks.
   bool is_exact(Node from, Node to) const { return ranks_.all || (is_even(from) && is_even(to)); }
+  // Says the same of mean_across().
+  bool is_exact_across(Node from, Node to) const {
+    return ranks_.all || least_held_by_groups(from, to, ranks_.every()) >= 0;
+  }
   struct Needs {
     uint32_t mesh_dims = 0;                     // the fewest along which ranks find what they need
     bool whole = true;                          // ranks need everything that is found there
@@ -83,6 +87,10 @@ class ElementCounts {
     int64_t live = 0;  // elements of both tiles and twice those that a rank misses, for the rank with most
   };
   Missing missing(Node from, Node to);
+  // Counts the elements that a rank receives from ranks that differ from it along some of the mesh dimensions `slow`,
+  // in a step between these layouts. Returns the mean over the ranks that agree along all of these, where it is
+  // largest.
+  double mean_across(Node from, Node to, uint32_t slow);
   // Returns the elements of a rank's two tiles, where the target tile counts 1 + `received` times, for the rank with
   // most.
   double live(Node from, Node to, double received);
@@ -121,6 +129,9 @@ class ElementCounts {
   // For two even layouts: returns the number of elements that a compared rank has and needs, if it is the same for all
   // compared ranks; 0 if it is 0 for one of them; and otherwise -1, so that each rank must be looked at.
   int64_t least_held(Node from, Node to);
+  // Returns how many elements the ranks that agree along `slow` have and need together, for those that have least;
+  // otherwise -1, where a layout is uneven or a size of `slow` is no power of two.
+  double least_held_by_groups(Node from, Node to, uint32_t slow) const;
   // Computes how many elements each compared rank has.
   void sizes(Node node, std::vector<int64_t>& out) const;
   // Fills have_ and get_.

@@ -32,8 +32,8 @@ namespace tessera {
 // cuts.
 //
 // On meshes of more than 64 ranks the search compares only some ranks. The figures of the plan are those of all ranks.
-// Where cuts are uneven on such a mesh, a step may cost more or less, or have more bytes live, than the search saw, so
-// that a cheaper plan is missed; and no step is a permute.
+// Where cuts are uneven on such a mesh, or links differ and a size of the mesh is no power of two, a step may cost more
+// or less, or have more bytes live, than the search saw, so that a cheaper plan is missed; and no step is a permute.
 //
 // Throws std::invalid_argument on an invalid shape, and on placements that do not fit the mesh, the shape or the dtype.
 Plan plan_redistribute(const std::vector<int64_t>& shape, at::ScalarType dtype, const Mesh& mesh,

@@ -262,7 +262,8 @@ std::vector<PlanStep> find_steps(const Problem& problem) {
   std::vector<PlanStep> steps;
   for (std::size_t i = 0; i + 1 < path.size(); ++i) {
     PlanStep step = step_of(space, costs, path[i], path[i + 1], *costs.step(path[i], path[i + 1], kNever));
-    const bool exact = space.counts().is_exact(path[i], path[i + 1]);
+    const bool exact = space.counts().is_exact(path[i], path[i + 1]) &&
+                       (costs.equal_links() || space.counts().is_exact_across(path[i], path[i + 1]));
     steps.push_back(exact ? std::move(step) : counted(problem, step, costs.live_limit()));
   }
   return steps;

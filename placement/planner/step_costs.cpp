@@ -72,7 +72,11 @@ std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
   if (change.reduced != 0) return rescales ? std::nullopt : reduction(from, to, change, limit);
   const bool moves = !rescales && (change.embedded | change.formed) == 0;
   const uint32_t dropped = moves ? counts_.dropped_cuts(from, to) : 0;  // quick to compute
-  if (dropped != 0 && is_dearer(dropped, counts_.least_missing(to, dropped), limit)) return std::nullopt;
+  // Where tiles are even, the rank that is known to miss as much stands for the mean of any ranks.
+  const auto least_missing = [&](uint32_t some) {
+    return is_every(some) || counts_.is_even(to) ? static_cast<double>(counts_.least_missing(to, dropped & some)) : 0;
+  };
+  if (dropped != 0 && is_dearer(dropped, least_missing, limit)) return std::nullopt;
   const ElementCounts::Needs needs = counts_.needs(from, to);
   // A Shard's piece surrounded by neutral elements is a term, so the pieces along its mesh dimension need not be
   // gathered.
@@ -80,7 +84,10 @@ std::optional<Step> StepCosts::find_step(Node from, Node to, double limit) {
     return rescales && !scales_ ? std::nullopt : std::optional(Step{.peak = element_size_ * counts_.live(from, to, 0)});
   }
   // Decides by the two ranks that LayoutSpace samples, which is quick and seldom wrong.
-  if (!moves || is_dearer(needs.mesh_dims, counts_.sampled_missing(to, needs), limit)) return std::nullopt;
+  const auto sampled = [&](uint32_t some) {
+    return is_every(some) ? static_cast<double>(counts_.sampled_missing(to, needs)) : least_missing(some);
+  };
+  if (!moves || is_dearer(needs.mesh_dims, sampled, limit)) return std::nullopt;
   const Step out = move(from, to, needs);
   return out.microseconds > limit ? std::nullopt : std::optional(out);
 }
@@ -89,8 +96,11 @@ std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& chan
   const bool scatters = (change.reduced & space_.sharded(to)) != 0;
   const auto n = static_cast<double>(counts_.ranks().ranks_of(change.reduced));
   const auto largest = static_cast<double>(counts_.largest(to));
-  Step out = scatters ? priced(PlanStep::Kind::kReduceScatter, change.reduced, largest * (n - 1))
-                      : priced(PlanStep::Kind::kAllReduce, change.reduced, 2 * largest * (n - 1) / n);
+  // A rank receives as much from each other rank of its group.
+  const auto scattered = [&](uint32_t some) { return largest * other_ranks(change.reduced, some); };
+  const auto reduced = [&](uint32_t some) { return 2 * largest * other_ranks(change.reduced, some) / n; };
+  Step out = scatters ? priced(PlanStep::Kind::kReduceScatter, change.reduced, scattered)
+                      : priced(PlanStep::Kind::kAllReduce, change.reduced, reduced);
   // whole_reduction may still be cheaper, since it may receive less.
   const bool hopeless = out.microseconds > limit && (!scatters || n <= 2);
   // Every rank must have a term of each element that it needs.
@@ -109,10 +119,10 @@ std::optional<Step> StepCosts::reduction(Node from, Node to, const Changes& chan
 // than `limit`, and where not all ranks are compared.
 Step StepCosts::whole_reduction(Node from, Node to, const Changes& change, double limit) {
   const auto n = static_cast<double>(counts_.ranks().ranks_of(change.reduced));
-  const double share = 2 * (n - 1) / n;
   const Step never{.microseconds = kNever};
+  const auto share = [&](uint32_t some) { return 2 * other_ranks(change.reduced, some) / n; };
   const auto reduce = [&](double elements) {
-    return priced(PlanStep::Kind::kAllReduce, change.reduced, share * elements);
+    return priced(PlanStep::Kind::kAllReduce, change.reduced, [&](uint32_t some) { return share(some) * elements; });
   };
   const uint32_t split_dims = change.reduced & space_.sharded(to);
   const bool even = counts_.is_even(to);
@@ -120,7 +130,7 @@ Step StepCosts::whole_reduction(Node from, Node to, const Changes& change, doubl
   if (!counts_.ranks().all || !(reduce(static_cast<double>(least)).microseconds < limit)) return never;
   const auto [most, live] = counts_.group_needs(from, to, change.reduced, split_dims);
   Step out = reduce(static_cast<double>(most));
-  out.peak = element_size_ * (static_cast<double>(live) + share * static_cast<double>(most));
+  out.peak = element_size_ * (static_cast<double>(live) + share(counts_.ranks().every()) * static_cast<double>(most));
   return out;
 }
 
@@ -130,35 +140,40 @@ double StepCosts::most_live(Node from, Node to) const {
 
 Step StepCosts::move(Node from, Node to, const ElementCounts::Needs& needs) {
   const uint32_t needed = needs.mesh_dims;
-  const auto [most, live] = counts_.missing(from, to);
+  const ElementCounts::Missing missing = counts_.missing(from, to);
   const bool gathers =
       needs.whole && space_.changed(from, to) == needed && (space_.sharded(from) & space_.replicated(to)) == needed;
-  Step out =
-      priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, static_cast<double>(most));
-  out.peak = element_size_ * static_cast<double>(live);
+  const auto received = [&](uint32_t some) {
+    return is_every(some) ? static_cast<double>(missing.most) : counts_.mean_across(from, to, some);
+  };
+  Step out = priced(gathers ? PlanStep::Kind::kAllGather : PlanStep::Kind::kAllToAll, needed, received);
+  out.peak = element_size_ * static_cast<double>(missing.live);
   return out;
 }
 
 void StepCosts::make_links() {
   links_.push_back({.microseconds = 0, .bytes_per_microsecond = kNever});
   for (std::size_t i = 0; i < model_.links.size(); ++i) {
+    if (counts_.ranks().mesh_shape[i] == 1) model_.links[i] = links_[0];
     const Link& own = model_.links[i];
     for (std::size_t others = 0; others < std::size_t{1} << i; ++others) {
       Link link = links_[others];
-      if (counts_.ranks().mesh_shape[i] > 1) {
-        link.microseconds = std::max(link.microseconds, own.microseconds);
-        link.bytes_per_microsecond = std::min(link.bytes_per_microsecond, own.bytes_per_microsecond);
-      }
+      link.microseconds = std::max(link.microseconds, own.microseconds);
+      link.bytes_per_microsecond = std::min(link.bytes_per_microsecond, own.bytes_per_microsecond);
       links_.push_back(link);
     }
   }
 }
 
-Step StepCosts::priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements) const {
-  Step out{.kind = kind, .mesh_dims = mesh_dims, .bytes = elements * element_size_};
-  if (elements == 0 || counts_.ranks().ranks_of(mesh_dims) == 1) return out;
-  const Link link = slowest(mesh_dims);
-  out.microseconds = link.microseconds + out.bytes / link.bytes_per_microsecond;
+Step StepCosts::priced(PlanStep::Kind kind, uint32_t mesh_dims, Received received) const {
+  Step out{.kind = kind, .mesh_dims = mesh_dims, .bytes = received(counts_.ranks().every()) * element_size_};
+  if (out.bytes == 0 || counts_.ranks().ranks_of(mesh_dims) == 1) return out;
+  const Link& link = slowest(mesh_dims);
+  if (link.bytes_per_microsecond == levels_.front().bytes_per_microsecond) {  // no bytes cross a slower link
+    out.microseconds = link.microseconds + out.bytes / link.bytes_per_microsecond;
+  } else {
+    out.microseconds = model_.microseconds(mesh_dims, [&](uint32_t slow) { return received(slow) * element_size_; });
+  }
   return out;
 }
 

@@ -4,6 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
+
 #include "tessera/placement/plan.h"
 #include "tessera/placement/planner/cost_model.h"
 #include "tessera/placement/planner/layout_space.h"
@@ -49,7 +51,7 @@ class StepCosts {
   double most_live(Node from, Node to) const;
   // Says whether all mesh dimensions of size above 1 have the same link.
   bool equal_links() const { return equal_links_; }
-  // Returns the slowest link of these mesh dimensions.
+  // Returns the largest latency and the smallest bandwidth of these mesh dimensions.
   const Link& slowest(uint32_t mesh_dims) const { return links_[mesh_dims]; }
 
  private:
@@ -65,18 +67,28 @@ class StepCosts {
   Changes changes(Node from, Node to) const;
   std::optional<Step> reduction(Node from, Node to, const Changes& change, double limit);
   Step whole_reduction(Node from, Node to, const Changes& change, double limit);
+  // Gives the elements that ranks receive from ranks that differ from them along some mesh dimensions; see
+  // CostModel::microseconds.
+  using Received = c10::function_ref<double(uint32_t)>;
   // Says whether a step over these mesh dimensions in which a rank receives so many elements takes more than `limit`
   // microseconds.
-  bool is_dearer(uint32_t mesh_dims, int64_t elements, double limit) const {
-    return priced(PlanStep::Kind::kAllToAll, mesh_dims, static_cast<double>(elements)).microseconds > limit;
+  bool is_dearer(uint32_t mesh_dims, Received received, double limit) const {
+    return priced(PlanStep::Kind::kAllToAll, mesh_dims, received).microseconds > limit;
   }
+  // Says whether all mesh dimensions of more than one rank are among `some`.
+  bool is_every(uint32_t some) const { return counts_.ranks().ranks_of(counts_.ranks().every() & ~some) == 1; }
   Step move(Node from, Node to, const ElementCounts::Needs& needs);
+  // Returns how many of the other ranks of a group along `mesh_dims` differ from a rank along `some` mesh dimensions.
+  double other_ranks(uint32_t mesh_dims, uint32_t some) const {
+    const ComparedRanks& ranks = counts_.ranks();
+    return static_cast<double>(ranks.ranks_of(mesh_dims) - ranks.ranks_of(mesh_dims & ~some));
+  }
   // Returns a lower bound on the elements that the rank that receives most receives, on every path to the target.
   double most_received(Node node);
   // Returns a lower bound on the elements that a rank receives on average in steps over some of `mesh_dims`, on every
   // path to the target.
   double least_over(Node node, uint32_t mesh_dims);
-  Step priced(PlanStep::Kind kind, uint32_t mesh_dims, double elements) const;
+  Step priced(PlanStep::Kind kind, uint32_t mesh_dims, Received received) const;
   double find_bound(Node node);
 
   const LayoutSpace& space_;
@@ -84,9 +96,9 @@ class StepCosts {
   const double element_size_;
   double live_limit_ = 0;
   const bool scales_;  // pieces may be multiplied by a number of ranks; float16 could overflow
-  const CostModel model_;
+  CostModel model_;    // mesh dimensions of one rank cost nothing in it
   bool equal_links_ = true;
-  std::vector<Link> links_;  // [mesh dimensions as bits]: the slowest of their links
+  std::vector<Link> links_;  // [mesh dimensions as bits]: the largest latency and the smallest bandwidth
   // Describes one bandwidth: lists the mesh dimensions that are no faster, and has the least latency among them. There
   // is one level per bandwidth of a mesh dimension; the fastest is first.
   struct Level {

@@ -68,6 +68,17 @@ int64_t most_sent(const LayoutSpace& space, Node from, Node to, uint32_t mesh_di
   return std::ranges::max(sent);
 }
 
+// Says whether a step over `mesh_dims` may also run over `mesh_dim` at no cost, so that no element crosses a slower
+// link than before.
+bool is_free(const StepCosts& costs, uint32_t mesh_dims, std::size_t mesh_dim) {
+  if (costs.slowest(mesh_dims | bit(mesh_dim)) != costs.slowest(mesh_dims)) return false;
+  for (std::size_t i = 0; mesh_dims >> i != 0; ++i) {
+    const double others = costs.slowest(mesh_dims & bit(i)).bytes_per_microsecond;
+    if ((mesh_dims & bit(i)) != 0 && costs.slowest(bit(mesh_dim)).bytes_per_microsecond < others) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 uint32_t shared_mesh_dims(const LayoutSpace& space, const StepCosts& costs, Node from, Node to, uint32_t mesh_dims) {
@@ -76,7 +87,7 @@ uint32_t shared_mesh_dims(const LayoutSpace& space, const StepCosts& costs, Node
   uint32_t out = mesh_dims;
   for (std::size_t i = 0; copies >> i != 0; ++i) {
     if ((copies & bit(i)) == 0 || space.counts().ranks().mesh_shape[i] == 1) continue;
-    if (costs.slowest(mesh_dims | bit(i)) == costs.slowest(mesh_dims)) out |= bit(i);
+    if (is_free(costs, mesh_dims, i)) out |= bit(i);
   }
   return out != mesh_dims && most_sent(space, from, to, out) < most_sent(space, from, to, mesh_dims) ? out : mesh_dims;
 }

@@ -171,6 +171,25 @@ double BruteForce::received(int from, int to) const {
   return static_cast<double>(most) * item_;
 }
 
+double BruteForce::received_across(int from, int to, const Step& step, MeshDims slow) {
+  const MeshDims every = static_cast<MeshDims>(group_.size()) - 1;
+  if (slow == every) return step.bytes;
+  if (reduces(step.kind)) {  // as much from each other rank of the group
+    double all = 1, near = 1;
+    for (const int64_t i : listed(step.over)) all *= static_cast<double>(mesh_.size(i));
+    for (const int64_t i : listed(step.over & ~slow)) near *= static_cast<double>(mesh_.size(i));
+    return step.bytes * (all - near) / (all - 1);
+  }
+  const std::vector<Elements>& near = within(from, every & ~slow);
+  const std::vector<Elements>& wanted = layouts_[static_cast<std::size_t>(to)].held;
+  const std::vector<int>& group = group_[every & ~slow];
+  std::vector<std::size_t> received(wanted.size(), 0);
+  for (std::size_t r = 0; r < wanted.size(); ++r)
+    received[static_cast<std::size_t>(group[r])] += (wanted[r] & ~near[r]).count();
+  const auto ranks = static_cast<double>(std::ranges::count(group, group[0]));
+  return static_cast<double>(std::ranges::max(received)) * item_ / ranks;
+}
+
 // Returns the bytes of the source tile, the target tile, and `extra_times` what is received, on the rank that has most.
 double BruteForce::live(int from, int to, double extra_times) const {
   const Layout& a = layouts_[static_cast<std::size_t>(from)];
@@ -355,15 +374,14 @@ const BruteForce::Graph& BruteForce::graph(const Placements& from, const Placeme
 }
 
 // Runs Dijkstra's algorithm over the steps whose live bytes are within `limit`. Returns whether there is a path.
-bool BruteForce::search(const Graph& graph, const CostModel& model, double limit, Optimum& out) const {
+bool BruteForce::search(const Graph& graph, const CostModel& model, double limit, Optimum& out) {
   constexpr double kNever = std::numeric_limits<double>::infinity();
-  std::vector<Link> links;
-  for (MeshDims over = 0; over < group_.size(); ++over) {
-    const std::vector<int64_t> dims = listed(over);
-    links.push_back(over ? model.over(dims) : Link{});
-  }
-  const auto time_of = [&](const Step& step) {
-    return step.over ? links[step.over].microseconds + step.bytes / links[step.over].bytes_per_microsecond : 0;
+  const auto layout_of = [&](int i) { return graph.layouts[static_cast<std::size_t>(i)]; };
+  const auto time_of = [&](const Edge& edge) {
+    if (edge.step.over == 0) return 0.0;
+    return model.microseconds(edge.step.over, [&](MeshDims slow) {
+      return received_across(layout_of(edge.from), layout_of(edge.to), edge.step, slow);
+    });
   };
   const std::size_t size = graph.layouts.size();
   std::vector<double> time(size, kNever);
@@ -380,7 +398,7 @@ bool BruteForce::search(const Graph& graph, const CostModel& model, double limit
     for (std::size_t e = graph.begin[nearest]; e < graph.begin[nearest + 1]; ++e) {
       const Edge& edge = graph.edges[e];
       const auto to = static_cast<std::size_t>(edge.to);
-      const double arrival = time[nearest] + time_of(edge.step);
+      const double arrival = time[nearest] + time_of(edge);
       if (edge.step.live > limit + kRounding || arrival >= time[to]) continue;
       time[to] = arrival;
       last[to] = &edge;
@@ -390,10 +408,8 @@ bool BruteForce::search(const Graph& graph, const CostModel& model, double limit
   if (time[target] == kNever) return false;
   out.microseconds = time[target];
   for (std::size_t at = target; last[at]; at = static_cast<std::size_t>(last[at]->from)) {
-    const auto placements = [&](int i) {
-      return layouts_[static_cast<std::size_t>(graph.layouts[static_cast<std::size_t>(i)])].placements;
-    };
-    out.legs.push_back({placements(last[at]->from), placements(last[at]->to), last[at]->step, time_of(last[at]->step)});
+    const auto placements = [&](int i) { return layouts_[static_cast<std::size_t>(layout_of(i))].placements; };
+    out.legs.push_back({placements(last[at]->from), placements(last[at]->to), last[at]->step, time_of(*last[at])});
   }
   std::reverse(out.legs.begin(), out.legs.end());
   return true;

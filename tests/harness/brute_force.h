@@ -55,9 +55,9 @@ std::string to_string(const Optimum& optimum);
 
 // Finds the cheapest redistribution of one small tensor by exhaustion: it tries every layout that plan_redistribute's
 // comment allows between the two, every step between two of them, and every set of mesh dimensions. It shares with the
-// planner what a layout means (local_tile, normalize, check_layout, partials_commute, Reduction::slope) and what a link
-// costs (CostModel::over). It caches layouts and steps, so that many pairs of layouts of one tensor are quick. Not
-// thread-safe.
+// planner what a layout means (local_tile, normalize, check_layout, partials_commute, Reduction::slope) and what links
+// cost (CostModel::microseconds). It caches layouts and steps, so that many pairs of layouts of one tensor are quick.
+// Not thread-safe.
 class BruteForce {
  public:
   // Throws std::invalid_argument for a tensor of more than kMostElements.
@@ -109,11 +109,14 @@ class BruteForce {
   std::vector<Step> find_steps(int from, int to);
   bool move_is_legal(int from, int to, MeshDims over);
   double received(int from, int to) const;
+  // Returns the bytes that ranks receive from ranks that differ from them along some of the mesh dimensions `slow`: the
+  // mean over the ranks that agree along these, where it is largest.
+  double received_across(int from, int to, const Step& step, MeshDims slow);
   double live(int from, int to, double extra_times) const;
   std::vector<Step> reductions(int from, int to, MeshDims over);
   std::vector<Placements> on_the_way(const Placements& from, const Placements& to) const;
   const Graph& graph(const Placements& from, const Placements& to);
-  bool search(const Graph& graph, const CostModel& model, double limit, Optimum& out) const;
+  bool search(const Graph& graph, const CostModel& model, double limit, Optimum& out);
 
   std::vector<int64_t> shape_;
   double item_;

@@ -173,6 +173,58 @@ TEST_CASE("the gradients of a bucket lie in the memory in which they were reduce
       {{2, 1}, {4, 1}});
 }
 
+TEST_CASE("where the cost model has a slow mesh dimension, a bucket crosses it last and in parts") {
+  (void)cases();
+  const CostModel slow_host{.links = {{400, 34}, {150, 1676}, {}}};
+  struct Row {
+    const char* why;
+    CostModel model;
+    std::vector<std::string> wanted;  // the collectives of the gradients
+    double share;                     // of a rank's gradients, sent between hosts or over both mesh dimensions
+  };
+  const std::vector<Row> rows = {
+      {"all links are equal", {}, {"all_reduce host+dp"}, 1},
+      {"the network is slow", slow_host, {"reduce_scatter dp", "all_reduce host", "all_gather dp"}, 0.5},
+  };
+  const at::Tensor x = at::arange(80, on(at::kDouble)).view({8, 10}).sin();
+  for (const Row& row : rows) {
+    CAPTURE(row.why);
+    run_in_process(4, [&](const std::shared_ptr<World>& world) {
+      const DeviceMesh mesh = init_device_mesh(device_name(), {2, 2, 1}, {"host", "dp", "tp"}, world);
+      Mlp module = mlp(), reference = mlp();
+      auto parallel = parallelize_module(module, mesh, {}, {.gradient_buckets = {.cost_model = row.model}});
+      torch::optim::SGD ours(module->parameters(), torch::optim::SGDOptions(0.05)),
+          theirs(reference->parameters(), torch::optim::SGDOptions(0.05));
+      CommCounter counter(mesh);
+      for (int step = 0; step < 3; ++step) {
+        CAPTURE(step);
+        ours.zero_grad();
+        theirs.zero_grad();
+        const at::Tensor piece = distribute_tensor(x, mesh, {Shard(0), Shard(0), Replicate()}, kNoSource);
+        const at::Tensor loss = parallel(piece).square().mean();
+        counter.reset();
+        loss.backward();
+        reference->forward(x).square().mean().backward();
+        check_parameters(*module, *reference, /*gradients=*/true, 1e-11);
+        std::vector<std::string> collectives;
+        int64_t bytes = 0;
+        for (const CollectiveRecord& each : counter.records()) {
+          if (each.op != "gradient" || each.mesh_dim == "host+dp+tp") continue;  // the exchange of the order
+          collectives.push_back(fmt::format("{} {}", each.kind, each.mesh_dim));
+          if (each.mesh_dim != "dp") bytes += each.bytes;
+        }
+        CAPTURE(counter.to_string());
+        CHECK(collectives == row.wanted);
+        // 12 x 16 + 12 + 16 x 10 + 16 numbers, and a flag for each of the four parameters.
+        CHECK(static_cast<double>(bytes) == row.share * 8 * (192 + 12 + 160 + 16 + 4));
+        ours.step();
+        theirs.step();
+        check_parameters(*module, *reference, /*gradients=*/false, 1e-11);
+      }
+    });
+  }
+}
+
 TEST_CASE("data_placement: one reduce-scatter per bucket") {
   (void)cases();
   on_meshes([](const DeviceMesh& mesh) {

@@ -1,6 +1,8 @@
 #include "tessera/placement/planner/cost_model.h"
 
+#include <cstdint>
 #include <limits>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -87,11 +89,26 @@ TEST_CASE("the text of a cost model is read back") {
   }
 }
 
-TEST_CASE("a step over several mesh dimensions runs at the slowest") {
-  const CostModel model{.links = {{10, 100}, {20, 400}}};
-  CHECK(model.microseconds(std::vector<int64_t>{0}, 1000) == 20);
-  CHECK(model.microseconds(std::vector<int64_t>{1}, 1000) == 22.5);
+TEST_CASE("in a step over several mesh dimensions bytes cross the slowest link between their two ranks") {
+  const CostModel model{.links = {{10, 100}, {20, 400}, {5, 100}}};
   CHECK(model.over(std::vector<int64_t>{0, 1}) == Link{20, 100});
+  std::vector<uint32_t> asked;
+  const auto time = [&](uint32_t mesh_dims, const std::map<uint32_t, double>& received) {
+    asked.clear();
+    return model.microseconds(mesh_dims, [&](uint32_t some) {
+      asked.push_back(some);
+      return received.at(some);
+    });
+  };
+  // The first mesh dimension and the last one are the slow ones.
+  CHECK(time(0b001, {{0b101, 1000}, {0b111, 1000}}) == 10 + 10);
+  CHECK(time(0b010, {{0b101, 0}, {0b111, 1000}}) == 20 + 2.5);
+  // 3000 bytes come from ranks that differ along a slow mesh dimension, and 1000 from the others.
+  CHECK(time(0b011, {{0b101, 3000}, {0b111, 4000}}) == 20 + 30 + 2.5);
+  CHECK(time(0b101, {{0b101, 1000}, {0b111, 1000}}) == 10 + 10);
+  // Ranks that share a slow link receive 3000 bytes over it in the mean, and one of them receives 4000.
+  CHECK(time(0b100, {{0b101, 3000}, {0b111, 4000}}) == 5 + 30 + 2.5);
+  CHECK(asked == std::vector<uint32_t>{0b101, 0b111});
 }
 
 TEST_CASE("a mesh dimension is inside the hosts when all its groups are") {

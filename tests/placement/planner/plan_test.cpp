@@ -1,10 +1,15 @@
 #include "tessera/placement/plan.h"
+#include "tessera/placement/exchange.h"
 #include "tessera/placement/layout.h"
 #include "tessera/placement/planner/plan_redistribute.h"
 #include "tessera/tests/placement/short_names.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -219,7 +224,100 @@ TEST_CASE("where links differ, the slow one carries the least") {
   // one takes one step.
   CHECK(plan({1 << 12, 1 << 12}, {S0, R}, {R, R}) == "all_to_all host; all_gather gpu");
   CHECK(plan({4, 4}, {S0, R}, {R, R}) == "all_gather host");
-  CHECK(plan({1 << 12, 1 << 12}, {S0, S0}, {R, R}).find("host gpu") == std::string::npos);
+  // Here it gets its part of the columns from the GPUs of both hosts.
+  CHECK(plan({1 << 12, 1 << 12}, {S0, S0}, {R, R}) == "all_to_all host gpu; all_gather gpu");
+}
+
+TEST_CASE("where links differ, only what ranks of different hosts send each other crosses the slow one") {
+  const Mesh mesh({2, 2}, {"host", "tp"});
+  const CostModel model{.links = {{.microseconds = 400, .bytes_per_microsecond = 32},
+                                  {.microseconds = 150, .bytes_per_microsecond = 2048}}};
+  const auto plan = [&](const Placements& from, const Placements& to) {
+    return plan_redistribute({1024, 1024}, at::kFloat, mesh, from, to, model);
+  };
+  // A rank receives a quarter of its 1 MiB from each other rank, of which two are on the other host.
+  CHECK(outline(plan({S0, S0}, {S1, S1})) == "all_to_all host tp");
+  CHECK(plan({S0, S0}, {S1, S1}).microseconds() == doctest::Approx(400 + (1 << 19) / 32. + (1 << 18) / 2048.));
+  // One rank of each host receives all of its 4 KiB from the other host, and shares the link with one that receives
+  // none.
+  const Plan exchange = plan_redistribute({64, 64}, at::kFloat, mesh, {S0, S1}, {S1, S0}, model);
+  CHECK(outline(exchange) == "permute host tp");
+  CHECK(exchange.microseconds() == doctest::Approx(400 + 2048 / 32. + 2048 / 2048.));
+  // A reduction goes by hosts first: each rank receives 2 MiB from the other host, and not 4.
+  CHECK(outline(plan({P, P}, {R, R})) == "reduce_scatter tp; all_reduce host; all_gather tp");
+  CHECK(plan({P, P}, {R, R}).microseconds() == doctest::Approx(2 * (150 + (1 << 21) / 2048.) + 400 + (1 << 21) / 32.));
+  // A small tensor takes one step, in which a rank receives 8 KiB from the other host and 4 from its own.
+  const Plan small = plan_redistribute({2048}, at::kFloat, mesh, {P, P}, {R, R}, model);
+  CHECK(outline(small) == "all_reduce host tp");
+  CHECK(small.microseconds() == doctest::Approx(400 + 8192 / 32. + 4096 / 2048.));
+}
+
+TEST_CASE("where links differ, the time of a step follows from what every rank receives from every other") {
+  // Returns the time by Plan::splits.
+  const auto time_of = [](const Plan& plan, std::size_t step, const CostModel& model) {
+    const Mesh& mesh = plan.mesh();
+    const MergedDims group(mesh.shape(), plan.steps()[step].mesh_dims);
+    uint32_t over = 0;
+    for (const int64_t d : group.mesh_dims()) over |= uint32_t{1} << d;
+    return model.microseconds(over, [&](uint32_t slow) {
+      std::map<std::vector<int64_t>, std::vector<int64_t>> by_group;  // what its ranks receive
+      for (const int64_t rank : mesh.ranks()) {
+        const std::vector<int64_t> mine = *mesh.coordinate_of(rank);
+        const Splits splits = plan.splits(rank)[step];
+        int64_t received = 0;
+        for (int64_t member = 0; member < group.size(); ++member) {
+          const std::vector<int64_t> other = group.coordinate_of(mine, member);
+          bool differs = false;
+          for (std::size_t d = 0; d < mine.size(); ++d) differs |= (slow >> d & 1) != 0 && other[d] != mine[d];
+          if (differs) received += splits.receive[static_cast<std::size_t>(member)];
+        }
+        std::vector<int64_t> agreeing = mine;
+        for (std::size_t d = 0; d < mine.size(); ++d) agreeing[d] = (slow >> d & 1) != 0 ? mine[d] : -1;
+        by_group[agreeing].push_back(received);
+      }
+      double most = 0;
+      for (const auto& [group, received] : by_group) {
+        const auto all = std::accumulate(received.begin(), received.end(), 0.0);
+        most = std::max(most, 4 * all / static_cast<double>(received.size()));
+      }
+      return most;
+    });
+  };
+  struct Row {
+    Mesh mesh;
+    CostModel model;
+    std::vector<Shape> shapes;
+    std::vector<Placements> layouts;
+  };
+  const Placements kinds = {R, S0, S1, BlockCyclic(0, 2)};
+  const CostModel two{.links = {{4, 1}, {1, 8}}}, three{.links = {{4, 1}, {1, 8}, {2, 3}}};
+  const std::vector<Row> rows = {
+      {kGrid, two, {{8, 8}, {7, 5}}, all_layouts(2, kinds)},
+      {Mesh({3, 2}, {"host", "tp"}), two, {{6, 6}, {7, 5}}, all_layouts(2, kinds)},
+      {Mesh({2, 2, 2}, {"a", "b", "c"}), three, {{8, 8}}, all_layouts(3, {R, S0, S1})},
+      // Not all ranks of these are compared.
+      {Mesh({12, 8}, {"host", "tp"}), two, {{192, 96}, {100, 17}}, {{S0, S0}, {S1, S1}, {S0, S1}, {S1, S0}, {R, R}}},
+      {Mesh({16, 8}, {"host", "tp"}), two, {{128, 256}}, {{S0, S0}, {S1, S1}, {S0, S1}, {S1, S0}, {R, R}}},
+  };
+  int64_t over_several = 0;
+  for (const Row& row : rows) {
+    for (const Shape& shape : row.shapes) {
+      for (const Placements& from : row.layouts) {
+        for (const Placements& to : row.layouts) {
+          CAPTURE(to_string(from));
+          CAPTURE(to_string(to));
+          const Plan plan = plan_redistribute(shape, at::kFloat, row.mesh, from, to, row.model);
+          CAPTURE(plan.to_string());
+          for (std::size_t i = 0; i < plan.steps().size(); ++i) {
+            if (plan.splits(row.mesh.ranks()[0])[i].receive.empty()) continue;
+            CHECK(plan.steps()[i].microseconds == doctest::Approx(time_of(plan, i, row.model)));
+            over_several += plan.steps()[i].mesh_dims.size() > 1 ? 1 : 0;
+          }
+        }
+      }
+    }
+  }
+  CHECK(over_several > 100);
 }
 
 TEST_CASE("an all_reduce of what its group needs together, where no layout holds just that") {
