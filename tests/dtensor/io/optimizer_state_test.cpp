@@ -191,6 +191,10 @@ TEST_CASE("optimizer state: a file that does not fit is refused by message, and 
   };
   const std::vector<Row> rows = {
       {"groups that are no JSON", "[{", "", 0, "param_groups is not valid JSON: "},
+      {"a zero byte and anything after it", "[]\\u0000x", "", 0, "param_groups is not valid JSON: byte 3 is zero"},
+      {"65 lists in each other", std::string(65, '['), "", 0,
+       "param_groups has lists or objects in each other, more than 64 deep"},
+      {"64 lists in each other", std::string(64, '['), "", 0, "param_groups is not valid JSON: "},
       {"an option twice", R"([{\"options\":{\"lr\":1,\"lr\":2},\"params\":[]}])", "", 0,
        "param_groups: the key 'lr' appears twice"},
       {"groups that are a number", "7", "", 0, "param_groups is not a list of"},
