@@ -187,6 +187,7 @@ struct OptionsReader {
   void counter(const char* name, int64_t& to) {
     const nlohmann::json& value = need(name);
     if (!value.is_number_integer()) refuse(name, "is not an integer");
+    if (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX) refuse(name, "is larger than an int64");
     to = value.get<int64_t>();
   }
   void counter(const char* name, std::optional<int64_t>& to) {

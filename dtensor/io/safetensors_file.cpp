@@ -101,6 +101,8 @@ ElementRuns runs_of_loops(int64_t offset, const std::vector<Loop>& loops) {
 }
 
 ElementRuns box_runs(const std::vector<int64_t>& shape, const TensorBox& box) {
+  // An empty box may begin behind the tensor's end, where the offset below could overflow.
+  if (std::ranges::find(box.sizes, 0) != box.sizes.end()) return {};
   std::vector<Loop> loops(shape.size());
   int64_t offset = 0, stride = 1;
   for (std::size_t d = shape.size(); d-- > 0;) {

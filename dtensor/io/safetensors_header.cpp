@@ -302,13 +302,15 @@ std::string_view safetensors_dtype_name(ScalarType dtype) {
 
 int64_t checked_nbytes(const std::vector<int64_t>& shape, ScalarType dtype, const std::string& what) {
   int64_t bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  bool is_empty = false;
   for (const int64_t size : shape) {
-    if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes)) {
+    is_empty = is_empty || size == 0;
+    if (size < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) {
       throw std::invalid_argument(fmt::format("{}: the size of shape [{}] of {} overflows", what,
                                               fmt::join(shape, ", "), safetensors_dtype_name(dtype)));
     }
   }
-  return bytes;
+  return is_empty ? 0 : bytes;
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& file) {

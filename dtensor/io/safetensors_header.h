@@ -59,7 +59,7 @@ std::string serialize_safetensors_header(const SafetensorsHeader& header);
 std::string_view safetensors_dtype_name(c10::ScalarType dtype);
 
 // Returns the number of elements times the bytes of one; shape must not be negative. Throws std::invalid_argument that
-// starts with `what` on overflow.
+// starts with `what` where the product overflows, in which a size of 0 counts as 1: an empty tensor has strides too.
 int64_t checked_nbytes(const std::vector<int64_t>& shape, c10::ScalarType dtype, const std::string& what);
 
 }  // namespace tessera

@@ -10,6 +10,11 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kLongestShown = 120;
+constexpr int kDeepest = 64;
+
+// Returns where `text` has a zero byte, as a number from 1, or 0. No JSON has one, but nlohmann's reader takes it for
+// the end of the text and would accept whatever follows it.
+std::size_t zero_byte_of(std::string_view text) { return text.find('\0') + 1; }
 
 }  // namespace
 
@@ -24,6 +29,7 @@ std::string in_quotes(std::string_view text) {
 }
 
 void StrictJson::parse(std::string_view text) {
+  if (const std::size_t zero = zero_byte_of(text)) fail(fmt::format("not valid JSON at byte {}, a zero byte", zero));
   nlohmann::json::sax_parse(text.begin(), text.end(), this, nlohmann::json::input_format_t::json, /*strict=*/true);
 }
 
@@ -44,8 +50,16 @@ nlohmann::json parse_unique_json(std::string_view text, std::size_t most_bytes, 
     throw std::invalid_argument(
         fmt::format("'{}': {} has {} bytes; at most {} are read", file, what, text.size(), most_bytes));
   }
+  if (const std::size_t zero = zero_byte_of(text)) {
+    throw std::invalid_argument(fmt::format("'{}': {} is not valid JSON: byte {} is zero", file, what, zero));
+  }
   std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto check_keys = [&](int, Event event, nlohmann::json& parsed) {
+  const auto check_keys = [&](int depth, Event event, nlohmann::json& parsed) {
+    const bool opens = event == Event::object_start || event == Event::array_start;
+    if (opens && depth >= kDeepest) {
+      throw std::invalid_argument(
+          fmt::format("'{}': {} has lists or objects in each other, more than {} deep", file, what, kDeepest));
+    }
     if (event == Event::object_start) keys.emplace_back();
     if (event == Event::object_end) keys.pop_back();
     if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second) {

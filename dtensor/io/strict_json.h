@@ -15,8 +15,9 @@ namespace tessera {
 std::string in_quotes(std::string_view text);
 
 // Returns the tree of `text`, which may be hostile. `file` and `what` begin every message, as "'<file>': <what> ...".
-// Throws std::invalid_argument on more than `most_bytes`, on what is no JSON, and on a key that an object has twice, of
-// which nlohmann's own parser keeps the last.
+// Throws std::invalid_argument on more than `most_bytes`, on what is no JSON, on lists and objects more than 64 deep in
+// each other, which take far more memory than their text, and on a key that an object has twice, of which nlohmann's
+// own parser keeps the last.
 nlohmann::json parse_unique_json(std::string_view text, std::size_t most_bytes, const std::string& file,
                                  const std::string& what);
 

@@ -40,7 +40,7 @@ TEST_CASE("no input makes a reader throw anything but invalid_argument and runti
       }
     }
   }
-  CHECK(subjects().size() >= 10);
+  CHECK(subjects().size() >= 12);
 }
 
 TEST_CASE("a defect of a reader is passed on") {

@@ -24,14 +24,11 @@
 #include "tessera/placement/placement.h"
 #include "tessera/placement/planner/cost_model.h"
 #include "tessera/placement/planner/plan_redistribute.h"
+#include "tessera/tests/fuzz/file_subjects.h"
 #include "tessera/tools/launcher/launch_options.h"
 
 namespace tessera::fuzz {
 namespace {
-
-void require(bool holds, const char* property) {
-  if (!holds) throw std::logic_error(property);
-}
 
 // The first byte says how many bytes of data follow the header.
 void read_header(std::string_view input) {
@@ -241,6 +238,8 @@ std::vector<Subject> make_subjects() {
       {"launch_arguments",
        read_arguments,
        {"-n\n4\nprogram\n--flag", "--ranks=2\n--restarts\n3\n--min-ranks=1\n--time-limit\n2.5\n--backend\nmpi\n--\np"}},
+      {"read_box", read_boxes, box_seeds()},
+      {"load_optimizer", load_optimizer_state, optimizer_seeds()},
   };
 }
 

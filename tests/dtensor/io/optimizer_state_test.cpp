@@ -133,6 +133,23 @@ TEST_CASE("optimizer state: options that JSON has no numbers for are loaded as t
         static_cast<torch::optim::LBFGSOptions&>(optimizer.param_groups()[0].options()));
 }
 
+TEST_CASE("optimizer state: an integer option that an int64 cannot hold is refused") {
+  const TempFolder folder;
+  TwoLayers net;
+  torch::optim::LBFGS optimizer(net->parameters(), torch::optim::LBFGSOptions(1).max_iter(7));
+  save_optimizer(optimizer, *net, folder / "o");
+  const std::string bytes = read_text(folder / "o");
+  std::string json = bytes.substr(8);
+  const std::string before = R"(\"max_iter\":7)";
+  const std::size_t place = json.find(before);
+  REQUIRE(place != std::string::npos);
+  json.replace(place, before.size(), R"(\"max_iter\":18446744073709551615)");
+  write_text(folder / "large", safetensors_bytes(json, ""));
+  const std::string text = message_of([&] { load_optimizer(optimizer, *net, folder / "large"); });
+  CHECK(text.find("the option 'max_iter' is larger than an int64") != std::string::npos);
+  CHECK(static_cast<torch::optim::LBFGSOptions&>(optimizer.param_groups()[0].options()).max_iter() == 7);
+}
+
 // Is an optimizer class of the user's own.
 struct Mine : torch::optim::Optimizer {
   explicit Mine(std::vector<at::Tensor> params)
@@ -191,6 +208,10 @@ TEST_CASE("optimizer state: a file that does not fit is refused by message, and 
   };
   const std::vector<Row> rows = {
       {"groups that are no JSON", "[{", "", 0, "param_groups is not valid JSON: "},
+      {"a zero byte and anything after it", "[]\\u0000x", "", 0, "param_groups is not valid JSON: byte 3 is zero"},
+      {"65 lists in each other", std::string(65, '['), "", 0,
+       "param_groups has lists or objects in each other, more than 64 deep"},
+      {"64 lists in each other", std::string(64, '['), "", 0, "param_groups is not valid JSON: "},
       {"an option twice", R"([{\"options\":{\"lr\":1,\"lr\":2},\"params\":[]}])", "", 0,
        "param_groups: the key 'lr' appears twice"},
       {"groups that are a number", "7", "", 0, "param_groups is not a list of"},

@@ -141,6 +141,7 @@ TEST_CASE("box_runs: contiguous stretches, merged where they touch") {
       {"sizes of one merge", {3, 1, 4}, {{1, 0, 0}, {2, 1, 4}}, {4}, 8},
       {"scalar", {}, {{}, {}}, {0}, 1},
       {"empty box", {4, 6}, {{4, 0}, {0, 6}}, {}, 0},
+      {"empty box far behind its tensor", {0, 1, 1, INT64_MAX}, {{0, 1, 1, INT64_MAX}, {0, 0, 0, 0}}, {}, 0},
       {"empty tensor", {0, 6}, {{0, 0}, {0, 6}}, {}, 0},
   };
   for (const Row& row : rows) {
