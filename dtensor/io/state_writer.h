@@ -44,8 +44,8 @@ struct StateJob {
 void create_files(const std::string& path, const std::vector<FilePlan>& files);
 
 // Carries a job out. Throws std::runtime_error when the system refuses, when another rank's part is not there within
-// the time limit, or the world has failed; and the world's failure where the folder has gone. If another rank fails, the first rank returns without having named the
-// folder.
+// the time limit, or the world has failed; and the world's failure where the folder has gone. If another rank fails,
+// the first rank returns without having named the folder.
 void write_state(StateJob& job);
 
 // Tells the first rank that this one will not write its part, by a file; where that cannot be made, fails the job with

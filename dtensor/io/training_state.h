@@ -113,8 +113,8 @@ void load_training_state(TrainingState& state, const std::string& step_folder);
 bool load_newest_training_state(TrainingState& state, const std::string& folder);
 
 // Returns the step folder of the highest step in `folder` whose state is whole: state.json has its checksum, and every
-// file is there with its size. nullopt if there is none. Does not communicate. Throws std::system_error where the system
-// refuses to list the folder or to read a state that is there.
+// file is there with its size. nullopt if there is none. Does not communicate. Throws std::system_error where the
+// system refuses to list the folder or to read a state that is there.
 std::optional<std::string> newest_training_state(const std::string& folder);
 
 // Holds what can be known of a saved state without its tensors.
