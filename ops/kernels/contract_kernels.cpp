@@ -29,6 +29,7 @@
 #include "tessera/dtensor/gradient.h"
 #include "tessera/dtensor/redistribute_result.h"
 #include "tessera/dtensor/tangent.h"
+#include "tessera/ops/kernels/added_bias.h"
 #include "tessera/ops/kernels/matmul.h"
 #include "tessera/ops/kernels/styled_product.h"
 
@@ -377,23 +378,6 @@ void addmm_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   const at::Tensor product = matmul_kernel(argument(*stack, n, kAddmm.activation).toTensor(), parameter);
   torch::jit::drop(*stack, n);
   stack->emplace_back(product.add(bias));
-}
-
-// Says whether `product += bias` gives what `product + bias` gives, in the same layout. The product is nobody else's,
-// and no formula of a derivative reads it. With a vector it is a view, to which autograd would write by way of its
-// base.
-bool adds_in_place(const at::Tensor& product, const at::Tensor& bias) {
-  if (!is_dtensor(product) || !is_dtensor(bias) || bias.dim() != 1 || product.dim() < 2) return false;
-  const Spec &of = spec_of(product), &added = spec_of(bias);
-  if (of.partial || !(of.mesh == added.mesh) || of.dtype != added.dtype || of.sizes.back() != added.sizes[0])
-    return false;
-  if (detail::has_tangent(product) || detail::has_tangent(bias)) return false;
-  for (std::size_t i = 0; i < of.placements.size(); ++i) {
-    const Placement &cut = of.placements[i], &own = added.placements[i];
-    const bool features = cut.is_shard(of.ndim() - 1);
-    if (features ? own != cut.on(0) : !own.is_replicate()) return false;
-  }
-  return true;
 }
 
 // Computes linear(x, w, b): the product, which has the contract, and adds the bias once.

@@ -91,22 +91,4 @@ std::optional<at::Tensor> styled_product(const at::Tensor& x, const at::Tensor& 
       x, w, bias, BackwardState{.how = how, .from = from.placements, .moves = moves, .has_bias = bias.has_value()});
 }
 
-bool adds_within(const Placements& placements, const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
-  if (!is_dtensor(x) || !is_dtensor(w) || !is_dtensor(bias) || x.dim() < 3 || w.dim() != 2 || bias.dim() != 1)
-    return false;
-  const Spec &of_w = spec_of(w), &of_bias = spec_of(bias);
-  if (!(of_w.mesh == of_bias.mesh) || of_w.sizes[1] != of_bias.sizes[0] || any_partial(placements)) return false;
-  if (x.scalar_type() != of_w.dtype || of_w.dtype != of_bias.dtype) return false;
-  for (std::size_t i = 0; i < placements.size(); ++i) {
-    if (placements[i].is_shard(x.dim() - 1)) return false;
-    const Placement& of_columns = of_w.placements[i];
-    if (of_columns.is_shard(1) ? of_bias.placements[i] != of_columns.on(0)
-                               : !of_columns.is_replicate() || !of_bias.placements[i].is_replicate()) {
-      return false;
-    }
-    if (of_columns.is_shard() && !placements[i].is_replicate()) return false;
-  }
-  return true;
-}
-
 }  // namespace tessera

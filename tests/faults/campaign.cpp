@@ -219,7 +219,7 @@ int parse_and_run(int argc, char** argv) {
                  "With --all: end after this number of minutes, and a trial of each row")
       ->check(CLI::Range(0.001, 1e5))
       ->needs(all);
-  app.add_option("--trials", arguments.trials, "Number of trials of each row; 1 if nothing is given");
+  app.add_option("--trials", arguments.trials, "Number of trials of each row; 1 if nothing is given")->excludes(all);
   app.add_option("--seed", arguments.seed, "Seed of the first trial of each row, which decides everything about it");
   app.add_option(
          "--plan", arguments.plan,

@@ -33,6 +33,7 @@
 #include "tessera/dtensor/io/safetensors_header.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/mesh/in_process.h"
+#include "tessera/tests/dtensor/io/test_files.h"
 
 namespace tessera::fuzz {
 namespace {
@@ -55,12 +56,6 @@ class MemoryFile {
  private:
   int fd_;
 };
-
-std::string length_of(std::string_view header) {
-  std::string length(8, '\0');
-  for (std::size_t i = 0; i < length.size(); ++i) length[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
-  return length;
-}
 
 std::string bytes_of(const at::Tensor& tensor) {
   const at::Tensor dense = tensor.contiguous();
@@ -340,11 +335,9 @@ void require(bool holds, const char* property) {
 
 void read_boxes(std::string_view input) {
   if (input.size() < 2) return;
-  const auto data_bytes = static_cast<unsigned char>(input[0]);
-  std::string data;
-  for (int i = 0; i < data_bytes; ++i) data += static_cast<char>(i * 37 % 251);
+  const std::string data = distinct_bytes(static_cast<unsigned char>(input[0]));
   static const MemoryFile memory;
-  memory.write(length_of(input.substr(2)) + std::string(input.substr(2)) + data);
+  memory.write(safetensors_bytes(std::string(input.substr(2)), data));
   const SafetensorsFile file(memory.path());
   Draw draw(static_cast<unsigned char>(input[1]));
   for (std::size_t i = 0; i < std::min(file.tensors().size(), kReadTensors); ++i) {

@@ -36,22 +36,16 @@ constexpr const char* kPython = "../tessera_environment/python";
 constexpr const char* kScript = "tests/fuzz/read_with_python.py";
 constexpr uint64_t kComposedHeaders = 3000, kChangedHeaders = 3000, kChangedFiles = 1000;
 
-// Returns bytes that differ; they are no BOOLs from the second on.
-std::string data_of(std::size_t bytes) {
-  std::string data;
-  for (std::size_t i = 0; i < bytes; ++i) data += static_cast<char>(i * 37 % 251);
-  return data;
-}
-
 // Makes a file of a subject's input, whose first byte says how many bytes of data follow the header.
 std::string file_of(std::string_view input) {
   const std::size_t data_bytes = input.empty() ? 0 : static_cast<unsigned char>(input[0]);
-  return safetensors_bytes(std::string(input.substr(input.empty() ? 0 : 1)), data_of(data_bytes));
+  return safetensors_bytes(std::string(input.substr(input.empty() ? 0 : 1)), distinct_bytes(data_bytes));
 }
 
 std::string tensor(std::string_view fields) { return fmt::format(R"({{"a":{{{}}}}})", fields); }
 
-// A file whose fate is known. `classes` names those of read_with_python.py, for a file that only this reader refuses.
+// Holds a file whose fate is known. `classes` names those of read_with_python.py, for a file that only this reader
+// refuses.
 struct Example {
   std::string header;
   std::size_t data_bytes;
@@ -174,7 +168,8 @@ class Composer {
 
 std::vector<std::string> all_files() {
   std::vector<std::string> files;
-  for (const Example& each : examples()) files.push_back(safetensors_bytes(each.header, data_of(each.data_bytes)));
+  for (const Example& each : examples())
+    files.push_back(safetensors_bytes(each.header, distinct_bytes(each.data_bytes)));
   std::vector<std::string> headers = fuzz::subject("safetensors_header").seeds;
   headers.push_back(std::string(1, '\x0e') +
                     R"({"x.y\n\u00e9":{"dtype":"U8","shape":[2,3],"data_offsets":[8,14]}, "w":)"

@@ -32,7 +32,7 @@ constexpr bool kHasLeakSanitizer = false;
 
 constexpr const char* kSuppressions = "tests/harness/lsan.supp";
 constexpr int kLeaksFound = 23;
-// What a rank leaves at most, in allocations, of what kSuppressions lists.
+// Limits how many allocations that kSuppressions keeps quiet a rank may leave.
 constexpr int64_t kMostSuppressed = 0;
 
 #define TESSERA_SKIP_WITHOUT_LEAKS() \

@@ -36,36 +36,40 @@ struct Folders {
   std::string run(const std::string& name) const { return folder.path() + "/" + name; }
 };
 
-std::string command(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
+// Returns the program and its arguments.
+std::string program(const Folders& folders, const std::string& run, const std::string& arguments) {
   return fmt::format(
-      "timeout 120 tools/launcher/launch --no-prefix -n {} examples/train/train --run {} --data {} --hidden 16 "
-      "--layers 2 --heads 4 --sequence 16 --batch 8 --steps 10 --log-every 1 --warm-up 2 {}",
-      ranks, folders.run(run), folders.data, arguments);
+      "examples/train/train --run {} --data {} --hidden 16 --layers 2 --heads 4 --sequence 16 --batch 8 --steps 10 "
+      "--log-every 1 --warm-up 2 {}",
+      folders.run(run), folders.data, arguments);
 }
 
-ShellOutcome outcome_of(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
-  return shell(command(folders, ranks, run, arguments));
+// Returns how to start ranks: what comes before their command.
+std::string launch(int ranks, const std::string& options = "") {
+  return fmt::format("timeout 120 tools/launcher/launch --no-prefix {}-n {} ", options, ranks);
 }
-
-// Says how to start ranks that start again once: what comes before their command.
-std::string launch_once_more(int ranks) {
-  return fmt::format("timeout 120 tools/launcher/launch --no-prefix --restarts 1 -n {} ", ranks);
-}
+std::string launch_once_more(int ranks) { return launch(ranks, "--restarts 1 "); }
 std::string torchrun_once_more(int ranks) {
   return fmt::format(
       "timeout 120 {} -m torch.distributed.run --standalone --no-python --nproc_per_node {} --max-restarts 1 ",
       std::getenv("PYTHON"), ranks);
 }
 
+std::string command(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
+  return launch(ranks) + program(folders, run, arguments);
+}
+
+ShellOutcome outcome_of(const Folders& folders, int ranks, const std::string& run, const std::string& arguments) {
+  return shell(command(folders, ranks, run, arguments));
+}
+
 // Runs the program by `start`. In the first attempt `first` is run instead, in whose text PROGRAM is the program and
 // its arguments; in the second, the program alone.
 ShellOutcome restarted(const Folders& folders, const std::string& start, const std::string& run,
                        const std::string& arguments, const std::string& first, const std::string& variables = "") {
-  const std::string whole = command(folders, 1, run, arguments);
-  const std::string program = whole.substr(whole.find("examples/train/train")), script = folders.run("attempt.sh");
+  const std::string second = program(folders, run, arguments), script = folders.run("attempt.sh");
   std::ofstream(script) << variables << "\nif [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then\n"
-                        << std::regex_replace(first, std::regex("PROGRAM"), program) << "\nfi\nexec " << program
-                        << "\n";
+                        << std::regex_replace(first, std::regex("PROGRAM"), second) << "\nfi\nexec " << second << "\n";
   return shell(start + "bash " + script);
 }
 
@@ -199,10 +203,8 @@ TEST_CASE("train: a job that starts its ranks again goes on after the newest che
 
 TEST_CASE("train: a rank of four is killed while it trains: the job goes on from the newest checkpoint") {
   const Folders folders;
-  const std::string run = folders.run("run"), program = "examples/train/train --run " + run;
-  const std::string job = launch_once_more(4) +
-                          command(folders, 4, "run", "--mesh dp=2,tp=2 --check-steps 0 --steps 1000000 --save-every 5")
-                              .substr(command(folders, 4, "", "").find("examples/train/train"));
+  const std::string job =
+      launch_once_more(4) + program(folders, "run", "--mesh dp=2,tp=2 --check-steps 0 --steps 1000000 --save-every 5");
   const std::string output = folders.run("output");
   // Steps of the second attempt follow "goes on after step".
   const ShellOutcome outcome =
@@ -212,7 +214,7 @@ TEST_CASE("train: a rank of four is killed while it trains: the job goes on from
                         "until sed '1,/goes on after/d' {1} | grep -q '^step ' || ! kill -0 $job; do sleep 0.01; done\n"
                         "echo \"milliseconds: $((($(date +%s%N) - start) / 1000000))\"\n"
                         "kill -TERM $job\nwait $job\necho \"code $?\"\ncat {1}\n",
-                        job, output, program));
+                        job, output, "examples/train/train --run " + folders.run("run")));
   CAPTURE(outcome.output);
   CHECK(contains(outcome.output, "was killed by signal 9"));
   CHECK(contains(outcome.output, "restart 1 of 1 starts, with 4 ranks"));

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -38,6 +39,13 @@ inline void write_text(const std::string& path, const std::string& text) {
 inline std::string read_text(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Returns bytes of which 251 in a row differ; they are no BOOLs from the second on.
+inline std::string distinct_bytes(std::size_t count) {
+  std::string bytes;
+  for (std::size_t i = 0; i < count; ++i) bytes += static_cast<char>(i * 37 % 251);
+  return bytes;
 }
 
 // Returns the bytes of a safetensors file with this header and data, valid or not.
