@@ -30,11 +30,11 @@ constexpr uint64_t kOfGenerator = std::numeric_limits<uint64_t>::max();
 
 // Fills the piece with the numbers of `make`, a distribution of gpu_kernels/draw_functions.h.
 template <class Make>
-void fill(const at::Tensor& host, const Spec& spec, DrawKey key, int64_t width, const Make& make) {
+void fill(const at::Tensor& host, const DrawnPart& part, DrawKey key, int64_t width, const Make& make) {
   constexpr int64_t kGrain = 1 << 14;
   constexpr uint64_t kPerBlock = Make::kPerBlock;
   auto* const out = host.data_ptr<typename Make::Value>();
-  each_stretch(spec.sizes, spec.tile, width, [&](int64_t global, int64_t local, int64_t count) {
+  each_stretch(part.sizes, part.tile, width, [&](int64_t global, int64_t local, int64_t count) {
     at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end;) {
         const auto at = static_cast<uint64_t>(global + i);
@@ -102,14 +102,14 @@ std::optional<gpu::Number> number_of(at::ScalarType dtype, gpu::Kind kind) {
 
 // Gives the draw to the GPU that has `out`, to the current stream, and returns true. Returns false, and does nothing,
 // where the host must draw: on other devices, without the kernels, and where they cannot draw the dtype or the piece.
-bool on_gpu(const at::Tensor& out, const Spec& spec, DrawKey key, gpu::Draw request) {
+bool on_gpu(const at::Tensor& out, const DrawnPart& part, DrawKey key, gpu::Draw request) {
   if (!out.is_cuda() || out.numel() == 0) return false;
   const bool complex = out.is_complex();
   if (complex && request.kind != gpu::Kind::kUniform && request.kind != gpu::Kind::kNormal) return false;
   const gpu::DrawFunction draw = gpu::draw_function();
   const std::optional<gpu::Number> number = number_of(c10::toRealValueType(out.scalar_type()), request.kind);
   const int64_t width = complex ? 2 : 1;
-  if (draw == nullptr || !number || !describe_piece(spec.sizes, spec.tile, width, request.piece)) return false;
+  if (draw == nullptr || !number || !describe_piece(part.sizes, part.tile, width, request.piece)) return false;
   const bool direct = out.is_contiguous() && is_in_memory(out);
   const at::Tensor drawn = direct ? out : at::empty(out.sizes(), out.options());
   request.number = *number;
@@ -183,11 +183,11 @@ void draw_integers(const at::Tensor& out, const Spec& spec, DrawKey key, int64_t
   });
 }
 
-void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, double probability) {
-  if (on_gpu(out, spec, key, {.kind = gpu::Kind::kBernoulli, .a = probability})) return;
+void draw_bernoulli(const at::Tensor& out, const DrawnPart& part, DrawKey key, double probability) {
+  if (on_gpu(out, part, key, {.kind = gpu::Kind::kBernoulli, .a = probability})) return;
   on_host(out, key, [&](const at::Tensor& host) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_bernoulli",
-                               [&] { fill(host, spec, key, 1, gpu::Bernoulli<scalar_t>(probability)); });
+                               [&] { fill(host, part, key, 1, gpu::Bernoulli<scalar_t>(probability)); });
   });
 }
 

@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/core/spec.h"
 #include "tessera/mesh/world.h"
+#include "tessera/placement/layout.h"
 
 namespace tessera::detail {
 
@@ -26,6 +28,15 @@ DrawKey next_draw(World& world, const std::optional<at::Generator>& user = std::
 // Returns a seed for a LibTorch generator that draws in place of these functions.
 uint64_t seed_of(DrawKey key);
 
+// Says which elements of a global tensor of `sizes` a tensor has. It refers to what it was made of.
+struct DrawnPart {
+  DrawnPart(std::span<const int64_t> global_sizes, const Tile& part) : sizes(global_sizes), tile(part) {}
+  DrawnPart(const Spec& spec) : sizes(spec.sizes), tile(spec.tile) {}  // NOLINT: a rank's piece is a part
+
+  std::span<const int64_t> sizes;
+  const Tile& tile;
+};
+
 // Fill `out`, this rank's piece of a tensor of `spec`, without communication. On a GPU with our kernels they are made
 // there, by the current stream, and nothing waits; std::runtime_error says that a kernel could not be started.
 // Elsewhere, and with a tensor of probabilities, they are made on the host, and copied where `out` is on another
@@ -36,8 +47,9 @@ void draw_normal(const at::Tensor& out, const Spec& spec, DrawKey key, double me
                  double deviation);                                                        // Box, Muller (1958)
 void draw_exponential(const at::Tensor& out, const Spec& spec, DrawKey key, double rate);  // (0, inf)
 void draw_integers(const at::Tensor& out, const Spec& spec, DrawKey key, int64_t first,
-                   uint64_t count);                                                             // count 0: all 2^64
-void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, double probability);  // 1 or 0
+                   uint64_t count);  // count 0: all 2^64
+// Draws 1 or 0. The part may be less than a rank's piece.
+void draw_bernoulli(const at::Tensor& out, const DrawnPart& part, DrawKey key, double probability);
 // `probability` has the layout of `out`. Throws std::out_of_range when one of its elements is outside [0, 1].
 void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, const at::Tensor& probability);
 

@@ -27,7 +27,10 @@
 #include "tessera/dtensor/dispatch/execute.h"
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/random/draws.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/ops/kernels/arguments.h"
+#include "tessera/ops/kernels/blocked_attention.h"
 
 namespace tessera {
 namespace {
@@ -93,28 +96,49 @@ bool mask_is_valid(const Operands& in) {
          at::is_expandable_to(mask.sizes(), {in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)});
 }
 
+// Returns whether each rank's heads of queries use its own heads of keys, of which each serves a group of the former.
+bool groups_fit(const Operands& in) {
+  const int64_t heads = in.query.size(1), shared = in.key.size(1);
+  if (heads == shared) return true;
+  int64_t parts = 1;
+  const Placements& placements = placements_of(in.query);
+  for (std::size_t i = 0; i < placements.size(); ++i) {
+    if (!placements[i].is_replicate() && placements[i].tensor_dim() == 1)
+      parts *= mesh_of(in.query).size(static_cast<int64_t>(i));
+  }
+  return shared > 0 && heads % shared == 0 && shared % parts == 0;
+}
+
 // Returns whether every rank holds whole items and heads, the same of all tensors, so that attention on the pieces
 // gives a piece of the result. Calls that LibTorch would refuse are left to it.
-bool fits_pieces(const Operands& in) {
+bool fits_pieces(const Operands& in, bool grouped) {
   static const Placement items = Shard(0), heads = Shard(1);
   for (const at::Tensor* const t : {&in.query, &in.key, &in.value}) {
     if (!is_dtensor(*t) || t->dim() != 4 || !(mesh_of(*t) == mesh_of(in.query)) || !mesh_of(*t).is_member())
       return false;
     if (t->scalar_type() != in.query.scalar_type() || placements_of(*t) != placements_of(in.query)) return false;
-    if (t->size(0) != in.query.size(0) || t->size(1) != in.query.size(1)) return false;
+    if (t->size(0) != in.query.size(0)) return false;
   }
+  if (in.key.size(1) != in.value.size(1) || (!grouped && in.key.size(1) != in.query.size(1))) return false;
   if (in.masked() && !mask_is_valid(in)) return false;
   const Placements& placements = placements_of(in.query);
   const auto whole_heads = [](const Placement& p) { return p.is_replicate() || p == items || p == heads; };
   return in.query.size(3) == in.key.size(3) && in.key.size(2) == in.value.size(2) &&
-         std::ranges::all_of(placements, whole_heads) && (!in.masked() || mask_fits(*in.mask, in.query, placements));
+         std::ranges::all_of(placements, whole_heads) && groups_fit(in) &&
+         (!in.masked() || mask_fits(*in.mask, in.query, placements));
 }
 
 // Computes attention on plain tensors by the kernel that LibTorch picks. Kernels may refuse a piece without items or
 // heads; for such a piece only the sizes and the graph are made.
 at::Tensor on_plain(const Operands& in, bool causal, std::optional<double> scale) {
+  const bool grouped = in.query.size(1) != in.key.size(1);
   if (in.query.size(0) * in.query.size(1) > 0)
-    return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, 0, causal, scale);
+    return at::scaled_dot_product_attention(in.query, in.key, in.value, in.mask, 0, causal, scale, grouped);
+  if (grouped) {
+    const int64_t heads = in.query.size(1) / in.key.size(1);
+    const at::Tensor key = in.key.repeat_interleave(heads, 1), value = in.value.repeat_interleave(heads, 1);
+    return on_plain({in.query, key, value, in.mask}, causal, scale);
+  }
   at::Tensor scores = at::matmul(in.query, in.key.transpose(-2, -1));
   if (in.masked()) scores = at::add(scores, *as_terms(in.mask, scores.scalar_type()));
   return at::matmul(scores, in.value);
@@ -139,11 +163,13 @@ Placements mask_gradient(const at::Tensor& mask, const Placements& query) {
   return out;
 }
 
-// Every rank computes attention on its pieces, by any kernel. The result has the query's memory order.
-at::Tensor on_pieces(const Operands& in, bool causal, std::optional<double> scale) {
-  const auto records = [](const at::Tensor& t) { return t.requires_grad(); };
-  const bool recorded = at::GradMode::is_enabled() && (records(in.query) || records(in.key) || records(in.value) ||
-                                                       (in.masked() && records(*in.mask)));
+bool records(const at::Tensor& t) { return at::GradMode::is_enabled() && t.requires_grad(); }
+
+// Every rank computes attention on its pieces by `compute`, a function of plain Operands. The result has the query's
+// memory order.
+template <class Compute>
+at::Tensor on_pieces(const Operands& in, const Compute& compute) {
+  const bool recorded = records(in.query) || records(in.key) || records(in.value) || (in.masked() && records(*in.mask));
   const Spec& query = spec_of(in.query);
   const auto piece = [&](const at::Tensor& t, const std::optional<Placements>& gradient = std::nullopt) {
     detail::check_current(t, kName);
@@ -158,27 +184,53 @@ at::Tensor on_pieces(const Operands& in, bool causal, std::optional<double> scal
   query.mesh.world().guard(kName, [&] {
     const Optional mask =
         in.masked() ? Optional(piece(*in.mask, mask_gradient(*in.mask, query.placements))) : std::nullopt;
-    const at::Tensor local = on_plain({piece(in.query), piece(in.key), piece(in.value), mask}, causal, scale);
+    const at::Tensor query_piece = piece(in.query), key = piece(in.key), value = piece(in.value);
+    const at::Tensor local = compute(Operands{.query = query_piece, .key = key, .value = value, .mask = mask});
     result = dispatch::as_dense(local, *spec);
   });
   if (!recorded) return detail::wrap(std::move(result), spec);
   return from_local(result, query.mesh, query.placements, {.shape = sizes, .stride = spec->strides});
 }
 
-// With dropout, attention is written in other operators, as LibTorch does on a CPU: its GPU kernels draw random numbers
-// that would depend on how the tensors are cut. Without dropout it runs on the pieces where that is possible.
+// Returns whether attention with dropout runs on the pieces in blocks. Blocks have no formula for a mask's gradient nor
+// for derivatives forward, and a probability of 1, or a tensor without elements, draws nothing.
+bool fits_blocks(const Operands& in, double dropout, bool grouped) {
+  if (!(dropout > 0 && dropout < 1) || !fits_pieces(in, grouped) || !at::isFloatingType(in.query.scalar_type()))
+    return false;
+  if (in.query.numel() * in.key.numel() * in.value.numel() == 0) return false;
+  if (in.masked() && (records(*in.mask) || detail::has_tangent(*in.mask))) return false;
+  return !detail::has_tangent(in.query) && !detail::has_tangent(in.key) && !detail::has_tangent(in.value);
+}
+
+// Computes attention with dropout on the pieces. It draws what at::dropout of the scores would draw.
+at::Tensor in_blocks(const Operands& in, double dropout, bool causal, std::optional<double> scale) {
+  const Spec& query = spec_of(in.query);
+  const std::vector<int64_t> sizes = {in.query.size(0), in.query.size(1), in.query.size(2), in.key.size(2)};
+  const detail::DroppedAttention options = {.probability = dropout,
+                                            .causal = causal,
+                                            .scale = scale,
+                                            .key = detail::next_draw(query.mesh.world()),
+                                            .scores = intern_spec(query.mesh, query.placements, sizes, query.dtype)};
+  return on_pieces(in, [&](const Operands& local) {
+    return detail::blocked_attention(local.query, local.key, local.value, local.mask.value_or(at::Tensor()), options);
+  });
+}
+
+// With dropout, attention is computed in blocks, or written in other operators, as LibTorch does on a CPU: its GPU
+// kernels draw random numbers that would depend on how the tensors are cut. Without dropout it runs on the pieces where
+// that is possible.
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const Optional& mask,
                      double dropout, bool causal, std::optional<double> scale, bool grouped) {
-  if (causal && mask && mask->defined()) {
-    const Optional both = with_triangle({.query = query, .key = key, .value = value, .mask = mask});
-    return attention(query, key, value, both, dropout, /*causal=*/false, scale, grouped);
-  }
+  const Operands in{.query = query, .key = key, .value = value, .mask = mask};
+  if (fits_blocks(in, dropout, grouped)) return in_blocks(in, dropout, causal, scale);
+  if (causal && in.masked())
+    return attention(query, key, value, with_triangle(in), dropout, /*causal=*/false, scale, grouped);
   if (dropout > 0) {
     return std::get<0>(at::_scaled_dot_product_attention_math(query, key, value, as_terms(mask, query.scalar_type()),
                                                               dropout, causal, std::nullopt, scale, grouped));
   }
-  const Operands in{.query = query, .key = key, .value = value, .mask = mask};
-  if (fits_pieces(in)) return on_pieces(in, causal, scale);
+  if (fits_pieces(in, grouped))
+    return on_pieces(in, [&](const Operands& local) { return on_plain(local, causal, scale); });
   return at::compositeimplicitautograd::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale,
                                                                      grouped);
 }
