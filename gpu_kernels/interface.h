@@ -2,12 +2,12 @@
 
 #include <cstdint>
 
-// The program and libtessera_gpu.so share these declarations alone: plain data and two functions of C. The library is
+// The program and libtessera_gpu.so share these declarations alone: plain data and functions of C. The library is
 // compiled by nvcc, without LibTorch's headers.
 namespace tessera::gpu {
 
 // Is to be raised by one whenever anything in this header changes.
-inline constexpr int kInterfaceVersion = 3;
+inline constexpr int kInterfaceVersion = 4;
 
 enum class Kind : int32_t {
   kUniform,      // a: from, b: to
@@ -64,12 +64,38 @@ struct Draw {
   PieceTable piece;
 };
 
-using DrawFunction = int (*)(const Draw* request, void* cuda_stream);
+// Drops elements of a piece: mask[i] says whether element i is kept, as a draw of kBernoulli with probability `kept`
+// does, and out[i] is in[i] * mask[i] * scale. All three are row-major, and `number` is a floating-point one.
+struct Dropout {
+  Number number;
+  const void* in;
+  void* out;
+  bool* mask;
+  int64_t count;
+  uint64_t seed;
+  uint64_t draw;
+  const uint64_t* base;  // as in Draw
+  double kept;
+  double scale;
+  PieceTable piece;
+};
 
 }  // namespace tessera::gpu
 
 extern "C" {
-// Gives the draw to the stream, of the current device, and returns a cudaError_t. Does not wait.
+// Each gives its work to the stream, of the current device, and returns a cudaError_t. None waits. All memory that a
+// request points to is on the current device.
 int tessera_gpu_draw(const tessera::gpu::Draw* request, void* cuda_stream);
+int tessera_gpu_dropout(const tessera::gpu::Dropout* request, void* cuda_stream);
 int tessera_gpu_interface_version();
 }
+
+namespace tessera::gpu {
+
+// Holds the library's functions.
+struct Kernels {
+  decltype(&tessera_gpu_draw) draw;
+  decltype(&tessera_gpu_dropout) dropout;
+};
+
+}  // namespace tessera::gpu
