@@ -80,6 +80,36 @@ struct Dropout {
   PieceTable piece;
 };
 
+// Reads the logits of each row once: their greatest one, the sum of exp(x - greatest), and the one in column column[i].
+// Results are double where the logits are, else float.
+struct LogitSums {
+  Number number;
+  const void* logits;  // a row-major [rows, columns], whose rows begin `stride` numbers apart; columns > 0
+  int64_t rows;
+  int64_t columns;
+  int64_t stride;
+  const int64_t* column;  // [rows], from 0 to columns - 1
+  void* greatest;         // [rows]
+  void* exps;
+  void* picked;
+};
+
+// Writes what follows for row i and column c, and zeros where kept[i] is 0:
+//   exp(logits[i, c] - greatest[i]) * on_exps[i] + (c == column[i] ? on_column[i] : 0)
+struct LogitGradient {
+  Number number;
+  const void* logits;
+  void* out;  // a row-major [rows, columns]
+  int64_t rows;
+  int64_t columns;
+  int64_t stride;
+  const int64_t* column;
+  const void* greatest;  // [rows], like the results of LogitSums
+  const void* on_exps;
+  const void* on_column;
+  const void* kept;
+};
+
 }  // namespace tessera::gpu
 
 extern "C" {
@@ -87,6 +117,8 @@ extern "C" {
 // request points to is on the current device.
 int tessera_gpu_draw(const tessera::gpu::Draw* request, void* cuda_stream);
 int tessera_gpu_dropout(const tessera::gpu::Dropout* request, void* cuda_stream);
+int tessera_gpu_logit_sums(const tessera::gpu::LogitSums* request, void* cuda_stream);
+int tessera_gpu_logit_gradient(const tessera::gpu::LogitGradient* request, void* cuda_stream);
 int tessera_gpu_interface_version();
 }
 
@@ -96,6 +128,8 @@ namespace tessera::gpu {
 struct Kernels {
   decltype(&tessera_gpu_draw) draw;
   decltype(&tessera_gpu_dropout) dropout;
+  decltype(&tessera_gpu_logit_sums) logit_sums;
+  decltype(&tessera_gpu_logit_gradient) logit_gradient;
 };
 
 }  // namespace tessera::gpu

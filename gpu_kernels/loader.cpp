@@ -34,7 +34,9 @@ std::optional<Kernels> load() {
   decltype(&tessera_gpu_interface_version) version = nullptr;
   if (find(library, "tessera_gpu_interface_version", version) && version() == kInterfaceVersion &&
       find(library, "tessera_gpu_draw", found.draw) &&
-      find(library, "tessera_gpu_dropout", found.dropout)) {
+      find(library, "tessera_gpu_dropout", found.dropout) &&
+      find(library, "tessera_gpu_logit_sums", found.logit_sums) &&
+      find(library, "tessera_gpu_logit_gradient", found.logit_gradient)) {
     return found;
   }
   if (by_path) complain(chosen, " is of another version");
