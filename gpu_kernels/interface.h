@@ -110,6 +110,23 @@ struct LogitGradient {
   const void* kept;
 };
 
+// Looks up rows in a table of `rows` rows of which a rank holds those from `begin` to `end` - 1: out[i] is the row that
+// ids[i] names, or zeros where the rank lacks it. Rows are copied as words of `word` bytes, 1, 2, 4, 8 or 16, which
+// divide all addresses. An id outside [0, rows) ends the process's use of the GPU by a device-side assertion.
+struct MaskedRows {
+  Number index;  // of ids: kInt or kLong
+  int32_t word;
+  const void* ids;    // [count]
+  const void* table;  // the rows held, which begin `stride` words apart
+  void* out;          // a row-major [count, words]
+  int64_t count;
+  int64_t words;  // in a row
+  int64_t stride;
+  int64_t begin;
+  int64_t end;
+  int64_t rows;
+};
+
 }  // namespace tessera::gpu
 
 extern "C" {
@@ -119,6 +136,7 @@ int tessera_gpu_draw(const tessera::gpu::Draw* request, void* cuda_stream);
 int tessera_gpu_dropout(const tessera::gpu::Dropout* request, void* cuda_stream);
 int tessera_gpu_logit_sums(const tessera::gpu::LogitSums* request, void* cuda_stream);
 int tessera_gpu_logit_gradient(const tessera::gpu::LogitGradient* request, void* cuda_stream);
+int tessera_gpu_masked_rows(const tessera::gpu::MaskedRows* request, void* cuda_stream);
 int tessera_gpu_interface_version();
 }
 
@@ -130,6 +148,7 @@ struct Kernels {
   decltype(&tessera_gpu_dropout) dropout;
   decltype(&tessera_gpu_logit_sums) logit_sums;
   decltype(&tessera_gpu_logit_gradient) logit_gradient;
+  decltype(&tessera_gpu_masked_rows) masked_rows;
 };
 
 }  // namespace tessera::gpu

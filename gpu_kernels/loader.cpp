@@ -36,7 +36,8 @@ std::optional<Kernels> load() {
       find(library, "tessera_gpu_draw", found.draw) &&
       find(library, "tessera_gpu_dropout", found.dropout) &&
       find(library, "tessera_gpu_logit_sums", found.logit_sums) &&
-      find(library, "tessera_gpu_logit_gradient", found.logit_gradient)) {
+      find(library, "tessera_gpu_logit_gradient", found.logit_gradient) &&
+      find(library, "tessera_gpu_masked_rows", found.masked_rows)) {
     return found;
   }
   if (by_path) complain(chosen, " is of another version");
