@@ -127,16 +127,38 @@ struct MaskedRows {
   int64_t rows;
 };
 
+inline constexpr int kCopyDims = 5;
+
+// Copies fewer than 2^31 words of `word` bytes, 1, 2, 4, 8 or 16, which divide both addresses, between parts of memory
+// that do not overlap. Both have the same sizes, and strides of their own, in words.
+struct Copy {
+  const void* from;
+  void* to;
+  int32_t word;
+  int32_t ndim;  // at least one
+  int32_t sizes[kCopyDims];
+  int32_t unused;
+  int64_t from_strides[kCopyDims];
+  int64_t to_strides[kCopyDims];
+};
+
+// Makes all copies, in any order. None may write what another one reads or writes.
+struct Copies {
+  const Copy* copies;  // in the host's memory, which is free again when the call returns
+  int64_t count;
+};
+
 }  // namespace tessera::gpu
 
 extern "C" {
 // Each gives its work to the stream, of the current device, and returns a cudaError_t. None waits. All memory that a
-// request points to is on the current device.
+// request points to is on the current device, but where it says otherwise.
 int tessera_gpu_draw(const tessera::gpu::Draw* request, void* cuda_stream);
 int tessera_gpu_dropout(const tessera::gpu::Dropout* request, void* cuda_stream);
 int tessera_gpu_logit_sums(const tessera::gpu::LogitSums* request, void* cuda_stream);
 int tessera_gpu_logit_gradient(const tessera::gpu::LogitGradient* request, void* cuda_stream);
 int tessera_gpu_masked_rows(const tessera::gpu::MaskedRows* request, void* cuda_stream);
+int tessera_gpu_copy(const tessera::gpu::Copies* request, void* cuda_stream);
 int tessera_gpu_interface_version();
 }
 
@@ -149,6 +171,7 @@ struct Kernels {
   decltype(&tessera_gpu_logit_sums) logit_sums;
   decltype(&tessera_gpu_logit_gradient) logit_gradient;
   decltype(&tessera_gpu_masked_rows) masked_rows;
+  decltype(&tessera_gpu_copy) copy;
 };
 
 }  // namespace tessera::gpu
