@@ -1,7 +1,7 @@
 // Measures on one GPU: a transformer block's step (forward, backward, AdamW), its module under a tensor-parallel plan
-// on a mesh of one rank beside the same module as it is; and filling large tensors with random numbers, DTensors beside
-// plain tensors. What a plan costs where nothing is communicated is the CPU's time to queue the work, and whatever
-// waits for the GPU.
+// on a mesh of one rank beside the same module as it is; filling large tensors with random numbers, DTensors beside
+// plain tensors; and the other kernels of our own beside LibTorch's operators. What a plan costs where nothing is
+// communicated is the CPU's time to queue the work, and whatever waits for the GPU.
 
 #include <functional>
 #include <iostream>
@@ -12,12 +12,13 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <torch/optim/adamw.h>
 #include <CLI/CLI.hpp>
 
 #include "tessera/bench/block.h"
+#include "tessera/bench/gpu_compare.h"
+#include "tessera/bench/gpu_kernels.h"
 #include "tessera/bench/measure.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/styles/parallelize.h"
@@ -25,6 +26,8 @@
 namespace {
 
 using tessera::bench::BlockSize;
+using tessera::bench::compare;
+using tessera::bench::Compared;
 using Block = tessera::bench::BlockOf<torch::nn::Linear, torch::nn::Linear>;
 
 // One side: a block, its optimizer and its input.
@@ -64,35 +67,6 @@ Side make_side(const BlockSize& size, const at::TensorOptions& options, const te
   side.optimizer = std::make_unique<torch::optim::AdamW>(side.block->parameters());
   side.x = tessera::bench::numbers({size.sequence, size.batch, size.hidden}, 1, 1).to(options);
   return side;
-}
-
-// Holds the microseconds of one call on both sides, and the rounds' ratios.
-struct Compared {
-  tessera::bench::Figure ours, plain, ratio;
-};
-
-// Measures both sides in turn, `calls` calls and a wait for the device a round, after rounds that warm up.
-Compared compare(c10::Device device, int rounds, int calls, const std::function<void()>& ours,
-                 const std::function<void()>& plain) {
-  constexpr int kWarmUps = 2;
-  const auto all_calls = [&](const std::function<void()>& body) {
-    for (int i = 0; i < calls; ++i) body();
-    if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  };
-  const auto time = [&](const std::function<void()>& body) {
-    return tessera::bench::time_calls([&] { all_calls(body); }, 1) / calls;
-  };
-  std::vector<double> of_ours, of_plain, ratios;
-  for (int round = -kWarmUps; round < rounds; ++round) {
-    const double a = time(ours), b = time(plain);
-    if (round < 0) continue;
-    of_ours.push_back(a);
-    of_plain.push_back(b);
-    ratios.push_back(a / b);
-  }
-  return {.ours = tessera::bench::figure_of(of_ours),
-          .plain = tessera::bench::figure_of(of_plain),
-          .ratio = tessera::bench::figure_of(ratios)};
 }
 
 void measure_block(const BlockSize& size, const std::string& device, at::ScalarType dtype, int rounds, int steps) {
@@ -151,6 +125,7 @@ int main(int argc, char** argv) {
     }
     fmt::print("\n{:<32}{:>12}{:>12}{:>9}\n", "random numbers", "ours, us", "plain, us", "ratio");
     measure_draws(device, rounds);
+    tessera::bench::measure_kernels(device, rounds);
   } catch (const std::exception& error) {
     std::cerr << "gpu: " << error.what() << "\n";
     return 1;

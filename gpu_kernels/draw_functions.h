@@ -2,17 +2,11 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <numbers>
 #include <type_traits>
 
+#include "tessera/gpu_kernels/numbers.h"
 #include "tessera/gpu_kernels/philox.h"
-
-#ifdef __CUDACC__
-#define TESSERA_BOTH __host__ __device__
-#else
-#define TESSERA_BOTH
-#endif
 
 // These functions turn Philox's words into numbers. The host and the GPU share them, so that both draw the same.
 namespace tessera::gpu {
@@ -44,28 +38,9 @@ inline TESSERA_BOTH uint64_t word64(const PhiloxWords& words, uint64_t lane) {
 
 // ---- arithmetic that is the same on both
 
-// Is the number of binary digits of T's values; a specialization gives it for each type that the library lacks.
-template <class T>
-inline constexpr int kDigits = std::numeric_limits<T>::digits;
-// Says whether T is a floating-point type of 16 bits.
-template <class T>
-inline constexpr bool kIsShortFloat = !std::is_integral_v<T> && sizeof(T) == 2;
-
-// Name the type that T's numbers are computed in, and how many numbers share the words of one block.
-template <class T>
-using Computed = std::conditional_t<std::is_same_v<T, double>, double, float>;
+// Is how many numbers share the words of one block.
 template <class T>
 inline constexpr int kLanes = std::is_same_v<T, double> ? 2 : 4;
-
-// Converts as LibTorch does: to 16 bits by way of float, each time to the nearest value.
-template <class T, class From>
-TESSERA_BOTH T number(From x) {
-  if constexpr (kIsShortFloat<T>) {
-    return static_cast<T>(static_cast<float>(x));
-  } else {
-    return static_cast<T>(x);
-  }
-}
 
 // Return a + b * c, rounded after each of the two steps.
 inline TESSERA_BOTH float sum_of_product(float a, float b, float c) {

@@ -1,24 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "tessera/gpu_kernels/draw_functions.h"
 #include "tessera/gpu_kernels/interface.h"
-
-#ifdef __CUDA_ARCH__
-#define TESSERA_UNROLL _Pragma("unroll")
-#else
-#define TESSERA_UNROLL
-#endif
+#include "tessera/gpu_kernels/numbers.h"
 
 // These functions are the part that one thread of a GPU has in a draw. They run on the host too, where tests call them.
 namespace tessera::gpu {
-
-// Divides, in 32 bits where the numbers allow it.
-inline TESSERA_BOTH uint64_t quotient(uint64_t a, uint64_t b) {
-  return ((a | b) >> 32) == 0 ? uint64_t{static_cast<uint32_t>(a) / static_cast<uint32_t>(b)} : a / b;
-}
 
 // Is an element's place in the global tensor, and how many elements of the piece, from this one on, are adjacent there.
 struct GlobalPlace {
@@ -71,24 +60,6 @@ inline TESSERA_BOTH GlobalPlace place_of(const PieceTable& piece, int64_t local)
   return place;
 }
 
-// Stores N neighbouring numbers by as few instructions as there can be. `at` must be aligned to all of them, up to 16
-// bytes.
-template <int N, class T>
-TESSERA_BOTH void store(T* at, const T (&values)[N]) {
-#ifdef __CUDA_ARCH__
-  constexpr int kBytes = N * sizeof(T);
-  using Word = std::conditional_t<kBytes % 16 == 0, uint4, std::conditional_t<kBytes % 8 == 0, uint2, uint32_t>>;
-  static_assert(kBytes % sizeof(Word) == 0);
-  constexpr int kWords = kBytes / sizeof(Word);
-  Word words[kWords];
-  memcpy(words, values, kBytes);
-  TESSERA_UNROLL
-  for (int i = 0; i < kWords; ++i) reinterpret_cast<Word*>(at)[i] = words[i];
-#else
-  for (int i = 0; i < N; ++i) at[i] = values[i];
-#endif
-}
-
 // Are how many numbers a thread makes at once: in a stretch 16 bytes, but at least one block, and only one where it
 // reads for each number; four in any other piece.
 template <class Make>
@@ -97,39 +68,62 @@ inline constexpr int kStretchGroup = Make::kReads || 16 / sizeof(typename Make::
                                          : static_cast<int>(16 / sizeof(typename Make::Value));
 inline constexpr int kPieceGroup = 4;
 
-template <class T>
-inline bool is_aligned(const T* at, int numbers) {
-  const uint64_t bytes = numbers * sizeof(T);
-  return reinterpret_cast<uintptr_t>(at) % (bytes < 16 ? bytes : 16) == 0;
+// Says whether the piece is one stretch whose first element begins a block of `per_block` numbers.
+inline bool begins_at_block(const PieceTable& piece, int per_block) {
+  const Dim& dim = piece.dims[0];
+  return piece.ndim == 1 && dim.count == 0 && dim.block >= dim.held && dim.begin % per_block == 0;
 }
 
-// Makes the numbers of a piece whose element i is element `offset` + i of the global tensor: those of every group that
-// is `worker` modulo `workers`. `offset` must be a multiple of Make::kPerBlock, and `out` must be aligned to a group.
+// Makes the kGroup numbers of a piece from element `local` on, of `count` elements. Element i of the piece is element
+// `offset` + i of the global tensor, and `offset` and `local` are multiples of Make::kPerBlock.
+template <int kGroup, class Make>
+TESSERA_BOTH void make_in_stretch(typename Make::Value (&values)[kGroup], int64_t local, int64_t count, uint64_t offset,
+                                  uint64_t seed, uint64_t draw, const Make& make) {
+  constexpr int kPerBlock = Make::kPerBlock;
+  const uint64_t block = (offset + static_cast<uint64_t>(local)) / kPerBlock;
+  TESSERA_UNROLL
+  for (int b = 0; b < kGroup / kPerBlock; ++b) {
+    const PhiloxWords words = words_of(seed, draw, block + b);
+    TESSERA_UNROLL
+    for (int lane = 0; lane < kPerBlock; ++lane) {
+      const int64_t i = local + b * kPerBlock + lane;
+      values[b * kPerBlock + lane] = make(words, lane, i < count ? i : count - 1);
+    }
+  }
+}
+
+// Does the same for any piece.
+template <int kGroup, class Make>
+TESSERA_BOTH void make_in_piece(typename Make::Value (&values)[kGroup], int64_t local, int64_t count,
+                                const PieceTable& piece, uint64_t seed, uint64_t draw, const Make& make) {
+  constexpr int kPerBlock = Make::kPerBlock;
+  GlobalPlace place{0, 0};
+  uint64_t block = 0;
+  PhiloxWords words{};
+  TESSERA_UNROLL
+  for (int i = 0; i < kGroup; ++i) {
+    const int64_t at = local + i < count ? local + i : count - 1;
+    if (place.adjacent == 0) place = place_of(piece, at);
+    if (i == 0 || place.global / kPerBlock != block) {
+      block = place.global / kPerBlock;
+      words = words_of(seed, draw, block);
+    }
+    values[i] = make(words, place.global % kPerBlock, at);
+    ++place.global;
+    --place.adjacent;
+  }
+}
+
+// Makes the numbers of a stretch (see make_in_stretch): those of every group that is `worker` modulo `workers`. `out`
+// must be aligned to a group.
 template <class Make>
 TESSERA_BOTH void fill_stretch(typename Make::Value* out, int64_t count, uint64_t offset, uint64_t seed, uint64_t draw,
                                const Make& make, int64_t worker, int64_t workers) {
   constexpr int kGroup = kStretchGroup<Make>;
-  constexpr int kPerBlock = Make::kPerBlock;
   for (int64_t local = worker * kGroup; local < count; local += workers * kGroup) {
     typename Make::Value values[kGroup];
-    const uint64_t block = (offset + static_cast<uint64_t>(local)) / kPerBlock;
-    TESSERA_UNROLL
-    for (int b = 0; b < kGroup / kPerBlock; ++b) {
-      const PhiloxWords words = words_of(seed, draw, block + b);
-      TESSERA_UNROLL
-      for (int lane = 0; lane < kPerBlock; ++lane) {
-        const int64_t i = local + b * kPerBlock + lane;
-        values[b * kPerBlock + lane] = make(words, lane, i < count ? i : count - 1);
-      }
-    }
-    if (local + kGroup <= count) {
-      store(out + local, values);
-      continue;
-    }
-    TESSERA_UNROLL
-    for (int i = 0; i < kGroup; ++i) {
-      if (local + i < count) out[local + i] = values[i];
-    }
+    make_in_stretch(values, local, count, offset, seed, draw, make);
+    store_group(out, values, local, count, /*aligned=*/true);
   }
 }
 
@@ -137,32 +131,10 @@ TESSERA_BOTH void fill_stretch(typename Make::Value* out, int64_t count, uint64_
 template <class Make>
 TESSERA_BOTH void fill_piece(typename Make::Value* out, int64_t count, const PieceTable& piece, uint64_t seed,
                              uint64_t draw, const Make& make, bool aligned, int64_t worker, int64_t workers) {
-  constexpr int kPerBlock = Make::kPerBlock;
   for (int64_t local = worker * kPieceGroup; local < count; local += workers * kPieceGroup) {
     typename Make::Value values[kPieceGroup];
-    GlobalPlace place{0, 0};
-    uint64_t block = 0;
-    PhiloxWords words{};
-    TESSERA_UNROLL
-    for (int i = 0; i < kPieceGroup; ++i) {
-      const int64_t at = local + i < count ? local + i : count - 1;
-      if (place.adjacent == 0) place = place_of(piece, at);
-      if (i == 0 || place.global / kPerBlock != block) {
-        block = place.global / kPerBlock;
-        words = words_of(seed, draw, block);
-      }
-      values[i] = make(words, place.global % kPerBlock, at);
-      ++place.global;
-      --place.adjacent;
-    }
-    if (aligned && local + kPieceGroup <= count) {
-      store(out + local, values);
-      continue;
-    }
-    TESSERA_UNROLL
-    for (int i = 0; i < kPieceGroup; ++i) {
-      if (local + i < count) out[local + i] = values[i];
-    }
+    make_in_piece(values, local, count, piece, seed, draw, make);
+    store_group(out, values, local, count, aligned);
   }
 }
 

@@ -2,12 +2,12 @@
 
 #include <cstdint>
 
-// The program and libtessera_gpu.so share these declarations alone: plain data and two functions of C. The library is
+// The program and libtessera_gpu.so share these declarations alone: plain data and functions of C. The library is
 // compiled by nvcc, without LibTorch's headers.
 namespace tessera::gpu {
 
 // Is to be raised by one whenever anything in this header changes.
-inline constexpr int kInterfaceVersion = 3;
+inline constexpr int kInterfaceVersion = 4;
 
 enum class Kind : int32_t {
   kUniform,      // a: from, b: to
@@ -64,12 +64,114 @@ struct Draw {
   PieceTable piece;
 };
 
-using DrawFunction = int (*)(const Draw* request, void* cuda_stream);
+// Drops elements of a piece: mask[i] says whether element i is kept, as a draw of kBernoulli with probability `kept`
+// does, and out[i] is in[i] * mask[i] * scale. All three are row-major, and `number` is a floating-point one.
+struct Dropout {
+  Number number;
+  const void* in;
+  void* out;
+  bool* mask;
+  int64_t count;
+  uint64_t seed;
+  uint64_t draw;
+  const uint64_t* base;  // as in Draw
+  double kept;
+  double scale;
+  PieceTable piece;
+};
+
+// Reads the logits of each row once: their greatest one, the sum of exp(x - greatest), and the one in column column[i].
+// Results are double where the logits are, else float.
+struct LogitSums {
+  Number number;
+  const void* logits;  // a row-major [rows, columns], whose rows begin `stride` numbers apart; columns > 0
+  int64_t rows;
+  int64_t columns;
+  int64_t stride;
+  const int64_t* column;  // [rows], from 0 to columns - 1
+  void* greatest;         // [rows]
+  void* exps;
+  void* picked;
+};
+
+// Writes what follows for row i and column c, and zeros where kept[i] is 0:
+//   exp(logits[i, c] - greatest[i]) * on_exps[i] + (c == column[i] ? on_column[i] : 0)
+struct LogitGradient {
+  Number number;
+  const void* logits;
+  void* out;  // a row-major [rows, columns]
+  int64_t rows;
+  int64_t columns;
+  int64_t stride;
+  const int64_t* column;
+  const void* greatest;  // [rows], like the results of LogitSums
+  const void* on_exps;
+  const void* on_column;
+  const void* kept;
+};
+
+// Looks up rows in a table of `rows` rows of which a rank holds those from `begin` to `end` - 1: out[i] is the row that
+// ids[i] names, or zeros where the rank lacks it. Rows are copied as words of `word` bytes, 1, 2, 4, 8 or 16, which
+// divide all addresses. An id outside [0, rows) ends the process's use of the GPU by a device-side assertion.
+struct MaskedRows {
+  Number index;  // of ids: kInt or kLong
+  int32_t word;
+  const void* ids;    // [count]
+  const void* table;  // the rows held, which begin `stride` words apart
+  void* out;          // a row-major [count, words]
+  int64_t count;
+  int64_t words;  // in a row
+  int64_t stride;
+  int64_t begin;
+  int64_t end;
+  int64_t rows;
+};
+
+inline constexpr int kCopyDims = 5;
+
+// Copies fewer than 2^31 words of `word` bytes, 1, 2, 4, 8 or 16, which divide both addresses, between parts of memory
+// that do not overlap. Both have the same sizes, and strides of their own, in words.
+struct Copy {
+  const void* from;
+  void* to;
+  int32_t word;
+  int32_t ndim;  // at least one
+  int32_t sizes[kCopyDims];
+  int32_t unused;
+  int64_t from_strides[kCopyDims];
+  int64_t to_strides[kCopyDims];
+};
+
+// Makes all copies, in any order. None may write what another one reads or writes.
+struct Copies {
+  const Copy* copies;  // in the host's memory, which is free again when the call returns
+  int64_t count;
+};
 
 }  // namespace tessera::gpu
 
 extern "C" {
-// Gives the draw to the stream, of the current device, and returns a cudaError_t. Does not wait.
+// Each gives its work to the stream, of the current device, and returns a cudaError_t. None waits. All memory that a
+// request points to is on the current device, but where it says otherwise.
 int tessera_gpu_draw(const tessera::gpu::Draw* request, void* cuda_stream);
+int tessera_gpu_dropout(const tessera::gpu::Dropout* request, void* cuda_stream);
+int tessera_gpu_logit_sums(const tessera::gpu::LogitSums* request, void* cuda_stream);
+int tessera_gpu_logit_gradient(const tessera::gpu::LogitGradient* request, void* cuda_stream);
+int tessera_gpu_masked_rows(const tessera::gpu::MaskedRows* request, void* cuda_stream);
+int tessera_gpu_copy(const tessera::gpu::Copies* request, void* cuda_stream);
 int tessera_gpu_interface_version();
 }
+
+namespace tessera::gpu {
+
+// Holds the library's functions.
+struct Kernels {
+  decltype(&tessera_gpu_draw) draw;
+  decltype(&tessera_gpu_dropout) dropout;
+  decltype(&tessera_gpu_logit_sums) logit_sums;
+  decltype(&tessera_gpu_logit_gradient) logit_gradient;
+  decltype(&tessera_gpu_masked_rows) masked_rows;
+  decltype(&tessera_gpu_copy) copy;
+};
+
+}  // namespace tessera::gpu

@@ -4,34 +4,50 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 
 namespace tessera::gpu {
 namespace {
 
+// Says why the library at the path that the user gave is not used.
+void complain(const char* path, const char* why) {
+  std::fprintf(stderr, "[tessera] TESSERA_GPU_KERNELS: %s%s; LibTorch's kernels and the host do the work\n", path, why);
+}
+
+// Sets `function` to what the library has under that name, and says whether there is such a function.
+template <class Function>
+bool find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  return function != nullptr;
+}
+
 // The library stays loaded until the process ends.
-DrawFunction load() {
+std::optional<Kernels> load() {
   const char* const chosen = std::getenv("TESSERA_GPU_KERNELS");
   const bool by_path = chosen != nullptr && *chosen != '\0';
   void* const library = dlopen(by_path ? chosen : "libtessera_gpu.so", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    if (by_path) std::fprintf(stderr, "[tessera] TESSERA_GPU_KERNELS: %s; the host draws\n", dlerror());
-    return nullptr;
+    if (by_path) complain("", dlerror());
+    return std::nullopt;
   }
-  const auto version =
-      reinterpret_cast<decltype(&tessera_gpu_interface_version)>(dlsym(library, "tessera_gpu_interface_version"));
-  if (version == nullptr || version() != kInterfaceVersion) {
-    if (by_path)
-      std::fprintf(stderr, "[tessera] TESSERA_GPU_KERNELS: %s is of another version; the host draws\n", chosen);
-    return nullptr;
+  Kernels found{};
+  decltype(&tessera_gpu_interface_version) version = nullptr;
+  if (find(library, "tessera_gpu_interface_version", version) && version() == kInterfaceVersion &&
+      find(library, "tessera_gpu_draw", found.draw) && find(library, "tessera_gpu_dropout", found.dropout) &&
+      find(library, "tessera_gpu_logit_sums", found.logit_sums) &&
+      find(library, "tessera_gpu_logit_gradient", found.logit_gradient) &&
+      find(library, "tessera_gpu_masked_rows", found.masked_rows) && find(library, "tessera_gpu_copy", found.copy)) {
+    return found;
   }
-  return reinterpret_cast<DrawFunction>(dlsym(library, "tessera_gpu_draw"));
+  if (by_path) complain(chosen, " is of another version");
+  return std::nullopt;
 }
 
 }  // namespace
 
-DrawFunction draw_function() {
-  static const DrawFunction found = load();
-  return found;
+const Kernels* kernels() {
+  static const std::optional<Kernels> found = load();
+  return found ? &*found : nullptr;
 }
 
 }  // namespace tessera::gpu

@@ -4,10 +4,10 @@
 
 namespace tessera::gpu {
 
-// Returns the function by which libtessera_gpu.so draws, or null where that library cannot be loaded or belongs to
-// another version of the interface. The first call looks for the library: at the path that the environment variable
-// TESSERA_GPU_KERNELS gives, and says on stderr if that fails; without the variable by its name, along the program's
-// rpath and LD_LIBRARY_PATH. Every thread may call it.
-DrawFunction draw_function();
+// Returns the functions of libtessera_gpu.so, or null where that library cannot be loaded or belongs to another version
+// of the interface. The first call looks for the library: at the path that the environment variable TESSERA_GPU_KERNELS
+// gives, and says on stderr if that fails; without the variable by its name, along the program's rpath and
+// LD_LIBRARY_PATH. Every thread may call it.
+const Kernels* kernels();
 
 }  // namespace tessera::gpu

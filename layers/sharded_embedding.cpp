@@ -20,9 +20,11 @@
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/mappings.h"
+#include "tessera/dtensor/tangent.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/device_checks.h"
 #include "tessera/mesh/mesh_checks.h"
+#include "tessera/ops/kernels/masked_rows.h"
 #include "tessera/placement/partition.h"
 
 namespace tessera {
@@ -90,6 +92,13 @@ Table table_of(const at::Tensor& weight, const DeviceMesh& mesh, const ShardedEm
   }
   table.padding = *options.padding_idx < 0 ? *options.padding_idx + table.rows : *options.padding_idx;
   return table;
+}
+
+// Says whether masked_embedding does the call: on a GPU, where the host would wait for the number of this rank's ids.
+// It checks the ids too.
+bool is_masked(const at::Tensor& ids, const at::Tensor& weight, const ShardedEmbeddingOptions& options) {
+  return options.cut == EmbeddingCut::kVocabulary && is_queued(ids) && !options.max_norm && !options.sparse &&
+         !detail::has_tangent(weight);
 }
 
 void check_ids(const at::Tensor& ids, const Table& table, const DeviceMesh& mesh,
@@ -160,6 +169,10 @@ at::Tensor own_rows(const at::Tensor& ids, const at::Tensor& weight, const Table
 
 at::Tensor local(const at::Tensor& ids, const at::Tensor& weight, const DeviceMesh& mesh,
                  const ShardedEmbeddingOptions& options, const Table& table) {
+  if (is_masked(ids, weight, options)) {
+    return detail::masked_embedding(weight, ids, {one_interval(table.mine.begin, table.mine.end), table.rows},
+                                    table.padding, options.scale_grad_by_freq);
+  }
   check_ids(ids, table, mesh, options);
   return options.cut == EmbeddingCut::kVocabulary ? own_rows(ids, weight, table, mesh, options)
                                                   : look_up(ids, weight, table.padding, mesh, options);

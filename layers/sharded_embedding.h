@@ -37,8 +37,8 @@ struct ShardedEmbeddingOptions {
 //
 // Collectives over the 1-D `mesh`, on more than one rank. kVocabulary: one all_reduce of the result. kWidth: one
 // all_gather of this rank's columns of the result, and with max_norm one all_reduce of one number per different id.
-// Backward: none. With kVocabulary the host waits for a GPU's number of ids that this rank looks up. An id outside
-// the table ends the process's use of the GPU (mesh/core/device_checks.h).
+// Backward: none. With kVocabulary and max_norm or sparse, or in forward mode, the host waits for a GPU's number of ids
+// that this rank looks up. An id outside the table ends the process's use of the GPU (mesh/core/device_checks.h).
 // Throws std::invalid_argument, on every rank, on a padding_idx or, on the CPU, an id outside the table, ids that are
 // no integers, undefined tensors, DTensors, tensors on another device than the mesh's, and a mesh of several dimensions
 // or without this rank. A weight that is no piece of the table, which only this rank may have, fails the job; so does

@@ -94,7 +94,7 @@ void check_arguments(const std::shared_ptr<World>& world, c10::DeviceType device
     throw std::invalid_argument(fmt::format("DeviceMesh: mesh {} names rank {}, outside the world of {} ranks",
                                             mesh.to_string(), rank, world->size()));
   }
-  if (device_type != c10::DeviceType::CPU && device_type != c10::DeviceType::CUDA) {
+  if (!is_mesh_device(device_type)) {
     throw std::invalid_argument(fmt::format("DeviceMesh: device type '{}' is not supported; use cpu or cuda",
                                             c10::DeviceTypeName(device_type, /*lower_case=*/true)));
   }

@@ -8,13 +8,17 @@
 
 namespace tessera {
 
-// Returns the device type called "cpu" or "cuda". On any other name throws std::invalid_argument, whose text starts
-// with `function`.
+// Returns whether a mesh may be on devices of this type: the CPU, GPUs, or the accelerator that has registered itself
+// with this process's LibTorch.
+bool is_mesh_device(c10::DeviceType type);
+
+// Returns the device type called "cpu" or "cuda", or of the registered accelerator. On any other name throws
+// std::invalid_argument, whose text starts with `function`.
 c10::DeviceType parse_device(const char* function, const std::string& device);
 
-// Returns the CUDA device of rank `rank`, which is process number `local_rank` of its host: device `given`, or the only
-// one that the process sees, as under srun --gpus-per-task=1, or the one with the number of the process. Throws
-// std::runtime_error when there is no such device.
-int cuda_device_of(int64_t rank, int64_t local_rank, std::optional<int> given);
+// Returns the index of the device of rank `rank`, which is process number `local_rank` of its host: device `given`, or
+// the only one that the process sees, as under srun --gpus-per-task=1, or the one with the number of the process.
+// `type` is not the CPU. Throws std::runtime_error when there is no such device.
+int device_index_of(c10::DeviceType type, int64_t rank, int64_t local_rank, std::optional<int> given);
 
 }  // namespace tessera

@@ -29,7 +29,7 @@ constexpr auto kClosePeriod = std::chrono::milliseconds(10);
 // Returns the backends that make() has for tensors on `device`, the default first.
 Names backends_of(c10::DeviceType device, CpuBackend cpu_backend, bool gloo_for_cuda) {
   if (device == c10::DeviceType::CUDA) return gloo_for_cuda ? Names{"gloo", "nccl"} : Names{"nccl", "gloo"};
-  if (cpu_backend == CpuBackend::kMpi) return {"mpi", "gloo"};
+  if (device == c10::DeviceType::CPU && cpu_backend == CpuBackend::kMpi) return {"mpi", "gloo"};
   return {"gloo"};
 }
 
@@ -126,7 +126,7 @@ BackendGroup GroupTable::make(const Key& key) const {
               ranks, options, device);
   if (options_.fake) return make_fake_group(asked.rank, asked.size);
   if (options_.make_group) return options_.make_group(asked);
-  if (device != c10::DeviceType::CUDA) return make_cpu_group(asked, options.backend);
+  if (device == c10::DeviceType::CPU) return make_cpu_group(asked, options.backend);
   const Names backends = backends_of(device, options_.cpu_backend, options_.gloo_for_cuda);
   const std::string& backend = options.backend.empty() ? backends.front() : options.backend;
   return backend == "gloo" ? make_in_time(asked, make_gloo_group) : make_nccl_group(asked);

@@ -63,7 +63,7 @@ struct World::Impl {
   c10::Device device(c10::DeviceType type) const {
     if (type == c10::DeviceType::CPU) return c10::Device(type);
     if (options.fake) return {type, 0};
-    const int index = cuda_device_of(options.rank, options.local_rank, options.device_index);
+    const int index = device_index_of(type, options.rank, options.local_rank, options.device_index);
     return {type, static_cast<c10::DeviceIndex>(index)};
   }
 

@@ -7,17 +7,18 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/view_as_real.h>
-#include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/FunctionRef.h>
 #include <fmt/format.h>
 
 #include "tessera/dtensor/random/stretches.h"
 #include "tessera/gpu_kernels/draw_functions.h"
 #include "tessera/gpu_kernels/interface.h"
-#include "tessera/gpu_kernels/loader.h"
+#include "tessera/mesh/core/gpu_kernels.h"
 #include "tessera/mesh/core/in_memory.h"
 
 namespace tessera::detail {
@@ -54,11 +55,14 @@ void refuse_captured(DrawKey key) {
       "libtessera_gpu.so, and an operator and a dtype that it draws");
 }
 
+// Says whether the memory of `t` has its values in their order.
+bool is_row_major(const at::Tensor& t) { return t.is_contiguous() && is_in_memory(t); }
+
 // Calls make_all with a row-major tensor in host memory, and copies the result to `out` where that is not `out` itself.
 void on_host(const at::Tensor& out, DrawKey key, c10::function_ref<void(const at::Tensor&)> make_all) {
   if (out.numel() == 0) return;
   refuse_captured(key);
-  const bool direct = out.is_cpu() && out.is_contiguous() && is_in_memory(out);
+  const bool direct = out.is_cpu() && is_row_major(out);
   const at::Tensor host = direct ? out : at::empty(out.sizes(), at::TensorOptions(out.scalar_type()));
   make_all(host);
   if (!direct) out.copy_(host);
@@ -79,25 +83,9 @@ void on_host_real(const at::Tensor& out, DrawKey key,
 // ---- on a GPU
 
 // Returns the kernels' name of a dtype, or nullopt where they cannot draw it.
-std::optional<gpu::Number> number_of(at::ScalarType dtype, gpu::Kind kind) {
-  const bool any = kind != gpu::Kind::kUniform && kind != gpu::Kind::kNormal && kind != gpu::Kind::kExponential;
-  switch (dtype) {
-    case at::kFloat: return gpu::Number::kFloat;
-    case at::kDouble: return gpu::Number::kDouble;
-    case at::kHalf: return gpu::Number::kHalf;
-    case at::kBFloat16: return gpu::Number::kBfloat16;
-    default: break;
-  }
-  if (!any) return std::nullopt;
-  switch (dtype) {
-    case at::kByte: return gpu::Number::kByte;
-    case at::kChar: return gpu::Number::kChar;
-    case at::kShort: return gpu::Number::kShort;
-    case at::kInt: return gpu::Number::kInt;
-    case at::kLong: return gpu::Number::kLong;
-    case at::kBool: return gpu::Number::kBool;
-    default: return std::nullopt;
-  }
+std::optional<gpu::Number> drawn_number(at::ScalarType dtype, gpu::Kind kind) {
+  const bool any = kind == gpu::Kind::kIntegers || kind == gpu::Kind::kBernoulli;
+  return any ? number_of(dtype) : floating_number_of(dtype);
 }
 
 // Gives the draw to the GPU that has `out`, to the current stream, and returns true. Returns false, and does nothing,
@@ -106,11 +94,11 @@ bool on_gpu(const at::Tensor& out, const DrawnPart& part, DrawKey key, gpu::Draw
   if (!out.is_cuda() || out.numel() == 0) return false;
   const bool complex = out.is_complex();
   if (complex && request.kind != gpu::Kind::kUniform && request.kind != gpu::Kind::kNormal) return false;
-  const gpu::DrawFunction draw = gpu::draw_function();
-  const std::optional<gpu::Number> number = number_of(c10::toRealValueType(out.scalar_type()), request.kind);
+  const gpu::Kernels* const kernels = kernels_for(out);
+  const std::optional<gpu::Number> number = drawn_number(c10::toRealValueType(out.scalar_type()), request.kind);
   const int64_t width = complex ? 2 : 1;
-  if (draw == nullptr || !number || !describe_piece(part.sizes, part.tile, width, request.piece)) return false;
-  const bool direct = out.is_contiguous() && is_in_memory(out);
+  if (kernels == nullptr || !number || !describe_piece(part.sizes, part.tile, width, request.piece)) return false;
+  const bool direct = is_row_major(out);
   const at::Tensor drawn = direct ? out : at::empty(out.sizes(), out.options());
   request.number = *number;
   request.out = drawn.data_ptr();
@@ -118,13 +106,7 @@ bool on_gpu(const at::Tensor& out, const DrawnPart& part, DrawKey key, gpu::Draw
   request.seed = key.seed;
   request.draw = key.draw;
   request.base = key.base;
-  const c10::DeviceGuard device(out.device());
-  const c10::impl::VirtualGuardImpl guard(out.device().type());
-  const int error = draw(&request, guard.getStreamNativeHandle(guard.getStream(out.device())));
-  if (error != 0) {
-    throw std::runtime_error(
-        fmt::format("the kernel that draws random numbers could not be started: CUDA error {}", error));
-  }
+  start_kernel("draw", drawn, [&](void* stream) { return kernels->draw(&request, stream); });
   if (!direct) out.copy_(drawn);
   return true;
 }
@@ -204,6 +186,42 @@ void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, const 
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "draw_bernoulli",
                                [&] { fill(host, spec, key, 1, gpu::BernoulliEach<scalar_t>(p)); });
   });
+}
+
+double scale_of(double kept) { return kept == 0 ? 0 : 1 / kept; }
+
+std::optional<gpu::Dropout> dropout_request(const at::Tensor& input, const Dropped& to, const Spec& spec, DrawKey key,
+                                            double kept) {
+  gpu::Dropout request{};
+  const std::optional<gpu::Number> number = floating_number_of(input.scalar_type());
+  if (!number || !is_row_major(input) || !describe_piece(spec.sizes, spec.tile, 1, request.piece)) return std::nullopt;
+  request.number = *number;
+  request.in = input.const_data_ptr();
+  request.out = to.result.mutable_data_ptr();
+  request.mask = to.mask.mutable_data_ptr<bool>();
+  request.count = input.numel();
+  request.seed = key.seed;
+  request.draw = key.draw;
+  request.base = key.base;
+  request.kept = kept;
+  request.scale = scale_of(kept);
+  return request;
+}
+
+Dropped draw_dropout(const at::Tensor& input, const Spec& spec, DrawKey key, double kept) {
+  Dropped out{.result = {}, .mask = at::empty_like(input, input.options().dtype(at::kBool))};
+  const gpu::Kernels* const kernels = input.numel() > 0 ? kernels_for(input) : nullptr;
+  if (kernels != nullptr && is_row_major(input)) {
+    out.result = at::empty_like(input);
+    if (const std::optional<gpu::Dropout> request = dropout_request(input, out, spec, key, kept)) {
+      start_kernel("dropout", input, [&](void* stream) { return kernels->dropout(&*request, stream); });
+      return out;
+    }
+  }
+  draw_bernoulli(out.mask, spec, key, kept);
+  // On the CPU mul_ with a number would round the number to 16 bits; a GPU does not.
+  out.result = input.mul(out.mask).mul_(at::native::wrapped_scalar_tensor(scale_of(kept)));
+  return out;
 }
 
 }  // namespace tessera::detail

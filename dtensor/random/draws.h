@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "tessera/dtensor/core/spec.h"
+#include "tessera/gpu_kernels/interface.h"
 #include "tessera/mesh/world.h"
 #include "tessera/placement/layout.h"
 
@@ -52,5 +53,17 @@ void draw_integers(const at::Tensor& out, const Spec& spec, DrawKey key, int64_t
 void draw_bernoulli(const at::Tensor& out, const DrawnPart& part, DrawKey key, double probability);
 // `probability` has the layout of `out`. Throws std::out_of_range when one of its elements is outside [0, 1].
 void draw_bernoulli(const at::Tensor& out, const Spec& spec, DrawKey key, const at::Tensor& probability);
+
+struct Dropped {
+  at::Tensor result;
+  at::Tensor mask;  // bool
+};
+// Keeps each element of `input`, a piece of a tensor of `spec`, with probability `kept`, and divides those that are
+// kept by it; the others become zeros. The mask is draw_bernoulli's. On a GPU one kernel of ours does both where it has
+// the dtype and `input` is row-major; elsewhere a draw and a product do.
+Dropped draw_dropout(const at::Tensor& input, const Spec& spec, DrawKey key, double kept);
+// Returns what that kernel is told, with tensors of any device, or nullopt where it cannot do it.
+std::optional<gpu::Dropout> dropout_request(const at::Tensor& input, const Dropped& to, const Spec& spec, DrawKey key,
+                                            double kept);
 
 }  // namespace tessera::detail

@@ -1,7 +1,6 @@
 #include "tessera/dtensor/redistribute/region.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include <ATen/ops/empty.h>
 
@@ -10,33 +9,6 @@
 
 namespace tessera {
 namespace {
-
-// Below this many bytes, starting an ATen copy takes longer than the copy itself.
-constexpr int64_t kSmallCopy = 64 << 10;
-
-template <typename Byte>
-struct Side {
-  Byte* data;
-  const int64_t* strides;  // in elements
-};
-
-// Loops over the elements of the outer dimensions, and copies whole runs of the innermost.
-void copy_small(const Side<char>& to, const Side<const char>& from, const int64_t* sizes, std::size_t dims,
-                int64_t width) {
-  if (dims == 0) {
-    std::memcpy(to.data, from.data, static_cast<std::size_t>(width));
-    return;
-  }
-  if (dims == 1 && to.strides[0] == 1 && from.strides[0] == 1) {
-    std::memcpy(to.data, from.data, static_cast<std::size_t>(width * sizes[0]));
-    return;
-  }
-  for (int64_t i = 0; i < sizes[0]; ++i) {
-    copy_small({.data = to.data + i * to.strides[0] * width, .strides = to.strides + 1},
-               {.data = from.data + i * from.strides[0] * width, .strides = from.strides + 1}, sizes + 1, dims - 1,
-               width);
-  }
-}
 
 // Drops dimensions of size 1, and merges neighbouring dimensions that are contiguous in both memories.
 void simplify(std::vector<int64_t>& sizes, std::vector<int64_t>& a, std::vector<int64_t>& b) {
@@ -58,23 +30,6 @@ void simplify(std::vector<int64_t>& sizes, std::vector<int64_t>& a, std::vector<
   sizes.resize(kept);
   a.resize(kept);
   b.resize(kept);
-}
-
-void copy_strided(const at::Tensor& to, int64_t to_offset, const std::vector<int64_t>& to_strides,
-                  const at::Tensor& from, int64_t from_offset, const std::vector<int64_t>& from_strides,
-                  const std::vector<int64_t>& sizes) {
-  int64_t bytes = to.element_size();
-  for (const int64_t size : sizes) bytes *= size;
-  if (to.is_cpu() && from.is_cpu() && bytes <= kSmallCopy) {
-    const int64_t width = to.element_size();
-    char* const there = static_cast<char*>(to.mutable_data_ptr()) + to_offset * width;
-    const char* const here = static_cast<const char*>(from.const_data_ptr()) + from_offset * width;
-    copy_small({.data = there, .strides = to_strides.data()}, {.data = here, .strides = from_strides.data()},
-               sizes.data(), sizes.size(), width);
-    return;
-  }
-  to.as_strided(sizes, to_strides, to.storage_offset() + to_offset)
-      .copy_(from.as_strided(sizes, from_strides, from.storage_offset() + from_offset));
 }
 
 }  // namespace
@@ -158,18 +113,40 @@ void Region::find_offset(const Tile& positions, const std::vector<int64_t>& tens
   flat_offset_ = numel_ > 0 ? offset : 0;
 }
 
-void Region::pack(const at::Tensor& tensor, const at::Tensor& packed, int64_t offset) const {
+void Region::pack(const at::Tensor& tensor, const at::Tensor& packed, int64_t offset, TakeCopy take) const {
   for (const Block& b : blocks_) {
-    copy_strided(packed, offset + b.packed_offset, b.packed_strides, tensor, b.tensor_offset, b.tensor_strides,
-                 b.sizes);
+    take({.to = packed,
+          .to_offset = offset + b.packed_offset,
+          .to_strides = b.packed_strides,
+          .from = tensor,
+          .from_offset = b.tensor_offset,
+          .from_strides = b.tensor_strides,
+          .sizes = b.sizes});
   }
 }
 
-void Region::unpack(const at::Tensor& packed, int64_t offset, const at::Tensor& tensor) const {
+void Region::unpack(const at::Tensor& packed, int64_t offset, const at::Tensor& tensor, TakeCopy take) const {
   for (const Block& b : blocks_) {
-    copy_strided(tensor, b.tensor_offset, b.tensor_strides, packed, offset + b.packed_offset, b.packed_strides,
-                 b.sizes);
+    take({.to = tensor,
+          .to_offset = b.tensor_offset,
+          .to_strides = b.tensor_strides,
+          .from = packed,
+          .from_offset = offset + b.packed_offset,
+          .from_strides = b.packed_strides,
+          .sizes = b.sizes});
   }
+}
+
+void Region::pack(const at::Tensor& tensor, const at::Tensor& packed, int64_t offset) const {
+  Copies copies;
+  pack(tensor, packed, offset, copies);
+  copies.run();
+}
+
+void Region::unpack(const at::Tensor& packed, int64_t offset, const at::Tensor& tensor) const {
+  Copies copies;
+  unpack(packed, offset, tensor, copies);
+  copies.run();
 }
 
 void Region::copy(const at::Tensor& from, const Region& there, const at::Tensor& to) const {
@@ -180,7 +157,13 @@ void Region::copy(const at::Tensor& from, const Region& there, const at::Tensor&
     std::vector<int64_t> from_strides = from.strides().vec();
     std::vector<int64_t> to_strides = to.strides().vec();
     simplify(sizes, to_strides, from_strides);
-    copy_strided(to, there.blocks_[0].tensor_offset, to_strides, from, blocks_[0].tensor_offset, from_strides, sizes);
+    copy_part({.to = to,
+               .to_offset = there.blocks_[0].tensor_offset,
+               .to_strides = to_strides,
+               .from = from,
+               .from_offset = blocks_[0].tensor_offset,
+               .from_strides = from_strides,
+               .sizes = sizes});
     return;
   }
   there.unpack(read(from).contiguous(), 0, to);

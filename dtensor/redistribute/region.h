@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "tessera/dtensor/redistribute/copies.h"
 #include "tessera/placement/layout.h"
 
 namespace tessera {
@@ -33,6 +34,9 @@ class Region {
   // element `offset`.
   void pack(const at::Tensor& tensor, const at::Tensor& packed, int64_t offset) const;
   void unpack(const at::Tensor& packed, int64_t offset, const at::Tensor& tensor) const;
+  // Give `take` the copies that these make, so that those of several regions can be made together.
+  void pack(const at::Tensor& tensor, const at::Tensor& packed, int64_t offset, TakeCopy take) const;
+  void unpack(const at::Tensor& packed, int64_t offset, const at::Tensor& tensor, TakeCopy take) const;
   // Copies this region of `from` to the region `there` of `to`, which has the same sizes.
   void copy(const at::Tensor& from, const Region& there, const at::Tensor& to) const;
   // Returns the region as a tensor of sizes(): a view, of any strides, if it is a box, else a packed copy.

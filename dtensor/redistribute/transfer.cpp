@@ -39,11 +39,13 @@ int64_t sum_of(const Counts& counts) { return std::accumulate(counts.begin(), co
 // Packs the regions one after the other.
 at::Tensor pack_all(const std::vector<Region>& regions, const at::Tensor& tensor) {
   const at::Tensor out = reused_empty({sum_of(counts_of(regions))}, tensor.options());
+  Copies copies;
   int64_t offset = 0;
   for (const Region& region : regions) {
-    region.pack(tensor, out, offset);
+    region.pack(tensor, out, offset, copies);
     offset += region.numel();
   }
+  copies.run();
   return out;
 }
 
@@ -155,11 +157,13 @@ at::Tensor Transfer::packed(const at::Tensor& input) const {
 at::Tensor Transfer::unpacked(at::Tensor received, const at::Tensor& input) const {
   if (receives_in_sequence_) return completed(as_sizes(std::move(received), sizes_), input);
   at::Tensor out = empty_result(received.options());
+  Copies copies;
   int64_t offset = 0;
   for (const Region& region : receives_) {
-    region.unpack(received, offset, out);
+    region.unpack(received, offset, out, copies);
     offset += region.numel();
   }
+  copies.run();
   return completed(std::move(out), input);
 }
 

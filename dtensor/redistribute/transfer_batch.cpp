@@ -111,9 +111,11 @@ TransferBatch::Message TransferBatch::joined_message() {
     return message;
   }
   message.data = reused_empty({size}, reduces ? options_[0] : options_[0].dtype(at::kByte));
+  Copies copies;
   for (const Slot& slot : sends) {
-    if (slot.region->numel() > 0) slot.region->pack(entries_[slot.entry].tensor, part(message.data, slot), 0);
+    if (slot.region->numel() > 0) slot.region->pack(entries_[slot.entry].tensor, part(message.data, slot), 0, copies);
   }
+  copies.run();
   return message;
 }
 
@@ -137,13 +139,15 @@ c10::SmallVector<at::Tensor, 1> TransferBatch::unpacked(const at::Tensor& receiv
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     out.push_back(stays(i) ? at::Tensor() : entries_[i].transfer->empty_result(options_[i]));
   }
+  Copies copies;
   for (const Slot& slot : receives_) {
     if (stays(slot.entry)) {
       out[slot.entry] = part(received, slot).view(slot.region->sizes());
     } else if (slot.region->numel() > 0) {
-      slot.region->unpack(part(received, slot), 0, out[slot.entry]);
+      slot.region->unpack(part(received, slot), 0, out[slot.entry], copies);
     }
   }
+  copies.run();
   for (std::size_t i = 0; i < entries_.size(); ++i)
     out[i] = entries_[i].transfer->completed(out[i], entries_[i].tensor);
   return out;

@@ -156,14 +156,12 @@ const std::map<std::string, Draw, std::less<>> kDraws = {
 void dropout(Drawing& d) {
   const at::Tensor input = d.self();
   const at::IValue& train = *d.find("train");
-  const at::Tensor mask = at::empty_like(input, input.options().dtype(at::kBool));
   if (!train.isNone() && !train.toBool()) {
-    d.give({input.clone(), mask.fill_(true)});
+    d.give({input.clone(), at::ones_like(input, input.options().dtype(at::kBool))});
     return;
   }
-  const double kept = 1 - d.number("p");
-  draw_bernoulli(mask, d.spec(), d.key(), kept);
-  d.give({input.mul(mask).mul_(kept == 0 ? 0 : 1 / kept), mask});
+  const detail::Dropped out = draw_dropout(input, d.spec(), d.key(), 1 - d.number("p"));
+  d.give({out.result, out.mask});
 }
 
 void draw(const LocalCall& call, Stack& stack) {

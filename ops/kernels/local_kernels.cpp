@@ -2,25 +2,17 @@
 // pieces.
 
 #include <algorithm>
-#include <stdexcept>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ceil_div.h>
-#include <ATen/ops/embedding.h>
-#include <ATen/ops/embedding_dense_backward.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/logical_and.h>
 #include <ATen/ops/nll_loss2d_forward.h>
 #include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include "tessera/dtensor/dispatch/local_kernel.h"
 #include "tessera/mesh/collectives/collectives.h"
-#include "tessera/mesh/core/device_checks.h"
+#include "tessera/ops/kernels/masked_rows.h"
 
 namespace tessera {
 namespace {
@@ -72,60 +64,19 @@ void extremum(const LocalCall& call, Stack& stack) {
   stack.assign({result});
 }
 
-void check_indices(const at::Tensor& indices, int64_t num_rows) {
-  if (indices.numel() == 0) return;
-  if (is_queued(indices)) {
-    const at::Tensor inside = at::logical_and(indices >= 0, indices < num_rows);
-    return check_on_device(inside, "embedding: an index is outside the table's rows");
-  }
-  const auto low = indices.min().item<int64_t>();
-  const auto high = indices.max().item<int64_t>();
-  if (low >= 0 && high < num_rows) return;
-  throw std::out_of_range(
-      fmt::format("embedding: index {} is outside the table's rows [0, {})", low < 0 ? low : high, num_rows));
-}
-
-// Returns the local row of each global index that this rank holds, and `elsewhere` for the others.
-at::Tensor local_rows(const at::Tensor& indices, const Intervals& held, int64_t elsewhere) {
-  at::Tensor out = at::full_like(indices, elsewhere);
-  int64_t first = 0;
-  for (const Interval& rows : held) {
-    out = at::where(at::logical_and(indices >= rows.begin, indices < rows.end), indices - (rows.begin - first), out);
-    first += rows.size();
-  }
-  return out;
-}
-
 // Runs embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse) on this rank's rows. Rows of other ranks
 // give zeros, since the results are summed.
 void embedding(const LocalCall& call, Stack& stack) {
-  const Spec& weight_spec = *call.inputs[0];
-  const at::Tensor weight = stack[0].toTensor();
-  const at::Tensor indices = stack[1].toTensor();
-  check_indices(indices, weight_spec.sizes[0]);
-  if (weight.size(0) == 0) {
-    std::vector<int64_t> shape = indices.sizes().vec();
-    shape.push_back(weight.size(1));
-    stack.assign({at::zeros(shape, weight.options())});
-    return;
-  }
-  const at::Tensor rows = local_rows(indices, weight_spec.tile[0], -1);
-  const at::Tensor elsewhere = rows < 0;
-  stack.assign({at::embedding(weight, rows.clamp_min(0)).masked_fill_(elsewhere.unsqueeze(-1), 0)});
+  const Spec& weight = *call.inputs[0];
+  stack.assign({detail::masked_rows(stack[0].toTensor(), stack[1].toTensor(), {weight.tile[0], weight.sizes[0]})});
 }
 
 // For embedding_dense_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq) this computes this
-// rank's rows of the gradient. Indices of other rows and of padding are sent to one extra row, which is dropped.
+// rank's rows of the gradient.
 void embedding_dense_backward(const LocalCall& call, Stack& stack) {
-  const Intervals& held = call.outputs[0]->tile[0];
-  const int64_t rows = count(held);
-  const at::Tensor grad = stack[0].toTensor();
-  const at::Tensor indices = stack[1].toTensor();
-  const int64_t padding = stack[3].toInt();
-  at::Tensor here = local_rows(indices, held, rows);
-  if (padding >= 0) here = here.masked_fill(indices == padding, rows);
-  stack.assign(
-      {at::embedding_dense_backward(grad, here, rows + 1, /*padding_idx=*/-1, stack[4].toBool()).narrow(0, 0, rows)});
+  const Spec& weight = *call.outputs[0];
+  stack.assign({detail::masked_rows_gradient(stack[0].toTensor(), stack[1].toTensor(),
+                                             {weight.tile[0], weight.sizes[0]}, stack[3].toInt(), stack[4].toBool())});
 }
 
 // Runs nll_loss_forward(self, target, weight, reduction = mean, ignore_index) and nll_loss2d_forward on pieces of the

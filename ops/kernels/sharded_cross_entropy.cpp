@@ -23,6 +23,7 @@
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/device_checks.h"
 #include "tessera/mesh/mesh_checks.h"
+#include "tessera/ops/kernels/logit_kernels.h"
 #include "tessera/placement/partition.h"
 
 namespace tessera {
@@ -119,28 +120,41 @@ struct Sums {
   at::Tensor loss;
 };
 
-Sums sums_of(const at::Tensor& logits, const Rows& rows, const Problem& p) {
-  const at::ScalarType type = sum_type(logits.scalar_type());
-  const auto options = logits.options().dtype(type);
-  const int64_t n = logits.size(0);
-  const at::Tensor most =
-      logits.size(1) > 0 ? logits.amax(1).to(type) : at::full({n}, -std::numeric_limits<double>::infinity(), options);
-  Sums out;
-  out.greatest = all_reduce(most, *p.mesh, 0, ReduceOp::kMax);
+// Sets `terms` [2 or 3, n] to this rank's terms of S, of x_t - m and, with smoothing, of the sum of w_k (x_k - m).
+void set_terms_in_parts(const at::Tensor& logits, const at::Tensor& greatest, const Rows& rows, const Problem& p,
+                        const at::Tensor& terms) {
   const at::Tensor weight = p.weight_here(logits);
-  const int64_t kinds = p.spread > 0 ? 3 : 2;  // S, x_t - m, sum of w_k (x_k - m)
-  const at::Tensor flat = at::zeros({kinds * n + 1}, options);
-  const at::Tensor terms = flat.narrow(0, 0, kinds * n).view({kinds, n});
-  flat[kinds * n].fill_(logits.size(1));
   by_parts(logits, [&](int64_t begin, int64_t end) {
     if (logits.size(1) == 0) return;
-    const at::Tensor x = logits.slice(0, begin, end).to(type, /*non_blocking=*/false, /*copy=*/true);
-    x.sub_(out.greatest.slice(0, begin, end).unsqueeze(1));
+    const at::Tensor x = logits.slice(0, begin, end).to(greatest.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    x.sub_(greatest.slice(0, begin, end).unsqueeze(1));
     const at::Tensor picked = x.gather(1, rows.column.slice(0, begin, end).unsqueeze(1)).squeeze(1);
     terms[1].slice(0, begin, end).copy_(picked.masked_fill(rows.here.slice(0, begin, end).logical_not(), 0));
     if (p.spread > 0) terms[2].slice(0, begin, end).copy_((weight.defined() ? x * weight : x).sum(1));
     terms[0].slice(0, begin, end).copy_(x.exp_().sum(1));
   });
+}
+
+Sums sums_of(const at::Tensor& logits, const Rows& rows, const Problem& p) {
+  const at::ScalarType type = sum_type(logits.scalar_type());
+  const auto options = logits.options().dtype(type);
+  const int64_t n = logits.size(0);
+  const std::optional<detail::RowSums> at_once =
+      p.spread > 0 ? std::nullopt : detail::row_sums_on_gpu(logits, rows.column);
+  const at::Tensor most = at_once              ? at_once->greatest
+                          : logits.size(1) > 0 ? logits.amax(1).to(type)
+                                               : at::full({n}, -std::numeric_limits<double>::infinity(), options);
+  Sums out;
+  out.greatest = all_reduce(most, *p.mesh, 0, ReduceOp::kMax);
+  const int64_t kinds = p.spread > 0 ? 3 : 2;
+  const at::Tensor flat = at::zeros({kinds * n + 1}, options);
+  const at::Tensor terms = flat.narrow(0, 0, kinds * n).view({kinds, n});
+  flat[kinds * n].fill_(logits.size(1));
+  if (at_once) {
+    detail::set_terms(*at_once, out.greatest, rows.here, terms[0], terms[1]);
+  } else {
+    set_terms_in_parts(logits, out.greatest, rows, p, terms);
+  }
   const at::Tensor reduced = all_reduce(flat, *p.mesh, 0, ReduceOp::kSum);
   check_count(reduced[kinds * n], p);
   const at::Tensor sums = reduced.narrow(0, 0, kinds * n).view({kinds, n});
@@ -235,6 +249,10 @@ struct ShardedCrossEntropy : torch::autograd::Function<ShardedCrossEntropy> {
     const at::Tensor on_exps = factors.softmax * (g / exps).unsqueeze(1);
     const at::Tensor on_target = at_target(factors, rows) * g.unsqueeze(1);
     const at::Tensor on_all = g.unsqueeze(1) * -factors.spread;
+    if (factors.spread == 0 &&
+        detail::gradient_on_gpu(x, {rows.column, greatest, on_exps, on_target, rows.kept}, out)) {
+      return out;
+    }
     const bool in_place = x.scalar_type() == g.scalar_type();
     by_parts(x, [&](int64_t begin, int64_t end) {
       const auto part = [&](const at::Tensor& t) { return t.slice(0, begin, end); };

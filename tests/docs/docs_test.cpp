@@ -340,7 +340,8 @@ TEST_CASE("docs: a broken link is found") {
 TEST_CASE("docs: every file and folder is there, a header with or without tessera/ before it") {
   const std::regex in_tree(
       "(?:tessera/)?"
-      "((?:mesh|placement|dtensor|ops|styles|layers|tests|docs|examples|bench|tools|third_party)/[A-Za-z0-9_./]*)");
+      "((?:gpu_kernels|mesh|placement|dtensor|ops|styles|layers|tests|docs|examples|bench|tools|third_party)/"
+      "[A-Za-z0-9_./]*)");
   int headers = 0;
   for (const Page& page : tessera::testing::read_pages(root())) {
     for (const std::string& span : page.spans) {
@@ -373,9 +374,10 @@ std::vector<std::string> our_spans(const Page& page) {
 }  // namespace
 
 TEST_CASE("docs: every name stands in the tree") {
-  const std::vector<std::string> sources = texts_of(
-      {"mesh", "placement", "dtensor", "ops", "styles", "layers", "tests", "examples", "bench", "tools", "third_party"},
-      {".h", ".cpp", ".bzl", ".bazel", ".cmake.in", "CMakeLists.txt", "setup", "lib.sh"});
+  const std::vector<std::string> sources =
+      texts_of({"gpu_kernels", "mesh", "placement", "dtensor", "ops", "styles", "layers", "tests", "examples", "bench",
+                "tools", "third_party"},
+               {".h", ".cpp", ".bzl", ".bazel", ".cmake.in", "CMakeLists.txt", "setup", "lib.sh"});
   const std::regex name("(?:tessera::|torch::|at::|std::)*[A-Za-z_][A-Za-z_0-9]{3,}(?:\\(\\))?");
   for (const Page& page : tessera::testing::read_pages(root())) {
     if (!is_compiled(page) || page.path == "docs/operators.md") continue;  // these are LibTorch's names

@@ -25,7 +25,7 @@ constexpr uint64_t kSeed = (uint64_t{7} << 40) + 11;
 // The host's draws come from one rank that is alone.
 DeviceMesh alone() { return init_device_mesh("cpu", {1}, {"one"}, World::create({})); }
 
-bool lacks_kernels() { return device().is_cuda() && gpu::draw_function() == nullptr; }
+bool lacks_kernels() { return device().is_cuda() && gpu::kernels() == nullptr; }
 constexpr const char* kNoKernels = "libtessera_gpu.so is not there; build //gpu_kernels:tessera_gpu with CUDA's nvcc";
 
 const std::vector<std::vector<int64_t>> kSizes = {{7, 5}, {16, 8}, {3, 6, 4}, {1031, 257}, {4099, 64}};
@@ -147,4 +147,27 @@ TESSERA_RANKS_TEST_CASE("a GPU draws into tensors whose memory has another order
   draws_alike([](c10::Device on) {
     return at::zeros({14 * 33 + 1}, at::TensorOptions(on).dtype(at::kHalf)).slice(0, 1).view({14, 33});
   });
+}
+
+TESSERA_RANKS_TEST_CASE("dropout on a GPU gives the host's results, mask and gradient bit for bit", {1, 2, 3}) {
+  if (lacks_kernels()) TESSERA_SKIP(kNoKernels);
+  for (const at::ScalarType dtype : kFloating) {
+    for (const double p : {0.1, 0.5, 0.0, 1.0}) {
+      CAPTURE(p);
+      check_operator(true, {67, 33}, dtype, [p](at::Tensor t) {
+        t.bernoulli_(0.5);
+        const at::Tensor x = t.mul(-3).add(1.25).requires_grad_();
+        const auto [y, mask] = at::native_dropout(x, p, true);
+        y.square().sum().backward();
+        return at::cat({y.detach(), mask.to(y.scalar_type()), x.grad()}, 0);
+      });
+    }
+    // A tensor whose memory has another order goes by LibTorch's product, and one at an odd place by narrow words.
+    check_draw(true, [dtype](const DeviceMesh& mesh, const Placements& layout, c10::Device on) {
+      const at::Tensor all = at::arange(33 * 14 + 1, at::TensorOptions(at::kFloat).device(on)).to(dtype);
+      const at::Tensor odd = all.slice(0, 1).view({33, 14}), turned = all.slice(0, 1).view({14, 33}).t();
+      const at::Tensor a = distribute_tensor(odd, mesh, layout), b = distribute_tensor(turned, mesh, layout);
+      return at::cat({at::dropout(a, 0.3, true), at::dropout(b, 0.3, true)}, 0);
+    });
+  }
 }

@@ -18,6 +18,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/fused_adamw.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/layers/sharded_embedding.h"
 #include "tessera/styles/parallelize.h"
 #include "tessera/tests/gpu/api_calls.h"
 #include "tessera/tests/harness/device.h"
@@ -86,12 +87,15 @@ TESSERA_RANKS_TEST_CASE("nothing waits for the GPU in an embedding, dropout and 
   fill(*table, at::kFloat);
   auto tp = parallelize_module(table, mesh, {{"", RowwiseParallel()}});
   const at::Tensor ids = at::arange(24, on(at::kLong)).remainder(50);
+  const at::Tensor plain = at::ones({50, 16}, on(at::kFloat)).requires_grad_();
   const at::Tensor spread_ids = distribute_tensor(ids, mesh, {Replicate()});
   const std::string waited = waits_of([&](const Enter& enter) {
     enter("embedding");
     at::Tensor y = tp(ids);
     enter("dropout");
     y = at::dropout(y, 0.1, true);
+    enter("embedding of a plain table");
+    sharded_embedding(ids, plain, mesh, {.num_embeddings = 50}).sum().backward();
     enter("linear");
     const at::Tensor logits = at::matmul(y, table->weight.t());
     enter("cross entropy");

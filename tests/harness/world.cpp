@@ -20,7 +20,7 @@ thread_local const std::shared_ptr<World>* world_of_thread = nullptr;
 // LibTorch loads its linear algebra for a GPU at the first use, which two threads must not do at once.
 void load_linear_algebra() {
   static const bool loaded = [] {
-    if (!device().is_cpu()) at::linalg_inv(at::eye(1, on(at::kDouble)));
+    if (device().is_cuda()) at::linalg_inv(at::eye(1, on(at::kDouble)));
     return true;
   }();
   (void)loaded;

@@ -1,4 +1,4 @@
-// Runs two processes that make a World, communicate and end, under LeakSanitizer, and counts which leaks of other
+// Runs two processes that make a World, work and end, under LeakSanitizer, and counts which leaks of other
 // libraries tests/harness/lsan.supp keeps quiet.
 
 #include <chrono>
@@ -84,11 +84,8 @@ std::set<std::string> listed_suppressions() {
   return listed;
 }
 
-}  // namespace
-
-TEST_CASE("ranks that make a world, reduce, redistribute and end leave no memory but what is listed with a reason") {
-  TESSERA_SKIP_WITHOUT_LEAKS();
-  const Job job = run_job({});
+// Checks that both ranks' results are right, and that they leave no memory but what is listed with a reason.
+void check_leaves_nothing(const Job& job) {
   for (int64_t rank = 0; rank < 2; ++rank) {
     const std::string text = job.text.at(rank);
     CAPTURE(text);
@@ -102,6 +99,24 @@ TEST_CASE("ranks that make a world, reduce, redistribute and end leave no memory
     MESSAGE(fmt::format("rank {} leaves {} allocations of other libraries: {}", rank, total, suppressed_in(text)));
   }
   CHECK(job.result.ok());
+}
+
+}  // namespace
+
+TEST_CASE("ranks that make a world, reduce, redistribute and end leave no memory") {
+  TESSERA_SKIP_WITHOUT_LEAKS();
+  check_leaves_nothing(run_job({"reduce"}));
+}
+
+TEST_CASE("ranks that train, save asynchronously, load and go on leave no memory") {
+  TESSERA_SKIP_WITHOUT_LEAKS();
+  const PrivateFolder folder;
+  check_leaves_nothing(run_job({"train", folder.path() + "/states"}));
+}
+
+TEST_CASE("ranks of a job that fails leave no memory") {
+  TESSERA_SKIP_WITHOUT_LEAKS();
+  check_leaves_nothing(run_job({"fail"}));
 }
 
 TEST_CASE("memory that a rank loses is found") {

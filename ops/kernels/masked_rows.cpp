@@ -1,0 +1,140 @@
+#include "tessera/ops/kernels/masked_rows.h"
+
+#include <stdexcept>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "tessera/dtensor/saved.h"
+#include "tessera/gpu_kernels/numbers.h"
+#include "tessera/mesh/core/device_checks.h"
+#include "tessera/mesh/core/gpu_kernels.h"
+#include "tessera/mesh/core/in_memory.h"
+
+namespace tessera::detail {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+
+void check_ids(const at::Tensor& ids, int64_t num_rows) {
+  if (ids.numel() == 0) return;
+  if (is_queued(ids)) {
+    const at::Tensor inside = at::logical_and(ids >= 0, ids < num_rows);
+    return check_on_device(inside, "embedding: an index is outside the table's rows");
+  }
+  const auto low = ids.min().item<int64_t>();
+  const auto high = ids.max().item<int64_t>();
+  if (low >= 0 && high < num_rows) return;
+  throw std::out_of_range(
+      fmt::format("embedding: index {} is outside the table's rows [0, {})", low < 0 ? low : high, num_rows));
+}
+
+// Returns the local row of each global id that this rank holds, and `elsewhere` for the others.
+at::Tensor local_rows(const at::Tensor& ids, const Intervals& held, int64_t elsewhere) {
+  at::Tensor out = at::full_like(ids, elsewhere);
+  int64_t first = 0;
+  for (const Interval& rows : held) {
+    out = at::where(at::logical_and(ids >= rows.begin, ids < rows.end), ids - (rows.begin - first), out);
+    first += rows.size();
+  }
+  return out;
+}
+
+std::vector<int64_t> sizes_of(const at::Tensor& weight, const at::Tensor& ids) {
+  std::vector<int64_t> sizes = ids.sizes().vec();
+  sizes.push_back(weight.size(1));
+  return sizes;
+}
+
+// Returns what a GPU looks up, or nullopt where it cannot.
+std::optional<at::Tensor> looked_up_by_kernel(const at::Tensor& weight, const at::Tensor& ids, const HeldRows& rows) {
+  const gpu::Kernels* const kernels = kernels_for(weight);
+  if (kernels == nullptr || !ids.is_cuda()) return std::nullopt;
+  const at::Tensor row_major = ids.contiguous();
+  const at::Tensor out = at::empty(sizes_of(weight, ids), weight.options());
+  const auto request = masked_rows_request(weight, row_major, rows, out);
+  if (!request) return std::nullopt;
+  start_kernel("masked_rows", weight, [&](void* stream) { return kernels->masked_rows(&*request, stream); });
+  return out;
+}
+
+struct MaskedEmbedding : torch::autograd::Function<MaskedEmbedding> {
+  struct Options {
+    HeldRows rows;
+    int64_t padding = -1;
+    bool scale_by_freq = false;
+  };
+
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& weight, const at::Tensor& ids,
+                            const Options& options) {
+    saved<Options>(ctx, "options") = options;
+    ctx->save_for_backward({ids});
+    return masked_rows(weight, ids, options.rows);
+  }
+
+  static tensor_list backward(AutogradContext* ctx, const tensor_list& grads) {
+    const auto& [rows, padding, scale_by_freq] = saved<Options>(ctx, "options");
+    return {masked_rows_gradient(grads[0], ctx->get_saved_variables()[0], rows, padding, scale_by_freq), at::Tensor(),
+            at::Tensor()};
+  }
+};
+
+}  // namespace
+
+std::optional<gpu::MaskedRows> masked_rows_request(const at::Tensor& weight, const at::Tensor& ids,
+                                                   const HeldRows& rows, const at::Tensor& out) {
+  const bool adjacent = weight.stride(1) == 1 || weight.size(1) == 1;
+  if (rows.held.size() > 1 || !adjacent || !is_in_memory(weight) || out.numel() == 0) return std::nullopt;
+  const auto size = static_cast<int64_t>(weight.element_size());
+  const Interval held = rows.held.empty() ? Interval{} : rows.held[0];
+  const int word = gpu::word_bytes(gpu::address(weight.const_data_ptr()), gpu::address(out.const_data_ptr()),
+                                   weight.stride(0) * size, weight.size(1) * size);
+  return gpu::MaskedRows{.index = ids.scalar_type() == at::kInt ? gpu::Number::kInt : gpu::Number::kLong,
+                         .word = word,
+                         .ids = ids.const_data_ptr(),
+                         .table = weight.const_data_ptr(),
+                         .out = out.mutable_data_ptr(),
+                         .count = ids.numel(),
+                         .words = weight.size(1) * size / word,
+                         .stride = weight.stride(0) * size / word,
+                         .begin = held.begin,
+                         .end = held.end,
+                         .rows = rows.all};
+}
+
+at::Tensor masked_rows(const at::Tensor& weight, const at::Tensor& ids, const HeldRows& rows) {
+  if (const auto found = looked_up_by_kernel(weight, ids, rows)) return *found;
+  check_ids(ids, rows.all);
+  if (weight.size(0) == 0) return at::zeros(sizes_of(weight, ids), weight.options());
+  const at::Tensor places = local_rows(ids, rows.held, -1);
+  const at::Tensor elsewhere = places < 0;
+  return at::embedding(weight, places.clamp_min(0)).masked_fill_(elsewhere.unsqueeze(-1), 0);
+}
+
+// Ids of other rows and of padding name one extra row, which gets nothing and is dropped.
+at::Tensor masked_rows_gradient(const at::Tensor& grad, const at::Tensor& ids, const HeldRows& rows, int64_t padding,
+                                bool scale_by_freq) {
+  const int64_t extra = count(rows.held);
+  at::Tensor places = local_rows(ids, rows.held, extra);
+  if (padding >= 0) places = places.masked_fill(ids == padding, extra);
+  return at::embedding_dense_backward(grad, places, extra + 1, /*padding_idx=*/extra, scale_by_freq)
+      .narrow(0, 0, extra);
+}
+
+at::Tensor masked_embedding(const at::Tensor& weight, const at::Tensor& ids, const HeldRows& rows, int64_t padding,
+                            bool scale_by_freq) {
+  return MaskedEmbedding::apply(
+      weight, ids, MaskedEmbedding::Options{.rows = rows, .padding = padding, .scale_by_freq = scale_by_freq});
+}
+
+}  // namespace tessera::detail

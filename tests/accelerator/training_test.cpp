@@ -1,0 +1,145 @@
+// Tests redistribution, and forward, backward and training of modules, of ranks that are threads on streams of their
+// own whose work is done late.
+
+#include <thread>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <doctest/doctest.h>
+#include <torch/optim.h>
+
+#include "tessera/dtensor/core/modes.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/mesh/collectives/collectives.h"
+#include "tessera/tests/accelerator/streams.h"
+#include "tessera/tests/harness/device.h"
+#include "tessera/tests/harness/ranks.h"
+#include "tessera/tests/styles/tp_line.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+namespace {
+
+const std::vector<Placement> kPlacements = {Replicate(), Shard(0), Shard(1), Partial()};
+
+at::Tensor to_cpu(const at::Tensor& t) { return t.detach().cpu(); }
+
+// Returns the value as a DTensor whose piece is computed late. A sum's terms are the value on rank 0, and zeros.
+at::Tensor late_spread(double first, int64_t rows, int64_t columns, const DeviceMesh& mesh,
+                       const Placement& placement) {
+  const at::Tensor whole = late_numbers(first, rows, columns);
+  if (!placement.is_partial()) return distribute_tensor(whole, mesh, {placement}, 0);
+  return from_local(rank() == 0 ? whole : whole * 0, mesh, {placement});
+}
+
+// Returns the largest difference of the values, on the CPU.
+double worst(const at::Tensor& got, const at::Tensor& want) {
+  return (to_cpu(got) - to_cpu(want)).abs().max().item<double>();
+}
+
+constexpr double kTolerance = 1e-12;  // float64, where only sums are reordered
+
+// The weights and biases of two linear layers, 8 to 12 to 5, and how they are cut: the first by its outputs, the second
+// by its inputs. LibTorch moves no module to a device of a type that it does not know.
+std::vector<at::Tensor> weights() {
+  std::vector<at::Tensor> out;
+  for (const std::vector<int64_t>& sizes : std::vector<std::vector<int64_t>>{{12, 8}, {12}, {5, 12}, {5}}) {
+    const int64_t count = c10::multiply_integers(sizes);
+    out.push_back((at::arange(count, at::kDouble) + static_cast<double>(sizes.size())).sin().view(sizes) * 0.3);
+    out.back().requires_grad_();
+  }
+  return out;
+}
+const std::vector<Placement> kCuts = {Shard(0), Shard(0), Shard(1), Replicate()};
+
+std::vector<at::Tensor> cut_weights(const DeviceMesh& mesh) {
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& each : weights()) {
+    out.push_back(distribute_tensor(each.detach().to(device()), mesh, {kCuts[out.size()]}).detach().requires_grad_());
+  }
+  return out;
+}
+
+at::Tensor forward(const at::Tensor& x, const std::vector<at::Tensor>& w) {
+  return at::linear(at::gelu(at::linear(x, w[0], w[1])), w[2], w[3]);
+}
+
+at::Tensor batch(int64_t step) { return (numbers_at_once(static_cast<double>(step), 6, 8) * 0.7).sin(); }
+
+}  // namespace
+
+TESSERA_RANKS_TEST_CASE("redistribution on streams of the ranks' own gives the same values", {2, 3}) {
+  const DeviceMesh mesh = tp_line();
+  const OwnStream stream;
+  for (const Placement& from : kPlacements) {
+    for (const Placement& to : kPlacements) {
+      CAPTURE(to_string(from));
+      CAPTURE(to_string(to));
+      const at::Tensor now = redistribute(late_spread(1, 5, 7, mesh, from), {to});
+      const at::Tensor later = redistribute(late_spread(2, 5, 7, mesh, from), {to}, {.async = true});
+      const std::vector<at::Tensor> many =
+          redistribute_many({late_spread(3, 5, 7, mesh, from), late_spread(4, 2, 3, mesh, from)}, {{to}, {to}});
+      CHECK(worst(full_tensor(now), numbers_at_once(1, 5, 7)) == 0);
+      CHECK(worst(full_tensor(later), numbers_at_once(2, 5, 7)) == 0);
+      CHECK(worst(full_tensor(many[0]), numbers_at_once(3, 5, 7)) == 0);
+      CHECK(worst(full_tensor(many[1]), numbers_at_once(4, 2, 3)) == 0);
+    }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("training on streams of the ranks' own gives what the CPU gives", {1, 2, 3}) {
+  const DeviceMesh mesh = tp_line();
+  const OwnStream stream;
+  const std::vector<at::Tensor> here = weights(), there = cut_weights(mesh);
+  torch::optim::SGD step_here(here, torch::optim::SGDOptions(0.1).momentum(0.9));
+  torch::optim::SGD step_there(there, torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int64_t step = 0; step < 5; ++step) {
+    step_here.zero_grad();
+    step_there.zero_grad();
+    const at::Tensor want = forward(batch(step), here);
+    const at::Tensor got = forward(distribute_tensor(batch(step).to(device()), mesh, {Replicate()}), there);
+    want.square().mean().backward();
+    got.square().mean().backward();
+    step_here.step();
+    step_there.step();
+    CHECK(worst(full_tensor(got), want) <= kTolerance);
+  }
+  for (std::size_t i = 0; i < here.size(); ++i) {
+    CAPTURE(i);
+    CHECK(worst(full_tensor(there[i]), here[i]) <= kTolerance);
+    CHECK(worst(full_tensor(there[i].grad()), here[i].grad()) <= kTolerance);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("backward runs on the rank's own thread and sees its modes", {1, 2, 4}) {
+  const DeviceMesh mesh = tp_line();
+  const OwnStream stream;
+  const std::vector<at::Tensor> there = cut_weights(mesh);
+  int hooks = 0;
+  for (const at::Tensor& each : there) {
+    each.register_hook([&hooks, here = std::this_thread::get_id()](const at::Tensor&) {
+      CHECK(std::this_thread::get_id() == here);
+      CHECK(Strict::enabled());
+      ++hooks;
+    });
+  }
+  const at::Tensor x = distribute_tensor(batch(0).to(device()), mesh, {Replicate()});
+  const at::Tensor loss = redistribute(forward(x, there), {Replicate()}).square().mean();
+  const Strict strict;
+  loss.backward();
+  CHECK(hooks == 4);
+}
+
+TESSERA_RANKS_TEST_CASE("a mesh makes its device the current one, and refuses tensors on another", {1, 2}) {
+  const c10::impl::VirtualGuardImpl guard(device().type());
+  const c10::Device first(device().type(), 0), second(device().type(), 1);
+  guard.setDevice(second);
+  const DeviceMesh mesh = tp_line();
+  CHECK(mesh.device() == first);
+  CHECK(guard.getDevice() == first);
+  CHECK_THROWS_AS(from_local(at::ones({2}), mesh, {Shard(0)}), std::invalid_argument);
+  CHECK_THROWS_AS(from_local(at::ones({2}, second), mesh, {Shard(0)}), std::invalid_argument);
+  CHECK_THROWS_AS(all_reduce(at::ones({2}, second), mesh, 0, ReduceOp::kSum), std::invalid_argument);
+}
