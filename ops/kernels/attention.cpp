@@ -177,9 +177,9 @@ at::Tensor on_pieces(const Operands& in, const Compute& compute) {
   };
   const std::vector<int64_t> sizes = {in.query.size(0), in.query.size(1), in.query.size(2), in.value.size(3)};
   const bool as_query = sizes == query.sizes && dispatch::is_row_major(query);
-  const SpecPtr spec =
-      as_query ? spec_ptr_of(in.query)
-               : intern_spec(query.mesh, query.placements, sizes, strides_like(sizes, in.query), query.dtype);
+  const SpecPtr spec = as_query ? spec_ptr_of(in.query)
+                                : intern_spec(query.mesh, query.placements, sizes,
+                                              detail::attention_strides(sizes, in.query), query.dtype);
   at::Tensor result;
   query.mesh.world().guard(kName, [&] {
     const Optional mask =
@@ -197,7 +197,7 @@ at::Tensor on_pieces(const Operands& in, const Compute& compute) {
 bool fits_blocks(const Operands& in, double dropout, bool grouped) {
   if (!(dropout > 0 && dropout < 1) || !fits_pieces(in, grouped) || !at::isFloatingType(in.query.scalar_type()))
     return false;
-  if (in.query.numel() * in.key.numel() * in.value.numel() == 0) return false;
+  if (in.query.numel() == 0 || in.key.numel() == 0 || in.value.numel() == 0) return false;
   if (in.masked() && (records(*in.mask) || detail::has_tangent(*in.mask))) return false;
   return !detail::has_tangent(in.query) && !detail::has_tangent(in.key) && !detail::has_tangent(in.value);
 }

@@ -50,16 +50,20 @@ struct DroppedAttention {
   int64_t most = 0;             // scores of a block; 0: as many as run well on the CPU, or on a GPU
 };
 
+// Returns the strides of a result of `sizes`: the query's order in memory, or row-major if the query is expanded.
+std::vector<int64_t> attention_strides(const std::vector<int64_t>& sizes, const at::Tensor& query);
+
 // Returns softmax(scale * query key^T + mask), of which each element is dropped with that probability and the others
 // are divided by 1 - probability, times value. These are plain tensors, this rank's pieces:
 //   query [items, heads, rows, e], key [items, heads / group, keys, e], value [items, heads / group, keys, f] ->
-//   [items, heads, rows, f], with the query's order in memory
+//   [items, heads, rows, f], with attention_strides
 // `mask` may be undefined; it is bool or of the query's dtype, broadcasts to the scores, and gets no gradient. Float16
 // and bfloat16 are computed in float32. Which scores are kept depends on the key and their place in the global scores.
 //
-// Memory beyond inputs, result and gradients: a few blocks. Backward computes and draws each block again, unless there
-// is only one; where it is differentiated itself, it holds all scores of the piece. Without a derivative forward. No
-// communication.
+// Memory beyond inputs, result and gradients: a few blocks; and where key and value are not row-major in the type that
+// is computed in, copies of them that are, in backward with gradients in that type. Backward computes and draws each
+// block again, unless there is only one; where it is differentiated itself, it holds all scores of the piece. Without a
+// derivative forward. No communication.
 at::Tensor blocked_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                              const at::Tensor& mask, const DroppedAttention& options);
 

@@ -95,6 +95,7 @@ std::optional<gpu::MaskedRows> masked_rows_request(const at::Tensor& weight, con
                                                    const HeldRows& rows, const at::Tensor& out) {
   const bool adjacent = weight.stride(1) == 1 || weight.size(1) == 1;
   if (rows.held.size() > 1 || !adjacent || !is_in_memory(weight) || out.numel() == 0) return std::nullopt;
+  if (ids.scalar_type() != at::kInt && ids.scalar_type() != at::kLong) return std::nullopt;
   const auto size = static_cast<int64_t>(weight.element_size());
   const Interval held = rows.held.empty() ? Interval{} : rows.held[0];
   const int word = gpu::word_bytes(gpu::address(weight.const_data_ptr()), gpu::address(out.const_data_ptr()),

@@ -32,27 +32,27 @@ struct Block {
 };
 
 // Holds poisoned memory, which work that comes too late may still use, until there is much of it.
-class Graveyard {
+class FreedMemory {
  public:
   void add(void* start, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     bytes_ += bytes;
-    graves_.emplace_back(start, bytes);
-    for (; bytes_ > kMost; graves_.pop_front()) {
-      bytes_ -= graves_.front().second;
-      std::free(graves_.front().first);
+    freed_.emplace_back(start, bytes);
+    for (; bytes_ > kMost; freed_.pop_front()) {
+      bytes_ -= freed_.front().second;
+      std::free(freed_.front().first);
     }
   }
 
  private:
   static constexpr std::size_t kMost = std::size_t{256} << 20;
   std::mutex mutex_;
-  std::deque<std::pair<void*, std::size_t>> graves_;
+  std::deque<std::pair<void*, std::size_t>> freed_;
   std::size_t bytes_ = 0;
 };
 
-Graveyard& graveyard() {
-  static auto* const only = new Graveyard;
+FreedMemory& freed_memory() {
+  static auto* const only = new FreedMemory;
   return *only;
 }
 
@@ -65,7 +65,7 @@ void free_block(void* context) {
   const auto done = [left, start = block->start, bytes = block->bytes] {
     if (--*left > 0) return;
     poison(start, bytes);
-    graveyard().add(start, bytes);
+    freed_memory().add(start, bytes);
   };
   for (const c10::StreamId id : block->others) {
     late_stream(c10::Stream(c10::Stream::UNSAFE, block->owner.device(), id)).give(done);

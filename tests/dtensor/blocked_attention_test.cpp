@@ -254,6 +254,27 @@ TESSERA_RANKS_TEST_CASE("gradients of gradients of attention with dropout", {1, 
   }
 }
 
+TESSERA_RANKS_TEST_CASE("attention with dropout of an expanded query, and of transposed projections", {1, 2}) {
+  const DeviceMesh mesh = line();
+  const Case c = {.name = ""};
+  for (const bool heads : {false, true}) {
+    CAPTURE(heads);
+    manual_seed(5, mesh.world());
+    const Tensors plain = plain_inputs(c), inputs = spread_inputs(c, mesh, {Replicate()});
+    const Sizes latents = heads ? Sizes{2, 1, 5, 4} : Sizes{1, 3, 5, 4};
+    const at::Tensor one = sample(latents, 8).requires_grad_(true);
+    const at::Tensor spread_one = spread(one.detach(), mesh, {Replicate()}).detach().requires_grad_(true);
+    const auto transposed = [](const at::Tensor& t) { return t.transpose(1, 2).contiguous().transpose(1, 2); };
+    const at::Tensor expected = formula(c, {one.expand(c.query), plain[1], plain[2]}, next_kept(c, mesh));
+    const at::Tensor result = attend(c, {spread_one.expand(c.query), transposed(inputs[1]), transposed(inputs[2])});
+    CHECK(close(full_tensor(result.detach()), expected.detach()));
+    expected.square().sum().backward();
+    result.square().sum().backward();
+    CHECK(close(full_tensor(spread_one.grad()), one.grad(), 1e-11));
+    CHECK(close(full_tensor(inputs[1].grad()), plain[1].grad(), 1e-11));
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("a mask's gradient under dropout, and layouts that cut the sequence", {2, 3}) {
   const DeviceMesh mesh = line();
   for (const Placement& placement : {Shard(0), Shard(1), Shard(2)}) {

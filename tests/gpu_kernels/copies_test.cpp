@@ -88,7 +88,7 @@ at::Tensor numbers(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
 }  // namespace
 
 TEST_CASE("the threads of one launch pack and unpack regions of many tensors as Region does one after the other") {
-  // All regions of all dtypes lie in one buffer, each at the next multiple of 16 bytes, or at an odd place.
+  // Each region has a buffer of its own, and begins at a multiple of 16 bytes or one element behind it.
   for (const int64_t alignment : {16, 1}) {
     std::vector<at::Tensor> tensors, want, packed, got;
     std::vector<Region> regions;
