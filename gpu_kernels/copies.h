@@ -5,7 +5,7 @@
 #include "tessera/gpu_kernels/interface.h"
 #include "tessera/gpu_kernels/numbers.h"
 
-// What one thread of a GPU does in a launch that makes many copies. It runs on the host too, where tests call it.
+// One thread of a GPU does this in a launch that makes many copies. Tests call it on the host.
 namespace tessera::gpu {
 
 // Copies are cut into tiles, one for a block of threads at a time, of which each thread copies kTileWords words.

@@ -7,8 +7,7 @@
 #include "tessera/gpu_kernels/interface.h"
 #include "tessera/gpu_kernels/numbers.h"
 
-// What one thread of a GPU does in the cross entropy of logits whose classes are cut. It runs on the host too, where
-// tests call it.
+// One thread of a GPU does this in the cross entropy of logits whose classes are cut. Tests call it on the host.
 namespace tessera::gpu {
 
 // Holds the greatest of some numbers x, and the sum of exp(x - greatest). That of no numbers is {-inf, 0}. Numbers that
@@ -61,20 +60,6 @@ TESSERA_BOTH int misaligned(const T* row) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
 }
 
-// Reads the numbers of a row from column `first` on; columns that the row lacks are read as -inf.
-template <int N, class T>
-TESSERA_BOTH void load_columns(T (&values)[N], const T* row, int64_t first, int64_t columns, bool aligned) {
-  if (aligned && first >= 0 && first + N <= columns) {
-    load(values, row + first);
-    return;
-  }
-  TESSERA_UNROLL
-  for (int i = 0; i < N; ++i) {
-    const int64_t c = first + i;
-    values[i] = c >= 0 && c < columns ? row[c] : number<T>(-std::numeric_limits<float>::infinity());
-  }
-}
-
 // Returns the sum over the groups of a row that are `thread` modulo `threads`. Two groups are read before either is
 // used, so that a multiprocessor has enough readings under way.
 template <class T>
@@ -82,11 +67,12 @@ TESSERA_BOTH ExpSum<Computed<T>> sum_of_row(const LogitSums& request, int64_t ro
   constexpr int kGroup = kRowGroup<T>;
   const T* const at = static_cast<const T*>(request.logits) + row * request.stride;
   const int before = misaligned(at);
+  const T missing = number<T>(-std::numeric_limits<float>::infinity());
   ExpSum<Computed<T>> sum;
   for (int64_t first = thread * kGroup - before; first < request.columns; first += 2 * threads * kGroup) {
     T values[2][kGroup];
-    load_columns(values[0], at, first, request.columns, /*aligned=*/true);
-    load_columns(values[1], at, first + threads * kGroup, request.columns, /*aligned=*/true);
+    load_group(values[0], at, first, request.columns, /*aligned=*/true, missing);
+    load_group(values[1], at, first + threads * kGroup, request.columns, /*aligned=*/true, missing);
     add_to(sum, values[0]);
     add_to(sum, values[1]);
   }
@@ -118,21 +104,14 @@ TESSERA_BOTH void gradient_of_row(const LogitGradient& request, int64_t row, int
   const int64_t column = request.column[row];
   for (int64_t first = thread * kGroup - misaligned(out); first < request.columns; first += threads * kGroup) {
     T values[kGroup];
-    load_columns(values, in, first, request.columns, aligned);
+    load_group(values, in, first, request.columns, aligned, T(0));
     TESSERA_UNROLL
     for (int i = 0; i < kGroup; ++i) {
       C value = std::exp(static_cast<C>(values[i]) - greatest) * on_exps;
       if (first + i == column) value += on_column;
       values[i] = number<T>(kept ? value : C(0));
     }
-    if (first >= 0) {
-      store_group(out, values, first, request.columns, /*aligned=*/true);
-      continue;
-    }
-    TESSERA_UNROLL
-    for (int i = 0; i < kGroup; ++i) {
-      if (first + i >= 0 && first + i < request.columns) out[first + i] = values[i];
-    }
+    store_group(out, values, first, request.columns, /*aligned=*/true);
   }
 }
 

@@ -6,7 +6,7 @@
 #include "tessera/gpu_kernels/interface.h"
 #include "tessera/gpu_kernels/numbers.h"
 
-// What one thread of a GPU does in a dropout. It runs on the host too, where tests call it.
+// One thread of a GPU does this in a dropout. Tests call it on the host.
 namespace tessera::gpu {
 
 // Is how many numbers of T a thread makes at once: 16 bytes, but at least one block of events.
@@ -29,7 +29,7 @@ TESSERA_BOTH void drop_group(const Dropout& request, const bool (&kept)[N], int6
   using C = Computed<T>;
   const auto scale = static_cast<C>(request.scale);
   T values[N];
-  load_group(values, static_cast<const T*>(request.in), local, request.count, aligned);
+  load_group(values, static_cast<const T*>(request.in), local, request.count, aligned, T(0));
   TESSERA_UNROLL
   for (int i = 0; i < N; ++i) values[i] = number<T>(static_cast<C>(values[i]) * static_cast<C>(kept[i]) * scale);
   store_group(static_cast<T*>(request.out), values, local, request.count, aligned);

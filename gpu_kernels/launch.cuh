@@ -7,7 +7,7 @@
 #include "tessera/gpu_kernels/interface.h"
 #include "tessera/gpu_kernels/numbers.h"
 
-// How the kernels are started.
+// These functions start the kernels.
 namespace tessera::gpu {
 
 template <>

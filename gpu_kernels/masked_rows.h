@@ -5,8 +5,7 @@
 #include "tessera/gpu_kernels/interface.h"
 #include "tessera/gpu_kernels/numbers.h"
 
-// What one thread of a GPU does in an embedding whose table is cut along its rows. It runs on the host too, where tests
-// call it.
+// One thread of a GPU does this in an embedding whose table is cut along its rows. Tests call it on the host.
 namespace tessera::gpu {
 
 // Says whether an id names a row of the whole table.

@@ -17,7 +17,7 @@
 #define TESSERA_UNROLL
 #endif
 
-// What all kernels need of numbers: their types, and reading and writing several of them at once. Functions that are
+// All kernels use these types of numbers, and these ways to read and write several at once. Functions that are
 // TESSERA_BOTH are compiled for the host and for a GPU.
 namespace tessera::gpu {
 
@@ -80,26 +80,26 @@ TESSERA_BOTH void store(T* at, const T (&values)[N]) {
 #endif
 }
 
-// Do the same for the numbers from `first` on of `count` ones, of which there may be fewer than N; what is not there is
-// read as zero. `aligned` says whether `at` + `first` is aligned to N.
+// Do the same for the numbers from `first` on of `count` ones. Some of the N may lie before the first one or behind the
+// last: these are read as `missing`, and not written. `aligned` says whether `at` + `first` is aligned to N.
 template <int N, class T>
-TESSERA_BOTH void load_group(T (&values)[N], const T* at, int64_t first, int64_t count, bool aligned) {
-  if (aligned && first + N <= count) {
+TESSERA_BOTH void load_group(T (&values)[N], const T* at, int64_t first, int64_t count, bool aligned, T missing) {
+  if (aligned && first >= 0 && first + N <= count) {
     load(values, at + first);
     return;
   }
   TESSERA_UNROLL
-  for (int i = 0; i < N; ++i) values[i] = first + i < count ? at[first + i] : T(0);
+  for (int i = 0; i < N; ++i) values[i] = first + i >= 0 && first + i < count ? at[first + i] : missing;
 }
 template <int N, class T>
 TESSERA_BOTH void store_group(T* at, const T (&values)[N], int64_t first, int64_t count, bool aligned) {
-  if (aligned && first + N <= count) {
+  if (aligned && first >= 0 && first + N <= count) {
     store(at + first, values);
     return;
   }
   TESSERA_UNROLL
   for (int i = 0; i < N; ++i) {
-    if (first + i < count) at[first + i] = values[i];
+    if (first + i >= 0 && first + i < count) at[first + i] = values[i];
   }
 }
 

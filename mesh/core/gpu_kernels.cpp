@@ -7,10 +7,15 @@
 #include <fmt/format.h>
 
 #include "tessera/gpu_kernels/loader.h"
+#include "tessera/mesh/core/in_memory.h"
 
 namespace tessera {
 
 const gpu::Kernels* kernels_for(const at::Tensor& t) { return t.is_cuda() ? gpu::kernels() : nullptr; }
+
+bool has_adjacent_columns(const at::Tensor& matrix) {
+  return is_in_memory(matrix) && (matrix.stride(1) == 1 || matrix.size(1) == 1);
+}
 
 std::optional<gpu::Number> number_of(at::ScalarType dtype) {
   switch (dtype) {

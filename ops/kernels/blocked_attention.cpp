@@ -89,12 +89,14 @@ class Blockwise {
   Interval key_heads(const ScoreBlock& b) const {
     return {b.heads.begin / sizes_.group, (b.heads.end - 1) / sizes_.group + 1};
   }
-  // Returns a part of a tensor [items, heads, rows, *] as [items * heads of keys, heads of one group * rows, *].
-  at::Tensor rows_of(const at::Tensor& t, const ScoreBlock& b) const {
-    const at::Tensor part = t.slice(0, b.items.begin, b.items.end).slice(1, b.heads.begin, b.heads.end);
-    const int64_t heads = key_heads(b).size(), rows = b.heads.size() / heads * b.rows.size();
-    return part.slice(2, b.rows.begin, b.rows.end).to(type_).reshape({b.items.size() * heads, rows, t.size(3)});
+  // Returns the block's items, heads and rows of a tensor [items, heads, rows, *], a view.
+  static at::Tensor part_of(const at::Tensor& t, const ScoreBlock& b) {
+    return t.slice(0, b.items.begin, b.items.end)
+        .slice(1, b.heads.begin, b.heads.end)
+        .slice(2, b.rows.begin, b.rows.end);
   }
+  // Returns it as [items * heads of keys, heads of one group * rows, *].
+  at::Tensor rows_of(const at::Tensor& t, const ScoreBlock& b) const { return as_product(part_of(t, b).to(type_), b); }
   // Returns a part of a row-major tensor [items, heads of keys, keys, *] as [items * heads of keys, keys, *], a view.
   at::Tensor keys_of(const at::Tensor& t, const ScoreBlock& b) const {
     const Interval heads = key_heads(b);
@@ -107,13 +109,10 @@ class Blockwise {
   }
   at::Tensor as_product(const at::Tensor& scores, const ScoreBlock& b) const {
     const int64_t heads = key_heads(b).size(), rows = b.heads.size() / heads * b.rows.size();
-    return scores.view({b.items.size() * heads, rows, scores.size(3)});
+    return scores.reshape({b.items.size() * heads, rows, scores.size(3)});
   }
   static void store(const at::Tensor& whole, const at::Tensor& part, const ScoreBlock& b) {
-    whole.slice(0, b.items.begin, b.items.end)
-        .slice(1, b.heads.begin, b.heads.end)
-        .slice(2, b.rows.begin, b.rows.end)
-        .copy_(part);
+    part_of(whole, b).copy_(part);
   }
 
   at::Tensor softmax(const at::Tensor& scaled_rows, const ScoreBlock& b) const;
@@ -148,11 +147,7 @@ void hide_later(const at::Tensor& scores, int64_t first) {
 
 at::Tensor Blockwise::softmax(const at::Tensor& scaled_rows, const ScoreBlock& b) const {
   const at::Tensor scores = as_scores(at::bmm(scaled_rows, keys_of(key_, b).transpose(1, 2)), b);
-  const at::Tensor mask = mask_.defined() ? mask_.slice(0, b.items.begin, b.items.end)
-                                                .slice(1, b.heads.begin, b.heads.end)
-                                                .slice(2, b.rows.begin, b.rows.end)
-                                                .slice(3, 0, b.keys)
-                                          : at::Tensor();
+  const at::Tensor mask = mask_.defined() ? part_of(mask_, b).slice(3, 0, b.keys) : at::Tensor();
   const bool may_be_empty = hide(scores, mask);
   if (options_.causal) hide_later(scores, b.rows.begin);
   const at::Tensor out = at::_softmax(scores, -1, /*half_to_float=*/false);

@@ -4,15 +4,9 @@
 #include <ATen/ops/empty.h>
 
 #include "tessera/mesh/core/gpu_kernels.h"
-#include "tessera/mesh/core/in_memory.h"
 
 namespace tessera::detail {
 namespace {
-
-// Says whether the memory of `logits` [n, k] has rows whose numbers are adjacent.
-bool has_rows(const at::Tensor& logits) {
-  return is_in_memory(logits) && (logits.stride(1) == 1 || logits.size(1) == 1) && logits.numel() > 0;
-}
 
 RowSums empty_sums(const at::Tensor& logits) {
   const auto dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -24,7 +18,7 @@ RowSums empty_sums(const at::Tensor& logits) {
 
 std::optional<gpu::LogitSums> sums_request(const at::Tensor& logits, const at::Tensor& column, const RowSums& to) {
   const std::optional<gpu::Number> number = floating_number_of(logits.scalar_type());
-  if (!number || !has_rows(logits)) return std::nullopt;
+  if (!number || !has_adjacent_columns(logits) || logits.numel() == 0) return std::nullopt;
   return gpu::LogitSums{.number = *number,
                         .logits = logits.const_data_ptr(),
                         .rows = logits.size(0),
@@ -39,7 +33,7 @@ std::optional<gpu::LogitSums> sums_request(const at::Tensor& logits, const at::T
 std::optional<gpu::LogitGradient> gradient_request(const at::Tensor& logits, const RowFactors& factors,
                                                    const at::Tensor& out) {
   const std::optional<gpu::Number> number = floating_number_of(logits.scalar_type());
-  if (!number || !has_rows(logits)) return std::nullopt;
+  if (!number || !has_adjacent_columns(logits) || logits.numel() == 0) return std::nullopt;
   return gpu::LogitGradient{.number = *number,
                             .logits = logits.const_data_ptr(),
                             .out = out.mutable_data_ptr(),

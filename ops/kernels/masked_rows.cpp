@@ -18,7 +18,6 @@
 #include "tessera/gpu_kernels/numbers.h"
 #include "tessera/mesh/core/device_checks.h"
 #include "tessera/mesh/core/gpu_kernels.h"
-#include "tessera/mesh/core/in_memory.h"
 
 namespace tessera::detail {
 namespace {
@@ -93,8 +92,7 @@ struct MaskedEmbedding : torch::autograd::Function<MaskedEmbedding> {
 
 std::optional<gpu::MaskedRows> masked_rows_request(const at::Tensor& weight, const at::Tensor& ids,
                                                    const HeldRows& rows, const at::Tensor& out) {
-  const bool adjacent = weight.stride(1) == 1 || weight.size(1) == 1;
-  if (rows.held.size() > 1 || !adjacent || !is_in_memory(weight) || out.numel() == 0) return std::nullopt;
+  if (rows.held.size() > 1 || !has_adjacent_columns(weight) || out.numel() == 0) return std::nullopt;
   if (ids.scalar_type() != at::kInt && ids.scalar_type() != at::kLong) return std::nullopt;
   const auto size = static_cast<int64_t>(weight.element_size());
   const Interval held = rows.held.empty() ? Interval{} : rows.held[0];
