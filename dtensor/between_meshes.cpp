@@ -85,7 +85,9 @@ at::Tensor exchanged(const at::Tensor& piece, const Spec& from, const Spec& to) 
   const Transfer transfer(exchange_between(from.sizes, before, from.placements, after, to.placements,
                                            both.mesh().ranks(), both.world().rank()),
                           static_cast<std::size_t>(both.local_rank(0)));
-  return TransferBatch(both, {{.transfer = &transfer, .tensor = transfer.input_of(piece), .owned = false}}).wait()[0];
+  return TransferBatch(both, {{.transfer = &transfer, .tensor = transfer.input_of(piece), .owned = false}},
+                       WaitTime::kAtOnce)
+      .wait()[0];
 }
 
 // Only values without pending reductions are sent between the meshes: a reduction is carried out before, and a Partial

@@ -73,7 +73,7 @@ std::vector<at::Tensor> HaloExchange::run(const DeviceMesh& mesh, std::span<cons
   for (std::size_t i = 0; i < transfers_.size(); ++i) {
     entries.push_back({.transfer = &transfers_[i], .tensor = transfers_[i].input_of(pieces[i]), .owned = false});
   }
-  for (at::Tensor& each : TransferBatch(mesh.merged(mesh_dims_), std::move(entries)).wait())
+  for (at::Tensor& each : TransferBatch(mesh.merged(mesh_dims_), std::move(entries), WaitTime::kAtOnce).wait())
     out.push_back(std::move(each));
   return out;
 }

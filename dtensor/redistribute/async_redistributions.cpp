@@ -31,7 +31,7 @@ AsyncRedistributions::AsyncRedistributions(const DeviceMesh& mesh, std::vector<I
   for (std::size_t i = 0; i < items.size(); ++i) {
     starting.push_back({routes_[i].get(), std::move(items[i].piece), items[i].owned, items[i].may_share});
   }
-  execution_.emplace(mesh_, std::move(starting));
+  execution_.emplace(mesh_, std::move(starting), WaitTime::kLater);
 }
 
 void AsyncRedistributions::forbid_writes(const at::Tensor& tensor) {

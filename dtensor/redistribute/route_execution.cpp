@@ -21,7 +21,7 @@ std::string named(const PlanStep& step, std::size_t count) {
 
 }  // namespace
 
-RouteExecution::RouteExecution(const DeviceMesh& mesh, Items items) : mesh_(&mesh) {
+RouteExecution::RouteExecution(const DeviceMesh& mesh, Items items, WaitTime wait_time) : mesh_(&mesh) {
   for (Item& item : items) {
     progress_.push_back({.route = item.route,
                          .given = item.piece,
@@ -30,11 +30,11 @@ RouteExecution::RouteExecution(const DeviceMesh& mesh, Items items) : mesh_(&mes
                          .may_share = item.may_share});
     item.piece.reset();
   }
-  begin_round();
+  begin_round(wait_time);
 }
 
 // Brings every item to its next transfer, and starts these.
-void RouteExecution::begin_round() {
+void RouteExecution::begin_round(WaitTime wait_time) {
   struct Joined {
     TransferBatch::Entries entries;
     c10::SmallVector<std::size_t, 1> items;
@@ -68,7 +68,7 @@ void RouteExecution::begin_round() {
     }
     const CheckedStep step(
         checks, checks.enabled ? named(first.route->plan().steps()[first.step], each.items.size()) : std::string());
-    batches_.push_back({TransferBatch(*mesh_, std::move(each.entries)), std::move(each.items)});
+    batches_.push_back({TransferBatch(*mesh_, std::move(each.entries), wait_time), std::move(each.items)});
   }
 }
 
@@ -87,7 +87,7 @@ void RouteExecution::end_round() {
 void RouteExecution::finish() {
   while (!batches_.empty()) {
     end_round();
-    begin_round();
+    begin_round(WaitTime::kAtOnce);
   }
 }
 
@@ -98,7 +98,7 @@ at::Tensor run_route(const Route& route, const DeviceMesh& mesh, const at::Tenso
     return route.run_local_steps(mesh, step, local);
   }
   const World::Exclusive exclusive(mesh.world());
-  RouteExecution execution(mesh, {{.route = &route, .piece = local, .owned = owned}});
+  RouteExecution execution(mesh, {{.route = &route, .piece = local, .owned = owned}}, WaitTime::kAtOnce);
   execution.finish();
   return std::move(execution.piece(0));
 }

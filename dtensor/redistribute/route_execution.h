@@ -25,7 +25,7 @@ class RouteExecution {
   };
   using Items = c10::SmallVector<Item, 1>;
   // Starts the first round. Every rank of the mesh calls it with the same routes in the same order.
-  RouteExecution(const DeviceMesh& mesh, Items items);
+  RouteExecution(const DeviceMesh& mesh, Items items, WaitTime wait_time);
 
   // Waits for the round, and starts and waits for all that follow.
   void finish();
@@ -48,7 +48,7 @@ class RouteExecution {
     TransferBatch transfers;
     c10::SmallVector<std::size_t, 1> items;  // the indexes of its items, in the order of its entries
   };
-  void begin_round();
+  void begin_round(WaitTime wait_time);
   void end_round();
 
   const DeviceMesh* mesh_;

@@ -25,13 +25,13 @@ constexpr int64_t kAlignment = 16;
 // reduces; with `owned`, it may reduce `data` in place.
 PendingCollective start_collective(Kind kind, const at::Tensor& data, const std::vector<int64_t>& send_counts,
                                    const std::vector<int64_t>& receive_counts, const DeviceMesh& over,
-                                   const Transfer& transfer, bool owned) {
+                                   const Transfer& transfer, bool owned, WaitTime wait_time) {
   switch (kind) {
-    case Kind::kAllGather: return start_all_gather(data, receive_counts, over, 0);
-    case Kind::kAllToAll: return start_all_to_all(data, send_counts, receive_counts, over, 0);
-    case Kind::kPermute: return start_permute(data, send_counts, receive_counts, over, 0);
-    case Kind::kAllReduce: return start_all_reduce(data, over, 0, transfer.op(), owned);
-    case Kind::kReduceScatter: return start_reduce_scatter(data, send_counts, over, 0, transfer.op());
+    case Kind::kAllGather: return start_all_gather(data, receive_counts, over, 0, wait_time);
+    case Kind::kAllToAll: return start_all_to_all(data, send_counts, receive_counts, over, 0, wait_time);
+    case Kind::kPermute: return start_permute(data, send_counts, receive_counts, over, 0, wait_time);
+    case Kind::kAllReduce: return start_all_reduce(data, over, 0, transfer.op(), owned, wait_time);
+    case Kind::kReduceScatter: return start_reduce_scatter(data, send_counts, over, 0, transfer.op(), wait_time);
     case Kind::kLocal: break;
   }
   throw std::logic_error("a local step has no collective");
@@ -47,24 +47,25 @@ bool TransferBatch::can_share(const Entry& a, const Entry& b) {
          (a.transfer->op() == b.transfer->op() && a.tensor.scalar_type() == b.tensor.scalar_type());
 }
 
-TransferBatch::TransferBatch(const DeviceMesh& mesh, Entries entries) : entries_(std::move(entries)) {
-  pending_.emplace(start(mesh));
+TransferBatch::TransferBatch(const DeviceMesh& mesh, Entries entries, WaitTime wait_time)
+    : entries_(std::move(entries)) {
+  pending_.emplace(start(mesh, wait_time));
   for (Entry& entry : entries_) {
     if (!entry.transfer->keeps_input()) entry.tensor.reset();
   }
 }
 
-PendingCollective TransferBatch::start(const DeviceMesh& mesh) {
+PendingCollective TransferBatch::start(const DeviceMesh& mesh, WaitTime wait_time) {
   const Entry& first = entries_[0];
   const Transfer& transfer = *first.transfer;
   const DeviceMesh over = mesh.merged(transfer.mesh_dims());
   if (entries_.size() == 1) {
     return start_collective(transfer.kind(), transfer.packed(first.tensor), transfer.send_counts(),
-                            transfer.receive_counts(), over, transfer, first.owned || transfer.packs());
+                            transfer.receive_counts(), over, transfer, first.owned || transfer.packs(), wait_time);
   }
   const Message message = joined_message();
   return start_collective(collective_of(transfer), message.data, message.send_counts, message.receive_counts, over,
-                          transfer, true);
+                          transfer, true, wait_time);
 }
 
 c10::SmallVector<at::Tensor, 1> TransferBatch::wait() {

@@ -26,7 +26,7 @@ class TransferBatch {
   static bool can_share(const Entry& a, const Entry& b);
 
   // Packs, and starts the collective over the entries' dimensions of `mesh`.
-  TransferBatch(const DeviceMesh& mesh, Entries entries);
+  TransferBatch(const DeviceMesh& mesh, Entries entries, WaitTime wait_time);
   // Waits, unpacks, and returns the pieces in the order of the entries. Call it once.
   c10::SmallVector<at::Tensor, 1> wait();
 
@@ -54,7 +54,7 @@ class TransferBatch {
   // Returns the entries' tensors as the one tensor that they are parts of, if each lies in its slot of that already and
   // nobody else reads them.
   std::optional<at::Tensor> in_place(const std::vector<Slot>& sends, int64_t size) const;
-  PendingCollective start(const DeviceMesh& mesh);
+  PendingCollective start(const DeviceMesh& mesh, WaitTime wait_time);
   c10::SmallVector<at::Tensor, 1> unpacked(const at::Tensor& received) const;
 
   Entries entries_;

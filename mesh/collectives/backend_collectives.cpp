@@ -9,6 +9,7 @@
 #include <ATen/ops/view_as_real.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "tessera/mesh/collectives/exchange_rounds.h"
 #include "tessera/mesh/collectives/gloo_choice.h"
 #include "tessera/mesh/core/reused_memory.h"
 #include "tessera/mesh/core/wire.h"
@@ -68,17 +69,70 @@ Counts times(Counts counts, int64_t factor) {
   return counts;
 }
 
-// Starts the collective for which `start` returns one work.
+// Starts the collective for which `start` returns one work, or null where the current stream does it: then nothing is
+// to be waited for.
 template <typename Start>
 void start_one(const CollectiveCall& call, Works& works, const Start& start) {
-  start_on_group(call, [&](c10d::Backend& group) { works.push_back(start(group)); });
+  start_on_group(call, [&](c10d::Backend& group) {
+    if (auto work = start(group)) works.push_back(std::move(work));
+  });
+}
+
+bool over_nccl(const CollectiveCall& call) { return call.group()->getBackendName() == "nccl"; }
+
+// Only NCCL is told that the caller waits at once: other groups do the same in both cases.
+template <typename Options>
+Options options_for(const CollectiveCall& call) {
+  Options options;
+  if (over_nccl(call)) options.asyncOp = call.wait_time == WaitTime::kLater;
+  return options;
+}
+
+// Returns `counts` with zeros outside [begin, end), and sets `offset` to the sum before, `size` to that within.
+Counts part_of(const Counts& counts, int64_t begin, int64_t end, int64_t& offset, int64_t& size) {
+  Counts out(counts.size(), 0);
+  const auto first = counts.begin() + begin, last = counts.begin() + end;
+  std::copy(first, last, out.begin() + begin);
+  offset = std::accumulate(counts.begin(), first, int64_t{0});
+  size = std::accumulate(first, last, int64_t{0});
+  return out;
+}
+
+// Exchanges in rounds, so that NCCL gets no larger group of operations than kMostGroupedOperations.
+void exchange_in_rounds(const CollectiveCall& call, Works& works, const at::Tensor& to, const at::Tensor& from,
+                        const Counts& give, const Counts& take) {
+  const auto options = options_for<c10d::AllToAllOptions>(call);
+  for (const ExchangeRound& round : exchange_rounds(call.n(), call.mesh.local_rank(call.mesh_dim))) {
+    int64_t offset = 0, size = 0;
+    Counts gives = part_of(give, round.send_begin, round.send_end, offset, size);
+    at::Tensor part_from = from.narrow(0, offset, size);
+    Counts takes = part_of(take, round.receive_begin, round.receive_end, offset, size);
+    at::Tensor part_to = to.narrow(0, offset, size);
+    start_one(call, works,
+              [&](c10d::Backend& group) { return group.alltoall_base(part_to, part_from, takes, gives, options); });
+  }
 }
 
 void exchange_into(const CollectiveCall& call, Works& works, const at::Tensor& output, const at::Tensor& input,
                    const Counts& send, const Counts& receive) {
   Counts give = times(send, input.element_size()), take = times(receive, input.element_size());
   at::Tensor to = as_bytes(output), from = as_bytes(input);
-  start_one(call, works, [&](c10d::Backend& group) { return group.alltoall_base(to, from, take, give); });
+  if (over_nccl(call) && 2 * call.n() > kMostGroupedOperations) {
+    exchange_in_rounds(call, works, to, from, give, take);
+    return;
+  }
+  const auto options = options_for<c10d::AllToAllOptions>(call);
+  start_one(call, works, [&](c10d::Backend& group) { return group.alltoall_base(to, from, take, give, options); });
+}
+
+// Scatters by an exchange, in which the source alone sends.
+void scatter_in_rounds(const CollectiveCall& call, Works& works, const at::Tensor& output, const at::Tensor& input,
+                       int64_t source) {
+  const at::Tensor to = as_bytes(output);
+  const at::Tensor from = input.defined() ? as_bytes(input) : to.narrow(0, 0, 0);
+  Counts give(static_cast<std::size_t>(call.n()), input.defined() ? to.numel() : 0), take(give.size(), 0);
+  take[static_cast<std::size_t>(source)] = to.numel();
+  exchange_in_rounds(call, works, to, from, give, take);
 }
 
 // Gathers with one message from each rank to each other one, without intermediate copies.
@@ -121,7 +175,7 @@ BackendWork reduce_by_exchange(const CollectiveCall& call, const at::Tensor& ter
 
 // NCCL averages floating-point numbers itself, in the pass that adds them.
 bool averages_itself(const CollectiveCall& call, const at::Tensor& terms) {
-  return !moves_host_memory(call) && call.group()->getBackendName() == "nccl" && terms.is_floating_point();
+  return over_nccl(call) && terms.is_floating_point();
 }
 
 void divide_mean(const CollectiveCall& call, BackendWork& sum, ReduceOp op) {
@@ -136,7 +190,7 @@ at::Tensor flat_reals(const at::Tensor& flat) { return flat.is_complex() ? at::v
 BackendWork reduce_parts_by_backend(const CollectiveCall& call, const at::Tensor& terms, int64_t mine, ReduceOp op) {
   BackendWork out{.works = {}, .output = reused_empty({mine}, terms.options()), .input = terms};
   at::Tensor to = flat_reals(out.output), from = flat_reals(terms);
-  c10d::ReduceScatterOptions options;
+  auto options = options_for<c10d::ReduceScatterOptions>(call);
   options.reduceOp = backend_op(op, averages_itself(call, terms));
   start_one(call, out.works, [&](c10d::Backend& group) { return group._reduce_scatter_base(to, from, options); });
   divide_mean(call, out, op);
@@ -157,7 +211,7 @@ BackendWork reduce_terms(const CollectiveCall& call, const at::Tensor& terms, Re
   }
   BackendWork out{.works = {}, .output = owned ? terms : reused_copy(terms)};
   std::vector<at::Tensor> tensors = {as_reals(out.output)};
-  c10d::AllreduceOptions options;
+  auto options = options_for<c10d::AllreduceOptions>(call);
   options.reduceOp = backend_op(op, averages_itself(call, terms));
   start_one(call, out.works, [&](c10d::Backend& group) { return group.allreduce(tensors, options); });
   divide_mean(call, out, op);
@@ -180,17 +234,18 @@ BackendWork gather(const CollectiveCall& call, const at::Tensor& given, const Co
   const auto bytes = [&] { return times(counts, input.element_size()); };
   const bool even = equal(counts);
   const bool gloo = over_gloo(call);
+  const auto options = options_for<c10d::AllgatherOptions>(call);
   if (gloo && !gloo_gathers_at_once(call.n(), to.numel())) {
     gather_by_messages(call, out.works, to.split_with_sizes(bytes()), from);
   } else if (gloo || (moves_host_memory(call) && !even && !over("mpi", call))) {
     out.input = from.repeat({call.n()});
     exchange_into(call, out.works, to, out.input, Counts(counts.size(), from.numel()), bytes());
   } else if (even) {
-    start_one(call, out.works, [&](c10d::Backend& group) { return group._allgather_base(to, from); });
+    start_one(call, out.works, [&](c10d::Backend& group) { return group._allgather_base(to, from, options); });
   } else {
     std::vector<std::vector<at::Tensor>> slots = {to.split_with_sizes(bytes())};
     std::vector<at::Tensor> pieces = {from};
-    start_one(call, out.works, [&](c10d::Backend& group) { return group.allgather(slots, pieces); });
+    start_one(call, out.works, [&](c10d::Backend& group) { return group.allgather(slots, pieces, options); });
   }
   return on_mesh_device(call, std::move(out));
 }
@@ -221,7 +276,7 @@ BackendWork reduce_parts(const CollectiveCall& call, const at::Tensor& given, co
 BackendWork broadcast_from(const CollectiveCall& call, const at::Tensor& given, int64_t source) {
   const at::Tensor fresh = in_host_memory(call, given);
   std::vector<at::Tensor> tensors = {as_bytes(fresh)};
-  c10d::BroadcastOptions options;
+  auto options = options_for<c10d::BroadcastOptions>(call);
   options.rootRank = source;
   BackendWork out{.works = {}, .output = fresh};
   start_one(call, out.works, [&](c10d::Backend& group) { return group.broadcast(tensors, options); });
@@ -232,10 +287,14 @@ BackendWork scatter_from(const CollectiveCall& call, const at::Tensor& given, co
   const at::Tensor input = in_host_memory(call, given);
   const at::TensorOptions options_here = is_staged(call) ? like.options().device(at::kCPU) : like.options();
   BackendWork out{.works = {}, .output = at::empty(like.sizes(), options_here), .input = input};
+  if (over_nccl(call) && call.n() > kMostGroupedOperations) {
+    scatter_in_rounds(call, out.works, out.output, input, source);
+    return out;
+  }
   std::vector<at::Tensor> outputs = {as_bytes(out.output)};
   std::vector<std::vector<at::Tensor>> inputs;
   if (input.defined()) inputs.push_back(as_bytes(input).view({call.n(), -1}).unbind(0));
-  c10d::ScatterOptions options;
+  auto options = options_for<c10d::ScatterOptions>(call);
   options.rootRank = source;
   start_one(call, out.works, [&](c10d::Backend& group) { return group.scatter(outputs, inputs, options); });
   return on_mesh_device(call, std::move(out));

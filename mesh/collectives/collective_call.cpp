@@ -39,13 +39,13 @@ const c10::intrusive_ptr<c10d::Backend>& CollectiveCall::group() const {
   return backend;
 }
 
-CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim) {
+CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim, WaitTime wait_time) {
   if (!mesh.is_member()) {
     throw std::invalid_argument(
         fmt::format("{}: rank {} is outside mesh {} and must not call it; ask is_member() first", kind,
                     mesh.world().rank(), mesh.to_string()));
   }
-  return {.kind = kind, .mesh = mesh, .mesh_dim = mesh.mesh().normalize(mesh_dim)};
+  return {.kind = kind, .mesh = mesh, .mesh_dim = mesh.mesh().normalize(mesh_dim), .wait_time = wait_time};
 }
 
 // ---- arguments ----------------------------------------------------------------------------------------------------

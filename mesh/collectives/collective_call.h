@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "tessera/mesh/collectives/pending_collective.h"
 #include "tessera/mesh/device_mesh.h"
 
 namespace tessera {
@@ -21,6 +22,7 @@ struct CollectiveCall {
   const char* kind;
   DeviceMesh mesh;
   int64_t mesh_dim;
+  WaitTime wait_time = WaitTime::kLater;
   mutable c10::intrusive_ptr<c10d::Backend> backend = {};  // set by the first group()
 
   const c10::intrusive_ptr<c10d::Backend>& group() const;
@@ -32,7 +34,8 @@ struct CollectiveCall {
 };
 
 // Makes a call. Throws std::invalid_argument when this rank is outside the mesh or the mesh has no such dimension.
-CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim);
+CollectiveCall begin_call(const char* kind, const DeviceMesh& mesh, int64_t mesh_dim,
+                          WaitTime wait_time = WaitTime::kLater);
 
 // ---- arguments: these throw std::invalid_argument -----------------------------------------------------------------
 void check_tensor(const CollectiveCall& call, const at::Tensor& tensor);

@@ -55,8 +55,8 @@ PendingCollective start_reduce_parts(const Call& call, const at::Tensor& input, 
 }
 
 PendingCollective start_exchange(const char* kind, const at::Tensor& input, const Counts& send, const Counts& receive,
-                                 const DeviceMesh& mesh, int64_t mesh_dim) {
-  const Call call = begin_call(kind, mesh, mesh_dim);
+                                 const DeviceMesh& mesh, int64_t mesh_dim, WaitTime wait_time) {
+  const Call call = begin_call(kind, mesh, mesh_dim, wait_time);
   check_tensor(call, input);
   const auto bad = [](int64_t count) { return count < 0; };
   const int64_t sent = std::accumulate(send.begin(), send.end(), int64_t{0});
@@ -80,8 +80,8 @@ PendingCollective start_exchange(const char* kind, const at::Tensor& input, cons
 // ---- without waiting ----------------------------------------------------------------------------------------------
 
 PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh,
-                                   int64_t mesh_dim) {
-  const Call call = begin_call("all_gather", mesh, mesh_dim);
+                                   int64_t mesh_dim, WaitTime wait_time) {
+  const Call call = begin_call("all_gather", mesh, mesh_dim, wait_time);
   check_tensor(call, input);
   const int64_t sum = check_counts(call, counts);
   const int64_t mine = counts[call.here()];
@@ -96,8 +96,8 @@ PendingCollective start_all_gather(const at::Tensor& input, const Counts& counts
 }
 
 PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op,
-                                   bool owned) {
-  const Call call = begin_call("all_reduce", mesh, mesh_dim);
+                                   bool owned, WaitTime wait_time) {
+  const Call call = begin_call("all_reduce", mesh, mesh_dim, wait_time);
   check_tensor(call, input);
   const at::ScalarType dtype = input.scalar_type();
   reduced_as(dtype, op, call.kind);  // or throws, on every rank
@@ -113,8 +113,8 @@ PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& me
 }
 
 PendingCollective start_reduce_scatter(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh,
-                                       int64_t mesh_dim, ReduceOp op) {
-  const Call call = begin_call("reduce_scatter", mesh, mesh_dim);
+                                       int64_t mesh_dim, ReduceOp op, WaitTime wait_time) {
+  const Call call = begin_call("reduce_scatter", mesh, mesh_dim, wait_time);
   check_tensor(call, input);
   reduced_as(input.scalar_type(), op, call.kind);  // or throws, on every rank
   const int64_t sum = check_counts(call, counts);
@@ -129,31 +129,32 @@ PendingCollective start_reduce_scatter(const at::Tensor& input, const Counts& co
 }
 
 PendingCollective start_all_to_all(const at::Tensor& input, const Counts& send, const Counts& receive,
-                                   const DeviceMesh& mesh, int64_t mesh_dim) {
-  return start_exchange("all_to_all", input, send, receive, mesh, mesh_dim);
+                                   const DeviceMesh& mesh, int64_t mesh_dim, WaitTime wait_time) {
+  return start_exchange("all_to_all", input, send, receive, mesh, mesh_dim, wait_time);
 }
 
 PendingCollective start_permute(const at::Tensor& input, const Counts& send, const Counts& receive,
-                                const DeviceMesh& mesh, int64_t mesh_dim) {
-  return start_exchange("permute", input, send, receive, mesh, mesh_dim);
+                                const DeviceMesh& mesh, int64_t mesh_dim, WaitTime wait_time) {
+  return start_exchange("permute", input, send, receive, mesh, mesh_dim, wait_time);
 }
 
 // ---- waiting ------------------------------------------------------------------------------------------------------
 
 at::Tensor all_gather(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim) {
-  return gather_now(begin_call("all_gather", mesh, mesh_dim), input);
+  return gather_now(begin_call("all_gather", mesh, mesh_dim, WaitTime::kAtOnce), input);
 }
 
 at::Tensor all_gather(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh, int64_t mesh_dim) {
-  return run_call(mesh, mesh_dim, [&] { return start_all_gather(input, counts, mesh, mesh_dim); });
+  return run_call(mesh, mesh_dim, [&] { return start_all_gather(input, counts, mesh, mesh_dim, WaitTime::kAtOnce); });
 }
 
 at::Tensor all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op) {
-  return run_call(mesh, mesh_dim, [&] { return start_all_reduce(input, mesh, mesh_dim, op); });
+  return run_call(mesh, mesh_dim,
+                  [&] { return start_all_reduce(input, mesh, mesh_dim, op, /*owned=*/false, WaitTime::kAtOnce); });
 }
 
 at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op) {
-  const Call call = begin_call("reduce_scatter", mesh, mesh_dim);
+  const Call call = begin_call("reduce_scatter", mesh, mesh_dim, WaitTime::kAtOnce);
   check_rows(call, input);
   reduced_as(input.scalar_type(), op, call.kind);  // or throws, on every rank
   if (call.n() == 1) return row_major(input).select(0, 0);
@@ -169,21 +170,24 @@ at::Tensor reduce_scatter(const at::Tensor& input, const DeviceMesh& mesh, int64
 
 at::Tensor reduce_scatter(const at::Tensor& input, const Counts& counts, const DeviceMesh& mesh, int64_t mesh_dim,
                           ReduceOp op) {
-  return run_call(mesh, mesh_dim, [&] { return start_reduce_scatter(input, counts, mesh, mesh_dim, op); });
+  return run_call(mesh, mesh_dim,
+                  [&] { return start_reduce_scatter(input, counts, mesh, mesh_dim, op, WaitTime::kAtOnce); });
 }
 
 at::Tensor all_to_all(const at::Tensor& input, const Counts& send, const Counts& receive, const DeviceMesh& mesh,
                       int64_t mesh_dim) {
-  return run_call(mesh, mesh_dim, [&] { return start_all_to_all(input, send, receive, mesh, mesh_dim); });
+  return run_call(mesh, mesh_dim,
+                  [&] { return start_all_to_all(input, send, receive, mesh, mesh_dim, WaitTime::kAtOnce); });
 }
 
 at::Tensor permute(const at::Tensor& input, const Counts& send, const Counts& receive, const DeviceMesh& mesh,
                    int64_t mesh_dim) {
-  return run_call(mesh, mesh_dim, [&] { return start_permute(input, send, receive, mesh, mesh_dim); });
+  return run_call(mesh, mesh_dim,
+                  [&] { return start_permute(input, send, receive, mesh, mesh_dim, WaitTime::kAtOnce); });
 }
 
 at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, int64_t source) {
-  const Call call = begin_call("broadcast", mesh, mesh_dim);
+  const Call call = begin_call("broadcast", mesh, mesh_dim, WaitTime::kAtOnce);
   check_tensor(call, input);
   check_source(call, source);
   if (call.n() == 1) return row_major(input);
@@ -200,7 +204,7 @@ at::Tensor broadcast(const at::Tensor& input, const DeviceMesh& mesh, int64_t me
 
 at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const DeviceMesh& mesh, int64_t mesh_dim,
                    int64_t source) {
-  const Call call = begin_call("scatter", mesh, mesh_dim);
+  const Call call = begin_call("scatter", mesh, mesh_dim, WaitTime::kAtOnce);
   check_tensor(call, like);
   check_source(call, source);
   const bool sends = mesh.local_rank(call.mesh_dim) == source;

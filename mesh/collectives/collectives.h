@@ -55,16 +55,20 @@ at::Tensor scatter(const at::Tensor& input, const at::Tensor& like, const Device
 void barrier(const DeviceMesh& mesh, int64_t mesh_dim);
 
 // These start the collectives above without waiting: wait() returns the result. The arguments must not change until
-// then. With `owned`, start_all_reduce reduces `input` in place if its dtype allows it.
+// then. With `owned`, start_all_reduce reduces `input` in place if its dtype allows it. With WaitTime::kAtOnce, which
+// is faster on a GPU, the caller does nothing before it waits but start further collectives.
 PendingCollective start_all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
-                                   int64_t mesh_dim);
+                                   int64_t mesh_dim, WaitTime wait_time = WaitTime::kLater);
 PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op,
-                                   bool owned = false);
+                                   bool owned = false, WaitTime wait_time = WaitTime::kLater);
 PendingCollective start_reduce_scatter(const at::Tensor& input, const std::vector<int64_t>& counts,
-                                       const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op);
+                                       const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op,
+                                       WaitTime wait_time = WaitTime::kLater);
 PendingCollective start_all_to_all(const at::Tensor& input, const std::vector<int64_t>& send,
-                                   const std::vector<int64_t>& receive, const DeviceMesh& mesh, int64_t mesh_dim);
+                                   const std::vector<int64_t>& receive, const DeviceMesh& mesh, int64_t mesh_dim,
+                                   WaitTime wait_time = WaitTime::kLater);
 PendingCollective start_permute(const at::Tensor& input, const std::vector<int64_t>& send,
-                                const std::vector<int64_t>& receive, const DeviceMesh& mesh, int64_t mesh_dim);
+                                const std::vector<int64_t>& receive, const DeviceMesh& mesh, int64_t mesh_dim,
+                                WaitTime wait_time = WaitTime::kLater);
 
 }  // namespace tessera

@@ -6,6 +6,11 @@
 
 namespace tessera {
 
+// Says when the caller waits for a collective that it starts: after other work, or at once, before it gives the device
+// any other work. A collective over NCCL runs on the group's own stream in the first case, and on the calling thread's
+// current stream in the second, which then need not wait for another one. Ranks need not agree on it.
+enum class WaitTime { kLater, kAtOnce };
+
 // Stands for a collective that this rank has started; wait() returns its result. Other collectives may be started
 // before that, by every rank in the same order.
 //
