@@ -1,4 +1,9 @@
-"""Finds nvcc, which the library can do without: $CUDA_HOME/bin/nvcc, else /usr/local/cuda/bin/nvcc."""
+"""Finds nvcc, which the library can do without.
+
+It is $CUDA_HOME/bin/nvcc, else /usr/local/cuda/bin/nvcc, else the package that tools/setup --cuda installs.
+"""
+
+load("//third_party:environment.bzl", "ENVIRON", "cuda_environment_folder", "python_packages")
 
 _BUILD = """package(default_visibility = ["//visibility:public"])
 
@@ -15,25 +20,54 @@ filegroup(
 )
 """
 
+def _packaged_nvcc(repository_ctx):
+    """The words that begin a command of the package's nvcc, or None where the package is missing.
+
+    The package has neither CUDA's headers nor its libraries: the environment of tools/setup has them, though not under
+    the name by which a program is linked with libcudart.
+    """
+    compiler = python_packages(repository_ctx, cuda_environment_folder(repository_ctx))
+    libraries = python_packages(repository_ctx)
+    if not compiler or not libraries:
+        return None
+    compiler = compiler.get_child("nvidia").get_child("cu13")
+    libraries = libraries.get_child("nvidia").get_child("cu13")
+    nvcc = compiler.get_child("bin").get_child("nvcc")
+    cudart = libraries.get_child("lib").get_child("libcudart.so.13")
+    if not nvcc.exists or not cudart.exists:
+        return None
+    repository_ctx.symlink(cudart, "lib/libcudart.so")
+    include = libraries.get_child("include")
+    return [
+        str(nvcc),
+        "-I{}".format(include),
+        "-isystem",
+        str(include.get_child("cccl")),
+        "-L{}".format(repository_ctx.path("lib")),
+        "-L{}".format(libraries.get_child("lib")),
+    ]
+
 def _cuda_compiler_impl(repository_ctx):
-    home = repository_ctx.os.environ.get("CUDA_HOME")
-    nvcc = repository_ctx.path((home or "/usr/local/cuda") + "/bin/nvcc")
-    if nvcc.exists:
+    home = repository_ctx.os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    installed = repository_ctx.path(home + "/bin/nvcc")
+    command = [str(installed)] if installed.exists else _packaged_nvcc(repository_ctx)
+    if command:
         # Its version in the script makes another compiler compile anew.
-        version = repository_ctx.execute([nvcc, "--version"]).stdout.strip().replace("\n", "\n# ")
-        repository_ctx.file("nvcc", "#!/bin/sh\n# {}\nexec \"{}\" \"$@\"\n".format(version, nvcc), executable = True)
+        version = repository_ctx.execute([command[0], "--version"]).stdout.strip().replace("\n", "\n# ")
+        words = " ".join(["\"{}\"".format(word) for word in command])
+        repository_ctx.file("nvcc", "#!/bin/sh\n# {}\nexec {} \"$@\"\n".format(version, words), executable = True)
     else:
         # buildifier: disable=print
-        print("{} is missing, so the GPU's kernels are left out: set CUDA_HOME to a CUDA 13 toolkit".format(nvcc))
-        repository_ctx.file("nvcc", "#!/bin/sh\necho \"there is no {}\" >&2\nexit 1\n".format(nvcc), executable = True)
+        print("{} is missing, so the GPU's kernels are left out: run tools/setup --cuda, or set CUDA_HOME to a CUDA 13 toolkit".format(installed))
+        repository_ctx.file("nvcc", "#!/bin/sh\necho \"there is no nvcc\" >&2\nexit 1\n", executable = True)
     repository_ctx.file("BUILD.bazel", _BUILD.format(
-        kernels = repr(["@tessera//gpu_kernels:libtessera_gpu.so"] if nvcc.exists else []),
-        ptxas_report = repr(["@tessera//gpu_kernels:ptxas_report.txt"] if nvcc.exists else []),
+        kernels = repr(["@tessera//gpu_kernels:libtessera_gpu.so"] if command else []),
+        ptxas_report = repr(["@tessera//gpu_kernels:ptxas_report.txt"] if command else []),
     ))
 
 cuda_compiler = repository_rule(
     implementation = _cuda_compiler_impl,
-    environ = ["CUDA_HOME"],
+    environ = ["CUDA_HOME"] + ENVIRON,
     doc = "Makes @tessera_cuda_compiler//:nvcc, :kernels and :ptxas_report.",
     local = True,
 )

@@ -28,9 +28,17 @@ def docs_environment_folder(repository_ctx):
         fail("sha256sum {}: {}".format(file, result.stderr))
     return environment_folder(repository_ctx).dirname.get_child("docs-" + result.stdout[:16])
 
-def python_packages(repository_ctx):
-    """The environment's site-packages, or None when tools/setup has not run."""
-    lib = environment_folder(repository_ctx).get_child("lib")
+def cuda_environment_folder(repository_ctx):
+    """The folder in which tools/setup --cuda puts its environment; it need not be there."""
+    file = str(repository_ctx.path(Label("//tools:requirements_cuda.txt")))
+    result = repository_ctx.execute(["sha256sum", file])
+    if result.return_code != 0:
+        fail("sha256sum {}: {}".format(file, result.stderr))
+    return environment_folder(repository_ctx).dirname.get_child("cuda-" + result.stdout[:16])
+
+def python_packages(repository_ctx, environment = None):
+    """The site-packages of an environment, tools/setup's own if none is given; None where it is missing."""
+    lib = (environment or environment_folder(repository_ctx)).get_child("lib")
     if not lib.exists:
         return None
     for folder in lib.readdir():
