@@ -2,17 +2,21 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
+#include <torch/optim/adamw.h>
 
 #include "tessera/dtensor/dtensor.h"
 
@@ -43,6 +47,34 @@ void check_parameters(const std::vector<at::Tensor>& parameters) {
       throw std::invalid_argument(fmt::format("FusedAdamW: parameter {} is listed twice; list it once", i));
     }
   }
+}
+
+// Checks that `optimizer` has the `count` parameters of which `ours` are the addresses.
+void check_same_parameters(const torch::optim::AdamW& optimizer, const std::set<const void*>& ours, const char* op) {
+  std::size_t count = 0, known = 0;
+  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    count += group.params().size();
+    for (const at::Tensor& p : group.params()) known += ours.count(p.unsafeGetTensorImpl());
+  }
+  if (count == ours.size() && known == count) return;
+  throw std::invalid_argument(fmt::format(
+      "FusedAdamW::{}: the optimizer has {} parameters, of which {} are among the {} here; make it from the "
+      "same tensors, after parallelize_module",
+      op, count, known, ours.size()));
+}
+
+// Returns the options that all groups of `optimizer` have.
+const torch::optim::AdamWOptions& only_options(const torch::optim::AdamW& optimizer) {
+  const auto& groups = optimizer.param_groups();
+  const auto& first = static_cast<const torch::optim::AdamWOptions&>(groups.front().options());
+  for (std::size_t i = 1; i < groups.size(); ++i) {
+    if (static_cast<const torch::optim::AdamWOptions&>(groups[i].options()) == first) continue;
+    throw std::invalid_argument(
+        fmt::format("FusedAdamW::take_state: group {} of the optimizer has other options than group 0; this class has "
+                    "one group, so make one for each",
+                    i));
+  }
+  return first;
 }
 
 }  // namespace
@@ -111,6 +143,77 @@ void FusedAdamW::set_lr(double lr) {
   check_options(changed);
   options_ = changed;
   for (const Group& group : groups_) group.lr.fill_(lr);
+}
+
+std::set<const void*> FusedAdamW::parameters() const {
+  std::set<const void*> out;
+  for (const Group& group : groups_) {
+    for (const State& each : group.states) out.insert(each.parameter.unsafeGetTensorImpl());
+  }
+  return out;
+}
+
+void FusedAdamW::give_state(torch::optim::AdamW& optimizer) const {
+  check_same_parameters(optimizer, parameters(), "give_state");
+  for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    static_cast<torch::optim::AdamWOptions&>(group.options())
+        .lr(options_.lr)
+        .betas({options_.beta1, options_.beta2})
+        .eps(options_.eps)
+        .weight_decay(options_.weight_decay)
+        .amsgrad(options_.amsgrad);
+  }
+  optimizer.state().clear();
+  for (const Group& group : groups_) {
+    std::vector<at::Tensor> counts;
+    for (const State& each : group.states) counts.push_back(each.steps);
+    const at::Tensor steps = at::stack(counts).cpu();  // one wait for all of a group
+    for (std::size_t i = 0; i < group.states.size(); ++i) {
+      const State& each = group.states[i];
+      const auto step = static_cast<int64_t>(steps[static_cast<int64_t>(i)].item<float>());
+      if (step == 0) continue;
+      auto state = std::make_unique<torch::optim::AdamWParamState>();
+      state->step(step);
+      state->exp_avg(each.moment);
+      state->exp_avg_sq(each.square);
+      state->max_exp_avg_sq(each.largest);
+      optimizer.state()[each.parameter.unsafeGetTensorImpl()] = std::move(state);
+    }
+  }
+}
+
+void FusedAdamW::take_state(const torch::optim::AdamW& optimizer) {
+  check_same_parameters(optimizer, parameters(), "take_state");
+  const torch::optim::AdamWOptions& theirs = only_options(optimizer);
+  if (theirs.amsgrad() != options_.amsgrad) {
+    throw std::invalid_argument(
+        fmt::format("FusedAdamW::take_state: amsgrad is {} in the optimizer and {} here; make both alike",
+                    theirs.amsgrad(), options_.amsgrad));
+  }
+  const at::NoGradGuard no_grad;
+  options_ = {.lr = theirs.lr(),
+              .beta1 = std::get<0>(theirs.betas()),
+              .beta2 = std::get<1>(theirs.betas()),
+              .eps = theirs.eps(),
+              .weight_decay = theirs.weight_decay(),
+              .amsgrad = theirs.amsgrad()};
+  for (const Group& group : groups_) {
+    group.lr.fill_(options_.lr);
+    for (const State& each : group.states) {
+      const auto found = optimizer.state().find(each.parameter.unsafeGetTensorImpl());
+      if (found == optimizer.state().end()) {
+        for (const at::Tensor& t : {each.moment, each.square, each.largest, each.steps}) {
+          if (t.defined()) t.zero_();
+        }
+        continue;
+      }
+      const auto& state = static_cast<const torch::optim::AdamWParamState&>(*found->second);
+      each.steps.fill_(state.step());
+      each.moment.copy_(state.exp_avg());
+      each.square.copy_(state.exp_avg_sq());
+      if (options_.amsgrad) each.largest.copy_(state.max_exp_avg_sq());
+    }
+  }
 }
 
 }  // namespace tessera

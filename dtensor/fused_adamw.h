@@ -1,9 +1,13 @@
 #pragma once
 
-#include <cstddef>
+#include <set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+
+namespace torch::optim {
+class AdamW;
+}  // namespace torch::optim
 
 namespace tessera {
 
@@ -19,8 +23,13 @@ struct FusedAdamWOptions {
 // AdamW (Loshchilov and Hutter, ICLR 2019) as torch::optim::AdamW computes it, by LibTorch's fused operator, one call
 // for all parameters of one mesh and dtype. Counts of steps and the learning rate lie on the parameters' device, so
 // that step() neither waits for a GPU nor changes from one step to the next: a CUDA graph may hold it. (LibTorch's
-// class keeps the count on the host, where a graph would repeat it.) On a GPU the rate is a float32. There are no
-// functions yet that save and load its state.
+// class keeps the count on the host, where a graph would repeat it.) On a GPU the rate is a float32.
+//
+// To save its state, give it to a torch::optim::AdamW of the same parameters, which save_optimizer and
+// save_training_state take; to load it, take it from one. So what one class has saved, the other can load:
+//   torch::optim::AdamW files(parameters);
+//   fused.give_state(files);
+//   save_training_state({.mesh = mesh, .model = *model, .optimizer = &files}, folder);
 //
 // Parameters may be plain tensors and DTensors, on several meshes; moments have their layouts. Does not communicate.
 class FusedAdamW {
@@ -36,6 +45,16 @@ class FusedAdamW {
   // Changes the learning rate from the next step on, that of a graph's next replay too. Does not wait for the device.
   void set_lr(double lr);
 
+  // Replaces the state and the options of `optimizer`, which has the same parameters in any order and groups, by these.
+  // It shares the moments. Waits for the device, which has the counts of steps. Throws std::invalid_argument, before
+  // anything changes, if the parameters are not the same.
+  void give_state(torch::optim::AdamW& optimizer) const;
+  // Copies the state and the options of `optimizer` into these, at their addresses, which a captured graph uses; of the
+  // options a graph that was captured before uses the learning rate alone. Throws std::invalid_argument, before
+  // anything changes, if the parameters are not the same, if groups have different options, or if `amsgrad` is not as
+  // here.
+  void take_state(const torch::optim::AdamW& optimizer);
+
  private:
   struct State {
     at::Tensor parameter, moment, square, largest, steps;  // `largest` with amsgrad alone
@@ -45,6 +64,9 @@ class FusedAdamW {
     std::vector<State> states;
     at::Tensor lr;  // a number on the parameters' device: float64 on the CPU, else float32
   };
+
+  // Returns the addresses of the parameters.
+  std::set<const void*> parameters() const;
 
   FusedAdamWOptions options_;
   std::vector<Group> groups_;

@@ -94,6 +94,62 @@ TESSERA_RANKS_TEST_CASE("FusedAdamW equals torch::optim::AdamW on shards, on sev
   }
 }
 
+TESSERA_RANKS_TEST_CASE("FusedAdamW gives its state to torch::optim::AdamW and takes it back, and both go on alike",
+                        {1, 2, 3}) {
+  const double limit = device().is_cpu() ? 1e-12 : 1e-6;
+  for (const bool amsgrad : {false, true}) {
+    CAPTURE(amsgrad);
+    std::vector<Pair> pairs = make_pairs(at::kDouble);
+    std::vector<at::Tensor> ours;
+    for (const Pair& each : pairs) ours.push_back(each.ours);
+    const auto step_with = [&](auto& optimizer, int64_t seed) {
+      for (std::size_t i = 1; i < pairs.size(); ++i) pairs[i].set_gradients(seed + static_cast<int64_t>(i));
+      optimizer.step();  // the first parameter never has a gradient, and so no state
+    };
+    FusedAdamW fused(ours, {.lr = 0.05, .beta1 = 0.8, .weight_decay = 0.1, .amsgrad = amsgrad});
+    step_with(fused, 0);
+    step_with(fused, 10);
+    torch::optim::AdamW theirs(ours);
+    fused.give_state(theirs);
+    std::vector<at::Tensor> kept;
+    for (const at::Tensor& each : ours) kept.push_back(each.detach().clone());
+    FusedAdamW other(ours, {.amsgrad = amsgrad});
+    step_with(other, 40);
+    other.take_state(theirs);
+    const auto after = [&](auto& optimizer) {
+      const at::NoGradGuard no_grad;
+      for (std::size_t i = 0; i < ours.size(); ++i) ours[i].copy_(kept[i]);
+      step_with(optimizer, 20);
+      std::vector<at::Tensor> out;
+      for (const at::Tensor& each : ours)
+        out.push_back(is_dtensor(each) ? full_tensor(each.detach()) : each.detach().clone());
+      return out;
+    };
+    // AdamW shares the moments with `fused`, and so is the last to change them.
+    const std::vector<at::Tensor> by_other = after(other);
+    const std::vector<at::Tensor> by_theirs = after(theirs);
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      CAPTURE(i);
+      CHECK(close(by_other[i], by_theirs[i], limit));
+    }
+    CHECK(theirs.state().size() == ours.size() - 1);
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("FusedAdamW refuses the state of other parameters and of several groups with their own options",
+                        {1, 2}) {
+  const at::Tensor x = leaf(sample({3})), y = leaf(sample({2}));
+  FusedAdamW fused({x, y});
+  torch::optim::AdamW one(std::vector<at::Tensor>{x}), other(std::vector<at::Tensor>{x, leaf(sample({2}))});
+  check_refused([&] { fused.give_state(one); }, "has 1 parameters, of which 1 are among the 2 here; make it from");
+  check_refused([&] { fused.take_state(other); }, "has 2 parameters, of which 1 are among the 2 here; make it from");
+  torch::optim::AdamW large(std::vector<at::Tensor>{x, y}, torch::optim::AdamWOptions().amsgrad(true));
+  check_refused([&] { fused.take_state(large); }, "amsgrad is true in the optimizer and false here; make both alike");
+  torch::optim::AdamW two({torch::optim::OptimizerParamGroup({x}), torch::optim::OptimizerParamGroup({y})});
+  dynamic_cast<torch::optim::AdamWOptions&>(two.param_groups()[1].options()).lr(0.5);
+  check_refused([&] { fused.take_state(two); }, "group 1 of the optimizer has other options than group 0");
+}
+
 TESSERA_RANKS_TEST_CASE("FusedAdamW refuses what it cannot update", {1, 2}) {
   const at::Tensor x = leaf(sample({3}));
   check_refused([&] { FusedAdamW({x, x}); }, "parameter 1 is listed twice; list it once");
