@@ -1,7 +1,8 @@
 // Measures on one GPU: a transformer block's step (forward, backward, AdamW), its module under a tensor-parallel plan
 // on a mesh of one rank beside the same module as it is; filling large tensors with random numbers, DTensors beside
-// plain tensors; and the other kernels of our own beside LibTorch's operators. What a plan costs where nothing is
-// communicated is the CPU's time to queue the work, and whatever waits for the GPU.
+// plain tensors; the other kernels of our own beside LibTorch's operators; and reading and writing files, beside copies
+// of pinned memory. What a plan costs where nothing is communicated is the CPU's time to queue the work, and whatever
+// waits for the GPU.
 
 #include <functional>
 #include <iostream>
@@ -18,6 +19,7 @@
 
 #include "tessera/bench/block.h"
 #include "tessera/bench/gpu_compare.h"
+#include "tessera/bench/gpu_io.h"
 #include "tessera/bench/gpu_kernels.h"
 #include "tessera/bench/measure.h"
 #include "tessera/dtensor/dtensor.h"
@@ -126,6 +128,9 @@ int main(int argc, char** argv) {
     fmt::print("\n{:<32}{:>12}{:>12}{:>9}\n", "random numbers", "ours, us", "plain, us", "ratio");
     measure_draws(device, rounds);
     tessera::bench::measure_kernels(device, rounds);
+    fmt::print("\n{:<32}{:>12}{:>12}{:>9}\n", "files", "ours, GB/s", "copy, GB/s", "ratio");
+    const c10::Device at(device);
+    tessera::bench::measure_io(at.is_cpu() ? at : c10::Device(at.type(), 0), rounds);
   } catch (const std::exception& error) {
     std::cerr << "gpu: " << error.what() << "\n";
     return 1;

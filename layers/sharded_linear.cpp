@@ -55,10 +55,10 @@ int64_t row_numel(const at::Tensor& t) { return c10::multiply_integers(t.sizes()
 
 // Gathers the rows of all ranks while other work goes on.
 struct Rows {
-  Rows(const at::Tensor& piece, const Plan& plan)
+  Rows(const at::Tensor& piece, const Plan& plan, WaitTime wait_time = WaitTime::kLater)
       : sizes(piece.sizes().vec()),
         flat(start_all_gather(piece.contiguous().view({-1}), plan.counts(plan.whole_rows(piece), row_numel(piece)),
-                              *plan.mesh, 0)) {
+                              *plan.mesh, 0, wait_time)) {
     sizes[0] = plan.whole_rows(piece);
   }
   at::Tensor wait() { return flat.wait().view(sizes); }
@@ -77,9 +77,11 @@ struct ShardedLinear : torch::autograd::Function<ShardedLinear> {
     ctx->saved_data["sizes"] = input.sizes();
     ctx->saved_data["bias"] = bias.has_value();
     ctx->save_for_backward({keeps ? input : at::Tensor(), weight});
-    if (!plan.sums_output()) return at::linear(plan.gathers() ? Rows(input, plan).wait() : input, weight, bias);
+    if (!plan.sums_output())
+      return at::linear(plan.gathers() ? Rows(input, plan, WaitTime::kAtOnce).wait() : input, weight, bias);
     const at::Tensor sum =
-        start_all_reduce(at::linear(input, weight), *plan.mesh, 0, ReduceOp::kSum, /*owned=*/true).wait();
+        start_all_reduce(at::linear(input, weight), *plan.mesh, 0, ReduceOp::kSum, /*owned=*/true, WaitTime::kAtOnce)
+            .wait();
     return bias ? sum.add_(*bias) : sum;
   }
 

@@ -96,12 +96,12 @@ const SafetensorsFile& Checkpoint::file_of(std::string_view name) const {
   return files_[file_index_.find(name)->second];
 }
 
-at::Tensor Checkpoint::read_box(std::string_view name, const TensorBox& box) const {
-  return file_of(name).read_box(*find(name), box);
+at::Tensor Checkpoint::read_box(std::string_view name, const TensorBox& box, c10::Device device) const {
+  return file_of(name).read_box(*find(name), box, device);
 }
 
-at::Tensor Checkpoint::read_runs(std::string_view name, const ElementRuns& runs) const {
-  return file_of(name).read_runs(*find(name), runs);
+at::Tensor Checkpoint::read_runs(std::string_view name, const ElementRuns& runs, c10::Device device) const {
+  return file_of(name).read_runs(*find(name), runs, device);
 }
 
 std::pair<std::size_t, int64_t> Checkpoint::position_of(std::string_view name) const {

@@ -38,8 +38,8 @@ class Checkpoint {
   const SafetensorsFile& file_of(std::string_view name) const;
 
   // Call these functions of SafetensorsFile on the file that holds the tensor.
-  at::Tensor read_box(std::string_view name, const TensorBox& box) const;
-  at::Tensor read_runs(std::string_view name, const ElementRuns& runs) const;
+  at::Tensor read_box(std::string_view name, const TensorBox& box, c10::Device device = at::kCPU) const;
+  at::Tensor read_runs(std::string_view name, const ElementRuns& runs, c10::Device device = at::kCPU) const;
   int64_t bytes_read() const;
   // Returns where the tensor is, for reading in ascending order: the number of its file, and its first byte there.
   std::pair<std::size_t, int64_t> position_of(std::string_view name) const;

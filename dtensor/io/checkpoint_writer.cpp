@@ -14,6 +14,7 @@
 
 #include "tessera/dtensor/io/checkpoint_index.h"
 #include "tessera/dtensor/io/strict_json.h"
+#include "tessera/dtensor/io/two_buffers.h"
 #include "tessera/mesh/core/in_memory.h"
 
 namespace tessera {
@@ -133,8 +134,13 @@ void CheckpointWriter::append(const at::Tensor& tensor) {
                                             fmt::join(entry.shape, ", "), c10::toString(tensor.scalar_type()),
                                             fmt::join(tensor.sizes(), ", ")));
   }
-  const at::Tensor data = in_memory(tensor.detach()).cpu().contiguous();
-  files_.back().write(data.const_data_ptr(), entry.nbytes());
+  const at::Tensor given = in_memory(tensor.detach());
+  if (given.is_cpu() || !given.is_contiguous()) {
+    const at::Tensor data = given.cpu().contiguous();  // in the host's memory, so that the GPU holds no copy
+    files_.back().write(data.const_data_ptr(), entry.nbytes());
+  } else {
+    write_from_device(given, [&](const char* from, int64_t, int64_t count) { files_.back().write(from, count); });
+  }
   ++next_tensor_;
   advance();
 }

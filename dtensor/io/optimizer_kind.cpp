@@ -70,7 +70,7 @@ struct OptionsSaver {
 at::Tensor read_like(const Checkpoint& checkpoint, const std::string& name, const at::Tensor& parameter) {
   const at::NoGradGuard no_grad;
   const std::vector<int64_t>& shape = checkpoint.find(name)->shape;
-  if (!is_dtensor(parameter)) return checkpoint.read_box(name, whole_box(shape)).to(parameter.device());
+  if (!is_dtensor(parameter)) return checkpoint.read_box(name, whole_box(shape), parameter.device());
   const DeviceMesh& mesh = mesh_of(parameter);
   const bool alike = parameter.sizes() == at::IntArrayRef(shape);
   const Placements placements =
@@ -78,9 +78,13 @@ at::Tensor read_like(const Checkpoint& checkpoint, const std::string& name, cons
   at::Tensor local;
   if (!mesh.is_member()) {
     local = at::empty({0}, at::TensorOptions().dtype(checkpoint.find(name)->dtype));
+  } else if (!alike) {
+    local = checkpoint.read_box(name, whole_box(shape), mesh.device());
   } else {
-    local = alike ? held_part(parameter, checkpoint.read_box(name, held_box(parameter, name)))
-                  : checkpoint.read_box(name, whole_box(shape));
+    // A part with gaps is packed in the host's memory, so that the GPU never holds what lies in them.
+    const TensorBox box = held_box(parameter, name);
+    const bool gaps = at::IntArrayRef(box.sizes) != at::IntArrayRef(spec_of(parameter).local_sizes);
+    local = held_part(parameter, checkpoint.read_box(name, box, gaps ? c10::Device(at::kCPU) : mesh.device()));
   }
   return from_local(local.to(mesh.device()), mesh, placements, {.shape = shape});
 }

@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/dtensor/io/strict_json.h"
+#include "tessera/dtensor/io/two_buffers.h"
 
 namespace tessera {
 namespace {
@@ -60,13 +61,11 @@ void check_run(const TensorEntry& entry, int64_t start, int64_t length, const st
 }
 
 // Throws on a bool that is neither 0 nor 1, whose use would be undefined behaviour.
-void check_bools(const at::Tensor& tensor, const TensorEntry& entry, const std::string& path) {
-  const auto* bytes = static_cast<const unsigned char*>(tensor.const_data_ptr());
-  const auto* end = bytes + tensor.numel();
-  const auto* bad = std::find_if(bytes, end, [](unsigned char byte) { return byte > 1; });
-  if (bad == end) return;
-  throw std::invalid_argument(
-      fmt::format("'{}': tensor {}: a BOOL is the byte {}, neither 0 nor 1", path, in_quotes(entry.name), *bad));
+void check_bools(const char* bytes, int64_t count, const TensorEntry& entry, const std::string& path) {
+  const auto* const bad = std::find_if(bytes, bytes + count, [](char byte) { return byte != 0 && byte != 1; });
+  if (bad == bytes + count) return;
+  throw std::invalid_argument(fmt::format("'{}': tensor {}: a BOOL is the byte {}, neither 0 nor 1", path,
+                                          in_quotes(entry.name), static_cast<unsigned char>(*bad)));
 }
 
 }  // namespace
@@ -135,22 +134,36 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : &header_.tensors[found->second];
 }
 
-at::Tensor SafetensorsFile::read_box(const TensorEntry& entry, const TensorBox& box) const {
+at::Tensor SafetensorsFile::read_box(const TensorEntry& entry, const TensorBox& box, c10::Device device) const {
   check_box(entry, box, path());
-  return read_runs(entry, box_runs(entry.shape, box)).view(box.sizes);
+  return read_runs(entry, box_runs(entry.shape, box), device).view(box.sizes);
 }
 
-at::Tensor SafetensorsFile::read_runs(const TensorEntry& entry, const ElementRuns& runs) const {
-  const auto count = static_cast<int64_t>(runs.starts.size());
+void SafetensorsFile::read_bytes(const TensorEntry& entry, const ElementRuns& runs, int64_t position, int64_t count,
+                                 char* to) const {
   const auto element = static_cast<int64_t>(c10::elementSize(entry.dtype));
-  at::Tensor result = at::empty({count * runs.length}, at::TensorOptions().dtype(entry.dtype).device(at::kCPU));
-  auto* to = static_cast<char*>(result.mutable_data_ptr());
-  for (const int64_t start : runs.starts) {
-    check_run(entry, start, runs.length, path());
-    reader_.read(data_start_ + entry.begin + start * element, runs.length * element, to);
-    to += runs.length * element;
+  const int64_t run_bytes = runs.length * element;
+  char* at = to;
+  for (int64_t left = count; left > 0;) {
+    const int64_t start = runs.starts[static_cast<std::size_t>(position / run_bytes)], within = position % run_bytes;
+    const int64_t here = std::min(left, run_bytes - within);
+    reader_.read(data_start_ + entry.begin + start * element + within, here, at);
+    at += here;
+    position += here;
+    left -= here;
   }
-  if (entry.dtype == at::kBool) check_bools(result, entry, path());
+  if (entry.dtype == at::kBool) check_bools(to, count, entry, path());
+}
+
+at::Tensor SafetensorsFile::read_runs(const TensorEntry& entry, const ElementRuns& runs, c10::Device device) const {
+  const auto numel = static_cast<int64_t>(runs.starts.size()) * runs.length;
+  for (const int64_t start : runs.starts) check_run(entry, start, runs.length, path());
+  if (!device.is_cpu()) {
+    const auto fill = [&](char* to, int64_t position, int64_t count) { read_bytes(entry, runs, position, count, to); };
+    return read_to_device(numel * static_cast<int64_t>(c10::elementSize(entry.dtype)), device, fill).view(entry.dtype);
+  }
+  at::Tensor result = at::empty({numel}, at::TensorOptions().dtype(entry.dtype).device(at::kCPU));
+  read_bytes(entry, runs, 0, static_cast<int64_t>(result.nbytes()), static_cast<char*>(result.mutable_data_ptr()));
   return result;
 }
 

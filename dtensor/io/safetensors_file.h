@@ -69,10 +69,13 @@ class SafetensorsFile {
   // tensor of shape box.sizes. `entry` must be one of tensors(). Throws std::invalid_argument on a box outside the
   // tensor, and on data that its dtype cannot hold (a bool that is neither 0 nor 1); std::runtime_error when reading
   // fails.
-  at::Tensor read_box(const TensorEntry& entry, const TensorBox& box) const;
+  //
+  // With a device other than the CPU the tensor is there, and is copied in parts while the next ones are read: see
+  // TwoBuffers.
+  at::Tensor read_box(const TensorEntry& entry, const TensorBox& box, c10::Device device = at::kCPU) const;
   at::Tensor read(const TensorEntry& entry) const { return read_box(entry, whole_box(entry.shape)); }
   // Reads the bytes of `runs`, and no others, one run after the other into a 1-D tensor. Throws as read_box does.
-  at::Tensor read_runs(const TensorEntry& entry, const ElementRuns& runs) const;
+  at::Tensor read_runs(const TensorEntry& entry, const ElementRuns& runs, c10::Device device = at::kCPU) const;
 
   // Returns the bytes of data read so far, without the header; with checksums, the bytes of the blocks read so far.
   int64_t bytes_read() const { return reader_.bytes_read() - (reader_.verifies() ? 0 : data_start_); }
@@ -82,6 +85,9 @@ class SafetensorsFile {
   std::string fingerprint() const;
 
  private:
+  // Reads `count` bytes, from byte `position` on, of the runs put one after the other.
+  void read_bytes(const TensorEntry& entry, const ElementRuns& runs, int64_t position, int64_t count, char* to) const;
+
   mutable BlockReader reader_;  // it counts and keeps blocks
   SafetensorsHeader header_;
   std::map<std::string_view, std::size_t, std::less<>> by_name_;

@@ -22,6 +22,7 @@
 #include "tessera/dtensor/io/state_writer.h"
 #include "tessera/dtensor/io/strict_json.h"
 #include "tessera/dtensor/io/training_state.h"
+#include "tessera/dtensor/io/two_buffers.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/error_text.h"
@@ -105,7 +106,10 @@ class HeldValues {
         std::memcpy(copy.mutable_data_ptr(), share.bytes.const_data_ptr(),
                     static_cast<std::size_t>(share.place.bytes()));
       } else {
-        copy.copy_(share.bytes);
+        auto* const to = static_cast<char*>(copy.mutable_data_ptr());
+        write_from_device(share.bytes, [&](const char* from, int64_t position, int64_t count) {
+          std::memcpy(to + position, from, static_cast<std::size_t>(count));
+        });
       }
       begin += aligned(share.place.bytes());
       share.bytes = copy;
@@ -181,7 +185,7 @@ void TrainingStateSaver::Impl::prepare_folder(const TrainingState& state) {
   create_files(job.new_folder->path(), job.files);
 }
 
-// Finds this rank's bytes. With `hold`, copies them.
+// Finds this rank's bytes. With `hold`, and from a GPU, copies them to the host.
 void TrainingStateSaver::Impl::find_shares(bool hold) {
   for (TensorToWrite& item : layout.tensors) {
     find_share(item, job.rank == job.ranks.front());
@@ -191,7 +195,7 @@ void TrainingStateSaver::Impl::find_shares(bool hold) {
     job.shares.push_back({std::move(item), std::move(values)});
   }
   layout = {};
-  if (hold) {
+  if (hold || !mesh->device().is_cpu()) {
     held.hold(job.shares);
   } else {
     for (ShareToWrite& share : job.shares) share.bytes = share.bytes.cpu();

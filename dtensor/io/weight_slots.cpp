@@ -220,22 +220,32 @@ void check_unexpected(const Checkpoint& checkpoint, const LoadOptions& options, 
   }
 }
 
-at::Tensor read_block(const WeightBlock& block, const Checkpoint& checkpoint) {
-  return arranged(block, checkpoint.read_runs(block.file_name, runs_of(block)));
+at::Tensor read_block(const WeightBlock& block, const Checkpoint& checkpoint, c10::Device device) {
+  return arranged(block, checkpoint.read_runs(block.file_name, runs_of(block), device));
+}
+
+// Returns where a box is read to. What waits until all ranks have read waits in the host's memory; a box with values
+// that the rank does not hold is packed there, so that a GPU has no memory for those.
+c10::Device device_of_box(const WeightSlot& slot, const LoadOptions& options) {
+  const at::Tensor& target = slot.target;
+  const bool whole = at::IntArrayRef(slot.plan.shape) ==
+                     (is_dtensor(target) ? at::IntArrayRef(spec_of(target).local_sizes) : target.sizes());
+  return options.in_place && whole ? target.device() : c10::Device(at::kCPU);
 }
 
 // Reads the box of a tensor that this rank fills. A piece of several blocks gets the module's dtype, since the blocks
 // may be of different ones.
-at::Tensor read_box(const WeightSlot& slot, const Checkpoint& checkpoint) {
+at::Tensor read_box(const WeightSlot& slot, const Checkpoint& checkpoint, c10::Device device) {
   const std::vector<WeightBlock>& blocks = slot.plan.blocks;
-  if (blocks.size() == 1) return read_block(blocks.front(), checkpoint);
-  const at::Tensor box = at::empty(slot.plan.shape, at::TensorOptions().dtype(slot.target.scalar_type()));
+  if (blocks.size() == 1) return read_block(blocks.front(), checkpoint, device);
+  const at::Tensor box =
+      at::empty(slot.plan.shape, at::TensorOptions().dtype(slot.target.scalar_type()).device(device));
   for (const WeightBlock& block : blocks) {
     at::Tensor part = box;
     for (std::size_t d = 0; d < block.box.sizes.size(); ++d) {
       part = part.narrow(static_cast<int64_t>(d), block.box.offsets[d], block.box.sizes[d]);
     }
-    part.copy_(read_block(block, checkpoint));
+    part.copy_(read_block(block, checkpoint, device));
   }
   return box;
 }
@@ -270,7 +280,7 @@ void read_weights(std::vector<WeightSlot>& slots, const Checkpoint& checkpoint, 
   for (const WeightSlot& slot : slots) total += slot.bytes;
   int64_t done = 0;
   for (WeightSlot& slot : slots) {
-    slot.piece = held_part(slot.target, read_box(slot, checkpoint));
+    slot.piece = held_part(slot.target, read_box(slot, checkpoint, device_of_box(slot, options)));
     if (options.in_place) {
       write_piece(slot.target, slot.piece);
       slot.piece.reset();

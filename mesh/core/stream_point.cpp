@@ -33,4 +33,15 @@ void StreamPoint::keep(const at::Tensor& tensor) const {
   if (mine != mark_->stream) guard.recordDataPtrOnStream(tensor.storage().data_ptr(), mine);
 }
 
+void StreamPoint::finish() const {
+  if (mark_) mark_->event.synchronize();
+}
+
+SideStream::SideStream(c10::Device device) {
+  if (device.is_cpu()) return;
+  const StreamPoint before = StreamPoint::here(device);
+  guard_.emplace(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device));
+  before.wait();
+}
+
 }  // namespace tessera

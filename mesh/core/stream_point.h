@@ -1,9 +1,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/StreamGuard.h>
 
 namespace tessera {
 
@@ -21,12 +23,27 @@ class StreamPoint {
   // When `tensor`'s memory is freed, keeps it from being given out again before the calling thread's current stream has
   // done the work that it has been given by then. Needed where that stream is not the mark's.
   void keep(const at::Tensor& tensor) const;
+  // Blocks the host until the marked work is done.
+  void finish() const;
 
  private:
   struct Mark;
   explicit StreamPoint(std::shared_ptr<const Mark> mark) : mark_(std::move(mark)) {}
 
   std::shared_ptr<const Mark> mark_;  // null on the CPU
+};
+
+// While it lives, the calling thread gives its work for the device to a stream of LibTorch's pool, which waits for what
+// the thread had queued before. Whoever makes one waits for that work (StreamPoint::finish) before its end. On the CPU
+// it does nothing.
+class SideStream {
+ public:
+  explicit SideStream(c10::Device device);
+  SideStream(const SideStream&) = delete;
+  SideStream& operator=(const SideStream&) = delete;
+
+ private:
+  std::optional<c10::StreamGuard> guard_;  // empty on the CPU
 };
 
 }  // namespace tessera

@@ -33,7 +33,8 @@ std::string text_of(const fs::path& file) {
 bool waits(const std::string& line) {
   static const std::regex kDefinition(R"(^StreamPoint StreamPoint::here)");
   static const std::regex kWait(
-      R"(StreamPoint::here\(|event\.(record|block)\(|recordDataPtrOnStream\(|synchronize(Device|Stream|Event)\(|)"
+      R"(StreamPoint::here\(|event\.(record|block|synchronize)\(|recordDataPtrOnStream\(|)"
+      R"(synchronize(Device|Stream|Event)\(|point\.finish\(|)"
       R"((\.|->)wait\(\)|joined\S*\.keep\(|keep\(round|moved = moved|set_multithreading_enabled\(|\.setDevice\()");
   return std::regex_search(line, kWait) && !std::regex_search(line, kDefinition);
 }
