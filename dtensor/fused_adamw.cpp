@@ -1,5 +1,6 @@
 #include "tessera/dtensor/fused_adamw.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -51,12 +52,13 @@ void check_parameters(const std::vector<at::Tensor>& parameters) {
 
 // Checks that `optimizer` has the `count` parameters of which `ours` are the addresses.
 void check_same_parameters(const torch::optim::AdamW& optimizer, const std::set<const void*>& ours, const char* op) {
-  std::size_t count = 0, known = 0;
+  std::set<const void*> theirs;
   for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
-    count += group.params().size();
-    for (const at::Tensor& p : group.params()) known += ours.count(p.unsafeGetTensorImpl());
+    for (const at::Tensor& p : group.params()) theirs.insert(p.unsafeGetTensorImpl());
   }
-  if (count == ours.size() && known == count) return;
+  if (theirs == ours) return;
+  const std::size_t count = theirs.size();
+  const auto known = std::ranges::count_if(theirs, [&](const void* each) { return ours.contains(each); });
   throw std::invalid_argument(fmt::format(
       "FusedAdamW::{}: the optimizer has {} parameters, of which {} are among the {} here; make it from the "
       "same tensors, after parallelize_module",
@@ -75,6 +77,20 @@ const torch::optim::AdamWOptions& only_options(const torch::optim::AdamW& optimi
                     i));
   }
   return first;
+}
+
+// Checks that each state of `optimizer` has the tensors that a step with its options would have made.
+void check_states(const torch::optim::AdamW& optimizer, bool amsgrad) {
+  for (const auto& [parameter, each] : optimizer.state()) {
+    const auto& state = static_cast<const torch::optim::AdamWParamState&>(*each);
+    if (state.exp_avg().defined() && state.exp_avg_sq().defined() && (!amsgrad || state.max_exp_avg_sq().defined())) {
+      continue;
+    }
+    throw std::invalid_argument(
+        "FusedAdamW::take_state: the optimizer lacks a moment of a parameter: its options, such as amsgrad, are not "
+        "those "
+        "of its steps; give it the options that it had when it made its state");
+  }
 }
 
 }  // namespace
@@ -190,6 +206,7 @@ void FusedAdamW::take_state(const torch::optim::AdamW& optimizer) {
         fmt::format("FusedAdamW::take_state: amsgrad is {} in the optimizer and {} here; make both alike",
                     theirs.amsgrad(), options_.amsgrad));
   }
+  check_states(optimizer, options_.amsgrad);
   const at::NoGradGuard no_grad;
   options_ = {.lr = theirs.lr(),
               .beta1 = std::get<0>(theirs.betas()),

@@ -20,8 +20,11 @@ filegroup(
 )
 """
 
+_MISSING = """{} is missing, so the GPU's kernels are left out. To have them, run tools/setup and tools/setup --cuda and
+then bazel shutdown, so that the next build looks again; or set CUDA_HOME to a CUDA 13 toolkit."""
+
 def _packaged_nvcc(repository_ctx):
-    """The words that begin a command of the package's nvcc, or None where the package is missing.
+    """Returns the words that begin a command of the package's nvcc, or None where it or tools/setup's is missing.
 
     The package has neither CUDA's headers nor its libraries: the environment of tools/setup has them, though not under
     the name by which a program is linked with libcudart.
@@ -48,8 +51,10 @@ def _packaged_nvcc(repository_ctx):
     ]
 
 def _cuda_compiler_impl(repository_ctx):
-    home = repository_ctx.os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    installed = repository_ctx.path(home + "/bin/nvcc")
+    home = repository_ctx.os.environ.get("CUDA_HOME")
+    installed = repository_ctx.path((home or "/usr/local/cuda") + "/bin/nvcc")
+    if home and not installed.exists:
+        fail("CUDA_HOME={} has no bin/nvcc: correct or unset it".format(home))
     command = [str(installed)] if installed.exists else _packaged_nvcc(repository_ctx)
     if command:
         # Its version in the script makes another compiler compile anew.
@@ -58,7 +63,7 @@ def _cuda_compiler_impl(repository_ctx):
         repository_ctx.file("nvcc", "#!/bin/sh\n# {}\nexec {} \"$@\"\n".format(version, words), executable = True)
     else:
         # buildifier: disable=print
-        print("{} is missing, so the GPU's kernels are left out: run tools/setup --cuda, or set CUDA_HOME to a CUDA 13 toolkit".format(installed))
+        print(_MISSING.format(installed))
         repository_ctx.file("nvcc", "#!/bin/sh\necho \"there is no nvcc\" >&2\nexit 1\n", executable = True)
     repository_ctx.file("BUILD.bazel", _BUILD.format(
         kernels = repr(["@tessera//gpu_kernels:libtessera_gpu.so"] if command else []),

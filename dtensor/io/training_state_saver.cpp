@@ -185,7 +185,8 @@ void TrainingStateSaver::Impl::prepare_folder(const TrainingState& state) {
   create_files(job.new_folder->path(), job.files);
 }
 
-// Finds this rank's bytes. With `hold`, and from a GPU, copies them to the host.
+// Finds this rank's bytes. With `hold`, and from a GPU, copies them to the host; with `hold` the memory is kept for the
+// next save.
 void TrainingStateSaver::Impl::find_shares(bool hold) {
   for (TensorToWrite& item : layout.tensors) {
     find_share(item, job.rank == job.ranks.front());
@@ -195,8 +196,10 @@ void TrainingStateSaver::Impl::find_shares(bool hold) {
     job.shares.push_back({std::move(item), std::move(values)});
   }
   layout = {};
-  if (hold || !mesh->device().is_cpu()) {
+  if (hold) {
     held.hold(job.shares);
+  } else if (!mesh->device().is_cpu()) {
+    HeldValues().hold(job.shares);
   } else {
     for (ShareToWrite& share : job.shares) share.bytes = share.bytes.cpu();
   }

@@ -39,7 +39,7 @@ class TwoBuffers {
   std::array<at::Tensor, 2> buffers_;
 };
 
-// The size of each buffer that the two functions below use for larger tensors.
+// Is the size of each buffer that the two functions below use for larger tensors.
 inline constexpr int64_t kBufferBytes = int64_t{16} << 20;
 
 // Makes a flat tensor of `bytes` on a device other than the CPU. What `fill` writes is copied to it on a stream of its

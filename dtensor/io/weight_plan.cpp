@@ -334,4 +334,8 @@ at::Tensor arranged(const WeightBlock& block, const at::Tensor& packed) {
   return packed.view(sizes).permute(order).reshape(block.box.sizes);
 }
 
+bool in_file_order(const WeightBlock& block) {
+  return std::ranges::is_sorted(sorted_loops(block), {}, &NumberedLoop::number);
+}
+
 }  // namespace tessera

@@ -47,5 +47,7 @@ ElementRuns runs_of(const WeightBlock& block);
 // Returns the elements of runs_of(), which `packed` has in the file's order, as a tensor of box.sizes; it may share
 // storage with `packed`.
 at::Tensor arranged(const WeightBlock& block, const at::Tensor& packed);
+// Says whether the file has the block's elements in the order of the box, so that arranged() shares storage.
+bool in_file_order(const WeightBlock& block);
 
 }  // namespace tessera

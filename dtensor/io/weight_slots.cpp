@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/io/name_pattern.h"
 #include "tessera/dtensor/io/strict_json.h"
 
@@ -220,17 +221,21 @@ void check_unexpected(const Checkpoint& checkpoint, const LoadOptions& options, 
   }
 }
 
-at::Tensor read_block(const WeightBlock& block, const Checkpoint& checkpoint, c10::Device device) {
+at::Tensor read_block(const WeightBlock& block, const Checkpoint& checkpoint, c10::Device device = at::kCPU) {
   return arranged(block, checkpoint.read_runs(block.file_name, runs_of(block), device));
 }
 
-// Returns where a box is read to. What waits until all ranks have read waits in the host's memory; a box with values
-// that the rank does not hold is packed there, so that a GPU has no memory for those.
-c10::Device device_of_box(const WeightSlot& slot, const LoadOptions& options) {
+// Returns where a box is read to. What waits until all ranks have read waits in the host's memory. A box that is to be
+// arranged, converted, or freed of values that the rank does not hold is read there too, so that a GPU has memory for
+// one piece beside the module's and no more.
+c10::Device device_of_box(const WeightSlot& slot, const Checkpoint& checkpoint, const LoadOptions& options) {
   const at::Tensor& target = slot.target;
-  const bool whole = at::IntArrayRef(slot.plan.shape) ==
-                     (is_dtensor(target) ? at::IntArrayRef(spec_of(target).local_sizes) : target.sizes());
-  return options.in_place && whole ? target.device() : c10::Device(at::kCPU);
+  const std::vector<WeightBlock>& blocks = slot.plan.blocks;
+  const bool as_it_is = blocks.size() == 1 && in_file_order(blocks.front()) &&
+                        checkpoint.find(blocks.front().file_name)->dtype == target.scalar_type() &&
+                        at::IntArrayRef(slot.plan.shape) ==
+                            (is_dtensor(target) ? at::IntArrayRef(spec_of(target).local_sizes) : target.sizes());
+  return options.in_place && as_it_is ? target.device() : c10::Device(at::kCPU);
 }
 
 // Reads the box of a tensor that this rank fills. A piece of several blocks gets the module's dtype, since the blocks
@@ -238,14 +243,13 @@ c10::Device device_of_box(const WeightSlot& slot, const LoadOptions& options) {
 at::Tensor read_box(const WeightSlot& slot, const Checkpoint& checkpoint, c10::Device device) {
   const std::vector<WeightBlock>& blocks = slot.plan.blocks;
   if (blocks.size() == 1) return read_block(blocks.front(), checkpoint, device);
-  const at::Tensor box =
-      at::empty(slot.plan.shape, at::TensorOptions().dtype(slot.target.scalar_type()).device(device));
+  const at::Tensor box = at::empty(slot.plan.shape, at::TensorOptions().dtype(slot.target.scalar_type()));
   for (const WeightBlock& block : blocks) {
     at::Tensor part = box;
     for (std::size_t d = 0; d < block.box.sizes.size(); ++d) {
       part = part.narrow(static_cast<int64_t>(d), block.box.offsets[d], block.box.sizes[d]);
     }
-    part.copy_(read_block(block, checkpoint, device));
+    part.copy_(read_block(block, checkpoint));
   }
   return box;
 }
@@ -280,7 +284,7 @@ void read_weights(std::vector<WeightSlot>& slots, const Checkpoint& checkpoint, 
   for (const WeightSlot& slot : slots) total += slot.bytes;
   int64_t done = 0;
   for (WeightSlot& slot : slots) {
-    slot.piece = held_part(slot.target, read_box(slot, checkpoint, device_of_box(slot, options)));
+    slot.piece = held_part(slot.target, read_box(slot, checkpoint, device_of_box(slot, checkpoint, options)));
     if (options.in_place) {
       write_piece(slot.target, slot.piece);
       slot.piece.reset();

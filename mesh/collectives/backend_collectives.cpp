@@ -1,6 +1,7 @@
 #include "tessera/mesh/collectives/backend_collectives.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <stdexcept>
 #include <utility>
@@ -80,11 +81,14 @@ void start_one(const CollectiveCall& call, Works& works, const Start& start) {
 
 bool over_nccl(const CollectiveCall& call) { return call.group()->getBackendName() == "nccl"; }
 
-// Only NCCL is told that the caller waits at once: other groups do the same in both cases.
+// Only NCCL is told that the caller waits at once: other groups do the same in both cases. Where the user makes the
+// host wait for each collective, it needs a work to wait for, with its time limit.
 template <typename Options>
 Options options_for(const CollectiveCall& call) {
   Options options;
-  if (over_nccl(call)) options.asyncOp = call.wait_time == WaitTime::kLater;
+  if (over_nccl(call) && std::getenv("TORCH_NCCL_BLOCKING_WAIT") == nullptr) {
+    options.asyncOp = call.wait_time == WaitTime::kLater;
+  }
   return options;
 }
 
@@ -245,7 +249,8 @@ BackendWork gather(const CollectiveCall& call, const at::Tensor& given, const Co
   } else {
     std::vector<std::vector<at::Tensor>> slots = {to.split_with_sizes(bytes())};
     std::vector<at::Tensor> pieces = {from};
-    start_one(call, out.works, [&](c10d::Backend& group) { return group.allgather(slots, pieces, options); });
+    // NCCL's group makes broadcasts of it, of which its watchdog sees the end on the group's own stream alone.
+    start_one(call, out.works, [&](c10d::Backend& group) { return group.allgather(slots, pieces); });
   }
   return on_mesh_device(call, std::move(out));
 }

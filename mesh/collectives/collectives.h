@@ -56,7 +56,7 @@ void barrier(const DeviceMesh& mesh, int64_t mesh_dim);
 
 // These start the collectives above without waiting: wait() returns the result. The arguments must not change until
 // then. With `owned`, start_all_reduce reduces `input` in place if its dtype allows it. With WaitTime::kAtOnce, which
-// is faster on a GPU, the caller does nothing before it waits but start further collectives.
+// is faster on a GPU, the caller waits with the same current stream, and gains nothing from work before that.
 PendingCollective start_all_gather(const at::Tensor& input, const std::vector<int64_t>& counts, const DeviceMesh& mesh,
                                    int64_t mesh_dim, WaitTime wait_time = WaitTime::kLater);
 PendingCollective start_all_reduce(const at::Tensor& input, const DeviceMesh& mesh, int64_t mesh_dim, ReduceOp op,

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-// One round of an all-to-all: the coordinates in [send_begin, send_end) to which a rank sends, and those in
-// [receive_begin, receive_end) from which it receives, in one group of operations.
+// Is one round of an all-to-all: a rank sends to the coordinates in [send_begin, send_end) and receives from those in
+// [receive_begin, receive_end), in one group of operations.
 struct ExchangeRound {
   int64_t send_begin;
   int64_t send_end;

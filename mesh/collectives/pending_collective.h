@@ -6,9 +6,10 @@
 
 namespace tessera {
 
-// Says when the caller waits for a collective that it starts: after other work, or at once, before it gives the device
-// any other work. A collective over NCCL runs on the group's own stream in the first case, and on the calling thread's
-// current stream in the second, which then need not wait for another one. Ranks need not agree on it.
+// Says when the caller waits for a collective that it starts: after other work, or at once, with the same current
+// stream as at the start. A collective over NCCL runs on the group's own stream in the first case. In the second it
+// runs on the current stream, which then need not wait for another one; on any other stream its values are not ready.
+// Ranks need not agree on it.
 enum class WaitTime { kLater, kAtOnce };
 
 // Stands for a collective that this rank has started; wait() returns its result. Other collectives may be started

@@ -145,6 +145,14 @@ TESSERA_RANKS_TEST_CASE("FusedAdamW refuses the state of other parameters and of
   check_refused([&] { fused.take_state(other); }, "has 2 parameters, of which 1 are among the 2 here; make it from");
   torch::optim::AdamW large(std::vector<at::Tensor>{x, y}, torch::optim::AdamWOptions().amsgrad(true));
   check_refused([&] { fused.take_state(large); }, "amsgrad is true in the optimizer and false here; make both alike");
+  torch::optim::AdamW twice(std::vector<at::Tensor>{x, x});
+  check_refused([&] { fused.take_state(twice); }, "has 1 parameters, of which 1 are among the 2 here");
+  torch::optim::AdamW changed(std::vector<at::Tensor>{x, y});
+  for (const at::Tensor& each : {x, y}) each.mutable_grad() = at::ones_like(each);
+  changed.step();
+  dynamic_cast<torch::optim::AdamWOptions&>(changed.param_groups()[0].options()).amsgrad(true);
+  FusedAdamW with_largest({x, y}, {.amsgrad = true});
+  check_refused([&] { with_largest.take_state(changed); }, "the optimizer lacks a moment of a parameter");
   torch::optim::AdamW two({torch::optim::OptimizerParamGroup({x}), torch::optim::OptimizerParamGroup({y})});
   dynamic_cast<torch::optim::AdamWOptions&>(two.param_groups()[1].options()).lr(0.5);
   check_refused([&] { fused.take_state(two); }, "group 1 of the optimizer has other options than group 0");
