@@ -50,19 +50,18 @@ void check_parameters(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-// Checks that `optimizer` has the `count` parameters of which `ours` are the addresses.
+// Checks that `optimizer` has the parameters whose addresses are `ours`, and no others.
 void check_same_parameters(const torch::optim::AdamW& optimizer, const std::set<const void*>& ours, const char* op) {
   std::set<const void*> theirs;
   for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
     for (const at::Tensor& p : group.params()) theirs.insert(p.unsafeGetTensorImpl());
   }
   if (theirs == ours) return;
-  const std::size_t count = theirs.size();
   const auto known = std::ranges::count_if(theirs, [&](const void* each) { return ours.contains(each); });
   throw std::invalid_argument(fmt::format(
       "FusedAdamW::{}: the optimizer has {} parameters, of which {} are among the {} here; make it from the "
       "same tensors, after parallelize_module",
-      op, count, known, ours.size()));
+      op, theirs.size(), known, ours.size()));
 }
 
 // Returns the options that all groups of `optimizer` have.
@@ -88,8 +87,7 @@ void check_states(const torch::optim::AdamW& optimizer, bool amsgrad) {
     }
     throw std::invalid_argument(
         "FusedAdamW::take_state: the optimizer lacks a moment of a parameter: its options, such as amsgrad, are not "
-        "those "
-        "of its steps; give it the options that it had when it made its state");
+        "those of its steps; give it the options that it had when it made its state");
   }
 }
 

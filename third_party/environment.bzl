@@ -2,39 +2,34 @@
 
 ENVIRON = ["XDG_CACHE_HOME", "HOME"]
 
-def environment_folder(repository_ctx):
-    """The folder in which tools/setup puts the environment; it need not be there."""
-    environ = repository_ctx.os.environ
-    requirements = repository_ctx.path(Label("//tools:requirements.txt"))
-    result = repository_ctx.execute(["sha256sum", str(requirements)])
-    if result.return_code != 0:
-        fail("sha256sum {}: {}".format(requirements, result.stderr))
-    cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME", "") + "/.cache")
-    return repository_ctx.path("{}/tessera/{}".format(cache, result.stdout[:16]))
-
-def full_environment_folder(repository_ctx):
-    """The folder in which tools/setup --full puts its environment; it need not be there."""
-    files = [str(repository_ctx.path(Label("//tools:" + name))) for name in ["requirements.txt", "requirements_full.txt"]]
+def _key(repository_ctx, *names):
+    """The letters by which tools/setup names the environment that these files of tools/ describe."""
+    files = [str(repository_ctx.path(Label("//tools:" + name))) for name in names]
     result = repository_ctx.execute(["sh", "-c", "cat \"$@\" | sha256sum", "sh"] + files)
     if result.return_code != 0:
         fail("sha256sum {}: {}".format(files, result.stderr))
-    return environment_folder(repository_ctx).dirname.get_child("full-" + result.stdout[:16])
+    return result.stdout[:16]
+
+def environment_folder(repository_ctx):
+    """The folder in which tools/setup puts the environment; it need not be there."""
+    environ = repository_ctx.os.environ
+    cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME", "") + "/.cache")
+    return repository_ctx.path("{}/tessera/{}".format(cache, _key(repository_ctx, "requirements.txt")))
+
+def full_environment_folder(repository_ctx):
+    """The folder in which tools/setup --full puts its environment; it need not be there."""
+    key = _key(repository_ctx, "requirements.txt", "requirements_full.txt")
+    return environment_folder(repository_ctx).dirname.get_child("full-" + key)
 
 def docs_environment_folder(repository_ctx):
     """The folder in which tools/setup --docs puts its environment; it need not be there."""
-    file = str(repository_ctx.path(Label("//tools:requirements_docs.txt")))
-    result = repository_ctx.execute(["sha256sum", file])
-    if result.return_code != 0:
-        fail("sha256sum {}: {}".format(file, result.stderr))
-    return environment_folder(repository_ctx).dirname.get_child("docs-" + result.stdout[:16])
+    key = _key(repository_ctx, "requirements_docs.txt")
+    return environment_folder(repository_ctx).dirname.get_child("docs-" + key)
 
 def cuda_environment_folder(repository_ctx):
     """The folder in which tools/setup --cuda puts its environment; it need not be there."""
-    file = str(repository_ctx.path(Label("//tools:requirements_cuda.txt")))
-    result = repository_ctx.execute(["sha256sum", file])
-    if result.return_code != 0:
-        fail("sha256sum {}: {}".format(file, result.stderr))
-    return environment_folder(repository_ctx).dirname.get_child("cuda-" + result.stdout[:16])
+    key = _key(repository_ctx, "requirements_cuda.txt")
+    return environment_folder(repository_ctx).dirname.get_child("cuda-" + key)
 
 def python_packages(repository_ctx, environment = None):
     """The site-packages of an environment, tools/setup's own if none is given; None where it is missing."""

@@ -1,7 +1,6 @@
 // Tests that files get the values that ranks have queued on streams of their own, and that a device gets those of
 // files, through buffers that are used again.
 
-#include <optional>
 #include <string>
 #include <vector>
 

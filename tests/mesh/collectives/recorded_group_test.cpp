@@ -70,7 +70,7 @@ class RecordingBackend : public c10d::Backend {
     if (sum(send) != input.numel() || sum(receive) != output.numel()) {
       throw std::invalid_argument("the counts do not add up to the sizes of the tensors");
     }
-    // What each rank gets says which part of the output it is.
+    // Each part of the output is filled with the number of the rank that it comes from.
     int64_t offset = 0;
     for (std::size_t from = 0; from < receive.size(); ++from) {
       output.narrow(0, offset, receive[from]).fill_(static_cast<int64_t>(from % 251));
