@@ -2,7 +2,6 @@
 
 #include <cstdlib>
 #include <regex>
-#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -45,15 +44,6 @@ std::vector<fs::path> files_of(const fs::path& folder) {
     if (entry.is_regular_file() && !entry.is_symlink()) files.push_back(entry.path());
   }
   return files;
-}
-
-// Returns the headers that are included in angle brackets, or in quotes.
-std::vector<std::string> included(const fs::path& header, const char* pattern) {
-  const std::string text = read_text(header);
-  const std::regex include(pattern);
-  std::vector<std::string> found;
-  for (std::sregex_iterator it(text.begin(), text.end(), include), end; it != end; ++it) found.push_back((*it)[1]);
-  return found;
 }
 
 // Makes a source tree with tools/install in it, and stand-ins for what that calls: tools/setup, and a Bazel that has
@@ -160,27 +150,6 @@ TEST_CASE("install: no file has a path of the machine where it was built, and no
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(installation.prefix())) {
     if (entry.is_symlink()) CHECK_MESSAGE(fs::read_symlink(entry.path()).is_relative(), entry.path().string());
   }
-}
-
-TEST_CASE("install: headers include LibTorch, the standard library and each other, and nothing that is missing") {
-  const Installation installation;
-  const fs::path include = installation.prefix() / "include";
-  const std::set<std::string> others = {"ATen", "c10", "torch"};
-  int headers = 0;
-  for (const fs::path& header : files_of(include)) {
-    ++headers;
-    for (const std::string& name : included(header, "#include \"([^\"]+)\"")) {
-      const std::string message = header.string() + " includes " + name + ", which is not installed";
-      CHECK_MESSAGE(fs::exists(include / name), message);
-    }
-    const bool is_harness = header.string().find("/tests/harness/") != std::string::npos;
-    for (const std::string& name : included(header, "#include <([^>]+/[^>]+)>")) {
-      const std::string owner = name.substr(0, name.find('/'));
-      const std::string message = header.string() + " includes " + name;
-      CHECK_MESSAGE((others.contains(owner) || owner == "sys" || (is_harness && owner == "doctest")), message);
-    }
-  }
-  CHECK(headers > 100);
 }
 
 TEST_CASE("install: one program can include all headers, without warnings") {

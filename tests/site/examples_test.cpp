@@ -2,6 +2,7 @@
 // stands for code that is added here. site_test fails where an example is missing here.
 
 #include <atomic>
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -19,7 +20,9 @@
 #include "tessera/dtensor/dispatch/explain_op.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/explain.h"
+#include "tessera/dtensor/fused_adamw.h"
 #include "tessera/dtensor/gradient_buckets.h"
+#include "tessera/dtensor/io/training_state.h"
 #include "tessera/dtensor/loss_scaler.h"
 #include "tessera/dtensor/measured_costs.h"
 #include "tessera/inspect/visualize.h"
@@ -33,6 +36,7 @@
 #include "tessera/styles/style.h"
 #include "tessera/tests/docs/mlp.h"
 #include "tessera/tests/harness/ranks.h"
+#include "tessera/tools/launcher/private_folder.h"
 
 namespace {
 
@@ -236,6 +240,20 @@ TEST_CASE("examples: a loss is scaled") {
     scaler.update();
     // clang-format on
     CHECK(scaler.state().scale > 0);
+  });
+}
+
+TEST_CASE("examples: the state of FusedAdamW is saved") {
+  const tessera::PrivateFolder private_folder;
+  on_two_ranks([&](const DeviceMesh& mesh) {
+    const std::string folder = private_folder.path() + "/state";
+    torch::nn::Linear model(4, 4);
+    const std::vector<at::Tensor> parameters = model->parameters();
+    FusedAdamW fused(parameters);
+    torch::optim::AdamW files(parameters);
+    fused.give_state(files);
+    save_training_state({.mesh = mesh, .model = *model, .optimizer = &files}, folder);
+    CHECK(std::filesystem::exists(folder));
   });
 }
 

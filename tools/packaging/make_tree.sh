@@ -3,6 +3,7 @@
 # file, where @version@ stands for that variable of FACTS. Each library gets the links that linkers and loaders look
 # for. All may read what is in it, and it has no entry for the folder to which it is unpacked.
 set -euo pipefail
+shopt -s nullglob
 out=$1 manifest=$2
 source "$3"
 
