@@ -169,6 +169,11 @@ TensorBox held_box(const at::Tensor& tensor, const std::string& name) {
   return box;
 }
 
+bool box_has_gaps(const at::Tensor& tensor) {
+  return is_dtensor(tensor) &&
+         std::ranges::any_of(spec_of(tensor).tile, [](const Intervals& part) { return part.size() > 1; });
+}
+
 at::Tensor held_part(const at::Tensor& tensor, const at::Tensor& box_values) {
   if (!is_dtensor(tensor)) return box_values;
   Tile places;

@@ -49,6 +49,8 @@ void save_tensors(const std::vector<SavedTensor>& tensors, const std::vector<Dev
 // Returns the smallest box around this rank's part of `tensor` (all of a plain tensor). Requires is_held(tensor).
 // `name` is for messages: throws std::invalid_argument on a Partial, whose terms no file holds.
 TensorBox held_box(const at::Tensor& tensor, const std::string& name);
+// Says whether held_box() has values that this rank does not hold, between its own.
+bool box_has_gaps(const at::Tensor& tensor);
 // Returns those of the box's values that this rank holds.
 at::Tensor held_part(const at::Tensor& tensor, const at::Tensor& box_values);
 // Says whether this rank holds a part of `tensor`: false outside its mesh.

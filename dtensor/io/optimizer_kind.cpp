@@ -82,9 +82,8 @@ at::Tensor read_like(const Checkpoint& checkpoint, const std::string& name, cons
     local = checkpoint.read_box(name, whole_box(shape), mesh.device());
   } else {
     // A part with gaps is packed in the host's memory, so that the GPU never holds what lies in them.
-    const TensorBox box = held_box(parameter, name);
-    const bool gaps = at::IntArrayRef(box.sizes) != at::IntArrayRef(spec_of(parameter).local_sizes);
-    local = held_part(parameter, checkpoint.read_box(name, box, gaps ? c10::Device(at::kCPU) : mesh.device()));
+    const c10::Device device = box_has_gaps(parameter) ? c10::Device(at::kCPU) : mesh.device();
+    local = held_part(parameter, checkpoint.read_box(name, held_box(parameter, name), device));
   }
   return from_local(local.to(mesh.device()), mesh, placements, {.shape = shape});
 }

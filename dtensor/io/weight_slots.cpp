@@ -233,8 +233,7 @@ c10::Device device_of_box(const WeightSlot& slot, const Checkpoint& checkpoint, 
   const std::vector<WeightBlock>& blocks = slot.plan.blocks;
   const bool as_it_is = blocks.size() == 1 && in_file_order(blocks.front()) &&
                         checkpoint.find(blocks.front().file_name)->dtype == target.scalar_type() &&
-                        at::IntArrayRef(slot.plan.shape) ==
-                            (is_dtensor(target) ? at::IntArrayRef(spec_of(target).local_sizes) : target.sizes());
+                        !box_has_gaps(target);
   return options.in_place && as_it_is ? target.device() : c10::Device(at::kCPU);
 }
 
