@@ -45,7 +45,9 @@ cudaError_t start(void (*kernel)(Parameters...), int64_t wanted, void* stream, A
   if (const cudaError_t error = limit_blocks(wanted, config.gridDim); error != cudaSuccess) return error;
   config.blockDim = dim3(kThreads);
   config.stream = static_cast<cudaStream_t>(stream);
-  return cudaLaunchKernelEx(&config, kernel, static_cast<Arguments&&>(arguments)...);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, static_cast<Arguments&&>(arguments)...);
+  // CUDA also keeps the error, which LibTorch would find after its next kernel and take for that one's.
+  return error == cudaSuccess ? error : cudaGetLastError();
 }
 
 // Returns how many blocks have a thread for each of `items`.

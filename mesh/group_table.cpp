@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <exception>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -15,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/mesh/backends/nccl_group.h"
+#include "tessera/mesh/backends/orderly_end.h"
 #include "tessera/mesh/core/within.h"
 #include "tessera/mesh/watched_store.h"
 
@@ -44,8 +46,24 @@ std::string suffix_of(const GroupOptions& options) {
 GroupTable::GroupTable(Options options) : options_(std::move(options)) {}
 
 GroupTable::~GroupTable() {
+  // The watch goes on meanwhile, so that the loss of a rank ends the wait for what it does not send any more.
+  end_each(&OrderlyEnd::drain);
   end_watch();
+  end_each(&OrderlyEnd::end);
   if (options_.board->failed()) skip_mpi_end();
+}
+
+void GroupTable::end_each(void (OrderlyEnd::*step)()) noexcept {
+  for (const auto& [key, group] : groups_) {
+    auto* const orderly = dynamic_cast<OrderlyEnd*>(group.backend.get());
+    if (orderly == nullptr) continue;
+    if (options_.board->failed()) return;
+    try {
+      (orderly->*step)();
+    } catch (const std::exception& error) {
+      spdlog::debug("rank {}: ending a group: {}", options_.rank, error.what());
+    }
+  }
 }
 
 GroupOptions GroupTable::normalized(GroupOptions options, c10::DeviceType device) const {

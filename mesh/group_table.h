@@ -20,6 +20,8 @@
 
 namespace tessera {
 
+class OrderlyEnd;
+
 // Makes and keeps the process groups of one World. A watch thread checks a few times per second whether the job has
 // failed on another rank; if so it closes the groups, so that ranks that wait for this one stop waiting.
 //
@@ -84,6 +86,8 @@ class GroupTable {
   static BackendGroup make_in_time(const GroupRequest& request, BackendGroup (*make_group)(const GroupRequest&));
   GroupRequest request(const std::string& prefix, const std::vector<int64_t>& ranks, const GroupOptions& options,
                        c10::DeviceType device) const;
+  // Calls a function of each group that ends in order, unless the job has failed.
+  void end_each(void (OrderlyEnd::*step)()) noexcept;
   void start_watch(const std::vector<int64_t>& ranks);
   void close_after_failure(const std::stop_token& stop);
 

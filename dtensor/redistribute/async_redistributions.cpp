@@ -32,6 +32,7 @@ AsyncRedistributions::AsyncRedistributions(const DeviceMesh& mesh, std::vector<I
     starting.push_back({routes_[i].get(), std::move(items[i].piece), items[i].owned, items[i].may_share});
   }
   execution_.emplace(mesh_, std::move(starting), WaitTime::kLater);
+  if (!mesh_.world().is_fake()) queued_ = StreamPoint::here(mesh_.device());
 }
 
 void AsyncRedistributions::forbid_writes(const at::Tensor& tensor) {
@@ -44,11 +45,14 @@ void AsyncRedistributions::finish() {
   const c10::InferenceMode mode(inference_);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const World::Scope scope(mesh_.world(), op_.c_str(), &path_);
+  // All memory is that of the stream of the start.
+  const StreamOfPoint stream(queued_);
   execution_->finish();
   for (std::size_t i = 0; i < routes_.size(); ++i) {
     pieces_.push_back(unaliased(execution_->piece(i), execution_->given(i), execution_->owned(i)));
   }
   execution_.reset();
+  if (!mesh_.world().is_fake()) queued_ = StreamPoint::here(mesh_.device());
   check_unwritten();
 }
 
@@ -76,6 +80,8 @@ void AsyncRedistributions::deliver(std::size_t i, at::Tensor& piece, std::atomic
     throw;
   }
   finished_ = true;
+  queued_.wait();
+  queued_.keep(pieces_[i]);
   piece = std::move(pieces_[i]);
   undelivered = false;
 }

@@ -14,6 +14,7 @@
 #include "tessera/dtensor/core/async_pieces.h"
 #include "tessera/dtensor/redistribute/route.h"
 #include "tessera/dtensor/redistribute/route_execution.h"
+#include "tessera/mesh/core/stream_point.h"
 
 namespace tessera {
 
@@ -34,8 +35,8 @@ class AsyncRedistributions final : public AsyncPieces {
 
   // Stores item i's redistributed piece in `piece`, if it is still `undelivered`; it is row-major and shares no storage
   // with the piece that was given. The first call finishes all redistributions, so every rank must make it. Any thread
-  // that may communicate can call it; on CUDA, it must use the stream in which the redistributions were started. Throws
-  // as redistribute does, and the same exception again on later calls.
+  // that may communicate can call it, on any stream: the current one waits for the result. Throws as redistribute does,
+  // and the same exception again on later calls.
   void deliver(std::size_t i, at::Tensor& piece, std::atomic<bool>& undelivered) override;
 
   // Makes deliver() throw std::runtime_error if `tensor` is written between this call and the end of the
@@ -58,6 +59,7 @@ class AsyncRedistributions final : public AsyncPieces {
   const std::vector<RoutePtr> routes_;
   std::optional<RouteExecution> execution_;  // empty once it is finished
   std::vector<at::Tensor> pieces_;           // the results, once it is finished
+  StreamPoint queued_;                       // what has been queued: the start, then the end
   std::vector<UnwrittenTensor> unwritten_;
 
   std::mutex mutex_;

@@ -14,6 +14,7 @@
 #include <fmt/ranges.h>
 
 #include "tessera/mesh/core/in_memory.h"
+#include "tessera/mesh/core/wire.h"
 
 namespace tessera {
 namespace {
@@ -125,8 +126,7 @@ at::Tensor reduced_for(const std::vector<CollectiveArguments>& all, std::size_t 
   }
   at::Tensor sum = as_tensor(first).clone(at::MemoryFormat::Contiguous);
   for (std::size_t i = 1; i < all.size(); ++i) add_in(sum, as_tensor(buffer_for(all[i], taker)), op);
-  if (op == RedOp::AVG) sum.div_(static_cast<int64_t>(all.size()));
-  return sum;
+  return op == RedOp::AVG ? divide_by_count(sum, static_cast<int64_t>(all.size())) : sum;
 }
 
 void carry_out_reduction(const std::vector<CollectiveArguments>& all, RedOp op) {

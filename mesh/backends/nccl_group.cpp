@@ -3,14 +3,20 @@
 #include <stdexcept>
 
 #ifdef USE_C10D_NCCL
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <utility>
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
 #include <spdlog/spdlog.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "tessera/mesh/backends/orderly_end.h"
+#include "tessera/mesh/core/within.h"
 #endif
 
 namespace tessera {
@@ -32,14 +38,33 @@ void keep_the_process() {
   }
 }
 
+// The destructor of LibTorch's class aborts what the GPU has not done yet, and thereby what other ranks wait for.
+class NcclGroup final : public c10d::ProcessGroupNCCL, public OrderlyEnd {
+ public:
+  NcclGroup(const GroupRequest& request, c10::Device device, c10::intrusive_ptr<Options> options)
+      : ProcessGroupNCCL(request.store, request.rank, request.size, std::move(options)),
+        device_(device),
+        limit_(request.timeout) {}
+
+  void drain() override { c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index()); }
+  void end() override {
+    const auto self = c10::intrusive_ptr<NcclGroup>::unsafe_reclaim_from_nonowning(this);
+    within(limit_, "ending an NCCL group", [self] { self->shutdown(); });
+  }
+
+ private:
+  const c10::Device device_;
+  const std::chrono::milliseconds limit_;
+};
+
 }  // namespace
 
 BackendGroup make_nccl_group(const GroupRequest& request) {
   keep_the_process();
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = request.timeout;
-  auto nccl = c10::make_intrusive<c10d::ProcessGroupNCCL>(request.store, request.rank, request.size, options);
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(request.device_index));
+  const auto nccl = c10::make_intrusive<NcclGroup>(request, device, options);
   nccl->setBoundDeviceId(device);
   try {
     nccl->eagerConnectSingleDevice(device);

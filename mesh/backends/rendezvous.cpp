@@ -25,10 +25,6 @@ using Raise = std::function<void()>;
 
 void closed() { throw std::runtime_error("the group was closed"); }
 
-Raise mismatched(const std::string& text) {
-  return [text] { throw MismatchError(text); };
-}
-
 Raise has_left(const std::vector<int64_t>& ranks) {
   const std::string text =
       fmt::format("ranks [{}] have left the group: the body of such a rank has returned, or its World is gone",
@@ -45,12 +41,15 @@ void keep(const std::vector<CollectiveArguments>& arguments, const std::vector<S
   }
 }
 
-// Runs `body` and returns a function that throws its error again, or nullptr.
+// Runs `body` and returns a function that throws its error again, or nullptr. All that may throw once an event is
+// running belongs into `body`: ranks wait for the end of that event without a limit.
 template <typename Body>
 Raise error_of(const Body& body) {
   try {
     body();
     return nullptr;
+  } catch (const MismatchError& error) {
+    return [text = std::string(error.what())] { throw MismatchError(text); };
   } catch (const std::exception& error) {
     return [text = error_text(error)] { throw std::runtime_error(text); };
   }
@@ -120,16 +119,17 @@ Rendezvous::EventPtr Rendezvous::join(int rank, CollectiveArguments arguments) {
 }
 
 void Rendezvous::run(Round& round) {
-  const std::string difference = mismatch(round.arguments, ranks_);
-  const Raise raise =
-      difference.empty()
-          ? error_of([&] {
-              for (const StreamPoint& joined : round.joined) joined.wait();
-              keep(round.arguments, round.joined);
-              carry_out(round.arguments);
-            })
-          : mismatched(fmt::format("the ranks disagree on collective {} of their group: {}", round.number, difference));
-  const StreamPoint moved = StreamPoint::here(device_);
+  StreamPoint moved;
+  const Raise raise = error_of([&] {
+    if (const std::string difference = mismatch(round.arguments, ranks_); !difference.empty()) {
+      throw MismatchError(
+          fmt::format("the ranks disagree on collective {} of their group: {}", round.number, difference));
+    }
+    for (const StreamPoint& joined : round.joined) joined.wait();
+    keep(round.arguments, round.joined);
+    carry_out(round.arguments);
+    moved = StreamPoint::here(device_);
+  });
   const std::lock_guard lock(mutex_);
   round.arguments.clear();
   round.moved = moved;
@@ -173,17 +173,18 @@ Rendezvous::EventPtr Rendezvous::post(const Address& address, Half half, Buffer 
 }
 
 void Rendezvous::deliver(Message& sent, Message& expected) {
-  const std::string difference = misfit(sent.buffer, expected.buffer);
-  const auto [from, to, tag] = sent.address;
-  const auto copy = [&] {
+  StreamPoint moved;
+  const Raise raise = error_of([&] {
+    if (const std::string difference = misfit(sent.buffer, expected.buffer); !difference.empty()) {
+      const auto [from, to, tag] = sent.address;
+      throw MismatchError(
+          fmt::format("rank {} sends rank {} with tag {} {}", job_rank(from), job_rank(to), tag, difference));
+    }
     for (const Message* message : {&sent, &expected}) message->joined.wait();
     for (const Message* message : {&sent, &expected}) message->joined.keep(message->buffer.tensor);
     copy_buffer(sent.buffer, expected.buffer);
-  };
-  const Raise raise = difference.empty() ? error_of(copy)
-                                         : mismatched(fmt::format("rank {} sends rank {} with tag {} {}",
-                                                                  job_rank(from), job_rank(to), tag, difference));
-  const StreamPoint moved = StreamPoint::here(device_);
+    moved = StreamPoint::here(device_);
+  });
   const std::lock_guard lock(mutex_);
   for (Message* message : {&sent, &expected}) {
     message->buffer = {};

@@ -4,11 +4,13 @@
 #include <cstdlib>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "tessera/mesh/collectives/exchange_rounds.h"
 #include "tessera/mesh/collectives/gloo_choice.h"
@@ -81,12 +83,20 @@ void start_one(const CollectiveCall& call, Works& works, const Start& start) {
 
 bool over_nccl(const CollectiveCall& call) { return call.group()->getBackendName() == "nccl"; }
 
-// Only NCCL is told that the caller waits at once: other groups do the same in both cases. Where the user makes the
-// host wait for each collective, it needs a work to wait for, with its time limit.
+// Says whether the user makes the host wait for each collective over NCCL, by either of the names that LibTorch reads.
+bool host_waits_for_nccl() {
+  static const std::vector<std::string> kNames = {"TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"};
+  const bool is_set =
+      std::ranges::any_of(kNames, [](const auto& name) { return std::getenv(name.c_str()) != nullptr; });
+  return is_set && c10d::getCvarBool(kNames, false);
+}
+
+// Only NCCL is told that the caller waits at once: other groups do the same in both cases. Where the host waits for
+// each collective, it needs a work to wait for, with its time limit.
 template <typename Options>
 Options options_for(const CollectiveCall& call) {
   Options options;
-  if (over_nccl(call) && std::getenv("TORCH_NCCL_BLOCKING_WAIT") == nullptr) {
+  if (over_nccl(call) && !host_waits_for_nccl()) {
     options.asyncOp = call.wait_time == WaitTime::kLater;
   }
   return options;
@@ -183,8 +193,9 @@ bool averages_itself(const CollectiveCall& call, const at::Tensor& terms) {
 }
 
 void divide_mean(const CollectiveCall& call, BackendWork& sum, ReduceOp op) {
-  if (op == ReduceOp::kAvg && !averages_itself(call, sum.output))
-    sum.then([n = call.n()](at::Tensor output) { return output.div_(n); });
+  if (op == ReduceOp::kAvg && !averages_itself(call, sum.output)) {
+    sum.then([n = call.n()](at::Tensor output) { return divide_by_count(std::move(output), n); });
+  }
 }
 
 at::Tensor as_reals(const at::Tensor& tensor) { return tensor.is_complex() ? at::view_as_real(tensor) : tensor; }

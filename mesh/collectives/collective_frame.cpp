@@ -16,6 +16,7 @@
 #include "tessera/mesh/core/deferred_tensor.h"
 #include "tessera/mesh/core/error_text.h"
 #include "tessera/mesh/core/mismatch.h"
+#include "tessera/mesh/core/stream_point.h"
 #include "tessera/mesh/recorder.h"
 
 namespace tessera {
@@ -68,19 +69,27 @@ struct PendingCollective::Work {
   CollectiveCall call;
   std::string op;  // the operator that started it
   BackendWork backend_work;
-  uint64_t record = 0;  // the sequence of its record; 0: it has none
+  uint64_t record = 0;     // the sequence of its record; 0: it has none
+  StreamPoint begun = {};  // where its memory was taken, if it may be waited for on another stream
 
   void wait() const {
     Recorder& recorder = call.mesh.world().recorder();
     recorder.wait_begins(record);
     try {
       for (const auto& work : backend_work.works) work->wait();
+      keep_memory();
       recorder.end(record);
     } catch (const MismatchError&) {
       throw;  // every rank throws it, so no rank was lost
     } catch (const std::exception& error) {
       call.mesh.world().rethrow_collective_failure(call.text(op.c_str()), call.mesh.group_ranks(call.mesh_dim), error);
     }
+  }
+
+  // The stream of the start would else give the memory out again while the current one uses it.
+  void keep_memory() const {
+    begun.keep(backend_work.output);
+    begun.keep(backend_work.input);
   }
 };
 
@@ -108,6 +117,7 @@ PendingCollective::~PendingCollective() {
   if (!work_) return;
   try {
     for (const auto& work : work_->backend_work.works) work->wait();
+    work_->keep_memory();
     work_->call.mesh.world().recorder().end(work_->record);
   } catch (const std::exception& error) {
     spdlog::debug("a collective that nobody waited for: {}", error_text(error));
@@ -138,9 +148,12 @@ PendingCollective start_call(const CollectiveCall& call, int64_t bytes, const In
   const uint64_t record = report(call, bytes);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   check(call, intent);
-  BackendWork backend_work = failing(call, world.current_op(), begin);
-  return PendingCollective(std::make_unique<PendingCollective::Work>(PendingCollective::Work{
-      .call = call, .op = world.current_op(), .backend_work = std::move(backend_work), .record = record}));
+  PendingCollective::Work work{.call = call,
+                               .op = world.current_op(),
+                               .backend_work = failing(call, world.current_op(), begin),
+                               .record = record};
+  if (call.wait_time == WaitTime::kLater && !world.is_fake()) work.begun = StreamPoint::here(call.mesh.device());
+  return PendingCollective(std::make_unique<PendingCollective::Work>(std::move(work)));
 }
 
 at::Tensor run_call(const DeviceMesh& mesh, int64_t mesh_dim, c10::function_ref<PendingCollective()> start) {

@@ -37,6 +37,10 @@ void StreamPoint::finish() const {
   if (mark_) mark_->event.synchronize();
 }
 
+StreamOfPoint::StreamOfPoint(const StreamPoint& point) {
+  if (point.mark_) guard_.emplace(point.mark_->stream);
+}
+
 SideStream::SideStream(c10::Device device) {
   if (device.is_cpu()) return;
   const StreamPoint before = StreamPoint::here(device);

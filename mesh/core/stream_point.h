@@ -27,10 +27,23 @@ class StreamPoint {
   void finish() const;
 
  private:
+  friend class StreamOfPoint;
   struct Mark;
   explicit StreamPoint(std::shared_ptr<const Mark> mark) : mark_(std::move(mark)) {}
 
   std::shared_ptr<const Mark> mark_;  // null on the CPU
+};
+
+// While it lives, the calling thread gives its work to the stream of the mark, wherever the mark stands in it. On the
+// CPU it does nothing.
+class StreamOfPoint {
+ public:
+  explicit StreamOfPoint(const StreamPoint& point);
+  StreamOfPoint(const StreamOfPoint&) = delete;
+  StreamOfPoint& operator=(const StreamOfPoint&) = delete;
+
+ private:
+  std::optional<c10::StreamGuard> guard_;  // empty on the CPU
 };
 
 // While it lives, the calling thread gives its work for the device to a stream of LibTorch's pool, which waits for what

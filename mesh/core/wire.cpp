@@ -13,6 +13,7 @@
 #include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/bitwise_right_shift.h>
 #include <ATen/ops/bitwise_xor.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/prod.h>
@@ -147,13 +148,19 @@ void sum_rows(const at::Tensor& rows, at::Tensor& out) {
   }
 }
 
+at::Tensor divide_by_count(at::Tensor sum, int64_t count) {
+  // 16-bit numbers are divided in float32 and rounded once in either way, and could not hold every count.
+  const bool by_tensor = !sum.is_cpu() && sum.element_size() >= 4;
+  return by_tensor ? sum.div_(at::full({}, count, sum.options())) : sum.div_(count);
+}
+
 at::Tensor reduce_rows(const at::Tensor& rows, ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg: {
       at::Tensor out = reused_empty(rows.sizes().slice(1), rows.options());
       sum_rows(rows, out);
-      return op == ReduceOp::kAvg ? out.div_(rows.size(0)) : out;
+      return op == ReduceOp::kAvg ? divide_by_count(out, rows.size(0)) : out;
     }
     case ReduceOp::kMax: return at::amax(rows, {0});
     case ReduceOp::kMin: return at::amin(rows, {0});

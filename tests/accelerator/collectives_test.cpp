@@ -123,6 +123,21 @@ TESSERA_RANKS_TEST_CASE("collectives that are started together give what they gi
   }
 }
 
+TESSERA_RANKS_TEST_CASE("a collective may be waited for on another stream, whose work keeps the result", {2, 4}) {
+  const DeviceMesh mesh = tp_line();
+  const OwnStream stream;
+  for (int round = 0; round < kRounds; ++round) {
+    PendingCollective summed = start_all_reduce(mine(3, 4), mesh, 0, ReduceOp::kSum);
+    PendingCollective gathered = start_all_gather(mine(1, rank() + 1).flatten(), uneven(), mesh, 0);
+    const OwnStream other(1);
+    // Each result is dropped at once.
+    const at::Tensor sum = summed.wait() * 2;
+    const at::Tensor rows = gathered.wait() * 2;
+    CHECK(same_values(sum, sum_of_ranks(3, 4) * 2));
+    CHECK(same_values(rows, uneven_pieces() * 2));
+  }
+}
+
 TESSERA_RANKS_TEST_CASE("an input may be overwritten as soon as its collective has been waited for", {2, 4}) {
   const DeviceMesh mesh = tp_line();
   const OwnStream stream;

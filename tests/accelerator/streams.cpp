@@ -9,14 +9,14 @@
 namespace tessera::testing {
 namespace {
 
-c10::Stream stream_of_rank() {
+c10::Stream stream_of_rank(int64_t number) {
   const c10::Device here(device().type(), 0);
-  return c10::Stream(c10::Stream::UNSAFE, here, 1 + rank());
+  return c10::Stream(c10::Stream::UNSAFE, here, 1 + number * world_size() + rank());
 }
 
 }  // namespace
 
-OwnStream::OwnStream() : guard_(stream_of_rank()) {}
+OwnStream::OwnStream(int64_t number) : guard_(stream_of_rank(number)) {}
 
 at::Tensor numbers_at_once(double first, int64_t rows, int64_t columns) {
   return at::arange(rows, at::kDouble).mul(10).unsqueeze(1) + at::arange(columns, at::kDouble) + first;

@@ -7,10 +7,11 @@
 
 namespace tessera::testing {
 
-// Makes the calling thread's current stream one that no other rank of the same test uses, as long as it exists.
+// Makes the calling thread's current stream one that no other rank of the same test uses, as long as it exists: for
+// each `number` another one.
 class OwnStream {
  public:
-  OwnStream();
+  explicit OwnStream(int64_t number = 0);
 
  private:
   c10::StreamGuard guard_;

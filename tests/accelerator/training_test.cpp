@@ -2,6 +2,7 @@
 // own whose work is done late.
 
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -86,6 +87,35 @@ TESSERA_RANKS_TEST_CASE("redistribution on streams of the ranks' own gives the s
       CHECK(worst(full_tensor(many[0]), numbers_at_once(3, 5, 7)) == 0);
       CHECK(worst(full_tensor(many[1]), numbers_at_once(4, 2, 3)) == 0);
     }
+  }
+}
+
+TESSERA_RANKS_TEST_CASE("asynchronous results may be read on other streams than that of the start", {2, 3}) {
+  const DeviceMesh mesh = tp_line();
+  const OwnStream stream;
+  for (int round = 0; round < kRounds; ++round) {
+    const double first = 100.0 * round;
+    std::vector<at::Tensor> results =
+        redistribute_many({late_spread(first, 6, 4, mesh, Shard(0)), late_spread(first + 50, 5, 3, mesh, Shard(0))},
+                          {{Replicate()}, {Replicate()}}, {.async = true});
+    at::Tensor doubled;
+    {
+      const OwnStream other(1);
+      // The result is dropped at once, while the other stream has not computed with it yet.
+      doubled = to_local(std::exchange(results[0], at::Tensor())) * 2;
+      const at::Tensor cpu = doubled.cpu();
+      CHECK(worst(cpu, numbers_at_once(first, 6, 4) * 2) == 0);
+    }
+    CHECK(worst(to_local(results[1]), numbers_at_once(first + 50, 5, 3)) == 0);
+
+    std::vector<at::Tensor> again =
+        redistribute_many({late_spread(first, 6, 4, mesh, Shard(0)), late_spread(first + 50, 5, 3, mesh, Shard(0))},
+                          {{Replicate()}, {Replicate()}}, {.async = true});
+    {
+      const OwnStream other(1);
+      doubled = to_local(again[0]) * 2;  // the other stream waits, and this one must too
+    }
+    CHECK(worst(to_local(again[1]), numbers_at_once(first + 50, 5, 3)) == 0);
   }
 }
 

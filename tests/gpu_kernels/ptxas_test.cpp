@@ -34,5 +34,6 @@ TEST_CASE("no kernel spills a register") {
     CHECK(between(line, "stack frame, ", ",") == "0 bytes spill stores");
   }
   CHECK(kernels["sm_80"] > 0);
+  CHECK(kernels["sm_75"] == kernels["sm_80"]);
   CHECK(kernels["sm_90a"] == kernels["sm_80"]);
 }

@@ -31,11 +31,11 @@ std::string text_of(const fs::path& file) {
 }
 
 bool waits(const std::string& line) {
-  static const std::regex kDefinition(R"(^StreamPoint StreamPoint::here)");
+  static const std::regex kDefinition(R"(^StreamPoint StreamPoint::here|^explicit StreamOfPoint)");
   static const std::regex kWait(
       R"(StreamPoint::here\(|event\.(record|block|synchronize)\(|recordDataPtrOnStream\(|)"
       R"(synchronize(Device|Stream|Event)\(|point\.finish\(|)"
-      R"((\.|->)wait\(\)|joined\S*\.keep\(|keep\(round|moved = moved|set_multithreading_enabled\(|\.setDevice\()");
+      R"((\.|->)wait\(\)|(joined\S*|begun|queued_)\.keep\(|StreamOfPoint \w+\(|keep_memory\(\);|keep\(round|moved = moved|set_multithreading_enabled\(|\.setDevice\()");
   return std::regex_search(line, kWait) && !std::regex_search(line, kDefinition);
 }
 

@@ -4,10 +4,13 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -18,6 +21,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "tessera/mesh/backends/backend_group.h"
+#include "tessera/mesh/backends/orderly_end.h"
 #include "tessera/mesh/collectives/collectives.h"
 #include "tessera/tests/harness/ranks.h"
 #include "tessera/tests/harness/refused.h"
@@ -50,6 +54,36 @@ class LateStore : public c10d::PrefixStore {
  private:
   bool one_is_done_ = false;
 };
+
+// Notes how it is ended.
+class NotedEnd : public c10d::Backend, public OrderlyEnd {
+ public:
+  NotedEnd(int rank, int size, std::string& note) : Backend(rank, size), note_(note) {}
+  const std::string getBackendName() const override { return "noted"; }
+  void drain() override { note_ += "drain "; }
+  void end() override { note_ += "end "; }
+
+ private:
+  std::string& note_;
+};
+
+// Returns what is noted of the groups of a world that ends after `body`.
+std::string end_of_world(const std::string& place, const std::function<void(World&)>& body) {
+  std::string note;
+  WorldOptions options;
+  options.rank = options.local_rank = world()->rank();
+  options.size = options.local_size = world()->size();
+  options.store = c10::make_intrusive<c10d::PrefixStore>(place, world()->store());
+  options.make_group = [&note](const GroupRequest& request) {
+    return BackendGroup{c10::make_intrusive<NotedEnd>(request.rank, request.size, note), [&note] { note += "close "; }};
+  };
+  {
+    const std::shared_ptr<World> own = World::create(std::move(options));
+    init_device_mesh("cpu", {world()->size()}, {"tp"}, own).group("tp");
+    body(*own);
+  }
+  return note;
+}
 
 // Makes a Gloo group of `ranks`, as a program would make its own.
 Group own_group(const Ints& ranks, const StorePtr& store) {
@@ -182,6 +216,11 @@ TESSERA_RANKS_TEST_CASE("a failure elsewhere ends a collective of a group that t
     check_refused<std::runtime_error>([&] { sum_of_ranks(mesh, 0); }, "rank 0 failed in loss: not a number");
   }
   CHECK(std::chrono::steady_clock::now() - start < 10s);
+}
+
+TESSERA_RANKS_TEST_CASE("a world that ends without a failure ends its groups in order", {2}) {
+  CHECK(end_of_world("in order", [](World&) {}) == "drain end ");
+  CHECK(end_of_world("failed", [](World& own) { own.fail("loss", "not a number"); }) == "close ");
 }
 
 // A rank that had its group before the others connected might leave, and they would see it as lost.
